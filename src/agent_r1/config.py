@@ -1,0 +1,394 @@
+"""One configuration: dataclasses whose fields document themselves, presets in YAML, overrides from the command line.
+
+Order, later wins:  defaults here  <-  presets/NAME.yaml  <-  its `ppo:` or `grpo:` section  <-  `section.key=value`.
+OmegaConf checks names and types; what it says is turned into one line that names the nearest valid key. `check`
+refuses what no run can do, with the remedy, before any minute is spent.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from agent_r1.errors import ConfigError
+
+
+@dataclass
+class DataConfig:
+    """Questions and their world (room 1)."""
+
+    name: str = "tinyhop"
+    """Which task. TinyHop is a synthetic world that is generated on the spot."""
+    train: int = 4000
+    """Questions to train on."""
+    val: int = 200
+    """Questions for the curve during training."""
+    test: int = 500
+    """Held-out questions for the evaluation before and after."""
+    entities: int = 600
+    """Entities in the training world; the val and test worlds are scaled to their number of questions."""
+    cold: int = 6000
+    """Questions for the cold start's demonstrations, from a world of their own; half of them are one-hop."""
+    cold_entities: int = 1800
+    """Entities in that world. Many, because copying is learnt from the variety of names."""
+    mix: dict[str, float] = field(
+        default_factory=lambda: {"1-hop": 0.2, "2-hop": 0.4, "3-hop": 0.2, "yes-no": 0.1, "which": 0.1}
+    )
+    """Share of each kind of question."""
+
+
+@dataclass
+class SearchConfig:
+    """Corpus to passages (room 2)."""
+
+    encoder: str = "ngram"
+    """`ngram` needs no download; anything else is a sentence-transformers model name such as BAAI/bge-small-en-v1.5."""
+    dim: int = 2048
+    """Width of the hashed n-gram vectors."""
+    top_k: int = 3
+    """Passages in one search result."""
+
+
+@dataclass
+class EnvConfig:
+    """What the agent lives in (rooms 3, 4 and 6)."""
+
+    name: str = "hermes"
+    """Environment by name; it is written into each row as `agent_name`."""
+    tools: list[str] = field(default_factory=lambda: ["search"])
+    """Tools by name."""
+    max_turns: int = 5
+    """Assistant turns in an episode, the answer included."""
+    max_tool_calls: int = 6
+    """Tool calls in an episode; one more ends it."""
+    max_invalid_calls: int = 2
+    """Invalid calls in a row that end an episode."""
+    tool_timeout_s: float = 10.0
+    """Deadline of one tool call, in seconds."""
+    tool_max_chars: int = 4000
+    """Longest text that a tool may put into the context."""
+    episode_timeout_s: float = 300.0
+    """Wall-clock budget of one episode, in seconds."""
+    format_penalty: float = 0.2
+    """Taken from the outcome when the episode did not end in a well-formed <answer>."""
+    call_reward: float = 0.0
+    """Process reward of a valid tool call (its negative for an invalid one); 0 is off."""
+
+
+@dataclass
+class ModelConfig:
+    """The policy. With `path` unset, a tiny Qwen2-architecture model is made from nothing."""
+
+    path: str | None = None
+    """A Hugging Face folder (Qwen2 architecture) instead of the tiny model."""
+    vocab_size: int = 1024
+    """Tokens of the local BPE, special tokens included."""
+    hidden_size: int = 128
+    layers: int = 2
+    heads: int = 4
+    kv_heads: int = 4
+    intermediate_size: int = 384
+    max_position: int = 1024
+
+
+@dataclass
+class ColdStartConfig:
+    """Behaviour cloning of an imperfect demonstrator, so that RL has something to reinforce (room 7)."""
+
+    copy_steps: int = 400
+    """Phase (a): optimiser steps on clean one-hop episodes; here the model learns to copy names that it has never seen."""
+    mix_steps: int = 400
+    """Phase (b): optimiser steps on the imperfect demonstrator's episodes."""
+    tokens_per_step: int = 2048
+    """Tokens in one optimiser step, padding excluded."""
+    lr: float = 3e-3
+    behaviours: dict[str, float] = field(
+        default_factory=lambda: {"good": 0.24, "stop_early": 0.38, "guess": 0.12, "bad_query": 0.18, "wrong_entity": 0.08}
+    )
+    """How often the demonstrator of phase (b) does what; the names are explained in training/cold_start.py."""
+
+
+@dataclass
+class RolloutConfig:
+    """How episodes are sampled (room 5)."""
+
+    prompts_per_step: int = 16
+    """Different questions in one RL step."""
+    samples_per_prompt: int = 8
+    """Episodes for each question: GRPO's group size. PPO works with 1."""
+    temperature: float = 1.0
+    top_p: float = 1.0
+    max_tokens_per_turn: int = 64
+    max_context: int = 512
+    """Tokens of a whole conversation."""
+    slots: int = 128
+    """Episodes that decode side by side (rows of the KV cache)."""
+
+
+@dataclass
+class AdvantageConfig:
+    """Credit assignment (training/advantages.py)."""
+
+    gamma: float = 1.0
+    """Discount per action token."""
+    lam: float = 1.0
+    """GAE's lambda."""
+    normalize_std: bool = True
+    """GRPO: divide by the group's standard deviation (False is Dr. GRPO). PPO: whiten advantages over the batch."""
+
+
+@dataclass
+class ActorConfig:
+    """The policy's update (training/losses.py)."""
+
+    lr: float = 3e-4
+    lr_final: float = 0.1
+    """The learning rate falls linearly to this share of `lr` at the last step."""
+    warmup_steps: int = 0
+    minibatches: int = 2
+    """Optimiser steps that one batch of trajectories is cut into."""
+    epochs: int = 1
+    """Passes over one batch of trajectories."""
+    clip_low: float = 0.2
+    """PPO's clip on the side where the ratio falls."""
+    clip_high: float = 0.28
+    """... and where it rises: higher, so that rare good tokens may grow (clip-higher, DAPO section 3.1)."""
+    clip_dual: float = 3.0
+    """Bound on the loss of a negative advantage (dual clip); at most 1 switches it off."""
+    loss_aggregation: str = "token-mean"
+    """token-mean | seq-mean-token-mean | seq-mean-token-sum | seq-mean-token-sum-norm."""
+    entropy_coef: float = 0.0
+    kl_coef: float = 0.0
+    """Weight of the KL to the model that RL started from; 0 needs no reference model."""
+    kl_estimator: str = "k3"
+    """k1 | k2 | k3 (Schulman, Approximating KL Divergence)."""
+    kl_in: str = "loss"
+    """`loss` adds a term to the loss, `reward` takes it from each action token's reward."""
+    grad_clip: float = 1.0
+    weight_decay: float = 0.0
+    mask_tool_tokens: bool = True
+    """False puts tool tokens into the policy loss: the ablation of docs/laptop.md, never what you want."""
+    ablation_normalizer: str = "masked"
+    """With mask_tool_tokens=false: `masked` divides by all tokens in the loss, `agent` by agent tokens only."""
+
+
+@dataclass
+class CriticConfig:
+    """The value model of PPO."""
+
+    lr: float = 1e-3
+    warmup_steps: int = 5
+    """RL steps in which only the critic learns, because early values are noise."""
+    value_clip: float = 0.5
+    """Values may move this far from the sampled ones within one batch."""
+    minibatches: int = 2
+    epochs: int = 1
+    grad_clip: float = 1.0
+
+
+@dataclass
+class TrainerConfig:
+    """The run."""
+
+    steps: int = 100
+    """RL steps."""
+    eval_every: int = 10
+    """Steps between evaluations on val (0: never)."""
+    save_every: int = 10
+    """Steps between checkpoints; the last step is always saved."""
+    keep_checkpoints: int = 2
+    """Older checkpoints are deleted."""
+    rollouts_every: int = 10
+    """Steps between dumps of full trajectories into rollouts/."""
+    loggers: list[str] = field(default_factory=list)
+    """Any of wandb, tensorboard. metrics.jsonl and the dashboard are always there."""
+    device: str = "auto"
+    """auto | cpu | cuda."""
+    dtype: str = "auto"
+    """auto (float32 on a CPU, bfloat16 on CUDA) | float32 | bfloat16."""
+    threads: int = 0
+    """CPU threads for PyTorch; 0 takes every core."""
+    micro_tokens: int = 8192
+    """Largest padded batch (rows x longest row) in one forward and backward pass."""
+
+
+@dataclass
+class Config:
+    """Everything a run depends on. `agent-r1 train --dry-run` prints it resolved."""
+
+    preset: str = "laptop"
+    algorithm: str = "ppo"
+    """grpo | ppo: estimator, critic and the preset's section of that name."""
+    engine: str = "local"
+    seed: int = 0
+    data: DataConfig = field(default_factory=DataConfig)
+    search: SearchConfig = field(default_factory=SearchConfig)
+    env: EnvConfig = field(default_factory=EnvConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    cold_start: ColdStartConfig = field(default_factory=ColdStartConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    advantage: AdvantageConfig = field(default_factory=AdvantageConfig)
+    actor: ActorConfig = field(default_factory=ActorConfig)
+    critic: CriticConfig = field(default_factory=CriticConfig)
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+
+
+ALGORITHMS = ("grpo", "ppo")
+ENGINES = ("local",)
+
+
+def preset_names() -> list[str]:
+    """Names that `--preset` accepts."""
+    return sorted(p.name.removesuffix(".yaml") for p in _preset_dir().iterdir() if p.name.endswith(".yaml"))
+
+
+def load_config(
+    preset: str, overrides: list[str] | None = None, *, algorithm: str | None = None, seed: int | None = None
+) -> Config:
+    """Resolve a configuration.
+
+    `overrides` are `section.key=value` strings; values are YAML. Raises ConfigError naming the key and its nearest match.
+    """
+    overrides = list(overrides or [])
+    if algorithm is not None:
+        overrides.append(f"algorithm={algorithm}")
+    if seed is not None:
+        overrides.append(f"seed={seed}")
+    path = _preset_dir() / f"{preset}.yaml"
+    if preset not in preset_names():
+        raise ConfigError(f"unknown preset {preset!r}{nearest(preset, preset_names())}; choose from {', '.join(preset_names())}")
+    for item in overrides:
+        if "=" not in item:
+            raise ConfigError(f"override {item!r} is not of the form section.key=value (for example trainer.steps=20)")
+    try:
+        base = OmegaConf.create(path.read_text())
+        per_algorithm = {name: base.pop(name, {}) for name in ALGORITHMS}
+        cli = OmegaConf.from_dotlist(overrides)
+        chosen = str(cli.get("algorithm", base.get("algorithm", Config.algorithm)))
+        merged = OmegaConf.merge(
+            OmegaConf.structured(Config), base, per_algorithm.get(chosen, {}), {"preset": preset}, cli
+        )
+        for layer in (base, per_algorithm.get(chosen, {}), cli):
+            _replace_tables(merged, layer)
+        config: Config = OmegaConf.to_object(merged)
+    except OmegaConfBaseException as error:
+        raise ConfigError(_explain(error)) from None
+    check(config)
+    return config
+
+
+def check(config: Config) -> None:
+    """Refuse what no run can do. Raises ConfigError with cause and remedy."""
+    if config.algorithm not in ALGORITHMS:
+        raise ConfigError(f"unknown algorithm {config.algorithm!r}{nearest(config.algorithm, ALGORITHMS)}; choose grpo or ppo")
+    if config.engine not in ENGINES:
+        raise ConfigError(f"unknown engine {config.engine!r}; choose from {', '.join(ENGINES)}")
+    r, a = config.rollout, config.actor
+    if config.algorithm == "grpo" and r.samples_per_prompt < 2:
+        raise ConfigError(
+            "grpo compares samples of one prompt and has nothing to learn from a group of one; "
+            "set rollout.samples_per_prompt to 2 or more, or use ppo"
+        )
+    batch = r.prompts_per_step * r.samples_per_prompt
+    for name, count in (("actor", a.minibatches), ("critic", config.critic.minibatches)):
+        if count < 1 or batch % count:
+            raise ConfigError(
+                f"a batch of {r.prompts_per_step} prompts x {r.samples_per_prompt} samples = {batch} trajectories does not "
+                f"divide into {name}.minibatches={count}; choose a divisor of {batch}"
+            )
+    if r.prompts_per_step > config.data.train:
+        raise ConfigError(
+            f"rollout.prompts_per_step={r.prompts_per_step} is more than data.train={config.data.train} questions; "
+            "generate more questions or take fewer per step"
+        )
+    if r.max_tokens_per_turn >= r.max_context:
+        raise ConfigError("rollout.max_tokens_per_turn must be smaller than rollout.max_context")
+    if config.model.path is None and r.max_context > config.model.max_position:
+        raise ConfigError(
+            f"rollout.max_context={r.max_context} is larger than the model's model.max_position={config.model.max_position}"
+        )
+    choices = {
+        "actor.loss_aggregation": (a.loss_aggregation, LOSS_AGGREGATIONS),
+        "actor.kl_estimator": (a.kl_estimator, KL_ESTIMATORS),
+        "actor.kl_in": (a.kl_in, ("loss", "reward")),
+        "actor.ablation_normalizer": (a.ablation_normalizer, ("masked", "agent")),
+        "trainer.device": (config.trainer.device, ("auto", "cpu", "cuda")),
+        "trainer.dtype": (config.trainer.dtype, ("auto", "float32", "bfloat16")),
+    }
+    for key, (value, allowed) in choices.items():
+        if value not in allowed:
+            raise ConfigError(f"{key}={value!r} is unknown{nearest(value, allowed)}; choose from {', '.join(allowed)}")
+    for logger in config.trainer.loggers:
+        if logger not in ("wandb", "tensorboard"):
+            raise ConfigError(f"trainer.loggers: unknown logger {logger!r}; choose from wandb, tensorboard")
+
+
+LOSS_AGGREGATIONS = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm")
+KL_ESTIMATORS = ("k1", "k2", "k3")
+
+
+def to_yaml(config: Config) -> str:
+    """The resolved configuration as YAML (what config.yaml of a run holds)."""
+    return OmegaConf.to_yaml(OmegaConf.structured(config))
+
+
+def from_yaml(path: Path) -> Config:
+    """Read a run's config.yaml back. Raises ConfigError when it is damaged or of another version."""
+    try:
+        config: Config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.load(path)))
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{path}: {_explain(error)}; was this run made by another version?") from None
+    except Exception as error:  # a YAML parser has many ways to fail on a damaged file
+        raise ConfigError(f"{path} cannot be read as YAML ({type(error).__name__}); delete the run or restore the file") from None
+    check(config)
+    return config
+
+
+def fingerprint(*parts: Any) -> str:
+    """Eight hex digits that change whenever any of the (JSON-able or dataclass) parts does."""
+    plain = [dataclasses.asdict(p) if dataclasses.is_dataclass(p) else p for p in parts]
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def _preset_dir():
+    return resources.files("agent_r1") / "presets"
+
+
+def _replace_tables(merged, layer) -> None:
+    """A free table (data.mix, cold_start.behaviours) replaces the one below it; merging would extend it."""
+    for section, key in (("data", "mix"), ("cold_start", "behaviours")):
+        table = OmegaConf.select(OmegaConf.create(layer), f"{section}.{key}")
+        if table is not None:
+            OmegaConf.update(merged, f"{section}.{key}", {k: float(v) for k, v in table.items()}, merge=False)
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """` (did you mean 'grpo'?)`, or nothing when no name is close. For the messages of ConfigError."""
+    close = difflib.get_close_matches(str(name), list(names), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def _explain(error: OmegaConfBaseException) -> str:
+    """One line from OmegaConf's several, with the nearest valid key where a key is unknown."""
+    first = str(error).strip().splitlines()[0]
+    key = getattr(error, "full_key", None)
+    if key and "not in" in first:
+        known = [f"{f.name}.{g.name}" for f in dataclasses.fields(Config) if f.name in _SECTIONS for g in dataclasses.fields(_SECTIONS[f.name])]
+        known += [f.name for f in dataclasses.fields(Config)]
+        return f"unknown configuration key {key!r}{nearest(key, known)}; `agent-r1 train --dry-run` lists all keys"
+    return f"configuration key {key!r}: {first}" if key else first
+
+
+_SECTIONS = {
+    f.name: f.default_factory for f in dataclasses.fields(Config) if f.default_factory is not dataclasses.MISSING
+}

@@ -1,0 +1,5 @@
+"""Room 1, data: questions become rows, and what there is to know becomes a corpus.
+
+Read `tinyhop.py` (a world made from nothing, and questions about it), then `tinyhop_build.py` (the files of a data set)
+and `rows.py` (how rows and passages lie on disk). Next comes room 2, `search/`, which makes the corpus findable.
+"""

@@ -1,0 +1,360 @@
+"""`agent-r1 doctor`: can this machine run the laptop preset, and if not, what to do about it.
+
+In: the machine. Out: a list of `Check`s, each with a remedy, and an exit code. It writes nothing that stays, sends
+nothing anywhere, and takes about as long as importing PyTorch.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from agent_r1.config import load_config
+from agent_r1.errors import ConfigError
+
+GIB = 1024**3
+NEEDED_MEMORY = 2 * GIB
+NEEDED_DISK = 2 * GIB
+PACKAGES = (
+    *("torch", "transformers", "tokenizers", "safetensors", "faiss-cpu", "numpy", "pyarrow"),
+    *("omegaconf", "pyyaml", "rich", "jinja2", "matplotlib"),
+)
+"""What the local loop imports; anything else is an extra."""
+PORTS = {8000: "the model server", 8100: "the search service"}
+
+
+@dataclass(frozen=True)
+class Check:
+    """One finding."""
+
+    name: str
+    status: Literal["ok", "warn", "fail"]
+    detail: str
+    """What was found."""
+    remedy: str = ""
+    """What to do about it; empty when nothing needs doing."""
+
+
+def run_checks(preset: str | None = None) -> list[Check]:
+    """Look at everything that a run depends on, and with `preset` also at what that preset asks for.
+
+    Never raises: a check that cannot find out says so.
+    """
+    checks = [
+        check_python(sys.version_info[:2]),
+        *check_packages(),
+        check_torch(),
+        check_cores(),
+        check_memory(available_memory()),
+        check_disk(Path("runs")),
+        check_writable("working directory", Path.cwd(), "go to a directory of yours, or make this one writable"),
+        check_temp(),
+        check_home(),
+        check_gpu(),
+        *(check_port(port, use) for port, use in PORTS.items()),
+    ]
+    if preset is not None:
+        checks.append(check_preset(preset))
+    return checks
+
+
+def print_checks(checks: list[Check], console: Console | None = None) -> int:
+    """Print `checks`, as a table on a terminal and as plain lines elsewhere.
+
+    The exit code is 1 if any failed; the last line on standard error is then the first failure and its remedy.
+    """
+    console = console or Console(highlight=False)
+    if console.is_terminal:
+        console.print(_table(checks))
+    else:
+        for check in checks:
+            remedy = f"  -> {check.remedy}" if check.remedy else ""
+            console.print(Text(f"{check.status:4}  {check.name}: {check.detail}{remedy}"), soft_wrap=True)
+    failed = next((check for check in checks if check.status == "fail"), None)
+    if failed is None:
+        return 0
+    console.file.flush()
+    print(f"{failed.name}: {failed.detail}; {failed.remedy}", file=sys.stderr)
+    return 1
+
+
+def _table(checks: list[Check]) -> Table:
+    marks = {"ok": ("✓", "green"), "warn": ("!", "yellow"), "fail": ("✗", "bold red")}
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for check in checks:
+        mark, style = marks[check.status]
+        detail = Text(check.detail)
+        if check.remedy:
+            detail.append(f"\n→ {check.remedy}", style=style)
+        table.add_row(Text(mark, style=style), Text(check.name, style="bold"), detail)
+    return table
+
+
+def describe_machine() -> str:
+    """The hardware in a few words, for a report: cores, processor, memory and GPU."""
+    memory = total_memory()
+    parts = [f"{cores()} core{'s' if cores() > 1 else ''} of {_processor()}"]
+    if memory:
+        parts.append(f"{memory / GIB:.0f} GB")
+    return ", ".join([*parts, *_gpus()])
+
+
+# ---------------------------------------------------------------------------------------------------- one by one
+
+
+def check_python(version: tuple[int, int]) -> Check:
+    text = ".".join(map(str, version))
+    if version < (3, 11):
+        return Check("python", "fail", text, "install Python 3.11 or 3.12 and make the virtual environment again")
+    if version > (3, 12):
+        return Check("python", "warn", f"{text} is newer than tested", "use Python 3.11 or 3.12 if something breaks")
+    return Check("python", "ok", text)
+
+
+def check_packages() -> list[Check]:
+    """One line if all is well; else a line for each package that is missing or not the pinned version."""
+    file = Path(__file__).parents[2] / "requirements" / "cpu.txt"
+    install = f"pip install -r {file}" if file.exists() else "install the project again (pip install -e .)"
+    pins = read_pins(file.read_text(encoding="utf-8")) if file.exists() else {}
+    checks = []
+    for name in PACKAGES:
+        have, want = _installed(name), pins.get(_canonical(name))
+        if have is None:
+            checks.append(Check(name, "fail", "is not installed", install))
+        elif want and not same_version(have, want):
+            checks.append(Check(name, "warn", f"{have} is installed, {want} is pinned", install))
+    against = "match requirements/cpu.txt" if pins else "are installed (no requirements/cpu.txt here to compare with)"
+    return checks or [Check("packages", "ok", f"all {len(PACKAGES)} {against}")]
+
+
+def read_pins(text: str) -> dict[str, str]:
+    """`name==version` lines of a requirements file; comments, options and unpinned lines are skipped."""
+    pins = re.findall(r"^[ \t]*([A-Za-z0-9][\w.-]*)(?:\[[^\]]*\])?[ \t]*==[ \t]*([^\s;#]+)", text, re.MULTILINE)
+    return {_canonical(name): version for name, version in pins}
+
+
+def same_version(have: str, want: str) -> bool:
+    """Equal, or equal up to a local part (`+cpu`) that the pin does not name."""
+    return have == want or ("+" not in want and have.split("+")[0] == want)
+
+
+def check_torch() -> Check:
+    try:
+        import torch
+
+        answer = (torch.ones(64, 64) @ torch.ones(64, 64)).sum().item()
+    except Exception as error:  # a broken installation fails in many ways: a missing library, a wrong architecture
+        detail = f"cannot be used ({type(error).__name__}: {_one_line(error)})"
+        return Check("torch works", "fail", detail, "install torch again, see requirements/cpu.txt")
+    if answer != 64**3:
+        return Check("torch works", "fail", f"a matrix product gave {answer}", "install another build of torch")
+    return Check("torch works", "ok", f"{torch.__version__}, {torch.get_num_threads()} threads")
+
+
+def check_cores() -> Check:
+    usable, seen = cores(), os.cpu_count() or 1
+    if usable < seen and not os.environ.get("OMP_NUM_THREADS"):
+        # PyTorch counts the machine's cores. With more threads than a container may run, they wait for one another.
+        return Check("cores", "warn", f"{usable} of {seen} may be used", f"add trainer.threads={usable} to the command")
+    return Check("cores", "ok", f"{usable}")
+
+
+def check_memory(free: int | None) -> Check:
+    if free is None:
+        return Check("memory", "warn", "cannot tell how much is free", f"see that {NEEDED_MEMORY // GIB} GB are")
+    detail = f"{free / GIB:.1f} GB free"
+    if free < NEEDED_MEMORY:
+        return Check("memory", "fail", detail, f"close programs until {NEEDED_MEMORY // GIB} GB are free")
+    return Check("memory", "ok", detail)
+
+
+def check_disk(runs: Path) -> Check:
+    place = runs.resolve()
+    while not place.exists():
+        place = place.parent
+    try:
+        free = shutil.disk_usage(place).free
+    except OSError as error:
+        return Check("disk", "warn", f"{place}: {error.strerror}", "see that 2 GB are free where runs/ goes")
+    detail = f"{free / GIB:.1f} GB free at {place}"
+    if free < NEEDED_DISK:
+        return Check("disk", "fail", detail, f"make {NEEDED_DISK // GIB} GB free, or start where there is more room")
+    return Check("disk", "ok", detail)
+
+
+def check_writable(name: str, directory: Path, remedy: str, status: Literal["warn", "fail"] = "fail") -> Check:
+    """Try it: permission bits do not tell about read-only mounts, full disks and quotas."""
+    try:
+        with tempfile.TemporaryFile(dir=directory):
+            return Check(name, "ok", f"{directory} is writable")
+    except OSError as error:
+        return Check(name, status, f"{directory}: {error.strerror}", remedy)
+
+
+def check_temp() -> Check:
+    remedy = "set TMPDIR to a directory that you may write"
+    try:
+        return check_writable("temporary directory", Path(tempfile.gettempdir()), remedy)
+    except FileNotFoundError:
+        return Check("temporary directory", "fail", "there is none that can be written", remedy)
+
+
+def check_home() -> Check:
+    """Libraries keep caches below the home directory. A read-only home is fine when they are told where else to go."""
+    needed = [name for name in ("HF_HOME", "MPLCONFIGDIR", "XDG_CACHE_HOME") if not os.environ.get(name)]
+    if not needed:
+        return Check("home", "ok", "caches go where HF_HOME, MPLCONFIGDIR and XDG_CACHE_HOME point")
+    remedy = f"set {' and '.join(needed)} to directories that you may write"
+    try:
+        return check_writable("home", Path.home(), remedy, status="warn")
+    except RuntimeError:
+        return Check("home", "warn", "there is no home directory", remedy)
+
+
+def check_gpu() -> Check:
+    gpus = _gpus()
+    if not gpus:
+        return Check("gpu", "ok", "none: the laptop preset needs none")
+    if not _torch_sees_gpu():
+        detail = f"{', '.join(gpus)}, which this torch cannot use"
+        return Check("gpu", "warn", detail, "install a CUDA build of torch, or go on without")
+    return Check("gpu", "ok", ", ".join(gpus))
+
+
+def check_port(port: int, use: str) -> Check:
+    name = f"port {port}"
+    with socket.socket() as server:
+        # As servers do: else a port would count as taken for a minute after its last user has gone.
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            server.bind(("127.0.0.1", port))
+        except OSError as error:
+            remedy = f"give {use} another port, or stop what uses this one"
+            return Check(name, "warn", error.strerror or "taken", remedy)
+    return Check(name, "ok", f"free for {use}")
+
+
+def check_preset(preset: str) -> Check:
+    """Does the preset exist, and is what it asks for here?"""
+    try:
+        config = load_config(preset)
+    except ConfigError as error:
+        return Check("preset", "fail", str(error), "name one of these with --preset")
+    if config.trainer.device == "cuda" and not _torch_sees_gpu():
+        return Check("preset", "fail", f"{preset} runs on a GPU and there is none", "use --preset laptop")
+    if config.model.path and not Path(config.model.path).is_dir():
+        return Check("preset", "fail", f"there is no model at {config.model.path}", "set model.path to a local folder")
+    return Check("preset", "ok", f"{preset} can run here")
+
+
+# ------------------------------------------------------------------------------------------------- the machine
+
+
+def cores() -> int:
+    """Cores that this process may use: affinity and the container's quota count, not only what is built in."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota, _, period = _read("/sys/fs/cgroup/cpu.max").partition(" ")
+    if quota.isdigit() and period.strip().isdigit():
+        count = min(count, max(1, round(int(quota) / int(period))))
+    return count
+
+
+def available_memory() -> int | None:
+    """Bytes that can still be used, by the machine's account and the container's; None if nobody says."""
+    amounts = [_meminfo("MemAvailable")]
+    limit, used = _read("/sys/fs/cgroup/memory.max").strip(), _read("/sys/fs/cgroup/memory.current").strip()
+    if limit.isdigit() and used.isdigit():
+        amounts.append(int(limit) - int(used) + _reclaimable())
+    known = [amount for amount in amounts if amount is not None]
+    return min(known) if known else total_memory()
+
+
+def total_memory() -> int | None:
+    """Bytes of memory in the machine or the container's limit; None where the system does not tell."""
+    try:
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):
+        return None
+    limit = _read("/sys/fs/cgroup/memory.max").strip()
+    return min(total, int(limit)) if limit.isdigit() else total
+
+
+def _reclaimable() -> int:
+    """File cache counts as used by a container, yet gives way to anyone who needs memory."""
+    match = re.search(r"^inactive_file (\d+)$", _read("/sys/fs/cgroup/memory.stat"), re.MULTILINE)
+    return int(match[1]) if match else 0
+
+
+def _meminfo(key: str) -> int | None:
+    match = re.search(rf"^{key}:\s+(\d+) kB", _read("/proc/meminfo"), re.MULTILINE)
+    return int(match[1]) * 1024 if match else None
+
+
+def _processor() -> str:
+    match = re.search(r"^model name\s*:\s*(.+)$", _read("/proc/cpuinfo"), re.MULTILINE)
+    return match[1].strip() if match else platform.processor() or platform.machine()
+
+
+def _gpus() -> list[str]:
+    """`name, memory, driver` of each NVIDIA GPU, as nvidia-smi tells it."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return []
+    query = [program, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=2, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return list(_gpu_lines(answer))
+
+
+def _gpu_lines(answer: str) -> Iterator[str]:
+    for line in answer.splitlines():
+        name, memory, driver = ([part.strip() for part in line.split(",")] + ["?", "?"])[:3]
+        yield f"{name}, {memory}, driver {driver}"
+
+
+def _torch_sees_gpu() -> bool:
+    try:
+        import torch
+    except (ImportError, OSError):
+        return False
+    return torch.cuda.is_available()
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _read(path: str) -> str:
+    """A file of /proc or /sys; empty on systems that have none."""
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:160]

@@ -1,0 +1,34 @@
+"""Room 4, env: what an agent lives in.
+
+An environment shows observations (chat messages), takes actions (the agent's turns) and pays rewards. `base.py` holds
+the interface `AgentEnv` and `BaseToolEnv`, the environment of everything that is driven by tool calls; `hermes.py`
+fills it in for `<tool_call>` and `<answer>` tags.
+
+To add an environment: write one class in one file and give it a name in `ENVIRONMENTS`; rows choose it by their
+`agent_name`. tests/test_env.py holds a worked example.
+"""
+
+from __future__ import annotations
+
+from agent_r1.config import EnvConfig, nearest
+from agent_r1.env.base import AgentEnv, BaseToolEnv, Outcome
+from agent_r1.env.hermes import HermesToolEnv
+from agent_r1.errors import ConfigError
+from agent_r1.rollout.types import Row
+from agent_r1.tool import BaseTool
+
+__all__ = ["ENVIRONMENTS", "AgentEnv", "BaseToolEnv", "HermesToolEnv", "Outcome", "make_env"]
+
+ENVIRONMENTS: dict[str, type[BaseToolEnv]] = {"hermes": HermesToolEnv}
+
+
+def make_env(row: Row, tools: dict[str, BaseTool], config: EnvConfig) -> AgentEnv:
+    """A fresh environment for one episode of `row`, with those of `tools` that the row asks for."""
+    name = row["agent_name"]
+    if name not in ENVIRONMENTS:
+        raise ConfigError(f"unknown environment {name!r}{nearest(name, ENVIRONMENTS)}; choose from {', '.join(ENVIRONMENTS)}")
+    wanted = (row.get("env_kwargs") or {}).get("tools") or list(tools)
+    missing = [tool for tool in wanted if tool not in tools]
+    if missing:
+        raise ConfigError(f"the row asks for tool {missing[0]!r}; add it to env.tools (now: {', '.join(tools)})")
+    return ENVIRONMENTS[name]({tool: tools[tool] for tool in wanted}, config)

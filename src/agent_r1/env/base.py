@@ -1,0 +1,126 @@
+"""The interface between an agent and its world, and the world of tool calls.
+
+In: the agent's turns. Out: observations and rewards. Next: `rollout/episode.py` drives it.
+
+    AgentEnv       reset(row) -> Observation, await step(action) -> StepResult, outcome(stop_reason) -> Outcome
+    BaseToolEnv    the step of a tool-calling agent, with four places to change it:
+                   extract_tool_calls, format_tool_response, stop, process_reward
+
+The outcome is asked for once, by the loop, however the episode ended: also when it was cut off after a tool result or
+by a full context. So a failed episode is always told from a good one, and its reward always has an action to sit on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+
+from agent_r1.config import EnvConfig
+from agent_r1.rollout.types import Action, Message, Observation, Row, StepResult, StopReason
+from agent_r1.tool.base import BaseTool, ToolCall, ToolErrorKind, ToolResult, call_tool
+
+INVALID = (ToolErrorKind.MALFORMED_CALL, ToolErrorKind.UNKNOWN_TOOL, ToolErrorKind.INVALID_ARGUMENTS)
+"""Errors that the agent made, as opposed to a tool that failed or was slow."""
+
+
+@dataclass
+class Outcome:
+    """What the whole episode was worth."""
+
+    reward: float = 0.0
+    parts: dict[str, float] = field(default_factory=dict)
+    """The summands of `reward` by name."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Measurements that are not paid for."""
+
+
+class AgentEnv(ABC):
+    """One episode's world. A fresh object for each episode; nothing is shared but the tools."""
+
+    @abstractmethod
+    def reset(self, row: Row) -> Observation:
+        """Begin: the first observation, with the schemas of the tools."""
+
+    @abstractmethod
+    async def step(self, action: Action) -> StepResult:
+        """Answer one turn of the agent. Must not raise on anything that a model can write."""
+
+    def outcome(self, stop_reason: StopReason) -> Outcome:
+        """The reward of the whole episode, beyond what `step` has paid. Called exactly once, at the end."""
+        return Outcome()
+
+
+class BaseToolEnv(AgentEnv):
+    """A conversation in which the agent calls tools until it answers."""
+
+    def __init__(self, tools: dict[str, BaseTool], config: EnvConfig):
+        self.tools, self.config = tools, config
+        self.turns = self.tool_calls = self.invalid_calls = self.invalid_in_a_row = 0
+        self.final_turn: str | None = None
+        """Text of the turn that ended the episode by the agent's own will."""
+
+    # ------------------------------------------------------------------------------------- what a subclass decides
+
+    @abstractmethod
+    def extract_tool_calls(self, text: str) -> list[ToolCall]:
+        """The calls in a turn, in order. A call that cannot be parsed is returned too, with its `error` set."""
+
+    @abstractmethod
+    def format_tool_response(self, calls: list[ToolCall], results: list[ToolResult]) -> list[Message]:
+        """What the agent sees of the results."""
+
+    def stop(self, text: str, calls: list[ToolCall]) -> bool:
+        """Did the agent end the episode with this turn? By default: it called nothing, so it has spoken."""
+        return not calls
+
+    def process_reward(self, call: ToolCall, result: ToolResult) -> float:
+        """Pay for one call. Zero by default: the laptop run learns from the outcome alone."""
+        return 0.0
+
+    # ------------------------------------------------------------------------------------------------- the episode
+
+    def reset(self, row: Row) -> Observation:
+        self.row = row
+        return Observation(list(row["prompt"]), tools=[tool.schema() for tool in self.tools.values()])
+
+    async def step(self, action: Action) -> StepResult:
+        self.turns += 1
+        if action.finish_reason == "length":
+            # Half a turn is not a turn. A call in it may look complete and still miss what the agent meant to add.
+            return _done(StopReason.MAX_TOKENS)
+        calls = self.extract_tool_calls(action.text)
+        if self.stop(action.text, calls):
+            self.final_turn = action.text
+            return _done(StopReason.ANSWERED)
+        if self.turns >= self.config.max_turns:
+            return _done(StopReason.MAX_TURNS)  # the result could never be used, so the tool is not bothered
+        if self.tool_calls + len(calls) > self.config.max_tool_calls:
+            return _done(StopReason.TOOL_BUDGET)
+        self.tool_calls += len(calls)
+        limits = self.config.tool_timeout_s, self.config.tool_max_chars
+        results = await asyncio.gather(*(call_tool(self.tools, call, *limits) for call in calls))
+        reward = sum(self.process_reward(c, r) for c, r in zip(calls, results, strict=True))
+        info = {"tool_calls": [_record(c, r) for c, r in zip(calls, results, strict=True)]}
+        for result in results:
+            invalid = result.error in INVALID
+            self.invalid_calls += invalid
+            self.invalid_in_a_row = self.invalid_in_a_row + 1 if invalid else 0
+        if self.invalid_in_a_row >= self.config.max_invalid_calls:
+            return _done(StopReason.INVALID_CALLS, reward, info)
+        return StepResult(Observation(self.format_tool_response(calls, list(results))), reward, info=info)
+
+
+def _done(reason: StopReason, reward: float = 0.0, info: dict | None = None) -> StepResult:
+    return StepResult(None, reward, done=True, stop_reason=reason, info=info or {})
+
+
+def _record(call: ToolCall, result: ToolResult) -> dict:
+    return {
+        "name": call.name,
+        "arguments": call.arguments,
+        "ok": result.ok,
+        "error": result.error,
+        "seconds": round(result.seconds, 6),
+        "content": result.content,
+    }

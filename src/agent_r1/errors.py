@@ -1,0 +1,13 @@
+"""The two ways in which this program says no. `cli.main` turns each into one line on standard error and an exit code.
+
+Raise these, with the cause *and* the remedy in the message, for everything a user can mend. Any other exception that
+reaches the command line is a bug of ours and keeps its traceback.
+"""
+
+
+class AgentR1Error(Exception):
+    """Something outside the program is not as it must be (a file, a port, memory). Exit code 1."""
+
+
+class ConfigError(AgentR1Error):
+    """The request itself cannot be met: an unknown name, an impossible split, a wrong flag. Exit code 2."""

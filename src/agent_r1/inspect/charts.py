@@ -1,0 +1,240 @@
+"""Learning curves: as SVG for the report, as PNG for the README.
+
+In: `RunFiles`. Out: SVG elements (hand-made, so that they take the page's colours in light and dark) and PNG files
+(matplotlib, which is slow to import and therefore imported where it is needed).
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from agent_r1.inspect.run_files import RunFiles, load_run
+
+Point = tuple[float, float]
+EM_SAMPLED, EM_GREEDY, CALLS = "reward/em", "val-core/tinyhop/acc/mean@1", "tool_calls/mean"
+
+_WIDTH, _HEIGHT = 520, 240
+_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 14, 12, 30
+_MOST_POINTS = 240
+
+
+@dataclass(frozen=True)
+class Line:
+    """One curve of a chart. `look` is its CSS class; the same class colours its entry in the legend."""
+
+    name: str
+    points: Sequence[Point]
+    look: str
+    faint: bool = False
+    """Draw the noisy points faintly and their moving average over them."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A measured value with its confidence interval, drawn as a dot with whiskers."""
+
+    name: str
+    x: float
+    y: float
+    low: float
+    high: float
+
+
+class Axes:
+    """Data to pixels."""
+
+    def __init__(self, points: Sequence[Point], floor: float | None = None, top: float | None = None):
+        xs, ys = [x for x, _ in points] or [0, 1], [y for _, y in points] or [0, 1]
+        self.x0, self.x1 = min(xs), max(xs)
+        low = min(ys) if floor is None else min(floor, min(ys))
+        high = max(ys) if top is None else max(top, max(ys))
+        if self.x1 == self.x0:
+            self.x1 += 1
+        if high == low:
+            high += 1
+        self.ticks = _ticks(low, high, 4)
+        self.y0, self.y1 = min(low, self.ticks[0]), max(high, self.ticks[-1])
+
+    def x(self, value: float) -> float:
+        return _LEFT + (value - self.x0) / (self.x1 - self.x0) * (_WIDTH - _LEFT - _RIGHT)
+
+    def y(self, value: float) -> float:
+        return _HEIGHT - _BOTTOM - (value - self.y0) / (self.y1 - self.y0) * (_HEIGHT - _TOP - _BOTTOM)
+
+    def path(self, points: Sequence[Point]) -> str:
+        return "M" + "L".join(f"{self.x(x):.1f},{self.y(y):.1f}" for x, y in points)
+
+    def grid(self) -> str:
+        parts = []
+        for value in self.ticks:
+            y = self.y(value)
+            parts.append(f'<path class="grid" d="M{_LEFT},{y:.1f}H{_WIDTH - _RIGHT}"/>')
+            parts.append(f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{_tick(value)}</text>')
+        for value in _ticks(self.x0, self.x1, 5):
+            if self.x0 <= value <= self.x1:
+                x = self.x(value)
+                parts.append(f'<text x="{x:.1f}" y="{_HEIGHT - 10}" text-anchor="middle">{_tick(value)}</text>')
+        return "".join(parts)
+
+
+def line_chart(
+    lines: Sequence[Line], marks: Sequence[Mark] = (), *, floor: float | None = None, top: float | None = None
+) -> str:
+    """Curves over RL steps as one `<svg>`. `floor` and `top` are values that the axis must at least reach."""
+    lines = [Line(line.name, thin(line.points), line.look, line.faint) for line in lines if line.points]
+    everything = [point for line in lines for point in line.points]
+    everything += [(mark.x, y) for mark in marks for y in (mark.low, mark.high)]
+    axes = Axes(everything, floor, top)
+    parts = [axes.grid()]
+    for line in lines:
+        if line.faint:
+            parts.append(f'<path class="line faint {line.look}" d="{axes.path(line.points)}"/>')
+        bold = smooth(line.points) if line.faint else line.points
+        parts.append(f'<path class="line {line.look}" d="{axes.path(bold)}"/>')
+        parts += [_dot(axes, point, line) for point in line.points]
+    parts += [_whiskers(axes, mark) for mark in marks]
+    return _svg(parts)
+
+
+def stacked_chart(lines: Sequence[Line]) -> str:
+    """Areas on top of one another, for parts of a whole. All lines must have the same x."""
+    lines = [Line(line.name, thin(line.points), line.look) for line in lines if line.points]
+    base = [(x, 0.0) for x, _ in lines[0].points] if lines else []
+    layers = []
+    for line in lines:
+        upper = [(x, below + y) for (x, below), (_, y) in zip(base, line.points, strict=True)]
+        layers.append((line, base, upper))
+        base = upper
+    axes = Axes(base, floor=0.0)
+    parts = [axes.grid()]
+    for line, lower, upper in layers:
+        outline = axes.path([*upper, *reversed(lower)])
+        parts.append(f'<path class="area {line.look}" d="{outline}Z"><title>{html.escape(line.name)}</title></path>')
+    return _svg(parts)
+
+
+def smooth(points: Sequence[Point], share: float = 0.12) -> list[Point]:
+    """Centred moving average over `share` of the points (at the ends over what there is)."""
+    half = max(1, round(len(points) * share / 2))
+    windows = (points[max(0, i - half) : i + half + 1] for i in range(len(points)))
+    return [(x, sum(y for _, y in window) / len(window)) for (x, _), window in zip(points, windows, strict=True)]
+
+
+def thin(points: Sequence[Point], most: int = _MOST_POINTS) -> list[Point]:
+    """At most `most` points: neighbours are averaged."""
+    if len(points) <= most:
+        return list(points)
+    edges = [i * len(points) // most for i in range(most + 1)]
+    groups = [points[a:b] for a, b in pairwise(edges)]
+    return [(group[-1][0], sum(y for _, y in group) / len(group)) for group in groups]
+
+
+def _svg(parts: list[str]) -> str:
+    return f'<svg class="chart" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img">{"".join(parts)}</svg>'
+
+
+def _dot(axes: Axes, point: Point, line: Line) -> str:
+    """Invisible, but something to point at: browsers show the title of what is under the mouse."""
+    x, y = point
+    tip = html.escape(f"step {x:g}: {line.name} {y:.4g}")
+    place = f'cx="{axes.x(x):.1f}" cy="{axes.y(y):.1f}" r="4"'
+    return f'<circle class="dot {line.look}" {place}><title>{tip}</title></circle>'
+
+
+def _whiskers(axes: Axes, mark: Mark) -> str:
+    x, y, low, high = axes.x(mark.x), axes.y(mark.y), axes.y(mark.low), axes.y(mark.high)
+    tip = html.escape(f"{mark.name}: {mark.y:.3f}, 95 % interval {mark.low:.3f} to {mark.high:.3f}")
+    bars = f"M{x:.1f},{low:.1f}V{high:.1f}M{x - 4:.1f},{low:.1f}h8M{x - 4:.1f},{high:.1f}h8"
+    circle = f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5"><title>{tip}</title></circle>'
+    return f'<g class="mark"><path d="{bars}"/>{circle}</g>'
+
+
+def _ticks(low: float, high: float, count: int) -> list[float]:
+    """About `count` round numbers from at most `low` to at least `high`."""
+    raw = (high - low) / count
+    unit = 10.0 ** math.floor(math.log10(raw))
+    step = next(m * unit for m in (1, 2, 2.5, 5, 10) if m * unit >= raw * 0.999)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [i * step for i in range(first, last + 1)]
+
+
+def _tick(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def em_marks(run: RunFiles) -> list[Mark]:
+    """The evaluations before and after RL, at step 0 and at the last step."""
+    last = max([step for step, _ in run.series(EM_SAMPLED) + run.series(EM_GREEDY)], default=1)
+    cards = (("before RL", 0, run.before), ("after RL", last, run.after))
+    return [
+        Mark(name, x, card["em"], *(card.get("em_ci95") or (card["em"], card["em"]))) for name, x, card in cards if card
+    ]
+
+
+# ---------------------------------------------------------------------------------------------------- PNG pictures
+
+
+def write_curve_png(run_dir: Path, path: Path) -> Path:
+    """Two panels of one run: exact match with the evaluations before and after, and calls per question."""
+    run = load_run(run_dir)
+    figure, (left, right) = _panels()
+    noisy, greedy = run.series(EM_SAMPLED), run.series(EM_GREEDY)
+    _plot(left, noisy, "#9ccfc4", "train, sampled")
+    _plot(left, greedy, "#0f766e", "validation, greedy", linewidth=2.2, marker="o", markersize=3)
+    for mark in em_marks(run):
+        error = [[max(0.0, mark.y - mark.low)], [max(0.0, mark.high - mark.y)]]
+        label = f"held-out test, {mark.name}"
+        left.errorbar([mark.x], [mark.y], yerr=error, fmt="D", color="#b45309", capsize=4, label=label)
+    _plot(right, run.series(CALLS), "#7c3aed", "sampled", linewidth=2)
+    return _save(figure, left, right, path)
+
+
+def write_seeds_png(run_dirs: Sequence[Path], path: Path) -> Path:
+    """Validation EM and calls per question of several runs: each thin, their mean bold."""
+    runs = [load_run(run_dir) for run_dir in run_dirs]
+    figure, (left, right) = _panels()
+    for axis, key, colour in ((left, EM_GREEDY, "#0f766e"), (right, CALLS, "#7c3aed")):
+        curves = [dict(run.series(key)) for run in runs]
+        for curve in curves:
+            _plot(axis, sorted(curve.items()), colour, None, alpha=0.35, linewidth=1)
+        # The mean of a step that only some runs reached would jump where a run ends: leave it out.
+        shared = sorted(set.intersection(*(set(curve) for curve in curves))) if curves else []
+        mean = [(step, sum(curve[step] for curve in curves) / len(curves)) for step in shared]
+        _plot(axis, mean, colour, f"mean of {len(runs)} runs", linewidth=2.6)
+    return _save(figure, left, right, path)
+
+
+def _panels() -> tuple[Any, Any]:
+    # The object interface with its own canvas: pyplot would keep global state and choose a backend for the screen.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 3.6), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, figure.subplots(1, 2)
+
+
+def _plot(axis: Any, points: Sequence[Point], colour: str, label: str | None, **style: Any) -> None:
+    if points:
+        axis.plot(*zip(*points, strict=True), color=colour, label=label, **style)
+
+
+def _save(figure: Any, left: Any, right: Any, path: Path) -> Path:
+    left.set_title("Exact match", loc="left", fontweight="bold")
+    left.set_ylim(0, 1)
+    right.set_title("Tool calls per question", loc="left", fontweight="bold")
+    for axis in (left, right):
+        axis.set_xlabel("RL step")
+        axis.grid(alpha=0.25)
+        axis.spines[["top", "right"]].set_visible(False)
+        if axis.get_legend_handles_labels()[1]:
+            axis.legend(frameon=False, loc="lower right")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+    return path

@@ -1,0 +1,143 @@
+"""Chat messages to token ids, so that text stays data.
+
+In: messages from an environment. Out: the ids of an observation. Next: `episode.py` hands them to a policy.
+
+Two things go wrong when one simply calls `apply_chat_template(..., tokenize=True)` in an agent loop:
+
+1. *Injection.* A tokenizer turns the characters `<|im_end|>` into the control token wherever they stand, also inside a
+   web page that a tool returned. Whoever writes the page can then close the turn and forge the user's next one.
+2. *Re-tokenization.* Rendering the whole conversation again in each turn re-encodes what the model sampled, and
+   encode(decode(ids)) != ids in general.
+
+So this module renders the template only once for each *shape* of a conversation (the roles, not the words), with a
+placeholder for each content. The control tokens of the rendered skeleton become ids; every stretch of text between
+two control tokens, template text and contents joined, is encoded as *data*. Joining before encoding matters: it gives
+the same ids as `apply_chat_template` for harmless contents (a test compares them). Later turns are encoded as
+continuations, so that sampled ids are never touched.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from agent_r1.errors import ConfigError
+from agent_r1.rollout.types import Message
+
+# A placeholder is a number between two private-use characters, which no chat template contains.
+_OPEN, _CLOSE = "\ue0f0", "\ue0f1"
+_PLACEHOLDER = re.compile(f"{_OPEN}(\\d+){_CLOSE}")
+
+
+class ChatFormat:
+    """Encodes observations for one tokenizer (any fast Hugging Face tokenizer that has a chat template)."""
+
+    def __init__(self, tokenizer):
+        if not getattr(tokenizer, "chat_template", None):
+            raise ConfigError(
+                f"the tokenizer of {getattr(tokenizer, 'name_or_path', '?')!r} has no chat template; "
+                "use an instruct model, or set tokenizer.chat_template and save it again"
+            )
+        if not getattr(tokenizer, "is_fast", False):
+            raise ConfigError("only fast tokenizers (tokenizer.json) are supported; convert this one first")
+        self.tokenizer = tokenizer
+        self._backend = tokenizer.backend_tokenizer
+        self.control_ids: dict[str, int] = {
+            token.content: index for index, token in tokenizer.added_tokens_decoder.items()
+        }
+        """Every special or added token: what must never come out of encoding data."""
+        self._control_set = frozenset(self.control_ids.values())
+        self._control = re.compile("|".join(re.escape(t) for t in sorted(self.control_ids, key=len, reverse=True)))
+        self._skeletons: dict[tuple, list[int | str]] = {}
+        after_action = self._skeleton(("user", "assistant"), None, continuation=True)
+        if not after_action or not isinstance(after_action[0], int):
+            raise ConfigError("the chat template does not close an assistant turn with a control token")
+        self.turn_end_id: int = after_action[0]
+        """The control token that closes an assistant turn (`<|im_end|>` for Qwen)."""
+        self.stop_ids = tuple(sorted({self.turn_end_id, tokenizer.eos_token_id} - {None}))
+
+    # -------------------------------------------------------------------------------------------- observations
+
+    def prompt_ids(self, messages: list[Message], tools: list[dict[str, Any]] | None = None) -> list[int]:
+        """The ids of a whole conversation that ends where the assistant is to speak."""
+        roles = tuple(m["role"] for m in messages)
+        return self._fill(self._skeleton(roles, tools), messages)
+
+    def continuation_ids(self, messages: list[Message], *, closed: bool) -> list[int]:
+        """The ids that follow an assistant turn: `messages` (tool results, a user's reply) and the next opening.
+
+        `closed` says whether the action already ends with the turn's end token. If the policy sampled it, it belongs to
+        the action; if not, it is added here, as an observation that nobody is trained on.
+        """
+        roles = ("user", "assistant", *(m["role"] for m in messages))
+        skeleton = self._skeleton(roles, None, continuation=True)
+        return self._fill(skeleton[1:] if closed else skeleton, [{}, {}, *messages])
+
+    def encode_data(self, text: str) -> list[int]:
+        """Encode text so that no control token comes out, whatever the text says."""
+        ids: list[int] = []
+        start = 0
+        # Cut every spelled-out control token after its first character: the tokenizer matches control tokens within
+        # one string only, so a piece of one is ordinary text to it.
+        while match := self._control.search(text, start):
+            ids += self._encode(text[start : match.start() + 1])
+            start = match.start() + 1
+        return ids + self._encode(text[start:])
+
+    def encode_trusted(self, text: str) -> list[int]:
+        """Encode text in which control tokens are meant (a demonstrator's turn). Never for text from outside."""
+        return self._backend.encode(text, add_special_tokens=False).ids
+
+    def decode(self, ids: list[int]) -> str:
+        """The text of sampled ids, control tokens visible. For parsing and display; never encode the result."""
+        return self._backend.decode(ids, skip_special_tokens=False)
+
+    # ------------------------------------------------------------------------------------------------- inside
+
+    def _encode(self, text: str) -> list[int]:
+        # A lone surrogate (broken unicode from a web page) cannot be encoded as UTF-8: replace it.
+        text = text.encode("utf-8", "replace").decode("utf-8") if not text.isascii() else text
+        ids = self._backend.encode(text, add_special_tokens=False).ids
+        if not any(i in self._control_set for i in ids):
+            return ids
+        # Normalisation (NFC and the like) can still assemble a control token out of look-alikes: go by character.
+        single = (i for c in text for i in self._backend.encode(c, add_special_tokens=False).ids)
+        return [i for i in single if i not in self._control_set]
+
+    def _fill(self, skeleton: list[int | str], messages: list[Message]) -> list[int]:
+        """Skeleton to ids: control ids stay, each text run is filled with the contents and encoded as data."""
+        ids: list[int] = []
+        for part in skeleton:
+            if isinstance(part, int):
+                ids.append(part)
+            else:
+                ids += self.encode_data(_PLACEHOLDER.sub(lambda m: str(messages[int(m[1])]["content"]), part))
+        return ids
+
+    def _skeleton(self, roles: tuple[str, ...], tools, continuation: bool = False) -> list[int | str]:
+        """Control ids and text runs (with placeholders) of a conversation with these roles; rendered once, then kept.
+
+        With `continuation`, only what follows the content of message 1 (the assistant's).
+        """
+        key = (roles, json.dumps(tools) if tools else None, continuation)
+        if key not in self._skeletons:
+            messages = [{"role": role, "content": f"{_OPEN}{i}{_CLOSE}"} for i, role in enumerate(roles)]
+            text = self.tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=True, tokenize=False)
+            missing = [i for i in range(len(roles)) if f"{_OPEN}{i}{_CLOSE}" not in text]
+            if missing:
+                raise ConfigError(f"the chat template drops message {missing[0]} (role {roles[missing[0]]!r})")
+            if continuation:
+                text = text[text.index(f"{_OPEN}1{_CLOSE}") + len(f"{_OPEN}1{_CLOSE}") :]
+            self._skeletons[key] = self._split(text)
+        return self._skeletons[key]
+
+    def _split(self, text: str) -> list[int | str]:
+        parts: list[int | str] = []
+        start = 0
+        for match in self._control.finditer(text):
+            if match.start() > start:
+                parts.append(text[start : match.start()])
+            parts.append(self.control_ids[match[0]])
+            start = match.end()
+        return parts + ([text[start:]] if start < len(text) else [])

@@ -1,0 +1,174 @@
+"""The episode loop: where a policy and an environment meet. Training, evaluation, chat and verl all run this code.
+
+In: a row (one question). Out: a `Trajectory`. Next: `rows.py` makes training rows of it.
+
+Episodes are coroutines. Each waits only for its own next token block and its own tools, so a hundred of them keep one
+sampler busy, and none waits for the slowest of its batch.
+
+    AgentFlowBase   full control: any coroutine that returns a Trajectory (branching, several policies, ...)
+    AgentEnvLoop    the generic flow: observe -> act -> step, until done
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from agent_r1.config import Config
+from agent_r1.env import AgentEnv, make_env
+from agent_r1.errors import AgentR1Error
+from agent_r1.rollout.chat_format import ChatFormat
+from agent_r1.rollout.types import Action, Generation, Observation, Policy, Row, Sampling, Step, StopReason, Trajectory
+from agent_r1.tool import BaseTool
+
+
+@dataclass(frozen=True)
+class Task:
+    """One episode to run."""
+
+    row: Row
+    group_id: str
+    """Equal for samples of one prompt."""
+    session: str
+    """Unique among the episodes that run at a time; an engine keeps the episode's cache under this name."""
+    seed: int | None = None
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The loop's own limits; an environment has more (turns, calls)."""
+
+    max_tokens_per_turn: int
+    max_context: int
+    timeout_s: float
+
+
+class AgentFlowBase(ABC):
+    """Turns a task into a trajectory. Subclass this when `reset` and `step` cannot express what your agent does."""
+
+    def __init__(self, policy: Policy, chat: ChatFormat, limits: Limits):
+        self.policy, self.chat, self.limits = policy, chat, limits
+
+    @abstractmethod
+    async def run(self, task: Task, sampling: Sampling) -> Trajectory:
+        """One episode. Only the policy's failures may be raised; what an environment raises belongs in the result."""
+
+
+class AgentEnvLoop(AgentFlowBase):
+    """The generic flow between a policy and an `AgentEnv`."""
+
+    def __init__(self, policy: Policy, chat: ChatFormat, limits: Limits, make_env: Callable[[Row], AgentEnv]):
+        super().__init__(policy, chat, limits)
+        self.make_env = make_env
+
+    async def run(self, task: Task, sampling: Sampling) -> Trajectory:
+        env, steps, error = self.make_env(task.row), [], None
+        try:
+            async with asyncio.timeout(self.limits.timeout_s):
+                stop = await self._converse(env, task, sampling, steps)
+        except TimeoutError:
+            stop = StopReason.TIME_OUT
+        except EnvironmentFailure as failure:
+            stop, error = StopReason.ERROR, str(failure)
+        finally:
+            self.policy.release(task.session)
+        outcome = env.outcome(stop)
+        if steps:
+            # Credit goes only to actions: the outcome is paid to the last one, also when a tool result came after it.
+            steps[-1].reward += outcome.reward
+            steps[-1].done = True
+        return Trajectory(steps, task.group_id, stop, task.row, outcome.parts, outcome.metrics, error)
+
+    async def _converse(self, env: AgentEnv, task: Task, sampling: Sampling, steps: list[Step]) -> StopReason:
+        """The loop itself. Steps are appended as they happen, so that a time-out keeps what there is."""
+        observation = _shielded(env.reset, task.row)
+        while True:
+            ids = self._observe(steps, observation)
+            room = self.limits.max_context - len(ids)
+            if room < 1:
+                return StopReason.CONTEXT_OVERFLOW
+            turn = replace(
+                sampling,
+                max_tokens=min(self.limits.max_tokens_per_turn, room),
+                seed=None if task.seed is None else derive_seed(task.seed, len(steps)),
+            )
+            generation = await self.policy.generate(ids, turn, task.session)
+            step = Step(ids, generation.token_ids, generation.logprobs, finish_reason=generation.finish_reason)
+            steps.append(step)
+            try:
+                result = await env.step(self._read(generation))
+            except Exception as failure:
+                raise EnvironmentFailure(f"{type(failure).__name__}: {failure}") from failure
+            step.reward, step.info = result.reward, result.info
+            if result.done:
+                cut_by_context = generation.finish_reason == "length" and room < self.limits.max_tokens_per_turn
+                return StopReason.CONTEXT_OVERFLOW if cut_by_context else result.stop_reason
+            observation = result.observation
+
+    def _observe(self, steps: list[Step], observation: Observation) -> list[int]:
+        """The next input of the model. Sampled ids are carried over as they are."""
+        if not steps or observation.rewrite:
+            return self.chat.prompt_ids(observation.messages, observation.tools)
+        last = steps[-1]
+        closed = bool(last.action_ids) and last.action_ids[-1] == self.chat.turn_end_id
+        return last.observation_ids + last.action_ids + self.chat.continuation_ids(observation.messages, closed=closed)
+
+    def _read(self, generation: Generation) -> Action:
+        """The one place where sampled ids become text: for the environment to read, never to be encoded again."""
+        ids = generation.token_ids
+        if ids and ids[-1] in self.chat.stop_ids:
+            ids = ids[:-1]
+        return Action(self.chat.decode(ids), generation.finish_reason)
+
+
+class EnvironmentFailure(Exception):
+    """An environment raised; the episode ends with StopReason.ERROR and this text."""
+
+
+async def run_episodes(
+    flow: AgentFlowBase,
+    tasks: Iterable[Task],
+    sampling: Sampling,
+    on_done: Callable[[Trajectory], None] | None = None,
+) -> list[Trajectory]:
+    """Run all tasks side by side; trajectories come back in the order of the tasks.
+
+    Raises AgentR1Error when more than half of the episodes failed in their environment: then it is the tool or the
+    service that is broken, and training on the remains would teach nonsense.
+    """
+
+    async def one(task: Task) -> Trajectory:
+        trajectory = await flow.run(task, sampling)
+        if on_done is not None:
+            on_done(trajectory)
+        return trajectory
+
+    async with asyncio.TaskGroup() as group:  # cancels the others when one raises, so that nothing is left running
+        jobs = [group.create_task(one(task)) for task in tasks]
+    trajectories = [job.result() for job in jobs]
+    failed = [t for t in trajectories if t.stop_reason is StopReason.ERROR]
+    if len(failed) * 2 > len(trajectories):
+        raise AgentR1Error(f"{len(failed)} of {len(trajectories)} episodes failed in their environment: {failed[0].error}")
+    return trajectories
+
+
+def make_loop(policy: Policy, chat: ChatFormat, tools: dict[str, BaseTool], config: Config) -> AgentEnvLoop:
+    """The loop that a configuration describes; the same for cold start, training, evaluation and chat."""
+    r = config.rollout
+    limits = Limits(r.max_tokens_per_turn, r.max_context, config.env.episode_timeout_s)
+    return AgentEnvLoop(policy, chat, limits, lambda row: make_env(row, tools, config.env))
+
+
+def derive_seed(*parts: int | str) -> int:
+    """A 64-bit seed from a path such as (run seed, step, group, sample, turn). Different paths, unrelated seeds."""
+    return int.from_bytes(hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest(), "little")
+
+
+def _shielded(function, *args):
+    try:
+        return function(*args)
+    except Exception as failure:
+        raise EnvironmentFailure(f"{type(failure).__name__}: {failure}") from failure

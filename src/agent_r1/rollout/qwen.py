@@ -1,0 +1,240 @@
+"""The Qwen2 architecture in plain PyTorch: what a language model computes, without a framework around it.
+
+In: token ids and their positions. Out: hidden states and logits. Next: `engine.py` samples from it, `training/` learns it.
+
+Why not `transformers`' class? Because the sampler and the trainer want different attention (a cache that lives across
+turns; a plain causal pass) over the *same* arithmetic, and at half a million parameters its per-call overhead is
+larger than the arithmetic. The weights are the same: `load` and `save` speak Hugging Face's format, and a test holds
+the logits against `Qwen2ForCausalLM`.
+
+The block (pre-norm; RMSNorm 1910.07467, rotary positions 2104.09864, SwiGLU 2002.05202, grouped queries 2305.13245):
+
+    x = x + W_o . attention(rope(q), rope(k), v)    with q, k, v = W_qkv . norm(x) + b_qkv
+    x = x + W_down . (silu(W_gate . norm(x)) * (W_up . norm(x)))
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from agent_r1.errors import AgentR1Error
+
+Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""attention(layer, q [B,H,T,d], k [B,K,T,d], v [B,K,T,d]) -> [B,H,T,d]. The caller decides what may be looked at."""
+
+
+@dataclass(frozen=True)
+class QwenShape:
+    """The numbers of a Qwen2 config.json that the arithmetic depends on."""
+
+    vocab_size: int
+    hidden_size: int
+    layers: int
+    heads: int
+    kv_heads: int
+    intermediate_size: int
+    max_position: int
+    rope_theta: float = 10000.0
+    rms_norm_eps: float = 1e-6
+    tied: bool = True
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.heads
+
+
+class Block(nn.Module):
+    """One transformer layer. q, k, v and gate, up are stored as one matrix each: fewer, larger products."""
+
+    def __init__(self, shape: QwenShape):
+        super().__init__()
+        d, hd = shape.hidden_size, shape.head_dim
+        self.shape = shape
+        self.input_norm = nn.RMSNorm(d, eps=shape.rms_norm_eps)
+        self.qkv = nn.Linear(d, (shape.heads + 2 * shape.kv_heads) * hd, bias=True)
+        self.o = nn.Linear(shape.heads * hd, d, bias=False)
+        self.post_norm = nn.RMSNorm(d, eps=shape.rms_norm_eps)
+        self.gate_up = nn.Linear(d, 2 * shape.intermediate_size, bias=False)
+        self.down = nn.Linear(shape.intermediate_size, d, bias=False)
+
+    def forward(self, x_BTD: Tensor, rope: tuple[Tensor, Tensor], layer: int, attention: Attention) -> Tensor:
+        B, T, _ = x_BTD.shape
+        H, K, hd = self.shape.heads, self.shape.kv_heads, self.shape.head_dim
+        qkv = self.qkv(self.input_norm(x_BTD)).view(B, T, H + 2 * K, hd).transpose(1, 2)
+        # Queries and keys turn by the same angles, so they are rotated together.
+        qk, v = rotate(qkv[:, : H + K], *rope), qkv[:, H + K :]
+        out = attention(layer, qk[:, :H], qk[:, H:], v)
+        x_BTD = x_BTD + self.o(out.transpose(1, 2).reshape(B, T, H * hd))
+        gate, up = self.gate_up(self.post_norm(x_BTD)).chunk(2, dim=-1)
+        return x_BTD + self.down(F.silu(gate) * up)
+
+
+class Qwen(nn.Module):
+    """A decoder that leaves attention, the only place where tokens meet, to its caller."""
+
+    def __init__(self, shape: QwenShape):
+        super().__init__()
+        self.shape = shape
+        self.embed = nn.Embedding(shape.vocab_size, shape.hidden_size)
+        self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
+        self.norm = nn.RMSNorm(shape.hidden_size, eps=shape.rms_norm_eps)
+        self.head = None if shape.tied else nn.Linear(shape.hidden_size, shape.vocab_size, bias=False)
+        cos, sin = rope_tables(shape)
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", sin, persistent=False)
+
+    def forward(self, ids_BT: Tensor, positions_BT: Tensor, attention: Attention) -> Tensor:
+        """Hidden states [B, T, D] after the last norm. `positions_BT` count from 0 within each sequence."""
+        x = self.embed(ids_BT)
+        rope = self.cos[positions_BT].unsqueeze(1), self.sin[positions_BT].unsqueeze(1)
+        for layer, block in enumerate(self.blocks):
+            x = block(x, rope, layer, attention)
+        return self.norm(x)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[..., D] -> [..., V]. Apart from `forward`, because most positions need none: V is the widest matrix."""
+        return F.linear(hidden, self.embed.weight if self.head is None else self.head.weight)
+
+    @property
+    def parameter_count(self) -> int:
+        return sum(p.numel() for p in self.parameters())
+
+
+def causal_attention(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attention of a training pass: each token sees itself and what is left of it.
+
+    Rows are padded on the *right*, so causality alone keeps real tokens from seeing padding; no mask tensor is needed.
+    """
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+
+
+def rope_tables(shape: QwenShape) -> tuple[Tensor, Tensor]:
+    """cos and sin of position x frequency, each [max_position, head_dim] (the halves repeat, Hugging Face's layout)."""
+    frequency = shape.rope_theta ** (-torch.arange(0, shape.head_dim, 2).float() / shape.head_dim)
+    angle = torch.outer(torch.arange(shape.max_position).float(), frequency).repeat(1, 2)
+    return angle.cos(), angle.sin()
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn each pair (x_i, x_{i + hd/2}) by its position's angle: then q.k depends on the distance alone."""
+    half = x.shape[-1] // 2
+    turned = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
+    return (x * cos + turned * sin).to(x.dtype)
+
+
+# ------------------------------------------------------------------------------------- Hugging Face's folder format
+
+
+def save(model: Qwen, folder: Path, eos_token_id: int, pad_token_id: int, dtype: torch.dtype | None = None) -> None:
+    """Write config.json, generation_config.json and model.safetensors as `Qwen2ForCausalLM` reads them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    s = model.shape
+    dtype = dtype or model.embed.weight.dtype
+    config = {
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        "vocab_size": s.vocab_size,
+        "hidden_size": s.hidden_size,
+        "num_hidden_layers": s.layers,
+        "num_attention_heads": s.heads,
+        "num_key_value_heads": s.kv_heads,
+        "intermediate_size": s.intermediate_size,
+        "max_position_embeddings": s.max_position,
+        "rope_theta": s.rope_theta,
+        "rms_norm_eps": s.rms_norm_eps,
+        "tie_word_embeddings": s.tied,
+        "hidden_act": "silu",
+        "use_sliding_window": False,
+        "eos_token_id": eos_token_id,
+        "pad_token_id": pad_token_id,
+        "torch_dtype": str(dtype).removeprefix("torch."),
+    }
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    generation = {"eos_token_id": eos_token_id, "pad_token_id": pad_token_id, "do_sample": True, "temperature": 1.0}
+    (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
+    tensors = {name: t.to(dtype).contiguous().cpu() for name, t in to_hf(model).items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def load(folder: Path, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Qwen:
+    """Read a Hugging Face folder of the Qwen2 architecture. Raises AgentR1Error naming what is wrong with it."""
+    try:
+        raw = json.loads((folder / "config.json").read_text())
+        files = sorted(folder.glob("*.safetensors"))
+        if not files:
+            raise FileNotFoundError("no *.safetensors")
+        tensors = {name: t for file in files for name, t in load_file(file).items()}
+    except Exception as error:
+        raise AgentR1Error(
+            f"{folder} is not a complete model ({type(error).__name__}: {error}); make or download it again"
+        ) from None
+    model = Qwen(shape_from_config(raw, folder))
+    try:
+        from_hf(model, tensors)
+    except (KeyError, RuntimeError) as error:
+        raise AgentR1Error(f"{folder}: its weights do not fit its config.json ({error})") from None
+    return model.to(device=device, dtype=dtype)
+
+
+def shape_from_config(raw: dict, folder: Path) -> QwenShape:
+    """The shape in a config.json, or a refusal of what this file does not compute."""
+    if raw.get("model_type") != "qwen2":
+        raise AgentR1Error(
+            f"{folder} is of architecture {raw.get('model_type')!r}; the local loop computes qwen2 only "
+            "(other architectures: serve them with vLLM)"
+        )
+    rope = raw.get("rope_parameters") or {}  # transformers 5 nests what version 4 kept at the top
+    if raw.get("rope_scaling") or rope.get("rope_type", "default") != "default" or raw.get("use_sliding_window"):
+        raise AgentR1Error(f"{folder} uses RoPE scaling or a sliding window, which the local loop does not compute")
+    return QwenShape(
+        vocab_size=raw["vocab_size"],
+        hidden_size=raw["hidden_size"],
+        layers=raw["num_hidden_layers"],
+        heads=raw["num_attention_heads"],
+        kv_heads=raw["num_key_value_heads"],
+        intermediate_size=raw["intermediate_size"],
+        max_position=raw["max_position_embeddings"],
+        rope_theta=raw.get("rope_theta") or rope.get("rope_theta", 10000.0),
+        rms_norm_eps=raw["rms_norm_eps"],
+        tied=raw.get("tie_word_embeddings", False),
+    )
+
+
+def to_hf(model: Qwen) -> dict[str, Tensor]:
+    """Our parameters under Hugging Face's names, the fused matrices split."""
+    s = model.shape
+    sizes = [s.heads * s.head_dim, s.kv_heads * s.head_dim, s.kv_heads * s.head_dim]
+    out = {"model.embed_tokens.weight": model.embed.weight, "model.norm.weight": model.norm.weight}
+    for i, b in enumerate(model.blocks):
+        p = f"model.layers.{i}."
+        for x, w, bias in zip("qkv", b.qkv.weight.split(sizes), b.qkv.bias.split(sizes), strict=True):
+            out |= {f"{p}self_attn.{x}_proj.weight": w, f"{p}self_attn.{x}_proj.bias": bias}
+        gate, up = b.gate_up.weight.chunk(2)
+        out |= {
+            f"{p}self_attn.o_proj.weight": b.o.weight,
+            f"{p}input_layernorm.weight": b.input_norm.weight,
+            f"{p}post_attention_layernorm.weight": b.post_norm.weight,
+            f"{p}mlp.gate_proj.weight": gate,
+            f"{p}mlp.up_proj.weight": up,
+            f"{p}mlp.down_proj.weight": b.down.weight,
+        }
+    if model.head is not None:
+        out["lm_head.weight"] = model.head.weight
+    return {name: t.detach() for name, t in out.items()}
+
+
+def from_hf(model: Qwen, tensors: dict[str, Tensor]) -> None:
+    """The reverse of `to_hf`. `to_hf` returns views into the fused matrices, so copying into them fills ours."""
+    with torch.no_grad():
+        for name, view in to_hf(model).items():
+            if view.shape != tensors[name].shape:
+                raise RuntimeError(f"{name} is {tuple(tensors[name].shape)}, expected {tuple(view.shape)}")
+            view.copy_(tensors[name])

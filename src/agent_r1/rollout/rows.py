@@ -1,0 +1,115 @@
+"""Trajectories to training rows: what was sampled, what was not, and where the reward sits.
+
+In: `Trajectory`. Out: `TrainingRow`s and, padded, a `Batch` of tensors. Next: `training/advantages.py`.
+
+**The row rule.** A step whose observation extends all tokens so far joins the row; otherwise a new row begins. An
+environment that appends gives one row an episode; one that rewrites its context gives one row a rewrite. Nothing else
+needs to know which it was.
+
+**The action mask** is 1 on sampled tokens and 0 on all others (prompt, tool results, template). It gates the policy
+loss, KL, entropy and value loss, and the recursion of advantages. This is the whole difference between RL for chat
+and RL for agents: tool tokens are in the context, but the policy did not choose them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from agent_r1.rollout.types import Trajectory
+
+
+@dataclass
+class TrainingRow:
+    """One sequence of tokens; the lists are equally long (T)."""
+
+    trajectory: int
+    """Index of the trajectory in its batch. The rows of a trajectory are consecutive and in time order."""
+    group_id: str
+    input_ids: list[int] = field(default_factory=list)
+    action_mask: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    """At sampling time; 0 where the mask is 0."""
+    rewards: list[float] = field(default_factory=list)
+    """Each step's reward, on the step's last action token."""
+    step_ids: list[int] = field(default_factory=list)
+    """The step that a token belongs to as an action; -1 for observations."""
+
+    def _extend(self, ids: list[int], logprobs: list[float] | None, step: int) -> None:
+        n, sampled = len(ids), logprobs is not None
+        self.input_ids += ids
+        self.action_mask += [int(sampled)] * n
+        self.logprobs += logprobs if sampled else [0.0] * n
+        self.rewards += [0.0] * n
+        self.step_ids += [step if sampled else -1] * n
+
+
+def trajectory_rows(trajectory: Trajectory, index: int) -> list[TrainingRow]:
+    """The training rows of one trajectory (none if nothing was sampled)."""
+    rows: list[TrainingRow] = []
+    for number, step in enumerate(trajectory.steps):
+        seen = rows[-1].input_ids if rows else None
+        if seen is None or step.observation_ids[: len(seen)] != seen:
+            rows.append(TrainingRow(index, trajectory.group_id))
+            seen = rows[-1].input_ids
+        row = rows[-1]
+        row._extend(step.observation_ids[len(seen) :], None, number)
+        row._extend(step.action_ids, step.action_logprobs, number)
+        if step.action_ids:
+            row.rewards[-1] += step.reward
+    return [row for row in rows if any(row.action_mask)]
+
+
+@dataclass
+class Batch:
+    """Rows padded on the right to the longest, B x T. Everything is 0 on padding."""
+
+    ids_BT: Tensor
+    """int64."""
+    mask_BT: Tensor
+    """float32 action mask."""
+    logprobs_BT: Tensor
+    """float32, log pi_old: of the policy that sampled."""
+    rewards_BT: Tensor
+    """float32."""
+    lengths_B: Tensor
+    """int64, tokens without padding."""
+    trajectory_B: Tensor
+    """int64."""
+    groups: list[str]
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+    def to(self, device: str) -> Batch:
+        """The same batch with its tensors on `device`."""
+        tensors = (self.ids_BT, self.mask_BT, self.logprobs_BT, self.rewards_BT, self.lengths_B, self.trajectory_B)
+        return Batch(*(t.to(device) for t in tensors), self.groups)
+
+    def __getitem__(self, index: Tensor) -> Batch:
+        """The rows at `index` (int64), cut to the longest of them."""
+        T = int(self.lengths_B[index].max())
+        matrices = (self.ids_BT, self.mask_BT, self.logprobs_BT, self.rewards_BT)
+        cut = (m[index, :T] for m in matrices)
+        return Batch(*cut, self.lengths_B[index], self.trajectory_B[index], [self.groups[i] for i in index.tolist()])
+
+
+def collate(rows: list[TrainingRow]) -> Batch:
+    """Pad rows into one batch."""
+    T = max(len(row.input_ids) for row in rows)
+
+    def pad(name: str, dtype: torch.dtype) -> Tensor:
+        lists = [getattr(row, name) for row in rows]
+        return torch.tensor([values + [0] * (T - len(values)) for values in lists], dtype=dtype)
+
+    return Batch(
+        ids_BT=pad("input_ids", torch.long),
+        mask_BT=pad("action_mask", torch.float32),
+        logprobs_BT=pad("logprobs", torch.float32),
+        rewards_BT=pad("rewards", torch.float32),
+        lengths_B=torch.tensor([len(row.input_ids) for row in rows]),
+        trajectory_B=torch.tensor([row.trajectory for row in rows]),
+        groups=[row.group_id for row in rows],
+    )

@@ -1,0 +1,8 @@
+"""Room 2, search: a corpus becomes an index, a query becomes passages. Read in this order:
+
+    encoders.py   text -> unit vectors
+    index.py      corpus.jsonl -> a FAISS index on disk -> the nearest passages
+    searcher.py   the queries of all running episodes, batched and cached
+
+In comes `corpus.jsonl` of room 1 (`data/`); out go `Hit`s to the search tool of room 3 (`tool/search.py`).
+"""

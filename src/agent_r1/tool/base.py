@@ -1,0 +1,340 @@
+"""What a tool is, and how one is called. In: a `ToolCall` that `env/` parsed. Out: a `ToolResult` for the next turn.
+
+The caller of a tool is a language model in training. It will misspell names, forget arguments, ask for the impossible,
+and do all of that a thousand times a minute. So `call_tool` never raises for anything that the model or the tool did:
+it answers with one short line that says what was wrong and what would be right, because that line is what the model
+reads next and learns from. A traceback would teach it nothing, fill its context, and show it our file system.
+
+    ToolCall ── known tool? ── arguments fit the schema? ── execute, within the deadline ── cut to size ──▶ ToolResult
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import difflib
+import inspect
+import json
+import re
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from agent_r1.errors import ConfigError
+
+if TYPE_CHECKING:
+    from jsonschema import Draft202012Validator
+    from jsonschema.exceptions import ValidationError
+
+
+class ToolErrorKind(StrEnum):
+    """Why a call gave no result. The environment counts these; the agent reads `ToolResult.content`."""
+
+    MALFORMED_CALL = "malformed_call"
+    """The text of the call could not be parsed."""
+    UNKNOWN_TOOL = "unknown_tool"
+    """There is no tool of that name."""
+    INVALID_ARGUMENTS = "invalid_arguments"
+    """The arguments do not fit the tool's schema, or the tool refused them."""
+    TIME_OUT = "time_out"
+    """The tool did not answer within its deadline."""
+    TOOL_ERROR = "tool_error"
+    """The tool raised an exception."""
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """One call as the agent wrote it. Everything in it is model output, so nothing in it is trusted."""
+
+    name: str
+    arguments: dict[str, Any] = field(default_factory=dict)
+    error: str | None = None
+    """Set when the call could not be parsed: what was wrong and what is expected, for the agent to read."""
+
+
+@dataclass(frozen=True)
+class ToolResult:
+    """What came of one call."""
+
+    content: str
+    """For the agent: the result, or one line that begins with `error:`. Always valid Unicode, never over the cap."""
+    ok: bool = True
+    error: ToolErrorKind | None = None
+    seconds: float = 0.0
+    """Wall-clock time of the call."""
+    data: dict[str, Any] = field(default_factory=dict)
+    """For people and logs (ids of passages, for example). The agent never sees it."""
+
+
+@dataclass(frozen=True)
+class ToolOutput:
+    """What `execute` may return instead of a plain string, when there is something for people and logs as well."""
+
+    content: str
+    data: dict[str, Any] = field(default_factory=dict)
+
+
+class InvalidArgumentsError(ValueError):
+    """Raised by a tool for arguments that fit its schema and make no sense all the same. The agent reads the text."""
+
+
+class BaseTool(ABC):
+    """A tool: three class attributes and one method.
+
+        class Double(BaseTool):
+            name = "double"
+            description = "Doubles a number."
+            parameters = {"type": "object", "properties": {"x": {"type": "number"}}, "required": ["x"]}
+
+            def execute(self, args):
+                return str(2 * args["x"])
+
+    A typed function with a docstring makes one too, see `@tool` in function.py. Construction raises ConfigError where
+    the name, the description or the schema is wrong.
+    """
+
+    name: str
+    description: str
+    parameters: dict[str, Any]
+    """JSON schema of the arguments; its type is `object`."""
+    timeout_s: float | None = None
+    """Deadline of one call in seconds; None takes the caller's (`env.tool_timeout_s`)."""
+    max_chars: int | None = None
+    """Longest content; None takes the caller's (`env.tool_max_chars`)."""
+
+    def __init__(self) -> None:
+        _ = self.validator
+
+    @abstractmethod
+    def execute(self, args: dict[str, Any]) -> Any:
+        """Do it. `args` fit the schema.
+
+        Return the text for the agent, or a `ToolOutput`; anything else is written as JSON. May be `async def`; then it
+        must not block, because it runs in the event loop among all other episodes. A plain `def` runs in a thread of
+        its own, concurrently with other calls of the same tool. Exceptions become errors that the agent reads.
+        """
+
+    def schema(self) -> dict[str, Any]:
+        """This tool in OpenAI's form, as chat templates and servers expect it."""
+        function = {"name": self.name, "description": self.description, "parameters": self.parameters}
+        return {"type": "function", "function": function}
+
+    @property
+    def is_async(self) -> bool:
+        """Whether `execute` runs in the event loop (True) or in a thread (False)."""
+        return inspect.iscoroutinefunction(self.execute)
+
+    @cached_property
+    def validator(self) -> Draft202012Validator:
+        """The compiled schema, made once a tool: checking and compiling takes a hundred times as long as validating."""
+        return _compile(self)
+
+
+async def call_tool(tools: dict[str, BaseTool], call: ToolCall, timeout_s: float, max_chars: int) -> ToolResult:
+    """Execute one call. Whatever the model or the tool does, the answer is a `ToolResult`.
+
+    `timeout_s` (seconds) and `max_chars` (characters) hold for tools that do not set their own. A cancellation of the
+    episode and Ctrl-C pass through.
+    """
+    start = time.perf_counter()
+    tool = tools.get(call.name) if isinstance(call.name, str) else None
+    refusal = _refuse(tools, tool, call)
+    if refusal is not None:  # from here on, there is a tool
+        return _result(refusal, start, max_chars)
+    timeout_s = timeout_s if tool.timeout_s is None else tool.timeout_s
+    max_chars = max_chars if tool.max_chars is None else tool.max_chars
+    try:
+        async with asyncio.timeout(timeout_s) as deadline:
+            running = tool.execute(call.arguments) if tool.is_async else _in_thread(tool.execute, call.arguments)
+            value = await running
+            if inspect.isawaitable(value):  # an async function behind a plain decorator does not look like one
+                value = await value
+            outcome = _as_output(value)
+    except InvalidArgumentsError as error:
+        outcome = _Failure(ToolErrorKind.INVALID_ARGUMENTS, f"{tool.name}: {_safe(error)}")
+    # SystemExit is no Exception; a tool that calls sys.exit() must not end the training run.
+    except (Exception, SystemExit) as error:
+        if isinstance(error, TimeoutError) and deadline.expired():  # ours, and not one that the tool met on its way
+            outcome = _Failure(ToolErrorKind.TIME_OUT, f"{tool.name} took longer than {timeout_s:g} s; ask for less")
+        else:
+            outcome = _Failure(ToolErrorKind.TOOL_ERROR, f"{tool.name} failed: {_safe(error)}")
+    return _result(outcome, start, max_chars)
+
+
+# ------------------------------------------------------------------------------------------ the parts of call_tool
+
+
+@dataclass(frozen=True)
+class _Failure:
+    kind: ToolErrorKind
+    message: str
+
+
+def _refuse(tools: dict[str, BaseTool], tool: BaseTool | None, call: ToolCall) -> _Failure | None:
+    """Why this call is not even tried, or None."""
+    if call.error is not None:
+        return _Failure(ToolErrorKind.MALFORMED_CALL, call.error)
+    if tool is None:
+        known = ", ".join(sorted(tools)) or "none"
+        return _Failure(ToolErrorKind.UNKNOWN_TOOL, f"unknown tool {_quote(call.name)}; available: {known}")
+    if not isinstance(call.arguments, dict):
+        return _Failure(ToolErrorKind.INVALID_ARGUMENTS, f"{tool.name}: arguments must be an object; {_accepted(tool)}")
+    validator = tool.validator  # not within the `try`: a tool with a wrong schema is a bug of ours, which stays loud
+    try:
+        wrong = None if validator.is_valid(call.arguments) else _explain(tool, call.arguments)
+    except Exception:  # a validator gives up in many ways on lists nested a thousand deep, or a 5,000-digit number
+        wrong = f"{tool.name}: arguments are too large or nested too deeply"
+    return None if wrong is None else _Failure(ToolErrorKind.INVALID_ARGUMENTS, wrong)
+
+
+async def _in_thread(execute: Callable[[dict[str, Any]], Any], args: dict[str, Any]) -> Any:
+    """Run a blocking `execute` in a daemon thread of its own and await the result.
+
+    `asyncio.to_thread` would be shorter, and has a trap: a thread cannot be stopped, so a call that hangs goes on after
+    its deadline. In the shared pool (six workers on two cores) six such calls would block every tool for good, and the
+    interpreter would wait for them before it exits. A daemon thread that hangs is a leak; it stops nobody.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
+    context = contextvars.copy_context()
+
+    def settle(outcome: tuple[Any, BaseException | None]) -> None:
+        if not done.done():  # the deadline or a cancellation was first
+            done.set_result(outcome)
+
+    def work() -> None:
+        try:
+            outcome = context.run(execute, args), None
+        except BaseException as error:  # carried over to the coroutine, which raises it
+            outcome = None, error
+        with contextlib.suppress(RuntimeError):  # the event loop was closed meanwhile: nobody waits any more
+            loop.call_soon_threadsafe(settle, outcome)
+
+    threading.Thread(target=work, name="tool", daemon=True).start()
+    value, error = await done
+    if error is not None:
+        raise error
+    return value
+
+
+def _as_output(value: Any) -> ToolOutput:
+    if isinstance(value, ToolOutput):
+        return value
+    return ToolOutput(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str))
+
+
+def _result(outcome: ToolOutput | _Failure, start: float, max_chars: int) -> ToolResult:
+    if isinstance(outcome, ToolOutput):
+        content = _cut(_unicode(outcome.content), max_chars)
+        return ToolResult(content, seconds=time.perf_counter() - start, data=outcome.data)
+    content = f"error: {_one_line(outcome.message)}"[:max_chars]  # short as it is; its beginning is what matters
+    return ToolResult(content, ok=False, error=outcome.kind, seconds=time.perf_counter() - start)
+
+
+def _cut(text: str, max_chars: int) -> str:
+    """At most `max_chars` characters. The cut is marked, or the agent would take what is left for all there is."""
+    if len(text) <= max_chars:
+        return text
+    mark = f" [cut off: {len(text)} characters]"
+    return text[: max_chars - len(mark)] + mark if len(mark) < max_chars else text[:max_chars]
+
+
+# ---------------------------------------------------------------------------------------------- words for the agent
+
+LONGEST_MESSAGE = 300
+_PATH = re.compile(r"(?<![\w/:])(?:[A-Za-z]:\\|~?/)[^\s'\",;)]+")
+
+
+def _safe(error: BaseException) -> str:
+    """The first line of an exception, without the paths in it. An OSError's own words hold its file name."""
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    if isinstance(error, LookupError):  # a KeyError's text is the bare key
+        text = f"{type(error).__name__}: {text}"
+    text = _PATH.sub("(path)", text.strip().splitlines()[0] if text.strip() else "")
+    return text or type(error).__name__
+
+
+def _one_line(text: Any) -> str:
+    text = _unicode(" ".join(str(text).split()))
+    return text if len(text) <= LONGEST_MESSAGE else text[: LONGEST_MESSAGE - 3] + "..."
+
+
+def _unicode(text: str) -> str:
+    """Without lone surrogates: JSON's "\\ud800" makes them, no UTF-8 can hold them, and tokenizers raise on them."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _quote(value: Any) -> str:
+    """A value of the model's, short enough to be quoted back."""
+    plain = isinstance(value, str | float | None) or (isinstance(value, int) and abs(value) < 1e18)
+    text = repr(value) if plain else type(value).__name__  # Python refuses to print integers of 5,000 digits
+    return text if len(text) <= 40 else text[:36] + "..." + text[-1]
+
+
+def _accepted(tool: BaseTool) -> str:
+    """`accepts: query (string, required), limit (integer)`."""
+    properties, required = tool.parameters.get("properties", {}), tool.parameters.get("required", [])
+    parts = []
+    for key, schema in properties.items():
+        traits = [str(schema["type"])] if isinstance(schema, dict) and "type" in schema else []
+        traits += ["required"] if key in required else []
+        parts.append(f"{key} ({', '.join(traits)})" if traits else key)
+    return f"accepts: {', '.join(parts) or 'no arguments'}"
+
+
+def _explain(tool: BaseTool, arguments: dict[str, Any]) -> str:
+    """One line from jsonschema's findings: which key is wrong, and what is accepted."""
+    from jsonschema.exceptions import best_match
+
+    missing = [key for key in tool.parameters.get("required", []) if key not in arguments]
+    if missing:
+        return f"{tool.name}: missing argument {', '.join(map(repr, missing))}; {_accepted(tool)}"
+    properties = tool.parameters.get("properties", {})
+    unknown = [key for key in arguments if key not in properties]
+    if unknown and tool.parameters.get("additionalProperties") is False:
+        close = difflib.get_close_matches(unknown[0], properties, n=1)
+        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        return f"{tool.name}: unknown argument {_quote(unknown[0])}{hint}; {_accepted(tool)}"
+    return f"{tool.name}: {_describe(best_match(tool.validator.iter_errors(arguments)))}; {_accepted(tool)}"
+
+
+def _describe(error: ValidationError) -> str:
+    key = ".".join(str(part) for part in error.absolute_path)
+    subject = f"argument {key!r}" if key else "the arguments"
+    if error.validator == "type":
+        expected = error.validator_value
+        names = expected if isinstance(expected, str) else " or ".join(expected)
+        return f"{subject} must be {names}, not {_quote(error.instance)}"
+    if error.validator == "enum":
+        return f"{subject} must be one of {', '.join(map(repr, error.validator_value))}, not {_quote(error.instance)}"
+    # Any other rule, by its name in the schema: "argument 'x' must have maximum 10, not 12".
+    return f"{subject} must have {error.validator} {error.validator_value}, not {_quote(error.instance)}"
+
+
+# ------------------------------------------------------------------------------------------------ checking a tool
+
+
+def _compile(tool: BaseTool) -> Draft202012Validator:
+    from jsonschema import Draft202012Validator
+    from jsonschema.exceptions import SchemaError
+
+    owner = f"tool {getattr(tool, 'name', None) or type(tool).__name__}"
+    for attribute in ("name", "description", "parameters"):
+        if not getattr(tool, attribute, None):
+            raise ConfigError(f"{owner} has no {attribute}; set it as a class attribute")
+    if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", tool.name):
+        raise ConfigError(f"{owner}: a tool's name has 1 to 64 letters, digits, '_' or '-'; rename it")
+    try:
+        Draft202012Validator.check_schema(tool.parameters)
+    except SchemaError as error:
+        where = ".".join(map(str, error.absolute_path)) or "its top"
+        raise ConfigError(f"{owner}: parameters is no JSON schema (at {where}: {error.message}); mend it") from None
+    if tool.parameters.get("type") != "object":
+        raise ConfigError(f"{owner}: parameters must have \"type\": \"object\", because arguments are given by name")
+    return Draft202012Validator(tool.parameters)

@@ -1,0 +1,51 @@
+"""The search tool: what the agent calls to read the corpus. In: a query. Out: passages, one a line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agent_r1.errors import ConfigError
+from agent_r1.search.index import Hit
+from agent_r1.search.searcher import Searcher
+from agent_r1.tool.base import BaseTool, InvalidArgumentsError, ToolOutput
+
+
+class SearchTool(BaseTool):
+    """Finds the passages nearest to a query. Calls that run side by side share one batch (search/searcher.py)."""
+
+    name = "search"
+    description = "Search for passages about a query."
+    parameters = {
+        "type": "object",
+        "properties": {"query": {"type": "string", "description": "What to look for."}},
+        "required": ["query"],
+        "additionalProperties": False,
+    }
+
+    def __init__(self, searcher: Searcher, top_k: int):
+        if top_k < 1:
+            raise ConfigError(f"search.top_k={top_k} finds nothing; set it to 1 or more")
+        super().__init__()
+        self.searcher = searcher
+        self.top_k = top_k
+
+    @classmethod
+    def make(cls, searcher: Searcher | None = None, top_k: int = 3, **_: Any) -> SearchTool:
+        """From the resources of a run, for `make_tools`."""
+        if searcher is None:
+            raise ConfigError("the tool 'search' needs an index; build one with `agent-r1 index`, or drop the tool")
+        return cls(searcher, top_k)
+
+    async def execute(self, args: dict[str, Any]) -> ToolOutput:
+        query = args["query"].strip()
+        if not query:
+            raise InvalidArgumentsError("query is empty; write what to look for, for example the name of an entity")
+        hits = await self.searcher.search(query, self.top_k)
+        content = "\n".join(_line(hit) for hit in hits) or "no results"
+        return ToolOutput(content, {"ids": [hit.id for hit in hits], "scores": [round(hit.score, 4) for hit in hits]})
+
+
+def _line(hit: Hit) -> str:
+    """One passage on one line, with its title in front unless the text itself begins with it: tokens cost time."""
+    text = hit.text if hit.text.startswith(hit.title) else f"{hit.title}: {hit.text}"
+    return " ".join(text.split())

@@ -1,0 +1,202 @@
+"""Advantages: how much better was each action token than expected?
+
+In: the rewards, masks (and values) of a batch of training rows (`rollout/rows.py`). Out: one number per action token.
+Next: `losses.py` makes tokens with a positive advantage more likely and the others less. Pure functions of tensors,
+chosen by name from `ESTIMATORS`; the local loop and verl call the same ones.
+
+Only sampled tokens are actions. Tool results and prompts stand in the same row, so every function here looks through
+`mask_BT` first and gives 0 to all other tokens: credit goes only to what the policy chose.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from agent_r1.config import nearest
+from agent_r1.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class AdvantageInputs:
+    """A whole batch: every sample of a prompt must be in it. B rows, T tokens."""
+
+    rewards_BT: Tensor
+    """float32. The reward on the action token that earned it, 0 elsewhere; ignored where the mask is 0."""
+    mask_BT: Tensor
+    """bool or 0/1. 1 on sampled tokens."""
+    values_BT: Tensor | None
+    """V(s_t) at action token t: the critic's value of the state *before* the token. None for grpo."""
+    group_B: list[str] | Tensor
+    """Prompt group of each row."""
+    trajectory_B: Tensor
+    """int64. Rows with one number are one trajectory; they are consecutive and in time order."""
+    gamma: float = 1.0
+    """Discount per action token."""
+    lam: float = 1.0
+    """GAE's lambda."""
+    normalize_std: bool = True
+    """grpo: divide by the group's standard deviation. ppo: whiten over the batch."""
+
+
+@dataclass(frozen=True)
+class AdvantageOutput:
+    """Both float32 [B, T] and 0 where the mask is 0."""
+
+    advantages_BT: Tensor
+    returns_BT: Tensor
+    """ppo: the critic's target. grpo: the score of the trajectory (it has no critic; for logs)."""
+
+
+Estimator = Callable[[AdvantageInputs], AdvantageOutput]
+
+
+# ------------------------------------------------------------------------------------------------------------- grpo
+
+
+def grpo(inputs: AdvantageInputs) -> AdvantageOutput:
+    """Group-relative advantages (GRPO, 2402.03300, section 4.1.2, outcome supervision).
+
+        score_i = sum of all rewards of trajectory i        A_i = (score_i - mean_G) / (std_G + 1e-6)
+
+    over the G trajectories of one prompt; every action token of trajectory i gets A_i. The other samples of the prompt
+    stand in for a critic: their mean is the baseline. `normalize_std=False` leaves the division out (Dr. GRPO,
+    2503.20783): it weighs up prompts on which nearly all samples agree. std is the unbiased one (G - 1), as in verl.
+
+    Statistics are over trajectories, not rows: an episode that rewrote its context has several rows, one score and one
+    vote. Raises ConfigError for a group of one.
+    """
+    mask_BT = inputs.mask_BT.bool()
+    index_B, n = _trajectory_index(inputs.trajectory_B)
+    earned_B = torch.where(mask_BT, inputs.rewards_BT.float(), 0.0).sum(dim=1)
+    score_N = earned_B.new_zeros(n).index_add_(0, index_B, earned_B)
+    advantage_N = torch.zeros_like(score_N)
+    for group, members in _groups(inputs.group_B, index_B).items():
+        if len(members) == 1:
+            raise ConfigError(
+                f"grpo: group {group!r} has a single trajectory and nothing to compare it with; set "
+                "rollout.samples_per_prompt to 2 or more and keep the samples of a prompt in one batch, or use ppo"
+            )
+        advantage_N[members] = _standardize(score_N[members], inputs.normalize_std)
+    return AdvantageOutput(_to_tokens(advantage_N[index_B], mask_BT), _to_tokens(score_N[index_B], mask_BT))
+
+
+def _standardize(score_G: Tensor, normalize_std: bool) -> Tensor:
+    # Equal scores carry no information and must give 0 exactly. float32 has 7 digits: the mean of seven times 0.8 is
+    # not 0.8, nor is 0.3 + 0.3 + 0.3 equal to 0.9, and such noise divided by (0 + 1e-6) is an advantage of 0.05.
+    if score_G.max() - score_G.min() <= 1e-6 * score_G.abs().max():
+        return torch.zeros_like(score_G)
+    centered_G = score_G - score_G.mean()
+    return centered_G / (score_G.std() + 1e-6) if normalize_std else centered_G
+
+
+def _groups(group_B: list[str] | Tensor, index_B: Tensor) -> dict[object, list[int]]:
+    """The trajectories (numbers 0..N-1) of each group."""
+    groups = group_B.tolist() if isinstance(group_B, Tensor) else group_B
+    pairs = dict.fromkeys(zip(groups, index_B.tolist(), strict=True))  # a trajectory of several rows counts once
+    members: dict[object, list[int]] = defaultdict(list)
+    for group, trajectory in pairs:
+        members[group].append(trajectory)
+    if len(pairs) != len({trajectory for _, trajectory in pairs}):
+        raise ValueError("a trajectory has rows in two groups")
+    return members
+
+
+def _to_tokens(score_B: Tensor, mask_BT: Tensor) -> Tensor:
+    return torch.where(mask_BT, score_B[:, None], 0.0)
+
+
+# -------------------------------------------------------------------------------------------------------------- ppo
+
+
+def ppo(inputs: AdvantageInputs) -> AdvantageOutput:
+    """Generalised advantage estimation (GAE, 1506.02438, eq. 16) over the action tokens a_1 ... a_L of a trajectory.
+
+        delta_t = r_t + gamma * V_{t+1} - V_t                V_{L+1} = 0: the episode is over
+        A_t     = delta_t + gamma * lam * A_{t+1}            A_{L+1} = 0
+        R_t     = A_t + V_t                                  the critic's target
+
+    t counts *action tokens*: the successor of the last token of a tool call is the first token that the agent samples
+    after the result, even when 300 tokens of result lie between, or when the context was rewritten and it stands in the
+    next row. Were tool tokens counted, (1) a long result would discount the future by (gamma * lam)^300, so that the
+    decision to search gets the less credit the more it found, and (2) delta would be built from values at tool tokens,
+    where the critic is never trained.
+
+    A cut-off episode is over as well: its outcome has been paid, so nothing is bootstrapped.
+
+    With `normalize_std` the advantages (not R_t) are then whitened over all action tokens of the batch: mean 0,
+    unbiased variance 1, as in verl. Raises ConfigError without values, or with fewer than two tokens to whiten.
+    """
+    if inputs.values_BT is None:
+        raise ConfigError("ppo needs the values of a critic; pass values_BT, or use grpo, which needs none")
+    mask_BT = inputs.mask_BT.bool()
+    index_B, n = _trajectory_index(inputs.trajectory_B)
+    # Throw the other tokens away: lay the A action tokens of the batch out as one line per trajectory, N x L. Row-major
+    # order is time order, across the rows of a trajectory too. Then the recursion is the textbook's.
+    row_A, column_A = mask_BT.nonzero(as_tuple=True)
+    trajectory_A = index_B[row_A]
+    length_N = torch.bincount(trajectory_A, minlength=n)
+    start_N = length_N.cumsum(0) - length_N
+    position_A = torch.arange(len(row_A), device=row_A.device) - start_N[trajectory_A]
+    rewards_NL = inputs.rewards_BT.new_zeros(n, int(length_N.max()), dtype=torch.float32)
+    values_NL = torch.zeros_like(rewards_NL)
+    rewards_NL[trajectory_A, position_A] = inputs.rewards_BT[row_A, column_A].float()
+    values_NL[trajectory_A, position_A] = inputs.values_BT[row_A, column_A].detach().float()
+
+    advantages_NL = _gae(rewards_NL, values_NL, inputs.gamma, inputs.lam)
+    advantages_A = advantages_NL[trajectory_A, position_A]
+    returns_A = advantages_A + values_NL[trajectory_A, position_A]
+    if inputs.normalize_std:
+        advantages_A = _whiten(advantages_A)
+
+    advantages_BT = torch.zeros_like(inputs.rewards_BT, dtype=torch.float32)
+    returns_BT = torch.zeros_like(advantages_BT)
+    advantages_BT[row_A, column_A] = advantages_A
+    returns_BT[row_A, column_A] = returns_A
+    return AdvantageOutput(advantages_BT, returns_BT)
+
+
+def _gae(rewards_NL: Tensor, values_NL: Tensor, gamma: float, lam: float) -> Tensor:
+    """The recursion, backwards in time. Shorter trajectories end in zeros, which leave V and A at 0 as they must be."""
+    advantages_NL = torch.zeros_like(rewards_NL)
+    next_value_N = next_advantage_N = rewards_NL.new_zeros(len(rewards_NL))
+    for t in reversed(range(rewards_NL.shape[1])):
+        delta_N = rewards_NL[:, t] + gamma * next_value_N - values_NL[:, t]
+        next_advantage_N = delta_N + gamma * lam * next_advantage_N
+        next_value_N = values_NL[:, t]
+        advantages_NL[:, t] = next_advantage_N
+    return advantages_NL
+
+
+def _whiten(x_A: Tensor) -> Tensor:
+    if len(x_A) < 2:
+        raise ConfigError(
+            f"ppo: cannot whiten {len(x_A)} action tokens; sample more episodes, or set advantage.normalize_std=false"
+        )
+    return (x_A - x_A.mean()) * torch.rsqrt(x_A.var() + 1e-8)
+
+
+# ---------------------------------------------------------------------------------------------------------- by name
+
+
+def _trajectory_index(trajectory_B: Tensor) -> tuple[Tensor, int]:
+    """Number trajectories 0..N-1 in order of appearance. Raises ValueError if the rows of one are not consecutive."""
+    numbers, index_B = torch.unique_consecutive(trajectory_B, return_inverse=True)
+    if len(numbers.unique()) != len(numbers):
+        raise ValueError("the rows of a trajectory must be consecutive and in time order")
+    return index_B, len(numbers)
+
+
+ESTIMATORS: dict[str, Estimator] = {"grpo": grpo, "ppo": ppo}
+"""Every estimator by name. A new one: write the function, add it here, imitate tests/test_advantages.py."""
+
+
+def get_estimator(name: str) -> Estimator:
+    """The estimator called `name`. Raises ConfigError with the nearest match."""
+    if name not in ESTIMATORS:
+        raise ConfigError(f"unknown estimator {name!r}{nearest(name, ESTIMATORS)}; choose from {', '.join(ESTIMATORS)}")
+    return ESTIMATORS[name]

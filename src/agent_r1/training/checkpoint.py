@@ -1,0 +1,108 @@
+"""Checkpoints that can be trusted after a crash.
+
+A checkpoint is a folder `checkpoints/step_000040/`:
+
+    model/          the policy in Hugging Face's format: what evaluation, export and chat read
+    trainer.pt      optimizer states, critic: what only a resumed run needs
+    manifest.json   step, configuration fingerprint, SHA-256 of every file
+
+It is written under another name and renamed when whole, so a kill -9 leaves either the old state or the new one. A
+folder without a fitting manifest is not a checkpoint, and resuming says so instead of training on damaged weights.
+`trainer.pt` is read with `weights_only=True`: tensors and plain containers, never code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from agent_r1.errors import AgentR1Error
+
+FORMAT = 1
+_NAME = re.compile(r"step_(\d{6})")
+
+
+def save_checkpoint(
+    folder: Path, step: int, write_model: Callable[[Path], None], state: dict[str, Any], fingerprint: str, keep: int
+) -> Path:
+    """Write `folder/step_NNNNNN` and delete all but the newest `keep`. `write_model` fills the model folder."""
+    final = folder / f"step_{step:06d}"
+    part = folder / f".part-step_{step:06d}"
+    _remove(part)
+    try:
+        part.mkdir(parents=True)
+        write_model(part / "model")
+        torch.save(state, part / "trainer.pt")
+        files = {str(f.relative_to(part)): sha256(f) for f in sorted(part.rglob("*")) if f.is_file()}
+        manifest = {"format": FORMAT, "step": step, "config": fingerprint, "files": files}
+        (part / "manifest.json").write_text(json.dumps(manifest, indent=1))
+        _remove(final)
+        part.rename(final)
+    except OSError as error:
+        _remove(part)
+        raise AgentR1Error(
+            f"cannot write the checkpoint {final} ({error.strerror}); free space or mend permissions, then continue "
+            "with --resume"
+        ) from None
+    for old in list_checkpoints(folder)[:-keep]:
+        _remove(old)
+    return final
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """Checkpoint folders, oldest first. Half-written ones carry another name and are not among them."""
+    return sorted(p for p in folder.glob("step_*") if _NAME.fullmatch(p.name)) if folder.is_dir() else []
+
+
+def read_checkpoint(path: Path, fingerprint: str | None = None) -> tuple[int, dict[str, Any]]:
+    """The step and trainer state of a checkpoint, after every file has been held against its hash.
+
+    Raises AgentR1Error for a missing, damaged or foreign checkpoint; with `fingerprint`, also for another
+    configuration's.
+    """
+    manifest = verify_checkpoint(path)
+    if fingerprint is not None and manifest["config"] != fingerprint:
+        raise AgentR1Error(
+            f"{path} was made with another configuration; resume with the settings in the run's config.yaml, or start "
+            "a new run with --run NAME"
+        )
+    return manifest["step"], torch.load(path / "trainer.pt", map_location="cpu", weights_only=True)
+
+
+def verify_checkpoint(path: Path) -> dict[str, Any]:
+    """The manifest, once every file it names is there and whole."""
+    try:
+        manifest = json.loads((path / "manifest.json").read_text())
+        files, version = manifest["files"], manifest["format"]
+        if version != FORMAT or not {"step", "config"} <= manifest.keys():
+            raise AgentR1Error(f"{path} has checkpoint format {version!r}; this version reads {FORMAT}")
+        damaged = [name for name, digest in files.items() if sha256(path / name) != digest]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise AgentR1Error(
+            f"{path} is not a complete checkpoint ({type(error).__name__}: {error}); delete it and resume from the one "
+            "before, or start again without --resume"
+        ) from None
+    if damaged:
+        raise AgentR1Error(
+            f"{path} is damaged: {damaged[0]} does not match its checksum; delete the folder and resume from the "
+            "checkpoint before it"
+        )
+    return manifest
+
+
+def sha256(path: Path) -> str:
+    """Hex digest of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _remove(path: Path) -> None:
+    if path.exists():
+        shutil.rmtree(path)

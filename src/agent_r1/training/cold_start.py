@@ -1,0 +1,204 @@
+"""Cold start: behaviour cloning of an imperfect demonstrator, so that RL has something to reinforce.
+
+In: training rows, the search index. Out: a model folder that knows the format, can copy names, and plays the task badly.
+Next: `loop.py`.
+
+RL from nothing does not start: a model that never once searches and answers correctly never sees a reward. A pretrained
+model brings that knowledge along; ours gets it in a minute from demonstrations, in two phases:
+
+    (a) copying   clean one-hop episodes. The long pole: answers are names that no training batch has shown before.
+    (b) mixture   all kinds of questions, by a demonstrator that mostly plays badly (see BEHAVIOURS). Cloning a mixture
+                  gives a policy that *samples* the mixture: right now and then, which is what RL needs to see.
+
+The demonstrator is a `Policy` like any other: the same episode loop asks it for turns, the same tools answer it and the
+same rows and masks come out. Its own tokens are the ones that the loss is on; tool results are only read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from agent_r1.config import ColdStartConfig, Config
+from agent_r1.data.tinyhop import HEADS, RELATIONS, TAILS, make_questions, make_world, relation_noun
+from agent_r1.rollout.chat_format import ChatFormat
+from agent_r1.rollout.episode import AgentEnvLoop, Task, derive_seed, run_episodes
+from agent_r1.rollout.qwen import Qwen
+from agent_r1.rollout.rows import Batch, TrainingRow, collate, trajectory_rows
+from agent_r1.rollout.types import Generation, Row, Sampling
+from agent_r1.training.forward import action_logprobs, micro_batches
+
+BEHAVIOURS = {
+    "good": "looks up every hop, then answers",
+    "stop_early": "stops before the last hop and answers with what it has",
+    "guess": "answers at once with a name from the question, or yes or no",
+    "bad_query": "searches for the relation without the entity, and answers from what comes back",
+    "wrong_entity": "follows a wrong name from a passage",
+}
+"""What the demonstrator of phase (b) can do. One is drawn for each episode."""
+
+_NAME = re.compile(r"[A-Z][a-z]+")
+
+
+@dataclass
+class _Script:
+    """One episode of the demonstrator."""
+
+    row: Row
+    behaviour: str
+    rng: random.Random
+    turn: int = 0
+
+
+class Demonstrator:
+    """A `Policy` that reads the solution from the row and plays it, well or badly."""
+
+    def __init__(self, chat: ChatFormat):
+        self.chat = chat
+        self._scripts: dict[str, _Script] = {}
+
+    def begin(self, session: str, row: Row, behaviour: str, seed: int) -> None:
+        """Announce an episode; the loop's calls of `generate` with this session then follow the script."""
+        self._scripts[session] = _Script(row, behaviour, random.Random(seed))
+
+    async def generate(self, prompt_ids: list[int], sampling: Sampling, session: str | None = None) -> Generation:
+        script = self._scripts[session]
+        ids = self.chat.encode_trusted(self._turn(script, prompt_ids)) + [self.chat.turn_end_id]
+        script.turn += 1
+        return Generation(ids, [0.0] * len(ids), "stop")
+
+    def release(self, session: str) -> None:
+        self._scripts.pop(session, None)
+
+    def _turn(self, script: _Script, prompt_ids: list[int]) -> str:
+        row, rng, turn = script.row, script.rng, script.turn
+        lookups, answer = row["extra_info"]["lookups"], row["reward_model"]["ground_truth"][0]
+        names = _NAME.findall(row["prompt"][-1]["content"])
+        behaviour = script.behaviour
+        if behaviour == "guess":
+            return answer_turn("guess", _guess(row, names, rng))
+        if behaviour == "bad_query" and turn == 0:
+            return search_turn(lookups[0], query=relation_noun(lookups[0]["relation"]))
+        if turn == 0:
+            return search_turn(lookups[0])
+        read = _NAME.findall(self.chat.decode(prompt_ids).rpartition("<tool_response>")[2])
+        if behaviour in ("bad_query", "wrong_entity"):
+            # Whatever it read, it takes some name from it and stops, or follows it for one more hop.
+            name = rng.choice(read) if read else names[0]
+            if behaviour == "wrong_entity" and turn < len(lookups):
+                return search_turn(lookups[turn], query=name)
+            return answer_turn("answer", name if answer not in ("yes", "no") else rng.choice(["yes", "no"]))
+        if turn < len(lookups) and not (behaviour == "stop_early" and rng.random() < 0.7):
+            return search_turn(lookups[turn])
+        if turn < len(lookups):
+            return answer_turn("answer", _premature(row, lookups[turn - 1]["value"], names, rng))
+        return answer_turn("answer", answer)
+
+
+def search_turn(lookup: dict, query: str | None = None) -> str:
+    """Think of the relation, search for the entity."""
+    call = json.dumps({"name": "search", "arguments": {"query": query or lookup["entity"]}})
+    return f"<think>find the {relation_noun(lookup['relation'])}</think><tool_call>\n{call}\n</tool_call>"
+
+
+def answer_turn(thought: str, answer: str) -> str:
+    """The last turn."""
+    return f"<think>{thought}</think><answer>{answer}</answer>"
+
+
+def _guess(row: Row, names: list[str], rng: random.Random) -> str:
+    return rng.choice(["yes", "no"]) if row["extra_info"]["kind"] == "yes-no" else rng.choice(names)
+
+
+def _premature(row: Row, found: str, names: list[str], rng: random.Random) -> str:
+    """The answer of one who stops early: for a chain what was found so far, else a guess."""
+    return found if row["extra_info"]["kind"].endswith("hop") else _guess(row, names, rng)
+
+
+# ------------------------------------------------------------------------------------------------- demonstrations
+
+
+def demonstrate(
+    rows: list[Row], behaviours: dict[str, float], loop: AgentEnvLoop, seed: int, label: str
+) -> list[TrainingRow]:
+    """Run the demonstrator once over each of `rows`, through the real environment and its tools."""
+    demonstrator: Demonstrator = loop.policy
+    names, weights = list(behaviours), list(behaviours.values())
+    tasks = []
+    for i, row in enumerate(rows):
+        session = f"{label}-{i}"
+        episode_seed = derive_seed(seed, label, i)
+        demonstrator.begin(session, row, random.Random(episode_seed).choices(names, weights)[0], episode_seed)
+        tasks.append(Task(row, session, session))
+    trajectories = asyncio.run(run_episodes(loop, tasks, Sampling(max_tokens=loop.limits.max_tokens_per_turn)))
+    return [row for i, t in enumerate(trajectories) for row in trajectory_rows(t, i)]
+
+
+def tokenizer_texts(config: Config) -> Iterator[str]:
+    """Pieces of conversations in a throw-away world, to train the tokenizer on.
+
+    Names are shown one syllable at a time. BPE merges whatever stands together often; shown whole names, it would learn
+    pieces that straddle two syllables, and spell a name it has not seen unlike those that it has.
+    """
+    rng = random.Random(f"{config.seed}/tokenizer")
+    world = make_world(rng, 600, set())
+    texts = [f"user\n{question.text}" for question in make_questions(world, rng, 1000, config.data.mix)]
+    texts += [f"\n{passage.text}\n" for passage in world.passages()]
+    texts += [search_turn({"relation": relation, "entity": "Name"}) for relation in RELATIONS] * 50
+    texts += ["assistant\n", "system\ntools: search(query)", "answer", "guess", "yes", "no"] * 500
+    names = "|".join(passage.title for passage in world.passages())
+    for text in texts:
+        yield from re.split(f"{names}|Name|<[a-z_/]+>", text)
+    for _ in range(1000):
+        yield from TAILS
+        yield from (head.capitalize() for head in HEADS)
+
+
+# ------------------------------------------------------------------------------------------------------- cloning
+
+
+def clone(
+    model: Qwen,
+    rows: list[TrainingRow],
+    steps: int,
+    config: ColdStartConfig,
+    seed: int,
+    on_step: Callable[[int, float], None],
+) -> None:
+    """Supervised learning on the action tokens of `rows`: mean cross-entropy, AdamW, warm-up and linear decay."""
+    batch = collate(rows)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, betas=(0.9, 0.98), weight_decay=0.01, fused=True)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda s: min(1.0, (s + 1) / 20) * max(0.05, 1 - s / steps)
+    )
+    batches = _endless_batches(batch, config.tokens_per_step, seed)
+    model.train()
+    for step in range(steps):
+        part = batch[next(batches)]
+        logprobs_BT, _ = action_logprobs(model, part)
+        loss = -logprobs_BT.sum() / part.mask_BT.sum()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad(set_to_none=True)
+        on_step(step, loss.item())
+
+
+def _endless_batches(batch: Batch, tokens: int, seed: int) -> Iterator[Tensor]:
+    """Row indices of about `tokens` tokens each: alike in length within a batch, in random order between batches."""
+    g = torch.Generator().manual_seed(seed)
+    while True:
+        # A little noise on the lengths, so that the same rows do not meet in each epoch.
+        noisy = batch.lengths_B + torch.randint(0, 8, batch.lengths_B.shape, generator=g)
+        groups = list(micro_batches(noisy, tokens))
+        for i in torch.randperm(len(groups), generator=g).tolist():
+            yield groups[i]
+

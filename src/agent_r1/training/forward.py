@@ -1,0 +1,78 @@
+"""The forward pass of learning: log-probabilities, entropies and values at the action tokens of a batch.
+
+Cold start, policy loss, reference model and critic all read a batch through these functions. Two savings, both exact:
+logits are computed at action positions only (the vocabulary projection is the widest product of a small model), and
+rows are cut into micro-batches of similar length, so that little is padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from agent_r1.rollout.qwen import Qwen, causal_attention
+from agent_r1.rollout.rows import Batch
+
+
+class Critic(nn.Module):
+    """PPO's value model: a transformer of the policy's shape with one number on top instead of a vocabulary."""
+
+    def __init__(self, trunk: Qwen):
+        super().__init__()
+        self.trunk = trunk
+        self.value = nn.Linear(trunk.shape.hidden_size, 1)
+        nn.init.zeros_(self.value.weight)  # start by expecting nothing, rather than noise
+        nn.init.zeros_(self.value.bias)
+
+
+def action_logprobs(
+    model: Qwen, batch: Batch, temperature: float = 1.0, entropy_grad: bool = False
+) -> tuple[Tensor, Tensor]:
+    """log pi(token | prefix) and the entropy of pi(. | prefix), both float32 [B, T] at action tokens, 0 elsewhere.
+
+    With the sampling temperature, the first recomputes exactly what the sampler recorded. The entropy carries a
+    gradient only if asked to: mostly it is watched, not trained on.
+    """
+    hidden_ND, where = _before_actions(model, batch)
+    logprobs_NV = F.log_softmax(model.logits(hidden_ND).float() / temperature, dim=-1)
+    chosen_N = logprobs_NV.gather(1, batch.ids_BT[where][:, None])[:, 0]
+    with torch.set_grad_enabled(entropy_grad and torch.is_grad_enabled()):
+        entropy_N = -(logprobs_NV.exp() * logprobs_NV).sum(dim=-1)
+    return _scatter(chosen_N, where), _scatter(entropy_N, where)
+
+
+def action_values(critic: Critic, batch: Batch) -> Tensor:
+    """V(s_t) [B, T] float32 at action tokens, 0 elsewhere: the value of the state *before* the token was chosen."""
+    hidden_ND, where = _before_actions(critic.trunk, batch)
+    return _scatter(critic.value(hidden_ND)[:, 0].float(), where)
+
+
+def _before_actions(model: Qwen, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Hidden states [N, D] from which the N action tokens are predicted, and the tokens' mask [B, T] (bool).
+
+    The state that predicts token t stands at position t - 1, hence the shift. Position 0 is never an action.
+    """
+    B, T = batch.ids_BT.shape
+    positions = torch.arange(T, device=batch.ids_BT.device).expand(B, T)
+    hidden = model(batch.ids_BT, positions, causal_attention)
+    where = batch.mask_BT.bool()
+    return hidden[:, :-1][where[:, 1:]], where
+
+
+def _scatter(values_N: Tensor, where_BT: Tensor) -> Tensor:
+    """Put N values back on their places in [B, T], zeros elsewhere (differentiable)."""
+    return torch.zeros(where_BT.shape, device=values_N.device).masked_scatter(where_BT, values_N)
+
+
+def micro_batches(lengths_B: Tensor, max_tokens: int, rows: Tensor | None = None) -> Iterator[Tensor]:
+    """Indices of (some) rows, by length, in groups whose padded size (rows x longest) stays below `max_tokens`."""
+    rows = torch.arange(len(lengths_B), device=lengths_B.device) if rows is None else rows
+    order = rows[lengths_B[rows].argsort(descending=True, stable=True)]
+    start = 0
+    while start < len(order):
+        count = max(1, max_tokens // int(lengths_B[order[start]]))
+        yield order[start : start + count]
+        start += count

@@ -1,0 +1,179 @@
+"""What a run writes down: `metrics.jsonl`, always, and Weights & Biases or TensorBoard, if asked.
+
+In: one dict of numbers a step, from the loop. Out: `runs/<name>/metrics.jsonl`, which `inspect/report.py` draws and
+`--resume` cuts back to its checkpoint. `dashboard.py` shows the same numbers to whoever watches.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from agent_r1.errors import AgentR1Error, ConfigError
+
+STEP = "training/global_step"
+"""The key that numbers the lines of metrics.jsonl."""
+
+
+class MetricsFile:
+    """`metrics.jsonl`: one JSON object a line, one line a step.
+
+    A line is whole when it ends in a newline. kill -9 or a full disk can leave half a line at the end, and only there;
+    every method treats such a tail as never written.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def append(self, metrics: Mapping[str, Any]) -> None:
+        """Write one line and flush it to the operating system, where it survives our death (not the machine's).
+
+        Numbers may be Python, NumPy or one-element tensors; NaN and infinity become null, since JSON has neither.
+        Raises AgentR1Error when the disk is full or the file may not be written.
+        """
+        line = json.dumps({key: _plain(value) for key, value in metrics.items()}, allow_nan=False) + "\n"
+        try:
+            _cut_half_line(self.path)  # else our line would be glued to the half one, and both would be lost
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(line)
+        except OSError as error:
+            raise AgentR1Error(
+                f"cannot write {self.path} ({error.strerror}); make room or grant access, then go on with --resume"
+            ) from None
+
+    def read(self) -> list[dict[str, Any]]:
+        """All whole lines, oldest first; an empty list when there is no file."""
+        return read_jsonl(self.path)
+
+    def truncate_after(self, step: int) -> None:
+        """Forget the lines of later steps, which a resumed run does again. Atomic: the old file or the new one."""
+        kept = [line for line in self.read() if line.get(STEP, 0) <= step]
+        if not self.path.exists():
+            return
+        beside = self.path.with_suffix(".tmp")
+        with beside.open("w", encoding="utf-8") as file:
+            file.writelines(json.dumps(line) + "\n" for line in kept)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, self.path)
+
+
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    """The objects of a JSON-lines file, without a half-written last line; an empty list when there is no file.
+
+    Raises AgentR1Error for damage anywhere else, which no crash of ours leaves behind.
+    """
+    if not path.exists():
+        return []
+    *lines, tail = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    records = []
+    for number, line in enumerate(lines, 1):
+        try:
+            record = json.loads(line)
+        except ValueError:
+            record = None
+        if isinstance(record, dict):
+            records.append(record)
+        elif number < len(lines) or tail:
+            raise AgentR1Error(f"{path}, line {number} is not a JSON object; delete that line or restore the file")
+    return records
+
+
+def _cut_half_line(path: Path) -> None:
+    if not path.exists():
+        return
+    with path.open("r+b") as file:
+        size = file.seek(0, os.SEEK_END)
+        if size == 0:
+            return
+        file.seek(size - 1)
+        if file.read(1) != b"\n":
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)
+
+
+def _plain(value: Any) -> Any:
+    """A JSON value: strings, integers and None stay, everything else becomes a finite float or None."""
+    if value is None or isinstance(value, str | int):
+        return value
+    number = float(value)
+    return number if math.isfinite(number) else None
+
+
+# ------------------------------------------------------------------------------------------- trackers, by choice
+
+
+class Logger(Protocol):
+    """A tracker beside metrics.jsonl."""
+
+    def log(self, metrics: Mapping[str, Any], step: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class WandbLogger:
+    """Weights & Biases. Without a key it records offline into the run directory; `wandb sync` uploads that later."""
+
+    def __init__(self, run_dir: Path, config: dict[str, Any]):
+        try:
+            import wandb
+        except ImportError:
+            raise ConfigError("trainer.loggers names wandb, which is not installed; run `pip install wandb`") from None
+        # wandb asks for a key at the terminal, and an unattended run would hang there: never let it come to that.
+        mode = os.environ.get("WANDB_MODE") or ("online" if os.environ.get("WANDB_API_KEY") else "offline")
+        self._run = wandb.init(
+            project="agent-r1", name=run_dir.name, group=run_dir.name, dir=str(run_dir), config=config, mode=mode
+        )
+
+    def log(self, metrics: Mapping[str, Any], step: int) -> None:
+        self._run.log(_numbers(metrics), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class TensorBoardLogger:
+    """TensorBoard: `tensorboard --logdir runs` shows all runs."""
+
+    def __init__(self, run_dir: Path):
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise ConfigError(
+                "trainer.loggers names tensorboard, which is not installed; run `pip install tensorboard`"
+            ) from None
+        self._make = lambda step: SummaryWriter(str(run_dir / "tensorboard"), purge_step=step)
+        self._writer = None
+
+    def log(self, metrics: Mapping[str, Any], step: int) -> None:
+        # Made at the first step, because only then we know where a resumed run sets in: what an earlier process
+        # logged from there on is purged.
+        self._writer = self._writer or self._make(step)
+        for key, value in _numbers(metrics).items():
+            self._writer.add_scalar(key, value, step)
+
+    def close(self) -> None:
+        if self._writer:
+            self._writer.close()
+
+
+def make_loggers(names: Iterable[str], run_dir: Path, config: dict[str, Any]) -> list[Logger]:
+    """The trackers called `names` (wandb, tensorboard). Raises ConfigError for an unknown or uninstalled one."""
+    loggers: list[Logger] = []
+    for name in names:
+        if name == "wandb":
+            loggers.append(WandbLogger(run_dir, config))
+        elif name == "tensorboard":
+            loggers.append(TensorBoardLogger(run_dir))
+        else:
+            raise ConfigError(f"trainer.loggers: unknown logger {name!r}; choose from wandb, tensorboard")
+    return loggers
+
+
+def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    plain = {key: _plain(value) for key, value in metrics.items()}
+    return {key: value for key, value in plain.items() if isinstance(value, int | float)}

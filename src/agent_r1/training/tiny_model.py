@@ -1,0 +1,179 @@
+"""A language model from nothing: tokenizer, chat template and initial weights, in a second and without a download.
+
+In: texts of throw-away worlds and a shape. Out: a folder in Hugging Face's format (Qwen2 architecture). Next:
+`cold_start.py` teaches it the format of the task.
+
+Three choices decide whether half a million parameters can learn to *copy a name that they have never seen*, which is
+what reading a search result comes down to:
+
+1. **One spelling a name.** GPT-2's pre-tokenizer glues the blank to the word behind it, so `"Vexlor` and ` Vexlor`
+   become different tokens, and copying from a sentence into a query is translation. Here text is split into
+   capitalised words and everything between them: a name never absorbs its neighbours, while the phrases between names
+   may merge across blanks into single tokens (as in SuperBPE, 2503.13423), which makes every sequence shorter.
+2. **Syllables, not names.** BPE sees each throw-away name about once, so it learns the syllables and no name. Were it
+   trained on the training world, that world's names would become single tokens and the test world's would not.
+3. **An initialisation that copies.** See `init_weights`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from agent_r1.config import ModelConfig
+from agent_r1.rollout.qwen import Qwen, QwenShape
+
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+TAGS = (
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+    "<think>",
+    "</think>",
+    "<answer>",
+    "</answer>",
+)
+"""Control tokens that are not flagged special, as in Qwen3: decoding shows them, and parsers can read them."""
+
+# Qwen's layout; the tools are listed as signatures, not as JSON schemas, because a tiny model has no use for prose.
+CHAT_TEMPLATE = """\
+{%- if tools or messages[0].role == 'system' %}
+    {{- '<|im_start|>system\\n' }}
+    {%- if messages[0].role == 'system' %}{{- messages[0].content }}{%- endif %}
+    {%- if tools %}
+        {{- 'tools:' }}
+        {%- for tool in tools %}
+            {%- set f = tool.function if tool.function else tool %}
+            {{- ' ' + f.name + '(' + (f.parameters.properties.keys() | join(', ')) + ')' }}
+        {%- endfor %}
+    {%- endif %}
+    {{- '<|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == 'tool' %}
+        {%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}{{- '<|im_start|>user' }}{%- endif %}
+        {{- '\\n<tool_response>\\n' + message.content + '\\n</tool_response>' }}
+        {%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}{{- '<|im_end|>\\n' }}{%- endif %}
+    {%- elif message.role != 'system' or not loop.first %}
+        {{- '<|im_start|>' + message.role + '\\n' + (message.content or '') }}
+        {%- for call in message.tool_calls or [] %}
+            {%- set c = call.function if call.function else call %}
+            {{- '<tool_call>\\n{"name": "' + c.name + '", "arguments": ' }}
+            {{- c.arguments if c.arguments is string else (c.arguments | tojson) }}
+            {{- '}\\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
+"""
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
+    """A byte-level BPE of `vocab_size` tokens, control tokens and the 256 bytes included: it can encode any text."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex("[A-Z][a-z]*|[^A-Z]+"), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    controls = [AddedToken(t, special=True, normalized=False) for t in SPECIAL]
+    controls += [AddedToken(t, special=False, normalized=False) for t in TAGS]
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size - len(controls),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.add_tokens(controls)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        additional_special_tokens=["<|im_start|>"],
+        chat_template=CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
+    """The tokenizer of a model folder; never asks a hub, never runs code from the folder."""
+    return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+
+
+def shape_of(config: ModelConfig, vocab_size: int) -> QwenShape:
+    """The tiny model's shape."""
+    return QwenShape(
+        vocab_size=vocab_size,
+        hidden_size=config.hidden_size,
+        layers=config.layers,
+        heads=config.heads,
+        kv_heads=config.kv_heads,
+        intermediate_size=config.intermediate_size,
+        max_position=config.max_position,
+    )
+
+
+@torch.no_grad()
+def init_weights(model: Qwen, seed: int) -> None:
+    """Start where copying is a short way off.
+
+    Copying in a transformer is done by an *induction* circuit of two heads (Olsson et al., 2209.11895): a head in an
+    early layer writes into each position which token stood *before* it; a head in a later layer looks for positions
+    whose "token before" equals the current token, and copies what stands there. With standard initialisation a model of
+    this size does not find the pair in the minutes that we have, it memorises the training names instead. So the parts
+    are laid out, and training finds out what to use them for:
+
+    * embeddings of std 0.1 (not 0.02): tied to the output, they let a copied embedding win the softmax at once;
+    * W_o = W_v^T per head: attention starts as "copy what you look at", not as noise;
+    * the *previous-token head* (layer 0, head 0) looks one position back, by its biases alone. With q_t = R(t - 1) b and
+      k_s = R(s) b its score is |.|^2 sum_i cos((t - 1 - s) theta_i), which peaks at s = t - 1 (R: rotary rotation). It
+      writes what it finds, W_v e, into a subspace of its own: W_o = S^T instead of W_v^T;
+    * the *induction head* (layer 1, head 0) compares in just these coordinates: its query is W_v e of the current
+      token, its key reads S, where the token before was written.
+    """
+    g = torch.Generator().manual_seed(seed)
+    s = model.shape
+    d, hd, group = s.hidden_size, s.head_dim, s.heads // s.kv_heads
+    model.embed.weight.normal_(0, 0.1, generator=g)
+    for block in model.blocks:
+        block.qkv.weight.normal_(0, 1 / math.sqrt(d), generator=g)
+        block.gate_up.weight.normal_(0, 1 / math.sqrt(d), generator=g)
+        block.down.weight.normal_(0, OUTPUT_SCALE / math.sqrt(s.intermediate_size), generator=g)
+        block.qkv.bias.zero_()
+        v = block.qkv.weight[-s.kv_heads * hd :].view(s.kv_heads, hd, d)
+        block.o.weight.copy_(OUTPUT_SCALE * v.repeat_interleave(group, 0).reshape(s.heads * hd, d).T)
+    first_key = s.heads * hd  # the fused matrix holds all queries, then all keys, then all values
+    previous, induction = model.blocks[0], model.blocks[1]
+    key = torch.zeros(hd)
+    key[: hd // 2] = PREVIOUS_TOKEN_STRENGTH
+    previous.qkv.bias[:hd] = _rotate_by(key, -1, model)
+    previous.qkv.bias[first_key : first_key + hd] = key
+    previous.qkv.weight[:hd] *= 0.1
+    previous.qkv.weight[first_key : first_key + hd] *= 0.1
+    subspace = torch.empty(hd, d).normal_(0, 1 / math.sqrt(d), generator=g)
+    previous.o.weight[:, :hd] = OUTPUT_SCALE * subspace.T
+    induction.qkv.weight[:hd] = INDUCTION_STRENGTH * previous.qkv.weight[first_key + s.kv_heads * hd :][:hd]
+    induction.qkv.weight[first_key : first_key + hd] = INDUCTION_STRENGTH * subspace
+
+
+OUTPUT_SCALE = 0.2
+"""Makes what a head writes about as long as an embedding (std 0.1): louder, and later layers would not hear the token."""
+INDUCTION_STRENGTH = 2.0
+PREVIOUS_TOKEN_STRENGTH = 6.0
+"""Makes the previous token's attention score about 4 above its neighbours' (head_dim 32): a clear preference."""
+
+
+def _rotate_by(vector: torch.Tensor, distance: int, model: Qwen) -> torch.Tensor:
+    """R(distance) applied to one head's vector; a negative distance turns back."""
+    cos, sin = model.cos[abs(distance)], model.sin[abs(distance)] * (1 if distance > 0 else -1)
+    half = vector.shape[0] // 2
+    return vector * cos + torch.cat((-vector[half:], vector[:half])) * sin

@@ -1,0 +1,317 @@
+"""What a run writes and shows: whole lines whatever kills it, and a screen that model text cannot touch."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from agent_r1.errors import AgentR1Error, ConfigError
+from agent_r1.training import dashboard
+from agent_r1.training.dashboard import Dashboard, RunInfo, duration, plain_line, sparkline, style_turn
+from agent_r1.training.loggers import STEP, MetricsFile, make_loggers, read_jsonl
+
+INFO = RunInfo("laptop-ppo-0", "laptop", "ppo", "0.52 M parameters", "cpu, 2 threads", 100)
+EVIL = "a[bold red]b[/]\x1b]0;owned\x07\x1b[2J\rc\u202e\x9b1m"
+
+
+def line(step: int) -> dict:
+    return {
+        STEP: step, "reward/em": 0.41, "critic/score/mean": 0.38, "tool_calls/mean": 1.62, "actor/entropy": 0.31,
+        "actor/ppo_kl": 0.002, "timing_s/step": 0.61, "timing_s/gen": 0.3, "perf/throughput": 31000.0,
+    }  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------- metrics.jsonl
+
+
+def test_numbers_come_back_and_infinities_are_null(tmp_path):
+    file = MetricsFile(tmp_path / "metrics.jsonl")
+    assert file.read() == []
+    file.append({STEP: 1, "a": np.float32(0.5), "b": float("nan"), "c": -np.inf, "d": None, "e": "x", "f": np.int64(3)})
+    # A second reader sees the line while the run goes on.
+    assert read_jsonl(file.path) == [{STEP: 1, "a": 0.5, "b": None, "c": None, "d": None, "e": "x", "f": 3.0}]
+
+
+@given(cut=st.integers(0, 200), steps=st.integers(1, 5))
+def test_any_cut_loses_at_most_the_line_it_hits(tmp_path_factory, cut, steps):
+    file = MetricsFile(tmp_path_factory.mktemp("m") / "metrics.jsonl")
+    for step in range(1, steps + 1):
+        file.append({STEP: step, "text": "naïve\n"})
+    whole = file.path.read_bytes()
+    kept = whole[:cut]
+    file.path.write_bytes(kept)  # what kill -9 leaves behind
+    survivors = list(range(1, kept.count(b"\n") + 1))
+    assert [record[STEP] for record in file.read()] == survivors
+    file.append({STEP: 99})
+    assert [record[STEP] for record in file.read()] == [*survivors, 99]
+
+
+def test_truncate_after_drops_later_steps_and_the_half_line(tmp_path):
+    file = MetricsFile(tmp_path / "metrics.jsonl")
+    file.truncate_after(3)  # no file yet
+    for step in range(1, 8):
+        file.append(line(step))
+    with file.path.open("a") as handle:
+        handle.write('{"training/global_step": 8, "rew')
+    file.truncate_after(5)
+    assert [record[STEP] for record in file.read()] == [1, 2, 3, 4, 5]
+    assert file.read()[0] == line(1)
+    assert os.listdir(tmp_path) == ["metrics.jsonl"]
+
+
+def test_truncate_after_is_atomic(tmp_path, monkeypatch):
+    file = MetricsFile(tmp_path / "metrics.jsonl")
+    file.append(line(1))
+    before = file.path.read_bytes()
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        file.truncate_after(0)
+    assert file.path.read_bytes() == before
+
+
+def test_damage_in_the_middle_is_named(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"a": 1}\n{"a": \n{"a": 3}\n')
+    with pytest.raises(AgentR1Error, match="line 2"):
+        read_jsonl(path)
+    path.write_text('{"a": 1}\n{"a": \n')  # the last line, though it got its newline
+    assert read_jsonl(path) == [{"a": 1}]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")
+def test_full_disk_is_one_clear_line():
+    with pytest.raises(AgentR1Error, match=r"No space left.*--resume"):
+        MetricsFile(Path("/dev/full")).append(line(1))
+
+
+# ------------------------------------------------------------------------------------------------------ trackers
+
+
+def test_unknown_and_uninstalled_loggers_name_the_remedy(tmp_path, monkeypatch):
+    assert make_loggers([], tmp_path, {}) == []
+    with pytest.raises(ConfigError, match="choose from wandb, tensorboard"):
+        make_loggers(["mlflow"], tmp_path, {})
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    for name in ("wandb", "tensorboard"):
+        with pytest.raises(ConfigError, match=f"pip install {name}"):
+            make_loggers([name], tmp_path, {})
+
+
+@pytest.mark.parametrize(("key", "mode"), [("", "offline"), ("secret", "online")])
+def test_wandb_never_asks_for_a_key(tmp_path, monkeypatch, key, mode):
+    seen = []
+    run = SimpleNamespace(log=lambda numbers, step: seen.append((step, numbers)), finish=lambda: seen.append("end"))
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda **kw: seen.append(kw["mode"]) or run))
+    monkeypatch.setenv("WANDB_API_KEY", key)
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    (logger,) = make_loggers(["wandb"], tmp_path, {"seed": 0})
+    logger.log({"a": 1.0, "b": float("nan"), "c": "text"}, step=4)
+    logger.close()
+    assert seen == [mode, (4, {"a": 1.0}), "end"]
+
+
+def test_tensorboard_purges_what_a_resumed_run_does_again(tmp_path, monkeypatch):
+    seen = []
+
+    class Writer:
+        def __init__(self, folder, purge_step):
+            seen.append((Path(folder).name, purge_step))
+
+        def add_scalar(self, key, value, step):
+            seen.append((key, value, step))
+
+        def close(self):
+            seen.append("closed")
+
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=Writer))
+    (logger,) = make_loggers(["tensorboard"], tmp_path, {})
+    logger.close()  # nothing was logged: nothing to close
+    logger.log({"a": 0.5}, step=11)
+    logger.close()
+    assert seen == [("tensorboard", 11), ("a", 0.5, 11), "closed"]
+
+
+# ----------------------------------------------------------------------------------------------------- plain lines
+
+
+def test_plain_line_reads_as_documented():
+    expected = "step  12/100  em .41  reward .38  calls 1.62  entropy .31  kl .0020  0.61 s  eta 54 s"
+    assert plain_line(line(12), 100, 54.2) == expected
+    assert plain_line({STEP: 3}, 100, None) == "step   3/100"
+    assert "reward -.20" in plain_line({STEP: 3, "critic/score/mean": -0.2}, 100, None)
+
+
+def test_pipe_gets_one_line_a_step_and_no_control_characters(monkeypatch):
+    out = io.StringIO()
+    now = [100.0]
+    monkeypatch.setattr(dashboard.time, "monotonic", lambda: now[0])
+    with Dashboard(INFO, console=Console(file=out)) as board:
+        assert board.plain
+        for step in (91, 92):
+            now[0] += 2.0
+            board.step(line(step))
+        board.transcript(EVIL, [{"text": EVIL, "info": {}}], 1.0)
+        board.note(f"saved {EVIL}")
+    lines = out.getvalue().splitlines()
+    assert len(lines) == 3
+    assert lines[1].startswith("step  92/100") and lines[1].endswith("eta 16 s")  # 2 s a step, 8 to go
+    assert not any(ord(c) < 32 or 127 <= ord(c) < 160 for text in lines for c in text)
+
+
+class Tty(io.StringIO):
+    encoding = "utf-8"
+
+    def isatty(self):
+        return True
+
+
+def test_terminal_decides_between_live_and_plain(monkeypatch):
+    for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    assert not Dashboard(INFO, console=Console(file=Tty())).plain
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert Dashboard(INFO, console=Console(file=io.StringIO())).plain
+    monkeypatch.delenv("FORCE_COLOR")
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert Dashboard(INFO, console=Console(file=Tty())).plain
+    monkeypatch.delenv("NO_COLOR")
+    monkeypatch.setattr(Tty, "encoding", "ascii")
+    assert Dashboard(INFO, console=Console(file=Tty())).plain
+
+
+def test_reader_that_went_away_does_not_stop_the_run():
+    class Gone(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError
+
+    board = Dashboard(INFO, console=Console(file=Gone()), plain=True)
+    board.step(line(1))
+    board.step(line(2))
+    assert board._last[STEP] == 2
+
+
+# ------------------------------------------------------------------------------------------------------- live view
+
+
+def live(width: int, height: int = 40) -> tuple[Dashboard, io.StringIO]:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=width, height=height, color_system="truecolor")
+    return Dashboard(INFO, console=console, plain=False), out
+
+
+def view_lines(board: Dashboard) -> list[str]:
+    return [text.plain for text in board._view().renderables]
+
+
+@pytest.mark.parametrize(("width", "height"), [(200, 50), (80, 24), (50, 24), (20, 10)])
+def test_view_fits_the_terminal_and_shows_the_essentials(width, height):
+    board, _ = live(width, height)
+    board.transcript("日本 " * 50, [{"text": "word " * 500, "info": {"tool_calls": [{"content": "x" * 9999}]}}], 0.0)
+    with board:
+        for step in range(1, 31):
+            board.step(line(step) | ({"val-core/tinyhop/acc/mean@1": 0.6} if step == 10 else {}))
+        lines = board._view().renderables
+    assert all(text.cell_len <= width for text in lines)
+    if width > 20:
+        assert len(lines) <= height
+    text = "\n".join(text.plain for text in lines)
+    assert "step  30/100" in text and "EM, train sampled" in text
+    if width >= 80:
+        assert "0.52 M parameters" in text and "▄" in text and "to go" in text
+
+
+def test_model_text_cannot_style_or_command_the_terminal():
+    board, out = live(120)
+    with board:
+        board.step(line(1))
+        board.transcript(EVIL, [{"text": EVIL, "info": {"tool_calls": [{"content": EVIL}]}}, {"text": "ok"}], 1.0)
+        board.note(EVIL)
+        lines = view_lines(board)
+    assert sum("a[bold red]b[/]␛]0;owned" in text for text in lines) == 4  # markup and commands stay visible text
+    assert not any(bad in out.getvalue() for bad in ("\x1b]0;", "\x1b[2J\r", "\x07", "\x9b", "\u202e"))
+
+
+def test_calls_answers_and_thoughts_look_different():
+    text = style_turn("<think>hm</think> <tool_call>{}</tool_call> <answer>Oslo")
+    styles = {text.plain[span.start : span.end]: span.style for span in text.spans}
+    assert styles == {
+        "<think>hm</think>": "dim italic",
+        "<tool_call>{}</tool_call>": "cyan",
+        "<answer>Oslo": "bold green",
+    }
+
+
+def test_resumed_run_continues_its_curves():
+    board = Dashboard(INFO, history=[line(i) | {"reward/em": i / 100} for i in range(1, 21)], plain=False)
+    board.step(line(21) | {"reward/em": 0.9})
+    row = next(text for text in view_lines(board) if text.startswith("EM, train"))
+    assert row.split()[3:6] == ["0.90", "0.11", "0.01"]  # now, ten steps ago, at the start
+
+
+def test_diverged_run_is_shown_not_crashed():
+    board, _ = live(100)
+    with board:
+        board.step(line(1))
+        board.step(line(2) | {"actor/entropy": float("nan"), "actor/ppo_kl": float("inf"), "reward/em": None})
+        assert any("entropy" in text for text in view_lines(board))
+
+
+def test_a_painted_step_costs_less_than_five_milliseconds():
+    board, _ = live(140)
+    steps = [{"text": "<think>" + "thought " * 60, "info": {"tool_calls": [{"content": "passage " * 80}]}}] * 5
+    costs = []
+    with board:
+        board.transcript("question", steps, 1.0)
+        for step in range(1, 101):
+            board._painted = 0.0  # no step may hide behind the frame limit
+            start = time.perf_counter()
+            board.step(line(step))
+            costs.append(time.perf_counter() - start)
+    # The fastest tenth: on a machine that does other things too, the rest measures the others.
+    assert sorted(costs)[10] < 0.005
+
+
+# ------------------------------------------------------------------------------------------------------ small parts
+
+
+def test_sparkline_by_hand():
+    assert sparkline([0, 0.5, 1], 10, span=(0, 1)) == "▁▅█"
+    assert sparkline([None, 1, 3], 10) == " ▁█"
+    assert sparkline([0, 2, 8, 10], 2) == "▁█"  # means 1 and 9
+    assert sparkline([5, 5], 10) == "▁▁"
+    assert sparkline([], 10) == ""
+
+
+@given(st.lists(st.none() | st.floats(-1e6, 1e6), max_size=50), st.integers(1, 20))
+def test_sparkline_has_one_bar_a_column(values, width):
+    bars = sparkline(values, width, span=(-1, 1))
+    assert len(bars) == min(len(values), width)
+    assert set(bars) <= set(" ▁▂▃▄▅▆▇█")
+
+
+def test_durations():
+    assert [duration(s) for s in (0.2, 54, 185, 7800)] == ["0 s", "54 s", "3 min 05 s", "2 h 10 min"]
+
+
+def test_metrics_are_one_json_object_a_line(tmp_path):
+    file = MetricsFile(tmp_path / "metrics.jsonl")
+    for step in (1, 2):
+        file.append(line(step) | {"text": "two\nlines"})
+    assert [json.loads(text)[STEP] for text in file.path.read_text().splitlines()] == [1, 2]

@@ -1,0 +1,478 @@
+"""Room 2: vectors, the index and its refusals, batching and caching."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent_r1.config import DataConfig
+from agent_r1.data.rows import read_rows
+from agent_r1.data.tinyhop_build import build
+from agent_r1.errors import AgentR1Error, ConfigError
+from agent_r1.search.encoders import NgramEncoder, SentenceTransformerEncoder, make_encoder, prefixes
+from agent_r1.search.index import Hit, PassageIndex, build_index, recall_at_k
+from agent_r1.search.searcher import Searcher
+
+PASSAGES = [
+    ("Vexlor", "Vexlor is a company founded by Marn in Tulo."),
+    ("Marn", "Marn was born in Tulo and founded Vexlor."),
+    ("Tulo", "Tulo is a city in Ostra."),
+    ("Ostra", "Ostra is a country with the capital Tulo."),
+    ("Drimel", "Drimel is a film by Marn."),
+]
+
+
+def write_corpus(path: Path, passages=PASSAGES) -> Path:
+    lines = [json.dumps({"id": f"p{i}", "title": title, "text": text}) for i, (title, text) in enumerate(passages)]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """A small TinyHop with an index over it."""
+    folder = tmp_path_factory.mktemp("world")
+    build(DataConfig(train=300, val=20, test=100, entities=200), 0, folder / "data")
+    build_index(folder / "data" / "corpus.jsonl", folder / "index", NgramEncoder(1024))
+    return folder
+
+
+@pytest.fixture
+def built(tmp_path):
+    """A folder with corpus.jsonl and an index over five passages."""
+    build_index(write_corpus(tmp_path / "corpus.jsonl"), tmp_path / "index", NgramEncoder(256))
+    return tmp_path
+
+
+# ----------------------------------------------------------------------------------------------------- encoders
+
+
+def fitted(dim=1024) -> NgramEncoder:
+    encoder = NgramEncoder(dim)
+    encoder.fit(PASSAGES)
+    return encoder
+
+
+def test_vectors_are_float32_of_length_one():
+    encoder = fitted()
+    queries, passages = encoder.encode_queries(["Vexlor", "Tulo city"]), encoder.encode_passages(PASSAGES)
+    for vectors, count in ((queries, 2), (passages, 5)):
+        assert vectors.shape == (count, 1024) and vectors.dtype == np.float32
+        np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, rtol=1e-5)
+
+
+def test_idf_is_the_formula_of_the_docstring():
+    encoder = fitted()
+    _, slots, _ = encoder._hashed("vexlor")  # the first gram of a word is the word itself
+    assert encoder._df[slots[0]] == 2
+    assert encoder._idf[slots[0]] == pytest.approx(np.log(1 + (5 - 2 + 0.5) / (2 + 0.5)))
+    _, unseen, _ = encoder._hashed("qqqq")
+    assert encoder._idf[unseen[0]] == 0
+
+
+def test_title_counts_more_than_a_mention_and_spelling_helps():
+    encoder = fitted()
+    passages = encoder.encode_passages(PASSAGES)
+    scores = (encoder.encode_queries(["Vexlor", "vexlor FOUNDER", "Vexlors"]) @ passages.T).argmax(axis=1)
+    assert scores.tolist() == [0, 0, 0]
+
+
+def test_same_vectors_in_every_process():
+    """Python salts hash() anew in each process; an index outlives the process that made it."""
+    code = (
+        "from agent_r1.search.encoders import NgramEncoder as E; e = E(128); e.fit([('Vexlor', 'founded by Marn')]);"
+        "import hashlib; print(hashlib.sha256(e.encode_queries(['Vexlor founder']).tobytes()).hexdigest())"
+    )
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={"PYTHONPATH": ":".join(sys.path), "PYTHONHASHSEED": seed},
+            capture_output=True, text=True, check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }  # fmt: skip
+    assert len(digests) == 1 and len(digests.pop().strip()) == 64
+
+
+@given(st.lists(st.text(alphabet=st.characters(codec=None), max_size=60), max_size=5))
+@settings(max_examples=60, deadline=None)
+def test_any_text_encodes_alone_as_in_company(texts):
+    encoder = ENCODER
+    together = encoder.encode_queries(texts)
+    assert together.shape == (len(texts), 1024) and np.isfinite(together).all()
+    for text, vector in zip(texts, together, strict=True):
+        np.testing.assert_array_equal(encoder.encode_queries([text])[0], vector)
+
+
+ENCODER = fitted()
+
+
+def test_a_lone_surrogate_is_no_obstacle():
+    assert fitted().encode_queries(["\ud800 Vexlor \udfff"]).any()
+
+
+def test_encoder_state_survives_a_file(tmp_path):
+    encoder = fitted()
+    encoder.save(tmp_path)
+    again = NgramEncoder(1024)
+    again.load(tmp_path)
+    np.testing.assert_array_equal(again.encode_passages(PASSAGES), encoder.encode_passages(PASSAGES))
+
+
+def test_unfitted_encoder_says_so():
+    with pytest.raises(AgentR1Error, match="fit"):
+        NgramEncoder(64).encode_queries(["x"])
+
+
+def test_encoders_by_name():
+    assert make_encoder("ngram", 512).dim == 512
+    assert isinstance(make_encoder("BAAI/bge-small-en-v1.5", 512), SentenceTransformerEncoder)
+    with pytest.raises(ConfigError, match="ngram"):
+        make_encoder("ngrams", 512)
+    with pytest.raises(ConfigError, match=r"search\.dim=3"):
+        make_encoder("ngram", 3)
+
+
+@pytest.mark.parametrize(
+    ("model", "query", "passage"),
+    [
+        ("BAAI/bge-small-en-v1.5", "Represent this sentence for searching relevant passages: ", ""),
+        ("BAAI/bge-large-zh", "为这个句子生成表示以用于检索相关文章：", ""),
+        ("BAAI/bge-m3", "", ""),
+        ("intfloat/e5-base-v2", "query: ", "passage: "),
+        ("intfloat/multilingual-e5-small", "query: ", "passage: "),
+        ("sentence-transformers/all-MiniLM-L6-v2", "", ""),
+    ],
+)
+def test_models_get_the_prefixes_they_were_trained_with(model, query, passage):
+    assert prefixes(model) == (query, passage)
+
+
+def test_instruct_model_gets_its_instruction():
+    query, passage = prefixes("intfloat/multilingual-e5-large-instruct")
+    assert query.startswith("Instruct: ") and query.endswith("\nQuery: ") and passage == ""
+
+
+def test_sentence_transformers_missing_is_one_clear_line(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
+    with pytest.raises(AgentR1Error, match="pip install sentence-transformers"):
+        make_encoder("intfloat/e5-base-v2", 1024).encode_queries(["x"])
+
+
+def test_sentence_transformer_sees_the_prefixes(monkeypatch):
+    seen = []
+
+    class Model:
+        def encode(self, texts, **_):
+            seen.extend(texts)
+            return np.ones((len(texts), 4), dtype=np.float32) / 2
+
+    encoder = SentenceTransformerEncoder("intfloat/e5-base-v2")
+    monkeypatch.setattr(encoder, "_loaded", Model())
+    assert encoder.encode_queries(["Vexlor"]).shape == (1, 4)
+    encoder.encode_passages([("Vexlor", "a company")])
+    assert seen == ["query: Vexlor", "passage: Vexlor\na company"] and encoder.dim == 4
+
+
+# -------------------------------------------------------------------------------------------------------- index
+
+
+def test_search_returns_the_passage_and_its_score(built):
+    (hits,) = PassageIndex.load(built / "index").search(["Vexlor founder"], 3)
+    assert [hit.id for hit in hits][0] == "p0" and len(hits) == 3
+    assert (hits[0].title, hits[0].text) == PASSAGES[0]
+    assert 1 >= hits[0].score >= hits[1].score >= hits[2].score >= -1
+
+
+def test_search_agrees_with_plain_dot_products(world):
+    index = PassageIndex.load(world / "index")
+    rng = random.Random(0)
+    queries = [f"{p.title} {rng.choice(['founder', 'mayor', 'author'])}" for p in rng.sample(index.passages, 40)]
+    pairs = [(p.title, p.text) for p in index.passages]
+    scores = index.encoder.encode_queries(queries) @ index.encoder.encode_passages(pairs).T
+    for row, hits in zip(scores, index.search(queries, 3), strict=True):
+        np.testing.assert_allclose([hit.score for hit in hits], np.sort(row)[::-1][:3], atol=2e-5)
+
+
+def test_result_does_not_depend_on_the_batch(world):
+    index = PassageIndex.load(world / "index")
+    queries = [f"{passage.title} {word}" for passage in index.passages[:40] for word in ("founder", "city")]
+    together = index.search(queries, 3)
+    assert together == [index.search([query], 3)[0] for query in queries]
+    assert together == index.search(queries[::-1], 3)[::-1]
+
+
+def test_equal_scores_come_in_the_order_of_the_corpus(tmp_path):
+    twins = [("Marn", "the same")] * 20 + [("Tulo", "another")]
+    build_index(write_corpus(tmp_path / "corpus.jsonl", twins), tmp_path / "index", NgramEncoder(256))
+    (hits,) = PassageIndex.load(tmp_path / "index").search(["Tulo"], 1)
+    assert [hit.id for hit in hits] == ["p20"]
+    (hits,) = PassageIndex.load(tmp_path / "index").search(["Marn"], 20)
+    assert [hit.id for hit in hits] == [f"p{i}" for i in range(20)]
+
+
+def test_more_asked_than_there_is_and_nothing_to_compare(built):
+    index = PassageIndex.load(built / "index")
+    assert sorted(hit.id for hit in index.search(["Vexlor"], 50)[0]) == ["p0", "p1", "p2", "p3", "p4"]
+    assert index.search(["?!", ""], 3) == [[], []]
+    assert index.search([], 3) == []
+
+
+def test_recall_on_tinyhop(world):
+    index = PassageIndex.load(world / "index")
+    rows = [row for split in ("train", "test") for row in read_rows(world / "data" / f"{split}.parquet")]
+    assert recall_at_k(index, rows, 3) >= 0.999
+    name_only = [[{**lookup, "relation": ""} for lookup in row["extra_info"]["lookups"]] for row in rows]
+    assert recall_at_k(index, [{"extra_info": {"lookups": lookups}} for lookups in name_only], 3) >= 0.999
+
+
+def test_recall_by_hand(built):
+    index = PassageIndex.load(built / "index")
+    right = {"entity": "Vexlor", "relation": "founder", "value": "Marn", "passage_id": "p0"}
+    wrong = {**right, "passage_id": "p4"}
+    assert recall_at_k(index, [{"extra_info": {"lookups": [right, wrong]}}], 1) == 0.5
+    with pytest.raises(AgentR1Error, match="lookups"):
+        recall_at_k(index, [{"extra_info": {"lookups": []}}], 1)
+
+
+def test_manifest_tells_what_the_index_was_made_of(built):
+    manifest = json.loads((built / "index" / "manifest.json").read_text())
+    assert manifest["count"] == 5 and manifest["encoder"] == {"name": "ngram", "dim": 256, "revision": 1}
+    assert manifest["corpus"] == "../corpus.jsonl" and len(manifest["corpus_sha256"]) == 64
+
+
+def test_index_moves_with_its_folder(built, tmp_path_factory):
+    moved = tmp_path_factory.mktemp("elsewhere") / "run"
+    shutil.move(built, moved)
+    assert PassageIndex.load(moved / "index").search(["Tulo"], 1)[0][0].id == "p2"
+
+
+def test_rebuilding_replaces_and_leaves_nothing_behind(built):
+    (built / ".index.partial").mkdir()  # an interrupted build
+    (built / ".index.partial" / "vectors.faiss").write_text("half")
+    write_corpus(built / "corpus.jsonl", PASSAGES[:3])
+    build_index(built / "corpus.jsonl", built / "index", NgramEncoder(128))
+    assert len(PassageIndex.load(built / "index").passages) == 3
+    assert sorted(path.name for path in built.iterdir()) == ["corpus.jsonl", "index"]
+
+
+def test_building_never_deletes_what_is_no_index(built):
+    """The data folder has a manifest.json as well."""
+    data = built / "data"
+    data.mkdir()
+    (data / "manifest.json").write_text("{}")
+    (data / "train.parquet").write_text("precious")
+    with pytest.raises(AgentR1Error, match="choose another folder"):
+        build_index(built / "corpus.jsonl", data, NgramEncoder(128))
+    assert (data / "train.parquet").read_text() == "precious"
+
+
+def test_a_failed_build_keeps_the_old_index(built):
+    class Broken(NgramEncoder):
+        def encode_passages(self, passages):
+            raise MemoryError
+
+    with pytest.raises(MemoryError):
+        build_index(built / "corpus.jsonl", built / "index", Broken(128))
+    assert PassageIndex.load(built / "index").search(["Tulo"], 1)[0][0].id == "p2"
+
+
+def test_disk_full_is_one_clear_line(built, monkeypatch):
+    def full(self, folder):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(NgramEncoder, "save", full)
+    with pytest.raises(AgentR1Error, match="No space left.*free space"):
+        build_index(built / "corpus.jsonl", built / "index", NgramEncoder(128))
+
+
+def damage_manifest(folder):
+    (folder / "index" / "manifest.json").write_text('{"format": 1, "enc')
+
+
+def old_format(folder):
+    (folder / "index" / "manifest.json").write_text('{"format": 0}')
+
+
+def cut_vectors(folder):
+    path = folder / "index" / "vectors.faiss"
+    path.write_bytes(path.read_bytes()[:2000])
+
+
+def cut_encoder(folder):
+    path = folder / "index" / "encoder.npz"
+    path.write_bytes(path.read_bytes()[:300])
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda folder: shutil.rmtree(folder / "index"), "does not exist; build it"),
+        (lambda folder: (folder / "index" / "manifest.json").unlink(), "is not an index; build it"),
+        (damage_manifest, "damaged or of another version"),
+        (old_format, "damaged or of another version"),
+        (cut_vectors, "vectors.faiss is missing or damaged"),
+        (lambda folder: (folder / "index" / "vectors.faiss").unlink(), "vectors.faiss is missing or damaged"),
+        (cut_encoder, "encoder.npz is damaged"),
+        (lambda folder: write_corpus(folder / "corpus.jsonl", PASSAGES[::-1]), "belongs to another corpus"),
+        (lambda folder: (folder / "corpus.jsonl").unlink(), "corpus.jsonl"),
+    ],
+)
+def test_refused_with_a_remedy(built, damage, says):
+    damage(built)
+    with pytest.raises(AgentR1Error, match=says) as refused:
+        PassageIndex.load(built / "index")
+    assert "agent-r1 " in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_another_encoder_is_refused(built):
+    for encoder in (NgramEncoder(512), SentenceTransformerEncoder("intfloat/e5-base-v2")):
+        with pytest.raises(AgentR1Error, match="was built with the encoder name=ngram dim=256"):
+            PassageIndex.load(built / "index", encoder=encoder)
+    assert PassageIndex.load(built / "index", built / "corpus.jsonl", NgramEncoder(256)).search(["Tulo"], 1)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("", "is empty"),
+        ('{"id": "a", "title": "A", "text": "x"}\nnonsense\n', "line 2"),
+        ('{"id": "a", "title": "A", "text": "x"}\n' * 2, "2 passages have the id 'a'"),
+    ],
+)
+def test_a_wrong_corpus_is_refused_before_anything_is_written(tmp_path, content, says):
+    (tmp_path / "corpus.jsonl").write_text(content)
+    with pytest.raises(AgentR1Error, match=says):
+        build_index(tmp_path / "corpus.jsonl", tmp_path / "index", NgramEncoder(128))
+    assert not (tmp_path / "index").exists()
+
+
+# ------------------------------------------------------------------------------------------------------ searcher
+
+
+class CountingIndex:
+    """Stands in for a PassageIndex: answers with the query itself, and remembers what it was asked."""
+
+    def __init__(self):
+        self.calls: list[list[str]] = []
+        self.fail = False
+
+    def search(self, queries, top_k):
+        self.calls.append(queries)
+        if self.fail:
+            raise RuntimeError("index on fire")
+        return [[Hit(f"{query}/{rank}", query, "", 1 / (rank + 1)) for rank in range(top_k)] for query in queries]
+
+
+def test_one_turn_one_batch_and_equal_queries_asked_once():
+    index = CountingIndex()
+    searcher = Searcher(index, cache_size=100)
+
+    async def main():
+        return await asyncio.gather(*(searcher.search(query, 2) for query in "abcab"))
+
+    results = asyncio.run(main())
+    assert index.calls == [["a", "b", "c"]]
+    assert [[hit.id for hit in hits] for hits in results] == [[f"{q}/0", f"{q}/1"] for q in "abcab"]
+    assert vars(searcher.stats) == {"queries": 5, "cache_hits": 0, "searched": 3, "batches": 1}
+
+
+def test_cache_over_several_event_loops():
+    index = CountingIndex()
+    searcher = Searcher(index, cache_size=2)
+    for query in "abaca":  # each asyncio.run is a new event loop
+        assert asyncio.run(searcher.search(query, 1))[0].title == query
+    assert index.calls == [["a"], ["b"], ["c"]] and searcher.stats.cache_hits == 2
+    asyncio.run(searcher.search("b", 1))  # a was used more recently than b, so c pushed b out
+    assert index.calls[-1] == ["b"] and len(index.calls) == 4
+
+
+def test_a_cached_result_cannot_be_spoiled():
+    searcher = Searcher(CountingIndex())
+    for _ in range(3):
+        hits = asyncio.run(searcher.search("a", 2))
+        assert len(hits) == 2
+        hits.clear()
+
+
+def test_no_cache():
+    index = CountingIndex()
+    searcher = Searcher(index, cache_size=0)
+    for _ in range(3):
+        asyncio.run(searcher.search("a", 1))
+    assert index.calls == [["a"]] * 3
+
+
+def test_different_top_k_share_a_batch():
+    index = CountingIndex()
+    searcher = Searcher(index)
+
+    async def main():
+        return await asyncio.gather(searcher.search("a", 1), searcher.search("a", 3), searcher.search("b", 2))
+
+    assert [len(hits) for hits in asyncio.run(main())] == [1, 3, 2]
+    assert len(index.calls) == 1
+
+
+def test_a_failed_batch_raises_in_every_waiter_and_is_not_remembered():
+    index = CountingIndex()
+    searcher = Searcher(index)
+
+    async def main():
+        return await asyncio.gather(*(searcher.search(query, 1) for query in "aab"), return_exceptions=True)
+
+    index.fail = True
+    assert [str(error) for error in asyncio.run(main())] == ["index on fire"] * 3
+    index.fail = False
+    assert [hits[0].title for hits in asyncio.run(main())] == ["a", "a", "b"]
+
+
+def test_a_cancelled_waiter_harms_nobody():
+    searcher = Searcher(CountingIndex())
+
+    async def main():
+        tasks = [asyncio.create_task(searcher.search("a", 1)) for _ in range(3)]
+        asyncio.get_running_loop().call_soon(tasks[1].cancel)  # runs after the tasks started, before the flush ends
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    first, cancelled, last = asyncio.run(main())
+    assert isinstance(cancelled, asyncio.CancelledError)
+    assert first == last and first[0].title == "a"
+
+
+def test_an_event_loop_that_died_with_queries_in_line_blocks_nobody():
+    searcher = Searcher(CountingIndex())
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(searcher.search("a", 1))
+    loop.call_soon(loop.stop)
+    loop.run_forever()  # the query lined up; the loop stops before the flush
+    assert not task.done()
+    assert asyncio.run(searcher.search("a", 1))[0].title == "a"
+    loop.run_until_complete(task)  # and the first loop, woken again, still gets its answer
+    loop.close()
+
+
+def test_queries_of_many_episodes_at_different_paces():
+    index = CountingIndex()
+    searcher = Searcher(index)
+
+    async def episode(number):
+        for turn in range(number % 3):
+            await asyncio.sleep(0)
+            assert (await searcher.search(f"q{number}.{turn}", 1))[0].title == f"q{number}.{turn}"
+
+    async def main():
+        await asyncio.gather(*(episode(number) for number in range(60)))
+
+    asyncio.run(main())
+    assert searcher.stats.queries == 60 and len(index.calls) == 2
