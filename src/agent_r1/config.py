@@ -105,13 +105,16 @@ class ModelConfig:
 class ColdStartConfig:
     """Behaviour cloning of an imperfect demonstrator, so that RL has something to reinforce (room 7)."""
 
-    copy_steps: int = 400
+    copy_steps: int = 600
     """Phase (a): optimiser steps on clean one-hop episodes; here the model learns to copy names that it has never seen."""
-    mix_steps: int = 400
+    copy_tokens: int = 1024
+    """Tokens in one step of phase (a). Small: the many updates are what makes the copying circuit form."""
+    mix_steps: int = 600
     """Phase (b): optimiser steps on the imperfect demonstrator's episodes."""
-    tokens_per_step: int = 2048
-    """Tokens in one optimiser step, padding excluded."""
-    lr: float = 3e-3
+    mix_tokens: int = 2048
+    """Tokens in one step of phase (b)."""
+    lr: float = 1.5e-3
+    """Peak learning rate of both phases."""
     behaviours: dict[str, float] = field(
         default_factory=lambda: {"good": 0.24, "stop_early": 0.38, "guess": 0.12, "bad_query": 0.18, "wrong_entity": 0.08}
     )

@@ -22,6 +22,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -166,22 +167,27 @@ def save(model: Qwen, folder: Path, eos_token_id: int, pad_token_id: int, dtype:
 
 def load(folder: Path, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Qwen:
     """Read a Hugging Face folder of the Qwen2 architecture. Raises AgentR1Error naming what is wrong with it."""
+    model = Qwen(read_shape(folder))
     try:
-        raw = json.loads((folder / "config.json").read_text())
         files = sorted(folder.glob("*.safetensors"))
         if not files:
-            raise FileNotFoundError("no *.safetensors")
-        tensors = {name: t for file in files for name, t in load_file(file).items()}
-    except Exception as error:
+            raise FileNotFoundError("it has no *.safetensors")
+        from_hf(model, {name: t for file in files for name, t in load_file(file).items()})
+    except (OSError, KeyError, RuntimeError, SafetensorError) as error:
+        raise AgentR1Error(
+            f"{folder}: its weights cannot be used ({type(error).__name__}: {error}); make or download the model again"
+        ) from None
+    return model.to(device=device, dtype=dtype)
+
+
+def read_shape(folder: Path) -> QwenShape:
+    """The shape in a folder's config.json. Raises AgentR1Error for a folder that is no model."""
+    try:
+        return shape_from_config(json.loads((folder / "config.json").read_text()), folder)
+    except (OSError, ValueError, KeyError) as error:
         raise AgentR1Error(
             f"{folder} is not a complete model ({type(error).__name__}: {error}); make or download it again"
         ) from None
-    model = Qwen(shape_from_config(raw, folder))
-    try:
-        from_hf(model, tensors)
-    except (KeyError, RuntimeError) as error:
-        raise AgentR1Error(f"{folder}: its weights do not fit its config.json ({error})") from None
-    return model.to(device=device, dtype=dtype)
 
 
 def shape_from_config(raw: dict, folder: Path) -> QwenShape:

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from agent_r1.config import ColdStartConfig, Config
+from agent_r1.config import Config
 from agent_r1.data.tinyhop import HEADS, RELATIONS, TAILS, make_questions, make_world, relation_noun
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.episode import AgentEnvLoop, Task, derive_seed, run_episodes
@@ -37,7 +37,7 @@ from agent_r1.training.forward import action_logprobs, micro_batches
 
 BEHAVIOURS = {
     "good": "looks up every hop, then answers",
-    "stop_early": "stops before the last hop and answers with what it has",
+    "stop_early": "searches once and answers with what it has found, however many hops there are",
     "guess": "answers at once with a name from the question, or yes or no",
     "bad_query": "searches for the relation without the entity, and answers from what comes back",
     "wrong_entity": "follows a wrong name from a passage",
@@ -95,11 +95,11 @@ class Demonstrator:
             if behaviour == "wrong_entity" and turn < len(lookups):
                 return search_turn(lookups[turn], query=name)
             return answer_turn("answer", name if answer not in ("yes", "no") else rng.choice(["yes", "no"]))
-        if turn < len(lookups) and not (behaviour == "stop_early" and rng.random() < 0.7):
-            return search_turn(lookups[turn])
-        if turn < len(lookups):
+        if turn == len(lookups):
+            return answer_turn("answer", answer)
+        if behaviour == "stop_early":
             return answer_turn("answer", _premature(row, lookups[turn - 1]["value"], names, rng))
-        return answer_turn("answer", answer)
+        return search_turn(lookups[turn])
 
 
 def search_turn(lookup: dict, query: str | None = None) -> str:
@@ -168,18 +168,18 @@ def clone(
     model: Qwen,
     rows: list[TrainingRow],
     steps: int,
-    config: ColdStartConfig,
+    tokens: int,
+    lr: float,
     seed: int,
     on_step: Callable[[int, float], None],
 ) -> None:
     """Supervised learning on the action tokens of `rows`: mean cross-entropy, AdamW, warm-up and linear decay."""
     batch = collate(rows)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, betas=(0.9, 0.98), weight_decay=0.01, fused=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.98), weight_decay=0.01, fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda s: min(1.0, (s + 1) / 20) * max(0.05, 1 - s / steps)
+        optimizer, lambda step: min(1.0, (step + 1) / 20) * max(0.05, 1 - step / steps)
     )
-    batches = _endless_batches(batch, config.tokens_per_step, seed)
-    model.train()
+    batches = _endless_batches(batch, tokens, seed)
     for step in range(steps):
         part = batch[next(batches)]
         logprobs_BT, _ = action_logprobs(model, part)

@@ -17,6 +17,7 @@ what reading a search result comes down to:
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable
 from pathlib import Path
@@ -102,6 +103,21 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
         chat_template=CHAT_TEMPLATE,
         clean_up_tokenization_spaces=False,
     )
+
+
+def save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    """Save so that `AutoTokenizer`, and with it vLLM and verl, read back the very same tokenizer.
+
+    The trap: for every folder whose config.json says `qwen2`, transformers 5 ignores `tokenizer_class` and rebuilds a
+    `Qwen2Tokenizer`, which takes vocabulary and merges from tokenizer.json but splits text by Qwen's own regular
+    expression. It loads without a warning and encodes differently. A folder with an `auto_map` entry is exempt (custom
+    code would come first; it is not run, as nobody trusts it) and gets the class it names: the plain one.
+    """
+    tokenizer.save_pretrained(folder)
+    if type(tokenizer) is PreTrainedTokenizerFast:  # a real Qwen tokenizer needs, and has, its own class
+        path = folder / "tokenizer_config.json"
+        config = json.loads(path.read_text()) | {"tokenizer_class": "PreTrainedTokenizerFast", "auto_map": [None, None]}
+        path.write_text(json.dumps(config, indent=2) + "\n")
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:

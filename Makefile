@@ -1,0 +1,40 @@
+# `make` shows the few commands there are.
+PYTHON ?= python3.11
+VENV ?= .venv
+BIN = $(VENV)/bin
+
+.PHONY: help install test quick lint format clean
+
+help:
+	@echo "make install   $(VENV) with pinned CPU packages and agent-r1"
+	@echo "make test      install what is missing, then run every test"
+	@echo "make quick     the unit tests only (under two minutes)"
+	@echo "make lint      ruff and shell syntax"
+	@echo "make format    ruff format"
+	@echo "make clean     remove caches (never runs/ or artifacts/)"
+
+$(VENV)/.installed: requirements/cpu.txt requirements/dev.txt pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements/dev.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -e .
+	touch $@
+
+install: $(VENV)/.installed
+
+test: install lint
+	$(BIN)/python -m pytest
+
+quick: install
+	$(BIN)/python -m pytest -m "not slow"
+
+lint: install
+	$(BIN)/ruff check src tests benchmarks
+	bash -n speedrun-nodocker.sh
+
+format: install
+	$(BIN)/ruff format src tests benchmarks
+	$(BIN)/ruff check --fix --quiet src tests benchmarks
+
+clean:
+	rm -rf .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -not -path "./$(VENV)/*" -prune -exec rm -rf {} +

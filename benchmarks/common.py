@@ -1,0 +1,168 @@
+"""What both sides of a benchmark share: the same task, the same model, the same ruler.
+
+In: command line options. Out: a `Setting` (configuration, questions, tools, model folder) and, at the end, a `Result`
+as a table and as one JSON line. Next: `step_time.py` (ours) and `trl_compare/run.py` (TRL) time a training step on it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import fmean
+
+import torch
+
+from agent_r1.config import Config, load_config
+from agent_r1.data.rows import read_rows
+from agent_r1.inference.evaluate import evaluate
+from agent_r1.rollout.chat_format import ChatFormat
+from agent_r1.rollout.engine import LocalPolicy
+from agent_r1.rollout.episode import make_loop
+from agent_r1.rollout.qwen import Qwen
+from agent_r1.rollout.types import Row
+from agent_r1.search.index import PassageIndex
+from agent_r1.search.searcher import Searcher
+from agent_r1.stages import Places
+from agent_r1.tool import BaseTool, make_tools
+from agent_r1.training.tiny_model import load_tokenizer
+
+PHASES = ("rollout", "environment", "old log-probs", "update", "overhead")
+"""Where the wall time of a step goes. Both sides fill them so that they add up to `step`; see benchmarks/README.md."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One task and one model, ready for either side."""
+
+    config: Config
+    model: Path
+    questions: list[Row]
+    test: list[Row]
+    tools: dict[str, BaseTool]
+    chat: ChatFormat
+
+    @property
+    def episodes(self) -> int:
+        """Trajectories in one step."""
+        return self.config.rollout.prompts_per_step * self.config.rollout.samples_per_prompt
+
+
+@dataclass
+class StepRecord:
+    """One measured training step."""
+
+    seconds: dict[str, float]
+    """`step`, and each of PHASES."""
+    agent_tokens: int
+    """Tokens that the policy sampled, over all trajectories."""
+    all_tokens: int
+    """Tokens of all trajectories: prompts, sampled tokens and tool results, without padding."""
+    reward: float
+    """Mean over the trajectories."""
+
+
+@dataclass
+class Result:
+    """What one side prints."""
+
+    side: str
+    threads: int
+    warmup: int
+    steps: list[StepRecord]
+    memory_gb: float
+    """Largest resident set of the whole process, model and index included."""
+    em_before: float | None = None
+    em_after: float | None = None
+    """Greedy exact match on the test questions, measured by our evaluator on both sides."""
+    notes: dict[str, float] = field(default_factory=dict)
+
+
+def parse_arguments(description: str, argv: list[str] | None = None, extra=None) -> argparse.Namespace:
+    """Options of both sides. `extra(parser)` adds those of one side."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--preset", default="laptop")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=10, help="measured RL steps")
+    parser.add_argument("--warmup", type=int, default=3, help="RL steps before them, not counted")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--eval", type=int, default=0, metavar="N", help="greedy EM on N test questions, before and after")
+    parser.add_argument("--model", type=Path, help="model folder (default: the preset's cold start)")
+    parser.add_argument("--data", type=Path, help="folder with *.parquet and corpus.jsonl (default: the preset's)")
+    parser.add_argument("--index", type=Path, help="index folder (default: the preset's)")
+    if extra is not None:
+        extra(parser)
+    parser.add_argument("settings", nargs="*", metavar="section.key=value", help="settings, for example actor.lr=1e-4")
+    return parser.parse_args(argv)
+
+
+def load_setting(arguments: argparse.Namespace) -> Setting:
+    """The task and the model that the options name. Sets PyTorch's threads, before it has started any."""
+    torch.set_num_threads(arguments.threads)
+    total = arguments.warmup + arguments.steps
+    fixed = [f"trainer.steps={total}", "trainer.eval_every=0", f"trainer.save_every={total}", "trainer.device=cpu"]
+    config = load_config(arguments.preset, [*arguments.settings, *fixed], algorithm="grpo", seed=arguments.seed)
+    places = Places.of(config)
+    data, model = arguments.data or places.data, arguments.model or places.start_model
+    index = PassageIndex.load(arguments.index or places.index, data / "corpus.jsonl")
+    tools = make_tools(config.env.tools, searcher=Searcher(index), top_k=config.search.top_k)
+    rows = read_rows(data / "train.parquet"), read_rows(data / "test.parquet")[: arguments.eval]
+    return Setting(config, model, *rows, tools, ChatFormat(load_tokenizer(model)))
+
+
+def greedy_em(setting: Setting, model: Qwen) -> float | None:
+    """Exact match on the test questions at temperature 0; None where none were asked for."""
+    if not setting.test:
+        return None
+    r = setting.config.rollout
+    policy = LocalPolicy(model, setting.chat.stop_ids, slots=r.slots, max_context=r.max_context)
+    loop = make_loop(policy, setting.chat, setting.tools, setting.config)
+    trajectories = evaluate(loop, setting.test, temperature=0.0, seed=setting.config.seed)
+    return fmean(t.metrics["em"] for t in trajectories)
+
+
+def max_memory_gb() -> float:
+    """Largest resident set of this process so far, in GiB (Linux counts it in KiB)."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def report(result: Result, setting: Setting) -> None:
+    """A table for people, then one JSON line for `trl_compare/compare.sh` and for your own scripts."""
+    steps, n = result.steps, setting.episodes
+    print(f"\n{result.side}: {len(steps)} steps of {n} trajectories after {result.warmup} warm-up steps, {result.threads} threads")
+    print(f"  {'seconds':<16}{'mean':>8}{'min':>8}{'share':>8}")
+    whole = fmean(s.seconds["step"] for s in steps)
+    for name in ("step", *PHASES):
+        values = [s.seconds[name] for s in steps]
+        print(f"  {name:<16}{fmean(values):8.3f}{min(values):8.3f}{fmean(values) / whole:8.0%}")
+    summary = {
+        "agent tokens a trajectory": fmean(s.agent_tokens for s in steps) / n,
+        "tokens a trajectory": fmean(s.all_tokens for s in steps) / n,
+        "agent tokens/s, rollout and environment": _rate(steps, "agent_tokens", ("rollout", "environment")),
+        "batch tokens/s, update": _rate(steps, "all_tokens", ("old log-probs", "update")),
+        "reward": fmean(s.reward for s in steps),
+        "peak memory, GiB": result.memory_gb,
+        **result.notes,
+    }
+    for moment, em in (("before", result.em_before), ("after", result.em_after)):
+        if em is not None:
+            summary[f"greedy EM {moment}"] = em
+    for name, value in summary.items():
+        print(f"  {name:<42}{value:10.3f}" if value < 1000 else f"  {name:<42}{value:10.0f}")
+    mean = {name: round(fmean(s.seconds[name] for s in steps), 4) for name in ("step", *PHASES)}
+    least = {name: round(min(s.seconds[name] for s in steps), 4) for name in ("step", *PHASES)}
+    line = asdict(result) | {"mean_s": mean, "min_s": least, "summary": summary, "malloc": _malloc_settings()}
+    line["steps"] = [round(s.seconds["step"], 4) for s in steps]
+    print(json.dumps(line), flush=True)
+
+
+def _rate(steps: list[StepRecord], tokens: str, phases: tuple[str, ...]) -> float:
+    return sum(getattr(s, tokens) for s in steps) / sum(s.seconds[phase] for s in steps for phase in phases)
+
+
+def _malloc_settings() -> dict[str, str]:
+    """glibc's allocator can make a large difference on a CPU, so a figure has to say what was set."""
+    return {name: value for name, value in os.environ.items() if name.startswith(("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD"))}

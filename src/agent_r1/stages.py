@@ -1,0 +1,270 @@
+"""The stages of a speedrun. Each makes one thing, says what it does, how long it took and where it left it.
+
+    data -> index -> cold start -> evaluate -> train -> evaluate -> report
+
+A stage that is done is skipped. What a stage makes is named after a fingerprint of everything that it depends on, so a
+changed setting makes a new thing beside the old one, and nothing stale is ever used. Each stage writes beside its
+target and renames at the end: an interrupted one leaves nothing behind that looks whole.
+
+    artifacts/tinyhop-<fp>/       questions and corpus        shared by all runs
+    artifacts/index-<fp>/         the search index
+    artifacts/cold-start-<fp>/    the model that RL starts from
+    runs/<name>/                  one training run            see training/run.py
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from agent_r1.config import Config, fingerprint
+from agent_r1.data.rows import read_rows
+from agent_r1.data.tinyhop_build import build, verify
+from agent_r1.errors import AgentR1Error
+from agent_r1.rollout.types import Row
+from agent_r1.search.encoders import make_encoder
+from agent_r1.search.index import PassageIndex, build_index, recall_at_k
+from agent_r1.search.searcher import Searcher
+from agent_r1.tool import BaseTool, make_tools
+from agent_r1.ui import progress, say
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where things are for a configuration. The root is the working directory, or AGENT_R1_HOME."""
+
+    config: Config
+    root: Path
+
+    @classmethod
+    def of(cls, config: Config) -> Places:
+        return cls(config, Path(os.environ.get("AGENT_R1_HOME", ".")))
+
+    @property
+    def data(self) -> Path:
+        c = self.config
+        return self.root / "artifacts" / f"{c.data.name}-{fingerprint(c.data, c.seed, c.env.name)}"
+
+    @property
+    def index(self) -> Path:
+        s = self.config.search
+        return self.root / "artifacts" / f"index-{fingerprint(s.encoder, s.dim, self.data.name)}"
+
+    @property
+    def cold_start(self) -> Path:
+        c = self.config
+        parts = (c.model, c.cold_start, c.env, c.search, c.rollout.max_context, c.rollout.max_tokens_per_turn, c.seed)
+        return self.root / "artifacts" / f"cold-start-{fingerprint(*parts, self.data.name)}"
+
+    @property
+    def start_model(self) -> Path:
+        """The model that RL starts from."""
+        return Path(self.config.model.path) if self.config.model.path else self.cold_start
+
+    def run(self, name: str) -> Path:
+        return self.root / "runs" / name
+
+
+def stage(title: str, target: Path, make: Callable[[Path], str]) -> None:
+    """Make `target` unless it is there. `make` writes into a folder that does not exist yet and returns a summary."""
+    if target.exists():
+        say(f"{title}: done before, in {target}")
+        return
+    say(f"{title} ...")
+    start = time.perf_counter()
+    part = target.parent / f".part-{target.name}"
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(part, ignore_errors=True)
+        summary = make(part)
+        part.rename(target)
+    except OSError as error:
+        raise AgentR1Error(
+            f"{title}: cannot write {target} ({error.strerror or error}); free space, or set AGENT_R1_HOME to a folder "
+            "of yours"
+        ) from None
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    say(f"  {summary}\n  {time.perf_counter() - start:.1f} s, in {target}")
+
+
+def make_data(config: Config) -> None:
+    """Stage: questions and passages."""
+
+    def make(part: Path) -> str:
+        splits = build(config.data, config.seed, part, config.env.name)["splits"]
+        return ", ".join(f"{name} {s['questions']} questions in a world of {s['entities']}" for name, s in splits.items())
+
+    places = Places.of(config)
+    stage("data: a world made from nothing", places.data, make)
+    verify(places.data)
+
+
+def make_index(config: Config) -> None:
+    """Stage: the search index over all passages, and its recall for a correct query."""
+    places = Places.of(config)
+    corpus = _needed(places.data, "agent-r1 data", config) / "corpus.jsonl"
+
+    def make(part: Path) -> str:
+        build_index(corpus, part, make_encoder(config.search.encoder, config.search.dim))
+        index = PassageIndex.load(part, corpus)
+        recall = recall_at_k(index, read_rows(places.data / "test.parquet"), config.search.top_k)
+        return f"recall@{config.search.top_k} of a correct query on the test questions: {recall:.3f}"
+
+    stage(f"index: {config.search.encoder} vectors in FAISS", places.index, make)
+
+
+def make_cold_start(config: Config) -> None:
+    """Stage: tokenizer, tiny model, and behaviour cloning of an imperfect demonstrator."""
+    if config.model.path:
+        say(f"cold start: not needed, the run starts from {config.model.path}")
+        return
+    stage("cold start: teach a new model the format, to copy, and to play badly", Places.of(config).cold_start,
+          lambda part: _cold_start(config, part))  # fmt: skip
+
+
+def _cold_start(config: Config, out: Path) -> str:
+    from agent_r1.rollout.chat_format import ChatFormat
+    from agent_r1.rollout.episode import make_loop
+    from agent_r1.rollout.qwen import Qwen
+    from agent_r1.training.cold_start import Demonstrator, clone, demonstrate, tokenizer_texts
+    from agent_r1.training.run import write_model
+    from agent_r1.training.tiny_model import init_weights, shape_of, train_tokenizer
+
+    set_threads(config)
+    c, places = config.cold_start, Places.of(config)
+    tools = load_tools(config)
+    chat = ChatFormat(train_tokenizer(tokenizer_texts(config), config.model.vocab_size))
+    rows = read_rows(places.data / "cold.parquet")
+    loop = make_loop(Demonstrator(chat), chat, tools, config)
+    one_hop = [row for row in rows if row["extra_info"]["kind"] == "1-hop"]
+    copy_rows = demonstrate(one_hop, {"good": 1.0}, loop, config.seed, "copy")
+    # One-hop questions are over-represented in this split (phase a needs them): take every fifth for the mixture.
+    mixed = [row for row in rows if row["extra_info"]["kind"] != "1-hop"] + one_hop[::5]
+    mix_rows = demonstrate(mixed, c.behaviours, loop, config.seed, "mix")
+    model = Qwen(shape_of(config.model, len(chat.tokenizer)))
+    init_weights(model, config.seed)
+    losses: list[float] = []
+    with progress("cloning", c.copy_steps + c.mix_steps) as advance:
+        for phase, phase_rows, steps, tokens in (
+            ("copy", copy_rows, c.copy_steps, c.copy_tokens), ("mix", mix_rows, c.mix_steps, c.mix_tokens)
+        ):  # fmt: skip
+            def on_step(step: int, loss: float, phase: str = phase) -> None:
+                losses.append(loss)
+                advance(f"{phase} loss {loss:.3f}")
+
+            clone(model, phase_rows, steps, tokens, c.lr, config.seed, on_step)
+    write_model(model, chat, out)
+    return (
+        f"{model.parameter_count / 1e6:.2f} M parameters, {len(chat.tokenizer)} tokens, {len(copy_rows)} + {len(mix_rows)} "
+        f"demonstrations, loss {losses[0]:.2f} -> {sum(losses[-20:]) / 20:.2f}"
+    )
+
+
+def load_tools(config: Config) -> dict[str, BaseTool]:
+    """The configured tools over this configuration's index. Raises AgentR1Error when there is none."""
+    places = Places.of(config)
+    corpus = _needed(places.data, "agent-r1 data", config) / "corpus.jsonl"
+    index = PassageIndex.load(_needed(places.index, "agent-r1 index", config), corpus)
+    return make_tools(config.env.tools, searcher=Searcher(index), top_k=config.search.top_k)
+
+
+def load_rows(config: Config, split: str) -> list[Row]:
+    """The questions of a split."""
+    return read_rows(_needed(Places.of(config).data, "agent-r1 data", config) / f"{split}.parquet")
+
+
+def run_train(config: Config, name: str, resume: bool, plain: bool) -> None:
+    """Stage: RL."""
+    from agent_r1.training.run import RunDir, open_run, run_training
+
+    places = Places.of(config)
+    run = RunDir(places.run(name))
+    if run.config.exists():
+        open_run(run, config, resume)
+        if run.finished(config):
+            say(f"train: done before, in {run.latest_checkpoint()}")
+            return
+    set_threads(config)
+    start_model = _needed(places.start_model, "agent-r1 cold-start", config)
+    say(f"train: {config.algorithm}, {config.trainer.steps} steps, {run.path} ...")
+    start = time.perf_counter()
+    checkpoint = run_training(
+        run, config, start_model, load_tools(config), load_rows(config, "train"), load_rows(config, "val"), resume, plain
+    )
+    say(f"  {time.perf_counter() - start:.1f} s, in {checkpoint}")
+
+
+def run_eval(config: Config, model: Path, out: Path | None, title: str, split: str = "test") -> dict:
+    """Stage: greedy and sampled evaluation of a model folder; the card goes to `out` and is returned."""
+    from agent_r1.doctor import describe_machine
+    from agent_r1.inference.evaluate import eval_card, evaluate, wilson_interval
+    from agent_r1.rollout import qwen
+    from agent_r1.rollout.chat_format import ChatFormat
+    from agent_r1.rollout.engine import LocalPolicy
+    from agent_r1.rollout.episode import make_loop
+    from agent_r1.training.loop import resolve_device
+    from agent_r1.training.run import evaluation_records, write_rollouts
+    from agent_r1.training.tiny_model import load_tokenizer
+
+    if out is not None and out.exists():
+        say(f"{title}: done before, in {out}")
+        return json.loads(out.read_text())
+    set_threads(config)
+    rows, tools = load_rows(config, split), load_tools(config)
+    say(f"{title}: {len(rows)} {split} questions, greedy and sampled ...")
+    device, dtype = resolve_device(config)
+    chat, r = ChatFormat(load_tokenizer(model)), config.rollout
+    policy = LocalPolicy(qwen.load(model, device, dtype), chat.stop_ids, slots=r.slots, max_context=r.max_context)
+    loop = make_loop(policy, chat, tools, config)
+    start = time.perf_counter()
+    with progress("evaluating", 2 * len(rows)) as advance:
+        greedy = evaluate(loop, rows, temperature=0.0, seed=config.seed, on_done=lambda t: advance())
+        sampled = evaluate(loop, rows, temperature=1.0, seed=config.seed, on_done=lambda t: advance())
+    retriever = f"{config.search.encoder} (dim {config.search.dim}), top {config.search.top_k}, {Places.of(config).index.name}"
+    card = eval_card(greedy, model=str(model), split=split, seed=config.seed, retriever=retriever, started=start)
+    em = sum(t.metrics["em"] for t in sampled) / len(sampled)
+    card["sampled"] = {"temperature": 1.0, "em": em, "em_ci95": wilson_interval(em, len(sampled))}
+    card["hardware"] = describe_machine()
+    if out is not None:
+        (out.parent / "rollouts").mkdir(parents=True, exist_ok=True)
+        write_rollouts(out.parent / "rollouts" / f"{out.stem}.jsonl", evaluation_records(greedy[:60], chat))
+        part = out.with_name(f".{out.name}.part")
+        part.write_text(json.dumps(card, indent=2) + "\n")
+        part.rename(out)
+    low, high = card["em_ci95"]
+    say(
+        f"  EM {card['em']:.3f} (95 % {low:.3f} to {high:.3f}), sampled {em:.3f}, F1 {card['f1']:.3f}, "
+        f"{card['mean_tool_calls']:.2f} calls a question\n  {card['wall_seconds']:.1f} s" + (f", in {out}" if out else "")
+    )
+    return card
+
+
+def run_report(name: str, root: Path) -> None:
+    """Stage: one HTML page about a run."""
+    from agent_r1.inspect.report import write_report
+
+    start = time.perf_counter()
+    path = write_report(root / "runs" / name)
+    say(f"report: {path} ({time.perf_counter() - start:.1f} s); open it in a browser")
+
+
+def set_threads(config: Config) -> None:
+    """Give PyTorch the configured number of threads."""
+    torch.set_num_threads(config.trainer.threads or len(os.sched_getaffinity(0)))
+
+
+def _needed(path: Path, command: str, config: Config) -> Path:
+    if not path.exists():
+        raise AgentR1Error(
+            f"{path} is missing; make it with `{command} --preset {config.preset} --seed {config.seed}` and the same "
+            "overrides, or run speedrun-nodocker.sh"
+        )
+    return path

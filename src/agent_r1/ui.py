@@ -1,0 +1,39 @@
+"""Lines and progress bars for people; plain lines where there is no terminal."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+console = Console(highlight=False, soft_wrap=True)
+
+
+def say(text: str) -> None:
+    """One line on standard output. No markup is read from it: it may hold a path or a model's words."""
+    console.print(text, markup=False)
+
+
+@contextmanager
+def progress(title: str, total: int) -> Iterator[Callable[..., None]]:
+    """A bar that `advance(note="")` moves by one; without a terminal a line now and then."""
+    if console.is_terminal:
+        columns = (TextColumn("  {task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, TextColumn("{task.fields[note]}"), console=console, transient=True) as bar:
+            task = bar.add_task(title, total=total, note="")
+            yield lambda note="": bar.update(task, advance=1, note=note)
+        return
+    done, last = 0, time.monotonic()
+
+    def advance(note: str = "") -> None:
+        nonlocal done, last
+        done += 1
+        if time.monotonic() - last > 10:
+            last = time.monotonic()
+            print(f"  {title} {done}/{total} {note}".rstrip(), file=sys.stdout, flush=True)
+
+    yield advance

@@ -1,0 +1,294 @@
+"""What several test files share: a tokenizer, tiny models, a micro TinyHop world, and a policy that follows a script.
+
+Everything here is made on the spot, small, and the same in every run. What is expensive is made once per session; what
+a test changes (models, policies) comes from a function that makes a fresh one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from agent_r1.config import Config, DataConfig, ModelConfig, load_config
+from agent_r1.data.rows import read_rows
+from agent_r1.data.tinyhop_build import build
+from agent_r1.env import AgentEnv, Outcome
+from agent_r1.rollout.chat_format import ChatFormat
+from agent_r1.rollout.episode import AgentEnvLoop, Limits, Task
+from agent_r1.rollout.qwen import Qwen, QwenShape
+from agent_r1.rollout.types import Action, Generation, Observation, Row, Sampling, Step, StepResult, StopReason, Trajectory
+from agent_r1.search.encoders import make_encoder
+from agent_r1.search.index import PassageIndex, build_index
+from agent_r1.search.searcher import Searcher
+from agent_r1.tool import BaseTool, make_tools
+from agent_r1.training.cold_start import Demonstrator, clone, demonstrate, tokenizer_texts
+from agent_r1.training.loop import Learner, make_learner, train
+from agent_r1.training.tiny_model import init_weights, shape_of, train_tokenizer
+
+VOCAB = 384
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread():
+    """One thread: quick for tiny models, and sums are always added up in the same order."""
+    torch.set_num_threads(1)
+
+
+# ---------------------------------------------------------------------------------------------- tokenizer and models
+
+
+@pytest.fixture(scope="session")
+def tokenizer():
+    """The tiny model's tokenizer, with a small vocabulary."""
+    return train_tokenizer(tokenizer_texts(load_config("smoke")), VOCAB)
+
+
+@pytest.fixture(scope="session")
+def chat(tokenizer) -> ChatFormat:
+    return ChatFormat(tokenizer)
+
+
+def random_model(vocab: int = VOCAB, seed: int = 0, **changes) -> Qwen:
+    """A small model with random weights, sharp enough that greedy choices are not ties."""
+    shape = QwenShape(
+        **{"vocab_size": vocab, "hidden_size": 32, "layers": 2, "heads": 4, "kv_heads": 2, "intermediate_size": 48}
+        | {"max_position": 512}
+        | changes
+    )
+    model = Qwen(shape)
+    g = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if "norm" not in name:
+                p.normal_(0, 0.3, generator=g)
+            else:
+                p.uniform_(0.5, 1.5, generator=g)
+    return model
+
+
+# ----------------------------------------------------------------------------------------------- a scripted policy
+
+
+class ScriptedPolicy:
+    """A `Policy` that says what it is told to.
+
+    `script(session, turn, prompt_ids)` returns a text (a closed turn), a list of ids (sampled as they are), or a whole
+    `Generation`; it may be a coroutine function, to wait for something. A plain list is the texts turn by turn.
+    """
+
+    def __init__(self, chat: ChatFormat, script: Callable | list):
+        self.chat = chat
+        self.script = script if callable(script) else lambda session, turn, prompt_ids: script[turn]
+        self.turns: dict[str, int] = {}
+        self.seen: list[tuple[str, list[int], Sampling]] = []
+        """Each call of `generate`."""
+        self.released: list[str] = []
+
+    async def generate(self, prompt_ids: list[int], sampling: Sampling, session: str | None = None) -> Generation:
+        turn = self.turns.get(session, 0)
+        self.turns[session] = turn + 1
+        self.seen.append((session, list(prompt_ids), sampling))
+        said = self.script(session, turn, prompt_ids)
+        if hasattr(said, "__await__"):
+            said = await said
+        if isinstance(said, Generation):
+            return said
+        ids = self.chat.encode_trusted(said) + [self.chat.turn_end_id] if isinstance(said, str) else list(said)
+        return Generation(ids, [-0.25 * (i + 1) for i in range(len(ids))], "stop")
+
+    def release(self, session: str) -> None:
+        self.released.append(session)
+
+
+def cut(chat: ChatFormat, text: str) -> Generation:
+    """A turn that the token limit cut off behind `text`."""
+    ids = chat.encode_trusted(text)
+    return Generation(ids, [-1.0] * len(ids), "length")
+
+
+def call(name: str = "search", **arguments) -> str:
+    """The text of a tool call."""
+    import json
+
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+def question_row(text: str = "Who founded Vexlor?", answers: tuple[str, ...] = ("Marn",), **changes) -> Row:
+    """A row as the data room writes them."""
+    return {
+        "data_source": "test",
+        "prompt": [{"role": "user", "content": text}],
+        "ability": "qa",
+        "reward_model": {"style": "rule", "ground_truth": list(answers)},
+        "extra_info": {"index": 0, "split": "test", "kind": "1-hop"},
+        "agent_name": "hermes",
+        "env_kwargs": {},
+    } | changes
+
+
+def make_env_loop(policy, make_env: Callable[[Row], AgentEnv], **limits) -> AgentEnvLoop:
+    """The generic loop with generous limits."""
+    limits = Limits(**{"max_tokens_per_turn": 400, "max_context": 4000, "timeout_s": 20.0} | limits)
+    return AgentEnvLoop(policy, policy.chat, limits, make_env)
+
+
+def task(row: Row | None = None, session: str = "s", group: str = "g", seed: int | None = None) -> Task:
+    return Task(row or question_row(), group, session, seed)
+
+
+def trajectory_of(*steps: tuple[list[int], list[int], float], group: str = "g", **changes) -> Trajectory:
+    """A trajectory from (observation ids, action ids, reward)."""
+    made = [Step(o, a, [-0.1 * (i + 1) for i in range(len(a))], reward) for o, a, reward in steps]
+    return Trajectory(made, group, StopReason.ANSWERED, question_row(), **changes)
+
+
+# ------------------------------------------------------------------------------------------------- a micro TinyHop
+
+
+@dataclass(frozen=True)
+class MicroWorld:
+    """A TinyHop world of a few dozen questions on disk, with its search tool."""
+
+    config: Config
+    folder: Path
+    tools: dict[str, BaseTool]
+
+    def rows(self, split: str) -> list[Row]:
+        return read_rows(self.folder / f"{split}.parquet")
+
+
+def micro_config(algorithm: str = "grpo", *overrides: str, **sections) -> Config:
+    """The smoke preset, cut down to seconds."""
+    small = [
+        "model.hidden_size=64", "model.heads=2", "model.kv_heads=2", "model.intermediate_size=96", "model.max_position=512",
+        f"model.vocab_size={VOCAB}", "rollout.prompts_per_step=4", "rollout.samples_per_prompt=4",
+        "rollout.max_tokens_per_turn=48", "rollout.max_context=384", "rollout.slots=16",
+        "trainer.steps=3", "trainer.eval_every=0", "trainer.save_every=100", "trainer.threads=1", "trainer.micro_tokens=1500",
+        "trainer.device=cpu", "trainer.dtype=float32", "critic.warmup_steps=0", "search.top_k=1", "search.dim=256",
+    ]  # fmt: skip
+    config = load_config("smoke", [*small, *overrides], algorithm=algorithm)
+    data = DataConfig(train=24, val=8, test=12, cold=120, entities=60, cold_entities=150, mix={"1-hop": 0.5, "2-hop": 0.5})
+    return dataclasses.replace(config, data=data, **sections)
+
+
+@pytest.fixture(scope="session")
+def micro(tmp_path_factory) -> MicroWorld:
+    config, folder = micro_config(), tmp_path_factory.mktemp("micro")
+    build(config.data, 0, folder / "data")
+    corpus = folder / "data" / "corpus.jsonl"
+    build_index(corpus, folder / "index", make_encoder("ngram", config.search.dim))
+    index = PassageIndex.load(folder / "index", corpus)
+    tools = make_tools(["search"], searcher=Searcher(index), top_k=config.search.top_k)
+    return MicroWorld(config, folder / "data", tools)
+
+
+@pytest.fixture(scope="session")
+def demonstrations(micro, chat):
+    """Rows of the demonstrator in the micro world, every behaviour among them."""
+    from agent_r1.rollout.episode import make_loop
+
+    loop = make_loop(Demonstrator(chat), chat, micro.tools, micro.config)
+    return demonstrate(micro.rows("cold"), micro.config.cold_start.behaviours, loop, 0, "test")
+
+
+@pytest.fixture(scope="session")
+def cloned_weights(micro, chat, demonstrations) -> dict[str, torch.Tensor]:
+    """Weights that know the format and little else, after a few seconds of cloning. See `cloned_model`."""
+    model = tiny_model(micro.config.model, len(chat.tokenizer))
+    clone_steps(model, demonstrations, steps=150)
+    return model.state_dict()
+
+
+def tiny_model(config: ModelConfig, vocab: int, seed: int = 0) -> Qwen:
+    """The speedrun's model before the cold start."""
+    model = Qwen(shape_of(config, vocab))
+    init_weights(model, seed)
+    return model
+
+
+def clone_steps(model: Qwen, rows, steps: int, seed: int = 0, tokens: int = 1024, lr: float = 4e-3) -> list[float]:
+    """Behaviour cloning; returns the losses."""
+    losses: list[float] = []
+    clone(model, rows, steps, tokens, lr, seed, lambda step, loss: losses.append(loss))
+    return losses
+
+
+@pytest.fixture
+def cloned_model(micro, chat, cloned_weights) -> Qwen:
+    """A fresh copy of the cloned model."""
+    model = tiny_model(micro.config.model, len(chat.tokenizer))
+    model.load_state_dict(cloned_weights)
+    return model
+
+
+# -------------------------------------------------------------------------------------------------------- training
+
+
+@dataclass
+class TrainingRecord:
+    """What `loop.train` reported."""
+
+    learner: Learner
+    metrics: list[dict[str, float]]
+    trajectories: list[list[Trajectory]]
+    experiences: list
+    saved: list[int]
+
+    @property
+    def weights(self) -> dict[str, torch.Tensor]:
+        return self.learner.actor.state_dict()
+
+
+def run_training_loop(
+    config: Config,
+    model: Qwen | Learner,
+    chat: ChatFormat,
+    tools: dict[str, BaseTool],
+    questions: list[Row],
+    reference: Qwen | None = None,
+    evaluate: Callable | None = None,
+) -> TrainingRecord:
+    """The one place of the tests that calls `loop.train`. A `Learner` goes on where it stands."""
+    learner = model if isinstance(model, Learner) else make_learner(config, model, "cpu")
+    record = TrainingRecord(learner, [], [], [], [])
+
+    def on_step(metrics, trajectories, experience):
+        record.metrics.append(metrics)
+        record.trajectories.append(trajectories)
+        record.experiences.append(experience)
+
+    train(
+        config, learner, chat, tools, questions,
+        on_step=on_step, evaluate=evaluate or (lambda policy: {}), save=lambda learner: record.saved.append(learner.step),
+        reference=reference,
+    )  # fmt: skip
+    return record
+
+
+class LetterEnv(AgentEnv):
+    """The smallest RL problem: two turns, each pays 0.5 if it begins with a letter from a to m.
+
+    Registered as an environment by tests of the loop, where a random model is to learn something within seconds.
+    """
+
+    def __init__(self, tools, config):
+        self.turns = 0
+
+    def reset(self, row: Row) -> Observation:
+        return Observation(list(row["prompt"]))
+
+    async def step(self, action: Action) -> StepResult:
+        self.turns += 1
+        reward = 0.5 * ("a" <= action.text[:1] <= "m")
+        if self.turns == 2:
+            return StepResult(None, reward, done=True, stop_reason=StopReason.ANSWERED)
+        return StepResult(Observation([{"role": "tool", "content": "again"}]), reward)
+
+    def outcome(self, stop_reason: StopReason) -> Outcome:
+        zeros = dict.fromkeys(("em", "sub_em", "f1", "tool_calls", "invalid_calls"), 0.0)
+        return Outcome(0.0, {"em": 0.0, "format": 0.0}, zeros | {"turns": self.turns})

@@ -1,0 +1,108 @@
+"""The book's pages: notebooks run, links lead somewhere, and lists and tables say what the code says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+from omegaconf import OmegaConf
+
+from agent_r1.config import load_config
+from agent_r1.data.rows import ROW_KEYS
+from agent_r1.inference.evaluate import eval_card
+from agent_r1.rollout.types import Step, StopReason, Trajectory
+
+ROOT = Path(__file__).parents[1]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+
+
+@pytest.mark.slow
+@each_notebook
+def test_notebook_runs(path, tmp_path, monkeypatch):
+    """Executed in an empty folder, so without anybody's runs/; its own `assert`s are the test."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # a download would be an error
+    for name in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR"):  # and the home directory stays as it is
+        monkeypatch.setenv(name, str(tmp_path / name))
+    notebook = nbformat.read(path, as_version=4)
+    where = {"metadata": {"path": str(tmp_path)}}
+    NotebookClient(notebook, timeout=240, kernel_name="python3", resources=where).execute()
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert all(cell.execution_count for cell in code)
+    assert sum("assert" in cell.source for cell in code) >= 5
+    shown = [output.data for cell in code for output in cell.outputs if output.output_type == "execute_result"]
+    assert any("data-tip" in data.get("text/html", "") for data in shown), "no coloured row was shown"
+
+
+@each_notebook
+def test_notebook_is_committed_clean(path):
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            assert cell.execution_count is None and cell.outputs == [], f"clear the outputs of {path.name}"
+    assert path.stat().st_size < 100_000
+
+
+def links(path: Path) -> set[str]:
+    """Relative targets of Markdown links."""
+    targets = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", path.read_text())
+    return {target for target in targets if not re.match(r"[a-z]+:", target)}
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_links_lead_somewhere(path):
+    missing = sorted(target for target in links(path) if not (path.parent / target).exists())
+    assert not missing
+
+
+def names_in(text: str, start: str, end: str) -> list[str]:
+    """Names in backquotes between two marks."""
+    return re.findall(r"`([a-z_0-9]+)`", text[text.index(start) : text.index(end)])
+
+
+def test_architecture_lists_the_contracts():
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    assert names_in(text, "**Row** (", "TinyHop adds")[: len(ROW_KEYS)] == list(ROW_KEYS)
+    table = text[text.index("| stop reason |") : text.index("**Rows and masks**")]
+    assert re.findall(r"^\| `(\w+)`", table, re.MULTILINE) == [reason.value for reason in StopReason]
+    metrics = {"em": 1.0, "sub_em": 1.0, "f1": 1.0, "turns": 1, "tool_calls": 0, "invalid_calls": 0}
+    row = {"data_source": "tinyhop", "extra_info": {}}
+    trajectory = Trajectory([Step([1], [2], [0.0])], "g", StopReason.ANSWERED, row, metrics=metrics)
+    card = eval_card([trajectory], model="", split="test", seed=0, retriever="", started=0.0)
+    assert names_in(text, "**Eval card**", "`em` is exact match") == list(card)
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+def test_the_recipe_is_the_preset(algorithm):
+    text = (ROOT / "docs" / "laptop.md").read_text()
+    config = OmegaConf.structured(load_config("laptop", algorithm=algorithm))
+    rows = re.findall(r"^\| `([a-z_]+\.[a-z_]+)` \| ([^|]*) \| ([^|]*) \|", text, re.MULTILINE)
+    assert len(rows) > 20
+    for key, grpo, ppo in rows:
+        written = (grpo if algorithm == "grpo" else ppo).strip()
+        value = OmegaConf.select(config, key, throw_on_missing=True)
+        assert value is not None, f"docs/laptop.md names {key}, which is no setting"
+        if written:  # empty: the setting has no effect with this algorithm
+            assert type(value)(written) == value, f"docs/laptop.md says {key} = {written}; the preset says {value}"
+
+
+def commands() -> list[str]:
+    """Every `speedrun-nodocker.sh` line of the laptop page."""
+    text = (ROOT / "docs" / "laptop.md").read_text()
+    return re.findall(r"^bash speedrun-nodocker\.sh *(.*?) *(?:#.*)?$", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("line", commands())
+def test_commands_on_the_laptop_page_are_possible(line):
+    preset = re.search(r"--preset (\S+)", line)
+    overrides = re.findall(r"'([^']*=[^']*)'|(\S+=\S+)", line)
+    algorithm = next((word for word in line.split() if word in ("grpo", "ppo")), None)
+    config = load_config(preset[1] if preset else "laptop", [a or b for a, b in overrides], algorithm=algorithm)
+    assert config.algorithm == (algorithm or "ppo")
