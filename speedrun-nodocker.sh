@@ -37,7 +37,7 @@ TEXT
 die() { echo "speedrun: $1" >&2; exit "${2:-1}"; }
 
 # ------------------------------------------------------------------------------------------------------- arguments
-preset=laptop config=() run=() resume=() dry_run=()
+preset="" config=() run=() resume=() dry_run=()
 while [ $# -gt 0 ]; do
     case "$1" in
         -h|--help) usage; exit 0 ;;
@@ -55,25 +55,52 @@ while [ $# -gt 0 ]; do
         *) die "unknown argument '$1'; see --help" 2 ;;
     esac
 done
+if [ -z "$preset" ]; then
+    preset=laptop
+    if nvidia-smi -L >/dev/null 2>&1; then
+        echo "preset laptop (the only full one so far; on this GPU the same code runs in bfloat16)"
+    else
+        echo "preset laptop, because there is no GPU here; --preset smoke does the same in about a minute"
+    fi
+fi
 config=(--preset "$preset" ${config[@]+"${config[@]}"})
 
 # ----------------------------------------------------------------------------------------------------- environment
 # Pinned CPU packages in a virtual environment: about 1.3 GB, of which PyTorch is 0.75.
 venv=${AGENT_R1_VENV:-.venv}
-if [ ! -x "$venv/bin/python" ]; then
-    python=${PYTHON:-$(command -v python3.11 || command -v python3.12 || command -v python3 || true)}
+installed() {  # this very checkout, and every package at its pinned version
+    [ -x "$venv/bin/agent-r1" ] && "$venv/bin/python" - 2>/dev/null <<'PY'
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import agent_r1
+from agent_r1.doctor import read_pins, same_version
+
+pins = read_pins(Path("requirements/cpu.txt").read_text())
+here = Path("src/agent_r1").samefile(Path(agent_r1.__file__).parent)
+sys.exit(not (here and all(same_version(version(name), pin) for name, pin in pins.items())))
+PY
+}
+if ! installed; then
+    if [ ${#dry_run[@]} -gt 0 ]; then
+        echo "environment: to do, pinned packages into $venv (about 1.3 GB); the plan of the run needs them: make install"
+        exit 0
+    fi
+    python=$venv/bin/python
+    if [ ! -x "$venv/bin/pip" ]; then  # none yet, or one that was interrupted in the making
+        python=${PYTHON:-$(command -v python3.11 || command -v python3.12 || command -v python3 || true)}
+    fi
     [ -n "$python" ] || die "no Python found; install Python 3.11 or 3.12, or set PYTHON"
     "$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' ||
         die "$("$python" --version 2>&1) is not supported; install Python 3.11 or 3.12, or set PYTHON"
-    "$python" -m venv "$venv" || die "cannot make $venv; free space, install python3-venv, or set AGENT_R1_VENV"
-fi
-stamp="$venv/.installed-run"
-if [ ! -e "$stamp" ] || [ requirements/cpu.txt -nt "$stamp" ] || [ pyproject.toml -nt "$stamp" ]; then
+    [ -x "$venv/bin/pip" ] || "$python" -m venv "$venv" ||
+        die "cannot make $venv; free space, install python3-venv, or set AGENT_R1_VENV"
     echo "environment: pinned packages into $venv ..."
     begin=$SECONDS
-    "$venv/bin/pip" install --quiet --disable-pip-version-check -r requirements/cpu.txt
-    "$venv/bin/pip" install --quiet --disable-pip-version-check --no-deps -e .
-    touch "$stamp"
+    pip=("$venv/bin/pip" install --quiet --disable-pip-version-check)
+    "${pip[@]}" -r requirements/cpu.txt && "${pip[@]}" --no-deps -e . ||
+        die "the packages could not be installed (see above); mend the network or free space, then run this again"
     echo "  $((SECONDS - begin)) s, $(du -sh "$venv" | cut -f1) in $venv"
 fi
 agent="$venv/bin/agent-r1"
@@ -81,7 +108,6 @@ agent="$venv/bin/agent-r1"
 if [ ${#dry_run[@]} -gt 0 ]; then
     exec "$agent" train "${config[@]}" ${run[@]+"${run[@]}"} --dry-run
 fi
-echo "preset $preset: $("$venv/bin/python" -c 'import os; print(len(os.sched_getaffinity(0)))') cores, no GPU needed"
 begin=$SECONDS
 
 # ------------------------------------------------------------------------------------------------------------ stages

@@ -10,7 +10,9 @@ import argparse
 import json
 import os
 import resource
-from dataclasses import asdict, dataclass, field
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 
@@ -18,6 +20,7 @@ import torch
 
 from agent_r1.config import Config, load_config
 from agent_r1.data.rows import read_rows
+from agent_r1.errors import AgentR1Error
 from agent_r1.inference.evaluate import evaluate
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.engine import LocalPolicy
@@ -56,7 +59,7 @@ class StepRecord:
     """One measured training step."""
 
     seconds: dict[str, float]
-    """`step`, and each of PHASES."""
+    """`step`, each of PHASES, and `cpu`: processor time of all threads, which a busy machine disturbs less."""
     agent_tokens: int
     """Tokens that the policy sampled, over all trajectories."""
     all_tokens: int
@@ -81,22 +84,20 @@ class Result:
     notes: dict[str, float] = field(default_factory=dict)
 
 
-def parse_arguments(description: str, argv: list[str] | None = None, extra=None) -> argparse.Namespace:
-    """Options of both sides. `extra(parser)` adds those of one side."""
+def make_parser(description: str) -> argparse.ArgumentParser:
+    """Options of both sides."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--preset", default="laptop")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=10, help="measured RL steps")
     parser.add_argument("--warmup", type=int, default=3, help="RL steps before them, not counted")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--eval", type=int, default=0, metavar="N", help="greedy EM on N test questions, before and after")
+    parser.add_argument("--eval", type=int, default=0, metavar="N", help="greedy EM on N test questions, before, after")
     parser.add_argument("--model", type=Path, help="model folder (default: the preset's cold start)")
     parser.add_argument("--data", type=Path, help="folder with *.parquet and corpus.jsonl (default: the preset's)")
     parser.add_argument("--index", type=Path, help="index folder (default: the preset's)")
-    if extra is not None:
-        extra(parser)
     parser.add_argument("settings", nargs="*", metavar="section.key=value", help="settings, for example actor.lr=1e-4")
-    return parser.parse_args(argv)
+    return parser
 
 
 def load_setting(arguments: argparse.Namespace) -> Setting:
@@ -106,11 +107,26 @@ def load_setting(arguments: argparse.Namespace) -> Setting:
     fixed = [f"trainer.steps={total}", "trainer.eval_every=0", f"trainer.save_every={total}", "trainer.device=cpu"]
     config = load_config(arguments.preset, [*arguments.settings, *fixed], algorithm="grpo", seed=arguments.seed)
     places = Places.of(config)
-    data, model = arguments.data or places.data, arguments.model or places.start_model
-    index = PassageIndex.load(arguments.index or places.index, data / "corpus.jsonl")
-    tools = make_tools(config.env.tools, searcher=Searcher(index), top_k=config.search.top_k)
+    data, index = arguments.data or places.data, arguments.index or places.index
+    model = arguments.model or places.start_model
+    for path in (data, index, model):
+        if not path.exists():
+            raise AgentR1Error(
+                f"{path} is missing; run `agent-r1 data`, `index` and `cold-start` with --preset {arguments.preset} "
+                f"--seed {arguments.seed}, or name other folders with --data, --index and --model"
+            )
+    searcher = Searcher(PassageIndex.load(index, data / "corpus.jsonl"))
+    tools = make_tools(config.env.tools, searcher=searcher, top_k=config.search.top_k)
     rows = read_rows(data / "train.parquet"), read_rows(data / "test.parquet")[: arguments.eval]
     return Setting(config, model, *rows, tools, ChatFormat(load_tokenizer(model)))
+
+
+def run(main: Callable[[], None]) -> None:
+    """Call `main`; what a user can mend ends in one line instead of a traceback."""
+    try:
+        main()
+    except AgentR1Error as error:
+        sys.exit(f"benchmark: {error}")
 
 
 def greedy_em(setting: Setting, model: Qwen) -> float | None:
@@ -130,12 +146,13 @@ def max_memory_gb() -> float:
 
 
 def report(result: Result, setting: Setting) -> None:
-    """A table for people, then one JSON line for `trl_compare/compare.sh` and for your own scripts."""
+    """A table for people, then one JSON line for `trl_compare/table.py` and for your own scripts."""
     steps, n = result.steps, setting.episodes
-    print(f"\n{result.side}: {len(steps)} steps of {n} trajectories after {result.warmup} warm-up steps, {result.threads} threads")
+    after = f"after {result.warmup} for warm-up"
+    print(f"\n{result.side}, {result.threads} threads: {len(steps)} steps of {n} trajectories, {after}")
     print(f"  {'seconds':<16}{'mean':>8}{'min':>8}{'share':>8}")
     whole = fmean(s.seconds["step"] for s in steps)
-    for name in ("step", *PHASES):
+    for name in ("step", *PHASES, "cpu"):
         values = [s.seconds[name] for s in steps]
         print(f"  {name:<16}{fmean(values):8.3f}{min(values):8.3f}{fmean(values) / whole:8.0%}")
     summary = {
@@ -152,10 +169,13 @@ def report(result: Result, setting: Setting) -> None:
             summary[f"greedy EM {moment}"] = em
     for name, value in summary.items():
         print(f"  {name:<42}{value:10.3f}" if value < 1000 else f"  {name:<42}{value:10.0f}")
-    mean = {name: round(fmean(s.seconds[name] for s in steps), 4) for name in ("step", *PHASES)}
-    least = {name: round(min(s.seconds[name] for s in steps), 4) for name in ("step", *PHASES)}
-    line = asdict(result) | {"mean_s": mean, "min_s": least, "summary": summary, "malloc": _malloc_settings()}
-    line["steps"] = [round(s.seconds["step"], 4) for s in steps]
+    line = {
+        "side": result.side,
+        "threads": result.threads,
+        "malloc": _malloc_settings(),
+        "seconds": [{name: round(value, 4) for name, value in s.seconds.items()} for s in steps],
+        "summary": summary,
+    }
     print(json.dumps(line), flush=True)
 
 
@@ -165,4 +185,5 @@ def _rate(steps: list[StepRecord], tokens: str, phases: tuple[str, ...]) -> floa
 
 def _malloc_settings() -> dict[str, str]:
     """glibc's allocator can make a large difference on a CPU, so a figure has to say what was set."""
-    return {name: value for name, value in os.environ.items() if name.startswith(("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD"))}
+    relevant = ("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD")
+    return {name: value for name, value in os.environ.items() if name.startswith(relevant)}

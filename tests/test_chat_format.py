@@ -18,7 +18,7 @@ from agent_r1.config import EnvConfig
 from agent_r1.env import HermesToolEnv
 from agent_r1.errors import ConfigError
 from agent_r1.rollout.chat_format import ChatFormat
-from agent_r1.rollout.types import StopReason
+from agent_r1.rollout.types import Action, Sampling, StopReason
 from agent_r1.tool import BaseTool
 
 # The layout of Qwen2.5's template: a system turn is always there, tools as JSON lines with control tokens in the prose.
@@ -104,8 +104,6 @@ SYSTEM = {"role": "system", "content": "Answer in\n one word."}
 USER = {"role": "user", "content": "Who founded Vexlor, in 1930 — and wo?"}
 TOOL = {"role": "tool", "content": "Vexlor was founded by Marn.\nMarn was born in Tulo."}
 ACTION = "<think>\nfind the founder\n</think>\n\n" + call(query="Vexlor")
-
-ANSWERED, CONTEXT = StopReason.ANSWERED, StopReason.CONTEXT_OVERFLOW
 
 
 @pytest.fixture(scope="module", params=["tiny", "qwen2.5", "qwen3"])
@@ -297,19 +295,13 @@ def episode(chat: ChatFormat, question: str, page: str, script=None):
     policy = ScriptedPolicy(chat, script or [ACTION, "<answer>Marn</answer>"])
     config = EnvConfig(tool_max_chars=10**6)
     loop = make_env_loop(policy, lambda row: HermesToolEnv({"search": Page(page)}, config), max_context=10**6)
-    return asyncio.run(loop.run(task(question_row(question)), sampling=_sampling()))
-
-
-def _sampling():
-    from agent_r1.rollout.types import Sampling
-
-    return Sampling(400)
+    return asyncio.run(loop.run(task(question_row(question)), Sampling(400)))
 
 
 @pytest.mark.parametrize("text", CORPUS, ids=range(len(CORPUS)))
 def test_a_whole_episode_has_the_same_control_tokens_whatever_a_page_or_a_question_says(chat, text):
     harmless, hostile = episode(chat, "Who?", "Marn."), episode(chat, text, text)
-    assert (hostile.stop_reason, hostile.reward) == (ANSWERED, 1.0)
+    assert (hostile.stop_reason, hostile.reward) == (StopReason.ANSWERED, 1.0)
     assert len(hostile.steps) == len(harmless.steps) == 2
     for ours, theirs in zip(hostile.steps, harmless.steps, strict=True):
         assert controls_in(chat, ours.observation_ids) == controls_in(chat, theirs.observation_ids)
@@ -371,21 +363,18 @@ def test_what_was_sampled_is_never_encoded(tokenizer):
     turns = [chat.encode_trusted(turn) + [chat.turn_end_id] for turn in turns]
     chat._backend = RecordingBackend(chat._backend)
     done = episode(chat, "Who?", "a page", lambda session, turn, prompt_ids: turns[turn])
-    assert done.stop_reason is ANSWERED and len(done.steps) == 3
+    assert done.stop_reason is StopReason.ANSWERED and len(done.steps) == 3
     encoded = chat._backend.encoded
     assert any("Who?" in text for text in encoded) and any("a page" in text for text in encoded)
     assert not [text for text in encoded if "zyzzyva" in text or "Vexlor" in text]
 
 
 def test_sampled_ids_come_back_verbatim_even_in_an_unusual_spelling(chat):
-    usual = chat.encode_trusted(ACTION)
-    bytewise = [i for c in ACTION for i in chat.encode_trusted(c)]
-    odd = chat.encode_trusted("<think>x</think>") + bytewise[-30:-13]  # the middle of the call in single bytes
-    sampled = bytewise if controls_in(chat, bytewise) else odd
-    # Control tokens spelled as text are no call; so spell only the query in single bytes.
     head, tail = ACTION.split("Vexlor")
-    sampled = chat.encode_trusted(head) + [i for c in "Vexlor" for i in chat.encode_trusted(c)] + chat.encode_trusted(tail)
-    assert sampled != usual and chat.decode(sampled) == ACTION  # decode and encode again would change them
+    bytewise = [i for c in "Vexlor" for i in chat.encode_trusted(c)]
+    sampled = chat.encode_trusted(head) + bytewise + chat.encode_trusted(tail)
+    # Decoding and encoding again would change them:
+    assert chat.decode(sampled) == ACTION and chat.encode_trusted(ACTION) != sampled
     sampled.append(chat.turn_end_id)
     done = episode(chat, "Who?", "a page", lambda session, turn, ids: sampled if turn == 0 else "<answer>Marn</answer>")
     first, second = done.steps
@@ -400,7 +389,7 @@ def test_sampled_ids_come_back_verbatim_even_in_an_unusual_spelling(chat):
 def test_random_ids_come_back_verbatim(chat, seed):
     """Whatever ids a policy samples, bytes that are no text among them, the next observation begins with them."""
     rng = random.Random(seed)
-    plain = [i for i in range(chat.control_ids["<|endoftext|>"])]
+    plain = range(min(chat.control_ids.values()))
     sampled = rng.choices(plain, k=rng.randrange(30)) + chat.encode_trusted(call(query="x")) + [chat.turn_end_id]
     done = episode(chat, "Who?", "a page", lambda session, turn, ids: sampled if turn == 0 else "<answer>Marn</answer>")
     prefix = done.steps[0].observation_ids + sampled
@@ -412,13 +401,11 @@ def test_a_turn_that_was_cut_off_is_closed_by_the_observation(chat):
 
     class Forgiving(HermesToolEnv):
         async def step(self, action):
-            from agent_r1.rollout.types import Action
-
             return await super().step(Action(action.text, "stop"))
 
     policy = ScriptedPolicy(chat, lambda s, turn, ids: cut(chat, ACTION) if turn == 0 else "<answer>Marn</answer>")
     loop = make_env_loop(policy, lambda row: Forgiving({"search": Page("a page")}, EnvConfig()))
-    first, second = asyncio.run(loop.run(task(), _sampling())).steps
+    first, second = asyncio.run(loop.run(task(), Sampling(400))).steps
     prefix = first.observation_ids + first.action_ids
     assert first.action_ids[-1] != chat.turn_end_id
     assert second.observation_ids[: len(prefix) + 1] == [*prefix, chat.turn_end_id]

@@ -1,10 +1,10 @@
 """The same GRPO step by TRL's GRPOTrainer: same model, questions, tool, reward and batch as `../step_time.py`.
 
-    PYTHONPATH=src:benchmarks .venv-trl/bin/python benchmarks/trl_compare/run.py --steps 20 --eval 500
+    PYTHONPATH=src:benchmarks benchmarks/trl_compare/.venv/bin/python benchmarks/trl_compare/run.py --steps 20
 
 In: the options of `../common.py`. Out: the same table and JSON line. TRL is used as its documentation shows: a typed
-search function in `tools=`, a reward function, a `GRPOConfig`. Nothing in it is patched; `TimedTrainer` only puts clocks
-around methods. What TRL would do by default on a CPU and would cost it time (bfloat16, gradient checkpointing) is off.
+search function in `tools=`, a reward function, a `GRPOConfig`. Nothing in it is patched; `TimedTrainer` only puts
+clocks around methods. Two of its defaults are off, bfloat16 and gradient checkpointing, as our side has neither.
 """
 
 from __future__ import annotations
@@ -18,7 +18,18 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from common import PHASES, Result, Setting, StepRecord, greedy_em, load_setting, max_memory_gb, parse_arguments, report
+from common import (
+    PHASES,
+    Result,
+    Setting,
+    StepRecord,
+    greedy_em,
+    load_setting,
+    make_parser,
+    max_memory_gb,
+    report,
+    run,
+)
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
@@ -40,7 +51,7 @@ class TimedTrainer(GRPOTrainer):
         """Size of all the padded batches that were trained on, in tokens."""
         self._laps: dict[str, float] = defaultdict(float)
         self._counts: dict[str, float] = {}
-        self._step_began = time.perf_counter()
+        self._step_began, self._cpu_began = time.perf_counter(), time.process_time()
         self.add_callback(_StepClock(self))
 
     @contextmanager
@@ -93,17 +104,18 @@ class TimedTrainer(GRPOTrainer):
 
     def batch_done(self) -> None:
         """All optimiser steps on one generation are through: close the record."""
-        now, laps = time.perf_counter(), self._laps
+        now, cpu, laps = time.perf_counter(), time.process_time(), self._laps
         seconds = {
             "step": now - self._step_began,
             "rollout": laps["model"],
             "environment": laps["generate"] - laps["model"] + laps["rewards"],
             "old log-probs": laps["old log-probs"],
             "update": laps["training_step"] - laps["prepare"] + laps["optimizer"],
+            "cpu": cpu - self._cpu_began,
         }
         seconds["overhead"] = seconds["step"] - sum(seconds.get(phase, 0.0) for phase in PHASES)
         self.steps.append(StepRecord(seconds, **self._counts))
-        self._laps, self._step_began = defaultdict(float), now
+        self._laps, self._step_began, self._cpu_began = defaultdict(float), now, cpu
 
 
 class _StepClock(TrainerCallback):
@@ -121,7 +133,9 @@ class _StepClock(TrainerCallback):
             self.trainer.batch_done()
 
 
-def make_trainer(setting: Setting, output: Path, rows_per_pass: int | None = None) -> TimedTrainer:
+def make_trainer(
+    setting: Setting, output: Path, rows_per_pass: int | None = None, trainer_class: type[TimedTrainer] = TimedTrainer
+) -> TimedTrainer:
     """A GRPOTrainer that is set as our GRPO is. `rows_per_pass` splits a minibatch by gradient accumulation."""
     c, tokenizer = setting.config, setting.chat.tokenizer
     a, r = c.actor, c.rollout
@@ -129,11 +143,13 @@ def make_trainer(setting: Setting, output: Path, rows_per_pass: int | None = Non
     rows = rows_per_pass or minibatch
     if minibatch % rows:
         raise ConfigError(f"--rows-per-pass {rows} does not divide a minibatch of {minibatch} rows; choose a divisor")
-    # TRL reads tool calls by a schema that it knows for known chat templates. Ours is Qwen3's format by another template.
+    if a.epochs != 1 or a.entropy_coef or a.kl_coef or a.loss_aggregation != "token-mean":
+        raise ConfigError("the comparison is for one epoch, token-mean, no entropy bonus, no KL; drop these settings")
+    # TRL picks the parser of tool calls by the chat template's text. It cannot know ours, which writes Qwen3's format.
     tokenizer.response_schema = qwen3_schema
-    questions = [row for step in range(1, c.trainer.steps + 1) for row in prompts_of_step(setting.questions, step, c)]
-    dataset = [{"prompt": row["prompt"], "ground_truth": list(row["reward_model"]["ground_truth"])} for row in questions]
-    trainer = TimedTrainer(
+    rows_asked = [row for step in range(1, c.trainer.steps + 1) for row in prompts_of_step(setting.questions, step, c)]
+    dataset = [{"prompt": row["prompt"], "ground_truth": row["reward_model"]["ground_truth"]} for row in rows_asked]
+    trainer = trainer_class(
         model=AutoModelForCausalLM.from_pretrained(setting.model, dtype=torch.float32),
         processing_class=tokenizer,
         reward_funcs=outcome_reward(setting),
@@ -148,19 +164,20 @@ def make_trainer(setting: Setting, output: Path, rows_per_pass: int | None = Non
             steps_per_generation=setting.episodes // rows,
             num_generations=r.samples_per_prompt,
             max_steps=c.trainer.steps * a.minibatches,
-            shuffle_dataset=False,  # `questions` are in the order in which our loop asks them
+            shuffle_dataset=False,  # they are in the order in which our loop asks them
             # sampling
             temperature=r.temperature,
             top_p=r.top_p,
-            max_completion_length=r.max_context - max(len(trainer_prompt(setting, row)) for row in questions),
-            generation_kwargs={"max_new_tokens": r.max_tokens_per_turn},  # max_completion_length is for all turns together
+            max_completion_length=r.max_context - max(len(prompt_ids(setting, row)) for row in rows_asked),
+            generation_kwargs={"max_new_tokens": r.max_tokens_per_turn},  # the line above is for all turns together
             max_tool_calling_iterations=c.env.max_turns - 1,
             # the loss: bnpo is our token-mean, delta our dual clip; over several passes dapo comes closest
             loss_type="bnpo" if rows == minibatch else "dapo",
             epsilon=a.clip_low,
             epsilon_high=a.clip_high,
-            delta=a.clip_dual,
+            delta=a.clip_dual if a.clip_dual > 1 else None,
             beta=0.0,
+            scale_rewards="group" if c.advantage.normalize_std else "none",
             # the optimiser: AdamW, linear decay
             learning_rate=a.lr,
             lr_scheduler_type="polynomial",
@@ -169,7 +186,7 @@ def make_trainer(setting: Setting, output: Path, rows_per_pass: int | None = Non
             adam_beta2=0.999,
             weight_decay=a.weight_decay,
             max_grad_norm=a.grad_clip,
-            # what is on by default and costs time on a CPU
+            # float32 on a CPU, activations kept, nothing written or shown
             use_cpu=True,
             bf16=False,
             gradient_checkpointing=False,
@@ -215,7 +232,7 @@ def outcome_reward(setting: Setting):
     return outcome
 
 
-def trainer_prompt(setting: Setting, row: dict) -> list[int]:
+def prompt_ids(setting: Setting, row: dict) -> list[int]:
     """The ids that our side sends for a question."""
     return setting.chat.prompt_ids(row["prompt"], [tool.schema() for tool in setting.tools.values()])
 
@@ -227,28 +244,27 @@ def check_tokens(setting: Setting, trainer: GRPOTrainer) -> None:
     message = {"role": "tool", "name": "search", "content": "Vexlor was founded by Tulo."}
     their_result = trainer._get_tool_suffix_ids([message])
     our_result = setting.chat.continuation_ids([message], closed=True)
-    if theirs != trainer_prompt(setting, row) or their_result != our_result:
+    if theirs != prompt_ids(setting, row) or their_result != our_result:
         raise ConfigError("TRL renders other tokens than agent_r1 does; was the chat template of the model changed?")
 
 
 def main() -> None:
-    arguments = parse_arguments(
-        __doc__.splitlines()[0],
-        extra=lambda p: p.add_argument("--rows-per-pass", type=int, metavar="N", help="default: a whole minibatch"),
-    )
+    parser = make_parser(__doc__.splitlines()[0])
+    parser.add_argument("--rows-per-pass", type=int, metavar="N", help="default: a whole minibatch")
+    arguments = parser.parse_args()
     setting = load_setting(arguments)
-    before = greedy_em(setting, qwen.load(setting.model)) if setting.test else None
+    em_before = greedy_em(setting, qwen.load(setting.model)) if setting.test else None
     with tempfile.TemporaryDirectory() as folder:
         trainer = make_trainer(setting, Path(folder), arguments.rows_per_pass)
         trainer.train()
         memory = max_memory_gb()
         trainer.model.save_pretrained(folder)
-        after = greedy_em(setting, qwen.load(Path(folder)))
+        em_after = greedy_em(setting, qwen.load(Path(folder)))
     steps = trainer.steps[arguments.warmup :]
     padding = 1 - sum(s.all_tokens for s in trainer.steps) / trainer.padded_tokens
     notes = {"padding in the update": padding}
-    report(Result("TRL 1.16", arguments.threads, arguments.warmup, steps, memory, before, after, notes), setting)
+    report(Result("TRL 1.16", arguments.threads, arguments.warmup, steps, memory, em_before, em_after, notes), setting)
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from agent_r1 import __version__
-from agent_r1.config import ALGORITHMS, ENGINES, Config, from_yaml, load_config, preset_names, to_yaml
+from agent_r1.config import ALGORITHMS, ENGINES, Config, from_yaml, load_config, preset_names
 from agent_r1.errors import AgentR1Error, ConfigError
 
 # The rooms are imported inside the commands: `agent-r1 --help` answers at once, without loading PyTorch.
@@ -22,8 +22,6 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit code."""
     arguments = _parse(argv)
     try:
-        if sys.version_info < (3, 11):
-            raise AgentR1Error(f"Python {sys.version.split()[0]} is too old; install Python 3.11 or 3.12")
         return arguments.command(arguments) or 0
     except ConfigError as error:
         return _fail(str(error), 2)
@@ -50,7 +48,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def _fail(message: str, code: int) -> int:
-    print(f"agent-r1: {message}", file=sys.stderr)
+    print(f"agent-r1: {' '.join(message.split())}", file=sys.stderr)  # one line, also where a library said several
     return code
 
 
@@ -100,16 +98,19 @@ def evaluate(arguments: argparse.Namespace) -> None:
     if arguments.model:
         stages.run_eval(config, Path(arguments.model), None, f"evaluate {arguments.model}", arguments.split)
         return
-    run = places.run(_run_name(arguments, config))
-    if arguments.before:
-        run.mkdir(parents=True, exist_ok=True)
-        stages.run_eval(config, places.start_model, run / "eval_before.json", "evaluate before RL")
-        return
-    from agent_r1.training.run import RunDir
+    from agent_r1.training.checkpoint import verify_checkpoint
+    from agent_r1.training.run import RunDir, check_same_settings, open_run
 
-    if not RunDir(run).finished(config):
-        raise AgentR1Error(f"{run} has not finished its {config.trainer.steps} steps; run `agent-r1 train` first")
-    stages.run_eval(config, RunDir(run).latest_checkpoint() / "model", run / "eval.json", "evaluate after RL")
+    run = RunDir(places.run(_run_name(arguments, config)))
+    check_same_settings(run, config)
+    if arguments.before:
+        stages.run_eval(config, stages.start_model(config), run.path / "eval_before.json", "evaluate before RL")
+        open_run(run, config, resume=True)
+        return
+    if not run.finished(config):
+        raise AgentR1Error(f"{run.path} has not finished its {config.trainer.steps} steps; run `agent-r1 train` first")
+    verify_checkpoint(run.latest_checkpoint())
+    stages.run_eval(config, run.latest_checkpoint() / "model", run.path / "eval.json", "evaluate after RL")
 
 
 def report(arguments: argparse.Namespace) -> None:
@@ -129,6 +130,8 @@ def inspect(arguments: argparse.Namespace) -> None:
     if not path.is_file():
         raise AgentR1Error(f"{path} does not exist; runs/<name>/rollouts/ holds the trajectories of a run")
     records = read_jsonl(path)
+    if not records or not {"question", "ground_truth", "stop_reason", "reward", "rows"} <= records[0].keys():
+        raise AgentR1Error(f"{path} holds no trajectories; give a file of runs/<name>/rollouts/")
     if not 0 <= arguments.index < len(records):
         raise AgentR1Error(f"{path} has trajectories 0 to {len(records) - 1}; there is no {arguments.index}")
     record, console = records[arguments.index], Console()
@@ -151,7 +154,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"agent-r1 {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
-    command = _command(commands, "doctor", doctor, "check this machine", ["agent-r1 doctor", "agent-r1 doctor --preset laptop"])
+    command = _command(
+        commands, "doctor", doctor, "check this machine", ["agent-r1 doctor", "agent-r1 doctor --preset laptop"]
+    )
     command.add_argument("--preset", help=f"also check what this preset needs ({', '.join(preset_names())})")
 
     for name, function, text in (
@@ -169,7 +174,9 @@ def build_parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     _configured(command, run=True)
     command.add_argument("--resume", action="store_true", help="go on from the newest checkpoint of the run")
-    command.add_argument("--dry-run", action="store_true", help="print configuration, plan and estimates; start nothing")
+    command.add_argument(
+        "--dry-run", action="store_true", help="print configuration, plan and estimates; start nothing"
+    )
     command.add_argument("--plain", action="store_true", help="one line a step instead of the dashboard")
 
     command = _command(
@@ -180,16 +187,23 @@ def build_parser() -> argparse.ArgumentParser:
     _configured(command, run=True)
     command.add_argument("--before", action="store_true", help="the model that RL starts from, into eval_before.json")
     command.add_argument("--model", help="any model folder; prints its card and stores nothing")
-    command.add_argument("--split", default="test", choices=("train", "val", "test"), help="with --model (default: test)")
+    command.add_argument(
+        "--split", default="test", choices=("train", "val", "test"), help="with --model (default: test)"
+    )
 
     command = _command(
-        commands, "report", report, "write report.html of a run", ["agent-r1 report --preset laptop", "agent-r1 report --run mine"]
+        commands,
+        "report",
+        report,
+        "write report.html of a run",
+        ["agent-r1 report --preset laptop", "agent-r1 report --run mine"],
     )
     _configured(command, run=True)
 
     command = _command(
         commands, "inspect", inspect, "show a trajectory token by token",
-        ["agent-r1 inspect runs/laptop-ppo/rollouts/eval.jsonl", "agent-r1 inspect runs/mine/rollouts/step_000010.jsonl -i 3 --table"],
+        ["agent-r1 inspect runs/laptop-ppo/rollouts/eval.jsonl",
+         "agent-r1 inspect runs/mine/rollouts/step_000010.jsonl -i 3 --table"],
     )  # fmt: skip
     command.add_argument("rollouts", help="a file of runs/<name>/rollouts/")
     command.add_argument("-i", "--index", type=int, default=0, help="which trajectory (default: 0)")

@@ -116,7 +116,13 @@ class ColdStartConfig:
     lr: float = 1.5e-3
     """Peak learning rate of both phases."""
     behaviours: dict[str, float] = field(
-        default_factory=lambda: {"good": 0.24, "stop_early": 0.38, "guess": 0.12, "bad_query": 0.18, "wrong_entity": 0.08}
+        default_factory=lambda: {
+            "good": 0.24,
+            "stop_early": 0.38,
+            "guess": 0.12,
+            "bad_query": 0.18,
+            "wrong_entity": 0.08,
+        }
     )
     """How often the demonstrator of phase (b) does what; the names are explained in training/cold_start.py."""
 
@@ -269,7 +275,9 @@ def load_config(
         overrides.append(f"seed={seed}")
     path = _preset_dir() / f"{preset}.yaml"
     if preset not in preset_names():
-        raise ConfigError(f"unknown preset {preset!r}{nearest(preset, preset_names())}; choose from {', '.join(preset_names())}")
+        raise ConfigError(
+            f"unknown preset {preset!r}{nearest(preset, preset_names())}; choose from {', '.join(preset_names())}"
+        )
     for item in overrides:
         if "=" not in item:
             raise ConfigError(f"override {item!r} is not of the form section.key=value (for example trainer.steps=20)")
@@ -293,7 +301,9 @@ def load_config(
 def check(config: Config) -> None:
     """Refuse what no run can do. Raises ConfigError with cause and remedy."""
     if config.algorithm not in ALGORITHMS:
-        raise ConfigError(f"unknown algorithm {config.algorithm!r}{nearest(config.algorithm, ALGORITHMS)}; choose grpo or ppo")
+        raise ConfigError(
+            f"unknown algorithm {config.algorithm!r}{nearest(config.algorithm, ALGORITHMS)}; choose grpo or ppo"
+        )
     if config.engine not in ENGINES:
         raise ConfigError(f"unknown engine {config.engine!r}; choose from {', '.join(ENGINES)}")
     r, a = config.rollout, config.actor
@@ -352,7 +362,9 @@ def from_yaml(path: Path) -> Config:
     except OmegaConfBaseException as error:
         raise ConfigError(f"{path}: {_explain(error)}; was this run made by another version?") from None
     except Exception as error:  # a YAML parser has many ways to fail on a damaged file
-        raise ConfigError(f"{path} cannot be read as YAML ({type(error).__name__}); delete the run or restore the file") from None
+        raise ConfigError(
+            f"{path} cannot be read as YAML ({type(error).__name__}); delete the run or restore the file"
+        ) from None
     check(config)
     return config
 
@@ -386,7 +398,12 @@ def _explain(error: OmegaConfBaseException) -> str:
     first = str(error).strip().splitlines()[0]
     key = getattr(error, "full_key", None)
     if key and "not in" in first:
-        known = [f"{f.name}.{g.name}" for f in dataclasses.fields(Config) if f.name in _SECTIONS for g in dataclasses.fields(_SECTIONS[f.name])]
+        known = [
+            f"{f.name}.{g.name}"
+            for f in dataclasses.fields(Config)
+            if f.name in _SECTIONS
+            for g in dataclasses.fields(_SECTIONS[f.name])
+        ]
         known += [f.name for f in dataclasses.fields(Config)]
         return f"unknown configuration key {key!r}{nearest(key, known)}; `agent-r1 train --dry-run` lists all keys"
     return f"configuration key {key!r}: {first}" if key else first

@@ -14,6 +14,7 @@ target and renames at the end: an interrupted one leaves nothing behind that loo
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -82,17 +83,30 @@ def stage(title: str, target: Path, make: Callable[[Path], str]) -> None:
     part = target.parent / f".part-{target.name}"
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(part, ignore_errors=True)
-        summary = make(part)
-        part.rename(target)
+        # Two runs may need the same artefact: the second waits here, and then finds it made.
+        with (target.parent / f".lock-{target.name}").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if target.exists():
+                say(f"  made by another process, in {target}")
+                return
+            _clear_parts(target)
+            try:
+                summary = make(part)
+                part.rename(target)
+            finally:
+                _clear_parts(target)
     except OSError as error:
         raise AgentR1Error(
             f"{title}: cannot write {target} ({error.strerror or error}); free space, or set AGENT_R1_HOME to a folder "
             "of yours"
         ) from None
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
     say(f"  {summary}\n  {time.perf_counter() - start:.1f} s, in {target}")
+
+
+def _clear_parts(target: Path) -> None:
+    """Remove what an interrupted stage left: its folder, and what the room that fills it writes beside that."""
+    for part in target.parent.glob(f".*part-{target.name}*"):
+        shutil.rmtree(part, ignore_errors=True)
 
 
 def make_data(config: Config) -> None:
@@ -100,7 +114,9 @@ def make_data(config: Config) -> None:
 
     def make(part: Path) -> str:
         splits = build(config.data, config.seed, part, config.env.name)["splits"]
-        return ", ".join(f"{name} {s['questions']} questions in a world of {s['entities']}" for name, s in splits.items())
+        return ", ".join(
+            f"{name} {s['questions']} questions in a world of {s['entities']}" for name, s in splits.items()
+        )
 
     places = Places.of(config)
     stage("data: a world made from nothing", places.data, make)
@@ -148,7 +164,8 @@ def _cold_start(config: Config, out: Path) -> str:
     copy_rows = demonstrate(one_hop, {"good": 1.0}, loop, config.seed, "copy")
     # One-hop questions are over-represented in this split (phase a needs them): take every fifth for the mixture.
     mixed = [row for row in rows if row["extra_info"]["kind"] != "1-hop"] + one_hop[::5]
-    mix_rows = demonstrate(mixed, c.behaviours, loop, config.seed, "mix")
+    # Two plays of each question, with behaviours drawn anew: otherwise the model learns which question was played how.
+    mix_rows = [r for play in "12" for r in demonstrate(mixed, c.behaviours, loop, config.seed, f"mix-{play}")]
     model = Qwen(shape_of(config.model, len(chat.tokenizer)))
     init_weights(model, config.seed)
     losses: list[float] = []
@@ -156,6 +173,7 @@ def _cold_start(config: Config, out: Path) -> str:
         for phase, phase_rows, steps, tokens in (
             ("copy", copy_rows, c.copy_steps, c.copy_tokens), ("mix", mix_rows, c.mix_steps, c.mix_tokens)
         ):  # fmt: skip
+
             def on_step(step: int, loss: float, phase: str = phase) -> None:
                 losses.append(loss)
                 advance(f"{phase} loss {loss:.3f}")
@@ -166,6 +184,17 @@ def _cold_start(config: Config, out: Path) -> str:
         f"{model.parameter_count / 1e6:.2f} M parameters, {len(chat.tokenizer)} tokens, {len(copy_rows)} + {len(mix_rows)} "
         f"demonstrations, loss {losses[0]:.2f} -> {sum(losses[-20:]) / 20:.2f}"
     )
+
+
+def start_model(config: Config) -> Path:
+    """The folder of the model that RL starts from. Raises AgentR1Error when it is not there."""
+    path = config.model.path
+    if path and not Path(path).is_dir():
+        raise AgentR1Error(f"there is no model at model.path={path}; set it to a folder in Hugging Face's format")
+    places = Places.of(config)
+    for place, command in ((places.data, "data"), (places.index, "index"), (places.start_model, "cold-start")):
+        _needed(place, f"agent-r1 {command}", config)  # the first that is missing is the one to name
+    return places.start_model
 
 
 def load_tools(config: Config) -> dict[str, BaseTool]:
@@ -193,11 +222,18 @@ def run_train(config: Config, name: str, resume: bool, plain: bool) -> None:
             say(f"train: done before, in {run.latest_checkpoint()}")
             return
     set_threads(config)
-    start_model = _needed(places.start_model, "agent-r1 cold-start", config)
+    model = start_model(config)
     say(f"train: {config.algorithm}, {config.trainer.steps} steps, {run.path} ...")
     start = time.perf_counter()
     checkpoint = run_training(
-        run, config, start_model, load_tools(config), load_rows(config, "train"), load_rows(config, "val"), resume, plain
+        run,
+        config,
+        model,
+        load_tools(config),
+        load_rows(config, "train"),
+        load_rows(config, "val"),
+        resume,
+        plain,
     )
     say(f"  {time.perf_counter() - start:.1f} s, in {checkpoint}")
 
@@ -228,7 +264,9 @@ def run_eval(config: Config, model: Path, out: Path | None, title: str, split: s
     with progress("evaluating", 2 * len(rows)) as advance:
         greedy = evaluate(loop, rows, temperature=0.0, seed=config.seed, on_done=lambda t: advance())
         sampled = evaluate(loop, rows, temperature=1.0, seed=config.seed, on_done=lambda t: advance())
-    retriever = f"{config.search.encoder} (dim {config.search.dim}), top {config.search.top_k}, {Places.of(config).index.name}"
+    retriever = (
+        f"{config.search.encoder} (dim {config.search.dim}), top {config.search.top_k}, {Places.of(config).index.name}"
+    )
     card = eval_card(greedy, model=str(model), split=split, seed=config.seed, retriever=retriever, started=start)
     em = sum(t.metrics["em"] for t in sampled) / len(sampled)
     card["sampled"] = {"temperature": 1.0, "em": em, "em_ci95": wilson_interval(em, len(sampled))}
@@ -242,7 +280,8 @@ def run_eval(config: Config, model: Path, out: Path | None, title: str, split: s
     low, high = card["em_ci95"]
     say(
         f"  EM {card['em']:.3f} (95 % {low:.3f} to {high:.3f}), sampled {em:.3f}, F1 {card['f1']:.3f}, "
-        f"{card['mean_tool_calls']:.2f} calls a question\n  {card['wall_seconds']:.1f} s" + (f", in {out}" if out else "")
+        f"{card['mean_tool_calls']:.2f} calls a question\n  {card['wall_seconds']:.1f} s"
+        + (f", in {out}" if out else "")
     )
     return card
 

@@ -26,7 +26,9 @@ def make_env(row: Row, tools: dict[str, BaseTool], config: EnvConfig) -> AgentEn
     """A fresh environment for one episode of `row`, with those of `tools` that the row asks for."""
     name = row["agent_name"]
     if name not in ENVIRONMENTS:
-        raise ConfigError(f"unknown environment {name!r}{nearest(name, ENVIRONMENTS)}; choose from {', '.join(ENVIRONMENTS)}")
+        raise ConfigError(
+            f"unknown environment {name!r}{nearest(name, ENVIRONMENTS)}; choose from {', '.join(ENVIRONMENTS)}"
+        )
     wanted = (row.get("env_kwargs") or {}).get("tools") or list(tools)
     missing = [tool for tool in wanted if tool not in tools]
     if missing:

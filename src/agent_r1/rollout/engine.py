@@ -103,9 +103,11 @@ class LocalPolicy:
     # ---------------------------------------------------------------------------------------- the Policy protocol
 
     async def generate(self, prompt_ids: list[int], sampling: Sampling, session: str | None = None) -> Generation:
-        """See `Policy.generate`. Raises AgentR1Error when the prompt leaves no room for one token."""
+        """See `Policy.generate`. Raises AgentR1Error when the prompt or the limit leaves no room for one token."""
         if len(prompt_ids) >= self.max_context:
             raise AgentR1Error(f"a prompt of {len(prompt_ids)} tokens fills the context of {self.max_context}")
+        if sampling.max_tokens < 1:
+            raise AgentR1Error(f"max_tokens={sampling.max_tokens}: a turn has at least one token")
         one_shot = session is None
         if one_shot:
             self._sessions += 1
@@ -223,7 +225,9 @@ class LocalPolicy:
         starts = torch.tensor([keep for _, keep in chunk], device=device)
         counts = [len(r.prompt_ids) - keep for r, keep in chunk]
         T, end = max(counts), max(len(r.prompt_ids) for r, _ in chunk)
-        ids = torch.tensor([r.prompt_ids[k:] + [0] * (T - n) for (r, k), n in zip(chunk, counts, strict=True)], device=device)
+        ids = torch.tensor(
+            [r.prompt_ids[k:] + [0] * (T - n) for (r, k), n in zip(chunk, counts, strict=True)], device=device
+        )
         positions = starts[:, None] + torch.arange(T, device=device)
         # Padding writes behind the row's end, where the next tokens will overwrite it; it must only stay inside.
         positions = positions.clamp(max=self.max_context - 1)
@@ -252,7 +256,9 @@ class LocalPolicy:
         """
         n = max(self._running) + 1
         device = self.cache.lengths.device
-        ids = torch.tensor([[self._running[s].token_ids[-1] if s in self._running else 0] for s in range(n)], device=device)
+        ids = torch.tensor(
+            [[self._running[s].token_ids[-1] if s in self._running else 0] for s in range(n)], device=device
+        )
         positions = self.cache.lengths[:n].clamp(max=self.max_context - 1)
         end = int(positions.max()) + 1
         visible = torch.arange(end, device=device) <= positions[:, None]
@@ -298,7 +304,9 @@ class LocalPolicy:
             request.future.set_result(Generation(request.token_ids, request.logprobs, reason))
 
 
-def sample_tokens(logits_BV: Tensor, temperature_B1: Tensor, top_p_B: Tensor, uniform_B: Tensor) -> tuple[Tensor, Tensor]:
+def sample_tokens(
+    logits_BV: Tensor, temperature_B1: Tensor, top_p_B: Tensor, uniform_B: Tensor
+) -> tuple[Tensor, Tensor]:
     """Draw from softmax(logits / temperature) by inverting its cumulative distribution at `uniform_B` in [0, 1).
 
     Returns tokens [B] and their log-probabilities [B] under the *tempered, untruncated* distribution, which is what the
@@ -311,7 +319,9 @@ def sample_tokens(logits_BV: Tensor, temperature_B1: Tensor, top_p_B: Tensor, un
         probs = _nucleus(probs, top_p_B)
     cdf = probs.cumsum(dim=-1)
     # Scaling by the last entry absorbs rounding (and the nucleus' missing mass); `right` skips tokens of probability 0.
-    tokens = torch.searchsorted(cdf, (uniform_B * cdf[:, -1])[:, None], right=True)[:, 0].clamp(max=logits_BV.shape[-1] - 1)
+    tokens = torch.searchsorted(cdf, (uniform_B * cdf[:, -1])[:, None], right=True)[:, 0].clamp(
+        max=logits_BV.shape[-1] - 1
+    )
     tokens = torch.where(greedy, logits_BV.argmax(dim=-1), tokens)
     return tokens, logprobs.gather(1, tokens[:, None])[:, 0]
 

@@ -137,7 +137,7 @@ async def run_episodes(
     """Run all tasks side by side; trajectories come back in the order of the tasks.
 
     Raises AgentR1Error when more than half of the episodes failed in their environment: then it is the tool or the
-    service that is broken, and training on the remains would teach nonsense.
+    service that is broken, and training on the remains would teach nonsense. What a policy raised is raised as it is.
     """
 
     async def one(task: Task) -> Trajectory:
@@ -146,12 +146,17 @@ async def run_episodes(
             on_done(trajectory)
         return trajectory
 
-    async with asyncio.TaskGroup() as group:  # cancels the others when one raises, so that nothing is left running
-        jobs = [group.create_task(one(task)) for task in tasks]
+    try:
+        async with asyncio.TaskGroup() as group:  # cancels the others when one raises, so that nothing is left running
+            jobs = [group.create_task(one(task)) for task in tasks]
+    except ExceptionGroup as failures:  # one cause is enough, and the command line knows plain errors only
+        raise failures.exceptions[0] from None
     trajectories = [job.result() for job in jobs]
     failed = [t for t in trajectories if t.stop_reason is StopReason.ERROR]
     if len(failed) * 2 > len(trajectories):
-        raise AgentR1Error(f"{len(failed)} of {len(trajectories)} episodes failed in their environment: {failed[0].error}")
+        raise AgentR1Error(
+            f"{len(failed)} of {len(trajectories)} episodes failed in their environment: {failed[0].error}"
+        )
     return trajectories
 
 

@@ -15,6 +15,7 @@ The block (pre-norm; RMSNorm 1910.07467, rotary positions 2104.09864, SwiGLU 200
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -135,7 +136,10 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def save(model: Qwen, folder: Path, eos_token_id: int, pad_token_id: int, dtype: torch.dtype | None = None) -> None:
-    """Write config.json, generation_config.json and model.safetensors as `Qwen2ForCausalLM` reads them."""
+    """Write config.json, generation_config.json and model.safetensors as `Qwen2ForCausalLM` reads them.
+
+    Raises OSError where the folder cannot be written.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     s = model.shape
     dtype = dtype or model.embed.weight.dtype
@@ -162,7 +166,10 @@ def save(model: Qwen, folder: Path, eos_token_id: int, pad_token_id: int, dtype:
     generation = {"eos_token_id": eos_token_id, "pad_token_id": pad_token_id, "do_sample": True, "temperature": 1.0}
     (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
     tensors = {name: t.to(dtype).contiguous().cpu() for name, t in to_hf(model).items()}
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    try:
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    except SafetensorError as error:  # its word for a full disk; callers expect Python's
+        raise OSError(errno.EIO, str(error)) from None
 
 
 def load(folder: Path, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Qwen:
@@ -184,7 +191,7 @@ def read_shape(folder: Path) -> QwenShape:
     """The shape in a folder's config.json. Raises AgentR1Error for a folder that is no model."""
     try:
         return shape_from_config(json.loads((folder / "config.json").read_text()), folder)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, AttributeError) as error:  # AttributeError: JSON, but not an object
         raise AgentR1Error(
             f"{folder} is not a complete model ({type(error).__name__}: {error}); make or download it again"
         ) from None

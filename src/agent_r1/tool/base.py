@@ -336,5 +336,5 @@ def _compile(tool: BaseTool) -> Draft202012Validator:
         where = ".".join(map(str, error.absolute_path)) or "its top"
         raise ConfigError(f"{owner}: parameters is no JSON schema (at {where}: {error.message}); mend it") from None
     if tool.parameters.get("type") != "object":
-        raise ConfigError(f"{owner}: parameters must have \"type\": \"object\", because arguments are given by name")
+        raise ConfigError(f'{owner}: parameters must have "type": "object", because arguments are given by name')
     return Draft202012Validator(tool.parameters)

@@ -13,6 +13,7 @@ folder without a fitting manifest is not a checkpoint, and resuming says so inst
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import re
@@ -39,7 +40,7 @@ def save_checkpoint(
     try:
         part.mkdir(parents=True)
         write_model(part / "model")
-        torch.save(state, part / "trainer.pt")
+        _write_state(state, part / "trainer.pt")
         files = {str(f.relative_to(part)): sha256(f) for f in sorted(part.rglob("*")) if f.is_file()}
         manifest = {"format": FORMAT, "step": step, "config": fingerprint, "files": files}
         (part / "manifest.json").write_text(json.dumps(manifest, indent=1))
@@ -101,6 +102,13 @@ def sha256(path: Path) -> str:
     """Hex digest of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _write_state(state: dict[str, Any], path: Path) -> None:
+    try:
+        torch.save(state, path)
+    except RuntimeError as error:  # torch's word for a full disk
+        raise OSError(errno.EIO, f"{path.name}: {str(error).splitlines()[0]}") from None
 
 
 def _remove(path: Path) -> None:

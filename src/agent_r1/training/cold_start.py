@@ -201,4 +201,3 @@ def _endless_batches(batch: Batch, tokens: int, seed: int) -> Iterator[Tensor]:
         groups = list(micro_batches(noisy, tokens))
         for i in torch.randperm(len(groups), generator=g).tolist():
             yield groups[i]
-

@@ -68,6 +68,8 @@ class Experience:
 
     batch: Batch
     rows: list[TrainingRow]
+    trajectories: list[Trajectory]
+    """Those that the rows come from; `TrainingRow.trajectory` counts in this list."""
     values_BT: Tensor | None = None
     ref_logprobs_BT: Tensor | None = None
     advantages_BT: Tensor | None = None
@@ -111,18 +113,24 @@ def train(
         clock.lap("gen")
 
         # 2  rows. An episode that its environment broke off says nothing about the policy.
-        usable = [x for x in trajectories if x.stop_reason is not StopReason.ERROR]
+        usable = usable_trajectories(trajectories, config)
         rows = [row for i, x in enumerate(usable) for row in trajectory_rows(x, i)]
         if not rows:
-            raise AgentR1Error("no episode sampled a single token: the prompts overflow the context; raise rollout.max_context")
-        experience = Experience(collate(rows).to(device), rows)
+            raise AgentR1Error(
+                "no episode sampled a single token: the prompts overflow the context; raise rollout.max_context"
+            )
+        experience = Experience(collate(rows).to(device), rows, usable)
 
         # 3  predict, before anything is updated: the trust region is measured from here.
         batch = experience.batch
         if dtype is not torch.float32:
-            batch.logprobs_BT = in_micro_batches(batch, t.micro_tokens, lambda b: action_logprobs(learner.actor, b, r.temperature)[0], dtype)
+            batch.logprobs_BT = in_micro_batches(
+                batch, t.micro_tokens, lambda b: action_logprobs(learner.actor, b, r.temperature)[0], dtype
+            )
         if learner.critic is not None:
-            experience.values_BT = in_micro_batches(batch, t.micro_tokens, lambda b: action_values(learner.critic, b), dtype)
+            experience.values_BT = in_micro_batches(
+                batch, t.micro_tokens, lambda b: action_values(learner.critic, b), dtype
+            )
         rewards_BT = batch.rewards_BT
         if reference is not None:
             experience.ref_logprobs_BT = in_micro_batches(
@@ -137,7 +145,14 @@ def train(
         a = config.advantage
         credit = estimate(
             AdvantageInputs(
-                rewards_BT, batch.mask_BT, experience.values_BT, batch.groups, batch.trajectory_B, a.gamma, a.lam, a.normalize_std
+                rewards_BT,
+                batch.mask_BT,
+                experience.values_BT,
+                batch.groups,
+                batch.trajectory_B,
+                a.gamma,
+                a.lam,
+                a.normalize_std,
             )
         )
         experience.advantages_BT, experience.returns_BT = credit.advantages_BT, credit.returns_BT
@@ -213,7 +228,14 @@ def update_actor(learner: Learner, x: Experience, config: Config, step: int, dty
 
 
 def actor_loss(
-    actor: Qwen, part: Batch, x: Experience, index: Tensor, advantages_BT: Tensor, normalizer: float, config: Config, log: Means
+    actor: Qwen,
+    part: Batch,
+    x: Experience,
+    index: Tensor,
+    advantages_BT: Tensor,
+    normalizer: float,
+    config: Config,
+    log: Means,
 ) -> Tensor:
     """The loss of one micro-batch (rows `index` of the batch), already divided by the minibatch's normalizer."""
     a, T, mask_BT = config.actor, part.ids_BT.shape[1], part.mask_BT
@@ -301,6 +323,13 @@ def autocast(dtype: torch.dtype, device: torch.device):
 # --------------------------------------------------------------------------------------------- data, devices, metrics
 
 
+def usable_trajectories(trajectories: list[Trajectory], config: Config) -> list[Trajectory]:
+    """Without the episodes that their environment broke off, nor, for grpo, a sample that this has left alone."""
+    usable = [t for t in trajectories if t.stop_reason is not StopReason.ERROR]
+    members = Counter(t.group_id for t in usable)
+    return [t for t in usable if config.algorithm != "grpo" or members[t.group_id] > 1]
+
+
 def prompts_of_step(questions: list[Row], step: int, config: Config) -> list[Row]:
     """The questions of one step: each epoch is a shuffle of its own, and a step may straddle two epochs."""
     P, n = config.rollout.prompts_per_step, len(questions)
@@ -313,14 +342,18 @@ def prompts_of_step(questions: list[Row], step: int, config: Config) -> list[Row
 
 @functools.lru_cache(maxsize=2)
 def epoch_order(n: int, epoch: int, seed: int) -> list[int]:
-    return torch.randperm(n, generator=torch.Generator().manual_seed(derive_seed(seed, "epoch", epoch) % 2**63)).tolist()
+    return torch.randperm(
+        n, generator=torch.Generator().manual_seed(derive_seed(seed, "epoch", epoch) % 2**63)
+    ).tolist()
 
 
 def resolve_device(config: Config) -> tuple[str, torch.dtype]:
     """`auto` to what this machine has. Raises ConfigError when CUDA is asked for and not there."""
     t = config.trainer
     if t.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("trainer.device=cuda, but PyTorch sees no CUDA GPU; use trainer.device=auto, or run agent-r1 doctor")
+        raise ConfigError(
+            "trainer.device=cuda, but PyTorch sees no CUDA GPU; use trainer.device=auto, or run agent-r1 doctor"
+        )
     device = ("cuda" if torch.cuda.is_available() else "cpu") if t.device == "auto" else t.device
     dtype = ("bfloat16" if device == "cuda" else "float32") if t.dtype == "auto" else t.dtype
     return device, getattr(torch, dtype)

@@ -23,7 +23,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-
 from agent_r1.config import Config, fingerprint, from_yaml, to_yaml
 from agent_r1.errors import AgentR1Error
 from agent_r1.inference.evaluate import evaluate
@@ -70,26 +69,26 @@ class RunDir:
 
 
 def run_fingerprint(config: Config) -> str:
-    """Of all that the weights depend on: where it is logged and how often it is measured may change on resume."""
+    """Of all that the weights depend on."""
+    return fingerprint(_what_counts(config))
+
+
+def _what_counts(config: Config) -> Config:
+    """`config` without what may change on resume: where it is logged and how often it is measured."""
     trainer = dataclasses.replace(
         config.trainer, loggers=[], eval_every=0, save_every=1, keep_checkpoints=1, rollouts_every=0
     )
-    return fingerprint(dataclasses.replace(config, trainer=trainer))
+    return dataclasses.replace(config, trainer=trainer)
 
 
 def open_run(run: RunDir, config: Config, resume: bool) -> None:
     """Make the run's folder, or check that an existing one can be continued. Raises AgentR1Error with the remedy."""
-    if run.config.exists():
-        if run_fingerprint(from_yaml(run.config)) != run_fingerprint(config):
-            raise AgentR1Error(
-                f"{run.path} was started with other settings ({_first_difference(from_yaml(run.config), config)}); "
-                "choose another name with --run NAME, or delete the folder"
-            )
-        if run.latest_checkpoint() is not None and not resume and not run.finished(config):
-            raise AgentR1Error(
-                f"{run.path} holds an unfinished run ({run.latest_checkpoint().name}); add --resume to continue it, or "
-                "choose another name with --run NAME"
-            )
+    check_same_settings(run, config)
+    if run.latest_checkpoint() is not None and not resume and not run.finished(config):
+        raise AgentR1Error(
+            f"{run.path} holds an unfinished run ({run.latest_checkpoint().name}); add --resume to continue it, or "
+            "choose another name with --run NAME"
+        )
     try:
         (run.path / "rollouts").mkdir(parents=True, exist_ok=True)
         part = run.path / ".config.yaml.part"
@@ -99,6 +98,18 @@ def open_run(run: RunDir, config: Config, resume: bool) -> None:
         raise AgentR1Error(
             f"cannot write to {run.path} ({error.strerror}); free space, or set AGENT_R1_HOME to a folder of yours"
         ) from None
+
+
+def check_same_settings(run: RunDir, config: Config) -> None:
+    """Raises AgentR1Error when the run exists and was started with settings that would give other weights."""
+    if not run.config.exists():
+        return
+    saved = from_yaml(run.config)
+    if run_fingerprint(saved) != run_fingerprint(config):
+        raise AgentR1Error(
+            f"{run.path} was started with other settings ({_first_difference(saved, config)}); choose another name with "
+            "--run NAME, or delete the folder"
+        )
 
 
 @contextmanager
@@ -151,9 +162,11 @@ def _start(run: RunDir, config: Config, start_model: Path) -> tuple[Learner, qwe
     """The learner at its newest checkpoint (or at the beginning), and the reference model if the KL needs one."""
     device, _ = resolve_device(config)
     checkpoint = run.latest_checkpoint()
+    if checkpoint:  # held against its hashes before any of its weights is read
+        step, state = read_checkpoint(checkpoint, run_fingerprint(config))
     learner = make_learner(config, qwen.load(checkpoint / "model" if checkpoint else start_model), device)
     if checkpoint:
-        learner.step, state = read_checkpoint(checkpoint, run_fingerprint(config))
+        learner.step = step
         learner.actor_optimizer.load_state_dict(state["actor_optimizer"])
         if learner.critic is not None:
             learner.critic.load_state_dict(state["critic"])
@@ -187,7 +200,7 @@ class _Recorder:
         for logger in self.loggers:
             logger.log(metrics, step)
         if t.rollouts_every and (step % t.rollouts_every == 0 or step == 1):
-            records = experience_records(trajectories, experience, self.chat, step)
+            records = experience_records(experience, self.chat, step)
             write_rollouts(self.run.path / "rollouts" / f"step_{step:06d}.jsonl", records)
         self.dashboard.step(metrics)
         shown = trajectories[0]
@@ -267,7 +280,11 @@ def step_records(trajectory: Trajectory, chat: ChatFormat) -> list[dict[str, Any
 
 
 def trajectory_record(
-    trajectory: Trajectory, rows: list[TrainingRow], advantages: list[list[float]] | None, chat: ChatFormat, step: int | None
+    trajectory: Trajectory,
+    rows: list[TrainingRow],
+    advantages: list[list[float]] | None,
+    chat: ChatFormat,
+    step: int | None,
 ) -> dict[str, Any]:
     """One line of a rollouts file; `inspect/` and the report read it."""
     row = trajectory.row
@@ -298,13 +315,10 @@ def trajectory_record(
     }
 
 
-def experience_records(
-    trajectories: list[Trajectory], x: Experience, chat: ChatFormat, step: int
-) -> Iterator[dict[str, Any]]:
+def experience_records(x: Experience, chat: ChatFormat, step: int) -> Iterator[dict[str, Any]]:
     """The records of a training step, with advantages."""
-    usable = [t for t in trajectories if t.error is None]
     advantages = [a[: len(r.input_ids)] for a, r in zip(x.advantages_BT.tolist(), x.rows, strict=True)]
-    for number, trajectory in enumerate(usable):
+    for number, trajectory in enumerate(x.trajectories):
         mine = [i for i, r in enumerate(x.rows) if r.trajectory == number]
         yield trajectory_record(trajectory, [x.rows[i] for i in mine], [advantages[i] for i in mine], chat, step)
 
@@ -316,22 +330,29 @@ def evaluation_records(trajectories: list[Trajectory], chat: ChatFormat) -> Iter
 
 
 def write_rollouts(path: Path, records: Iterator[dict[str, Any]]) -> None:
-    """Write a rollouts file, whole or not at all."""
+    """Write a rollouts file, whole or not at all. Raises AgentR1Error when there is no space."""
     part = path.with_name(f".{path.name}.part")
-    with part.open("w") as file:
-        for record in records:
-            file.write(json.dumps(record) + "\n")
-    part.rename(path)
+    try:
+        with part.open("w") as file:
+            for record in records:
+                file.write(json.dumps(record) + "\n")
+        part.rename(path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise AgentR1Error(
+            f"cannot write {path} ({error.strerror}); free space or mend permissions, then run the same command again "
+            "(`agent-r1 train` with --resume)"
+        ) from None
 
 
 def _first_difference(old: Config, new: Config) -> str:
-    """`actor.lr: 0.0003 there, 0.001 now` for the first setting that differs."""
+    """`actor.lr: 0.0003 there, 0.001 now` for the first setting that differs and matters."""
 
     def flat(value: Any, prefix: str = "") -> dict[str, Any]:
         if not isinstance(value, dict):
             return {prefix[:-1]: value}
         return {k: v for key, inner in value.items() for k, v in flat(inner, f"{prefix}{key}.").items()}
 
-    a, b = flat(dataclasses.asdict(old)), flat(dataclasses.asdict(new))
+    a, b = flat(dataclasses.asdict(_what_counts(old))), flat(dataclasses.asdict(_what_counts(new)))
     key = next(k for k in sorted(a.keys() | b.keys()) if a.get(k) != b.get(k))
     return f"{key}: {a.get(key)} there, {b.get(key)} now"

@@ -24,9 +24,10 @@ from pathlib import Path
 
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from agent_r1.config import ModelConfig
+from agent_r1.errors import AgentR1Error
 from agent_r1.rollout.qwen import Qwen, QwenShape
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -121,8 +122,10 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
-    """The tokenizer of a model folder; never asks a hub, never runs code from the folder."""
-    return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    """The tokenizer of a model folder, exactly as its tokenizer.json has it; asks no hub and runs no code from there."""
+    if not (folder / "tokenizer.json").is_file():
+        raise AgentR1Error(f"{folder} has no tokenizer.json; make or download the model again")
+    return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
 
 
 def shape_of(config: ModelConfig, vocab_size: int) -> QwenShape:

@@ -1,0 +1,90 @@
+"""What happens to a tool call whose turn was cut off by the token limit? An experiment on both sides.
+
+    PYTHONPATH=src:benchmarks benchmarks/trl_compare/.venv/bin/python benchmarks/trl_compare/cut_off_call.py
+
+A turn is `<think>...</think><tool_call>...</tool_call><|im_end|>`. The limit is set to one token less than the most
+frequent length of such a turn: then many turns are cut just before `<|im_end|>`. Such a call looks complete, but the
+agent had not closed its turn: it might have added a second call, or an answer. Out: counts, and an episode of TRL's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+from common import Setting, load_setting, make_parser
+from common import run as run_main
+from run import TimedTrainer, make_trainer
+
+from agent_r1.rollout import qwen
+from agent_r1.rollout.engine import LocalPolicy
+from agent_r1.rollout.episode import Task, derive_seed, make_loop, run_episodes
+from agent_r1.rollout.types import Sampling, Trajectory
+from agent_r1.training.loop import prompts_of_step
+
+
+def our_episodes(setting: Setting) -> list[Trajectory]:
+    """One step's episodes, untrained."""
+    c, r = setting.config, setting.config.rollout
+    policy = LocalPolicy(qwen.load(setting.model), setting.chat.stop_ids, slots=r.slots, max_context=r.max_context)
+    tasks = [
+        Task(row, str(p), f"{p}-{g}", derive_seed(c.seed, p, g))
+        for p, row in enumerate(prompts_of_step(setting.questions, 1, c))
+        for g in range(r.samples_per_prompt)
+    ]
+    loop = make_loop(policy, setting.chat, setting.tools, c)
+    return asyncio.run(run_episodes(loop, tasks, Sampling(r.max_tokens_per_turn, r.temperature, r.top_p)))
+
+
+def ends_with_call(setting: Setting, ids: list[int]) -> bool:
+    """Is `</tool_call>` the last thing in a turn that has no `<|im_end|>`?"""
+    return setting.chat.decode(ids).rstrip().endswith("</tool_call>")
+
+
+def usual_call_length(setting: Setting) -> int:
+    """The most frequent length, in tokens, of a first turn that calls a tool."""
+    first_turns = [t.steps[0] for t in our_episodes(setting)]
+    return Counter(len(s.action_ids) for s in first_turns if s.info.get("tool_calls")).most_common(1)[0][0]
+
+
+def main() -> None:
+    arguments = make_parser(__doc__.splitlines()[0]).parse_args()
+    setting = load_setting(arguments)
+    limit = usual_call_length(setting) - 1
+    rollout = replace(setting.config.rollout, max_tokens_per_turn=limit)
+    setting = replace(setting, config=replace(setting.config, rollout=rollout))
+    print(f"limit: {limit} tokens a turn")
+
+    last_steps = [t.steps[-1] for t in our_episodes(setting)]
+    cut = [s for s in last_steps if s.finish_reason == "length" and ends_with_call(setting, s.action_ids)]
+    executed = sum(bool(s.info.get("tool_calls")) for s in cut)
+    print(f"agent-r1: {len(cut)} calls cut off before <|im_end|>, {executed} of them executed")
+
+    cut_then_executed: list[bool] = []
+    examples: list[str] = []
+
+    class Watcher(TimedTrainer):
+        """Looks at first turns before, and at the conversations after, TRL's tool loop."""
+
+        def _tool_call_loop(self, prompts, prompt_ids, completion_ids, *rest):
+            cut = [i for i, ids in enumerate(completion_ids) if ends_with_call(setting, ids)]
+            result = super()._tool_call_loop(prompts, prompt_ids, completion_ids, *rest)
+            conversations, all_ids = result[1], result[2]
+            for i in cut:
+                cut_then_executed.append(any(message["role"] == "tool" for message in conversations[i]))
+                examples.append(setting.chat.decode(all_ids[i]))
+            return result
+
+    with tempfile.TemporaryDirectory() as folder:
+        make_trainer(setting, Path(folder), trainer_class=Watcher).train()
+    cut_off, executed = len(cut_then_executed), sum(cut_then_executed)
+    print(f"TRL 1.16: {cut_off} calls cut off before <|im_end|>, {executed} of them executed")
+    if examples:
+        print(f"an episode of TRL's:\n{examples[0]}")
+
+
+if __name__ == "__main__":
+    run_main(main)

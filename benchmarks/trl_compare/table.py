@@ -1,0 +1,41 @@
+"""The JSON lines of `compare.sh` as a Markdown table, one column a side; rounds of one side are taken together."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from statistics import fmean
+
+
+def main(path: Path) -> None:
+    sides: dict[str, list[dict]] = {}
+    for text in path.read_text().splitlines():
+        line = json.loads(text)
+        sides.setdefault(line["side"], []).append(line)
+    steps = {side: [s for line in lines for s in line["seconds"]] for side, lines in sides.items()}
+    threads = ", ".join(sorted({str(line["threads"]) for lines in sides.values() for line in lines}))
+    counts = ", ".join(f"{side} {len(s)} steps in {len(sides[side])} rounds" for side, s in steps.items())
+    print(f"\n{counts}; {threads} threads\n")
+    print_row(["seconds a step: mean (least)", *sides])
+    print_row(["---"] * (1 + len(sides)))
+    for phase in next(iter(steps.values()))[0]:
+        times = ([s[phase] for s in steps[side]] for side in sides)
+        print_row([phase, *(f"{fmean(t):.3f} ({min(t):.3f})" for t in times)])
+    names = dict.fromkeys(name for lines in sides.values() for line in lines for name in line["summary"])
+    for name in names:
+        print_row([name, *(mean_of(lines, name) for lines in sides.values())])
+
+
+def mean_of(lines: list[dict], name: str) -> str:
+    """Mean over the rounds, or a dash where a side has no such figure."""
+    values = [line["summary"][name] for line in lines if name in line["summary"]]
+    return (f"{fmean(values):.3f}" if fmean(values) < 1000 else f"{fmean(values):.0f}") if values else "-"
+
+
+def print_row(cells: list[str]) -> None:
+    print("| " + " | ".join(cells) + " |")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,269 @@
+"""Room 7, checkpoints: what is on disk is whole, or it is refused with the remedy."""
+
+from __future__ import annotations
+
+import errno
+import json
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import random_model
+
+from agent_r1.errors import AgentR1Error
+from agent_r1.rollout import qwen
+from agent_r1.training import checkpoint
+from agent_r1.training.checkpoint import list_checkpoints, read_checkpoint, save_checkpoint, verify_checkpoint
+
+
+def write_model(folder: Path) -> None:
+    qwen.save(random_model(), folder, 3, 0)
+    (folder / "tokenizer.json").write_text("{}")
+
+
+STATE = {"actor_optimizer": {"step": 3, "m": torch.arange(4.0)}, "critic": {"w": torch.ones(2, 2)}}
+
+
+def save(folder: Path, step: int, keep: int = 9, write=write_model, state=STATE) -> Path:
+    return save_checkpoint(folder, step, write, state, "f00d", keep)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(p.name for p in folder.iterdir())
+
+
+# --------------------------------------------------------------------------------------------------- there and back
+
+
+def test_what_is_saved_is_read(tmp_path):
+    path = save(tmp_path, 40)
+    assert path == tmp_path / "step_000040"
+    assert names(path) == ["manifest.json", "model", "trainer.pt"]
+    step, state = read_checkpoint(path, "f00d")
+    assert step == 40 and state["actor_optimizer"]["step"] == 3
+    assert torch.equal(state["actor_optimizer"]["m"], torch.arange(4.0)) and torch.equal(state["critic"]["w"], torch.ones(2, 2))
+    assert qwen.load(path / "model").parameter_count == random_model().parameter_count
+    assert names(tmp_path) == ["step_000040"]  # nothing half-written is left
+
+
+def test_the_state_of_an_optimiser_survives(tmp_path):
+    """What is read is data only (`weights_only`); an optimiser takes it and goes on as if nothing had happened."""
+
+    def train(model, optimizer, steps):
+        for i in range(steps):
+            model(torch.full((2, 4), float(i + 1))).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def fresh():
+        torch.manual_seed(0)
+        model = torch.nn.Linear(4, 4)
+        return model, torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
+
+    straight, optimizer = fresh()
+    train(straight, optimizer, 3)
+    path = save(tmp_path, 3, state={"actor_optimizer": optimizer.state_dict(), "w": straight.state_dict()})
+    train(straight, optimizer, 2)
+    resumed, optimizer = fresh()
+    _, state = read_checkpoint(path)
+    resumed.load_state_dict(state["w"])
+    optimizer.load_state_dict(state["actor_optimizer"])
+    train(resumed, optimizer, 2)
+    assert torch.equal(resumed.weight, straight.weight)
+
+
+def test_old_checkpoints_are_pruned_and_the_newest_kept(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "step_best").mkdir()
+    for step in (5, 10, 15, 100_000):
+        save(tmp_path, step, keep=2)
+    assert names(tmp_path) == ["notes.txt", "step_000015", "step_100000", "step_best"]
+    assert [p.name for p in list_checkpoints(tmp_path)] == ["step_000015", "step_100000"]
+
+
+def test_the_same_step_can_be_saved_again(tmp_path):
+    save(tmp_path, 5, state={"v": 1})
+    save(tmp_path, 5, state={"v": 2})
+    assert read_checkpoint(tmp_path / "step_000005") == (5, {"v": 2})
+
+
+def test_no_folder_has_no_checkpoint(tmp_path):
+    assert list_checkpoints(tmp_path / "nowhere") == []
+
+
+# -------------------------------------------------------------------------------------------------- interrupted saves
+
+
+def test_an_interrupted_save_leaves_the_old_one_and_the_next_save_works(tmp_path):
+    def interrupted(folder):
+        folder.mkdir()
+        (folder / "model.safetensors").write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    save(tmp_path, 10)
+    with pytest.raises(KeyboardInterrupt):
+        save(tmp_path, 20, write=interrupted)
+    assert [p.name for p in list_checkpoints(tmp_path)] == ["step_000010"]
+    assert read_checkpoint(tmp_path / "step_000010", "f00d")[0] == 10
+    save(tmp_path, 20)
+    assert names(tmp_path) == ["step_000010", "step_000020"]
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+import torch
+from agent_r1.training import checkpoint
+folder, moment = Path(sys.argv[1]), sys.argv[2]
+
+def die(*a, **k):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def model(part):
+    part.mkdir()
+    (part / "model.safetensors").write_bytes(b"x" * 1000)
+    if moment == "in the model":
+        die()
+
+if moment == "before the state":
+    torch.save = die
+if moment == "before the manifest":
+    checkpoint.sha256 = die
+if moment == "before the renaming":
+    Path.rename = die
+checkpoint.save_checkpoint(folder, 20, model, {"v": 2}, "f00d", 2)
+"""
+
+
+@pytest.mark.parametrize("moment", ["in the model", "before the state", "before the manifest", "before the renaming"])
+def test_kill_9_leaves_the_old_one(tmp_path, moment):
+    save(tmp_path, 10)
+    child = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), moment], capture_output=True, text=True)
+    assert child.returncode == -signal.SIGKILL, child.stderr
+    assert [p.name for p in list_checkpoints(tmp_path)] == ["step_000010"]
+    assert read_checkpoint(tmp_path / "step_000010", "f00d")[0] == 10
+    save(tmp_path, 20)  # what the killed one left behind is in nobody's way
+    assert names(tmp_path) == ["step_000010", "step_000020"]
+
+
+# ---------------------------------------------------------------------------------------------------------- no space
+
+
+def test_no_space_says_so_and_keeps_what_is_there(tmp_path, monkeypatch):
+    def full(*args, **options):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    save(tmp_path, 10)
+    monkeypatch.setattr(Path, "rename", full)
+    with pytest.raises(AgentR1Error, match="step_000020 .No space left on device.; free space .* continue with --resume"):
+        save(tmp_path, 20)
+    assert names(tmp_path) == ["step_000010"]
+    assert read_checkpoint(tmp_path / "step_000010", "f00d")[0] == 10
+
+
+@pytest.fixture
+def small_files_only():
+    """The operating system refuses to write more than 60 kB into one file: a full disk, as the C++ and Rust writers see it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_disk_that_fills_up_while_tensors_are_written_says_so_too(tmp_path, small_files_only):
+    """safetensors and torch do not raise OSError then, but errors of their own."""
+
+    def little(part):
+        part.mkdir()
+
+    for write, state in ((write_model, {}), (little, {"m": torch.zeros(100_000)})):
+        with pytest.raises(AgentR1Error, match="cannot write the checkpoint .*; free space or mend permissions"):
+            save(tmp_path, 20, write=write, state=state)
+        assert names(tmp_path) == []
+
+
+def test_no_permission_says_so(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(AgentR1Error, match="cannot write the checkpoint .*Not a directory.*mend permissions"):
+        save(tmp_path / "file", 1)
+
+
+# ---------------------------------------------------------------------------------------------------------- refusals
+
+
+@pytest.fixture
+def saved(tmp_path):
+    return save(tmp_path, 10)
+
+
+def test_another_configuration_is_refused(saved):
+    with pytest.raises(AgentR1Error, match="made with another configuration; resume with the settings in the run's config.yaml"):
+        read_checkpoint(saved, "beef")
+    assert read_checkpoint(saved)[0] == 10  # who does not ask may read it
+
+
+@pytest.mark.parametrize("name", ["trainer.pt", "model/model.safetensors", "model/config.json", "model/tokenizer.json"])
+def test_a_flipped_bit_in_any_file_is_refused(saved, name):
+    content = bytearray((saved / name).read_bytes())
+    content[len(content) // 2] ^= 1
+    (saved / name).write_bytes(content)
+    with pytest.raises(AgentR1Error, match=f"is damaged: {name} does not match its checksum; delete the folder and resume"):
+        read_checkpoint(saved, "f00d")
+
+
+@pytest.mark.parametrize("name", ["trainer.pt", "model/model.safetensors", "manifest.json"])
+def test_a_half_written_or_missing_file_is_refused(saved, name):
+    whole = (saved / name).read_bytes()
+    (saved / name).write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(AgentR1Error, match="delete"):
+        read_checkpoint(saved)
+    (saved / name).unlink()
+    with pytest.raises(AgentR1Error, match="is not a complete checkpoint .FileNotFoundError.*resume from the one before"):
+        read_checkpoint(saved)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "null", "3", "{}", '{"files": 3, "format": 1}', '{"files": {"trainer.pt": 3}}'])
+def test_a_manifest_that_is_none_is_refused(saved, content):
+    (saved / "manifest.json").write_text(content)
+    with pytest.raises(AgentR1Error, match="is not a complete checkpoint|has checkpoint format"):
+        verify_checkpoint(saved)
+
+
+def test_a_checkpoint_of_another_version_is_refused(saved):
+    manifest = json.loads((saved / "manifest.json").read_text())
+    (saved / "manifest.json").write_text(json.dumps(manifest | {"format": 99}))
+    with pytest.raises(AgentR1Error, match=f"has checkpoint format 99; this version reads {checkpoint.FORMAT}"):
+        verify_checkpoint(saved)
+
+
+def test_a_foreign_folder_is_refused(tmp_path):
+    """A checkpoint of something else that happens to be called step_000100, or another run's files in ours."""
+    (tmp_path / "step_000100" / "model").mkdir(parents=True)
+    torch.save({"model": 1}, tmp_path / "step_000100" / "pytorch_model.bin")
+    with pytest.raises(AgentR1Error, match="is not a complete checkpoint .FileNotFoundError"):
+        read_checkpoint(tmp_path / "step_000100")
+    ours, theirs = save(tmp_path / "a", 1), save(tmp_path / "b", 1, state={"v": 1})
+    shutil.copy(theirs / "trainer.pt", ours / "trainer.pt")
+    with pytest.raises(AgentR1Error, match="trainer.pt does not match"):
+        read_checkpoint(ours)
+
+
+def test_a_checkpoint_can_hold_no_code(saved):
+    """A pickle that would run a command is refused by torch itself, even with a fitting checksum."""
+
+    class Evil:
+        def __reduce__(self):
+            return (Path.touch, (saved / "owned",))
+
+    torch.save({"x": Evil()}, saved / "trainer.pt")
+    manifest = json.loads((saved / "manifest.json").read_text())
+    manifest["files"]["trainer.pt"] = checkpoint.sha256(saved / "trainer.pt")
+    (saved / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(Exception, match="(?i)weights.only"):
+        read_checkpoint(saved)
+    assert not (saved / "owned").exists()

@@ -1,0 +1,478 @@
+"""Room 5, the engine: its cache against a full forward pass, its noise against its neighbours, its slots, its failures."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+
+import pytest
+import torch
+from conftest import ScriptedPolicy, random_model, trajectory_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent_r1.errors import AgentR1Error
+from agent_r1.rollout.engine import LocalPolicy, sample_tokens
+from agent_r1.rollout.episode import Task, derive_seed, make_loop, run_episodes
+from agent_r1.rollout.qwen import causal_attention
+from agent_r1.rollout.rows import collate, trajectory_rows
+from agent_r1.rollout.types import Generation, Sampling
+from agent_r1.training.forward import action_logprobs
+
+VOCAB, STOP = 60, 0
+GREEDY = Sampling(max_tokens=12, temperature=0.0)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return random_model(vocab=VOCAB, seed=3, max_position=128, tied=False)
+
+
+def make_policy(model, slots=8, max_context=128, stop=(STOP,)) -> LocalPolicy:
+    return LocalPolicy(model, stop, slots=slots, max_context=max_context)
+
+
+def prompt(seed: int, length: int = 10) -> list[int]:
+    return random.Random(seed).choices(range(1, VOCAB), k=length)
+
+
+@torch.no_grad()
+def next_logprobs(model, ids: list[int]) -> torch.Tensor:
+    """log pi(. | ids) by one plain pass over everything."""
+    ids_BT = torch.tensor([ids])
+    hidden = model(ids_BT, torch.arange(len(ids))[None], causal_attention)
+    return model.logits(hidden)[0, -1].log_softmax(-1)
+
+
+def greedy_by_hand(model, ids: list[int], max_tokens: int, stop=(STOP,)) -> tuple[list[int], list[float]]:
+    """A full forward pass for each token."""
+    tokens, logprobs = [], []
+    for _ in range(max_tokens):
+        row = next_logprobs(model, ids + tokens)
+        tokens.append(int(row.argmax()))
+        logprobs.append(row.max().item())
+        if tokens[-1] in stop:
+            break
+    return tokens, logprobs
+
+
+def assert_greedy(model, ids, generation: Generation, max_tokens=12, stop=(STOP,)) -> None:
+    tokens, logprobs = greedy_by_hand(model, ids, max_tokens, stop)
+    assert generation.token_ids == tokens
+    assert generation.logprobs == pytest.approx(logprobs, abs=1e-4)
+
+
+def assert_logprobs(model, ids, generation: Generation, temperature=1.0) -> None:
+    """Recorded log-probs are those of a full pass, whatever was sampled."""
+    ids = list(ids)
+    for token, logprob in zip(generation.token_ids, generation.logprobs, strict=True):
+        row = (next_logprobs(model, ids) / temperature).log_softmax(-1)
+        assert logprob == pytest.approx(row[token].item(), abs=1e-4)
+        ids.append(token)
+
+
+# ----------------------------------------------------------------------------------------- the cache tells the truth
+
+
+def test_decoding_over_several_turns_equals_a_full_forward_pass(model):
+    """Five episodes of different lengths side by side, four turns each, tool results of different lengths in between."""
+
+    async def episode(policy, number):
+        ids = prompt(number, 5 + 7 * number)
+        for turn in range(4):
+            generation = await policy.generate(ids, GREEDY, f"s{number}")
+            done.append((list(ids), generation))
+            for _ in range(number):
+                await asyncio.sleep(0)  # tools take their time
+            ids = ids + generation.token_ids + prompt(100 + turn, 1 + (number + turn) % 5)
+        policy.release(f"s{number}")
+
+    async def main():
+        await asyncio.gather(*(episode(policy, number) for number in range(5)))
+
+    done, policy = [], make_policy(model)
+    asyncio.run(main())
+    assert len(done) == 20
+    for ids, generation in done:
+        assert_greedy(model, ids, generation)
+
+
+def test_only_new_tokens_are_read(model):
+    """Turn two reads the tool's tokens and the last sampled one, which was never fed to the model."""
+
+    async def main():
+        first = await policy.generate(prompt(0, 20), GREEDY, "s")
+        assert policy.stats.prefill_tokens == 20
+        ids = prompt(0, 20) + first.token_ids + prompt(1, 4)
+        second = await policy.generate(ids, GREEDY, "s")
+        assert policy.stats.prefill_tokens == 20 + 1 + 4
+        return ids, second
+
+    policy = make_policy(model)
+    assert_greedy(model, *asyncio.run(main()))
+
+
+def test_a_rewritten_context_reads_what_differs(model):
+    async def main():
+        await policy.generate(prompt(0, 20), GREEDY, "s")
+        policy.stats.prefill_tokens = 0
+        rewritten = prompt(0, 20)[:15] + prompt(2, 9)
+        generation = await policy.generate(rewritten, GREEDY, "s")
+        assert policy.stats.prefill_tokens == 9
+        shorter = rewritten[:18]  # a prefix of what is cached: its last token is read again, for its hidden state
+        again = await policy.generate(shorter, GREEDY, "s")
+        assert policy.stats.prefill_tokens == 9 + 1
+        return (rewritten, generation), (shorter, again)
+
+    policy = make_policy(model)
+    for ids, generation in asyncio.run(main()):
+        assert_greedy(model, ids, generation)
+
+
+def test_samples_of_one_prompt_read_it_once(model):
+    async def main():
+        samplings = [Sampling(12, 1.0, seed=i) for i in range(6)]
+        calls = [policy.generate(prompt(0, 20), s, f"s{i}") for i, s in enumerate(samplings)]
+        calls.append(policy.generate(prompt(1, 9), samplings[0], "other"))
+        return await asyncio.gather(*calls)
+
+    policy = make_policy(model)
+    *group, other = asyncio.run(main())
+    assert policy.stats.prefill_tokens == 20 + 9
+    assert len({tuple(g.token_ids) for g in group}) == 6
+    for generation in group:
+        assert_logprobs(model, prompt(0, 20), generation)
+    assert_logprobs(model, prompt(1, 9), other)
+
+
+def test_recorded_logprobs_are_what_the_trainer_recomputes(micro, chat, cloned_model):
+    """Whole episodes in TinyHop, tools and all, sampled at a temperature that is not 1."""
+    config = micro.config
+    policy = LocalPolicy(cloned_model, chat.stop_ids, slots=6, max_context=config.rollout.max_context)
+    loop = make_loop(policy, chat, micro.tools, config)
+    tasks = [Task(row, str(i), str(i), derive_seed(0, i)) for i, row in enumerate(micro.rows("val") * 2)]
+    trajectories = asyncio.run(run_episodes(loop, tasks, Sampling(48, temperature=0.7)))
+    batch = collate([row for i, t in enumerate(trajectories) for row in trajectory_rows(t, i)])
+    assert max(len(t.steps) for t in trajectories) > 1 and batch.mask_BT.sum() > 300
+    with torch.no_grad():
+        logprobs_BT, _ = action_logprobs(cloned_model, batch, temperature=0.7)
+    assert (logprobs_BT - batch.logprobs_BT).abs().max() < 1e-4
+
+
+# ------------------------------------------------------------------------------------- noise belongs to the request
+
+
+def test_the_same_seed_gives_the_same_tokens_alone_and_in_company(model):
+    wanted, sampling = prompt(5, 11), Sampling(12, 1.0, seed=42)
+
+    def alone():
+        return asyncio.run(make_policy(model).generate(wanted, sampling, "s"))
+
+    async def company():
+        policy = make_policy(model, slots=5)
+        others = [policy.generate(prompt(i, 3 + i), Sampling(3 + i, 1.3, seed=i)) for i in range(9)]
+        *_, mine = await asyncio.gather(*others, policy.generate(wanted, sampling, "s"))
+        return mine
+
+    first, second, third = alone(), alone(), asyncio.run(company())
+    assert first.token_ids == second.token_ids == third.token_ids
+    assert first.logprobs == second.logprobs == pytest.approx(third.logprobs, abs=1e-4)
+    another = asyncio.run(make_policy(model).generate(wanted, Sampling(12, 1.0, seed=43), "s"))
+    assert another.token_ids != first.token_ids
+
+
+def test_without_a_seed_no_two_samples_are_alike(model):
+    async def main():
+        return await asyncio.gather(*(policy.generate(prompt(0), Sampling(12), None) for _ in range(4)))
+
+    policy = make_policy(model)
+    assert len({tuple(g.token_ids) for g in asyncio.run(main())}) == 4
+
+
+def test_any_64_bit_seed_will_do(model):
+    for seed in (0, 1, 2**63, 2**64 - 1):
+        generation = asyncio.run(make_policy(model).generate(prompt(0), Sampling(2, seed=seed), "s"))
+        assert 1 <= len(generation.token_ids) <= 2
+
+
+# -------------------------------------------------------------------------------------------------------------- limits
+
+
+def test_a_turn_ends_with_the_stop_token_or_at_its_limit(model):
+    wanted = prompt(0)
+    tokens, _ = greedy_by_hand(model, wanted, 12, stop=())
+    assert len(set(tokens)) > 4  # a text with some variety
+    stop = tokens[5]
+    until = tokens.index(stop) + 1
+    stopped = asyncio.run(make_policy(model, stop=(stop, 59)).generate(wanted, GREEDY, "s"))
+    assert (stopped.token_ids, stopped.finish_reason) == (tokens[:until], "stop")  # the stop token included
+    cut = asyncio.run(make_policy(model, stop=(stop,)).generate(wanted, Sampling(until - 1, 0.0), "s"))
+    assert (cut.token_ids, cut.finish_reason) == (tokens[: until - 1], "length")
+    one = asyncio.run(make_policy(model, stop=(stop,)).generate(wanted, Sampling(1, 0.0), "s"))
+    assert one.token_ids == tokens[:1]
+    exact = asyncio.run(make_policy(model, stop=(stop,)).generate(wanted, Sampling(until, 0.0), "s"))
+    assert exact.finish_reason == "stop"  # a turn that ends with its last token was not cut off
+
+
+def test_the_context_is_a_limit_too(model):
+    policy = make_policy(model, max_context=16, stop=())
+    generation = asyncio.run(policy.generate(prompt(0, 10), GREEDY, "s"))
+    assert (len(generation.token_ids), generation.finish_reason) == (6, "length")
+    assert_greedy(model, prompt(0, 10), generation, max_tokens=6, stop=())
+    brim = asyncio.run(policy.generate(prompt(1, 15), GREEDY, "t"))
+    assert_greedy(model, prompt(1, 15), brim, max_tokens=1, stop=())
+
+
+def test_a_full_neighbour_is_left_in_peace(model):
+    """An episode whose context is full rides along in its slot while others decode: nothing of it may be overwritten."""
+
+    async def main():
+        full = await policy.generate(prompt(0, 20), Sampling(12, 0.0), "full")
+        await policy.generate(prompt(1, 4), Sampling(12, 0.0), "other")  # decodes past the full one
+        shorter = (prompt(0, 20) + full.token_ids)[:25]
+        return shorter, await policy.generate(shorter + [7], Sampling(3, 0.0), "full")
+
+    policy = make_policy(model, max_context=32, stop=())
+    shorter, generation = asyncio.run(main())
+    assert_greedy(model, [*shorter, 7], generation, max_tokens=3, stop=())
+
+
+def test_impossible_requests_are_refused(model):
+    with pytest.raises(AgentR1Error, match="a prompt of 16 tokens fills the context of 16"):
+        asyncio.run(make_policy(model, max_context=16).generate(prompt(0, 16), GREEDY, "s"))
+    with pytest.raises(AgentR1Error, match="context of 129 tokens is longer than the model's 128; lower rollout.max_context"):
+        make_policy(model, max_context=129)
+    with pytest.raises(AgentR1Error, match="max_tokens=0: a turn has at least one token"):
+        asyncio.run(make_policy(model).generate(prompt(0), Sampling(0), "s"))
+
+
+# -------------------------------------------------------------------------------------------------------------- slots
+
+
+def test_more_episodes_than_slots(model):
+    async def episode(number):
+        first = await policy.generate(prompt(number), GREEDY, f"s{number}")
+        ids = prompt(number) + first.token_ids + [9, 8]
+        second = await policy.generate(ids, GREEDY, f"s{number}")
+        policy.release(f"s{number}")
+        return (prompt(number), first), (ids, second)
+
+    async def main():
+        return await asyncio.gather(*(episode(number) for number in range(11)))
+
+    policy = make_policy(model, slots=3)
+    for episode_turns in asyncio.run(main()):
+        for ids, generation in episode_turns:
+            assert_greedy(model, ids, generation)
+    assert not policy._slot_of and not policy._running and not policy._waiting
+
+
+def test_slots_of_finished_episodes_are_closed_up(model):
+    """When gaps open, live conversations move to the front: their caches must move with them."""
+
+    async def main():
+        firsts = await asyncio.gather(*(policy.generate(prompt(i, 6 + i), GREEDY, f"s{i}") for i in range(8)))
+        for i in (0, 1, 2, 4, 6):
+            policy.release(f"s{i}")
+        seconds = []
+        for i in (3, 5, 7):
+            ids = prompt(i, 6 + i) + firsts[i].token_ids + [5]
+            seconds.append((ids, await policy.generate(ids, GREEDY, f"s{i}")))
+        assert sorted(policy._slot_of.values()) == [0, 1, 2]
+        return seconds
+
+    policy = make_policy(model)
+    before = policy.stats
+    for ids, generation in asyncio.run(main()):
+        assert_greedy(model, ids, generation)
+    assert before.prefill_tokens == sum(6 + i for i in range(8)) + 3 * 2  # moved, not read again
+
+
+def test_episodes_running_while_slots_are_closed_up(model):
+    async def main():
+        running = asyncio.create_task(policy.generate(prompt(7), Sampling(40, 0.0), "long"))
+        others = [asyncio.create_task(policy.generate(prompt(i), Sampling(2, 0.0), f"s{i}")) for i in range(4)]
+        for i, other in enumerate(others):
+            await other
+            policy.release(f"s{i}")
+        late = await policy.generate(prompt(9), GREEDY, "late")
+        return await running, late
+
+    policy = make_policy(model, stop=())
+    long, late = asyncio.run(main())
+    assert_greedy(model, prompt(7), long, max_tokens=40, stop=())
+    assert_greedy(model, prompt(9), late, stop=())
+
+
+def test_a_session_can_be_released_in_mid_flight(model):
+    """One slot: its owner is cancelled while it decodes, another one while it waits in line; the third gets the slot."""
+
+    async def main():
+        doomed = asyncio.create_task(policy.generate(prompt(1), Sampling(60, 0.0), "doomed"))
+        queued = asyncio.create_task(policy.generate(prompt(2), GREEDY, "queued"))
+        fine = asyncio.create_task(policy.generate(prompt(3), GREEDY, "fine"))
+        while not policy._running:
+            await asyncio.sleep(0)
+        for task, session in ((queued, "queued"), (doomed, "doomed")):
+            task.cancel()
+            policy.release(session)
+        return await asyncio.wait_for(fine, 20)
+
+    policy = make_policy(model, slots=1, stop=())
+    assert_greedy(model, prompt(3), asyncio.run(main()), stop=())
+    assert list(policy._slot_of) == ["fine"]
+
+
+def test_one_shot_requests_leave_nothing_behind(model):
+    policy = make_policy(model)
+    assert_greedy(model, prompt(0), asyncio.run(policy.generate(prompt(0), GREEDY)))
+    assert not policy._slot_of and not policy._cached_ids
+
+
+def test_one_engine_serves_one_event_loop_after_another(model):
+    """The trainer calls `asyncio.run` once a step; a loop that was broken off must not hang the next one."""
+    policy = make_policy(model)
+    assert_greedy(model, prompt(0), asyncio.run(policy.generate(prompt(0), GREEDY, "a")))
+
+    async def broken_off():
+        task = asyncio.create_task(policy.generate(prompt(1), Sampling(60, 0.0), "b"))
+        while not policy._running:
+            await asyncio.sleep(0)
+        task.cancel()
+        policy.release("b")
+        raise KeyError("elsewhere")
+
+    with pytest.raises(KeyError):
+        asyncio.run(broken_off())
+    assert_greedy(model, prompt(2), asyncio.run(asyncio.wait_for(policy.generate(prompt(2), GREEDY, "c"), 20)))
+
+
+def test_new_weights_are_taken_over():
+    ours, theirs = (random_model(vocab=VOCAB, seed=seed, tied=False) for seed in (1, 2))
+    policy = make_policy(ours)
+    policy.stats.decode_tokens = 5
+    policy.sync(theirs)
+    assert policy.stats.decode_tokens == 0
+    assert_greedy(theirs, prompt(0), asyncio.run(policy.generate(prompt(0), GREEDY)))
+    policy.sync(ours)  # one model for both: nothing to copy
+    assert_greedy(theirs, prompt(0), asyncio.run(policy.generate(prompt(0), GREEDY)))
+
+
+def test_statistics_count_tokens(model):
+    policy = make_policy(model, stop=())
+    asyncio.run(policy.generate(prompt(0), GREEDY))
+    assert (policy.stats.decode_tokens, policy.stats.prefill_tokens, policy.stats.decode_passes) == (12, 10, 11)
+    assert policy.stats.seconds > 0
+
+
+# ------------------------------------------------------------------------------------------------------------ failures
+
+
+def test_a_failure_of_the_engine_reaches_everyone_who_waits(model):
+    async def main():
+        calls = [policy.generate(prompt(i), GREEDY, f"s{i}") for i in range(6)]  # two of them get no slot
+        return await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 20)
+
+    def fail(*args):
+        raise RuntimeError("out of memory")
+
+    policy = make_policy(model, slots=4)
+    decode, policy._decode = policy._decode, fail
+    errors = asyncio.run(main())
+    assert [str(e) for e in errors] == ["out of memory"] * 6
+    policy._decode = decode  # and it is of use again
+    for i in range(6):
+        policy.release(f"s{i}")
+    assert_greedy(model, prompt(0), asyncio.run(policy.generate(prompt(0), GREEDY)))
+
+
+# ----------------------------------------------------------------------------------------------------- sample_tokens
+
+
+def draw(logits, uniform, temperature=1.0, top_p=1.0):
+    """`sample_tokens` of one distribution at many uniform numbers."""
+    uniform = torch.as_tensor(uniform, dtype=torch.float32)
+    B = len(uniform)
+    logits_BV = torch.as_tensor(logits, dtype=torch.float32).expand(B, -1)
+    return sample_tokens(logits_BV, torch.full((B, 1), temperature), torch.full((B,), top_p), uniform)
+
+
+PROBS = torch.tensor([0.4, 0.0, 0.3, 0.2, 0.06, 0.04])
+
+
+def test_the_uniform_number_picks_by_the_cumulative_distribution():
+    tokens, logprobs = draw(PROBS.log(), [0.0, 0.39, 0.41, 0.69, 0.71, 0.89, 0.91, 0.959, 0.961, 0.9999999])
+    assert tokens.tolist() == [0, 0, 2, 2, 3, 3, 4, 4, 5, 5]
+    assert logprobs.tolist() == pytest.approx([math.log(PROBS[t]) for t in tokens.tolist()], abs=1e-5)
+
+
+@pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.5, 1.0), (2.0, 1.0), (1.0, 0.75), (2.0, 0.6)])
+def test_samples_follow_the_distribution(temperature, top_p):
+    """Chi-square at a fixed seed; 4 degrees of freedom, so 18.5 is exceeded once in a thousand seeds."""
+    expected = (PROBS.log() / temperature).softmax(-1)
+    order = expected.argsort(descending=True)
+    kept = [t for i, t in enumerate(order.tolist()) if expected[order[:i]].sum() < top_p]
+    nucleus = torch.zeros(6).index_copy(0, torch.tensor(kept), expected[kept])
+    nucleus /= nucleus.sum()
+    n = 20_000
+    uniform = torch.rand(n, generator=torch.Generator().manual_seed(0))
+    tokens, logprobs = draw(PROBS.log(), uniform, temperature, top_p)
+    counts = tokens.bincount(minlength=6).float()
+    assert counts[nucleus == 0].sum() == 0
+    support = nucleus > 0
+    chi_square = ((counts - n * nucleus)[support] ** 2 / (n * nucleus[support])).sum()
+    assert chi_square < 18.5
+    # The recorded log-probability is that of the tempered distribution without the cut: the trainer recomputes that.
+    assert logprobs.tolist() == pytest.approx(expected.log()[tokens].tolist(), abs=1e-4)
+
+
+def test_the_nucleus_is_the_smallest_set_that_reaches_top_p():
+    uniform = torch.linspace(0, 0.9999, 1000)
+    for top_p, kept in ((0.01, {0}), (0.39, {0}), (0.41, {0, 2}), (0.69, {0, 2}), (0.71, {0, 2, 3}), (0.999, {0, 2, 3, 4, 5})):
+        assert set(draw(PROBS.log(), uniform, top_p=top_p)[0].tolist()) == kept
+
+
+def test_temperature_zero_takes_the_most_likely_token_and_its_plain_logprob():
+    tokens, logprobs = draw(PROBS.log(), [0.0, 0.5, 0.99], temperature=0.0)
+    assert tokens.tolist() == [0, 0, 0]
+    assert logprobs.tolist() == pytest.approx([math.log(0.4)] * 3, abs=1e-6)
+
+
+def test_a_batch_may_mix_temperatures_and_nuclei():
+    logits = PROBS.log().expand(4, -1)
+    temperature, top_p = torch.tensor([[0.0], [1.0], [1.0], [0.25]]), torch.tensor([1.0, 0.5, 1.0, 1.0])
+    tokens, logprobs = sample_tokens(logits, temperature, top_p, torch.full((4,), 0.95))
+    assert tokens.tolist() == [0, 2, 4, 2]
+    sharp = (PROBS.log() / 0.25).log_softmax(-1)[2].item()
+    assert logprobs.tolist() == pytest.approx([math.log(0.4), math.log(0.3), math.log(0.06), sharp], abs=1e-5)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.floats(-40, 40), min_size=2, max_size=30),
+    st.floats(0, 1, exclude_max=True, width=32),
+    st.sampled_from([0.0, 0.3, 1.0, 3.0]),
+    st.floats(0.01, 1.0),
+)
+def test_a_token_of_probability_zero_is_never_drawn(logits, uniform, temperature, top_p):
+    banned = len(logits)
+    tokens, logprobs = draw([-math.inf, *logits, -math.inf], [uniform], temperature, top_p)
+    assert 1 <= tokens[0] <= banned and math.isfinite(logprobs[0])
+
+
+def test_the_largest_uniform_number_still_lies_inside():
+    just_below_one = 1 - 2**-24
+    for tail in ([], [-math.inf] * 5):
+        tokens, _ = draw([0.1] * 1000 + tail, [just_below_one])
+        assert tokens[0] == 999
+
+
+# ------------------------------------------------------------------------------------------- it is a Policy like others
+
+
+def test_the_scripted_policy_of_these_tests_keeps_the_protocol(chat):
+    policy = ScriptedPolicy(chat, ["hello"])
+    generation = asyncio.run(policy.generate([1], GREEDY, "s"))
+    assert len(generation.token_ids) == len(generation.logprobs) and generation.token_ids[-1] == chat.turn_end_id
+    assert trajectory_rows(trajectory_of(([1], generation.token_ids, 0.0)), 0)

@@ -1,0 +1,500 @@
+"""Room 4, env: what the agent may write, what becomes of it, why episodes stop, and two worked examples.
+
+Looking for how to add an environment of your own? See `GuessTheNumber` and `CapitalEnv` below, and the tests that run
+them: these are all the steps there are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from conftest import ScriptedPolicy, call, cut, make_env_loop, question_row, task
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent_r1.config import EnvConfig
+from agent_r1.env import ENVIRONMENTS, AgentEnv, BaseToolEnv, HermesToolEnv, Outcome, make_env
+from agent_r1.env.hermes import parse_call
+from agent_r1.errors import ConfigError
+from agent_r1.reward.qa import extract_answer
+from agent_r1.rollout.rows import trajectory_rows
+from agent_r1.rollout.types import Action, Observation, Sampling, StepResult, StopReason, Trajectory
+from agent_r1.tool import BaseTool, ToolCall, ToolErrorKind, tool
+
+
+class Counting(BaseTool):
+    """Counts how often it was executed."""
+
+    name, description = "search", "Counts."
+    parameters = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
+
+    def __init__(self):
+        super().__init__()
+        self.queries = []
+
+    async def execute(self, args):
+        self.queries.append(args["query"])
+        return f"result {len(self.queries)}"
+
+
+@pytest.fixture
+def search() -> Counting:
+    return Counting()
+
+
+def hermes(*tools: BaseTool, **config) -> HermesToolEnv:
+    """A Hermes environment at the beginning of an episode."""
+    env = HermesToolEnv({t.name: t for t in tools}, EnvConfig(**config))
+    env.reset(question_row())
+    return env
+
+
+def step(env: AgentEnv, text: str, finish_reason="stop") -> StepResult:
+    return asyncio.run(env.step(Action(text, finish_reason)))
+
+
+# ---------------------------------------------------------------------------------------------- reading what it wrote
+
+
+def test_a_wellformed_call_is_read():
+    parsed = parse_call('\n{"name": "search", "arguments": {"query": "Vexlor"}}\n', True)
+    assert parsed == ToolCall("search", {"query": "Vexlor"})
+
+
+@pytest.mark.parametrize(
+    ("body", "closed", "why"),
+    [
+        ('{"name": "search", "arguments": {}}', False, "not closed with </tool_call>"),
+        ("", True, "not valid JSON"),
+        ("search(query)", True, "not valid JSON"),
+        ('{"name": "search", "arguments": {"query": "x"}', True, "not valid JSON"),
+        ('{"name": "a", "arguments": {}} {"name": "b", "arguments": {}}', True, "not valid JSON"),
+        ("[" * 10_000, True, "not valid JSON"),
+        ('{"a":' * 10_000, True, "not valid JSON"),
+        ("9" * 5_000, True, "not valid JSON"),  # Python refuses to read integers of that many digits
+        ("null", True, 'no "name"'),
+        ("[]", True, 'no "name"'),
+        ('{"arguments": {}}', True, 'no "name"'),
+        ('{"name": 3, "arguments": {}}', True, 'no "name"'),
+        ('{"name": ["search"], "arguments": {}}', True, 'no "name"'),
+        ('{"name": "search"}', True, 'no "arguments" object'),
+        ('{"name": "search", "arguments": "Vexlor"}', True, 'no "arguments" object'),
+        ('{"name": "search", "arguments": ["Vexlor"]}', True, 'no "arguments" object'),
+        ('{"name": "search", "arguments": null}', True, 'no "arguments" object'),
+    ],
+)
+def test_a_malformed_call_says_what_is_wrong_with_it(body, closed, why):
+    parsed = parse_call(body, closed)
+    assert why in parsed.error and parsed.arguments == {}
+
+
+def test_several_calls_are_read_in_order_and_each_on_its_own():
+    text = call(query="one") + "and <tool_call>broken" + call("find", query="two") + "<tool_call>open"
+    names = [(c.name, c.arguments, c.error is None) for c in hermes().extract_tool_calls(text)]
+    assert names == [
+        ("search", {"query": "one"}, True), ("", {}, False), ("find", {"query": "two"}, True), ("", {}, False)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("thought", ["<think>{}</think>", "<think>{}", "<think>a</think>b<think>{}</think>"])
+def test_a_call_inside_a_thought_is_a_thought(thought):
+    assert hermes().extract_tool_calls(thought.format(call(query="x"))) == []
+
+
+def test_a_call_behind_a_thought_is_a_call():
+    assert len(hermes().extract_tool_calls(f"<think>{call(query='x')}</think>{call(query='y')}")) == 1
+
+
+TAGS = ["<tool_call>", "</tool_call>", "<think>", "</think>", "<answer>", "</answer>", "<tool_response>"]
+PIECES = [*TAGS, "{", "}", "[", '"', '{"name": "search", "arguments": {"query": ', '"x"}}', ":", "\n", "\ud800", "[" * 3000]
+model_text = st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=8)), max_size=12).map("".join)
+json_text = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.text(max_size=5),
+    lambda x: st.lists(x, max_size=3) | st.dictionaries(st.sampled_from(["name", "arguments", "query"]), x, max_size=3),
+    max_leaves=8,
+).map(json.dumps)
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.one_of(st.text(), model_text, json_text), st.booleans())
+def test_parsing_never_raises(body, closed):
+    parsed = parse_call(body, closed)
+    assert isinstance(parsed.name, str) and isinstance(parsed.arguments, dict)
+    assert parsed.error is None or "\n" not in parsed.error
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(st.one_of(st.text(max_size=20), model_text, json_text.map("<tool_call>{}</tool_call>".format)), max_size=4))
+def test_no_episode_raises_whatever_the_agent_writes(turns):
+    """Neither a step nor the outcome; and what is recorded of a call can be written to a rollouts file."""
+    env = hermes(Counting())
+    for text in turns:
+        result = step(env, text)
+        assert isinstance(json.dumps(result.info), str)
+        if result.done:
+            assert result.stop_reason in StopReason and result.observation is None
+            break
+    outcome = env.outcome(StopReason.ANSWERED)
+    assert outcome.reward == pytest.approx(sum(outcome.parts.values()))
+
+
+@pytest.mark.parametrize("depth", [10, 100, 900, 950, 980, 990, 5000])
+def test_what_could_be_parsed_can_be_recorded(search, depth):
+    """A rollouts file holds the arguments as JSON: nesting that can be read must not be too deep to be written."""
+    body = '{"name": "search", "arguments": {"query": ' + "[" * depth + "]" * depth + "}}"
+    result = step(hermes(search), f"<tool_call>{body}</tool_call>")
+    assert not result.done and search.queries == []
+    json.dumps({"steps": [{"info": result.info}]})
+
+
+def test_a_long_turn_is_read_in_no_time():
+    assert hermes().extract_tool_calls("<tool_call" * 20_000 + "<think>" * 20_000) == []
+
+
+# ------------------------------------------------------------------------------------------------- what comes of calls
+
+
+def test_the_first_observation_is_the_prompt_with_the_schemas(search):
+    env = HermesToolEnv({"search": search}, EnvConfig())
+    observation = env.reset(question_row("Who?"))
+    assert observation.messages == [{"role": "user", "content": "Who?"}]
+    assert observation.tools == [search.schema()] and not observation.rewrite
+
+
+def test_results_come_back_one_message_a_call_in_order(search):
+    result = step(hermes(search), call(query="one") + call("find", query="two") + call(query="three"))
+    roles, texts = zip(*((m["role"], m["content"]) for m in result.observation.messages), strict=True)
+    assert roles == ("tool",) * 3
+    assert texts[0] == "result 1" and "unknown tool 'find'; available: search" in texts[1] and texts[2] == "result 2"
+
+
+def test_an_error_is_something_the_agent_can_read_and_mend(search):
+    env = hermes(search)
+    wrong = step(env, '<tool_call>{"name": "search"}</tool_call>').observation.messages[0]["content"]
+    assert wrong == 'error: the call has no "arguments" object'
+    assert step(env, call(query="x")).observation.messages[0]["content"] == "result 1"
+
+
+def test_a_step_records_its_calls(search):
+    info = step(hermes(search), call(query="x") + call("find")).info["tool_calls"]
+    assert [(c["name"], c["ok"], c["error"]) for c in info] == [("search", True, None), ("find", False, "unknown_tool")]
+    assert info[0]["arguments"] == {"query": "x"} and info[0]["content"] == "result 1" and info[0]["seconds"] >= 0
+
+
+def test_calls_of_one_turn_run_concurrently():
+    """A handshake, not a stop-watch: the first call ends only when the second has run."""
+
+    class Meet(BaseTool):
+        name, description = "meet", "Waits for the other call."
+        parameters = {"type": "object", "properties": {"wait": {"type": "boolean"}}, "required": ["wait"]}
+
+        async def execute(self, args):
+            await event.wait() if args["wait"] else event.set()
+            return "met"
+
+    async def episode():
+        nonlocal event
+        event = asyncio.Event()
+        return await env.step(Action(call("meet", wait=True) + call("meet", wait=False)))
+
+    event, env = None, hermes(Meet(), tool_timeout_s=5.0)
+    assert [m["content"] for m in asyncio.run(episode()).observation.messages] == ["met", "met"]
+
+
+def test_a_call_in_a_turn_that_was_cut_off_is_never_executed(search):
+    """It looks complete, and may still miss what the agent meant to add. (TRL 1.16 executes it.)"""
+    env = hermes(search)
+    result = step(env, call(query="x"), finish_reason="length")
+    assert (result.done, result.stop_reason) == (True, StopReason.MAX_TOKENS)
+    assert search.queries == [] and env.tool_calls == 0
+
+
+def test_an_answer_in_a_turn_that_was_cut_off_does_not_count(search):
+    env = hermes(search)
+    result = step(env, "<answer>Marn</answer>", finish_reason="length")
+    assert env.outcome(result.stop_reason).metrics["em"] == 0
+
+
+def test_calls_beside_an_answer_are_not_executed(search):
+    env = hermes(search)
+    result = step(env, call(query="x") + "<answer>Marn</answer>")
+    assert result.stop_reason is StopReason.ANSWERED and search.queries == []
+    assert env.outcome(StopReason.ANSWERED).parts == {"em": 1.0, "format": -env.config.format_penalty}
+
+
+def test_the_last_turn_cannot_call_because_nobody_would_read_the_result(search):
+    result = step(hermes(search, max_turns=1), call(query="x"))
+    assert result.stop_reason is StopReason.MAX_TURNS and search.queries == []
+
+
+def test_invalid_calls_count_in_a_row_only(search):
+    env = hermes(search, max_turns=20, max_tool_calls=20, max_invalid_calls=2)
+    for text in ("<tool_call>x</tool_call>", call(query="fine"), call("find"), call(query="fine")):
+        assert not step(env, text).done
+    assert not step(env, call("find")).done
+    assert step(env, call(wrong="argument")).stop_reason is StopReason.INVALID_CALLS
+    assert (env.tool_calls, env.invalid_calls, env.turns) == (6, 4, 6)
+
+
+def test_a_tool_that_fails_is_not_the_agents_fault():
+    class Broken(Counting):
+        async def execute(self, args):
+            raise OSError(5, "Input/output error")
+
+    env = hermes(Broken(), max_turns=20, max_tool_calls=20, max_invalid_calls=1)
+    result = step(env, call(query="x"))
+    assert not result.done and env.invalid_calls == 0
+    assert result.info["tool_calls"][0]["error"] == ToolErrorKind.TOOL_ERROR
+
+
+# ---------------------------------------------------------------------------------------------- why an episode stopped
+
+GOOD = "<think>done</think><answer>Marn</answer>"
+
+
+class Crashing(HermesToolEnv):
+    async def step(self, action):
+        raise KeyError("a bug in an environment")
+
+
+class Hanging(Counting):
+    async def execute(self, args):
+        await asyncio.Event().wait()
+
+
+ENDINGS = {
+    StopReason.ANSWERED: {"script": [call(query="x"), GOOD]},
+    StopReason.MAX_TURNS: {"script": [call(query="x")] * 9, "config": {"max_turns": 3}},
+    StopReason.MAX_TOKENS: {"script": [call(query="x"), ("cut", call(query="y"))]},
+    StopReason.CONTEXT_OVERFLOW: {"script": [call(query="x")] * 9, "config": {"max_turns": 9}, "max_context": 150},
+    StopReason.TOOL_BUDGET: {"script": [call(query="x"), call(query="x") * 2], "config": {"max_tool_calls": 2}},
+    StopReason.INVALID_CALLS: {"script": ["<tool_call>x"] * 9, "config": {"max_invalid_calls": 3}},
+    StopReason.TIME_OUT: {"script": [call(query="x")], "tool": Hanging, "timeout_s": 0.05},
+    StopReason.ERROR: {"script": [call(query="x")], "env": Crashing},
+}
+
+
+def run_to_the_end(chat, script, config=None, tool=Counting, env=HermesToolEnv, **limits) -> tuple[Trajectory, BaseTool]:
+    used = tool()
+    policy = ScriptedPolicy(chat, lambda s, turn, ids: cut(chat, script[turn][1]) if script[turn][0] == "cut" else script[turn])
+    settings = EnvConfig(**({"tool_timeout_s": 60.0, "call_reward": 0.1} | (config or {})))
+    loop = make_env_loop(policy, lambda row: env({"search": used}, settings), **limits)
+    return asyncio.run(loop.run(task(), Sampling(400))), used
+
+
+@pytest.mark.parametrize("reason", ENDINGS, ids=str)
+def test_every_stop_reason_is_reached_and_pays_on_the_last_action(chat, reason):
+    """Also when the episode was cut off behind a tool result: the outcome never sits on a masked token."""
+    trajectory, _ = run_to_the_end(chat, **ENDINGS[reason])
+    assert trajectory.stop_reason is reason
+    assert (trajectory.error is not None) == (reason is StopReason.ERROR)
+    good = reason is StopReason.ANSWERED
+    outcome = 1.0 if good else -EnvConfig().format_penalty
+    assert sum(trajectory.reward_parts.values()) == pytest.approx(outcome)
+    last = trajectory.steps[-1]
+    assert last.done and last.action_ids
+    [row] = trajectory_rows(trajectory, 0)
+    ends = [i for i, mask in enumerate(row.action_mask) if mask and not (row.action_mask + [0])[i + 1]]
+    assert row.rewards[ends[-1]] == pytest.approx(last.reward)
+    assert [i for i, r in enumerate(row.rewards) if r and not row.action_mask[i]] == []
+    process = sum(0.1 if c["ok"] else -0.1 for s in trajectory.steps for c in s.info.get("tool_calls", []))
+    assert sum(row.rewards) == pytest.approx(outcome + process)
+
+
+def test_every_stop_reason_has_an_example():
+    assert set(ENDINGS) == set(StopReason)
+
+
+def test_nothing_is_executed_beyond_the_budget(chat):
+    _, used = run_to_the_end(chat, **ENDINGS[StopReason.TOOL_BUDGET])
+    assert len(used.queries) == 1  # the two calls that would have made three are not even begun
+
+
+def test_a_turn_cut_by_the_end_of_the_context_is_an_overflow_and_not_a_long_turn(chat):
+    """The same cut has two causes; which limit it was decides what a user should raise."""
+    prompt = len(chat.prompt_ids(question_row()["prompt"], [Counting().schema()]))
+    script = [("cut", "word word")]
+    roomy, _ = run_to_the_end(chat, script, max_context=prompt + 50, max_tokens_per_turn=50)
+    tight, _ = run_to_the_end(chat, script, max_context=prompt + 49, max_tokens_per_turn=50)
+    assert (roomy.stop_reason, tight.stop_reason) == (StopReason.MAX_TOKENS, StopReason.CONTEXT_OVERFLOW)
+
+
+def test_a_prompt_that_fills_the_context_ends_without_a_step(chat):
+    trajectory, _ = run_to_the_end(chat, [GOOD], max_context=10)
+    assert (trajectory.stop_reason, trajectory.steps, trajectory.reward) == (StopReason.CONTEXT_OVERFLOW, [], 0)
+    assert trajectory_rows(trajectory, 0) == []
+
+
+# ------------------------------------------------------------------------------------------------------------- rewards
+
+
+def test_process_rewards_sit_on_the_step_of_their_call(chat):
+    script = [call(query="x"), call("find"), call(query="x") + call(query="y"), GOOD]
+    trajectory, _ = run_to_the_end(chat, script)
+    assert [s.reward for s in trajectory.steps] == pytest.approx([0.1, -0.1, 0.2, 1.0])
+    [row] = trajectory_rows(trajectory, 0)
+    for number, paid in enumerate([0.1, -0.1, 0.2, 1.0]):
+        places = [i for i, s in enumerate(row.step_ids) if s == number]
+        assert [row.rewards[i] for i in places] == pytest.approx([0.0] * (len(places) - 1) + [paid])
+
+
+def test_a_failed_call_pays_nothing_and_costs_nothing(chat):
+    class Broken(Counting):
+        async def execute(self, args):
+            raise OSError(5, "Input/output error")
+
+    trajectory, _ = run_to_the_end(chat, [call(query="x"), GOOD], tool=Broken)
+    assert trajectory.steps[0].reward == 0.0
+
+
+def test_the_outcome_reads_the_final_turn_only(chat):
+    trajectory, _ = run_to_the_end(chat, ["<think><answer>Marn</answer></think>" + call(query="x"), "I give up"])
+    assert trajectory.stop_reason is StopReason.ANSWERED
+    assert trajectory.metrics["em"] == 0 and trajectory.reward_parts == {"em": 0.0, "format": -0.2}
+    assert trajectory.metrics | {"tool_calls": 1, "invalid_calls": 0, "turns": 2} == trajectory.metrics
+
+
+# ---------------------------------------------------------------------------------------------------------- by name
+
+
+def test_a_row_chooses_its_environment_and_its_tools(search):
+    other = Counting()
+    other.name = "other"
+    tools = {"search": search, "other": other}
+    assert list(make_env(question_row(), tools, EnvConfig()).tools) == ["search", "other"]
+    only = make_env(question_row(env_kwargs={"tools": ["other"]}), tools, EnvConfig())
+    assert isinstance(only, HermesToolEnv) and list(only.tools) == ["other"]
+
+
+def test_unknown_names_are_refused_with_the_nearest(search):
+    with pytest.raises(ConfigError, match=r"unknown environment 'hermse' \(did you mean 'hermes'\?\)"):
+        make_env(question_row(agent_name="hermse"), {}, EnvConfig())
+    with pytest.raises(ConfigError, match="asks for tool 'calculator'; add it to env.tools .now: search."):
+        make_env(question_row(env_kwargs={"tools": ["calculator"]}), {"search": search}, EnvConfig())
+
+
+# ------------------------------------------------------------------- worked example 1: a world without tools or tags
+
+
+class GuessTheNumber(AgentEnv):
+    """The agent guesses a number below 100 and hears `higher` or `lower`. Each guess costs 0.1, finding it pays 1.
+
+    Everything an `AgentEnv` needs: `reset`, `step`, and (if there is more to pay at the end) `outcome`.
+    """
+
+    def __init__(self, tools, config: EnvConfig):  # `make_env` calls every environment with these two
+        self.guesses_left = config.max_turns
+
+    def reset(self, row) -> Observation:
+        self.number = int(row["reward_model"]["ground_truth"][0])
+        return Observation(list(row["prompt"]))
+
+    async def step(self, action: Action) -> StepResult:
+        self.guesses_left -= 1
+        text = action.text.strip()
+        if not text.isdecimal() or len(text) > 2:  # model output: anything may stand here, and nothing may raise
+            return self._reply("a number below 100, please")
+        if int(text) == self.number:
+            return StepResult(None, reward=1.0 - 0.1, done=True, stop_reason=StopReason.ANSWERED)
+        return self._reply("higher" if int(text) < self.number else "lower")
+
+    def _reply(self, text: str) -> StepResult:
+        if self.guesses_left == 0:
+            return StepResult(None, reward=-0.1, done=True, stop_reason=StopReason.MAX_TURNS)
+        return StepResult(Observation([{"role": "user", "content": text}]), reward=-0.1)
+
+
+def test_worked_example_an_environment_of_your_own(chat, monkeypatch):
+    monkeypatch.setitem(ENVIRONMENTS, "guess", GuessTheNumber)  # in a pull request: one line in ENVIRONMENTS
+    row = question_row("Guess my number.", ("42",), agent_name="guess")
+    low, high = 0, 99
+
+    def bisect(session, turn, prompt_ids):
+        nonlocal low, high
+        heard = chat.decode(prompt_ids).rpartition("<|im_start|>user\n")[2]
+        low, high = (guess[-1] + 1, high) if heard.startswith("higher") else (low, high)
+        low, high = (low, guess[-1] - 1) if heard.startswith("lower") else (low, high)
+        guess.append((low + high) // 2)
+        return str(guess[-1])
+
+    guess: list[int] = []
+    policy = ScriptedPolicy(chat, bisect)
+    loop = make_env_loop(policy, lambda row: make_env(row, {}, EnvConfig(max_turns=7)))
+    trajectory = asyncio.run(loop.run(task(row), Sampling(8)))
+    assert trajectory.stop_reason is StopReason.ANSWERED
+    assert guess[-1] == 42 and trajectory.reward == pytest.approx(1.0 - 0.1 * len(guess))
+    [training_row] = trajectory_rows(trajectory, 0)
+    assert sum(training_row.action_mask) == sum(len(s.action_ids) for s in trajectory.steps)
+
+
+def test_worked_example_survives_whatever_is_written(chat):
+    env = GuessTheNumber({}, EnvConfig(max_turns=3))
+    env.reset(question_row(answers=("42",)))
+    for text in ("", "९९", "9" * 5000):
+        assert step(env, text).reward == -0.1
+
+
+# ------------------------------------------------------------- worked example 2: a tool-calling agent with other tags
+
+
+@tool
+def capital(country: str) -> str:
+    """Looks up a capital.
+
+    Args:
+        country: Name of the country.
+    """
+    return {"France": "Paris", "Peru": "Lima"}[country]
+
+
+class CapitalEnv(BaseToolEnv):
+    """Calls are lines such as `capital: France`, answers are everything else. Answers in few turns are worth more.
+
+    `BaseToolEnv` brings the limits, the execution of calls and the counting; a subclass says how calls are written,
+    how results are shown, and what an episode is worth. See env/hermes.py for the real thing.
+    """
+
+    def extract_tool_calls(self, text: str) -> list[ToolCall]:
+        pairs = [line.partition(": ") for line in text.splitlines()]
+        return [ToolCall(name, {"country": rest}) for name, colon, rest in pairs if colon]
+
+    def format_tool_response(self, calls, results):
+        lines = [f"{c.arguments['country']}: {r.content}" for c, r in zip(calls, results, strict=True)]
+        return [{"role": "user", "content": "\n".join(lines)}]
+
+    def process_reward(self, call, result) -> float:
+        return 0.1 if result.ok else -0.1
+
+    def outcome(self, stop_reason: StopReason) -> Outcome:
+        right = self.final_turn in self.row["reward_model"]["ground_truth"]
+        return Outcome(float(right) / max(self.turns, 1), {"right": float(right)}, {"tool_calls": self.tool_calls})
+
+
+def test_worked_example_a_tool_environment_of_your_own(chat):
+    script = ["capital: France\ncapital: Atlantis\ncity: Peru", "Paris"]
+    policy = ScriptedPolicy(chat, script)
+    loop = make_env_loop(policy, lambda row: CapitalEnv({"capital": capital}, EnvConfig()))
+    trajectory = asyncio.run(loop.run(task(question_row("Capital of France?", ("Paris",))), Sampling(64)))
+    shown = chat.decode(trajectory.steps[1].observation_ids).rpartition("<|im_start|>user\n")[2]
+    assert shown.startswith("France: Paris\nAtlantis: error: capital failed")
+    assert "Peru: error: unknown tool 'city'; available: capital" in shown
+    assert [s.reward for s in trajectory.steps] == pytest.approx([0.1 - 0.1 - 0.1, 0.5])
+    assert trajectory.metrics == {"tool_calls": 3} and trajectory.reward_parts == {"right": 1.0}
+
+
+def test_by_default_a_turn_without_calls_ends_the_episode_and_pays_nothing():
+    class Plain(BaseToolEnv):
+        def extract_tool_calls(self, text):
+            return []
+
+        def format_tool_response(self, calls, results):
+            raise AssertionError("there are no calls")
+
+    env = Plain({}, EnvConfig())
+    env.reset(question_row())
+    assert step(env, "hello").stop_reason is StopReason.ANSWERED
+    assert env.final_turn == "hello" and extract_answer(env.final_turn) is None
+    assert env.outcome(StopReason.ANSWERED) == Outcome()
+    assert env.process_reward(ToolCall("x"), None) == 0.0

@@ -1,0 +1,189 @@
+"""Room 5, the model: the arithmetic of Qwen2ForCausalLM, and its folder format both ways."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+import torch
+from conftest import random_model
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from agent_r1.errors import AgentR1Error
+from agent_r1.rollout.qwen import Qwen, causal_attention, load, rope_tables, rotate, save
+
+SHAPES = {
+    "tied": {},
+    "untied": {"tied": False},
+    "every head its own keys": {"kv_heads": 4},
+    "one key head": {"kv_heads": 1},
+    "three layers, other constants": {"layers": 3, "rope_theta": 1e6, "rms_norm_eps": 1e-5, "tied": False},
+}
+
+
+def logits_of(model: Qwen, ids_BT: torch.Tensor) -> torch.Tensor:
+    positions = torch.arange(ids_BT.shape[1]).expand(ids_BT.shape)
+    return model.logits(model(ids_BT, positions, causal_attention))
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@torch.no_grad()
+def test_logits_are_those_of_transformers(shape, tmp_path):
+    model = random_model(vocab=97, seed=1, **shape)
+    save(model, tmp_path, eos_token_id=3, pad_token_id=0)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, local_files_only=True)
+    assert type(theirs).__name__ == "Qwen2ForCausalLM"
+    ids_BT = torch.randint(0, 97, (3, 40), generator=torch.Generator().manual_seed(0))
+    ours, theirs = logits_of(model, ids_BT), theirs(ids_BT).logits
+    assert ours.std() > 0.5  # weights that make a difference, so that agreement means something
+    assert (ours - theirs).abs().max() < 1e-4
+
+
+@torch.no_grad()
+def test_a_folder_written_by_transformers_can_be_read(tmp_path):
+    """Version 5 nests rope_theta in rope_parameters; both spellings are understood."""
+    model = random_model(vocab=97, seed=1, rope_theta=5e5, tied=False)
+    save(model, tmp_path / "ours", 3, 0)
+    AutoModelForCausalLM.from_pretrained(tmp_path / "ours", dtype=torch.float32).save_pretrained(tmp_path / "theirs")
+    again = load(tmp_path / "theirs")
+    assert again.shape == model.shape
+    assert_equal_weights(again, model)
+
+
+def assert_equal_weights(a: Qwen, b: Qwen) -> None:
+    ours, theirs = a.state_dict(), b.state_dict()
+    assert ours.keys() == theirs.keys()
+    assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_saved_and_loaded_is_the_same_model(shape, tmp_path):
+    model = random_model(seed=2, **shape)
+    save(model, tmp_path, 3, 0)
+    again = load(tmp_path)
+    assert again.shape == model.shape
+    assert_equal_weights(again, model)
+
+
+def test_weights_may_be_spread_over_several_files(tmp_path):
+    model = random_model()
+    save(model, tmp_path, 3, 0)
+    tensors = load_file(tmp_path / "model.safetensors")
+    names = sorted(tensors)
+    (tmp_path / "model.safetensors").unlink()
+    for i, part in enumerate((names[::2], names[1::2])):
+        save_file({name: tensors[name] for name in part}, tmp_path / f"model-0000{i}-of-00002.safetensors")
+    assert_equal_weights(load(tmp_path), model)
+
+
+def test_a_folder_can_be_written_and_read_in_bfloat16(tmp_path):
+    model = random_model()
+    save(model, tmp_path, 3, 0, dtype=torch.bfloat16)
+    assert json.loads((tmp_path / "config.json").read_text())["torch_dtype"] == "bfloat16"
+    again = load(tmp_path, dtype=torch.bfloat16)
+    assert again.embed.weight.dtype == torch.bfloat16
+    assert torch.equal(again.embed.weight, model.embed.weight.to(torch.bfloat16))
+
+
+def test_the_config_names_the_end_and_the_padding(tmp_path):
+    save(random_model(), tmp_path, eos_token_id=17, pad_token_id=5)
+    for name in ("config.json", "generation_config.json"):
+        raw = json.loads((tmp_path / name).read_text())
+        assert (raw["eos_token_id"], raw["pad_token_id"]) == (17, 5)
+
+
+def test_parameters_are_counted_by_hand():
+    model = random_model(vocab=10, hidden_size=8, layers=1, heads=2, kv_heads=1, intermediate_size=6, tied=True)
+    embed, norms = 10 * 8, 3 * 8
+    attention = (8 + 4 + 4) * 8 + (8 + 4 + 4) + 8 * 8  # q, k, v with biases; the output without
+    mlp = 3 * 8 * 6
+    assert model.parameter_count == embed + norms + attention + mlp
+
+
+# ------------------------------------------------------------------------------------------------------- rotations
+
+
+def test_rotated_products_depend_on_the_distance_alone():
+    model = random_model(heads=1, kv_heads=1, hidden_size=16)
+    cos, sin = rope_tables(model.shape)
+    q, k = torch.randn(2, 16, generator=torch.Generator().manual_seed(0)).double()
+
+    def product(at: int, seen_from: int) -> float:
+        here = rotate(q, cos[seen_from].double(), sin[seen_from].double())
+        return (here * rotate(k, cos[at].double(), sin[at].double())).sum().item()
+
+    assert product(3, 5) == pytest.approx(product(100, 102), abs=1e-4)
+    assert product(3, 5) != pytest.approx(product(3, 6), abs=1e-2)
+    assert torch.equal(rotate(q, cos[0], sin[0]), q)
+
+
+@torch.no_grad()
+def test_the_future_and_the_padding_change_nothing():
+    model = random_model(vocab=50)
+    ids = torch.randint(0, 50, (1, 20), generator=torch.Generator().manual_seed(0))
+    padded = torch.cat((ids[:, :12], torch.zeros(1, 8, dtype=torch.long)), dim=1)
+    torch.testing.assert_close(logits_of(model, ids)[:, :12], logits_of(model, padded)[:, :12], rtol=0, atol=1e-5)
+
+
+# -------------------------------------------------------------------------------------------------------- refusals
+
+
+@pytest.fixture
+def folder(tmp_path):
+    save(random_model(), tmp_path, 3, 0)
+    return tmp_path
+
+
+def change_config(folder, **changes):
+    raw = json.loads((folder / "config.json").read_text()) | changes
+    (folder / "config.json").write_text(json.dumps({k: v for k, v in raw.items() if v is not None}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "llama"}, "is of architecture 'llama'; the local loop computes qwen2 only"),
+        ({"model_type": "qwen3"}, "qwen2 only .other architectures: serve them with vLLM."),
+        ({"rope_scaling": {"type": "yarn", "factor": 4}}, "RoPE scaling or a sliding window"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "RoPE scaling or a sliding window"),
+        ({"use_sliding_window": True}, "RoPE scaling or a sliding window"),
+        ({"hidden_size": None}, "is not a complete model .KeyError: 'hidden_size'.; make or download it again"),
+        ({"intermediate_size": 50}, r"expected \(50, 32\)"),
+        ({"num_hidden_layers": 3}, "weights cannot be used .KeyError: 'model.layers.2"),
+        ({"tie_word_embeddings": False}, "lm_head.weight"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_computed_is_refused(folder, changes, message):
+    change_config(folder, **changes)
+    with pytest.raises(AgentR1Error, match=message):
+        load(folder)
+
+
+def test_a_missing_or_damaged_folder_is_refused(folder, tmp_path):
+    weights = folder / "model.safetensors"
+    whole = weights.read_bytes()
+    for damaged in (whole[:1000], b"", b"\xff" * 100, whole[:-10]):
+        weights.write_bytes(damaged)
+        with pytest.raises(AgentR1Error, match="weights cannot be used .SafetensorError.*make or download"):
+            load(folder)
+    weights.unlink()
+    with pytest.raises(AgentR1Error, match="no .*safetensors"):
+        load(folder)
+    for broken in ("{", "[]", "", "null", "\x00"):
+        (folder / "config.json").write_text(broken)
+        with pytest.raises(AgentR1Error, match="make or download it again"):
+            load(folder)
+    (folder / "config.json").unlink()
+    with pytest.raises(AgentR1Error, match="is not a complete model .FileNotFoundError"):
+        load(folder)
+    with pytest.raises(AgentR1Error, match="is not a complete model"):
+        load(tmp_path / "nowhere")
+
+
+def test_the_shape_is_what_the_arithmetic_depends_on(folder):
+    changed = dataclasses.replace(random_model().shape, max_position=99)
+    change_config(folder, max_position_embeddings=99)
+    assert load(folder).shape == changed
