@@ -17,6 +17,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -294,6 +295,8 @@ def load_config(
         config: Config = OmegaConf.to_object(merged)
     except OmegaConfBaseException as error:
         raise ConfigError(_explain(error)) from None
+    except yaml.YAMLError:  # only values of the command line can be at fault here: an open bracket or quote
+        raise ConfigError(f"an override is not valid YAML: {', '.join(map(repr, overrides))}") from None
     check(config)
     return config
 
@@ -306,7 +309,19 @@ def check(config: Config) -> None:
         )
     if config.engine not in ENGINES:
         raise ConfigError(f"unknown engine {config.engine!r}; choose from {', '.join(ENGINES)}")
-    r, a = config.rollout, config.actor
+    for key, least in LEAST.items():
+        section, name = key.split(".")
+        value = getattr(getattr(config, section), name)
+        if value < least:
+            raise ConfigError(f"{key}={value} is too small; it must be at least {least}")
+    r, a, m = config.rollout, config.actor, config.model
+    if r.temperature <= 0 or not 0 < r.top_p <= 1:
+        raise ConfigError("training samples: rollout.temperature must be above 0 and rollout.top_p in (0, 1]")
+    if m.path is None and (m.hidden_size % (2 * m.heads) or m.heads % m.kv_heads):
+        raise ConfigError(
+            f"model.hidden_size={m.hidden_size} must be a multiple of 2 x model.heads={m.heads}, and model.heads one of "
+            f"model.kv_heads={m.kv_heads}"
+        )
     if config.algorithm == "grpo" and r.samples_per_prompt < 2:
         raise ConfigError(
             "grpo compares samples of one prompt and has nothing to learn from a group of one; "
@@ -346,6 +361,17 @@ def check(config: Config) -> None:
             raise ConfigError(f"trainer.loggers: unknown logger {logger!r}; choose from wandb, tensorboard")
 
 
+LEAST = {
+    **dict.fromkeys(("data.train", "data.val", "data.test", "data.cold", "search.top_k", "search.dim"), 1),
+    **dict.fromkeys(("env.max_turns", "env.tool_max_chars", "env.max_invalid_calls"), 1),
+    **dict.fromkeys(("model.heads", "model.kv_heads", "model.hidden_size", "model.intermediate_size"), 1),
+    "model.layers": 2,  # copying takes two heads, one behind the other (training/tiny_model.py)
+    **dict.fromkeys(("rollout.prompts_per_step", "rollout.samples_per_prompt", "rollout.max_tokens_per_turn"), 1),
+    **dict.fromkeys(("rollout.slots", "actor.epochs", "critic.epochs"), 1),
+    **dict.fromkeys(("trainer.steps", "trainer.save_every", "trainer.keep_checkpoints", "trainer.micro_tokens"), 1),
+    **dict.fromkeys(("trainer.eval_every", "trainer.rollouts_every", "trainer.threads"), 0),
+}
+"""Smallest values that make sense."""
 LOSS_AGGREGATIONS = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm")
 KL_ESTIMATORS = ("k1", "k2", "k3")
 
@@ -358,7 +384,10 @@ def to_yaml(config: Config) -> str:
 def from_yaml(path: Path) -> Config:
     """Read a run's config.yaml back. Raises ConfigError when it is damaged or of another version."""
     try:
-        config: Config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.load(path)))
+        saved = OmegaConf.load(path)
+        merged = OmegaConf.merge(OmegaConf.structured(Config), saved)
+        _replace_tables(merged, saved)
+        config: Config = OmegaConf.to_object(merged)
     except OmegaConfBaseException as error:
         raise ConfigError(f"{path}: {_explain(error)}; was this run made by another version?") from None
     except Exception as error:  # a YAML parser has many ways to fail on a damaged file

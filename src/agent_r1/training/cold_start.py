@@ -26,8 +26,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from agent_r1.config import Config
+from agent_r1.config import Config, nearest
 from agent_r1.data.tinyhop import HEADS, RELATIONS, TAILS, make_questions, make_world, relation_noun
+from agent_r1.errors import ConfigError
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.episode import AgentEnvLoop, Task, derive_seed, run_episodes
 from agent_r1.rollout.qwen import Qwen
@@ -130,6 +131,12 @@ def demonstrate(
 ) -> list[TrainingRow]:
     """Run the demonstrator once over each of `rows`, through the real environment and its tools."""
     demonstrator: Demonstrator = loop.policy
+    for name in behaviours:
+        if name not in BEHAVIOURS:
+            hint = nearest(name, BEHAVIOURS)
+            raise ConfigError(f"cold_start.behaviours: unknown {name!r}{hint}; choose from {', '.join(BEHAVIOURS)}")
+    if sum(behaviours.values()) <= 0:
+        raise ConfigError("cold_start.behaviours: all shares are zero; give at least one a positive share")
     names, weights = list(behaviours), list(behaviours.values())
     tasks = []
     for i, row in enumerate(rows):

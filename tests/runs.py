@@ -1,0 +1,141 @@
+"""Runs of the real command line for tests, in seconds: a very small configuration, processes that die at a chosen
+moment, and what a run directory holds, in a form that can be compared."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from agent_r1 import cli
+
+ROOT = Path(__file__).parents[1]
+AGENT = Path(sys.prefix) / "bin" / "agent-r1"
+TINY = [
+    "--preset=smoke", "data.train=64", "data.val=8", "data.test=12", "data.cold=200", "data.cold_entities=200",
+    "search.dim=256", "model.vocab_size=400", "model.hidden_size=32", "model.heads=2", "model.kv_heads=2",
+    "model.intermediate_size=48", "model.max_position=512", "cold_start.copy_steps=20", "cold_start.mix_steps=20",
+    "rollout.prompts_per_step=4", "rollout.samples_per_prompt=4", "rollout.max_tokens_per_turn=40",
+    "rollout.max_context=400", "rollout.slots=16", "trainer.steps=8", "trainer.save_every=2", "trainer.eval_every=4",
+    "trainer.rollouts_every=3", "trainer.threads=1", "trainer.device=cpu", "critic.warmup_steps=2",
+    # A model this small earns no reward: these three see to it that its weights move all the same, in every step.
+    "actor.entropy_coef=0.01", "actor.kl_coef=0.05", "env.call_reward=0.1",
+]  # fmt: skip
+"""Options and overrides of a run that takes a second or two."""
+STAGES = ("data", "index", "cold-start")
+CARD_KEYS = (
+    "model dataset split n seed em em_ci95 sub_em f1 search_rate mean_turns mean_tool_calls invalid_call_rate "
+    "truncated_rate stop_reasons retriever prompt_hash wall_seconds"
+).split()
+"""DESIGN.md, section 3."""
+
+
+def main(*argv: str) -> int:
+    """`agent-r1 ARGV` in this process; the exit code, also where argparse leaves by SystemExit."""
+    try:
+        return cli.main(list(argv))
+    except SystemExit as exit:
+        return exit.code or 0
+
+
+def prepare(home: Path, *overrides: str) -> None:
+    """Data, index and cold start of the tiny configuration. AGENT_R1_HOME must be `home`."""
+    assert os.environ["AGENT_R1_HOME"] == str(home)
+    for stage in STAGES:
+        assert main(stage, *TINY, *overrides) == 0
+
+
+def environment(home: Path) -> dict[str, str]:
+    return os.environ | {"AGENT_R1_HOME": str(home), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+
+
+def agent(home: Path, *argv: str, **options) -> subprocess.CompletedProcess:
+    """`agent-r1 ARGV`, the installed command in a process of its own."""
+    return subprocess.run(
+        [AGENT, *argv], env=environment(home), capture_output=True, text=True, timeout=120, **options
+    )
+
+
+DRIVER = """
+import os, signal, sys, time
+kind, part, count, act = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
+
+def hook(event, args):
+    global count
+    if event != kind or part not in str(args[0]) or (event == "open" and not set("wa") & set(str(args[1]))):
+        return
+    count -= 1
+    if count == 0 and act == "hang":
+        time.sleep(100)
+    elif count == 0:
+        os.kill(os.getpid(), getattr(signal, act))
+
+sys.addaudithook(hook)
+from agent_r1.cli import main
+sys.exit(main(sys.argv[5:]))
+"""
+"""Python tells an audit hook of each file that it opens, renames and removes: the moments at which a death hurts."""
+
+
+def struck(home: Path, kind: str, part: str, count: int, act: str, *argv: str) -> subprocess.Popen:
+    """Start `agent-r1 ARGV`, which gets signal `act` (or hangs) just before event `kind` hits a path with `part` in it
+    for the `count`-th time. Kinds: open (for writing), os.rename, shutil.rmtree."""
+    command = [sys.executable, "-c", DRIVER, kind, part, str(count), act, *argv]
+    return subprocess.Popen(
+        command, env=environment(home), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def killed_at(home: Path, kind: str, part: str, count: int, *argv: str) -> None:
+    """SIGKILL at that event; it must have come to it."""
+    process = struck(home, kind, part, count, "SIGKILL", *argv)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == -signal.SIGKILL, f"never came to {kind} {part}: {errors}"
+
+
+def killed_sometime(home: Path, run: Path, moment: random.Random, *argv: str) -> None:
+    """SIGKILL at a random moment of the training proper; also fine if it was faster."""
+    process = subprocess.Popen([AGENT, *argv], env=environment(home), stdout=subprocess.DEVNULL)
+    before, deadline = len(lines(run)), time.monotonic() + 60
+    while process.poll() is None and len(lines(run)) <= before and time.monotonic() < deadline:
+        time.sleep(0.005)
+    time.sleep(moment.uniform(0, 0.3))
+    process.kill()
+    process.wait()
+
+
+def lines(run: Path) -> list[str]:
+    path = run / "metrics.jsonl"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def curve(run: Path) -> list[dict]:
+    """metrics.jsonl without what a clock or the memory says."""
+    records = [json.loads(line) for line in lines(run)]
+    return [{k: v for k, v in r.items() if not k.startswith(("timing_", "perf/"))} for r in records]
+
+
+def steps(run: Path) -> list[str]:
+    """Everything in checkpoints/, leftovers included."""
+    return sorted(path.name for path in (run / "checkpoints").iterdir())
+
+
+def weights(run: Path) -> bytes:
+    return (run / "checkpoints" / steps(run)[-1] / "model" / "model.safetensors").read_bytes()
+
+
+def tree(folder: Path) -> dict[str, str]:
+    """Path to SHA-256 of every file below `folder`, locks excepted."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".lock"))
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def leftovers(folder: Path) -> list[str]:
+    """What an interrupted stage may leave for a while: half-written files and folders."""
+    return [str(path) for path in folder.rglob("*") if "part" in path.suffix or ".part" in path.name]

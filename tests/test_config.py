@@ -1,0 +1,252 @@
+"""The configuration: layers, overrides, and what is refused before any minute is spent."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent_r1.config import (
+    LEAST,
+    Config,
+    check,
+    fingerprint,
+    from_yaml,
+    load_config,
+    nearest,
+    preset_names,
+    to_yaml,
+)
+from agent_r1.errors import AgentR1Error, ConfigError
+from agent_r1.training.advantages import ESTIMATORS, get_estimator
+
+# ---------------------------------------------------------------------------------------------------------- layers
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+@pytest.mark.parametrize("preset", preset_names())
+def test_every_preset_loads_and_survives_a_round_trip(preset, algorithm, tmp_path):
+    config = load_config(preset, algorithm=algorithm, seed=3)
+    assert (config.preset, config.algorithm, config.seed) == (preset, algorithm, 3)
+    assert isinstance(config, Config)
+    (tmp_path / "config.yaml").write_text(to_yaml(config))
+    assert from_yaml(tmp_path / "config.yaml") == config
+
+
+def test_the_promised_presets_are_there():
+    assert {"laptop", "smoke"} <= set(preset_names())
+
+
+def test_later_layers_win(tmp_path, monkeypatch):
+    (tmp_path / "mine.yaml").write_text(
+        "algorithm: grpo\nactor: {lr: 0.1}\ntrainer: {steps: 7}\n"
+        "ppo: {actor: {lr: 0.2}, rollout: {prompts_per_step: 2}}\ngrpo: {trainer: {steps: 9}}\n"
+    )
+    monkeypatch.setattr("agent_r1.config._preset_dir", lambda: tmp_path)
+    grpo = load_config("mine")
+    assert (grpo.algorithm, grpo.actor.lr, grpo.trainer.steps) == ("grpo", 0.1, 9)
+    assert grpo.rollout.prompts_per_step == Config().rollout.prompts_per_step  # the default of the dataclass
+    ppo = load_config("mine", ["actor.lr=0.3"], algorithm="ppo")
+    assert (ppo.actor.lr, ppo.trainer.steps, ppo.rollout.prompts_per_step) == (0.3, 7, 2)
+    assert load_config("mine", ["algorithm=ppo"]).actor.lr == 0.2  # the same, said as an override
+
+
+@pytest.mark.parametrize("seed", [0, 12345])
+def test_overrides_are_read_as_yaml(seed):
+    overrides = ["trainer.loggers=[wandb,tensorboard]", "actor.lr=1e-4", "actor.mask_tool_tokens=false", "model.path=null"]
+    config = load_config("smoke", overrides, seed=seed)
+    assert config.trainer.loggers == ["wandb", "tensorboard"] and config.actor.lr == 1e-4
+    assert config.actor.mask_tool_tokens is False and config.model.path is None and config.seed == seed
+
+
+def test_a_table_replaces_the_one_below_it():
+    """Merged, the shares of kinds that were not named would stay, and the mixture would not be what was written."""
+    config = load_config("laptop", ["data.mix={1-hop: 1}", "cold_start.behaviours={good: 0.5, guess: 0.5}"])
+    assert config.data.mix == {"1-hop": 1.0} and config.cold_start.behaviours == {"good": 0.5, "guess": 0.5}
+
+
+def test_the_defaults_of_one_configuration_are_not_shared_with_another():
+    first, second = Config(), Config()
+    first.data.mix["1-hop"] = 9.0
+    first.trainer.loggers.append("wandb")
+    assert second.data.mix["1-hop"] != 9.0 and second.trainer.loggers == []
+
+
+# ------------------------------------------------------------------------------------------------------ unknown names
+
+
+@pytest.mark.parametrize(
+    ("preset", "overrides", "message"),
+    [
+        ("laptpo", [], r"unknown preset 'laptpo' \(did you mean 'laptop'\?\); choose from "),
+        ("../smoke", [], "unknown preset"),
+        ("", [], "unknown preset ''"),
+        ("smoke", ["trainer.stpes=5"], r"unknown configuration key 'trainer.stpes' \(did you mean 'trainer.steps'\?\)"),
+        ("smoke", ["trainr.steps=5"], r"unknown configuration key 'trainr'.*`agent-r1 train --dry-run` lists all keys"),
+        ("smoke", ["sed=5"], r"unknown configuration key 'sed' \(did you mean 'seed'\?\)"),
+        ("smoke", ["grpo.actor.lr=1"], "unknown configuration key 'grpo'"),
+        ("smoke", ["algorithm=gpro"], r"unknown algorithm 'gpro' \(did you mean 'grpo'\?\); choose grpo or ppo"),
+        ("smoke", ["engine=vrel"], "unknown engine 'vrel'; choose from local"),
+        ("smoke", ["actor.loss_aggregation=token-men"], r"did you mean 'token-mean'\?"),
+        ("smoke", ["actor.kl_estimator=k4"], "actor.kl_estimator='k4' is unknown.*choose from k1, k2, k3"),
+        ("smoke", ["actor.kl_in=both"], "actor.kl_in='both' is unknown.*choose from loss, reward"),
+        ("smoke", ["trainer.device=gpu"], "trainer.device='gpu' is unknown.*choose from auto, cpu, cuda"),
+        ("smoke", ["trainer.dtype=fp16"], "choose from auto, float32, bfloat16"),
+        ("smoke", ["trainer.loggers=[wndb]"], "unknown logger 'wndb'; choose from wandb, tensorboard"),
+    ],
+)
+def test_an_unknown_name_is_refused_with_the_nearest(preset, overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        load_config(preset, overrides)
+
+
+def test_the_algorithm_argument_is_checked_too():
+    with pytest.raises(ConfigError, match="unknown algorithm 'reinforce'"):
+        load_config("smoke", algorithm="reinforce")
+
+
+def test_every_algorithm_has_an_estimator_and_unknown_ones_raise():
+    assert {"grpo", "ppo"} <= set(ESTIMATORS)
+    with pytest.raises(ConfigError, match="gpro.*did you mean 'grpo'"):
+        get_estimator("gpro")
+
+
+def test_nearest_says_nothing_when_nothing_is_near():
+    assert nearest("zebra", ["grpo", "ppo"]) == "" and nearest("gpro", ["grpo", "ppo"]) == " (did you mean 'grpo'?)"
+
+
+# --------------------------------------------------------------------------------------------------- impossible values
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("trainer.steps=many", "configuration key 'trainer.steps': Value 'many'.*could not be converted to Integer"),
+        ("trainer.steps=1.5", "trainer.steps"),
+        ("actor.mask_tool_tokens=perhaps", "actor.mask_tool_tokens"),
+        ("data.mix=5", "data.mix"),
+        ("data.mix={1-hop: lots}", "data.mix.1-hop.*could not be converted to Float"),
+        ("trainer.loggers=wandb", "trainer.loggers"),
+        ("seed=null", "seed"),
+        ("data=5", "int is not a subclass of DataConfig"),
+        ("trainer.loggers=[wandb", "not valid YAML: .trainer.loggers=.wandb"),
+        ('model.path="x', "not valid YAML"),
+        ("model.path=${nowhere}", "nowhere"),
+        ("steps", r"override 'steps' is not of the form section.key=value \(for example trainer.steps=20\)"),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_refused_with_its_key(override, message):
+    with pytest.raises(ConfigError, match=message):
+        load_config("smoke", [override])
+
+
+def test_a_group_of_one_is_refused_for_grpo_alone():
+    with pytest.raises(ConfigError, match="group of one; set rollout.samples_per_prompt to 2 or more, or use ppo"):
+        load_config("smoke", ["rollout.samples_per_prompt=1"], algorithm="grpo")
+    assert load_config("smoke", ["rollout.samples_per_prompt=1"], algorithm="ppo").rollout.samples_per_prompt == 1
+
+
+@pytest.mark.parametrize("part", ["actor", "critic"])
+def test_a_batch_that_does_not_divide_is_refused(part):
+    overrides = ["rollout.prompts_per_step=4", "rollout.samples_per_prompt=4"]
+    message = f"4 prompts x 4 samples = 16 trajectories does not divide into {part}.minibatches=3; choose a divisor of 16"
+    with pytest.raises(ConfigError, match=message):
+        load_config("smoke", [*overrides, f"{part}.minibatches=3"])
+    with pytest.raises(ConfigError, match="does not divide"):
+        load_config("smoke", [*overrides, f"{part}.minibatches=0"])
+    load_config("smoke", [*overrides, f"{part}.minibatches=8"])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["rollout.prompts_per_step=64", "data.train=20"], "prompts_per_step=64 is more than data.train=20 questions"),
+        (["rollout.max_tokens_per_turn=320", "rollout.max_context=320"], "max_tokens_per_turn must be smaller"),
+        (["rollout.max_context=512", "model.max_position=256"], "is larger than the model's model.max_position=256"),
+        (["rollout.temperature=0"], "rollout.temperature must be above 0"),
+        (["rollout.top_p=0"], r"rollout.top_p in \(0, 1\]"),
+        (["rollout.top_p=1.5"], r"rollout.top_p in \(0, 1\]"),
+        (["model.heads=3"], "model.hidden_size=128 must be a multiple of 2 x model.heads=3"),
+        (["model.kv_heads=3"], "model.kv_heads=3"),
+        (["model.layers=1"], "model.layers=1 is too small; it must be at least 2"),
+        (["rollout.slots=0"], "rollout.slots=0 is too small; it must be at least 1"),
+        (["trainer.save_every=0"], "trainer.save_every=0 is too small"),
+        (["trainer.eval_every=-1"], "trainer.eval_every=-1 is too small; it must be at least 0"),
+    ],
+)
+def test_what_no_run_can_do_is_refused(overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        load_config("smoke", overrides)
+
+
+@pytest.mark.parametrize("key", LEAST)
+def test_every_lower_bound_is_a_key_and_its_least_value_is_not_too_small(key):
+    with pytest.raises(ConfigError, match=f"{key}={LEAST[key] - 1} is too small"):
+        load_config("smoke", [f"{key}={LEAST[key] - 1}"])
+    try:
+        load_config("smoke", [f"{key}={LEAST[key]}"], algorithm="ppo")
+    except ConfigError as error:
+        assert "too small" not in str(error)
+
+
+def test_a_models_own_folder_brings_its_own_shape():
+    """With a downloaded model, the tiny model's numbers are not looked at."""
+    config = load_config("smoke", ["model.path=/somewhere", "model.heads=3", "model.max_position=16"])
+    assert config.model.path == "/somewhere"
+
+
+keys = st.sampled_from([f"{f.name}.{g.name}" for f in dataclasses.fields(Config) if dataclasses.is_dataclass(f.default_factory)
+                        for g in dataclasses.fields(f.default_factory)]) | st.text(max_size=8)  # fmt: skip
+values = st.one_of(st.text(max_size=8), st.integers(-3, 600).map(str), st.sampled_from(["null", "true", "[1]", "{a: 1}", "1e9", "nan"]))
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.lists(st.tuples(keys, values).map("=".join), max_size=2))
+def test_whatever_is_overridden_the_answer_is_a_configuration_or_one_line(overrides):
+    try:
+        assert isinstance(load_config("smoke", overrides), Config)
+    except ConfigError as error:
+        assert str(error).strip() and len(str(error).splitlines()) <= 1 + sum(o.count("\n") for o in overrides)
+
+
+# --------------------------------------------------------------------------------------------------- a run's config.yaml
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("trainer: {steps: [", "cannot be read as YAML"),
+        ("trainer: {stpes: 3}", "was this run made by another version"),
+        ("trainer: {steps: many}", "was this run made by another version"),
+        ("algorithm: gpro", "unknown algorithm"),
+        ("\x00", "cannot be read as YAML"),
+        ("- a\n- b", "run|YAML"),
+    ],
+)
+def test_a_damaged_or_foreign_configuration_is_refused(tmp_path, text, message):
+    (tmp_path / "config.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        from_yaml(tmp_path / "config.yaml")
+
+
+def test_a_missing_configuration_is_refused(tmp_path):
+    with pytest.raises(AgentR1Error):
+        from_yaml(tmp_path / "config.yaml")
+
+
+def test_a_fingerprint_changes_with_every_field_and_with_nothing_else():
+    base = load_config("smoke")
+    assert fingerprint(base) == fingerprint(load_config("smoke")) and len(fingerprint(base)) == 8
+    changed = [load_config("smoke", [o]) for o in ("seed=1", "actor.lr=0.5", "data.mix={1-hop: 1}", "trainer.loggers=[wandb]")]
+    assert len({fingerprint(c) for c in (base, *changed)}) == 5
+    assert fingerprint(base.data, 1) != fingerprint(base.data, 2)
+
+
+def test_a_configuration_changed_in_code_is_checked_by_the_same_rules():
+    config = load_config("smoke")
+    config.rollout.samples_per_prompt = 1
+    config.algorithm = "grpo"
+    with pytest.raises(ConfigError, match="group of one"):
+        check(config)

@@ -1,0 +1,211 @@
+"""Kill a run or a stage at any moment: what follows is what would have been without."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import signal
+
+import pytest
+from runs import (
+    STAGES, TINY, agent, curve, killed_at, killed_sometime, leftovers, lines, main, prepare, steps, struck, tree, weights,
+)  # fmt: skip
+from safetensors.torch import load
+
+from agent_r1.config import load_config
+from agent_r1.stages import Places
+from agent_r1.training.checkpoint import list_checkpoints, verify_checkpoint
+from agent_r1.training.run import RunDir, locked
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A home with data, index and cold start, and one uninterrupted run for each algorithm."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("home")
+        patch.setenv("AGENT_R1_HOME", str(folder))
+        prepare(folder)
+        for algorithm in ("grpo", "ppo"):
+            assert main("train", algorithm, *TINY, f"--run={algorithm}") == 0
+        yield folder
+
+
+def train(algorithm: str, run: str, *more: str) -> list[str]:
+    return ["train", algorithm, *TINY, f"--run={run}", *more]
+
+
+def assert_same(run, straight):
+    assert weights(run) == weights(straight)
+    assert curve(run) == curve(straight)
+    assert steps(run) == steps(straight) == ["step_000006", "step_000008"], "old ones are pruned, nothing is left"
+    assert tree(run / "rollouts") == tree(straight / "rollouts")
+    assert leftovers(run) == []
+
+
+def test_the_reference_runs_are_worth_comparing_with(home):
+    """Every step moved the weights; else equality would show nothing."""
+    start = load((Places.of(load_config("smoke", TINY[1:])).cold_start / "model.safetensors").read_bytes())
+    for algorithm in ("grpo", "ppo"):
+        records = curve(home / "runs" / algorithm)
+        assert [r["training/global_step"] for r in records] == list(range(1, 9))
+        moved = [r for r in records if r.get("actor/grad_norm", 0) > 0]
+        assert len(moved) == {"grpo": 8, "ppo": 6}[algorithm]  # the critic warms up for two steps
+        assert sum("val-core/tinyhop/acc/mean@1" in r for r in records) == 2
+        end = load(weights(home / "runs" / algorithm))
+        assert all(not end[name].equal(start[name]) for name in start)
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+def test_killed_again_and_again(home, algorithm):
+    """kill -9 at the moments that hurt most and at random ones, then --resume, to the same weights and curve."""
+    name = f"{algorithm}-killed"
+    run, resume = home / "runs" / name, train(algorithm, name, "--resume")
+    moment = random.Random(algorithm)
+    killed_sometime(home, run, moment, *train(algorithm, name))
+    killed_at(home, "open", "manifest.json", 1, *resume)  # weights and state are written, the list of hashes is not
+    half = [path.name for path in (run / "checkpoints").iterdir() if path.name.startswith(".part")]
+    assert half, "it died while a checkpoint was being written"
+    done = [int(path.name[5:]) for path in list_checkpoints(run / "checkpoints")]
+    for event in ("os.rename", "shutil.rmtree"):  # just before it gets its name; just before the oldest goes
+        if max(done, default=0) < 6:
+            killed_at(home, event, "step_00000", 1, *resume)
+        done = [int(verify_checkpoint(path)["step"]) for path in list_checkpoints(run / "checkpoints")]
+    killed_sometime(home, run, moment, *resume)
+    killed_at(home, "os.rename", "metrics.tmp", 1, *resume)  # while the curve is cut back to the checkpoint
+    finished = agent(home, *resume)
+    assert finished.returncode == 0, finished.stderr
+    assert_same(run, home / "runs" / algorithm)
+    again = agent(home, *resume)
+    assert again.returncode == 0 and "done before" in again.stdout
+
+
+@pytest.fixture(scope="module")
+def interrupted(home):
+    """A run that got Ctrl-C in its third step, and how its process ended."""
+    process = struck(home, "open", "metrics.jsonl", 3, "SIGINT", *train("grpo", "ctrl-c"))
+    out, errors = process.communicate(timeout=120)
+    return home / "runs" / "ctrl-c", process.returncode, out, errors
+
+
+def copy_of(run, name):
+    return shutil.copytree(run, run.parent / name)
+
+
+def test_ctrl_c_saves_the_step_and_goes_on_to_the_same_end(home, interrupted):
+    run, code, _, errors = interrupted
+    assert code == 130
+    assert errors.splitlines()[-1] == "agent-r1: interrupted: stopped after step 3; continue with --resume"
+    assert "Traceback" not in errors
+    assert len(lines(run)) == 3 and steps(run) == ["step_000002", "step_000003"]
+    run = copy_of(run, "ctrl-c-resumed")
+    assert main(*train("grpo", run.name, "--resume")) == 0
+    assert_same(run, home / "runs" / "grpo")
+
+
+def test_a_second_ctrl_c_does_not_wait(home):
+    process = struck(home, "open", "metrics.jsonl", 2, "hang", *train("grpo", "impatient"))
+    run = home / "runs" / "impatient"
+    while process.poll() is None and len(lines(run)) < 1:
+        pass
+    process.send_signal(signal.SIGTERM)  # as good as Ctrl-C
+    with pytest.raises(Exception, match="timed out"):
+        process.wait(0.5)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 130, errors
+    assert errors.splitlines()[-1].startswith("agent-r1: interrupted")
+    assert main(*train("grpo", "impatient", "--resume")) == 0
+    assert_same(run, home / "runs" / "grpo")
+
+
+def test_an_unfinished_run_is_not_begun_again_by_mistake(interrupted, capsys):
+    run = interrupted[0]
+    before = tree(run)
+    assert main(*train("grpo", run.name)) == 1
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert "unfinished run (step_000003)" in said and "--resume" in said and "--run" in said
+    assert tree(run) == before
+
+
+@pytest.mark.parametrize(
+    ("setting", "named"),
+    [("actor.lr=0.001", "actor.lr: 0.0005 there, 0.001 now"), ("seed=4", "seed: 0 there, 4 now"),
+     ("trainer.steps=9", "trainer.steps: 8 there, 9 now"), ("data.train=65", "data.train: 64 there, 65 now")],
+)  # fmt: skip
+@pytest.mark.parametrize("command", [("train", "--resume"), ("train",), ("eval", "--before"), ("eval",)])
+def test_other_settings_are_refused_by_name(interrupted, capsys, command, setting, named):
+    """... and not the eval_every that is also another one, which would do no harm."""
+    run = interrupted[0]
+    before = tree(run)
+    assert main(*command, "grpo", *TINY, f"--run={run.name}", setting, "trainer.eval_every=7") == 1
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert named in said and "--run" in said
+    assert tree(run) == before
+
+
+def test_how_often_it_is_measured_may_change_on_resume(home, interrupted):
+    run = copy_of(interrupted[0], "measured")
+    changed = ["trainer.eval_every=0", "trainer.save_every=3", "trainer.keep_checkpoints=9", "trainer.rollouts_every=0"]
+    assert main(*train("grpo", run.name, "--resume", *changed)) == 0
+    assert weights(run) == weights(home / "runs" / "grpo")
+    assert steps(run) == [f"step_00000{n}" for n in (2, 3, 6, 8)]
+    assert "keep_checkpoints: 9" in (run / "config.yaml").read_text()
+
+
+def test_two_processes_on_one_run(home, capsys):
+    process = struck(home, "open", "metrics.jsonl", 3, "hang", *train("grpo", "shared"))
+    run = home / "runs" / "shared"
+    while process.poll() is None and len(lines(run)) < 2:
+        pass
+    assert process.poll() is None
+    assert main(*train("grpo", "shared", "--resume")) == 1
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert "another process is training" in said and "--run" in said
+    process.kill()
+    process.communicate()
+    with locked(RunDir(run)):  # a lock dies with its process
+        pass
+    assert main(*train("grpo", "shared", "--resume")) == 0
+    assert_same(run, home / "runs" / "grpo")
+
+
+# -------------------------------------------------------------------------------------------------------- the stages
+
+
+@pytest.fixture
+def fresh(tmp_path, monkeypatch):
+    monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("stage", "event", "path"),
+    [
+        ("data", "open", "corpus.jsonl"), ("data", "os.rename", "tinyhop"), ("index", "open", "manifest.json"),
+        ("index", "os.rename", ".part-index"), ("cold-start", "open", "config.json"), ("cold-start", "os.rename", ".part-cold"),
+    ],
+)  # fmt: skip
+def test_a_killed_stage_starts_clean(home, fresh, stage, event, path):
+    made = home / "artifacts"
+    for name in STAGES[: STAGES.index(stage)]:
+        source = next(made.glob({"data": "tinyhop-*", "index": "index-*"}[name]))
+        shutil.copytree(source, fresh / "artifacts" / source.name)
+    ready = tree(fresh)
+    killed_at(fresh, event, path, 1, stage, *TINY)
+    here = fresh / "artifacts"
+    assert leftovers(fresh), "it died in the middle"
+    assert [p.name for p in here.iterdir() if not p.name.startswith(".")] == [*{n.split("/")[1] for n in ready}] or ready
+    assert main(stage, *TINY) == 0
+    assert leftovers(fresh) == []
+    assert tree(here) == {name: digest for name, digest in tree(made).items() if (here / name.split("/")[0]).exists()}
+    assert len(tree(here)) > len(ready)
+
+
+def test_a_stage_that_gets_ctrl_c_cleans_up(fresh):
+    process = struck(fresh, "open", "corpus.jsonl", 1, "SIGINT", "data", *TINY)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors.splitlines()[-1].startswith("agent-r1: interrupted") and "Traceback" not in errors
+    assert tree(fresh) == {}

@@ -1,0 +1,207 @@
+"""Room 7, the tiny model: one spelling a name, a template that others render alike, an initialisation that looks back."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+import torch
+from conftest import VOCAB, tiny_model
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from agent_r1.config import ModelConfig
+from agent_r1.data.tinyhop import make_world
+from agent_r1.errors import AgentR1Error
+from agent_r1.rollout.chat_format import ChatFormat
+from agent_r1.rollout.qwen import Qwen, causal_attention
+from agent_r1.training.tiny_model import SPECIAL, TAGS, load_tokenizer, shape_of, train_tokenizer
+
+# --------------------------------------------------------------------------------------------------------- tokenizer
+
+
+def test_the_vocabulary_is_as_large_as_asked_with_every_control_token_in_it(tokenizer):
+    assert len(tokenizer) == VOCAB
+    for token in (*SPECIAL, *TAGS):
+        ids = tokenizer.backend_tokenizer.encode(token, add_special_tokens=False).ids
+        assert len(ids) == 1 and tokenizer.convert_ids_to_tokens(ids) == [token]
+    assert (tokenizer.eos_token, tokenizer.pad_token) == ("<|im_end|>", "<|endoftext|>")
+
+
+def test_tags_stay_visible_where_special_tokens_are_left_out(tokenizer):
+    """A server decodes with `skip_special_tokens`; a tool-call parser must still see the tags."""
+    ids = tokenizer.backend_tokenizer.encode("<|im_start|>a<tool_call>b</tool_call><|im_end|>").ids
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "a<tool_call>b</tool_call>"
+
+
+@settings(deadline=None)
+@given(st.text())
+def test_any_text_can_be_written_and_read(tokenizer, text):
+    assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False), skip_special_tokens=False) == text
+
+
+def test_a_name_has_one_spelling(chat):
+    """What copying needs: behind a blank, a quote, a bracket or a newline, a name is the same tokens."""
+    world = make_world(random.Random(99), 60, set())
+    frames = ["Who founded {}?", '{{"query": "{}"}}', "({})", "x\n{}\ny", "<answer>{}</answer>", "In {}, {} and {}."]
+    for name in {passage.title for passage in world.passages()}:
+        spelling = chat.encode_trusted(name)
+        for frame in frames:
+            ids = chat.encode_trusted(frame.format(name, name, name))
+            found = [i for i in range(len(ids)) if ids[i : i + len(spelling)] == spelling]
+            assert len(found) == frame.count("{}"), (name, frame)
+
+
+def test_no_token_reaches_across_the_beginning_of_a_name(tokenizer):
+    for token in tokenizer.get_vocab():
+        if token not in (*SPECIAL, *TAGS):
+            assert not any(c.isascii() and c.isupper() for c in token[1:]), token
+
+
+def test_names_of_unseen_worlds_are_made_of_syllables_and_not_of_letters(chat):
+    names = {p.title for p in make_world(random.Random(7), 200, set()).passages()}
+    lengths = [len(chat.encode_trusted(name)) for name in names]
+    assert sum(lengths) / len(lengths) < 4 and min(lengths) >= 2  # no name is a token of its own
+
+
+def test_a_saved_tokenizer_is_the_same_for_us_and_for_transformers(tokenizer, tmp_path):
+    tokenizer.save_pretrained(tmp_path)
+    text = "<|im_start|>user\nWho directed Zaxlax?<|im_end|>\n<tool_call>\n{}"
+    for again in (load_tokenizer(tmp_path), AutoTokenizer.from_pretrained(tmp_path, local_files_only=True)):
+        assert again.encode(text) == tokenizer.encode(text) and len(again) == len(tokenizer)
+        assert again.chat_template == tokenizer.chat_template
+        assert (again.eos_token_id, again.pad_token_id) == (tokenizer.eos_token_id, tokenizer.pad_token_id)
+        assert ChatFormat(again).control_ids == ChatFormat(tokenizer).control_ids
+
+
+def test_the_same_texts_give_the_same_tokenizer():
+    texts = ["Who founded Vexlor?", "Marn was born in Tulo."] * 30
+    assert train_tokenizer(texts, 300).get_vocab() == train_tokenizer(texts, 300).get_vocab()
+
+
+def test_a_folder_without_a_tokenizer_is_refused(tmp_path):
+    with pytest.raises(AgentR1Error, match="make or download"):
+        load_tokenizer(tmp_path)
+
+
+# --------------------------------------------------------------------------------------------------------- template
+
+
+def render(tokenizer, messages, **options) -> str:
+    return tokenizer.apply_chat_template(messages, tokenize=False, **options)
+
+
+def test_the_template_by_hand(tokenizer):
+    tools = [{"type": "function", "function": {"name": "search", "parameters": {"properties": {"query": {}, "k": {}}}}}]
+    messages = [
+        {"role": "system", "content": "Be brief. "},
+        {"role": "user", "content": "Who?"},
+        {"role": "assistant", "content": "<think>hm</think>"},
+        {"role": "tool", "content": "one"},
+        {"role": "tool", "content": "two"},
+        {"role": "assistant", "content": "done"},
+    ]
+    assert render(tokenizer, messages, tools=tools) == (
+        "<|im_start|>system\nBe brief. tools: search(query, k)<|im_end|>\n"
+        "<|im_start|>user\nWho?<|im_end|>\n"
+        "<|im_start|>assistant\n<think>hm</think><|im_end|>\n"
+        "<|im_start|>user\n<tool_response>\none\n</tool_response>\n<tool_response>\ntwo\n</tool_response><|im_end|>\n"
+        "<|im_start|>assistant\ndone<|im_end|>\n"
+    )
+    assert render(tokenizer, messages[1:2], add_generation_prompt=True) == (
+        "<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+@pytest.mark.parametrize("as_text", [True, False])
+def test_a_structured_call_is_rendered_as_the_agent_writes_it(tokenizer, as_text):
+    """OpenAI-style clients send calls as objects; a server must show the model its own words."""
+    arguments = {"query": "Vexlor"}
+    call = {"name": "search", "arguments": json.dumps(arguments) if as_text else arguments}
+    messages = [
+        {"role": "user", "content": "Who?"},
+        {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": call}]},
+    ]
+    written = '<tool_call>\n{"name": "search", "arguments": {"query": "Vexlor"}}\n</tool_call>'
+    assert render(tokenizer, messages).endswith(f"<|im_start|>assistant\n{written}<|im_end|>\n")
+
+
+# ----------------------------------------------------------------------------------------------------- initial weights
+
+
+@pytest.fixture(scope="module")
+def model() -> Qwen:
+    return tiny_model(ModelConfig(vocab_size=VOCAB, hidden_size=128, heads=4, kv_heads=4), VOCAB)
+
+
+def test_the_shape_is_the_configured_one():
+    shape = shape_of(ModelConfig(hidden_size=64, layers=3, heads=4, kv_heads=2, intermediate_size=96, max_position=256), 500)
+    assert (shape.vocab_size, shape.hidden_size, shape.layers, shape.heads, shape.kv_heads) == (500, 64, 3, 4, 2)
+    assert (shape.intermediate_size, shape.max_position, shape.tied, shape.head_dim) == (96, 256, True, 16)
+
+
+def test_the_default_model_is_half_a_million_parameters():
+    assert 400_000 < tiny_model(ModelConfig(), 1024).parameter_count < 600_000
+
+
+def test_weights_depend_on_their_seed_alone(model):
+    config = ModelConfig(vocab_size=VOCAB, hidden_size=128, heads=4, kv_heads=4)
+    torch.manual_seed(1)
+    same = tiny_model(config, VOCAB, seed=0)
+    other = tiny_model(config, VOCAB, seed=1)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), same.parameters(), strict=True))
+    assert not torch.equal(model.embed.weight, other.embed.weight)
+
+
+def attention_of(model: Qwen, layer: int, head: int, ids: list[int]) -> torch.Tensor:
+    """Attention weights [T, T] of one head on a text."""
+    seen = {}
+
+    def watching(number, q, k, v):
+        T = q.shape[2]
+        scores = (q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).transpose(-1, -2)) / q.shape[-1] ** 0.5
+        mask = torch.ones(T, T).tril().bool()
+        seen[number] = scores.masked_fill(~mask, -torch.inf).softmax(-1)
+        return causal_attention(number, q, k, v)
+
+    with torch.no_grad():
+        model(torch.tensor([ids]), torch.arange(len(ids))[None], watching)
+    return seen[layer][0, head]
+
+
+def test_the_previous_token_head_looks_one_position_back(model):
+    ids = random.Random(0).choices(range(VOCAB), k=60)
+    weights = attention_of(model, 0, 0, ids)
+    back = torch.tensor([weights[t, t - 1] for t in range(1, 60)])
+    assert (weights[1:].argmax(-1) == torch.arange(59)).all() and back.mean() > 0.8
+    neighbours = torch.stack([(weights[t, t - 1] / weights[t, [t - 2, t]].max()).log() for t in range(2, 60)])
+    assert neighbours.mean() == pytest.approx(4, abs=1)  # "about 4 above its neighbours'"
+
+
+def test_the_induction_head_finds_what_stood_behind_the_last_occurrence(model):
+    """On `a b ... a`, it looks at b: the very circuit of copying, before any training."""
+    names = random.Random(1).sample(range(VOCAB), 24)
+    ids = names + names[:-1]
+    weights = attention_of(model, 1, 0, ids)
+    hits = sum(int(weights[24 + i].argmax()) == i + 1 for i in range(23))
+    assert hits > 20
+    plain = attention_of(model, 1, 1, ids)
+    assert sum(int(plain[24 + i].argmax()) == i + 1 for i in range(23)) < 8
+
+
+def test_heads_start_by_copying_what_they_look_at(model):
+    """W_o = W_v^T up to a factor: what comes out of a head is close to what went in."""
+    block, hd = model.blocks[1], model.shape.head_dim
+    v = block.qkv.weight[-4 * hd :]
+    ratio = block.o.weight / v.T
+    assert ratio.min().item() == pytest.approx(ratio.max().item(), rel=1e-3) and ratio.min() > 0
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (4, 1), (2, 2)])
+def test_grouped_heads_can_be_initialised_too(heads, kv_heads):
+    config = ModelConfig(hidden_size=32 * heads, heads=heads, kv_heads=kv_heads)
+    model = tiny_model(config, VOCAB)
+    weights = attention_of(model, 0, 0, random.Random(0).choices(range(VOCAB), k=40))
+    assert (weights[1:].argmax(-1) == torch.arange(39)).float().mean() > 0.9
