@@ -180,15 +180,19 @@ def test_the_previous_token_head_looks_one_position_back(model):
     assert neighbours.mean() == pytest.approx(4, abs=1)  # "about 4 above its neighbours'"
 
 
-def test_the_induction_head_finds_what_stood_behind_the_last_occurrence(model):
-    """On `a b ... a`, it looks at b: the very circuit of copying, before any training."""
-    names = random.Random(1).sample(range(VOCAB), 24)
-    ids = names + names[:-1]
-    weights = attention_of(model, 1, 0, ids)
-    hits = sum(int(weights[24 + i].argmax()) == i + 1 for i in range(23))
-    assert hits > 20
-    plain = attention_of(model, 1, 1, ids)
-    assert sum(int(plain[24 + i].argmax()) == i + 1 for i in range(23)) < 8
+def test_the_induction_head_leans_towards_what_stood_behind_the_last_occurrence(model):
+    """On `a b ... a`, it favours b before any training. Not more than that: the rest is what training is for."""
+
+    def share_of_chance(head: int) -> float:
+        found = []
+        for seed in range(10):
+            names = random.Random(seed).sample(range(VOCAB), 24)
+            weights = attention_of(model, 1, head, names + names[:-1])
+            found += [weights[24 + i, i + 1].item() * (25 + i) for i in range(23)]
+        return sum(found) / len(found)
+
+    assert share_of_chance(0) > 4
+    assert share_of_chance(1) == pytest.approx(1, abs=0.4)  # a head that nobody prepared
 
 
 def test_heads_start_by_copying_what_they_look_at(model):

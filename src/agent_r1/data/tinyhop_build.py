@@ -114,11 +114,13 @@ def _world_size(config: DataConfig, split: str) -> int:
 
 
 def _mix(config: DataConfig, split: str) -> dict[str, float]:
-    """Half of the cold start's questions are one-hop: its first phase is about copying and nothing else."""
+    """The mix of a split. The cold start's has more one-hop questions, for its first phase is about copying and nothing
+    else, and twice the share of the longest chains, which take the most examples to learn.
+    """
     if split != "cold":
         return config.mix
-    total = sum(config.mix.values())
-    return config.mix | {"1-hop": config.mix.get("1-hop", 0.0) + total}
+    mix = config.mix | {"1-hop": config.mix.get("1-hop", 0.0) + sum(config.mix.values())}
+    return mix | {"3-hop": 2 * mix.get("3-hop", 0.0)}
 
 
 def _row(question: Question, index: int, split: str, agent_name: str) -> Row:
