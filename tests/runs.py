@@ -121,6 +121,18 @@ def curve(run: Path) -> list[dict]:
     return [{k: v for k, v in r.items() if not k.startswith(("timing_", "perf/"))} for r in records]
 
 
+def rollouts(run: Path) -> dict[str, list[dict]]:
+    """The trajectories in rollouts/, without the seconds that a tool call took."""
+
+    def timeless(value):
+        if isinstance(value, dict):
+            return {key: timeless(inner) for key, inner in value.items() if key != "seconds"}
+        return [timeless(inner) for inner in value] if isinstance(value, list) else value
+
+    files = sorted((run / "rollouts").iterdir())
+    return {file.name: [timeless(json.loads(line)) for line in file.read_text().splitlines()] for file in files}
+
+
 def steps(run: Path) -> list[str]:
     """Everything in checkpoints/, leftovers included."""
     return sorted(path.name for path in (run / "checkpoints").iterdir())

@@ -10,7 +10,8 @@ import time
 
 import pytest
 from runs import (
-    STAGES, TINY, agent, curve, killed_at, killed_sometime, leftovers, lines, main, prepare, steps, struck, tree, weights,
+    STAGES, TINY, agent, curve, killed_at, killed_sometime, leftovers, lines, main, prepare, rollouts, steps, struck, tree,
+    weights,
 )  # fmt: skip
 from safetensors.torch import load
 
@@ -42,7 +43,7 @@ def assert_same(run, straight):
     assert weights(run) == weights(straight)
     assert curve(run) == curve(straight)
     assert steps(run) == steps(straight) == ["step_000006", "step_000008"], "old ones are pruned, nothing is left"
-    assert tree(run / "rollouts") == tree(straight / "rollouts")
+    assert rollouts(run) == rollouts(straight)
     assert leftovers(run) == []
 
 

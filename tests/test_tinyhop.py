@@ -27,7 +27,7 @@ from agent_r1.data.tinyhop import KINDS, RELATIONS, Chain, Same, Which, World, m
 from agent_r1.data.tinyhop_build import FILES, SPLITS, build, verify
 from agent_r1.errors import AgentR1Error, ConfigError
 
-SMALL = DataConfig(train=600, val=60, test=100, entities=160)
+SMALL = DataConfig(train=600, val=60, test=100, entities=160, cold=400, cold_entities=300)
 
 
 @pytest.fixture(scope="module")
@@ -338,7 +338,7 @@ def test_pairs_meet_once(count):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_held_out_worlds_are_large_enough_for_any_single_kind(tmp_path, kind):
-    config = DataConfig(train=1, val=200, test=500, entities=20, mix={kind: 1.0})
+    config = DataConfig(train=1, val=200, test=500, entities=20, cold=20, cold_entities=60, mix={kind: 1.0})
     manifest = build(config, seed=1, out=tmp_path / "data")
     assert manifest["splits"]["test"]["kinds"][kind] == 500
 
@@ -366,9 +366,9 @@ def test_splits_share_no_name_and_no_question(folder, rows):
     for a, b in combinations(SPLITS, 2):
         assert worlds[a] and not worlds[a] & worlds[b]
     texts = [question_of(row) for split in SPLITS for row in rows[split]]
-    assert len(texts) == len(set(texts)) == 760
+    assert len(texts) == len(set(texts)) == 760 + 400
     sizes = [split["entities"] for split in verify(folder)["splits"].values()]
-    assert sizes == [160, 150, 150]
+    assert sizes == [160, 150, 150, 300]
     titles = [passage.title for passage in read_corpus(folder / "corpus.jsonl")]
     assert len(titles) == len(set(titles)) == sum(sizes)
 
@@ -390,7 +390,7 @@ def test_same_seed_same_bytes(folder, tmp_path):
     script = (
         "import sys; from pathlib import Path; from agent_r1.config import DataConfig\n"
         "from agent_r1.data.tinyhop_build import build\n"
-        "build(DataConfig(train=600, val=60, test=100, entities=160), seed=3, out=Path(sys.argv[1]))"
+        "build(DataConfig(train=600, val=60, test=100, entities=160, cold=400, cold_entities=300), 3, Path(sys.argv[1]))"
     )
     path = os.pathsep.join(sys.path)
     subprocess.run(
@@ -428,6 +428,7 @@ def test_a_failed_build_leaves_nothing(tmp_path, monkeypatch):
     [
         (DataConfig(entities=5), "set data.entities to 20"),
         (DataConfig(train=5000, entities=50), "raise data.entities"),
+        (DataConfig(cold=9000, cold_entities=500), "data.cold_entities"),
         (DataConfig(val=0), "data.val=0"),
         (DataConfig(test=-3), "data.test=-3"),
     ],
@@ -441,7 +442,7 @@ def test_impossible_sizes_are_refused(tmp_path, config, message):
 @pytest.fixture
 def copy(tmp_path) -> Path:
     """A data set that a test may damage."""
-    build(DataConfig(train=20, val=5, test=5, entities=40), seed=0, out=tmp_path / "data")
+    build(DataConfig(train=20, val=5, test=5, entities=40, cold=20, cold_entities=60), seed=0, out=tmp_path / "data")
     return tmp_path / "data"
 
 

@@ -355,7 +355,8 @@ def make_questions(world: World, rng: random.Random, count: int, mix: dict[str, 
         if len(found) < wanted:
             raise ConfigError(
                 f"a world of {world.size} entities has only {len(found)} different {kind} questions, not {wanted}; "
-                f"raise data.entities, ask for fewer questions or give {kind} a smaller share in data.mix"
+                f"raise data.entities (data.cold_entities for the cold start), ask for fewer questions or give {kind} a "
+                "smaller share in data.mix"
             )
         questions += found
     rng.shuffle(questions)

@@ -1,0 +1,553 @@
+"""Room 7, the local loop: gradients do not depend on how work is cut, runs repeat to the bit, and something is learnt."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+from collections import Counter
+
+import pytest
+import torch
+from conftest import LetterEnv, TrainingRecord, micro_config, question_row, random_model, run_training_loop, trajectory_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent_r1.config import Config
+from agent_r1.env import ENVIRONMENTS, Outcome
+from agent_r1.errors import AgentR1Error, ConfigError
+from agent_r1.rollout.rows import collate, trajectory_rows
+from agent_r1.rollout.types import Observation, StepResult, StopReason
+from agent_r1.training import loop
+from agent_r1.training.forward import Critic, action_logprobs, action_values
+from agent_r1.training.loop import (
+    Experience,
+    Learner,
+    explained_variance,
+    make_learner,
+    minibatches,
+    prompts_of_step,
+    resolve_device,
+    schedule,
+    update_actor,
+    update_critic,
+    with_tool_tokens,
+)
+
+FP32 = torch.float32
+
+
+# ------------------------------------------------------------------------------------------- one batch of experience
+
+
+@pytest.fixture(scope="module")
+def sampled() -> Experience:
+    """A batch as it comes out of step 4: multi-turn rows of many lengths, some with advantage zero, with a reference."""
+    rng = torch.Generator().manual_seed(0)
+
+    def ids(low, high):
+        n = int(torch.randint(low, high, (), generator=rng))
+        return torch.randint(0, 50, (n,), generator=rng).tolist()
+
+    episodes = []
+    for i in range(12):
+        prompt, action = ids(3, 9), ids(2, 8)
+        steps = [(prompt, action, 0.0)]
+        if i % 3:
+            steps.append((prompt + action + ids(2, 12), ids(2, 8), 0.0))
+        if i % 4 == 0:
+            steps.append((ids(3, 9), ids(2, 6), 0.0))  # the context was rewritten: a second row
+        episodes.append(trajectory_of(*steps, group=f"g{i // 4}"))
+    rows = [row for i, t in enumerate(episodes) for row in trajectory_rows(t, i)]
+    batch = collate(rows)
+    with torch.no_grad():
+        batch.logprobs_BT = action_logprobs(actor(), batch)[0]
+        # A policy that has moved a little since it sampled: ratios are not 1, some are clipped.
+        batch.logprobs_BT += 0.2 * torch.randn(batch.mask_BT.shape, generator=rng) * batch.mask_BT
+    x = Experience(batch, rows, episodes)
+    advantage_N = torch.randn(len(episodes), generator=rng)
+    advantage_N[::4] = 0
+    x.advantages_BT = advantage_N[batch.trajectory_B][:, None] * batch.mask_BT
+    x.values_BT = 0.1 * torch.randn(batch.mask_BT.shape, generator=rng) * batch.mask_BT
+    x.returns_BT = torch.randn(batch.mask_BT.shape, generator=rng) * batch.mask_BT
+    return x
+
+
+def actor():
+    return random_model(vocab=50, seed=7, tied=False, max_position=128)
+
+
+def with_reference(x: Experience) -> Experience:
+    with torch.no_grad():
+        reference = action_logprobs(random_model(vocab=50, seed=8, tied=False, max_position=128), x.batch)[0]
+    return dataclasses.replace(x, ref_logprobs_BT=reference)
+
+
+def gradient(x: Experience, update=update_actor, **overrides) -> torch.Tensor:
+    """The gradient that one optimiser step follows: plain SGD with learning rate 1 moves the weights by just that."""
+    given = {"actor.minibatches": 1, "critic.minibatches": 1, "actor.grad_clip": 1e9, "critic.grad_clip": 1e9}
+    given |= {"trainer.micro_tokens": 10**6, "actor.lr": 1.0, "critic.lr": 1.0, "actor.lr_final": 1.0}
+    given |= {key.replace("__", "."): value for key, value in overrides.items()}
+    config = micro_config("ppo", *(f"{key}={value}" for key, value in given.items()))
+    torch.manual_seed(0)
+    model = actor() if update is update_actor else Critic(actor())
+    if update is update_critic:
+        torch.nn.init.normal_(model.value.weight)
+    before = torch.cat([p.detach().flatten().clone() for p in model.parameters()])
+    sgd = torch.optim.SGD(model.parameters(), lr=1.0)
+    learner = Learner(model, sgd) if update is update_actor else Learner(None, None, model, sgd)
+    update(learner, x, config, 1, FP32)
+    return before - torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def assert_same_gradient(a: torch.Tensor, b: torch.Tensor) -> None:
+    assert a.abs().max() > 1e-3
+    assert (a - b).abs().max() < 1e-4 * a.abs().max()
+
+
+AGGREGATIONS = ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+@pytest.mark.parametrize("terms", [{}, {"actor__entropy_coef": 0.1, "actor__kl_coef": 0.3}], ids=["surrogate", "entropy and KL"])
+def test_micro_batches_give_the_gradient_of_the_whole(sampled, aggregation, terms):
+    """However a minibatch is cut. Averages of averages would not pass this."""
+    x = with_reference(sampled) if terms else sampled
+    whole = gradient(x, actor__loss_aggregation=aggregation, **terms)
+    for micro_tokens in (1, 40, 100):
+        parts = gradient(x, actor__loss_aggregation=aggregation, trainer__micro_tokens=micro_tokens, **terms)
+        assert_same_gradient(whole, parts)
+
+
+def test_micro_batches_give_the_critics_gradient_too(sampled):
+    whole = gradient(sampled, update_critic)
+    for micro_tokens in (1, 40, 100):
+        assert_same_gradient(whole, gradient(sampled, update_critic, trainer__micro_tokens=micro_tokens))
+
+
+def test_the_actors_gradient_is_the_textbooks(sampled):
+    """-1/N sum_t d/dw min(r A, clip(r) A), written down without any of the loop's machinery."""
+    model, batch = actor(), sampled.batch
+    ratio = (action_logprobs(model, batch)[0] - batch.logprobs_BT).exp()
+    A = sampled.advantages_BT
+    surrogate = torch.minimum(ratio * A, ratio.clamp(0.8, 1.28) * A)
+    (-(surrogate * batch.mask_BT).sum() / batch.mask_BT.sum()).backward()
+    expected = torch.cat([p.grad.flatten() for p in model.parameters()])
+    assert_same_gradient(expected, gradient(sampled, actor__clip_dual=0.0))
+
+
+def test_the_critics_gradient_is_the_textbooks(sampled):
+    torch.manual_seed(0)
+    model, batch = Critic(actor()), sampled.batch
+    torch.nn.init.normal_(model.value.weight)
+    error = (action_values(model, batch) - sampled.returns_BT).square() * batch.mask_BT
+    (0.5 * error.sum() / batch.mask_BT.sum()).backward()
+    expected = torch.cat([p.grad.flatten() for p in model.parameters()])
+    assert_same_gradient(expected, gradient(sampled, update_critic, critic__value_clip=1e9))
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_skipping_rows_without_advantage_changes_nothing(sampled, aggregation, monkeypatch):
+    passes = []
+
+    def counting(model, part, *args, **options):
+        passes.append(len(part))
+        return action_logprobs(model, part, *args, **options)
+
+    monkeypatch.setattr(loop, "action_logprobs", counting)
+    skipping = gradient(sampled, actor__loss_aggregation=aggregation)
+    skipped_rows = len(sampled.batch) - sum(passes)
+    # With a KL weight, however small, every row has a gradient and none may be left out. (No reference: no KL term.)
+    everything = gradient(sampled, actor__loss_aggregation=aggregation, actor__kl_coef=1e-30)
+    assert skipped_rows > 0 and sum(passes[1:]) == len(sampled.batch)
+    assert_same_gradient(skipping, everything)
+
+
+def test_a_batch_without_any_advantage_moves_nothing(sampled):
+    x = dataclasses.replace(sampled, advantages_BT=torch.zeros_like(sampled.advantages_BT))
+    assert (gradient(x) == 0).all()
+
+
+def test_entropy_and_kl_pull_where_they_should(sampled):
+    """A step down the gradient of -entropy raises it; one of KL brings the policy nearer to the reference."""
+    x = with_reference(dataclasses.replace(sampled, advantages_BT=torch.zeros_like(sampled.advantages_BT)))
+    mask = x.batch.mask_BT.bool()
+
+    @torch.no_grad()
+    def measures(step: torch.Tensor | None = None) -> tuple[float, float]:
+        model = actor()
+        if step is not None:
+            flat = torch.nn.utils.parameters_to_vector(model.parameters())
+            torch.nn.utils.vector_to_parameters(flat - 0.01 * step / step.norm(), model.parameters())
+        logprobs, entropy = action_logprobs(model, x.batch)
+        return entropy[mask].mean().item(), (logprobs - x.ref_logprobs_BT)[mask].square().mean().item()
+
+    entropy, distance = measures()
+    no_reference = dataclasses.replace(x, ref_logprobs_BT=None)
+    assert measures(gradient(no_reference, actor__entropy_coef=1.0))[0] > entropy
+    assert measures(gradient(x, actor__kl_coef=1.0, actor__kl_estimator="k2"))[1] < distance
+
+
+# --------------------------------------------------------------------------------------------- the mask's ablation
+
+
+def test_with_tool_tokens_by_hand():
+    rows = trajectory_rows(trajectory_of(([1, 2], [3, 4], 0.0), ([1, 2, 3, 4, 5, 6], [7], 1.0)), 0)
+    rows += trajectory_rows(trajectory_of(([1], [2], 0.0)), 1)
+    x = Experience(collate(rows), rows, [])
+    x.advantages_BT = torch.tensor([[0, 0, 0.5, 0.5, 0, 0, 2.0], [0, -1.0, 0, 0, 0, 0, 0]])
+    mask_BT, advantages_BT = with_tool_tokens(x)
+    assert mask_BT.tolist() == [[0, 0, 1, 1, 1, 1, 1], [0, 1, 0, 0, 0, 0, 0]]
+    assert advantages_BT.tolist() == [[0, 0, 1, 1, 1, 1, 1], [0, -1, 0, 0, 0, 0, 0]]
+
+
+def test_the_two_normalisers_of_the_ablation_differ_by_their_counts_alone(sampled):
+    """The confound of the figure: more tokens in the loss also make its denominator larger."""
+    masked = gradient(sampled, actor__mask_tool_tokens="false")
+    agent = gradient(sampled, actor__mask_tool_tokens="false", actor__ablation_normalizer="agent")
+    inside = with_tool_tokens(sampled)[0].sum() / sampled.batch.mask_BT.sum()
+    assert inside > 1.2
+    assert_same_gradient(agent, masked * inside)
+    assert (gradient(sampled) - masked).abs().max() > 1e-2 * masked.abs().max()
+
+
+# ---------------------------------------------------------------------------------------------------- minibatches
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 3), min_size=1, max_size=20), st.integers(1, 5), st.integers(1, 3), st.integers(0, 2**64 - 1))
+def test_minibatches_deal_out_whole_trajectories(rows_each, count, epochs, seed):
+    trajectories = [trajectory_of(*[([i, k], [k], 0.0) for k in range(n)]) for i, n in enumerate(rows_each)]
+    batch = collate([row for i, t in enumerate(trajectories) for row in trajectory_rows(t, i)])
+    parts = [part.tolist() for part in minibatches(batch, count, epochs, seed)]
+    assert Counter(row for part in parts for row in part) == dict.fromkeys(range(len(batch)), epochs)
+    per_epoch = len(parts) // epochs
+    assert per_epoch <= count and len(parts) == per_epoch * epochs
+    owner = batch.trajectory_B.tolist()
+    for epoch in range(epochs):
+        homes = [{owner[row] for row in part} for part in parts[epoch * per_epoch : (epoch + 1) * per_epoch]]
+        assert sum(len(home) for home in homes) == len(rows_each)  # no trajectory in two of them
+    assert parts == [part.tolist() for part in minibatches(batch, count, epochs, seed)]
+
+
+def test_minibatches_are_shuffled_anew_in_each_epoch_and_step():
+    batch = collate([row for i in range(16) for row in trajectory_rows(trajectory_of(([i], [1], 0.0)), i)])
+    first, second = list(minibatches(batch, 1, 2, 5))
+    assert sorted(first.tolist()) == sorted(second.tolist()) == list(range(16))
+    halves = [tuple(p.tolist()) for seed in (5, 6) for p in minibatches(batch, 2, 2, seed)]
+    assert len(set(halves)) == 8
+
+
+# ------------------------------------------------------------------------------------------------ prompts and schedule
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(1, 30), st.integers(1, 12), st.integers(0, 5))
+def test_steps_cover_each_epoch_exactly_once(n, per_step, seed):
+    config = Config(seed=seed)
+    config.rollout.prompts_per_step = per_step
+    questions = [question_row(str(i)) for i in range(n)]
+    steps = math.ceil(3 * n / per_step)
+    asked = [row["prompt"][0]["content"] for step in range(1, steps + 1) for row in prompts_of_step(questions, step, config)]
+    for epoch in range(3):
+        assert sorted(asked[epoch * n : (epoch + 1) * n], key=int) == [str(i) for i in range(n)]
+
+
+def test_epochs_are_shuffled_differently_and_by_the_seed():
+    questions = [question_row(str(i)) for i in range(50)]
+
+    def epoch(number, seed):
+        config = Config(seed=seed)
+        config.rollout.prompts_per_step = 50
+        return [row["prompt"][0]["content"] for row in prompts_of_step(questions, number, config)]
+
+    assert epoch(1, 0) == epoch(1, 0)
+    assert len({tuple(epoch(number, seed)) for number in (1, 2) for seed in (0, 1)}) == 4
+
+
+def test_the_learning_rate_by_hand():
+    config = Config()
+    config.trainer.steps, config.actor.lr_final = 11, 0.5
+    assert [schedule(step, config) for step in (1, 6, 11)] == pytest.approx([1.0, 0.75, 0.5])
+    config.actor.warmup_steps = 4
+    assert [schedule(step, config) for step in (1, 2, 4, 6)] == pytest.approx([0.25, 0.5 * 0.95, 0.85, 0.75])
+    config.trainer.steps, config.actor.warmup_steps = 1, 0
+    assert schedule(1, config) == 1.0
+
+
+def test_explained_variance_by_hand():
+    mask = torch.tensor([[0, 1, 1, 1, 1]])
+    returns = torch.tensor([[9, 0, 1, 2, 3.0]])
+    assert explained_variance(returns.clone(), returns, mask) == pytest.approx(1)
+    assert explained_variance(torch.full_like(returns, 5), returns, mask) == pytest.approx(0)  # a constant knows nothing
+    assert explained_variance(-returns, returns, mask) == pytest.approx(1 - 4)
+    half = returns * torch.tensor([[1, 0.5, 0.5, 0.5, 0.5]])
+    assert explained_variance(half, returns, mask) == pytest.approx(1 - 0.25)
+    assert math.isfinite(explained_variance(half, torch.ones_like(returns), mask))  # all returns alike
+
+
+def test_cuda_is_refused_where_there_is_none():
+    config = micro_config()
+    assert resolve_device(config) == ("cpu", torch.float32)
+    config.trainer.dtype = "bfloat16"
+    assert resolve_device(config) == ("cpu", torch.bfloat16)
+    if not torch.cuda.is_available():
+        config.trainer.device = "cuda"
+        with pytest.raises(ConfigError, match="PyTorch sees no CUDA GPU; use trainer.device=auto, or run agent-r1 doctor"):
+            resolve_device(config)
+
+
+def test_only_ppo_has_a_critic_and_it_starts_from_the_policys_trunk():
+    model = actor()
+    assert make_learner(micro_config("grpo"), model, "cpu").critic is None
+    learner = make_learner(micro_config("ppo"), model, "cpu")
+    assert torch.equal(learner.critic.trunk.embed.weight, model.embed.weight)
+    assert learner.critic.trunk is not model
+
+
+# ------------------------------------------------------------------------------------ whole runs in the micro world
+
+
+def micro_run(micro, chat, model, algorithm="grpo", *overrides: str, **options) -> TrainingRecord:
+    config = micro_config(algorithm, *overrides)
+    return run_training_loop(config, model, chat, micro.tools, micro.rows("train"), **options)
+
+
+def curve(record: TrainingRecord) -> list[dict[str, float]]:
+    """The metrics without what a clock says."""
+    return [{k: v for k, v in m.items() if not k.startswith(("timing_s", "perf"))} for m in record.metrics]
+
+
+def assert_equal_weights(a: TrainingRecord, b: TrainingRecord) -> None:
+    assert [name for name in a.weights if not torch.equal(a.weights[name], b.weights[name])] == []
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+def test_a_run_repeats_to_the_bit(micro, chat, cloned_model, algorithm):
+    start = copy.deepcopy(cloned_model)
+    first, second = (micro_run(micro, chat, copy.deepcopy(start), algorithm) for _ in range(2))
+    assert_equal_weights(first, second)
+    assert curve(first) == curve(second) and len(first.metrics) == 3
+    assert not torch.equal(first.weights["embed.weight"], start.embed.weight)
+    assert all(math.isfinite(v) for m in first.metrics for v in m.values())
+    assert first.saved == [3] and first.learner.step == 3
+    other = micro_run(micro, chat, copy.deepcopy(start), algorithm, "seed=1")
+    assert not torch.equal(first.weights["embed.weight"], other.weights["embed.weight"])
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+def test_an_interrupted_run_goes_on_to_the_same_weights_and_curve(micro, chat, cloned_model, algorithm):
+    """Everything that a run depends on is in the learner: what a checkpoint holds is enough."""
+    overrides = ["trainer.steps=4", "trainer.save_every=1", "critic.warmup_steps=1", "actor.lr=1e-3"]
+    start = copy.deepcopy(cloned_model)
+    straight = micro_run(micro, chat, copy.deepcopy(start), algorithm, *overrides)
+    config = micro_config(algorithm, *overrides)
+
+    class PullThePlug(Exception):
+        pass
+
+    def interrupted_evaluation(policy):
+        raise PullThePlug
+
+    half = make_learner(config, copy.deepcopy(start), "cpu")
+    with pytest.raises(PullThePlug):  # in step 2, in the middle of things
+        run_training_loop(dataclasses.replace(config, trainer=dataclasses.replace(config.trainer, eval_every=2)), half, chat,
+                          micro.tools, micro.rows("train"), evaluate=interrupted_evaluation)  # fmt: skip
+    saved = {  # the checkpoint of step 2 was never written; what is on disk is the state after the step that was
+        "actor": half.actor.state_dict(), "actor_optimizer": half.actor_optimizer.state_dict(),
+        "critic": half.critic and half.critic.state_dict(),
+        "critic_optimizer": half.critic_optimizer and half.critic_optimizer.state_dict(),
+    }  # fmt: skip
+    assert half.step == 2
+    saved = copy.deepcopy(saved)
+    resumed = make_learner(config, copy.deepcopy(start), "cpu")
+    resumed.actor.load_state_dict(saved["actor"])
+    resumed.actor_optimizer.load_state_dict(saved["actor_optimizer"])
+    if resumed.critic is not None:
+        resumed.critic.load_state_dict(saved["critic"])
+        resumed.critic_optimizer.load_state_dict(saved["critic_optimizer"])
+    resumed.step = 2
+    rest = run_training_loop(config, resumed, chat, micro.tools, micro.rows("train"))
+    assert_equal_weights(straight, rest)
+    assert curve(straight)[2:] == curve(rest) and rest.saved == [3, 4]
+
+
+def test_what_is_recorded_of_a_step(micro, chat, cloned_model):
+    evaluated = []
+
+    def evaluate(policy):
+        evaluated.append(policy)
+        return {"val-core/tinyhop/acc/mean@1": 0.5}
+
+    record = micro_run(micro, chat, cloned_model, "ppo", "trainer.eval_every=2", "trainer.save_every=2", evaluate=evaluate)
+    assert len(evaluated) == 2 and record.saved == [2, 3]  # every second step, and the last
+    assert ["val-core/tinyhop/acc/mean@1" in m for m in record.metrics] == [False, True, True]
+    m, trajectories, x = record.metrics[0], record.trajectories[0], record.experiences[0]
+    assert len(trajectories) == 16 and len({t.group_id for t in trajectories}) == 4
+    assert m["critic/score/mean"] == pytest.approx(sum(t.reward for t in trajectories) / 16)
+    assert m["reward/em"] == pytest.approx(sum(t.metrics["em"] for t in trajectories) / 16)
+    assert m["tool_calls/mean"] == pytest.approx(sum(t.metrics["tool_calls"] for t in trajectories) / 16)
+    assert m["response_length/mean"] == pytest.approx(float(x.batch.mask_BT.sum()) / 16)
+    assert m["rollout/decode_tokens"] == x.batch.mask_BT.sum()
+    assert sum(v for k, v in m.items() if k.startswith("stop/")) == pytest.approx(1)
+    assert {"actor/entropy", "actor/pg_loss", "actor/grad_norm", "actor/lr", "critic/vf_loss"} <= m.keys()
+    laps = ("gen", "values", "adv", "update_critic", "update_actor")
+    assert sum(m[f"timing_s/{lap}"] for lap in laps) == pytest.approx(m["timing_s/step"], abs=0.05)
+
+
+def test_the_samples_of_a_group_are_of_one_prompt(micro, chat, cloned_model):
+    record = micro_run(micro, chat, cloned_model, "grpo", "trainer.steps=1")
+    groups: dict[str, list] = {}
+    for t in record.trajectories[0]:
+        groups.setdefault(t.group_id, []).append(t)
+    for members in groups.values():
+        assert len(members) == 4 and len({tuple(t.steps[0].observation_ids) for t in members}) == 1
+        advantages = [record.experiences[0].advantages_BT[i].sum() for i, t in enumerate(record.trajectories[0]) if t in members]
+        assert len({tuple(t.steps[0].action_ids) for t in members}) > 1 or sum(advantages) == 0
+
+
+def test_the_critic_learns_alone_at_first(micro, chat, cloned_model):
+    start = copy.deepcopy(cloned_model.state_dict())
+    record = micro_run(micro, chat, cloned_model, "ppo", "trainer.steps=2", "critic.warmup_steps=2")
+    assert all(torch.equal(start[name], record.weights[name]) for name in start)
+    assert (record.learner.critic.value.weight != 0).any()
+    assert all("actor/pg_loss" not in m for m in record.metrics)
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+def test_bfloat16_runs_on_a_cpu(micro, chat, cloned_model, algorithm):
+    start = copy.deepcopy(cloned_model.state_dict())
+    record = micro_run(micro, chat, cloned_model, algorithm, "trainer.dtype=bfloat16", "trainer.steps=2")
+    assert {t.dtype for t in record.weights.values()} == {torch.float32}  # the master weights stay
+    assert not torch.equal(start["embed.weight"], record.weights["embed.weight"])
+    assert all(math.isfinite(v) for m in record.metrics for v in m.values())
+    batch = record.experiences[0].batch
+    # Old log-probs are recomputed by the trainer's kernels, so the first ratios are 1, and near what was sampled.
+    assert record.metrics[0].get("actor/pg_clipfrac", 0) < 0.2
+    sampled = [x for row in record.experiences[0].rows for x, m in zip(row.logprobs, row.action_mask, strict=True) if m]
+    assert batch.logprobs_BT[batch.mask_BT.bool()].tolist() == pytest.approx(sampled, abs=0.3)
+
+
+def test_kl_in_the_loss_is_reported_and_starts_at_zero(micro, chat, cloned_model):
+    reference = copy.deepcopy(cloned_model)
+    overrides = ["actor.kl_coef=0.1", "actor.minibatches=1", "actor.lr=1e-3"]
+    record = micro_run(micro, chat, cloned_model, "grpo", *overrides, reference=reference)
+    kl = [m["actor/kl_loss"] for m in record.metrics]
+    assert kl[0] == pytest.approx(0, abs=1e-6) and kl[1] > 1e-6
+
+
+def test_kl_in_the_reward_is_taken_from_each_action_token(micro, chat, cloned_model):
+    reference = random_model(vocab=len(chat.tokenizer), seed=1)
+    overrides = ["actor.kl_coef=0.01", "actor.kl_in=reward", "actor.kl_estimator=k1", "trainer.steps=1"]
+    record = micro_run(micro, chat, cloned_model, "ppo", *overrides, "advantage.normalize_std=false", reference=reference)
+    x = record.experiences[0]
+    batch, mask = x.batch, x.batch.mask_BT
+    with torch.no_grad():
+        ref = action_logprobs(reference, batch)[0]
+    paid = batch.rewards_BT - 0.01 * (batch.logprobs_BT - ref) * mask
+    # With gamma = lam = 1 the return at the first action token is the sum of everything paid, per trajectory.
+    for i in range(len(batch)):
+        first = int(mask[i].nonzero()[0, 0])
+        assert x.returns_BT[i, first].item() == pytest.approx(paid[i].sum().item(), abs=1e-3)
+    assert "actor/kl_loss" not in record.metrics[0]
+
+
+def test_an_ablation_run_works(micro, chat, cloned_model):
+    record = micro_run(micro, chat, cloned_model, "grpo", "actor.mask_tool_tokens=false", "trainer.steps=2", "env.call_reward=0.1")
+    assert all(math.isfinite(v) for m in record.metrics for v in m.values())
+
+
+def test_prompts_that_fill_the_context_say_so(micro, chat, cloned_model):
+    with pytest.raises(AgentR1Error, match="the prompts overflow the context; raise rollout.max_context"):
+        micro_run(micro, chat, cloned_model, "grpo", "rollout.max_context=12", "rollout.max_tokens_per_turn=4")
+
+
+# --------------------------------------------------------------------------------------- environments of other kinds
+
+
+LETTERS = ["rollout.prompts_per_step=2", "rollout.samples_per_prompt=8", "rollout.max_tokens_per_turn=2",
+           "actor.lr=0.02", "critic.lr=0.02", "critic.warmup_steps=0", "trainer.steps=15"]  # fmt: skip
+
+
+def letters_run(chat, monkeypatch, algorithm, *overrides, env=LetterEnv, model=None, **options) -> TrainingRecord:
+    monkeypatch.setitem(ENVIRONMENTS, "letters", env)
+    questions = [question_row(f"Say {i}.", agent_name="letters") for i in range(4)]
+    model = model or random_model(len(chat.tokenizer), seed=2)
+    return run_training_loop(micro_config(algorithm, *LETTERS, *overrides), model, chat, {}, questions, **options)
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+def test_a_small_problem_is_learnt(chat, monkeypatch, algorithm):
+    """From noise to nearly always the right letters, in a second or two: all of the loop has the right sign."""
+    score = [m["critic/score/mean"] for m in letters_run(chat, monkeypatch, algorithm).metrics]
+    assert sum(score[:2]) / 2 < 0.45 and sum(score[-3:]) / 3 > 0.85
+
+
+def test_a_kl_weight_holds_the_policy_back(chat, monkeypatch):
+    reference = random_model(len(chat.tokenizer), seed=2)
+    free = letters_run(chat, monkeypatch, "grpo")
+    held = letters_run(chat, monkeypatch, "grpo", "actor.kl_coef=2.0", reference=reference)
+    assert held.metrics[-1]["critic/score/mean"] < free.metrics[-1]["critic/score/mean"] - 0.2
+
+
+class RewritingEnv(LetterEnv):
+    """Shows a new prompt in each turn, so that every episode has two rows."""
+
+    async def step(self, action):
+        result = await super().step(action)
+        if not result.done:
+            result = StepResult(Observation([{"role": "user", "content": "now this"}], rewrite=True), result.reward)
+        return result
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+def test_rewritten_contexts_are_learnt_from(chat, monkeypatch, algorithm):
+    record = letters_run(chat, monkeypatch, algorithm, env=RewritingEnv)
+    assert {len(x.rows) for x in record.experiences} == {32}
+    assert sum(m["critic/score/mean"] for m in record.metrics[-3:]) / 3 > 0.8
+
+
+class FragileEnv(LetterEnv):
+    """Now and then loses its connection."""
+
+    count = 0
+
+    async def step(self, action):
+        FragileEnv.count += 1
+        if FragileEnv.count % 5 == 0:
+            raise ConnectionError("lost")
+        return await super().step(action)
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+def test_episodes_that_an_environment_broke_off_are_left_out(chat, monkeypatch, algorithm):
+    """Also where that leaves a sample of a group alone, which grpo can learn nothing from."""
+    overrides = ["rollout.prompts_per_step=8", "rollout.samples_per_prompt=2", "trainer.steps=2", "data.train=24"]
+    FragileEnv.count = 0
+    record = letters_run(chat, monkeypatch, algorithm, *overrides, env=FragileEnv)
+    for trajectories, x in zip(record.trajectories, record.experiences, strict=True):
+        broken = [t for t in trajectories if t.stop_reason is StopReason.ERROR]
+        assert broken and all(t.stop_reason is not StopReason.ERROR for t in x.trajectories)
+        sizes = Counter(t.group_id for t in x.trajectories)
+        assert (min(sizes.values()) == 2) if algorithm == "grpo" else (len(x.trajectories) + len(broken) == 16)
+        assert [row.trajectory for row in x.rows] == sorted(row.trajectory for row in x.rows)
+        assert len({row.trajectory for row in x.rows}) == len(x.trajectories)
+
+
+class SilentEnv(LetterEnv):
+    """Pays nothing, to anybody."""
+
+    async def step(self, action):
+        return dataclasses.replace(await super().step(action), reward=0.0)
+
+    def outcome(self, stop_reason):
+        return dataclasses.replace(super().outcome(stop_reason), reward=0.0)
+
+
+def test_a_batch_in_which_all_groups_agree_changes_nothing(chat, monkeypatch):
+    model = random_model(len(chat.tokenizer), seed=2)
+    start = copy.deepcopy(model.state_dict())
+    record = letters_run(chat, monkeypatch, "grpo", "trainer.steps=2", env=SilentEnv, model=model)
+    assert all(torch.equal(start[name], record.weights[name]) for name in start)
+    assert [m["groups/zero_advantage"] for m in record.metrics] == [1.0, 1.0]
+    assert isinstance(SilentEnv({}, None).outcome(StopReason.ANSWERED), Outcome)
