@@ -21,7 +21,17 @@ from agent_r1.env import AgentEnv, Outcome
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.episode import AgentEnvLoop, Limits, Task
 from agent_r1.rollout.qwen import Qwen, QwenShape
-from agent_r1.rollout.types import Action, Generation, Observation, Row, Sampling, Step, StepResult, StopReason, Trajectory
+from agent_r1.rollout.types import (
+    Action,
+    Generation,
+    Observation,
+    Row,
+    Sampling,
+    Step,
+    StepResult,
+    StopReason,
+    Trajectory,
+)
 from agent_r1.search.encoders import make_encoder
 from agent_r1.search.index import PassageIndex, build_index
 from agent_r1.search.searcher import Searcher
@@ -172,7 +182,9 @@ def micro_config(algorithm: str = "grpo", *overrides: str, **sections) -> Config
         "trainer.device=cpu", "trainer.dtype=float32", "critic.warmup_steps=0", "search.top_k=1", "search.dim=256",
     ]  # fmt: skip
     config = load_config("smoke", [*small, *overrides], algorithm=algorithm)
-    data = DataConfig(train=24, val=8, test=12, cold=120, entities=60, cold_entities=150, mix={"1-hop": 0.5, "2-hop": 0.5})
+    data = DataConfig(
+        train=24, val=8, test=12, cold=120, entities=60, cold_entities=150, mix={"1-hop": 0.5, "2-hop": 0.5}
+    )
     return dataclasses.replace(config, data=data, **sections)
 
 

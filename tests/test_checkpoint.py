@@ -14,11 +14,14 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import random_model
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
 
 from agent_r1.errors import AgentR1Error
 from agent_r1.rollout import qwen
 from agent_r1.training import checkpoint
 from agent_r1.training.checkpoint import list_checkpoints, read_checkpoint, save_checkpoint, verify_checkpoint
+from agent_r1.training.tiny_model import save_tokenizer
 
 
 def write_model(folder: Path) -> None:
@@ -46,7 +49,9 @@ def test_what_is_saved_is_read(tmp_path):
     assert names(path) == ["manifest.json", "model", "trainer.pt"]
     step, state = read_checkpoint(path, "f00d")
     assert step == 40 and state["actor_optimizer"]["step"] == 3
-    assert torch.equal(state["actor_optimizer"]["m"], torch.arange(4.0)) and torch.equal(state["critic"]["w"], torch.ones(2, 2))
+    assert torch.equal(state["actor_optimizer"]["m"], torch.arange(4.0)) and torch.equal(
+        state["critic"]["w"], torch.ones(2, 2)
+    )
     assert qwen.load(path / "model").parameter_count == random_model().parameter_count
     assert names(tmp_path) == ["step_000040"]  # nothing half-written is left
 
@@ -160,7 +165,9 @@ def test_no_space_says_so_and_keeps_what_is_there(tmp_path, monkeypatch):
 
     save(tmp_path, 10)
     monkeypatch.setattr(Path, "rename", full)
-    with pytest.raises(AgentR1Error, match="step_000020 .No space left on device.; free space .* continue with --resume"):
+    with pytest.raises(
+        AgentR1Error, match="step_000020 .No space left on device.; free space .* continue with --resume"
+    ):
         save(tmp_path, 20)
     assert names(tmp_path) == ["step_000010"]
     assert read_checkpoint(tmp_path / "step_000010", "f00d")[0] == 10
@@ -176,12 +183,16 @@ def small_files_only():
 
 
 def test_a_disk_that_fills_up_while_tensors_are_written_says_so_too(tmp_path, small_files_only):
-    """safetensors and torch do not raise OSError then, but errors of their own."""
+    """safetensors, tokenizers and torch do not raise OSError then, but errors of their own."""
 
     def little(part):
         part.mkdir()
 
-    for write, state in ((write_model, {}), (little, {"m": torch.zeros(100_000)})):
+    def long_tokenizer(part):
+        backend = Tokenizer(models.WordLevel({str(i): i for i in range(10_000)}, unk_token="0"))
+        save_tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend), part)
+
+    for write, state in ((write_model, {}), (long_tokenizer, {}), (little, {"m": torch.zeros(100_000)})):
         with pytest.raises(AgentR1Error, match="cannot write the checkpoint .*; free space or mend permissions"):
             save(tmp_path, 20, write=write, state=state)
         assert names(tmp_path) == []
@@ -202,7 +213,9 @@ def saved(tmp_path):
 
 
 def test_another_configuration_is_refused(saved):
-    with pytest.raises(AgentR1Error, match="made with another configuration; resume with the settings in the run's config.yaml"):
+    with pytest.raises(
+        AgentR1Error, match="made with another configuration; resume with the settings in the run's config.yaml"
+    ):
         read_checkpoint(saved, "beef")
     assert read_checkpoint(saved)[0] == 10  # who does not ask may read it
 
@@ -212,7 +225,9 @@ def test_a_flipped_bit_in_any_file_is_refused(saved, name):
     content = bytearray((saved / name).read_bytes())
     content[len(content) // 2] ^= 1
     (saved / name).write_bytes(content)
-    with pytest.raises(AgentR1Error, match=f"is damaged: {name} does not match its checksum; delete the folder and resume"):
+    with pytest.raises(
+        AgentR1Error, match=f"is damaged: {name} does not match its checksum; delete the folder and resume"
+    ):
         read_checkpoint(saved, "f00d")
 
 
@@ -223,11 +238,15 @@ def test_a_half_written_or_missing_file_is_refused(saved, name):
     with pytest.raises(AgentR1Error, match="delete"):
         read_checkpoint(saved)
     (saved / name).unlink()
-    with pytest.raises(AgentR1Error, match="is not a complete checkpoint .FileNotFoundError.*resume from the one before"):
+    with pytest.raises(
+        AgentR1Error, match="is not a complete checkpoint .FileNotFoundError.*resume from the one before"
+    ):
         read_checkpoint(saved)
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "null", "3", "{}", '{"files": 3, "format": 1}', '{"files": {"trainer.pt": 3}}'])
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", "null", "3", "{}", '{"files": 3, "format": 1}', '{"files": {"trainer.pt": 3}}']
+)
 def test_a_manifest_that_is_none_is_refused(saved, content):
     (saved / "manifest.json").write_text(content)
     with pytest.raises(AgentR1Error, match="is not a complete checkpoint|has checkpoint format"):

@@ -144,7 +144,9 @@ def test_behaviours_come_in_the_proportions_that_were_asked_for(micro, chat):
 
 
 def test_an_unknown_behaviour_is_refused(micro, chat):
-    with pytest.raises(ConfigError, match=r"cold_start.behaviours: unknown 'goood' \(did you mean 'good'\?\); choose from good"):
+    with pytest.raises(
+        ConfigError, match=r"cold_start.behaviours: unknown 'goood' \(did you mean 'good'\?\); choose from good"
+    ):
         make(micro, chat, {"goood": 1.0})
     for nothing in ({}, {"good": 0.0}):
         with pytest.raises(ConfigError, match="all shares are zero"):
@@ -156,7 +158,9 @@ def test_the_tokenizer_sees_syllables_and_never_a_name():
     texts = list(tokenizer_texts(micro_config()))
     syllables = {*TAILS, *(head.capitalize() for head in HEADS)}
     capitalised = {word for text in texts for word in re.findall("[A-Z][a-z]+", text)}
-    words = {w for w in capitalised if any(w.startswith(h.capitalize()) and w[len(h) :] in TAILS for h in HEADS)} - syllables
+    words = {
+        w for w in capitalised if any(w.startswith(h.capitalize()) and w[len(h) :] in TAILS for h in HEADS)
+    } - syllables
     assert words == set() and syllables <= {text for text in texts}
     assert texts == list(tokenizer_texts(micro_config()))
 
@@ -189,7 +193,8 @@ def test_nothing_is_learnt_of_what_a_tool_said(micro, chat, demonstrations):
     first_action = row.action_mask.index(1)
     half = type(row)(0, "g", row.input_ids[:], [0] * len(row.input_ids), row.logprobs, row.rewards, row.step_ids)
     half.action_mask[first_action] = 1
-    changed = type(row)(**vars(half) | {"input_ids": row.input_ids[: first_action + 1] + [5] * (len(row.input_ids) - first_action - 1)})
+    seen = row.input_ids[: first_action + 1]
+    changed = type(row)(**vars(half) | {"input_ids": seen + [5] * (len(row.input_ids) - len(seen))})
     models = [tiny_model(micro.config.model, len(chat.tokenizer)) for _ in range(2)]
     for model, rows in zip(models, ([half], [changed]), strict=True):
         clone_steps(model, rows, steps=1)

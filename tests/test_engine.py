@@ -241,7 +241,9 @@ def test_a_full_neighbour_is_left_in_peace(model):
 def test_impossible_requests_are_refused(model):
     with pytest.raises(AgentR1Error, match="a prompt of 16 tokens fills the context of 16"):
         asyncio.run(make_policy(model, max_context=16).generate(prompt(0, 16), GREEDY, "s"))
-    with pytest.raises(AgentR1Error, match="context of 129 tokens is longer than the model's 128; lower rollout.max_context"):
+    with pytest.raises(
+        AgentR1Error, match="context of 129 tokens is longer than the model's 128; lower rollout.max_context"
+    ):
         make_policy(model, max_context=129)
     with pytest.raises(AgentR1Error, match="max_tokens=0: a turn has at least one token"):
         asyncio.run(make_policy(model).generate(prompt(0), Sampling(0), "s"))
@@ -429,7 +431,14 @@ def test_samples_follow_the_distribution(temperature, top_p):
 
 def test_the_nucleus_is_the_smallest_set_that_reaches_top_p():
     uniform = torch.linspace(0, 0.9999, 1000)
-    for top_p, kept in ((0.01, {0}), (0.39, {0}), (0.41, {0, 2}), (0.69, {0, 2}), (0.71, {0, 2, 3}), (0.999, {0, 2, 3, 4, 5})):
+    for top_p, kept in (
+        (0.01, {0}),
+        (0.39, {0}),
+        (0.41, {0, 2}),
+        (0.69, {0, 2}),
+        (0.71, {0, 2, 3}),
+        (0.999, {0, 2, 3, 4, 5}),
+    ):
         assert set(draw(PROBS.log(), uniform, top_p=top_p)[0].tolist()) == kept
 
 

@@ -108,7 +108,19 @@ def test_a_call_behind_a_thought_is_a_call():
 
 
 TAGS = ["<tool_call>", "</tool_call>", "<think>", "</think>", "<answer>", "</answer>", "<tool_response>"]
-PIECES = [*TAGS, "{", "}", "[", '"', '{"name": "search", "arguments": {"query": ', '"x"}}', ":", "\n", "\ud800", "[" * 3000]
+PIECES = [
+    *TAGS,
+    "{",
+    "}",
+    "[",
+    '"',
+    '{"name": "search", "arguments": {"query": ',
+    '"x"}}',
+    ":",
+    "\n",
+    "\ud800",
+    "[" * 3000,
+]
 model_text = st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=8)), max_size=12).map("".join)
 json_text = st.recursive(
     st.none() | st.booleans() | st.floats() | st.text(max_size=5),
@@ -126,7 +138,9 @@ def test_parsing_never_raises(body, closed):
 
 
 @settings(deadline=None, max_examples=100)
-@given(st.lists(st.one_of(st.text(max_size=20), model_text, json_text.map("<tool_call>{}</tool_call>".format)), max_size=4))
+@given(
+    st.lists(st.one_of(st.text(max_size=20), model_text, json_text.map("<tool_call>{}</tool_call>".format)), max_size=4)
+)
 def test_no_episode_raises_whatever_the_agent_writes(turns):
     """Neither a step nor the outcome; and what is recorded of a call can be written to a rollouts file."""
     env = hermes(Counting())
@@ -276,9 +290,13 @@ ENDINGS = {
 }
 
 
-def run_to_the_end(chat, script, config=None, tool=Counting, env=HermesToolEnv, **limits) -> tuple[Trajectory, BaseTool]:
+def run_to_the_end(
+    chat, script, config=None, tool=Counting, env=HermesToolEnv, **limits
+) -> tuple[Trajectory, BaseTool]:
     used = tool()
-    policy = ScriptedPolicy(chat, lambda s, turn, ids: cut(chat, script[turn][1]) if script[turn][0] == "cut" else script[turn])
+    policy = ScriptedPolicy(
+        chat, lambda s, turn, ids: cut(chat, script[turn][1]) if script[turn][0] == "cut" else script[turn]
+    )
     settings = EnvConfig(**({"tool_timeout_s": 60.0, "call_reward": 0.1} | (config or {})))
     loop = make_env_loop(policy, lambda row: env({"search": used}, settings), **limits)
     return asyncio.run(loop.run(task(), Sampling(400))), used

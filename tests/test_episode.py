@@ -220,7 +220,9 @@ def test_the_outcome_is_asked_for_exactly_once(chat):
             return Outcome(1.0)
 
     asked = []
-    [done] = run(make_env_loop(ScriptedPolicy(chat, [call(query="x"), ANSWER]), lambda r: Once({}, EnvConfig())), task())
+    [done] = run(
+        make_env_loop(ScriptedPolicy(chat, [call(query="x"), ANSWER]), lambda r: Once({}, EnvConfig())), task()
+    )
     assert asked == [StopReason.ANSWERED] and done.reward == 1.0
 
 

@@ -9,7 +9,15 @@ from collections import Counter
 
 import pytest
 import torch
-from conftest import LetterEnv, TrainingRecord, micro_config, question_row, random_model, run_training_loop, trajectory_of
+from conftest import (
+    LetterEnv,
+    TrainingRecord,
+    micro_config,
+    question_row,
+    random_model,
+    run_training_loop,
+    trajectory_of,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +26,7 @@ from agent_r1.env import ENVIRONMENTS, Outcome
 from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.rollout.rows import collate, trajectory_rows
 from agent_r1.rollout.types import Observation, StepResult, StopReason
+from agent_r1.search.searcher import Searcher
 from agent_r1.training import loop
 from agent_r1.training.forward import Critic, action_logprobs, action_values
 from agent_r1.training.loop import (
@@ -109,7 +118,9 @@ AGGREGATIONS = ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-
 
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
-@pytest.mark.parametrize("terms", [{}, {"actor__entropy_coef": 0.1, "actor__kl_coef": 0.3}], ids=["surrogate", "entropy and KL"])
+@pytest.mark.parametrize(
+    "terms", [{}, {"actor__entropy_coef": 0.1, "actor__kl_coef": 0.3}], ids=["surrogate", "entropy and KL"]
+)
 def test_micro_batches_give_the_gradient_of_the_whole(sampled, aggregation, terms):
     """However a minibatch is cut. Averages of averages would not pass this."""
     x = with_reference(sampled) if terms else sampled
@@ -142,7 +153,8 @@ def test_the_critics_gradient_is_the_textbooks(sampled):
     torch.nn.init.normal_(model.value.weight)
     error = (action_values(model, batch) - sampled.returns_BT).square() * batch.mask_BT
     (0.5 * error.sum() / batch.mask_BT.sum()).backward()
-    expected = torch.cat([p.grad.flatten() for p in model.parameters()])
+    # The trunk's vocabulary matrix has no part in a value.
+    expected = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in model.parameters()])
     assert_same_gradient(expected, gradient(sampled, update_critic, critic__value_clip=1e9))
 
 
@@ -215,7 +227,12 @@ def test_the_two_normalisers_of_the_ablation_differ_by_their_counts_alone(sample
 
 
 @settings(deadline=None)
-@given(st.lists(st.integers(1, 3), min_size=1, max_size=20), st.integers(1, 5), st.integers(1, 3), st.integers(0, 2**64 - 1))
+@given(
+    st.lists(st.integers(1, 3), min_size=1, max_size=20),
+    st.integers(1, 5),
+    st.integers(1, 3),
+    st.integers(0, 2**64 - 1),
+)
 def test_minibatches_deal_out_whole_trajectories(rows_each, count, epochs, seed):
     trajectories = [trajectory_of(*[([i, k], [k], 0.0) for k in range(n)]) for i, n in enumerate(rows_each)]
     batch = collate([row for i, t in enumerate(trajectories) for row in trajectory_rows(t, i)])
@@ -248,7 +265,9 @@ def test_steps_cover_each_epoch_exactly_once(n, per_step, seed):
     config.rollout.prompts_per_step = per_step
     questions = [question_row(str(i)) for i in range(n)]
     steps = math.ceil(3 * n / per_step)
-    asked = [row["prompt"][0]["content"] for step in range(1, steps + 1) for row in prompts_of_step(questions, step, config)]
+    asked = [
+        row["prompt"][0]["content"] for step in range(1, steps + 1) for row in prompts_of_step(questions, step, config)
+    ]
     for epoch in range(3):
         assert sorted(asked[epoch * n : (epoch + 1) * n], key=int) == [str(i) for i in range(n)]
 
@@ -279,7 +298,9 @@ def test_explained_variance_by_hand():
     mask = torch.tensor([[0, 1, 1, 1, 1]])
     returns = torch.tensor([[9, 0, 1, 2, 3.0]])
     assert explained_variance(returns.clone(), returns, mask) == pytest.approx(1)
-    assert explained_variance(torch.full_like(returns, 5), returns, mask) == pytest.approx(0)  # a constant knows nothing
+    assert explained_variance(torch.full_like(returns, 5), returns, mask) == pytest.approx(
+        0
+    )  # a constant knows nothing
     assert explained_variance(-returns, returns, mask) == pytest.approx(1 - 4)
     half = returns * torch.tensor([[1, 0.5, 0.5, 0.5, 0.5]])
     assert explained_variance(half, returns, mask) == pytest.approx(1 - 0.25)
@@ -293,7 +314,9 @@ def test_cuda_is_refused_where_there_is_none():
     assert resolve_device(config) == ("cpu", torch.bfloat16)
     if not torch.cuda.is_available():
         config.trainer.device = "cuda"
-        with pytest.raises(ConfigError, match="PyTorch sees no CUDA GPU; use trainer.device=auto, or run agent-r1 doctor"):
+        with pytest.raises(
+            ConfigError, match="PyTorch sees no CUDA GPU; use trainer.device=auto, or run agent-r1 doctor"
+        ):
             resolve_device(config)
 
 
@@ -343,33 +366,38 @@ def test_an_interrupted_run_goes_on_to_the_same_weights_and_curve(micro, chat, c
     straight = micro_run(micro, chat, copy.deepcopy(start), algorithm, *overrides)
     config = micro_config(algorithm, *overrides)
 
-    class PullThePlug(Exception):
+    class PullThePlugError(Exception):
         pass
 
-    def interrupted_evaluation(policy):
-        raise PullThePlug
+    def pull_the_plug(policy):
+        raise PullThePlugError
 
-    half = make_learner(config, copy.deepcopy(start), "cpu")
-    with pytest.raises(PullThePlug):  # in step 2, in the middle of things
-        run_training_loop(dataclasses.replace(config, trainer=dataclasses.replace(config.trainer, eval_every=2)), half, chat,
-                          micro.tools, micro.rows("train"), evaluate=interrupted_evaluation)  # fmt: skip
-    saved = {  # the checkpoint of step 2 was never written; what is on disk is the state after the step that was
-        "actor": half.actor.state_dict(), "actor_optimizer": half.actor_optimizer.state_dict(),
-        "critic": half.critic and half.critic.state_dict(),
-        "critic_optimizer": half.critic_optimizer and half.critic_optimizer.state_dict(),
-    }  # fmt: skip
+    dies = dataclasses.replace(config, trainer=dataclasses.replace(config.trainer, eval_every=2))
+    half = make_learner(dies, copy.deepcopy(start), "cpu")
+    with pytest.raises(PullThePlugError):
+        run_training_loop(dies, half, chat, micro.tools, micro.rows("train"), evaluate=pull_the_plug)
     assert half.step == 2
-    saved = copy.deepcopy(saved)
+    parts = ("actor", "actor_optimizer", "critic", "critic_optimizer")
+    saved = {name: copy.deepcopy(getattr(half, name).state_dict()) for name in parts if getattr(half, name) is not None}
     resumed = make_learner(config, copy.deepcopy(start), "cpu")
-    resumed.actor.load_state_dict(saved["actor"])
-    resumed.actor_optimizer.load_state_dict(saved["actor_optimizer"])
-    if resumed.critic is not None:
-        resumed.critic.load_state_dict(saved["critic"])
-        resumed.critic_optimizer.load_state_dict(saved["critic_optimizer"])
+    for name, state in saved.items():
+        getattr(resumed, name).load_state_dict(state)
     resumed.step = 2
     rest = run_training_loop(config, resumed, chat, micro.tools, micro.rows("train"))
     assert_equal_weights(straight, rest)
     assert curve(straight)[2:] == curve(rest) and rest.saved == [3, 4]
+
+
+def test_a_warm_search_cache_changes_no_bit(micro, chat, cloned_model):
+    """A resumed run starts with an empty cache. Were remembered queries answered sooner than new ones, episodes would
+    rejoin the sampler in another order, log-probs would differ in their last digits, and the two runs would part."""
+    searcher = micro.tools["search"].searcher
+    tools = {"search": type(micro.tools["search"])(Searcher(searcher.index), micro.config.search.top_k)}
+    config, questions = micro_config(), micro.rows("train")
+    cold, warm = (run_training_loop(config, copy.deepcopy(cloned_model), chat, tools, questions) for _ in range(2))
+    assert tools["search"].searcher.stats.cache_hits > tools["search"].searcher.stats.searched > 10
+    assert_equal_weights(cold, warm)
+    assert curve(cold) == curve(warm)
 
 
 def test_what_is_recorded_of_a_step(micro, chat, cloned_model):
@@ -379,7 +407,9 @@ def test_what_is_recorded_of_a_step(micro, chat, cloned_model):
         evaluated.append(policy)
         return {"val-core/tinyhop/acc/mean@1": 0.5}
 
-    record = micro_run(micro, chat, cloned_model, "ppo", "trainer.eval_every=2", "trainer.save_every=2", evaluate=evaluate)
+    record = micro_run(
+        micro, chat, cloned_model, "ppo", "trainer.eval_every=2", "trainer.save_every=2", evaluate=evaluate
+    )
     assert len(evaluated) == 2 and record.saved == [2, 3]  # every second step, and the last
     assert ["val-core/tinyhop/acc/mean@1" in m for m in record.metrics] == [False, True, True]
     m, trajectories, x = record.metrics[0], record.trajectories[0], record.experiences[0]
@@ -402,7 +432,9 @@ def test_the_samples_of_a_group_are_of_one_prompt(micro, chat, cloned_model):
         groups.setdefault(t.group_id, []).append(t)
     for members in groups.values():
         assert len(members) == 4 and len({tuple(t.steps[0].observation_ids) for t in members}) == 1
-        advantages = [record.experiences[0].advantages_BT[i].sum() for i, t in enumerate(record.trajectories[0]) if t in members]
+        advantages = [
+            record.experiences[0].advantages_BT[i].sum() for i, t in enumerate(record.trajectories[0]) if t in members
+        ]
         assert len({tuple(t.steps[0].action_ids) for t in members}) > 1 or sum(advantages) == 0
 
 
@@ -439,7 +471,9 @@ def test_kl_in_the_loss_is_reported_and_starts_at_zero(micro, chat, cloned_model
 def test_kl_in_the_reward_is_taken_from_each_action_token(micro, chat, cloned_model):
     reference = random_model(vocab=len(chat.tokenizer), seed=1)
     overrides = ["actor.kl_coef=0.01", "actor.kl_in=reward", "actor.kl_estimator=k1", "trainer.steps=1"]
-    record = micro_run(micro, chat, cloned_model, "ppo", *overrides, "advantage.normalize_std=false", reference=reference)
+    record = micro_run(
+        micro, chat, cloned_model, "ppo", *overrides, "advantage.normalize_std=false", reference=reference
+    )
     x = record.experiences[0]
     batch, mask = x.batch, x.batch.mask_BT
     with torch.no_grad():
@@ -453,7 +487,9 @@ def test_kl_in_the_reward_is_taken_from_each_action_token(micro, chat, cloned_mo
 
 
 def test_an_ablation_run_works(micro, chat, cloned_model):
-    record = micro_run(micro, chat, cloned_model, "grpo", "actor.mask_tool_tokens=false", "trainer.steps=2", "env.call_reward=0.1")
+    record = micro_run(
+        micro, chat, cloned_model, "grpo", "actor.mask_tool_tokens=false", "trainer.steps=2", "env.call_reward=0.1"
+    )
     assert all(math.isfinite(v) for m in record.metrics for v in m.values())
 
 
@@ -466,7 +502,7 @@ def test_prompts_that_fill_the_context_say_so(micro, chat, cloned_model):
 
 
 LETTERS = ["rollout.prompts_per_step=2", "rollout.samples_per_prompt=8", "rollout.max_tokens_per_turn=2",
-           "actor.lr=0.02", "critic.lr=0.02", "critic.warmup_steps=0", "trainer.steps=15"]  # fmt: skip
+           "actor.lr=0.01", "critic.lr=0.005", "actor.minibatches=4", "trainer.steps=18"]  # fmt: skip
 
 
 def letters_run(chat, monkeypatch, algorithm, *overrides, env=LetterEnv, model=None, **options) -> TrainingRecord:

@@ -30,7 +30,9 @@ def test_an_appended_context_is_one_row_by_hand():
 
 
 def test_a_rewritten_context_begins_a_new_row():
-    rows = trajectory_rows(trajectory_of((PROMPT, ACTION, 0.25), ([1, 9], ANSWER, 1.0), ([1, 9, *ANSWER, 8], [15], 2.0)), 0)
+    rows = trajectory_rows(
+        trajectory_of((PROMPT, ACTION, 0.25), ([1, 9], ANSWER, 1.0), ([1, 9, *ANSWER, 8], [15], 2.0)), 0
+    )
     assert [row.input_ids for row in rows] == [[1, 2, 3, 10, 11], [1, 9, 12, 13, 14, 8, 15]]
     assert [row.action_mask for row in rows] == [[0, 0, 0, 1, 1], [0, 0, 1, 1, 1, 0, 1]]
     assert [row.rewards for row in rows] == [[0, 0, 0, 0, 0.25], [0, 0, 0, 0, 1.0, 0, 2.0]]
@@ -58,7 +60,9 @@ def test_an_episode_without_a_sampled_token_has_no_row():
 
 
 def test_an_empty_turn_leaves_the_others_in_place():
-    trajectory = trajectory_of((PROMPT, ACTION, 0.5), (PROMPT + ACTION + RESULT, [], 0.0), (PROMPT + ACTION + RESULT, [7], 1.0))
+    trajectory = trajectory_of(
+        (PROMPT, ACTION, 0.5), (PROMPT + ACTION + RESULT, [], 0.0), (PROMPT + ACTION + RESULT, [7], 1.0)
+    )
     [row] = trajectory_rows(trajectory, 0)
     assert row.rewards == [0, 0, 0, 0, 0.5, 0, 0, 1.0]
 

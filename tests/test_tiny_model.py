@@ -7,7 +7,7 @@ import random
 
 import pytest
 import torch
-from conftest import VOCAB, tiny_model
+from conftest import VOCAB, random_model, tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
@@ -15,9 +15,10 @@ from transformers import AutoTokenizer
 from agent_r1.config import ModelConfig
 from agent_r1.data.tinyhop import make_world
 from agent_r1.errors import AgentR1Error
+from agent_r1.rollout import qwen
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.qwen import Qwen, causal_attention
-from agent_r1.training.tiny_model import SPECIAL, TAGS, load_tokenizer, shape_of, train_tokenizer
+from agent_r1.training.tiny_model import SPECIAL, TAGS, load_tokenizer, save_tokenizer, shape_of, train_tokenizer
 
 # --------------------------------------------------------------------------------------------------------- tokenizer
 
@@ -67,8 +68,10 @@ def test_names_of_unseen_worlds_are_made_of_syllables_and_not_of_letters(chat):
 
 
 def test_a_saved_tokenizer_is_the_same_for_us_and_for_transformers(tokenizer, tmp_path):
-    tokenizer.save_pretrained(tmp_path)
-    text = "<|im_start|>user\nWho directed Zaxlax?<|im_end|>\n<tool_call>\n{}"
+    """Also beside a config.json that says qwen2, where transformers 5 would take Qwen's own splitting instead."""
+    qwen.save(random_model(VOCAB), tmp_path, tokenizer.eos_token_id, tokenizer.pad_token_id)
+    save_tokenizer(tokenizer, tmp_path)
+    text = "<|im_start|>user\nWho directed Zaxlax in Vexlor?<|im_end|>\n<tool_call>\n{}"
     for again in (load_tokenizer(tmp_path), AutoTokenizer.from_pretrained(tmp_path, local_files_only=True)):
         assert again.encode(text) == tokenizer.encode(text) and len(again) == len(tokenizer)
         assert again.chat_template == tokenizer.chat_template
@@ -137,7 +140,9 @@ def model() -> Qwen:
 
 
 def test_the_shape_is_the_configured_one():
-    shape = shape_of(ModelConfig(hidden_size=64, layers=3, heads=4, kv_heads=2, intermediate_size=96, max_position=256), 500)
+    shape = shape_of(
+        ModelConfig(hidden_size=64, layers=3, heads=4, kv_heads=2, intermediate_size=96, max_position=256), 500
+    )
     assert (shape.vocab_size, shape.hidden_size, shape.layers, shape.heads, shape.kv_heads) == (500, 64, 3, 4, 2)
     assert (shape.intermediate_size, shape.max_position, shape.tied, shape.head_dim) == (96, 256, True, 16)
 

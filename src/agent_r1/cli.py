@@ -15,7 +15,8 @@ from agent_r1 import __version__
 from agent_r1.config import ALGORITHMS, ENGINES, Config, from_yaml, load_config, preset_names
 from agent_r1.errors import AgentR1Error, ConfigError
 
-# The rooms are imported inside the commands: `agent-r1 --help` answers at once, without loading PyTorch.
+# The rooms are imported inside the commands, behind the configuration: `agent-r1 --help` and a misspelt setting are
+# answered at once, without loading PyTorch.
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -62,21 +63,24 @@ def doctor(arguments: argparse.Namespace) -> int:
 
 
 def data(arguments: argparse.Namespace) -> None:
+    config = _config(arguments)
     from agent_r1 import stages
 
-    stages.make_data(_config(arguments))
+    stages.make_data(config)
 
 
 def index(arguments: argparse.Namespace) -> None:
+    config = _config(arguments)
     from agent_r1 import stages
 
-    stages.make_index(_config(arguments))
+    stages.make_index(config)
 
 
 def cold_start(arguments: argparse.Namespace) -> None:
+    config = _config(arguments)
     from agent_r1 import stages
 
-    stages.make_cold_start(_config(arguments))
+    stages.make_cold_start(config)
 
 
 def train(arguments: argparse.Namespace) -> None:
@@ -91,9 +95,9 @@ def train(arguments: argparse.Namespace) -> None:
 
 
 def evaluate(arguments: argparse.Namespace) -> None:
+    config = _config(arguments)
     from agent_r1 import stages
 
-    config = _config(arguments)
     places = stages.Places.of(config)
     if arguments.model:
         stages.run_eval(config, Path(arguments.model), None, f"evaluate {arguments.model}", arguments.split)

@@ -10,7 +10,10 @@ same moment. One by one, each would pay the fixed cost of encoding and of a FAIS
 The first query of a turn asks the event loop to run `_flush` after everything that is ready to run now
 (`loop.call_soon` puts it at the end of the queue); until then queries only line up. Nothing ever waits for a timer.
 
-Samples of one question ask the same things, in this step and in later ones; a cache remembers the latest queries.
+Samples of one question ask the same things, in this step and in later ones; a cache remembers the latest queries. A
+remembered query lines up like a new one. Answered at once, its episode would rejoin the sampler in another place of
+the batch, which changes the last digits of a log-prob; and a resumed run, whose cache is empty, would not be the
+uninterrupted one to the bit.
 """
 
 from __future__ import annotations
@@ -64,14 +67,9 @@ class Searcher:
     async def search(self, query: str, top_k: int) -> list[Hit]:
         """The `top_k` best passages for `query`, best first. Raises what the index raised for the batch."""
         self.stats.queries += 1
-        key = (query, top_k)
-        if key in self._cache:
-            self.stats.cache_hits += 1
-            self._cache.move_to_end(key)
-            return list(self._cache[key])
         # Every caller waits on a future of its own: if its episode is cancelled, only that future is.
         future = asyncio.get_running_loop().create_future()
-        self._open_batch().waiting.setdefault(key, []).append(future)
+        self._open_batch().waiting.setdefault((query, top_k), []).append(future)
         return await future
 
     def _open_batch(self) -> _Batch:
@@ -83,25 +81,35 @@ class Searcher:
         return self._batch
 
     def _flush(self, batch: _Batch) -> None:
-        """Answer everyone in the batch."""
+        """Answer everyone in the batch, in the order in which they came."""
         self._batch = None
-        queries = list(batch.waiting)
+        known = {key: self._cache[key] for key in batch.waiting if key in self._cache}
+        new = [key for key in batch.waiting if key not in known]
+        answers = known | self._look_up(new, batch)
+        for key in filter(answers.__contains__, batch.waiting):
+            self.stats.cache_hits += len(batch.waiting[key]) if key in known else 0
+            for future in _still_waiting([batch.waiting[key]]):
+                future.set_result(list(answers[key]))
+            self._remember(key, answers[key])
+
+    def _look_up(self, new: list[Query], batch: _Batch) -> dict[Query, tuple[Hit, ...]]:
+        """Ask the index for what is not remembered. What it raises belongs to those who asked; then there is no answer."""
+        if not new:
+            return {}
         try:
             # One call for all: a shorter result is the beginning of a longer one.
-            results = self.index.search([text for text, _ in queries], max(top_k for _, top_k in queries))
-        except Exception as error:  # whatever it was, it belongs to those who asked
-            for future in _still_waiting(batch.waiting.values()):
+            results = self.index.search([text for text, _ in new], max(top_k for _, top_k in new))
+        except Exception as error:
+            for future in _still_waiting(batch.waiting[key] for key in new):
                 future.set_exception(error)
-            return
+            return {}
         self.stats.batches += 1
-        self.stats.searched += len(queries)
-        for (query, top_k), hits in zip(queries, results, strict=True):
-            self._remember((query, top_k), hits[:top_k])
-            for future in _still_waiting([batch.waiting[query, top_k]]):
-                future.set_result(hits[:top_k])
+        self.stats.searched += len(new)
+        return {key: tuple(hits[: key[1]]) for key, hits in zip(new, results, strict=True)}
 
-    def _remember(self, key: Query, hits: list[Hit]) -> None:
-        self._cache[key] = tuple(hits)
+    def _remember(self, key: Query, hits: tuple[Hit, ...]) -> None:
+        self._cache[key] = hits
+        self._cache.move_to_end(key)
         if len(self._cache) > self._cache_size:
             self._cache.popitem(last=False)
 

@@ -17,6 +17,7 @@ what reading a search result comes down to:
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 from collections.abc import Iterable
@@ -113,8 +114,15 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
     `Qwen2Tokenizer`, which takes vocabulary and merges from tokenizer.json but splits text by Qwen's own regular
     expression. It loads without a warning and encodes differently. A folder with an `auto_map` entry is exempt (custom
     code would come first; it is not run, as nobody trusts it) and gets the class it names: the plain one.
+
+    Raises OSError where the folder cannot be written.
     """
-    tokenizer.save_pretrained(folder)
+    try:
+        tokenizer.save_pretrained(folder)
+    except Exception as error:
+        if type(error) is not Exception:
+            raise
+        raise OSError(errno.EIO, str(error)) from None  # the tokenizers library says a bare "Exception" to a full disk
     if type(tokenizer) is PreTrainedTokenizerFast:  # a real Qwen tokenizer needs, and has, its own class
         path = folder / "tokenizer_config.json"
         config = json.loads(path.read_text()) | {"tokenizer_class": "PreTrainedTokenizerFast", "auto_map": [None, None]}

@@ -1,0 +1,416 @@
+"""The command line: what it refuses, how it says so, and its exit codes.
+
+0 done, 1 failed, 2 wrong usage or configuration, 130 interrupted; the last line on standard error has cause and remedy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import itertools
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from runs import AGENT, TINY, agent, environment, leftovers, lines, main, prepare, tree
+
+from agent_r1 import cli, stages
+from agent_r1.config import load_config
+from agent_r1.stages import Places
+
+SMALL = [*TINY, "cold_start.copy_steps=3", "cold_start.mix_steps=3", "trainer.steps=3", "trainer.save_every=1"]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A home with a finished run `done` of three steps, and its first half in `half`. Copy it before changing it."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("home")
+        patch.setenv("AGENT_R1_HOME", str(folder))
+        prepare(folder, *SMALL[len(TINY) :])
+        assert main("train", "grpo", *SMALL, "--run=done") == 0
+        done, half = folder / "runs" / "done", folder / "runs" / "half"
+        shutil.copytree(done, half)
+        shutil.rmtree(half / "checkpoints" / "step_000003")  # killed before its last checkpoint
+        shutil.copytree(done / "checkpoints" / "step_000002", half / "checkpoints" / "step_000002", dirs_exist_ok=True)
+        yield folder
+
+
+@pytest.fixture
+def home(made, tmp_path, monkeypatch):
+    """A copy that a test may spoil."""
+    shutil.copytree(made, tmp_path / "home")
+    monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def empty(tmp_path, monkeypatch):
+    monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path))
+    return tmp_path
+
+
+def refused(capsys, code: int, *argv: str) -> str:
+    """`agent-r1 ARGV` ends with `code`; its last words."""
+    assert main(*argv) == code
+    errors = capsys.readouterr().err
+    assert "Traceback" not in errors
+    return errors.splitlines()[-1]
+
+
+# ------------------------------------------------------------------------------------------- help, and how to ask
+
+
+def commands() -> dict[str, argparse.ArgumentParser]:
+    (action,) = (a for a in cli.build_parser()._actions if isinstance(a, argparse._SubParsersAction))
+    return action.choices
+
+
+@pytest.mark.parametrize("name", commands())
+def test_help_shows_examples_that_work(name, capsys):
+    assert main(name, "--help") == 0
+    examples = [line.split() for line in capsys.readouterr().out.partition("examples:\n")[2].splitlines()]
+    assert examples and all(line[:2] == ["agent-r1", name] for line in examples)
+    for example in examples:
+        arguments = cli._parse(example[1:])
+        if "settings" in arguments:
+            assert cli._config(arguments).preset in example or "--run" in example
+
+
+def test_the_commands_of_the_design(capsys):
+    assert {"doctor", "data", "index", "cold-start", "train", "eval", "report", "inspect"} <= commands().keys()
+    assert main("--help") == 0
+    said = capsys.readouterr().out
+    assert all(name in said for name in commands())
+    assert main("--version") == 0
+    assert capsys.readouterr().out.startswith("agent-r1 ")
+
+
+def test_help_and_refusals_do_not_wait_for_torch():
+    code = (
+        "import sys; from agent_r1.cli import main\n"
+        "for argv in (['train', '--preset', 'nope'], ['data', 'x=1'], ['eval', 'x=1'], ['--help']):\n"
+        "    try: main(argv)\n"
+        "    except SystemExit: pass\n"
+        "print(sorted({'torch', 'transformers', 'pyarrow', 'faiss', 'matplotlib'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_settings_in_any_order(monkeypatch):
+    seen = []
+    monkeypatch.setattr("agent_r1.plan.print_plan", lambda config, run: seen.append((config, run)))
+    parts = [["grpo"], ["--preset", "smoke"], ["--seed=3"], ["actor.lr=0.5", "data.train=99"]]
+    for order in itertools.permutations(parts):
+        assert main("train", *itertools.chain(*order), "--dry-run") == 0
+    expected = load_config("smoke", ["actor.lr=0.5", "data.train=99"], algorithm="grpo", seed=3)
+    assert seen == [(expected, "smoke-grpo-s3")] * 24
+
+
+def test_the_default_is_ppo_on_the_laptop(monkeypatch):
+    seen = []
+    monkeypatch.setattr("agent_r1.plan.print_plan", lambda config, run: seen.append((config, run)))
+    assert main("train", "--dry-run") == 0
+    assert seen == [(load_config("laptop", algorithm="ppo"), "laptop-ppo")]
+
+
+def test_a_run_that_is_named_alone_speaks_for_itself(home, monkeypatch):
+    seen = []
+    monkeypatch.setattr("agent_r1.plan.print_plan", lambda config, run: seen.append((config, run)))
+    assert main("train", "--dry-run", "--run", "done") == 0
+    assert seen == [(load_config("smoke", SMALL[1:], algorithm="grpo"), "done")]
+
+
+# ----------------------------------------------------------------------------------------------- what is refused
+
+BAD_USAGE = {
+    "no command": ([], "COMMAND"),
+    "unknown command": (["trian"], "invalid choice: 'trian'"),
+    "unknown option": (["data", "--foo"], "--foo"),
+    "option without value": (["data", "--seed"], "expected one argument"),
+    "seed that is no number": (["data", "--seed", "one"], "invalid int value: 'one'"),
+    "unknown preset": (["data", "--preset", "smok"], "unknown preset 'smok' (did you mean 'smoke'?); choose from"),
+    "unknown key": (["data", "data.trian=3"], "unknown configuration key 'data.trian' (did you mean 'data.train'?)"),
+    "unknown section": (["data", "rolout.slots=3"], "unknown configuration key 'rolout'"),
+    "wrong type": (["data", "data.train=many"], "'data.train': Value 'many' of type 'str' could not be converted to Integer"),
+    "unknown algorithm": (["train", "grop"], "unknown algorithm 'grop'"),
+    "unknown algorithm as a setting": (["train", "algorithm=grop"], "unknown algorithm 'grop' (did you mean 'grpo'?)"),
+    "two algorithms": (["train", "grpo", "ppo"], "choose grpo or ppo, once"),
+    "unknown engine": (["train", "--engine", "locla"], "unknown engine 'locla'"),
+    "group of one": (["train", "grpo", "rollout.samples_per_prompt=1"], "set rollout.samples_per_prompt to 2 or more, or use ppo"),
+    "impossible split": (["train", "grpo", "actor.minibatches=7"], "choose a divisor of 128"),
+    "more prompts than questions": (["train", "data.train=5"], "generate more questions or take fewer per step"),
+    "unknown choice": (["train", "actor.kl_estimator=k4"], "choose from k1, k2, k3"),
+    "unknown logger": (["train", "trainer.loggers=[wandbb]"], "choose from wandb, tensorboard"),
+    "a run that is a path": (["train", "--run", "a/b"], "give a plain folder name"),
+    "a hidden run": (["report", "--run", ".x"], "give a plain folder name"),
+    "unknown kind of question": (["data", "data.mix={9-hop: 1}"], "unknown kind of question '9-hop' (did you mean '3-hop'?)"),
+    "no questions": (["data", "data.val=0"], "data.val=0"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("argv", "said"), BAD_USAGE.values(), ids=BAD_USAGE)
+def test_wrong_usage(empty, capsys, argv, said):
+    assert said in refused(capsys, 2, *argv)
+    assert tree(empty) == {}
+
+
+MISSING = {
+    "data": (["index", *TINY], "agent-r1 data --preset smoke --seed 0"),
+    "index": (["cold-start", *TINY], "agent-r1 data"),
+    "everything to train": (["train", *TINY], "agent-r1 data"),
+    "everything to evaluate": (["eval", "--before", *TINY], "agent-r1 data"),
+    "run to evaluate": (["eval", *TINY, "--run=nope"], "run `agent-r1 train` first"),
+    "run to report": (["report", "--run=nope"], "holds no readable config.yaml"),
+    "rollouts": (["inspect", "nope.jsonl"], "nope.jsonl does not exist; runs/<name>/rollouts/"),
+    "model to start from": (["train", *TINY, "model.path=/nope"], "no model at model.path=/nope"),
+}
+
+
+@pytest.mark.parametrize(("argv", "said"), MISSING.values(), ids=MISSING)
+def test_what_is_missing(empty, capsys, argv, said):
+    assert said in refused(capsys, 1, *argv)
+    assert tree(empty) == {}
+
+
+@pytest.mark.parametrize("argv", [["cold-start"], ["train", "grpo"], ["eval", "--before"]], ids=lambda a: a[0])
+def test_a_corpus_without_its_index(home, capsys, argv):
+    config = load_config("smoke", SMALL[1:])
+    shutil.rmtree(Places.of(config).index)
+    settings = [*SMALL, "cold_start.mix_steps=4"] if argv == ["cold-start"] else SMALL  # one that is not made yet
+    assert "index" in (said := refused(capsys, 1, *argv, *settings)) and "agent-r1 index --preset smoke --seed 0" in said
+
+
+def test_a_model_folder_that_is_none(home, capsys):
+    for folder in (home, home / "runs"):
+        assert "make or download" in refused(capsys, 1, "eval", *SMALL, "--model", str(folder))
+
+
+def test_evaluating_any_model_stores_nothing(home, capsys):
+    before = tree(home)
+    model = home / "runs" / "done" / "checkpoints" / "step_000002" / "model"
+    assert main("eval", *SMALL, "--model", str(model), "--split", "val") == 0
+    assert "8 val questions" in capsys.readouterr().out
+    assert tree(home) == before
+
+
+# --------------------------------------------------------------------------------------------- damaged checkpoints
+
+
+def flip_a_byte(checkpoint):
+    data = bytearray((checkpoint / "model" / "model.safetensors").read_bytes())
+    data[-9] ^= 1
+    (checkpoint / "model" / "model.safetensors").write_bytes(data)
+
+
+def cut_off(name):
+    return lambda checkpoint: os.truncate(checkpoint / name, (checkpoint / name).stat().st_size // 2)
+
+
+def foreign_folder(checkpoint):
+    shutil.rmtree(checkpoint)
+    checkpoint.mkdir()
+    (checkpoint / "notes.txt").write_text("not a checkpoint")
+
+
+def foreign_manifest(checkpoint):
+    (checkpoint / "manifest.json").write_text('{"name": "a web app"}')
+
+
+def of_another_run(checkpoint):
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    (checkpoint / "manifest.json").write_text(json.dumps(manifest | {"config": "00000000"}))
+
+
+DAMAGE = {
+    "a flipped byte": flip_a_byte,
+    "weights cut off": cut_off("model/model.safetensors"),
+    "state cut off": cut_off("trainer.pt"),
+    "manifest cut off": cut_off("manifest.json"),
+    "a missing file": lambda checkpoint: (checkpoint / "model" / "tokenizer.json").unlink(),
+    "a foreign folder": foreign_folder,
+    "a foreign manifest": foreign_manifest,
+    "another run's": of_another_run,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_a_damaged_checkpoint_is_refused_and_nothing_is_lost(home, capsys, damage):
+    checkpoint = home / "runs" / "half" / "checkpoints" / "step_000002"
+    damage(checkpoint)
+    before = tree(home)
+    said = refused(capsys, 1, "train", "grpo", *SMALL, "--run=half", "--resume")
+    assert str(checkpoint) in said and ("delete" in said or "--run NAME" in said)
+    assert tree(home) == before
+
+
+def test_deleting_the_damaged_checkpoint_helps_as_it_was_said(home, made, capsys):
+    run = home / "runs" / "done"
+    flip_a_byte(run / "checkpoints" / "step_000003")
+    assert "step_000003 is damaged" in refused(capsys, 1, "eval", "grpo", *SMALL, "--run=done")
+    shutil.rmtree(run / "checkpoints" / "step_000003")
+    assert main("train", "grpo", *SMALL, "--run=done", "--resume") == 0
+    same = Path("runs/done/checkpoints/step_000003/model/model.safetensors")
+    assert (home / same).read_bytes() == (made / same).read_bytes()
+    assert len(lines(run)) == 3
+
+
+def test_a_damaged_configuration_of_a_run(home, capsys):
+    config = home / "runs" / "half" / "config.yaml"
+    config.write_text(config.read_text().replace("actor:", "actress:"))
+    said = refused(capsys, 2, "train", "grpo", *SMALL, "--run=half", "--resume")
+    assert str(config) in said and "did you mean 'actor'?" in said and "another version" in said
+    config.write_bytes(b"\x00\xff{[")
+    said = refused(capsys, 2, "train", "grpo", *SMALL, "--run=half", "--resume")
+    assert str(config) in said and "delete the run or restore the file" in said
+
+
+# ------------------------------------------------------------------------------------- nowhere to write, no space
+
+
+@pytest.mark.parametrize("place", ["below a file", "/proc/nowhere", "a file"])
+@pytest.mark.parametrize("argv", [["data"], ["index"], ["cold-start"], ["train", "grpo"], ["eval", "--before"]], ids=lambda a: a[0])
+def test_a_home_that_cannot_be_written(tmp_path, monkeypatch, capsys, place, argv):
+    (tmp_path / "file").write_text("mine")
+    folder = {"below a file": tmp_path / "file" / "home", "a file": tmp_path / "file"}.get(place, Path(place))
+    monkeypatch.setenv("AGENT_R1_HOME", str(folder))
+    said = refused(capsys, 1, *argv, *SMALL)
+    assert str(folder) in said
+    if argv == ["data"]:  # the first to write
+        assert "cannot write" in said and "AGENT_R1_HOME" in said
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize("argv", [["train", "grpo"], ["eval", "--before"]], ids=lambda a: a[0])
+def test_a_place_for_runs_that_cannot_be_written(home, capsys, argv):
+    shutil.rmtree(home / "runs")
+    (home / "runs").write_text("a file")
+    assert str(home / "runs") in refused(capsys, 1, *argv, *SMALL)
+    assert (home / "runs").read_text() == "a file"
+
+
+def limited(kilobytes: int):
+    """For `preexec_fn`: no file may grow beyond this; the system refuses to write, as it does when a disk is full."""
+    return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (kilobytes * 1024, kilobytes * 1024))
+
+
+NO_SPACE = {
+    "data": (["data", "--seed=5"], 4),
+    "index": (["index", "search.dim=512"], 50),
+    "cold start": (["cold-start", "cold_start.mix_steps=4"], 50),
+    "first checkpoint, weights": (["train", "grpo", "--run=new"], 60),
+    "later checkpoint, state": (["train", "grpo", "--run=half", "--resume", "trainer.rollouts_every=0"], 200),
+    "rollouts": (["train", "grpo", "--run=new", "trainer.save_every=3"], 30),
+    "evaluation": (["eval", "--before", "--run=new"], 10),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("argv", "kilobytes"), NO_SPACE.values(), ids=NO_SPACE)
+def test_no_space(home, argv, kilobytes):
+    """One line, no half thing under a whole one's name, everything that was there still there, and then it goes on."""
+    before = {name: digest for name, digest in tree(home).items() if not name.endswith(("config.yaml", "metrics.jsonl"))}
+    command = [argv[0], *SMALL, *argv[1:]]
+    done = agent(home, *command, preexec_fn=limited(kilobytes))
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    said = done.stderr.splitlines()[-1]
+    assert ("File too large" in said or "trainer.pt" in said) and ("free" in said or "make room" in said), said
+    assert before.items() <= tree(home).items()
+    assert leftovers(home) == []
+    for folder in (home / "artifacts").iterdir():
+        assert folder.name.startswith(".lock") or folder.name in {name.split("/")[1] for name in before if "/" in name}
+    assert main(*command, *(["--resume"] if argv[0] == "train" else [])) == 0
+
+
+@pytest.mark.slow
+def test_a_disk_that_is_really_full(tmp_path):
+    """The same on a file system of 40 KB, where this machine lets us mount one of our own."""
+    mount = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
+    script = f"mount -t tmpfs -o size=40k none {tmp_path} && exec "
+    if shutil.which("unshare") is None or subprocess.run([*mount, script + "true"], capture_output=True).returncode:
+        pytest.skip("cannot mount a file system here")
+    command = f"{AGENT} data {' '.join(TINY)}"
+    done = subprocess.run([*mount, script + command], env=environment(tmp_path), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    said = done.stderr.splitlines()[-1]
+    assert "No space left on device" in said and "free" in said
+
+
+def test_no_space_in_a_place_that_nobody_thought_of(empty, monkeypatch, capsys):
+    def full(config):
+        raise OSError(errno.ENOSPC, "No space left on device", "/somewhere/file")
+
+    monkeypatch.setattr(stages, "make_data", full)
+    assert refused(capsys, 1, "data") == "agent-r1: /somewhere/file: No space left on device; check space and permissions"
+
+
+def test_interrupted(empty, monkeypatch, capsys):
+    def interrupt(config):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(stages, "make_data", interrupt)
+    assert refused(capsys, 130, "data") == "agent-r1: interrupted"
+
+
+def test_a_bug_of_ours_keeps_its_traceback(empty, monkeypatch):
+    def bug(config):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(stages, "make_data", bug)
+    with pytest.raises(ZeroDivisionError):
+        cli.main(["data"])
+
+
+# ------------------------------------------------------------------------------------------------ eval, report, inspect
+
+
+def test_the_stages_after_training(home, capsys):
+    for argv in (["eval", "--before"], ["eval"], ["report"]):
+        assert main(*argv, "grpo", *SMALL, "--run=done") == 0
+    run = home / "runs" / "done"
+    assert {"eval_before.json", "eval.json", "report.html", "config.yaml", "metrics.jsonl"} <= {p.name for p in run.iterdir()}
+    assert json.loads((run / "eval.json").read_text())["model"].endswith("step_000003/model")
+    capsys.readouterr()
+    assert main("eval", "grpo", *SMALL, "--run=done") == 0
+    assert "done before" in capsys.readouterr().out
+    assert "has not finished its 3 steps" in refused(capsys, 1, "eval", "grpo", *SMALL, "--run=half")
+
+
+def test_inspect_shows_a_trajectory(made, capsys):
+    path = next((made / "runs" / "done" / "rollouts").glob("step_*.jsonl"))
+    record = json.loads(path.read_text().splitlines()[2])
+    assert main("inspect", str(path), "-i", "2") == 0
+    assert record["question"].split()[0] in capsys.readouterr().out
+    assert main("inspect", str(path), "--index=2", "--table") == 0
+    assert capsys.readouterr().out.count("\n") >= len(record["rows"][0]["input_ids"])
+    assert "has trajectories 0 to 15; there is no 99" in refused(capsys, 1, "inspect", str(path), "-i", "99")
+    assert "there is no -1" in refused(capsys, 1, "inspect", str(path), "-i", "-1")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\x89PNG\r\n\x1a\n\x00\xff", b"just text\n", b"[1, 2]\n", b'{"training/global_step": 1}\n', b'{"question": 1}\n'],
+    ids=["empty", "binary", "text", "a list", "metrics", "half a record"],
+)
+def test_inspect_of_a_foreign_file(tmp_path, capsys, content):
+    (tmp_path / "file").write_bytes(content)
+    said = refused(capsys, 1, "inspect", str(tmp_path / "file"))
+    assert str(tmp_path / "file") in said and ("delete that line" in said or "give a file of runs/<name>/rollouts/" in said)
+    assert "does not exist" in refused(capsys, 1, "inspect", str(tmp_path))
+
+
+@pytest.mark.slow
+def test_a_reader_that_leaves_early(made):
+    """`agent-r1 inspect ... | head -1` is nobody's error."""
+    path = next((made / "runs" / "done" / "rollouts").glob("step_*.jsonl"))
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {AGENT} inspect {path} --table | head -1"],
+        env=environment(made), capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.stderr == "" and done.stdout.count("\n") == 1

@@ -1,0 +1,226 @@
+"""Stages: made once, under a name that says what they were made of, whole or not at all."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+import shutil
+import threading
+import time
+
+import pytest
+from runs import CARD_KEYS, TINY, leftovers, main, prepare, rollouts, tree
+
+from agent_r1 import stages
+from agent_r1.config import Config, load_config
+from agent_r1.errors import AgentR1Error
+from agent_r1.stages import Places, stage
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("home")
+        patch.setenv("AGENT_R1_HOME", str(folder))
+        prepare(folder, "cold_start.copy_steps=3", "cold_start.mix_steps=3")
+        yield folder
+
+
+@pytest.fixture
+def config() -> Config:
+    return load_config("smoke", [*TINY[1:], "cold_start.copy_steps=3", "cold_start.mix_steps=3"])
+
+
+# ------------------------------------------------------------------------------------------------------- one stage
+
+
+def fill(part, text="whole"):
+    part.mkdir()
+    (part / "file").write_text(text)
+    return "a summary"
+
+
+def test_a_stage_is_made_once(tmp_path, capsys):
+    target = tmp_path / "artifacts" / "thing"
+    stage("thing", target, fill)
+    said = capsys.readouterr().out
+    assert "thing ..." in said and "a summary" in said and f"s, in {target}" in said
+    stage("thing", target, lambda part: pytest.fail("made again"))
+    assert capsys.readouterr().out == f"thing: done before, in {target}\n"
+    assert tree(tmp_path).keys() == {"artifacts/thing/file"}
+
+
+@pytest.mark.parametrize("error", [RuntimeError("bug"), KeyboardInterrupt(), AgentR1Error("cause; remedy")])
+def test_a_stage_that_fails_leaves_nothing_and_its_error_as_it_was(tmp_path, error):
+    def make(part):
+        fill(part)
+        fill(part.parent / f".{part.name}.partial")  # as data/ and search/ do
+        raise error
+
+    with pytest.raises(type(error)) as raised:
+        stage("thing", tmp_path / "thing", make)
+    assert raised.value is error
+    assert tree(tmp_path) == {} and leftovers(tmp_path) == []
+    stage("thing", tmp_path / "thing", fill)
+    assert (tmp_path / "thing" / "file").read_text() == "whole"
+
+
+def test_no_space_is_said_with_its_remedy(tmp_path):
+    def make(part):
+        fill(part)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(AgentR1Error, match="No space left on device.*free space.*AGENT_R1_HOME"):
+        stage("thing", tmp_path / "thing", make)
+    assert tree(tmp_path) == {} and leftovers(tmp_path) == []
+
+
+def test_what_a_killed_process_left_is_cleared_and_neighbours_stay(tmp_path):
+    for name in (".part-thing", "..part-thing.partial", ".part-other"):
+        fill(tmp_path / name, "half")
+    stage("thing", tmp_path / "thing", fill)
+    assert tree(tmp_path).keys() == {"thing/file", ".part-other/file"}
+
+
+def test_two_processes_make_it_once(tmp_path, capsys):
+    made = []
+
+    def slowly(part):
+        made.append(1)
+        time.sleep(0.2)
+        return fill(part)
+
+    threads = [threading.Thread(target=stage, args=("thing", tmp_path / "thing", slowly)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert made == [1]
+    assert capsys.readouterr().out.count("made by another process") == 2
+
+
+# ---------------------------------------------------------------------------------------------------------- places
+
+
+def other(value):
+    """A value of the same type that is not `value`."""
+    if isinstance(value, dict):
+        return value | {"another": 0.5}
+    if isinstance(value, list):
+        return [*value, "another"]
+    return {bool: lambda v: not v, str: lambda v: v + "x", type(None): lambda v: "/x"}.get(type(value), lambda v: v + 1)(value)
+
+
+FIELDS = [
+    (section, field.name)
+    for section in ("data", "search", "env", "model", "cold_start")
+    for field in dataclasses.fields(getattr(Config(), section))
+    if (section, field.name) != ("model", "path")
+]
+
+
+@pytest.mark.parametrize(("section", "name"), FIELDS, ids=lambda x: x)
+def test_a_changed_setting_makes_a_new_start_model(config, section, name):
+    """Whatever the demonstrations or the model depend on; so a stale one is never used."""
+    part = getattr(config, section)
+    changed = dataclasses.replace(part, **{name: other(getattr(part, name))})
+    new, old = Places.of(dataclasses.replace(config, **{section: changed})), Places.of(config)
+    assert new.cold_start != old.cold_start
+    assert (new.data != old.data) == (section == "data" or name == "name")
+    assert (new.index != old.index) == (new.data != old.data or name in ("encoder", "dim"))
+
+
+def test_rl_settings_share_the_start_model_and_seeds_do_not(config):
+    def places(*settings, **options):
+        p = Places.of(load_config("smoke", [*TINY[1:], *settings], **options))
+        return p.data, p.index, p.cold_start
+
+    assert places() == places("actor.lr=1", "trainer.steps=3", "rollout.temperature=2", algorithm="grpo")
+    assert all(a != b for a, b in zip(places(), places(seed=1), strict=True))
+    assert places()[2] != places("rollout.max_context=300")[2]
+
+
+def test_home_is_the_working_directory_unless_it_is_said(config, monkeypatch):
+    monkeypatch.delenv("AGENT_R1_HOME", raising=False)
+    assert str(Places.of(config).run("x")) == "runs/x"
+    monkeypatch.setenv("AGENT_R1_HOME", "/elsewhere")
+    assert str(Places.of(config).run("x")) == "/elsewhere/runs/x"
+
+
+def test_a_model_of_ones_own_needs_no_cold_start(config, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path / "home"))
+    config.model.path = str(tmp_path)
+    assert Places.of(config).start_model == tmp_path
+    stages.make_cold_start(config)
+    assert "not needed" in capsys.readouterr().out and not (tmp_path / "home").exists()
+    config.model.path = str(tmp_path / "nowhere")
+    with pytest.raises(AgentR1Error, match="model.path=.*set it to a folder"):
+        stages.start_model(config)
+
+
+# ---------------------------------------------------------------------------------------------------- the real ones
+
+
+def test_the_second_time_everything_is_there(prepared, capsys):
+    before = tree(prepared)
+    start = time.perf_counter()
+    prepare(prepared, "cold_start.copy_steps=3", "cold_start.mix_steps=3")
+    assert time.perf_counter() - start < 1
+    assert capsys.readouterr().out.count("done before") == 3
+    assert tree(prepared) == before and leftovers(prepared) == []
+
+
+def test_data_that_somebody_changed_is_refused(prepared, config, tmp_path, monkeypatch):
+    shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
+    monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path))
+    corpus = Places.of(config).data / "corpus.jsonl"
+    corpus.write_text(corpus.read_text() + '{"id": "forged", "title": "Vexlor", "text": "Vexlor is nowhere."}\n')
+    with pytest.raises(AgentR1Error, match="corpus.jsonl is not the file that was made.*make the data again"):
+        stages.make_data(config)
+    with pytest.raises(AgentR1Error, match="belongs to another corpus.*agent-r1 index"):
+        stages.load_tools(config)
+
+
+@pytest.mark.parametrize(("gone", "command"), [("data", "data"), ("index", "index"), ("cold_start", "cold-start")])
+def test_the_first_missing_stage_is_named(prepared, config, tmp_path, monkeypatch, gone, command):
+    shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
+    monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path))
+    shutil.rmtree(getattr(Places.of(config), gone))
+    with pytest.raises(AgentR1Error, match=f"make it with `agent-r1 {command} --preset smoke --seed 0`"):
+        stages.start_model(config)
+
+
+def test_evaluation_writes_the_card_once(prepared, config, tmp_path, capsys):
+    out = tmp_path / "runs" / "x" / "eval_before.json"
+    start = Places.of(config).start_model
+    card = stages.run_eval(config, start, out, "evaluate before RL")
+    assert card == json.loads(out.read_text())
+    assert set(CARD_KEYS) <= card.keys()
+    assert card["n"] == 12 and card["split"] == "test" and card["dataset"] == "tinyhop" and card["model"] == str(start)
+    assert card["em_ci95"][0] <= card["em"] <= card["em_ci95"][1]
+    assert sum(card["stop_reasons"].values()) == 12 and set(card["sampled"]) >= {"em", "em_ci95"}
+    (records,) = rollouts(out.parent).values()
+    assert len(records) == 12
+    assert tree(tmp_path).keys() == {"runs/x/eval_before.json", "runs/x/rollouts/eval_before.jsonl"}
+    capsys.readouterr()
+    assert stages.run_eval(config, start, out, "evaluate before RL") == card
+    assert "done before" in capsys.readouterr().out
+
+
+def test_evaluation_repeats_itself(prepared, config):
+    start = Places.of(config).start_model
+    one, two = (stages.run_eval(config, start, None, "evaluate", "val") for _ in range(2))
+    assert one["n"] == 8
+    assert {k: v for k, v in one.items() if k != "wall_seconds"} == {k: v for k, v in two.items() if k != "wall_seconds"}
+
+
+def test_eval_before_claims_the_run_for_its_settings(prepared, capsys):
+    """Else a run could be reported beside the evaluation of another seed's start model."""
+    tiny = [*TINY, "cold_start.copy_steps=3", "cold_start.mix_steps=3", "--run=claimed"]
+    assert main("eval", "--before", "grpo", *tiny) == 0
+    assert (prepared / "runs" / "claimed" / "config.yaml").exists()
+    assert main("eval", "--before", "grpo", *tiny, "--seed=1") == 1
+    assert main("train", "grpo", *tiny, "--seed=1") == 1
+    said = capsys.readouterr().err.splitlines()
+    assert all("seed: 0 there, 1 now" in line for line in said) and len(said) == 2
