@@ -30,9 +30,10 @@ TINY = [
 """Options and overrides of a run that takes a second or two."""
 STAGES = ("data", "index", "cold-start")
 CARD_KEYS = (
-    "model dataset split n seed em em_ci95 sub_em f1 search_rate mean_turns mean_tool_calls invalid_call_rate "
-    "truncated_rate stop_reasons retriever prompt_hash wall_seconds"
-).split()
+    *("model", "dataset", "split", "n", "seed", "em", "em_ci95", "sub_em", "f1", "search_rate", "mean_turns"),
+    *("mean_tool_calls", "invalid_call_rate", "truncated_rate", "stop_reasons", "retriever", "prompt_hash"),
+    "wall_seconds",
+)
 """DESIGN.md, section 3."""
 
 
@@ -57,9 +58,7 @@ def environment(home: Path) -> dict[str, str]:
 
 def agent(home: Path, *argv: str, **options) -> subprocess.CompletedProcess:
     """`agent-r1 ARGV`, the installed command in a process of its own."""
-    return subprocess.run(
-        [AGENT, *argv], env=environment(home), capture_output=True, text=True, timeout=120, **options
-    )
+    return subprocess.run([AGENT, *argv], env=environment(home), capture_output=True, text=True, timeout=120, **options)
 
 
 DRIVER = """
@@ -87,9 +86,7 @@ def struck(home: Path, kind: str, part: str, count: int, act: str, *argv: str) -
     """Start `agent-r1 ARGV`, which gets signal `act` (or hangs) just before event `kind` hits a path with `part` in it
     for the `count`-th time. Kinds: open (for writing), os.rename, shutil.rmtree."""
     command = [sys.executable, "-c", DRIVER, kind, part, str(count), act, *argv]
-    return subprocess.Popen(
-        command, env=environment(home), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    return subprocess.Popen(command, env=environment(home), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def killed_at(home: Path, kind: str, part: str, count: int, *argv: str) -> None:

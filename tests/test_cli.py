@@ -184,7 +184,9 @@ def test_a_corpus_without_its_index(home, capsys, argv):
     config = load_config("smoke", SMALL[1:])
     shutil.rmtree(Places.of(config).index)
     settings = [*SMALL, "cold_start.mix_steps=4"] if argv == ["cold-start"] else SMALL  # one that is not made yet
-    assert "index" in (said := refused(capsys, 1, *argv, *settings)) and "agent-r1 index --preset smoke --seed 0" in said
+    assert (
+        "index" in (said := refused(capsys, 1, *argv, *settings)) and "agent-r1 index --preset smoke --seed 0" in said
+    )
 
 
 def test_a_model_folder_that_is_none(home, capsys):
@@ -275,7 +277,9 @@ def test_a_damaged_configuration_of_a_run(home, capsys):
 
 
 @pytest.mark.parametrize("place", ["below a file", "/proc/nowhere", "a file"])
-@pytest.mark.parametrize("argv", [["data"], ["index"], ["cold-start"], ["train", "grpo"], ["eval", "--before"]], ids=lambda a: a[0])
+@pytest.mark.parametrize(
+    "argv", [["data"], ["index"], ["cold-start"], ["train", "grpo"], ["eval", "--before"]], ids=lambda a: a[0]
+)
 def test_a_home_that_cannot_be_written(tmp_path, monkeypatch, capsys, place, argv):
     (tmp_path / "file").write_text("mine")
     folder = {"below a file": tmp_path / "file" / "home", "a file": tmp_path / "file"}.get(place, Path(place))
@@ -315,7 +319,9 @@ NO_SPACE = {
 @pytest.mark.parametrize(("argv", "kilobytes"), NO_SPACE.values(), ids=NO_SPACE)
 def test_no_space(home, argv, kilobytes):
     """One line, no half thing under a whole one's name, everything that was there still there, and then it goes on."""
-    before = {name: digest for name, digest in tree(home).items() if not name.endswith(("config.yaml", "metrics.jsonl"))}
+    before = {
+        name: digest for name, digest in tree(home).items() if not name.endswith(("config.yaml", "metrics.jsonl"))
+    }
     command = [argv[0], *SMALL, *argv[1:]]
     done = agent(home, *command, preexec_fn=limited(kilobytes))
     assert done.returncode == 1 and "Traceback" not in done.stderr
@@ -336,7 +342,9 @@ def test_a_disk_that_is_really_full(tmp_path):
     if shutil.which("unshare") is None or subprocess.run([*mount, script + "true"], capture_output=True).returncode:
         pytest.skip("cannot mount a file system here")
     command = f"{AGENT} data {' '.join(TINY)}"
-    done = subprocess.run([*mount, script + command], env=environment(tmp_path), capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [*mount, script + command], env=environment(tmp_path), capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 1
     said = done.stderr.splitlines()[-1]
     assert "No space left on device" in said and "free" in said
@@ -347,7 +355,9 @@ def test_no_space_in_a_place_that_nobody_thought_of(empty, monkeypatch, capsys):
         raise OSError(errno.ENOSPC, "No space left on device", "/somewhere/file")
 
     monkeypatch.setattr(stages, "make_data", full)
-    assert refused(capsys, 1, "data") == "agent-r1: /somewhere/file: No space left on device; check space and permissions"
+    assert (
+        refused(capsys, 1, "data") == "agent-r1: /somewhere/file: No space left on device; check space and permissions"
+    )
 
 
 def test_interrupted(empty, monkeypatch, capsys):
@@ -374,7 +384,9 @@ def test_the_stages_after_training(home, capsys):
     for argv in (["eval", "--before"], ["eval"], ["report"]):
         assert main(*argv, "grpo", *SMALL, "--run=done") == 0
     run = home / "runs" / "done"
-    assert {"eval_before.json", "eval.json", "report.html", "config.yaml", "metrics.jsonl"} <= {p.name for p in run.iterdir()}
+    assert {"eval_before.json", "eval.json", "report.html", "config.yaml", "metrics.jsonl"} <= {
+        p.name for p in run.iterdir()
+    }
     assert json.loads((run / "eval.json").read_text())["model"].endswith("step_000003/model")
     capsys.readouterr()
     assert main("eval", "grpo", *SMALL, "--run=done") == 0
@@ -395,13 +407,22 @@ def test_inspect_shows_a_trajectory(made, capsys):
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"\x89PNG\r\n\x1a\n\x00\xff", b"just text\n", b"[1, 2]\n", b'{"training/global_step": 1}\n', b'{"question": 1}\n'],
+    [
+        b"",
+        b"\x89PNG\r\n\x1a\n\x00\xff",
+        b"just text\n",
+        b"[1, 2]\n",
+        b'{"training/global_step": 1}\n',
+        b'{"question": 1}\n',
+    ],
     ids=["empty", "binary", "text", "a list", "metrics", "half a record"],
 )
 def test_inspect_of_a_foreign_file(tmp_path, capsys, content):
     (tmp_path / "file").write_bytes(content)
     said = refused(capsys, 1, "inspect", str(tmp_path / "file"))
-    assert str(tmp_path / "file") in said and ("delete that line" in said or "give a file of runs/<name>/rollouts/" in said)
+    assert str(tmp_path / "file") in said and (
+        "delete that line" in said or "give a file of runs/<name>/rollouts/" in said
+    )
     assert "does not exist" in refused(capsys, 1, "inspect", str(tmp_path))
 
 

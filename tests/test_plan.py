@@ -61,7 +61,13 @@ def test_what_is_there_is_done(home, capsys):
 def figures(config: Config) -> list[float]:
     """Parameters, MiB of memory, MiB of disk, seconds a step, minutes in all."""
     text = "\n".join(estimates(config))
-    patterns = (r"([\d.]+) M parameters", r"memory +([\d.]+) MiB", r"disk +([\d.]+) MiB", r"([\d.]+) s a step", r"([\d.]+) min")
+    patterns = (
+        r"([\d.]+) M parameters",
+        r"memory +([\d.]+) MiB",
+        r"disk +([\d.]+) MiB",
+        r"([\d.]+) s a step",
+        r"([\d.]+) min",
+    )
     return [float(re.search(pattern, text)[1]) for pattern in patterns]
 
 
@@ -77,10 +83,17 @@ def test_estimates_are_positive_and_of_the_right_size(algorithm):
 
 def test_a_critic_and_a_reference_cost_memory():
     def memory(algorithm, *settings):
-        return figures(load_config("laptop", ["trainer.threads=1", "model.hidden_size=256", *settings], algorithm=algorithm))[1]
+        return figures(
+            load_config("laptop", ["trainer.threads=1", "model.hidden_size=256", *settings], algorithm=algorithm)
+        )[1]
 
     same = "rollout.prompts_per_step=128"
-    assert memory("grpo") < memory("grpo", "actor.kl_coef=0.1") < memory("ppo", same) < memory("ppo", same, "rollout.slots=512")
+    assert (
+        memory("grpo")
+        < memory("grpo", "actor.kl_coef=0.1")
+        < memory("ppo", same)
+        < memory("ppo", same, "rollout.slots=512")
+    )
 
 
 def test_the_matmul_rate_is_one_of_this_planet():

@@ -25,9 +25,7 @@ EVIL = '</span><script>alert(1)</script>"onmouseover="x\x1b[31m\u202e\ud800&'
 def fake_row(segments: list[tuple[str, int]], advantage: float | None, reward: float) -> dict:
     """Words as tokens; `segments` are (text, mask)."""
     pieces = [
-        (token, mask)
-        for text, mask in segments
-        for token in re.findall(r"<\|?\w+\|?>|</\w+>|\n| ?[^\s<]+|<| ", text)
+        (token, mask) for text, mask in segments for token in re.findall(r"<\|?\w+\|?>|</\w+>|\n| ?[^\s<]+|<| ", text)
     ]
     mask = [m for _, m in pieces]
     last = max(i for i, m in enumerate(mask) if m)

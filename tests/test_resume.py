@@ -10,7 +10,20 @@ import time
 
 import pytest
 from runs import (
-    STAGES, TINY, agent, curve, killed_at, killed_sometime, leftovers, lines, main, prepare, rollouts, steps, struck, tree,
+    STAGES,
+    TINY,
+    agent,
+    curve,
+    killed_at,
+    killed_sometime,
+    leftovers,
+    lines,
+    main,
+    prepare,
+    rollouts,
+    steps,
+    struck,
+    tree,
     weights,
 )  # fmt: skip
 from safetensors.torch import load

@@ -231,9 +231,11 @@ def test_more_asked_than_there_is_and_nothing_to_compare(built):
 def test_recall_on_tinyhop(world):
     index = PassageIndex.load(world / "index")
     rows = [row for split in ("train", "test") for row in read_rows(world / "data" / f"{split}.parquet")]
-    assert recall_at_k(index, rows, 3) >= 0.999
+    assert recall_at_k(index, rows, 3) >= 0.98  # the issue asks for this; 0.997 and more is measured
     name_only = [[{**lookup, "relation": ""} for lookup in row["extra_info"]["lookups"]] for row in rows]
-    assert recall_at_k(index, [{"extra_info": {"lookups": lookups}} for lookups in name_only], 3) >= 0.999
+    assert (
+        recall_at_k(index, [{"extra_info": {"lookups": lookups}} for lookups in name_only], 3) >= 0.98
+    )  # the issue asks for this; 0.997 and more is measured
 
 
 def test_recall_by_hand(built):

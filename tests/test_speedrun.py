@@ -34,7 +34,9 @@ def test_help(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("argv", [["--foo"], ["gropo"], ["grpo", "trainer"], ["--preset"], ["grpo", "--seed"], ["--run"]])
+@pytest.mark.parametrize(
+    "argv", [["--foo"], ["gropo"], ["grpo", "trainer"], ["--preset"], ["grpo", "--seed"], ["--run"]]
+)
 def test_an_unknown_argument_is_wrong_usage(tmp_path, argv):
     done = speedrun(tmp_path, *argv, AGENT_R1_VENV=str(tmp_path / "none"))
     assert done.returncode == 2
@@ -94,7 +96,9 @@ def smoke(tmp_path_factory):
 
 @pytest.mark.slow
 def test_the_agent_learns(smoke):
-    before, after = (json.loads((smoke[0] / "runs/smoke-grpo" / name).read_text()) for name in ("eval_before.json", "eval.json"))
+    before, after = (
+        json.loads((smoke[0] / "runs/smoke-grpo" / name).read_text()) for name in ("eval_before.json", "eval.json")
+    )
     assert after["em"] >= before["em"] + 0.15
     assert after["mean_tool_calls"] > before["mean_tool_calls"]
     assert before["prompt_hash"] == after["prompt_hash"] and before["n"] == after["n"] == 300
@@ -114,7 +118,15 @@ def test_each_stage_says_what_how_long_and_where(smoke):
 def test_the_run_directory_keeps_its_contract(smoke):
     run = smoke[0] / "runs" / "smoke-grpo"
     names = {path.name for path in run.iterdir() if not path.name.startswith(".")}
-    assert names == {"config.yaml", "metrics.jsonl", "rollouts", "checkpoints", "eval_before.json", "eval.json", "report.html"}
+    assert names == {
+        "config.yaml",
+        "metrics.jsonl",
+        "rollouts",
+        "checkpoints",
+        "eval_before.json",
+        "eval.json",
+        "report.html",
+    }
     assert leftovers(smoke[0]) == []
     assert steps(run) == ["step_000021", "step_000028"]
     assert [record["training/global_step"] for record in curve(run)] == list(range(1, 29))

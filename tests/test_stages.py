@@ -109,7 +109,9 @@ def other(value):
         return value | {"another": 0.5}
     if isinstance(value, list):
         return [*value, "another"]
-    return {bool: lambda v: not v, str: lambda v: v + "x", type(None): lambda v: "/x"}.get(type(value), lambda v: v + 1)(value)
+    return {bool: lambda v: not v, str: lambda v: v + "x", type(None): lambda v: "/x"}.get(
+        type(value), lambda v: v + 1
+    )(value)
 
 
 FIELDS = [
@@ -212,7 +214,9 @@ def test_evaluation_repeats_itself(prepared, config):
     start = Places.of(config).start_model
     one, two = (stages.run_eval(config, start, None, "evaluate", "val") for _ in range(2))
     assert one["n"] == 8
-    assert {k: v for k, v in one.items() if k != "wall_seconds"} == {k: v for k, v in two.items() if k != "wall_seconds"}
+    assert {k: v for k, v in one.items() if k != "wall_seconds"} == {
+        k: v for k, v in two.items() if k != "wall_seconds"
+    }
 
 
 def test_eval_before_claims_the_run_for_its_settings(prepared, capsys):

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from agent_r1.config import Config
-from agent_r1.env import AgentEnv, make_env
+from agent_r1.env import AgentEnv, Outcome, make_env
 from agent_r1.errors import AgentR1Error
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.types import Action, Generation, Observation, Policy, Row, Sampling, Step, StopReason, Trajectory
@@ -75,7 +75,11 @@ class AgentEnvLoop(AgentFlowBase):
             stop, error = StopReason.ERROR, str(failure)
         finally:
             self.policy.release(task.session)
-        outcome = env.outcome(stop)
+        try:
+            outcome = env.outcome(stop)
+        except Exception as failure:  # an environment that failed in `reset` need not know its row
+            outcome, stop = Outcome(), StopReason.ERROR
+            error = error or f"outcome: {type(failure).__name__}: {failure}"
         if steps:
             # Credit goes only to actions: the outcome is paid to the last one, also when a tool result came after it.
             steps[-1].reward += outcome.reward

@@ -18,7 +18,8 @@ Left out, and why. *Recomputing old log-probabilities*: sampler and trainer run 
 agree to 2e-5, so log pi_old is what the sampler recorded (in bfloat16 it is recomputed: kernels differ there). *Padding
 removal*: rows of similar length are batched instead. *A reference model*: only loaded when the KL weight is not 0.
 Rows whose advantages are all zero (a group that agrees) are skipped in the update: their gradient is exactly zero. They
-still count in the loss's denominator, so skipping changes the time, not the result.
+still count in the loss's denominator, so skipping changes the time, not the gradient. (A minibatch of nothing but such
+rows makes no optimiser step, where Adam's momentum alone would have moved the weights.)
 """
 
 from __future__ import annotations
@@ -431,13 +432,13 @@ def rollout_metrics(
 ) -> dict[str, float]:
     """What the episodes of this step were like, under verl's names where verl has one."""
     n = len(trajectories)
-    calls = sum(t.metrics["tool_calls"] for t in trajectories)
+    calls = sum(t.metrics.get("tool_calls", 0) for t in trajectories)
     zero_B = (x.advantages_BT == 0).all(dim=1)
     tokens = int(x.batch.mask_BT.sum())
     metrics = {
         "critic/score/mean": fmean(t.reward for t in trajectories),
         "tool_calls/mean": calls / n,
-        "tool_calls/invalid_rate": sum(t.metrics["invalid_calls"] for t in trajectories) / max(calls, 1),
+        "tool_calls/invalid_rate": sum(t.metrics.get("invalid_calls", 0) for t in trajectories) / max(calls, 1),
         "num_turns/mean": fmean(len(t.steps) for t in trajectories),
         "response_length/mean": tokens / n,
         "sequence_length/mean": x.batch.lengths_B.float().mean().item(),
@@ -448,9 +449,10 @@ def rollout_metrics(
         "perf/agent_tokens_per_s": policy.stats.decode_tokens / clock.laps["gen"],
         "perf/memory_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
     }
-    for name in ("em", "f1"):
-        metrics[f"reward/{name}"] = fmean(t.metrics[name] for t in trajectories)
-    metrics["reward/format"] = fmean(t.reward_parts["format"] for t in trajectories)
+    # Parts and measurements are named by the environment: average whatever there is.
+    for name in dict.fromkeys(name for t in trajectories for name in (*t.metrics, *t.reward_parts)):
+        values = [(t.metrics | t.reward_parts)[name] for t in trajectories if name in t.metrics | t.reward_parts]
+        metrics[f"reward/{name}"] = fmean(values)
     for reason, count in Counter(t.stop_reason.value for t in trajectories).items():
         metrics[f"stop/{reason}"] = count / n
     return metrics
