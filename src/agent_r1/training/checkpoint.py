@@ -36,7 +36,8 @@ def save_checkpoint(
     """Write `folder/step_NNNNNN` and delete all but the newest `keep`. `write_model` fills the model folder."""
     final = folder / f"step_{step:06d}"
     part = folder / f".part-step_{step:06d}"
-    _remove(part)
+    for stale in folder.glob(".part-*"):  # what a kill in the middle of an earlier save has left
+        _remove(stale)
     try:
         part.mkdir(parents=True)
         write_model(part / "model")
