@@ -128,14 +128,14 @@ def test_the_run_directory_keeps_its_contract(smoke):
         "report.html",
     }
     assert leftovers(smoke[0]) == []
-    assert steps(run) == ["step_000021", "step_000028"]
-    assert [record["training/global_step"] for record in curve(run)] == list(range(1, 29))
+    assert steps(run) == ["step_000024", "step_000032"]
+    assert [record["training/global_step"] for record in curve(run)] == list(range(1, 33))
     for name in ("eval_before.json", "eval.json"):
         card = json.loads((run / name).read_text())
         assert set(CARD_KEYS) <= card.keys()
         assert card["em_ci95"][0] < card["em"] < card["em_ci95"][1]
     dumps = sorted((run / "rollouts").glob("step_*.jsonl"))
-    assert [path.stem for path in dumps] == ["step_000001", "step_000014", "step_000028"]
+    assert [path.stem for path in dumps] == ["step_000001", "step_000016", "step_000032"]
     record = json.loads(dumps[-1].read_text().splitlines()[0])
     for row in record["rows"]:
         keys = ("input_ids", "action_mask", "logprobs", "rewards", "advantages", "step_ids")
@@ -147,10 +147,10 @@ def test_the_checkpoint_is_an_ordinary_model_folder(smoke):
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    folder = smoke[0] / "runs" / "smoke-grpo" / "checkpoints" / "step_000028" / "model"
+    folder = smoke[0] / "runs" / "smoke-grpo" / "checkpoints" / "step_000032" / "model"
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
     assert model.config.model_type == "qwen2"
-    record = json.loads((folder.parents[2] / "rollouts" / "step_000028.jsonl").read_text().splitlines()[0])
+    record = json.loads((folder.parents[2] / "rollouts" / "step_000032.jsonl").read_text().splitlines()[0])
     row, message = record["rows"][0], {"role": "user", "content": record["question"]}
     prompt = tokenizer.apply_chat_template([message], add_generation_prompt=True, tokenize=False)
     assert record["question"] in prompt
