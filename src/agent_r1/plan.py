@@ -16,7 +16,7 @@ from agent_r1.ui import say
 TOKENS_PER_EPISODE = 115
 """Mean length of a laptop episode in training (metrics: sequence_length/mean)."""
 EFFICIENCY = 0.35
-"""Share of the measured matmul rate that a whole step reaches on the laptop preset (docs/laptop.md)."""
+"""Share of the matmul rate that a whole step reaches: 0.92 s a GRPO step (benchmarks/README.md) at 190 GFLOP/s is .38."""
 
 
 def print_plan(config: Config, run_name: str) -> None:

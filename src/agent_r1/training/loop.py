@@ -1,7 +1,7 @@
 """The local loop: PPO and GRPO for multi-turn agents, from top to bottom, in one process.
 
 In: a policy that knows the format (cold start, or any Qwen2 instruct model), rows, an environment. Out: a better one.
-`train` is the algorithm box; what it calls is above it in the file or has a file of its own:
+`train` is the algorithm box; what it calls is below it in the file or has a file of its own:
 
     for each step
         1  sample      G episodes for each of P prompts                              rollout/
@@ -12,7 +12,8 @@ In: a policy that knows the format (cold start, or any Qwen2 instruct model), ro
         6  policy      clipped surrogate on action tokens                            training/losses.py
         7  record      metrics, transcripts, evaluation, checkpoint
 
-What is special about agents is all in 1 and 2; from 3 on it is the PPO of 2017 with a mask.
+What is special about agents is all in 1 and 2; from 3 on it is the PPO of 2017 with a mask. `run.py` wraps this loop into a
+run on disk: read it next.
 
 Left out, and why. *Recomputing old log-probabilities*: sampler and trainer run the same float32 arithmetic here, they
 agree to 2e-5, so log pi_old is what the sampler recorded (in bfloat16 it is recomputed: kernels differ there). *Padding
