@@ -21,9 +21,10 @@ from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.rollout import qwen
 from agent_r1.training.loop import prompts_of_step
 from agent_r1.training.run import RunDir
+from agent_r1.training.shards import merge_shards
 from agent_r1.training.tiny_model import save_tokenizer
 from agent_r1.verl_engine import launch
-from agent_r1.verl_engine.checkpoints import convert, merge_shards
+from agent_r1.verl_engine.checkpoints import convert
 
 POPEN = subprocess.Popen
 HOLDER = """

@@ -1,7 +1,6 @@
 """FSDP shards to a model folder in Hugging Face's format, float32, checked against the trainer.
 
 In: verl's `actor/` folder (a file of DTensors for each rank). Out: the folder that evaluation, export and chat read.
-The shards are read with `weights_only=True`: tensors, never code.
 """
 
 from __future__ import annotations
@@ -12,10 +11,10 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from torch.distributed.tensor import DTensor, Shard
 
 from agent_r1.errors import AgentR1Error
 from agent_r1.rollout import qwen
+from agent_r1.training.shards import merge_shards
 
 PARITY = "logprobs.json"
 """Beside verl's shards: rows of tokens, and the log-probabilities that the trainer gave them when it saved."""
@@ -40,24 +39,6 @@ def convert(actor: Path, start_model: Path, out: Path, parity: Path, dtype: str)
             f"{out}: the converted model differs from the trained one by {difference:.1e} in log-probability; "
             "its weights were not written rightly"
         )
-
-
-def merge_shards(actor: Path) -> dict[str, torch.Tensor]:
-    """The whole weights, float32. Raises AgentR1Error when a rank's file is missing."""
-    files = sorted(actor.glob("model_world_size_*_rank_*.pt"), key=lambda f: int(f.stem.rsplit("_", 1)[1]))
-    if not files or len(files) != int(files[0].stem.split("_")[3]):
-        raise AgentR1Error(f"{actor} has {len(files)} shards of the model; it is not a whole checkpoint of verl")
-    ranks = [torch.load(file, map_location="cpu", weights_only=True) for file in files]
-    return {name: _whole([rank[name] for rank in ranks]).float().contiguous() for name in ranks[0]}
-
-
-def _whole(parts: list[torch.Tensor]) -> torch.Tensor:
-    first = parts[0]
-    if not isinstance(first, DTensor):
-        return first
-    (placement,) = first.placements
-    local = [part.to_local() for part in parts]
-    return torch.cat(local, dim=placement.dim) if isinstance(placement, Shard) else local[0]
 
 
 def largest_difference(model: Path, rows: list[dict]) -> float:
