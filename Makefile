@@ -5,12 +5,13 @@ BIN = $(VENV)/bin
 # A process a core; a file's tests share their fixtures. The slow tests come one by one: they use every core themselves.
 UNIT = $(BIN)/python -m pytest -m "not slow" -n auto --dist loadfile
 
-.PHONY: help install test quick lint format clean
+.PHONY: help install test quick long lint format clean
 
 help:
 	@echo "make install   $(VENV) with pinned CPU packages and agent-r1"
 	@echo "make test      install what is missing, verl and vLLM for the CPU too, then run every test"
 	@echo "make quick     the unit tests only (under three minutes on two cores)"
+	@echo "make long      what takes minutes to hours; PART=mutation runs one part (docs/long.md)"
 	@echo "make lint      ruff, shellcheck, hadolint"
 	@echo "make format    ruff format"
 	@echo "make clean     remove caches (never runs/ or artifacts/)"
@@ -34,6 +35,9 @@ test: $(VENV)/.installed-verl lint
 
 quick: install
 	$(UNIT)
+
+long: $(VENV)/.installed-verl
+	$(BIN)/python -m benchmarks.long $(PART)
 
 lint: install
 	$(BIN)/ruff check src tests benchmarks

@@ -1,0 +1,1 @@
+"""Measurements; README.md says which command gives which number."""
