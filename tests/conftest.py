@@ -302,6 +302,22 @@ def run_training_loop(
 
 
 @pytest.fixture(scope="session")
+def produced(tmp_path_factory) -> Path:
+    """A home with two finished runs, `runs/grpo` and `runs/ppo`, made by the commands that a user gives: their metrics,
+    rollouts, eval cards, checkpoints and reports. Read it, never change it: `shutil.copytree` is cheap."""
+    from runs import TINY, main, prepare
+
+    home = tmp_path_factory.mktemp("produced")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AGENT_R1_HOME", str(home))
+        prepare(home)
+        for algorithm in ("grpo", "ppo"):
+            for command in (["eval", "--before"], ["train", "--plain"], ["eval"], ["report"]):
+                assert main(*command, algorithm, *TINY, f"--run={algorithm}") == 0
+    return home
+
+
+@pytest.fixture(scope="session")
 def smoke(tmp_path_factory):
     """Home, output and seconds of the smoke run: a trained agent, for slow tests. Read it, never change it."""
     from runs import speedrun
