@@ -95,9 +95,9 @@ def table(results: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def page(text: str, folder: Path = RESULTS) -> str:
-    """`text` of docs/long.md with the table of the files in `folder`."""
-    made = table([json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))])
+def page(text: str) -> str:
+    """`text` of docs/long.md with the table of the files."""
+    made = table([json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))])
     before, rest = text.split(BEGIN)
     return f"{before}{BEGIN}\n{made}\n{END}{rest.split(END)[1]}"
 
