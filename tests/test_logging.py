@@ -28,7 +28,7 @@ EVIL = "a[bold red]b[/]\x1b]0;owned\x07\x1b[2J\rc\u202e\x9b1m"
 def line(step: int) -> dict:
     return {
         STEP: step, "reward/em": 0.41, "critic/score/mean": 0.38, "tool_calls/mean": 1.62, "actor/entropy": 0.31,
-        "actor/ppo_kl": 0.002, "timing_s/step": 0.61, "timing_s/gen": 0.3, "perf/throughput": 31000.0,
+        "actor/ppo_kl": 0.002, "timing_s/step": 0.61, "timing_s/gen": 0.3, "perf/agent_tokens_per_s": 31000.0,
     }  # fmt: skip
 
 

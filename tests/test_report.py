@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import html
 import io
 import json
 import math
 import re
+import shutil
+import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from agent_r1.config import load_config, to_yaml
 from agent_r1.errors import AgentR1Error
-from agent_r1.inspect.charts import Line, line_chart, smooth, stacked_chart, thin, write_curve_png
+from agent_r1.inspect import report as report_module
+from agent_r1.inspect import run_files
+from agent_r1.inspect.charts import Line, line_chart, smooth, stacked_chart, thin
 from agent_r1.inspect.report import pick_group, pick_pairs, write_report
 from agent_r1.inspect.tokens import clean, token_cells, token_table, token_text, tokens_html
 
@@ -99,7 +105,7 @@ def fake_metrics(step: int, steps: int) -> dict:
         "critic/score/mean": 0.25 + 0.6 * learned + wobble, "tool_calls/mean": 1.3 + 0.7 * learned + wobble,
         "actor/entropy": 0.5 - 0.35 * learned + wobble / 4, "actor/ppo_kl": 0.002 + wobble / 50, "actor/kl_loss": None,
         "timing_s/step": 0.61, "timing_s/gen": 0.27 + wobble / 4, "timing_s/env": 0.03, "timing_s/update_actor": 0.2,
-        "timing_s/update_critic": 0.08, "timing_s/other": 0.03, "perf/throughput": 31000.0,
+        "timing_s/update_critic": 0.08, "timing_s/other": 0.03, "perf/agent_tokens_per_s": 31000.0,
     }  # fmt: skip
     if step % 10 == 0:
         line["val-core/tinyhop/acc/mean@1"] = 0.38 + 0.52 * learned
@@ -312,5 +318,96 @@ def test_charts_survive_odd_data(points):
         assert chart.startswith("<svg") and chart.endswith("</svg>")
 
 
-def test_a_picture_of_a_run(run, tmp_path):
-    assert write_curve_png(run, tmp_path / "a/curve.png").read_bytes().startswith(b"\x89PNG")
+# ------------------------------------------------------------------------------------- runs that the code itself made
+
+
+@pytest.fixture(params=["grpo", "ppo"])
+def made(request, produced, tmp_path) -> Path:
+    """A copy of a run that the commands have made."""
+    return Path(shutil.copytree(produced / "runs" / request.param, tmp_path / request.param))
+
+
+def written(run: Path) -> list[dict]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_stacked_times_add_up_to_the_step(made, monkeypatch):
+    charts = []
+    monkeypatch.setattr(report_module, "stacked_chart", lambda lines: charts.append(lines) or "<svg></svg>")
+    write_report(made)
+    (lines,) = charts
+    totals = {x: sum(dict(line.points)[x] for line in lines) for x, _ in lines[0].points}
+    assert totals == {m["training/global_step"]: pytest.approx(m["timing_s/step"]) for m in written(made)}
+    # Nor is the remainder a cover: it is what the loop measured as such.
+    other = next(line for line in lines if line.name == "other")
+    assert [y for _, y in other.points] == [pytest.approx(m["timing_s/other"], abs=1e-9) for m in written(made)]
+
+
+def test_every_key_that_is_shown_is_written(produced, tmp_path, monkeypatch):
+    from agent_r1.training import dashboard
+
+    asked = set()
+
+    class Asked(dict):
+        def get(self, key, default=None):
+            asked.add(key)
+            return super().get(key, default)
+
+        def __getitem__(self, key):
+            asked.add(key)
+            return super().__getitem__(key)
+
+    lines = written(produced / "runs/grpo") + written(produced / "runs/ppo")
+    for module in (run_files, dashboard):
+        monkeypatch.setattr(module, "with_val_em", lambda metrics, wrapped=module.with_val_em: Asked(wrapped(metrics)))
+    for name in ("grpo", "ppo"):
+        write_report(Path(shutil.copytree(produced / "runs" / name, tmp_path / name)))
+    info = dashboard.RunInfo("a", "b", "c", "d", "e", 8)
+    for plain in (True, False):
+        board = dashboard.Dashboard(info, plain=plain, console=Console(file=io.StringIO(), width=120, height=60))
+        for metrics in lines:
+            board.step(metrics)
+        screen = "\n".join(line.plain for line in board._view().renderables)
+        assert [gauge.label for gauge in dashboard.GAUGES if gauge.label not in screen] == []
+    # verl alone computes these; tests/test_verl_train.py finds them there.
+    assert asked - {"val/em"} - {key for line in lines for key in line} == {"timing_s/old_log_prob", "timing_s/ref"}
+
+
+def test_headline_says_what_this_run_was(made):
+    def lead() -> str:
+        return re.search(r'<p class="lead">(.*?)</p>', report(made)[0])[1]
+
+    assert "learned by imitating a demonstrator. Then " + made.name.upper() in lead()
+    assert "12 held-out questions about a world that no training question is about" in lead()
+    config = load_config("hotpotqa-1x24gb", algorithm=made.name)
+    (made / "config.yaml").write_text(to_yaml(config))
+    assert f"began as the pretrained model {config.model.path}" in lead() and "of hotpotqa, the share" in lead()
+    assert "world" not in lead() and "imitat" not in lead()
+
+
+def test_a_kind_that_fell_is_named(run):
+    assert "Fell:" not in report(run)[1].text
+    card = fake_card(0.91)
+    card["by_kind"]["1-hop"]["em"] = 0.31  # 0.46 before
+    (run / "eval.json").write_text(json.dumps(card))
+    assert "Fell: 1-hop from 0.46 to 0.31." in report(run)[1].text
+
+
+@pytest.mark.skipif(not shutil.which("chromium"), reason="needs chromium")
+def test_a_phone_shows_the_after_column(run, tmp_path):
+    write_report(run)
+    script = """const d = frame.contentDocument, cells = [...d.querySelectorAll(".measures td:nth-child(3)")];
+        document.title = cells.length + " " + Math.max(...cells.map(c => c.getBoundingClientRect().right));"""
+    page = f"<iframe id=frame src='{run}/report.html' width=390 onload='{html.escape(script)}'></iframe>"
+    (tmp_path / "phone.html").write_text(page)
+    browser = [
+        "chromium",
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--allow-file-access-from-files",
+        "--dump-dom",
+    ]
+    dom = subprocess.run([*browser, tmp_path / "phone.html"], capture_output=True, text=True, timeout=60).stdout
+    cells, right = map(float, re.search(r"<title>(\S+) (\S+)</title>", dom).groups())
+    assert cells >= 6 and right <= 390

@@ -17,6 +17,7 @@ import pytest
 from runs import AGENT, TINY, environment, lines, main, prepare
 
 from agent_r1.training.checkpoint import verify_checkpoint
+from agent_r1.training.loggers import step_times
 from agent_r1.training.run import RunDir
 from agent_r1.verl_engine.compose import installed_verl
 from agent_r1.verl_engine.launch import read_phase
@@ -123,6 +124,9 @@ def test_grpo_stops_saves_and_goes_on_where_it_was(home):
         assert line["rollout/lost_episodes"] == 0
         assert {"critic/score/mean", "reward/em", "actor/ppo_kl", "tool_calls/mean", "timing_s/step"} <= line.keys()
         assert "actor/kl_loss" in line  # the reference model works, too
+        # What dashboard and report read beyond the local loop's keys.
+        assert {"timing_s/old_log_prob", "timing_s/ref", "perf/agent_tokens_per_s"} <= line.keys()
+        assert step_times(line)["other"] >= 0
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["step_000002", "step_000003"]
     checkpoint = run / "checkpoints" / "step_000003"
     verify_checkpoint(checkpoint)

@@ -156,13 +156,6 @@ HEADS = tuple(consonant + rime for consonant in CONSONANTS for rime in RIMES)
 TAILS = tuple(consonant + RIMES[(i + j) % len(RIMES)] for i, consonant in enumerate(CONSONANTS) for j in (0, 1, 3))
 
 
-def relation_noun(relation: str) -> str:
-    """The noun for a relation in queries and thoughts ("founder"): relations are named by it. KeyError if unknown."""
-    if relation not in RELATIONS:
-        raise KeyError(relation)
-    return relation
-
-
 # ------------------------------------------------------------------------------------------------------- the world
 
 

@@ -1,7 +1,6 @@
-"""Learning curves: as SVG for the report, as PNG for the README.
+"""Learning curves for the report.
 
-In: `RunFiles`. Out: SVG elements (hand-made, so that they take the page's colours in light and dark) and PNG files
-(matplotlib, which is slow to import and therefore imported where it is needed).
+In: `RunFiles`. Out: SVG elements, hand-made, so that they take the page's colours in light and dark.
 """
 
 from __future__ import annotations
@@ -11,10 +10,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
 
-from agent_r1.inspect.run_files import RunFiles, load_run
+from agent_r1.inspect.run_files import RunFiles
 from agent_r1.training.loggers import VAL_EM
 
 Point = tuple[float, float]
@@ -176,51 +173,3 @@ def em_marks(run: RunFiles) -> list[Mark]:
     return [
         Mark(name, x, card["em"], *(card.get("em_ci95") or (card["em"], card["em"]))) for name, x, card in cards if card
     ]
-
-
-# ---------------------------------------------------------------------------------------------------- PNG pictures
-
-
-def write_curve_png(run_dir: Path, path: Path) -> Path:
-    """Two panels of one run: exact match with the evaluations before and after, and calls per question."""
-    run = load_run(run_dir)
-    figure, (left, right) = _panels()
-    noisy, greedy = run.series(EM_SAMPLED), run.series(EM_GREEDY)
-    _plot(left, noisy, "#9ccfc4", "train, sampled")
-    _plot(left, greedy, "#0f766e", "validation, greedy", linewidth=2.2, marker="o", markersize=3)
-    for mark in em_marks(run):
-        error = [[max(0.0, mark.y - mark.low)], [max(0.0, mark.high - mark.y)]]
-        label = f"held-out test, {mark.name}"
-        left.errorbar([mark.x], [mark.y], yerr=error, fmt="D", color="#b45309", capsize=4, label=label)
-    _plot(right, run.series(CALLS), "#7c3aed", "sampled", linewidth=2)
-    return _save(figure, left, right, path)
-
-
-def _panels() -> tuple[Any, Any]:
-    # The object interface with its own canvas: pyplot would keep global state and choose a backend for the screen.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 3.6), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure, figure.subplots(1, 2)
-
-
-def _plot(axis: Any, points: Sequence[Point], colour: str, label: str | None, **style: Any) -> None:
-    if points:
-        axis.plot(*zip(*points, strict=True), color=colour, label=label, **style)
-
-
-def _save(figure: Any, left: Any, right: Any, path: Path) -> Path:
-    left.set_title("Exact match", loc="left", fontweight="bold")
-    left.set_ylim(0, 1)
-    right.set_title("Tool calls per question", loc="left", fontweight="bold")
-    for axis in (left, right):
-        axis.set_xlabel("RL step")
-        axis.grid(alpha=0.25)
-        axis.spines[["top", "right"]].set_visible(False)
-        if axis.get_legend_handles_labels()[1]:
-            axis.legend(frameon=False, loc="lower right")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
-    return path

@@ -21,7 +21,8 @@ from agent_r1.errors import AgentR1Error
 from agent_r1.inspect.charts import CALLS, EM_GREEDY, EM_SAMPLED, Line, em_marks, line_chart, stacked_chart
 from agent_r1.inspect.run_files import Record, RunFiles, load_run
 from agent_r1.inspect.tokens import TOKEN_CSS, clean, tokens_html
-from agent_r1.training.dashboard import TIMES, duration
+from agent_r1.training.dashboard import duration
+from agent_r1.training.loggers import STEP, step_times
 
 
 def write_report(run_dir: Path) -> Path:
@@ -63,14 +64,23 @@ def _title(run: RunFiles) -> str:
 
 
 def _headline(run: RunFiles) -> str:
+    """Where the agent came from, what taught it, what came of it: in sentences that hold for this run."""
+    data, model, env = (run.config.get(name) or {} for name in ("data", "model", "env"))
+    start = "A tiny model first learned by imitating a demonstrator"
+    if model.get("path"):
+        start = f"This agent began as the pretrained model {_text(model['path'])}"
+    method = _text(run.config.get("algorithm", "reinforcement learning")).upper()
+    tools = _text(", ".join(env.get("tools") or [])) or "none"
+    taught = f"{start}. Then {method} let it practise questions with its tools ({tools}) and rewarded exact answers."
     if not (run.before and run.after):
-        return "An agent that learns to search, read, search again and answer, by trial and reward alone."
+        return taught
     before, after = run.before["em"], run.after["em"]
     verb = "rose" if after > before else "fell" if after < before else "stayed"
+    name = data.get("name", "tinyhop")
+    kind = "about a world that no training question is about" if name == "tinyhop" else f"of {_text(name)}"
     return (
-        "Reinforcement learning let this agent practise questions with a search tool and rewarded exact answers. On "
-        f"{_text(run.after.get('n', '?'))} questions about a world that it had never seen, the share that it answers "
-        f"exactly {verb} from <b>{before:.2f}</b> to <b>{after:.2f}</b>."
+        f"{taught} On {_text(run.after.get('n', '?'))} held-out questions {kind}, the share that it answers exactly "
+        f"{verb} from <b>{before:.2f}</b> to <b>{after:.2f}</b>."
     )
 
 
@@ -100,7 +110,18 @@ def _cards(run: RunFiles) -> str:
 <p>The same held-out questions, decoded greedily (always the likeliest token). <b>Exact match</b> counts an answer only
 if it equals the right one, letter case, articles and punctuation aside. The bracket is the 95 % confidence
 interval.</p>
-<div class="two">{cards}</div>{_measure_table(run)}</section>"""
+<div class="two">{cards}</div>{_fallen(run)}{_measure_table(run)}</section>"""
+
+
+def _fallen(run: RunFiles) -> str:
+    """The kinds of questions that RL made worse: the mean alone would hide them."""
+    before, after = ((card or {}).get("by_kind") or {} for card in (run.before, run.after))
+    pairs = [
+        (kind, *(round(cards[kind].get("em") or 0.0, 2) for cards in (before, after)))
+        for kind in before.keys() & after.keys()
+    ]
+    fell = [f"{_text(kind)} from {old:.2f} to {new:.2f}" for kind, old, new in sorted(pairs) if new < old]
+    return f'<p class="fell">Fell: {", ".join(fell)}.</p>' if fell else ""
 
 
 def _big_card(title: str, card: Record | None, look: str) -> str:
@@ -130,6 +151,8 @@ def _measure_table(run: RunFiles) -> str:
     rows = [
         _cells("td", name, _number(before.get(key)), _number(after.get(key)), meaning)
         for key, name, meaning in _MEASURES
+        # Where every right answer is one name, these say the same as exact match.
+        if key not in ("sub_em", "f1") or any(card.get(key) != card.get("em") for card in (before, after))
     ]
     rows.append(_cells("td", "ended because", _stops(before), _stops(after), "stop reasons of the episodes"))
     head = _cells("th", "", "before", "after", "")
@@ -154,10 +177,9 @@ def _curves(run: RunFiles) -> str:
         Line("train, sampled", run.series(EM_SAMPLED), "c1", faint=True),
         Line("validation, greedy", run.series(EM_GREEDY), "c2"),
     ]
-    times = [Line(name, run.series(f"timing_s/{key}"), f"c{i}") for i, (key, name) in enumerate(TIMES.items(), 1)]
-    # Areas can be stacked only where all parts were measured; a part that some steps lack is left out.
-    whole = max(len(line.points) for line in times)
-    times = [line for line in times if len(line.points) == whole]
+    parts = [(line[STEP], step_times(line)) for line in run.metrics if "timing_s/step" in line and STEP in line]
+    names = [name for name in (parts[0][1] if parts else []) if any(part[name] for _, part in parts)]
+    times = [Line(name, [(step, part[name]) for step, part in parts], f"c{i}") for i, name in enumerate(names, 1)]
     reward = [Line("mean return of a trajectory", run.series("critic/score/mean"), "c1", faint=True)]
     calls = [Line("calls per question", run.series(CALLS), "c5", faint=True)]
     entropy = [Line("entropy", run.series("actor/entropy"), "c3")]
@@ -362,10 +384,10 @@ _PAGE = """<!doctype html>
 _CSS = """
 :root { color-scheme: light dark; --page: #fbfaf7; --card: #ffffff; --ink: #1d2327; --read: #7b8388; --rule: #e4e1d8;
   --accent: #0f766e; --sampled: #d3efe6; --up: #1a9c5b; --down: #d6453d; --star: #c47f00;
-  --c1: #0f766e; --c2: #2563eb; --c3: #c2570c; --c4: #be185d; --c5: #7c3aed; }
+  --c1: #0f766e; --c2: #2563eb; --c3: #c2570c; --c4: #be185d; --c5: #7c3aed; --c6: #6b7280; }
 @media (prefers-color-scheme: dark) { :root { --page: #14181b; --card: #1c2226; --ink: #e6eaec; --read: #8b959b;
   --rule: #30383d; --accent: #4fd1bd; --sampled: #17453d; --up: #3ecf83; --down: #ff7b72; --star: #f0b429;
-  --c1: #4fd1bd; --c2: #7aa7ff; --c3: #f59e5b; --c4: #f472b6; --c5: #b392f0; } }
+  --c1: #4fd1bd; --c2: #7aa7ff; --c3: #f59e5b; --c4: #f472b6; --c5: #b392f0; --c6: #9ca3af; } }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--page); color: var(--ink); font: 16px/1.55 system-ui, -apple-system, "Segoe UI",
   Roboto, "Helvetica Neue", Arial, sans-serif; }
@@ -400,6 +422,7 @@ table { border-collapse: collapse; width: 100%; font-size: 15px; font-variant-nu
 .kinds { margin-top: 14px; font-size: 14px; } .kinds td { padding: 3px 10px 3px 0; white-space: nowrap; }
 .kinds td:nth-child(2) { width: 60%; } .kinds td:last-child { color: var(--read); padding-right: 0; }
 .scroll { overflow-x: auto; margin-top: 20px; }
+.fell { margin: 16px 0 0; font-weight: 600; }
 .measures th, .measures td { text-align: left; padding: 7px 24px 7px 0; border-bottom: 1px solid var(--rule);
   font-weight: 400; vertical-align: top; white-space: nowrap; }
 .measures td:nth-child(3) { font-weight: 600; } .measures td:last-child, .measures thead th { color: var(--read); }
@@ -408,7 +431,7 @@ table { border-collapse: collapse; width: 100%; font-size: 15px; font-variant-nu
 .key::before { content: ""; display: inline-block; width: 14px; height: 4px; border-radius: 2px; margin-right: 7px;
   vertical-align: middle; background: var(--line); }
 .c1 { --line: var(--c1); } .c2 { --line: var(--c2); } .c3 { --line: var(--c3); } .c4 { --line: var(--c4); }
-.c5 { --line: var(--c5); } .star { --line: var(--star); }
+.c5 { --line: var(--c5); } .c6 { --line: var(--c6); } .star { --line: var(--star); }
 .chart { width: 100%; height: auto; display: block; overflow: visible; }
 .chart text { font-size: 12px; fill: var(--read); font-variant-numeric: tabular-nums; }
 .grid { stroke: var(--rule); stroke-width: 1; }
@@ -426,4 +449,9 @@ details summary { cursor: pointer; color: var(--read); font: 14px system-ui, san
 pre { background: var(--card); border: 1px solid var(--rule); border-radius: 12px; padding: 20px; overflow-x: auto;
   font: 13px/1.5 ui-monospace, Menlo, Consolas, monospace; }
 footer { margin-top: 64px; }
+@media (max-width: 600px) { .chart text { font-size: 19px; } .card, figure { padding: 16px; }
+  .measures tr { display: grid; grid-template-columns: 1.3fr 1fr 1fr; border-bottom: 1px solid var(--rule); }
+  .measures th, .measures td { border: 0; padding: 6px 8px 0 0; white-space: normal; overflow-wrap: anywhere; }
+  .measures td:last-child { grid-column: 1 / -1; min-width: 0; width: auto; padding-bottom: 6px; font-size: 14px; }
+  .measures th:last-child { display: none; } }
 """

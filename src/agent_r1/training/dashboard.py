@@ -23,7 +23,7 @@ from rich.live import Live
 from rich.text import Text
 
 from agent_r1.inspect.tokens import clean
-from agent_r1.training.loggers import STEP, VAL_EM, with_val_em
+from agent_r1.training.loggers import STEP, VAL_EM, step_times, with_val_em
 
 KEPT = 600
 """Steps of history on the screen."""
@@ -67,18 +67,9 @@ GAUGES = (
     Gauge("actor/entropy", "entropy", 2),
     Gauge("actor/ppo_kl", "KL to the sampler", 4),
     Gauge("timing_s/step", "step time", 2, " s", "yellow"),
-    Gauge("perf/throughput", "tokens/s", 0, colour="yellow"),
+    Gauge("perf/agent_tokens_per_s", "sampled tokens/s", 0, colour="yellow"),
 )
-"""A metric that a run does not have has no line."""
-
-TIMES = {
-    "gen": "rollout",
-    "env": "environment",
-    "update_actor": "actor",
-    "update_critic": "critic",
-    "other": "other",
-}
-"""The parts of timing_s/step, by their keys below timing_s/."""
+"""Keys that both engines write. An evaluation comes now and then; until the first one its gauge has no line."""
 
 
 class Dashboard:
@@ -246,12 +237,8 @@ class Dashboard:
         return lines
 
     def _time_line(self) -> Text:
-        line = Text("", style="dim")
-        for key, name in TIMES.items():
-            seconds = self._last.get(f"timing_s/{key}")
-            if seconds is not None:
-                line.append(f"{' · ' if line.plain else f'{str():20}'}{name} {seconds:.2f} s")
-        return line
+        parts = [f"{name} {seconds:.2f} s" for name, seconds in step_times(self._last).items() if seconds]
+        return Text(f"{'':20}{' · '.join(parts)}", style="dim")
 
     def _transcript_lines(self, width: int, room: int) -> list[Text]:
         lines = [piece for label, text in self._transcript for piece in _wrap(self.console, label, text, width)]

@@ -34,6 +34,26 @@ def with_val_em(metrics: Mapping[str, Any]) -> dict[str, Any]:
     return dict(metrics) | ({VAL_EM: found[0]} if found else {})
 
 
+def step_times(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """`timing_s/step` in parts that add up to it, in seconds, in the order of the step.
+
+    `timing_s/env` lies inside `timing_s/gen`. verl does not measure it, so there "rollout" holds both. "other" is what
+    no part accounts for: records, and with verl the checkpoint and the weights' way to the sampler.
+    """
+
+    def seconds(*names: str) -> float:
+        return sum(metrics.get(f"timing_s/{name}") or 0.0 for name in names)
+
+    parts = {
+        "rollout": seconds("gen") - seconds("env"),
+        "environment": seconds("env"),
+        "log-probs and values": seconds("old_log_prob", "ref", "values", "adv"),
+        "critic": seconds("update_critic"),
+        "actor": seconds("update_actor"),
+    }
+    return parts | {"other": seconds("step") - sum(parts.values())}
+
+
 class MetricsFile:
     """`metrics.jsonl`: one JSON object a line, one line a step.
 

@@ -172,6 +172,7 @@ def train(
         # 7  record.
         learner.step = step
         metrics |= rollout_metrics(trajectories, experience, policy, clock, config)
+        clock.lap("other")
         if t.eval_every and (step % t.eval_every == 0 or step == t.steps):
             policy.sync(learner.actor)
             metrics |= evaluate(policy)
@@ -412,7 +413,7 @@ class Clock:
     """Where a step's time went."""
 
     def __init__(self):
-        self.start = self.last = time.perf_counter()
+        self.last = time.perf_counter()
         self.laps: dict[str, float] = {}
 
     def lap(self, name: str) -> None:
@@ -421,8 +422,8 @@ class Clock:
         self.last = now
 
     def seconds(self) -> dict[str, float]:
-        """`timing_s/step` is the training step without the evaluation, which is no part of the algorithm."""
-        step = time.perf_counter() - self.start - self.laps.get("testing", 0.0)
+        """`timing_s/step` is the sum of the laps without the evaluation, which is no part of the algorithm."""
+        step = sum(value for name, value in self.laps.items() if name != "testing")
         return {f"timing_s/{name}": value for name, value in self.laps.items()} | {"timing_s/step": step}
 
 

@@ -190,13 +190,3 @@ def kl_penalty(logprobs_BT: Tensor, ref_logprobs_BT: Tensor, estimator: str) -> 
     """
     estimate = _lookup("KL estimator", estimator, KL_ESTIMATORS)
     return estimate(logprobs_BT.float() - ref_logprobs_BT.float())
-
-
-def entropy_from_logits(logits: Tensor) -> Tensor:
-    """Entropy -sum_v p_v log p_v in nats of softmax(logits): shape [..., V] to [...], float32.
-
-    float32 because bf16 has 3 digits and the sum runs over the vocabulary. A logit may be -inf (a forbidden token) as
-    long as one is finite: 0 * log 0 counts as 0, and the gradient stays finite.
-    """
-    logp = torch.log_softmax(logits.float(), dim=-1)
-    return -(logp.exp() * logp.clamp(min=torch.finfo(logp.dtype).min)).sum(dim=-1)

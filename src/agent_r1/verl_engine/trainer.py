@@ -148,6 +148,7 @@ class AgentR1Trainer(PPOTrainerSync):
         of_episode = {key.rsplit("_", 1)[0]: extra for key, extra in zip(real, extras, strict=True)}
         episodes = [EpisodeNumbers(**extra["episode"]) for extra in of_episode.values()]
         metrics |= episode_metrics(episodes) | {"response_length/mean": tokens / len(episodes)}
+        metrics["perf/agent_tokens_per_s"] = tokens / timing_raw["gen"]
         calls, failed = (sum(e.values.get(name, 0.0) for e in episodes) for name in ("tool_calls", "failed_calls"))
         refuse_broken_tools(calls, failed, next(filter(None, (e["failed_call"] for e in of_episode.values())), ""))
         records = [(key, extra["record"]) for key, extra in zip(real, extras, strict=True)]
