@@ -252,6 +252,14 @@ def test_invalid_calls_count_in_a_row_only(search):
     assert (env.tool_calls, env.invalid_calls, env.turns) == (6, 4, 6)
 
 
+def test_invalid_calls_of_one_turn_are_in_a_row_too(search):
+    """A valid call behind them begins a new row, and does not undo the old one."""
+    env = hermes(search, max_turns=20, max_tool_calls=20, max_invalid_calls=2)
+    assert not step(env, call("find") + call(query="fine") + call("find")).done
+    both = step(env, call(query="fine") + call("find") + call("find") + call(query="fine"))
+    assert both.stop_reason is StopReason.INVALID_CALLS and env.invalid_calls == 4
+
+
 def test_a_tool_that_fails_is_not_the_agents_fault():
     class Broken(Counting):
         async def execute(self, args):
@@ -307,7 +315,7 @@ def test_every_stop_reason_is_reached_and_pays_on_the_last_action(chat, reason):
     """Also when the episode was cut off behind a tool result: the outcome never sits on a masked token."""
     trajectory, _ = run_to_the_end(chat, **ENDINGS[reason])
     assert trajectory.stop_reason is reason
-    assert (trajectory.error is not None) == (reason is StopReason.ERROR)
+    assert (trajectory.error is not None) == reason.broken_off
     good = reason is StopReason.ANSWERED
     outcome = 1.0 if good else -EnvConfig().format_penalty
     assert sum(trajectory.reward_parts.values()) == pytest.approx(outcome)

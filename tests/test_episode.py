@@ -190,7 +190,7 @@ def test_when_most_tool_calls_fail_the_run_stops_with_the_reason(chat):
 
 def test_when_most_episodes_fail_the_run_stops_with_the_reason(chat):
     loop = make_env_loop(ScriptedPolicy(chat, lambda s, t, i: ANSWER), lambda row: Failing({}, EnvConfig()))
-    with pytest.raises(AgentR1Error, match="3 of 4 episodes failed in their environment: RuntimeError: no connection"):
+    with pytest.raises(AgentR1Error, match="3 of 4 episodes were broken off, the first: RuntimeError: no connection"):
         run(loop, *failing_tasks("reset", None, "reset", "step"))
 
 
@@ -221,9 +221,28 @@ def test_an_episode_that_takes_too_long_keeps_what_it_has(chat):
         return call(query="x")
 
     policy = ScriptedPolicy(chat, script)
-    [done] = run(hermes_loop(policy, timeout_s=0.05), task())
+    done = asyncio.run(hermes_loop(policy, timeout_s=0.05).run(task(), Sampling(400)))
     assert done.stop_reason is StopReason.TIME_OUT and len(done.steps) == 1
     assert done.steps[0].done and done.reward == pytest.approx(-0.2)
+    assert policy.released == ["s"]
+
+
+def test_a_run_of_nothing_but_time_outs_ends_with_the_reason(chat):
+    """Each would be paid as wrong, and training would go on as if the agent had chosen to be slow."""
+    policy = ScriptedPolicy(chat, lambda session, turn, ids: asyncio.Event().wait())
+    with pytest.raises(AgentR1Error, match=r"3 of 3 .*broken off.*not over after 0.02 s \(env.episode_timeout_s\)"):
+        run(hermes_loop(policy, timeout_s=0.02), *(task(session=str(i)) for i in range(3)))
+
+
+def test_a_time_out_of_the_policys_own_is_no_time_out_of_the_episode(chat):
+    """A socket's, or Ray's: it is raised as any failure of a policy, and not scored as the agent's slowness."""
+
+    async def script(session, turn, prompt_ids):
+        raise TimeoutError("the rollout server does not answer")
+
+    policy = ScriptedPolicy(chat, script)
+    with pytest.raises(TimeoutError, match="the rollout server does not answer"):
+        run(hermes_loop(policy), task())
     assert policy.released == ["s"]
 
 

@@ -551,23 +551,91 @@ class FragileEnv(LetterEnv):
     async def step(self, action):
         FragileEnv.count += 1
         if FragileEnv.count % 5 == 0:
-            raise ConnectionError("lost")
+            return self.fail()
         return await super().step(action)
+
+    def fail(self):
+        raise ConnectionError("lost")
+
+
+class SlowEnv(FragileEnv):
+    """Now and then finds that its time is up, as the loop does by the clock."""
+
+    def fail(self):
+        return StepResult(None, done=True, stop_reason=StopReason.TIME_OUT)
+
+
+class WordyEnv(LetterEnv):
+    """Now and then shows a question that fills the context: such an episode samples no token."""
+
+    count = 0
+
+    def reset(self, row):
+        WordyEnv.count += 1
+        return super().reset(
+            row | {"prompt": [{"role": "user", "content": "x" * 2000}]} if WordyEnv.count % 5 == 0 else row
+        )
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
-def test_episodes_that_an_environment_broke_off_are_left_out(chat, monkeypatch, algorithm):
-    """Also where that leaves a sample of a group alone, which grpo can learn nothing from."""
+@pytest.mark.parametrize("env", [FragileEnv, SlowEnv, WordyEnv])
+def test_episodes_that_say_nothing_about_the_policy_are_left_out(chat, monkeypatch, algorithm, env):
+    """Broken off by an error or a time-out, or without a token. Also where that leaves a sample of a group alone, which
+    grpo can learn nothing from."""
     overrides = ["rollout.prompts_per_step=8", "rollout.samples_per_prompt=2", "trainer.steps=2", "data.train=24"]
-    FragileEnv.count = 0
-    record = letters_run(chat, monkeypatch, algorithm, *overrides, env=FragileEnv)
+    FragileEnv.count = WordyEnv.count = 0
+    record = letters_run(chat, monkeypatch, algorithm, *overrides, env=env)
     for trajectories, x in zip(record.trajectories, record.experiences, strict=True):
-        broken = [t for t in trajectories if t.stop_reason is StopReason.ERROR]
-        assert broken and all(t.stop_reason is not StopReason.ERROR for t in x.trajectories)
+        broken = [t for t in trajectories if t.stop_reason is not StopReason.ANSWERED]
+        assert broken and all(t.stop_reason is StopReason.ANSWERED for t in x.trajectories)
         sizes = Counter(t.group_id for t in x.trajectories)
         assert (min(sizes.values()) == 2) if algorithm == "grpo" else (len(x.trajectories) + len(broken) == 16)
         assert [row.trajectory for row in x.rows] == sorted(row.trajectory for row in x.rows)
         assert len({row.trajectory for row in x.rows}) == len(x.trajectories)
+
+
+def test_a_step_without_any_token_says_how_its_episodes_ended(chat, monkeypatch):
+    with pytest.raises(
+        AgentR1Error, match=r"step 1 has nothing to learn from.*16 context_overflow; raise rollout.max_con"
+    ):
+        letters_run(chat, monkeypatch, "grpo", "rollout.max_context=8")
+
+
+class CrowdEnv(LetterEnv):
+    """Counts how many episodes are under way."""
+
+    now = most = 0
+
+    def reset(self, row):
+        CrowdEnv.now += 1
+        CrowdEnv.most = max(CrowdEnv.most, CrowdEnv.now)
+        return super().reset(row)
+
+    def outcome(self, stop_reason):
+        CrowdEnv.now -= 1
+        return super().outcome(stop_reason)
+
+
+def test_episodes_in_line_for_a_slot_have_not_begun(chat, monkeypatch):
+    """Their deadline would run while they wait. Sampling and validation, 16 episodes over 3 slots."""
+    from agent_r1.training.run import _Recorder
+
+    CrowdEnv.now = CrowdEnv.most = 0
+    few, crowds = "rollout.slots=3", []
+
+    def evaluate(policy):
+        crowds.append(CrowdEnv.most)
+        CrowdEnv.most = 0
+        rows = [question_row(f"Say {i}.", agent_name="letters") for i in range(16)]
+        config = micro_config("grpo", *LETTERS, few)
+        found = _Recorder(None, config, chat, {}, rows, None, None, None, []).evaluate(policy)
+        crowds.append(CrowdEnv.most)
+        return found
+
+    letters_run(
+        chat, monkeypatch, "grpo", few, "trainer.steps=1", "trainer.eval_every=1", env=CrowdEnv, evaluate=evaluate
+    )
+    assert crowds == [3, 3]
 
 
 class SilentEnv(LetterEnv):

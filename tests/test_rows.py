@@ -67,6 +67,17 @@ def test_an_empty_turn_leaves_the_others_in_place():
     assert row.rewards == [0, 0, 0, 0, 0.5, 0, 0, 1.0]
 
 
+def test_an_outcome_behind_an_empty_turn_is_paid_to_the_last_token_that_was_chosen():
+    """The outcome sits on the last step; had that one sampled nothing, running out of turns would cost nothing."""
+    seen = PROMPT + ACTION + RESULT
+    [row] = trajectory_rows(trajectory_of((PROMPT, ACTION, 0.5), (seen, [], 0.25), (seen + RESULT, [], -1.0)), 0)
+    assert row.rewards == [0, 0, 0, 0, 0.5 + 0.25 - 1.0] + [0] * 4
+    rows = trajectory_rows(trajectory_of((PROMPT, ACTION, 0.5), ([9], [], -1.0)), 0)  # the context was rewritten
+    assert [r.rewards for r in rows] == [[0, 0, 0, 0, -0.5]]
+    [row] = trajectory_rows(trajectory_of((PROMPT, [], -1.0), (PROMPT + RESULT, ACTION, 0.5)), 0)
+    assert row.rewards == [0] * 6 + [-0.5]
+
+
 # ----------------------------------------------------------------------------------------------------- properties
 
 
@@ -78,7 +89,7 @@ def trajectories(draw):
     for _ in range(draw(st.integers(0, 5))):
         rewrite = draw(st.booleans())
         observation = draw(ids.filter(bool)) if rewrite or not context else context + draw(ids)
-        action = draw(ids.filter(bool))
+        action = draw(ids)
         steps.append((observation, action, draw(st.sampled_from([0.0, -0.2, 0.1, 1.0]))))
         context = observation + action
     trajectory = trajectory_of(*steps, group=draw(st.sampled_from(["g", "h"])))
@@ -95,7 +106,7 @@ def test_rows_hold_exactly_what_was_sampled_and_paid(trajectory):
     assert masked == sampled and sum(sum(row.action_mask) for row in rows) == len(sampled)
     logprobs = [x for row in rows for x, m in zip(row.logprobs, row.action_mask, strict=True) if m]
     assert logprobs == [x for s in trajectory.steps for x in s.action_logprobs]
-    assert sum(sum(row.rewards) for row in rows) == pytest.approx(trajectory.reward)
+    assert sum(sum(row.rewards) for row in rows) == pytest.approx(trajectory.reward if sampled else 0)
     for row in rows:
         assert {len(x) for x in (row.action_mask, row.logprobs, row.rewards, row.step_ids)} == {len(row.input_ids)}
         for mask, logprob, reward, step in zip(row.action_mask, row.logprobs, row.rewards, row.step_ids, strict=True):
@@ -111,10 +122,13 @@ def test_every_step_can_be_found_in_its_row(trajectory):
     """Up to a step's last action token, its row is exactly what the policy saw and did."""
     rows = trajectory_rows(trajectory, 0)
     for number, step in enumerate(trajectory.steps):
+        if not step.action_ids:
+            continue
         [row] = [row for row in rows if number in row.step_ids]
         end = len(row.step_ids) - row.step_ids[::-1].index(number)
         assert row.input_ids[:end] == step.observation_ids + step.action_ids
-        assert row.rewards[end - 1] == step.reward
+        if all(other.action_ids for other in trajectory.steps):
+            assert row.rewards[end - 1] == step.reward
         assert row.step_ids.count(number) == len(step.action_ids)
 
 

@@ -102,12 +102,14 @@ class BaseToolEnv(AgentEnv):
         results = await asyncio.gather(*(call_tool(self.tools, call, *limits) for call in calls))
         reward = sum(self.process_reward(c, r) for c, r in zip(calls, results, strict=True))
         info = {"tool_calls": [_record(c, r) for c, r in zip(calls, results, strict=True)]}
+        longest = 0
         for result in results:
             invalid = result.error in INVALID
             self.invalid_calls += invalid
             self.failed_calls += not (result.ok or invalid)
             self.invalid_in_a_row = self.invalid_in_a_row + 1 if invalid else 0
-        if self.invalid_in_a_row >= self.config.max_invalid_calls:
+            longest = max(longest, self.invalid_in_a_row)
+        if longest >= self.config.max_invalid_calls:
             return _done(StopReason.INVALID_CALLS, reward, info)
         return StepResult(Observation(self.format_tool_response(calls, list(results))), reward, info=info)
 

@@ -71,10 +71,12 @@ class AgentEnvLoop(AgentFlowBase):
     async def run(self, task: Task, sampling: Sampling) -> Trajectory:
         env, steps, error = self.make_env(task.row), [], None
         try:
-            async with asyncio.timeout(self.limits.timeout_s):
+            async with asyncio.timeout(self.limits.timeout_s) as deadline:
                 stop = await self._converse(env, task, sampling, steps)
         except TimeoutError:
-            stop = StopReason.TIME_OUT
+            if not deadline.expired():  # one that the policy met on its own way to a model
+                raise
+            stop, error = StopReason.TIME_OUT, f"not over after {self.limits.timeout_s:g} s (env.episode_timeout_s)"
         except EnvironmentFailure as failure:
             stop, error = StopReason.ERROR, str(failure)
         finally:
@@ -147,9 +149,9 @@ async def run_episodes(
 
     With `at_once`, only so many run at a time: of thousands, most would stand in line for the policy past their deadline.
 
-    Raises AgentR1Error when more than half of the episodes failed in their environment, or of the tool calls through no
-    fault of the agent's: then it is the tool or the service that is broken, and training on the remains would teach
-    nonsense. What a policy raised is raised as it is.
+    Raises AgentR1Error when more than half of the episodes were broken off, or of the tool calls failed through no fault
+    of the agent's: then it is the tool, the service or a deadline that is wrong, and training on the remains would
+    teach nonsense. What a policy raised is raised as it is.
     """
 
     gate = asyncio.Semaphore(at_once) if at_once else contextlib.nullcontext()
@@ -167,11 +169,10 @@ async def run_episodes(
     except ExceptionGroup as failures:  # one cause is enough, and the command line knows plain errors only
         raise failures.exceptions[0] from None
     trajectories = [job.result() for job in jobs]
-    failed = [t for t in trajectories if t.stop_reason is StopReason.ERROR]
-    if len(failed) * 2 > len(trajectories):
-        raise AgentR1Error(
-            f"{len(failed)} of {len(trajectories)} episodes failed in their environment: {failed[0].error}"
-        )
+    broken = [t for t in trajectories if t.stop_reason.broken_off]
+    if len(broken) * 2 > len(trajectories):
+        cause = broken[0].error or broken[0].stop_reason
+        raise AgentR1Error(f"{len(broken)} of {len(trajectories)} episodes were broken off, the first: {cause}")
     calls = sum(t.metrics.get("tool_calls", 0) for t in trajectories)
     failed = sum(t.metrics.get("failed_calls", 0) for t in trajectories)
     refuse_broken_tools(calls, failed, next(filter(None, map(first_failed_call, trajectories)), ""))

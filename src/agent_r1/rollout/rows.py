@@ -33,7 +33,7 @@ class TrainingRow:
     logprobs: list[float] = field(default_factory=list)
     """At sampling time; 0 where the mask is 0."""
     rewards: list[float] = field(default_factory=list)
-    """Each step's reward, on the step's last action token."""
+    """Each step's reward, on the step's last action token (of a step that sampled nothing: on the one before)."""
     step_ids: list[int] = field(default_factory=list)
     """The step that a token belongs to as an action; -1 for observations."""
 
@@ -49,6 +49,7 @@ class TrainingRow:
 def trajectory_rows(trajectory: Trajectory, index: int) -> list[TrainingRow]:
     """The training rows of one trajectory (none if nothing was sampled)."""
     rows: list[TrainingRow] = []
+    paid_to, owed = None, 0.0
     for number, step in enumerate(trajectory.steps):
         seen = rows[-1].input_ids if rows else None
         if seen is None or step.observation_ids[: len(seen)] != seen:
@@ -57,8 +58,13 @@ def trajectory_rows(trajectory: Trajectory, index: int) -> list[TrainingRow]:
         row = rows[-1]
         row._extend(step.observation_ids[len(seen) :], None, number)
         row._extend(step.action_ids, step.action_logprobs, number)
+        # A step may have sampled nothing. What it was paid belongs to the last token that somebody chose before it.
+        owed += step.reward
         if step.action_ids:
-            row.rewards[-1] += step.reward
+            paid_to = row, len(row.rewards) - 1
+        if paid_to is not None:
+            paid_to[0].rewards[paid_to[1]] += owed
+            owed = 0.0
     return [row for row in rows if any(row.action_mask)]
 
 

@@ -46,7 +46,12 @@ class StopReason(StrEnum):
     TIME_OUT = "time_out"
     """The episode's wall-clock budget ran out."""
     ERROR = "error"
-    """The environment or the policy raised; the message is in `Trajectory.error`."""
+    """The environment raised; the message is in `Trajectory.error`."""
+
+    @property
+    def broken_off(self) -> bool:
+        """Ended by the machine or the world, which says nothing about the policy: such an episode trains nobody."""
+        return self in (StopReason.TIME_OUT, StopReason.ERROR)
 
 
 # ------------------------------------------------------------------------------------------------ policy side
@@ -158,6 +163,7 @@ class Trajectory:
     metrics: dict[str, float] = field(default_factory=dict)
     """Measurements that are not paid for (f1, tool_calls, ...)."""
     error: str | None = None
+    """What broke the episode off, in words; None unless `stop_reason.broken_off`."""
 
     @property
     def reward(self) -> float:

@@ -45,7 +45,7 @@ from agent_r1.rollout.engine import LocalPolicy
 from agent_r1.rollout.episode import Task, derive_seed, make_loop, run_episodes
 from agent_r1.rollout.qwen import Qwen
 from agent_r1.rollout.rows import Batch, TrainingRow, collate, trajectory_rows
-from agent_r1.rollout.types import Row, Sampling, StopReason, Trajectory
+from agent_r1.rollout.types import Row, Sampling, Trajectory
 from agent_r1.tool import BaseTool
 from agent_r1.training.advantages import AdvantageInputs, get_estimator
 from agent_r1.training.forward import Critic, action_logprobs, action_values, micro_batches
@@ -111,15 +111,17 @@ def train(
             for p, row in enumerate(prompts_of_step(questions, step, config))
             for g in range(r.samples_per_prompt)
         ]
-        trajectories = asyncio.run(run_episodes(loop, tasks, sampling))
+        trajectories = asyncio.run(run_episodes(loop, tasks, sampling, at_once=r.slots))
         clock.lap("gen")
 
-        # 2  rows. An episode that its environment broke off says nothing about the policy.
+        # 2  rows. An episode that was broken off says nothing about the policy.
         usable = usable_trajectories(trajectories, config)
         rows = [row for i, x in enumerate(usable) for row in trajectory_rows(x, i)]
         if not rows:
+            ends = ", ".join(f"{n} {reason}" for reason, n in Counter(t.stop_reason for t in trajectories).items())
             raise AgentR1Error(
-                "no episode sampled a single token: the prompts overflow the context; raise rollout.max_context"
+                f"step {step} has nothing to learn from: its episodes ended with {ends}; raise rollout.max_context "
+                "(the prompts may overflow it) or env.episode_timeout_s"
             )
         experience = Experience(collate(rows).to(device), rows, usable)
 
@@ -331,8 +333,8 @@ def autocast(dtype: torch.dtype, device: torch.device):
 
 
 def usable_trajectories(trajectories: list[Trajectory], config: Config) -> list[Trajectory]:
-    """Without the episodes that their environment broke off, nor, for grpo, a sample that this has left alone."""
-    usable = [t for t in trajectories if t.stop_reason is not StopReason.ERROR]
+    """Without those that were broken off or sampled no token, nor, for grpo, a sample that this has left alone."""
+    usable = [t for t in trajectories if not t.stop_reason.broken_off and any(s.action_ids for s in t.steps)]
     members = Counter(t.group_id for t in usable)
     return [t for t in usable if config.algorithm != "grpo" or members[t.group_id] > 1]
 

@@ -194,9 +194,9 @@ class _Recorder:
     def evaluate(self, policy: LocalPolicy) -> dict[str, float]:
         """Greedy and sampled EM on the validation questions. Greedy alone hides the mixture that RL works on."""
         loop = make_loop(policy, self.chat, self.tools, self.config)
-        out = {}
+        out, slots = {}, self.config.rollout.slots
         for name, temperature in (("acc/mean@1", 0.0), ("sampled_acc", 1.0)):
-            done = evaluate(loop, self.val, temperature=temperature, seed=self.config.seed)
+            done = evaluate(loop, self.val, temperature=temperature, seed=self.config.seed, at_once=slots)
             out[f"val-core/{self.config.data.name}/{name}"] = sum(t.metrics["em"] for t in done) / len(done)
         return out
 

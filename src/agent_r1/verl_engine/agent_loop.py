@@ -86,7 +86,7 @@ class AgentR1Loop(AgentLoopBase):
         self.config, self.chat, self.tools = _shared(run, trainer_config.config.actor_rollout_ref.model.path)
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> list[AgentLoopOutput]:
-        """One episode; an empty list if its environment broke it off, which says nothing about the policy."""
+        """One episode; an empty list if it was broken off (a time-out in validation counts as no answer)."""
         c, training, step = self.config, sampling_params["temperature"] > 0, int(row["global_steps"])
         policy = VerlPolicy(self.client, self.chat.stop_ids, self._note_failure)
         loop = make_loop(policy, self.chat, self.tools, c)
@@ -97,9 +97,10 @@ class AgentR1Loop(AgentLoopBase):
         start = time.perf_counter()
         trajectory = await loop.run(Task(question, row["uid"], session, seed), sampling)
         seconds = time.perf_counter() - start
-        if trajectory.stop_reason is StopReason.ERROR:
-            self._note_failure(f"episodes fail in their environment: {trajectory.error}")
-            return []
+        if trajectory.stop_reason.broken_off:
+            self._note_failure(f"episodes are broken off: {trajectory.error}")
+            if training or trajectory.stop_reason is StopReason.ERROR:
+                return []
         rows = trajectory_rows(trajectory, 0)
         if not rows:  # the question alone fills the context
             return []
