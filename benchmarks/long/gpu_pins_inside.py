@@ -1,0 +1,159 @@
+"""What verl and vLLM, in the GPU's own versions, say to every GPU preset on a faked card. Run by gpu_pins.py's Python.
+
+Real: verl's validation of the composed configuration, verl's own construction of vLLM's arguments (`launch_server`),
+vLLM's parsing and `create_engine_config`. Faked: the card. Prints a JSON line for each combination, and one with `error`
+for each that is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+
+os.environ |= {"VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+
+import ray
+import torch
+import transformers
+import vllm.platforms
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.platforms.cuda import NonNvmlCudaPlatform
+from vllm.platforms.interface import DeviceCapability
+
+CARDS = {
+    "H100": ((9, 0), 80, "NVIDIA H100 80GB HBM3"),
+    "A100-80GB": ((8, 0), 80, "NVIDIA A100-SXM4-80GB"),
+    "RTX-4090": ((8, 9), 24, "NVIDIA GeForce RTX 4090"),
+}
+
+
+def fake(card: str) -> None:
+    """Make vLLM believe in eight cards of that kind."""
+    capability, gib, name = CARDS[card]
+
+    class Fake(NonNvmlCudaPlatform):
+        get_device_capability = classmethod(lambda cls, device_id=0: DeviceCapability(*capability))
+        get_device_name = classmethod(lambda cls, device_id=0: name)
+        get_device_total_memory = classmethod(lambda cls, device_id=0: gib * 2**30)
+        device_count = classmethod(lambda cls: 8)
+        check_if_supports_dtype = classmethod(lambda cls, dtype: None)
+        log_warnings = classmethod(lambda cls: None)
+
+        @classmethod
+        def has_device_capability(cls, wanted, device_id=0) -> bool:
+            return capability >= (wanted if isinstance(wanted, tuple) else divmod(wanted, 10))
+
+    vllm.platforms._current_platform = Fake()
+
+
+fake("H100")  # before the imports below: verl and vLLM look at the platform when they are imported
+from verl.utils.config import omega_conf_to_dataclass  # noqa: E402
+from verl.workers.rollout.replica import RolloutMode  # noqa: E402
+from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer  # noqa: E402
+from vllm.entrypoints.openai.cli_args import make_arg_parser, validate_parsed_serve_args  # noqa: E402
+from vllm.utils.argparse_utils import FlexibleArgumentParser  # noqa: E402
+
+from agent_r1.config import Config, load_config, preset_names  # noqa: E402
+from agent_r1.inference import serve  # noqa: E402
+from agent_r1.plan import MODELS  # noqa: E402
+from agent_r1.training.tiny_model import save_tokenizer, train_tokenizer  # noqa: E402
+from agent_r1.verl_engine.compose import Sources, compose, overrides  # noqa: E402
+
+
+def model_folder(path: str, root: Path) -> Path:
+    """config.json in the real shape of model `path`, and a small tokenizer; no weights."""
+    shape, folder = MODELS[path.partition("@")[0]], root / path.replace("/", "--")
+    if not folder.exists():
+        kind = transformers.Qwen3Config if "Qwen3" in path else transformers.Qwen2Config
+        config = kind(
+            num_hidden_layers=shape.layers, hidden_size=shape.hidden, num_attention_heads=shape.heads,
+            num_key_value_heads=shape.kv_heads, intermediate_size=shape.intermediate, vocab_size=shape.vocab,
+            tie_word_embeddings=shape.tied, max_position_embeddings=shape.positions,
+            architectures=["Qwen3ForCausalLM" if "Qwen3" in path else "Qwen2ForCausalLM"], dtype="bfloat16",
+            **({"head_dim": shape.head_dim} if "Qwen3" in path else {}),
+        )  # fmt: skip
+        config.save_pretrained(folder)
+        save_tokenizer(train_tokenizer(["a question and an answer"], 300), folder)
+    return folder
+
+
+def engine_facts(args) -> dict:
+    """What vLLM makes of parsed arguments. Raises what `vllm serve` would raise."""
+    made = AsyncEngineArgs.from_cli_args(args).create_engine_config()
+    return {
+        "cudagraph": str(made.compilation_config.cudagraph_mode),
+        "graphs": len(made.compilation_config.cudagraph_capture_sizes or []),
+        "max_num_seqs": made.scheduler_config.max_num_seqs,
+        "batched_tokens": made.scheduler_config.max_num_batched_tokens,
+        "memory_share": made.cache_config.gpu_memory_utilization,
+        "sleep": made.model_config.enable_sleep_mode,
+        "logprobs": str(made.model_config.logprobs_mode),
+        "tensor_parallel": made.parallel_config.tensor_parallel_size,
+        "data_parallel": made.parallel_config.data_parallel_size,
+    }
+
+
+class Server(vLLMHttpServer):
+    """verl's server up to the moment in which vLLM would start."""
+
+    async def run_server(self, args) -> None:
+        self.facts = engine_facts(args)
+
+
+def rollout_server(config: Config, model: Path, root: Path) -> dict:
+    """The sampler of a training run, as verl would start it."""
+    composed = compose(overrides(config, Sources(model, root, root, root), "cuda"))
+    rollout = composed.actor_rollout_ref.rollout
+    model_config = omega_conf_to_dataclass(composed.actor_rollout_ref.model)
+    server = Server(rollout, model_config, RolloutMode.HYBRID, [], 0, 0, config.verl.ranks, 1, "")
+    asyncio.run(server.launch_server())
+    return server.facts
+
+
+def evaluation_server(config: Config, model: Path) -> dict:
+    """The server of `agent-r1 eval` and `chat` with a GPU."""
+    serve.resolve_device = lambda config: ("cuda", torch.bfloat16)
+    facts = {}
+    for name, options in (("eval", {"on_every_gpu": True}), ("chat", {})):
+        ours = serve.VLLMServer(model, config, port=8000, **options)
+        ours.port = 8000
+        args = make_arg_parser(FlexibleArgumentParser()).parse_args(ours._options())
+        validate_parsed_serve_args(args)
+        facts[name] = engine_facts(args)
+    return facts
+
+
+def main() -> int:
+    """Every GPU preset with each algorithm on each card. Exit code 1 if anything was refused."""
+    refused = 0
+    ray.get_runtime_context = lambda: SimpleNamespace(get_job_id=lambda: "rehearsal")  # no Ray is running
+    ray.util.get_node_ip_address = lambda: "127.0.0.1"
+    root = Path(tempfile.mkdtemp())
+    for preset in preset_names():
+        if load_config(preset).engine != "verl":
+            continue
+        for algorithm, card in ((a, c) for a in ("grpo", "ppo") for c in CARDS):
+            line, said = {"preset": preset, "algorithm": algorithm, "card": card}, io.StringIO()
+            try:
+                fake(card)
+                config = load_config(preset, algorithm=algorithm)
+                model = model_folder(config.model.path, root)
+                with contextlib.redirect_stdout(said):
+                    line["rollout"] = rollout_server(config, model, root)
+                    line["server"] = evaluation_server(config, model)
+            except Exception as error:  # the list of what is refused is what this program is for
+                refused += 1
+                line["error"] = f"{type(error).__name__}: {error}"
+            print(json.dumps(line), flush=True)
+    return int(refused > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
