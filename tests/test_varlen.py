@@ -1,4 +1,4 @@
-"""benchmarks/long/varlen.py, the stand-in for flash-attn's kernels, against padded rows and against a plain softmax."""
+"""benchmarks/long/_varlen.py, the stand-in for flash-attn's kernels, against padded rows and against a plain softmax."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM, modeling_flash_attention_utils
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from benchmarks.long import varlen
+from benchmarks.long import _varlen as varlen
 
 
 @pytest.fixture

@@ -23,7 +23,6 @@ import ray
 import torch
 import transformers
 import vllm.platforms
-from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms.cuda import NonNvmlCudaPlatform
 from vllm.platforms.interface import DeviceCapability
 
@@ -34,35 +33,33 @@ CARDS = {
 }
 
 
-def fake(card: str) -> None:
-    """Make vLLM believe in eight cards of that kind."""
-    capability, gib, name = CARDS[card]
+class FakeCard(NonNvmlCudaPlatform):
+    """Eight cards of the kind in `card`. One object for all kinds: verl and vLLM keep the one they see when imported."""
 
-    class Fake(NonNvmlCudaPlatform):
-        get_device_capability = classmethod(lambda cls, device_id=0: DeviceCapability(*capability))
-        get_device_name = classmethod(lambda cls, device_id=0: name)
-        get_device_total_memory = classmethod(lambda cls, device_id=0: gib * 2**30)
-        device_count = classmethod(lambda cls: 8)
-        check_if_supports_dtype = classmethod(lambda cls, dtype: None)
-        log_warnings = classmethod(lambda cls: None)
+    card = "H100"
+    get_device_capability = classmethod(lambda cls, device_id=0: DeviceCapability(*CARDS[cls.card][0]))
+    get_device_name = classmethod(lambda cls, device_id=0: CARDS[cls.card][2])
+    get_device_total_memory = classmethod(lambda cls, device_id=0: CARDS[cls.card][1] * 2**30)
+    device_count = classmethod(lambda cls: 8)
+    check_if_supports_dtype = classmethod(lambda cls, dtype: None)
+    log_warnings = classmethod(lambda cls: None)
 
-        @classmethod
-        def has_device_capability(cls, wanted, device_id=0) -> bool:
-            return capability >= (wanted if isinstance(wanted, tuple) else divmod(wanted, 10))
-
-    vllm.platforms._current_platform = Fake()
+    @classmethod
+    def has_device_capability(cls, wanted, device_id=0) -> bool:
+        return CARDS[cls.card][0] >= (wanted if isinstance(wanted, tuple) else divmod(wanted, 10))
 
 
-fake("H100")  # before the imports below: verl and vLLM look at the platform when they are imported
+vllm.platforms._current_platform = FakeCard()
 from verl.utils.config import omega_conf_to_dataclass  # noqa: E402
 from verl.workers.rollout.replica import RolloutMode  # noqa: E402
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer  # noqa: E402
+from vllm.engine.arg_utils import AsyncEngineArgs  # noqa: E402
 from vllm.entrypoints.openai.cli_args import make_arg_parser, validate_parsed_serve_args  # noqa: E402
 from vllm.utils.argparse_utils import FlexibleArgumentParser  # noqa: E402
 
 from agent_r1.config import Config, load_config, preset_names  # noqa: E402
 from agent_r1.inference import serve  # noqa: E402
-from agent_r1.plan import MODELS  # noqa: E402
+from agent_r1.roofline import MODELS  # noqa: E402
 from agent_r1.training.tiny_model import save_tokenizer, train_tokenizer  # noqa: E402
 from agent_r1.verl_engine.compose import Sources, compose, overrides  # noqa: E402
 
@@ -121,7 +118,7 @@ def evaluation_server(config: Config, model: Path) -> dict:
     """The server of `agent-r1 eval` and `chat` with a GPU."""
     serve.resolve_device = lambda config: ("cuda", torch.bfloat16)
     facts = {}
-    for name, options in (("eval", {"on_every_gpu": True}), ("chat", {})):
+    for name, options in (("chat", {}),):
         ours = serve.VLLMServer(model, config, port=8000, **options)
         ours.port = 8000
         args = make_arg_parser(FlexibleArgumentParser()).parse_args(ours._options())
@@ -142,7 +139,7 @@ def main() -> int:
         for algorithm, card in ((a, c) for a in ("grpo", "ppo") for c in CARDS):
             line, said = {"preset": preset, "algorithm": algorithm, "card": card}, io.StringIO()
             try:
-                fake(card)
+                FakeCard.card = card
                 config = load_config(preset, algorithm=algorithm)
                 model = model_folder(config.model.path, root)
                 with contextlib.redirect_stdout(said):

@@ -1,0 +1,115 @@
+"""The GPU pins, installed: imports, verl's and vLLM's own validation of every preset on faked cards, our tests.
+
+Needs Python 3.12 (python3.12, or what PYTHON312 names), gcc, and 11 GB of disk for the time it runs. flash-attn is left
+out: its wheel lies outside the package index. What no CPU can tell stands in docs/presets.md.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+PINS = ROOT / "requirements" / "verl-gpu.txt"
+TESTS = ("tests/test_verl_compose.py", "tests/test_verl_equivalence.py")
+# vLLM's CUDA library is linked against the driver's, which a machine without a GPU lacks. These are the names it looks for;
+# all answer 100, CUDA_ERROR_NO_DEVICE.
+DRIVER = (
+    *("cuCtxGetCurrent", "cuCtxSetCurrent", "cuDeviceGetAttribute", "cuDevicePrimaryCtxRetain", "cuGetErrorString"),
+    *("cuGetProcAddress_v2", "cuMemAddressFree", "cuMemAddressReserve", "cuMemCreate", "cuMemGetAllocationGranularity"),
+    *("cuMemMap", "cuMemRelease", "cuMemSetAccess", "cuMemUnmap", "cuPointerGetAttribute", "cuTensorMapEncodeTiled"),
+)
+IMPORTS = (
+    *("vllm.entrypoints.openai.api_server", "verl.trainer.ppo.v1", "verl.workers.engine.fsdp.transformer_impl"),
+    *("agent_r1.verl_engine.trainer", "agent_r1.verl_engine.agent_loop", "agent_r1.inference.serve", "agent_r1.cli"),
+    *("sentence_transformers", "datasets", "faiss", "wandb", "tensorboard", "ray", "transfer_queue"),
+)
+
+
+def run() -> dict[str, Any]:
+    """Figures of the installation, and what was asked of it."""
+    with tempfile.TemporaryDirectory(prefix="agent-r1-pins-") as folder:
+        root = Path(folder)
+        figures = install(root)
+        environment = os.environ | {
+            "LD_LIBRARY_PATH": str(stub_driver(root)),
+            "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT))),
+        }
+        for name in IMPORTS:
+            call([root / "venv/bin/python", "-c", f"import {name}"], environment)
+        print(f"  {len(IMPORTS)} imports work; every preset on faked cards ...", flush=True)
+        figures |= {"imports": len(IMPORTS)} | presets(root, environment)
+        print("  tests under these versions ...", flush=True)
+        return figures | tests(root, environment)
+
+
+def install(root: Path) -> dict[str, Any]:
+    """An environment with exactly the pins but flash-attn, and what the tests need."""
+    python = os.environ.get("PYTHON312") or shutil.which("python3.12")
+    if python is None:
+        raise RuntimeError("no python3.12 on this machine; name one in PYTHON312")
+    pins = [line.split("#")[0].strip() for line in PINS.read_text().splitlines()]
+    pins = [line for line in pins if line and not line.startswith("flash-attn")]
+    wanted = root / "pins.txt"
+    wanted.write_text("\n".join(pins) + "\n")
+    print(f"  installing {len(pins)} packages ...", flush=True)
+    began = time.monotonic()
+    call([python, "-m", "venv", root / "venv"])
+    call([root / "venv/bin/pip", "install", "-q", "uv"])
+    uv = [root / "venv/bin/uv", "--cache-dir", root / "cache", "pip", "--quiet"]
+    call([*uv, "install", "--python", root / "venv/bin/python", "-r", wanted])
+    seconds = round(time.monotonic() - began)
+    call([*uv, "check", "--python", root / "venv/bin/python"])
+    listed = call([*uv, "list", "--python", root / "venv/bin/python", "--format", "json"])
+    found = {package["name"].replace("_", "-").lower(): package["version"] for package in json.loads(listed)}
+    names = [re.split(r"[\[=]+", pin)[0].replace("_", "-").lower() for pin in pins]
+    if missing := [pin for pin, name in zip(pins, names, strict=True) if found.get(name) != pin.rpartition("==")[2]]:
+        raise RuntimeError(f"installed, but not in the pinned version: {', '.join(missing)}")
+    size = sum(file.stat().st_size for file in (root / "venv").rglob("*") if file.is_file() and not file.is_symlink())
+    call([*uv, "install", "--python", root / "venv/bin/python", "pytest", "pytest-timeout", "hypothesis"])
+    return {"pins": len(pins), "gigabytes": round(size / 1e9, 1), "install_seconds": seconds}
+
+
+def stub_driver(root: Path) -> Path:
+    """A folder with a libcuda.so.1 that has no device."""
+    (root / "stub.c").write_text("\n".join(f"int {name}(void) {{ return 100; }}" for name in DRIVER))
+    (root / "driver").mkdir()
+    call(["gcc", "-w", "-shared", "-fPIC", "-o", root / "driver/libcuda.so.1", root / "stub.c"])
+    return root / "driver"
+
+
+def presets(root: Path, environment: dict[str, str]) -> dict[str, Any]:
+    """Raises when verl or vLLM refuses a combination of preset, algorithm and card."""
+    command = [root / "venv/bin/python", "-m", "benchmarks.long._gpu_pins_inside"]
+    answer = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
+    lines = [json.loads(line) for line in answer.stdout.splitlines() if line.startswith("{")]
+    if refused := [line for line in lines if "error" in line]:
+        raise RuntimeError(f"{len(refused)} of {len(lines)} combinations are refused, the first: {refused[0]}")
+    if answer.returncode or not lines:
+        raise RuntimeError(f"the check itself failed: {answer.stderr.strip().splitlines()[-1:]}")
+    samplers = {f"{line['preset']} {line['algorithm']}": line["rollout"] for line in lines}
+    return {"combinations": len(lines), "samplers": samplers}
+
+
+def tests(root: Path, environment: dict[str, str]) -> dict[str, Any]:
+    """The equivalence with verl's own functions, under the GPU's versions."""
+    said = call([root / "venv/bin/python", "-m", "pytest", "-q", "-p", "no:cacheprovider", *TESTS], environment)
+    return {"tests": said.strip().splitlines()[-1].split(" in ")[0]}
+
+
+def call(command: list, environment: dict[str, str] | None = None) -> str:
+    """Standard output. Raises with the last lines of what it said when it fails."""
+    done = subprocess.run([str(word) for word in command], env=environment, cwd=ROOT, capture_output=True, text=True)
+    if done.returncode:
+        print(done.stdout[-3000:] + done.stderr[-3000:], file=sys.stderr)
+        last = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]
+        raise RuntimeError(f"{' '.join(map(str, command[1:4]))}: {' '.join(last)}")
+    return done.stdout
