@@ -7,9 +7,11 @@ import re
 import runpy
 
 from PIL import Image
-from runs import ROOT
+from runs import ROOT, TINY
 
 from agent_r1.config import load_config
+from agent_r1.stages import load_rows
+from agent_r1.training.cold_start import lookups_of
 
 README, LAPTOP = (ROOT / "README.md").read_text(), (ROOT / "docs/laptop.md").read_text()
 
@@ -36,3 +38,14 @@ def test_the_curve_is_made_by_the_command_that_the_docs_name(produced, tmp_path)
         "preset": "smoke", "algorithm": "ppo", "seed": 0, "steps": 8, "em_before": before["em"], "em_after": after["em"],
     }  # fmt: skip
     assert "benchmarks/curve_picture.py" in LAPTOP
+
+
+def test_no_training_question_is_about_the_test_world(produced, monkeypatch):
+    """What docs/laptop.md says, by the table that its measurement of what is *read* stands on."""
+    monkeypatch.setenv("AGENT_R1_HOME", str(produced))
+    tool = runpy.run_path(str(ROOT / "benchmarks/held_out_reading.py"))
+    config = load_config("smoke", TINY[1:])
+    worlds = tool["world_of"](config)
+    for split in ("train", "val", "test", "cold"):
+        asked = {lookup["entity"] for row in load_rows(config, split) for lookup in lookups_of(row)}
+        assert asked and {worlds[name] for name in asked} == {split}

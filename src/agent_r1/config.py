@@ -136,7 +136,7 @@ class ColdStartConfig:
     """Behaviour cloning of an imperfect demonstrator, so that RL has something to reinforce (room 7)."""
 
     copy_steps: int = 600
-    """Phase (a): optimiser steps on clean one-hop episodes; here the model learns to copy names that it has never seen."""
+    """Phase (a): optimiser steps on clean one-hop episodes; here the model learns to copy names from what it has read."""
     copy_tokens: int = 1024
     """Tokens in one step of phase (a). Small: the many updates are what makes the copying circuit form."""
     mix_steps: int = 600

@@ -3,8 +3,9 @@
 In: a random generator and sizes. Out: a `World` (its passages are the corpus) and `Question`s, each with the lookups
 that an ideal agent would make. Next: `tinyhop_build.py` writes both to disk.
 
-Why a made-up world? Because nobody can know it by heart: each split has a world of its own, no name occurs in two of
-them, and so an answer on the test split can only come out of what the agent searched for and read. Why so few words?
+Why a made-up world? Because nobody can know it by heart: each split has a world of its own, and no name occurs in two of
+them. No training question and no demonstration is about the test world. Its passages are in the index all the same, and
+some are read in training beside the right ones (docs/laptop.md, "Data"). Why so few words?
 Because on a laptop every token of a passage is paid for in each episode that finds it.
 
 A question is first a *logical form* (`Chain`, `Same`, `Which`) and only then words. `solve` evaluates the form over all

@@ -3,7 +3,7 @@
 In: texts of throw-away worlds and a shape. Out: a folder in Hugging Face's format (Qwen2 architecture). Next:
 `cold_start.py` teaches it the format of the task.
 
-Three choices decide whether half a million parameters can learn to *copy a name that they have never seen*, which is
+Three choices decide whether half a million parameters can learn to *copy a name that they do not know*, which is
 what reading a search result comes down to:
 
 1. **One spelling a name.** GPT-2's pre-tokenizer glues the blank to the word behind it, so `"Vexlor` and ` Vexlor`
