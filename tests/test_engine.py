@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+import threading
+import time
 
 import pytest
 import torch
@@ -18,6 +20,8 @@ from agent_r1.rollout.episode import Task, derive_seed, make_loop, run_episodes
 from agent_r1.rollout.qwen import causal_attention
 from agent_r1.rollout.rows import collate, trajectory_rows
 from agent_r1.rollout.types import Generation, Sampling
+from agent_r1.search.index import Hit
+from agent_r1.search.searcher import Searcher
 from agent_r1.training.forward import action_logprobs
 
 VOCAB, STOP = 60, 0
@@ -300,6 +304,74 @@ def test_no_clock_decides_who_shares_a_batch(model, delays, slots):
     policy = make_policy(model, slots=slots)
     asyncio.run(main())
     assert set(delays) == {0}
+
+
+class SlowIndex:
+    """An index in which some searches take longer, as a busy machine decides."""
+
+    def __init__(self, seconds):
+        self.seconds = seconds
+
+    def search(self, queries, top_k):
+        time.sleep(self.seconds.random() * 0.02 if self.seconds else 0)
+        return [[Hit(query, query, "", 1.0)] for query in queries]
+
+
+def batches_beside(model, seconds) -> list[list[str]]:
+    """Episodes that generate and search, each in its own rhythm: who decoded beside whom, pass by pass."""
+
+    async def episode(number):
+        ids = prompt(number, 5 + number)
+        for turn in range(4):
+            said = await policy.generate(ids, Sampling(3 + (number + turn) % 4, temperature=0.0), f"s{number}")
+            hits = await searcher.search(f"{number % 5}.{turn}", 1)
+            ids = ids + said.token_ids + prompt(len(hits), 2 + number % 2)
+        policy.release(f"s{number}")
+
+    async def main():
+        await asyncio.gather(*(episode(number) for number in range(9)))
+
+    def noting():
+        batches.append([request.session for request in policy._running.values()])
+        decode()
+
+    batches, policy, searcher = [], make_policy(model, slots=5), Searcher(SlowIndex(seconds))
+    decode, policy._decode = policy._decode, noting
+    asyncio.run(main())
+    assert searcher.stats.batches > 5
+    return batches
+
+
+def test_the_time_that_a_search_takes_changes_no_batch(model):
+    assert batches_beside(model, None) == batches_beside(model, random.Random(1))
+
+
+def test_generation_goes_on_while_a_search_hangs(model, monkeypatch):
+    monkeypatch.setattr("agent_r1.search.searcher.PATIENCE_S", 0.05, raising=False)
+    let_go = threading.Event()
+
+    class Hanging:
+        over = False
+
+        def search(self, queries, top_k):
+            let_go.wait(5)
+            self.over = True
+            return [[] for _ in queries]
+
+    async def main():
+        await policy.generate(prompt(0), GREEDY, "s0")
+        hung = asyncio.create_task(searcher.search("x", 1))
+        said = [await policy.generate(prompt(number), GREEDY, f"s{number}") for number in (1, 2)]
+        over = index.over
+        let_go.set()
+        return said, over, await hung
+
+    policy, index = make_policy(model), Hanging()
+    searcher = Searcher(index)
+    said, over, found = asyncio.run(main())
+    assert not over and found == []
+    for number, generation in enumerate(said, 1):
+        assert_greedy(model, prompt(number), generation)
 
 
 def test_waiting_for_a_slow_tool_costs_no_processor_time(model, delays):

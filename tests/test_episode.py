@@ -13,7 +13,8 @@ from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.rollout.episode import AgentEnvLoop, AgentFlowBase, Task, derive_seed, make_loop, run_episodes
 from agent_r1.rollout.rows import trajectory_rows
 from agent_r1.rollout.types import Generation, Observation, Sampling, Step, StepResult, StopReason, Trajectory
-from agent_r1.tool import BaseTool
+from agent_r1.search.searcher import Searcher
+from agent_r1.tool import BaseTool, SearchTool
 
 ANSWER = "<answer>Marn</answer>"
 
@@ -185,6 +186,18 @@ def test_when_most_tool_calls_fail_the_run_stops_with_the_reason(chat):
     loop = make_env_loop(policy, lambda row: HermesToolEnv({"search": Broken()}, EnvConfig()))
     assert run(loop, task())[0].metrics["failed_calls"] == 1
     with pytest.raises(AgentR1Error, match="6 of 6 tool calls failed, the first with .*index gone"):
+        run(loop, *(task(session=str(i)) for i in range(6)))
+
+
+def test_a_fault_of_the_retriever_in_its_thread_stops_the_run_with_the_reason(chat):
+    class Gone:
+        def search(self, queries, top_k):
+            raise AgentR1Error("the search service does not answer; start it")
+
+    policy = ScriptedPolicy(chat, lambda session, turn, ids: (call(query=session), ANSWER)[turn])
+    tools = {"search": SearchTool(Searcher(Gone()), 1)}
+    loop = make_env_loop(policy, lambda row: HermesToolEnv(tools, EnvConfig()))
+    with pytest.raises(AgentR1Error, match="6 of 6 tool calls failed, the first with .*service does not answer"):
         run(loop, *(task(session=str(i)) for i in range(6)))
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import random
 import shutil
+import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -19,9 +22,11 @@ from agent_r1.config import DataConfig
 from agent_r1.data.rows import read_rows
 from agent_r1.data.tinyhop_build import build
 from agent_r1.errors import AgentR1Error, ConfigError
+from agent_r1.search.client import RemoteIndex
 from agent_r1.search.encoders import NgramEncoder, SentenceTransformerEncoder, make_encoder, prefixes
 from agent_r1.search.index import Hit, PassageIndex, build_index, recall_at_k
-from agent_r1.search.searcher import Searcher
+from agent_r1.search.searcher import MAX_QUERY_CHARS, Searcher
+from agent_r1.tool import SearchTool, ToolCall, ToolErrorKind, call_tool, tool
 
 PASSAGES = [
     ("Vexlor", "Vexlor is a company founded by Marn in Tulo."),
@@ -478,3 +483,184 @@ def test_queries_of_many_episodes_at_different_paces():
 
     asyncio.run(main())
     assert searcher.stats.queries == 60 and len(index.calls) == 2
+
+
+# ------------------------------------------------------------------------------- an index that hangs, or takes its time
+
+
+class HangingIndex(CountingIndex):
+    """Hangs in queries for "hang" until it is let go; gives up by itself, so that a failing test ends."""
+
+    def __init__(self):
+        super().__init__()
+        self.let_go, self.begun, self.hangs = threading.Event(), False, False
+
+    def search(self, queries, top_k):
+        if "hang" in queries:
+            self.begun = self.hangs = True
+            self.let_go.wait(3)
+            self.hangs = False
+        return super().search(queries, top_k)
+
+
+@pytest.fixture
+def hanging():
+    index = HangingIndex()
+    yield index
+    index.let_go.set()
+
+
+async def search_call(searcher: Searcher, query: str, timeout_s: float = 5.0):
+    return await call_tool({"search": SearchTool(searcher, 1)}, ToolCall("search", {"query": query}), timeout_s, 4000)
+
+
+def test_a_search_that_hangs_ends_at_its_deadline_and_stops_nobody_else(hanging):
+    searcher = Searcher(hanging)
+
+    @tool
+    def shout(word: str) -> str:
+        """Shouts.
+
+        Args:
+            word: What.
+        """
+        return word.upper()
+
+    async def main():
+        before = await search_call(searcher, "a")
+        hung = asyncio.create_task(search_call(searcher, "hang", timeout_s=0.3))
+        while not hanging.begun:
+            await asyncio.sleep(0.01)
+        others = [
+            await call_tool({"shout": shout}, ToolCall("shout", {"word": "hey"}), 5.0, 100),
+            await search_call(searcher, "a"),  # remembered
+            await search_call(searcher, "b", timeout_s=0.1),  # new: the index has one caller at a time
+        ]
+        still = hanging.hangs
+        result = await hung
+        at_deadline, _ = hanging.hangs, hanging.let_go.set()
+        return before, others, still, result, at_deadline, await search_call(searcher, "c")
+
+    before, (shouted, remembered, new), still, result, at_deadline, after = asyncio.run(main())
+    assert still and at_deadline  # all of that while the index hung
+    assert shouted.content == "HEY" and remembered == dataclasses.replace(before, seconds=remembered.seconds)
+    assert [r.error for r in (result, new)] == [ToolErrorKind.TIME_OUT] * 2
+    assert result.content == "error: search took longer than 0.3 s; ask for less"
+    assert after.ok and hanging.calls == [["a"], ["hang"], ["c"]]  # nobody waits for b any more
+
+
+def test_a_search_given_up_by_one_event_loop_does_not_hold_up_the_exit_of_it(hanging):
+    searcher = Searcher(hanging)
+    assert asyncio.run(search_call(searcher, "hang", timeout_s=0.05)).error is ToolErrorKind.TIME_OUT
+    assert hanging.hangs  # asyncio.run came back all the same
+    threading.Timer(0.1, hanging.let_go.set).start()
+    assert asyncio.run(search_call(searcher, "a")).ok  # in the next loop, when the index is free again
+
+
+def test_a_service_that_accepts_and_never_answers_costs_its_callers_their_deadline_alone():
+    class Watched(RemoteIndex):
+        over = False
+
+        def search(self, queries, top_k):
+            try:
+                return super().search(queries, top_k)
+            finally:
+                self.over = True
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        index = Watched(f"http://127.0.0.1:{silent.getsockname()[1]}", timeout_s=2, pause=0)
+        searcher = Searcher(index)
+
+        async def main():
+            hung = [search_call(searcher, query, timeout_s=0.3) for query in "ab"]
+            return await asyncio.gather(*hung), index.over
+
+        results, over = asyncio.run(main())
+        assert [result.error for result in results] == [ToolErrorKind.TIME_OUT] * 2 and not over
+
+
+def test_a_request_that_took_its_time_is_not_tried_again():
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        index = RemoteIndex(f"http://127.0.0.1:{silent.getsockname()[1]}", timeout_s=0.1, pause=0)
+        with pytest.raises(AgentR1Error, match="does not answer"):
+            index.search(["a"], 1)
+        silent.settimeout(0.2)
+        silent.accept()
+        with pytest.raises(TimeoutError):
+            silent.accept()
+
+
+def test_many_lines_share_the_next_batch_while_the_index_works(hanging):
+    """What comes in meanwhile, from however many turns, is one batch."""
+    searcher = Searcher(hanging)
+
+    async def main():
+        first = searcher.ask("hang", 1)
+        await asyncio.sleep(0.01)
+        rest = []
+        for query in "abcab":
+            rest.append(searcher.ask(query, 1))
+            await asyncio.sleep(0)
+        waiting = searcher.waiting
+        hanging.let_go.set()
+        return waiting, [(await future)[0].title for future in [first, *rest]]
+
+    assert asyncio.run(main()) == (6, ["hang", *"abcab"])
+    assert hanging.calls == [["hang"], ["a", "b", "c"]]
+
+
+# --------------------------------------------------------------------------------------------------- what a query may be
+
+
+class TokenizingIndex(CountingIndex):
+    """Reads its queries with a fast tokenizer, as a neural encoder does."""
+
+    def __init__(self, tokenizer):
+        super().__init__()
+        self.tokenizer = tokenizer
+
+    def search(self, queries, top_k):
+        self.tokenizer(queries)
+        return super().search(queries, top_k)
+
+
+def test_a_query_that_no_tokenizer_reads_fails_alone(tokenizer):
+    with pytest.raises(TypeError):
+        tokenizer(["good", "half of a pair: \ud83c"])
+    index = TokenizingIndex(tokenizer)
+    searcher = Searcher(index)
+
+    async def main():
+        return await asyncio.gather(*(searcher.search(q, 1) for q in ["a", "\ud83c", "b"]), return_exceptions=True)
+
+    first, bad, last = asyncio.run(main())
+    assert isinstance(bad, TypeError) and [first[0].title, last[0].title] == ["a", "b"]
+    assert index.calls == [["a"], ["b"]]
+
+
+def test_the_tool_cleans_and_bounds_what_it_asks(tokenizer):
+    index = TokenizingIndex(tokenizer)
+
+    async def main():
+        queries = ["a", "half of a pair: \ud83c", "x" * 1_000_000, " " * 5000]
+        return await asyncio.gather(*(search_call(Searcher(index), query) for query in queries))
+
+    *fine, blank = asyncio.run(main())
+    assert all(result.ok for result in fine) and blank.error is ToolErrorKind.INVALID_ARGUMENTS
+    assert sorted(q for queries in index.calls for q in queries) == ["a", "half of a pair: ?", "x" * MAX_QUERY_CHARS]
+
+
+def test_a_service_that_says_what_is_wrong_is_not_asked_again_for_each_query():
+    class Down(CountingIndex):
+        def search(self, queries, top_k):
+            super().search(queries, top_k)
+            raise AgentR1Error("the service is down; start it")
+
+    index = Down()
+    searcher = Searcher(index)
+
+    async def main():
+        return await asyncio.gather(*(searcher.search(query, 1) for query in "abc"), return_exceptions=True)
+
+    assert [str(error) for error in asyncio.run(main())] == ["the service is down; start it"] * 3
+    assert index.calls == [["a", "b", "c"]]

@@ -299,7 +299,7 @@ def remote_index(config: Config) -> RemoteIndex:
     """The service at search.url. Raises AgentR1Error unless it has the index that this configuration would build."""
     from agent_r1.search.client import RemoteIndex
 
-    index = RemoteIndex(config.search.url)
+    index = RemoteIndex(config.search.url, config.env.tool_timeout_s)
     manifest = _needed(Places.of(config).data, "agent-r1 data", config) / "manifest.json"
     index.check(config.search.encoder, json.loads(manifest.read_text())["files"]["corpus.jsonl"])
     return index

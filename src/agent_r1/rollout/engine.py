@@ -29,6 +29,7 @@ from torch import Tensor
 from agent_r1.errors import AgentR1Error
 from agent_r1.rollout.qwen import Qwen
 from agent_r1.rollout.types import Generation, Sampling
+from agent_r1.search.searcher import SAMPLING_HERE
 
 
 class KVCache:
@@ -143,6 +144,7 @@ class LocalPolicy:
     async def _run(self) -> None:
         """The engine's heartbeat: read what is new, decode one token for everybody, let the episodes act on it."""
         idle = 0
+        SAMPLING_HERE.add(asyncio.get_running_loop())
         try:
             while self._waiting or self._running:
                 # A pass over few tokens costs nearly as much as one over many, so newcomers wait for company while

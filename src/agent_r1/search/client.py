@@ -1,7 +1,8 @@
 """The index of a search service, from the other side: it stands where a `PassageIndex` would stand.
 
 In: the address of `agent-r1 search-server`. Out: `Hit`s. Next: a `Searcher` over it, which batches and caches as it does
-over an index of its own; so one event loop turn is one request, and a run samples the same tokens either way.
+over an index of its own; so one event loop turn is one request, and a run samples the same tokens either way, as long as
+the service answers within `searcher.PATIENCE_S`.
 """
 
 from __future__ import annotations
@@ -13,15 +14,18 @@ import httpx
 
 from agent_r1.errors import AgentR1Error
 from agent_r1.search.index import Hit
+from agent_r1.search.searcher import MAX_QUERY_CHARS
 
 CHUNK = 128
-"""Queries in one request; the server takes 256, of at most 2,000 characters."""
-MAX_QUERY_CHARS = 2000
+"""Queries in one request; the server takes 256, of at most `MAX_QUERY_CHARS` characters."""
 ATTEMPTS = 4
 
 
 class RemoteIndex:
-    """Searches by asking a service. Its call blocks, as that of an index in this process does."""
+    """Searches by asking a service. Its call blocks, as that of an index in this process does.
+
+    `timeout_s`: seconds that one request may take. Behind it nobody waits any more, so it is not tried again.
+    """
 
     def __init__(self, url: str, timeout_s: float = 30.0, pause: float = 0.5):
         self.url, self._pause = url.rstrip("/"), pause
@@ -62,10 +66,11 @@ class RemoteIndex:
                 response = self._client.request(method, path, json=body)
                 if response.status_code != 503:
                     break
-                problem = "is overloaded"
+                problem, in_vain = "is overloaded", False
             except httpx.TransportError as error:
                 problem = f"does not answer ({str(error) or type(error).__name__})"
-            if attempt + 1 == ATTEMPTS:
+                in_vain = isinstance(error, httpx.TimeoutException)
+            if in_vain or attempt + 1 == ATTEMPTS:
                 raise AgentR1Error(
                     f"the search service at {self.url} {problem}; start it with `agent-r1 search-server`"
                 )

@@ -7,7 +7,7 @@ In: HTTP requests. Out: passages as JSON. Next: `client.py` stands in for the in
     GET  /health                                           ->  what the index is made of, and counters
 
 Two threads. One speaks HTTP and never computes, so /health and refusals are prompt however busy the index is. The other
-runs a `Searcher`: while it encodes one batch, queries of all clients line up, and the next batch takes them all.
+is the `Searcher`'s: while it encodes one batch, queries of all clients line up, and the next batch takes them all.
 
 Whoever can reach the port may ask, so everything has a bound: the size of a body, the number and length of queries, top_k,
 the seconds that a request may take, and the queries that may wait. By default only this machine can reach it.
@@ -16,10 +16,8 @@ the seconds that a request may take, and the queries that may wait. By default o
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import socket
 import sys
-import threading
 from dataclasses import asdict
 from typing import Annotated
 
@@ -28,12 +26,11 @@ from fastapi import FastAPI, HTTPException, Request
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from agent_r1.errors import AgentR1Error, ConfigError
-from agent_r1.search.index import Hit, PassageIndex
-from agent_r1.search.searcher import Searcher
+from agent_r1.search.index import PassageIndex
+from agent_r1.search.searcher import MAX_QUERY_CHARS, Searcher
 
 MAX_BODY = 1 << 20
 MAX_QUERIES = 256
-MAX_QUERY_CHARS = 2000
 MAX_TOP_K = 50
 MAX_WAITING = 8192
 """Queries of all clients together that may line up; the next ones get 503."""
@@ -51,47 +48,17 @@ class SearchRequest(BaseModel):
     top_k: Annotated[int, Field(ge=1, le=MAX_TOP_K)] = 3
 
 
-class SearchThread:
-    """A `Searcher` in a thread with an event loop of its own, for callers in other threads."""
-
-    def __init__(self, index: PassageIndex):
-        self.searcher = Searcher(index)
-        self.waiting = 0
-        self._loop = asyncio.new_event_loop()
-        threading.Thread(target=self._loop.run_forever, daemon=True).start()
-
-    async def search(self, queries: list[str], top_k: int) -> list[list[Hit]]:
-        """Answers in the order of `queries`. What lined up while the last batch was computed makes the next one."""
-        self.waiting += len(queries)
-        future = asyncio.run_coroutine_threadsafe(self._search(queries, top_k), self._loop)
-        # A caller that gives up leaves the queue only when its batch is done: its work is in there all the same.
-        future.add_done_callback(self._leave(len(queries), asyncio.get_running_loop()))
-        return await asyncio.shield(asyncio.wrap_future(future))
-
-    async def _search(self, queries: list[str], top_k: int) -> list[list[Hit]]:
-        return await asyncio.gather(*(self.searcher.search(query, top_k) for query in queries))
-
-    def _leave(self, count: int, loop: asyncio.AbstractEventLoop):
-        def leave() -> None:
-            self.waiting -= count
-
-        def done(future: concurrent.futures.Future) -> None:
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(leave)
-
-        return done
-
-
 def make_app(index: PassageIndex, timeout_s: float = TIMEOUT_S) -> FastAPI:
     """The service over `index`."""
     # No /docs: they load scripts from the web. And no traceback in an answer.
     app = FastAPI(title="agent-r1 search", docs_url=None, redoc_url=None, openapi_url=None)
-    thread = SearchThread(index)
+    searcher = Searcher(index)
 
     async def answer(queries: list[str], top_k: int) -> dict:
-        if thread.waiting + len(queries) > MAX_WAITING:
-            raise HTTPException(503, f"{thread.waiting} queries are waiting; ask again later", {"Retry-After": "1"})
-        return {"results": [[asdict(hit) for hit in hits] for hits in await thread.search(queries, top_k)]}
+        if searcher.waiting + len(queries) > MAX_WAITING:
+            raise HTTPException(503, f"{searcher.waiting} queries are waiting; ask again later", {"Retry-After": "1"})
+        found = await asyncio.gather(*(searcher.ask(query, top_k) for query in queries))
+        return {"results": [[asdict(hit) for hit in hits] for hits in found]}
 
     async def read(request: Request) -> SearchRequest:
         body = b""
@@ -124,7 +91,7 @@ def make_app(index: PassageIndex, timeout_s: float = TIMEOUT_S) -> FastAPI:
     @app.get("/health")
     async def health() -> dict:
         made_of = {key: index.made_of.get(key) for key in ("encoder", "dim", "count", "corpus_sha256", "index")}
-        return {"status": "ok", **made_of, "waiting": thread.waiting, "stats": asdict(thread.searcher.stats)}
+        return {"status": "ok", **made_of, "waiting": searcher.waiting, "stats": asdict(searcher.stats)}
 
     return app
 

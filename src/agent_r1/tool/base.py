@@ -231,7 +231,7 @@ def _as_output(value: Any) -> ToolOutput:
 
 def _result(outcome: ToolOutput | _Failure, start: float, max_chars: int) -> ToolResult:
     if isinstance(outcome, ToolOutput):
-        content = _cut(_unicode(outcome.content), max_chars)
+        content = _cut(valid_unicode(outcome.content), max_chars)
         return ToolResult(content, seconds=time.perf_counter() - start, data=outcome.data)
     content = f"error: {_one_line(outcome.message)}"[:max_chars]  # short as it is; its beginning is what matters
     return ToolResult(content, ok=False, error=outcome.kind, seconds=time.perf_counter() - start)
@@ -261,11 +261,11 @@ def _safe(error: BaseException) -> str:
 
 
 def _one_line(text: Any) -> str:
-    text = _unicode(" ".join(str(text).split()))
+    text = valid_unicode(" ".join(str(text).split()))
     return text if len(text) <= LONGEST_MESSAGE else text[: LONGEST_MESSAGE - 3] + "..."
 
 
-def _unicode(text: str) -> str:
+def valid_unicode(text: str) -> str:
     """Without lone surrogates: JSON's "\\ud800" makes them, no UTF-8 can hold them, and tokenizers raise on them."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 

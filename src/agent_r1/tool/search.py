@@ -6,8 +6,8 @@ from typing import Any
 
 from agent_r1.errors import ConfigError
 from agent_r1.search.index import Hit
-from agent_r1.search.searcher import Searcher
-from agent_r1.tool.base import BaseTool, InvalidArgumentsError, ToolOutput
+from agent_r1.search.searcher import MAX_QUERY_CHARS, Searcher
+from agent_r1.tool.base import BaseTool, InvalidArgumentsError, ToolOutput, valid_unicode
 
 
 class SearchTool(BaseTool):
@@ -37,7 +37,8 @@ class SearchTool(BaseTool):
         return cls(searcher, top_k)
 
     async def execute(self, args: dict[str, Any]) -> ToolOutput:
-        query = args["query"].strip()
+        # Half of a surrogate pair, which a model may write, makes tokenizers raise.
+        query = valid_unicode(args["query"][:MAX_QUERY_CHARS]).strip()
         if not query:
             raise InvalidArgumentsError("query is empty; write what to look for, for example the name of an entity")
         hits = await self.searcher.search(query, self.top_k)
