@@ -12,12 +12,14 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 
 usage() {
     cat <<'TEXT'
-usage: bash inference.sh [--run NAME] [--step N] [--checkpoint-dir DIR] [--target-dir DIR]
+usage: bash inference.sh [--run NAME] [--step N] [--checkpoint-dir DIR] [--base-model PATH|OWNER/NAME] [--target-dir DIR]
                          [--use-hf-model --hf-model-path PATH|OWNER/NAME] [--backend vllm|transformers] [chat options]
 
   --run NAME         a run in runs/ (default: the newest)
   --step N           its checkpoint of step N (default: the last)
-  --checkpoint-dir DIR   a checkpoint folder instead, of the local loop or of verl
+  --checkpoint-dir DIR   a checkpoint folder instead, of the local loop or of verl, or the folder that holds the steps
+  --base-model PATH|OWNER/NAME
+                     for shards of verl that have no actor/huggingface/: the model that their training started from
   --target-dir DIR   where the exported model goes (default: runs/NAME/export)
   --use-hf-model --hf-model-path PATH|OWNER/NAME
                      a published model instead: a folder, or a name on the Hugging Face hub; nothing is exported
@@ -42,7 +44,7 @@ backend=vllm hf_model="" use_hf="" export=() chat=()
 while [ $# -gt 0 ]; do
     case "$1" in
         -h|--help) usage; exit 0 ;;
-        --run|--step|--checkpoint-dir|--target-dir|--hf-model-path|--backend)
+        --run|--step|--checkpoint-dir|--base-model|--target-dir|--hf-model-path|--backend)
             [ $# -ge 2 ] || die "$1 needs a value; see --help" 2
             case "$1" in
                 --backend) backend=$2 ;;

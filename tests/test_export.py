@@ -6,12 +6,15 @@ import json
 import math
 import shlex
 import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
+from conftest import VOCAB
 from runs import TINY, main, prepare, tree
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from agent_r1.config import from_yaml, load_config
 from agent_r1.errors import AgentR1Error
@@ -19,6 +22,7 @@ from agent_r1.hub import push
 from agent_r1.inference import export as room
 from agent_r1.inference.agent import find_model
 from agent_r1.inference.export import export, train_command
+from agent_r1.training.tiny_model import load_tokenizer
 
 SETTINGS = [*TINY, "trainer.steps=4", "trainer.save_every=2", "trainer.keep_checkpoints=2", "rollout.temperature=0.9"]
 
@@ -166,19 +170,12 @@ def test_an_adapter_is_merged(home):
         export(home / "adapter", load_config("smoke"), home / "again")
 
 
-def test_what_merging_and_verl_need_is_named(home, monkeypatch):
-    import sys
-
+def test_what_merging_needs_is_named(home, monkeypatch):
     (home / "adapter").mkdir()
     (home / "adapter" / "adapter_config.json").write_text("{}")
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(AgentR1Error, match="pip install peft"):
         export(home / "adapter", load_config("smoke"), home / "out")
-    (home / "global_step_2" / "actor").mkdir(parents=True)
-    (home / "global_step_2" / "actor" / "model_world_size_1_rank_0.pt").touch()
-    monkeypatch.setitem(sys.modules, "agent_r1.verl_engine.checkpoints", None)
-    with pytest.raises(AgentR1Error, match="written by verl, which is not installed"):
-        export(home / "global_step_2", load_config("smoke"), home / "out")
 
 
 def test_upload(home, monkeypatch, capsys):
@@ -209,3 +206,129 @@ def _forbidden():
     import httpx
 
     return httpx.Response(403, request=httpx.Request("POST", "http://localhost"))
+
+
+# ------------------------------------------------------------------------------------------------------ shards of verl
+
+TRAINER = """
+import json, os, sys, torch, torch.distributed as dist
+from pathlib import Path
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+folder, child = Path(sys.argv[1]), os.fork()  # the ranks share the seconds that the imports take
+rank = int(child == 0)
+dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+ids = torch.tensor(json.loads((folder / "ids.json").read_text()))[None]
+for name, dimensions, names in ("qwen2", (2,), ("fsdp",)), ("llama", (2,), ("fsdp",)), ("replicas", (2, 1), ("ddp", "fsdp")):
+    start, actor = folder / "start" / name, folder / name / "global_step_12" / "actor"
+    model, mesh = AutoModelForCausalLM.from_pretrained(start), init_device_mesh("cpu", dimensions, mesh_dim_names=names)
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    model(ids, labels=ids).loss.backward()
+    optimizer.step()
+    actor.mkdir(parents=True, exist_ok=True)
+    torch.save(model.state_dict(), actor / f"model_world_size_2_rank_{rank}.pt")
+    torch.save(optimizer.state_dict(), actor / f"optim_world_size_2_rank_{rank}.pt")
+    with torch.no_grad():
+        logprobs = model(ids).logits.log_softmax(-1)
+    if rank == 0:
+        model.config.save_pretrained(actor / "huggingface")
+        PreTrainedTokenizerFast.from_pretrained(start).save_pretrained(actor / "huggingface")
+        torch.save(logprobs, folder / name / "logprobs.pt")
+dist.barrier()
+sys.exit(os.waitpid(child, 0)[1] if child else 0)
+"""
+"""Two ranks take a step with FSDP2 and save as verl's FSDPCheckpointManager does."""
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory, micro_model):
+    """NAME/global_step_12/ of three trainings in two ranks, beside what the trained model says of ids.json."""
+    folder = tmp_path_factory.mktemp("elsewhere")
+    for name in ("qwen2", "replicas", "llama"):
+        shutil.copytree(micro_model, folder / "start" / name)
+    small = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    small |= {"intermediate_size": 48, "vocab_size": VOCAB + 1, "max_position_embeddings": 512}  # not even: two shards
+    torch.manual_seed(0)
+    llama = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **small, tie_word_embeddings=False))
+    llama.save_pretrained(folder / "start" / "llama")
+    (folder / "ids.json").write_text(json.dumps(list(range(5, 45))))
+    subprocess.run([sys.executable, "-c", TRAINER, str(folder)], check=True, timeout=120)
+    (folder / "start").rename(folder / "gone")  # the shards travel alone
+    return folder
+
+
+@pytest.fixture
+def bare(tmp_path, monkeypatch):
+    """Another machine: no run, no verl."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "verl"] + ["verl"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path / "home"))
+    return tmp_path
+
+
+def says(model, folder):
+    """Largest difference between the log-probabilities of a model folder and those of the trainer."""
+    ids = torch.tensor(json.loads((folder.parent / "ids.json").read_text()))[None]
+    with torch.inference_mode():
+        logprobs = AutoModelForCausalLM.from_pretrained(model)(ids).logits.log_softmax(-1)
+    return (logprobs - torch.load(folder / "logprobs.pt", weights_only=True)).abs().max()
+
+
+@pytest.mark.parametrize("name", ["qwen2", "llama", "replicas"])
+def test_shards_of_verl_become_a_model_wherever_they_are(shards, bare, name, capsys):
+    out = bare / "out"
+    assert main("export", "--checkpoint-dir", str(shards / name), "--target-dir", str(out)) == 0  # the newest in there
+    assert says(out, shards / name) < 1e-5 < says(shards / "gone" / name, shards / name)
+    assert load_tokenizer(out).chat_template and find_model(hf_path=str(out))[0] == out
+    # Whose training it was is not known, so nothing is said of it.
+    assert not (out / "agent_r1.yaml").exists() and "Algorithm" not in (out / "README.md").read_text()
+    assert (
+        main("export", "--checkpoint-dir", str(shards / name / "global_step_12/actor"), "--target-dir", str(out)) == 0
+    )
+    assert "done before" in capsys.readouterr().out
+
+
+def test_shards_without_their_shape_ask_for_it(shards, bare, capsys):
+    actor = bare / "global_step_12" / "actor"
+    shutil.copytree(shards / "qwen2" / "global_step_12" / "actor", actor)
+    (actor / "huggingface" / "tokenizer.json").unlink()
+    options = "export", "--checkpoint-dir", str(actor.parent), "--target-dir", str(bare / "out")
+    assert (
+        main(*options) == 1 and "has no tokenizer.json" in (said := capsys.readouterr().err) and "--base-model" in said
+    )
+    assert main(*options, "--base-model", str(shards / "gone" / "qwen2")) == 0
+    assert says(bare / "out", shards / "qwen2") < 1e-5
+    (actor / "model_world_size_2_rank_1.pt").unlink()
+    assert main(*options, "--base-model", str(shards / "gone" / "qwen2")) == 1 and "1 shards" in capsys.readouterr().err
+
+
+def test_shards_of_a_run_take_its_settings_along(shards, home):
+    folder = checkpoint(home) / "global_step_4"
+    shutil.copytree(shards / "qwen2" / "global_step_12", folder)
+    shutil.rmtree(home / "runs" / "mine" / "rollouts")  # ids of that run's vocabulary, not of this model's
+    assert main("export", "--checkpoint-dir", str(folder), "--target-dir", str(home / "out")) == 0
+    assert from_yaml(home / "out" / "agent_r1.yaml") == from_yaml(home / "runs" / "mine" / "config.yaml")
+    assert says(home / "out", shards / "qwen2") < 1e-5
+
+
+def test_shards_that_were_written_on_gpus_are_read_without_one(shards, bare):
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec
+
+    step = bare / "global_step_12"
+    shutil.copytree(shards / "qwen2" / "global_step_12", step)
+    for rank, file in enumerate(sorted((step / "actor").glob("model_*.pt"))):
+        mesh = DeviceMesh("cuda", torch.arange(2), _init_backend=False, _rank=rank)
+        parts = {
+            name: DTensor(
+                part.to_local(), DTensorSpec(mesh, part.placements, part._spec.tensor_meta), requires_grad=False
+            )
+            for name, part in torch.load(file, weights_only=True).items()
+        }
+        torch.save(parts, file)
+    assert main("export", "--checkpoint-dir", str(step)) == 0 and says(bare / "export", shards / "qwen2") < 1e-5

@@ -173,13 +173,15 @@ def evaluate_models(arguments: argparse.Namespace) -> None:
 
 
 def export(arguments: argparse.Namespace) -> None:
-    from agent_r1.inference.agent import find_checkpoint, settings_for
+    from agent_r1.inference.agent import find_checkpoint, hub_model, newest_step, own_settings
     from agent_r1.inference.export import default_target, export
     from agent_r1.ui import say
 
-    checkpoint = arguments.checkpoint_dir or find_checkpoint(arguments.run, arguments.step)
+    given = arguments.checkpoint_dir
+    checkpoint = newest_step(given) if given else find_checkpoint(arguments.run, arguments.step)
     target = arguments.target_dir or default_target(checkpoint)
-    export(checkpoint, settings_for(checkpoint, arguments.run), target)
+    base = hub_model(arguments.base_model) if arguments.base_model else None
+    export(checkpoint, own_settings(checkpoint), target, base)
     if arguments.push_to_hub:
         from agent_r1.hub import push
 
@@ -312,11 +314,16 @@ def _commands_of_use(commands) -> None:
     command = _command(
         commands, "export", export, "make a Hugging Face folder of a checkpoint",
         ["agent-r1 export", "agent-r1 export --run laptop-grpo --step 40 --target-dir my-agent",
-         "agent-r1 export --checkpoint-dir DIR --push-to-hub OWNER/NAME"],
+         "agent-r1 export --checkpoint-dir DIR --push-to-hub OWNER/NAME", "agent-r1 export --checkpoint-dir global_step_60"],
     )  # fmt: skip
     _which_checkpoint(command)
     command.add_argument(
         "--target-dir", type=Path, metavar="DIR", help="default: export/ in the run's folder, or beside the checkpoint"
+    )
+    command.add_argument(
+        "--base-model",
+        metavar="PATH|OWNER/NAME",
+        help="for shards of verl without a config.json or tokenizer beside them",
     )
     command.add_argument("--push-to-hub", metavar="OWNER/NAME", help="also upload it (private, if it is new)")
 
@@ -390,7 +397,9 @@ def _which_checkpoint(command: argparse.ArgumentParser) -> None:
     """The options of the commands that use what a run has made."""
     command.add_argument("--run", help="a run's last checkpoint (default: the newest run)")
     command.add_argument("--step", type=int, help="the run's checkpoint of this step")
-    command.add_argument("--checkpoint-dir", type=Path, metavar="DIR", help="a checkpoint's folder, of whatever run")
+    command.add_argument(
+        "--checkpoint-dir", type=Path, metavar="DIR", help="a checkpoint of whatever run, or the folder that holds them"
+    )
 
 
 def _backend(command) -> None:

@@ -12,6 +12,7 @@ To the user there are two backends:
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from agent_r1.stages import Places, load_tools, make_data, make_index, set_threa
 from agent_r1.tool import BaseTool
 from agent_r1.training.checkpoint import list_checkpoints
 from agent_r1.training.loop import resolve_device
+from agent_r1.training.shards import find_shards
 from agent_r1.training.tiny_model import load_tokenizer
 
 BACKENDS = ("vllm", "transformers")
@@ -134,7 +136,7 @@ def find_model(
         model = hub_model(hf_path)
         return model, settings_for(model, run)
     if checkpoint_dir is not None:
-        model = model_folder(checkpoint_dir)
+        model = model_folder(newest_step(checkpoint_dir))
         return model, settings_for(model, run)
     checkpoint = find_checkpoint(run, step)
     return model_folder(checkpoint), from_yaml(checkpoint.parents[1] / "config.yaml")
@@ -156,6 +158,14 @@ def find_checkpoint(run: str | None = None, step: int | None = None) -> Path:
     return wanted
 
 
+def newest_step(folder: Path) -> Path:
+    """`folder`, or where it holds the steps of a run, of the local loop or of verl: the last of them."""
+    if (folder / "model").is_dir() or not folder.is_dir():
+        return folder
+    steps = [path for path in folder.iterdir() if re.fullmatch(r"(global_)?step_\d+", path.name)]
+    return max(steps, key=lambda path: int(path.name.rpartition("_")[2]), default=folder)
+
+
 def model_folder(checkpoint: Path) -> Path:
     """The Hugging Face folder of a checkpoint: itself, or its `model/`."""
     for folder in (checkpoint / "model", checkpoint):
@@ -163,16 +173,11 @@ def model_folder(checkpoint: Path) -> Path:
             return folder
     if not checkpoint.is_dir():
         raise AgentR1Error(f"there is no folder {checkpoint}; give a checkpoint or a model")
-    if is_verl(checkpoint):
+    if find_shards(checkpoint):
         raise AgentR1Error(
             f"{checkpoint} was written by verl; `agent-r1 export --checkpoint-dir {checkpoint}` makes a model of it"
         )
     raise AgentR1Error(f"{checkpoint} is not a complete model (it has no config.json); make or download it again")
-
-
-def is_verl(folder: Path) -> bool:
-    """verl keeps one file a rank: actor/model_world_size_1_rank_0.pt."""
-    return any(folder.glob("model_world_size_*")) or any(folder.glob("actor/model_world_size_*"))
 
 
 def _runs() -> Path:
@@ -184,10 +189,8 @@ def settings_for(model: Path, run: str | None = None) -> Config:
 
     A model that none of our runs made gets the world of `run` (or the newest one), and room to talk more.
     """
-    runs = [folder for folder in model.resolve().parents[:3] if (folder / "checkpoints").is_dir()]
-    for path in (model / SETTINGS, *(folder / "config.yaml" for folder in runs)):
-        if path.is_file():
-            return from_yaml(path)
+    if own := own_settings(model):
+        return own
     try:
         config = from_yaml(find_checkpoint(run).parents[1] / "config.yaml")
     except AgentR1Error:
@@ -197,6 +200,15 @@ def settings_for(model: Path, run: str | None = None) -> Config:
         config.env.tools = []  # no run, hence no world to search in
     rollout = dataclasses.replace(config.rollout, max_tokens_per_turn=512, max_context=4096)
     return dataclasses.replace(config, rollout=rollout)
+
+
+def own_settings(model: Path) -> Config | None:
+    """The configuration that a model or checkpoint was trained with; None where it came without."""
+    runs = [folder for folder in model.resolve().parents[:4] if (folder / "checkpoints").is_dir()]
+    for path in (model / SETTINGS, *(folder / "config.yaml" for folder in runs)):
+        if path.is_file():
+            return from_yaml(path)
+    return None
 
 
 def hub_model(name: str) -> Path:

@@ -23,7 +23,7 @@ from torch import Tensor
 from agent_r1.config import Config, fingerprint, load_config, to_yaml
 from agent_r1.errors import AgentR1Error
 from agent_r1.files import sha256
-from agent_r1.inference.agent import SETTINGS, hub_model, is_verl, model_folder
+from agent_r1.inference.agent import SETTINGS, hub_model, model_folder
 from agent_r1.inference.policies import load_transformers, token_logprobs
 from agent_r1.rollout import qwen
 from agent_r1.rollout.chat_format import ChatFormat
@@ -31,6 +31,7 @@ from agent_r1.rollout.rows import TrainingRow, collate
 from agent_r1.training.checkpoint import verify_checkpoint
 from agent_r1.training.forward import action_logprobs
 from agent_r1.training.loggers import read_jsonl
+from agent_r1.training.shards import SHARDS, find_shards, write_merged
 from agent_r1.training.tiny_model import load_tokenizer
 from agent_r1.ui import say
 
@@ -41,19 +42,20 @@ TOLERANCE = 1e-3
 """Largest difference of a log-probability between checkpoint and export, both in float32."""
 RECORD = "export.json"
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "config.json")
-TOKENIZER = ("*token*.json", "vocab.json", "merges.txt", "*.jinja")
+TOKENIZER = ("*token*.json", "vocab.json", "merges.txt", "*.jinja", "generation_config.json")
 """What is copied from a model folder: in particular no *.bin, which could hold code."""
 ROW_KEYS = ("input_ids", "action_mask", "logprobs", "rewards", "step_ids")
 
 
-def export(checkpoint: Path, config: Config, target: Path) -> Path:
+def export(checkpoint: Path, config: Config | None, target: Path, base: Path | None = None) -> Path:
     """Write `target` from a checkpoint folder (or a model or adapter folder) and return it.
 
-    Raises AgentR1Error when the checkpoint is damaged, when the copy does not compute the same, and when `target` holds
-    something else.
+    `config`: what it was trained with, None where that is not known. `base`: the model folder whose shape and tokenizer
+    the shards of verl have, instead of those that verl saved beside them. Raises AgentR1Error when the checkpoint is
+    damaged, when the copy does not compute the same, and when `target` holds something else.
     """
     source = _source(checkpoint)
-    weights = _fingerprint(source)
+    weights = fingerprint([_fingerprint(source), str(base)])
     if _exported_weights(target) == weights:
         say(f"export: done before, in {target}")
         return target
@@ -65,14 +67,15 @@ def export(checkpoint: Path, config: Config, target: Path) -> Path:
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
         rows = _recorded_rows(checkpoint) or _random_rows()
-        gap = _largest_gap(_write_weights(checkpoint, source, part, rows), _by_transformers(part, rows))
+        gap = _largest_gap(_write_weights(source, part, rows, base), _by_transformers(part, rows))
         tokens = sum(sum(row.action_mask) for row in rows)
         if not gap <= TOLERANCE:  # also where it is NaN
             raise AgentR1Error(
                 f"{checkpoint} and its export differ by {gap:.1e} in a log-probability (at most {TOLERANCE:.0e}); the "
                 "export was not kept"
             )
-        _write_settings(part, config)
+        if config is not None:
+            _write_settings(part, config)
         (part / "README.md").write_text(_card(checkpoint, config, gap, tokens))
         name = "/".join(checkpoint.resolve().parts[-3:])  # not the whole path: this may be published
         record = {"checkpoint": name, "weights": weights, "max_logprob_difference": gap}
@@ -105,13 +108,13 @@ def _source(checkpoint: Path) -> Path:
     """The folder with the weights: a model, an adapter, or a checkpoint of verl."""
     if (checkpoint / "manifest.json").is_file():
         verify_checkpoint(checkpoint)
-    if (checkpoint / "adapter_config.json").is_file() or is_verl(checkpoint):
+    if (checkpoint / "adapter_config.json").is_file():
         return checkpoint
-    return model_folder(checkpoint)
+    return find_shards(checkpoint) or model_folder(checkpoint)
 
 
 def _fingerprint(source: Path) -> str:
-    files = sorted(file for file in source.rglob("*") if file.suffix in (".safetensors", ".pt") and file.is_file())
+    files = sorted([*source.rglob("*.safetensors"), *source.glob(SHARDS)])
     return fingerprint([[str(file.relative_to(source)), sha256(file)] for file in files])
 
 
@@ -123,16 +126,20 @@ def _exported_weights(target: Path) -> str | None:
         return None
 
 
-def _write_weights(checkpoint: Path, source: Path, part: Path, rows: list[TrainingRow]) -> list[Tensor]:
+def _write_weights(source: Path, part: Path, rows: list[TrainingRow], base: Path | None) -> list[Tensor]:
     """Fill `part` with a model folder. Returns the checkpoint's own log-probabilities of `rows`."""
     if (source / "adapter_config.json").is_file():
         return _merge_adapter(source, part, rows)
-    if is_verl(source):
-        try:
-            from agent_r1.verl_engine.checkpoints import to_hugging_face
-        except ImportError as error:
-            raise AgentR1Error(f"{checkpoint} was written by verl, which is not installed here ({error})") from None
-        to_hugging_face(checkpoint, part)
+    if find_shards(source):
+        base = base or source / "huggingface"  # where verl saves them
+        for name in ("config.json", "tokenizer.json"):
+            if not (base / name).is_file():
+                raise AgentR1Error(
+                    f"{base} has no {name}, and shards are weights alone; name the model that training started from with "
+                    "--base-model PATH|OWNER/NAME"
+                )
+        write_merged(source, base, part)
+        _copy(base, part, TOKENIZER)
         source = part
     else:
         _copy(source, part, WEIGHTS + TOKENIZER)
@@ -235,14 +242,19 @@ def train_command(config: Config) -> str:
     return shlex.join(words + settings)
 
 
-CARD = """\
+HEAD = """\
 ---
 library_name: transformers
 pipeline_tag: text-generation
 tags: [agent-r1, reinforcement-learning, tool-use]
 ---
 # {name}
-
+"""
+BARE = """
+Exported by Agent-R1 from a checkpoint that came without its run: how it was trained, and how well it does, is not known
+here. On {tokens} tokens `transformers` gives the log-probabilities of its weights, within {gap:.1e}.
+"""
+CARD = """
 A language model that was trained to act in turns by Agent-R1: it calls a tool ({tools}), reads the result, acts again,
 answers. Algorithm {algorithm}, {steps} steps, preset {preset}, seed {seed}; it started from {start}.
 
@@ -266,8 +278,10 @@ The chat template in this folder is the one that the model was trained with.
 """
 
 
-def _card(checkpoint: Path, config: Config, gap: float, tokens: int) -> str:
+def _card(checkpoint: Path, config: Config | None, gap: float, tokens: int) -> str:
     """The model card. Only what was measured on this very checkpoint is called its evaluation."""
+    if config is None:
+        return (HEAD + BARE).format(name=checkpoint.name, gap=gap, tokens=tokens)
     run, last = checkpoint.resolve().parents[1], f"step_{config.trainer.steps:06d}"
     path = run / "eval.json"
     card = json.loads(path.read_text()) if checkpoint.name == last and path.is_file() else None
@@ -284,7 +298,7 @@ def _card(checkpoint: Path, config: Config, gap: float, tokens: int) -> str:
         "hardware",
     )
     table = [f"| {key} | {card[key]} |" for key in keys if key in card] if card else []
-    return CARD.format(
+    return (HEAD + CARD).format(
         name=run.name if card else checkpoint.name,
         tools=", ".join(config.env.tools) or "none",
         start=config.model.path or "a cold start of a tiny model made from nothing",

@@ -48,11 +48,14 @@ def load_transformers(folder: Path, device: str = "cpu", dtype: torch.dtype = to
 
     disable_progress_bar()
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, local_files_only=True, use_safetensors=True, trust_remote_code=False
-        )
+        model, told = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, local_files_only=True, use_safetensors=True, trust_remote_code=False,
+            output_loading_info=True,
+        )  # fmt: skip
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
         raise AgentR1Error(f"{folder} cannot be loaded by transformers ({first_line(error)})") from None
+    if missing := sorted(told["missing_keys"]):  # transformers would go on with random numbers
+        raise AgentR1Error(f"{folder} lacks {len(missing)} weights of its model, the first {missing[0]}; make it again")
     return model.eval().to(device)
 
 

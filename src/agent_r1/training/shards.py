@@ -1,24 +1,47 @@
 """FSDP shards to whole weights, with PyTorch alone: verl need not be installed where a model of verl is used.
 
-In: a folder of verl with a file of DTensors for each rank. Out: the whole weights, by name.
+In: a folder of verl with a file of DTensors for each rank. Out: the whole weights, by name, or in a model folder.
 The files are read with `weights_only=True`: tensors, never code.
 """
 
 from __future__ import annotations
 
+import json
+import logging
 from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor, Shard
 
 from agent_r1.errors import AgentR1Error
+from agent_r1.rollout import qwen
+
+SHARDS = "model_world_size_*_rank_*.pt"
+
+
+def find_shards(folder: Path) -> Path | None:
+    """The folder with the shards of the policy: `folder`, or its `actor/`. None where there are none."""
+    return next((place for place in (folder / "actor", folder) if any(place.glob(SHARDS))), None)
+
+
+def write_merged(actor: Path, base: Path, out: Path) -> None:
+    """The weights of `actor`, float32, into the folder `out`, with the config.json of the model folder `base`."""
+    weights, config = merge_shards(actor), qwen.read_config(base)
+    if config.get("tie_word_embeddings"):
+        weights.pop("lm_head.weight", None)
+    config.pop("torch_dtype", None)
+    (out / "config.json").write_text(json.dumps(config | {"dtype": "float32"}, indent=2) + "\n")
+    save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
 
 
 def merge_shards(actor: Path) -> dict[str, torch.Tensor]:
     """The whole weights, float32. Raises AgentR1Error when a rank's file is missing."""
-    files = sorted(actor.glob("model_world_size_*_rank_*.pt"), key=lambda f: int(f.stem.rsplit("_", 1)[1]))
+    files = sorted(actor.glob(SHARDS), key=lambda f: int(f.stem.rsplit("_", 1)[1]))
     if not files or len(files) != int(files[0].stem.split("_")[3]):
         raise AgentR1Error(f"{actor} has {len(files)} shards of the model; it is not a whole checkpoint of verl")
+    # It warns that a mesh without processes cannot be compiled for. Nobody will.
+    logging.getLogger("torch.distributed.device_mesh").setLevel(logging.ERROR)
     ranks = [torch.load(file, map_location="cpu", weights_only=True) for file in files]
     return {name: _whole([rank[name] for rank in ranks]).float().contiguous() for name in ranks[0]}
 
@@ -27,6 +50,7 @@ def _whole(parts: list[torch.Tensor]) -> torch.Tensor:
     first = parts[0]
     if not isinstance(first, DTensor):
         return first
-    (placement,) = first.placements
-    local = [part.to_local() for part in parts]
+    # Of a mesh in two dimensions (replicas of a group that shares the weights) the first group holds all of them.
+    placement, group = first.placements[-1], first.device_mesh.size(-1)
+    local = [part.to_local() for part in parts[:group]]
     return torch.cat(local, dim=placement.dim) if isinstance(placement, Shard) else local[0]

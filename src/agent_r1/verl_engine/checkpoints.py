@@ -10,11 +10,9 @@ import shutil
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 
 from agent_r1.errors import AgentR1Error
-from agent_r1.rollout import qwen
-from agent_r1.training.shards import merge_shards
+from agent_r1.training.shards import write_merged
 
 PARITY = "logprobs.json"
 """Beside verl's shards: rows of tokens, and the log-probabilities that the trainer gave them when it saved."""
@@ -25,14 +23,8 @@ WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.pt")
 
 def convert(actor: Path, start_model: Path, out: Path, parity: Path, dtype: str) -> None:
     """Write `out`: the weights in `actor`, and all the rest (shape, tokenizer, template) from `start_model`."""
-    weights = merge_shards(actor)
-    config = qwen.read_config(start_model)
-    if config.get("tie_word_embeddings"):
-        weights.pop("lm_head.weight", None)
     shutil.copytree(start_model, out, ignore=shutil.ignore_patterns(*WEIGHTS))
-    config.pop("torch_dtype", None)
-    (out / "config.json").write_text(json.dumps(config | {"dtype": "float32"}, indent=2) + "\n")
-    save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
+    write_merged(actor, start_model, out)
     difference = largest_difference(out, json.loads(parity.read_text()))
     if difference > TOLERANCE[dtype]:
         raise AgentR1Error(
