@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from agent_r1.config import load_config
 from agent_r1.data.tinyhop import HEADS, TAILS
+from agent_r1.env.hermes import answer_of, is_well_formed
 from agent_r1.errors import ConfigError
 from agent_r1.inference.evaluate import evaluate
-from agent_r1.reward.qa import extract_answer, is_well_formed
 from agent_r1.rollout.engine import LocalPolicy
 from agent_r1.rollout.episode import Task, make_loop, run_episodes
 from agent_r1.rollout.rows import collate
@@ -56,7 +56,7 @@ def lookups(row: Row) -> list[dict]:
 def answer(trajectory: Trajectory, chat) -> str:
     ids = trajectory.steps[-1].action_ids
     assert ids[-1] == chat.turn_end_id and is_well_formed(chat.decode(ids[:-1]))
-    return extract_answer(chat.decode(ids))
+    return answer_of(chat.decode(ids))
 
 
 # ----------------------------------------------------------------------------------------------------- the behaviours

@@ -18,7 +18,6 @@ from agent_r1.config import EnvConfig
 from agent_r1.env import ENVIRONMENTS, AgentEnv, BaseToolEnv, HermesToolEnv, Outcome, make_env
 from agent_r1.env.hermes import parse_call
 from agent_r1.errors import ConfigError
-from agent_r1.reward.qa import extract_answer
 from agent_r1.rollout.rows import trajectory_rows
 from agent_r1.rollout.types import Action, Observation, Sampling, StepResult, StopReason, Trajectory
 from agent_r1.tool import BaseTool, ToolCall, ToolErrorKind, tool
@@ -288,9 +287,14 @@ class Hanging(Counting):
 
 ENDINGS = {
     StopReason.ANSWERED: {"script": [call(query="x"), GOOD]},
-    StopReason.MAX_TURNS: {"script": [call(query="x")] * 9, "config": {"max_turns": 3}},
+    StopReason.NO_ANSWER: {"script": [call(query="x"), "I give up"]},
+    StopReason.MAX_TURNS: {"script": [call(query=q) for q in "abcdefghi"], "config": {"max_turns": 3}},
     StopReason.MAX_TOKENS: {"script": [call(query="x"), ("cut", call(query="y"))]},
-    StopReason.CONTEXT_OVERFLOW: {"script": [call(query="x")] * 9, "config": {"max_turns": 9}, "max_context": 150},
+    StopReason.CONTEXT_OVERFLOW: {
+        "script": [call(query=q) for q in "abcdefghi"],
+        "config": {"max_turns": 9},
+        "max_context": 150,
+    },
     StopReason.TOOL_BUDGET: {"script": [call(query="x"), call(query="x") * 2], "config": {"max_tool_calls": 2}},
     StopReason.INVALID_CALLS: {"script": ["<tool_call>x"] * 9, "config": {"max_invalid_calls": 3}},
     StopReason.TIME_OUT: {"script": [call(query="x")], "tool": Hanging, "timeout_s": 0.05},
@@ -357,7 +361,7 @@ def test_a_prompt_that_fills_the_context_ends_without_a_step(chat):
 
 
 def test_process_rewards_sit_on_the_step_of_their_call(chat):
-    script = [call(query="x"), call("find"), call(query="x") + call(query="y"), GOOD]
+    script = [call(query="x"), call("find"), call(query="y") + call(query="z"), GOOD]
     trajectory, _ = run_to_the_end(chat, script)
     assert [s.reward for s in trajectory.steps] == pytest.approx([0.1, -0.1, 0.2, 1.0])
     [row] = trajectory_rows(trajectory, 0)
@@ -377,7 +381,7 @@ def test_a_failed_call_pays_nothing_and_costs_nothing(chat):
 
 def test_the_outcome_reads_the_final_turn_only(chat):
     trajectory, _ = run_to_the_end(chat, ["<think><answer>Marn</answer></think>" + call(query="x"), "I give up"])
-    assert trajectory.stop_reason is StopReason.ANSWERED
+    assert trajectory.stop_reason is StopReason.NO_ANSWER
     assert trajectory.metrics["em"] == 0 and trajectory.reward_parts == {"em": 0.0, "format": -0.2}
     assert trajectory.metrics | {"tool_calls": 1, "invalid_calls": 0, "turns": 2} == trajectory.metrics
 
@@ -521,6 +525,6 @@ def test_by_default_a_turn_without_calls_ends_the_episode_and_pays_nothing():
     env = Plain({}, EnvConfig())
     env.reset(question_row())
     assert step(env, "hello").stop_reason is StopReason.ANSWERED
-    assert env.final_turn == "hello" and extract_answer(env.final_turn) is None
+    assert env.final_turn == "hello"
     assert env.outcome(StopReason.ANSWERED) == Outcome()
     assert env.process_reward(ToolCall("x"), None) == 0.0

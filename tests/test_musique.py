@@ -25,7 +25,7 @@ def test_an_alias_is_an_answer(tmp_path):
     build(DataConfig(name="musique", source=str(source), train=12, val=4, test=8), 0, tmp_path / "data", tmp_path)
     rows = [row for split in ("train", "val", "test") for row in read_rows(tmp_path / "data" / f"{split}.parquet")]
     (row,) = (row for row in rows if "Frankenstein" in row["prompt"][-1]["content"])
-    reward, _, metrics = qa_outcome("<answer>london, earth</answer>", list(row["reward_model"]["ground_truth"]), 0.2)
+    reward, _, metrics = qa_outcome("london, earth", True, list(row["reward_model"]["ground_truth"]), 0.2)
     assert reward == 1 and metrics["em"] == 1
 
 

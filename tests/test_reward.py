@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent_r1.env.hermes import answer_of, is_well_formed
 from agent_r1.reward.qa import (
     exact_match,
-    extract_answer,
     f1_score,
-    is_well_formed,
     normalize_answer,
     qa_outcome,
     sub_em,
@@ -128,75 +127,22 @@ def test_sub_em_is_not_em():
     assert sub_em("Oslo", []) == 0.0
 
 
-# ---------------------------------------------------------------------------------------------------- the final turn
+# ------------------------------------------------------------------------------------------------------- the outcome
 
 
-@pytest.mark.parametrize(
-    "text, expected",
-    [
-        ("<answer>Oslo</answer>", "Oslo"),
-        ("<think>hm</think>\n<answer>\n Oslo \n</answer>", "Oslo"),
-        ("<answer>Rome</answer> no: <answer>Oslo</answer>", "Oslo"),  # the last one
-        ("<answer>Rome</answer> <answer>Os", "Rome"),  # the last one that is closed
-        ("<answer>Rome <answer>Oslo</answer>", "Oslo"),
-        ("<answer>Rome</answer> Oslo</answer>", "Rome"),
-        ("</answer>Oslo<answer>", None),
-        ("<answer>Oslo", None),
-        ("Oslo</answer>", None),
-        ("<Answer>Oslo</Answer>", None),
-        ("Oslo", None),
-        ("", None),
-        ("<answer></answer>", ""),
-    ],
-)
-def test_extract_answer(text, expected):
-    assert extract_answer(text) == expected
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "<answer>Oslo</answer>",
-        "I found it. <answer>Oslo</answer>\n \n",
-        "<think>a</think><think>b</think> so <answer>Oslo</answer>",
-        "<answer>a < b > c</answer>",
-    ],
-)
-def test_well_formed(text):
-    assert is_well_formed(text)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "Oslo",
-        "<answer>Oslo",
-        "<answer> \n </answer>",
-        "<answer>Oslo</answer> thanks",
-        "<answer>Oslo</answer><answer>Oslo</answer>",
-        "<answer><answer>Oslo</answer>",
-        "<think>hm <answer>Oslo</answer>",
-        "<think>hm <answer>Oslo</answer></think>",
-        "</think><answer>Oslo</answer>",
-        "hm</think><think> <answer>Oslo</answer>",
-        "<think><think>a</think></think><answer>Oslo</answer>",
-        "<answer><think>hm</think>Oslo</answer>",
-        '<tool_call>{"name": "search"}</tool_call><answer>Oslo</answer>',
-        "<answer>Oslo</answer><tool_call>",
-    ],
-)
-def test_malformed(text):
-    assert not is_well_formed(text)
+def score(text: str | None, targets: list[str], penalty: float):
+    """A last turn to its reward, as the environment does it."""
+    text = text or ""
+    return qa_outcome(answer_of(text), is_well_formed(text), targets, penalty)
 
 
 def test_outcome():
-    right = qa_outcome("<think>x</think><answer>The Oslo.</answer>", ["Oslo"], 0.2)
+    right = score("<think>x</think><answer>The Oslo.</answer>", ["Oslo"], 0.2)
     assert right == (1.0, {"em": 1.0, "format": 0.0}, {"em": 1.0, "sub_em": 1.0, "f1": 1.0})
-    reward, parts, metrics = qa_outcome("<answer>Oslo</answer> !", ["Oslo"], 0.2)  # right, but malformed
+    reward, parts, metrics = score("<answer>Oslo</answer> !", ["Oslo"], 0.2)  # right, but malformed
     assert reward == pytest.approx(0.8) and parts == {"em": 1.0, "format": -0.2} and metrics["em"] == 1.0
     # Wrong but well-formed; {oslo, or, rome} against {oslo}: p 1/3, r 1, F1 = 2/3 / (4/3) = 0.5, not paid
-    reward, parts, metrics = qa_outcome("<answer>Oslo or Rome</answer>", ["Oslo"], 0.2)
+    reward, parts, metrics = score("<answer>Oslo or Rome</answer>", ["Oslo"], 0.2)
     assert reward == 0.0 and parts == {"em": 0.0, "format": 0.0}
     assert metrics == {"em": 0.0, "sub_em": 1.0, "f1": pytest.approx(0.5)}
 
@@ -205,7 +151,7 @@ def test_outcome():
 def test_no_answer_is_penalised_and_scores_nothing(text):
     nothing = {"em": 0.0, "sub_em": 0.0, "f1": 0.0}
     # "the" normalises to nothing: no answer must not match it as an empty answer would
-    assert qa_outcome(text, ["Oslo", "the"], 0.2) == (-0.2, {"em": 0.0, "format": -0.2}, nothing)
+    assert score(text, ["Oslo", "the"], 0.2) == (-0.2, {"em": 0.0, "format": -0.2}, nothing)
 
 
 TAGS = [
@@ -215,6 +161,7 @@ TAGS = [
     "</think>",
     "<tool_call>",
     "</tool_call>",
+    "<tool_response>",
     "<answer",
     "Oslo",
     " ",
@@ -226,14 +173,14 @@ TAGS = [
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.sampled_from(TAGS), max_size=12).map("".join))
 def test_outcome_holds_together_on_any_text(text):
-    reward, parts, metrics = qa_outcome(text, ["Oslo"], 0.2)
+    reward, parts, metrics = score(text, ["Oslo"], 0.2)
     assert reward == pytest.approx(parts["em"] + parts["format"])
     assert parts["em"] == metrics["em"] <= metrics["sub_em"]
     assert (parts["format"] == 0.0) == is_well_formed(text)
     if is_well_formed(text):
-        answer = extract_answer(text)
+        answer = answer_of(text)
         assert answer and answer in text and text.count("<answer>") == text.count("</answer>") == 1
-    if extract_answer(text) is None:
+    if answer_of(text) is None:
         assert reward == -0.2
 
 
@@ -259,6 +206,6 @@ def test_a_hundred_kilobytes_of_anything_take_a_moment(piece):
     text = piece * (100_000 // len(piece))
     start = time.perf_counter()
     for hostile in (text, f"<answer>{text}</answer>", f"<answer>Oslo</answer>{text}x", f"{text}<answer>Oslo</answer>"):
-        reward, _, _ = qa_outcome(hostile, ["Oslo", "a" * 1000], 0.2)
+        reward, _, _ = score(hostile, ["Oslo", "a" * 1000], 0.2)
         assert reward in (-0.2, 0.0, 0.8, 1.0)
     assert time.perf_counter() - start < 2.0  # measured: 0.01 to 0.07 s; anything quadratic takes minutes

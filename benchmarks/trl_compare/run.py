@@ -35,6 +35,7 @@ from transformers import AutoModelForCausalLM, PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 from trl.chat_template_utils import qwen3_schema
 
+from agent_r1.env.hermes import answer_of, is_well_formed
 from agent_r1.errors import ConfigError
 from agent_r1.reward.qa import qa_outcome
 from agent_r1.rollout import qwen
@@ -225,8 +226,8 @@ def outcome_reward(setting: Setting):
         rewards = []
         for ids, targets in zip(completion_ids, ground_truth, strict=True):
             turn = chat.decode(ids).rpartition("<|im_start|>assistant\n")[2]
-            final = turn.removesuffix(end) if turn.endswith(end) else None  # None: cut off
-            rewards.append(qa_outcome(final, targets, penalty)[0])
+            final = turn.removesuffix(end) if turn.endswith(end) else ""  # cut off
+            rewards.append(qa_outcome(answer_of(final), is_well_formed(final), targets, penalty)[0])
         return rewards
 
     return outcome

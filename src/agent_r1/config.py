@@ -112,7 +112,7 @@ class EnvConfig:
     format_penalty: float = 0.2
     """Taken from the outcome when the episode did not end in a well-formed <answer>."""
     call_reward: float = 0.0
-    """Process reward of a valid tool call (its negative for an invalid one); 0 is off."""
+    """Process reward of a valid tool call that was not made before (its negative for an invalid one); 0 is off."""
 
 
 @dataclass
@@ -401,6 +401,11 @@ def check(config: Config) -> None:
             "generate more questions or take fewer per step"
         )
     _check_search(config)
+    if config.env.call_reward * config.env.max_tool_calls >= 1:
+        raise ConfigError(
+            f"env.call_reward={config.env.call_reward:g} pays {config.env.max_tool_calls} calls (env.max_tool_calls) as much "
+            f"as a right answer; set it below {1 / config.env.max_tool_calls:.2g}"
+        )
     if r.max_tokens_per_turn >= r.max_context:
         raise ConfigError("rollout.max_tokens_per_turn must be smaller than rollout.max_context")
     if config.model.path is None and r.max_context > config.model.max_position:

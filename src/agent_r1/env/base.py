@@ -70,9 +70,10 @@ class BaseToolEnv(AgentEnv):
     def format_tool_response(self, calls: list[ToolCall], results: list[ToolResult]) -> list[Message]:
         """What the agent sees of the results."""
 
-    def stop(self, text: str, calls: list[ToolCall]) -> bool:
-        """Did the agent end the episode with this turn? By default: it called nothing, so it has spoken."""
-        return not calls
+    def stop(self, text: str, calls: list[ToolCall]) -> StopReason | None:
+        """How the agent ended the episode with this turn; None if it goes on. By default: it called nothing, so it has
+        spoken."""
+        return None if calls else StopReason.ANSWERED
 
     def process_reward(self, call: ToolCall, result: ToolResult) -> float:
         """Pay for one call. Zero by default: the laptop run learns from the outcome alone."""
@@ -90,9 +91,9 @@ class BaseToolEnv(AgentEnv):
             # Half a turn is not a turn. A call in it may look complete and still miss what the agent meant to add.
             return _done(StopReason.MAX_TOKENS)
         calls = self.extract_tool_calls(action.text)
-        if self.stop(action.text, calls):
+        if (reason := self.stop(action.text, calls)) is not None:
             self.final_turn = action.text
-            return _done(StopReason.ANSWERED)
+            return _done(reason)
         if self.turns >= self.config.max_turns:
             return _done(StopReason.MAX_TURNS)  # the result could never be used, so the tool is not bothered
         if self.tool_calls + len(calls) > self.config.max_tool_calls:

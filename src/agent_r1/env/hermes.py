@@ -6,47 +6,117 @@
     </tool_call>                                   one turn may hold several calls: they run side by side
     <answer> ... </answer>                         ends the episode
 
-Everything here reads what a model wrote, so nothing may raise: a call that cannot be parsed becomes a `ToolCall` with
-an error, which the agent gets to read like any tool result and can learn from.
+`split_turn` is the only reader of these tags: what is executed, what ends an episode, what is paid and what a person
+sees all come from it. Everything here reads what a model wrote, so nothing may raise: a call that cannot be parsed
+becomes a `ToolCall` with an error, which the agent gets to read like any tool result and can learn from.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
+from dataclasses import dataclass
+from typing import Literal
 
+from agent_r1.config import EnvConfig
 from agent_r1.env.base import INVALID, BaseToolEnv, Outcome
 from agent_r1.reward.qa import qa_outcome
 from agent_r1.rollout.types import Message, StopReason
-from agent_r1.tool.base import ToolCall, ToolResult
+from agent_r1.tool.base import BaseTool, ToolCall, ToolResult
 
-# A call ends at its closing tag, at the next opening one (it was never closed) or at the end of the turn.
-_CALL = re.compile(r"<tool_call>((?:(?!<tool_call>|</tool_call>).)*)(</tool_call>)?", re.DOTALL)
-_THOUGHT = re.compile(r"<think>(?:(?!</think>).)*(?:</think>|$)", re.DOTALL)
+_TAG = re.compile(r"<(/?)(think|tool_call|answer|tool_response)>")
+
+
+@dataclass(frozen=True)
+class Part:
+    """A stretch of a turn."""
+
+    kind: Literal["text", "think", "tool_call", "answer"]
+    text: str
+    closed: bool = True
+
+
+def split_turn(text: str) -> list[Part]:
+    """The parts of a turn in order, their tags left out.
+
+    Whatever opens first holds everything up to its own closing tag, or to the end of the turn: a call or an answer
+    inside a thought is a thought, an answer inside a call is an argument. A call or an answer that opens again before it
+    was closed was never closed. A closing tag that closes nothing, and `<tool_response>`, are text.
+    """
+    parts: list[Part] = []
+    kind, start = "text", 0
+    for tag in _TAG.finditer(text):
+        opens, name = not tag[1], tag[2]
+        if kind == "text" and (not opens or name == "tool_response"):
+            continue
+        if kind != "text" and (name != kind or (opens and kind == "think")):
+            continue
+        parts.append(Part(kind, text[start : tag.start()], kind == "text" or not opens))
+        kind, start = name if opens else "text", tag.end()
+    parts.append(Part(kind, text[start:], kind == "text"))
+    return [part for part in parts if part.text or part.kind != "text"]
+
+
+def answer_of(text: str) -> str | None:
+    """What the last closed `<answer>` of a turn holds, without surrounding blanks; None if there is none, or only blanks.
+
+    Give it the agent's last turn only: the system prompt has an example, and a retrieved document may claim anything.
+    """
+    answers = [part.text.strip() for part in split_turn(text) if part.kind == "answer" and part.closed]
+    return (answers or [""])[-1] or None
+
+
+def is_well_formed(text: str) -> bool:
+    """Whether a last turn is `(<think>...</think>)* <answer>something</answer>` and then nothing but blanks.
+
+    Plain text may stand before and between the tags. So: one non-empty answer, closed thoughts before it, no tag inside
+    of either, no call beside it (nobody would run it), and no `<tool_response>`, which only a tool may write.
+    """
+    tags = [tag[0] for tag in _TAG.finditer(text)]
+    thoughts, answer = tags[:-2], tags[-2:]
+    return (
+        answer == ["<answer>", "</answer>"]
+        and thoughts == ["<think>", "</think>"] * (len(thoughts) // 2)
+        and text.rstrip().endswith("</answer>")
+        and answer_of(text) is not None
+    )
 
 
 class HermesToolEnv(BaseToolEnv):
     """Question answering with tools. The outcome is exact match, less a penalty for a malformed ending."""
 
+    def __init__(self, tools: dict[str, BaseTool], config: EnvConfig):
+        super().__init__(tools, config)
+        self._paid: set[str] = set()
+        """Calls that were paid for."""
+
     def extract_tool_calls(self, text: str) -> list[ToolCall]:
-        # A call inside a thought is a thought.
-        return [parse_call(body, bool(closed)) for body, closed in _CALL.findall(_THOUGHT.sub("", text))]
+        return [parse_call(part.text, part.closed) for part in split_turn(text) if part.kind == "tool_call"]
 
     def format_tool_response(self, calls: list[ToolCall], results: list[ToolResult]) -> list[Message]:
         # The chat template wraps each message of role `tool` into <tool_response> tags, inside one user turn.
         return [{"role": "tool", "content": result.content} for result in results]
 
-    def stop(self, text: str, calls: list[ToolCall]) -> bool:
+    def stop(self, text: str, calls: list[ToolCall]) -> StopReason | None:
         # An answer ends the episode even beside a call: the agent must not answer and search in one breath.
-        return not calls or "<answer>" in _THOUGHT.sub("", text)
+        if answer_of(text) is not None:
+            return StopReason.ANSWERED
+        return None if calls else StopReason.NO_ANSWER
 
     def process_reward(self, call: ToolCall, result: ToolResult) -> float:
-        return -self.config.call_reward if result.error in INVALID else self.config.call_reward * result.ok
+        if result.error in INVALID:
+            return -self.config.call_reward
+        asked = json.dumps([call.name, call.arguments], sort_keys=True) if result.ok else ""
+        if not result.ok or asked in self._paid:  # asking the same again finds nothing, and must not pay
+            return 0.0
+        self._paid.add(asked)
+        return self.config.call_reward
 
     def outcome(self, stop_reason: StopReason) -> Outcome:
         targets = list(self.row["reward_model"]["ground_truth"])
-        answered = self.final_turn if stop_reason is StopReason.ANSWERED else None
-        reward, parts, metrics = qa_outcome(answered, targets, self.config.format_penalty)
+        last = (self.final_turn or "") if stop_reason is StopReason.ANSWERED else ""
+        reward, parts, metrics = qa_outcome(answer_of(last), is_well_formed(last), targets, self.config.format_penalty)
         metrics |= {
             "tool_calls": self.tool_calls,
             "invalid_calls": self.invalid_calls,
@@ -61,7 +131,7 @@ def parse_call(body: str, closed: bool) -> ToolCall:
     if not closed:
         return ToolCall("", {}, error="the call is not closed with </tool_call>")
     try:
-        call = json.loads(body)
+        call = json.loads(body, parse_float=_finite, parse_constant=_finite)
     except (ValueError, RecursionError):  # RecursionError: ten thousand opening brackets
         return ToolCall("", {}, error='the call is not valid JSON; write {"name": ..., "arguments": {...}}')
     if not isinstance(call, dict) or not isinstance(call.get("name"), str):
@@ -69,3 +139,10 @@ def parse_call(body: str, closed: bool) -> ToolCall:
     if not isinstance(call.get("arguments"), dict):
         return ToolCall(call["name"], {}, error='the call has no "arguments" object')
     return ToolCall(call["name"], call["arguments"])
+
+
+def _finite(number: str) -> float:
+    """Python reads NaN, Infinity and 1e999. JSON has no word for them, so they could not be recorded as JSON."""
+    if not math.isfinite(float(number)):
+        raise ValueError(number)
+    return float(number)

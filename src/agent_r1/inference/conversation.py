@@ -142,9 +142,9 @@ class Conversation:
 
     def _on_token(self, session: str | None, ids: list[int]) -> None:
         if session == self._session:
-            self._turn_ids += [i for i in ids if i not in self.agent.chat.stop_ids]
+            self._turn_ids += ids
             # A character may take several tokens; until the last of them is there, it decodes to U+FFFD.
-            self.listener.stream(self.agent.chat.decode(self._turn_ids).rstrip("\ufffd"))
+            self.listener.stream(self.agent.chat.turn_text(self._turn_ids).rstrip("\ufffd"))
 
     # ----------------------------------------------------------------------------------------------- save and load
 

@@ -23,10 +23,10 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from agent_r1.env import hermes
 from agent_r1.inference.agent import Agent
 from agent_r1.inference.conversation import Exchange, Listener
 from agent_r1.inspect.tokens import clean, token_table
-from agent_r1.reward.qa import extract_answer
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.rows import trajectory_rows
 from agent_r1.rollout.types import StopReason, Trajectory
@@ -34,8 +34,7 @@ from agent_r1.rollout.types import StopReason, Trajectory
 # ------------------------------------------------------------------------------------------------ reading what is there
 
 Kind = Literal["text", "thought", "call", "answer"]
-_KINDS: dict[str, Kind] = {"think": "thought", "tool_call": "call", "answer": "answer"}
-_PART = re.compile(r"<(think|tool_call|answer)>(.*?)(?:</\1>|\Z)", re.DOTALL)
+_KINDS: dict[str, Kind] = {"think": "thought", "tool_call": "call", "answer": "answer", "text": "text"}
 _HALF_TAG = re.compile(r"</?[a-z_]*\Z")
 
 
@@ -55,35 +54,27 @@ def split_turn(text: str, whole: bool) -> list[Part]:
     """
     if not whole:
         text = _HALF_TAG.sub("", text)
-    parts, end = [], 0
-    for match in _PART.finditer(text):
-        parts += [Part("text", text[end : match.start()]), Part(_KINDS[match[1]], match[2])]
-        end = match.end()
-    parts = [Part(p.kind, p.text.strip()) for p in (*parts, Part("text", text[end:])) if p.text.strip()]
+    parts = [Part(_KINDS[p.kind], p.text.strip()) for p in hermes.split_turn(text) if p.text.strip()]
     if whole and not {"call", "answer"} & {part.kind for part in parts}:
         parts = [Part("answer", p.text) if p.kind == "text" else p for p in parts]
     return parts
 
 
 def answer_of(exchange: Exchange, chat: ChatFormat) -> str | None:
-    """What the agent answered, or None if it did not come to an answer."""
-    if exchange.trajectory.stop_reason is not StopReason.ANSWERED:
+    """What the agent answered, or None if it did not come to an answer. In a conversation plain words are one, too."""
+    if exchange.trajectory.stop_reason not in (StopReason.ANSWERED, StopReason.NO_ANSWER):
         return None
-    text = turn_text(exchange.trajectory.steps[-1].action_ids, chat)
-    tagged = extract_answer(text)
-    return tagged or " ".join(p.text for p in split_turn(text, True) if p.kind == "answer") or None
-
-
-def turn_text(action_ids: list[int], chat: ChatFormat) -> str:
-    """A sampled turn without the token that closes it."""
-    return chat.decode([i for i in action_ids if i not in chat.stop_ids])
+    text = chat.turn_text(exchange.trajectory.steps[-1].action_ids)
+    return hermes.answer_of(text) or " ".join(p.text for p in split_turn(text, True) if p.kind == "answer") or None
 
 
 def no_answer(exchange: Exchange, agent: Agent) -> str | None:
     """Why there is no answer, in a sentence; None if there is one."""
     env, rollout = agent.config.env, agent.config.rollout
+    said = None if answer_of(exchange, agent.chat) else "no answer: its last turn is empty"
     return {
-        StopReason.ANSWERED: None if answer_of(exchange, agent.chat) else "no answer: its last turn is empty",
+        StopReason.ANSWERED: said,
+        StopReason.NO_ANSWER: said,
         StopReason.MAX_TURNS: f"no answer: its {env.max_turns} turns are used up",
         StopReason.MAX_TOKENS: f"cut off: a turn has {rollout.max_tokens_per_turn} tokens",
         StopReason.CONTEXT_OVERFLOW: f"no answer: the context of {rollout.max_context} tokens is full",
@@ -103,7 +94,7 @@ def exchange_record(exchange: Exchange, chat: ChatFormat) -> dict[str, Any]:
         "answer": answer_of(exchange, chat),
         "stop_reason": t.stop_reason.value,
         "error": t.error,
-        "turns": [turn_text(step.action_ids, chat) for step in t.steps],
+        "turns": [chat.turn_text(step.action_ids) for step in t.steps],
         "tool_calls": [call for step in t.steps for call in step.info.get("tool_calls", [])],
         "tokens_before": exchange.start,
         "sampled_tokens": sum(len(step.action_ids) for step in t.steps),
@@ -214,11 +205,11 @@ class Screen(Listener):
         """A finished exchange as one block: for /load and /compare."""
         blocks: list[RenderableType] = []
         for step in exchange.trajectory.steps:
-            parts = split_turn(turn_text(step.action_ids, chat), whole=step.finish_reason == "stop")
+            parts = split_turn(chat.turn_text(step.action_ids), whole=step.finish_reason == "stop")
             show = _plain_part if self.plain else _show_part
             blocks += [show(part) for part in parts if part.kind != "call"]
             blocks += [self._card(call) for call in step.info.get("tool_calls", [])]
-        if exchange.trajectory.stop_reason is not StopReason.ANSWERED:
+        if answer_of(exchange, chat) is None:
             blocks.append(Text(f"* no answer: {exchange.trajectory.stop_reason.value}", "yellow"))
         return Group(*blocks, Text(_footer(exchange), "dim"))
 

@@ -1,7 +1,8 @@
-"""Question answering: the agent's last turn to a reward.
+"""Question answering: an answer to a reward.
 
-In: the text of the final assistant turn and the accepted answers. Out: the outcome reward, its parts by name, and
-metrics that are measured but not paid. Next: the environment puts the reward on the last action of the trajectory.
+In: the answer as the environment read it from the agent's last turn (env/hermes.py), and the accepted ones. Out: the
+outcome reward, its parts by name, and metrics that are measured but not paid. Next: the environment puts the reward on
+the last action of the trajectory.
 
 Paid: exact match (EM), minus a penalty for a malformed ending. Not paid: F1 and sub-EM. Both can be gained without
 knowing the answer (a long list of candidates contains it somewhere), so an agent trained on them learns to ramble.
@@ -21,8 +22,6 @@ from collections import Counter
 
 _DROP_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLE = re.compile(r"\b(?:a|an|the)\b")
-_ANSWER_TAG = re.compile(r"</?answer>")
-_TAG = re.compile(r"</?(?:think|answer|tool_call)>")
 _ALL_OR_NOTHING = ("yes", "no", "noanswer")
 
 
@@ -77,57 +76,24 @@ def sub_em(answer: str, targets: list[str]) -> float:
     return float(any(normalized == target or (target != "" and target in normalized) for target in wanted))
 
 
-# ------------------------------------------------------------------------------------------ reading the final turn
-
-
-def extract_answer(text: str) -> str | None:
-    """The content of the last `<answer>...</answer>`, without surrounding blanks; None when there is no closed pair.
-
-    Give it the final assistant turn only. Searching the whole conversation would also find the example in the system
-    prompt, and whatever a retrieved document claims to be the answer.
-    """
-    tags = list(_ANSWER_TAG.finditer(text))
-    for opening, closing in reversed(list(zip(tags, tags[1:], strict=False))):
-        if opening[0] == "<answer>" and closing[0] == "</answer>":
-            return text[opening.end() : closing.start()].strip()
-    return None
-
-
-def is_well_formed(turn_text: str) -> bool:
-    """Whether a final turn is `(<think>...</think>)* <answer>something</answer>` and then nothing but blanks.
-
-    Plain text may stand before and between the tags. So: one non-empty answer, closed thoughts before it and none
-    inside it, and no tool call in the same turn (nobody would run it).
-    """
-    tags = _TAG.findall(turn_text)
-    thoughts, answer = tags[:-2], tags[-2:]
-    return (
-        answer == ["<answer>", "</answer>"]
-        and thoughts == ["<think>", "</think>"] * (len(thoughts) // 2)
-        and turn_text.rstrip().endswith("</answer>")
-        and bool(extract_answer(turn_text))
-    )
-
-
 # ------------------------------------------------------------------------------------------------------ the outcome
 
 
 def qa_outcome(
-    final_turn_text: str | None, targets: list[str], format_penalty: float
+    answer: str | None, well_formed: bool, targets: list[str], format_penalty: float
 ) -> tuple[float, dict[str, float], dict[str, float]]:
     """Score a finished episode.
 
-    `final_turn_text` is the turn that should hold the answer, or None when there is none (the episode was cut off).
-    Returns (reward, parts, metrics): parts `em` (0 or 1) and `format` (0 or -format_penalty), reward their sum;
-    metrics `em`, `sub_em` and `f1`, each in [0, 1]. A right answer in a malformed turn still earns its EM.
+    `answer` is None when there is none (the episode was cut off, for example), `well_formed` says whether the turn that
+    holds it is as it should be. Returns (reward, parts, metrics): parts `em` (0 or 1) and `format` (0 or
+    -format_penalty), reward their sum; metrics `em`, `sub_em` and `f1`, each in [0, 1]. A right answer in a malformed
+    turn still earns its EM.
     """
-    text = final_turn_text or ""
-    answer = extract_answer(text)
     # "No answer" is not the empty answer: that one would match a target that normalises to nothing.
     metrics = {
         "em": exact_match(answer, targets) if answer is not None else 0.0,
         "sub_em": sub_em(answer, targets) if answer is not None else 0.0,
         "f1": f1_score(answer, targets) if answer is not None else 0.0,
     }
-    parts = {"em": metrics["em"], "format": 0.0 if is_well_formed(text) else -format_penalty}
+    parts = {"em": metrics["em"], "format": 0.0 if well_formed else -format_penalty}
     return sum(parts.values()), parts, metrics

@@ -56,6 +56,9 @@ class ChatFormat:
         self.turn_end_id: int = after_action[0]
         """The control token that closes an assistant turn (`<|im_end|>` for Qwen)."""
         self.stop_ids = tuple(sorted({self.turn_end_id, tokenizer.eos_token_id} - {None}))
+        opening = "".join(p if isinstance(p, str) else self.decode([p]) for p in self._skeleton(("user",), None))
+        self._opened = re.search(r"(<think>\s*)?\Z", opening)[0]
+        """What the template writes of each turn of the agent's: some thinking models' begins the thought for them."""
 
     # -------------------------------------------------------------------------------------------- observations
 
@@ -92,6 +95,12 @@ class ChatFormat:
     def decode(self, ids: list[int]) -> str:
         """The text of sampled ids, control tokens visible. For parsing and display; never encode the result."""
         return self._backend.decode(ids, skip_special_tokens=False)
+
+    def turn_text(self, ids: list[int]) -> str:
+        """A sampled turn as its reader should see it: with the thought that the template opened in its place, without
+        the token that ended it."""
+        ended = bool(ids) and ids[-1] in self.stop_ids
+        return self._opened + self.decode(ids[:-1] if ended else ids)
 
     # ------------------------------------------------------------------------------------------------- inside
 

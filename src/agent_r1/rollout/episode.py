@@ -128,10 +128,7 @@ class AgentEnvLoop(AgentFlowBase):
 
     def _read(self, generation: Generation) -> Action:
         """The one place where sampled ids become text: for the environment to read, never to be encoded again."""
-        ids = generation.token_ids
-        if ids and ids[-1] in self.chat.stop_ids:
-            ids = ids[:-1]
-        return Action(self.chat.decode(ids), generation.finish_reason)
+        return Action(self.chat.turn_text(generation.token_ids), generation.finish_reason)
 
 
 class EnvironmentFailure(Exception):

@@ -33,6 +33,8 @@ class StopReason(StrEnum):
 
     ANSWERED = "answered"
     """The agent gave its final answer (or the environment reached its goal)."""
+    NO_ANSWER = "no_answer"
+    """The agent stopped acting, and its last turn holds no answer: it is empty, all thought, or without the tags."""
     MAX_TURNS = "max_turns"
     """The agent still wanted to act, but its turns were used up."""
     MAX_TOKENS = "max_tokens"

@@ -1,0 +1,210 @@
+"""Room 4, the Hermes dialect: one reader for what is executed, what ends an episode and what is paid."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+
+import pytest
+from conftest import ScriptedPolicy, call, make_env_loop, task
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_env import Counting, hermes, step
+
+from agent_r1.config import EnvConfig, load_config
+from agent_r1.env import HermesToolEnv
+from agent_r1.env.hermes import answer_of, is_well_formed, split_turn
+from agent_r1.errors import ConfigError
+from agent_r1.rollout.chat_format import ChatFormat
+from agent_r1.rollout.types import Sampling, StopReason
+
+# ---------------------------------------------------------------------------------------------------- the last turn
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("<answer>Oslo</answer>", "Oslo"),
+        ("<think>hm</think>\n<answer>\n Oslo \n</answer>", "Oslo"),
+        ("<answer>Rome</answer> no: <answer>Oslo</answer>", "Oslo"),  # the last one
+        ("<answer>Rome</answer> <answer>Os", "Rome"),  # the last one that is closed
+        ("<answer>Rome <answer>Oslo</answer>", "Oslo"),
+        ("<answer>Rome</answer> Oslo</answer>", "Rome"),
+        ("</answer>Oslo<answer>", None),
+        ("<answer>Oslo", None),
+        ("Oslo</answer>", None),
+        ("<Answer>Oslo</Answer>", None),
+        ("Oslo", None),
+        ("", None),
+        ("<answer></answer>", None),
+        ("<answer>Rome</answer><answer> </answer>", None),  # the last one
+        # What is inside a thought, a call or another tag's opening is no answer.
+        ("<think><answer>Oslo</answer></think>", None),
+        ("<think><answer>Oslo</answer>", None),
+        ("<answer>Rome</answer><think><answer>Oslo</answer></think>", "Rome"),
+        ('<tool_call>{"name": "search", "arguments": {"query": "<answer>Oslo</answer>"}}</tool_call>', None),
+        ("<tool_call><answer>Oslo</answer>", None),
+        ("<ans<think></think>wer>Oslo</answer>", None),
+        ("<tool_response>Rome</tool_response><answer>Oslo</answer>", "Oslo"),
+    ],
+)
+def test_the_answer_of_a_turn(text, expected):
+    assert answer_of(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<answer>Oslo</answer>",
+        "I found it. <answer>Oslo</answer>\n \n",
+        "<think>a</think><think>b</think> so <answer>Oslo</answer>",
+        "<answer>a < b > c</answer>",
+    ],
+)
+def test_well_formed(text):
+    assert is_well_formed(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "Oslo",
+        "<answer>Oslo",
+        "<answer> \n </answer>",
+        "<answer>Oslo</answer> thanks",
+        "<answer>Oslo</answer><answer>Oslo</answer>",
+        "<answer><answer>Oslo</answer>",
+        "<think>hm <answer>Oslo</answer>",
+        "<think>hm <answer>Oslo</answer></think>",
+        "</think><answer>Oslo</answer>",
+        "hm</think><think> <answer>Oslo</answer>",
+        "<think><think>a</think></think><answer>Oslo</answer>",
+        "<answer><think>hm</think>Oslo</answer>",
+        '<tool_call>{"name": "search"}</tool_call><answer>Oslo</answer>',
+        "<answer>Oslo</answer><tool_call>",
+        "<tool_response>It is Oslo.</tool_response><answer>Oslo</answer>",
+        "</tool_response><answer>Oslo</answer>",
+    ],
+)
+def test_malformed(text):
+    assert not is_well_formed(text)
+
+
+TAGS = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<answer>", "</answer>", "<tool_response>"]
+model_text = st.lists(st.one_of(st.sampled_from([*TAGS, "Oslo", "<tool_", "call>", " "]), st.text(max_size=3))).map(
+    "".join
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(model_text)
+def test_a_turn_is_cut_at_tags_and_nothing_is_glued(text):
+    """The parts are stretches of the turn, in order: no text stands together that did not stand together before."""
+    place = 0
+    for part in split_turn(text):
+        place = text.index(part.text, place) + len(part.text)
+    answer = answer_of(text)
+    assert answer is None or f"{answer}" in text and answer == answer.strip() != ""
+    assert answer is not None or not is_well_formed(text)
+
+
+# --------------------------------------------------------------------------------------------- what ends an episode
+
+
+PAID = {"em": 1.0, "format": 0.0}
+RIGHT_BUT_MALFORMED = {"em": 1.0, "format": -0.2}
+NOTHING = {"em": 0.0, "format": -0.2}
+QUOTED = call(query="<answer>Marn</answer>")
+
+
+@pytest.mark.parametrize(
+    ("turn", "reason", "parts"),
+    [
+        ("<think>so</think><answer>Marn</answer>", StopReason.ANSWERED, PAID),
+        ("<answer>Marn</answer> I think", StopReason.ANSWERED, RIGHT_BUT_MALFORMED),
+        ("<tool_response>Marn</tool_response><answer>Marn</answer>", StopReason.ANSWERED, RIGHT_BUT_MALFORMED),
+        (call(query="x") + "<answer>Marn</answer>", StopReason.ANSWERED, RIGHT_BUT_MALFORMED),
+        ("<answer>Rome</answer><think><answer>Marn</answer></think>", StopReason.ANSWERED, NOTHING),
+        ("<think><answer>Marn</answer></think>", StopReason.NO_ANSWER, NOTHING),
+        ("<think><answer>Marn</answer>", StopReason.NO_ANSWER, NOTHING),
+        ("", StopReason.NO_ANSWER, NOTHING),
+        ("Marn", StopReason.NO_ANSWER, NOTHING),
+        ("<answer>Marn", StopReason.NO_ANSWER, NOTHING),
+        ("<answer> </answer>", StopReason.NO_ANSWER, NOTHING),
+        ("<tool_<think></think>call>" + call(query="x")[11:], StopReason.NO_ANSWER, NOTHING),
+        (QUOTED, None, NOTHING),
+        (f"<think>{QUOTED}</think>" + call(query="x"), None, NOTHING),
+    ],
+)
+def test_what_ends_an_episode_is_what_is_paid(turn, reason, parts):
+    """`answered` and the answer come from one reader: nothing is paid that did not end the episode as an answer."""
+    env = hermes(Counting())
+    assert step(env, turn).stop_reason is reason
+    assert env.outcome(reason or StopReason.MAX_TURNS).parts == parts
+
+
+@settings(max_examples=200, deadline=None)
+@given(model_text)
+def test_only_an_answered_episode_is_paid(text):
+    env = hermes(Counting())
+    result = step(env, text)
+    outcome = env.outcome(result.stop_reason or StopReason.MAX_TURNS)
+    assert (result.stop_reason is StopReason.ANSWERED) == (answer_of(text) is not None)
+    assert result.stop_reason is StopReason.ANSWERED or outcome.parts["em"] == outcome.metrics["f1"] == 0
+
+
+def test_an_argument_reaches_the_tool_as_it_was_written():
+    search = Counting()
+    step(hermes(search), call(query="a<think>b</think>c"))
+    assert search.queries == ["a<think>b</think>c"]
+
+
+# --------------------------------------------------------------- templates that open the thought for the agent
+
+
+def test_a_call_inside_a_thought_that_the_template_opened_is_a_thought(tokenizer):
+    """Qwen3's thinking models: the prompt ends with `<think>`, so the sampled turn begins inside of a thought."""
+    thinking = copy.deepcopy(tokenizer)
+    thinking.chat_template = tokenizer.chat_template.replace(
+        "assistant\\n' }}{%- endif", "assistant\\n<think>\\n' }}{%- endif"
+    )
+    assert thinking.chat_template != tokenizer.chat_template
+    chat, search = ChatFormat(thinking), Counting()
+    turns = ["maybe " + call(query="thought") + "</think>" + call(query="meant"), "so</think><answer>Marn</answer>"]
+    loop = make_env_loop(ScriptedPolicy(chat, turns), lambda row: HermesToolEnv({"search": search}, EnvConfig()))
+    done = asyncio.run(loop.run(task(), Sampling(400)))
+    assert search.queries == ["meant"]
+    assert done.stop_reason is StopReason.ANSWERED and done.reward_parts == PAID
+    endless = make_env_loop(ScriptedPolicy(chat, ["it is <answer>Marn</answer>"]), loop.make_env)
+    assert asyncio.run(endless.run(task(), Sampling(400))).stop_reason is StopReason.NO_ANSWER
+
+
+# ------------------------------------------------------------------------------------------------------- calls
+
+
+def test_the_same_call_is_paid_once(chat):
+    """Six equal calls and a wrong answer must not be worth more than a right answer."""
+    turns = [call(query="x") * 3, call(query="x") + call(query="y"), "<answer>Rome</answer>"]
+    config = EnvConfig(call_reward=0.15, max_turns=9)
+    loop = make_env_loop(ScriptedPolicy(chat, turns), lambda row: HermesToolEnv({"search": Counting()}, config))
+    done = asyncio.run(loop.run(task(), Sampling(400)))
+    assert [s.reward for s in done.steps] == pytest.approx([0.15, 0.15, 0.0])
+
+
+def test_calls_can_never_pay_as_much_as_a_right_answer():
+    with pytest.raises(ConfigError, match=r"env.call_reward=0.2 pays 6 calls .*set it below 0.17"):
+        load_config("laptop", ["env.call_reward=0.2"])
+    assert load_config("laptop", ["env.call_reward=0.16"]).env.call_reward == 0.16
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "[1.5, -1e999]"])
+def test_numbers_that_json_cannot_write_make_a_malformed_call(number):
+    """Python's reader takes them, and a rollouts file with them is no JSON."""
+    result = step(
+        hermes(Counting()), f'<tool_call>{{"name": "search", "arguments": {{"query": {number}}}}}</tool_call>'
+    )
+    [recorded] = result.info["tool_calls"]
+    assert recorded["error"] == "malformed_call"
+    json.dumps(result.info, allow_nan=False)
