@@ -393,7 +393,8 @@ def test_a_row_chooses_its_environment_and_its_tools(search):
     other = Counting()
     other.name = "other"
     tools = {"search": search, "other": other}
-    assert list(make_env(question_row(), tools, EnvConfig()).tools) == ["search", "other"]
+    for silent in ({}, {"tools": None}, None):
+        assert list(make_env(question_row(env_kwargs=silent), tools, EnvConfig()).tools) == ["search", "other"]
     only = make_env(question_row(env_kwargs={"tools": ["other"]}), tools, EnvConfig())
     assert isinstance(only, HermesToolEnv) and list(only.tools) == ["other"]
 

@@ -62,7 +62,7 @@ def test_rows_have_verls_keys_and_one_prompt(tmp_path, one_file):
     rows = rows_of(made(tmp_path, one_file))
     assert {split: len(found) for split, found in rows.items()} == {"train": 40, "val": 8, "test": 12}
     row = rows["test"][3]
-    assert tuple(row) == ROW_KEYS and row["data_source"] == "hotpotqa" and row["env_kwargs"] == {"tools": ["search"]}
+    assert tuple(row) == ROW_KEYS and row["data_source"] == "hotpotqa" and row["env_kwargs"] == {"tools": None}
     truth = {record["question"]: record for record in hotpotqa()}[row["prompt"][-1]["content"]]
     assert row["reward_model"] == {"style": "rule", "ground_truth": [truth["answer"]]}
     assert row["extra_info"]["index"] == 3 and row["extra_info"]["id"] == truth["_id"]

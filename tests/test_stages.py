@@ -194,6 +194,36 @@ def test_the_first_missing_stage_is_named(prepared, config, tmp_path, monkeypatc
         stages.start_model(config)
 
 
+def test_rows_of_format_1_which_asked_for_search_alone_are_refused(prepared, config, tmp_path, monkeypatch, capsys):
+    shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
+    monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path))
+    data = Places.of(config).data
+    made = tree(data)
+    manifest = data / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"format": 2', '"format": 1'))
+    for command in ("data", "train"):
+        assert main(command, *TINY) == 1
+        assert "has data of format 1, and this version reads 2; delete the data folder" in capsys.readouterr().err
+    shutil.rmtree(data)
+    assert main("data", *TINY) == 0 and tree(data) == made
+    assert stages.start_model(config) == Places.of(config).start_model  # index and start model serve on
+
+
+def test_no_index_is_made_asked_for_or_read_where_nothing_searches(prepared, config, tmp_path, monkeypatch, capsys):
+    shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
+    monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path))
+    shutil.rmtree(Places.of(config).index)
+    start = shutil.move(Places.of(config).start_model, tmp_path / "mine")
+    settings = ["env.tools=[]", f"model.path={start}"]
+    assert main("index", *TINY, *settings) == 0
+    assert "index: not needed here, no tool searches" in capsys.readouterr().out
+    without = load_config("smoke", [*TINY[1:], *settings])
+    assert stages.load_tools(without) == {} and stages.start_model(without) == start
+    assert stages.retriever_of(without) == "none"
+    with pytest.raises(AgentR1Error, match="agent-r1 index"):
+        stages.load_tools(load_config("smoke", [*TINY[1:], settings[1]]))
+
+
 def test_evaluation_writes_the_card_once(prepared, config, tmp_path, capsys):
     out = tmp_path / "runs" / "x" / "eval_before.json"
     start = Places.of(config).start_model

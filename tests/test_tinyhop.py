@@ -379,7 +379,7 @@ def test_rows_have_verls_shape(rows):
         "data_source", "prompt", "ability", "reward_model", "extra_info", "agent_name", "env_kwargs"
     ]  # fmt: skip
     assert row["data_source"] == "tinyhop" and row["agent_name"] == "hermes"
-    assert row["env_kwargs"] == {"tools": ["search"]}
+    assert row["env_kwargs"] == {"tools": None}  # those of env.tools
     assert [message["role"] for message in row["prompt"]] == ["user"]
     assert row["extra_info"]["index"] == 7 and row["extra_info"]["split"] == "test"
     assert set(row["extra_info"]["lookups"][0]) == {"entity", "relation", "value", "passage_id"}

@@ -17,7 +17,7 @@ from agent_r1.doctor import gpus_here
 from agent_r1.errors import AgentR1Error
 from agent_r1.rollout import qwen
 from agent_r1.roofline import GIB
-from agent_r1.stages import Places, set_threads
+from agent_r1.stages import Places, needs_index, set_threads
 from agent_r1.training.loop import resolve_device
 from agent_r1.training.tiny_model import shape_of
 from agent_r1.ui import say
@@ -43,8 +43,8 @@ def print_plan(config: Config, run_name: str, gpu_hour: float | None = None) -> 
         ("evaluation after", places.run(run_name) / "eval.json"),
         ("report", places.run(run_name) / "report.html"),
     ):
-        if title == "index" and config.search.url:
-            say(f"{title:18} not needed here: {config.search.url} has one")
+        if title == "index" and not needs_index(config):
+            say(f"{title:18} not needed here{f': {config.search.url} has one' if config.search.url else ''}")
             continue
         say(f"{title:18} {'done' if path.exists() else 'to do':6} {path}")
     for line in lines:

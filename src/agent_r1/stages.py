@@ -30,6 +30,7 @@ import torch
 
 from agent_r1 import hub
 from agent_r1.config import Config, fingerprint
+from agent_r1.data.folder import read_manifest
 from agent_r1.data.rows import read_corpus, read_rows
 from agent_r1.data.tinyhop_build import build, verify
 from agent_r1.errors import AgentR1Error
@@ -163,11 +164,11 @@ def _make_real_data(config: Config, places: Places) -> None:
 
 def make_index(config: Config) -> None:
     """Stage: the search index over all passages, and how much of what the questions need it finds."""
-    if config.search.url:
-        say(f"index: not needed here, {config.search.url} has one")
+    if not needs_index(config):
+        say(f"index: not needed here, {f'{config.search.url} has one' if config.search.url else 'no tool searches'}")
         return
     places = Places.of(config)
-    corpus = _needed(places.data, "agent-r1 data", config) / "corpus.jsonl"
+    corpus = data_folder(config) / "corpus.jsonl"
 
     def make(part: Path) -> str:
         from agent_r1.doctor import available_memory
@@ -269,10 +270,10 @@ def start_model(config: Config) -> Path:
     path, places = config.model.path, Places.of(config)
     if path and not hub.is_name(path):
         _local_model(path)
-    for place, command in ((places.data, "data"), (places.index, "index"), (places.start_model, "cold-start")):
-        if not (config.search.url and command == "index"):
-            _needed(place, f"agent-r1 {command}", config)  # the first that is missing is the one to name
-    return places.start_model
+    data_folder(config)  # the first that is missing is the one to name
+    if needs_index(config):
+        _needed(places.index, "agent-r1 index", config)
+    return _needed(places.start_model, "agent-r1 cold-start", config)
 
 
 def _local_model(path: str) -> None:
@@ -283,16 +284,23 @@ def _local_model(path: str) -> None:
 
 
 def load_tools(config: Config) -> dict[str, BaseTool]:
-    """The configured tools over this configuration's index, here or in a service. Raises AgentR1Error when there is none."""
-    index = remote_index(config) if config.search.url else load_index(config)
-    return make_tools(config.env.tools, searcher=Searcher(index), top_k=config.search.top_k)
+    """The configured tools, `search` over this configuration's index, here or in a service. Raises AgentR1Error when there
+    is none."""
+    searcher = None
+    if "search" in config.env.tools:
+        searcher = Searcher(remote_index(config) if config.search.url else load_index(config))
+    return make_tools(config.env.tools, searcher=searcher, top_k=config.search.top_k)
+
+
+def needs_index(config: Config) -> bool:
+    """Whether the agent searches an index of this process."""
+    return "search" in config.env.tools and not config.search.url
 
 
 def load_index(config: Config) -> PassageIndex:
     """This configuration's index. Raises AgentR1Error when there is none."""
-    places = Places.of(config)
-    corpus = _needed(places.data, "agent-r1 data", config) / "corpus.jsonl"
-    return PassageIndex.load(_needed(places.index, "agent-r1 index", config), corpus)
+    corpus = data_folder(config) / "corpus.jsonl"
+    return PassageIndex.load(_needed(Places.of(config).index, "agent-r1 index", config), corpus)
 
 
 def remote_index(config: Config) -> RemoteIndex:
@@ -300,14 +308,20 @@ def remote_index(config: Config) -> RemoteIndex:
     from agent_r1.search.client import RemoteIndex
 
     index = RemoteIndex(config.search.url, config.env.tool_timeout_s)
-    manifest = _needed(Places.of(config).data, "agent-r1 data", config) / "manifest.json"
-    index.check(config.search.encoder, json.loads(manifest.read_text())["files"]["corpus.jsonl"])
+    index.check(config.search.encoder, read_manifest(data_folder(config))["files"]["corpus.jsonl"])
     return index
 
 
 def load_rows(config: Config, split: str) -> list[Row]:
     """The questions of a split."""
-    return read_rows(_needed(Places.of(config).data, "agent-r1 data", config) / f"{split}.parquet")
+    return read_rows(data_folder(config) / f"{split}.parquet")
+
+
+def data_folder(config: Config) -> Path:
+    """This configuration's data. Raises AgentR1Error where it is missing or of another version."""
+    folder = _needed(Places.of(config).data, "agent-r1 data", config)
+    read_manifest(folder)
+    return folder
 
 
 def run_train(config: Config, name: str, resume: bool, plain: bool) -> None:
@@ -397,6 +411,8 @@ def _backend(config: Config) -> str:
 def retriever_of(config: Config) -> str:
     """What the agent searches with, for the eval card."""
     s = config.search
+    if "search" not in config.env.tools:
+        return "none"
     return f"{s.encoder} (dim {s.dim}), top {s.top_k}, {Places.of(config).index.name}"
 
 

@@ -15,8 +15,9 @@ from agent_r1.data.rows import REMEDY
 from agent_r1.errors import AgentR1Error
 from agent_r1.files import sha256
 
-FORMAT = 1
-"""Version of the folder's layout; raised when old data must be made again."""
+FORMAT = 2
+"""Version of the folder's layout; raised when old data must be made again. The rows of format 1 asked for the search tool
+alone, whatever env.tools said."""
 MANIFEST = "manifest.json"
 
 
@@ -46,18 +47,24 @@ def make_folder(out: Path, write: Callable[[Path], dict[str, Any]], files: Itera
 
 def verify_folder(out: Path, files: Iterable[str]) -> dict[str, Any]:
     """Hash every file of a data set again and return its manifest. Raises AgentR1Error naming what does not fit."""
+    manifest = read_manifest(out)
+    for name in files:
+        if not (out / name).is_file():
+            raise AgentR1Error(f"{out / name} is missing; {REMEDY}")
+        if sha256(out / name) != manifest["files"].get(name):
+            raise AgentR1Error(f"{out / name} is not the file that was made (its hash differs); {REMEDY}")
+    return manifest
+
+
+def read_manifest(out: Path) -> dict[str, Any]:
+    """The manifest of a data set. Raises AgentR1Error where it is missing, damaged or of another version."""
     try:
         manifest = json.loads((out / MANIFEST).read_text())
-        version, hashes = manifest["format"], dict(manifest["files"])
+        version, _ = manifest["format"], dict(manifest["files"])
     except OSError as error:
         raise AgentR1Error(f"{out / MANIFEST} cannot be read ({error.strerror}); {REMEDY}") from None
     except (ValueError, KeyError, TypeError) as error:
         raise AgentR1Error(f"{out / MANIFEST} is damaged ({type(error).__name__}); {REMEDY}") from None
     if version != FORMAT:
         raise AgentR1Error(f"{out} has data of format {version}, and this version reads {FORMAT}; {REMEDY}")
-    for name in files:
-        if not (out / name).is_file():
-            raise AgentR1Error(f"{out / name} is missing; {REMEDY}")
-        if sha256(out / name) != hashes.get(name):
-            raise AgentR1Error(f"{out / name} is not the file that was made (its hash differs); {REMEDY}")
     return manifest

@@ -154,5 +154,5 @@ def _row(record: Record, index: int, split: str, dataset: str, agent_name: str) 
             "supporting": record.supporting,
         },
         "agent_name": agent_name,
-        "env_kwargs": {"tools": ["search"]},
+        "env_kwargs": {"tools": None},  # those of env.tools; a list here would narrow them
     }

@@ -97,5 +97,5 @@ def _row(question: Question, index: int, split: str, agent_name: str) -> Row:
             "lookups": [asdict(lookup) for lookup in question.lookups],
         },
         "agent_name": agent_name,
-        "env_kwargs": {"tools": ["search"]},
+        "env_kwargs": {"tools": None},  # those of env.tools; a list here would narrow them
     }

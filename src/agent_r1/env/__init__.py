@@ -5,10 +5,12 @@ the interface `AgentEnv` and `BaseToolEnv`, the environment of everything that i
 fills it in for `<tool_call>` and `<answer>` tags.
 
 To add an environment: write one class in one file and give it a name in `ENVIRONMENTS`; rows choose it by their
-`agent_name`. tests/test_env.py holds a worked example.
+`agent_name`, which is `env.name`. tests/test_env.py holds worked examples.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from agent_r1.config import EnvConfig, nearest
 from agent_r1.env.base import INVALID, AgentEnv, BaseToolEnv, Outcome
@@ -19,11 +21,11 @@ from agent_r1.tool import BaseTool
 
 __all__ = ["ENVIRONMENTS", "INVALID", "AgentEnv", "BaseToolEnv", "HermesToolEnv", "Outcome", "make_env"]
 
-ENVIRONMENTS: dict[str, type[BaseToolEnv]] = {"hermes": HermesToolEnv}
+ENVIRONMENTS: dict[str, Callable[[dict[str, BaseTool], EnvConfig], AgentEnv]] = {"hermes": HermesToolEnv}
 
 
 def make_env(row: Row, tools: dict[str, BaseTool], config: EnvConfig) -> AgentEnv:
-    """A fresh environment for one episode of `row`, with those of `tools` that the row asks for."""
+    """A fresh environment for one episode of `row`, with all of `tools`, or with those that the row asks for."""
     name = row["agent_name"]
     if name not in ENVIRONMENTS:
         raise ConfigError(

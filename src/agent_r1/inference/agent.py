@@ -25,7 +25,7 @@ from agent_r1.rollout import qwen
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.engine import LocalPolicy
 from agent_r1.rollout.types import Policy
-from agent_r1.stages import Places, load_tools, make_data, make_index, set_threads
+from agent_r1.stages import Places, load_tools, make_data, make_index, needs_index, set_threads
 from agent_r1.tool import BaseTool
 from agent_r1.training.checkpoint import list_checkpoints
 from agent_r1.training.loop import resolve_device
@@ -105,7 +105,7 @@ def make_tools_of(config: Config) -> dict[str, BaseTool]:
 def make_world(config: Config) -> None:
     """A generated world is made where it is missing: a model may have come without it. Real data are for `agent-r1 data`."""
     places = Places.of(config)
-    there = places.data.exists() and (config.search.url or places.index.exists())
+    there = places.data.exists() and (places.index.exists() or not needs_index(config))
     if config.data.name == "tinyhop" and not there:
         make_data(config)
         make_index(config)

@@ -6,8 +6,8 @@
 
 In come the names in `env.tools` and the resources of a run; out go tools to the environments of room 4 (`env/`).
 
-To add a tool: one file here, and one name in `TOOLS`. Its maker gets the resources as keyword arguments, takes those
-it needs and ignores the rest. A `@tool` function needs none: `"clock": lambda **_: clock`.
+To add a tool: one file here, and one name in `TOOLS` (CONTRIBUTING.md has the steps). Its maker gets the resources as
+keyword arguments, takes those it needs and ignores the rest. A `@tool` function needs none: `"clock": lambda **_: clock`.
 """
 
 from __future__ import annotations
