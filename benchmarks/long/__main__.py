@@ -112,6 +112,7 @@ def main(argv: list[str]) -> int:
     for name in [] if arguments.table else arguments.part or parts():
         print(f"{name} ...", flush=True)
         result = run_part(name)
+        RESULTS.mkdir(exist_ok=True)
         write_whole(RESULTS / f"{name}.json", json.dumps(result, indent=1) + "\n")
         write_whole(PAGE, page(PAGE.read_text()))
         print(f"{name}: {'passed' if result['passed'] else result['error']}, {result['seconds']:.0f} s", flush=True)

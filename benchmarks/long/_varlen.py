@@ -4,7 +4,7 @@
 position ids, transformers' dispatch and the unpacking of log-probabilities are then the code that a GPU runs; only the
 kernel is another one. tests/test_varlen.py holds it against padded rows.
 
-Each process of verl imports this module (VERL_USE_EXTERNAL_MODULES) and is changed by that. Nothing else imports it.
+_gpu_worker.py, which each process of verl imports in a rehearsal, calls `install`. Nothing else does.
 """
 
 from __future__ import annotations
@@ -61,7 +61,3 @@ def install() -> None:
     sys.modules |= {"flash_attn": package, "flash_attn.bert_padding": padding}
     modeling_flash_attention_utils.is_flash_attn_2_available = lambda: True
     PreTrainedModel._flash_attn_can_dispatch = lambda self, flash_attn_version, is_init_check=False: True
-
-
-if __name__ != "__main__" and "pytest" not in sys.modules:
-    install()

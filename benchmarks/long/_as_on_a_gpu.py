@@ -1,0 +1,75 @@
+"""`agent-r1`, with the configuration and the environment that a GPU run gets, on a CPU.
+
+    python -m benchmarks.long._as_on_a_gpu train grpo --preset hotpotqa-4xh100 ...
+
+What verl is told is `compose.overrides(..., "cuda")` and the environment is `launch.environment(..., "cuda")`, so they are
+those of a GPU run but for what stands in `CANNOT` and `NEEDS`, which a CPU cannot do or has to have.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from agent_r1 import cli
+from agent_r1.training import loop
+from agent_r1.verl_engine import launch
+
+ROOT = Path(__file__).parents[2]
+CANNOT = {
+    "trainer": {"device": "cpu"},
+    "actor_rollout_ref": {
+        "rollout": {
+            "free_cache_engine": False,  # vLLM's CPU backend can neither sleep nor wake up,
+            "enable_sleep_mode": False,
+            "enforce_eager": True,  # has no CUDA graphs,
+            "enable_chunked_prefill": False,  # and dies of a seeded request in chunks; requests have seeds on a CPU
+            "engine_kwargs": {
+                "vllm": {"worker_extension_cls": "agent_r1.verl_engine.weight_sync.CpuWorkerExtension"},
+            },
+        },
+    },
+}
+NEEDS = {
+    "VERL_PLATFORM": "cpu",
+    "VERL_USE_EXTERNAL_MODULES": "benchmarks.long._gpu_worker",
+    "VERL_ENGINE_DEVICE": "cuda",
+    "TORCHDYNAMO_DISABLE": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+}
+
+
+def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    both = below | above
+    for key in below.keys() & above.keys():
+        if isinstance(below[key], dict) and isinstance(above[key], dict):
+            both[key] = merged(below[key], above[key])
+    return both
+
+
+def main(argv: list[str]) -> int:
+    """The command line, with the four seams at which a CPU run differs from a GPU run put back."""
+    overrides, environment, resolve = launch.overrides, launch.environment, loop.resolve_device
+
+    def as_cuda(config):
+        return resolve(config)[0], torch.bfloat16
+
+    def gpu_environment(config, device, mark, scratch):
+        ours = environment(config, "cuda", mark, scratch) | NEEDS | {"VLLM_CACHE_ROOT": str(scratch / "vllm")}
+        ours["PYTHONPATH"] = os.pathsep.join((str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])))
+        ours.pop("CUDA_VISIBLE_DEVICES", None)
+        return ours
+
+    launch.resolve_device = as_cuda
+    launch.overrides = lambda config, sources, device: merged(overrides(config, sources, "cuda"), CANNOT)
+    launch.environment = gpu_environment
+    return cli.main(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
