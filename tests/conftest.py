@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock
 
 from agent_r1.config import Config, DataConfig, ModelConfig, load_config
 from agent_r1.data.rows import read_rows
@@ -301,20 +303,35 @@ def run_training_loop(
     return record
 
 
+def made_once(tmp_path_factory, name: str, make: Callable[[Path], None]) -> Path:
+    """The folder `name`, filled by `make`, which gets its path: once a test session, however many processes share it."""
+    shared = tmp_path_factory.getbasetemp()
+    shared = shared.parent if "PYTEST_XDIST_WORKER" in os.environ else shared
+    folder, done = shared / name, shared / f"{name}.done"
+    with FileLock(shared / f"{name}.lock"):
+        if not done.exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            make(folder)
+            done.touch()
+    return folder
+
+
 @pytest.fixture(scope="session")
 def produced(tmp_path_factory) -> Path:
     """A home with two finished runs, `runs/grpo` and `runs/ppo`, made by the commands that a user gives: their metrics,
     rollouts, eval cards, checkpoints and reports. Read it, never change it: `shutil.copytree` is cheap."""
     from runs import TINY, main, prepare
 
-    home = tmp_path_factory.mktemp("produced")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AGENT_R1_HOME", str(home))
-        prepare(home)
-        for algorithm in ("grpo", "ppo"):
-            for command in (["eval", "--before"], ["train", "--plain"], ["eval"], ["report"]):
-                assert main(*command, algorithm, *TINY, f"--run={algorithm}") == 0
-    return home
+    def make(home: Path) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("AGENT_R1_HOME", str(home))
+            prepare(home)
+            for algorithm in ("grpo", "ppo"):
+                for command in (["eval", "--before"], ["train", "--plain"], ["eval"], ["report"]):
+                    assert main(*command, algorithm, *TINY, f"--run={algorithm}") == 0
+
+    return made_once(tmp_path_factory, "produced", make)
 
 
 @pytest.fixture(scope="session")
