@@ -58,10 +58,10 @@ def environment(home: Path) -> dict[str, str]:
 
 def agent(home: Path, *argv: str, **options) -> subprocess.CompletedProcess:
     """`agent-r1 ARGV`, the installed command in a process of its own."""
-    return subprocess.run([AGENT, *argv], env=environment(home), capture_output=True, text=True, timeout=120, **options)
+    return subprocess.run([AGENT, *argv], env=environment(home), capture_output=True, text=True, timeout=300, **options)
 
 
-def speedrun(home, *argv: str, cwd=None, timeout: float = 60, **variables: str) -> subprocess.CompletedProcess:
+def speedrun(home, *argv: str, cwd=None, timeout: float = 300, **variables: str) -> subprocess.CompletedProcess:
     """`bash speedrun-nodocker.sh ARGV` in this environment."""
     variables = {"AGENT_R1_VENV": sys.prefix} | variables
     command = ["bash", ROOT / "speedrun-nodocker.sh", *argv]
@@ -79,7 +79,8 @@ def hook(event, args):
         return
     count -= 1
     if count == 0 and act == "hang":
-        time.sleep(100)
+        os.write(2, b"it hangs\n")
+        time.sleep(1000)
     elif count == 0:
         os.kill(os.getpid(), getattr(signal, act))
 
@@ -100,7 +101,7 @@ def struck(home: Path, kind: str, part: str, count: int, act: str, *argv: str) -
 def killed_at(home: Path, kind: str, part: str, count: int, *argv: str) -> None:
     """SIGKILL at that event; it must have come to it."""
     process = struck(home, kind, part, count, "SIGKILL", *argv)
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=300)
     assert process.returncode == -signal.SIGKILL, f"never came to {kind} {part}: {errors}"
 
 

@@ -369,8 +369,8 @@ def test_what_streams_in_plain_text_is_what_a_whole_turn_gives(pieces):
     assert streamed.getvalue().replace("answer: ", "") == whole.getvalue().replace("answer: ", "")
 
 
-def test_a_long_hostile_turn_is_read_in_no_time():
-    start = time.perf_counter()
+@pytest.mark.timeout(120)  # a fraction of a second; anything quadratic takes longer than this
+def test_a_long_hostile_turn_is_read():
     for text in (
         "<think>" * 50_000,
         "<tool_call>" * 50_000 + "</answer>" * 50_000,
@@ -379,7 +379,6 @@ def test_a_long_hostile_turn_is_read_in_no_time():
     ):
         split_turn(text, whole=True)
         split_turn(text, whole=False)
-    assert time.perf_counter() - start < 2
 
 
 # ------------------------------------------------------------------------------------------------------- on the screen
@@ -524,14 +523,13 @@ def test_ctrl_c_in_mid_answer_forgets_the_question_only(session, chat):
     async def script(session_name, turn, ids):
         if session_name == "chat-2":
             threading.Timer(0.1, press).start()
-            await asyncio.sleep(10)
+            await asyncio.sleep(100)
+            ended.append(1)
         return ANSWER
 
-    talk = session(lambda *a: script(*a))
+    ended, talk = [], session(lambda *a: script(*a))
     talk("One?")
-    begun = time.monotonic()
-    assert "interrupted" in talk("Two?")
-    assert time.monotonic() - begun < 5
+    assert "interrupted" in talk("Two?") and ended == []
     assert [e.question for e in talk.repl.conversation.exchanges] == ["One?"]
     assert "Marn" in talk("Three?")
 

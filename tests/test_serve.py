@@ -61,7 +61,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def gone(pid: int, seconds: float = 10.0) -> bool:
+def gone(pid: int, seconds: float = 60.0) -> bool:
     deadline = time.monotonic() + seconds
     while alive(pid) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -178,7 +178,7 @@ def test_it_goes_when_we_go(fake, tmp_path, number):
     pid, port = map(int, parent.stdout.readline().split())
     assert alive(pid) and answers(port)
     parent.send_signal(number)
-    code = parent.wait(timeout=20)
+    code = parent.wait(timeout=100)
     assert gone(pid) and not answers(port)
     assert code == {signal.SIGTERM: 143, signal.SIGHUP: 129}.get(number, -number)
 
@@ -222,18 +222,18 @@ def test_a_server_that_answers_badly(fake, mode, said):
         assert server.diagnose() is None
 
 
-def test_a_server_that_dies_in_mid_answer(fake):
-    seen: list[int] = []
+def test_a_server_that_dies_in_mid_answer(fake, monkeypatch):
+    seen, asked, ask = [], [], ServerPolicy._ask
     with fake("cut") as server:
         policy = policy_of(server)
         policy.on_token = lambda session, ids: seen.extend(ids)
         with pytest.raises(AgentR1Error, match="exit code 7.*the engine core has died") as failure:
             asyncio.run(policy.generate([1], GREEDY))
         assert str(server.log) in str(failure.value) and seen == [11, 12]
-        start = time.perf_counter()
-        with pytest.raises(AgentR1Error, match="does not answer.*exit code 7"):  # and it stays dead: no use waiting
+        monkeypatch.setattr(policy, "_ask", lambda *request: asked.append(1) or ask(policy, *request))
+        with pytest.raises(AgentR1Error, match="does not answer.*exit code 7"):
             asyncio.run(policy.generate([1], GREEDY))
-        assert time.perf_counter() - start < 0.5
+        assert asked == [1]  # it stays dead: no use asking again
     assert server.log.exists(), "it has something to tell"
 
 
@@ -274,7 +274,7 @@ def test_the_command_says_how_to_use_it_and_ends_on_ctrl_c(fake, tmp_path, micro
         assert httpx.post(f"{url}/completions", json=body, headers=headers, trust_env=False).status_code == code
     secret = key.read_text()
     process.send_signal(signal.SIGINT)
-    out, errors = process.communicate(timeout=20)
+    out, errors = process.communicate(timeout=100)
     assert process.returncode == 130 and secret not in line + out + errors
     assert not answers(int(url.split(":")[2].split("/")[0])) and not key.exists()
 

@@ -146,7 +146,7 @@ def test_which_packages(box, tmp_path, argv, gpus, packages):
     script = shutil.copy(ROOT / "speedrun-nodocker.sh", tmp_path / "clone" / "copy.sh")
     variables = environment(tmp_path) | ({"PATH": box.variables["PATH"]} if gpus else {"PATH": "/usr/bin:/bin"})
     done = subprocess.run(
-        ["bash", script, *argv, "--dry-run"], env=variables, capture_output=True, text=True, timeout=20
+        ["bash", script, *argv, "--dry-run"], env=variables, capture_output=True, text=True, timeout=100
     )
     assert done.returncode == 0 and f"requirements/{packages};" in done.stdout
 
@@ -208,12 +208,12 @@ def test_the_service_ends_when_the_script_is_ended(box, end):
     command = ["bash", ROOT / "speedrun-nodocker.sh"]
     variables = environment(box.home) | box.variables | {"HANG": "train"}
     process = subprocess.Popen(command, env=variables, start_new_session=True, stdout=subprocess.DEVNULL)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 100
     while not box.log.with_name("calls.hangs").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert box.up.exists()
     os.killpg(process.pid, end)  # as a terminal's Ctrl-C, and as an init that ends a container
-    assert process.wait(timeout=10) in (-end, 128 + end)
+    assert process.wait(timeout=100) in (-end, 128 + end)
     assert not box.up.exists()
 
 
@@ -223,7 +223,7 @@ def test_the_slurm_script(box, nodes):
     slurm = {"SLURM_SUBMIT_DIR": str(ROOT), "SLURM_NNODES": str(nodes), "SLURM_GPUS_ON_NODE": "4", "SLURM_JOB_ID": "7"}
     command = ["bash", ROOT / "docs/cloud/slurm.sh", "grpo", "--preset", "hotpotqa-8xh100"]
     variables = environment(box.home) | box.variables | slurm | {"WANDB_API_KEY": "secret123"}
-    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     [train] = [call for call in box.calls() if call.startswith("train")]
     assert train.startswith("train --preset hotpotqa-8xh100 grpo") and train.endswith(" --resume")
@@ -339,12 +339,10 @@ def test_the_report_loads_nothing_from_elsewhere(smoke):
 
 @pytest.mark.slow
 def test_a_second_call_skips_every_stage(smoke):
-    home, _, first = smoke
+    home, _ = smoke
     before = tree(home)
-    start = time.perf_counter()
     done = speedrun(home, "grpo", "--preset", "smoke", timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("done before, in") == 6
-    assert time.perf_counter() - start < first / 2
     changed = {name for name, digest in tree(home).items() if before.get(name) != digest}
     assert changed <= {"runs/smoke-grpo/report.html"} and tree(home).keys() == before.keys()

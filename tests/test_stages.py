@@ -95,7 +95,7 @@ def test_two_processes_make_it_once(tmp_path, capsys):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join()
     assert made == [1]
     assert capsys.readouterr().out.count("made by another process") == 2
 
@@ -167,9 +167,7 @@ def test_a_model_of_ones_own_needs_no_cold_start(config, tmp_path, monkeypatch, 
 
 def test_the_second_time_everything_is_there(prepared, capsys):
     before = tree(prepared)
-    start = time.perf_counter()
     prepare(prepared, "cold_start.copy_steps=3", "cold_start.mix_steps=3")
-    assert time.perf_counter() - start < 1
     assert capsys.readouterr().out.count("done before") == 3
     assert tree(prepared) == before and leftovers(prepared) == []
 

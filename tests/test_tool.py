@@ -7,7 +7,6 @@ import functools
 import subprocess
 import sys
 import threading
-import time
 from typing import Any, Literal
 
 import pytest
@@ -73,7 +72,7 @@ def call(tool_, arguments=None, timeout_s=5.0, max_chars=1000, name=None, error=
 
 def test_a_good_call():
     result = call(Echo(), {"text": "ab", "times": 2})
-    assert result.ok and result.error is None and result.content == "abab" and 0 <= result.seconds < 1
+    assert result.ok and result.error is None and result.content == "abab" and result.seconds >= 0
 
 
 def test_schema_is_openai_form():
@@ -95,10 +94,10 @@ def test_sync_runs_in_a_thread_and_async_does_not():
 def test_sync_calls_run_side_by_side():
     """A barrier that only opens when all eight calls are inside it at the same time."""
     barrier = threading.Barrier(8)
-    it = make(lambda args: str(barrier.wait(timeout=5) >= 0))
+    it = make(lambda args: str(barrier.wait(timeout=100) >= 0))
 
     async def main():
-        return await asyncio.gather(*(call_tool({"it": it}, ToolCall("it"), 5, 100) for _ in range(8)))
+        return await asyncio.gather(*(call_tool({"it": it}, ToolCall("it"), 100, 100) for _ in range(8)))
 
     assert [result.content for result in asyncio.run(main())] == ["True"] * 8
 
@@ -258,31 +257,30 @@ def test_a_cancelled_episode_is_cancelled():
 
 @pytest.mark.parametrize("is_async", [True, False])
 def test_deadline(is_async):
-    release = threading.Event()
+    release, ended = threading.Event(), []
 
     async def slow(args):
-        await asyncio.sleep(5)
+        await asyncio.sleep(100)
+        ended.append(1)
 
-    it = make(slow if is_async else lambda args: release.wait(5))
-    start = time.perf_counter()
+    it = make(slow if is_async else lambda args: release.wait(100) and ended.append(1))
     result = call(it, timeout_s=0.05)
+    assert ended == [] and result.error is ToolErrorKind.TIME_OUT
     release.set()
-    assert result.error is ToolErrorKind.TIME_OUT and time.perf_counter() - start < 1
     assert result.content == "error: it took longer than 0.05 s; ask for less" and result.seconds >= 0.045
 
 
 def test_calls_that_hang_do_not_starve_the_others():
     """In asyncio's shared thread pool, forty hanging calls would hold every worker."""
-    release = threading.Event()
-    tools = {"hang": make(lambda args: release.wait(5)), "quick": make(lambda args: "done")}
+    release, ended = threading.Event(), []
+    tools = {"hang": make(lambda args: release.wait(100) and ended.append(1)), "quick": make(lambda args: "done")}
 
     async def main():
         await asyncio.gather(*(call_tool(tools, ToolCall("hang"), 0.05, 100) for _ in range(40)))
-        return await call_tool(tools, ToolCall("quick"), 1, 100)
+        return await call_tool(tools, ToolCall("quick"), 60, 100)
 
-    start = time.perf_counter()
     assert asyncio.run(main()).content == "done"
-    assert time.perf_counter() - start < 2  # nor does asyncio.run wait for them at the end
+    assert ended == []  # nor does asyncio.run wait for them at the end
     release.set()
 
 
@@ -312,7 +310,7 @@ def hang() -> str:
 print(asyncio.run(call_tool({"hang": hang}, ToolCall("hang"), 0.05, 100)).error)
 """
     environment = {"PYTHONPATH": ":".join(sys.path)}
-    ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=20)
+    ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=100)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "time_out\n", "")
 
 
