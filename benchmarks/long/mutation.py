@@ -1,5 +1,99 @@
-"""Every deliberate fault in masks, rewards, advantages, losses, rows, chat format and resume is caught by a test."""
+"""Every deliberate fault in masks, rewards, advantages, losses, rows, chat format, sampling and resume is caught by a test.
+
+A `Fault` (faults.yaml) replaces one piece of text in a copy of the source, and the tests that should notice run on the copy. At least one
+must fail; the same tests pass on the copy as it stands. A refactoring that moves the text carries the fault along
+(tests/test_long.py finds those that are lost); a new rule of the algorithm brings its fault with it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+
+import yaml
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "src" / "agent_r1"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One text for another in `file` (below src/agent_r1). `tests` are arguments of pytest, below tests/."""
+
+    area: str
+    says: str
+    file: str
+    old: str
+    new: str
+    tests: str
+
+
+def read_faults() -> list[Fault]:
+    kinds = yaml.safe_load(Path(__file__).with_name("faults.yaml").read_text())
+    return [Fault(k, f["fault"], f["in"], f["text"], f["becomes"], f["tests"]) for k, fs in kinds.items() for f in fs]
+
+
+FAULTS = read_faults()
+
+
+def mutated(fault: Fault) -> str:
+    """The file's text with the fault in it. Raises ValueError where the old text does not stand exactly once."""
+    text = (PACKAGE / fault.file).read_text()
+    if text.count(fault.old) != 1:
+        raise ValueError(f"{fault.file} holds {fault.old!r} {text.count(fault.old)} times; carry the fault along")
+    return text.replace(fault.old, fault.new)
+
+
+def pytest(source: Path, arguments: list[str]) -> tuple[int, str]:
+    """Exit code and output of the tests, which import the package from `source`."""
+    words = [word if word.startswith("-") or not word.endswith(".py") else f"tests/{word}" for word in arguments]
+    settings = os.environ | {"PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", *words]
+    done = subprocess.run(command, cwd=ROOT, env=settings, capture_output=True, text=True, timeout=600)
+    return done.returncode, done.stdout + done.stderr
+
+
+def check(fault: Fault, copies: SimpleQueue) -> bool:
+    """Does a test fail? Raises where pytest could not run: that shows nothing."""
+    source = copies.get()
+    path = source / "agent_r1" / fault.file
+    before = path.read_text()
+    try:
+        path.write_text(mutated(fault))
+        code, said = pytest(source, fault.tests.split())
+    finally:
+        path.write_text(before)
+        copies.put(source)
+    if code not in (0, 1):
+        raise RuntimeError(f"{fault.says}: pytest ended with {code}: {said[-500:]}")
+    failed = next((line for line in said.splitlines() if line.startswith(("FAILED", "ERROR"))), "nobody noticed")
+    print(f"  {'caught  ' if code else 'SURVIVED'} {fault.area}: {fault.says} ({failed.split(' - ')[0]})", flush=True)
+    return code == 1
 
 
 def run() -> dict:
-    return {}
+    workers = min(2, len(os.sched_getaffinity(0)))
+    with tempfile.TemporaryDirectory() as folder:
+        copies: SimpleQueue = SimpleQueue()
+        for number in range(workers):
+            source = Path(folder) / str(number)
+            shutil.copytree(PACKAGE, source / "agent_r1", ignore=shutil.ignore_patterns("__pycache__"))
+            copies.put(source)
+        selections = sorted({fault.tests for fault in FAULTS})
+        with ThreadPoolExecutor(workers) as pool:
+            clean = list(pool.map(lambda tests: pytest(Path(folder) / "0", tests.split()), selections))
+            if red := [tests for tests, (code, _) in zip(selections, clean, strict=True) if code]:
+                raise RuntimeError(f"these fail without any fault: {', '.join(red)}")
+            caught = list(pool.map(lambda fault: check(fault, copies), FAULTS))
+    survivors = [f"{fault.area}: {fault.says}" for fault, found in zip(FAULTS, caught, strict=True) if not found]
+    if survivors:
+        raise AssertionError(f"{len(survivors)} faults were caught by no test: {'; '.join(survivors)}")
+    return {"faults": len(FAULTS), "caught": sum(caught), "by area": dict(Counter(fault.area for fault in FAULTS))}
