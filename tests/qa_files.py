@@ -79,7 +79,7 @@ def hub_form(record: dict) -> dict:
     """A HotpotQA record as the hub's table gives it."""
     titles, sentences = zip(*record["context"], strict=True)
     facts, places = zip(*record["supporting_facts"], strict=True)
-    return {key: record[key] for key in ("question", "answer", "type", "level")} | {
+    return {key: record[key] for key in ("question", "answer", "type", "level") if key in record} | {
         "id": record["_id"],
         "supporting_facts": {"title": list(facts), "sent_id": list(places)},
         "context": {"title": list(titles), "sentences": [list(s) for s in sentences]},

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fnmatch
 import importlib.metadata
+import itertools
 import json
 import os
 import re
@@ -16,10 +17,12 @@ import shutil
 import socket
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from runs import ROOT, TINY, environment, lines
 
 from agent_r1.doctor import read_pins
@@ -108,9 +111,15 @@ def test_packages_come_before_the_source_and_only_from_the_requirements():
     assert len(told) == 2 and all(f"{stack}) requirements={file} " in script for stack, file in told)
 
 
-def test_the_image_holds_the_whole_stack():
-    wanted = "verl torch vllm transformers faiss-cpu datasets rich huggingface-hub wandb sentence-transformers fastapi uvicorn"
-    assert set(wanted.split()) <= GPU_PINS.keys()
+def test_the_pins_of_the_image_cover_what_the_project_needs():
+    """Everything that pyproject.toml names, the optional parts too, but what only development takes."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    optional = (wanted for extra, wanted in project["optional-dependencies"].items() if extra != "dev")
+    wanted = [Requirement(line) for line in (*project["dependencies"], *itertools.chain(*optional))]
+    assert len(wanted) > 15
+    for needed in wanted:
+        version = GPU_PINS[canonicalize_name(needed.name)]
+        assert needed.specifier.contains(version, prereleases=True), f"{needed} and {version} in the image"
     assert GPU_PINS["verl"] == VERL
 
 

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import sys
-import types
 from pathlib import Path
 
+import datasets
+import huggingface_hub
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
-from qa_files import hotpotqa, hub_form, write_json, write_jsonl
+from qa_files import hotpotqa, hub_form, musique, twowiki, write_json, write_jsonl
 from runs import main, tree
 
 from agent_r1.config import DATASETS, DataConfig, fingerprint, load_config
 from agent_r1.data import qa_build
-from agent_r1.data.hotpotqa import DISTRACTOR, parse
+from agent_r1.data.hotpotqa import DISTRACTOR, FULLWIKI, parse
+from agent_r1.data.musique import MUSIQUE
 from agent_r1.data.prompts import INSTRUCTIONS
 from agent_r1.data.qa_build import FILES, build, verify
 from agent_r1.data.rows import ROW_KEYS, read_corpus, read_rows
+from agent_r1.data.twowiki import TWOWIKI
 from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.search.index import PassageIndex
@@ -216,24 +223,31 @@ def test_a_source_that_is_not_there(tmp_path, published):
 # ------------------------------------------------------------------------------------------------------------- the hub
 
 
+def publish(folder: Path, config: str | None, **splits: list[dict]) -> None:
+    """A repository of the hub as its copy on disk: a table of each split, and the README that names the configuration."""
+    part = folder / (config or "data")
+    part.mkdir(parents=True, exist_ok=True)
+    for split, records in splits.items():
+        pq.write_table(pa.Table.from_pylist(records), part / f"{split}-00000-of-00001.parquet")
+    files = [{"split": split, "path": f"{part.name}/{split}-*"} for split in splits]
+    named = {"configs": [{"config_name": config or "default", "data_files": files}]}
+    (folder / "README.md").write_text(f"---\n{json.dumps(named)}\n---\n")
+
+
 @pytest.fixture
-def hub(monkeypatch):
-    """Stands in for the package `datasets`: tables in the hub's form, as many records as are published (made few)."""
-    asked = []
-
-    def load_dataset(name, config, split, revision):
-        asked.append((name, config, split, revision))
-        if hub.error:
-            raise hub.error
-        return [hub_form(record) for record in (hotpotqa()[:56] if split == "train" else hotpotqa()[56:])]
-
-    module = types.ModuleType("datasets")
-    module.load_dataset = load_dataset
-    monkeypatch.setitem(sys.modules, "datasets", module)
-    monkeypatch.setitem(DISTRACTOR.counts, "train", 56)
-    monkeypatch.setitem(DISTRACTOR.counts, "validation", 16)
-    hub = types.SimpleNamespace(asked=asked, error=None)
-    return hub
+def hub(monkeypatch, tmp_path):
+    """The package `datasets` without a network. It takes a folder called OWNER/NAME here for the repository of that name;
+    as many records count as published as are made."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    for dataset in (DISTRACTOR, FULLWIKI, TWOWIKI, MUSIQUE):
+        monkeypatch.setitem(dataset.counts, "train", 56 if dataset in (DISTRACTOR, FULLWIKI) else 16)
+        monkeypatch.setitem(dataset.counts, "validation", 16 if dataset in (DISTRACTOR, FULLWIKI) else 8)
+    records = [hub_form(record) for record in hotpotqa()]
+    publish(tmp_path / DISTRACTOR.hub, "distractor", train=records[:56], validation=records[56:])
+    return tmp_path
 
 
 def from_hub(tmp_path, name="data", **changes) -> Path:
@@ -245,14 +259,27 @@ def test_the_hub_gives_the_same_rows_as_the_files(tmp_path, published, hub):
     folder = from_hub(tmp_path)
     assert rows_of(folder) == rows_of(made(tmp_path, published, "local", test=0))
     assert verify(folder)["dataset"] == {"hub": "hotpotqa/hotpot_qa", "revision": DISTRACTOR.revision}
-    assert [asked[:3] for asked in hub.asked] == [
-        ("hotpotqa/hotpot_qa", "distractor", "train"), ("hotpotqa/hotpot_qa", "distractor", "validation")
-    ]  # fmt: skip
 
 
-def test_fullwiki_is_another_configuration_of_the_same(tmp_path, hub):
-    build(DataConfig(**SIZES | {"name": "hotpotqa-fullwiki"}), 0, tmp_path / "data", tmp_path / "downloads")
-    assert {config for _, config, _, _ in hub.asked} == {"fullwiki"}
+def test_fullwiki_is_another_configuration_of_the_same(hub):
+    records = [hub_form(record) for record in hotpotqa()]
+    publish(hub / FULLWIKI.hub, "fullwiki", train=records[:56], validation=records[40:56])
+    folder = hub / "data"
+    build(DataConfig(**SIZES | {"name": "hotpotqa-fullwiki"}), 0, folder, hub / "downloads")
+    held_out = {row["prompt"][-1]["content"] for row in rows_of(folder)["test"]}
+    assert held_out <= {record["question"] for record in records[40:56]}
+
+
+@pytest.mark.parametrize(("dataset", "records"), [(TWOWIKI, twowiki), (MUSIQUE, musique)])
+def test_the_other_two_come_from_the_hub_as_from_files(hub, dataset, records):
+    name, made_here = ("twowiki", [hub_form(r) for r in records()]) if dataset is TWOWIKI else ("musique", records())
+    publish(hub / dataset.hub, dataset.config, train=made_here[:16], validation=made_here[16:])
+    for split, part in (("train", records()[:16]), ("validation", records()[16:])):
+        (write_json if dataset is TWOWIKI else write_jsonl)(hub / "files" / dataset.files[split], part)
+    sizes = {"name": name, "train": 10, "val": 4, "test": 6}
+    for folder, source in (("from-hub", None), ("from-files", str(hub / "files"))):
+        build(DataConfig(**sizes, **({"source": source} if source else {})), 0, hub / folder, hub / "downloads")
+    assert rows_of(hub / "from-hub") == rows_of(hub / "from-files")
 
 
 def test_fewer_records_than_published_are_half_a_download(tmp_path, hub, monkeypatch):
@@ -262,8 +289,8 @@ def test_fewer_records_than_published_are_half_a_download(tmp_path, hub, monkeyp
 
 
 def test_no_network_and_no_package_are_one_line_with_the_way_around(tmp_path, hub, monkeypatch):
-    hub.error = ConnectionError("Couldn't reach the Hub\nlong traceback")
-    with pytest.raises(AgentR1Error, match="ConnectionError: Couldn't reach the Hub.; mend.*hotpot_train_v1.1.json"):
+    shutil.rmtree(tmp_path / "hotpotqa")
+    with pytest.raises(AgentR1Error, match=r"cannot fetch hotpotqa/hotpot_qa \(\w+: .*; mend.*hotpot_train_v1.1.json"):
         from_hub(tmp_path)
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(AgentR1Error, match=r"pip install 'agent-r1\[qa\]'.*data.source=DIR"):

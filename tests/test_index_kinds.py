@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import sys
 from pathlib import Path
 
 import faiss
@@ -13,7 +12,7 @@ import pytest
 
 from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.search import index as index_module
-from agent_r1.search.encoders import NgramEncoder, SentenceTransformerEncoder
+from agent_r1.search.encoders import NgramEncoder
 from agent_r1.search.index import PassageIndex, build_index, choose_kind, recall_against_flat
 
 COUNT = 1500
@@ -207,53 +206,3 @@ def test_an_index_without_a_kind_is_flat(corpus, tmp_path):
     del manifest["index"]
     path.write_text(json.dumps(manifest))
     assert PassageIndex.load(tmp_path / "index").search(["x"], 1) is not None
-
-
-# ------------------------------------------------------------------------------------------------------ neural encoders
-
-
-class FakeModel:
-    """What is used of sentence-transformers: texts to unit vectors, alone or on a pool of GPUs."""
-
-    def __init__(self, name):
-        self.calls, self.pools = [], 0
-
-    def encode(self, texts, normalize_embeddings, show_progress_bar, pool):
-        assert normalize_embeddings
-        self.calls.append((list(texts), pool))
-        vectors = np.stack([np.random.default_rng(abs(hash(text)) % 2**32).normal(size=16) for text in texts])
-        return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
-
-    def start_multi_process_pool(self):
-        self.pools += 1
-        return {"processes": []}
-
-
-@pytest.fixture
-def fake_models(monkeypatch):
-    module = type(sys)("sentence_transformers")
-    module.SentenceTransformer = FakeModel
-    monkeypatch.setitem(sys.modules, "sentence_transformers", module)
-
-
-def test_a_neural_index_is_built_in_shards_and_asked_with_prefixes(corpus, tmp_path, small_shards, fake_models):
-    encoder = SentenceTransformerEncoder("intfloat/e5-base-v2")
-    manifest = build_index(corpus, tmp_path / "index", encoder)
-    assert manifest["encoder"]["passage_prefix"] == "passage: " and manifest["dim"] == 16
-    texts = [text for call, _ in encoder._model().calls for text in call if text.startswith("passage: ")]
-    assert len(texts) == COUNT and all(pool is None for _, pool in encoder._model().calls)
-    index = PassageIndex.load(tmp_path / "index")  # a new encoder, by the name in the manifest
-    index.search(["who"], 2)
-    assert index.encoder._model().calls[-1] == (["query: who"], None)
-    with pytest.raises(AgentR1Error, match="was built with the encoder name=intfloat/e5-base-v2"):
-        PassageIndex.load(tmp_path / "index", encoder=SentenceTransformerEncoder("BAAI/bge-small-en-v1.5"))
-
-
-def test_several_gpus_share_the_passages_and_one_takes_the_queries(fake_models, monkeypatch):
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
-    encoder = SentenceTransformerEncoder("BAAI/bge-small-en-v1.5")
-    encoder.encode_passages([("a", "b")])
-    encoder.encode_passages([("c", "d")])
-    encoder.encode_queries(["q"])
-    model = encoder._model()
-    assert model.pools == 1 and [pool is not None for _, pool in model.calls] == [True, True, False]

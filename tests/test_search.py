@@ -174,21 +174,6 @@ def test_sentence_transformers_missing_is_one_clear_line(monkeypatch):
         make_encoder("intfloat/e5-base-v2", 1024).encode_queries(["x"])
 
 
-def test_sentence_transformer_sees_the_prefixes(monkeypatch):
-    seen = []
-
-    class Model:
-        def encode(self, texts, **_):
-            seen.extend(texts)
-            return np.ones((len(texts), 4), dtype=np.float32) / 2
-
-    encoder = SentenceTransformerEncoder("intfloat/e5-base-v2")
-    monkeypatch.setattr(encoder, "_loaded", Model())
-    assert encoder.encode_queries(["Vexlor"]).shape == (1, 4)
-    encoder.encode_passages([("Vexlor", "a company")])
-    assert seen == ["query: Vexlor", "passage: Vexlor\na company"] and encoder.dim == 4
-
-
 # -------------------------------------------------------------------------------------------------------- index
 
 

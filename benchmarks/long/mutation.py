@@ -1,7 +1,7 @@
 """Every deliberate fault in masks, rewards, advantages, losses, rows, chat format, sampling and resume is caught by a test.
 
-A `Fault` (faults.yaml) replaces one piece of text in a copy of the source, and the tests that should notice run on the copy. At least one
-must fail; the same tests pass on the copy as it stands. A refactoring that moves the text carries the fault along
+A `Fault` (faults.yaml) replaces one piece of text in a copy of the source, and the tests that should notice run on the copy. At
+least one must fail; the same tests pass on the copy as it stands. A refactoring that moves the text carries the fault along
 (tests/test_long.py finds those that are lost); a new rule of the algorithm brings its fault with it.
 """
 

