@@ -167,6 +167,7 @@ def test_a_whole_run_is_in_wandbs_recording_and_in_tensorboards(alone, produced)
     with trackers(["wandb", "tensorboard"], alone, {}, []) as track:
         for record in metrics:
             track(record)
+    assert line(1).keys() <= set().union(*metrics)  # what the other tests here show is what a run writes
     numbers = [{k: v for k, v in m.items() if isinstance(v, int | float)} for m in metrics]
     assert [{k: v for k, v in line.items() if k != "_step"} for line in recording(alone)[1]] == numbers
     board = EventAccumulator(str(alone / "tensorboard"), size_guidance={"scalars": 0}).Reload()

@@ -9,6 +9,7 @@ import math
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -192,6 +193,38 @@ def report(run: Path) -> tuple[str, Page]:
 @pytest.fixture()
 def run(tmp_path: Path) -> Path:
     return make_fake_run(tmp_path / "laptop-grpo-0")
+
+
+def forms(run: Path) -> dict[str, set[str]]:
+    """Every path of keys in the files of a run, those of lists' items too, and no data set's or agent's own words."""
+
+    def paths(value, above: str) -> Iterator[str]:
+        if isinstance(value, list):
+            for item in value:
+                yield from paths(item, above)
+        elif isinstance(value, dict):
+            for key, inner in value.items():
+                own_words = above.endswith(("arguments", "by_kind", "stop_reasons", "reward_parts", "metrics"))
+                yield (here := above if own_words else f"{above}/{key}")
+                yield from paths(inner, here)
+
+    def found(*files: Path) -> set[str]:
+        return {
+            path for file in files for line in file.read_text().splitlines() for path in paths(json.loads(line), "")
+        }
+
+    steps, evaluated = (run / "rollouts").glob("step_*.jsonl"), (run / "rollouts").glob("eval*.jsonl")
+    cards = {
+        path for name in ("eval_before", "eval") for path in paths(json.loads((run / f"{name}.json").read_text()), "")
+    }
+    return {"metrics": found(run / "metrics.jsonl"), "card": cards, "train": found(*steps), "eval": found(*evaluated)}
+
+
+def test_the_made_up_run_has_nothing_that_no_run_writes(run, produced):
+    """What is drawn from a made-up run must be there in a real one."""
+    real = [forms(produced / "runs" / name) for name in ("grpo", "ppo")]
+    for file, keys in forms(run).items():
+        assert keys <= set.union(*(form[file] for form in real)), file
 
 
 def test_whole_run_shows_everything(run):
