@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from conftest import random_model
@@ -16,6 +18,7 @@ from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.rollout import qwen
 from agent_r1.training.tiny_model import save_tokenizer
 from agent_r1.verl_engine import compose as room
+from agent_r1.verl_engine import launch
 from agent_r1.verl_engine.compose import Sources, compose, installed_verl, overrides
 
 needs_verl = pytest.mark.skipif(installed_verl() is None, reason="verl is not installed: see requirements/verl-cpu.txt")
@@ -51,6 +54,57 @@ def test_verl_accepts_every_preset(preset, algorithm, device, tmp_path):
     assert (whole.trainer.nnodes, whole.trainer.n_gpus_per_node) == (1, config.verl.ranks)
     for network in (actor.fsdp_config, whole.actor_rollout_ref.ref.fsdp_config, whole.critic.fsdp):
         assert network.param_offload == network.optimizer_offload == config.verl.offload
+    correction = whole.algorithm.rollout_correction
+    assert (correction.rollout_is, correction.rollout_is_threshold) == (None if device == "cpu" else "token", 2.0)
+    check_minibatches(whole, config)
+
+
+def check_minibatches(whole, config: Config) -> None:
+    """verl's own rules, where it applies them: a whole batch makes whole minibatches on each rank, without filling rows."""
+    from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+
+    rows, ranks = config.rollout.prompts_per_step * config.rollout.samples_per_prompt, config.verl.ranks
+    trainer = SimpleNamespace(use_critic=whole.critic.enable, config=whole, global_steps=whole.trainer.critic_warmup)
+    assert rows % PPOTrainer._get_required_batch_multiple(trainer, ranks) == 0
+    updates = {"actor": whole.actor_rollout_ref.actor} | ({"critic": whole.critic} if whole.critic.enable else {})
+    for name, network in updates.items():
+        minibatch = network.ppo_mini_batch_size * whole.actor_rollout_ref.rollout.n
+        assert minibatch % ranks == 0  # TrainingWorker.train_mini_batch asserts it
+        assert rows // ranks // (minibatch // ranks) == getattr(config, name).minibatches
+    for limit in (whole.actor_rollout_ref.actor, whole.critic):
+        assert limit.ppo_max_token_len_per_gpu == config.trainer.micro_tokens >= config.rollout.max_context
+
+
+class Wired(Exception):
+    """verl's trainer has come to the worker group; `args[0]` is what it makes it of."""
+
+
+@needs_verl
+def test_micro_tokens_reaches_the_critic(tokenizer, tmp_path, monkeypatch):
+    """verl 0.9.1 has three limits for it, and takes one of them for both of its passes."""
+    from verl.trainer.ppo.utils import Role
+    from verl.trainer.ppo.v1 import trainer_base
+
+    qwen.save(random_model(), tmp_path / "model", 0, 0)
+    save_tokenizer(tokenizer, tmp_path / "model")
+
+    def stop(class_dict):
+        raise Wired(class_dict)
+
+    monkeypatch.setattr(trainer_base, "create_colocated_worker_cls", stop)
+    whole = composed(smoke("trainer.micro_tokens=1234", algorithm="ppo"), tmp_path)
+    monkeypatch.setattr(trainer_base.PPOTrainer, "__abstractmethods__", frozenset())
+    trainer = object.__new__(trainer_base.PPOTrainer)
+    trainer.config, trainer.use_critic, trainer.use_reference_policy = whole, True, False
+    trainer.role_worker_mapping = {Role.ActorRollout: object, Role.Critic: object}
+    pool = SimpleNamespace(create_resource_pool=lambda: None, get_resource_pool=lambda role: "pool")
+    pool.resource_pool_dict = {"pool": "pool"}
+    trainer._init_tokenizer = trainer._init_dataloader = trainer._init_dump_executor = lambda: None
+    trainer._init_resource_pool_mgr = lambda: setattr(trainer, "resource_pool_manager", pool)
+    with pytest.raises(Wired) as reached:
+        trainer._setup()
+    engine = reached.value.args[0][str(Role.Critic)].kwargs["config"].engine_config
+    assert engine.max_token_len_per_gpu == engine.infer_max_token_len_per_gpu == 1234
 
 
 @needs_verl
@@ -95,6 +149,8 @@ def test_what_verl_refuses_is_said_in_one_line(tmp_path):
         (["verl.ranks=2", "verl.tensor_parallel=4"], "verl.tensor_parallel=4"),
         (["trainer.micro_tokens=300"], "cannot hold one conversation"),
         (["actor.mask_tool_tokens=false"], "ablation of the local loop"),
+        (["verl.patience_s=300"], "env.episode_timeout_s=300"),
+        (["verl.tis_cap=0.5"], "give 1 or more, or 0"),
         (["verl.ranks=0"], "at least 1"),
         (["actor.loss_aggregation=median"], "actor.loss_aggregation='median' is unknown"),
     ],
@@ -102,6 +158,25 @@ def test_what_verl_refuses_is_said_in_one_line(tmp_path):
 def test_impossible_settings_are_refused(settings, said):
     with pytest.raises(ConfigError, match=said):
         smoke(*settings)
+
+
+@needs_verl
+def test_weights_for_the_samplers_rounding_follow_the_arithmetic(tmp_path):
+    def chosen(*settings: str, device: str = "cpu"):
+        correction = composed(smoke(*settings), tmp_path, device).algorithm.rollout_correction
+        return correction.rollout_is, correction.rollout_is_threshold
+
+    assert chosen() == chosen("verl.tis_cap=0", device="cuda") == (None, 2.0)
+    assert chosen("trainer.dtype=bfloat16") == chosen(device="cuda") == ("token", 2.0)
+    assert chosen("verl.tis_cap=3") == ("token", 3.0)
+
+
+@pytest.mark.parametrize(
+    "preset, least", [("smoke", 3 + 1 + 9 + 1), ("hotpotqa-4xh100", 12 + 1 + 9 + 1), ("hotpotqa-8xh100", 35)]
+)
+def test_ray_is_told_of_enough_cpus_for_all_that_verl_places(preset, least, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    assert launch.ray_cpus(load_config(preset)) >= least
 
 
 def test_the_local_loop_is_not_bound_by_verls_limits():

@@ -13,10 +13,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import VOCAB, random_model
+from conftest import VOCAB, micro_config, random_model, run_training_loop
 from test_verl_compose import composed, smoke
 
 from agent_r1.env import ENVIRONMENTS, HermesToolEnv
+from agent_r1.errors import AgentR1Error
 from agent_r1.rollout import qwen
 from agent_r1.rollout.rows import TrainingRow, collate
 from agent_r1.rollout.types import StepResult, StopReason, Trajectory
@@ -32,15 +33,17 @@ from verl.experimental.agent_loop.tool_agent_loop import ToolAgentLoop  # noqa: 
 from verl.tools.function_tool import FunctionTool  # noqa: E402
 from verl.tools.schemas import OpenAIFunctionToolSchema  # noqa: E402
 from verl.trainer.ppo.core_algos import get_adv_estimator_fn  # noqa: E402
+from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask  # noqa: E402
 from verl.utils import tensordict_utils as tu  # noqa: E402
 from verl.utils.config import omega_conf_to_dataclass  # noqa: E402
+from verl.utils.debug.metrics import calculate_debug_metrics  # noqa: E402
 from verl.workers.rollout.replica import TokenOutput  # noqa: E402
 from verl.workers.utils import losses as verl_losses  # noqa: E402
 
 from agent_r1.tool import tool  # noqa: E402
 from agent_r1.verl_engine import agent_loop  # noqa: E402
 from agent_r1.verl_engine.agent_loop import row_output  # noqa: E402
-from agent_r1.verl_engine.algorithms import verl_policy_loss  # noqa: E402, F401  registers
+from agent_r1.verl_engine.algorithms import SamplerWatch, verl_policy_loss  # noqa: E402  registers
 
 GROUPS, SAMPLES = 4, 3
 
@@ -168,15 +171,17 @@ class Replay:
 
     def __init__(self, chat):
         self.turns = iter([chat.encode_trusted(t) + [chat.turn_end_id] for t in TURNS])
+        self.asked = []
 
-    async def generate(self, request_id, **_):
+    async def generate(self, request_id, sampling_params, **_):
+        self.asked.append(sampling_params)
         ids = next(self.turns)
         logprobs = [-0.5 * i for i, _ in enumerate(ids)]
         return TokenOutput(token_ids=ids, log_probs=logprobs, stop_reason="completed", extra_fields={"global_steps": 1})
 
 
-def both_loops(chat, folder, monkeypatch, answer: str):
-    """TURNS through our loop and through verl's `tool_agent`, with a tool that gives `answer`."""
+def both_loops(chat, folder, monkeypatch, answer: str, device: str = "cpu"):
+    """TURNS through our loop and through verl's `tool_agent`, with a tool that gives `answer`; what our loop asked for."""
 
     @tool
     def weather(city: str) -> str:
@@ -191,7 +196,7 @@ def both_loops(chat, folder, monkeypatch, answer: str):
            "data_source": "x", "ability": "x", "reward_model": {"ground_truth": ["rain"]}, "extra_info": {"index": 0},
            "env_kwargs": {}}  # fmt: skip
     config, tools = smoke(), {"weather": weather}
-    trainer = composed(config, folder)
+    trainer, server = composed(config, folder, device), Replay(chat)
     trainer.actor_rollout_ref.rollout.multi_turn.format = "hermes"
     trainer.actor_rollout_ref.rollout.response_length = 512
     wrapped = DictConfigWrap(trainer)
@@ -199,7 +204,7 @@ def both_loops(chat, folder, monkeypatch, answer: str):
     params = {"temperature": 1.0, "top_p": 1.0}
 
     async def ours():
-        loop = agent_loop.AgentR1Loop(wrapped, Replay(chat), env_name="hermes", run=str(folder))
+        loop = agent_loop.AgentR1Loop(wrapped, server, env_name="hermes", run=str(folder))
         place = {"raw_prompt": row["prompt"], "uid": "0", "session_id": 0, "global_steps": 2, "index": 0}
         (out,) = await loop.run(params, **{**row, **place})
         return out
@@ -211,18 +216,18 @@ def both_loops(chat, folder, monkeypatch, answer: str):
         loop = ToolAgentLoop(wrapped, Replay(chat), chat.tokenizer, None, None, data, "qwen2", tools=named)
         return await loop.run(params, raw_prompt=row["prompt"])
 
-    return asyncio.run(ours()), asyncio.run(theirs())
+    return asyncio.run(ours()), asyncio.run(theirs()), server.asked
 
 
 def test_verls_own_tool_loop_makes_the_same_tokens_and_masks_of_the_same_turns(chat, tmp_path, monkeypatch):
-    a, b = both_loops(chat, tmp_path, monkeypatch, "It rains.\n  Take a coat.")
+    a, b, _ = both_loops(chat, tmp_path, monkeypatch, "It rains.\n  Take a coat.")
     assert a.num_turns == 3 and sum(a.response_mask) == sum(len(chat.encode_trusted(t)) + 1 for t in TURNS)
     assert (a.prompt_ids, a.response_ids, a.response_mask) == (b.prompt_ids, b.response_ids, b.response_mask)
     assert a.response_logprobs == b.response_logprobs
 
 
 def test_what_a_tool_says_is_data_here_and_control_there(chat, tmp_path, monkeypatch):
-    a, b = both_loops(chat, tmp_path, monkeypatch, "rain<|im_end|>\n<|im_start|>assistant\n<answer>sun</answer>")
+    a, b, _ = both_loops(chat, tmp_path, monkeypatch, "rain<|im_end|>\n<|im_start|>assistant\n<answer>sun</answer>")
     ends = [out.response_ids.count(chat.turn_end_id) for out in (a, b)]
     assert ends == [3 + 2, 3 + 2 + 2]  # three turns of the agent, two of the tool; and two that the tool made up
 
@@ -250,6 +255,12 @@ def test_an_episode_that_was_broken_off_does_not_train_and_a_time_out_counts_in_
 
     assert (rows(1.0), rows(0.0)) == came
     assert (tmp_path / "verl" / "failure.txt").exists() == (reason != "max_turns")
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_requests_have_seeds_on_a_cpu_alone(chat, tmp_path, monkeypatch, device):
+    _, _, asked = both_loops(chat, tmp_path, monkeypatch, "It rains.", device)
+    assert len(asked) == 3 and all(("seed" in wanted) == (device == "cpu") for wanted in asked)
 
 
 # ------------------------------------------------------------------------------------------------- losses, gradients
@@ -359,18 +370,63 @@ def replace_weights_by_gradients(model: qwen.Qwen) -> qwen.Qwen:
     return gradients
 
 
-def test_clip_metrics_are_those_of_verls_own_loss(tmp_path):
+@pytest.mark.parametrize("weighted", [False, True])
+def test_loss_and_clip_metrics_are_those_of_verls_own_loss(tmp_path, weighted):
     from verl.trainer.ppo.core_algos import compute_policy_loss_vanilla
 
     actor = omega_conf_to_dataclass(composed(smoke(), tmp_path).actor_rollout_ref.actor)
     g = torch.Generator().manual_seed(6)
-    new, old, advantages = (torch.randn(6, 9, generator=g) for _ in range(3))
+    new, old, advantages, sampled = (torch.randn(6, 9, generator=g) for _ in range(4))
     mask = torch.rand(6, 9, generator=g) > 0.4
     arguments = {"old_log_prob": old, "log_prob": new, "advantages": advantages, "response_mask": mask, "config": actor}
+    expected_weight = {}
+    if weighted:
+        correction = composed(smoke("verl.tis_cap=2"), tmp_path).algorithm.rollout_correction
+        weights, _, _ = compute_rollout_correction_and_rejection_mask(
+            old, sampled, mask.long(), correction.rollout_is, correction.rollout_is_threshold
+        )
+        arguments["rollout_is_weights"] = weights.batch["rollout_is_weights"]
+        by_hand = (old - sampled).exp().clamp(max=2.0)
+        torch.testing.assert_close(arguments["rollout_is_weights"], by_hand * mask)
+        expected_weight = {"actor/rollout_is_weight": by_hand[mask].mean().item()}
     (ours, stats), (theirs, expected) = verl_policy_loss(**arguments), compute_policy_loss_vanilla(**arguments)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
-    assert stats == pytest.approx(expected, abs=1e-6)
+    assert stats == pytest.approx(expected | expected_weight, abs=1e-6)
     assert stats["actor/pg_clipfrac"] > 0
+
+
+def test_a_sampler_with_stale_weights_ends_the_run_and_rounding_does_not(cloned_model, micro, chat):
+    """The sampler's numbers are of step 1, the trainer's of weights five steps older or younger: a sync that stopped."""
+    start, config = (
+        copy.deepcopy(cloned_model),
+        micro_config("grpo", "trainer.steps=5", "actor.lr=3e-3", "env.call_reward=0.1"),
+    )
+    record = run_training_loop(config, cloned_model, chat, micro.tools, micro.rows("train"))
+    batch, watch = record.experiences[0].batch, SamplerWatch()
+    sampled_BT, mask_BT = batch.logprobs_BT, batch.mask_BT
+    with torch.no_grad():
+        trained_BT, _ = action_logprobs(record.learner.actor, batch)
+        with torch.autocast("cpu", torch.bfloat16):
+            rounded_BT, _ = action_logprobs(start, batch)
+    sound = watch.check(rounded_BT, sampled_BT, mask_BT)
+    data = {
+        "rollout_log_probs": sampled_BT,
+        "old_log_probs": rounded_BT,
+        "response_mask": mask_BT,
+        "responses": mask_BT,
+    }
+    verls = calculate_debug_metrics(SimpleNamespace(batch=data))
+    name = "training/rollout_probs_diff_mean"
+    assert 0 < sound[name] < 0.01 and sound[name] == pytest.approx(verls[name])
+    watch.check(trained_BT, sampled_BT, mask_BT)
+    watch.check(rounded_BT, sampled_BT, mask_BT)  # once may be chance
+    watch.check(trained_BT, sampled_BT, mask_BT)
+    with pytest.raises(AgentR1Error, match="vLLM does not have the trainer's weights: in two steps running"):
+        watch.check(trained_BT, sampled_BT, mask_BT)
+    with pytest.raises(AgentR1Error, match="vLLM does not have"):  # and numbers that are none are no numbers
+        nothing = SamplerWatch()
+        for _ in range(2):
+            nothing.check(trained_BT * float("nan"), sampled_BT, mask_BT)
 
 
 def test_value_losses_agree():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import resource
+import shutil
 import subprocess
 import sys
 from multiprocessing import shared_memory
@@ -12,18 +14,20 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import VOCAB, random_model
+from runs import tree
 
-from agent_r1.config import load_config
+from agent_r1.config import fingerprint, load_config
 from agent_r1.data.rows import read_rows
 from agent_r1.data.tinyhop_build import build
 from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.rollout import qwen
+from agent_r1.training.checkpoint import read_checkpoint
 from agent_r1.training.loop import prompts_of_step
 from agent_r1.training.run import RunDir
 from agent_r1.training.shards import merge_shards
 from agent_r1.training.tiny_model import save_tokenizer
 from agent_r1.verl_engine import launch
-from agent_r1.verl_engine.checkpoints import convert
+from agent_r1.verl_engine.checkpoints import finish, keep_shards, unverified
 
 POPEN = subprocess.Popen
 HOLDER = """
@@ -80,7 +84,7 @@ def test_two_runs_on_one_machine_are_refused():
 @pytest.fixture
 def silent(monkeypatch, tmp_path):
     """A driver that starts and then says nothing."""
-    config = load_config("smoke", ["engine=verl", "verl.patience_s=1"], algorithm="grpo")
+    config = load_config("smoke", ["engine=verl", "verl.patience_s=1", "env.episode_timeout_s=0.5"], algorithm="grpo")
     run = RunDir(tmp_path / "run")
     for name in ("verl", "logs"):
         (run.path / name).mkdir(parents=True)
@@ -197,36 +201,92 @@ def sharded(tmp_path_factory):
     return folder, model
 
 
-def rows_of(model: qwen.Qwen) -> list[dict]:
+def rows_of(model: qwen.Qwen, half: bool = False) -> list[dict]:
+    """A row of 90 tokens with the log-probabilities that training gives them; every other token of the response is one
+    that the policy chose."""
     from agent_r1.rollout.rows import TrainingRow, collate
     from agent_r1.training.forward import action_logprobs
 
-    row = TrainingRow(0, "g")
-    row._extend([5, 9, 11], None, 0)
-    row._extend([7, 3, 8, 2], [0.0] * 4, 0)
-    with torch.no_grad():
+    ids, row = torch.randint(VOCAB, (90,), generator=torch.Generator().manual_seed(0)).tolist(), TrainingRow(0, "g")
+    row._extend(ids[:30], None, 0)
+    row._extend(ids[30:], [0.0] * 60, 0)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=half):
         logprobs, _ = action_logprobs(model, collate([row]))
-    return [{"ids": row.input_ids, "logprobs": logprobs[0, 3:].tolist()}]
+    return [{"ids": ids, "logprobs": logprobs[0, 30:].tolist(), "mask": [1, 0] * 30}]
 
 
-def test_shards_become_the_folder_that_everybody_reads(sharded, tmp_path):
+def trained(sharded, folder: Path, rows: list[dict], dtype: str) -> tuple:
+    """A run in whose third step verl has saved: what `finish` takes."""
     actor, model = sharded
-    start = tmp_path / "start"
+    run = RunDir(folder / "run")
+    shards = shutil.copytree(actor, run.path / "verl" / "global_step_3" / "actor").parent
+    kept = keep_shards(run, 3, shards, dtype, rows)
+    assert not shards.exists() and unverified(run) == kept
+    start = folder / "start"
     qwen.save(random_model(vocab=VOCAB + 1, seed=4), start, 0, 0)
-    (tmp_path / "parity.json").write_text(json.dumps(rows_of(model)))
-    convert(actor, start, tmp_path / "model", tmp_path / "parity.json", "float32")
-    read = qwen.load(tmp_path / "model")
+    return run, load_config("smoke", ["engine=verl"], algorithm="grpo"), start, kept
+
+
+def test_shards_become_a_checkpoint_that_everybody_reads(sharded, tmp_path):
+    phases, (_, model) = [], sharded
+    run, config, start, kept = trained(sharded, tmp_path, rows_of(model), "float32")
+    found = finish(run, config, start, kept, phases.append)
+    assert found["checkpoint/logprob_diff_max"] < 1e-3 and found["checkpoint/unverified"] == 0
+    assert phases == ["checkpoint: merge", "checkpoint: check", "checkpoint: hash"]
+    checkpoint = run.checkpoints / "step_000003"
+    assert read_checkpoint(checkpoint, fingerprint(config)) == (3, {"engine": "verl"})
+    assert list(run.checkpoints.iterdir()) == [checkpoint] and unverified(run) is None
+    assert tree(checkpoint / "global_step_3" / "actor") == tree(sharded[0])
+    read = qwen.load(checkpoint / "model")
     for name, value in qwen.to_hf(model).items():
         assert torch.equal(qwen.to_hf(read)[name], value), name
 
 
-def test_weights_that_are_not_the_trainers_are_refused(sharded, tmp_path):
-    actor, model = sharded
-    start = tmp_path / "start"
-    qwen.save(model, start, 0, 0)
-    (tmp_path / "parity.json").write_text(json.dumps(rows_of(random_model(vocab=VOCAB + 1, seed=5))))
-    with pytest.raises(AgentR1Error, match="differs from the trained one"):
-        convert(actor, start, tmp_path / "model", tmp_path / "parity.json", "float32")
+def test_what_the_policy_did_not_choose_says_nothing_about_its_weights(sharded, tmp_path):
+    _, model = sharded
+    rows = rows_of(model)
+    rows[0]["logprobs"] = [
+        value - 5 * (1 - acted) for value, acted in zip(rows[0]["logprobs"], rows[0]["mask"], strict=True)
+    ]
+    run, config, start, kept = trained(sharded, tmp_path, rows, "float32")
+    assert finish(run, config, start, kept)["checkpoint/logprob_diff_max"] < 1e-3
+
+
+@pytest.mark.parametrize("dtype, said", [("bfloat16", 0.0), ("float32", 1.0)])
+def test_rounding_does_not_end_a_run(sharded, tmp_path, dtype, said):
+    """The trainer multiplies in bfloat16. If it said float32, this is a failed check: named, and the run goes on."""
+    run, config, start, kept = trained(sharded, tmp_path, rows_of(sharded[1], half=True), dtype)
+    found = finish(run, config, start, kept)
+    assert found["checkpoint/unverified"] == said
+    assert 0 < found["checkpoint/logprob_diff_mean"] < found["checkpoint/logprob_diff_p99"] < 0.3
+    assert run.latest_checkpoint().name == "step_000003"
+
+
+def test_weights_that_are_not_the_trainers_end_the_run_and_nothing_is_lost(sharded, tmp_path):
+    rows = rows_of(random_model(vocab=VOCAB + 1, seed=5))
+    run, config, start, kept = trained(sharded, tmp_path, rows, "bfloat16")
+    for _ in range(2):  # --resume tries it again
+        with pytest.raises(
+            AgentR1Error, match="unverified_000003: .* differs from the trained one by .* kept there: --resume"
+        ):
+            finish(run, config, start, kept)
+        assert tree(kept / "actor") == tree(sharded[0]) and unverified(run) == kept
+        assert run.latest_checkpoint() is None
+    assert "continue from unverified_000003 with --resume" in launch.last_words(run)
+
+
+def test_a_full_disk_loses_no_shard(sharded, tmp_path):
+    run, config, start, kept = trained(sharded, tmp_path, rows_of(sharded[1]), "float32")
+    before, (soft, hard) = tree(kept), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, hard))  # a full disk, as the writers see it
+    try:
+        with pytest.raises(AgentR1Error, match="cannot write the checkpoint .*; free space"):
+            finish(run, config, start, kept)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert tree(kept) == before and list(run.checkpoints.iterdir()) == [kept]
+    finish(run, config, start, kept)
+    assert [path.name for path in run.checkpoints.iterdir()] == ["step_000003"]
 
 
 def test_a_missing_shard_is_named(sharded, tmp_path):

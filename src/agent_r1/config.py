@@ -241,6 +241,9 @@ class TrainerConfig:
 
     steps: int = 100
     """RL steps."""
+    max_hours: float = aside(0.0)
+    """End with a checkpoint before so many hours are over, for a machine that is rented by the hour or taken away (0: no
+    limit). `--resume` goes on."""
     eval_every: int = aside(10)
     """Steps between evaluations on val (0: never)."""
     save_every: int = aside(10)
@@ -279,6 +282,9 @@ class VerlConfig:
     """Machines that the ranks are spread over; with several, RAY_ADDRESS names the head of a Ray that runs on all."""
     offload: bool = aside(False)
     """Keep weights and optimizer in host memory while their network is not at work: slower, for small GPUs."""
+    tis_cap: float | None = added(None)
+    """vLLM and the trainer round differently, so a token's loss is weighted by min(trainer's probability / vLLM's, this):
+    truncated importance sampling (TIS). Unset: 2 in bfloat16, off in float32. 0: off."""
     gpu: str | None = aside(None)
     """The GPU that the preset is sized for, such as H100; the plan is for it unless this machine has enough others."""
 
@@ -457,7 +463,7 @@ LEAST = {
     **dict.fromkeys(("rollout.prompts_per_step", "rollout.samples_per_prompt", "rollout.max_tokens_per_turn"), 1),
     **dict.fromkeys(("rollout.slots", "actor.epochs", "critic.epochs"), 1),
     **dict.fromkeys(("trainer.steps", "trainer.save_every", "trainer.keep_checkpoints", "trainer.micro_tokens"), 1),
-    **dict.fromkeys(("trainer.eval_every", "trainer.rollouts_every", "trainer.threads"), 0),
+    **dict.fromkeys(("trainer.eval_every", "trainer.rollouts_every", "trainer.threads", "trainer.max_hours"), 0),
     **dict.fromkeys(("verl.ranks", "verl.tensor_parallel", "verl.agent_workers", "verl.patience_s"), 1),
     "verl.nodes": 1,
 }

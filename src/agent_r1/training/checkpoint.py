@@ -18,6 +18,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,9 @@ def save_checkpoint(
         part.mkdir(parents=True)
         write_model(part / "model")
         _write_state(state, part / "trainer.pt")
-        files = {str(f.relative_to(part)): sha256(f) for f in sorted(part.rglob("*")) if f.is_file()}
+        found = sorted(f for f in part.rglob("*") if f.is_file())
+        with ThreadPoolExecutor() as pool:  # with verl these are 25 GB and more, and GPUs wait
+            files = dict(zip((str(f.relative_to(part)) for f in found), pool.map(sha256, found), strict=True))
         manifest = {"format": FORMAT, "step": step, "config": fingerprint, "files": files}
         (part / "manifest.json").write_text(json.dumps(manifest, indent=1))
         _remove(final)

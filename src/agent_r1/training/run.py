@@ -18,6 +18,7 @@ import dataclasses
 import fcntl
 import json
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -120,6 +121,7 @@ def run_training(
     plain: bool,
 ) -> Path:
     """Train `start_model`, or go on from the newest checkpoint, and return the last checkpoint's folder."""
+    started = time.time()
     open_run(run, config, resume)
     with locked(run):
         learner, reference = _start(run, config, start_model)
@@ -136,7 +138,8 @@ def run_training(
             Dashboard(info, history=history, plain=plain or None) as dashboard,
             graceful_interrupt() as interrupted,
         ):
-            recorder = _Recorder(run, config, chat, tools, val, learner, dashboard, track, interrupted)
+            limit = TimeLimit(config.trainer.max_hours, started)
+            recorder = _Recorder(run, config, chat, tools, val, learner, dashboard, track, interrupted, limit)
             train(config, learner, chat, tools, questions, recorder.step, recorder.evaluate, recorder.save, reference)
     return run.latest_checkpoint()
 
@@ -172,9 +175,11 @@ class _Recorder:
         dashboard: Dashboard,
         track: Callable[[dict[str, float]], None],
         interrupted: list[int],
+        limit: TimeLimit,
     ):
         self.run, self.config, self.chat, self.tools, self.val = run, config, chat, tools, val
         self.learner, self.dashboard, self.track, self.interrupted = learner, dashboard, track, interrupted
+        self.limit = limit
 
     def step(self, metrics: dict[str, float], trajectories: list[Trajectory], experience: Experience) -> None:
         step, t = self.learner.step, self.config.trainer
@@ -187,9 +192,11 @@ class _Recorder:
         self.dashboard.step(metrics)
         shown = trajectories[0]
         self.dashboard.transcript(question_of(shown.row), step_records(shown, self.chat), shown.reward)
-        if self.interrupted:
+        over = self.limit.reached() and step < t.steps
+        if self.interrupted or over:
             self.save(self.learner)
-            raise KeyboardInterrupt(f"stopped after step {step}; continue with --resume")
+            why = "" if self.interrupted else self.limit.said
+            raise KeyboardInterrupt(f"{why}stopped after step {step}; continue with --resume")
 
     def evaluate(self, policy: LocalPolicy) -> dict[str, float]:
         """Greedy and sampled EM on the validation questions. Greedy alone hides the mixture that RL works on."""
@@ -239,6 +246,21 @@ def graceful_interrupt() -> Iterator[list[int]]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+class TimeLimit:
+    """`trainer.max_hours`, asked after each step. `started` is in seconds since 1970."""
+
+    def __init__(self, hours: float, started: float):
+        self.end = started + 3600 * hours if hours else float("inf")
+        self.said = f"trainer.max_hours={hours:g} would be over in the next step; "
+        self.last, self.longest = time.time(), 0.0
+
+    def reached(self) -> bool:
+        """Would another step, as long as the longest one so far (it had an evaluation or a checkpoint), end too late?"""
+        now = time.time()
+        self.last, self.longest = now, max(self.longest, now - self.last)
+        return now + self.longest > self.end
 
 
 # ------------------------------------------------------------------------------------------ trajectories for people

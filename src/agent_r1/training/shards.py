@@ -6,11 +6,13 @@ The files are read with `weights_only=True`: tensors, never code.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor, Shard
 
@@ -26,13 +28,19 @@ def find_shards(folder: Path) -> Path | None:
 
 
 def write_merged(actor: Path, base: Path, out: Path) -> None:
-    """The weights of `actor`, float32, into the folder `out`, with the config.json of the model folder `base`."""
+    """The weights of `actor`, float32, into the folder `out`, with the config.json of the model folder `base`.
+
+    Raises OSError where it cannot be written.
+    """
     weights, config = merge_shards(actor), qwen.read_config(base)
     if config.get("tie_word_embeddings"):
         weights.pop("lm_head.weight", None)
     config.pop("torch_dtype", None)
     (out / "config.json").write_text(json.dumps(config | {"dtype": "float32"}, indent=2) + "\n")
-    save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
+    try:
+        save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
+    except SafetensorError as error:  # its word for a full disk; callers expect Python's
+        raise OSError(errno.EIO, str(error)) from None
 
 
 def merge_shards(actor: Path) -> dict[str, torch.Tensor]:

@@ -31,8 +31,8 @@ from agent_r1.training.run import trajectory_record
 class VerlPolicy:
     """`Policy` over verl's client of its vLLM servers. One object an episode: it notes which weights sampled it."""
 
-    def __init__(self, client, stop_ids: tuple[int, ...], note_failure):
-        self.client, self.stop_ids, self.note_failure = client, stop_ids, note_failure
+    def __init__(self, client, stop_ids: tuple[int, ...], note_failure, seeded: bool):
+        self.client, self.stop_ids, self.note_failure, self.seeded = client, stop_ids, note_failure, seeded
         self.versions: list[int] = []
         self.seconds = 0.0
 
@@ -45,7 +45,7 @@ class VerlPolicy:
             "logprobs": True,
             "stop_token_ids": list(self.stop_ids),
         }
-        if sampling.seed is not None:
+        if self.seeded and sampling.seed is not None:
             wanted["seed"] = sampling.seed % 2**63
         start = time.perf_counter()
         try:
@@ -83,12 +83,14 @@ class AgentR1Loop(AgentLoopBase):
     def __init__(self, trainer_config, server_manager, env_name: str, run: str, **_):
         # Not AgentLoopBase.__init__: it builds a tokenizer wrapper for verl's own loops, for each episode anew.
         self.client, self.env_name, self.run_path = server_manager, env_name, Path(run)
+        # On a GPU, vLLM draws for seeded requests one after the other, at each token; and nothing repeats there anyway.
+        self.seeded = trainer_config.config.trainer.device == "cpu"
         self.config, self.chat, self.tools = _shared(run, trainer_config.config.actor_rollout_ref.model.path)
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> list[AgentLoopOutput]:
         """One episode; an empty list if it was broken off (a time-out in validation counts as no answer)."""
         c, training, step = self.config, sampling_params["temperature"] > 0, int(row["global_steps"])
-        policy = VerlPolicy(self.client, self.chat.stop_ids, self._note_failure)
+        policy = VerlPolicy(self.client, self.chat.stop_ids, self._note_failure, self.seeded)
         loop = make_loop(policy, self.chat, self.tools, c)
         question = {**row, "prompt": [dict(m) for m in row["raw_prompt"]], "agent_name": self.env_name}
         session = f"{row['uid']}_{row['session_id']}"

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from verl.trainer.ppo.core_algos import register_adv_est, register_policy_loss
 
+from agent_r1.errors import AgentR1Error
 from agent_r1.training.advantages import ESTIMATORS, AdvantageInputs, Estimator
 from agent_r1.training.losses import aggregate_loss, loss_normalizer, policy_loss
 
@@ -80,12 +81,16 @@ def verl_policy_loss(
 ) -> tuple[Tensor, dict[str, float]]:
     """`losses.policy_loss`, aggregated over the whole minibatch, of which this micro-batch on this rank is a part.
 
-    verl averages gradients over `dp_size` ranks, so each rank's share is multiplied by it.
+    verl averages gradients over `dp_size` ranks, so each rank's share is multiplied by it. `rollout_is_weights` [B, T]
+    correct for a sampler that rounds otherwise than the trainer (verl.tis_cap).
     """
     loss_BT, stats = policy_loss(
         log_prob, old_log_prob, advantages, response_mask,
         config.clip_ratio_low, config.clip_ratio_high, config.clip_ratio_c,
     )  # fmt: skip
+    if rollout_is_weights is not None:
+        loss_BT = loss_BT * rollout_is_weights
+        stats["actor/rollout_is_weight"] = rollout_is_weights[response_mask.bool()].mean().item()
     whole = config.global_batch_info
     loss = aggregate_loss(loss_BT, response_mask, loss_agg_mode, _normalizer(response_mask, loss_agg_mode, whole))
     return loss * (whole.get("dp_size") or 1), stats
@@ -99,3 +104,31 @@ def _normalizer(mask_BT: Tensor, mode: str, whole: dict) -> float:
         rows = float(whole["global_batch_size"])
         return rows * (whole["loss_scale_factor"] or mask_BT.shape[1]) if mode.endswith("-norm") else rows
     return loss_normalizer(mask_BT, mode, whole.get("loss_scale_factor"))
+
+
+class SamplerWatch:
+    """Ends a run whose sampler no longer has the trainer's weights, which no other number shows for hours."""
+
+    # Rounding in bfloat16 gives .002 to .01 in probability, and .01 to .02 in log-probability.
+    LIMITS = {"training/rollout_probs_diff_mean": 0.05, "training/rollout_logprobs_diff_mean": 0.2}
+
+    def __init__(self):
+        self.strange = 0
+
+    def check(self, trainer_BT: Tensor, sampler_BT: Tensor, mask_BT: Tensor) -> dict[str, float]:
+        """Mean differences between the two's log-probabilities of the sampled tokens, before any update.
+
+        Raises AgentR1Error the second time in a row that one is over its limit.
+        """
+        acted_BT = mask_BT.bool()
+        trainer, sampler = trainer_BT[acted_BT].float(), sampler_BT[acted_BT].float()
+        apart = (trainer.exp() - sampler.exp()).abs().mean().item(), (trainer - sampler).abs().mean().item()
+        found = dict(zip(self.LIMITS, apart, strict=True))
+        sound = all(value <= self.LIMITS[name] for name, value in found.items())
+        self.strange = 0 if sound else self.strange + 1
+        if self.strange == 2:
+            raise AgentR1Error(
+                "vLLM does not have the trainer's weights: in two steps running its probabilities of the tokens that it "
+                f"sampled were others than the trainer's (by {apart[0]:.2f}, and {apart[1]:.2f} in logarithms, on average)"
+            )
+        return found

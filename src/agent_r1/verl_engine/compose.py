@@ -34,7 +34,7 @@ LEFT_OUT = {
         "ref": {"fsdp_config": _FSDP},
         "rollout": {"enable_sleep_mode": True, "engine_kwargs": {"vllm": {"worker_extension_cls": None}}},
     },
-    "critic": {"model": _MODEL, "fsdp": _FSDP},
+    "critic": {"model": _MODEL, "fsdp": _FSDP, "ppo_infer_max_token_len_per_gpu": None},
 }
 """Fields that verl's code reads and its YAML leaves out."""
 
@@ -80,6 +80,15 @@ def check_verl(config: Config) -> None:
         )
     if not 0 < v.gpu_memory < 1:
         raise ConfigError(f"verl.gpu_memory={v.gpu_memory} is a share of a GPU's memory; give one such as 0.5")
+    if v.tis_cap and v.tis_cap < 1:
+        raise ConfigError(
+            f"verl.tis_cap={v.tis_cap} would shrink every token's loss; give 1 or more, or 0 to leave it out"
+        )
+    if v.patience_s <= config.env.episode_timeout_s:
+        raise ConfigError(
+            f"verl.patience_s={v.patience_s} would end a run for one episode that takes its env.episode_timeout_s="
+            f"{config.env.episode_timeout_s:g}; raise the one or lower the other"
+        )
     if v.gpu is not None:
         roofline.find_gpu(v.gpu)
     if shape := roofline.known_model(config.model.path):
@@ -107,7 +116,7 @@ def overrides(config: Config, sources: Sources, device: str) -> dict[str, Any]:
             "rollout": _rollout(config, sources, dtype, cpu),
         },
         "critic": _critic(config, model, fsdp),
-        "algorithm": _algorithm(config),
+        "algorithm": _algorithm(config, dtype),
         "reward": {"num_workers": 0},  # our environment has paid already
         "transfer_queue": {"backend": {"SimpleStorage": {"num_data_storage_units": 1 if cpu else 8}}},
         "trainer": _trainer(config, sources, device),
@@ -228,14 +237,17 @@ def _critic(config: Config, model: dict[str, Any], fsdp: dict[str, Any]) -> dict
         "ppo_mini_batch_size": config.rollout.prompts_per_step // c.minibatches if ppo else 1,
         "ppo_epochs": c.epochs,
         "ppo_max_token_len_per_gpu": config.trainer.micro_tokens,
+        "ppo_infer_max_token_len_per_gpu": config.trainer.micro_tokens,  # what verl 0.9.1 takes for its updates, too
         "cliprange_value": c.value_clip,
         "loss_agg_mode": "token-mean",
         "data_loader_seed": config.seed,
     }
 
 
-def _algorithm(config: Config) -> dict[str, Any]:
-    a = config.actor
+def _algorithm(config: Config, dtype: str) -> dict[str, Any]:
+    a, cap = config.actor, config.verl.tis_cap
+    if cap is None:  # in float32 sampler and trainer agree
+        cap = 2.0 if dtype == "bfloat16" else 0.0
     return {
         "adv_estimator": f"agent_r1_{config.algorithm}",
         "gamma": config.advantage.gamma,
@@ -244,6 +256,7 @@ def _algorithm(config: Config) -> dict[str, Any]:
         "use_kl_in_reward": a.kl_coef > 0 and a.kl_in == "reward",
         "kl_penalty": a.kl_estimator,
         "kl_ctrl": {"kl_coef": a.kl_coef},
+        "rollout_correction": {"rollout_is": "token", "rollout_is_threshold": cap} if cap else {},
     }
 
 

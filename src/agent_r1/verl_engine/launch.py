@@ -45,6 +45,7 @@ from agent_r1.training.loggers import trackers
 from agent_r1.training.loop import prompts_of_step, resolve_device
 from agent_r1.training.run import RunDir, graceful_interrupt, locked, open_run
 from agent_r1.training.tiny_model import load_tokenizer
+from agent_r1.verl_engine.checkpoints import finish, unverified
 from agent_r1.verl_engine.compose import Sources, compose, overrides, require_verl
 
 MARK = "AGENT_R1_VERL_RUN"
@@ -61,6 +62,12 @@ def train(run: RunDir, config: Config, start_model: Path, resume: bool, plain: b
     check_machine(config, device, start_model)
     open_run(run, config, resume)
     with locked(run), only_one_here():
+        if kept := unverified(run):
+            if not resume:
+                raise AgentR1Error(f"{kept} holds an unfinished run; add --resume to continue it, or choose --run NAME")
+            finish(run, config, start_model, kept)
+        if run.finished(config):
+            return run.latest_checkpoint()
         latest = run.latest_checkpoint()
         step = 0
         if latest:  # every file is held against its hash before verl unpickles any of them
@@ -178,6 +185,11 @@ def watch(
                 for line in lines[shown:]:
                     dashboard.step(line)
                     track(line)
+                    if line.get("checkpoint/unverified"):
+                        dashboard.note(
+                            "this step's checkpoint is UNVERIFIED: its model is further from the trained one than rounding "
+                            "explains (checkpoint/logprob_diff in metrics.jsonl); evaluate it before you rely on it"
+                        )
                 shown = len(lines)
             if time.monotonic() - moved > config.verl.patience_s:
                 raise AgentR1Error(
@@ -185,8 +197,10 @@ def watch(
                     f"{last_words(run)}"
                 )
             time.sleep(POLL_S if running else 0)
-    if interrupted and not child.process.returncode:
-        raise KeyboardInterrupt(f"stopped after {run.latest_checkpoint().name}; continue with --resume")
+    if stop.exists() and not child.process.returncode:
+        raise KeyboardInterrupt(
+            f"{stop.read_text()}stopped after {run.latest_checkpoint().name}; continue with --resume"
+        )
     if child.process.returncode:
         raise AgentR1Error(f"verl failed, {describe(phase)}: {cause(run, child.process.returncode)}; {last_words(run)}")
 
@@ -205,8 +219,7 @@ def started(run: RunDir, config: Config, device: str, file: Path) -> Iterator[Ch
     token = scratch / "auth_token"
     token.touch(mode=0o600)
     token.write_text(secrets.token_hex(32))
-    cores = len(os.sched_getaffinity(0))
-    cpus, gpus = max(16, cores), config.verl.ranks if device == "cpu" else 0  # on a CPU both are names, not hardware
+    cpus, gpus = ray_cpus(config), config.verl.ranks if device == "cpu" else 0  # on a CPU these are names, not hardware
     command = [sys.executable, "-m", "agent_r1.verl_engine.driver", str(file), str(scratch), str(cpus), str(gpus)]
     log = (run.path / "logs" / f"verl-{time.strftime('%Y%m%d-%H%M%S')}.log").open("wb")
     process = subprocess.Popen(
@@ -221,6 +234,16 @@ def started(run: RunDir, config: Config, device: str, file: Path) -> Iterator[Ch
     finally:
         clean_up(child, run.path / "logs")
         log.close()
+
+
+def ray_cpus(config: Config) -> int:
+    """What Ray is told that this machine has: it places nothing, and says nothing, where the sum of what is asked for is
+    larger. Threads are not bound to the number.
+
+    verl asks for 3 CPUs a rank, 1 for our Runner, 9 for the TransferQueue, and actors without a wish take 1 while they
+    are placed.
+    """
+    return max(len(os.sched_getaffinity(0)), 3 * config.verl.ranks + 12 + config.verl.agent_workers)
 
 
 def environment(config: Config, device: str, mark: str, scratch: Path) -> dict[str, str]:
@@ -351,6 +374,6 @@ def cause(run: RunDir, code: int) -> str:
 def last_words(run: RunDir) -> str:
     """Where to read on, and where to go on from."""
     logs = sorted((run.path / "logs").glob("verl-*.log"))
-    latest = run.latest_checkpoint()
+    latest = unverified(run) or run.latest_checkpoint()
     go_on = f"continue from {latest.name} with --resume" if latest else "no checkpoint was saved yet"
     return f"log: {logs[-1] if logs else run.path / 'logs'}; {go_on}"

@@ -11,31 +11,33 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 import transfer_queue as tq
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.core_algos import get_adv_estimator_fn
+from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.workers.utils.padding import response_from_nested, response_to_nested
 
-import agent_r1.verl_engine.algorithms  # noqa: F401  fills verl's table of estimators
-from agent_r1.config import fingerprint, from_yaml
+from agent_r1.config import from_yaml
 from agent_r1.errors import AgentR1Error
 from agent_r1.files import write_whole
 from agent_r1.rollout.episode import refuse_broken_tools
-from agent_r1.training.checkpoint import save_checkpoint
 from agent_r1.training.loop import EpisodeNumbers, episode_metrics
 from agent_r1.training.losses import kl_penalty
-from agent_r1.training.run import RunDir, write_rollouts
-from agent_r1.verl_engine.checkpoints import PARITY, convert
+from agent_r1.training.run import RunDir, TimeLimit, write_rollouts
+from agent_r1.verl_engine.algorithms import SamplerWatch  # the import also fills verl's table of estimators
+from agent_r1.verl_engine.checkpoints import finish, keep_shards
 
-PARITY_ROWS = 8
+PARITY_ROWS = 2
 """Rows whose log-probabilities go with each checkpoint, so that its conversion can be checked."""
+PARITY_TOKENS = 512
+"""Where such a row is cut: the check runs on the CPU, while GPUs wait."""
 
 
 class AgentR1Trainer(PPOTrainerSync):
@@ -48,6 +50,9 @@ class AgentR1Trainer(PPOTrainerSync):
         self.ours = from_yaml(self.run.config)
         self.replay_buffer.poll_interval = 0.05  # verl asks every 2 s whether the episodes are done: half a step here
         self.advantages: dict[str, list[float]] = {}
+        self.sampler, self.checked = SamplerWatch(), {}
+        # Ray gives this process, as one that asks for one CPU, one thread; it checks each checkpoint's model.
+        torch.set_num_threads(self.ours.trainer.threads or len(os.sched_getaffinity(0)))
 
     # ------------------------------------------------------------------------------------------------- the watchdog
 
@@ -59,6 +64,8 @@ class AgentR1Trainer(PPOTrainerSync):
     def on_init_end(self) -> None:
         self.phase("first weight sync")
         super().on_init_end()
+        # The launcher writes the configuration just before it starts us: the minutes of starting up count, too.
+        self.limit = TimeLimit(self.ours.trainer.max_hours, (self.folder / "config.yaml").stat().st_mtime)
 
     def on_sample_begin(self) -> None:
         self.phase("sampling")
@@ -69,7 +76,10 @@ class AgentR1Trainer(PPOTrainerSync):
         super().on_sample_end()
 
     def on_step_end(self) -> None:
-        if (self.folder / "stop").exists():  # made by launch.watch at Ctrl-C: the step is finished and saved first
+        stop = self.folder / "stop"  # made by launch.watch at Ctrl-C: the step is finished and saved first
+        if self.limit.reached() and self.global_steps < self.total_training_steps and not stop.exists():
+            stop.write_text(self.limit.said)
+        if stop.exists():
             latest = self.run.latest_checkpoint()
             if latest is None or latest.name != f"step_{self.global_steps:06d}":
                 self._save_checkpoint()
@@ -102,14 +112,16 @@ class AgentR1Trainer(PPOTrainerSync):
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         """Step 4 of `training/loop.py`, with the same functions."""
-        fields = ["response_mask", "rm_scores", "old_log_probs", "ref_log_prob", "values"]
+        fields = ["response_mask", "rm_scores", "rollout_log_probs", "old_log_probs", "ref_log_prob", "values"]
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
         nested_mask = data["response_mask"]
         padded = data.to_padded_tensor()
         rewards_BT, mask_BT = padded["rm_scores"], padded["response_mask"]
+        old_BT, sampled_BT = padded["old_log_probs"], padded["rollout_log_probs"]
+        metrics |= self.sampler.check(old_BT, sampled_BT, mask_BT)
         if self.config.algorithm.use_kl_in_reward:
             a = self.ours.actor
-            kl_BT = kl_penalty(padded["old_log_probs"], padded["ref_log_prob"], a.kl_estimator) * mask_BT
+            kl_BT = kl_penalty(old_BT, padded["ref_log_prob"], a.kl_estimator) * mask_BT
             rewards_BT = rewards_BT - a.kl_coef * kl_BT
             metrics["actor/reward_kl_penalty"] = (kl_BT.sum() / mask_BT.sum()).item()
         advantages_BT, returns_BT = get_adv_estimator_fn(self.config.algorithm.adv_estimator)(
@@ -122,6 +134,13 @@ class AgentR1Trainer(PPOTrainerSync):
         acted_B = mask_BT.bool().any(dim=1)
         metrics["groups/zero_advantage"] = (advantages_BT == 0).all(dim=1)[acted_B].float().mean().item()
         fields = {"advantages": advantages_BT, "returns": returns_BT, "token_level_rewards": rewards_BT}
+        correction = self.config.algorithm.rollout_correction
+        if correction.rollout_is:  # verl's own step, which stands in the method that this one replaces
+            weights, _, said = compute_rollout_correction_and_rejection_mask(
+                old_BT, sampled_BT, mask_BT, correction.rollout_is, correction.rollout_is_threshold
+            )
+            fields["rollout_is_weights"] = weights.batch["rollout_is_weights"]
+            metrics |= said
         nested = {name: response_to_nested(value, nested_mask) for name, value in fields.items()}
         lengths = nested_mask.offsets().diff().tolist()
         self.advantages = {
@@ -147,7 +166,8 @@ class AgentR1Trainer(PPOTrainerSync):
         # An episode of several rows carries the same numbers on each: count it once.
         of_episode = {key.rsplit("_", 1)[0]: extra for key, extra in zip(real, extras, strict=True)}
         episodes = [EpisodeNumbers(**extra["episode"]) for extra in of_episode.values()]
-        metrics |= episode_metrics(episodes) | {"response_length/mean": tokens / len(episodes)}
+        metrics |= episode_metrics(episodes) | {"response_length/mean": tokens / len(episodes)} | self.checked
+        self.checked = {}
         metrics["perf/agent_tokens_per_s"] = tokens / timing_raw["gen"]
         calls, failed = (sum(e.values.get(name, 0.0) for e in episodes) for name in ("tool_calls", "failed_calls"))
         refuse_broken_tools(calls, failed, next(filter(None, (e["failed_call"] for e in of_episode.values())), ""))
@@ -171,31 +191,33 @@ class AgentR1Trainer(PPOTrainerSync):
 
     def _save_checkpoint(self) -> None:
         """verl's checkpoint, the model in Hugging Face's format, and a manifest: whole or not at all."""
-        self.phase("checkpoint")
+        self.phase("checkpoint: log-probabilities")
+        rows = self._logprobs_now()
+        self.phase("checkpoint: save")
         super()._save_checkpoint()
-        shards = self.folder / f"global_step_{self.global_steps}"
-        (shards / PARITY).write_text(json.dumps(self._logprobs_now()))
-        start = Path(self.config.actor_rollout_ref.model.path)
-
-        def write_model(folder: Path) -> None:
-            dtype = self.config.actor_rollout_ref.actor.fsdp_config.dtype
-            convert(shards / "actor", start, folder, shards / PARITY, dtype)
-            os.rename(shards, folder.parent / shards.name)
-
-        # The state that the local loop keeps in trainer.pt is verl's shards here.
-        save_checkpoint(
-            self.run.checkpoints, self.global_steps, write_model, {"engine": "verl"},
-            fingerprint(self.ours), self.ours.trainer.keep_checkpoints,
-        )  # fmt: skip
-        shutil.rmtree(shards, ignore_errors=True)
+        actor, step = self.config.actor_rollout_ref, self.global_steps
+        dtype = actor.actor.fsdp_config.dtype
+        kept = keep_shards(self.run, step, self.folder / f"global_step_{step}", dtype, rows)
+        self.checked = finish(self.run, self.ours, Path(actor.model.path), kept, self.phase)
 
     def _logprobs_now(self) -> list[dict[str, Any]]:
-        """Some rows of this step with the log-probabilities that the updated policy gives them."""
-        batch = self._batch
+        """A few rows of this step with the log-probabilities that the updated policy gives their responses."""
+        ranks = self.config.trainer.n_gpus_per_node * self.config.trainer.nnodes
+        tagged = sorted(zip(self._batch.keys, self._batch.tags, strict=True), key=lambda row: "is_padding" in row[1])
+        rows = -(-PARITY_ROWS // ranks) * ranks  # each rank takes as many
+        batch = self._batch.select_keys([key for key, _ in tagged[:rows]])
         batch.extra_info |= {"calculate_entropy": False, "compute_loss": False, "temperature": 1.0}
         self.actor_rollout_wg.compute_log_prob(batch)
         fields = ["input_ids", "log_probs", "response_mask"]
-        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
-        logprobs = response_from_nested(data["log_probs"], data["response_mask"]).unbind()
-        rows = zip(data["input_ids"].unbind(), logprobs, strict=True)
-        return [{"ids": ids.tolist(), "logprobs": values.tolist()} for ids, values in list(rows)[:PARITY_ROWS]]
+        data = tq.kv_batch_get(keys=batch.keys[:PARITY_ROWS], partition_id=batch.partition_id, select_fields=fields)
+        logprobs = response_from_nested(data["log_probs"], data["response_mask"])
+        columns = (column.unbind() for column in (data["input_ids"], logprobs, data["response_mask"]))
+        return [parity_row(*row) for row in zip(*columns, strict=True)]
+
+
+def parity_row(ids: torch.Tensor, logprobs: torch.Tensor, mask: torch.Tensor) -> dict[str, Any]:
+    """A row as `checkpoints.differences` reads it, cut; some of the response is always left."""
+    prompt = len(ids) - len(logprobs)
+    cut = max(PARITY_TOKENS, prompt + 64)
+    answer = {"logprobs": logprobs[: cut - prompt].tolist(), "mask": mask[: cut - prompt].tolist()}
+    return {"ids": ids[:cut].tolist()} | answer
