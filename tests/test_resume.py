@@ -144,6 +144,21 @@ def test_a_second_ctrl_c_does_not_wait(home):
     assert_same(run, home / "runs" / "grpo")
 
 
+def test_a_run_whose_time_is_up_saves_and_so_does_one_that_slurm_ends(home, capsys):
+    """trainer.max_hours, then the SIGTERM of a machine that is taken away, and to the same end."""
+    run = home / "runs" / "late"
+    assert main(*train("grpo", "late", "trainer.max_hours=0.00001")) == 130
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.endswith("would be over in the next step; stopped after step 1; continue with --resume"), said
+    assert len(lines(run)) == 1 and steps(run) == ["step_000001"]
+    process = struck(home, "open", "metrics.jsonl", 2, "SIGTERM", *train("grpo", "late", "--resume", "trainer.max_hours=9"))
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert errors.splitlines()[-1] == "agent-r1: interrupted: stopped after step 3; continue with --resume"
+    assert main(*train("grpo", "late", "--resume")) == 0
+    assert_same(run, home / "runs" / "grpo")
+
+
 def test_an_unfinished_run_is_not_begun_again_by_mistake(interrupted, capsys):
     run = interrupted[0]
     before = tree(run)
