@@ -151,7 +151,9 @@ def test_a_run_whose_time_is_up_saves_and_so_does_one_that_slurm_ends(home, caps
     said = capsys.readouterr().err.splitlines()[-1]
     assert said.endswith("would be over in the next step; stopped after step 1; continue with --resume"), said
     assert len(lines(run)) == 1 and steps(run) == ["step_000001"]
-    process = struck(home, "open", "metrics.jsonl", 2, "SIGTERM", *train("grpo", "late", "--resume", "trainer.max_hours=9"))
+    process = struck(
+        home, "open", "metrics.jsonl", 2, "SIGTERM", *train("grpo", "late", "--resume", "trainer.max_hours=9")
+    )
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 130
     assert errors.splitlines()[-1] == "agent-r1: interrupted: stopped after step 3; continue with --resume"

@@ -197,7 +197,7 @@ def watch(
                     f"{last_words(run)}"
                 )
             time.sleep(POLL_S if running else 0)
-    if stop.exists() and not child.process.returncode:
+    if stop.exists() and not child.process.returncode and not run.finished(config):
         raise KeyboardInterrupt(
             f"{stop.read_text()}stopped after {run.latest_checkpoint().name}; continue with --resume"
         )
