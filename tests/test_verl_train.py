@@ -16,10 +16,17 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from runs import AGENT, TINY, environment, lines, main, prepare
 
+from agent_r1.config import from_yaml
+from agent_r1.rollout import qwen
+from agent_r1.rollout.rows import TrainingRow, collate
+from agent_r1.stages import Places
 from agent_r1.training.checkpoint import verify_checkpoint
+from agent_r1.training.forward import action_logprobs
 from agent_r1.training.loggers import step_times
+from agent_r1.training.losses import aggregate_loss, policy_loss
 from agent_r1.training.run import RunDir
 from agent_r1.verl_engine.compose import installed_verl
 from agent_r1.verl_engine.launch import read_phase
@@ -176,13 +183,11 @@ def killed(run: Path, process: subprocess.Popen, victim: str) -> str:
     return said
 
 
-PPO = ["ppo", "rollout.prompts_per_step=16", "rollout.samples_per_prompt=1", "actor.minibatches=1", "critic.minibatches=1",
-       "actor.kl_in=reward", "actor.kl_estimator=k1", "critic.warmup_steps=1", "trainer.steps=200"]  # fmt: skip
-
-
 def test_ppo_trains_its_critic_until_a_worker_dies(home):
     run = home / "runs" / "ppo"
-    process = start(home, "ppo", *PPO, "trainer.save_every=3", "trainer.eval_every=3")
+    settings = ["trainer.save_every=3", "trainer.eval_every=3", "critic.warmup_steps=1", "actor.kl_in=reward"]
+    batch = ["rollout.prompts_per_step=16", "rollout.samples_per_prompt=1", "trainer.steps=200"]
+    process = start(home, "ppo", "ppo", *batch, *settings, "actor.kl_estimator=k1")
     until(lambda: len(lines(run)) >= 3, process)
     curve = metrics(run)[:3]
     for line in curve:
@@ -194,15 +199,35 @@ def test_ppo_trains_its_critic_until_a_worker_dies(home):
     assert "ActorDiedError" in killed(run, process, "WorkerDict")
 
 
-def test_two_ranks_learn_what_one_does_until_a_server_dies(home):
-    """FSDP over two processes, two replicas of vLLM; the run of the test above, in its first two steps."""
-    run, one = home / "runs" / "two", home / "runs" / "ppo"
-    process = start(home, "two", *PPO, "trainer.save_every=1", "verl.ranks=2")
-    until(lambda: len(lines(run)) >= 2, process)
+def test_two_ranks_learn_what_we_compute_until_a_server_dies(home):
+    """FSDP over two processes, two replicas of vLLM: the first update against our own loss on the same episodes."""
+    run = home / "runs" / "two"
+    process = start(
+        home, "two", "grpo", "actor.minibatches=1", "trainer.steps=200", "trainer.save_every=1", "verl.ranks=2"
+    )
+    until(lambda: len(lines(run)) >= 1, process)
     assert "rollout server failed" in killed(run, process, "EngineCore")
-    for name in ("critic/vf_loss", "critic/grad_norm", "actor/grad_norm", "critic/score/mean"):
-        values = [[line[name] for line in metrics(r)[:2] if name in line] for r in (one, run)]
-        assert values[0] == pytest.approx(values[1], rel=1e-4) and values[0], name
+    first, (loss, norm) = metrics(run)[0], first_update(run)
+    assert loss != 0 and first["actor/pg_loss"] == pytest.approx(loss, abs=1e-5)
+    assert first["actor/grad_norm"] == pytest.approx(norm, rel=1e-3)
+
+
+def first_update(run: Path) -> tuple[float, float]:
+    """Policy loss and gradient norm that our functions give on the recorded episodes of step 1, as one minibatch. The KL
+    term has no gradient there: the policy still is the reference."""
+    config = from_yaml(run / "config.yaml")
+    a, model = config.actor, qwen.load(Places.of(config).cold_start)
+    episodes = [json.loads(line) for line in (run / "rollouts" / "step_000001.jsonl").read_text().splitlines()]
+    rows = [row for episode in episodes for row in episode["rows"]]
+    names = ("input_ids", "action_mask", "logprobs", "rewards")
+    batch = collate([TrainingRow(0, "", *(row[name] for name in names)) for row in rows])
+    advantages_BT = torch.nn.utils.rnn.pad_sequence([torch.tensor(row["advantages"]) for row in rows], batch_first=True)
+    logprobs_BT, entropy_BT = action_logprobs(model, batch, entropy_grad=True)
+    clips = a.clip_low, a.clip_high, a.clip_dual
+    loss_BT, _ = policy_loss(logprobs_BT, logprobs_BT.detach(), advantages_BT, batch.mask_BT, *clips)
+    loss, entropy = (aggregate_loss(x, batch.mask_BT, a.loss_aggregation) for x in (loss_BT, entropy_BT))
+    (loss - a.entropy_coef * entropy).backward()
+    return loss.item(), torch.nn.utils.get_total_norm([p.grad for p in model.parameters()]).item()
 
 
 @pytest.mark.skipif("AGENT_R1_LONG_TESTS" not in os.environ, reason="three minutes more; set AGENT_R1_LONG_TESTS=1")
