@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import asyncio
 import sys
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import huggingface_hub
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from conftest import ScriptedPolicy, call
 from qa_files import hotpotqa, hub_form, musique, twowiki, write_json, write_jsonl
 from runs import main, tree
 
@@ -24,16 +26,22 @@ from agent_r1.data.qa_build import FILES, build, verify
 from agent_r1.data.rows import ROW_KEYS, read_corpus, read_rows
 from agent_r1.data.twowiki import TWOWIKI
 from agent_r1.errors import AgentR1Error, ConfigError
+from agent_r1.inference.evaluate import eval_card
 from agent_r1.rollout.chat_format import ChatFormat
-from agent_r1.search.index import PassageIndex
+from agent_r1.rollout.episode import Task, make_loop, run_episodes
+from agent_r1.rollout.types import Sampling
+from agent_r1.search.encoders import make_encoder
+from agent_r1.search.index import PassageIndex, build_index
+from agent_r1.search.searcher import Searcher
+from agent_r1.tool import make_tools
 
 SIZES = {"name": "hotpotqa", "train": 40, "val": 8, "test": 12}
 
 
-def made(tmp_path: Path, source: Path, name: str = "data", seed: int = 0, **changes) -> Path:
+def made(tmp_path: Path, source: Path, folder: str = "data", seed: int = 0, **changes) -> Path:
     config = DataConfig(**{**SIZES, "source": str(source)} | changes)
-    build(config, seed, tmp_path / name, tmp_path / "downloads")
-    return tmp_path / name
+    build(config, seed, tmp_path / folder, tmp_path / "downloads")
+    return tmp_path / folder
 
 
 def rows_of(folder: Path) -> dict[str, list[dict]]:
@@ -370,6 +378,50 @@ def test_from_the_file_to_an_index_that_finds_it(tmp_path, one_file, monkeypatch
     assert main("data", *settings) == 0 and "done before" in capsys.readouterr().out
     (index,) = (path for path in (tmp_path / "artifacts").iterdir() if path.name.startswith("index-"))
     assert PassageIndex.load(index).search(["Kafka"], 1)[0][0].title == "Franz Kafka"
+
+
+# ------------------------------------------------------------------------------------------------------- evidence found
+
+
+def play(folder: Path, chat: ChatFormat, searches: list[list[str]], answer: str | None, *settings: str) -> list:
+    """Trajectories of one episode for each list of queries, all of the same first training question, and its answer."""
+    index = folder.parent / f"index-{folder.name}"
+    if not index.exists():
+        build_index(folder / "corpus.jsonl", index, make_encoder("ngram", 512))
+    tools = make_tools(["search"], searcher=Searcher(PassageIndex.load(index)), top_k=1)
+    config = load_config("hotpotqa-tiny", ["rollout.max_context=1000", *settings])
+    row = rows_of(folder)["train"][0]
+    said = [[call(query=q) for q in queries] + [f"<answer>{answer}</answer>"] for queries in searches]
+    policy = ScriptedPolicy(chat, lambda session, turn, ids: said[int(session)][turn])
+    tasks = [Task(row, "g", str(i)) for i in range(len(said))]
+    return asyncio.run(run_episodes(make_loop(policy, chat, tools, config), tasks, Sampling(200)))
+
+
+@pytest.mark.parametrize(("name", "records"), [("hotpotqa", hotpotqa), ("twowiki", twowiki), ("musique", musique)])
+def test_evidence_is_the_share_of_the_supporting_titles_that_searches_brought(tmp_path, chat, name, records):
+    write = write_jsonl if name == "musique" else write_json
+    folder = made(tmp_path, write(tmp_path / "x.json", records()), name=name, train=12, val=6, test=6)
+    first, second = rows_of(folder)["train"][0]["extra_info"]["supporting"]
+    other = next(p.title for p in read_corpus(folder / "corpus.jsonl") if p.title not in (first, second))
+    searches = [[], [other], [first], [first, first, other], [second, other, first]]
+    done = play(folder, chat, searches, "nobody knows")
+    assert [t.metrics["evidence"] for t in done] == [0, 0, 0.5, 0.5, 1]
+    assert {t.reward for t in done} == {0} and all("evidence_reward" not in t.reward_parts for t in done)
+    card = eval_card(done, model="m", split="train", seed=0, retriever="r", started=0.0)
+    assert card["evidence"] == pytest.approx(0.4)
+
+
+def test_evidence_is_paid_by_choice_and_beside_the_answer(tmp_path, chat, one_file):
+    folder = made(tmp_path, one_file)
+    row = rows_of(folder)["train"][0]
+    titles, answer = row["extra_info"]["supporting"], row["reward_model"]["ground_truth"][0]
+    wrong = play(folder, chat, [[], titles[:1], titles], "nobody knows", "env.evidence_reward=0.3")
+    assert [t.reward for t in wrong] == pytest.approx([0, 0.15, 0.3])
+    (right,) = play(folder, chat, [titles], answer, "env.evidence_reward=0.3")
+    assert right.reward == pytest.approx(1.3) == sum(right.reward_parts.values())
+    # Paid to the last action, like the rest of the outcome; and once, however often a title came up.
+    (again,) = play(folder, chat, [[titles[0]] * 3], answer, "env.evidence_reward=0.3")
+    assert again.reward == pytest.approx(1.15) == again.steps[-1].reward
 
 
 def test_what_was_made_before_these_settings_existed_keeps_its_name():

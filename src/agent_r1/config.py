@@ -113,6 +113,9 @@ class EnvConfig:
     """Taken from the outcome when the episode did not end in a well-formed <answer>."""
     call_reward: float = 0.0
     """Process reward of a valid tool call that was not made before (its negative for an invalid one); 0 is off."""
+    evidence_reward: float = added(0.0)
+    """Paid for the share of the question's supporting titles among all that the episode's searches found. The share is
+    measured wherever a data set names such titles (HotpotQA, 2WikiMultihopQA, MuSiQue); 0 pays nothing for it."""
 
 
 @dataclass

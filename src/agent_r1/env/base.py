@@ -59,6 +59,8 @@ class BaseToolEnv(AgentEnv):
         self.turns = self.tool_calls = self.invalid_calls = self.invalid_in_a_row = self.failed_calls = 0
         self.final_turn: str | None = None
         """Text of the turn that ended the episode by the agent's own will."""
+        self.titles: set[str] = set()
+        """Titles of all passages that searches brought."""
 
     # ------------------------------------------------------------------------------------- what a subclass decides
 
@@ -105,6 +107,7 @@ class BaseToolEnv(AgentEnv):
         info = {"tool_calls": [_record(c, r) for c, r in zip(calls, results, strict=True)]}
         longest = 0
         for result in results:
+            self.titles.update(result.data.get("titles", ()))
             invalid = result.error in INVALID
             self.invalid_calls += invalid
             self.failed_calls += not (result.ok or invalid)

@@ -123,7 +123,19 @@ class HermesToolEnv(BaseToolEnv):
             "failed_calls": self.failed_calls,
         }
         metrics["turns"] = self.turns
+        if (found := self.evidence()) is not None:
+            metrics["evidence"] = found
+            if self.config.evidence_reward:
+                parts["evidence_reward"] = self.config.evidence_reward * found
+                reward += parts["evidence_reward"]
         return Outcome(reward, parts, metrics)
+
+    def evidence(self) -> float | None:
+        """Share of the question's supporting titles that searches brought; None where the data set names none."""
+        supporting = (self.row.get("extra_info") or {}).get("supporting")
+        if supporting is None or not len(supporting):
+            return None
+        return len(self.titles & set(supporting)) / len(set(supporting))
 
 
 def parse_call(body: str, closed: bool) -> ToolCall:

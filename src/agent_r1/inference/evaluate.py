@@ -54,6 +54,7 @@ def eval_card(
     for t in trajectories:
         by_kind.setdefault(t.row["extra_info"].get("kind", "all"), []).append(t.metrics["em"])
     em = mean("em")
+    found = [t.metrics["evidence"] for t in trajectories if "evidence" in t.metrics]
     return {
         "model": model,
         "dataset": trajectories[0].row["data_source"],
@@ -64,6 +65,7 @@ def eval_card(
         "em_ci95": wilson_interval(em, n),
         "sub_em": mean("sub_em"),
         "f1": mean("f1"),
+        **({"evidence": fmean(found)} if found else {}),
         "search_rate": fmean(t.metrics["tool_calls"] > 0 for t in trajectories),
         "mean_turns": mean("turns"),
         "mean_tool_calls": calls / n,

@@ -94,6 +94,7 @@ def _evaluation_time(run: RunFiles) -> str | None:
 _MEASURES = (
     ("sub_em", "contains the answer", "the right answer stands somewhere in what it answered"),
     ("f1", "F1", "overlap of words with the right answer"),
+    ("evidence", "evidence found", "share of the titles that an answer takes among all that the searches brought"),
     ("search_rate", "searches at all", "share of questions with at least one tool call"),
     ("mean_tool_calls", "calls per question", "tool calls, mean"),
     ("mean_turns", "turns", "turns of the agent, mean, the answer included"),

@@ -43,7 +43,8 @@ class SearchTool(BaseTool):
             raise InvalidArgumentsError("query is empty; write what to look for, for example the name of an entity")
         hits = await self.searcher.search(query, self.top_k)
         content = "\n".join(_line(hit) for hit in hits) or "no results"
-        return ToolOutput(content, {"ids": [hit.id for hit in hits], "scores": [round(hit.score, 4) for hit in hits]})
+        found = {"ids": [hit.id for hit in hits], "titles": [hit.title for hit in hits]}
+        return ToolOutput(content, found | {"scores": [round(hit.score, 4) for hit in hits]})
 
 
 def _line(hit: Hit) -> str:

@@ -64,6 +64,7 @@ GAUGES = (
     Gauge(VAL_EM, "EM, val greedy", 2, colour="bright_green", span=(0, 1)),
     Gauge("critic/score/mean", "reward", 2, colour="green"),
     Gauge("tool_calls/mean", "calls per question", 2, colour="magenta"),
+    Gauge("reward/evidence", "evidence found", 2, colour="magenta", span=(0, 1)),
     Gauge("actor/entropy", "entropy", 2),
     Gauge("actor/ppo_kl", "KL to the sampler", 4),
     Gauge("timing_s/step", "step time", 2, " s", "yellow"),
