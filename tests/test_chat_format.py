@@ -46,7 +46,7 @@ QWEN25 = """\
 """
 
 # The layout of Qwen3's: no default system turn; the thoughts of turns before the last question are dropped, those
-# behind it are written anew from their parts.
+# behind it are written anew from their parts; without thinking, the agent's turn begins with an empty thought.
 QWEN3 = """\
 {%- if messages[0].role == 'system' or tools %}
     {{- '<|im_start|>system\\n' }}
@@ -87,7 +87,10 @@ QWEN3 = """\
         {%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}{{- '<|im_end|>\\n' }}{%- endif %}
     {%- endif %}
 {%- endfor %}
-{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+    {%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}
+{%- endif %}
 """
 
 TOOLS = [
@@ -122,8 +125,13 @@ def with_template(tokenizer, template):
 def rendered(chat: ChatFormat, messages, tools=None, open_turn=True) -> list[int]:
     """What `apply_chat_template` makes of a whole conversation."""
     return chat.tokenizer.apply_chat_template(
-        messages, tools=tools, add_generation_prompt=open_turn, tokenize=True, return_dict=False
+        messages, tools=tools, add_generation_prompt=open_turn, tokenize=True, return_dict=False, enable_thinking=False
     )
+
+
+def empty_thought(chat: ChatFormat) -> list[int]:
+    """What Qwen3 without thinking puts in front of a turn that is to be written, and nowhere else."""
+    return chat.encode_trusted("<think>\n\n</think>\n\n") if "enable_thinking" in chat.tokenizer.chat_template else []
 
 
 # ------------------------------------------------------------------------------- harmless words: the template's own ids
@@ -150,14 +158,46 @@ def test_prompt_action_and_continuation_are_the_whole_conversation(any_chat, rep
     prompt = any_chat.prompt_ids([SYSTEM, USER], TOOLS)
     action = any_chat.encode_trusted(ACTION) + [any_chat.turn_end_id] * closed
     whole = [SYSTEM, USER, {"role": "assistant", "content": ACTION}, *reply]
-    assert prompt + action + any_chat.continuation_ids(reply, closed=closed) == rendered(any_chat, whole, TOOLS)
+    ours = prompt + action + any_chat.continuation_ids(reply, closed=closed)
+    # Rendered anew, a finished turn has lost the empty thought that it was sampled behind. Ours keeps what was sampled.
+    before = len(prompt) - len(empty_thought(any_chat))
+    assert ours[before : len(prompt)] == empty_thought(any_chat)
+    assert ours[:before] + ours[len(prompt) :] == rendered(any_chat, whole, TOOLS)
 
 
 def test_a_users_reply_continues_the_conversation_too(any_chat):
     prompt, action = any_chat.prompt_ids([USER]), any_chat.encode_trusted("<answer>Marn</answer>")
     reply = [{"role": "user", "content": "Are you sure?"}]
     whole = [USER, {"role": "assistant", "content": "<answer>Marn</answer>"}, *reply]
+    prompt = prompt[: len(prompt) - len(empty_thought(any_chat))]
     assert prompt + action + any_chat.continuation_ids(reply, closed=False) == rendered(any_chat, whole)
+
+
+def test_every_turn_of_qwen3_opens_without_thinking_and_ends_with_im_end(tokenizer):
+    chat = ChatFormat(with_template(tokenizer, QWEN3))
+    opening = "<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    prompt, reply = chat.prompt_ids([SYSTEM, USER], TOOLS), chat.continuation_ids([TOOL], closed=True)
+    for ids in (prompt, reply):
+        assert chat.decode(ids).endswith(opening)
+        assert ids[-len(empty_thought(chat)) :] == empty_thought(chat)  # control tokens, and not their spelling
+    assert chat.decode(chat.continuation_ids([TOOL], closed=False)).startswith("<|im_end|>\n<|im_start|>user")
+    assert [chat.decode([i]) for i in chat.stop_ids] == ["<|im_end|>"]
+    # Qwen3's other end token, as its generation settings have it, stops a turn as well where the tokenizer names it.
+    other = with_template(tokenizer, QWEN3)
+    other.eos_token = "<|endoftext|>"
+    assert {chat.decode([i]) for i in ChatFormat(other).stop_ids} == {"<|im_end|>", "<|endoftext|>"}
+
+
+def test_an_episode_of_qwen3_keeps_the_opening_of_each_turn_as_it_was_sampled(tokenizer):
+    chat = ChatFormat(with_template(tokenizer, QWEN3))
+    tools = {"search": Page("Marn founded Vexlor.")}
+    policy = ScriptedPolicy(chat, [call(query="Vexlor"), "<answer>Marn</answer>"])
+    loop = make_env_loop(policy, lambda row: HermesToolEnv(tools, EnvConfig()))
+    done = asyncio.run(loop.run(task(), Sampling(100)))
+    assert done.reward == 1 and done.stop_reason is StopReason.ANSWERED
+    first, second = done.steps
+    assert second.observation_ids[: len(first.observation_ids)] == first.observation_ids
+    assert chat.decode(second.observation_ids).count("<think>\n\n</think>\n\n") == 2
 
 
 def test_the_turn_ends_with_im_end(any_chat):

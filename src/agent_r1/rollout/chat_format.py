@@ -132,7 +132,11 @@ class ChatFormat:
         key = (roles, json.dumps(tools) if tools else None, continuation)
         if key not in self._skeletons:
             messages = [{"role": role, "content": f"{_OPEN}{i}{_CLOSE}"} for i, role in enumerate(roles)]
-            text = self.tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=True, tokenize=False)
+            # Qwen3 without its own thinking mode: its template then opens each turn with an empty thought, and a turn of
+            # some hundred tokens is not used up by thinking. Other templates do not know the word.
+            text = self.tokenizer.apply_chat_template(
+                messages, tools=tools, add_generation_prompt=True, tokenize=False, enable_thinking=False
+            )
             missing = [i for i in range(len(roles)) if f"{_OPEN}{i}{_CLOSE}" not in text]
             if missing:
                 raise ConfigError(f"the chat template drops message {missing[0]} (role {roles[missing[0]]!r})")
