@@ -13,6 +13,7 @@ FAKE_VLLM is a comma-separated list:
     broken       answers 500 with a page
     midway       an error event after the first token
     endless      never sends the end of an answer, and closes
+    keep         keeps connections open, as vLLM does
 """
 
 import json
@@ -29,6 +30,8 @@ IDS = [11, 12, 13, 14]
 
 
 class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1" if "keep" in MODE else "HTTP/1.0"
+
     def do_GET(self):
         ready = "deaf" not in MODE and ("slow" not in MODE or time.monotonic() - BORN > 1.5)
         self.answer(200 if ready else 503, "text/plain", b"")
@@ -36,6 +39,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self):
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         print("request", json.dumps(request), flush=True)
+        print("connection", self.client_address[1], flush=True)
         if self.headers["Authorization"] != f"Bearer {os.environ['VLLM_API_KEY']}":
             return self.answer(401, "application/json", b'{"error": "Unauthorized"}')
         if "refuse" in MODE:
@@ -91,6 +95,7 @@ def main():
     ThreadingHTTPServer.request_queue_size = 128
     port = int(sys.argv[sys.argv.index("--port") + 1])
     print("arguments", " ".join(sys.argv), flush=True)
+    print("compiles", "TORCHDYNAMO_DISABLE" not in os.environ, flush=True)
     ThreadingHTTPServer((sys.argv[sys.argv.index("--host") + 1], port), Handler).serve_forever()
 
 

@@ -22,10 +22,10 @@ from runs import ROOT, agent, environment
 
 from agent_r1.config import load_config
 from agent_r1.errors import AgentR1Error
-from agent_r1.inference.agent import find_model, open_agent
+from agent_r1.inference.agent import Agent, find_model, open_agent
 from agent_r1.inference.evaluate import evaluate
 from agent_r1.inference.policies import ServerPolicy
-from agent_r1.inference.serve import VLLMServer
+from agent_r1.inference.serve import VLLMServer, gpus_for
 from agent_r1.rollout.episode import make_loop
 from agent_r1.rollout.types import Sampling
 from agent_r1.stages import load_rows
@@ -105,6 +105,41 @@ def test_what_vllm_is_told(fake):
     # Published models set these in their generation_config.json, and vLLM would follow.
     wanted |= {"repetition_penalty": 1.0, "top_k": 0, "min_p": 0.0, "return_token_ids": True}
     assert wanted.items() <= sent.items() and 0 <= sent["seed"] < 2**63
+
+
+def test_an_evaluation_has_all_gpus_with_cuda_graphs_and_a_chat_starts_at_once(fake, monkeypatch):
+    monkeypatch.delenv("TORCHDYNAMO_DISABLE", raising=False)
+    monkeypatch.setattr("agent_r1.inference.serve.resolve_device", lambda config: ("cuda", torch.bfloat16))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    assert gpus_for(load_config("smoke")) == 4
+
+    def said(gpus: int) -> str:
+        with fake(gpus=gpus) as server:
+            return server.log.read_text()
+
+    many, chat = said(4), said(0)
+    assert "--data-parallel-size 4" in many and "--enforce-eager" not in many and "compiles True" in many
+    assert "--data-parallel-size" not in chat and "--enforce-eager" in chat and "compiles False" in chat
+    assert "--dtype bfloat16" in many and "chunked-prefill" not in many
+    agent = Agent(None, None, {}, load_config("smoke"), MODEL, gpus=4)
+    assert agent.at_once == 4 * load_config("smoke").rollout.slots
+
+
+def test_requests_that_are_under_way_together_share_their_connections(fake):
+    async def many() -> None:
+        async def turns() -> None:
+            for _ in range(5):
+                await policy.generate([1, 2], GREEDY)
+
+        await asyncio.gather(*(turns() for _ in range(6)))
+
+    with fake("keep") as server:
+        policy = policy_of(server)
+        for _ in range(2):  # two event loops, one after the other
+            asyncio.run(many())
+        ports = [line.split()[1] for line in server.log.read_text().splitlines() if line.startswith("connection")]
+        assert len(ports) == 60 and len(set(ports)) <= 2 * 6
+        assert policy._clients == {}  # closed behind the last request of each
 
 
 def test_two_servers_have_nothing_in_common(fake):

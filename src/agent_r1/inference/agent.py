@@ -47,6 +47,13 @@ class Agent:
     config: Config
     """As trained: environment, limits, sampling."""
     model: Path
+    gpus: int = 0
+    """See `VLLMServer`."""
+
+    @property
+    def at_once(self) -> int:
+        """Episodes to run side by side: as many as all engines decode at a time."""
+        return self.config.rollout.slots * max(1, self.gpus)
 
 
 @contextmanager
@@ -56,10 +63,12 @@ def open_agent(
     backend: str = "transformers",
     tools: dict[str, BaseTool] | None = None,
     on_status: Callable[[str], None] | None = None,
+    gpus: int = 0,
 ) -> Iterator[Agent]:
     """The agent of a model folder. What was started for it ends with the block, however that is left.
 
-    `tools`: instead of the configuration's own. `on_status` gets a line now and then while a server starts.
+    `tools`: instead of the configuration's own. `on_status` gets a line now and then while a server starts. `gpus`: see
+    `VLLMServer`.
     """
     if backend not in BACKENDS:
         raise ConfigError(f"unknown backend {backend!r}{nearest(backend, BACKENDS)}; choose from {', '.join(BACKENDS)}")
@@ -73,9 +82,9 @@ def open_agent(
     from agent_r1.inference.policies import ServerPolicy
     from agent_r1.inference.serve import VLLMServer
 
-    with VLLMServer(model, config, on_status=on_status) as server:
+    with VLLMServer(model, config, on_status=on_status, gpus=gpus) as server:
         policy = ServerPolicy(server.url, server.api_key, server.name, chat.stop_ids, server.diagnose)
-        yield Agent(policy, chat, tools, config, model)
+        yield Agent(policy, chat, tools, config, model, gpus)
 
 
 def _in_process(model: Path, chat: ChatFormat, config: Config) -> Policy:

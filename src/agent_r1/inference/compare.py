@@ -24,6 +24,7 @@ from agent_r1.files import sha256, write_whole
 from agent_r1.inference.agent import Agent, open_agent
 from agent_r1.inference.evaluate import eval_card, eval_tasks
 from agent_r1.inference.provenance import provenance
+from agent_r1.inference.serve import gpus_for
 from agent_r1.rollout.episode import make_loop, run_episodes
 from agent_r1.rollout.rows import trajectory_rows
 from agent_r1.rollout.types import Row, Sampling, Step, StopReason, Trajectory
@@ -55,7 +56,8 @@ def evaluate_models(
     for number, model in enumerate(models, 1):
         with ExitStack() as stack:
             with status() as on_status:
-                agent = stack.enter_context(open_agent(model, config, backend, on_status=on_status))
+                gpus = gpus_for(config) if backend == "vllm" else 0
+                agent = stack.enter_context(open_agent(model, config, backend, on_status=on_status, gpus=gpus))
             card, done = _evaluate(agent, rows, split, temperature, out / f"{number}.jsonl" if out else None)
         if out is not None:
             _write(out / f"{number}.json", card)
@@ -102,7 +104,7 @@ def _evaluate(
             advance(f"EM {right / len(done):.2f}")
 
         loop = make_loop(agent.policy, agent.chat, agent.tools, config)
-        asyncio.run(run_episodes(loop, tasks, sampling, on_done, config.rollout.slots))
+        asyncio.run(run_episodes(loop, tasks, sampling, on_done, agent.at_once))
     ordered = [done[str(i)] for i in range(len(rows))]
     retriever = retriever_of(config) if "search" in agent.tools else "none"
     card = eval_card(ordered, model=str(agent.model), split=split, seed=config.seed, retriever=retriever, started=start)

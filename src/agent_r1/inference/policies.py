@@ -15,6 +15,7 @@ All policies have `on_token`. It is called with the session and each newly sampl
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -149,6 +150,8 @@ class ServerPolicy:
         self.url, self.model, self.stop_ids = url, model, frozenset(stop_ids)
         self.on_token: OnToken | None = None
         self._headers = {"Authorization": f"Bearer {api_key}"}
+        self._clients: dict[asyncio.AbstractEventLoop, tuple[httpx.AsyncClient, int]] = {}
+        """Of each event loop that has requests under way: the client, and how many use it."""
         self._diagnose = diagnose or (lambda: None)
 
     async def generate(self, prompt_ids: list[int], sampling: Sampling, session: str | None = None) -> Generation:
@@ -180,14 +183,8 @@ class ServerPolicy:
     async def _ask(self, request: dict[str, Any], session: str | None) -> Generation:
         token_ids: list[int] = []
         logprobs: list[float] = []
-        # A client for each turn: none is bound to an event loop that is gone, no connection to a server that was
-        # restarted, and leaving the block aborts the request. `trust_env`: a proxy has no business on the loopback.
-        # No read timeout: a turn may stand in line, and the episode has a deadline of its own.
-        timeout = httpx.Timeout(5.0, read=None)
-        async with (
-            httpx.AsyncClient(timeout=timeout, trust_env=False, verify=False, headers=self._headers) as client,
-            client.stream("POST", f"{self.url}/completions", json=request) as response,
-        ):
+        # Leaving the block aborts the request.
+        async with self._client() as client, client.stream("POST", f"{self.url}/completions", json=request) as response:
             if response.status_code != 200:
                 raise AgentR1Error(
                     f"the model server refused ({response.status_code}): {_reason(await response.aread())}"
@@ -205,6 +202,28 @@ class ServerPolicy:
                         )
                     return Generation(token_ids, logprobs, choice["finish_reason"])
         raise ValueError("the answer has no end")
+
+    @contextlib.asynccontextmanager
+    async def _client(self) -> AsyncIterator[httpx.AsyncClient]:
+        """One client for all requests that an event loop has under way, closed behind the last of them: none outlives
+        its loop, and none keeps a connection to a server that was restarted since."""
+        loop = asyncio.get_running_loop()
+        # `trust_env`: a proxy has no business on the loopback. No read timeout: a turn may stand in line, and the episode
+        # has a deadline of its own. As many connections as episodes; idle ones go before vLLM drops them (5 s).
+        client, users = self._clients.get(loop) or (
+            httpx.AsyncClient(
+                timeout=httpx.Timeout(5.0, read=None, pool=None), trust_env=False, verify=False, headers=self._headers,
+                limits=httpx.Limits(max_connections=None, keepalive_expiry=2.0),
+            ), 0,
+        )  # fmt: skip
+        self._clients[loop] = client, users + 1
+        try:
+            yield client
+        finally:
+            self._clients[loop] = client, self._clients[loop][1] - 1
+            if self._clients[loop][1] == 0:
+                del self._clients[loop]
+                await client.aclose()
 
     def _gone(self, what: str) -> str:
         return f"the model server at {self.url} {what}; {self._diagnose() or 'is it running? its log may say more'}"

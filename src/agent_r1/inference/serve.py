@@ -27,6 +27,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
+import torch
 
 from agent_r1.config import Config
 from agent_r1.errors import AgentR1Error
@@ -60,8 +61,11 @@ class VLLMServer:
         api_key: str | None = None,
         on_status: Callable[[str], None] | None = None,
         start_timeout: float = 900.0,
+        gpus: int = 0,
     ):
-        self.model, self.config, self.start_timeout = model, config, start_timeout
+        """`gpus`: for thousands of episodes, an engine on each of so many GPUs, with CUDA graphs. 0 starts sooner: one
+        engine that compiles nothing, for a chat or a CPU."""
+        self.model, self.config, self.start_timeout, self.gpus = model, config, start_timeout, gpus
         self.port = port
         self.api_key = api_key or secrets.token_urlsafe(24)
         self.on_status = on_status or (lambda line: None)
@@ -126,8 +130,10 @@ class VLLMServer:
             # On a CPU, vLLM 0.27 dies of a seeded request whose prompt it reads in two chunks ("CPU Generator does not use
             # offset"); ours all have seeds. Whole prompts only, then.
             *(("--no-enable-chunked-prefill",) if device == "cpu" else ()),
+            # As in training: see `ChatFormat._skeleton`.
+            *("--default-chat-template-kwargs", '{"enable_thinking": false}'),
             # Compiling takes longer than all the answers of an evening with a small model.
-            "--enforce-eager",
+            *(("--data-parallel-size", str(self.gpus)) if self.gpus else ("--enforce-eager",)),
         ]
 
     def _environment(self) -> dict[str, str]:
@@ -139,7 +145,7 @@ class VLLMServer:
             "PYTHONUNBUFFERED": "1",
         }
         # Of vLLM's CPU build: GiB of KV cache, and no compilation behind our back (20 s at the first batch).
-        defaults = {"VLLM_CPU_KVCACHE_SPACE": "1", "TORCHDYNAMO_DISABLE": "1"}
+        defaults = {"VLLM_CPU_KVCACHE_SPACE": "1", **({} if self.gpus else {"TORCHDYNAMO_DISABLE": "1"})}
         return defaults | os.environ | ours
 
     # ------------------------------------------------------------------------------------------------- is it well?
@@ -181,7 +187,9 @@ def serve_forever(model: Path, config: Config, port: int | None) -> None:
     key = os.environ.get("VLLM_API_KEY")
     with ExitStack() as stack:
         with status() as on_status:
-            server = stack.enter_context(VLLMServer(model, config, port=port, api_key=key, on_status=on_status))
+            server = stack.enter_context(
+                VLLMServer(model, config, port=port, api_key=key, on_status=on_status, gpus=min(1, gpus_for(config)))
+            )
         place = "$VLLM_API_KEY"
         if not key:
             path = server.log.with_suffix(".key")
@@ -194,6 +202,11 @@ def serve_forever(model: Path, config: Config, port: int | None) -> None:
         while (trouble := server.diagnose()) is None:
             time.sleep(0.5)
         raise AgentR1Error(f"the model server is gone: {trouble}")
+
+
+def gpus_for(config: Config) -> int:
+    """How many GPUs an evaluation may use: all that are visible, or 0 where the configuration runs on a CPU."""
+    return torch.cuda.device_count() if resolve_device(config)[0] == "cuda" else 0
 
 
 def vllm_python() -> str:
