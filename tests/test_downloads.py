@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 import json
 import random
@@ -16,6 +17,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from agent_r1.data import corpora, downloads
@@ -203,6 +206,54 @@ def test_beirs_archive_is_fetched_checked_and_counted(site, tmp_path):
     with pytest.raises(AgentR1Error, match="has 50 passages and 51 are published; delete it"):
         beir(site, tmp_path, 51)
     assert len(site.requests) == 2
+
+
+@pytest.fixture
+def parquet(tmp_path, monkeypatch):
+    """The hub's copy of BEIR's corpus: 50 passages in two files, in the form and under the names that it has there."""
+    place = tmp_path / "server" / "corpus" / "corpus"
+    place.mkdir(parents=True)
+    for number, start in enumerate((0, 30)):
+        rows = [{"_id": str(i), "title": f"T{i}", "text": "" if i == 7 else "x"} for i in range(start, 50)[:30]]
+        pq.write_table(pa.Table.from_pylist(rows), place / f"{number:04d}.parquet")
+    asked = []
+
+    def snapshot_download(repo_id, *, repo_type, revision, allow_patterns) -> str:
+        asked.append((repo_id, repo_type, revision, allow_patterns))
+        return str(tmp_path / "server")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    return SimpleNamespace(place=place, asked=asked)
+
+
+def test_beirs_corpus_comes_from_the_hub_where_its_server_does_not_answer(site, tmp_path, parquet, capsys):
+    lines = [json.dumps({"_id": str(i), "title": f"T{i}", "text": "" if i == 7 else "x"}) for i in range(50)]
+    site.content = archive(tmp_path, lines)
+    from_archive = beir(site, tmp_path / "a", 50)
+    assert parquet.asked == []
+    site.trouble = [404]
+    assert beir(site, tmp_path / "b", 50) == from_archive
+    ((name, kind, revision, patterns),) = parquet.asked
+    assert (name, kind, revision) == ("BeIR/hotpotqa", "dataset", "refs/convert/parquet")
+    assert all(fnmatch.fnmatch(str(p.relative_to(tmp_path / "server")), patterns[0]) for p in parquet.place.iterdir())
+    assert "404" in capsys.readouterr().out
+
+
+def test_a_copy_on_the_hub_that_is_not_whole(site, tmp_path, parquet, monkeypatch):
+    site.trouble = [404] * 3
+    with pytest.raises(AgentR1Error, match="has 50 passages and 51 are published; delete it"):
+        beir(site, tmp_path, 51)
+    second = parquet.place / "0001.parquet"
+    second.write_bytes(second.read_bytes()[:-100])
+    with pytest.raises(AgentR1Error, match="server cannot be read .*delete it"):
+        beir(site, tmp_path, 50)
+
+    def offline(*_, **__):
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", offline)
+    with pytest.raises(AgentR1Error, match=r"ConnectionError: no route.*put BEIR's archive at .*beir-hotpotqa.zip"):
+        beir(site, tmp_path, 50)
 
 
 def test_kilts_pages_are_fetched_and_counted(site, tmp_path, monkeypatch):

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import json
+import mmap
+import os
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 
 import httpx
+import numpy as np
 import pytest
 import uvicorn
 from qa_files import hotpotqa, write_json
@@ -55,6 +60,47 @@ def running(index, **settings):
     finally:
         service.should_exit = True
         thread.join(timeout=100)
+
+
+def test_the_service_leaves_most_cores_of_a_large_machine_to_the_trainers(tmp_path):
+    """Asked in a thread of its own, as the service searches in one: OpenMP's settings belong to threads."""
+    code = """
+import threading
+from agent_r1 import cli, doctor
+doctor.cores = lambda: 192
+assert cli.main(["search-server", "--preset=smoke", "--port=0"]) == 1  # there is no index
+import faiss, torch
+show = lambda: print(torch.get_num_threads(), faiss.omp_get_max_threads())
+thread = threading.Thread(target=show)
+thread.start()
+thread.join()
+"""
+    env = environment(tmp_path)
+    env.pop("OMP_NUM_THREADS", None)
+    for own, threads in (({}, "16 16"), ({"OMP_NUM_THREADS": "3"}, "3 3")):
+        done = subprocess.run([sys.executable, "-c", code], env=env | own, capture_output=True, text=True, timeout=100)
+        assert done.stdout.strip() == threads, done.stderr
+
+
+def test_the_vectors_file_is_in_memory_before_it_is_asked_for(tmp_path):
+    path = tmp_path / "vectors.npy"
+    np.save(path, np.zeros((20_000, 64), np.float32))
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    if share_in_memory(path) > 0.9:
+        pytest.skip("this file system keeps all files in memory")
+    server.read_ahead(path)
+    assert share_in_memory(path) == 1
+
+
+def share_in_memory(path) -> float:
+    """Share of a file's pages that the system holds (mincore)."""
+    mapped = np.memmap(path, mode="r")
+    pages = (ctypes.c_ubyte * -(-mapped.nbytes // mmap.PAGESIZE))()
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.mincore(ctypes.c_void_p(mapped.ctypes.data), ctypes.c_size_t(mapped.nbytes), pages) == 0
+    return sum(page & 1 for page in pages) / len(pages)
 
 
 def post(url: str, **options) -> httpx.Response:

@@ -15,6 +15,7 @@ from runs import CARD_KEYS, TINY, leftovers, main, prepare, rollouts, tree
 from agent_r1 import stages
 from agent_r1.config import Config, load_config
 from agent_r1.errors import AgentR1Error
+from agent_r1.inference.evaluate import wilson_interval
 from agent_r1.stages import Places, stage
 
 
@@ -222,7 +223,8 @@ def test_no_index_is_made_asked_for_or_read_where_nothing_searches(prepared, con
         stages.load_tools(load_config("smoke", [*TINY[1:], settings[1]]))
 
 
-def test_evaluation_writes_the_card_once(prepared, config, tmp_path, capsys):
+def test_evaluation_writes_the_card_once(prepared, config, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(stages, "SAMPLED", 5)
     out = tmp_path / "runs" / "x" / "eval_before.json"
     start = Places.of(config).start_model
     card = stages.run_eval(config, start, out, "evaluate before RL")
@@ -230,7 +232,8 @@ def test_evaluation_writes_the_card_once(prepared, config, tmp_path, capsys):
     assert set(CARD_KEYS) <= card.keys()
     assert card["n"] == 12 and card["split"] == "test" and card["dataset"] == "tinyhop" and card["model"] == str(start)
     assert card["em_ci95"][0] <= card["em"] <= card["em_ci95"][1]
-    assert sum(card["stop_reasons"].values()) == 12 and set(card["sampled"]) >= {"em", "em_ci95"}
+    assert sum(card["stop_reasons"].values()) == 12 and card["sampled"]["n"] == 5
+    assert card["sampled"]["em_ci95"] == wilson_interval(card["sampled"]["em"], 5)
     (records,) = rollouts(out.parent).values()
     assert len(records) == 12
     assert tree(tmp_path).keys() == {"runs/x/eval_before.json", "runs/x/rollouts/eval_before.jsonl"}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -200,6 +201,11 @@ def search_server(arguments: argparse.Namespace) -> None:
     config = _config(arguments)
     if config.search.url:
         raise ConfigError("search.url is for those who ask; leave it out here")
+    from agent_r1.doctor import cores
+
+    # PyTorch and FAISS would each take every core for a handful of queries, and spin beside the trainers and vLLM. Both
+    # read this when they are imported, and it holds for all of their threads.
+    os.environ.setdefault("OMP_NUM_THREADS", str(min(16, cores())))
     try:
         from agent_r1.search import server
     except ImportError as error:

@@ -4,7 +4,8 @@ In: `data.corpus` and the records. Out: `Passage`s, one after the other, because
 twice. Next: `qa_build.py` writes corpus.jsonl, `search/` indexes it.
 
     contexts        the paragraphs of all questions in the splits, each once: a small world with built-in distractors
-    beir-hotpotqa   the abstracts of the English Wikipedia of October 2017, as BEIR publishes them: what HotpotQA is about
+    beir-hotpotqa   the abstracts of the English Wikipedia of October 2017, as BEIR publishes them (an archive, and a copy
+                    on the hub): what HotpotQA is about
     kilt            the whole English Wikipedia of August 2019, as KILT publishes it, cut into passages of 100 words
     a file          JSONL, plain or gzipped, in one of the published forms:
                       BeIR      {"_id": "12", "title": "Anarchism", "text": "Anarchism is ..."}
@@ -21,16 +22,23 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from agent_r1 import hub
 from agent_r1.config import nearest
 from agent_r1.data.downloads import download
 from agent_r1.data.records import BadRecord, Corrupt, Record, json_lines, list_of, open_lines, text_of
 from agent_r1.data.rows import Passage
-from agent_r1.errors import AgentR1Error, ConfigError
+from agent_r1.errors import AgentR1Error, ConfigError, first_line
+from agent_r1.ui import say
 
 NAMES = ("contexts", "beir-hotpotqa", "kilt")
 BEIR_URL = "https://public.ukp.informatik.tu-darmstadt.de/thakur/BEIR/datasets/hotpotqa.zip"
 BEIR_CHECKSUM = "md5:f412724f78b0d91183a0e86805e16114"
 """As BEIR publishes it."""
+BEIR_HUB, BEIR_FILES = "BeIR/hotpotqa@refs/convert/parquet", "corpus/corpus/*.parquet"
+"""The same on the Hugging Face hub, in four files: what is taken when BEIR's one server does not answer."""
 BEIR_PASSAGES = 5_233_329
 KILT_URL = "https://dl.fbaipublicfiles.com/KILT/kilt_knowledgesource.json"
 KILT_PAGES = 5_903_530
@@ -82,8 +90,14 @@ def contexts(records: Iterable[Record]) -> Iterator[Passage]:
 
 
 def beir_hotpotqa(downloads: Path, url: str = BEIR_URL, checksum: str = BEIR_CHECKSUM, count: int = BEIR_PASSAGES):
-    """BEIR's archive, downloaded once, checked and counted."""
-    path = download(url, downloads / "beir-hotpotqa.zip", checksum)
+    """BEIR's archive, downloaded once, checked and counted; or the hub's copy where the archive cannot be had."""
+    path = downloads / "beir-hotpotqa.zip"
+    try:
+        download(url, path, checksum)
+    except AgentR1Error as error:
+        say(f"{error}\ntaking the copy on the hub instead: {BEIR_HUB}")
+        yield from beir_on_the_hub(path, count)
+        return
     found = 0
     try:
         with zipfile.ZipFile(path) as archive, archive.open("hotpotqa/corpus.jsonl") as lines:
@@ -94,6 +108,26 @@ def beir_hotpotqa(downloads: Path, url: str = BEIR_URL, checksum: str = BEIR_CHE
         raise AgentR1Error(f"{path} is no archive of BEIR ({error}); delete it and run this again") from None
     if found != count:
         raise AgentR1Error(f"{path} has {found} passages and {count} are published; delete it and run this again")
+
+
+def beir_on_the_hub(archive: Path, count: int) -> Iterator[Passage]:
+    """BEIR's corpus as the hub has it: parquet with the columns _id, title and text."""
+    folder = hub.fetch(BEIR_HUB, [BEIR_FILES], kind="dataset", otherwise=f"put BEIR's archive at {archive}")
+
+    def records() -> Iterator[tuple[str, Any]]:
+        for path in sorted(folder.glob(BEIR_FILES)):
+            for number, batch in enumerate(pq.ParquetFile(path).iter_batches(columns=["_id", "title", "text"])):
+                yield from ((f"{path.name}, batch {number}", value) for value in batch.to_pylist())
+
+    corrupt = Corrupt(str(folder), skip=False)
+    try:
+        yield from _parsed(records(), corrupt)
+    except (pa.ArrowException, OSError) as error:
+        raise AgentR1Error(f"{folder} cannot be read ({first_line(error)}); delete it and run this again") from None
+    if corrupt.seen != count:
+        raise AgentR1Error(
+            f"{folder} has {corrupt.seen} passages and {count} are published; delete it and run this again"
+        )
 
 
 def _parsed(raw: Iterator[tuple[str, Any]], corrupt: Corrupt) -> Iterator[Passage]:

@@ -38,8 +38,10 @@ from agent_r1.ui import say
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-TOLERANCE = 1e-3
-"""Largest difference of a log-probability between checkpoint and export, both in float32."""
+MEAN, MOST = 1e-3, 1e-2
+"""What rounding may change in a log-probability between checkpoint and export, both in float32: on average, and for 99 of
+100 sampled tokens. Not the largest: sums over 28 layers and 152,000 logits come in another order, and of some thousand
+tokens an unlikely one is always far out. Weights that are not the checkpoint's are off by whole nats on average."""
 RECORD = "export.json"
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "config.json")
 TOKENIZER = ("*token*.json", "vocab.json", "merges.txt", "*.jinja", "generation_config.json")
@@ -67,18 +69,24 @@ def export(checkpoint: Path, config: Config | None, target: Path, base: Path | N
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
         rows = _recorded_rows(checkpoint) or _random_rows()
-        gap = _largest_gap(_write_weights(source, part, rows, base), _by_transformers(part, rows))
-        tokens = sum(sum(row.action_mask) for row in rows)
-        if not gap <= TOLERANCE:  # also where it is NaN
+        gaps = _gaps(_write_weights(source, part, rows, base), _by_transformers(part, rows), rows)
+        gap, mean, most, tokens = gaps.max().item(), gaps.mean().item(), gaps.quantile(0.99).item(), len(gaps)
+        if not (mean <= MEAN and most <= MOST):  # also where one is NaN
             raise AgentR1Error(
-                f"{checkpoint} and its export differ by {gap:.1e} in a log-probability (at most {TOLERANCE:.0e}); the "
-                "export was not kept"
+                f"{checkpoint} and its export differ by {mean:.1e} in the mean log-probability of a sampled token (at most "
+                f"{MEAN:.0e}) and by {most:.1e} in the 99th percentile (at most {MOST:.0e}); the export was not kept: it "
+                "has not the checkpoint's weights"
             )
         if config is not None:
             _write_settings(part, config)
         (part / "README.md").write_text(_card(checkpoint, config, gap, tokens))
         name = "/".join(checkpoint.resolve().parts[-3:])  # not the whole path: this may be published
-        record = {"checkpoint": name, "weights": weights, "max_logprob_difference": gap}
+        record = {
+            "checkpoint": name,
+            "weights": weights,
+            "max_logprob_difference": gap,
+            "mean_logprob_difference": mean,
+        }
         (part / RECORD).write_text(json.dumps(record, indent=2) + "\n")
         shutil.rmtree(target, ignore_errors=True)
         part.rename(target)
@@ -89,7 +97,8 @@ def export(checkpoint: Path, config: Config | None, target: Path, base: Path | N
     finally:
         shutil.rmtree(part, ignore_errors=True)
     say(
-        f"  log-probabilities of {tokens} sampled tokens: checkpoint and export differ by at most {gap:.1e}\n"
+        f"  log-probabilities of {tokens} sampled tokens: checkpoint and export differ by at most {gap:.1e}, {mean:.1e} on "
+        "average\n"
         f"  {time.perf_counter() - begin:.1f} s, in {target}"
     )
     return target
@@ -204,8 +213,11 @@ def _logprobs(model: PreTrainedModel, row: TrainingRow) -> Tensor:
     return token_logprobs(model, row.input_ids) * torch.tensor(row.action_mask)
 
 
-def _largest_gap(ours: list[Tensor], theirs: list[Tensor]) -> float:
-    return max(float((a - b).abs().max()) for a, b in zip(ours, theirs, strict=True))
+def _gaps(ours: list[Tensor], theirs: list[Tensor], rows: list[TrainingRow]) -> Tensor:
+    """|difference| of the log-probabilities of all action tokens, end to end [A]."""
+    return torch.cat(
+        [(a - b).abs()[torch.tensor(row.action_mask).bool()] for a, b, row in zip(ours, theirs, rows, strict=True)]
+    ).float()
 
 
 # ------------------------------------------------------------------------------------------- what lies beside the weights
