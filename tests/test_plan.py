@@ -12,7 +12,7 @@ from runs import TINY, main
 
 from agent_r1 import plan as plan_module
 from agent_r1.config import Config, from_yaml, load_config, preset_names
-from agent_r1.plan import estimates, gpu_plan, matmul_rate
+from agent_r1.plan import gpu_plan, local_plan, matmul_rate
 from agent_r1.stages import Places
 
 TITLES = (
@@ -63,7 +63,7 @@ def test_what_is_there_is_done(home, capsys):
 
 def figures(config: Config) -> list[float]:
     """Parameters, MiB of memory, MiB of disk, seconds a step, minutes in all."""
-    text = "\n".join(estimates(config))
+    text = "\n".join(local_plan(config))
     patterns = (
         r"([\d.]+) M parameters",
         r"memory +([\d.]+) MiB",
@@ -126,73 +126,58 @@ def test_what_cannot_be_is_said_before_anything_starts(home, tmp_path, capsys, a
 GPU_PRESETS = [name for name in preset_names() if load_config(name, algorithm="ppo").verl.gpu]
 
 
-@pytest.fixture
-def nvidia_smi(tmp_path, monkeypatch):
-    """A machine with other GPUs, or with none."""
-    program = tmp_path / "bin" / "nvidia-smi"
-    program.parent.mkdir()
-    monkeypatch.setenv("PATH", f"{program.parent}:/bin:/usr/bin")
-
-    def say(*lines: str) -> None:
-        program.write_text("#!/bin/sh\n" + "".join(f"echo '{line}'\n" for line in lines))
-        program.chmod(0o755)
-
-    say()
-    return say
-
-
 def number(pattern: str, text: str) -> float:
     return float(re.search(pattern, text)[1])
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
 @pytest.mark.parametrize("preset", GPU_PRESETS)
-def test_the_plan_of_a_gpu_preset_adds_up(home, nvidia_smi, preset, algorithm):
+def test_the_plan_of_a_gpu_preset_adds_up(home, preset, algorithm):
     config = load_config(preset, algorithm=algorithm)
     text = "\n".join(gpu_plan(config, gpu_hour=2.0))
-    assert f"{config.verl.ranks} x {config.verl.gpu} " in text and "by verl.gpu" in text
+    assert f"{config.verl.ranks} x {config.verl.gpu} " in text
     assert "DOES NOT FIT" not in text and "not measured" in text
     for part in ("sampling: decoding", "log-probabilities", "reference", "actor's update", "weight sync"):
         assert re.search(rf"^  {re.escape(part)} +[\d.]+$", text, re.MULTILINE), part
     assert ("critic's update" in text) == (algorithm == "ppo")
-    parts = re.findall(r"^  [a-z][^\n]{31}(?: |) +([\d.]+)$", text[text.index("seconds of a step") :], re.MULTILINE)
-    *seconds, together = map(float, parts)
-    assert sum(seconds) == pytest.approx(together, abs=0.5)
-    hours = number(r"time +([\d.]+) to", text)
-    assert hours == pytest.approx(together * config.trainer.steps / 3600, abs=0.1)
-    assert number(r"to ([\d.]+) h for", text) == pytest.approx(4 * hours, abs=0.3)
-    assert number(r"GPU-hours, (\d+) to", text) == pytest.approx(
-        2 * hours * config.verl.ranks, abs=1 + config.verl.ranks * 0.1
+    of_step = text[text.index("seconds of a step") : text.index("hours   ")]
+    *seconds, together = (
+        float(value) for value in re.findall(r"^  [a-zA-Z][^\n]{31} +([\d.]+)", of_step, re.MULTILINE)
     )
+    assert sum(seconds) == pytest.approx(together, abs=0.6)
+    parts = sum(float(value) for value in re.findall(r"(?:training|evaluations|checkpoints) ([\d.]+)(?=, )", text))
+    low, high = number(r"time +([\d.]+) to", text), number(r"to ([\d.]+) h for", text)
+    assert low == pytest.approx(parts + 0.3, abs=0.1) and high == pytest.approx(4 * parts + 1.5, abs=0.2)
+    assert parts > together * config.trainer.steps / 3600
+    assert number(r"\((\d+) to \d+ at 2 a GPU", text) == pytest.approx(2 * low * config.verl.ranks, rel=0.02, abs=1)
 
 
-def test_without_a_price_there_is_no_money(home, nvidia_smi):
+def test_the_range_holds_an_independent_estimate(home):
+    """Made without this module for GRPO on four H100, from other figures: 60 to 80 s a step, 5 to 7 h in all."""
+    text = "\n".join(gpu_plan(load_config("hotpotqa-4xh100", algorithm="grpo")))
+    assert number(r"together +([\d.]+),", text) < 60 and number(r"and up to ([\d.]+)\n", text) > 80
+    assert number(r"time +([\d.]+) to", text) < 5 and number(r"to ([\d.]+) h for", text) > 7
+
+
+def test_without_a_price_there_is_no_money(home):
     text = "\n".join(gpu_plan(load_config("hotpotqa-4xh100")))
     assert "GPU-hours (--gpu-hour PRICE makes it money)" in text
 
 
-def test_the_plan_is_for_this_machine_if_it_can_do_it(home, nvidia_smi):
-    config = load_config("hotpotqa-2x80gb")
-    nvidia_smi(*["NVIDIA H200, 143771 MiB, 580.65.06"] * 2)
-    assert "2 x H200 (140 GiB, 989 TFLOP/s, 4.80 TB/s each), as in this machine" in "\n".join(gpu_plan(config))
-    nvidia_smi("NVIDIA H200, 143771 MiB, 580.65.06")
-    assert "2 x A100-80GB" in "\n".join(gpu_plan(config))  # one is too few
-    nvidia_smi(*["NVIDIA Q9000, 143771 MiB, 580.65.06"] * 2)
-    assert "2 x A100-80GB" in "\n".join(gpu_plan(config))  # nobody knows it
-
-
-def test_what_does_not_fit_is_said_with_a_remedy(home, nvidia_smi):
+def test_what_does_not_fit_is_said_with_a_remedy(home):
     text = "\n".join(gpu_plan(load_config("hotpotqa-1x24gb", ["model.path=Qwen/Qwen2.5-3B-Instruct"])))
     assert re.search(r"DOES NOT FIT +training takes \d+ of 24 GiB; set more verl.ranks or a smaller model", text)
 
 
-def test_a_dry_run_for_gpus_on_a_laptop(home, tmp_path, capsys, nvidia_smi):
-    argv = ["grpo", "--preset", "hotpotqa-4xh100", "search.url=http://127.0.0.1:8100", "--gpu-hour", "3"]
+def test_a_dry_run_for_gpus_on_a_laptop(home, tmp_path, capsys):
+    argv = ["grpo", "--preset", "hotpotqa-4xh100", "--gpu-hour", "3"]
     stages, said = plan(capsys, *argv)
-    assert "index" not in stages and "index              not needed here: http://127.0.0.1:8100 has one" in said
     assert {state for state, _ in stages.values()} == {"to do"}
-    assert "search index, in one service" in said and "adv_estimator: agent_r1_grpo" in said and "at 3 a GPU" in said
-    assert [path.name for path in tmp_path.iterdir()] == ["bin"]
+    assert number(r"host memory +(\d+) GiB", said) < 60 and "without it 90 GiB more" in said
+    assert "adv_estimator: agent_r1_grpo" in said and "at 3 a GPU" in said
+    stages, said = plan(capsys, *argv, "search.url=http://127.0.0.1:8100")
+    assert "index" not in stages and "index              not needed here: http://127.0.0.1:8100 has one" in said
+    assert "without it" not in said and list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -203,6 +188,6 @@ def test_a_dry_run_for_gpus_on_a_laptop(home, tmp_path, capsys, nvidia_smi):
         (["verl.tensor_parallel=8"], "verl.tensor_parallel=8"),
     ],
 )
-def test_what_no_gpu_can_do_ends_the_dry_run(home, tmp_path, capsys, nvidia_smi, settings, said):
+def test_what_no_gpu_can_do_ends_the_dry_run(home, tmp_path, capsys, settings, said):
     assert main("train", "--preset=hotpotqa-4xh100", *settings, "--dry-run") == 2
     assert said in capsys.readouterr().err.splitlines()[-1]

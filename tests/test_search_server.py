@@ -62,24 +62,28 @@ def running(index, **settings):
         thread.join(timeout=100)
 
 
-def test_the_service_leaves_most_cores_of_a_large_machine_to_the_trainers(tmp_path):
-    """Asked in a thread of its own, as the service searches in one: OpenMP's settings belong to threads."""
-    code = """
-import threading
+@pytest.mark.parametrize(
+    ("cores", "own", "said"), [(192, None, "16 "), (1, None, "1 1 1"), (192, "1", "1 1 1")], ids=["many", "one", "told"]
+)
+def test_the_service_leaves_most_cores_of_a_large_machine_to_the_trainers(tmp_path, cores, own, said):
+    """Asked in a thread of its own, as the service searches in one: OpenMP's settings belong to threads. How many threads
+    16 really are is up to the machine (MKL starts no more than there are cores), so that is asked with one."""
+    code = f"""
+import os, threading
 from agent_r1 import cli, doctor
-doctor.cores = lambda: 192
+doctor.cores = lambda: {cores}
 assert cli.main(["search-server", "--preset=smoke", "--port=0"]) == 1  # there is no index
 import faiss, torch
-show = lambda: print(torch.get_num_threads(), faiss.omp_get_max_threads())
+def show(): print(os.environ["OMP_NUM_THREADS"], torch.get_num_threads(), faiss.omp_get_max_threads())
 thread = threading.Thread(target=show)
 thread.start()
 thread.join()
 """
     env = environment(tmp_path)
-    env.pop("OMP_NUM_THREADS", None)
-    for own, threads in (({}, "16 16"), ({"OMP_NUM_THREADS": "3"}, "3 3")):
-        done = subprocess.run([sys.executable, "-c", code], env=env | own, capture_output=True, text=True, timeout=100)
-        assert done.stdout.strip() == threads, done.stderr
+    env.pop("OMP_NUM_THREADS")
+    env |= {"OMP_NUM_THREADS": own} if own else {}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=100)
+    assert done.stdout.startswith(said), done.stderr
 
 
 def test_the_vectors_file_is_in_memory_before_it_is_asked_for(tmp_path):

@@ -276,7 +276,7 @@ def check_gpu() -> Check:
     gpus = _gpus()
     if not gpus:
         return Check("gpu", "ok", "none: the laptop preset needs none")
-    if not _torch_sees_gpu():
+    if not torch_sees_gpu():
         detail = f"{', '.join(gpus)}, which this torch cannot use"
         return Check("gpu", "warn", detail, "install a CUDA build of torch, or go on without")
     return Check("gpu", "ok", ", ".join(gpus))
@@ -305,7 +305,7 @@ def check_preset(preset: str) -> list[Check]:
         from agent_r1.doctor_gpu import check_gpu_preset  # it imports this module
 
         return check_gpu_preset(config)
-    if config.trainer.device == "cuda" and not _torch_sees_gpu():
+    if config.trainer.device == "cuda" and not torch_sees_gpu():
         return [Check("preset", "fail", f"{preset} runs on a GPU and there is none", "use --preset laptop")]
     return [check_model(config) or Check("preset", "ok", f"{preset} can run here")]
 
@@ -403,7 +403,7 @@ def _gpus() -> list[str]:
     return [f"{gpu.name}, {gpu.mib} MiB, driver {gpu.driver}" for gpu in gpus_here()]
 
 
-def _torch_sees_gpu() -> bool:
+def torch_sees_gpu() -> bool:
     try:
         import torch
     except (ImportError, OSError):

@@ -1,6 +1,6 @@
 """`agent-r1 doctor --preset hotpotqa-4xh100`: will it work here?
 
-In: a preset that names a GPU, and the machine. Out: `Check`s for `doctor.py`: what `roofline.py` says the run needs, held
+In: a preset that names a GPU, and the machine. Out: `Check`s for `doctor.py`: what `plan.py` says the run needs, held
 against what nvidia-smi, the disk and the memory say there is. The hub is asked whether it answers; nothing else is sent.
 """
 
@@ -13,11 +13,21 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from agent_r1 import hub, roofline
+from agent_r1 import hub, plan
 from agent_r1.config import Config
-from agent_r1.doctor import Card, Check, available_memory, check_model, existing, gpus_here, installed, suggest_preset
+from agent_r1.doctor import (
+    Card,
+    Check,
+    available_memory,
+    check_model,
+    existing,
+    gpus_here,
+    installed,
+    suggest_preset,
+    torch_sees_gpu,
+)
 from agent_r1.errors import ConfigError
-from agent_r1.roofline import GIB
+from agent_r1.plan import GIB
 
 DRIVER = 580
 """NVIDIA's driver for CUDA 13, which the torch in requirements/verl-gpu.txt is built with."""
@@ -30,8 +40,8 @@ def check_gpu_preset(config: Config) -> list[Check]:
 
     gpus, places = gpus_here(), Places.of(config)
     try:
-        shape = roofline.find_shape(config.model.path or "", places.start_model)
-        roofline.check_context(config, shape)
+        shape = plan.find_shape(config.model.path or "", places.start_model)
+        plan.check_context(config, shape)
     except ConfigError as error:
         return [check_model(config) or Check("preset", "fail", str(error), "set model.path to one that the plan knows")]
     return [
@@ -58,28 +68,36 @@ def check_count(config: Config, gpus: list[Card]) -> Check:
     )
 
 
-def check_fit(config: Config, shape: roofline.Shape, gpus: list[Card]) -> list[Check]:
+def check_fit(config: Config, shape: plan.Shape, gpus: list[Card]) -> list[Check]:
     """Sampling and training beside each other on the smallest GPU."""
     if not gpus:
         return []
-    gpu = dataclasses.replace(roofline.find_gpu(config.verl.gpu), memory=min(gpu.mib for gpu in gpus) * 2**20)
-    if problems := roofline.misfits(config, shape, gpu):
+    gpu = dataclasses.replace(plan.find_gpu(config.verl.gpu), memory=min(gpu.mib for gpu in gpus) * 2**20)
+    if problems := plan.misfits(config, shape, gpu):
         return [Check("GPU memory", "fail", *problem.split("; ", 1)) for problem in problems]
-    rows = roofline.gpu_memory(config, shape, gpu)
-    sampling, training = (sum(row[i] for row in rows) / GIB for i in (1, 2))
+    sampling, training = (sum(row[i] for row in plan.gpu_memory(config, shape, gpu).values()) / GIB for i in (0, 1))
     detail = f"sampling takes {sampling:.0f}, training {training:.0f} of {gpu.memory / GIB:.0f} GiB (computed)"
     return [Check("GPU memory", "ok", detail)]
 
 
 def check_driver(gpus: list[Card]) -> list[Check]:
+    """Whether PyTorch can use the GPUs. That is asked of PyTorch: data-centre GPUs work with older drivers where a container
+    brings CUDA's compatibility libraries, as ours does."""
     if not gpus:
         return []
     oldest = min((gpu.driver for gpu in gpus), key=lambda version: int(version.split(".")[0]))
-    if int(oldest.split(".")[0]) < DRIVER:
-        return [
-            Check("GPU driver", "fail", f"{oldest}, and CUDA 13 takes {DRIVER}", f"install driver {DRIVER} or newer")
-        ]
-    return [Check("GPU driver", "ok", oldest)]
+    new, works = int(oldest.split(".")[0]) >= DRIVER, torch_sees_gpu()
+    if works and new:
+        return [Check("GPU driver", "ok", oldest)]
+    if works:
+        detail = f"{oldest}, and CUDA 13 is made for {DRIVER}; PyTorch can use the GPUs all the same"
+        return [Check("GPU driver", "warn", detail, f"should a CUDA error come up, install driver {DRIVER} or newer")]
+    if not new:
+        remedy = f"install driver {DRIVER} or newer, or use Docker (./speedrun.sh), whose image brings libraries for older ones"
+        return [Check("GPU driver", "fail", f"{oldest}, and CUDA 13 takes {DRIVER}", remedy)]
+    return [
+        Check("GPU driver", "fail", f"{oldest}, but PyTorch sees no GPU", f"{INSTALL}, and unset CUDA_VISIBLE_DEVICES")
+    ]
 
 
 def check_gpu_packages(config: Config) -> list[Check]:
@@ -96,29 +114,24 @@ def check_gpu_packages(config: Config) -> list[Check]:
     return [Check("GPU packages", "ok", f"{', '.join(needed)} are installed")]
 
 
-def check_space(config: Config, shape: roofline.Shape, root: Path) -> Check:
+def check_space(config: Config, shape: plan.Shape, root: Path) -> Check:
     """What is in artifacts/ and runs/ already need not be found again."""
     place = existing(root)
     made = sum(f.stat().st_size for part in ("artifacts", "runs") for f in (root / part).rglob("*") if f.is_file())
-    need, free = sum(roofline.disk(config, shape).values()) - made, shutil.disk_usage(place).free
+    need, free = sum(plan.disk(config, shape).values()) - made, shutil.disk_usage(place).free
     detail = f"{free / GIB:.0f} GiB free at {place}, {max(need, 0) / GIB:.0f} may be needed"
     if free >= need:
         return Check("disk for the preset", "ok", detail)
     return Check("disk for the preset", "fail", detail, "free space, or set AGENT_R1_HOME to a larger disk")
 
 
-def check_host(config: Config, shape: roofline.Shape, free: int | None) -> Check:
-    """With one search service there is one index; without, one in each process that runs episodes."""
-    served = dataclasses.replace(config, search=dataclasses.replace(config.search, url="http://127.0.0.1"))
-    once, now = (sum(roofline.host_memory(c, shape).values()) for c in (served, config))
+def check_host(config: Config, shape: plan.Shape, free: int | None) -> Check:
+    need = sum(plan.host_memory(config, shape).values())
     if free is None:
-        return Check("host memory", "warn", "cannot tell how much is free", f"see that {once / GIB:.0f} GiB are")
-    detail = f"{free / GIB:.0f} GiB free, {once / GIB:.0f} needed"
-    if free < once:
+        return Check("host memory", "warn", "cannot tell how much is free", f"see that {need / GIB:.0f} GiB are")
+    detail = f"{free / GIB:.0f} GiB free, {need / GIB:.0f} needed with one search service, as the speedrun starts it"
+    if free < need:
         return Check("host memory", "fail", detail, "take a machine with more, or a smaller model")
-    if free < now:
-        remedy = "run `agent-r1 search-server` and set search.url, as the speedrun does"
-        return Check("host memory", "warn", f"{detail}, or {now / GIB:.0f} without a search service", remedy)
     return Check("host memory", "ok", detail)
 
 
@@ -128,8 +141,8 @@ def check_shm(path: str = "/dev/shm") -> Check:
     except OSError:
         return Check("shared memory", "warn", f"there is no {path}", "Ray falls back on the disk, which is slow")
     detail = f"{free / GIB:.1f} GiB free at {path}"
-    if free < roofline.SHM:
-        remedy = f"give the container --shm-size={roofline.SHM // GIB}g; Ray is slow on the disk"
+    if free < plan.SHM:
+        remedy = f"give the container --shm-size={plan.SHM // GIB}g; Ray is slow on the disk"
         return Check("shared memory", "warn", detail, remedy)
     return Check("shared memory", "ok", detail)
 

@@ -1,38 +1,346 @@
-"""`--dry-run`: the resolved configuration, what is done and what is to do, and what it will take. Starts nothing.
+"""What a run takes, before it starts: memory, disk, hours, money. One page of arithmetic, from sizes alone.
 
-For a run on this machine a matrix product is timed. For a preset that names a GPU, `roofline.py` computes what such GPUs
-would do, so that a run can be planned before one is rented.
+In: a configuration, the shape of its model, a GPU's data sheet. Out: bytes and seconds. `train --dry-run` prints them and
+starts nothing; `doctor_gpu.py` holds them against a machine. Below, P weights, L layers, H query heads, N key-value heads,
+V words, R ranks; a token of a sequence of length S, on average S/2 before it:
+
+    weights, Adam      12 P / R bytes for each trained network: float32, and two moments (FSDP divides all by R)
+    gradients           4 P / R, of the one network that is updated
+    logits              8 V bytes a token of a pass: bfloat16, its gradient, float32 for the softmax. Rarely not the largest
+    vLLM                its share of the GPU: 2 P of weights, and 4 L N (width of a head) of cache a token
+    reference, offload  nothing on the GPU but what is at work; the rest waits in host memory
+    forward             2 P + 2 L H (width of a head) S operations a token: each weight multiplies and adds, attention on top
+    update              4 forwards: backward is two, and computing the activations again is one
+    decoding            bound by memory: each token reads 2 P of weights once for all episodes, and every episode's cache
+
+Seconds are a roofline (Williams et al. 2009), max(operations / rate, bytes / bandwidth): what good kernels could do. What is
+assumed, and not computed, has a name in capitals and a reason. None of it has been measured by this project on a GPU.
 """
 
 from __future__ import annotations
 
+import json
+import math
 import time
+from dataclasses import dataclass
+from pathlib import Path
 
-import torch
-from omegaconf import OmegaConf
+from agent_r1.config import Config, nearest, to_yaml
+from agent_r1.errors import AgentR1Error, ConfigError
 
-from agent_r1 import roofline
-from agent_r1.config import Config, to_yaml
-from agent_r1.doctor import gpus_here
-from agent_r1.errors import AgentR1Error
-from agent_r1.rollout import qwen
-from agent_r1.roofline import GIB
-from agent_r1.stages import Places, needs_index, set_threads
-from agent_r1.training.loop import resolve_device
-from agent_r1.training.tiny_model import shape_of
-from agent_r1.ui import say
+GIB = 2**30
 
-TOKENS_PER_EPISODE = 115
-"""Mean length of a laptop episode in training (metrics: sequence_length/mean)."""
-EFFICIENCY = 0.35
-"""Share of the matmul rate that a whole step reaches. At 194 GFLOP/s it foretells 0.80 s for a GRPO step of 16 x 8; measured
-there: 0.88 s in steps 4 to 23, and 0.69 s over the whole run, whose later batches have more rows without advantage."""
+
+@dataclass(frozen=True)
+class Gpu:
+    """From NVIDIA's data sheet of that name: bf16 without sparsity, bytes a second, bytes."""
+
+    flops: float
+    bandwidth: float
+    memory: float
+
+
+GPUS = {
+    "H200": Gpu(989e12, 4.8e12, 140 * GIB),
+    "H100": Gpu(989e12, 3.35e12, 80 * GIB),  # SXM; the PCIe card is slower
+    "A100-80GB": Gpu(312e12, 2.04e12, 80 * GIB),
+    "A100-40GB": Gpu(312e12, 1.555e12, 40 * GIB),
+    "L40S": Gpu(362e12, 0.864e12, 45 * GIB),
+    "RTX-4090": Gpu(165e12, 1.008e12, 24 * GIB),  # the Ada whitepaper
+    "A10": Gpu(125e12, 0.6e12, 24 * GIB),
+    "L4": Gpu(121e12, 0.3e12, 24 * GIB),
+}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of a decoder of the Qwen or Llama kind."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocab: int
+    tied: bool
+    """One matrix serves as embedding and as output projection."""
+    positions: int
+
+    @property
+    def layer(self) -> int:
+        """Weights of a layer: attention's four projections, the three of the gated MLP."""
+        return self.hidden * (2 * self.head_dim * (self.heads + self.kv_heads) + 3 * self.intermediate)
+
+    @property
+    def multiplied(self) -> int:
+        """Weights that a token is multiplied with: all but the embedding, which is looked up."""
+        return self.layers * self.layer + self.vocab * self.hidden
+
+    @property
+    def parameters(self) -> int:
+        return self.multiplied + (0 if self.tied else self.vocab * self.hidden)
+
+    @property
+    def cache(self) -> int:
+        """Bytes of keys and values for a token."""
+        return 4 * self.layers * self.kv_heads * self.head_dim
+
+    def forward(self, length: float) -> float:
+        """Operations for each token of a sequence of that length."""
+        return 2 * self.multiplied + 2 * self.layers * self.heads * self.head_dim * length
+
+
+MODELS = {  # from the config.json of each
+    "Qwen/Qwen2.5-0.5B-Instruct": Shape(24, 896, 14, 2, 64, 4864, 151936, True, 32768),
+    "Qwen/Qwen2.5-1.5B-Instruct": Shape(28, 1536, 12, 2, 128, 8960, 151936, True, 32768),
+    "Qwen/Qwen3-1.7B": Shape(28, 2048, 16, 8, 128, 6144, 151936, True, 40960),
+    "Qwen/Qwen2.5-3B-Instruct": Shape(36, 2048, 16, 2, 128, 11008, 151936, True, 32768),
+    "Qwen/Qwen3-4B": Shape(36, 2560, 32, 8, 128, 9728, 151936, True, 40960),
+    "Qwen/Qwen2.5-7B-Instruct": Shape(28, 3584, 28, 4, 128, 18944, 152064, False, 32768),
+}
+
+# ------------------------------------------------------------------------------------------------------- what is assumed
+
+PROMPT, TURNS, SAID, READ = 450, 3, 120, 85
+"""A HotpotQA episode, guessed: tokens of instructions and question; turns, the answer included; tokens that the agent says in
+a turn; tokens of one passage (BEIR counts 46 words, and a title). A model that thinks longer costs in proportion."""
+LONGEST = 4
+"""The longest episode says so many times as much as the mean one. Everybody waits for it."""
+MULTIPLY, WIDE = 0.4, 4096
+"""Share of a GPU's arithmetic that passes over long packed rows reach at this width; it falls with the root of the width,
+since narrow matrices leave units idle (published: .15 at 896, benchmarks/published_steps.json)."""
+STREAM = 0.6
+"""Share of the bandwidth that decoding reaches."""
+TOKEN_S, TURN_S, STEP_S = 0.006, 1.0, 5.0
+"""Whatever the model: for a token (launching kernels, scheduling, sampling), for a turn of the longest episode (the search,
+and the way between Ray, vLLM and the tools), for a step (TransferQueue, Ray, logging)."""
+SYNC_S, SYNC_RATE, HOST_RATE = 3.0, 5e9, 20e9
+"""After a step vLLM wakes up and gets new weights, so many bytes a second; from host memory a GPU reads so many (PCIe 4)."""
+SLOWER = 4
+"""Published steps took 1.0 to 3.7 times as long as computed here (benchmarks/published_steps.json): the plan's range."""
+CONTEXT, VLLM_WORK = 3 * GIB, 2 * GIB
+"""On each GPU: CUDA's contexts, NCCL, graphs, what the allocator cannot hand out. Of vLLM's share: a long prompt, graphs."""
+RANK_HOST, HOST, SHM = 6 * GIB, 8 * GIB, 8 * GIB
+"""Host memory of a training process with its vLLM server, and of Ray's head and the driver; Ray's object store."""
+PASSAGE_DISK, PASSAGE_HOST, GRAPH = 340, 800, 300
+"""Bytes of a BEIR passage as JSON, as a Python object, and of its node in an HNSW graph."""
+PACKAGES, HUB = 11 * GIB, 2 * GIB
+"""On disk: requirements/verl-gpu.txt (measured), and of the hub's cache what is not the model (questions, encoder)."""
+WIDTHS = {"small": 384, "base": 768, "large": 1024}
+"""Of the vectors of bge and e5."""
+INDEX_HOURS = (0.3, 1.5)
+"""To download and encode 5.2 million passages and to build their graph: an estimate, by cores and network."""
+
+
+# ------------------------------------------------------------------------------------------------------ models and GPUs
+
+
+def find_shape(path: str, folder: Path) -> Shape:
+    """Of the model in `folder` if it is there, else from the table. Raises ConfigError for one that nobody knows."""
+    try:
+        raw = json.loads((folder / "config.json").read_text())
+        return Shape(
+            raw["num_hidden_layers"], raw["hidden_size"], raw["num_attention_heads"], raw["num_key_value_heads"],
+            raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"], raw["intermediate_size"],
+            raw["vocab_size"], raw.get("tie_word_embeddings", False), raw["max_position_embeddings"],
+        )  # fmt: skip
+    except (OSError, ValueError, KeyError, TypeError):
+        if known := known_model(path):
+            return known
+    raise ConfigError(
+        f"the sizes of model.path={path} are not known{nearest(path, MODELS)}; fetch it with `agent-r1 cold-start` first, "
+        f"or take one of {', '.join(MODELS)}"
+    )
+
+
+def known_model(path: str | None) -> Shape | None:
+    """The shape of a model in the table; its revision (`@...`) does not matter."""
+    return MODELS.get((path or "").partition("@")[0])
+
+
+def check_context(config: Config, shape: Shape) -> None:
+    """Raises ConfigError for conversations longer than the model can read, and heads that tensor parallelism cannot share."""
+    r, v = config.rollout, config.verl
+    if r.max_context > shape.positions:
+        raise ConfigError(f"rollout.max_context={r.max_context} is more than the model's {shape.positions} positions")
+    if shape.heads % v.tensor_parallel:
+        raise ConfigError(
+            f"verl.tensor_parallel={v.tensor_parallel} cannot share the model's {shape.heads} attention heads; choose a divisor"
+        )
+
+
+def find_gpu(name: str) -> Gpu:
+    """Raises ConfigError for a GPU that is not in the table."""
+    if name not in GPUS:
+        raise ConfigError(f"verl.gpu={name!r} is unknown{nearest(name, GPUS)}; choose from {', '.join(GPUS)}")
+    return GPUS[name]
+
+
+# -------------------------------------------------------------------------------------------------------------- memory
+
+
+def gpu_memory(config: Config, shape: Shape, gpu: Gpu) -> dict[str, tuple[float, float]]:
+    """What lies on each GPU: bytes while sampling, bytes while training."""
+    v, tokens, P = config.verl, config.trainer.micro_tokens, shape.parameters
+    kept = 0 if v.offload else 12 * P / v.ranks
+    inside = 3 * shape.intermediate + 4 * (shape.heads * shape.head_dim + shape.hidden)  # what one layer computes
+    gathered = 2 * (shape.layer + shape.vocab * shape.hidden * (1 if shape.tied else 2))
+    return {
+        "actor: weights, Adam": (kept, 12 * P / v.ranks),
+        **({"critic: weights, Adam": (kept, kept)} if config.algorithm == "ppo" else {}),
+        "gradients": (0, 4 * P / v.ranks),
+        "gathered layer, embeddings": (0, gathered if v.ranks > 1 else gathered / 2),
+        f"activations of {tokens:,} tokens": (0, 2 * tokens * (shape.layers * shape.hidden + inside)),
+        f"logits of {tokens:,} tokens": (0, 8 * tokens * shape.vocab),
+        "vLLM: weights, cache, work": (v.gpu_memory * gpu.memory, 0),
+        "vLLM: bucket of new weights": (4 * shape.vocab * shape.hidden, 0),
+        "CUDA, NCCL, graphs": (CONTEXT, CONTEXT),
+    }
+
+
+def conversations(config: Config, shape: Shape, gpu: Gpu) -> float:
+    """Whole conversations that one server's cache holds; negative where not even the weights fit."""
+    v = config.verl
+    cache = v.gpu_memory * gpu.memory - 2 * shape.parameters / v.tensor_parallel - VLLM_WORK
+    return cache * v.tensor_parallel / (shape.cache * config.rollout.max_context)
+
+
+def misfits(config: Config, shape: Shape, gpu: Gpu) -> list[str]:
+    """Why the run does not fit on such GPUs, each with the remedy; empty when it does."""
+    v, found = config.verl, []
+    sampling, training = (sum(row[i] for row in gpu_memory(config, shape, gpu).values()) for i in (0, 1))
+    size, limit = f"of {gpu.memory / GIB:.0f} GiB", 0.97 * gpu.memory
+    more = "" if v.offload else "verl.offload=true, "
+    if conversations(config, shape, gpu) < 1:
+        found.append(
+            f"vLLM's share ({v.gpu_memory:.0%} {size}) does not hold the weights and one conversation of "
+            f"{config.rollout.max_context} tokens; raise verl.gpu_memory or verl.tensor_parallel, or take a smaller model"
+        )
+    if sampling > limit:
+        found.append(
+            f"sampling takes {sampling / GIB:.0f} {size}; set {more}a smaller verl.gpu_memory, more verl.ranks or a "
+            "smaller model"
+        )
+    if training > limit:
+        smaller = config.trainer.micro_tokens > config.rollout.max_context
+        less = f"trainer.micro_tokens={config.rollout.max_context}, " if smaller else ""
+        found.append(f"training takes {training / GIB:.0f} {size}; set {less}{more}more verl.ranks or a smaller model")
+    return found
+
+
+def index_memory(config: Config) -> float:
+    """Bytes of the search index with its passages, in the one process that holds it."""
+    return passages(config) * (PASSAGE_HOST + 4 * width(config) + GRAPH)
+
+
+def host_memory(config: Config, shape: Shape) -> dict[str, float]:
+    """Bytes of host memory on one machine, with one search service as the speedrun starts it."""
+    v, P, networks = config.verl, shape.parameters, 2 if config.algorithm == "ppo" else 1
+    return {
+        "Ray and the driver": HOST,
+        "training processes": v.ranks / v.nodes * RANK_HOST + 4 * P,
+        "reference": 4 * P / v.nodes if config.actor.kl_coef else 0,
+        "offloaded networks": 12 * P * networks / v.nodes if v.offload else 0,
+        "search service": index_memory(config),
+    }
+
+
+def disk(config: Config, shape: Shape) -> dict[str, float]:
+    """Bytes of disk, at most."""
+    kept = config.trainer.keep_checkpoints
+    return {
+        "packages": PACKAGES,
+        "the hub's cache": HUB + 2 * shape.parameters,
+        "corpus and its archive": 1.5 * passages(config) * PASSAGE_DISK,
+        "index, with its shards while it is built": passages(config) * (3 * 4 * width(config) + GRAPH),
+        f"checkpoints, {kept} kept and one being written": (kept + 1) * checkpoint(config, shape),
+    }
+
+
+def checkpoint(config: Config, shape: Shape) -> float:
+    """Bytes of one: model/ in float32; weights and Adam of each network."""
+    return shape.parameters * (4 + 12 * (2 if config.algorithm == "ppo" else 1))
+
+
+def passages(config: Config) -> int:
+    """Passages to search in. The questions' own are few; of a file of the user's own nothing is known here."""
+    return {"beir-hotpotqa": 5_233_329, "kilt": 22_000_000}.get(config.data.corpus, 0)
+
+
+def width(config: Config) -> int:
+    """Of the encoder's vectors, by its name."""
+    if config.search.encoder == "ngram":
+        return config.search.dim
+    return next((value for name, value in WIDTHS.items() if name in config.search.encoder), max(WIDTHS.values()))
+
+
+# ---------------------------------------------------------------------------------------------------------------- time
+
+
+def step_seconds(config: Config, shape: Shape, gpu: Gpu) -> dict[str, float]:
+    """Seconds of each part of a step of the assumed HotpotQA episodes, under the configuration's limits."""
+    r, e, v, ppo = config.rollout, config.env, config.verl, config.algorithm == "ppo"
+    episodes, said, read, length = lengths(config)
+    rate = gpu.flops * MULTIPLY * min(1, math.sqrt(shape.hidden / WIDE))
+    forward = episodes * length * shape.forward(length) / v.ranks / rate
+
+    here = episodes * v.tensor_parallel / v.ranks  # episodes of one server, and how many of them it decodes at a time
+    slots = min(here, r.slots, max(1, conversations(config, shape, gpu) * r.max_context / length))
+    room = r.max_context - PROMPT - (e.max_turns - 1) * read / max(1, TURNS - 1)
+    longest = max(said, min(LONGEST * said, e.max_turns * r.max_tokens_per_turn, room))
+    tokens = max(longest, here * said / slots)  # one after the other
+    together = here * said / tokens  # on average: fewer and fewer as episodes end
+    traffic = 2 * shape.multiplied + together * (PROMPT + length) / 2 * shape.cache
+    token = max(traffic / (gpu.bandwidth * STREAM), together * 2 * shape.multiplied / rate) / v.tensor_parallel
+
+    seconds = {
+        "sampling: decoding": tokens * (TOKEN_S + token),
+        # A group's prompt is read once (prefix cache).
+        "sampling: reading": (r.prompts_per_step * PROMPT + episodes * read) * shape.forward(length) / v.ranks / rate,
+        "sampling: tools, turns": e.max_turns * TURN_S,
+        "log-probabilities": forward,
+        "reference": (config.actor.kl_coef > 0) * max(forward, 4 * shape.parameters / v.ranks / HOST_RATE),
+        "values": forward * ppo,
+        "critic's update": 4 * forward * ppo * config.critic.epochs,
+        "actor's update": 4 * forward * config.actor.epochs,
+        "weight sync": SYNC_S + 2 * shape.parameters / SYNC_RATE,
+        "Ray, TransferQueue": STEP_S,
+    }
+    return {name: value for name, value in seconds.items() if value}
+
+
+def lengths(config: Config) -> tuple[int, float, float, float]:
+    """Episodes of a step; and of a mean one the tokens that it says, that it reads, and all with the prompt."""
+    turns = min(TURNS, config.env.max_turns)
+    said = turns * min(SAID, config.rollout.max_tokens_per_turn)
+    read = (turns - 1) * min(config.search.top_k * READ, config.env.tool_max_chars / 4)
+    return config.rollout.prompts_per_step * config.rollout.samples_per_prompt, said, read, PROMPT + said + read
+
+
+def run_hours(config: Config, shape: Shape, step: dict[str, float]) -> dict[str, float]:
+    """Hours of each part of the whole run, as computed; `INDEX_HOURS` come before it, once."""
+    t, asked = config.trainer, config.data.test or 7405
+    sampling = sum(value for name, value in step.items() if name.startswith("sampling"))
+    return {
+        "training": t.steps * sum(step.values()) / 3600,
+        # Before and after: greedily, and 1,000 at temperature 1, as fast as a step samples its episodes.
+        "evaluations": 2 * (asked + min(asked, 1000)) / lengths(config)[0] * sampling / 3600,
+        # Written by every rank, merged by one, at a gigabyte a second.
+        "checkpoints": math.ceil(t.steps / t.save_every) * 2 * checkpoint(config, shape) / 1e9 / 3600,
+    }
+
+
+# ------------------------------------------------------------------------------------------------------------- the page
 
 
 def print_plan(config: Config, run_name: str, gpu_hour: float | None = None) -> None:
     """Print configuration, stages and estimates. `gpu_hour`: the price of one GPU for an hour."""
+    from agent_r1.stages import Places, needs_index
+    from agent_r1.ui import say
+
     places = Places.of(config)
-    lines = gpu_plan(config, gpu_hour) if config.verl.gpu and config.engine == "verl" else estimates(config)
+    lines = gpu_plan(config, gpu_hour) if config.verl.gpu and config.engine == "verl" else local_plan(config)
     say(to_yaml(config))
     for title, path in (
         ("data", places.data),
@@ -53,8 +361,12 @@ def print_plan(config: Config, run_name: str, gpu_hour: float | None = None) -> 
         print_verl(config, places, run_name)
 
 
-def print_verl(config: Config, places: Places, run_name: str) -> None:
+def print_verl(config: Config, places, run_name: str) -> None:
     """verl's whole configuration, validated by verl where it is installed; else what we would set."""
+    from omegaconf import OmegaConf
+
+    from agent_r1.training.loop import resolve_device
+    from agent_r1.ui import say
     from agent_r1.verl_engine.compose import Sources, compose, installed_verl, overrides
 
     device = "cuda" if config.verl.gpu else resolve_device(config)[0]
@@ -65,92 +377,62 @@ def print_verl(config: Config, places: Places, run_name: str) -> None:
         say("\nverl is not installed, so nobody has validated this; what differs from its defaults:")
         say(OmegaConf.to_yaml(OmegaConf.create(ours)))
         return
-    whole = compose(ours)
     say("\nverl's configuration, validated by verl:")
-    say(OmegaConf.to_yaml(whole, resolve=False))
-
-
-def estimates(config: Config) -> list[str]:
-    """Memory, disk and time, each with its assumption."""
-    set_threads(config)
-    device, dtype = resolve_device(config)
-    r, t = config.rollout, config.trainer
-    parameters = _parameters(config)
-    networks = 2 if config.algorithm == "ppo" else 1
-    size = torch.finfo(dtype).bits // 8
-    shape = _shape(config)
-    cache = 2 * shape.layers * shape.kv_heads * shape.head_dim * r.max_context * r.slots * size
-    # float32 weights, gradients and two Adam moments for each trained network; a copy in `dtype` to sample from.
-    states = parameters * (16 * networks + (0 if dtype is torch.float32 else size) + (4 if config.actor.kl_coef else 0))
-    checkpoint = parameters * (12 * networks)
-    episodes = r.prompts_per_step * r.samples_per_prompt
-    # 2 FLOPs a parameter and token to sample, 6 to train (forward and backward), 2 more to predict values.
-    per_token = parameters * (2 + 6 * config.actor.epochs + (networks - 1) * (2 + 6 * config.critic.epochs))
-    rate = matmul_rate(device, dtype) * EFFICIENCY
-    seconds = episodes * TOKENS_PER_EPISODE * per_token / rate
-    return [
-        f"\nmodel              {parameters / 1e6:.2f} M parameters on {device}, {str(dtype)[6:]}",
-        f"memory             {(states + cache) / 2**20:.0f} MiB for weights, optimizer and KV cache, and about 700 MiB for PyTorch",
-        f"disk               {(t.keep_checkpoints + 1) * checkpoint / 2**20:.0f} MiB of checkpoints ({t.keep_checkpoints} kept)",
-        f"time               about {seconds:.2f} s a step, {t.steps * seconds / 60:.1f} min for {t.steps} steps "
-        f"(a matmul here reaches {rate / EFFICIENCY / 1e9:.0f} GFLOP/s; assumed: {TOKENS_PER_EPISODE} tokens an episode, "
-        f"{EFFICIENCY:.0%} of that rate)",
-    ]
-
-
-# ------------------------------------------------------------------------------------------------- GPUs that are not here
+    say(OmegaConf.to_yaml(compose(ours), resolve=False))
 
 
 def gpu_plan(config: Config, gpu_hour: float | None = None) -> list[str]:
     """Memory, disk, time and cost on the GPUs that the run is meant for. Raises ConfigError for a model that nobody knows."""
-    name, gpu, whose = hardware(config)
-    shape = roofline.find_shape(config.model.path or "", Places.of(config).start_model)
-    roofline.check_context(config, shape)
-    v = config.verl
-    nodes = f" on {v.nodes} machines" if v.nodes > 1 else ""
+    from agent_r1.stages import Places
+
+    v, gpu = config.verl, find_gpu(config.verl.gpu)
+    shape = find_shape(config.model.path or "", Places.of(config).start_model)
+    check_context(config, shape)
+    memory = gpu_memory(config, shape, gpu)
+    memory["together"] = tuple(sum(row[i] for row in memory.values()) for i in (0, 1))
+    host, on_disk, step = host_memory(config, shape), disk(config, shape), step_seconds(config, shape, gpu)
+    (episodes, _, _, length), seconds = lengths(config), sum(step.values())
+    parts = run_hours(config, shape, step)
+    low, high = sum(parts.values()) + INDEX_HOURS[0], SLOWER * sum(parts.values()) + INDEX_HOURS[1]
+    price = "--gpu-hour PRICE makes it money"
+    if gpu_hour is not None:
+        low_cost, high_cost = (hours * v.ranks * gpu_hour for hours in (low, high))
+        price = f"{low_cost:.0f} to {high_cost:.0f} at {gpu_hour:g} a GPU and hour"
+    everywhere = index_memory(config) * (v.agent_workers - 1) / GIB
     return [
-        f"\nhardware           {v.ranks} x {name}{nodes} ({gpu.memory / GIB:.0f} GiB, {gpu.flops / 1e12:.0f} TFLOP/s, "
-        f"{gpu.bandwidth / 1e12:.2f} TB/s each), {whose}",
+        f"\nhardware           {v.ranks} x {v.gpu}{f' on {v.nodes} machines' if v.nodes > 1 else ''} ({gpu.memory / GIB:.0f} GiB, "
+        f"{gpu.flops / 1e12:.0f} TFLOP/s, {gpu.bandwidth / 1e12:.2f} TB/s each): verl.ranks, verl.gpu",
         f"model              {config.model.path}, {shape.parameters / 1e9:.2f} B parameters, {shape.cache / 1024:.0f} KiB of "
         "cache a token",
-        *_memory_lines(config, shape, gpu),
-        *_time_lines(config, shape, gpu, gpu_hour),
-        f"\nassumed            prompts of {roofline.PROMPT} tokens, {roofline.TURNS} turns of {roofline.SAID}, passages of "
-        f"{roofline.READ}; the longest episode says {roofline.LONGEST} times as much",
-        f"                   {roofline.MULTIPLY:.0%} of the arithmetic from width {roofline.WIDE}, {roofline.STREAM:.0%} of the "
-        f"bandwidth, {roofline.TOKEN_S * 1000:.0f} ms a token, {roofline.TURN_S:.0f} s a turn (src/agent_r1/roofline.py)",
-        "                   computed, not measured: this project has not run on GPUs yet (docs/presets.md)",
-    ]
-
-
-def hardware(config: Config) -> tuple[str, roofline.Gpu, str]:
-    """This machine's GPUs where they are known and enough, else those that the preset names."""
-    here, v = gpus_here(), config.verl
-    known = roofline.recognise(here[0].name) if here else None
-    if known and len(here) >= v.ranks // v.nodes:
-        return known, roofline.find_gpu(known), "as in this machine"
-    return v.gpu, roofline.find_gpu(v.gpu), "by verl.gpu and verl.ranks"
-
-
-def _memory_lines(config: Config, shape: roofline.Shape, gpu: roofline.Gpu) -> list[str]:
-    rows = roofline.gpu_memory(config, shape, gpu)
-    rows.append(("together", *(sum(row[i] for row in rows) for i in (1, 2))))
-    here = (
-        config.rollout.prompts_per_step
-        * config.rollout.samples_per_prompt
-        * config.verl.tensor_parallel
-        / config.verl.ranks
-    )
-    host, disk = roofline.host_memory(config, shape), roofline.disk(config, shape)
-    return [
         f"\n{f'GiB of {gpu.memory / GIB:.0f} on each GPU':34} sampling  training",
-        *(f"  {name:32} {sampling / GIB:8.1f}  {training / GIB:8.1f}" for name, sampling, training in rows),
-        f"  each vLLM server keeps {roofline.conversations(config, shape, gpu):.0f} conversations of "
-        f"{config.rollout.max_context} tokens, and gets {here:.0f} episodes a step",
-        *(f"DOES NOT FIT       {problem}" for problem in roofline.misfits(config, shape, gpu)),
+        *(f"  {part:32} {row[0] / GIB:8.1f}  {row[1] / GIB:8.1f}" for part, row in memory.items()),
+        f"  each vLLM server keeps {max(0, conversations(config, shape, gpu)):.0f} conversations of "
+        f"{config.rollout.max_context} tokens, and gets {episodes * v.tensor_parallel / v.ranks:.0f} episodes a step",
+        *(f"DOES NOT FIT       {problem}" for problem in misfits(config, shape, gpu)),
         f"\nhost memory        {sum(host.values()) / GIB:.0f} GiB a machine: {_parts(host)}",
-        f"disk               {sum(disk.values()) / GIB:.0f} GiB at most: {_parts(disk)}",
-        f"/dev/shm           {roofline.SHM / GIB:.0f} GiB (docker run --shm-size)",
+        *(
+            []
+            if config.search.url or everywhere < 1
+            else [
+                f"                   with the one search service of the speedrun; without it {everywhere:.0f} GiB more, an index "
+                "in each process that runs episodes"
+            ]
+        ),  # fmt: skip
+        f"disk               {sum(on_disk.values()) / GIB:.0f} GiB at most: {_parts(on_disk)}",
+        f"/dev/shm           {SHM / GIB:.0f} GiB (docker run --shm-size)",
+        f"\nseconds of a step of {episodes} episodes of {length:.0f} tokens",
+        *(f"  {part:32} {value:8.1f}" for part, value in step.items()),
+        f"  {'together':32} {seconds:8.1f}, and up to {SLOWER * seconds:.0f}",
+        f"\nhours              {', '.join(f'{part} {value:.2f}' for part, value in parts.items())}, and up to {SLOWER} times that",
+        f"                   corpus and index, once: {INDEX_HOURS[0]:g} to {INDEX_HOURS[1]:g}",
+        f"time               {low:.1f} to {high:.1f} h for {config.trainer.steps} steps: published steps took 1 to {SLOWER} times "
+        "what is computed",
+        f"cost               {low * v.ranks:.0f} to {high * v.ranks:.0f} GPU-hours ({price})",
+        f"\nassumed            prompts of {PROMPT} tokens, {TURNS} turns of {SAID}, passages of {READ}; the longest episode says "
+        f"{LONGEST} times as much",
+        f"                   {MULTIPLY:.0%} of the arithmetic from width {WIDE}, {STREAM:.0%} of the bandwidth, "
+        f"{TOKEN_S * 1000:.0f} ms a token, {TURN_S:.0f} s a turn (src/agent_r1/plan.py)",
+        "                   computed, not measured: this project has not run on GPUs yet (docs/presets.md)",
     ]
 
 
@@ -158,32 +440,58 @@ def _parts(amounts: dict[str, float]) -> str:
     return ", ".join(f"{name} {amount / GIB:.1f}" for name, amount in amounts.items() if amount)
 
 
-def _time_lines(config: Config, shape: roofline.Shape, gpu: roofline.Gpu, gpu_hour: float | None) -> list[str]:
-    v, t = config.verl, config.trainer
-    work = roofline.work_of(config, shape, gpu)
-    seconds = roofline.step_seconds(shape, gpu, v.ranks, v.tensor_parallel, work)
-    step = sum(seconds.values())
-    low = t.steps * step / 3600
-    high = low * roofline.SLOWER
-    cost = f"{low * v.ranks:.0f} to {high * v.ranks:.0f} GPU-hours"
-    if gpu_hour is not None:
-        cost += f", {low * v.ranks * gpu_hour:.0f} to {high * v.ranks * gpu_hour:.0f} at {gpu_hour:g} a GPU and hour"
+# -------------------------------------------------------------------------------------------------------- this machine
+
+TOKENS_PER_EPISODE = 115
+"""Mean length of a laptop episode in training (metrics: sequence_length/mean)."""
+EFFICIENCY = 0.35
+"""Share of the matmul rate that a whole step reaches. At 194 GFLOP/s it foretells 0.80 s for a GRPO step of 16 x 8; measured
+there: 0.88 s in steps 4 to 23, and 0.69 s over the whole run, whose later batches have more rows without advantage."""
+
+
+def local_plan(config: Config) -> list[str]:
+    """Memory, disk and time of the local loop, each with its assumption."""
+    import torch
+
+    from agent_r1.rollout import qwen
+    from agent_r1.stages import Places, set_threads
+    from agent_r1.training.loop import resolve_device
+    from agent_r1.training.tiny_model import shape_of
+
+    set_threads(config)
+    device, dtype = resolve_device(config)
+    r, t, networks = config.rollout, config.trainer, 2 if config.algorithm == "ppo" else 1
+    folder = Places.of(config).start_model
+    if config.model.path is not None and not folder.is_dir():
+        raise AgentR1Error(
+            f"the sizes of model.path={config.model.path} are not known yet; `agent-r1 cold-start` fetches it"
+        )
+    shape = qwen.read_shape(folder) if config.model.path else shape_of(config.model, config.model.vocab_size)
+    with torch.device("meta"):  # shapes only: a 7B model is counted without a byte of its weights
+        P = qwen.Qwen(shape).parameter_count
+    size = dtype.itemsize
+    cache = 2 * shape.layers * shape.kv_heads * shape.head_dim * r.max_context * r.slots * size
+    # float32 weights, gradients and two Adam moments for each trained network; a copy in `dtype` to sample from.
+    states = P * (16 * networks + (0 if dtype is torch.float32 else size) + (4 if config.actor.kl_coef else 0))
+    # 2 operations a weight and token to sample, 6 to train (forward and backward), 2 more to predict values.
+    per_token = P * (2 + 6 * config.actor.epochs + (networks - 1) * (2 + 6 * config.critic.epochs))
+    rate = matmul_rate(device, dtype)
+    seconds = r.prompts_per_step * r.samples_per_prompt * TOKENS_PER_EPISODE * per_token / (rate * EFFICIENCY)
     return [
-        f"\nseconds of a step of {work.episodes} episodes of {work.length:.0f} tokens",
-        *(f"  {name:32} {value:8.1f}" for name, value in seconds.items()),
-        f"  {'together':32} {step:8.1f}",
-        f"time               {low:.1f} to {high:.1f} h for {t.steps} steps: real steps took 1 to {roofline.SLOWER} times what is "
-        "computed (docs/presets.md)",
-        "                   downloads, index, evaluations and checkpoints come on top",
-        f"cost               {cost}{' (--gpu-hour PRICE makes it money)' if gpu_hour is None else ''}",
+        f"\nmodel              {P / 1e6:.2f} M parameters on {device}, {str(dtype)[6:]}",
+        f"memory             {(states + cache) / 2**20:.0f} MiB for weights, optimizer and KV cache, and about 700 MiB for PyTorch",
+        f"disk               {(t.keep_checkpoints + 1) * 12 * P * networks / 2**20:.0f} MiB of checkpoints "
+        f"({t.keep_checkpoints} kept)",
+        f"time               about {seconds:.2f} s a step, {t.steps * seconds / 60:.1f} min for {t.steps} steps "
+        f"(a matmul here reaches {rate / 1e9:.0f} GFLOP/s; assumed: {TOKENS_PER_EPISODE} tokens an episode, "
+        f"{EFFICIENCY:.0%} of that rate)",
     ]
 
 
-# -------------------------------------------------------------------------------------------------------- this machine
-
-
-def matmul_rate(device: str, dtype: torch.dtype) -> float:
+def matmul_rate(device: str, dtype) -> float:
     """FLOP/s of a matrix product of the size that the tiny model's layers have, measured for a tenth of a second."""
+    import torch
+
     a, b = torch.randn(4096, 128, device=device, dtype=dtype), torch.randn(128, 384, device=device, dtype=dtype)
     a @ b
     count, start = 0, time.perf_counter()
@@ -192,19 +500,3 @@ def matmul_rate(device: str, dtype: torch.dtype) -> float:
         count += 1
     product[0, 0].item()  # waits for a GPU that is still at work
     return count * 2 * 4096 * 128 * 384 / (time.perf_counter() - start)
-
-
-def _shape(config: Config) -> qwen.QwenShape:
-    if config.model.path is None:
-        return shape_of(config.model, config.model.vocab_size)
-    folder = Places.of(config).start_model
-    if not folder.is_dir():
-        raise AgentR1Error(
-            f"the sizes of model.path={config.model.path} are not known yet; `agent-r1 cold-start` fetches it"
-        )
-    return qwen.read_shape(folder)
-
-
-def _parameters(config: Config) -> int:
-    with torch.device("meta"):  # shapes only: a 7B model is counted without a byte of its weights
-        return qwen.Qwen(_shape(config)).parameter_count

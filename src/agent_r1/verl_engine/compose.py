@@ -19,9 +19,9 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from agent_r1 import roofline
 from agent_r1.config import Config
 from agent_r1.errors import AgentR1Error, ConfigError
+from agent_r1.plan import check_context, find_gpu, known_model
 from agent_r1.verl_engine import VERL
 
 KL_NAMES = {"k1": "k1", "k2": "k2", "k3": "low_var_kl"}
@@ -90,9 +90,9 @@ def check_verl(config: Config) -> None:
             f"{config.env.episode_timeout_s:g}; raise the one or lower the other"
         )
     if v.gpu is not None:
-        roofline.find_gpu(v.gpu)
-    if shape := roofline.known_model(config.model.path):
-        roofline.check_context(config, shape)
+        find_gpu(v.gpu)
+    if shape := known_model(config.model.path):
+        check_context(config, shape)
     if config.trainer.micro_tokens < r.max_context:
         raise ConfigError(
             f"trainer.micro_tokens={config.trainer.micro_tokens} cannot hold one conversation of "
