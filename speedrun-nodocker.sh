@@ -18,7 +18,7 @@ usage: bash speedrun-nodocker.sh [ppo|grpo] [--preset NAME] [--run NAME] [--seed
                                  [--search-server] [section.key=value ...]
 
   ppo|grpo           algorithm (default: ppo)
-  --preset NAME      laptop, smoke, hotpotqa-tiny: on a CPU; hotpotqa-4xh100 and other hotpotqa-*: on NVIDIA GPUs
+  --preset NAME      laptop, smoke, hotpotqa-tiny: on a CPU; hotpotqa-4xh100, other hotpotqa-*, search-r1-3b: on GPUs
                      (default: what `agent-r1 doctor --suggest-preset` finds for the GPUs here; without one, laptop)
   --run NAME         folder of the run in runs/ (default: PRESET-ALGORITHM)
   --seed N           seed of everything random (default: 0)
@@ -97,6 +97,16 @@ sys.exit(not (here and all(same_version(version(name), pin) for name, pin in pin
 PY
 }
 
+bring_python() {  # rented boxes have older ones: uv, from PyPI, brings a 3.12 with the headers that Triton compiles with
+    local own=$venv.uv
+    echo "environment: there is no Python 3.12 here, so uv brings one into $venv ..."
+    { python3 -m pip install --quiet --disable-pip-version-check --target "$own" uv &&
+        "$own/bin/uv" venv --quiet --seed --python 3.12 "$venv"; } ||
+        die "no Python 3.12 found, and uv could not bring one (see above); install python3.12-venv and python3.12-dev, or \
+where there is a network: pip install uv && uv venv --seed --python 3.12 $venv; then run this again"
+    rm -rf "$own"
+}
+
 find_python() {  # for a CPU 3.11 or 3.12; for GPUs 3.12, because flash-attn's wheel exists for no other
     local names=(python3.11 python3.12 python3) wanted="3.11 or 3.12" least=11
     [ "$stack" = cpu ] || names=(python3.12) wanted="3.12" least=12
@@ -104,6 +114,7 @@ find_python() {  # for a CPU 3.11 or 3.12; for GPUs 3.12, because flash-attn's w
     if [ ! -x "$venv/bin/pip" ]; then  # none yet, or one that was interrupted in the making
         python=${PYTHON:-$({ command -v "${names[@]}" || true; } | head -n 1)}
     fi
+    if [ -z "$python" ] && [ "$stack" = gpu ]; then bring_python; python=$venv/bin/python; fi
     [ -n "$python" ] || die "no Python $wanted found; install it, or set PYTHON"
     "$python" -c "import sys; sys.exit(not (3, $least) <= sys.version_info[:2] <= (3, 12))" ||
         die "$("$python" --version 2>&1) is not supported; install Python $wanted, or set PYTHON"

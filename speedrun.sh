@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Agent-R1 in Docker: builds the image from ./Dockerfile, then runs speedrun-nodocker.sh in it. Same words, same stages,
-# same files in runs/ and artifacts/, owned by you; the models of the Hugging Face cache are shared with it.
+# same files in runs/ and artifacts/, owned by you; the models of the Hugging Face cache are shared with it, and what GPU
+# libraries compile is kept in ~/.cache/agent-r1/kernels.
 #
 #   ./speedrun.sh grpo --preset hotpotqa-4xh100 --dry-run
 #   ./speedrun.sh grpo
@@ -54,8 +55,10 @@ fi
 # Folders have the same path inside as outside, so that every path in a message is true. They are made here: Docker would
 # make them root's.
 home=$(realpath "${AGENT_R1_HOME:-.}") cache=${HF_HOME:-$HOME/.cache/huggingface}
-mkdir -p "$home/runs" "$home/artifacts" "$cache"
-volumes=(-v "$home/runs:$home/runs" -v "$home/artifacts:$home/artifacts" -v "$cache:/cache/huggingface")
+kernels=${XDG_CACHE_HOME:-$HOME/.cache}/agent-r1/kernels
+mkdir -p "$home/runs" "$home/artifacts" "$cache" "$kernels"
+volumes=(-v "$home/runs:$home/runs" -v "$home/artifacts:$home/artifacts"
+    -v "$cache:/cache/huggingface" -v "$kernels:/cache/kernels")
 words=()
 for word; do  # files of yours that a setting names are shown to the container, which may not change them
     case "$word" in

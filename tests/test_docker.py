@@ -245,7 +245,8 @@ class Box:
         (self.bin / "idle").touch()
 
     def start(self, *argv: str, path: str | None = None, timeout: float = 60, **variables: str):
-        settings = environment(self.home) | {"PATH": path or f"{self.bin}:/usr/bin:/bin", "HF_HOME": f"{self.home}/hf"}
+        settings = environment(self.home) | {"PATH": path or f"{self.bin}:/usr/bin:/bin", "HF_HOME": f"{self.home}/hf",
+                                                         "XDG_CACHE_HOME": f"{self.home}/cache"}  # fmt: skip
         for name in ("WANDB_API_KEY", "HF_TOKEN", "AGENT_R1_STACK", "AGENT_R1_IMAGE"):
             settings.pop(name, None)
         command = [ROOT / "speedrun.sh", *argv]
@@ -346,6 +347,7 @@ def test_what_docker_is_told(box, tmp_path):
     for words in ("--rm --init --shm-size", "--ulimit memlock=-1", "--ulimit stack=67108864",
                   f"--user {os.getuid()}:{os.getgid()}", f"-v {box.home}/runs:{box.home}/runs",
                   f"-v {box.home}/artifacts:{box.home}/artifacts", f"-v {box.home}/hf:/cache/huggingface",
+                  f"-v {box.home}/cache/agent-r1/kernels:/cache/kernels",
                   f"-v {tmp_path}/mine.json:{tmp_path}/mine.json:ro", f"-e AGENT_R1_HOME={box.home}",
                   "-e WANDB_API_KEY -e HF_TOKEN", "agent-r1:cpu bash speedrun-nodocker.sh grpo"):  # fmt: skip
         assert words in told, words
@@ -377,7 +379,8 @@ def test_rootless_docker_and_an_image_of_ones_own(box):
 def test_with_a_terminal_there_is_one_inside(box):
     box.idle()
     command = shlex.join([str(ROOT / "speedrun.sh"), "--preset", "smoke", "--dry-run"])
-    settings = environment(box.home) | {"PATH": f"{box.bin}:/usr/bin:/bin", "HF_HOME": f"{box.home}/hf"}
+    settings = environment(box.home) | {"PATH": f"{box.bin}:/usr/bin:/bin", "HF_HOME": f"{box.home}/hf",
+                                             "XDG_CACHE_HOME": f"{box.home}/cache"}  # fmt: skip
     subprocess.run(
         ["script", "-qec", command, "/dev/null"], env=settings, stdout=subprocess.DEVNULL, timeout=100, check=True
     )

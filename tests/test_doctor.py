@@ -7,6 +7,7 @@ import io
 import socket
 import subprocess
 import sys
+import types
 from collections import namedtuple
 from pathlib import Path
 
@@ -301,8 +302,23 @@ def test_packages_of_the_stages(monkeypatch):
     (check,) = doctor_gpu.check_gpu_packages(config)
     assert check == Check("GPU packages", "fail", "flash-attn, datasets missing", doctor_gpu.INSTALL)
     config.data.source, config.search.encoder = "here", "ngram"
+    monkeypatch.setitem(sys.modules, "flash_attn", types.ModuleType("flash_attn"))
     monkeypatch.setattr(doctor_gpu, "installed", lambda n: None if n in ("datasets", "sentence-transformers") else "1")
     assert doctor_gpu.check_gpu_packages(config)[0].status == "ok"
+
+
+def test_flash_attn_is_loaded_before_anything_is_downloaded(monkeypatch, tmp_path):
+    """As the extension of a wheel for another glibc or torch fails: installed, and not to be loaded."""
+    monkeypatch.setattr(doctor_gpu, "installed", lambda name: "1")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "flash_attn", raising=False)
+    (tmp_path / "flash_attn.py").write_text("import ctypes\nctypes.CDLL('flash_attn_2_cuda.so')\n")
+    packages, check = doctor_gpu.check_gpu_packages(load_config("hotpotqa-4xh100"))
+    assert (packages.status, check.name, check.status) == ("ok", "flash-attn", "fail")
+    assert "OSError: flash_attn_2_cuda.so" in check.detail and "Docker" in check.remedy
+    (tmp_path / "flash_attn.py").write_text("VERSION = '2.8.3, of another import'\n")
+    assert doctor_gpu.check_gpu_packages(load_config("hotpotqa-4xh100"))[1].status == "ok"
+    sys.modules.pop("flash_attn", None)
 
 
 def test_what_is_on_the_disk_need_not_fit_again(monkeypatch, tmp_path):

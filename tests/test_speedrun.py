@@ -71,6 +71,49 @@ def test_a_wrong_setting_ends_it_before_the_first_stage(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+OLD_PYTHON = """#!/bin/bash
+# Python 3.10, whose pip installs a uv that brings another one, unless there is no network.
+echo "python3 $*" >> {calls}
+[ -z "$OFFLINE" ] || { echo "ERROR: no network" >&2; exit 1; }
+while [ "$1" != --target ]; do shift; done
+mkdir -p "$2/bin"
+cat > "$2/bin/uv" <<'UV'
+#!/bin/bash
+echo "uv $*" >> {calls}
+mkdir -p "${!#}/bin"
+printf '#!/bin/sh\\nexit 0\\n' > "${!#}/bin/python"
+printf '#!/bin/sh\\necho "pip $*" >> {calls}\\nexit 1\\n' > "${!#}/bin/pip"
+chmod +x "${!#}/bin/python" "${!#}/bin/pip"
+UV
+chmod +x "$2/bin/uv"
+"""
+
+
+@pytest.mark.parametrize("offline", ["", "yes"])
+def test_a_gpu_box_without_python_312_gets_one_from_uv_or_the_line_that_does(tmp_path, offline):
+    """As on Ubuntu 22.04. What uv downloads is a stand-in: no test fetches a Python."""
+    programs, venv = tmp_path / "bin", tmp_path / "venv gpu"
+    programs.mkdir()
+    for name in ("bash", "dirname", "basename", "head", "mkdir", "chmod", "cat", "rm", "paste", "du", "cut"):
+        (programs / name).symlink_to(shutil.which(name))
+    (programs / "python3").write_text(OLD_PYTHON.replace("{calls}", str(tmp_path / "calls")))
+    (programs / "python3").chmod(0o755)
+    variables = {"PATH": str(programs), "AGENT_R1_STACK": "gpu", "AGENT_R1_VENV": str(venv), "OFFLINE": offline}
+    done = speedrun(tmp_path, "grpo", "--preset", "hotpotqa-4xh100", **variables)
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert (
+        done.returncode == 1 and calls[0].startswith("python3 -m pip install") and calls[0].endswith("venv gpu.uv uv")
+    )
+    if offline:
+        last = done.stderr.splitlines()[-1]
+        assert "no Python 3.12 found" in last and f"pip install uv && uv venv --seed --python 3.12 {venv}" in last
+        assert len(calls) == 1
+    else:
+        assert calls[1] == f"uv venv --quiet --seed --python 3.12 {venv}"
+        assert calls[2].startswith("pip install") and "verl-gpu.txt" in calls[2]  # and on with the packages
+        assert not (tmp_path / "venv gpu.uv").exists()
+
+
 # --------------------------------------------------------------------------- which preset, which packages, which service
 
 NVIDIA_SMI = """#!/bin/sh

@@ -7,6 +7,7 @@ against what nvidia-smi, the disk and the memory say there is. The hub is asked 
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import os
 import shutil
 import urllib.error
@@ -26,7 +27,7 @@ from agent_r1.doctor import (
     suggest_preset,
     torch_sees_gpu,
 )
-from agent_r1.errors import ConfigError
+from agent_r1.errors import ConfigError, first_line
 from agent_r1.plan import GIB
 
 DRIVER = 580
@@ -111,7 +112,21 @@ def check_gpu_packages(config: Config) -> list[Check]:
         needed.append("huggingface-hub")
     if missing := [name for name in needed if installed(name) is None]:
         return [Check("GPU packages", "fail", f"{', '.join(missing)} missing", INSTALL)]
-    return [Check("GPU packages", "ok", f"{', '.join(needed)} are installed")]
+    return [Check("GPU packages", "ok", f"{', '.join(needed)} are installed"), check_flash_attn()]
+
+
+def check_flash_attn() -> Check:
+    """A wheel for another torch, CUDA or glibc installs, and fails when it is first imported: in a trainer, hours later."""
+    try:
+        importlib.import_module("flash_attn")
+    except Exception as error:  # ImportError for a symbol or a library, OSError for glibc, and whatever torch raises
+        detail = f"does not load ({type(error).__name__}: {first_line(error)})"
+        remedy = (
+            "its wheel is built for torch 2.11, CUDA 13, Python 3.12 and a recent glibc: use Docker (./speedrun.sh) or a newer "
+            "system, or compile it: MAX_JOBS=8 pip install --no-build-isolation --no-binary :all: flash-attn==2.8.3"
+        )
+        return Check("flash-attn", "fail", detail, remedy)
+    return Check("flash-attn", "ok", "loads")
 
 
 def check_space(config: Config, shape: plan.Shape, root: Path) -> Check:
