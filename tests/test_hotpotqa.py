@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
-import asyncio
 import sys
 from pathlib import Path
 

@@ -333,7 +333,9 @@ def test_disk_by_hand():
 
 
 def test_the_table_of_the_page_is_what_is_computed():
-    rows = re.findall(r"^\| `(hotpotqa-\S+)` \| (.+) \|$", (ROOT / "docs" / "presets.md").read_text(), re.MULTILINE)
+    rows = re.findall(
+        r"^\| `((?:hotpotqa|search-r1)-\S+)` \| (.+) \|$", (ROOT / "docs" / "presets.md").read_text(), re.MULTILINE
+    )
     assert [name for name, _ in rows] == GPU_PRESETS
     for name, cells in rows:
         first = load_config(name, algorithm="grpo")

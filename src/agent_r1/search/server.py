@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import sys
+import threading
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
