@@ -142,11 +142,10 @@ def spoil(monkeypatch, noise: float) -> None:
 
 def test_rounding_that_is_far_out_on_one_token_is_no_other_model(home, monkeypatch):
     """As sums of 28 layers in another order are: small on average, and above 1e-3 somewhere."""
-    spoil(monkeypatch, 4e-5)
+    spoil(monkeypatch, 6e-4)
     assert main("export") == 0
     record = json.loads((home / "runs" / "mine" / "export" / "export.json").read_text())
-    print(record)
-    assert record["mean_logprob_difference"] < 1e-4
+    assert record["max_logprob_difference"] > 1e-3 and record["mean_logprob_difference"] < 3e-4
 
 
 @pytest.mark.parametrize("noise", [3e-3, math.nan])

@@ -38,7 +38,7 @@ from agent_r1.ui import say
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-MEAN, MOST = 1e-4, 1e-2
+MEAN, MOST = 3e-4, 1e-2
 """What rounding may change in a log-probability between checkpoint and export, both in float32: on average, and for 99 of
 100 sampled tokens. Not the largest: sums over 28 layers and 152,000 logits come in another order, and of some thousand
 tokens an unlikely one is always far out. Weights that are not the checkpoint's are off by whole nats on average."""
