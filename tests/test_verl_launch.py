@@ -112,13 +112,22 @@ def test_a_run_in_which_nothing_moves_is_ended(silent):
         launch.watch(run, config, "cpu", run.path / "verl" / "config.yaml", Notes(), [].append)
 
 
-def test_a_driver_that_fails_is_quoted(silent, monkeypatch):
+@pytest.mark.parametrize(
+    "cause, said",
+    [
+        ("ValueError: too small", "an episode was broken off"),
+        ("AgentR1Error: the weights are others", "the weights are others"),
+    ],
+)
+def test_a_driver_that_fails_is_quoted(silent, monkeypatch, cause, said):
+    """... and an episode that was broken off in the same step does not hide why the trainer ended the run."""
     config, run = silent
-    script = f"open({str(run.path / 'verl' / 'cause.txt')!r}, 'w').write('ValueError: too small'); raise SystemExit(1)"
+    (run.path / "verl" / "failure.txt").write_text("an episode was broken off")
+    script = f"open({str(run.path / 'verl' / 'cause.txt')!r}, 'w').write({cause!r}); raise SystemExit(1)"
     monkeypatch.setattr(
         launch.subprocess, "Popen", lambda command, **options: POPEN([sys.executable, "-c", script], **options)
     )
-    with pytest.raises(AgentR1Error, match="while Ray, FSDP and vLLM were starting: ValueError: too small; log: "):
+    with pytest.raises(AgentR1Error, match=f"while Ray, FSDP and vLLM were starting: {said}; log: "):
         launch.watch(run, config, "cpu", run.path / "verl" / "config.yaml", Notes(), [].append)
 
 

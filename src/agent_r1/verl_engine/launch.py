@@ -363,12 +363,11 @@ def describe(phase: dict | None) -> str:
 
 
 def cause(run: RunDir, code: int) -> str:
-    """The most telling line there is about a failure."""
-    for name in ("failure.txt", "cause.txt"):
-        path = run.path / "verl" / name
-        if path.exists():
-            return path.read_text().strip()
-    return f"the driver ended with code {code}"
+    """The most telling line there is about a failure: what the trainer itself says no with, else what an episode met."""
+    paths = (run.path / "verl" / name for name in ("failure.txt", "cause.txt"))
+    lines = [path.read_text().strip() for path in paths if path.exists()]
+    ours = [line.removeprefix("AgentR1Error: ") for line in lines if line.startswith("AgentR1Error: ")]
+    return (ours + lines + [f"the driver ended with code {code}"])[0]
 
 
 def last_words(run: RunDir) -> str:
