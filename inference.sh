@@ -32,7 +32,7 @@ environment: PYTHON (default: python3.11, python3.12 or python3), AGENT_R1_VENV 
 
 examples:
   bash inference.sh
-  bash inference.sh --backend transformers --question "Who founded Vexlor?"
+  bash inference.sh --backend transformers --question "In which city is the publisher of Sosnum based?"
   bash inference.sh --checkpoint-dir runs/laptop-ppo/checkpoints/step_000050 --target-dir my-agent
 TEXT
 }

@@ -21,8 +21,10 @@ from conftest import ScriptedPolicy, call, cut, question_row
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
+from runs import agent as agent_command
 
 from agent_r1.config import load_config
+from agent_r1.data.rows import read_rows
 from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.inference import chat as chat_module
 from agent_r1.inference.agent import Agent
@@ -645,8 +647,9 @@ def test_commands_in_a_conversation(session, tmp_path):
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("/hlep", "unknown command /hlep (did you mean '/help'?)"),
+        ("/hlep", "unknown command /hlep (did you mean 'help'?)"),
         ("/", "unknown command /"),
+        ("/foo", "unknown command /foo; /help lists them"),
         ("/temperature hot", "give a number from 0"),
         ("/temperature nan", "give a number from 0"),
         ("/temperature -1", "give a number from 0"),
@@ -706,10 +709,25 @@ def test_suggestions_are_of_every_kind():
     assert suggest([]) == []
 
 
-def test_a_number_without_a_suggestion_is_a_question(session):
+def test_a_number_that_is_not_offered_is_no_question(session):
     talk = session(lambda *_: ANSWER, known=[question_row()])
-    talk("7")
-    assert talk.repl.conversation.exchanges[0].question == "7"
+    assert talk("7", "0", "99").count("there is no question") == 3
+    assert not talk.repl.conversation.exchanges
+    talk("1984")
+    assert talk.repl.conversation.exchanges[0].question == "1984"
+    alone = session(lambda *_: ANSWER)
+    alone("7")
+    assert alone.repl.conversation.exchanges[0].question == "7"
+
+
+def test_a_question_about_another_world_is_answered_with_a_warning(produced):
+    known = read_rows(next(produced.glob("artifacts/tinyhop-*/test.parquet")))[0]["prompt"][-1]["content"]
+    talk = agent_command(produced, "chat", "--run=grpo", "--json", input=f"{known}\nWho is the president of France?\n")
+    assert talk.stderr.count("your question names nothing of it") == 1
+    assert [json.loads(line)["question"] for line in talk.stdout.splitlines()] == [
+        known,
+        "Who is the president of France?",
+    ]
 
 
 def test_the_record_for_programs(chat):

@@ -6,10 +6,14 @@ import json
 import re
 import runpy
 
+import pytest
 from PIL import Image
 from runs import ROOT, TINY
 
 from agent_r1.config import load_config
+from agent_r1.data.rows import read_corpus, read_rows
+from agent_r1.data.tinyhop import HEADS, TAILS
+from agent_r1.data.tinyhop_build import build
 from agent_r1.stages import load_rows
 from agent_r1.training.cold_start import lookups_of
 
@@ -49,3 +53,43 @@ def test_no_training_question_is_about_the_test_world(produced, monkeypatch):
     for split in ("train", "val", "test", "cold"):
         asked = {lookup["entity"] for row in load_rows(config, split) for lookup in lookups_of(row)}
         assert asked and {worlds[name] for name in asked} == {split}
+
+
+@pytest.fixture(scope="session")
+def laptop_world(tmp_path_factory):
+    """(test questions, passages by title) of the laptop preset's world, seed 0: the one that a newcomer has."""
+    folder = tmp_path_factory.mktemp("laptop") / "data"
+    build(load_config("laptop").data, 0, folder)
+    asked = {row["prompt"][-1]["content"] for row in read_rows(folder / "test.parquet")}
+    return asked, {passage.title: passage.text for passage in read_corpus(folder / "corpus.jsonl")}
+
+
+def told() -> list[str]:
+    """All that a newcomer reads before the first question: README, docs, help texts (they stand in the source)."""
+    places = (
+        "README.md",
+        "CONTRIBUTING.md",
+        "*.sh",
+        "docs/**/*.md",
+        "docs/**/*.py",
+        "src/**/*.py",
+        "notebooks/*.ipynb",
+    )
+    return [path.read_text() for place in places for path in sorted(ROOT.glob(place))]
+
+
+def test_every_example_question_can_be_answered(laptop_world):
+    questions, passages = laptop_world
+    example = re.compile(
+        r"""(?:--question|openai_client\.py) \\?"([^"\\….]+)\\?"|\*((?:Who|Where|Which|In)\b[^*]+\?)\*"""
+    )
+    found = [match[1] or match[2] for text in told() for match in example.finditer(text)]
+    assert len(found) >= 8 and set(found) <= questions
+    # And every made-up name is somebody's, where it is used as an example.
+    name = re.compile(rf"\b(?:{'|'.join(HEADS)})(?:{'|'.join(TAILS)})\b", re.IGNORECASE)
+    text = "\n".join((README, LAPTOP, (ROOT / "docs/architecture.md").read_text(), (ROOT / "docs/data.md").read_text()))
+    names = {word for word in name.findall(text) if word.istitle()}
+    assert {"Sosnum", "Bumvel"} <= names <= passages.keys()
+    for quoted in re.findall(r"^> (.+)$", LAPTOP, re.MULTILINE):
+        assert quoted in passages.values()
+    assert not any("vexlor" in text.lower() for text in told())

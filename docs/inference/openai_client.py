@@ -1,6 +1,6 @@
 """Any OpenAI client can drive the agent. In one terminal `agent-r1 serve`; in another its `export` line, and then
 
-python docs/inference/openai_client.py "In which country was the founder of Vexlor born?"
+python docs/inference/openai_client.py "In which city is the publisher of Sosnum based?"
 """
 
 import asyncio

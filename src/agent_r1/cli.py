@@ -344,7 +344,8 @@ def _commands_of_use(commands) -> None:
     command = _command(
         commands, "chat", chat, "talk to a trained agent",
         ["agent-r1 chat", "agent-r1 chat --run laptop-grpo --step 40 --backend vllm",
-         'agent-r1 chat --question "Who founded Vexlor?" --json', "agent-r1 chat --tools my_tools:weather"],
+         'agent-r1 chat --question "In which city is the publisher of Sosnum based?" --json',
+         "agent-r1 chat --tools my_tools:weather"],
     )  # fmt: skip
     _which_checkpoint(command)
     command.add_argument("--model", metavar="PATH|OWNER/NAME", help="a model folder, or a model on the hub")

@@ -25,6 +25,7 @@ from pathlib import Path
 from rich.console import Console
 
 from agent_r1.config import Config, nearest
+from agent_r1.data.rows import read_corpus
 from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.inference.agent import Agent, open_agent
 from agent_r1.inference.conversation import Conversation, Exchange, made_from_nothing, same_context, user_tools
@@ -34,6 +35,10 @@ from agent_r1.stages import Places, load_rows, start_model
 from agent_r1.ui import status
 
 SUGGESTIONS = 5
+OUTSIDE = (
+    "this agent knows one small world, and your question names nothing of it: do not believe the answer (a chat offers "
+    "questions that it can answer)"
+)
 
 
 class Repl:
@@ -52,6 +57,7 @@ class Repl:
         self.typed = typed
         """Whether a person types. A script's Ctrl-C ends the script, and its empty lines mean nothing."""
         self.known = known_questions(agent.config)
+        self.world = only_world(agent)
         self.suggestions = suggest(self.known)
         self.conversation = Conversation(agent, self.known, seed, None if as_json else screen)
         self.failed: str | None = None
@@ -83,9 +89,13 @@ class Repl:
         if name in self.commands:
             self.attempt(line, lambda: self.commands[name][2](argument.strip()))
         elif name.startswith("/"):
-            self._complain(line, f"unknown command {name[:40]}{nearest(name[:40], self.commands)}; /help lists them")
-        elif line.isdecimal() and len(line) < 3 and 1 <= int(line) <= len(self.suggestions):
-            self.attempt(line, lambda: self.ask(self.suggestions[int(line) - 1], echo=True))
+            hint = nearest(name[1:40], [known[1:] for known in self.commands])  # the slash makes all of them alike
+            self._complain(line, f"unknown command {name[:40]}{hint}; /help lists them")
+        elif self.suggestions and line.isdecimal() and len(line) < 3:
+            if 1 <= int(line) <= len(self.suggestions):
+                self.attempt(line, lambda: self.ask(self.suggestions[int(line) - 1], echo=True))
+            else:
+                self._complain(line, f"there is no question {line}; 1 to {len(self.suggestions)} are offered")
         elif line:
             self.attempt(line, lambda: self.ask(line))
         elif self.typed:
@@ -107,6 +117,9 @@ class Repl:
 
     def ask(self, question: str, again: bool = False, echo: bool = False) -> None:
         """Put a question to the agent and show all that happens."""
+        follows = self.conversation.memory and self.conversation.exchanges  # it may well mean what was said before
+        if self.world and not follows and not any(name in question for name in self.world):
+            self.screen.note(OUTSIDE)
         if self.as_json:
             exchange = self._runner.run(self.conversation.ask(question, again))
             print(json.dumps(exchange_record(exchange, self.agent.chat)), flush=True)
@@ -252,6 +265,14 @@ def known_questions(config: Config) -> list[Row]:
         return []
 
 
+def only_world(agent: Agent) -> set[str]:
+    """What the passages are about, where the agent knows nothing else. Empty for a pretrained model."""
+    corpus = Places.of(agent.config).data / "corpus.jsonl"
+    if "search" not in agent.tools or not made_from_nothing(agent) or not corpus.exists():
+        return set()
+    return {passage.title.partition(" (")[0] for passage in read_corpus(corpus)}  # Faust (opera) is asked for as Faust
+
+
 def suggest(rows: list[Row]) -> list[str]:
     """A few of them, of every kind, so that a newcomer has something to ask."""
     by_kind: dict[str, list[str]] = {}
@@ -338,7 +359,9 @@ def run_chat(
 ) -> None:
     """Chat with a model folder. Raises AgentR1Error when it cannot be opened, and where nobody types, for what failed."""
     if question is not None and not question.strip():
-        raise ConfigError('--question is empty; write one, for example --question "Who founded Vexlor?"')
+        raise ConfigError(
+            '--question is empty; write one, for example --question "In which city is the publisher of Sosnum based?"'
+        )
     extra = user_tools(tools or [])
     for stream in (sys.stdin, sys.stdout):
         stream.reconfigure(errors="replace")  # broken UTF-8 in a pasted text or a narrow locale is no reason to die
@@ -350,6 +373,8 @@ def run_chat(
             agent = resources.enter_context(open_agent(model, config, backend, on_status=on_status))
         agent.tools = agent.tools | extra
         repl = Repl(agent, screen, resources, seed, as_json, typed)
+        if extra and made_from_nothing(agent):
+            screen.note("this model has met its own tools only, and may lose its way among others")
         if temperature is not None:
             repl.conversation.temperature = temperature
         if question is not None:
@@ -357,8 +382,6 @@ def run_chat(
         elif typed:
             memory = "" if repl.conversation.memory else "; each question begins anew (/memory)"
             screen.say(f"{short_name(agent)}, {backend}; tools: {', '.join(agent.tools) or 'none'}{memory}", "dim")
-            if extra and made_from_nothing(agent):
-                screen.note("this model has met its own tools only, and may lose its way among others")
             repl.suggest()
             screen.say("type a question, or /help", "dim")
             with _line_editor(repl, Places.of(config).root / "runs" / ".chat_history"):

@@ -8,8 +8,8 @@ Where the vectors come from is the encoder's business:
 - `SentenceTransformerEncoder` asks a neural model (bge, e5, ...), which also finds what is said in other words. For
   real corpora.
 
-The n-gram encoder in four lines of arithmetic. A text is a bag of *grams*: its words ("vexlor"), pairs of words
-("marn founded"), and the pieces of each word with its ends marked ("<vex", "exlo", "lor>"), by which "founder" comes
+The n-gram encoder in four lines of arithmetic. A text is a bag of *grams*: its words ("sosnum"), pairs of words
+("marn founded"), and the pieces of each word with its ends marked ("<sos", "osnu", "num>"), by which "founder" comes
 near "founded". A gram g gets a column c(g) and a sign s(g) = +1 or -1 from one hash, and a weight:
 
     idf(g)  = log(1 + (N - df(g) + 1/2) / (df(g) + 1/2))         N passages, df(g) of them contain g
@@ -148,7 +148,7 @@ class NgramEncoder:
 
     def encode_passages(self, passages: list[tuple[str, str]]) -> np.ndarray:
         # Title and text become unit vectors *before* they are added: the title keeps half of the say however long the
-        # text is, and "Vexlor" finds the passage about Vexlor rather than those that mention it.
+        # text is, and "Sosnum" finds the passage about Sosnum rather than those that mention it.
         return _unit(self._encode([title for title, _ in passages]) + self._encode([text for _, text in passages]))
 
     def save(self, folder: Path) -> None:

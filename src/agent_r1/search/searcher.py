@@ -3,9 +3,9 @@
 A hundred episodes run side by side, and whenever the model has decoded a batch of turns, dozens of them search in the
 same moment. One by one, each would pay the fixed cost of encoding and of a FAISS call. So nobody is answered at once:
 
-    search("Vexlor founder") ──┐
+    search("Sosnum author") ──┐
     search("Tulo country")   ──┼─ the same turn of the event loop ──▶ one encode, one FAISS call ──▶ everyone wakes
-    search("Vexlor founder") ──┘
+    search("Sosnum author") ──┘
 
 The first query of a turn asks the event loop to run `_flush` after everything that is ready to run now
 (`loop.call_soon` puts it at the end of the queue); until then queries only line up.

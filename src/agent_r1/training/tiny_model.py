@@ -6,7 +6,7 @@ In: texts of throw-away worlds and a shape. Out: a folder in Hugging Face's form
 Three choices decide whether half a million parameters can learn to *copy a name that they do not know*, which is
 what reading a search result comes down to:
 
-1. **One spelling a name.** GPT-2's pre-tokenizer glues the blank to the word behind it, so `"Vexlor` and ` Vexlor`
+1. **One spelling a name.** GPT-2's pre-tokenizer glues the blank to the word behind it, so `"Sosnum` and ` Sosnum`
    become different tokens, and copying from a sentence into a query is translation. Here text is split into
    capitalised words and everything between them: a name never absorbs its neighbours, while the phrases between names
    may merge across blanks into single tokens (as in SuperBPE, 2503.13423), which makes every sequence shorter. Words of
