@@ -132,10 +132,14 @@ if ! installed; then
     find_python
     [ -x "$venv/bin/pip" ] || "$python" -m venv "$venv" ||
         die "cannot make $venv; free space, install python3-venv, or set AGENT_R1_VENV"
-    echo "environment: $requirements into $venv ..."
+    size="about 1.3 GB with PyTorch for a CPU, several GB more with CUDA (README.md); one to five minutes"
+    [ "$stack" = cpu ] || size="tens of GB; many minutes"
+    echo "environment: $requirements into $venv: $size ..."
     begin=$SECONDS
-    pip=("$venv/bin/pip" install --quiet --disable-pip-version-check)
-    if ! "${pip[@]}" -r "$requirements" || ! "${pip[@]}" --no-deps -e .; then
+    pip=("$venv/bin/pip" install --disable-pip-version-check)
+    moving='/^ *(Downloading|Using cached) / {sub(/^ */, "  "); print; fflush()}
+            /^Installing/ {print "  unpacking all of them ..."; fflush()}'
+    if ! "${pip[@]}" -r "$requirements" | awk "$moving" || ! "${pip[@]}" --quiet --no-deps -e .; then
         die "the packages could not be installed (see above); mend the network or free space, then run this again"
     fi
     echo "  $((SECONDS - begin)) s, $(du -sh "$venv" | cut -f1) in $venv"

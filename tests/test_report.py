@@ -402,6 +402,7 @@ def test_every_key_that_is_shown_is_written(produced, tmp_path, monkeypatch):
             board.step(metrics)
         screen = "\n".join(line.plain for line in board._view().renderables)
         assert [gauge.label for gauge in dashboard.GAUGES if gauge.label not in screen] == []
+        assert "Ctrl-C finishes the step and saves" in screen
     # verl alone computes these; tests/test_verl_train.py finds them there.
     assert asked - {"val/em"} - {key for line in lines for key in line} == {"timing_s/old_log_prob", "timing_s/ref"}
 

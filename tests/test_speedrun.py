@@ -8,7 +8,9 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -51,6 +53,30 @@ def test_a_dry_run_on_a_bare_machine_installs_nothing(tmp_path):
     done = speedrun(tmp_path, "--dry-run", AGENT_R1_VENV=str(tmp_path / "venv"))
     assert done.returncode == 0 and "environment: to do" in done.stdout
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_installation_says_its_size_and_moves(tmp_path):
+    """With a real pip, and a package that lies beside it, so that nothing is downloaded."""
+    wheel = tmp_path / "tiny_part-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as file:
+        info = "tiny_part-1.0.dist-info"
+        file.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: tiny-part\nVersion: 1.0\n")
+        file.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        file.writestr(f"{info}/RECORD", "")
+    (tmp_path / "requirements").mkdir()
+    (tmp_path / "requirements/cpu.txt").write_text(f"{wheel}\n")
+    script = shutil.copy(ROOT / "speedrun-nodocker.sh", tmp_path)
+    settings = environment(tmp_path) | {"PYTHON": sys.executable, "AGENT_R1_STACK": "cpu", "AGENT_R1_VENV": "venv"}
+    done = subprocess.run(["bash", script], env=settings, capture_output=True, text=True, timeout=120)
+    # There is no agent-r1 here to be installed behind it; a pipe must not hide that pip failed.
+    assert done.returncode == 1 and "the packages could not be installed" in done.stderr.splitlines()[-1]
+    said = done.stdout.splitlines()
+    assert "GB" in said[0] and "minutes" in said[0] and said[1] == "  unpacking all of them ..."
+    (tmp_path / "requirements/cpu.txt").write_text(f"{tmp_path}/none.whl\n")
+    again = subprocess.run(["bash", script], env=settings, capture_output=True, text=True, timeout=120)
+    assert again.returncode == 1 and "could not be installed" in again.stderr and len(again.stdout.splitlines()) == 1
 
 
 def test_a_dry_run_starts_nothing(tmp_path):

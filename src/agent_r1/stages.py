@@ -244,6 +244,7 @@ def _cold_start(config: Config, out: Path) -> str:
 
     set_threads(config)
     c, tools = config.cold_start, load_tools(config)
+    say("  a demonstrator plays its questions ...")  # some seconds to half a minute, before the bar below
     if config.data.name == "tinyhop":
         chat, copy_rows, mix_rows = demonstrations(config, load_rows(config, "cold"), tools)
     else:

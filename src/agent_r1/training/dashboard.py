@@ -72,6 +72,11 @@ GAUGES = (
 )
 """Keys that both engines write. An evaluation comes now and then; until the first one its gauge has no line."""
 
+LEGEND = (
+    "Ctrl-C finishes the step and saves; --resume goes on from there",
+    "EM: share of exact answers · entropy: how undecided it is, nats a token · KL: how far an update moves it",
+)
+
 
 class Dashboard:
     """Shows a run from `with` to its end.
@@ -192,6 +197,8 @@ class Dashboard:
         """The whole screen as lines that are cut to the terminal: rich has nothing left to lay out, which is fast."""
         width, height = self.console.size
         lines = [*self._header(width), Text(""), *self._gauge_lines(width), self._time_line()]
+        if height >= 20:
+            lines += [Text(""), *(Text(line, style="dim") for line in LEGEND)]
         room = height - len(lines) - 3
         if self._transcript and room > 5:
             lines += [Text(""), *self._transcript_lines(width, room)]
@@ -213,7 +220,7 @@ class Dashboard:
         bar = Text.assemble(
             f"step {step:>{len(str(info.steps))}}/{info.steps} ",
             ("━" * filled, "cyan"),
-            ("━" * (cells - filled), "bright_black"),
+            ("─" * (cells - filled), "bright_black"),
             f" {share:4.0%}   {duration(time.monotonic() - self._started)} passed",
             "" if eta is None else f", {duration(eta)} to go",
         )
