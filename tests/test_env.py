@@ -329,8 +329,9 @@ def test_every_stop_reason_is_reached_and_pays_on_the_last_action(chat, reason):
     ends = [i for i, mask in enumerate(row.action_mask) if mask and not (row.action_mask + [0])[i + 1]]
     assert row.rewards[ends[-1]] == pytest.approx(last.reward)
     assert [i for i, r in enumerate(row.rewards) if r and not row.action_mask[i]] == []
-    process = sum(0.1 if c["ok"] else -0.1 for s in trajectory.steps for c in s.info.get("tool_calls", []))
-    assert sum(row.rewards) == pytest.approx(outcome + process)
+    for step in trajectory.steps:
+        process = sum(0.1 if c["ok"] else -0.1 for c in step.info.get("tool_calls", []))
+        assert step.reward == pytest.approx(process + outcome * (step is last))
 
 
 def test_every_stop_reason_has_an_example():
