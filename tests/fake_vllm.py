@@ -39,7 +39,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self):
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         print("request", json.dumps(request), flush=True)
-        print("connection", self.client_address[1], flush=True)
+        os.write(1, f"connection {self.client_address[1]}\n".encode())  # whole, whatever other threads print
         if self.headers["Authorization"] != f"Bearer {os.environ['VLLM_API_KEY']}":
             return self.answer(401, "application/json", b'{"error": "Unauthorized"}')
         if "refuse" in MODE:

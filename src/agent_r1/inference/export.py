@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 MEAN, MOST = 3e-4, 1e-2
 """What rounding may change in a log-probability between checkpoint and export, both in float32: on average, and for 99 of
 100 sampled tokens. Not the largest: sums over 28 layers and 152,000 logits come in another order, and of some thousand
-tokens an unlikely one is always far out. Weights that are not the checkpoint's are off by whole nats on average."""
+tokens an unlikely one is always far out. Measured with random weights in Qwen2.5-0.5B's shape, 400 tokens, on a CPU: 2e-5 on
+average, 1e-4 at most; .10 on average where the weights were rounded to bfloat16. Another model is off by whole nats."""
 RECORD = "export.json"
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "config.json")
 TOKENIZER = ("*token*.json", "vocab.json", "merges.txt", "*.jinja", "generation_config.json")
