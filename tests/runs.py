@@ -79,7 +79,7 @@ def hook(event, args):
         return
     count -= 1
     if count == 0 and act == "hang":
-        os.write(2, b"it hangs\n")
+        os.write(2, b"it hangs\\n")
         time.sleep(1000)
     elif count == 0:
         os.kill(os.getpid(), getattr(signal, act))
