@@ -28,7 +28,6 @@ from verl.workers.rollout.replica import TokenOutput
 from agent_r1.config import load_config
 from agent_r1.data.rows import read_rows
 from agent_r1.rollout import qwen
-from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.engine import LocalPolicy
 from agent_r1.rollout.episode import Task, derive_seed, make_loop, run_episodes
 from agent_r1.rollout.types import Sampling, StopReason, Trajectory
@@ -36,7 +35,7 @@ from agent_r1.search.index import PassageIndex
 from agent_r1.search.searcher import Searcher
 from agent_r1.stages import Places
 from agent_r1.tool import make_tools
-from agent_r1.training.tiny_model import load_tokenizer
+from agent_r1.training.tiny_model import load_chat
 from agent_r1.verl_engine import agent_loop
 from agent_r1.verl_engine.compose import Sources, compose, overrides
 
@@ -65,7 +64,7 @@ def main() -> None:
     arguments = parser.parse_args()
     config = load_config(arguments.preset, ["engine=verl", "trainer.threads=1"], algorithm="grpo")
     places = Places.of(config)
-    chat, rows = ChatFormat(load_tokenizer(arguments.model)), read_rows(places.data / "train.parquet")
+    chat, rows = load_chat(arguments.model), read_rows(places.data / "train.parquet")
     rows = rows[: arguments.questions]
     searcher = Searcher(PassageIndex.load(places.index, places.data / "corpus.jsonl"), cache_size=0)
     tools = make_tools(config.env.tools, searcher=searcher, top_k=config.search.top_k)

@@ -31,7 +31,7 @@ from agent_r1.search.index import PassageIndex
 from agent_r1.search.searcher import Searcher
 from agent_r1.stages import Places
 from agent_r1.tool import BaseTool, make_tools
-from agent_r1.training.tiny_model import load_tokenizer
+from agent_r1.training.tiny_model import load_chat
 
 PHASES = ("rollout", "environment", "old log-probs", "update", "overhead")
 """Where the wall time of a step goes. Both sides fill them so that they add up to `step`; see benchmarks/README.md."""
@@ -118,7 +118,7 @@ def load_setting(arguments: argparse.Namespace) -> Setting:
     searcher = Searcher(PassageIndex.load(index, data / "corpus.jsonl"))
     tools = make_tools(config.env.tools, searcher=searcher, top_k=config.search.top_k)
     rows = read_rows(data / "train.parquet"), read_rows(data / "test.parquet")[: arguments.eval]
-    return Setting(config, model, *rows, tools, ChatFormat(load_tokenizer(model)))
+    return Setting(config, model, *rows, tools, load_chat(model))
 
 
 def run(main: Callable[[], None]) -> None:

@@ -23,10 +23,21 @@ import subprocess
 import sys
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 MODE = set(os.environ.get("FAKE_VLLM", "").split(","))
 BORN = time.monotonic()
-IDS = [11, 12, 13, 14]
+IDS = json.loads(os.environ.get("FAKE_VLLM_IDS", "[11, 12, 13, 14]"))
+
+
+def sampled(request):
+    """What is left of IDS where vLLM would end: at a stop token of the request's or of the model's, or at the limit."""
+    settings = Path(sys.argv[sys.argv.index("--model") + 1], "generation_config.json")
+    ends = json.loads(settings.read_text())["eos_token_id"] if settings.is_file() else []
+    ends = {*request.get("stop_token_ids", ()), *(ends if isinstance(ends, list) else [ends])}
+    ids = IDS[: request.get("max_tokens")]
+    ids = ids[: next((n for n, i in enumerate(ids, 1) if i in ends), len(ids))]
+    return ids, "length" if len(ids) == request.get("max_tokens") and ids[-1] not in ends else "stop"
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -46,14 +57,15 @@ class Handler(BaseHTTPRequestHandler):
             return self.answer(400, "application/json", b'{"error": {"message": "too long, says the server"}}')
         if "broken" in MODE:
             return self.answer(500, "text/html", b"<h1>Internal Server Error</h1>")
-        logprobs = [-0.5 * i for i in IDS]
+        ids, finish_reason = sampled(request)
+        logprobs = [-0.5 * i for i in ids]
         if not request["stream"]:
-            whole = {"token_ids": IDS, "logprobs": {"token_logprobs": logprobs}, "finish_reason": "stop"}
+            whole = {"token_ids": ids, "logprobs": {"token_logprobs": logprobs}, "finish_reason": finish_reason}
             return self.answer(200, "application/json", json.dumps({"choices": [whole]}).encode())
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.end_headers()
-        for index, (token, logprob) in enumerate(zip(IDS, logprobs, strict=True)):
+        for index, (token, logprob) in enumerate(zip(ids, logprobs, strict=True)):
             if "cut" in MODE and index == 2:
                 print("RuntimeError: the engine core has died", flush=True)
                 os._exit(7)
@@ -65,7 +77,7 @@ class Handler(BaseHTTPRequestHandler):
             self.event(json.dumps({"choices": [piece]}))
         if "endless" not in MODE:
             # The end may come by itself: without tokens, and without log-probabilities.
-            self.event(json.dumps({"choices": [{"token_ids": [], "finish_reason": "stop"}]}))
+            self.event(json.dumps({"choices": [{"token_ids": [], "finish_reason": finish_reason}]}))
             self.event("[DONE]")
 
     def event(self, data):

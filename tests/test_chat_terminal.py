@@ -25,12 +25,11 @@ from runs import AGENT, ROOT, environment, main
 
 from agent_r1.config import to_yaml
 from agent_r1.inference.evaluate import evaluate
-from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.engine import LocalPolicy
 from agent_r1.rollout.episode import make_loop
 from agent_r1.stages import load_rows, load_tools, make_data, make_index
 from agent_r1.training.run import write_model
-from agent_r1.training.tiny_model import load_tokenizer
+from agent_r1.training.tiny_model import load_chat
 
 
 @pytest.fixture(scope="module")
@@ -232,7 +231,7 @@ def test_json_gives_what_evaluation_gets(home, monkeypatch):
     model = home / "runs" / "tiny" / "checkpoints" / "step_000003" / "model"
     from agent_r1.rollout import qwen
 
-    chat = ChatFormat(load_tokenizer(model))
+    chat = load_chat(model)
     policy = LocalPolicy(qwen.load(model), chat.stop_ids, slots=4, max_context=config.rollout.max_context)
     trajectories = evaluate(make_loop(policy, chat, load_tools(config), config), rows, temperature=0.0, seed=0)
     for record, trajectory in zip(records, trajectories, strict=True):

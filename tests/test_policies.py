@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
-from conftest import VOCAB, random_model
+from conftest import VOCAB, clone_steps, question_row, random_model, tiny_model, trajectory_of
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from agent_r1.config import Config, from_yaml, to_yaml
@@ -19,7 +21,8 @@ from agent_r1.inference.policies import TransformersPolicy, load_transformers
 from agent_r1.rollout import qwen
 from agent_r1.rollout.engine import LocalPolicy
 from agent_r1.rollout.episode import Task, make_loop
-from agent_r1.rollout.types import Sampling
+from agent_r1.rollout.rows import trajectory_rows
+from agent_r1.rollout.types import Sampling, StopReason
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +80,96 @@ def test_the_same_seeds_give_the_tokens_of_training(folder, chat, sampling):
     for a, b in zip(ours, theirs, strict=True):
         assert a.token_ids == b.token_ids and a.finish_reason == b.finish_reason
         assert b.logprobs == pytest.approx(a.logprobs, abs=1e-4)
+
+
+# ----------------------------------------------------------------------------------- what ends a turn, for every policy
+
+
+@pytest.fixture(scope="module")
+def two_ends(tmp_path_factory, chat, micro):
+    """A model that ends its turns with <|endoftext|>: one of two end tokens in its generation_config.json, as Qwen2.5's
+    has them, and none of the tokenizer's. And what it would sample greedily if nobody stopped it."""
+    from agent_r1.training.run import write_model
+
+    path, end = tmp_path_factory.mktemp("two ends") / "model", chat.control_ids["<|endoftext|>"]
+    said = [*chat.encode_trusted("<answer>Marn</answer>"), end, 30]
+    prompt = chat.prompt_ids(question_row()["prompt"])
+    model = tiny_model(micro.config.model, len(chat.tokenizer))
+    clone_steps(model, trajectory_rows(trajectory_of((prompt, said, 1.0)), 0), steps=60)
+    write_model(model, chat, path)
+    settings = json.loads((path / "generation_config.json").read_text())
+    (path / "generation_config.json").write_text(json.dumps(settings | {"eos_token_id": [chat.turn_end_id, end]}))
+    return path, said
+
+
+def one_episode(policy, agent, max_tokens: int):
+    config = dataclasses.replace(agent.config.rollout, max_tokens_per_turn=max_tokens)
+    loop = make_loop(policy, agent.chat, {}, dataclasses.replace(agent.config, rollout=config))
+    t = asyncio.run(loop.run(Task(question_row(), "g", "s"), Sampling(max_tokens, 0.0)))
+    return t.steps[0].action_ids, t.steps[0].finish_reason, t.stop_reason, t.reward_parts
+
+
+@pytest.mark.parametrize("way", ["local", "transformers", "vllm", "vllm streamed", "verl"])
+def test_a_turn_ends_at_either_of_two_end_tokens(two_ends, micro, monkeypatch, way):
+    """Training, evaluation and verl see one and the same turn, and nobody reads the token that ended it as its text.
+
+    vLLM ends a turn at every token that the model's generation_config.json names, whatever the request says.
+    """
+    path, said = two_ends
+    monkeypatch.setenv("AGENT_R1_VLLM", str(Path(__file__).with_name("fake_vllm.py")))
+    monkeypatch.setenv("FAKE_VLLM_IDS", json.dumps(said))
+    right = (said[:-1], "stop", StopReason.ANSWERED, {"em": 1.0, "format": 0.0})
+    short = (said[:-2], "length", StopReason.MAX_TOKENS, {"em": 0.0, "format": -0.2})
+    with open_agent(path, micro.config, "vllm" if way.startswith("vllm") else "transformers", tools={}) as agent:
+        policy = agent.policy
+        if way == "vllm streamed":
+            policy.on_token = lambda session, ids: None
+        if way == "transformers":
+            policy = TransformersPolicy(load_transformers(path), agent.chat.stop_ids)
+        if way == "verl":
+            pytest.importorskip("verl")
+            policy = verl_policy(agent, said)
+        assert one_episode(policy, agent, 40) == right
+        assert one_episode(policy, agent, len(said) - 1) == right  # the last token that is allowed ends it
+        assert one_episode(policy, agent, len(said) - 2) == short
+
+
+def verl_policy(agent, said: list[int]):
+    """verl's policy over a client whose servers sample `said`. It names no reason for the end, only that it came."""
+    from verl.workers.rollout.replica import TokenOutput
+
+    from agent_r1.verl_engine.agent_loop import VerlPolicy
+
+    class Client:
+        async def generate(self, request_id, prompt_ids, sampling_params):
+            settings = json.loads((agent.model / "generation_config.json").read_text())
+            ends = {*sampling_params["stop_token_ids"], *settings["eos_token_id"]}
+            ids = said[: sampling_params["max_tokens"]]
+            ids = ids[: next((n for n, i in enumerate(ids, 1) if i in ends), len(ids))]
+            return TokenOutput(token_ids=ids, log_probs=[-0.5] * len(ids), stop_reason="completed", extra_fields={})
+
+    return VerlPolicy(Client(), agent.chat.stop_ids, pytest.fail)
+
+
+def test_what_is_trained_keeps_the_ends_that_it_was_trained_with(two_ends, micro, tmp_path):
+    """A checkpoint is served by others, and its own evaluation reads it."""
+    from agent_r1.training.run import write_model
+
+    with open_agent(two_ends[0], micro.config, tools={}) as agent:
+        write_model(agent.policy.model, agent.chat, tmp_path / "checkpoint")
+    with open_agent(tmp_path / "checkpoint", micro.config, tools={}) as again:
+        assert again.chat.stop_ids == agent.chat.stop_ids and len(again.chat.stop_ids) == 2
+    assert sorted(AutoConfig.from_pretrained(tmp_path / "checkpoint").eos_token_id) == sorted(agent.chat.stop_ids)
+
+
+def test_settings_that_cannot_be_read_are_refused_with_their_name(folder, micro, tmp_path):
+    shutil.copytree(folder, tmp_path / "model")
+    (tmp_path / "model" / "generation_config.json").write_text("[1, 2")
+    with (
+        pytest.raises(AgentR1Error, match=r"generation_config.json cannot be read .*make or download"),
+        open_agent(tmp_path / "model", micro.config, tools={}),
+    ):
+        pass
 
 
 def test_the_cache_does_not_change_the_log_probabilities(foreign, chat):

@@ -30,7 +30,7 @@ from agent_r1.tool import BaseTool
 from agent_r1.training.checkpoint import list_checkpoints
 from agent_r1.training.loop import resolve_device
 from agent_r1.training.shards import find_shards
-from agent_r1.training.tiny_model import load_tokenizer
+from agent_r1.training.tiny_model import load_chat
 
 BACKENDS = ("vllm", "transformers")
 SETTINGS = "agent_r1.yaml"
@@ -73,7 +73,7 @@ def open_agent(
     if backend not in BACKENDS:
         raise ConfigError(f"unknown backend {backend!r}{nearest(backend, BACKENDS)}; choose from {', '.join(BACKENDS)}")
     set_threads(config)
-    chat = ChatFormat(load_tokenizer(model))
+    chat = load_chat(model)
     config = fit_context(config, model)
     tools = make_tools_of(config) if tools is None else tools
     if backend == "transformers":

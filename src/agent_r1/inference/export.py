@@ -26,13 +26,12 @@ from agent_r1.files import sha256
 from agent_r1.inference.agent import SETTINGS, hub_model, model_folder
 from agent_r1.inference.policies import load_transformers, token_logprobs
 from agent_r1.rollout import qwen
-from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.rows import TrainingRow, collate
 from agent_r1.training.checkpoint import verify_checkpoint
 from agent_r1.training.forward import action_logprobs
 from agent_r1.training.loggers import read_jsonl
 from agent_r1.training.shards import SHARDS, find_shards, write_merged
-from agent_r1.training.tiny_model import load_tokenizer
+from agent_r1.training.tiny_model import load_chat
 from agent_r1.ui import say
 
 if TYPE_CHECKING:
@@ -227,7 +226,7 @@ def _gaps(ours: list[Tensor], theirs: list[Tensor], rows: list[TrainingRow]) -> 
 def _write_settings(part: Path, config: Config) -> None:
     """How the model was made to speak: for `agent-r1` the whole configuration, for others the sampling settings."""
     (part / SETTINGS).write_text(to_yaml(config))
-    chat = ChatFormat(load_tokenizer(part))
+    chat = load_chat(part)
     generation = {
         "do_sample": True,
         "temperature": config.rollout.temperature,

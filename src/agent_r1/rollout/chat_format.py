@@ -14,13 +14,21 @@ placeholder for each content. The control tokens of the rendered skeleton become
 two control tokens, template text and contents joined, is encoded as *data*. Joining before encoding matters: it gives
 the same ids as `apply_chat_template` for harmless contents (a test compares them). Later turns are encoded as
 continuations, so that sampled ids are never touched.
+
+A template may also mark the place of data with words that are no control token: in Qwen2.5's vocabulary
+`<tool_response>` is spelled in ordinary ones. The template's own tags stay as they are; in data they are broken up.
 """
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import re
+from collections.abc import Iterable
 from typing import Any
+
+from jinja2 import TemplateError
 
 from agent_r1.errors import ConfigError
 from agent_r1.rollout.types import Message
@@ -28,12 +36,21 @@ from agent_r1.rollout.types import Message
 # A placeholder is a number between two private-use characters, which no chat template contains.
 _OPEN, _CLOSE = "\ue0f0", "\ue0f1"
 _PLACEHOLDER = re.compile(f"{_OPEN}(\\d+){_CLOSE}")
+_BESIDE_DATA = re.compile(f"(<[^<>\\s]+>)\\s*(?={_OPEN})|(?<={_CLOSE})\\s*(<[^<>\\s]+>)")
+
+
+Skeleton = tuple[list[int | str], list[str]]
+
+
+def _any_of(words: Iterable[str]) -> re.Pattern:
+    return re.compile("|".join(re.escape(word) for word in sorted(words, key=len, reverse=True)))
 
 
 class ChatFormat:
     """Encodes observations for one tokenizer (any fast Hugging Face tokenizer that has a chat template)."""
 
-    def __init__(self, tokenizer):
+    def __init__(self, tokenizer, end_ids: Iterable[int] = ()):
+        """`end_ids`: tokens that end a turn for this model beside the tokenizer's own (see `tiny_model.load_chat`)."""
         if not getattr(tokenizer, "chat_template", None):
             raise ConfigError(
                 f"the tokenizer of {getattr(tokenizer, 'name_or_path', '?')!r} has no chat template; "
@@ -48,15 +65,18 @@ class ChatFormat:
         }
         """Every special or added token: what must never come out of encoding data."""
         self._control_set = frozenset(self.control_ids.values())
-        self._control = re.compile("|".join(re.escape(t) for t in sorted(self.control_ids, key=len, reverse=True)))
-        self._skeletons: dict[tuple, list[int | str]] = {}
-        after_action = self._skeleton(("user", "assistant"), None, continuation=True)
+        self._control = _any_of(self.control_ids)
+        self._guarded = _any_of({*self.control_ids, *self._tags_beside_data()})
+        """What data must not spell: control tokens, and the tags by which the template marks where data stand."""
+        self._skeletons: dict[tuple, Skeleton] = {}
+        after_action, _ = self._skeleton(("user", "assistant"), None, continuation=True)
         if not after_action or not isinstance(after_action[0], int):
             raise ConfigError("the chat template does not close an assistant turn with a control token")
         self.turn_end_id: int = after_action[0]
         """The control token that closes an assistant turn (`<|im_end|>` for Qwen)."""
-        self.stop_ids = tuple(sorted({self.turn_end_id, tokenizer.eos_token_id} - {None}))
-        opening = "".join(p if isinstance(p, str) else self.decode([p]) for p in self._skeleton(("user",), None))
+        self.stop_ids = tuple(sorted({self.turn_end_id, tokenizer.eos_token_id, *end_ids} - {None}))
+        """Whichever of these is sampled ends the turn, for every policy."""
+        opening = "".join(p if isinstance(p, str) else self.decode([p]) for p in self._skeleton(("user",), None)[0])
         self._opened = re.search(r"(<think>\s*)?\Z", opening)[0]
         """What the template writes of each turn of the agent's: some thinking models' begins the thought for them."""
 
@@ -65,7 +85,8 @@ class ChatFormat:
     def prompt_ids(self, messages: list[Message], tools: list[dict[str, Any]] | None = None) -> list[int]:
         """The ids of a whole conversation that ends where the assistant is to speak."""
         roles = tuple(m["role"] for m in messages)
-        return self._fill(self._skeleton(roles, tools), messages)
+        skeleton, spelled = self._skeleton(roles, tools)
+        return self._fill(skeleton, [m["content"] for m in messages] + spelled)
 
     def continuation_ids(self, messages: list[Message], *, closed: bool) -> list[int]:
         """The ids that follow an assistant turn: `messages` (tool results, a user's reply) and the next opening.
@@ -74,19 +95,25 @@ class ChatFormat:
         the action; if not, it is added here, as an observation that nobody is trained on.
         """
         roles = ("user", "assistant", *(m["role"] for m in messages))
-        skeleton = self._skeleton(roles, None, continuation=True)
-        return self._fill(skeleton[1:] if closed else skeleton, [{}, {}, *messages])
+        skeleton, _ = self._skeleton(roles, None, continuation=True)
+        return self._fill(skeleton[1:] if closed else skeleton, ["", "", *(m["content"] for m in messages)])
 
-    def encode_data(self, text: str) -> list[int]:
-        """Encode text so that no control token comes out, whatever the text says."""
-        ids: list[int] = []
-        start = 0
-        # Cut every spelled-out control token after its first character: the tokenizer matches control tokens within
-        # one string only, so a piece of one is ordinary text to it.
-        while match := self._control.search(text, start):
-            ids += self._encode(text[start : match.start() + 1])
+    def encode_data(self, text: str, own: frozenset[int] = frozenset()) -> list[int]:
+        """Encode text so that no control token comes out, nor a tag of the template's as the template writes it.
+
+        `own`: where in `text` the template's own tags begin.
+        """
+        cuts, start = [0], 0
+        while match := self._guarded.search(text, start):
             start = match.start() + 1
-        return ids + self._encode(text[start:])
+            if match[0] in self.control_ids:
+                # One cut is enough: the tokenizer matches control tokens within one string only, so a piece of one is
+                # ordinary text to it.
+                cuts.append(start)
+            elif match.start() not in own:  # ordinary text as it is: spelled by the character, it has other ids
+                cuts += range(start, match.end())
+        pieces = itertools.pairwise([*sorted(set(cuts)), len(text)])
+        return [i for begin, end in pieces for i in self._encode(text[begin:end])]
 
     def encode_trusted(self, text: str) -> list[int]:
         """Encode text in which control tokens are meant (a demonstrator's turn). Never for text from outside."""
@@ -114,35 +141,66 @@ class ChatFormat:
         single = (i for c in text for i in self._backend.encode(c, add_special_tokens=False).ids)
         return [i for i in single if i not in self._control_set]
 
-    def _fill(self, skeleton: list[int | str], messages: list[Message]) -> list[int]:
+    def _fill(self, skeleton: list[int | str], contents: list[str]) -> list[int]:
         """Skeleton to ids: control ids stay, each text run is filled with the contents and encoded as data."""
         ids: list[int] = []
         for part in skeleton:
             if isinstance(part, int):
                 ids.append(part)
-            else:
-                ids += self.encode_data(_PLACEHOLDER.sub(lambda m: str(messages[int(m[1])]["content"]), part))
+                continue
+            text, own = "", set()
+            for number, piece in enumerate(_PLACEHOLDER.split(part)):  # the template's words and numbers by turns
+                if number % 2:
+                    text += str(contents[int(piece)])
+                else:
+                    own |= {len(text) + tag.start() for tag in self._guarded.finditer(piece)}
+                    text += piece
+            ids += self.encode_data(text, frozenset(own))
         return ids
 
-    def _skeleton(self, roles: tuple[str, ...], tools, continuation: bool = False) -> list[int | str]:
+    def _render(self, roles: tuple[str, ...], tools=None) -> str:
+        """The template's text of a conversation with these roles, a placeholder in the place of each content."""
+        messages = [{"role": role, "content": f"{_OPEN}{i}{_CLOSE}"} for i, role in enumerate(roles)]
+        # Qwen3 without its own thinking mode: its template then opens each turn with an empty thought, and a turn of
+        # some hundred tokens is not used up by thinking. Other templates do not know the word.
+        return self.tokenizer.apply_chat_template(
+            messages, tools=tools, add_generation_prompt=True, tokenize=False, enable_thinking=False
+        )
+
+    def _tags_beside_data(self) -> set[str]:
+        """Each literal `<...>` that the template puts directly before or behind a content."""
+        tags: set[str] = set()
+        for roles in (("user", "assistant"), ("system", "user"), ("user", "assistant", "tool", "tool")):
+            with contextlib.suppress(
+                TemplateError, TypeError
+            ):  # a template may refuse a role, and then it has no tags for it
+                tags |= {tag for pair in _BESIDE_DATA.findall(self._render(roles)) for tag in pair if tag}
+        return tags
+
+    def _skeleton(self, roles: tuple[str, ...], tools, continuation: bool = False) -> Skeleton:
         """Control ids and text runs (with placeholders) of a conversation with these roles; rendered once, then kept.
 
-        With `continuation`, only what follows the content of message 1 (the assistant's).
+        With `continuation`, only what follows the content of message 1 (the assistant's). The second of the pair is what
+        the descriptions of `tools` spell of control tokens and tags: they are data too, and get placeholders behind
+        those of the messages.
         """
         key = (roles, json.dumps(tools) if tools else None, continuation)
         if key not in self._skeletons:
-            messages = [{"role": role, "content": f"{_OPEN}{i}{_CLOSE}"} for i, role in enumerate(roles)]
-            # Qwen3 without its own thinking mode: its template then opens each turn with an empty thought, and a turn of
-            # some hundred tokens is not used up by thinking. Other templates do not know the word.
-            text = self.tokenizer.apply_chat_template(
-                messages, tools=tools, add_generation_prompt=True, tokenize=False, enable_thinking=False
-            )
+            spelled: list[str] = []
+
+            def mark(match: re.Match) -> str:
+                spelled.append(match[0])
+                return f"{_OPEN}{len(roles) + len(spelled) - 1}{_CLOSE}"
+
+            hostile = re.compile(f"{self._guarded.pattern}|{_OPEN}|{_CLOSE}")
+            tools = tools and json.loads(hostile.sub(mark, json.dumps(tools, ensure_ascii=False)))
+            text = self._render(roles, tools)
             missing = [i for i in range(len(roles)) if f"{_OPEN}{i}{_CLOSE}" not in text]
             if missing:
                 raise ConfigError(f"the chat template drops message {missing[0]} (role {roles[missing[0]]!r})")
             if continuation:
                 text = text[text.index(f"{_OPEN}1{_CLOSE}") + len(f"{_OPEN}1{_CLOSE}") :]
-            self._skeletons[key] = self._split(text)
+            self._skeletons[key] = self._split(text), spelled
         return self._skeletons[key]
 
     def _split(self, text: str) -> list[int | str]:

@@ -136,7 +136,9 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 # ------------------------------------------------------------------------------------- Hugging Face's folder format
 
 
-def save(model: Qwen, folder: Path, eos_token_id: int, pad_token_id: int, dtype: torch.dtype | None = None) -> None:
+def save(
+    model: Qwen, folder: Path, eos_token_id: int | list[int], pad_token_id: int, dtype: torch.dtype | None = None
+) -> None:
     """Write config.json, generation_config.json and model.safetensors as `Qwen2ForCausalLM` reads them.
 
     Raises OSError where the folder cannot be written.

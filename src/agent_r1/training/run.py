@@ -39,7 +39,7 @@ from agent_r1.training.checkpoint import list_checkpoints, read_checkpoint, save
 from agent_r1.training.dashboard import Dashboard, RunInfo
 from agent_r1.training.loggers import MetricsFile, trackers
 from agent_r1.training.loop import Experience, Learner, make_learner, resolve_device, train
-from agent_r1.training.tiny_model import load_tokenizer, save_tokenizer
+from agent_r1.training.tiny_model import load_chat, save_tokenizer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,7 +125,7 @@ def run_training(
     open_run(run, config, resume)
     with locked(run):
         learner, reference = _start(run, config, start_model)
-        chat = ChatFormat(load_tokenizer(start_model))
+        chat = load_chat(start_model)
         run.metrics.truncate_after(learner.step)
         device, dtype = resolve_device(config)
         size = f"{learner.actor.parameter_count / 1e6:.2f} M parameters"
@@ -226,7 +226,8 @@ class _Recorder:
 
 def write_model(model: qwen.Qwen, chat: ChatFormat, folder: Path) -> None:
     """A Hugging Face folder: weights, configuration, tokenizer, chat template."""
-    qwen.save(model, folder, chat.turn_end_id, chat.tokenizer.pad_token_id)
+    ends = list(chat.stop_ids)
+    qwen.save(model, folder, ends if len(ends) > 1 else ends[0], chat.tokenizer.pad_token_id)
     save_tokenizer(chat.tokenizer, folder)
 
 

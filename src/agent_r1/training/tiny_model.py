@@ -29,7 +29,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from transformers import PreTrainedTokenizerFast
 
 from agent_r1.config import ModelConfig
-from agent_r1.errors import AgentR1Error
+from agent_r1.errors import AgentR1Error, first_line
+from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.qwen import Qwen, QwenShape, rotate
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -135,6 +136,17 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     if not (folder / "tokenizer.json").is_file():
         raise AgentR1Error(f"{folder} has no tokenizer.json; make or download the model again")
     return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+
+
+def load_chat(folder: Path) -> ChatFormat:
+    """The chat format of a model folder. Its turns end where any server of the model would end them: vLLM and
+    `transformers` take `eos_token_id` (one id or several) from generation_config.json, else from config.json."""
+    path = next((p for name in ("generation_config", "config") if (p := folder / f"{name}.json").is_file()), None)
+    try:
+        ends = json.loads(path.read_text()).get("eos_token_id") if path else None
+    except (OSError, ValueError, AttributeError) as error:
+        raise AgentR1Error(f"{path} cannot be read ({first_line(error)}); make or download the model again") from None
+    return ChatFormat(load_tokenizer(folder), ends if isinstance(ends, list) else [ends])
 
 
 def shape_of(config: ModelConfig, vocab_size: int) -> QwenShape:

@@ -59,8 +59,9 @@ class VerlPolicy:
             raise AgentR1Error("the rollout server aborted a request")
         self.versions.append(out.extra_fields.get("global_steps") or 0)
         ids = list(out.token_ids)
-        # verl reports "completed" for both ends of a turn; the last token tells them apart.
-        return Generation(ids, list(out.log_probs), "stop" if ids[-1] in self.stop_ids else "length")
+        # verl reports "completed" for both ends of a turn; length and last token tell them apart.
+        cut = len(ids) >= sampling.max_tokens and ids[-1] not in self.stop_ids
+        return Generation(ids, list(out.log_probs), "length" if cut else "stop")
 
     def release(self, session: str) -> None:
         """Nothing to do: vLLM's prefix cache forgets by itself."""
@@ -145,7 +146,7 @@ def row_output(row: TrainingRow, trajectory: Trajectory, metrics: AgentLoopMetri
 @functools.cache
 def _shared(run: str, model: str) -> tuple[Config, ChatFormat, dict[str, BaseTool]]:
     """What all episodes of this process share: the index is read once."""
-    from agent_r1.training.tiny_model import load_tokenizer
+    from agent_r1.training.tiny_model import load_chat
 
     config = from_yaml(Path(run) / "config.yaml")
-    return config, ChatFormat(load_tokenizer(Path(model))), load_tools(config)
+    return config, load_chat(Path(model)), load_tools(config)

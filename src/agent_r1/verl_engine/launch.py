@@ -37,14 +37,13 @@ from agent_r1.data.rows import read_rows
 from agent_r1.env import ENVIRONMENTS
 from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.rollout import qwen
-from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.stages import Places
 from agent_r1.training.checkpoint import read_checkpoint
 from agent_r1.training.dashboard import Dashboard, RunInfo
 from agent_r1.training.loggers import trackers
 from agent_r1.training.loop import prompts_of_step, resolve_device
 from agent_r1.training.run import RunDir, graceful_interrupt, locked, open_run
-from agent_r1.training.tiny_model import load_tokenizer
+from agent_r1.training.tiny_model import load_chat
 from agent_r1.verl_engine.checkpoints import finish, unverified
 from agent_r1.verl_engine.compose import Sources, compose, overrides, require_verl
 
@@ -102,7 +101,7 @@ def check_machine(config: Config, device: str, model: Path) -> None:
         )
     if device == "cpu" and config.verl.tensor_parallel > 1:
         raise ConfigError("verl.tensor_parallel is for GPUs; on a CPU use 1")
-    ChatFormat(load_tokenizer(model))  # says what is wrong with a missing template
+    load_chat(model)  # says what is wrong with a missing template
     shape = qwen.read_config(model)
     longest = shape.get("max_position_embeddings", config.rollout.max_context)
     if config.rollout.max_context > longest:
