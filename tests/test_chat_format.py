@@ -458,7 +458,7 @@ def test_what_a_tool_says_about_itself_is_data(any_chat, text):
         decoded = any_chat.tokenizer.decode(ids)
         assert decoded.count(SYSTEM["content"]) == 1
         assert decoded == any_chat.tokenizer.apply_chat_template(
-            [SYSTEM, USER], tools=hostile, add_generation_prompt=True, tokenize=False
+            [SYSTEM, USER], tools=hostile, add_generation_prompt=True, tokenize=False, enable_thinking=False
         )
 
 
