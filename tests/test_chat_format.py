@@ -589,3 +589,12 @@ def test_a_template_that_drops_a_message_is_refused(tokenizer):
     chat = ChatFormat(with_template(tokenizer, no_tools))
     with pytest.raises(ConfigError, match="drops message 2 .role 'tool'."):
         chat.continuation_ids([TOOL], closed=True)
+
+
+def test_a_turn_is_read_without_the_token_that_ended_it_and_no_other(any_chat):
+    ids = any_chat.encode_trusted("<answer>Oslo</answer>")
+    opened = any_chat.turn_text([])  # a thought that the template opens
+    for end in ([], *([i] for i in any_chat.stop_ids)):
+        assert any_chat.turn_text(ids + end) == f"{opened}<answer>Oslo</answer>"
+    twice = any_chat.turn_text([any_chat.turn_end_id, *ids, any_chat.turn_end_id])
+    assert twice == f"{opened}{any_chat.decode([any_chat.turn_end_id])}<answer>Oslo</answer>"
