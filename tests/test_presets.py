@@ -84,7 +84,7 @@ def test_search_r1_as_published():
         assert (c.trainer.steps, a.lr, c.critic.lr, a.kl_coef) == (1005, 1e-6, 1e-5, 0.001)
         assert a.warmup_steps == int(0.285 * 1005) and (r.max_tokens_per_turn, c.search.top_k) == (500, 3)
         assert (a.clip_low, a.clip_high, a.grad_clip, r.temperature) == (0.2, 0.2, 1.0, 1.0)
-        assert (c.env.max_turns, c.env.format_penalty, c.env.evidence_reward) == (5, 0, 0)
+        assert (c.env.max_turns, c.env.format_penalty, c.env.evidence_reward, c.verl.tis_cap) == (5, 0, 0, 0)
         assert r.max_context >= 4096 + 500 and c.env.tool_max_chars == 4 * 500
 
 
