@@ -498,6 +498,18 @@ def test_prompts_that_fill_the_context_say_so(micro, chat, cloned_model):
         micro_run(micro, chat, cloned_model, "grpo", "rollout.max_context=12", "rollout.max_tokens_per_turn=4")
 
 
+def test_no_two_episodes_of_a_run_draw_the_same_noise(micro, chat, cloned_model, monkeypatch):
+    seeds, run_episodes = [], loop.run_episodes
+
+    def listening(flow, tasks, *arguments, **options):
+        seeds.extend(task.seed for task in tasks)
+        return run_episodes(flow, tasks, *arguments, **options)
+
+    monkeypatch.setattr(loop, "run_episodes", listening)
+    micro_run(micro, chat, cloned_model, "grpo", "trainer.steps=2")
+    assert len(set(seeds)) == len(seeds) == 2 * 4 * 4  # steps, prompts, samples
+
+
 # --------------------------------------------------------------------------------------- environments of other kinds
 
 
