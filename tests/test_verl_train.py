@@ -185,7 +185,8 @@ def killed(run: Path, process: subprocess.Popen, victim: str) -> str:
 
 def test_ppo_trains_its_critic_until_a_worker_dies(home):
     run = home / "runs" / "ppo"
-    settings = ["trainer.save_every=3", "trainer.eval_every=3", "critic.warmup_steps=1", "actor.kl_in=reward"]
+    settings = ["trainer.save_every=3", "trainer.eval_every=3", "critic.warmup_steps=1", "actor.kl_in=reward",
+                "actor.kl_estimator=k1"]  # fmt: skip
     batch = ["rollout.prompts_per_step=16", "rollout.samples_per_prompt=1", "trainer.steps=200"]
     process = start(home, "ppo", "ppo", *batch, *settings, "actor.kl_estimator=k1")
     until(lambda: len(lines(run)) >= 3, process)

@@ -213,7 +213,7 @@ class ActorConfig:
     kl_coef: float = 0.0
     """Weight of the KL to the model that RL started from; 0 needs no reference model."""
     kl_estimator: str = "k3"
-    """k1 | k2 | k3 (Schulman, Approximating KL Divergence)."""
+    """k1 | k2 | k3 (Schulman, Approximating KL Divergence): k1 in the reward, k2 or k3 in the loss."""
     kl_in: str = "loss"
     """`loss` adds a term to the loss, `reward` takes it from each action token's reward."""
     grad_clip: float = 1.0
@@ -433,6 +433,11 @@ def check(config: Config) -> None:
     for key, (value, allowed) in choices.items():
         if value not in allowed:
             raise ConfigError(f"{key}={value!r} is unknown{nearest(value, allowed)}; choose from {', '.join(allowed)}")
+    if (a.kl_in == "reward") != (a.kl_estimator == "k1"):
+        raise ConfigError(
+            f"actor.kl_estimator={a.kl_estimator} with actor.kl_in={a.kl_in} does not pull the policy to the reference "
+            f"(losses.kl_penalty says why); set actor.kl_estimator={'k1' if a.kl_in == 'reward' else 'k3'}"
+        )
     for logger in config.trainer.loggers:
         if logger not in ("wandb", "tensorboard"):
             raise ConfigError(f"trainer.loggers: unknown logger {logger!r}; choose from wandb, tensorboard")

@@ -49,7 +49,14 @@ from agent_r1.rollout.types import Row, Sampling, Trajectory
 from agent_r1.tool import BaseTool
 from agent_r1.training.advantages import AdvantageInputs, get_estimator
 from agent_r1.training.forward import Critic, action_logprobs, action_values, micro_batches
-from agent_r1.training.losses import aggregate_loss, kl_penalty, loss_normalizer, policy_loss, value_loss
+from agent_r1.training.losses import (
+    aggregate_loss,
+    kl_penalty,
+    loss_normalizer,
+    policy_loss,
+    reward_less_kl,
+    value_loss,
+)
 
 
 @dataclass
@@ -135,14 +142,15 @@ def train(
             experience.values_BT = in_micro_batches(
                 batch, t.micro_tokens, lambda b: action_values(learner.critic, b), dtype
             )
-        rewards_BT = batch.rewards_BT
+        rewards_BT, metrics = batch.rewards_BT, {}
         if reference is not None:
             experience.ref_logprobs_BT = in_micro_batches(
                 batch, t.micro_tokens, lambda b: action_logprobs(reference, b, r.temperature)[0], dtype
             )
             if config.actor.kl_in == "reward":
-                kl_BT = kl_penalty(batch.logprobs_BT, experience.ref_logprobs_BT, config.actor.kl_estimator)
-                rewards_BT = rewards_BT - config.actor.kl_coef * kl_BT * batch.mask_BT
+                rewards_BT, metrics["actor/reward_kl_penalty"] = reward_less_kl(
+                    rewards_BT, batch.logprobs_BT, experience.ref_logprobs_BT, batch.mask_BT, config.actor
+                )
         clock.lap("values")
 
         # 4  credit.
@@ -163,7 +171,6 @@ def train(
         clock.lap("adv")
 
         # 5  critic.  6  policy: only once the critic has an idea of the task.
-        metrics: dict[str, float] = {}
         if learner.critic is not None:
             metrics |= update_critic(learner, experience, config, step, dtype)
             clock.lap("update_critic")

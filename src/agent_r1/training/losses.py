@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from agent_r1.config import nearest
+from agent_r1.config import ActorConfig, nearest
 from agent_r1.errors import ConfigError
 
 
@@ -163,8 +163,8 @@ def _k2(log_ratio: Tensor) -> Tensor:
 
 
 def _k3(log_ratio: Tensor) -> Tensor:
-    # verl's clamps. The second one means: where the reference finds a token more than about 13 times likelier than the
-    # policy does, k3 stays at 10 and has no gradient. One outlier would otherwise be worth exp(20).
+    # verl's clamps. One outlier would otherwise be worth exp(20). Where k3 exceeds 10 it stays at 10 and has no gradient:
+    # the reference finds the token more than 13 times likelier than the policy (d < -2.6), or exp(11) times less (d > 11).
     back = (-log_ratio).clamp(-20.0, 20.0)
     return (torch.expm1(back) - back).clamp(max=10.0)  # expm1: exp(x) - 1 without cancellation
 
@@ -190,3 +190,11 @@ def kl_penalty(logprobs_BT: Tensor, ref_logprobs_BT: Tensor, estimator: str) -> 
     """
     estimate = _lookup("KL estimator", estimator, KL_ESTIMATORS)
     return estimate(logprobs_BT.float() - ref_logprobs_BT.float())
+
+
+def reward_less_kl(
+    rewards_BT: Tensor, logprobs_BT: Tensor, ref_logprobs_BT: Tensor, mask_BT: Tensor, actor: ActorConfig
+) -> tuple[Tensor, float]:
+    """KL in the reward: `kl_coef` times the penalty is taken from each action token's reward. Also its mean, in nats."""
+    kl_BT = torch.where(mask_BT.bool(), kl_penalty(logprobs_BT, ref_logprobs_BT, actor.kl_estimator), 0.0)
+    return rewards_BT - actor.kl_coef * kl_BT, (kl_BT.sum() / mask_BT.sum()).item()

@@ -29,7 +29,7 @@ from agent_r1.errors import AgentR1Error
 from agent_r1.files import write_whole
 from agent_r1.rollout.episode import refuse_broken_tools
 from agent_r1.training.loop import EpisodeNumbers, episode_metrics
-from agent_r1.training.losses import kl_penalty
+from agent_r1.training.losses import reward_less_kl
 from agent_r1.training.run import RunDir, TimeLimit, write_rollouts
 from agent_r1.verl_engine.algorithms import SamplerWatch  # the import also fills verl's table of estimators
 from agent_r1.verl_engine.checkpoints import finish, keep_shards
@@ -120,10 +120,9 @@ class AgentR1Trainer(PPOTrainerSync):
         old_BT, sampled_BT = padded["old_log_probs"], padded["rollout_log_probs"]
         metrics |= self.sampler.check(old_BT, sampled_BT, mask_BT)
         if self.config.algorithm.use_kl_in_reward:
-            a = self.ours.actor
-            kl_BT = kl_penalty(old_BT, padded["ref_log_prob"], a.kl_estimator) * mask_BT
-            rewards_BT = rewards_BT - a.kl_coef * kl_BT
-            metrics["actor/reward_kl_penalty"] = (kl_BT.sum() / mask_BT.sum()).item()
+            rewards_BT, metrics["actor/reward_kl_penalty"] = reward_less_kl(
+                rewards_BT, old_BT, padded["ref_log_prob"], mask_BT, self.ours.actor
+            )
         advantages_BT, returns_BT = get_adv_estimator_fn(self.config.algorithm.adv_estimator)(
             token_level_rewards=rewards_BT,
             response_mask=mask_BT,

@@ -1,0 +1,88 @@
+"""The KL, wherever it is put, pulls the policy to its reference: exact expectations over a small vocabulary.
+
+The functions are those of the loop (and of verl's trainer): KL into the reward, advantages, the actor's update.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from conftest import trajectory_of
+
+from agent_r1.config import Config, check, load_config, preset_names
+from agent_r1.errors import ConfigError
+from agent_r1.rollout.rows import collate, trajectory_rows
+from agent_r1.training.advantages import AdvantageInputs, get_estimator
+from agent_r1.training.loop import Experience, Learner, update_actor
+from agent_r1.training.losses import reward_less_kl
+
+PI = torch.tensor([1.0, 2, 5, 8]) / 16
+AWAY = torch.tensor([0.4, -0.3, 0.3, -0.2])
+
+
+class Categorical(torch.nn.Module):
+    """A policy that knows one distribution over four tokens, whatever came before."""
+
+    def __init__(self):
+        super().__init__()
+        self.theta = torch.nn.Parameter(PI.log())
+
+    def forward(self, ids_BT, positions, attention):
+        return torch.zeros(*ids_BT.shape, 1)
+
+    def logits(self, hidden_ND):
+        return self.theta.expand(len(hidden_ND), -1)
+
+
+def pull(config: Config, sign: int) -> float:
+    """The share of grad KL(pi || ref) that one step of the actor goes down, when nothing but the KL is paid.
+
+    The batch holds each token as often as pi expects it, so its mean is the expectation. `sign`: which of the tokens
+    the reference finds likelier.
+    """
+    a, actor = config.actor, Categorical()
+    a.kl_coef, a.entropy_coef, a.lr, a.lr_final, a.warmup_steps = 1.0, 0.0, 1.0, 1.0, 0
+    a.minibatches, a.epochs, a.grad_clip = 1, 1, 1e9
+    tokens = [token for token, p in enumerate(PI) for _ in range(int(16 * p))]
+    episodes = [trajectory_of(([0], [token], 0.0)) for token in tokens]
+    rows = [row for i, episode in enumerate(episodes) for row in trajectory_rows(episode, i)]
+    batch, ref = collate(rows), torch.log_softmax(PI.log() + sign * AWAY, dim=0)
+    batch.logprobs_BT[:, 1] = PI.log()[tokens]
+    x = Experience(batch, rows, episodes, ref_logprobs_BT=torch.zeros_like(batch.rewards_BT))
+    x.ref_logprobs_BT[:, 1] = ref[tokens]
+    rewards_BT = batch.rewards_BT
+    if a.kl_in == "reward":
+        rewards_BT, _ = reward_less_kl(rewards_BT, batch.logprobs_BT, x.ref_logprobs_BT, batch.mask_BT, a)
+    values_BT = torch.zeros_like(rewards_BT)
+    inputs = AdvantageInputs(rewards_BT, batch.mask_BT, values_BT, batch.groups, batch.trajectory_B, 1.0, 1.0, False)
+    x.advantages_BT = get_estimator(config.algorithm)(inputs).advantages_BT
+    update_actor(Learner(actor, torch.optim.SGD(actor.parameters(), lr=1.0)), x, config, 1, torch.float32)
+    step = PI.log() - actor.theta.detach()
+
+    theta = PI.log().requires_grad_()
+    logpi = torch.log_softmax(theta, dim=0)
+    (right,) = torch.autograd.grad((logpi.exp() * (logpi - ref)).sum(), theta)
+    return (step @ right / (right @ right)).item()
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+@pytest.mark.parametrize(("place", "estimator"), itertools.product(["reward", "loss"], ["k1", "k2", "k3"]))
+def test_a_pairing_is_accepted_if_and_only_if_it_pulls_to_the_reference(algorithm, place, estimator):
+    config = load_config("smoke", algorithm=algorithm)
+    config.actor.kl_in, config.actor.kl_estimator = place, estimator
+    try:
+        check(config)
+        accepted = True
+    except ConfigError as error:
+        accepted, remedy = False, {"reward": "k1", "loss": "k3"}[place]
+        assert str(error).endswith(f"set actor.kl_estimator={remedy}") and "\n" not in str(error)
+    pulls = [pull(config, sign) for sign in (1, -1)]
+    assert all(share > 0.7 for share in pulls) if accepted else all(share < 0.3 for share in pulls), pulls
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+@pytest.mark.parametrize("preset", preset_names())
+def test_in_every_preset_the_kl_pulls_to_the_reference(preset, algorithm):
+    assert all(pull(load_config(preset, algorithm=algorithm), sign) > 0.7 for sign in (1, -1))
