@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from operator import attrgetter
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_r1.config import (
-    LEAST,
+    BOUNDS,
     Config,
     check,
     fingerprint,
@@ -172,9 +174,12 @@ def test_a_batch_that_does_not_divide_is_refused(part):
         (["rollout.prompts_per_step=64", "data.train=20"], "prompts_per_step=64 is more than data.train=20 questions"),
         (["rollout.max_tokens_per_turn=320", "rollout.max_context=320"], "max_tokens_per_turn must be smaller"),
         (["rollout.max_context=512", "model.max_position=256"], "is larger than the model's model.max_position=256"),
-        (["rollout.temperature=0"], "rollout.temperature must be above 0"),
-        (["rollout.top_p=0"], r"rollout.top_p in \(0, 1\]"),
-        (["rollout.top_p=1.5"], r"rollout.top_p in \(0, 1\]"),
+        (["rollout.top_p=0.5"], "rollout.top_p=0.5: what is cut off is not sampled.*leave it at 1"),
+        (["rollout.top_p=.nan"], "leave it at 1"),
+        (["data.mix={1-hop: 0, 2-hop: 0}"], "data.mix: shares must be at least 0, and one of them more"),
+        (["data.mix={1-hop: 2, 2-hop: -1}"], "data.mix: shares"),
+        (["cold_start.behaviours={good: .nan}"], "cold_start.behaviours: shares"),
+        (["actor.mask_tool_tokens=false", "actor.kl_coef=0.1"], "an ablation without a KL; set actor.kl_coef=0"),
         (["model.heads=3"], "model.hidden_size=128 must be a multiple of 2 x model.heads=3"),
         (["model.kv_heads=3"], "model.kv_heads=3"),
         (["model.layers=1"], "model.layers=1 is too small; it must be at least 2"),
@@ -188,14 +193,36 @@ def test_what_no_run_can_do_is_refused(overrides, message):
         load_config("smoke", overrides)
 
 
-@pytest.mark.parametrize("key", LEAST)
-def test_every_lower_bound_is_a_key_and_its_least_value_is_not_too_small(key):
-    with pytest.raises(ConfigError, match=f"{key}={LEAST[key] - 1} is too small"):
-        load_config("smoke", [f"{key}={LEAST[key] - 1}"])
-    try:
-        load_config("smoke", [f"{key}={LEAST[key]}"], algorithm="ppo")
-    except ConfigError as error:
-        assert "too small" not in str(error)
+@pytest.mark.parametrize("key", BOUNDS)
+def test_what_lies_outside_of_its_bounds_is_refused_and_the_bounds_themselves_are_not(key):
+    least, most = BOUNDS[key]
+    whole = isinstance(attrgetter(key)(Config()), int)
+    outside = {"too small": least - (1 if whole else 1e-9)}
+    outside |= {"too large": most + 1e-9} if most < math.inf else {}
+    outside |= {} if whole else {"no number": math.nan}
+    for wrong, value in outside.items():
+        with pytest.raises(ConfigError, match=f"^{key}=.* is {wrong}; it must be at least {least}[^\n]*$"):
+            load_config("smoke", [f"{key}={value}"])
+    for value in {least, most} - {math.inf}:
+        try:
+            load_config("smoke", [f"{key}={value}"], algorithm="ppo")
+        except ConfigError as error:  # another rule than this one may say no
+            assert "; it must be" not in str(error)
+
+
+IMPOSSIBLE = [
+    "advantage.gamma=1.5", "advantage.lam=-1", "actor.clip_low=-0.2", "actor.clip_low=1.5", "actor.clip_high=-0.5",
+    "actor.kl_coef=-1", "actor.lr=-1", "actor.lr=.nan", "env.format_penalty=-1", "env.format_penalty=.nan",
+    "actor.grad_clip=0", "critic.value_clip=0", "rollout.temperature=1e-9", "actor.lr_final=5", "actor.warmup_steps=-3",
+    "env.max_tool_calls=0", "env.episode_timeout_s=0", "actor.entropy_coef=.nan", "data.mix={1-hop: 0}", "rollout.top_p=.5",
+]  # fmt: skip
+"""What a review found accepted."""
+
+
+@pytest.mark.parametrize("override", IMPOSSIBLE)
+def test_what_the_review_found_is_refused_in_one_line(override):
+    with pytest.raises(ConfigError, match=f"^{override.split('=')[0]}[^\n]*$"):
+        load_config("smoke", [override], algorithm="ppo")
 
 
 def test_a_models_own_folder_brings_its_own_shape():

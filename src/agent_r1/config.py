@@ -12,10 +12,12 @@ import dataclasses
 import difflib
 import hashlib
 import json
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from importlib import resources
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -379,14 +381,24 @@ def check(config: Config) -> None:
         )
     if config.engine not in ENGINES:
         raise ConfigError(f"unknown engine {config.engine!r}; choose from {', '.join(ENGINES)}")
-    for key, least in LEAST.items():
-        section, name = key.split(".")
-        value = getattr(getattr(config, section), name)
-        if value < least:
-            raise ConfigError(f"{key}={value} is too small; it must be at least {least}")
+    for key, (least, most) in BOUNDS.items():
+        value = attrgetter(key)(config)
+        if not least <= value <= most:  # NaN lies nowhere
+            wrong = "too small" if value < least else "too large" if value > most else "no number"
+            limits = f"at least {least}" + (f" and at most {most}" if most < math.inf else "")
+            raise ConfigError(f"{key}={value} is {wrong}; it must be {limits}")
+    for key in ("data.mix", "cold_start.behaviours"):
+        shares = attrgetter(key)(config).values()
+        if not (all(0 <= share < math.inf for share in shares) and sum(shares) > 0):
+            raise ConfigError(f"{key}: shares must be at least 0, and one of them more")
     r, a, m = config.rollout, config.actor, config.model
-    if r.temperature <= 0 or not 0 < r.top_p <= 1:
-        raise ConfigError("training samples: rollout.temperature must be above 0 and rollout.top_p in (0, 1]")
+    if r.top_p != 1:
+        raise ConfigError(
+            f"rollout.top_p={r.top_p}: what is cut off is not sampled, and the trainer's log-probabilities know of no cut; "
+            "leave it at 1"
+        )
+    if not a.mask_tool_tokens and a.kl_coef:
+        raise ConfigError("actor.mask_tool_tokens=false is an ablation without a KL; set actor.kl_coef=0")
     if m.path is None and (m.hidden_size % (2 * m.heads) or m.heads % m.kv_heads):
         raise ConfigError(
             f"model.hidden_size={m.hidden_size} must be a multiple of 2 x model.heads={m.heads}, and model.heads one of "
@@ -462,20 +474,27 @@ def _check_search(config: Config) -> None:
         raise ConfigError(f"search.url={s.url!r} is no address; give one such as http://127.0.0.1:8100")
 
 
-LEAST = {
-    **dict.fromkeys(("data.train", "data.val", "data.cold", "search.top_k", "search.dim"), 1),
-    "data.test": 0,
-    **dict.fromkeys(("env.max_turns", "env.tool_max_chars", "env.max_invalid_calls"), 1),
-    **dict.fromkeys(("model.heads", "model.kv_heads", "model.hidden_size", "model.intermediate_size"), 1),
-    "model.layers": 2,  # copying takes two heads, one behind the other (training/tiny_model.py)
-    **dict.fromkeys(("rollout.prompts_per_step", "rollout.samples_per_prompt", "rollout.max_tokens_per_turn"), 1),
-    **dict.fromkeys(("rollout.slots", "actor.epochs", "critic.epochs"), 1),
-    **dict.fromkeys(("trainer.steps", "trainer.save_every", "trainer.keep_checkpoints", "trainer.micro_tokens"), 1),
-    **dict.fromkeys(("trainer.eval_every", "trainer.rollouts_every", "trainer.threads", "trainer.max_hours"), 0),
-    **dict.fromkeys(("verl.ranks", "verl.tensor_parallel", "verl.agent_workers", "verl.patience_s"), 1),
-    "verl.nodes": 1,
+_BOUNDS = {
+    1: "data.train data.val data.cold search.top_k search.dim env.max_turns env.max_tool_calls env.max_invalid_calls "
+    "env.tool_max_chars model.heads model.kv_heads model.hidden_size model.intermediate_size cold_start.copy_tokens "
+    "cold_start.mix_tokens rollout.prompts_per_step rollout.samples_per_prompt rollout.max_tokens_per_turn rollout.slots "
+    "actor.epochs critic.epochs trainer.steps trainer.save_every trainer.keep_checkpoints trainer.micro_tokens "
+    "verl.ranks verl.tensor_parallel verl.agent_workers verl.patience_s verl.nodes",
+    0: "data.test cold_start.copy_steps cold_start.mix_steps actor.warmup_steps actor.clip_high actor.clip_dual "
+    "actor.entropy_coef actor.kl_coef actor.weight_decay critic.warmup_steps env.format_penalty trainer.eval_every "
+    "trainer.rollouts_every trainer.threads trainer.max_hours",
 }
-"""Smallest values that make sense."""
+BOUNDS = {
+    **{key: (least, math.inf) for least, keys in _BOUNDS.items() for key in keys.split()},
+    "model.layers": (2, math.inf),  # copying takes two heads, one behind the other (training/tiny_model.py)
+    **dict.fromkeys(("advantage.gamma", "advantage.lam", "actor.lr_final", "actor.clip_low"), (0, 1)),
+    **dict.fromkeys(("actor.lr", "critic.lr", "cold_start.lr"), (0, 1)),
+    **dict.fromkeys(("actor.grad_clip", "critic.grad_clip", "critic.value_clip"), (1e-6, math.inf)),
+    "rollout.temperature": (0.01, 100),
+    **dict.fromkeys(("env.tool_timeout_s", "env.episode_timeout_s"), (0.01, math.inf)),
+    "env.call_reward": (-10, 10),
+}
+"""Smallest and largest values that make sense."""
 DATASETS = ("tinyhop", "hotpotqa", "hotpotqa-fullwiki", "twowiki", "musique")
 LOSS_AGGREGATIONS = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm")
 KL_ESTIMATORS = ("k1", "k2", "k3")
