@@ -205,6 +205,8 @@ def _actor(config: Config, fsdp: dict[str, Any], cpu: bool) -> dict[str, Any]:
             "clip_grad": a.grad_clip,
             "lr_warmup_steps": a.warmup_steps,
             "min_lr_ratio": a.lr_final,  # engine.py draws the line down to it
+            # A field of verl's cosine, free for us: verl's scheduler counts updates, and the line counts RL steps.
+            "num_cycles": config.critic.warmup_steps if config.algorithm == "ppo" else 0,
         },
         "ppo_mini_batch_size": r.prompts_per_step // a.minibatches,
         "ppo_epochs": a.epochs,

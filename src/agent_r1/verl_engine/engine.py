@@ -20,6 +20,14 @@ class ActorEngine(FSDPEngineWithLMHead):
 
     def _build_lr_scheduler(self, optimizer) -> LambdaLR:
         o = self.optimizer_config
+        first = int(o.num_cycles) + 1  # RL step of the first update: compose.py puts the critic's warm-up there
         return LambdaLR(
-            optimizer, lambda done: linear_decay(done + 1, o.total_training_steps, o.lr_warmup_steps, o.min_lr_ratio)
+            optimizer,
+            lambda done: linear_decay(first + done, o.total_training_steps, o.lr_warmup_steps, o.min_lr_ratio),
         )
+
+    def lr_scheduler_step(self) -> float:
+        """The rate of the update that is over, for the log; verl's own returns the next one's."""
+        used = self.lr_scheduler.get_last_lr()[0]
+        self.lr_scheduler.step()
+        return used
