@@ -517,7 +517,7 @@ PROBS = torch.tensor([0.4, 0.0, 0.3, 0.2, 0.06, 0.04])
 
 
 def test_the_uniform_number_picks_by_the_cumulative_distribution():
-    tokens, logprobs = draw(PROBS.log(), [0.0, 0.39, 0.41, 0.69, 0.71, 0.89, 0.91, 0.959, 0.961, 0.9999999])
+    tokens, logprobs, _ = draw(PROBS.log(), [0.0, 0.39, 0.41, 0.69, 0.71, 0.89, 0.91, 0.959, 0.961, 0.9999999])
     assert tokens.tolist() == [0, 0, 2, 2, 3, 3, 4, 4, 5, 5]
     assert logprobs.tolist() == pytest.approx([math.log(PROBS[t]) for t in tokens.tolist()], abs=1e-5)
 
@@ -532,7 +532,7 @@ def test_samples_follow_the_distribution(temperature, top_p):
     nucleus /= nucleus.sum()
     n = 20_000
     uniform = torch.rand(n, generator=torch.Generator().manual_seed(0))
-    tokens, logprobs = draw(PROBS.log(), uniform, temperature, top_p)
+    tokens, logprobs, entropies = draw(PROBS.log(), uniform, temperature, top_p)
     counts = tokens.bincount(minlength=6).float()
     assert counts[nucleus == 0].sum() == 0
     support = nucleus > 0
@@ -540,6 +540,7 @@ def test_samples_follow_the_distribution(temperature, top_p):
     assert chi_square < 18.5
     # The recorded log-probability is that of the tempered distribution without the cut: the trainer recomputes that.
     assert logprobs.tolist() == pytest.approx(expected.log()[tokens].tolist(), abs=1e-4)
+    assert entropies.tolist() == pytest.approx([-sum(p * math.log(p) for p in expected.tolist() if p)] * n, abs=1e-4)
 
 
 def test_the_nucleus_is_the_smallest_set_that_reaches_top_p():
@@ -556,7 +557,7 @@ def test_the_nucleus_is_the_smallest_set_that_reaches_top_p():
 
 
 def test_temperature_zero_takes_the_most_likely_token_and_its_plain_logprob():
-    tokens, logprobs = draw(PROBS.log(), [0.0, 0.5, 0.99], temperature=0.0)
+    tokens, logprobs, _ = draw(PROBS.log(), [0.0, 0.5, 0.99], temperature=0.0)
     assert tokens.tolist() == [0, 0, 0]
     assert logprobs.tolist() == pytest.approx([math.log(0.4)] * 3, abs=1e-6)
 
@@ -564,7 +565,7 @@ def test_temperature_zero_takes_the_most_likely_token_and_its_plain_logprob():
 def test_a_batch_may_mix_temperatures_and_nuclei():
     logits = PROBS.log().expand(4, -1)
     temperature, top_p = torch.tensor([[0.0], [1.0], [1.0], [0.25]]), torch.tensor([1.0, 0.5, 1.0, 1.0])
-    tokens, logprobs = sample_tokens(logits, temperature, top_p, torch.full((4,), 0.95))
+    tokens, logprobs, _ = sample_tokens(logits, temperature, top_p, torch.full((4,), 0.95))
     assert tokens.tolist() == [0, 2, 4, 2]
     sharp = (PROBS.log() / 0.25).log_softmax(-1)[2].item()
     assert logprobs.tolist() == pytest.approx([math.log(0.4), math.log(0.3), math.log(0.06), sharp], abs=1e-5)
@@ -579,14 +580,15 @@ def test_a_batch_may_mix_temperatures_and_nuclei():
 )
 def test_a_token_of_probability_zero_is_never_drawn(logits, uniform, temperature, top_p):
     banned = len(logits)
-    tokens, logprobs = draw([-math.inf, *logits, -math.inf], [uniform], temperature, top_p)
+    tokens, logprobs, entropies = draw([-math.inf, *logits, -math.inf], [uniform], temperature, top_p)
     assert 1 <= tokens[0] <= banned and math.isfinite(logprobs[0])
+    assert 0 <= entropies[0] <= math.log(banned) + 1e-5
 
 
 def test_the_largest_uniform_number_still_lies_inside():
     just_below_one = 1 - 2**-24
     for tail in ([], [-math.inf] * 5):
-        tokens, _ = draw([0.1] * 1000 + tail, [just_below_one])
+        tokens, _, _ = draw([0.1] * 1000 + tail, [just_below_one])
         assert tokens[0] == 999
 
 

@@ -42,6 +42,7 @@ from agent_r1.training.loop import (
     update_critic,
     with_tool_tokens,
 )
+from agent_r1.training.losses import policy_loss
 
 FP32 = torch.float32
 
@@ -163,7 +164,8 @@ def test_skipping_rows_without_advantage_changes_nothing(sampled, aggregation, m
     passes = []
 
     def counting(model, part, *args, **options):
-        passes.append(len(part))
+        if torch.is_grad_enabled():  # a pass that is only looked at moves nothing
+            passes.append(len(part))
         return action_logprobs(model, part, *args, **options)
 
     monkeypatch.setattr(loop, "action_logprobs", counting)
@@ -173,6 +175,26 @@ def test_skipping_rows_without_advantage_changes_nothing(sampled, aggregation, m
     everything = gradient(sampled, actor__loss_aggregation=aggregation, actor__kl_coef=1e-30)
     assert skipped_rows > 0 and sum(passes[1:]) == len(sampled.batch)
     assert_same_gradient(skipping, everything)
+
+
+LOGGED = ("actor/pg_clipfrac", "actor/pg_clipfrac_lower", "actor/ppo_kl")
+
+
+def logged(x: Experience, *overrides: str) -> dict[str, float]:
+    """What an update of four optimiser steps logs about its tokens."""
+    config = micro_config("ppo", "actor.minibatches=4", "actor.lr=0.02", "actor.clip_dual=1.1", *overrides)
+    model = actor()
+    metrics = update_actor(Learner(model, torch.optim.SGD(model.parameters(), lr=0.02)), x, config, 1, FP32)
+    return {name: metrics[name] for name in LOGGED}
+
+
+def test_logged_means_are_over_all_action_tokens_skipped_or_not(sampled, monkeypatch):
+    everything = logged(sampled, "actor.kl_coef=1e-30")  # no reference: no KL, but nothing is skipped either
+    assert all(everything.values())
+    skipping = logged(sampled)
+    assert all(skipping[name] == pytest.approx(everything[name], abs=1e-6) for name in LOGGED[:2])
+    monkeypatch.setattr(loop, "WATCHED", 1)
+    assert logged(sampled) == pytest.approx(everything, abs=1e-5)
 
 
 def test_a_batch_without_any_advantage_moves_nothing(sampled):
@@ -208,16 +230,42 @@ def test_with_tool_tokens_by_hand():
     rows += trajectory_rows(trajectory_of(([1], [2], 0.0)), 1)
     x = Experience(collate(rows), rows, [])
     x.advantages_BT = torch.tensor([[0, 0, 0.5, 0.5, 0, 0, 2.0], [0, -1.0, 0, 0, 0, 0, 0]])
-    mask_BT, advantages_BT = with_tool_tokens(x)
-    assert mask_BT.tolist() == [[0, 0, 1, 1, 1, 1, 1], [0, 1, 0, 0, 0, 0, 0]]
-    assert advantages_BT.tolist() == [[0, 0, 1, 1, 1, 1, 1], [0, -1, 0, 0, 0, 0, 0]]
+    x.batch.logprobs_BT[0, 2] = -0.7
+    wide = with_tool_tokens(x, lambda batch: -2 * batch.mask_BT)
+    assert wide.batch.mask_BT.tolist() == [[0, 0, 1, 1, 1, 1, 1], [0, 1, 0, 0, 0, 0, 0]]
+    assert wide.advantages_BT.tolist() == [[0, 0, 1, 1, 1, 1, 1], [0, -1, 0, 0, 0, 0, 0]]
+    assert wide.batch.logprobs_BT[0].tolist() == pytest.approx([0, 0, -0.7, -0.2, -2, -2, -0.1])  # the sampler's stay
+
+
+def test_in_the_ablation_tool_tokens_meet_the_clip(sampled, monkeypatch):
+    """Their old log-probabilities are those of the policy before the first optimiser step, in every later one."""
+    model, agent = actor(), sampled.batch.mask_BT.bool()
+    with torch.no_grad():
+        everywhere = dataclasses.replace(sampled.batch, mask_BT=torch.ones_like(sampled.batch.mask_BT))
+        everywhere.mask_BT[:, 0] = 0
+        before_BT = action_logprobs(model, everywhere)[0]
+    tool_ratios = []
+
+    def watching(logprobs_BT, old_BT, advantages_BT, mask_BT, *clip):
+        # A micro-batch of one row here: find the row by its old log-probabilities at the agent's own tokens.
+        for i in range(len(agent)):
+            T = int(sampled.batch.lengths_B[i])
+            if old_BT.shape[1] == T and torch.equal(old_BT[0][agent[i, :T]], sampled.batch.logprobs_BT[i][agent[i]]):
+                tool = mask_BT[0].bool() & ~agent[i, :T]
+                assert (old_BT[0] - before_BT[i, :T])[tool].abs().max() < 1e-4 if tool.any() else True
+                tool_ratios.extend((logprobs_BT[0] - old_BT[0])[tool].abs().tolist())
+        return policy_loss(logprobs_BT, old_BT, advantages_BT, mask_BT, *clip)
+
+    monkeypatch.setattr(loop, "policy_loss", watching)
+    gradient(sampled, actor__mask_tool_tokens="false", actor__minibatches=2, trainer__micro_tokens=1, actor__lr=0.05)
+    assert sum(ratio > 0.01 for ratio in tool_ratios) > 10  # in the second optimiser step
 
 
 def test_the_two_normalisers_of_the_ablation_differ_by_their_counts_alone(sampled):
     """The confound of the figure: more tokens in the loss also make its denominator larger."""
     masked = gradient(sampled, actor__mask_tool_tokens="false")
     agent = gradient(sampled, actor__mask_tool_tokens="false", actor__ablation_normalizer="agent")
-    inside = with_tool_tokens(sampled)[0].sum() / sampled.batch.mask_BT.sum()
+    inside = with_tool_tokens(sampled, lambda batch: batch.mask_BT).batch.mask_BT.sum() / sampled.batch.mask_BT.sum()
     assert inside > 1.2
     assert_same_gradient(agent, masked * inside)
     assert (gradient(sampled) - masked).abs().max() > 1e-2 * masked.abs().max()
@@ -425,6 +473,16 @@ def test_what_is_recorded_of_a_step(micro, chat, cloned_model):
     assert sum(m[f"timing_s/{lap}"] for lap in laps) == pytest.approx(m["timing_s/step"], abs=0.05)
 
 
+def test_the_entropy_that_is_logged_is_of_all_tokens_before_the_update(micro, chat, cloned_model):
+    start = copy.deepcopy(cloned_model)
+    record = micro_run(micro, chat, cloned_model, "grpo", "trainer.steps=1", "rollout.temperature=0.8", "actor.lr=1e-3")
+    x, m = record.experiences[0], record.metrics[0]
+    assert 0 < m["groups/zero_advantage"] < 1  # some rows were skipped
+    with torch.no_grad():
+        entropy_BT = action_logprobs(start, x.batch, 0.8)[1]
+    assert m["actor/entropy"] == pytest.approx((entropy_BT.sum() / x.batch.mask_BT.sum()).item(), abs=1e-4)
+
+
 def test_the_samples_of_a_group_are_of_one_prompt(micro, chat, cloned_model):
     record = micro_run(micro, chat, cloned_model, "grpo", "trainer.steps=1")
     groups: dict[str, list] = {}
@@ -491,6 +549,59 @@ def test_an_ablation_run_works(micro, chat, cloned_model):
         micro, chat, cloned_model, "grpo", "actor.mask_tool_tokens=false", "trainer.steps=2", "env.call_reward=0.1"
     )
     assert all(math.isfinite(v) for m in record.metrics for v in m.values())
+
+
+class PaysNanEnv(LetterEnv):
+    """Divides by zero now and then: in a turn's reward, or in the outcome."""
+
+    count, every = 0, 5
+    at_the_end = False
+
+    async def step(self, action):
+        PaysNanEnv.count += 1
+        result = await super().step(action)
+        bad = not self.at_the_end and PaysNanEnv.count % self.every == 0
+        return dataclasses.replace(result, reward=math.nan) if bad else result
+
+    def outcome(self, stop_reason):
+        PaysNanEnv.count += 1
+        bad = self.at_the_end and PaysNanEnv.count % self.every == 0
+        return dataclasses.replace(super().outcome(stop_reason), reward=math.inf if bad else 0.0)
+
+
+@pytest.mark.parametrize("at_the_end", [False, True])
+def test_a_reward_that_is_no_number_is_refused_where_it_enters(chat, monkeypatch, at_the_end):
+    monkeypatch.setattr(PaysNanEnv, "at_the_end", at_the_end)
+    record = letters_run(chat, monkeypatch, "grpo", "trainer.steps=2", env=PaysNanEnv)
+    assert all(tensor.isfinite().all() for tensor in record.weights.values())
+    broken = [t for t in record.trajectories[0] if t.stop_reason is StopReason.ERROR]
+    assert broken and all("a reward must be a finite number, and the environment paid" in t.error for t in broken)
+    assert not any(t.stop_reason is StopReason.ERROR for x in record.experiences for t in x.trajectories)
+    monkeypatch.setattr(PaysNanEnv, "every", 1)
+    with pytest.raises(AgentR1Error, match="episodes failed in their environment: .*a reward must be a finite number"):
+        letters_run(chat, monkeypatch, "grpo", "trainer.steps=1", env=PaysNanEnv)
+
+
+def test_a_model_with_broken_weights_is_not_sampled_from(chat, monkeypatch):
+    model = random_model(len(chat.tokenizer), seed=2)
+    with torch.no_grad():
+        model.embed.weight[5, 3] = math.nan
+    with pytest.raises(AgentR1Error, match="log-probabilities are not finite: its weights are broken[^\n]*$"):
+        letters_run(chat, monkeypatch, "grpo", "trainer.steps=1", model=model)
+
+
+@pytest.mark.parametrize("who", ["policy", "critic"])
+def test_no_step_is_taken_along_a_gradient_that_is_no_number(sampled, who):
+    x = dataclasses.replace(sampled, advantages_BT=sampled.advantages_BT.clone(), returns_BT=sampled.returns_BT.clone())
+    at = tuple(x.batch.mask_BT.nonzero()[-1])
+    x.advantages_BT[at] = x.returns_BT[at] = math.nan
+    learner = make_learner(micro_config("ppo"), actor(), "cpu")
+    update, network = {"policy": (update_actor, learner.actor), "critic": (update_critic, learner.critic)}[who]
+    before = copy.deepcopy(network.state_dict())
+    config = micro_config("ppo", "actor.minibatches=1", "critic.minibatches=1")
+    with pytest.raises(AgentR1Error, match=f"^step 7: the {who} has a gradient of norm nan[^\n]*--run NAME\\)$"):
+        update(learner, x, config, 7, FP32)
+    assert all(torch.equal(before[name], tensor) for name, tensor in network.state_dict().items())
 
 
 def test_prompts_that_fill_the_context_say_so(micro, chat, cloned_model):

@@ -121,7 +121,7 @@ class TransformersPolicy:
         out = self.model(torch.tensor([new], device=device), past_key_values=talk.cache, logits_to_keep=1)
         temperature, top_p = torch.tensor([[sampling.temperature]]), torch.tensor([sampling.top_p])
         logits = out.logits[:, -1].float().cpu()
-        token, logprob = sample_tokens(logits, temperature, top_p, torch.tensor([uniform]))
+        token, logprob, _ = sample_tokens(logits, temperature, top_p, torch.tensor([uniform]))
         return int(token), float(logprob)
 
     def release(self, session: str) -> None:

@@ -72,6 +72,8 @@ class EngineStats:
     prefill_tokens: int = 0
     decode_tokens: int = 0
     decode_passes: int = 0
+    entropy: float = 0.0
+    """Of the distributions that tokens were drawn from, summed up, in nats."""
     seconds: float = 0.0
     """Time in the model; what is left of a rollout's wall time is the environment and the event loop."""
 
@@ -295,8 +297,9 @@ class LocalPolicy:
         temperature = torch.tensor([r.sampling.temperature for r in requests], device=hidden_BD.device)[:, None]
         uniform = torch.tensor([r.noise[len(r.token_ids)] for r in requests], device=hidden_BD.device)
         top_p = torch.tensor([r.sampling.top_p for r in requests], device=hidden_BD.device)
-        tokens, logprobs = sample_tokens(self.model.logits(hidden_BD).float(), temperature, top_p, uniform)
+        tokens, logprobs, entropies = sample_tokens(self.model.logits(hidden_BD).float(), temperature, top_p, uniform)
         self.stats.decode_tokens += len(requests)
+        self.stats.entropy += entropies.sum().item()
         for request, token, logprob in zip(requests, tokens.tolist(), logprobs.tolist(), strict=True):
             request.token_ids.append(token)
             request.logprobs.append(logprob)
@@ -328,15 +331,16 @@ def draw_noise(sampling: Sampling) -> np.ndarray:
 
 def sample_tokens(
     logits_BV: Tensor, temperature_B1: Tensor, top_p_B: Tensor, uniform_B: Tensor
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Draw from softmax(logits / temperature) by inverting its cumulative distribution at `uniform_B` in [0, 1).
 
-    Returns tokens [B] and their log-probabilities [B] under the *tempered, untruncated* distribution, which is what the
-    trainer recomputes. Temperature 0 takes the most likely token, and its log-probability at temperature 1.
+    Returns tokens [B], and their log-probabilities [B] and the entropy [B] under the *tempered, untruncated* distribution,
+    which is what the trainer recomputes. Temperature 0 takes the most likely token, and both at temperature 1.
     """
     greedy = temperature_B1[:, 0] == 0
     logprobs = F.log_softmax(logits_BV / torch.where(temperature_B1 == 0, 1.0, temperature_B1), dim=-1)
     probs = logprobs.exp()
+    entropies = torch.special.entr(probs).sum(dim=-1)
     if bool((top_p_B < 1).any()):
         probs = _nucleus(probs, top_p_B)
     cdf = probs.cumsum(dim=-1)
@@ -345,7 +349,7 @@ def sample_tokens(
         max=logits_BV.shape[-1] - 1
     )
     tokens = torch.where(greedy, logits_BV.argmax(dim=-1), tokens)
-    return tokens, logprobs.gather(1, tokens[:, None])[:, 0]
+    return tokens, logprobs.gather(1, tokens[:, None])[:, 0], entropies
 
 
 def _nucleus(probs_BV: Tensor, top_p_B: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -83,6 +84,7 @@ class AgentEnvLoop(AgentFlowBase):
             self.policy.release(task.session)
         try:
             outcome = env.outcome(stop)
+            finite(outcome.reward)
         except Exception as failure:  # an environment that failed in `reset` need not know its row
             outcome, stop = Outcome(), StopReason.ERROR
             error = error or f"outcome: {type(failure).__name__}: {failure}"
@@ -106,13 +108,18 @@ class AgentEnvLoop(AgentFlowBase):
                 seed=None if task.seed is None else derive_seed(task.seed, len(steps)),
             )
             generation = await self.policy.generate(ids, turn, task.session)
+            if not all(map(math.isfinite, generation.logprobs)):
+                raise AgentR1Error(
+                    "the model's log-probabilities are not finite: its weights are broken. Use an earlier checkpoint, or "
+                    "train anew with a smaller learning rate"
+                )
             step = Step(ids, generation.token_ids, generation.logprobs, finish_reason=generation.finish_reason)
             steps.append(step)
             try:
                 result = await env.step(self._read(generation))
+                step.reward, step.info = finite(result.reward), result.info
             except Exception as failure:
                 raise EnvironmentFailure(f"{type(failure).__name__}: {failure}") from failure
-            step.reward, step.info = result.reward, result.info
             if result.done:
                 cut_by_context = generation.finish_reason == "length" and room < self.limits.max_tokens_per_turn
                 return StopReason.CONTEXT_OVERFLOW if cut_by_context else result.stop_reason
@@ -186,6 +193,13 @@ def first_failed_call(trajectory: Trajectory) -> str | None:
     """What the agent was told when a tool failed it; None if none did. An invalid call is the agent's own fault."""
     calls = (call for step in trajectory.steps for call in step.info.get("tool_calls", ()))
     return next((call["content"] for call in calls if call["error"] and call["error"] not in INVALID), None)
+
+
+def finite(reward: float) -> float:
+    """A reward that may be learnt from; a single NaN would spread to all weights. Raises ValueError for another."""
+    if not math.isfinite(reward):
+        raise ValueError(f"a reward must be a finite number, and the environment paid {reward}")
+    return float(reward)
 
 
 def make_loop(policy: Policy, chat: ChatFormat, tools: dict[str, BaseTool], config: Config) -> AgentEnvLoop:

@@ -17,7 +17,7 @@ import errno
 import json
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,15 @@ def save_checkpoint(
     for old in list_checkpoints(folder)[:-keep]:
         _remove(old)
     return final
+
+
+def refuse_weights(weights: Iterable[torch.Tensor], who: str) -> None:
+    """Raises AgentR1Error for NaN or infinity. What is not saved pushes no good checkpoint out."""
+    if not all(bool(tensor.isfinite().all()) for tensor in weights):
+        raise AgentR1Error(
+            f"{who} has weights that are not finite and is not saved; the checkpoints so far are good. Set a smaller "
+            "learning rate, in a run of another name (--run NAME)"
+        )
 
 
 def list_checkpoints(folder: Path) -> list[Path]:

@@ -37,6 +37,7 @@ from agent_r1.rollout.rows import Batch, TrainingRow, collate, trajectory_rows
 from agent_r1.rollout.types import Generation, Row, Sampling, StopReason
 from agent_r1.tool import BaseTool
 from agent_r1.training.forward import action_logprobs, micro_batches
+from agent_r1.training.loop import optimize
 from agent_r1.training.other_names import NAME, OtherNames, RenamedSearch, names_in, spelling
 from agent_r1.training.tiny_model import train_tokenizer
 
@@ -270,10 +271,8 @@ def clone(
         logprobs_BT, _ = action_logprobs(model, part)
         loss = -logprobs_BT.sum() / part.mask_BT.sum()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
+        optimize(model, optimizer, 1.0, f"cold start, step {step + 1}: the model")
         schedule.step()
-        optimizer.zero_grad(set_to_none=True)
         on_step(step, loss.item())
 
 

@@ -27,6 +27,8 @@ from agent_r1.training.loggers import STEP, VAL_EM, step_times, with_val_em
 
 KEPT = 600
 """Steps of history on the screen."""
+AGREED = 3
+"""Steps in a row that teach nothing, after which the dashboard says so."""
 _BARS = "▁▂▃▄▅▆▇█"
 _SECONDS_BETWEEN_PAINTS = 0.25
 
@@ -104,7 +106,7 @@ class Dashboard:
         self._transcript: list[tuple[str, Text]] = []
         """Who speaks, and what is said."""
         self._note = ""
-        self._done_here = 0
+        self._done_here = self._agreed = 0
         self._started = self._painted = time.monotonic()
         for metrics in history:
             self._remember(metrics)
@@ -133,6 +135,12 @@ class Dashboard:
             self._say(plain_line(metrics, self.info.steps, self._eta()))
         else:
             self._paint()
+        self._agreed = self._agreed + 1 if metrics.get("groups/zero_advantage") == 1 else 0
+        if self._agreed == AGREED:
+            self.note(
+                f"{AGREED} steps in a row no group had a better and a worse sample: nothing was learnt. Look at rollouts/; "
+                "other questions, a higher rollout.temperature or more samples_per_prompt may help"
+            )
 
     def transcript(self, question: str, steps: Sequence[Mapping[str, Any]], reward: float) -> None:
         """Show one sampled episode; `steps` are those of a rollout line: {"text": ..., "info": {"tool_calls": ...}}.

@@ -28,17 +28,18 @@ from __future__ import annotations
 import asyncio
 import copy
 import functools
+import math
 import resource
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 import torch
 from torch import Tensor
 
-from agent_r1.config import Config
+from agent_r1.config import ActorConfig, Config
 from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.engine import LocalPolicy
@@ -135,18 +136,14 @@ def train(
         # 3  predict, before anything is updated: the trust region is measured from here.
         batch = experience.batch
         if dtype is not torch.float32:
-            batch.logprobs_BT = in_micro_batches(
-                batch, t.micro_tokens, lambda b: action_logprobs(learner.actor, b, r.temperature)[0], dtype
-            )
+            batch.logprobs_BT = batch_logprobs(learner.actor, config, dtype, batch)
         if learner.critic is not None:
             experience.values_BT = in_micro_batches(
                 batch, t.micro_tokens, lambda b: action_values(learner.critic, b), dtype
             )
         rewards_BT, metrics = batch.rewards_BT, {}
         if reference is not None:
-            experience.ref_logprobs_BT = in_micro_batches(
-                batch, t.micro_tokens, lambda b: action_logprobs(reference, b, r.temperature)[0], dtype
-            )
+            experience.ref_logprobs_BT = batch_logprobs(reference, config, dtype, batch)
             if config.actor.kl_in == "reward":
                 rewards_BT, metrics["actor/reward_kl_penalty"] = reward_less_kl(
                     rewards_BT, batch.logprobs_BT, experience.ref_logprobs_BT, batch.mask_BT, config.actor
@@ -213,55 +210,47 @@ def update_critic(learner: Learner, x: Experience, config: Config, step: int, dt
             loss.backward()
             log.add(part.mask_BT.sum().item(), stats)
             log.total("critic/vf_loss", loss.item())
-        log.step({"critic/grad_norm": optimize(learner.critic, learner.critic_optimizer, c.grad_clip)})
+        norm = optimize(learner.critic, learner.critic_optimizer, c.grad_clip, f"step {step}: the critic")
+        log.step({"critic/grad_norm": norm})
     return log.means() | {"critic/vf_explained_var": explained, "critic/lr": c.lr}
 
 
 def update_actor(learner: Learner, x: Experience, config: Config, step: int, dtype: torch.dtype) -> dict[str, float]:
     """Step 6: `epochs` x `minibatches` optimiser steps on the clipped surrogate."""
-    a, log = config.actor, Means()
+    a, log, counted_BT = config.actor, Means(), x.batch.mask_BT
     # Without a KL or entropy term, a row of zero advantages has zero gradient: leave it out of the pass.
     skip = a.entropy_coef == 0 and (a.kl_coef == 0 or a.kl_in == "reward")
-    mask_BT, advantages_BT = (x.batch.mask_BT, x.advantages_BT) if a.mask_tool_tokens else with_tool_tokens(x)
-    counted_BT = mask_BT if a.ablation_normalizer == "masked" else x.batch.mask_BT
+
+    logprobs_now = functools.partial(batch_logprobs, learner.actor, config, dtype)
+    if not a.mask_tool_tokens:
+        x = with_tool_tokens(x, logprobs_now)
+        counted_BT = x.batch.mask_BT if a.ablation_normalizer == "masked" else counted_BT
     set_learning_rate(learner.actor_optimizer, a.lr * schedule(step, config))
     for minibatch_B in minibatches(x.batch, a.minibatches, a.epochs, derive_seed(config.seed, "actor", step)):
         normalizer = loss_normalizer(counted_BT[minibatch_B], a.loss_aggregation, config.rollout.max_context)
         if skip:
-            minibatch_B = minibatch_B[(advantages_BT[minibatch_B] != 0).any(dim=1)]
+            learns_B = (x.advantages_BT[minibatch_B] != 0).any(dim=1)
+            log_skipped(x.batch, minibatch_B[~learns_B], logprobs_now, a, log)
+            minibatch_B = minibatch_B[learns_B]
         for index in micro_batches(x.batch.lengths_B, config.trainer.micro_tokens, minibatch_B):
-            part = x.batch[index]
-            part.mask_BT = mask_BT[index, : part.ids_BT.shape[1]]
-            with autocast(dtype, mask_BT.device):
-                loss = actor_loss(learner.actor, part, x, index, advantages_BT, normalizer, config, log)
+            with autocast(dtype, counted_BT.device):
+                loss = actor_loss(learner.actor, x, index, normalizer, config, log)
             loss.backward()
-        log.step({"actor/grad_norm": optimize(learner.actor, learner.actor_optimizer, a.grad_clip)})
+        norm = optimize(learner.actor, learner.actor_optimizer, a.grad_clip, f"step {step}: the policy")
+        log.step({"actor/grad_norm": norm})
     return log.means() | {"actor/lr": a.lr * schedule(step, config)}
 
 
-def actor_loss(
-    actor: Qwen,
-    part: Batch,
-    x: Experience,
-    index: Tensor,
-    advantages_BT: Tensor,
-    normalizer: float,
-    config: Config,
-    log: Means,
-) -> Tensor:
+def actor_loss(actor: Qwen, x: Experience, index: Tensor, normalizer: float, config: Config, log: Means) -> Tensor:
     """The loss of one micro-batch (rows `index` of the batch), already divided by the minibatch's normalizer."""
-    a, T, mask_BT = config.actor, part.ids_BT.shape[1], part.mask_BT
+    a, part = config.actor, x.batch[index]
+    T, mask_BT = part.ids_BT.shape[1], part.mask_BT
     logprobs_BT, entropy_BT = action_logprobs(actor, part, config.rollout.temperature, entropy_grad=a.entropy_coef != 0)
-    old_logprobs_BT = part.logprobs_BT
-    if not a.mask_tool_tokens:  # nobody sampled the tool's tokens: their ratio starts at 1
-        sampled_BT = x.batch.mask_BT[index, :T].bool()
-        old_logprobs_BT = torch.where(sampled_BT, old_logprobs_BT, logprobs_BT.detach())
     loss_BT, stats = policy_loss(
-        logprobs_BT, old_logprobs_BT, advantages_BT[index, :T], mask_BT, a.clip_low, a.clip_high, a.clip_dual
+        logprobs_BT, part.logprobs_BT, x.advantages_BT[index, :T], mask_BT, a.clip_low, a.clip_high, a.clip_dual
     )
     loss = aggregate_loss(loss_BT, mask_BT, a.loss_aggregation, normalizer)
-    tokens = mask_BT.sum().item()
-    log.add(tokens, stats | {"actor/entropy": entropy_BT.sum().item() / tokens})
+    log.add(mask_BT.sum().item(), stats)
     log.total("actor/pg_loss", loss.item())
     if a.entropy_coef:
         loss = loss - a.entropy_coef * aggregate_loss(entropy_BT, mask_BT, a.loss_aggregation, normalizer)
@@ -273,14 +262,35 @@ def actor_loss(
     return loss
 
 
-def with_tool_tokens(x: Experience) -> tuple[Tensor, Tensor]:
-    """The ablation of docs/laptop.md: treat everything after the prompt as if the policy had chosen it."""
+WATCHED = 8
+"""Of the rows that the update skips, every so many-th is looked at for `actor/ppo_kl`: a pass over all would cost time."""
+
+
+def log_skipped(
+    batch: Batch, rows_B: Tensor, logprobs_now: Callable[[Batch], Tensor], a: ActorConfig, log: Means
+) -> None:
+    """Count the skipped rows' tokens in the logged means, as verl does. Without an advantage nothing is clipped; how far
+    the policy has moved on them is estimated from a part of them."""
+    if len(rows_B):
+        part = batch[rows_B[::WATCHED]]
+        now_BT, zeros_BT = logprobs_now(part), torch.zeros_like(part.rewards_BT)
+        _, stats = policy_loss(now_BT, part.logprobs_BT, zeros_BT, part.mask_BT, a.clip_low, a.clip_high, a.clip_dual)
+        log.add(batch.mask_BT[rows_B].sum().item(), stats)
+
+
+def with_tool_tokens(x: Experience, logprobs_now: Callable[[Batch], Tensor]) -> Experience:
+    """The ablation of docs/laptop.md: treat everything after the prompt as if the policy had chosen it.
+
+    Nobody sampled the tool's tokens. Their old log-probabilities are those before the update, so they meet the clip, too.
+    """
     after_first_BT = x.batch.mask_BT.cumsum(dim=1) > 0
     inside_BT = torch.arange(x.batch.ids_BT.shape[1], device=after_first_BT.device) < x.batch.lengths_B[:, None]
     mask_BT = (after_first_BT & inside_BT).float()
+    batch = replace(x.batch, mask_BT=mask_BT)
+    batch.logprobs_BT = torch.where(x.batch.mask_BT.bool(), x.batch.logprobs_BT, logprobs_now(batch))
     # A GRPO row has one advantage for all of its tokens: the mean over its action tokens.
     advantage_B = x.advantages_BT.sum(dim=1) / x.batch.mask_BT.sum(dim=1)
-    return mask_BT, advantage_B[:, None] * mask_BT
+    return replace(x, batch=batch, advantages_BT=advantage_B[:, None] * mask_BT)
 
 
 def minibatches(batch: Batch, count: int, epochs: int, seed: int) -> Iterator[Tensor]:
@@ -296,12 +306,22 @@ def minibatches(batch: Batch, count: int, epochs: int, seed: int) -> Iterator[Te
             yield torch.isin(trajectory_B, part).nonzero()[:, 0].to(batch.ids_BT.device)
 
 
-def optimize(model: torch.nn.Module, optimizer: torch.optim.Optimizer, max_norm: float) -> float:
-    """Clip, step, clear. Returns the gradient's norm before clipping."""
-    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+def optimize(model: torch.nn.Module, optimizer: torch.optim.Optimizer, max_norm: float, who: str) -> float:
+    """Clip, step, clear. Returns the gradient's norm before clipping. Raises AgentR1Error before a step into NaN."""
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm).item()
+    refuse_gradient(norm, who)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    return norm.item()
+    return norm
+
+
+def refuse_gradient(norm: float, who: str) -> None:
+    """Raises AgentR1Error for a gradient that is no number: one step along it makes every weight NaN."""
+    if not math.isfinite(norm):
+        raise AgentR1Error(
+            f"{who} has a gradient of norm {norm}; its weights were left as they were, and the checkpoints so far are good. "
+            "Set a smaller learning rate, in a run of another name (--run NAME)"
+        )
 
 
 def schedule(step: int, config: Config) -> float:
@@ -318,6 +338,12 @@ def linear_decay(step: int, steps: int, warmup_steps: int, final: float) -> floa
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
     for group in optimizer.param_groups:
         group["lr"] = lr
+
+
+def batch_logprobs(model: Qwen, config: Config, dtype: torch.dtype, batch: Batch) -> Tensor:
+    """log pi [B, T] of the whole batch's action tokens, without gradients."""
+    t = config.rollout.temperature
+    return in_micro_batches(batch, config.trainer.micro_tokens, lambda b: action_logprobs(model, b, t)[0], dtype)
 
 
 @torch.no_grad()
@@ -453,6 +479,7 @@ def rollout_metrics(
         "response_length/mean": tokens / n,
         "sequence_length/mean": x.batch.lengths_B.float().mean().item(),
         "groups/zero_advantage": zero_B.float().mean().item(),
+        "actor/entropy": policy.stats.entropy / policy.stats.decode_tokens,  # at each sampled token, before the update
         "rollout/prefill_tokens": policy.stats.prefill_tokens,
         "rollout/decode_tokens": policy.stats.decode_tokens,
         "timing_s/env": clock.laps["gen"] - policy.stats.seconds,

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import dataclasses
 import fcntl
-import json
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -26,7 +25,7 @@ from typing import Any
 
 from agent_r1.config import Config, fingerprint, from_yaml, to_yaml, what_counts
 from agent_r1.errors import AgentR1Error
-from agent_r1.files import write_whole
+from agent_r1.files import json_line, write_whole
 from agent_r1.inference.evaluate import evaluate
 from agent_r1.rollout import qwen
 from agent_r1.rollout.chat_format import ChatFormat
@@ -35,7 +34,7 @@ from agent_r1.rollout.episode import make_loop
 from agent_r1.rollout.rows import TrainingRow, trajectory_rows
 from agent_r1.rollout.types import Row, Trajectory
 from agent_r1.tool import BaseTool
-from agent_r1.training.checkpoint import list_checkpoints, read_checkpoint, save_checkpoint
+from agent_r1.training.checkpoint import list_checkpoints, read_checkpoint, refuse_weights, save_checkpoint
 from agent_r1.training.dashboard import Dashboard, RunInfo
 from agent_r1.training.loggers import MetricsFile, trackers
 from agent_r1.training.loop import Experience, Learner, make_learner, resolve_device, train
@@ -202,12 +201,14 @@ class _Recorder:
         """Greedy and sampled EM on the validation questions. Greedy alone hides the mixture that RL works on."""
         loop = make_loop(policy, self.chat, self.tools, self.config)
         out, slots = {}, self.config.rollout.slots
-        for name, temperature in (("acc/mean@1", 0.0), ("sampled_acc", 1.0)):
+        for name, temperature in (("acc/mean@1", 0.0), ("sampled_acc", self.config.rollout.temperature)):
             done = evaluate(loop, self.val, temperature=temperature, seed=self.config.seed, at_once=slots)
             out[f"val-core/{self.config.data.name}/{name}"] = sum(t.metrics["em"] for t in done) / len(done)
         return out
 
     def save(self, learner: Learner) -> None:
+        for who, network in (("policy", learner.actor), ("critic", learner.critic)):
+            refuse_weights([] if network is None else network.parameters(), f"step {learner.step}: the {who}")
         state: dict[str, Any] = {"actor_optimizer": learner.actor_optimizer.state_dict()}
         if learner.critic is not None:
             state |= {
@@ -336,7 +337,7 @@ def write_rollouts(path: Path, records: Iterator[dict[str, Any]]) -> None:
     try:
         with part.open("w") as file:
             for record in records:
-                file.write(json.dumps(record) + "\n")
+                file.write(json_line(record))
         part.rename(path)
     except OSError as error:
         part.unlink(missing_ok=True)

@@ -98,7 +98,11 @@ class AgentR1Loop(AgentLoopBase):
         seed = derive_seed(c.seed, "rollout" if training else "eval", step, row["index"], row["session_id"])
         sampling = Sampling(c.rollout.max_tokens_per_turn, sampling_params["temperature"], sampling_params["top_p"])
         start = time.perf_counter()
-        trajectory = await loop.run(Task(question, row["uid"], session, seed), sampling)
+        try:
+            trajectory = await loop.run(Task(question, row["uid"], session, seed), sampling)
+        except AgentR1Error as error:  # verl logs it and trains on without the episode
+            self._note_failure(str(error))
+            raise
         seconds = time.perf_counter() - start
         if trajectory.stop_reason.broken_off:
             self._note_failure(f"episodes are broken off: {trajectory.error}")

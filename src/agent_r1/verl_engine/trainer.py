@@ -28,7 +28,7 @@ from agent_r1.config import from_yaml
 from agent_r1.errors import AgentR1Error
 from agent_r1.files import write_whole
 from agent_r1.rollout.episode import refuse_broken_tools
-from agent_r1.training.loop import EpisodeNumbers, episode_metrics
+from agent_r1.training.loop import EpisodeNumbers, episode_metrics, refuse_gradient
 from agent_r1.training.losses import reward_less_kl
 from agent_r1.training.run import RunDir, TimeLimit, write_rollouts
 from agent_r1.verl_engine.algorithms import SamplerWatch  # the import also fills verl's table of estimators
@@ -153,6 +153,8 @@ class AgentR1Trainer(PPOTrainerSync):
 
     def step(self, metrics: dict, timing_raw: dict) -> KVBatchMeta:
         self._batch = super().step(metrics, timing_raw)
+        for who in ("critic", "actor"):  # verl leaves such a step out, says so in its log, and goes on to the next
+            refuse_gradient(metrics.get(f"{who}/grad_norm", 0.0), f"step {self.global_steps}: the {who}")
         return self._batch
 
     def _compute_metrics(self, batch: KVBatchMeta, metrics: dict, timing_raw, global_steps, epoch) -> None:
