@@ -474,3 +474,23 @@ def test_metrics_are_one_json_object_a_line(tmp_path):
     for step in (1, 2):
         file.append(line(step) | {"text": "two\nlines"})
     assert [json.loads(text)[STEP] for text in file.path.read_text().splitlines()] == [1, 2]
+
+
+def test_steps_that_teach_nothing_are_said_once(chat, monkeypatch):
+    """Metrics of two real runs: one whose environment pays every sample alike, one in which groups differ."""
+    from test_loop import SilentEnv, letters_run
+
+    def printed(env, steps) -> str:
+        console = Console(file=io.StringIO())
+        board = Dashboard(INFO, console=console, plain=True)
+        for number, metrics in enumerate(
+            letters_run(chat, monkeypatch, "grpo", f"trainer.steps={steps}", env=env).metrics
+        ):
+            board.step({STEP: number} | metrics)
+        return console.file.getvalue()
+
+    from conftest import LetterEnv
+
+    note = "3 steps in a row no group had a better and a worse sample: nothing was learnt"
+    assert [line.startswith(note) for line in printed(SilentEnv, 5).splitlines()] == [0, 0, 0, 1, 0, 0]
+    assert note not in printed(SilentEnv, 2) and note not in printed(LetterEnv, 4)

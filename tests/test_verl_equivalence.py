@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import math
 import random
 from types import SimpleNamespace
 
@@ -23,6 +24,7 @@ from agent_r1.rollout.rows import TrainingRow, collate
 from agent_r1.rollout.types import StepResult, StopReason, Trajectory
 from agent_r1.training.advantages import AdvantageInputs, get_estimator
 from agent_r1.training.forward import action_logprobs, micro_batches
+from agent_r1.training.loop import schedule
 from agent_r1.training.losses import aggregate_loss, kl_penalty, loss_normalizer, policy_loss, value_loss
 
 verl = pytest.importorskip("verl", reason="verl is not installed: see requirements/verl-cpu.txt")
@@ -34,9 +36,11 @@ from verl.tools.function_tool import FunctionTool  # noqa: E402
 from verl.tools.schemas import OpenAIFunctionToolSchema  # noqa: E402
 from verl.trainer.ppo.core_algos import get_adv_estimator_fn  # noqa: E402
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask  # noqa: E402
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync  # noqa: E402
 from verl.utils import tensordict_utils as tu  # noqa: E402
 from verl.utils.config import omega_conf_to_dataclass  # noqa: E402
 from verl.utils.debug.metrics import calculate_debug_metrics  # noqa: E402
+from verl.utils.metric import reduce_metrics  # noqa: E402
 from verl.workers.rollout.replica import TokenOutput  # noqa: E402
 from verl.workers.utils import losses as verl_losses  # noqa: E402
 
@@ -44,6 +48,8 @@ from agent_r1.tool import tool  # noqa: E402
 from agent_r1.verl_engine import agent_loop  # noqa: E402
 from agent_r1.verl_engine.agent_loop import row_output  # noqa: E402
 from agent_r1.verl_engine.algorithms import SamplerWatch, verl_policy_loss  # noqa: E402  registers
+from agent_r1.verl_engine.engine import ActorEngine  # noqa: E402
+from agent_r1.verl_engine.trainer import AgentR1Trainer  # noqa: E402
 
 GROUPS, SAMPLES = 4, 3
 
@@ -453,3 +459,47 @@ def test_value_losses_agree():
     torch.testing.assert_close(theirs, mine, rtol=0, atol=1e-5)
     for p, expected in zip(predictions, their_gradients, strict=True):
         torch.testing.assert_close(p.grad, expected, rtol=1e-3, atol=1e-8)
+
+
+# ---------------------------------------------------------------------------------------------------- learning rate
+
+
+@pytest.mark.parametrize(("algorithm", "warmup"), [("ppo", 5), ("ppo", 0), ("grpo", 5)])
+def test_both_engines_draw_one_line_of_learning_rates(algorithm, warmup, tmp_path):
+    """verl's scheduler counts the actor's updates, and the line counts RL steps: behind the critic's warm-up they part."""
+    config = smoke(
+        "trainer.steps=12", "actor.warmup_steps=7", f"critic.warmup_steps={warmup}", "actor.lr_final=0.2",
+        algorithm=algorithm,
+    )  # fmt: skip
+    whole = composed(config, tmp_path)
+    actor = whole.actor_rollout_ref.actor
+    actor.optim.total_training_steps = config.trainer.steps  # as verl's trainer does
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.AdamW([weight], lr=actor.optim.lr)
+    engine = ActorEngine.__new__(ActorEngine)
+    engine.optimizer_config = omega_conf_to_dataclass(actor).optim
+    engine.lr_scheduler = engine._build_lr_scheduler(optimizer)
+    for step in range(1, config.trainer.steps + 1):
+        if whole.trainer.critic_warmup <= step:  # verl's own condition
+            expected = config.actor.lr * schedule(step, config)
+            assert optimizer.param_groups[0]["lr"] == pytest.approx(expected, rel=1e-9)
+            optimizer.step()
+            assert engine.lr_scheduler_step() == pytest.approx(expected, rel=1e-9)  # what is logged
+
+
+# ------------------------------------------------------------------------------------------------ numbers that broke
+
+
+@pytest.mark.parametrize("who", ["actor", "critic"])
+def test_verls_trainer_stops_before_it_saves_what_is_broken(monkeypatch, who):
+    """verl leaves the step out and goes on; what it reports is the mean over the optimiser steps."""
+    trainer = AgentR1Trainer.__new__(AgentR1Trainer)
+    trainer.global_steps = 3
+    reported = {f"{who}/grad_norm": [0.5, 0.25]}
+    monkeypatch.setattr(
+        PPOTrainerSync, "step", lambda self, metrics, timing: metrics.update(reduce_metrics(dict(reported))) or "batch"
+    )
+    assert trainer.step({}, {}) == "batch"
+    reported[f"{who}/grad_norm"] = [0.5, math.nan]
+    with pytest.raises(AgentR1Error, match=f"step 3: the {who} has a gradient of norm nan"):
+        trainer.step({}, {})
