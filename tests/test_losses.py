@@ -258,6 +258,13 @@ def test_kl_biases_and_gradients_are_as_documented(seed):
     torch.testing.assert_close(score, right, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize(("d", "moves"), [(-20.0, False), (-2.7, False), (-2.5, True), (10.9, True), (11.1, False)])
+def test_k3_has_no_gradient_beyond_its_bound_on_either_side(d, moves):
+    logprob = torch.tensor(d, requires_grad=True)
+    kl_penalty(logprob, torch.tensor(0.0), "k3").backward()
+    assert (logprob.grad != 0) == moves
+
+
 @settings(max_examples=50, deadline=None)
 @given(st.floats(-1e4, 1e4), st.floats(-1e4, 1e4))
 def test_k3_is_never_negative_and_bounded(logprob, ref):
