@@ -605,7 +605,7 @@ def test_no_step_is_taken_along_a_gradient_that_is_no_number(sampled, who):
 
 
 def test_prompts_that_fill_the_context_say_so(micro, chat, cloned_model):
-    with pytest.raises(AgentR1Error, match="the prompts overflow the context; raise rollout.max_context"):
+    with pytest.raises(AgentR1Error, match="16 context_overflow; raise rollout.max_context"):
         micro_run(micro, chat, cloned_model, "grpo", "rollout.max_context=12", "rollout.max_tokens_per_turn=4")
 
 
@@ -751,7 +751,7 @@ def test_episodes_in_line_for_a_slot_have_not_begun(chat, monkeypatch):
         CrowdEnv.most = 0
         rows = [question_row(f"Say {i}.", agent_name="letters") for i in range(16)]
         config = micro_config("grpo", *LETTERS, few)
-        found = _Recorder(None, config, chat, {}, rows, None, None, None, []).evaluate(policy)
+        found = _Recorder(None, config, chat, {}, rows, None, None, None, [], None).evaluate(policy)
         crowds.append(CrowdEnv.most)
         return found
 
