@@ -21,7 +21,7 @@ from filelock import FileLock
 from agent_r1.config import Config, DataConfig, ModelConfig, load_config
 from agent_r1.data.rows import read_rows
 from agent_r1.data.tinyhop_build import build
-from agent_r1.env import AgentEnv, Outcome
+from agent_r1.env import AgentEnv
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.episode import AgentEnvLoop, Limits, Task
 from agent_r1.rollout.qwen import Qwen, QwenShape
@@ -363,7 +363,3 @@ class LetterEnv(AgentEnv):
         if self.turns == 2:
             return StepResult(None, reward, done=True, stop_reason=StopReason.ANSWERED)
         return StepResult(Observation([{"role": "tool", "content": "again"}]), reward)
-
-    def outcome(self, stop_reason: StopReason) -> Outcome:
-        zeros = dict.fromkeys(("em", "sub_em", "f1", "tool_calls", "invalid_calls"), 0.0)
-        return Outcome(0.0, {"em": 0.0, "format": 0.0}, zeros | {"turns": self.turns})

@@ -384,7 +384,7 @@ def test_the_outcome_reads_the_final_turn_only(chat):
     trajectory, _ = run_to_the_end(chat, ["<think><answer>Marn</answer></think>" + call(query="x"), "I give up"])
     assert trajectory.stop_reason is StopReason.NO_ANSWER
     assert trajectory.metrics["em"] == 0 and trajectory.reward_parts == {"em": 0.0, "format": -0.2}
-    assert trajectory.metrics | {"tool_calls": 1, "invalid_calls": 0, "turns": 2} == trajectory.metrics
+    assert trajectory.metrics | {"tool_calls": 1, "invalid_calls": 0, "failed_calls": 0} == trajectory.metrics
 
 
 # ---------------------------------------------------------------------------------------------------------- by name
@@ -501,7 +501,7 @@ class CapitalEnv(BaseToolEnv):
 
     def outcome(self, stop_reason: StopReason) -> Outcome:
         right = self.final_turn in self.row["reward_model"]["ground_truth"]
-        return Outcome(float(right) / max(self.turns, 1), {"right": float(right)}, {"tool_calls": self.tool_calls})
+        return Outcome(float(right) / max(self.turns, 1), {"right": float(right)})
 
 
 def test_worked_example_a_tool_environment_of_your_own(chat):
@@ -513,7 +513,8 @@ def test_worked_example_a_tool_environment_of_your_own(chat):
     assert shown.startswith("France: Paris\nAtlantis: error: capital failed")
     assert "Peru: error: unknown tool 'city'; available: capital" in shown
     assert [s.reward for s in trajectory.steps] == pytest.approx([0.1 - 0.1 - 0.1, 0.5])
-    assert trajectory.metrics == {"tool_calls": 3} and trajectory.reward_parts == {"right": 1.0}
+    assert trajectory.metrics == {"tool_calls": 3, "invalid_calls": 1, "failed_calls": 1}  # counted by the loop
+    assert trajectory.reward_parts == {"right": 1.0}
 
 
 def test_by_default_a_turn_without_calls_ends_the_episode_and_pays_nothing():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import shutil
 import time
@@ -40,9 +41,8 @@ def done(em: float, f1: float, calls: int, invalid: int, turns: int, reason: Sto
         "f1": f1,
         "tool_calls": calls,
         "invalid_calls": invalid,
-        "turns": turns,
     }
-    trajectory = trajectory_of(([1, 2], [3], em), metrics=metrics)
+    trajectory = trajectory_of(*[([1, 2], [3], 0.0)] * (turns - 1), ([1, 2], [3], em), metrics=metrics)
     trajectory.stop_reason, trajectory.row = reason, question_row(extra_info={"kind": kind})
     return trajectory
 
@@ -73,8 +73,31 @@ def test_the_card_by_hand():
     assert card["invalid_call_rate"] == pytest.approx(1 / 8)  # of calls, not of episodes
     assert card["truncated_rate"] == pytest.approx(2 / 5)
     assert card["stop_reasons"] == {"answered": 3, "max_turns": 1, "max_tokens": 1}
-    assert card["by_kind"] == {"1-hop": {"n": 2, "em": 0.5}, "2-hop": {"n": 3, "em": pytest.approx(1 / 3)}}
+    assert (card["score_name"], card["score"]) == ("em", card["em"])
+    third = pytest.approx(1 / 3)
+    assert card["by_kind"] == {
+        "1-hop": {"n": 2, "score": 0.5, "em": 0.5},
+        "2-hop": {"n": 3, "score": third, "em": third},
+    }
     assert card["retriever"] == "r" and card["wall_seconds"] >= 2
+
+
+def test_only_what_was_measured_stands_on_the_card():
+    """Nothing is called EM that is none, and what an environment does not say is not an error."""
+    bare = [trajectory_of(([1], [2], 0.25), ([1, 2, 3], [4], 0.5)), trajectory_of(([1], [2], -0.25))]
+    card = card_of(bare)
+    assert not {"em", "em_ci95", "sub_em", "f1"} & card.keys()
+    assert (card["score_name"], card["score"]) == ("reward", pytest.approx(0.25))
+    assert (card["mean_turns"], card["mean_tool_calls"], card["search_rate"], card["invalid_call_rate"]) == (
+        1.5,
+        0,
+        0,
+        0,
+    )
+    assert card["by_kind"] == {"1-hop": {"n": 2, "score": pytest.approx(0.25)}}
+    assert card_of([bare[1], EPISODES[0]])["score_name"] == "reward"  # EM of some of the episodes is not the EM
+    failed = dataclasses.replace(bare[1], stop_reason=StopReason.ERROR)
+    assert card_of([EPISODES[0], failed])["em"] == 0.5  # its environment broke down, so it is not right
 
 
 def test_a_card_without_any_call_divides_by_nothing():

@@ -390,7 +390,7 @@ def test_view_fits_the_terminal_and_shows_the_essentials(width, height):
     if width > 20:
         assert len(lines) <= height
     text = "\n".join(text.plain for text in lines)
-    assert "step  30/100" in text and "EM, train sampled" in text and (width < 80 or "EM, val greedy" in text)
+    assert "step  30/100" in text and "EM, train sampled" in text and (width < 80 or "val, greedy" in text)
     if width >= 80:
         assert "0.52 M parameters" in text and "▄" in text and "to go" in text
 

@@ -464,6 +464,10 @@ def test_what_is_recorded_of_a_step(micro, chat, cloned_model):
     assert len(trajectories) == 16 and len({t.group_id for t in trajectories}) == 4
     assert m["critic/score/mean"] == pytest.approx(sum(t.reward for t in trajectories) / 16)
     assert m["reward/em"] == pytest.approx(sum(t.metrics["em"] for t in trajectories) / 16)
+    assert m["episode/f1"] == pytest.approx(sum(t.metrics["f1"] for t in trajectories) / 16)
+    paid = {key for key in m if key.startswith("reward/")}
+    assert paid == {"reward/em", "reward/format"}  # what nobody is paid for has another name
+    assert sum(m[key] for key in paid) == pytest.approx(m["critic/score/mean"])
     assert m["tool_calls/mean"] == pytest.approx(sum(t.metrics["tool_calls"] for t in trajectories) / 16)
     assert m["response_length/mean"] == pytest.approx(float(x.batch.mask_BT.sum()) / 16)
     assert m["rollout/decode_tokens"] == x.batch.mask_BT.sum()

@@ -366,7 +366,7 @@ def run_train(config: Config, name: str, resume: bool, plain: bool) -> None:
 def run_eval(config: Config, model: Path, out: Path, title: str, split: str = "test") -> dict:
     """Stage: greedy and sampled evaluation of a model folder; the card goes to `out` and is returned."""
     from agent_r1.inference.agent import open_agent
-    from agent_r1.inference.evaluate import eval_card, evaluate, wilson_interval
+    from agent_r1.inference.evaluate import eval_card, evaluate, score_line, scores
     from agent_r1.inference.provenance import provenance
     from agent_r1.inference.serve import gpus_for
     from agent_r1.rollout.episode import make_loop
@@ -394,16 +394,17 @@ def run_eval(config: Config, model: Path, out: Path, title: str, split: str = "t
     card = eval_card(
         greedy, model=str(model), split=split, seed=config.seed, retriever=retriever_of(config), started=start
     )
-    em = sum(t.metrics["em"] for t in sampled) / len(sampled)
-    card["sampled"] = {"temperature": 1.0, "n": len(sampled), "em": em, "em_ci95": wilson_interval(em, len(sampled))}
+    keys = ("score", "score_name", "em", "em_ci95")
+    card["sampled"] = {"temperature": 1.0, "n": len(sampled)} | {
+        key: value for key, value in scores(sampled).items() if key in keys
+    }
     card |= provenance(config, model)
     (out.parent / "rollouts").mkdir(parents=True, exist_ok=True)
     write_rollouts(out.parent / "rollouts" / f"{out.stem}.jsonl", evaluation_records(greedy[:60], agent.chat))
     write_whole(out, json.dumps(card, indent=2) + "\n")
-    low, high = card["em_ci95"]
     say(
-        f"  EM {card['em']:.3f} (95 % {low:.3f} to {high:.3f}), sampled {em:.3f}, F1 {card['f1']:.3f}, "
-        f"{card['mean_tool_calls']:.2f} calls a question\n  {card['wall_seconds']:.1f} s, in {out}"
+        f"  {score_line(card)}; sampled {card['sampled']['score']:.3f}, {card['mean_tool_calls']:.2f} calls a question\n"
+        f"  {card['wall_seconds']:.1f} s, in {out}"
     )
     return card
 

@@ -26,13 +26,18 @@ INVALID = (ToolErrorKind.MALFORMED_CALL, ToolErrorKind.UNKNOWN_TOOL, ToolErrorKi
 
 @dataclass
 class Outcome:
-    """What the whole episode was worth."""
+    """What the whole episode was worth. Everything may be left out.
+
+    Turns and calls need no saying: they are counted from the steps of the episode.
+    """
 
     reward: float = 0.0
+    """Beyond what the steps have paid."""
     parts: dict[str, float] = field(default_factory=dict)
-    """The summands of `reward` by name."""
+    """The summands of `reward` by name; recorded as `reward/NAME`."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """Measurements that are not paid for."""
+    """Measurements that nobody is paid for; recorded as `episode/NAME`. With `em` (0 or 1) among them, EM is what evaluations
+    report as the score; without it, they report the reward of the episode. `sub_em` and `f1` go on the eval card too."""
 
 
 class AgentEnv(ABC):
@@ -56,7 +61,7 @@ class BaseToolEnv(AgentEnv):
 
     def __init__(self, tools: dict[str, BaseTool], config: EnvConfig):
         self.tools, self.config = tools, config
-        self.turns = self.tool_calls = self.invalid_calls = self.invalid_in_a_row = self.failed_calls = 0
+        self.turns = self.tool_calls = self.invalid_calls = self.invalid_in_a_row = 0
         self.final_turn: str | None = None
         """Text of the turn that ended the episode by the agent's own will."""
         self.titles: set[str] = set()
@@ -110,7 +115,6 @@ class BaseToolEnv(AgentEnv):
             self.titles.update(result.data.get("titles", ()))
             invalid = result.error in INVALID
             self.invalid_calls += invalid
-            self.failed_calls += not (result.ok or invalid)
             self.invalid_in_a_row = self.invalid_in_a_row + 1 if invalid else 0
             longest = max(longest, self.invalid_in_a_row)
         if longest >= self.config.max_invalid_calls:

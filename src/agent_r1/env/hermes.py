@@ -117,12 +117,6 @@ class HermesToolEnv(BaseToolEnv):
         targets = list(self.row["reward_model"]["ground_truth"])
         last = (self.final_turn or "") if stop_reason is StopReason.ANSWERED else ""
         reward, parts, metrics = qa_outcome(answer_of(last), is_well_formed(last), targets, self.config.format_penalty)
-        metrics |= {
-            "tool_calls": self.tool_calls,
-            "invalid_calls": self.invalid_calls,
-            "failed_calls": self.failed_calls,
-        }
-        metrics["turns"] = self.turns
         if (found := self.evidence()) is not None:
             metrics["evidence"] = found
             if self.config.evidence_reward:

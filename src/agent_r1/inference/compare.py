@@ -15,14 +15,14 @@ import math
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, pstdev
 from typing import Any
 
 from agent_r1.config import Config, fingerprint
 from agent_r1.errors import AgentR1Error
 from agent_r1.files import sha256, write_whole
 from agent_r1.inference.agent import Agent, open_agent
-from agent_r1.inference.evaluate import eval_card, eval_tasks
+from agent_r1.inference.evaluate import eval_card, eval_tasks, score_line
 from agent_r1.inference.provenance import provenance
 from agent_r1.inference.serve import gpus_for
 from agent_r1.rollout.episode import make_loop, run_episodes
@@ -64,14 +64,19 @@ def evaluate_models(
         _print_card(card)
         results.append((card, done))
     if len(results) == 2:
-        comparison = compare(*([t.metrics["em"] for t in done] for _, done in results))
+        name = "em" if all(card["score_name"] == "em" for card, _ in results) else "reward"
+        measured = ([t.metrics.get("em", 0.0) if name == "em" else t.reward for t in done] for _, done in results)
+        comparison = compare(*measured, name)
         if out is not None:
             _write(out / "comparison.json", comparison)
         low, high = comparison["ci95"]
+        what, test, better = "reward", f"sign test p = {comparison.get('p_sign', 1):.2g}", "better"
+        if name == "em":
+            what, test, better = "EM", f"McNemar p = {comparison['p_mcnemar']:.2g}", "right"
         say(
-            f"the second against the first: EM {comparison['difference']:+.3f} (95 % {low:+.3f} to {high:+.3f}), exact "
-            f"McNemar p = {comparison['p_mcnemar']:.2g}; right only in the first {comparison['only_first']}, only in the "
-            f"second {comparison['only_second']}, of {comparison['n']}"
+            f"the second against the first: {what} {comparison['difference']:+.3f} (95 % {low:+.3f} to {high:+.3f}), exact "
+            f"{test}; {better} only in the first {comparison['only_first']}, only in the second "
+            f"{comparison['only_second']}, of {comparison['n']}"
         )
     return [card for card, _ in results]
 
@@ -87,21 +92,21 @@ def _evaluate(
     done = {t.group_id: t for t in _restore(records, rows)} if records else {}
     before = len(done)
     tasks = [task for task in eval_tasks(rows, config.seed) if task.group_id not in done]
-    right = sum(t.metrics.get("em", 0.0) for t in done.values())
+    total = sum(t.score for t in done.values())
     sampling = Sampling(config.rollout.max_tokens_per_turn, temperature)
     with ExitStack() as stack:
         file = stack.enter_context(records.open("a")) if records else None
         advance = stack.enter_context(progress("evaluating", len(tasks)))
 
         def on_done(trajectory: Trajectory) -> None:
-            nonlocal right
+            nonlocal total
             done[trajectory.group_id] = trajectory
-            right += trajectory.metrics.get("em", 0.0)
+            total += trajectory.score
             if file:
                 record = trajectory_record(trajectory, trajectory_rows(trajectory, 0), None, agent.chat, None)
                 file.write(json.dumps(record) + "\n")
                 file.flush()
-            advance(f"EM {right / len(done):.2f}")
+            advance(f"{'EM' if 'em' in trajectory.metrics else 'reward'} {total / len(done):.2f}")
 
         loop = make_loop(agent.policy, agent.chat, agent.tools, config)
         asyncio.run(run_episodes(loop, tasks, sampling, on_done, agent.at_once))
@@ -117,8 +122,9 @@ def _restore(path: Path, rows: list[Row]) -> list[Trajectory]:
     write_rollouts(path, records)  # without the half line that a kill left behind
     trajectories = []
     for r in records:
-        prompts = [row["input_ids"][: row["action_mask"].index(1)] for row in r["rows"][:1]]
-        steps = [Step(ids, [], []) for ids in prompts]  # none, where nothing was sampled
+        steps = [Step([], [], [], step["reward"]) for step in r["steps"]]
+        for row, first in zip(r["rows"][:1], steps[:1], strict=True):  # neither, where nothing was sampled
+            first.observation_ids = row["input_ids"][: row["action_mask"].index(1)]
         row, stop = rows[int(r["group_id"])], StopReason(r["stop_reason"])
         trajectories.append(Trajectory(steps, r["group_id"], stop, row, r["reward_parts"], r["metrics"]))
     return trajectories
@@ -143,10 +149,9 @@ def _write(path: Path, value: dict) -> None:
 
 
 def _print_card(card: Card) -> None:
-    low, high = card["em_ci95"]
     say(
-        f"{card['model']}\n  EM {card['em']:.3f} (95 % {low:.3f} to {high:.3f}), F1 {card['f1']:.3f}, sub-EM "
-        f"{card['sub_em']:.3f}, {card['mean_tool_calls']:.2f} calls a question; {card['n']} {card['split']} questions"
+        f"{card['model']}\n  {score_line(card)}, {card['mean_tool_calls']:.2f} calls a question; {card['n']} "
+        f"{card['split']} questions"
         + (f", {card['resumed']} of them from before" if card["resumed"] else "")
         + f", {card['wall_seconds']:.1f} s"
     )
@@ -155,20 +160,22 @@ def _print_card(card: Card) -> None:
 # ------------------------------------------------------------------------------------------------------ two of them
 
 
-def compare(first: list[float], second: list[float]) -> dict[str, Any]:
-    """The difference in EM of two models on the same questions (1 right, 0 wrong), second minus first."""
+def compare(first: list[float], second: list[float], name: str = "em") -> dict[str, Any]:
+    """The difference of two models on the same questions, second minus first: in EM (1 right, 0 wrong), or in reward."""
     n = len(first)
     only_first = sum(a > b for a, b in zip(first, second, strict=True))
     only_second = sum(b > a for a, b in zip(first, second, strict=True))
-    return {
-        "n": n,
-        "em": [fmean(first), fmean(second)],
-        "difference": (only_second - only_first) / n,
-        "ci95": paired_interval(only_first, only_second, n),
-        "only_first": only_first,
-        "only_second": only_second,
-        "p_mcnemar": mcnemar(only_first, only_second),
-    }
+    better = {"only_first": only_first, "only_second": only_second}
+    if name == "em":
+        difference, interval = (only_second - only_first) / n, paired_interval(only_first, only_second, n)
+        test = {"p_mcnemar": mcnemar(only_first, only_second)}
+    else:
+        differences = [b - a for a, b in zip(first, second, strict=True)]
+        difference, half = fmean(differences), 1.96 * pstdev(differences) / math.sqrt(n)
+        interval = [difference - half, difference + half]
+        test = {"p_sign": mcnemar(only_first, only_second)}  # the same coin flips
+    means = {"n": n, "score_name": name, name: [fmean(first), fmean(second)]}
+    return means | {"difference": difference, "ci95": interval} | better | test
 
 
 def mcnemar(b: int, c: int) -> float:

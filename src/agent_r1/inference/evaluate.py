@@ -44,16 +44,15 @@ def eval_card(
     """The card (keys as in docs/architecture.md). `started` is time.perf_counter() at the start."""
     n = len(trajectories)
 
-    def mean(name: str) -> float:
-        return fmean(t.metrics[name] for t in trajectories)
+    def total(name: str) -> float:
+        return sum(t.metrics.get(name, 0) for t in trajectories)
 
-    calls = sum(t.metrics["tool_calls"] for t in trajectories)
+    calls = total("tool_calls")
     stops = Counter(t.stop_reason.value for t in trajectories)
     cut = (StopReason.MAX_TOKENS, StopReason.CONTEXT_OVERFLOW, StopReason.MAX_TURNS)
-    by_kind: dict[str, list[float]] = {}
+    by_kind: dict[str, list[Trajectory]] = {}
     for t in trajectories:
-        by_kind.setdefault(t.row["extra_info"].get("kind", "all"), []).append(t.metrics["em"])
-    em = mean("em")
+        by_kind.setdefault(t.row["extra_info"].get("kind", "all"), []).append(t)
     found = [t.metrics["evidence"] for t in trajectories if "evidence" in t.metrics]
     return {
         "model": model,
@@ -61,23 +60,48 @@ def eval_card(
         "split": split,
         "n": n,
         "seed": seed,
-        "em": em,
-        "em_ci95": wilson_interval(em, n),
-        "sub_em": mean("sub_em"),
-        "f1": mean("f1"),
+        **scores(trajectories),
         **({"evidence": fmean(found)} if found else {}),
-        "search_rate": fmean(t.metrics["tool_calls"] > 0 for t in trajectories),
-        "mean_turns": mean("turns"),
+        "search_rate": fmean(t.metrics.get("tool_calls", 0) > 0 for t in trajectories),
+        "mean_turns": fmean(len(t.steps) for t in trajectories),
         "mean_tool_calls": calls / n,
-        "invalid_call_rate": sum(t.metrics["invalid_calls"] for t in trajectories) / max(calls, 1),
+        "invalid_call_rate": total("invalid_calls") / max(calls, 1),
         "truncated_rate": sum(stops[reason.value] for reason in cut) / n,
         "stop_reasons": dict(stops),
         "retriever": retriever,
         "rows_hash": rows_hash(trajectories),
         "prompt_hash": prompt_hash(trajectories),
         "wall_seconds": round(time.perf_counter() - started, 2),
-        "by_kind": {kind: {"n": len(ems), "em": fmean(ems)} for kind, ems in sorted(by_kind.items())},
+        "by_kind": {
+            kind: {"n": len(some)} | {k: v for k, v in scores(some).items() if k in ("score", "em")}
+            for kind, some in sorted(by_kind.items())
+        },
     }
+
+
+def scores(trajectories: list[Trajectory]) -> dict:
+    """`score`, what it is the mean of (`score_name`: em, or reward), and those of em, sub_em and f1 that were measured.
+
+    Measured is what each episode reports, except those in which the environment failed; they count as 0.
+    """
+    whole = [t for t in trajectories if t.stop_reason is not StopReason.ERROR]
+    measured = [name for name in ("em", "sub_em", "f1") if whole and all(name in t.metrics for t in whole)]
+    means = {name: fmean(t.metrics.get(name, 0.0) for t in trajectories) for name in measured}
+    if "em" not in means:
+        return {"score": fmean(t.reward for t in trajectories), "score_name": "reward"} | means
+    interval = wilson_interval(means["em"], len(trajectories))
+    return {"score": means["em"], "score_name": "em", "em": means.pop("em"), "em_ci95": interval} | means
+
+
+def score_line(card: dict) -> str:
+    """`EM 0.910 (95 % 0.882 to 0.932), F1 0.931, sub-EM 0.940` as far as it was measured, or `reward 0.53`."""
+    words = [f"reward {card['score']:.3f}"]
+    if card["score_name"] == "em":
+        low, high = card["em_ci95"]
+        words = [f"EM {card['em']:.3f} (95 % {low:.3f} to {high:.3f})"]
+    return ", ".join(
+        words + [f"{name} {card[key]:.3f}" for key, name in (("f1", "F1"), ("sub_em", "sub-EM")) if key in card]
+    )
 
 
 def rows_hash(trajectories: list[Trajectory]) -> str:

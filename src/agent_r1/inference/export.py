@@ -301,6 +301,8 @@ def _card(checkpoint: Path, config: Config | None, gap: float, tokens: int) -> s
         "dataset",
         "split",
         "n",
+        "score_name",
+        "score",
         "em",
         "em_ci95",
         "f1",

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from agent_r1.inspect.run_files import RunFiles
-from agent_r1.training.loggers import VAL_EM
+from agent_r1.training.loggers import STEP, VAL_EM
 
 Point = tuple[float, float]
 EM_SAMPLED, EM_GREEDY, CALLS = "reward/em", VAL_EM, "tool_calls/mean"
@@ -167,9 +167,9 @@ def _tick(value: float) -> str:
 
 
 def em_marks(run: RunFiles) -> list[Mark]:
-    """The evaluations before and after RL, at step 0 and at the last step."""
-    last = max([step for step, _ in run.series(EM_SAMPLED) + run.series(EM_GREEDY)], default=1)
+    """The scores of the evaluations before and after RL, at step 0 and at the last step."""
+    last = max([step for step, _ in run.series(STEP)], default=1)
     cards = (("before RL", 0, run.before), ("after RL", last, run.after))
     return [
-        Mark(name, x, card["em"], *(card.get("em_ci95") or (card["em"], card["em"]))) for name, x, card in cards if card
+        Mark(name, x, card["score"], *(card.get("em_ci95") or [card["score"]] * 2)) for name, x, card in cards if card
     ]

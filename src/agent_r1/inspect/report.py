@@ -63,6 +63,11 @@ def _title(run: RunFiles) -> str:
 <p class="lead">{_headline(run)}</p><dl class="facts">{items}</dl>{notice}</header>"""
 
 
+_PAID = {"em": "exact answers", "reward": "what its environment pays for"}
+_MEAN = {"em": "the share that it answers exactly", "reward": "its mean reward"}
+_SCORE = {"em": "exact match", "reward": "reward"}
+
+
 def _headline(run: RunFiles) -> str:
     """Where the agent came from, what taught it, what came of it: in sentences that hold for this run."""
     data, model, env = (run.config.get(name) or {} for name in ("data", "model", "env"))
@@ -71,15 +76,15 @@ def _headline(run: RunFiles) -> str:
         start = f"This agent began as the pretrained model {_text(model['path'])}"
     method = _text(run.config.get("algorithm", "reinforcement learning")).upper()
     tools = _text(", ".join(env.get("tools") or [])) or "none"
-    taught = f"{start}. Then {method} let it practise questions with its tools ({tools}) and rewarded exact answers."
+    taught = f"{start}. Then {method} let it practise questions with its tools ({tools}) and rewarded {_PAID[run.score_name]}."
     if not (run.before and run.after):
         return taught
-    before, after = run.before["em"], run.after["em"]
+    before, after = run.before["score"], run.after["score"]
     verb = "rose" if after > before else "fell" if after < before else "stayed"
     name = data.get("name", "tinyhop")
     kind = "about a world that no training question is about" if name == "tinyhop" else f"of {_text(name)}"
     return (
-        f"{taught} On {_text(run.after.get('n', '?'))} held-out questions {kind}, the share that it answers exactly "
+        f"{taught} On {_text(run.after.get('n', '?'))} held-out questions {kind}, {_MEAN[run.score_name]} "
         f"{verb} from <b>{before:.2f}</b> to <b>{after:.2f}</b>."
     )
 
@@ -107,10 +112,13 @@ def _cards(run: RunFiles) -> str:
     if not (run.before or run.after):
         return ""
     cards = _big_card("Before RL", run.before, "dim") + _big_card("After RL", run.after, "strong")
+    meaning = (
+        " <b>Exact match</b> counts an answer only if it equals the right one, letter case, articles and punctuation aside. "
+        "The bracket is the 95 % confidence interval."
+    )
+    meaning = meaning if run.score_name == "em" else " <b>Reward</b> is what its environment paid for an episode, mean."
     return f"""<section><h2>Before and after</h2>
-<p>The same held-out questions, decoded greedily (always the likeliest token). <b>Exact match</b> counts an answer only
-if it equals the right one, letter case, articles and punctuation aside. The bracket is the 95 % confidence
-interval.</p>
+<p>The same held-out questions, decoded greedily (always the likeliest token).{meaning}</p>
 <div class="two">{cards}</div>{_fallen(run)}{_measure_table(run)}</section>"""
 
 
@@ -118,8 +126,7 @@ def _fallen(run: RunFiles) -> str:
     """The kinds of questions that RL made worse: the mean alone would hide them."""
     before, after = ((card or {}).get("by_kind") or {} for card in (run.before, run.after))
     pairs = [
-        (kind, *(round(cards[kind].get("em") or 0.0, 2) for cards in (before, after)))
-        for kind in before.keys() & after.keys()
+        (kind, *(round(_score(cards[kind]), 2) for cards in (before, after))) for kind in before.keys() & after.keys()
     ]
     fell = [f"{_text(kind)} from {old:.2f} to {new:.2f}" for kind, old, new in sorted(pairs) if new < old]
     return f'<p class="fell">Fell: {", ".join(fell)}.</p>' if fell else ""
@@ -128,23 +135,30 @@ def _fallen(run: RunFiles) -> str:
 def _big_card(title: str, card: Record | None, look: str) -> str:
     if card is None:
         return f'<div class="card {look}"><h3>{title}</h3><p>Not evaluated.</p></div>'
-    em = card["em"]
-    low, high = card.get("em_ci95") or (em, em)
-    sampled = (card.get("sampled") or {}).get("em")
+    score = card["score"]
+    low, high = card.get("em_ci95") or (score, score)
+    sampled = card.get("sampled") and _score(card["sampled"])
     note = "" if sampled is None else f" Sampled at temperature 1: {_number(sampled)}."
     kinds = "".join(_kind_row(kind, part) for kind, part in (card.get("by_kind") or {}).items())
-    return f"""<div class="card {look}"><h3>{title}</h3>
-<p class="big">{em:.2f}<small>exact match</small></p>
-<div class="interval"><i class="fill" style="width:{_percent(em)}"></i>
+    interval = f"""<div class="interval"><i class="fill" style="width:{_percent(score)}"></i>
 <i class="ci" style="left:{_percent(low)};width:{_percent(high - low)}"></i></div>
-<p class="small">{low:.3f} to {high:.3f}, n = {_text(card.get("n", "?"))}.{note}</p>
+<p class="small">{low:.3f} to {high:.3f}, """
+    interval = interval if "em" in card else '<p class="small">'  # only a share has one
+    return f"""<div class="card {look}"><h3>{title}</h3>
+<p class="big">{score:.2f}<small>{_SCORE[card["score_name"]]}</small></p>
+{interval}n = {_text(card.get("n", "?"))}.{note}</p>
 <table class="kinds">{kinds}</table></div>"""
 
 
 def _kind_row(kind: str, part: Record) -> str:
-    em = part.get("em") or 0.0
-    bar = f'<div class="bar"><i style="width:{_percent(em)}"></i></div>'
-    return _cells("td", _text(kind), bar, _number(em), f"n = {_text(part.get('n', '?'))}")
+    score = _score(part)
+    bar = f'<div class="bar"><i style="width:{_percent(score)}"></i></div>'
+    return _cells("td", _text(kind), bar if "em" in part else "", _number(score), f"n = {_text(part.get('n', '?'))}")
+
+
+def _score(part: Record) -> float:
+    """Of a part of a card. Those of earlier versions say em alone."""
+    return part.get("score", part.get("em")) or 0.0
 
 
 def _measure_table(run: RunFiles) -> str:
@@ -174,8 +188,9 @@ def _stops(card: Record) -> str:
 def _curves(run: RunFiles) -> str:
     if not run.metrics:
         return ""
+    measures_em = run.score_name == "em"
     em = [
-        Line("train, sampled", run.series(EM_SAMPLED), "c1", faint=True),
+        Line("train, sampled", run.series(EM_SAMPLED if measures_em else "critic/score/mean"), "c1", faint=True),
         Line("validation, greedy", run.series(EM_GREEDY), "c2"),
     ]
     parts = [(line[STEP], step_times(line)) for line in run.metrics if "timing_s/step" in line and STEP in line]
@@ -190,7 +205,7 @@ def _curves(run: RunFiles) -> str:
     tests = [Line(f"test, {mark.name}: {mark.y:.2f}", [(mark.x, mark.y)], "star") for mark in marks]
     charts = [
         _figure(
-            "Exact match",
+            _SCORE[run.score_name].capitalize(),
             "The dots at the ends are the evaluations above. Sampling tries things out, so it stays below greedy "
             "decoding.",
             em + tests,
@@ -199,7 +214,7 @@ def _curves(run: RunFiles) -> str:
         _figure(
             "Reward",
             "What the algorithm maximises: exact match, less the price of a malformed ending.",
-            reward,
+            reward if measures_em else [],  # else it is the first picture
             line_chart(reward, floor=0, top=1),
         ),
         _figure(

@@ -39,6 +39,11 @@ class RunFiles:
     missing: list[str] = field(default_factory=list)
     """A sentence for each thing that the report cannot show."""
 
+    @property
+    def score_name(self) -> str:
+        """What the score of its evaluations is: em, or reward where the environment measures no exact match."""
+        return next((card["score_name"] for card in (self.after, self.before) if card), "em")
+
     def series(self, key: str) -> list[tuple[int, float]]:
         """(step, value) of every line of metrics.jsonl that has a number at `key`."""
         pairs = ((line.get(STEP), line.get(key)) for line in self.metrics)
@@ -85,7 +90,9 @@ def _card(run: RunFiles, name: str, consequence: str) -> Record | None:
         return None
     except (OSError, ValueError):
         card = None
-    if not isinstance(card, dict) or not _is_number(card.get("em")):
+    if isinstance(card, dict) and "score" not in card:  # one of an earlier version
+        card |= {"score": card.get("em"), "score_name": "em"}
+    if not isinstance(card, dict) or not _is_number(card["score"]):
         run.missing.append(f"{name} cannot be read as an eval card; make it again with `agent-r1 eval`.")
         return None
     return card

@@ -92,7 +92,8 @@ class AgentEnvLoop(AgentFlowBase):
             # Credit goes only to actions: the outcome is paid to the last one, also when a tool result came after it.
             steps[-1].reward += outcome.reward
             steps[-1].done = True
-        return Trajectory(steps, task.group_id, stop, task.row, outcome.parts, outcome.metrics, error)
+        metrics = outcome.metrics | count_calls(steps)
+        return Trajectory(steps, task.group_id, stop, task.row, outcome.parts, metrics, error)
 
     async def _converse(self, env: AgentEnv, task: Task, sampling: Sampling, steps: list[Step]) -> StopReason:
         """The loop itself. Steps are appended as they happen, so that a time-out keeps what there is."""
@@ -181,6 +182,14 @@ async def run_episodes(
     failed = sum(t.metrics.get("failed_calls", 0) for t in trajectories)
     refuse_broken_tools(calls, failed, next(filter(None, map(first_failed_call, trajectories)), ""))
     return trajectories
+
+
+def count_calls(steps: list[Step]) -> dict[str, int]:
+    """`tool_calls`, those that the agent got wrong, and those that failed through no fault of the agent's."""
+    errors = [call["error"] for step in steps for call in step.info.get("tool_calls", ())]
+    invalid = sum(error in INVALID for error in errors)
+    failed = sum(error is not None for error in errors) - invalid
+    return {"tool_calls": len(errors), "invalid_calls": invalid, "failed_calls": failed}
 
 
 def refuse_broken_tools(calls: float, failed: float, example: str) -> None:

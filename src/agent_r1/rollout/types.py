@@ -163,7 +163,7 @@ class Trajectory:
     reward_parts: dict[str, float] = field(default_factory=dict)
     """The parts of the outcome reward by name (em, format, ...), for logs and `/why`."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """Measurements that are not paid for (f1, tool_calls, ...)."""
+    """Measurements that are not paid for (f1, tool_calls, ...). None of them is sure to be there."""
     error: str | None = None
     """What broke the episode off, in words; None unless `stop_reason.broken_off`."""
 
@@ -171,3 +171,8 @@ class Trajectory:
     def reward(self) -> float:
         """The return: process rewards of all steps plus the outcome (which sits on the last action)."""
         return sum(step.reward for step in self.steps)
+
+    @property
+    def score(self) -> float:
+        """What evaluations average: exact match where the environment measures it, else the return."""
+        return self.metrics.get("em", self.reward)

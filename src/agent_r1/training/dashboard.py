@@ -63,10 +63,10 @@ class Gauge:
 
 GAUGES = (
     Gauge("reward/em", "EM, train sampled", 2, colour="green", span=(0, 1)),
-    Gauge(VAL_EM, "EM, val greedy", 2, colour="bright_green", span=(0, 1)),
+    Gauge(VAL_EM, "val, greedy", 2, colour="bright_green", span=(0, 1)),
     Gauge("critic/score/mean", "reward", 2, colour="green"),
     Gauge("tool_calls/mean", "calls per question", 2, colour="magenta"),
-    Gauge("reward/evidence", "evidence found", 2, colour="magenta", span=(0, 1)),
+    Gauge("episode/evidence", "evidence found", 2, colour="magenta", span=(0, 1)),
     Gauge("actor/entropy", "entropy", 2),
     Gauge("actor/ppo_kl", "KL to the sampler", 4),
     Gauge("timing_s/step", "step time", 2, " s", "yellow"),
@@ -278,7 +278,7 @@ def plain_line(metrics: Mapping[str, Any], steps: int, eta: float | None) -> str
         ("calls", "tool_calls/mean", 2),
         ("entropy", "actor/entropy", 2),
         ("kl", "actor/ppo_kl", 4),
-        ("val em", VAL_EM, 2),
+        ("val", VAL_EM, 2),
     )
     parts += [f"{name} {_short(metrics[key], digits)}" for name, key, digits in shown if metrics.get(key) is not None]
     if metrics.get("timing_s/step") is not None:

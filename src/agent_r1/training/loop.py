@@ -496,20 +496,23 @@ class EpisodeNumbers:
     score: float
     turns: int
     stop_reason: str
-    values: dict[str, float]
-    """Reward parts and measurements, as the environment names them."""
+    parts: dict[str, float]
+    """What it was paid for, as the environment names it."""
+    metrics: dict[str, float]
+    """What else was measured."""
 
     @classmethod
     def of(cls, t: Trajectory) -> EpisodeNumbers:
-        values = {name: float(value) for name, value in (t.metrics | t.reward_parts).items()}
-        return cls(t.reward, len(t.steps), t.stop_reason.value, values)
+        parts = {name: float(value) for name, value in t.reward_parts.items()}
+        metrics = {name: float(value) for name, value in t.metrics.items() if name not in parts}
+        return cls(t.reward, len(t.steps), t.stop_reason.value, parts, metrics)
 
 
 def episode_metrics(episodes: list[EpisodeNumbers]) -> dict[str, float]:
     """Means over the episodes of a step; the same for both executors."""
 
     def total(name: str) -> float:
-        return sum(e.values.get(name, 0.0) for e in episodes)
+        return sum(e.metrics.get(name, 0.0) for e in episodes)
 
     n, calls = len(episodes), total("tool_calls")
     metrics = {
@@ -519,8 +522,9 @@ def episode_metrics(episodes: list[EpisodeNumbers]) -> dict[str, float]:
         "tool_calls/failed_rate": total("failed_calls") / max(calls, 1),
         "num_turns/mean": fmean(e.turns for e in episodes),
     }
-    for name in dict.fromkeys(name for e in episodes for name in e.values):
-        metrics[f"reward/{name}"] = fmean(e.values[name] for e in episodes if name in e.values)
+    for kind, values in (("reward", [e.parts for e in episodes]), ("episode", [e.metrics for e in episodes])):
+        for name in dict.fromkeys(name for each in values for name in each):
+            metrics[f"{kind}/{name}"] = fmean(each[name] for each in values if name in each)
     for reason, count in Counter(e.stop_reason for e in episodes).items():
         metrics[f"stop/{reason}"] = count / n
     return metrics

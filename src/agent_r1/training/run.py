@@ -198,12 +198,12 @@ class _Recorder:
             raise KeyboardInterrupt(f"{why}stopped after step {step}; continue with --resume")
 
     def evaluate(self, policy: LocalPolicy) -> dict[str, float]:
-        """Greedy and sampled EM on the validation questions. Greedy alone hides the mixture that RL works on."""
+        """Greedy and sampled score on the validation questions. Greedy alone hides the mixture that RL works on."""
         loop = make_loop(policy, self.chat, self.tools, self.config)
         out, slots = {}, self.config.rollout.slots
         for name, temperature in (("acc/mean@1", 0.0), ("sampled_acc", self.config.rollout.temperature)):
             done = evaluate(loop, self.val, temperature=temperature, seed=self.config.seed, at_once=slots)
-            out[f"val-core/{self.config.data.name}/{name}"] = sum(t.metrics["em"] for t in done) / len(done)
+            out[f"val-core/{self.config.data.name}/{name}"] = sum(t.score for t in done) / len(done)
         return out
 
     def save(self, learner: Learner) -> None:

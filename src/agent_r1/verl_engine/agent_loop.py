@@ -116,7 +116,7 @@ class AgentR1Loop(AgentLoopBase):
         numbers = EpisodeNumbers.of(trajectory)
         extra = {
             # What verl's validation averages, by name; it reports `acc` as its core metric.
-            "reward_extra_info": numbers.values | {"acc": numbers.values.get("em", trajectory.reward)},
+            "reward_extra_info": numbers.metrics | numbers.parts | {"acc": trajectory.score},
             "episode": asdict(numbers),
             "failed_call": first_failed_call(trajectory),
             "min_global_steps": min(policy.versions),

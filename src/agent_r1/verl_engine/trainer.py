@@ -170,7 +170,7 @@ class AgentR1Trainer(PPOTrainerSync):
         metrics |= episode_metrics(episodes) | {"response_length/mean": tokens / len(episodes)} | self.checked
         self.checked = {}
         metrics["perf/agent_tokens_per_s"] = tokens / timing_raw["gen"]
-        calls, failed = (sum(e.values.get(name, 0.0) for e in episodes) for name in ("tool_calls", "failed_calls"))
+        calls, failed = (sum(e.metrics.get(name, 0.0) for e in episodes) for name in ("tool_calls", "failed_calls"))
         refuse_broken_tools(calls, failed, next(filter(None, (e["failed_call"] for e in of_episode.values())), ""))
         records = [(key, extra["record"]) for key, extra in zip(real, extras, strict=True)]
         if all(record for _, record in records):
