@@ -10,6 +10,7 @@ import errno
 import itertools
 import json
 import os
+import re
 import resource
 import shlex
 import shutil
@@ -437,3 +438,60 @@ def test_a_reader_that_leaves_early(made):
         env=environment(made), capture_output=True, text=True, timeout=100,
     )  # fmt: skip
     assert done.stderr == "" and done.stdout.count("\n") == 1
+
+
+# --------------------------------------------------------------------------------------------- models of other kinds
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""As small instruct models have it: turns, and nothing about tools."""
+
+
+@pytest.fixture
+def foreign(home, tmp_path):
+    """Folders `llama` (another architecture) and `plain` (a template that shows no tools)."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    start = Places.of(load_config("smoke", SMALL[1:])).cold_start
+    for name in ("llama", "plain"):
+        shutil.copytree(start, tmp_path / name)
+    (tmp_path / "plain" / "chat_template.jinja").write_text(CHATML)
+    small = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = AutoConfig.for_model("llama", **small, intermediate_size=48, vocab_size=400, max_position_embeddings=512)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "llama")
+    settings = tmp_path / "llama" / "tokenizer_config.json"
+    settings.write_text(json.dumps({k: v for k, v in json.loads(settings.read_text()).items() if k != "auto_map"}))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "said"),
+    [
+        ("llama", 1, "is of architecture 'llama'; the local loop trains qwen2 only"),
+        ("plain", 2, "shows the model no tools"),
+    ],
+)
+def test_what_no_run_can_start_from_is_said_before_anything_is_written(home, foreign, capsys, name, code, said):
+    before, model = tree(home), f"model.path={foreign / name}"
+    for command in (["cold-start"], ["eval", "--before", "--run=new"], ["train", "--run=new"]):
+        assert said in refused(capsys, code, *command, *SMALL, model)
+    assert tree(home) == before and not (home / "runs" / "new").exists()
+    assert main("train", "grpo", *SMALL, "--run=new") == 0  # the same name, other settings
+
+
+def test_the_plan_knows_which_engine_trains_what(home, foreign, capsys):
+    model = f"model.path={foreign / 'llama'}"
+    assert "the local loop trains qwen2 only" in refused(capsys, 1, "train", *SMALL, model, "--dry-run")
+    assert main("train", "--engine=verl", *SMALL, model, "--dry-run") == 0
+    assert re.search(r"model +0\.04 M parameters", capsys.readouterr().out)
+    assert main("cold-start", "--engine=verl", *SMALL, model) == 0
+
+
+def test_a_run_that_failed_before_its_first_step_holds_nobody_to_its_settings(home, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    options = ["train", "grpo", *SMALL, "--run=new"]
+    assert "not installed" in refused(capsys, 2, *options, "trainer.loggers=[wandb]", "actor.lr=0.1")
+    assert main(*options) == 0
+    assert "actor.lr: 0.0005 there, 0.1 now" in refused(capsys, 1, *options, "actor.lr=0.1")  # now something has run

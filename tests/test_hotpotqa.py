@@ -178,6 +178,12 @@ def test_a_corrupt_record_is_named_and_left_out_only_when_asked(tmp_path, damage
     assert len(verify(folder)["skipped"]) == 1 and "record 17" in verify(folder)["skipped"][0]
 
 
+def test_a_file_of_another_form_is_told_all_that_it_lacks(tmp_path):
+    mine = write_jsonl(tmp_path / "mine.jsonl", [{"question": "17 + 4?", "answer": "21"}] * 72)
+    with pytest.raises(AgentR1Error, match=r"line 1 \(no type, no supporting_facts, no context\)"):
+        made(tmp_path, mine)
+
+
 def test_many_corrupt_records_are_counted_and_some_named(tmp_path):
     source = write_json(tmp_path / "mine.json", [*hotpotqa()[:60], *([None] * 7), 3, "x"])
     with pytest.raises(AgentR1Error, match=r"9 of 69 records are corrupt: record 61 \(no JSON object\), .*\.\.\."):

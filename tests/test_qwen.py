@@ -144,8 +144,8 @@ def change_config(folder, **changes):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "llama"}, "is of architecture 'llama'; the local loop and the plan compute qwen2 only"),
-        ({"model_type": "qwen3"}, "to train, take such a model; others can be served with vLLM"),
+        ({"model_type": "llama"}, "is of architecture 'llama'; the local loop trains qwen2 only"),
+        ({"model_type": "qwen3"}, "qwen2 only; train this one with --engine verl"),
         ({"rope_scaling": {"type": "yarn", "factor": 4}}, "RoPE scaling or a sliding window"),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "RoPE scaling or a sliding window"),
         ({"use_sliding_window": True}, "RoPE scaling or a sliding window"),

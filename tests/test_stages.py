@@ -151,10 +151,10 @@ def test_home_is_the_working_directory_unless_it_is_said(config, monkeypatch):
     assert str(Places.of(config).run("x")) == "/elsewhere/runs/x"
 
 
-def test_a_model_of_ones_own_needs_no_cold_start(config, tmp_path, monkeypatch, capsys):
+def test_a_model_of_ones_own_needs_no_cold_start(config, tmp_path, monkeypatch, capsys, micro_model):
     monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path / "home"))
-    config.model.path = str(tmp_path)
-    assert Places.of(config).start_model == tmp_path
+    config.model.path = str(micro_model)
+    assert Places.of(config).start_model == micro_model
     stages.make_cold_start(config)
     assert "not needed" in capsys.readouterr().out and not (tmp_path / "home").exists()
     config.model.path = str(tmp_path / "nowhere")

@@ -466,11 +466,16 @@ def local_plan(config: Config) -> list[str]:
         raise AgentR1Error(
             f"the sizes of model.path={config.model.path} are not known yet; `agent-r1 cold-start` fetches it"
         )
-    shape = qwen.read_shape(folder) if config.model.path else shape_of(config.model, config.model.vocab_size)
-    with torch.device("meta"):  # shapes only: a 7B model is counted without a byte of its weights
-        P = qwen.Qwen(shape).parameter_count
+    if config.model.path and config.engine == "verl":  # it trains other architectures too
+        whole = find_shape(config.model.path, folder)
+        P, cached = whole.parameters, whole.cache // 2
+    else:
+        shape = qwen.read_shape(folder) if config.model.path else shape_of(config.model, config.model.vocab_size)
+        cached = 2 * shape.layers * shape.kv_heads * shape.head_dim
+        with torch.device("meta"):  # shapes only: a 7B model is counted without a byte of its weights
+            P = qwen.Qwen(shape).parameter_count
     size = dtype.itemsize
-    cache = 2 * shape.layers * shape.kv_heads * shape.head_dim * r.max_context * r.slots * size
+    cache = cached * r.max_context * r.slots * size
     # float32 weights, gradients and two Adam moments for each trained network; a copy in `dtype` to sample from.
     states = P * (16 * networks + (0 if dtype is torch.float32 else size) + (4 if config.actor.kl_coef else 0))
     # 2 operations a weight and token to sample, 6 to train (forward and backward), 2 more to predict values.

@@ -35,12 +35,15 @@ from agent_r1.data.rows import read_corpus, read_rows
 from agent_r1.data.tinyhop_build import build, verify
 from agent_r1.errors import AgentR1Error
 from agent_r1.files import write_whole
+from agent_r1.rollout import qwen
+from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.types import Row, Trajectory
 from agent_r1.search import prebuilt
 from agent_r1.search.encoders import make_encoder
 from agent_r1.search.index import PassageIndex, build_index, recall_at_k, title_recall
 from agent_r1.search.searcher import Searcher
 from agent_r1.tool import BaseTool, make_tools
+from agent_r1.training.tiny_model import init_weights, load_tokenizer, shape_of
 from agent_r1.ui import progress, say
 
 if TYPE_CHECKING:
@@ -208,7 +211,8 @@ def _quality(config: Config, index: PassageIndex) -> str:
 def make_cold_start(config: Config) -> None:
     """Stage: tokenizer, tiny model, and behaviour cloning of an imperfect demonstrator."""
     if config.model.path:
-        return _fetch_model(config)
+        _fetch_model(config)
+        return check_start_model(config)
     stage("cold start: teach a new model the format, to copy, and to play badly", Places.of(config).cold_start,
           lambda part: _cold_start(config, part))  # fmt: skip
 
@@ -237,10 +241,8 @@ def _fetch_model(config: Config) -> None:
 
 
 def _cold_start(config: Config, out: Path) -> str:
-    from agent_r1.rollout.qwen import Qwen
     from agent_r1.training.cold_start import clone, demonstrations, renamed_demonstrations
     from agent_r1.training.run import write_model
-    from agent_r1.training.tiny_model import init_weights, shape_of
 
     set_threads(config)
     c, tools = config.cold_start, load_tools(config)
@@ -250,7 +252,7 @@ def _cold_start(config: Config, out: Path) -> str:
     else:
         passages = [passage.text for passage in read_corpus(Places.of(config).data / "corpus.jsonl")]
         chat, copy_rows, mix_rows = renamed_demonstrations(config, load_rows(config, "train"), passages, tools)
-    model = Qwen(shape_of(config.model, len(chat.tokenizer)))
+    model = qwen.Qwen(shape_of(config.model, len(chat.tokenizer)))
     init_weights(model, config.seed)
     losses: list[float] = []
     with progress("cloning", c.copy_steps + c.mix_steps) as advance:
@@ -278,7 +280,19 @@ def start_model(config: Config) -> Path:
     data_folder(config)  # the first that is missing is the one to name
     if needs_index(config):
         _needed(places.index, "agent-r1 index", config)
-    return _needed(places.start_model, "agent-r1 cold-start", config)
+    _needed(places.start_model, "agent-r1 cold-start", config)
+    check_start_model(config)
+    return places.start_model
+
+
+def check_start_model(config: Config) -> None:
+    """What no run can start from, said before anything is computed or written. Raises AgentR1Error."""
+    model = Places.of(config).start_model
+    if config.engine == "local":
+        qwen.read_shape(model)
+    chat = ChatFormat(load_tokenizer(model))
+    if config.env.tools:
+        chat.check_tools()
 
 
 def _local_model(path: str) -> None:

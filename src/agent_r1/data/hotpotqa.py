@@ -36,6 +36,7 @@ DISTRACTOR = Dataset(
     files={"train": "hotpot_train_v1.1.json", "validation": "hotpot_dev_distractor_v1.json"},
     counts={"train": 90447, "validation": 7405},
     parse=parse,
+    keys=("question", "answer", "type", "supporting_facts", "context"),
 )
 FULLWIKI = dataclasses.replace(
     DISTRACTOR, config="fullwiki", files=DISTRACTOR.files | {"validation": "hotpot_dev_fullwiki_v1.json"}

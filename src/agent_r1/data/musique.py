@@ -51,4 +51,5 @@ MUSIQUE = Dataset(
     files={"train": "musique_ans_v1.0_train.jsonl", "validation": "musique_ans_v1.0_dev.jsonl"},
     counts={"train": 19938, "validation": 2417},
     parse=parse,
+    keys=("id", "question", "answer", "paragraphs"),
 )

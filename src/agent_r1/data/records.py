@@ -53,6 +53,8 @@ class Dataset:
     """Split -> published number of records. Fewer are half a download."""
     parse: Callable[[Any], Record]
     """Raises BadRecord."""
+    keys: tuple[str, ...] = ()
+    """What a record must have: all that is missing is said at once."""
 
 
 class BadRecord(ValueError):
@@ -91,6 +93,9 @@ def read_records(dataset: Dataset, raw: Iterator[tuple[str, Any]], corrupt: Corr
         try:
             if isinstance(value, BadRecord):
                 raise value
+            missing = [f"no {key}" for key in dataset.keys if isinstance(value, dict) and key not in value]
+            if len(missing) > 1:  # another form altogether: `parse` would name the first
+                raise BadRecord(", ".join(missing))
             record = dataset.parse(value)
             if record.id in records:  # the same question in two splits would train on the test
                 raise BadRecord(f"the id {record.id} a second time")

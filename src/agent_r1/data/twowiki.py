@@ -19,4 +19,5 @@ TWOWIKI = Dataset(
     files={"train": "train.json", "validation": "dev.json"},
     counts={"train": 167454, "validation": 12576},
     parse=hotpotqa.parse,
+    keys=hotpotqa.DISTRACTOR.keys,
 )

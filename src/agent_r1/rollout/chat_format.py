@@ -46,6 +46,12 @@ def _any_of(words: Iterable[str]) -> re.Pattern:
     return re.compile("|".join(re.escape(word) for word in sorted(words, key=len, reverse=True)))
 
 
+_PROBE = {
+    "type": "function",
+    "function": {"name": "probe_it", "description": "A tool.", "parameters": {"type": "object", "properties": {}}},
+}
+
+
 class ChatFormat:
     """Encodes observations for one tokenizer (any fast Hugging Face tokenizer that has a chat template)."""
 
@@ -79,6 +85,10 @@ class ChatFormat:
         opening = "".join(p if isinstance(p, str) else self.decode([p]) for p in self._skeleton(("user",), None)[0])
         self._opened = re.search(r"(<think>\s*)?\Z", opening)[0]
         """What the template writes of each turn of the agent's: some thinking models' begins the thought for them."""
+
+    def check_tools(self) -> None:
+        """Raises ConfigError where the template shows an agent no tools: it would never hear of them."""
+        self.prompt_ids([{"role": "user", "content": ""}], [_PROBE])
 
     # -------------------------------------------------------------------------------------------- observations
 
@@ -198,6 +208,13 @@ class ChatFormat:
             missing = [i for i in range(len(roles)) if f"{_OPEN}{i}{_CLOSE}" not in text]
             if missing:
                 raise ConfigError(f"the chat template drops message {missing[0]} (role {roles[missing[0]]!r})")
+            bare = self._render(roles) if tools else ""
+            for name in (tool["function"]["name"] for tool in tools or ()):
+                if text.count(name) <= bare.count(name):
+                    raise ConfigError(
+                        f"the chat template of {getattr(self.tokenizer, 'name_or_path', '?')!r} shows the model no tools, so it "
+                        "would never hear of them; take a model whose template does, or go without: env.tools=[]"
+                    )
             if continuation:
                 text = text[text.index(f"{_OPEN}1{_CLOSE}") + len(f"{_OPEN}1{_CLOSE}") :]
             self._skeletons[key] = self._split(text), spelled

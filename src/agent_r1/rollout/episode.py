@@ -213,6 +213,8 @@ def finite(reward: float) -> float:
 
 def make_loop(policy: Policy, chat: ChatFormat, tools: dict[str, BaseTool], config: Config) -> AgentEnvLoop:
     """The loop that a configuration describes; the same for cold start, training, evaluation and chat."""
+    if tools:
+        chat.check_tools()
     r = config.rollout
     limits = Limits(r.max_tokens_per_turn, r.max_context, config.env.episode_timeout_s)
     return AgentEnvLoop(policy, chat, limits, lambda row: make_env(row, tools, config.env))

@@ -215,8 +215,8 @@ def shape_from_config(raw: dict, folder: Path) -> QwenShape:
     """The shape in a config.json, or a refusal of what this file does not compute."""
     if raw.get("model_type") != "qwen2":
         raise AgentR1Error(
-            f"{folder} is of architecture {raw.get('model_type')!r}; the local loop and the plan compute "
-            "qwen2 only (to train, take such a model; others can be served with vLLM)"
+            f"{folder} is of architecture {raw.get('model_type')!r}; the local loop trains qwen2 only; train this one "
+            "with --engine verl, or start from a Qwen2 model"
         )
     rope = raw.get("rope_parameters") or {}  # transformers 5 nests what version 4 kept at the top
     if raw.get("rope_scaling") or rope.get("rope_type", "default") != "default" or raw.get("use_sliding_window"):

@@ -63,6 +63,10 @@ class RunDir:
         """The newest checkpoint, or None."""
         return (list_checkpoints(self.checkpoints) or [None])[-1]
 
+    def begun(self) -> bool:
+        """Has anything run here? The folder alone says nothing: it may be that of a run that was refused."""
+        return any((self.path / name).exists() for name in ("metrics.jsonl", "checkpoints", "eval_before.json"))
+
     def finished(self, config: Config) -> bool:
         """Is the last step's checkpoint there?"""
         latest = self.latest_checkpoint()
@@ -88,7 +92,7 @@ def open_run(run: RunDir, config: Config, resume: bool) -> None:
 
 def check_same_settings(run: RunDir, config: Config) -> None:
     """Raises AgentR1Error when the run exists and was started with settings that would give other weights."""
-    if not run.config.exists():
+    if not (run.config.exists() and run.begun()):
         return
     saved = from_yaml(run.config)
     if fingerprint(saved) != fingerprint(config):
