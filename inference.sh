@@ -24,7 +24,8 @@ usage: bash inference.sh [--run NAME] [--step N] [--checkpoint-dir DIR] [--base-
   --use-hf-model --hf-model-path PATH|OWNER/NAME
                      a published model instead: a folder, or a name on the Hugging Face hub; nothing is exported
   --backend NAME     vllm (default: a server of its own) or transformers (in this process: starts faster)
-  chat options       go to `agent-r1 chat`: --question TEXT, --json, --temperature T, --tools MODULE:FUNCTION, --seed N
+  chat options       go to `agent-r1 chat`: --question TEXT, --json, --temperature T, --tools MODULE:FUNCTION, --seed N,
+                     --prompt TEXT, --preset NAME, section.key=value (data, index, tools; see `agent-r1 chat --help`)
 
 environment: PYTHON (default: python3.11, python3.12 or python3), AGENT_R1_VENV (default: .venv, or .venv-gpu if there
              is one), AGENT_R1_STACK (cpu or gpu: whose packages are in it; default: by that name),

@@ -29,6 +29,11 @@ TINY = [
 ]  # fmt: skip
 """Options and overrides of a run that takes a second or two."""
 STAGES = ("data", "index", "cold-start")
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""As small instruct models have it: turns, and nothing about tools."""
 CARD_KEYS = (
     *("model", "dataset", "split", "n", "seed", "em", "em_ci95", "sub_em", "f1", "search_rate", "mean_turns"),
     *("mean_tool_calls", "invalid_call_rate", "truncated_rate", "stop_reasons", "retriever", "prompt_hash"),

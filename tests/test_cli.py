@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from runs import AGENT, TINY, agent, environment, leftovers, lines, main, prepare, tree
+from runs import AGENT, CHATML, TINY, agent, environment, leftovers, lines, main, prepare, tree
 
 from agent_r1 import cli, stages
 from agent_r1.config import load_config
@@ -80,7 +80,9 @@ def test_help_shows_examples_that_work(name, capsys):
     assert examples and all(line[:2] == ["agent-r1", name] for line in examples)
     for example in examples:
         arguments = cli._parse(example[1:])
-        if "settings" in arguments:
+        if name == "chat":  # the settings go on top of the model's own
+            load_config(arguments.preset or "laptop", arguments.settings)
+        elif "settings" in arguments:
             assert cli._config(arguments).preset in example or {"--run", "--model"} & set(example)
 
 
@@ -441,12 +443,6 @@ def test_a_reader_that_leaves_early(made):
 
 
 # --------------------------------------------------------------------------------------------- models of other kinds
-
-CHATML = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-"""As small instruct models have it: turns, and nothing about tools."""
 
 
 @pytest.fixture

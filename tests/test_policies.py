@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import dataclasses
 import json
 import os
@@ -12,17 +13,22 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import VOCAB, clone_steps, question_row, random_model, tiny_model, trajectory_of
+from runs import CHATML, main
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from agent_r1.config import Config, from_yaml, to_yaml
+from agent_r1.config import from_yaml, load_config, to_yaml
+from agent_r1.data.prompts import INSTRUCTIONS
 from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.inference.agent import find_checkpoint, find_model, open_agent, settings_for
+from agent_r1.inference.chat import known_questions
+from agent_r1.inference.conversation import Conversation
 from agent_r1.inference.policies import TransformersPolicy, load_transformers
 from agent_r1.rollout import qwen
 from agent_r1.rollout.engine import LocalPolicy
 from agent_r1.rollout.episode import Task, make_loop
 from agent_r1.rollout.rows import trajectory_rows
 from agent_r1.rollout.types import Sampling, StopReason
+from agent_r1.training.tiny_model import save_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -315,8 +321,22 @@ def test_settings_come_from_beside_the_model_or_from_the_newest_run(home, micro_
     config = find_model(hf_path=str(foreign))[1]
     assert config.seed == 10 and config.env.tools == ["search"] and config.rollout.max_context == 4096
     assert settings_for(foreign, run="old").seed == 11
+    assert (
+        settings_for(micro_model, run="old").seed == 11 and settings_for(micro_model, preset="smoke").preset == "smoke"
+    )
+    changes = ["env.max_turns=2", "data.mix={2-hop: 1}"]
+    own = settings_for(micro_model, overrides=changes)
+    assert own.env.max_turns == 2 and own.data.mix == {"2-hop": 1} and own.rollout == settings_for(micro_model).rollout
     shutil.rmtree(home / "runs")
-    assert settings_for(foreign).env.tools == [] and settings_for(foreign).data == Config().data
+    config, laptop = settings_for(foreign), load_config("laptop")
+    assert (config.data, config.search, config.env) == (
+        laptop.data,
+        laptop.search,
+        laptop.env,
+    )  # the world that a run has
+    assert (config.rollout.max_tokens_per_turn, config.rollout.max_context) == (512, 4096)
+    wide = settings_for(foreign, preset="hotpotqa-4xh100").rollout
+    assert wide.max_context == load_config("hotpotqa-4xh100").rollout.max_context > 4096
 
 
 def test_a_folder_of_verl_is_told_from_a_model(home):
@@ -359,3 +379,85 @@ def test_the_command_line_refuses_in_one_line(home):
 
     done = agent(home, "export", "--run", "odl")
     assert done.returncode == 1 and "there are: new, old" in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+# ------------------------------------------------------------------------------------- a published model, a fresh clone
+
+WORLD = ["data.train=128", "data.val=8", "data.test=12", "data.cold=200", "data.entities=400", "search.dim=256"]
+SHORT = ["rollout.max_tokens_per_turn=6", "trainer.threads=1"]
+
+
+@pytest.fixture
+def published(tmp_path, monkeypatch, tokenizer):
+    """An instruct model as others publish it (a vocabulary larger than our tiny model's, no settings of ours), and no run."""
+    monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path / "home"))
+    small = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    small |= {"intermediate_size": 48, "vocab_size": VOCAB + 1024, "max_position_embeddings": 2048}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **small))
+    model.save_pretrained(tmp_path / "published")
+    own = copy.deepcopy(tokenizer)
+    own.add_tokens([f"word{i}" for i in range(1024)])
+    save_tokenizer(own, tmp_path / "published")
+    return tmp_path / "published"
+
+
+def first_prompt(model, *overrides, prompt=None) -> str:
+    """What the model reads before its first word in a chat."""
+    model, config = find_model(hf_path=str(model), overrides=[*WORLD, *SHORT, *overrides])
+    with open_agent(model, config, prompt=prompt) as agent:
+        exchange = asyncio.run(Conversation(agent, known_questions(config)).ask("Who is it?"))
+        return agent.chat.decode(exchange.trajectory.steps[0].observation_ids)
+
+
+def test_a_published_model_in_a_fresh_clone_searches_and_is_told_how_to_answer(published, capsys):
+    assert '"search"' in (text := first_prompt(published)) or "search(" in text
+    assert "between <answer> and </answer>" in text and text.count("Who is it?") == 1
+    main("chat", "--model", str(published), *WORLD, *SHORT, "--question", "Who is it?", "--json")
+    said = capsys.readouterr()
+    assert json.loads(said.out)["question"] == "Who is it?"  # standard output is for programs
+    (line,) = [line for line in said.err.splitlines() if "tools:" in line]
+    assert f"{published}, transformers; tools: search over tinyhop-" in line and ", index-" in line
+    assert 'prompt: "You answer questions with the help of a search tool.' in line
+    assert "temperature 1, top_p 1, 6 tokens a turn, 2048 in all" in line  # what this model can read
+
+
+def test_tools_and_prompt_go_by_name(published, capsys):
+    text = first_prompt(published, "env.tools=[]", prompt="One word.")
+    assert "One word." in text and "<answer>" not in text and "search" not in text
+    assert (
+        "between <answer> and </answer>" in (text := first_prompt(published, "env.tools=[]")) and "search" not in text
+    )
+    main("chat", "--model", str(published), *SHORT, "env.tools=[]", "--prompt", "One word.", "--question", "Who is it?")
+    assert 'tools: none; prompt: "One word..."; temperature 1' in capsys.readouterr().err
+    assert main("chat", "--model", str(published), "env.tols=[]") == 2
+    assert "did you mean 'env.tools'" in capsys.readouterr().err
+
+
+def test_an_evaluation_tells_it_the_same(published, tmp_path, capsys):
+    model, out = ["--model", str(published)], ["--limit", "2", "--out", str(tmp_path / "out")]
+    assert main("eval", *model, *WORLD, *SHORT, *out) == 0
+    assert "tools: search over tinyhop-" in capsys.readouterr().out
+    record = json.loads((tmp_path / "out" / "1.jsonl").read_text().splitlines()[0])
+    text = "".join(record["rows"][0]["tokens"])
+    assert "between <answer> and </answer>" in text and record["question"] in text
+    assert main("eval", *model, *WORLD, *SHORT, *out, "--prompt", "One word.") == 1  # another evaluation
+    assert "holds" in capsys.readouterr().err
+
+
+def test_a_model_of_a_run_is_told_what_it_was_told_there(micro_model, micro, tmp_path, monkeypatch):
+    monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path))
+    with open_agent(micro_model, micro.config, tools={}) as agent:
+        assert agent.lead is None and Conversation(agent, [])._lead == []
+    real = dataclasses.replace(micro.config, data=dataclasses.replace(micro.config.data, name="hotpotqa"))
+    with open_agent(micro_model, real, tools={}) as agent:  # exported, and its questions are not on this machine
+        assert Conversation(agent, [])._lead == [{"role": "system", "content": INSTRUCTIONS}]
+
+
+def test_a_template_without_tools_is_refused_with_a_way_on(published, capsys):
+    (published / "chat_template.jinja").write_text(CHATML)
+    chat = ["chat", "--model", str(published), *WORLD, *SHORT, "--question", "Who is it?"]
+    assert main(*chat) == 2
+    assert "shows the model no tools" in (said := capsys.readouterr().err) and "env.tools=[]" in said
+    main(*chat, "env.tools=[]")
+    assert "tools: none" in capsys.readouterr().err
+    assert "shows the model no tools" not in capsys.readouterr().err

@@ -21,6 +21,11 @@ from agent_r1.errors import AgentR1Error, ConfigError
 # answered at once, without loading PyTorch.
 
 
+PROMPT = (
+    "the system message (default: that of the model's training; one that was not trained here is told how to answer)"
+)
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit code."""
     arguments = _parse(argv)
@@ -133,7 +138,9 @@ def chat(arguments: argparse.Namespace) -> None:
     from agent_r1.inference.chat import check_temperature, run_chat
 
     temperature = None if arguments.temperature is None else check_temperature(arguments.temperature)
-    model, config = find_model(arguments.run, arguments.step, arguments.checkpoint_dir, arguments.model)
+    model, config = find_model(
+        arguments.run, arguments.step, arguments.checkpoint_dir, arguments.model, arguments.preset, arguments.settings
+    )
     run_chat(
         model,
         config,
@@ -143,19 +150,23 @@ def chat(arguments: argparse.Namespace) -> None:
         arguments.tools,
         temperature,
         arguments.seed,
+        arguments.prompt,
     )
 
 
 def evaluate_models(arguments: argparse.Namespace) -> None:
-    config = _config(arguments) if _said(arguments) or arguments.run else None
     if len(arguments.model) > 2:
         raise ConfigError("--model: give one model, or two to compare")
     from agent_r1.data.rows import read_rows
     from agent_r1.inference import agent, compare
     from agent_r1.stages import load_rows
 
-    found = [agent.find_model(hf_path=name) for name in arguments.model]
-    config, name = config or found[0][1], arguments.dataset or ""
+    settings = [f"algorithm={item}" if item in ALGORITHMS else item for item in arguments.settings]
+    settings += [f"{k}={v}" for k in ("engine", "seed") if (v := getattr(arguments, k)) is not None]
+    found = [
+        agent.find_model(arguments.run, hf_path=m, preset=arguments.preset, overrides=settings) for m in arguments.model
+    ]
+    config, name = found[0][1], arguments.dataset or ""
     own = name.endswith(".parquet")
     if name and not own:
         config = dataclasses.replace(config, data=dataclasses.replace(config.data, name=name))
@@ -170,6 +181,7 @@ def evaluate_models(arguments: argparse.Namespace) -> None:
         backend=arguments.backend,
         temperature=arguments.temperature,
         out=Path(arguments.out) if arguments.out else None,
+        prompt=arguments.prompt,
     )
 
 
@@ -314,6 +326,7 @@ def _commands_of_use(commands) -> None:
     options.add_argument("--dataset", metavar="NAME|FILE.parquet", help="other questions than the model's own")
     options.add_argument("--limit", type=int, help="only the first so many questions")
     options.add_argument("--temperature", type=float, default=0.0, help="of sampling (default: 0, greedy)")
+    options.add_argument("--prompt", help=PROMPT)
     options.add_argument("--out", metavar="DIR", help="keep cards and a line a question; go on where it stopped")
     _backend(options)
 
@@ -345,7 +358,9 @@ def _commands_of_use(commands) -> None:
         commands, "chat", chat, "talk to a trained agent",
         ["agent-r1 chat", "agent-r1 chat --run laptop-grpo --step 40 --backend vllm",
          'agent-r1 chat --question "In which city is the publisher of Sosnum based?" --json',
-         "agent-r1 chat --tools my_tools:weather"],
+         "agent-r1 chat --tools my_tools:weather",
+         "agent-r1 chat --model OWNER/NAME --preset hotpotqa-4xh100 search.url=http://127.0.0.1:8100",
+         'agent-r1 chat --model OWNER/NAME env.tools=[] --prompt "Answer in one word."'],
     )  # fmt: skip
     _which_checkpoint(command)
     command.add_argument("--model", metavar="PATH|OWNER/NAME", help="a model folder, or a model on the hub")
@@ -357,6 +372,16 @@ def _commands_of_use(commands) -> None:
     )
     command.add_argument("--temperature", help="of sampling (default: as in training)")
     command.add_argument("--seed", type=int, default=0, help="of sampling; same seed, same answers (default: 0)")
+    command.add_argument("--prompt", help=PROMPT)
+    command.add_argument(
+        "--preset", help="whose data, index, tools and limits (default: the model's own run, or the newest)"
+    )
+    command.add_argument(
+        "settings",
+        nargs="*",
+        metavar="section.key=value",
+        help="others than those, such as env.tools=[] or data.name=hotpotqa",
+    )
 
 
 def _commands_of_looking(commands) -> None:

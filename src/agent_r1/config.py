@@ -14,7 +14,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from importlib import resources
 from operator import attrgetter
@@ -342,18 +342,31 @@ def load_config(
         raise ConfigError(
             f"unknown preset {preset!r}{nearest(preset, preset_names())}; choose from {', '.join(preset_names())}"
         )
+
+    def layers(cli: DictConfig) -> list:
+        base = _read_preset(path)
+        per_algorithm = {name: base.pop(name, {}) for name in ALGORITHMS}
+        chosen = str(cli.get("algorithm", base.get("algorithm", Config.algorithm)))
+        return [OmegaConf.structured(Config), base, per_algorithm.get(chosen, {}), {"preset": preset}]
+
+    return _resolve(layers, overrides)
+
+
+def changed(config: Config, overrides: list[str]) -> Config:
+    """`config` with `section.key=value` strings on top. Raises ConfigError as `load_config` does."""
+    return _resolve(lambda cli: [OmegaConf.structured(config)], overrides)
+
+
+def _resolve(layers: Callable[[DictConfig], list], overrides: list[str]) -> Config:
+    """The layers below the command line's, and that on top of them."""
     for item in overrides:
         if "=" not in item:
             raise ConfigError(f"override {item!r} is not of the form section.key=value (for example trainer.steps=20)")
     try:
-        base = _read_preset(path)
-        per_algorithm = {name: base.pop(name, {}) for name in ALGORITHMS}
         cli = OmegaConf.from_dotlist(overrides)
-        chosen = str(cli.get("algorithm", base.get("algorithm", Config.algorithm)))
-        merged = OmegaConf.merge(
-            OmegaConf.structured(Config), base, per_algorithm.get(chosen, {}), {"preset": preset}, cli
-        )
-        for layer in (base, per_algorithm.get(chosen, {}), cli):
+        stack = [*layers(cli), cli]
+        merged = OmegaConf.merge(*stack)
+        for layer in stack[1:]:
             _replace_tables(merged, layer)
         config: Config = OmegaConf.to_object(merged)
     except OmegaConfBaseException as error:

@@ -7,12 +7,18 @@ spoken to as in training.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from agent_r1.rollout.types import Message
 
+_THINK = "Think first, between <think> and </think>."
+_ANSWER = (
+    "When you know the answer, write it between <answer> and </answer>, as short as it can be: a name, a date, a number, "
+    "yes or no."
+)
 INSTRUCTIONS = (
-    "You answer questions with the help of a search tool. Think first, between <think> and </think>. Then search, and "
-    "let what you read tell you what to search for next: most questions take two searches or more. When you know the "
-    "answer, write it between <answer> and </answer>, as short as it can be: a name, a date, a number, yes or no."
+    f"You answer questions with the help of a search tool. {_THINK} Then search, and let what you read tell you what to "
+    f"search for next: most questions take two searches or more. {_ANSWER}"
 )
 """A model that has seen instructions before takes them; the laptop's tiny model knows its one task without any."""
 
@@ -21,3 +27,8 @@ def messages(dataset: str, question: str) -> list[Message]:
     """The prompt for `question`: what comes before the last message is the same for all questions of a data set."""
     system = [] if dataset == "tinyhop" else [{"role": "system", "content": INSTRUCTIONS}]
     return [*system, {"role": "user", "content": question}]
+
+
+def instructions(tools: Iterable[str]) -> str:
+    """For a model that has not been trained here, and brings no data set whose rows tell it what to do."""
+    return INSTRUCTIONS if "search" in tools else f"You answer questions. {_THINK} {_ANSWER}"

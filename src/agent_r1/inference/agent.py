@@ -13,18 +13,19 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from agent_r1 import hub
-from agent_r1.config import Config, from_yaml, nearest
+from agent_r1.config import Config, changed, from_yaml, load_config, nearest
+from agent_r1.data.prompts import instructions, messages
 from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.rollout import qwen
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.engine import LocalPolicy
-from agent_r1.rollout.types import Policy
+from agent_r1.rollout.types import Message, Policy
 from agent_r1.stages import Places, load_tools, make_data, make_index, needs_index, set_threads
 from agent_r1.tool import BaseTool
 from agent_r1.training.checkpoint import list_checkpoints
@@ -49,6 +50,8 @@ class Agent:
     model: Path
     gpus: int = 0
     """See `VLLMServer`."""
+    lead: list[Message] | None = None
+    """What stands before each question, instead of what the rows of the data set have there; None: as in the rows."""
 
     @property
     def at_once(self) -> int:
@@ -64,27 +67,69 @@ def open_agent(
     tools: dict[str, BaseTool] | None = None,
     on_status: Callable[[str], None] | None = None,
     gpus: int = 0,
+    prompt: str | None = None,
 ) -> Iterator[Agent]:
     """The agent of a model folder. What was started for it ends with the block, however that is left.
 
     `tools`: instead of the configuration's own. `on_status` gets a line now and then while a server starts. `gpus`: see
-    `VLLMServer`.
+    `VLLMServer`. `prompt`: the system message; without it that of the model's training, or `instructions`.
     """
     if backend not in BACKENDS:
         raise ConfigError(f"unknown backend {backend!r}{nearest(backend, BACKENDS)}; choose from {', '.join(BACKENDS)}")
     set_threads(config)
     chat = load_chat(model)
     config = fit_context(config, model)
+    if config.env.tools if tools is None else tools:
+        chat.check_tools()
     tools = make_tools_of(config) if tools is None else tools
+    lead = _lead(model, chat, config, tools, prompt)
     if backend == "transformers":
-        yield Agent(_in_process(model, chat, config), chat, tools, config, model)
+        yield Agent(_in_process(model, chat, config), chat, tools, config, model, lead=lead)
         return
     from agent_r1.inference.policies import ServerPolicy
     from agent_r1.inference.serve import VLLMServer
 
     with VLLMServer(model, config, on_status=on_status, gpus=gpus) as server:
         policy = ServerPolicy(server.url, server.api_key, server.name, chat.stop_ids, server.diagnose)
-        yield Agent(policy, chat, tools, config, model, gpus)
+        yield Agent(policy, chat, tools, config, model, gpus, lead)
+
+
+def _lead(
+    model: Path, chat: ChatFormat, config: Config, tools: dict[str, BaseTool], prompt: str | None
+) -> list[Message] | None:
+    """See `Agent.lead`: a model that none of our runs made must be told how to answer, unless its data set does."""
+    if prompt is None:
+        if own_settings(model) or messages(config.data.name, "")[:-1] or made_from_nothing(chat, config):
+            return None
+        prompt = instructions(tools)
+    return [{"role": "system", "content": prompt}] if prompt else []
+
+
+def made_from_nothing(chat: ChatFormat, config: Config) -> bool:
+    """Whether this is the tiny model of our own. It has seen single questions only, and has no language to fall back on:
+    in a second question of one conversation it answers at once, out of the first one's passages."""
+    return config.model.path is None and len(chat.tokenizer) <= config.model.vocab_size
+
+
+def describe(agent: Agent, backend: str) -> str:
+    """One line: what answers, with which tools, over what, told what, sampled how."""
+    c, places = agent.config, Places.of(agent.config)
+    world = f" over {places.data.name}, {c.search.url or places.index.name}" if "search" in agent.tools else ""
+    lead = messages(c.data.name, "")[:-1] if agent.lead is None else agent.lead
+    told = f'"{lead[0]["content"][:60]}..."' if lead else "none"
+    r = c.rollout
+    return (
+        f"{short_name(agent)}, {backend}; tools: {', '.join(agent.tools) or 'none'}{world}; prompt: {told}; temperature "
+        f"{r.temperature:g}, top_p {r.top_p:g}, {r.max_tokens_per_turn} tokens a turn, {r.max_context} in all"
+    )
+
+
+def short_name(agent: Agent) -> str:
+    """Of its model: the folder, without what all folders of ours have in common."""
+    root = Places.of(agent.config).root.resolve()
+    model = agent.model.resolve()
+    name = model.relative_to(root) if model.is_relative_to(root) else agent.model
+    return str(name).removesuffix("/model")
 
 
 def _in_process(model: Path, chat: ChatFormat, config: Config) -> Policy:
@@ -132,23 +177,27 @@ def fit_context(config: Config, model: Path) -> Config:
 
 
 def find_model(
-    run: str | None = None, step: int | None = None, checkpoint_dir: Path | None = None, hf_path: str | None = None
+    run: str | None = None,
+    step: int | None = None,
+    checkpoint_dir: Path | None = None,
+    hf_path: str | None = None,
+    preset: str | None = None,
+    overrides: Sequence[str] = (),
 ) -> tuple[Path, Config]:
     """The model folder that is meant, and the configuration that it acts with. With nothing said: the newest run's.
 
-    `hf_path` is a folder or a name on the hub; such a model lives in the world of `run`, or of the newest run. Raises
-    AgentR1Error naming what there is.
+    `hf_path` is a folder or a name on the hub; for `preset` and `overrides` see `settings_for`. Raises AgentR1Error naming
+    what there is.
     """
     if sum(x is not None for x in (checkpoint_dir, hf_path)) > 1 or (step is not None and (checkpoint_dir or hf_path)):
         raise ConfigError("name one model: --run and --step, or --checkpoint-dir, or --model")
     if hf_path is not None:
         model = hub_model(hf_path)
-        return model, settings_for(model, run)
-    if checkpoint_dir is not None:
+    elif checkpoint_dir is not None:
         model = model_folder(newest_step(checkpoint_dir))
-        return model, settings_for(model, run)
-    checkpoint = find_checkpoint(run, step)
-    return model_folder(checkpoint), from_yaml(checkpoint.parents[1] / "config.yaml")
+    else:
+        model = model_folder(find_checkpoint(run, step))
+    return model, settings_for(model, run, preset, overrides)
 
 
 def find_checkpoint(run: str | None = None, step: int | None = None) -> Path:
@@ -193,22 +242,34 @@ def _runs() -> Path:
     return Places.of(Config()).root / "runs"
 
 
-def settings_for(model: Path, run: str | None = None) -> Config:
-    """The configuration that a model acts with: beside it in an exported folder, or that of the run it belongs to.
+def settings_for(
+    model: Path, run: str | None = None, preset: str | None = None, overrides: Sequence[str] = ()
+) -> Config:
+    """The configuration that a model acts with: of `preset`, of `run`, its own, of the newest run, or of the laptop preset,
+    whichever comes first in this order, with `overrides` on top.
 
-    A model that none of our runs made gets the world of `run` (or the newest one), and room to talk more.
+    A model that none of our runs made has room to talk more.
     """
-    if own := own_settings(model):
-        return own
-    try:
-        config = from_yaml(find_checkpoint(run).parents[1] / "config.yaml")
-    except AgentR1Error:
-        if run is not None:
-            raise
-        config = Config()
-        config.env.tools = []  # no run, hence no world to search in
-    rollout = dataclasses.replace(config.rollout, max_tokens_per_turn=512, max_context=4096)
-    return dataclasses.replace(config, rollout=rollout)
+    own = own_settings(model)
+    if preset is not None:
+        config = load_config(preset, list(overrides))
+    elif run is not None or own is None:
+        try:
+            config = from_yaml(find_checkpoint(run).parents[1] / "config.yaml")
+        except AgentR1Error:
+            if run is not None:
+                raise
+            config = load_config("laptop")
+    else:
+        config = own
+    if own is not None:
+        return changed(config, list(overrides))
+    r, trained = config.rollout, config.model
+    room = {"max_tokens_per_turn": max(512, r.max_tokens_per_turn), "max_context": max(4096, r.max_context)}
+    # What is checked must be this model's length, not that of the tiny one; `fit_context` knows it.
+    other = dataclasses.replace(trained, path=str(model))
+    config = changed(dataclasses.replace(config, rollout=dataclasses.replace(r, **room), model=other), list(overrides))
+    return dataclasses.replace(config, model=trained)
 
 
 def own_settings(model: Path) -> Config | None:

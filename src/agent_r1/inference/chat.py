@@ -27,8 +27,8 @@ from rich.console import Console
 from agent_r1.config import Config, nearest
 from agent_r1.data.rows import read_corpus
 from agent_r1.errors import AgentR1Error, ConfigError
-from agent_r1.inference.agent import Agent, open_agent
-from agent_r1.inference.conversation import Conversation, Exchange, made_from_nothing, same_context, user_tools
+from agent_r1.inference.agent import Agent, describe, made_from_nothing, open_agent, short_name
+from agent_r1.inference.conversation import Conversation, Exchange, same_context, user_tools
 from agent_r1.inference.render import Screen, exchange_record, no_answer
 from agent_r1.rollout.types import Row
 from agent_r1.stages import Places, load_rows, start_model
@@ -214,6 +214,8 @@ class Repl:
         if model not in self._others:
             with _opening(self.typed):
                 agent = self._resources.enter_context(open_agent(model, config, "transformers", self.agent.tools))
+            if not argument:  # the model that the run started from is asked in the words of the run
+                agent.lead = self.agent.lead
             self._others[model] = agent
         return self._others[model]
 
@@ -227,14 +229,6 @@ class Repl:
         for exchange in self.conversation.exchanges:
             self.screen.say(exchange.question, "bold")
             self.screen.console.print(self.screen.exchange(exchange, self.agent.chat), soft_wrap=self.screen.plain)
-
-
-def short_name(agent: Agent) -> str:
-    """Of its model: the folder, without what all folders of ours have in common."""
-    root = Places.of(agent.config).root.resolve()
-    model = agent.model.resolve()
-    name = model.relative_to(root) if model.is_relative_to(root) else agent.model
-    return str(name).removesuffix("/model")
 
 
 def check_temperature(text: str) -> float:
@@ -268,7 +262,7 @@ def known_questions(config: Config) -> list[Row]:
 def only_world(agent: Agent) -> set[str]:
     """What the passages are about, where the agent knows nothing else. Empty for a pretrained model."""
     corpus = Places.of(agent.config).data / "corpus.jsonl"
-    if "search" not in agent.tools or not made_from_nothing(agent) or not corpus.exists():
+    if "search" not in agent.tools or not made_from_nothing(agent.chat, agent.config) or not corpus.exists():
         return set()
     return {passage.title.partition(" (")[0] for passage in read_corpus(corpus)}  # Faust (opera) is asked for as Faust
 
@@ -356,6 +350,7 @@ def run_chat(
     tools: list[str] | None = None,
     temperature: float | None = None,
     seed: int = 0,
+    prompt: str | None = None,
 ) -> None:
     """Chat with a model folder. Raises AgentR1Error when it cannot be opened, and where nobody types, for what failed."""
     if question is not None and not question.strip():
@@ -370,18 +365,20 @@ def run_chat(
     screen = Screen(Console(highlight=False, color_system=None if plain else "auto", stderr=as_json), plain)
     with ExitStack() as resources:
         with _opening(typed) as on_status:
-            agent = resources.enter_context(open_agent(model, config, backend, on_status=on_status))
+            agent = resources.enter_context(open_agent(model, config, backend, on_status=on_status, prompt=prompt))
         agent.tools = agent.tools | extra
         repl = Repl(agent, screen, resources, seed, as_json, typed)
-        if extra and made_from_nothing(agent):
+        if extra and made_from_nothing(agent.chat, agent.config):
             screen.note("this model has met its own tools only, and may lose its way among others")
         if temperature is not None:
             repl.conversation.temperature = temperature
+        if not typed:
+            print(describe(agent, backend), file=sys.stderr)
         if question is not None:
             repl.attempt(question, lambda: repl.ask(question.strip()))
         elif typed:
             memory = "" if repl.conversation.memory else "; each question begins anew (/memory)"
-            screen.say(f"{short_name(agent)}, {backend}; tools: {', '.join(agent.tools) or 'none'}{memory}", "dim")
+            screen.say(describe(agent, backend) + memory, "dim")
             repl.suggest()
             screen.say("type a question, or /help", "dim")
             with _line_editor(repl, Places.of(config).root / "runs" / ".chat_history"):

@@ -21,7 +21,7 @@ from typing import Any
 from agent_r1.config import Config, fingerprint
 from agent_r1.errors import AgentR1Error
 from agent_r1.files import sha256, write_whole
-from agent_r1.inference.agent import Agent, open_agent
+from agent_r1.inference.agent import Agent, describe, open_agent
 from agent_r1.inference.evaluate import eval_card, eval_tasks, score_line
 from agent_r1.inference.provenance import provenance
 from agent_r1.inference.serve import gpus_for
@@ -45,19 +45,23 @@ def evaluate_models(
     backend: str,
     temperature: float,
     out: Path | None,
+    prompt: str | None = None,
 ) -> list[Card]:
     """Evaluate each model, print its card, and compare two. With `out`, everything is kept there, and what is there
     already (of the very same evaluation) is not done again."""
     if not rows:
         raise AgentR1Error("there are no questions; raise --limit or choose another split")
     if out is not None:
-        _claim(out, models, config, rows, [split, backend, temperature])
+        _claim(out, models, config, rows, [split, backend, temperature, prompt])
     results = []
     for number, model in enumerate(models, 1):
         with ExitStack() as stack:
             with status() as on_status:
                 gpus = gpus_for(config) if backend == "vllm" else 0
-                agent = stack.enter_context(open_agent(model, config, backend, on_status=on_status, gpus=gpus))
+                agent = stack.enter_context(
+                    open_agent(model, config, backend, on_status=on_status, gpus=gpus, prompt=prompt)
+                )
+            say(describe(agent, backend))
             card, done = _evaluate(agent, rows, split, temperature, out / f"{number}.jsonl" if out else None)
         if out is not None:
             _write(out / f"{number}.json", card)
@@ -89,6 +93,8 @@ def _evaluate(
 ) -> tuple[Card, list[Trajectory]]:
     """One episode for each row that `records` does not hold yet; the card is over all rows."""
     config, start = agent.config, time.perf_counter()
+    if agent.lead is not None:
+        rows = [row | {"prompt": [*agent.lead, row["prompt"][-1]]} for row in rows]
     done = {t.group_id: t for t in _restore(records, rows)} if records else {}
     before = len(done)
     tasks = [task for task in eval_tasks(rows, config.seed) if task.group_id not in done]

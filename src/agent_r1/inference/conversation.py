@@ -19,10 +19,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from agent_r1.data.prompts import messages
 from agent_r1.env import AgentEnv, Outcome
 from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.files import write_whole
-from agent_r1.inference.agent import Agent
+from agent_r1.inference.agent import Agent, made_from_nothing
 from agent_r1.rollout.episode import Task, derive_seed, make_loop
 from agent_r1.rollout.types import Action, Observation, Row, Sampling, Step, StepResult, StopReason, Trajectory
 from agent_r1.tool import BaseTool, tool
@@ -64,12 +65,6 @@ def same_context(exchanges: list[Exchange]) -> list[Exchange]:
     return exchanges[begun[-1] :] if begun else exchanges
 
 
-def made_from_nothing(agent: Agent) -> bool:
-    """Whether this is the tiny model of our own. It has seen single questions only, and has no language to fall back on:
-    in a second question of one conversation it answers at once, out of the first one's passages."""
-    return agent.config.model.path is None and len(agent.chat.tokenizer) <= agent.config.model.vocab_size
-
-
 class Conversation:
     """Asks the agent and remembers. `known` are questions with answers; they get their own row, and so a reward."""
 
@@ -77,11 +72,12 @@ class Conversation:
         self.agent, self.listener = agent, listener or Listener()
         self.exchanges: list[Exchange] = []
         self.temperature = agent.config.rollout.temperature
-        self.memory = not made_from_nothing(agent)
+        self.memory = not made_from_nothing(agent.chat, agent.config)
         """Whether a question goes on with the conversation, or begins a new one."""
         self._known = {row["prompt"][-1]["content"]: row for row in known}
         # What stands before the question in training (a system message, if the task has one) stands there here too.
-        self._lead = known[0]["prompt"][:-1] if known else []
+        as_trained = known[0]["prompt"] if known else messages(agent.config.data.name, "")
+        self._lead = as_trained[:-1] if agent.lead is None else agent.lead
         self._seed, self._asked, self._session = seed, 0, ""
         self._turn_ids: list[int] = []
         self._loop = make_loop(agent.policy, agent.chat, agent.tools, agent.config)
