@@ -213,7 +213,7 @@ def test_entropy_and_kl_pull_where_they_should(sampled):
         if step is not None:
             flat = torch.nn.utils.parameters_to_vector(model.parameters())
             torch.nn.utils.vector_to_parameters(flat - 0.01 * step / step.norm(), model.parameters())
-        logprobs, entropy = action_logprobs(model, x.batch)
+        logprobs, entropy = action_logprobs(model, x.batch, entropy=True)
         return entropy[mask].mean().item(), (logprobs - x.ref_logprobs_BT)[mask].square().mean().item()
 
     entropy, distance = measures()
@@ -483,7 +483,7 @@ def test_the_entropy_that_is_logged_is_of_all_tokens_before_the_update(micro, ch
     x, m = record.experiences[0], record.metrics[0]
     assert 0 < m["groups/zero_advantage"] < 1  # some rows were skipped
     with torch.no_grad():
-        entropy_BT = action_logprobs(start, x.batch, 0.8)[1]
+        entropy_BT = action_logprobs(start, x.batch, 0.8, entropy=True)[1]
     assert m["actor/entropy"] == pytest.approx((entropy_BT.sum() / x.batch.mask_BT.sum()).item(), abs=1e-4)
 
 

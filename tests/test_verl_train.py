@@ -19,13 +19,14 @@ import pytest
 import torch
 from runs import AGENT, TINY, environment, lines, main, prepare
 
-from agent_r1.config import from_yaml
+from agent_r1.config import from_yaml, load_config
 from agent_r1.rollout import qwen
 from agent_r1.rollout.rows import TrainingRow, collate
 from agent_r1.stages import Places
 from agent_r1.training.checkpoint import verify_checkpoint
 from agent_r1.training.forward import action_logprobs
 from agent_r1.training.loggers import step_times
+from agent_r1.training.loop import schedule
 from agent_r1.training.losses import aggregate_loss, policy_loss
 from agent_r1.training.run import RunDir
 from agent_r1.verl_engine.compose import installed_verl
@@ -188,7 +189,7 @@ def test_ppo_trains_its_critic_until_a_worker_dies(home):
     settings = ["trainer.save_every=3", "trainer.eval_every=3", "critic.warmup_steps=1", "actor.kl_in=reward",
                 "actor.kl_estimator=k1"]  # fmt: skip
     batch = ["rollout.prompts_per_step=16", "rollout.samples_per_prompt=1", "trainer.steps=200"]
-    process = start(home, "ppo", "ppo", *batch, *settings, "actor.kl_estimator=k1")
+    process = start(home, "ppo", "ppo", *batch, *settings)
     until(lambda: len(lines(run)) >= 3, process)
     curve = metrics(run)[:3]
     for line in curve:
@@ -196,6 +197,9 @@ def test_ppo_trains_its_critic_until_a_worker_dies(home):
         assert "actor/rollout_is_weight" not in line  # so there is nothing to correct
     assert all({"critic/vf_loss", "actor/reward_kl_penalty"} <= line.keys() for line in curve)
     assert ["actor/pg_loss" in line for line in curve] == [False, True, True]  # the first step warms the critic up
+    config = load_config("smoke", [*TINY[1:], *batch, *settings], algorithm="ppo")
+    lr = [config.actor.lr * schedule(step, config) for step in (2, 3)]
+    assert [line["actor/lr"] for line in curve[1:]] == pytest.approx(lr, rel=1e-6)  # the local loop's line
     assert "val-core/tinyhop/acc/mean@1" in curve[-1]
     assert "ActorDiedError" in killed(run, process, "WorkerDict")
 
@@ -223,7 +227,7 @@ def first_update(run: Path) -> tuple[float, float]:
     names = ("input_ids", "action_mask", "logprobs", "rewards")
     batch = collate([TrainingRow(0, "", *(row[name] for name in names)) for row in rows])
     advantages_BT = torch.nn.utils.rnn.pad_sequence([torch.tensor(row["advantages"]) for row in rows], batch_first=True)
-    logprobs_BT, entropy_BT = action_logprobs(model, batch, entropy_grad=True)
+    logprobs_BT, entropy_BT = action_logprobs(model, batch, entropy=True)
     clips = a.clip_low, a.clip_high, a.clip_dual
     loss_BT, _ = policy_loss(logprobs_BT, logprobs_BT.detach(), advantages_BT, batch.mask_BT, *clips)
     loss, entropy = (aggregate_loss(x, batch.mask_BT, a.loss_aggregation) for x in (loss_BT, entropy_BT))

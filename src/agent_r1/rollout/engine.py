@@ -340,7 +340,7 @@ def sample_tokens(
     greedy = temperature_B1[:, 0] == 0
     logprobs = F.log_softmax(logits_BV / torch.where(temperature_B1 == 0, 1.0, temperature_B1), dim=-1)
     probs = logprobs.exp()
-    entropies = torch.special.entr(probs).sum(dim=-1)
+    entropies = -(probs * logprobs).nansum(dim=-1)  # 0 * -inf, of a forbidden token, counts as 0
     if bool((top_p_B < 1).any()):
         probs = _nucleus(probs, top_p_B)
     cdf = probs.cumsum(dim=-1)

@@ -29,19 +29,18 @@ class Critic(nn.Module):
 
 
 def action_logprobs(
-    model: Qwen, batch: Batch, temperature: float = 1.0, entropy_grad: bool = False
-) -> tuple[Tensor, Tensor]:
+    model: Qwen, batch: Batch, temperature: float = 1.0, entropy: bool = False
+) -> tuple[Tensor, Tensor | None]:
     """log pi(token | prefix) and the entropy of pi(. | prefix), both float32 [B, T] at action tokens, 0 elsewhere.
 
-    With the sampling temperature, the first recomputes exactly what the sampler recorded. The entropy carries a
-    gradient only if asked to: mostly it is watched, not trained on.
+    With the sampling temperature, the first recomputes exactly what the sampler recorded. The entropy is None unless
+    asked for: it takes as much memory as the logits, and the sampler has it for free.
     """
     hidden_ND, where = _before_actions(model, batch)
     logprobs_NV = F.log_softmax(model.logits(hidden_ND).float() / temperature, dim=-1)
     chosen_N = logprobs_NV.gather(1, batch.ids_BT[where][:, None])[:, 0]
-    with torch.set_grad_enabled(entropy_grad and torch.is_grad_enabled()):
-        entropy_N = -(logprobs_NV.exp() * logprobs_NV).sum(dim=-1)
-    return _scatter(chosen_N, where), _scatter(entropy_N, where)
+    entropy_N = -(logprobs_NV.exp() * logprobs_NV).sum(dim=-1) if entropy else None
+    return _scatter(chosen_N, where), None if entropy_N is None else _scatter(entropy_N, where)
 
 
 def action_values(critic: Critic, batch: Batch) -> Tensor:

@@ -245,7 +245,7 @@ def actor_loss(actor: Qwen, x: Experience, index: Tensor, normalizer: float, con
     """The loss of one micro-batch (rows `index` of the batch), already divided by the minibatch's normalizer."""
     a, part = config.actor, x.batch[index]
     T, mask_BT = part.ids_BT.shape[1], part.mask_BT
-    logprobs_BT, entropy_BT = action_logprobs(actor, part, config.rollout.temperature, entropy_grad=a.entropy_coef != 0)
+    logprobs_BT, entropy_BT = action_logprobs(actor, part, config.rollout.temperature, a.entropy_coef != 0)
     loss_BT, stats = policy_loss(
         logprobs_BT, part.logprobs_BT, x.advantages_BT[index, :T], mask_BT, a.clip_low, a.clip_high, a.clip_dual
     )
