@@ -163,13 +163,14 @@ def test_no_space_says_so_and_keeps_what_is_there(tmp_path, monkeypatch):
     def full(*args, **options):
         raise OSError(errno.ENOSPC, "No space left on device")
 
+    save(tmp_path, 9)
     save(tmp_path, 10)
     monkeypatch.setattr(Path, "rename", full)
     with pytest.raises(
         AgentR1Error, match="step_000020 .No space left on device.; free space .* continue with --resume"
     ):
-        save(tmp_path, 20)
-    assert names(tmp_path) == ["step_000010"]
+        save(tmp_path, 20, keep=2)
+    assert names(tmp_path) == ["step_000009", "step_000010"]  # nothing is pruned before there is something newer
     assert read_checkpoint(tmp_path / "step_000010", "f00d")[0] == 10
 
 
