@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -116,7 +117,7 @@ def describe(agent: Agent, backend: str) -> str:
     c, places = agent.config, Places.of(agent.config)
     world = f" over {places.data.name}, {c.search.url or places.index.name}" if "search" in agent.tools else ""
     lead = messages(c.data.name, "")[:-1] if agent.lead is None else agent.lead
-    told = f'"{lead[0]["content"][:60]}..."' if lead else "none"
+    told = f'"{textwrap.shorten(lead[0]["content"], 80, placeholder="...")}"' if lead else "none"
     r = c.rollout
     return (
         f"{short_name(agent)}, {backend}; tools: {', '.join(agent.tools) or 'none'}{world}; prompt: {told}; temperature "
