@@ -147,7 +147,7 @@ def test_a_session_in_a_terminal(home):
     env.pop("NO_COLOR", None)
     terminal = Terminal([sys.executable, "-c", SLOW, "chat"], env, home)
     opening = terminal.expect("\x1b[1;36m> ")
-    opening = " ".join(opening.split())  # the terminal breaks the line
+    opening = " ".join(re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", opening).split())  # the terminal breaks and colours lines
     assert "runs/tiny/checkpoints/step_000003, transformers; tools: search over tinyhop-" in opening
     assert "prompt: none; temperature 1," in opening and "each question begins anew" in opening
     assert "type a number to ask one" in opening
