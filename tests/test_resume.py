@@ -99,6 +99,15 @@ def test_killed_again_and_again(home, algorithm):
     assert again.returncode == 0 and "done before" in again.stdout
 
 
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+def test_the_last_steps_done_again_are_the_same(home, algorithm):
+    """From a checkpoint whose optimisers, critic and random states all have a past; a kill at random seldom finds one."""
+    run = copy_of(home / "runs" / algorithm, f"{algorithm}-again")
+    shutil.rmtree(run / "checkpoints" / "step_000008")
+    assert main(*train(algorithm, run.name, "--resume")) == 0
+    assert_same(run, home / "runs" / algorithm)
+
+
 @pytest.fixture(scope="module")
 def interrupted(home):
     """A run that got Ctrl-C in its third step, and how its process ended."""

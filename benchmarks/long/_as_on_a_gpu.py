@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 from agent_r1 import cli
-from agent_r1.training import loop
 from agent_r1.verl_engine import launch
 
 ROOT = Path(__file__).parents[2]
@@ -53,11 +52,8 @@ def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
 
 
 def main(argv: list[str]) -> int:
-    """The command line, with the four seams at which a CPU run differs from a GPU run put back."""
-    overrides, environment, resolve = launch.overrides, launch.environment, loop.resolve_device
-
-    def as_cuda(config):
-        return resolve(config)[0], torch.bfloat16
+    """The command line, with the seams at which a CPU run differs from a GPU run put back."""
+    overrides, environment = launch.overrides, launch.environment
 
     def gpu_environment(config, device, mark, scratch):
         ours = environment(config, "cuda", mark, scratch) | NEEDS | {"VLLM_CACHE_ROOT": str(scratch / "vllm")}
@@ -65,7 +61,7 @@ def main(argv: list[str]) -> int:
         ours.pop("CUDA_VISIBLE_DEVICES", None)
         return ours
 
-    launch.resolve_device = as_cuda
+    launch.resolve_device = lambda config: ("cpu", torch.bfloat16)  # where tensors lie; all else is said below
     launch.overrides = lambda config, sources, device: merged(overrides(config, sources, "cuda"), CANNOT)
     launch.environment = gpu_environment
     return cli.main(argv)

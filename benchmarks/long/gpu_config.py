@@ -25,7 +25,7 @@ from agent_r1.stages import Places
 ROOT = Path(__file__).parents[2]
 TINY = [
     *("--preset=hotpotqa-tiny", "data.train=200", "data.val=8", "data.test=16", "data.cold=400", "trainer.threads=2"),
-    *("cold_start.copy_steps=150", "cold_start.mix_steps=60"),
+    *("cold_start.copy_steps=60", "cold_start.mix_steps=40"),
 ]
 SMALL = [
     *("--preset=hotpotqa-4xh100", "data.train=200", "data.val=8", "data.test=16", "data.corpus=contexts"),
