@@ -341,7 +341,7 @@ def test_the_agent_learns(smoke):
 
 @pytest.mark.slow
 def test_each_stage_says_what_how_long_and_where(smoke):
-    home, said, _ = smoke
+    home, said = smoke
     for stage in ("data", "index", "cold start", "evaluate before RL", "train", "evaluate after RL", "report"):
         assert re.search(rf"^{stage}:", said, re.MULTILINE), stage
     assert len(re.findall(rf"\d+\.\d s, in {home}", said)) == 6

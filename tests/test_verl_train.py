@@ -115,7 +115,8 @@ def left_behind(run: Path) -> list[str]:
     orphans = [
         str(p) for p in Path("/dev/shm").iterdir() if p.stat().st_ino not in living and p.stat().st_mtime > begun
     ]
-    return [*map(str, descendants(run)), *orphans, *map(str, Path(tempfile.gettempdir()).glob("agent-r1-ray-*"))]
+    folders = [str(p) for p in Path(tempfile.gettempdir()).glob("agent-r1-ray-*") if p.stat().st_mtime > begun]
+    return [*map(str, descendants(run)), *orphans, *folders]
 
 
 def test_grpo_in_bfloat16_stops_saves_and_goes_on_where_it_was(home):
