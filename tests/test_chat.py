@@ -372,15 +372,19 @@ def test_what_streams_in_plain_text_is_what_a_whole_turn_gives(pieces):
 
 
 @pytest.mark.timeout(120)  # a fraction of a second; anything quadratic takes longer than this
-def test_a_long_hostile_turn_is_read():
-    for text in (
-        "<think>" * 50_000,
-        "<tool_call>" * 50_000 + "</answer>" * 50_000,
-        "<" * 300_000,
-        "<answer></answer>" * 20_000,
-    ):
-        split_turn(text, whole=True)
-        split_turn(text, whole=False)
+@pytest.mark.parametrize(
+    ("text", "kinds"),
+    [
+        ("<think>" * 50_000, ["thought"]),
+        ("<tool_call>" * 50_000 + "</answer>" * 50_000, ["call"]),
+        ("<" * 300_000, ["answer"]),
+        ("<answer></answer>" * 20_000, []),
+    ],
+    ids=["thoughts", "calls", "brackets", "empty answers"],
+)  # fmt: skip
+def test_a_long_hostile_turn_is_read(text, kinds):
+    assert [part.kind for part in split_turn(text, whole=True)] == kinds
+    split_turn(text, whole=False)
 
 
 # ------------------------------------------------------------------------------------------------------- on the screen
