@@ -40,7 +40,7 @@ def flash_attn_varlen_func(
 ) -> Tensor:
     """The same over rows laid end to end: [tokens, H, D], where row i is tokens cu_seqlens[i] to cu_seqlens[i + 1]."""
     if not torch.equal(cu_seqlens_q, cu_seqlens_k):
-        raise NotImplementedError("queries and keys of different lengths: training never has them")
+        raise ValueError("queries and keys of different lengths: training never has them")
     ends = cu_seqlens_q.tolist()
     rows = [slice(start, end) for start, end in zip(ends, ends[1:], strict=False)]
     parts = [flash_attn_func(q[None, r], k[None, r], v[None, r], dropout_p, softmax_scale, causal)[0] for r in rows]
@@ -48,7 +48,7 @@ def flash_attn_varlen_func(
 
 
 def _never(*args, **kwargs):
-    raise NotImplementedError("packed rows need no padding, and training no cache of keys")
+    raise RuntimeError("packed rows need no padding, and training no cache of keys")
 
 
 def install() -> None:
