@@ -19,8 +19,8 @@ Left out, and why. *Recomputing old log-probabilities*: sampler and trainer run 
 agree to 2e-5, so log pi_old is what the sampler recorded (in bfloat16 it is recomputed: kernels differ there). *Padding
 removal*: rows of similar length are batched instead. *A reference model*: only loaded when the KL weight is not 0.
 Rows whose advantages are all zero (a group that agrees) are skipped in the update: their gradient is exactly zero. They
-still count in the loss's denominator, so skipping changes the time, not the gradient. (A minibatch of nothing but such
-rows makes no optimiser step, where Adam's momentum alone would have moved the weights.)
+still count in the loss's denominator, so skipping changes the time, not the gradient. (In a minibatch of nothing but such
+rows no weight has a gradient: None, not 0. AdamW leaves such weights alone, where its momentum would have moved them.)
 """
 
 from __future__ import annotations
