@@ -31,6 +31,7 @@ from agent_r1.search.index import Hit
 from agent_r1.search.searcher import Searcher
 from agent_r1.stages import load_index, load_tools
 from agent_r1.tool.base import ToolCall, call_tool
+from agent_r1.tool.search import SearchTool
 
 
 class SlowIndex:
@@ -49,9 +50,9 @@ class SlowIndex:
 
 
 @contextmanager
-def running(index, **settings):
+def running(index, port=0, **settings):
     """The service over `index` in a thread of this process; its address."""
-    listener = server.open_port("127.0.0.1", 0)
+    listener = server.open_port("127.0.0.1", port)
     service = uvicorn.Server(uvicorn.Config(server.make_app(index, **settings), log_level="critical"))
     thread = threading.Thread(target=service.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
@@ -305,6 +306,31 @@ def test_a_service_that_comes_back_is_waited_for(quick):
     assert Flaky(quick).search(["a"], 1)[0][0].title == "a"
 
 
+def test_a_service_that_stays_away_is_waited_for_once():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    said: list[str] = []
+    index = RemoteIndex(url, pause=0.001, wait_s=0.1, tell=said.append)
+    for _ in range(2):
+        with pytest.raises(AgentR1Error, match="does not answer.*start it with `agent-r1 search-server`"):
+            index.search(["a"], 1)
+    assert len(said) == 1 and "waiting for it, up to 0 s" in said[0]
+
+
+def test_a_service_that_comes_back_with_another_index_is_refused():
+    index, other, said = SlowIndex(), SlowIndex(), []
+    other.made_of = index.made_of | {"corpus_sha256": "another"}
+    with running(index) as url:
+        remote = RemoteIndex(url, pause=0.01, wait_s=100, tell=said.append)
+        remote.check("slow", "c0ffee")
+    with ThreadPoolExecutor() as pool:
+        found = pool.submit(remote.search, ["a"], 1)
+        while not said:
+            time.sleep(0.01)
+        with running(other, port=int(url.rpartition(":")[2])), pytest.raises(AgentR1Error, match="has another index"):
+            found.result(timeout=100)
+
+
 @pytest.mark.parametrize("answer", [b"[]", b"<html>", b"{}", b'{"results": [[]]}', b'{"results": [[{"id": 1}], []]}'])
 def test_something_else_at_that_address(answer):
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -337,9 +363,9 @@ def home(tmp_path_factory):
 
 
 @contextmanager
-def command(folder, *argv):
+def command(folder, *argv, port=0):
     """`agent-r1 search-server ARGV` in a process of its own, when it answers."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
+    with socket.create_server(("127.0.0.1", port)) as free:
         port = free.getsockname()[1]
     process = subprocess.Popen(
         [AGENT, "search-server", f"--port={port}", *argv], env=environment(folder), stdout=subprocess.PIPE, text=True
@@ -378,6 +404,26 @@ def test_the_tool_works_the_same_in_this_process_and_against_the_command(home):
         assert "Address already in use" in taken.stderr and "--port" in taken.stderr
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=100) == 130
+
+
+def test_episodes_wait_for_a_service_that_was_killed(home):
+    """Its deadline would be over long before the service is there again."""
+    folder, settings = home
+    said: list[str] = []
+    call = ToolCall("search", {"query": "author of Moby-Dick"})
+    with command(folder, *settings) as (process, url):
+        tool = SearchTool(Searcher(RemoteIndex(url, pause=0.01, wait_s=100, tell=said.append), cache_size=0), top_k=3)
+        before = asyncio.run(call_tool({"search": tool}, call, 0.1, 4000))
+        process.kill()
+        process.wait()
+    with ThreadPoolExecutor() as pool:
+        after = pool.submit(asyncio.run, call_tool({"search": tool}, call, 0.1, 4000))
+        while not said:
+            time.sleep(0.01)
+        assert "does not answer; waiting for it, up to 100 s" in said[0] and not after.done()
+        with command(folder, *settings, port=int(url.rpartition(":")[2])):
+            assert after.result(timeout=100).content == before.content and before.ok
+    assert len(said) == 2 and said[1] == f"the search service at {url} answers again"
 
 
 def test_the_command_says_what_is_missing(home, tmp_path, monkeypatch, capsys):

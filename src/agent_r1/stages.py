@@ -302,12 +302,12 @@ def _local_model(path: str) -> None:
         )
 
 
-def load_tools(config: Config) -> dict[str, BaseTool]:
+def load_tools(config: Config, tell: Callable[[str], None] = say) -> dict[str, BaseTool]:
     """The configured tools, `search` over this configuration's index, here or in a service. Raises AgentR1Error when there
-    is none."""
+    is none. `tell` hears of a service that is gone."""
     searcher = None
     if "search" in config.env.tools:
-        searcher = Searcher(remote_index(config) if config.search.url else load_index(config))
+        searcher = Searcher(remote_index(config, tell) if config.search.url else load_index(config))
     return make_tools(config.env.tools, searcher=searcher, top_k=config.search.top_k)
 
 
@@ -322,11 +322,13 @@ def load_index(config: Config) -> PassageIndex:
     return PassageIndex.load(_needed(Places.of(config).index, "agent-r1 index", config), corpus)
 
 
-def remote_index(config: Config) -> RemoteIndex:
+def remote_index(config: Config, tell: Callable[[str], None] = say) -> RemoteIndex:
     """The service at search.url. Raises AgentR1Error unless it has the index that this configuration would build."""
     from agent_r1.search.client import RemoteIndex
 
-    index = RemoteIndex(config.search.url, config.env.tool_timeout_s)
+    # Half of an episode's time: whoever waits in vain should hear why, and not that the episode took too long.
+    wait_s = config.env.episode_timeout_s / 2
+    index = RemoteIndex(config.search.url, config.env.tool_timeout_s, wait_s=wait_s, tell=tell)
     index.check(config.search.encoder, read_manifest(data_folder(config))["files"]["corpus.jsonl"])
     return index
 

@@ -28,6 +28,7 @@ class SearchTool(BaseTool):
         super().__init__()
         self.searcher = searcher
         self.top_k = top_k
+        self.timeout_s = getattr(searcher.index, "deadline_s", None)  # the index may wait for a service
 
     @classmethod
     def make(cls, searcher: Searcher | None = None, top_k: int = 3, **_: Any) -> SearchTool:

@@ -153,4 +153,5 @@ def _shared(run: str, model: str) -> tuple[Config, ChatFormat, dict[str, BaseToo
     from agent_r1.training.tiny_model import load_chat
 
     config = from_yaml(Path(run) / "config.yaml")
-    return config, load_chat(Path(model)), load_tools(config)
+    note = Path(run) / "verl" / "note.txt"  # launch.py shows it
+    return config, load_chat(Path(model)), load_tools(config, note.write_text)

@@ -164,7 +164,7 @@ def watch(
     The first Ctrl-C (or SIGTERM) lets the step finish and saves it; before the first step, and the second time, it ends
     the run at once.
     """
-    shown, state, moved = len(run.metrics.read()), None, time.monotonic()
+    shown, state, moved, noted = len(run.metrics.read()), None, time.monotonic(), ""
     stop = run.path / "verl" / "stop"
     dashboard.note("starting Ray, FSDP and vLLM (a minute or two)")
     with graceful_interrupt() as interrupted, started(run, config, device, file) as child:
@@ -177,6 +177,8 @@ def watch(
                     raise KeyboardInterrupt
                 stop.touch()
                 dashboard.note("finishing this step, then saving; Ctrl-C again ends the run at once")
+            if noted != (noted := read_note(run) or noted):
+                dashboard.note(noted)
             if state != (state := (phase, _size(run.metrics.path))):
                 moved = time.monotonic()
                 child.shared |= shared_files(child.mark)
@@ -355,6 +357,12 @@ def read_phase(run: RunDir) -> dict | None:
     """What the trainer said last."""
     path = run.path / "verl" / "phase.json"
     return json.loads(path.read_text()) if path.exists() else None
+
+
+def read_note(run: RunDir) -> str:
+    """What a process that runs episodes has to say to people (agent_loop.py)."""
+    path = run.path / "verl" / "note.txt"
+    return path.read_text() if path.exists() else ""
 
 
 def describe(phase: dict | None) -> str:
