@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -160,8 +161,24 @@ def test_half_a_model_is_refused(fake, micro_model, tmp_path, capsys, damage, mi
     damage(folder)
     fake.publish("acme/half", folder)
     said = refused(capsys, "cold-start", *TINY, "model.path=acme/half")
-    assert f"acme/half has no {missing}" in said and "as safetensors" in said
+    assert f"acme/half: there is no {missing} in" in said and "as safetensors" in said
     assert not list((tmp_path / "home").rglob("model-*")) and leftovers(tmp_path / "home") == []
+
+
+@pytest.mark.parametrize("engine", ["local", "verl"])
+def test_weights_that_are_cut_short_are_refused_before_anything_starts(fake, micro_model, tmp_path, capsys, engine):
+    """As a full disk or a copy that broke off leaves them: all names are there. verl would die of it behind Ray's start."""
+    whole = (micro_model / "model.safetensors").stat().st_size
+    settings = [*TINY, f"engine={engine}", "model.path=acme/tiny", "trainer.micro_tokens=2048"]
+    fake.publish("acme/tiny", micro_model)
+    assert main("data", *settings) == main("index", *settings) == main("cold-start", *settings) == 0
+    file = Places.of(load_config("smoke", settings[1:])).start_model / "model.safetensors"
+    os.truncate(file, whole - 1)
+    said = refused(capsys, "train", *settings)
+    assert f"{file.resolve()} is cut short or broken" in said and "delete it and make or download it again" in said
+    assert not (tmp_path / "home" / "runs").exists()
+    file.unlink()  # as it says
+    assert main("cold-start", *settings) == 0 and file.stat().st_size == whole
 
 
 def test_without_network_or_with_a_wrong_name_one_line_says_what_to_do(fake, capsys):

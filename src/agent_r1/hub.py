@@ -14,6 +14,8 @@ import json
 import re
 from pathlib import Path
 
+from safetensors import SafetensorError, safe_open
+
 from agent_r1.errors import AgentR1Error, first_line
 
 NAME = r"\w[\w.-]*/[\w.-]+(@[\w./-]+)?"
@@ -46,16 +48,25 @@ def fetch_model(name: str) -> Path:
     if re.fullmatch(NAME, name) is None:
         raise AgentR1Error(f"{name!r} is neither a folder nor the name of a model (OWNER/NAME); check the path")
     folder = fetch(name, MODEL_FILES)
-    index = folder / "model.safetensors.index.json"
     # Without network the hub's client may hand out what an earlier, broken download has left.
-    wanted = set(json.loads(index.read_text())["weight_map"].values()) if index.is_file() else {"model.safetensors"}
-    missing = sorted(file for file in {"config.json", *wanted} if not (folder / file).is_file())
-    if missing:
-        raise AgentR1Error(
-            f"{name} has no {missing[0]} in {folder}; fetch it again with a network, or take a model that is published "
-            "whole, as safetensors"
-        )
+    if trouble := damage(folder):
+        raise AgentR1Error(f"{name}: {trouble}, or take a model that is published whole, as safetensors")
     return folder
+
+
+def damage(folder: Path) -> str | None:
+    """What a model folder lacks, and what to do; None if all of its weights are there, in their whole length."""
+    file = folder / "model.safetensors.index.json"
+    try:
+        wanted = set(json.loads(file.read_text())["weight_map"].values()) if file.is_file() else {"model.safetensors"}
+        for file in [folder / name for name in ("config.json", *sorted(wanted))]:
+            if not file.is_file():
+                return f"there is no {file.name} in {folder}; make or download it again"
+            if file.suffix == ".safetensors":
+                safe_open(file, framework="pt")  # reads the header, and holds the file's length against it
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        return f"{file.resolve()} is cut short or broken ({first_line(error)}); delete it and make or download it again"
+    return None
 
 
 def push(folder: Path, name: str, kind: str = "model") -> str:

@@ -225,7 +225,9 @@ def _fetch_model(config: Config) -> None:
         _local_model(name)
         say(f"cold start: not needed, the run starts from {name}")
         return
-    if places.fetched.exists() and not places.start_model.is_dir():  # somebody has emptied the hub's cache
+    if places.fetched.exists() and hub.damage(
+        places.start_model
+    ):  # somebody has emptied the hub's cache, or a part of it
         known = json.loads((places.fetched / "manifest.json").read_text())
         name = f"{name.partition('@')[0]}@{known['revision']}"
         shutil.rmtree(places.fetched)
@@ -288,6 +290,8 @@ def start_model(config: Config) -> Path:
 def check_start_model(config: Config) -> None:
     """What no run can start from, said before anything is computed or written. Raises AgentR1Error."""
     model = Places.of(config).start_model
+    if trouble := hub.damage(model):
+        raise AgentR1Error(f"this model cannot be trained: {trouble}")
     if config.engine == "local":
         qwen.read_shape(model)
     chat = ChatFormat(load_tokenizer(model))
