@@ -303,9 +303,10 @@ def test_the_slurm_script(box, nodes):
         assert " verl.nodes=2 verl.ranks=8 " in train
         address = re.search(r"search\.url=http://(\S+):8100", train)[1]
         told = sorted(ray.read_text().splitlines())
-        assert told[0].startswith(f"ray start --block --head --node-ip-address={address} --port=6379")
+        assert told[0].startswith(f"ray start --block --num-cpus=32 --head --node-ip-address={address} --port=6379")
         assert re.match(
-            r"srun --relative=1 --nodes=1 .*ray start --block --address=" + re.escape(f"{address}:6379"), told[1]
+            r"srun --relative=1 --nodes=1 .*ray start --block --num-cpus=32 --address=" + re.escape(f"{address}:6379"),
+            told[1],
         )
         assert told[0].endswith(" KEY="), "Ray shows its environment"
     assert not list(box.home.glob(".ray-token*")) and not box.up.exists()

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -178,6 +179,21 @@ def test_weights_for_the_samplers_rounding_follow_the_arithmetic(tmp_path):
 def test_ray_is_told_of_enough_cpus_for_all_that_verl_places(preset, least, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     assert launch.ray_cpus(load_config(preset)) >= least
+
+
+@needs_verl
+def test_a_cluster_that_lacks_a_machine_or_cpus_is_refused(tmp_path, monkeypatch):
+    """Two machines of four GPUs. Ray would place nothing and wait: for a machine, or for more CPUs than 16 cores are."""
+    import ray
+
+    from agent_r1.verl_engine import driver
+
+    config = load_config("hotpotqa-8xh100", ["verl.nodes=2"], algorithm="grpo")
+    whole, cpus = composed(config, tmp_path, "cuda"), launch.ray_cpus(config)
+    for have, refused in (({"GPU": 8, "CPU": 64}, False), ({"GPU": 4, "CPU": 64}, True), ({"GPU": 8, "CPU": 32}, True)):
+        monkeypatch.setattr(ray, "cluster_resources", lambda have=have: have)
+        with pytest.raises(AgentR1Error, match="all 2 machines .* --num-cpus=26") if refused else nullcontext():
+            driver.check_cluster(whole, cpus)
 
 
 def test_the_local_loop_is_not_bound_by_verls_limits():

@@ -8,6 +8,8 @@ import resource
 import shutil
 import subprocess
 import sys
+import tempfile
+import uuid
 from multiprocessing import shared_memory
 from pathlib import Path
 
@@ -28,6 +30,7 @@ from agent_r1.training.shards import merge_shards
 from agent_r1.training.tiny_model import save_tokenizer
 from agent_r1.verl_engine import launch
 from agent_r1.verl_engine.checkpoints import finish, keep_shards, unverified
+from agent_r1.verl_engine.compose import installed_verl
 
 POPEN = subprocess.Popen
 HOLDER = """
@@ -302,3 +305,48 @@ def test_a_missing_shard_is_named(sharded, tmp_path):
     (tmp_path / "model_world_size_2_rank_0.pt").write_bytes((sharded[0] / "model_world_size_2_rank_0.pt").read_bytes())
     with pytest.raises(AgentR1Error, match="has 1 shards"):
         merge_shards(tmp_path)
+
+
+# ---------------------------------------------------------------------------------------------- what Ray says of a death
+
+DYING = """
+import os, signal, sys, time
+import ray
+from agent_r1.verl_engine import driver
+
+@ray.remote(num_cpus=1)
+class Runner:
+    def run(self, config):
+        if config.trainer.dies == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        block = bytearray(600 * 2**20)
+        time.sleep(60)
+
+driver.Runner = Runner
+driver.main(sys.argv[1], sys.argv[2], "2", "0")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(installed_verl() is None, reason="verl is not installed: see requirements/verl-cpu.txt")
+@pytest.mark.parametrize(
+    "dies, said",
+    [
+        ("killed", "a process of the run (Runner) crashed or was killed; if it was for want of memory, dmesg says so"),
+        ("of hunger", "the machine's memory was nearly full, so Ray ended a process of the run"),
+    ],
+)
+def test_a_process_that_dies_is_told_of_in_one_line_with_a_remedy(tmp_path, dies, said):
+    """By the real Ray; to its watch over the memory, this machine is full when two hundredths of it are taken."""
+    (tmp_path / "config.yaml").write_text(json.dumps({"trainer": {"nnodes": 1, "dies": dies}, "transfer_queue": {}}))
+    config = load_config("smoke", ["engine=verl"], algorithm="grpo")
+    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as scratch:  # short, for Ray's sockets
+        (Path(scratch) / "auth_token").write_text("0" * 64)
+        variables = launch.environment(config, "cpu", uuid.uuid4().hex, Path(scratch))
+        if dies == "of hunger":
+            variables |= {"RAY_memory_usage_threshold": "0.02", "RAY_memory_monitor_refresh_ms": "250"}
+        command = [sys.executable, "-c", DYING, str(tmp_path / "config.yaml"), scratch]
+        done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120)
+    cause = (tmp_path / "cause.txt").read_text()
+    assert done.returncode == 1 and cause.startswith(f"AgentR1Error: {said}"), cause + done.stderr[-2000:]
+    assert "\n" not in cause and "take a machine with more" in cause and "verl.offload=false" in cause

@@ -42,7 +42,8 @@ trap 'rm -f "$token"; kill $(jobs -p) 2>/dev/null || true' EXIT
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=$token RAY_ADDRESS=$address:6379 RAY_USAGE_STATS_ENABLED=0
 export AGENT_R1_SEARCH_HOST=$address  # agents on the other nodes ask the one search service here; it has no password
 
-ray=(env -u WANDB_API_KEY -u HF_TOKEN "$bin/ray" start --block)
+# CPUs are a number for Ray, which places nothing where the sum is larger: 3 a rank, and 20 for all else.
+ray=(env -u WANDB_API_KEY -u HF_TOKEN "$bin/ray" start --block --num-cpus=$((3 * SLURM_GPUS_ON_NODE + 20)))
 "${ray[@]}" --head --node-ip-address="$address" --port=6379 --include-dashboard=false &
 srun --relative=1 --nodes=$((SLURM_NNODES - 1)) --ntasks-per-node=1 "${ray[@]}" --address="$RAY_ADDRESS" &
 

@@ -10,12 +10,22 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import signal
 import sys
 from pathlib import Path
 
 import ray
 from omegaconf import OmegaConf
+from ray.exceptions import OutOfMemoryError, RayActorError
+
+from agent_r1.errors import AgentR1Error
+
+LESS_MEMORY = (
+    "take a machine with more (--dry-run says how much), or use less: verl.offload=false, one service (search.url)"
+)
+EVERYWHERE = ("AGENT_R1_HOME", "AGENT_R1_VERL_RUN", "HF_HUB_OFFLINE", "VLLM_NO_USAGE_STATS")
+"""Variables of ours (launch.py) that a worker in somebody else's Ray does not inherit."""
 
 
 @ray.remote(num_cpus=1)
@@ -45,6 +55,32 @@ class Runner:
             tq.close()
 
 
+def check_cluster(config, cpus: int) -> None:
+    """Whether the machines that are in Ray suffice. Else it would wait for the missing one, without a word."""
+    have = {name: int(ray.cluster_resources().get(name, 0)) for name in ("GPU", "CPU")}
+    nodes, ranks = config.trainer.nnodes, config.trainer.nnodes * config.trainer.n_gpus_per_node
+    if have["GPU"] < ranks or have["CPU"] < cpus:
+        raise AgentR1Error(
+            f"the Ray at RAY_ADDRESS counts {have['GPU']} GPUs and {have['CPU']} CPUs on all machines, and the run takes "
+            f"{ranks} and {cpus}; see that all {nodes} machines are in it, each started with --num-cpus={-(-cpus // nodes)} "
+            "or more: it is a number for Ray, and need not be that of the cores"
+        )
+
+
+def in_a_line(cause: BaseException) -> str:
+    """For cause.txt: what ended the run. Ray's essays on a process that is gone end in advice about Ray."""
+    text = str(cause).strip()
+    name = re.search(r"class_name: (?:\S*\.)?(\w+)", text)
+    process = f"a process of the run ({name[1]})" if name else "a process of the run"
+    if isinstance(cause, OutOfMemoryError):
+        return f"AgentR1Error: the machine's memory was nearly full, so Ray ended {process}; {LESS_MEMORY}"
+    if isinstance(cause, RayActorError) and "node has died" in text:
+        return f"AgentR1Error: a machine has left the Ray at RAY_ADDRESS, and {process} with it; bring it back"
+    if isinstance(cause, RayActorError) and "worker process has died" in text:
+        return f"AgentR1Error: {process} crashed or was killed; if it was for want of memory, dmesg says so, and then {LESS_MEMORY}"
+    return f"{type(cause).__name__}: {(text.splitlines() or [''])[-1]}"
+
+
 def main(file: str, ray_folder: str, cpus: str, gpus: str) -> int:
     """Train; 0 when done, 1 with the cause in cause.txt."""
     from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
@@ -61,17 +97,19 @@ def main(file: str, ray_folder: str, cpus: str, gpus: str) -> int:
         "include_dashboard": False,
         "_temp_dir": ray_folder,
     }
-    if config.trainer.nnodes > 1:  # the Ray that was started on all machines, and knows what each of them has
+    several = config.trainer.nnodes > 1
+    if several:  # the Ray that was started on all machines, and knows what each of them has
         ours = {"address": os.environ["RAY_ADDRESS"]}
-        runtime["env_vars"] |= {name: os.environ[name] for name in ("AGENT_R1_HOME", "HF_HUB_OFFLINE")}
+        runtime["env_vars"] |= {name: os.environ[name] for name in EVERYWHERE}
     try:
         ray.init(**ours, runtime_env=runtime)
+        if several:
+            check_cluster(config, int(cpus))
         OmegaConf.resolve(config)
         ray.get(Runner.remote().run.remote(config))
     except Exception as error:
         cause = getattr(error, "cause", None) or error  # ray wraps what a remote method raised
-        lines = str(cause).strip().splitlines() or [""]
-        Path(file).with_name("cause.txt").write_text(f"{type(cause).__name__}: {lines[-1]}")
+        Path(file).with_name("cause.txt").write_text(in_a_line(cause))
         raise
     finally:
         ray.shutdown()

@@ -239,12 +239,13 @@ def started(run: RunDir, config: Config, device: str, file: Path) -> Iterator[Ch
 
 def ray_cpus(config: Config) -> int:
     """What Ray is told that this machine has: it places nothing, and says nothing, where the sum of what is asked for is
-    larger. Threads are not bound to the number.
+    larger. Threads are not bound to the number. With several machines it is what they must have together.
 
     verl asks for 3 CPUs a rank, 1 for our Runner, 9 for the TransferQueue, and actors without a wish take 1 while they
     are placed.
     """
-    return max(len(os.sched_getaffinity(0)), 3 * config.verl.ranks + 12 + config.verl.agent_workers)
+    needed = 3 * config.verl.ranks + 12 + config.verl.agent_workers
+    return needed if config.verl.nodes > 1 else max(len(os.sched_getaffinity(0)), needed)
 
 
 def environment(config: Config, device: str, mark: str, scratch: Path) -> dict[str, str]:
