@@ -3,20 +3,30 @@
     python -m benchmarks.long._as_on_a_gpu train grpo --preset hotpotqa-4xh100 ...
 
 What verl is told is `compose.overrides(..., "cuda")` and the environment is `launch.environment(..., "cuda")`, so they are
-those of a GPU run but for what stands in `CANNOT` and `NEEDS`, which a CPU cannot do or has to have.
+those of a GPU run but for what stands in `CANNOT` and `NEEDS`, which a CPU cannot do or has to have. Evaluations are by
+vLLM, as on GPUs. For the doctor this machine has what the preset needs: cards come from an `nvidia-smi` on the path;
+packages, PyTorch's word on the cards, memory and disk are faked here.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-from agent_r1 import cli
-from agent_r1.verl_engine import launch
+from agent_r1 import cli, doctor_gpu, stages
+from agent_r1.training import loop
+
+loop.resolve_device = lambda config: ("cpu", torch.bfloat16)  # where tensors lie; what the others import from there
+stages._backend = lambda config: "vllm"
+
+from agent_r1.verl_engine import launch  # noqa: E402
+from benchmarks.long import _varlen  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 CANNOT = {
@@ -51,6 +61,15 @@ def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     return both
 
 
+def a_large_machine() -> None:
+    """For the doctor, which asks for hundreds of gigabytes and for packages that are built for CUDA."""
+    _varlen.install()
+    doctor_gpu.torch_sees_gpu = lambda: True
+    doctor_gpu.installed = lambda name: "faked"
+    doctor_gpu.available_memory = lambda: 2**40
+    shutil.disk_usage = lambda path: SimpleNamespace(free=2**40)
+
+
 def main(argv: list[str]) -> int:
     """The command line, with the seams at which a CPU run differs from a GPU run put back."""
     overrides, environment = launch.overrides, launch.environment
@@ -61,9 +80,10 @@ def main(argv: list[str]) -> int:
         ours.pop("CUDA_VISIBLE_DEVICES", None)
         return ours
 
-    launch.resolve_device = lambda config: ("cpu", torch.bfloat16)  # where tensors lie; all else is said below
     launch.overrides = lambda config, sources, device: merged(overrides(config, sources, "cuda"), CANNOT)
     launch.environment = gpu_environment
+    if argv[0] == "doctor":
+        a_large_machine()
     return cli.main(argv)
 
 

@@ -1,7 +1,9 @@
-"""The GPU's own configuration on four gloo ranks: grpo and ppo, packed rows, checkpoint, kill, resume, eval, export.
+"""A GPU preset's whole life in the GPU's own configuration, on four gloo ranks: from the doctor to the chat; and ppo.
 
 Preset hotpotqa-4xh100 as `_as_on_a_gpu.py` gives it to verl: four ranks and four samplers, bf16, dynamic batches, rows
-without padding, the environment of a GPU run. Scaled down are the model, the batch and the context.
+without padding, the environment of a GPU run. Scaled down are the model, the data, the batch, the context and the steps.
+speedrun-nodocker.sh runs the stages: doctor, data, index, cold-start, the search service, eval, train, and a rank is killed
+behind the first checkpoint. Called again with `--resume` it goes on: train, eval, report. Then export, serve and chat.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,9 +20,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+import httpx
 import yaml
 
 from agent_r1.config import load_config
+from agent_r1.data.rows import read_rows
 from agent_r1.stages import Places
 
 ROOT = Path(__file__).parents[2]
@@ -28,57 +33,108 @@ TINY = [
     *("cold_start.copy_steps=60", "cold_start.mix_steps=40"),
 ]
 SMALL = [
-    *("--preset=hotpotqa-4xh100", "data.train=200", "data.val=8", "data.test=16", "data.corpus=contexts"),
-    *("search.encoder=ngram", "search.top_k=2", "rollout.max_context=512", "rollout.max_tokens_per_turn=48"),
-    *("rollout.prompts_per_step=8", "rollout.slots=32", "trainer.micro_tokens=1024", "trainer.loggers=[]"),
-    *("verl.agent_workers=2", "verl.patience_s=900", "env.episode_timeout_s=240"),
+    *("data.train=200", "data.val=8", "data.test=16", "data.corpus=contexts", "search.encoder=ngram", "search.top_k=2"),
+    *("rollout.max_context=512", "rollout.max_tokens_per_turn=48", "rollout.prompts_per_step=8", "rollout.slots=32"),
+    *("trainer.micro_tokens=1024", "trainer.loggers=[]", "verl.agent_workers=2", "verl.patience_s=900"),
+    "env.episode_timeout_s=240",
 ]
+GRPO = ["trainer.steps=3", "trainer.save_every=2", "trainer.eval_every=2", "trainer.rollouts_every=2"]
+PPO = ["trainer.steps=2", "trainer.save_every=2", "trainer.eval_every=0", "critic.warmup_steps=1"]
+PROGRAMS = {
+    "bin/nvidia-smi": '#!/bin/sh\nfor gpu in 1 2 3 4; do echo "NVIDIA H100 80GB HBM3, 81559 MiB, 580.65.06"; done\n',
+    "venv/bin/agent-r1": '#!/bin/sh\nexec {python} -m benchmarks.long._as_on_a_gpu "$@"\n',
+    # `python - REQUIREMENTS` asks whether the packages are those for GPUs: here they are a CPU's.
+    "venv/bin/python": '#!/bin/sh\nif [ "$1" = - ]; then cat >/dev/null; else exec {python} "$@"; fi\n',
+}
+"""What the speedrun finds on the machine in place of a GPU's."""
 
 
 def run() -> dict[str, Any]:
-    """Figures of both runs. Raises when a step, a checkpoint, the kill or the resume is not as it should be."""
+    """Figures of both runs. Raises when a stage, a step, a checkpoint, the kill or the resume is not as it should be."""
     with tempfile.TemporaryDirectory(prefix="agent-r1-gpu-") as folder:
         home = Path(folder)
-        environment = os.environ | {
-            "AGENT_R1_HOME": str(home),
-            "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT))),
-        }
-        environment.pop("OMP_NUM_THREADS", None)  # a GPU run has none
-        subprocess.run([sys.executable, ROOT / "tests/hotpotqa_tiny/make.py", home / "files"], check=True)
+        environment = machine(home)
         source = f"data.source={home / 'files'}"
-        for stage in ("data", "index", "cold-start"):
-            agent(environment, stage, *TINY, source)
-        os.environ["AGENT_R1_HOME"] = str(home)
-        start = Places.of(load_config("hotpotqa-tiny", [*TINY[1:], source])).start_model
-        common = [*SMALL, source, f"model.path={start}"]
-        for stage in ("data", "index"):
-            agent(environment, stage, *common)
-        figures = grpo(home, environment, common)
-        return figures | ppo(home, environment, common)
+        words = [*SMALL, source, f"model.path={start_model(home, environment, source)}"]
+        return life(home, environment, words) | ppo(home, environment, words)
 
 
-def grpo(home: Path, environment: dict[str, str], common: list[str]) -> dict[str, Any]:
-    """Four steps with a checkpoint at the second; a rank is killed in the third; `--resume` goes on."""
-    run = home / "runs" / "gpu-grpo"
-    argv = ["train", "grpo", *common, "--run=gpu-grpo", "--plain", "trainer.steps=4", "trainer.save_every=2"]
-    argv += ["trainer.eval_every=2", "trainer.rollouts_every=2"]
+def machine(home: Path) -> dict[str, str]:
+    """The variables of a machine with four H100, whose programs are stand-ins."""
+    for name, text in PROGRAMS.items():
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_text(text.replace("{python}", sys.executable))
+        (home / name).chmod(0o755)
+    environment = os.environ | {
+        "AGENT_R1_HOME": str(home),
+        "AGENT_R1_STACK": "gpu",
+        "AGENT_R1_VENV": str(home / "venv"),
+        "PATH": f"{home / 'bin'}:{os.environ['PATH']}",
+        "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT))),
+    }
+    environment.pop("OMP_NUM_THREADS", None)  # a GPU run has none
+    return environment
+
+
+def start_model(home: Path, environment: dict[str, str], source: str) -> Path:
+    """In place of the hub's model: a tiny one that has learned the format."""
+    checked([sys.executable, ROOT / "tests/hotpotqa_tiny/make.py", home / "files"], environment)
+    for stage in ("data", "index", "cold-start"):
+        checked([sys.executable, "-m", "agent_r1.cli", stage, *TINY, source], environment)
+    os.environ["AGENT_R1_HOME"] = str(home)
+    return Places.of(load_config("hotpotqa-tiny", [*TINY[1:], source])).start_model
+
+
+def life(home: Path, environment: dict[str, str], words: list[str]) -> dict[str, Any]:
+    """The stages, in the order of the script, and what is done with the result."""
+    script = ["bash", ROOT / "speedrun-nodocker.sh", "grpo", "--preset", "hotpotqa-4xh100", "--run", "life", *words]
+    run, figures = home / "runs" / "life", {}
+    figures["s_to_checkpoint"] = killed_behind_a_checkpoint([*script, *GRPO], environment, run)
     began = time.monotonic()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.long._as_on_a_gpu", *argv], cwd=ROOT, env=environment, text=True,
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-    )  # fmt: skip
-    while not (run / "checkpoints/step_000002").exists() and process.poll() is None:
-        time.sleep(0.5)
-    until_checkpoint = time.monotonic() - began
-    print(f"  grpo: checkpoint after {until_checkpoint:.0f} s; killing a rank", flush=True)
-    for pid in processes("WorkerDict")[:1]:
-        os.kill(pid, signal.SIGKILL)
-    said = process.communicate(timeout=300)[1].strip().splitlines()[-1:]
-    if process.returncode != 1 or "continue from step_000002" not in "".join(said):
-        raise RuntimeError(f"after the kill: exit code {process.returncode}, {said}")
-    as_on_a_gpu(environment, *argv, "--resume")
-    lines = sound(run, steps=4)
-    composed = yaml.safe_load((run / "verl/config.yaml").read_text())
+    said = checked([*script, *GRPO, "--resume"], environment)
+    figures["s_resume_eval_report"] = round(time.monotonic() - began)
+    stages = re.findall(r"^(train|evaluate after RL|report)\b", said, re.MULTILINE)
+    if stages != ["train", "evaluate after RL", "report"] or said.count("done before") < 3:
+        raise RuntimeError(f"the second call of the speedrun did something else: {said[-1000:]}")
+    lines = sound(run, steps=3)
+    the_gpus_configuration(run)
+    before, after = (json.loads((run / f"{name}.json").read_text())["em"] for name in ("eval_before", "eval"))
+    model, question = home / "exported", read_rows(data(words) / "test.parquet")[0]["prompt"][-1]["content"]
+    agent(environment, "export", "--run", "life", "--target-dir", str(model))
+    served(environment, model, question)
+    answer = chatted(environment, model, question)
+    return figures | {
+        "em_before_after": f"{before:.2f}, {after:.2f}",
+        "probs_diff_mean": round(max(line["training/rollout_probs_diff_mean"] for line in lines), 5),
+        "parity_mean": round(max(line.get("checkpoint/logprob_diff_mean", 0) for line in lines), 5),
+        "parity_p99": round(max(line.get("checkpoint/logprob_diff_p99", 0) for line in lines), 5),
+        "chat_stop_reason": answer["stop_reason"],
+    }
+
+
+def killed_behind_a_checkpoint(command: list, environment: dict[str, str], run: Path) -> int:
+    """The script, until a rank is killed in the step behind the first checkpoint; the seconds until that was there."""
+    began = time.monotonic()
+    with tempfile.TemporaryFile("w+") as out:
+        process = subprocess.Popen(command, cwd=ROOT, env=environment, text=True, stdout=out, stderr=out)
+        while not (run / "checkpoints/step_000002").exists() and process.poll() is None:
+            time.sleep(0.5)
+        seconds = round(time.monotonic() - began)
+        print(f"  grpo: checkpoint after {seconds} s; killing a rank", flush=True)
+        for pid in processes(f"AGENT_R1_HOME={run.parents[1]}", "WorkerDict")[:1]:
+            os.kill(pid, signal.SIGKILL)
+        code = process.wait(timeout=300)
+        out.seek(0)
+        said = out.read()
+    if code != 1 or "continue from step_000002 with --resume" not in said.strip().splitlines()[-1]:
+        print(said[-3000:], file=sys.stderr)
+        raise RuntimeError(f"after the kill: exit code {code}, {said.strip().splitlines()[-1:]}")
+    return seconds
+
+
+def the_gpus_configuration(run: Path) -> None:
+    """Whether verl was told what it is told on GPUs, and the agents what they are told there."""
+    composed, ours = (yaml.safe_load((run / name).read_text()) for name in ("verl/config.yaml", "config.yaml"))
     actor = composed["actor_rollout_ref"]
     wanted = {
         "packed rows": actor["model"]["use_remove_padding"],
@@ -86,27 +142,51 @@ def grpo(home: Path, environment: dict[str, str], common: list[str]) -> dict[str
         "dynamic batches": actor["actor"]["use_dynamic_bsz"],
         "four ranks": composed["trainer"]["n_gpus_per_node"] == 4,
         "bf16": actor["actor"]["fsdp_config"]["dtype"] == "bfloat16",
+        "truncated importance sampling": composed["algorithm"]["rollout_correction"]["rollout_is"] == "token",
+        "search service": ours["search"]["url"] == "http://127.0.0.1:8100",
     }
     if not all(wanted.values()):
         raise RuntimeError(f"this was not the configuration of a GPU run: {wanted}")
-    agent(environment, "eval", *common, "--model", str(run / "checkpoints/step_000004/model"), "trainer.device=cpu")
-    agent(environment, "export", "--run", "gpu-grpo", "--out", str(home / "exported"))
-    return {
-        "grpo_s_to_checkpoint": round(until_checkpoint),
-        "grpo_steps": len(lines),
-        "probs_diff_mean": round(max(line["training/rollout_probs_diff_mean"] for line in lines), 5),
-        "parity_mean": round(max(line.get("checkpoint/logprob_diff_mean", 0) for line in lines), 5),
-    }
 
 
-def ppo(home: Path, environment: dict[str, str], common: list[str]) -> dict[str, Any]:
-    """Three steps with a critic; the second and third train the actor as well."""
-    argv = ["train", "ppo", *common, "--run=gpu-ppo", "--plain", "trainer.steps=3", "critic.warmup_steps=1"]
-    argv += ["trainer.save_every=3", "trainer.eval_every=0"]
+def served(environment: dict[str, str], model: Path, question: str) -> None:
+    """`agent-r1 serve`, asked as any OpenAI client asks, and ended with Ctrl-C."""
+    print("  serve ...", flush=True)
+    process = subprocess.Popen(
+        [home_agent(environment), "serve", "--model", str(model)], cwd=ROOT, env=environment, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        said = next(line for line in process.stdout if "OPENAI_BASE_URL" in line)
+        url, key = re.search(r'BASE_URL=(\S+) OPENAI_API_KEY="\$\(cat (.+)\)"', said).groups()
+        with httpx.Client(
+            trust_env=False, timeout=60, headers={"Authorization": f"Bearer {Path(key).read_text()}"}
+        ) as ask:
+            body = {"model": "agent", "max_tokens": 48, "messages": [{"role": "user", "content": question}]}
+            answer = ask.post(f"{url}/chat/completions", json=body).raise_for_status().json()
+        if answer["usage"]["completion_tokens"] < 1:
+            raise RuntimeError(f"the server answered {answer}")
+    finally:
+        process.send_signal(signal.SIGINT)
+        code = process.wait(timeout=60)
+    if code != 130 or processes(f"AGENT_R1_HOME={environment['AGENT_R1_HOME']}", "vllm"):
+        raise RuntimeError(f"the server ended with code {code}, or something of it lives")
+
+
+def chatted(environment: dict[str, str], model: Path, question: str) -> dict[str, Any]:
+    """One question to the agent that was trained, with its tools, over a server of vLLM's."""
+    print("  chat ...", flush=True)
+    words = ["chat", "--model", str(model), "--backend", "vllm", "--question", question, "--json", "search.url=null"]
+    answer = json.loads(agent(environment, *words, codes=(0, 1)).splitlines()[-1])  # 1: it came to no answer
+    return answer
+
+
+def ppo(home: Path, environment: dict[str, str], words: list[str]) -> dict[str, Any]:
+    """Two steps with a critic; the second trains the actor as well."""
     print("  ppo ...", flush=True)
-    as_on_a_gpu(environment, *argv)
-    lines = sound(home / "runs" / "gpu-ppo", steps=3)
-    if ["actor/pg_loss" in line for line in lines] != [False, True, True]:
+    agent(environment, "train", "ppo", "--preset=hotpotqa-4xh100", *words, "--run=ppo", "--plain", *PPO)
+    lines = sound(home / "runs" / "ppo", steps=2)
+    if ["actor/pg_loss" in line for line in lines] != [False, True]:
         raise RuntimeError("the critic's warm-up is not one step long")
     return {"ppo_steps": len(lines), "critic_loss": round(lines[-1]["critic/vf_loss"], 4)}
 
@@ -121,31 +201,39 @@ def sound(run: Path, steps: int) -> list[dict[str, Any]]:
             raise RuntimeError(f"{run.name}: a metric is not finite in step {line['training/global_step']}")
         if line["training/rollout_probs_diff_mean"] > 0.02:
             raise RuntimeError(f"{run.name}: sampler and trainer differ in step {line['training/global_step']}")
+        if line.get("checkpoint/unverified"):
+            raise RuntimeError(f"{run.name}: the checkpoint of step {line['training/global_step']} is unverified")
     return lines
 
 
-def processes(title: str) -> list[int]:
-    """Processes with `title` in their command line."""
+def processes(setting: str, title: str = "") -> list[int]:
+    """Processes with NAME=VALUE in their environment and `title` in their command line."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            if title in (folder / "cmdline").read_text():
-                found.append(int(folder.name))
+            if setting.encode() in (folder / "environ").read_bytes().split(b"\0"):
+                found += [int(folder.name)] if title in (folder / "cmdline").read_text() else []
         except OSError:
             continue
     return found
 
 
-def agent(environment: dict[str, str], *argv: str) -> None:
-    _checked([sys.executable, "-m", "agent_r1.cli", *argv], environment)
+def data(words: list[str]) -> Path:
+    return Places.of(load_config("hotpotqa-4xh100", words)).data
 
 
-def as_on_a_gpu(environment: dict[str, str], *argv: str) -> None:
-    _checked([sys.executable, "-m", "benchmarks.long._as_on_a_gpu", *argv], environment)
+def home_agent(environment: dict[str, str]) -> str:
+    return f"{environment['AGENT_R1_VENV']}/bin/agent-r1"
 
 
-def _checked(command: list, environment: dict[str, str]) -> None:
+def agent(environment: dict[str, str], *argv: str, codes: tuple[int, ...] = (0,)) -> str:
+    """`agent-r1 ARGV` as on a GPU; what it said."""
+    return checked([home_agent(environment), *argv], environment, codes)
+
+
+def checked(command: list, environment: dict[str, str], codes: tuple[int, ...] = (0,)) -> str:
     done = subprocess.run(command, cwd=ROOT, env=environment, text=True, capture_output=True)
-    if done.returncode:
-        print(done.stderr[-3000:], file=sys.stderr)
-        raise RuntimeError(f"{' '.join(command[3:6])}: {(done.stderr.strip().splitlines() or [''])[-1]}")
+    if done.returncode not in codes:
+        print((done.stdout + done.stderr)[-3000:], file=sys.stderr)
+        raise RuntimeError(f"{' '.join(map(str, command[1:4]))}: {(done.stderr.strip().splitlines() or [''])[-1]}")
+    return done.stdout
