@@ -21,17 +21,17 @@ import torch
 from agent_r1.config import Config, load_config
 from agent_r1.data.rows import read_rows
 from agent_r1.errors import AgentR1Error
-from agent_r1.inference.evaluate import evaluate
 from agent_r1.rollout.chat_format import ChatFormat
-from agent_r1.rollout.engine import LocalPolicy
 from agent_r1.rollout.episode import make_loop
+from agent_r1.rollout.evaluate import evaluate
 from agent_r1.rollout.qwen import Qwen
-from agent_r1.rollout.types import Row
+from agent_r1.rollout.sampler import LocalPolicy
 from agent_r1.search.index import PassageIndex
 from agent_r1.search.searcher import Searcher
-from agent_r1.stages import Places
 from agent_r1.tool import BaseTool, make_tools
 from agent_r1.training.tiny_model import load_chat
+from agent_r1.types import Row
+from agent_r1.workspace import Places
 
 PHASES = ("rollout", "environment", "old log-probs", "update", "overhead")
 """Where the wall time of a step goes. Both sides fill them so that they add up to `step`; see benchmarks/README.md."""

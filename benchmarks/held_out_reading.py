@@ -13,8 +13,8 @@ from collections import Counter
 from agent_r1.config import Config, load_config
 from agent_r1.data.rows import read_corpus
 from agent_r1.data.tinyhop_build import SPLITS
-from agent_r1.stages import Places, load_index, load_rows, load_tools
 from agent_r1.training.cold_start import demonstrations, lookups_of
+from agent_r1.workspace import Places, load_index, load_rows, load_tools
 
 
 def world_of(config: Config) -> dict[str, str]:

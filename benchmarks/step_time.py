@@ -25,7 +25,8 @@ from common import (
 )
 
 from agent_r1.rollout import qwen
-from agent_r1.training.loop import make_learner, train
+from agent_r1.training.learner import make_learner
+from agent_r1.training.loop import train
 
 
 def main() -> None:

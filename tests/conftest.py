@@ -25,24 +25,15 @@ from agent_r1.env import AgentEnv
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.episode import AgentEnvLoop, Limits, Task
 from agent_r1.rollout.qwen import Qwen, QwenShape
-from agent_r1.rollout.types import (
-    Action,
-    Generation,
-    Observation,
-    Row,
-    Sampling,
-    Step,
-    StepResult,
-    StopReason,
-    Trajectory,
-)
 from agent_r1.search.encoders import make_encoder
 from agent_r1.search.index import PassageIndex, build_index
 from agent_r1.search.searcher import Searcher
 from agent_r1.tool import BaseTool, make_tools
 from agent_r1.training.cold_start import Demonstrator, clone, demonstrate, tokenizer_texts
-from agent_r1.training.loop import Learner, make_learner, train
+from agent_r1.training.learner import Learner, make_learner
+from agent_r1.training.loop import train
 from agent_r1.training.tiny_model import init_weights, shape_of, train_tokenizer
+from agent_r1.types import Action, Generation, Observation, Row, Sampling, Step, StepResult, StopReason, Trajectory
 
 # A shell that runs `pytest &` has it ignore Ctrl-C, and its children inherit that; some tests press Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)

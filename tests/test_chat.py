@@ -30,12 +30,12 @@ from agent_r1.inference import chat as chat_module
 from agent_r1.inference.agent import Agent
 from agent_r1.inference.chat import Repl, check_temperature, suggest
 from agent_r1.inference.conversation import Conversation, Listener, same_context, user_tools
-from agent_r1.inference.evaluate import evaluate
 from agent_r1.inference.render import Part, Screen, answer_of, exchange_record, split_turn
-from agent_r1.rollout.engine import LocalPolicy
 from agent_r1.rollout.episode import make_loop
-from agent_r1.rollout.types import StopReason
+from agent_r1.rollout.evaluate import evaluate
+from agent_r1.rollout.sampler import LocalPolicy
 from agent_r1.tool import BaseTool, tool
+from agent_r1.types import StopReason
 
 ANSWER = "<think>read it</think><answer>Marn</answer>"
 

@@ -21,8 +21,8 @@ from agent_r1.config import EnvConfig
 from agent_r1.env import HermesToolEnv
 from agent_r1.errors import ConfigError
 from agent_r1.rollout.chat_format import ChatFormat
-from agent_r1.rollout.types import Action, Sampling, StopReason
 from agent_r1.tool import BaseTool
+from agent_r1.types import Action, Sampling, StopReason
 
 # The layout of Qwen2.5's template: a system turn is always there, tools as JSON lines with control tokens in the prose.
 QWEN25 = """\

@@ -24,12 +24,12 @@ from conftest import micro_config, tiny_model
 from runs import AGENT, ROOT, environment, main
 
 from agent_r1.config import to_yaml
-from agent_r1.inference.evaluate import evaluate
-from agent_r1.rollout.engine import LocalPolicy
 from agent_r1.rollout.episode import make_loop
-from agent_r1.stages import load_rows, load_tools, make_data, make_index
+from agent_r1.rollout.evaluate import evaluate
+from agent_r1.rollout.sampler import LocalPolicy
 from agent_r1.training.run import write_model
 from agent_r1.training.tiny_model import load_chat
+from agent_r1.workspace import load_rows, load_tools, make_data, make_index
 
 
 @pytest.fixture(scope="module")

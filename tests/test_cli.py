@@ -21,9 +21,9 @@ from pathlib import Path
 import pytest
 from runs import AGENT, CHATML, TINY, agent, environment, leftovers, lines, main, prepare, tree
 
-from agent_r1 import cli, stages
+from agent_r1 import cli, workspace
 from agent_r1.config import load_config
-from agent_r1.stages import Places
+from agent_r1.workspace import Places
 
 SMALL = [*TINY, "cold_start.copy_steps=3", "cold_start.mix_steps=3", "trainer.steps=3", "trainer.save_every=1"]
 
@@ -359,7 +359,7 @@ def test_no_space_in_a_place_that_nobody_thought_of(empty, monkeypatch, capsys):
     def full(config):
         raise OSError(errno.ENOSPC, "No space left on device", "/somewhere/file")
 
-    monkeypatch.setattr(stages, "make_data", full)
+    monkeypatch.setattr(workspace, "make_data", full)
     assert (
         refused(capsys, 1, "data") == "agent-r1: /somewhere/file: No space left on device; check space and permissions"
     )
@@ -369,7 +369,7 @@ def test_interrupted(empty, monkeypatch, capsys):
     def interrupt(config):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(stages, "make_data", interrupt)
+    monkeypatch.setattr(workspace, "make_data", interrupt)
     assert refused(capsys, 130, "data") == "agent-r1: interrupted"
 
 
@@ -377,7 +377,7 @@ def test_a_bug_of_ours_keeps_its_traceback(empty, monkeypatch):
     def bug(config):
         raise ZeroDivisionError
 
-    monkeypatch.setattr(stages, "make_data", bug)
+    monkeypatch.setattr(workspace, "make_data", bug)
     with pytest.raises(ZeroDivisionError):
         cli.main(["data"])
 

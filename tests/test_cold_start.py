@@ -17,14 +17,14 @@ from agent_r1.config import load_config
 from agent_r1.data.tinyhop import HEADS, TAILS
 from agent_r1.env.hermes import answer_of, is_well_formed
 from agent_r1.errors import ConfigError
-from agent_r1.inference.evaluate import evaluate
-from agent_r1.rollout.engine import LocalPolicy
 from agent_r1.rollout.episode import Task, make_loop, run_episodes
+from agent_r1.rollout.evaluate import evaluate
 from agent_r1.rollout.rows import collate
-from agent_r1.rollout.types import Row, Sampling, StopReason, Trajectory
+from agent_r1.rollout.sampler import LocalPolicy
 from agent_r1.training import cold_start
 from agent_r1.training.cold_start import BEHAVIOURS, Demonstrator, demonstrate, search_turn, tokenizer_texts
 from agent_r1.training.forward import action_logprobs
+from agent_r1.types import Row, Sampling, StopReason, Trajectory
 
 
 @pytest.fixture(scope="module")

@@ -10,18 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_r1.config import (
-    BOUNDS,
-    Config,
-    check,
-    fingerprint,
-    from_yaml,
-    load_config,
-    nearest,
-    preset_names,
-    to_yaml,
-)
-from agent_r1.errors import AgentR1Error, ConfigError
+from agent_r1.config import BOUNDS, Config, check, fingerprint, from_yaml, load_config, preset_names, to_yaml
+from agent_r1.errors import AgentR1Error, ConfigError, nearest
 from agent_r1.training.advantages import ESTIMATORS, get_estimator
 
 # ---------------------------------------------------------------------------------------------------------- layers

@@ -14,8 +14,8 @@ from agent_r1.config import load_config
 from agent_r1.data.rows import read_corpus, read_rows
 from agent_r1.data.tinyhop import HEADS, TAILS
 from agent_r1.data.tinyhop_build import build
-from agent_r1.stages import load_rows
 from agent_r1.training.cold_start import lookups_of
+from agent_r1.workspace import load_rows
 
 README, LAPTOP = (ROOT / "README.md").read_text(), (ROOT / "docs/laptop.md").read_text()
 

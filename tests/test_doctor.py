@@ -14,16 +14,17 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from agent_r1 import doctor, doctor_gpu
+from agent_r1 import device, doctor, doctor_preset
 from agent_r1.config import load_config
-from agent_r1.doctor import GIB, Card, Check, print_checks, run_checks, suggest_preset
-from agent_r1.plan import MODELS
+from agent_r1.doctor import Check, print_checks, run_checks
+from agent_r1.doctor_preset import suggest_preset
+from agent_r1.sizes import GIB, MODELS, Card
 
 Usage = namedtuple("Usage", "total used free")
 
 
 def test_every_check_answers_with_a_remedy_for_each_trouble():
-    checks = run_checks("laptop")
+    checks = run_checks() + doctor_preset.check_preset("laptop")
     names = {check.name for check in checks}
     assert {"python", "torch works", "cores", "memory", "disk", "folder for runs", "home", "gpu", "preset"} <= names
     assert all(check.remedy for check in checks if check.status != "ok")
@@ -65,7 +66,7 @@ def test_torch_that_cannot_be_imported(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     check = doctor.check_torch()
     assert check.status == "fail" and "cannot be used" in check.detail
-    assert doctor.torch_sees_gpu() is False
+    assert device.torch_sees_gpu() is False
 
 
 @pytest.mark.parametrize(("free", "status"), [(3 * GIB, "ok"), (GIB, "fail"), (None, "warn")])
@@ -81,11 +82,11 @@ def test_container_limits_count(monkeypatch):
         "/sys/fs/cgroup/memory.stat": f"anon 5\ninactive_file {GIB // 2}\n",
         "/sys/fs/cgroup/cpu.max": "100000 100000\n",
     }
-    monkeypatch.setattr(doctor, "_read", lambda path: files.get(path, ""))
-    assert doctor.available_memory() == GIB + GIB // 2  # what is left of the limit, caches given back
-    assert doctor.cores() == 1
+    monkeypatch.setattr(device, "_read", lambda path: files.get(path, ""))
+    assert device.available_memory() == GIB + GIB // 2  # what is left of the limit, caches given back
+    assert device.cores() == 1
     files["/sys/fs/cgroup/memory.max"] = "max\n"
-    assert doctor.available_memory() == 8 * GIB
+    assert device.available_memory() == 8 * GIB
     monkeypatch.setattr(doctor.os, "cpu_count", lambda: 64)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert doctor.check_cores() == Check("cores", "warn", "1 of 64 may be used", "add trainer.threads=1 to the command")
@@ -125,10 +126,10 @@ def test_gpu_as_nvidia_smi_tells_it(monkeypatch, tmp_path):
     program.write_text("#!/bin/sh\necho 'NVIDIA H200, 143771 MiB, 570.86'\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
-    monkeypatch.setattr(doctor, "torch_sees_gpu", lambda: True)
+    monkeypatch.setattr(device, "torch_sees_gpu", lambda: True)
     assert doctor.check_gpu() == Check("gpu", "ok", "NVIDIA H200, 143771 MiB, driver 570.86")
-    assert "H200" in doctor.describe_machine()
-    monkeypatch.setattr(doctor, "torch_sees_gpu", lambda: False)
+    assert "H200" in device.describe_machine()
+    monkeypatch.setattr(device, "torch_sees_gpu", lambda: False)
     assert doctor.check_gpu().status == "warn"
     program.write_text("#!/bin/sh\nexit 9\n")  # a driver that does not answer
     assert doctor.check_gpu() == Check("gpu", "ok", "none: the laptop preset needs none")
@@ -144,15 +145,15 @@ def test_port_in_use_is_a_warning():
 
 
 def test_preset_that_does_not_exist_or_fit(monkeypatch):
-    assert [check.status for check in doctor.check_preset("laptpo")] == ["fail"]
+    assert [check.status for check in doctor_preset.check_preset("laptpo")] == ["fail"]
     config = doctor.load_config("laptop", ["trainer.device=cuda"])
     monkeypatch.setattr(doctor, "load_config", lambda name: config)
-    monkeypatch.setattr(doctor, "torch_sees_gpu", lambda: False)
-    assert "GPU" in doctor.check_preset("laptop")[0].detail
+    monkeypatch.setattr(device, "torch_sees_gpu", lambda: False)
+    assert "GPU" in doctor_preset.check_preset("laptop")[0].detail
     config.trainer.device, config.model.path = "cpu", "/no/such/model"
-    assert "/no/such/model" in doctor.check_preset("laptop")[0].detail
+    assert "/no/such/model" in doctor_preset.check_preset("laptop")[0].detail
     config.model.path = "some/model"  # on the hub, for all we know
-    assert doctor.check_preset("laptop")[0].status == "ok"
+    assert doctor_preset.check_preset("laptop")[0].status == "ok"
 
 
 def test_first_failure_ends_standard_error_and_sets_the_exit_code(capsys):
@@ -174,7 +175,7 @@ def test_table_on_a_terminal_shows_remedies():
 
 
 def test_describe_machine_is_one_line():
-    text = doctor.describe_machine()
+    text = device.describe_machine()
     assert " of " in text and "\n" not in text
 
 
@@ -202,8 +203,8 @@ def nvidia_smi(tmp_path, monkeypatch):
     program.parent.mkdir()
     monkeypatch.setenv("PATH", f"{program.parent}:/bin:/usr/bin")
     monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path))
-    monkeypatch.setattr(doctor_gpu, "check_hub", lambda: Check("hub", "ok", "not asked"))
-    monkeypatch.setattr(doctor_gpu, "torch_sees_gpu", lambda: True)
+    monkeypatch.setattr(doctor_preset, "check_hub", lambda: Check("hub", "ok", "not asked"))
+    monkeypatch.setattr(doctor_preset, "torch_sees_gpu", lambda: True)
 
     def say(*lines: str) -> None:
         program.write_text("#!/bin/sh\n" + "".join(f"echo '{line}'\n" for line in lines))
@@ -213,7 +214,7 @@ def nvidia_smi(tmp_path, monkeypatch):
 
 
 def found(preset: str) -> dict[str, Check]:
-    return {check.name: check for check in doctor.check_preset(preset)}
+    return {check.name: check for check in doctor_preset.check_preset(preset)}
 
 
 @pytest.mark.parametrize(
@@ -252,7 +253,7 @@ def test_the_suggestion_is_all_that_is_printed_and_needs_no_torch(nvidia_smi):
 
 def test_nvidia_smi_that_says_something_else_is_no_gpu(nvidia_smi):
     nvidia_smi("NVIDIA H100, [N/A], 580.65.06", "Failed to initialize NVML: Driver/library version mismatch")
-    assert doctor.gpus_here() == []
+    assert device.gpus_here() == []
 
 
 def test_enough_gpus_with_enough_memory(nvidia_smi):
@@ -263,7 +264,7 @@ def test_enough_gpus_with_enough_memory(nvidia_smi):
 
 
 def test_too_few_too_small_too_old(nvidia_smi, monkeypatch):
-    monkeypatch.setattr(doctor_gpu, "torch_sees_gpu", lambda: False)
+    monkeypatch.setattr(doctor_preset, "torch_sees_gpu", lambda: False)
     nvidia_smi(*["NVIDIA GeForce RTX 4090, 24564 MiB, 550.54.15"] * 2)
     checks = found("hotpotqa-4xh100")
     assert checks["number of GPUs"] == Check(
@@ -284,7 +285,7 @@ def test_an_old_driver_with_which_pytorch_can_use_the_gpus_is_a_warning(nvidia_s
     assert check.status == "warn" and "550.54.15" in check.detail and "580" in check.remedy
     nvidia_smi(*[H100] * 4)
     assert found("hotpotqa-4xh100")["GPU driver"].status == "ok"
-    monkeypatch.setattr(doctor_gpu, "torch_sees_gpu", lambda: False)
+    monkeypatch.setattr(doctor_preset, "torch_sees_gpu", lambda: False)
     check = found("hotpotqa-4xh100")["GPU driver"]
     assert check.status == "fail" and "PyTorch sees no GPU" in check.detail
 
@@ -298,57 +299,59 @@ def test_no_gpu_at_all(nvidia_smi):
 
 def test_packages_of_the_stages(monkeypatch):
     config = load_config("hotpotqa-4xh100")
-    monkeypatch.setattr(doctor_gpu, "installed", lambda name: None if name in ("datasets", "flash-attn") else "1")
-    (check,) = doctor_gpu.check_gpu_packages(config)
-    assert check == Check("GPU packages", "fail", "flash-attn, datasets missing", doctor_gpu.INSTALL)
+    monkeypatch.setattr(doctor_preset, "installed", lambda name: None if name in ("datasets", "flash-attn") else "1")
+    (check,) = doctor_preset.check_gpu_packages(config)
+    assert check == Check("GPU packages", "fail", "flash-attn, datasets missing", doctor_preset.INSTALL)
     config.data.source, config.search.encoder = "here", "ngram"
     monkeypatch.setitem(sys.modules, "flash_attn", types.ModuleType("flash_attn"))
-    monkeypatch.setattr(doctor_gpu, "installed", lambda n: None if n in ("datasets", "sentence-transformers") else "1")
-    assert doctor_gpu.check_gpu_packages(config)[0].status == "ok"
+    monkeypatch.setattr(
+        doctor_preset, "installed", lambda n: None if n in ("datasets", "sentence-transformers") else "1"
+    )
+    assert doctor_preset.check_gpu_packages(config)[0].status == "ok"
 
 
 def test_flash_attn_is_loaded_before_anything_is_downloaded(monkeypatch, tmp_path):
     """As the extension of a wheel for another glibc or torch fails: installed, and not to be loaded."""
-    monkeypatch.setattr(doctor_gpu, "installed", lambda name: "1")
+    monkeypatch.setattr(doctor_preset, "installed", lambda name: "1")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "flash_attn", raising=False)
     (tmp_path / "flash_attn.py").write_text("import ctypes\nctypes.CDLL('flash_attn_2_cuda.so')\n")
-    packages, check = doctor_gpu.check_gpu_packages(load_config("hotpotqa-4xh100"))
+    packages, check = doctor_preset.check_gpu_packages(load_config("hotpotqa-4xh100"))
     assert (packages.status, check.name, check.status) == ("ok", "flash-attn", "fail")
     assert "OSError: flash_attn_2_cuda.so" in check.detail and "Docker" in check.remedy
     (tmp_path / "flash_attn.py").write_text("VERSION = '2.8.3, of another import'\n")
-    assert doctor_gpu.check_gpu_packages(load_config("hotpotqa-4xh100"))[1].status == "ok"
+    assert doctor_preset.check_gpu_packages(load_config("hotpotqa-4xh100"))[1].status == "ok"
     sys.modules.pop("flash_attn", None)
 
 
 def test_what_is_on_the_disk_need_not_fit_again(monkeypatch, tmp_path):
     config = load_config("hotpotqa-4xh100", algorithm="grpo")
-    need = sum(doctor_gpu.plan.disk(config, SHAPE).values())
+    need = sum(doctor_preset.plan.disk(config, SHAPE).values())
     free = int(need) - GIB
-    monkeypatch.setattr(doctor_gpu.shutil, "disk_usage", lambda p: Usage(9, 9, free))
-    check = doctor_gpu.check_space(config, SHAPE, tmp_path)
+    monkeypatch.setattr(doctor_preset.shutil, "disk_usage", lambda p: Usage(9, 9, free))
+    check = doctor_preset.check_space(config, SHAPE, tmp_path)
     assert check.status == "fail" and "AGENT_R1_HOME" in check.remedy
     (tmp_path / "artifacts" / "index").mkdir(parents=True)
     with (tmp_path / "artifacts" / "index" / "vectors.npy").open("wb") as file:
         file.truncate(2 * GIB)  # sparse: it takes no room here
-    assert doctor_gpu.check_space(config, SHAPE, tmp_path).status == "ok"
+    assert doctor_preset.check_space(config, SHAPE, tmp_path).status == "ok"
 
 
 def test_host_memory_counts_one_index():
     config = load_config("hotpotqa-4xh100", algorithm="grpo")
-    assert doctor_gpu.check_host(config, SHAPE, 20 * GIB).status == "fail"
+    assert doctor_preset.check_host(config, SHAPE, 20 * GIB).status == "fail"
     assert (
-        doctor_gpu.check_host(config, SHAPE, 60 * GIB).status == "ok"
+        doctor_preset.check_host(config, SHAPE, 60 * GIB).status == "ok"
     )  # 56 with one search service, 146 with eight indexes
-    assert doctor_gpu.check_host(config, SHAPE, None).status == "warn"
+    assert doctor_preset.check_host(config, SHAPE, None).status == "warn"
 
 
 def test_shared_memory(monkeypatch, tmp_path):
-    monkeypatch.setattr(doctor_gpu.shutil, "disk_usage", lambda p: Usage(9, 9, 64 * 2**20))  # Docker's own choice
-    check = doctor_gpu.check_shm()
+    monkeypatch.setattr(doctor_preset.shutil, "disk_usage", lambda p: Usage(9, 9, 64 * 2**20))  # Docker's own choice
+    check = doctor_preset.check_shm()
     assert check.status == "warn" and "--shm-size=8g" in check.remedy
     monkeypatch.undo()
-    assert doctor_gpu.check_shm(str(tmp_path / "nowhere")).status == "warn"
+    assert doctor_preset.check_shm(str(tmp_path / "nowhere")).status == "warn"
 
 
 def test_a_hub_that_does_not_answer_is_a_warning(monkeypatch):
@@ -357,14 +360,14 @@ def test_a_hub_that_does_not_answer_is_a_warning(monkeypatch):
         server.bind(("127.0.0.1", 0))
         server.listen()
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
-        check = doctor_gpu.check_hub(seconds=0.3)  # returns, while the server goes on saying nothing
+        check = doctor_preset.check_hub(seconds=0.3)  # returns, while the server goes on saying nothing
     assert check.status == "warn" and "data.source" in check.remedy
-    assert doctor_gpu.check_hub(seconds=0.3).status == "warn"  # nobody listens any more
+    assert doctor_preset.check_hub(seconds=0.3).status == "warn"  # nobody listens any more
 
 
 def test_a_model_that_nobody_knows(monkeypatch, nvidia_smi):
     config = load_config("hotpotqa-4xh100")
     config.model.path = "some/model"
     monkeypatch.setattr(doctor, "load_config", lambda name: config)
-    (check,) = doctor.check_preset("hotpotqa-4xh100")
+    (check,) = doctor_preset.check_preset("hotpotqa-4xh100")
     assert check.status == "fail" and "some/model" in check.detail

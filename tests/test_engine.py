@@ -15,14 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_r1.errors import AgentR1Error
-from agent_r1.rollout.engine import LocalPolicy, sample_tokens
 from agent_r1.rollout.episode import Task, derive_seed, make_loop, run_episodes
 from agent_r1.rollout.qwen import causal_attention
 from agent_r1.rollout.rows import collate, trajectory_rows
-from agent_r1.rollout.types import Generation, Sampling
+from agent_r1.rollout.sampler import LocalPolicy, sample_tokens
 from agent_r1.search.index import Hit
 from agent_r1.search.searcher import Searcher
 from agent_r1.training.forward import action_logprobs
+from agent_r1.types import Generation, Sampling
 
 VOCAB, STOP = 60, 0
 GREEDY = Sampling(max_tokens=12, temperature=0.0)

@@ -19,8 +19,8 @@ from agent_r1.env import ENVIRONMENTS, AgentEnv, BaseToolEnv, HermesToolEnv, Out
 from agent_r1.env.hermes import parse_call
 from agent_r1.errors import ConfigError
 from agent_r1.rollout.rows import trajectory_rows
-from agent_r1.rollout.types import Action, Observation, Sampling, StepResult, StopReason, Trajectory
 from agent_r1.tool import BaseTool, ToolCall, ToolErrorKind, tool
+from agent_r1.types import Action, Observation, Sampling, StepResult, StopReason, Trajectory
 
 
 class Counting(BaseTool):

@@ -21,10 +21,10 @@ from agent_r1.config import EnvConfig
 from agent_r1.data.rows import write_rows
 from agent_r1.env import HermesToolEnv
 from agent_r1.inference.compare import compare, mcnemar, paired_interval
-from agent_r1.inference.evaluate import eval_card, evaluate, prompt_hash, wilson_interval
-from agent_r1.rollout.engine import LocalPolicy
 from agent_r1.rollout.episode import Task, make_loop, run_episodes
-from agent_r1.rollout.types import Generation, Sampling, StopReason, Trajectory
+from agent_r1.rollout.evaluate import eval_card, evaluate, prompt_hash, wilson_interval
+from agent_r1.rollout.sampler import LocalPolicy
+from agent_r1.types import Generation, Sampling, StopReason, Trajectory
 
 KEYS = {
     "model", "dataset", "split", "n", "seed", "em", "em_ci95", "sub_em", "f1", "search_rate", "mean_turns",

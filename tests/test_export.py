@@ -21,7 +21,8 @@ from agent_r1.errors import AgentR1Error
 from agent_r1.hub import push
 from agent_r1.inference import export as room
 from agent_r1.inference.agent import find_model
-from agent_r1.inference.export import export, train_command
+from agent_r1.inference.export import export
+from agent_r1.inference.provenance import train_command
 from agent_r1.training.tiny_model import load_tokenizer
 
 SETTINGS = [*TINY, "trainer.steps=4", "trainer.save_every=2", "trainer.keep_checkpoints=2", "rollout.temperature=0.9"]

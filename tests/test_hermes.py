@@ -17,7 +17,7 @@ from agent_r1.env import HermesToolEnv
 from agent_r1.env.hermes import answer_of, is_well_formed, split_turn
 from agent_r1.errors import ConfigError
 from agent_r1.rollout.chat_format import ChatFormat
-from agent_r1.rollout.types import Sampling, StopReason
+from agent_r1.types import Sampling, StopReason
 
 # ---------------------------------------------------------------------------------------------------- the last turn
 

@@ -26,14 +26,14 @@ from agent_r1.data.qa_build import FILES, build, verify
 from agent_r1.data.rows import ROW_KEYS, read_corpus, read_rows
 from agent_r1.data.twowiki import TWOWIKI
 from agent_r1.errors import AgentR1Error, ConfigError
-from agent_r1.inference.evaluate import eval_card
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.episode import Task, make_loop, run_episodes
-from agent_r1.rollout.types import Sampling
+from agent_r1.rollout.evaluate import eval_card
 from agent_r1.search.encoders import make_encoder
 from agent_r1.search.index import PassageIndex, build_index
 from agent_r1.search.searcher import Searcher
 from agent_r1.tool import make_tools
+from agent_r1.types import Sampling
 
 SIZES = {"name": "hotpotqa", "train": 40, "val": 8, "test": 12}
 

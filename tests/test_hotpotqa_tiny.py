@@ -20,13 +20,13 @@ from agent_r1.data import qa_build
 from agent_r1.data.rows import read_corpus, read_rows
 from agent_r1.errors import ConfigError
 from agent_r1.rollout.episode import Task, make_loop, run_episodes
-from agent_r1.rollout.types import Sampling
 from agent_r1.search.encoders import make_encoder
 from agent_r1.search.index import PassageIndex, build_index
 from agent_r1.search.searcher import Searcher
 from agent_r1.tool import make_tools
 from agent_r1.training.cold_start import WORLD, Demonstrator, lookups_of, renamed_demonstrations
 from agent_r1.training.other_names import OtherNames, RenamedSearch, names_in
+from agent_r1.types import Sampling
 
 # ------------------------------------------------------------------------------------------------------ the question set
 

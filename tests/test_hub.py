@@ -15,11 +15,11 @@ import huggingface_hub
 import pytest
 from runs import TINY, leftovers, main
 
-from agent_r1 import hub, stages
+from agent_r1 import hub, workspace
 from agent_r1.config import load_config
 from agent_r1.errors import AgentR1Error
 from agent_r1.inference.provenance import code_version, weights_hash
-from agent_r1.stages import Places
+from agent_r1.workspace import Places
 
 INDEX = "hub:me/index"
 
@@ -213,7 +213,7 @@ def test_an_index_that_somebody_else_built(fake, published, capsys):
     made_of = json.loads((fetched() / "manifest.json").read_text())
     assert made_of["hub"] == {"name": "me/index", "revision": commit}
     ours, theirs = (
-        stages.load_index(load_config("smoke", [*TINY[1:], *extra])) for extra in ([], [f"search.index={INDEX}"])
+        workspace.load_index(load_config("smoke", [*TINY[1:], *extra])) for extra in ([], [f"search.index={INDEX}"])
     )
     assert ours.search(["Vexlor founder", "city"], 3) == theirs.search(["Vexlor founder", "city"], 3)
     assert main("index", *TINY, f"search.index={INDEX}") == 0 and "done before" in capsys.readouterr().out
@@ -258,7 +258,7 @@ def test_an_index_that_is_not_there_and_one_that_is_gone(fake, published, capsys
     with pytest.raises(
         AgentR1Error, match="vectors.faiss is missing or damaged; delete that folder, and `agent-r1 index`"
     ):
-        stages.load_index(load_config("smoke", [*TINY[1:], f"search.index={INDEX}"]))
+        workspace.load_index(load_config("smoke", [*TINY[1:], f"search.index={INDEX}"]))
     shutil.rmtree(fetched())  # as it says
     assert main("index", *TINY, f"search.index={INDEX}") == 0
 

@@ -13,9 +13,10 @@ from conftest import trajectory_of
 
 from agent_r1.config import Config, check, load_config, preset_names
 from agent_r1.errors import ConfigError
-from agent_r1.rollout.rows import collate, trajectory_rows
+from agent_r1.rollout.rows import Experience, collate, trajectory_rows
 from agent_r1.training.advantages import AdvantageInputs, get_estimator
-from agent_r1.training.loop import Experience, Learner, update_actor
+from agent_r1.training.learner import Learner
+from agent_r1.training.loop import update_actor
 from agent_r1.training.losses import reward_less_kl
 
 PI = torch.tensor([1.0, 2, 5, 8]) / 16

@@ -23,9 +23,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from wandb.proto.wandb_internal_pb2 import Record
 
 from agent_r1.errors import AgentR1Error, ConfigError
+from agent_r1.files import read_jsonl
 from agent_r1.training import dashboard
-from agent_r1.training.dashboard import Dashboard, RunInfo, duration, plain_line, sparkline, style_turn
-from agent_r1.training.loggers import STEP, MetricsFile, make_loggers, read_jsonl, trackers
+from agent_r1.training.dashboard import Dashboard, RunInfo, plain_line, sparkline, style_turn
+from agent_r1.training.log import STEP, MetricsFile, make_loggers, trackers
+from agent_r1.ui import duration
 
 INFO = RunInfo("laptop-ppo-0", "laptop", "ppo", "0.52 M parameters", "cpu, 2 threads", 100)
 EVIL = "a[bold red]b[/]\x1b]0;owned\x07\x1b[2J\rc\u202e\x9b1m"

@@ -22,27 +22,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_r1.config import Config
+from agent_r1.device import resolve_device
 from agent_r1.env import ENVIRONMENTS, Outcome
 from agent_r1.errors import AgentR1Error, ConfigError
-from agent_r1.rollout.rows import collate, trajectory_rows
-from agent_r1.rollout.types import Observation, StepResult, StopReason
+from agent_r1.rollout.rows import Experience, collate, trajectory_rows
 from agent_r1.search.searcher import Searcher
 from agent_r1.training import loop
+from agent_r1.training.batches import minibatches, prompts_of_step
 from agent_r1.training.forward import Critic, action_logprobs, action_values
-from agent_r1.training.loop import (
-    Experience,
-    Learner,
-    explained_variance,
-    make_learner,
-    minibatches,
-    prompts_of_step,
-    resolve_device,
-    schedule,
-    update_actor,
-    update_critic,
-    with_tool_tokens,
-)
+from agent_r1.training.learner import Learner, make_learner, schedule
+from agent_r1.training.loop import update_actor, update_critic, with_tool_tokens
 from agent_r1.training.losses import policy_loss
+from agent_r1.training.metrics import explained_variance
+from agent_r1.types import Observation, StepResult, StopReason
 
 FP32 = torch.float32
 
@@ -357,15 +349,15 @@ def test_explained_variance_by_hand():
 
 def test_cuda_is_refused_where_there_is_none():
     config = micro_config()
-    assert resolve_device(config) == ("cpu", torch.float32)
+    assert resolve_device(config.trainer) == ("cpu", torch.float32)
     config.trainer.dtype = "bfloat16"
-    assert resolve_device(config) == ("cpu", torch.bfloat16)
+    assert resolve_device(config.trainer) == ("cpu", torch.bfloat16)
     if not torch.cuda.is_available():
         config.trainer.device = "cuda"
         with pytest.raises(
             ConfigError, match="PyTorch sees no CUDA GPU; use trainer.device=auto, or run agent-r1 doctor"
         ):
-            resolve_device(config)
+            resolve_device(config.trainer)
 
 
 def test_only_ppo_has_a_critic_and_it_starts_from_the_policys_trunk():

@@ -12,8 +12,8 @@ from omegaconf import OmegaConf
 
 from agent_r1.config import load_config
 from agent_r1.data.rows import ROW_KEYS
-from agent_r1.inference.evaluate import eval_card
-from agent_r1.rollout.types import Step, StopReason, Trajectory
+from agent_r1.rollout.evaluate import eval_card
+from agent_r1.types import Step, StopReason, Trajectory
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))

@@ -20,8 +20,8 @@ from agent_r1.data.folder import make_folder
 from agent_r1.data.rows import Passage, write_corpus, write_rows
 from agent_r1.data.tinyhop_build import FILES
 from agent_r1.env import ENVIRONMENTS
-from agent_r1.stages import Places
 from agent_r1.tool import TOOLS
+from agent_r1.workspace import Places
 
 SETTINGS = [
     "rollout.prompts_per_step=4", "rollout.samples_per_prompt=4", "rollout.max_tokens_per_turn=6", "rollout.max_context=384",

@@ -13,7 +13,7 @@ from runs import TINY, main
 from agent_r1 import plan as plan_module
 from agent_r1.config import Config, from_yaml, load_config, preset_names
 from agent_r1.plan import gpu_plan, local_plan, matmul_rate
-from agent_r1.stages import Places
+from agent_r1.workspace import Places
 
 TITLES = (
     "data", "index", "start model", "evaluation before", "training", "evaluation after", "report",

@@ -23,13 +23,13 @@ from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.inference.agent import find_checkpoint, find_model, open_agent, settings_for
 from agent_r1.inference.chat import known_questions
 from agent_r1.inference.conversation import Conversation
-from agent_r1.inference.policies import TransformersPolicy, load_transformers
 from agent_r1.rollout import qwen
-from agent_r1.rollout.engine import LocalPolicy
 from agent_r1.rollout.episode import Task, make_loop
+from agent_r1.rollout.policies import TransformersPolicy, load_transformers
 from agent_r1.rollout.rows import trajectory_rows
-from agent_r1.rollout.types import Sampling, StopReason
+from agent_r1.rollout.sampler import LocalPolicy
 from agent_r1.training.tiny_model import save_tokenizer
+from agent_r1.types import Sampling, StopReason
 
 
 @pytest.fixture(scope="module")

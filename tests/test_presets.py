@@ -16,23 +16,18 @@ from agent_r1 import config as config_module
 from agent_r1 import plan, stages
 from agent_r1.config import Config, load_config, preset_names
 from agent_r1.errors import ConfigError
-from agent_r1.plan import (
+from agent_r1.plan import (  # fmt: skip
     GIB,
-    GPUS,
-    MODELS,
     SLOWER,
-    Shape,
-    check_context,
     conversations,
     disk,
-    find_gpu,
-    find_shape,
     gpu_memory,
     host_memory,
     misfits,
     run_hours,
     step_seconds,
-)  # fmt: skip
+)
+from agent_r1.sizes import GPUS, MODELS, Shape, check_context, find_gpu, find_shape  # fmt: skip
 from agent_r1.verl_engine import launch
 
 ROOT = Path(__file__).parents[1]

@@ -22,7 +22,8 @@ from agent_r1.inspect import report as report_module
 from agent_r1.inspect import run_files
 from agent_r1.inspect.charts import Line, line_chart, smooth, stacked_chart, thin
 from agent_r1.inspect.report import pick_group, pick_pairs, write_report
-from agent_r1.inspect.tokens import clean, token_cells, token_table, token_text, tokens_html
+from agent_r1.inspect.tokens import token_cells, token_table, token_text, tokens_html
+from agent_r1.ui import clean
 
 EVIL = '</span><script>alert(1)</script>"onmouseover="x\x1b[31m\u202e\ud800&'
 

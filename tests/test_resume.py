@@ -29,9 +29,9 @@ from runs import (
 from safetensors.torch import load
 
 from agent_r1.config import load_config
-from agent_r1.stages import Places
 from agent_r1.training.checkpoint import list_checkpoints, verify_checkpoint
 from agent_r1.training.run import RunDir, locked
+from agent_r1.workspace import Places
 
 pytestmark = pytest.mark.slow
 

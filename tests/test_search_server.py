@@ -29,9 +29,9 @@ from agent_r1.search import server
 from agent_r1.search.client import RemoteIndex
 from agent_r1.search.index import Hit
 from agent_r1.search.searcher import Searcher
-from agent_r1.stages import load_index, load_tools
 from agent_r1.tool.base import ToolCall, call_tool
 from agent_r1.tool.search import SearchTool
+from agent_r1.workspace import load_index, load_tools
 
 
 class SlowIndex:
@@ -70,7 +70,7 @@ def test_the_service_leaves_most_cores_of_a_large_machine_to_the_trainers(tmp_pa
     code = f"""
 import os, threading
 from agent_r1 import cli, doctor
-doctor.cores = lambda: {cores}
+device.cores = lambda: {cores}
 assert cli.main(["search-server", "--preset=smoke", "--port=0"]) == 1  # there is no index
 import faiss, torch
 def show(): print(os.environ["OMP_NUM_THREADS"], torch.get_num_threads(), faiss.omp_get_max_threads())

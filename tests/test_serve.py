@@ -24,12 +24,12 @@ from runs import ROOT, agent, environment
 from agent_r1.config import load_config
 from agent_r1.errors import AgentR1Error
 from agent_r1.inference.agent import Agent, find_model, open_agent
-from agent_r1.inference.evaluate import evaluate
-from agent_r1.inference.policies import ServerPolicy
 from agent_r1.inference.serve import VLLMServer, gpus_for
 from agent_r1.rollout.episode import make_loop
-from agent_r1.rollout.types import Sampling
-from agent_r1.stages import load_rows
+from agent_r1.rollout.evaluate import evaluate
+from agent_r1.rollout.policies import ServerPolicy
+from agent_r1.types import Sampling
+from agent_r1.workspace import load_rows
 
 FAKE = Path(__file__).with_name("fake_vllm.py")
 MODEL = Path("some/model")
@@ -349,7 +349,7 @@ def served(trained):
 @real
 def test_training_serving_and_transformers_see_the_same_tokens(served, trained):
     """Whole conversations, greedily: the ids of every turn, and their log-probabilities."""
-    from agent_r1.inference.policies import TransformersPolicy, load_transformers
+    from agent_r1.rollout.policies import TransformersPolicy, load_transformers
 
     model, config = find_model("smoke-grpo")
     rows = load_rows(config, "test")[:24]

@@ -12,11 +12,12 @@ import time
 import pytest
 from runs import CARD_KEYS, TINY, leftovers, main, prepare, rollouts, tree
 
-from agent_r1 import stages
+from agent_r1 import stages, workspace
 from agent_r1.config import Config, load_config
 from agent_r1.errors import AgentR1Error
-from agent_r1.inference.evaluate import wilson_interval
-from agent_r1.stages import Places, stage
+from agent_r1.rollout.evaluate import wilson_interval
+from agent_r1.training import run
+from agent_r1.workspace import Places, stage
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +159,7 @@ def test_a_model_of_ones_own_needs_no_cold_start(config, tmp_path, monkeypatch, 
     stages.make_cold_start(config)
     assert "not needed" in capsys.readouterr().out and not (tmp_path / "home").exists()
     config.model.path = str(tmp_path / "nowhere")
-    for needs_it in (stages.start_model, stages.make_cold_start):
+    for needs_it in (run.start_model, stages.make_cold_start):
         with pytest.raises(AgentR1Error, match="model.path=.*set it to a folder"):
             needs_it(config)
 
@@ -179,9 +180,9 @@ def test_data_that_somebody_changed_is_refused(prepared, config, tmp_path, monke
     corpus = Places.of(config).data / "corpus.jsonl"
     corpus.write_text(corpus.read_text() + '{"id": "forged", "title": "Vexlor", "text": "Vexlor is nowhere."}\n')
     with pytest.raises(AgentR1Error, match="corpus.jsonl is not the file that was made.*make the data again"):
-        stages.make_data(config)
+        workspace.make_data(config)
     with pytest.raises(AgentR1Error, match="belongs to another corpus.*agent-r1 index"):
-        stages.load_tools(config)
+        workspace.load_tools(config)
 
 
 @pytest.mark.parametrize(("gone", "command"), [("data", "data"), ("index", "index"), ("cold_start", "cold-start")])
@@ -190,7 +191,7 @@ def test_the_first_missing_stage_is_named(prepared, config, tmp_path, monkeypatc
     monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path))
     shutil.rmtree(getattr(Places.of(config), gone))
     with pytest.raises(AgentR1Error, match=f"make it with `agent-r1 {command} --preset smoke --seed 0`"):
-        stages.start_model(config)
+        run.start_model(config)
 
 
 def test_rows_of_format_1_which_asked_for_search_alone_are_refused(prepared, config, tmp_path, monkeypatch, capsys):
@@ -205,7 +206,7 @@ def test_rows_of_format_1_which_asked_for_search_alone_are_refused(prepared, con
         assert "has data of format 1, and this version reads 2; delete the data folder" in capsys.readouterr().err
     shutil.rmtree(data)
     assert main("data", *TINY) == 0 and tree(data) == made
-    assert stages.start_model(config) == Places.of(config).start_model  # index and start model serve on
+    assert run.start_model(config) == Places.of(config).start_model  # index and start model serve on
 
 
 def test_no_index_is_made_asked_for_or_read_where_nothing_searches(prepared, config, tmp_path, monkeypatch, capsys):
@@ -217,10 +218,10 @@ def test_no_index_is_made_asked_for_or_read_where_nothing_searches(prepared, con
     assert main("index", *TINY, *settings) == 0
     assert "index: not needed here, no tool searches" in capsys.readouterr().out
     without = load_config("smoke", [*TINY[1:], *settings])
-    assert stages.load_tools(without) == {} and stages.start_model(without) == start
-    assert stages.retriever_of(without) == "none"
+    assert workspace.load_tools(without) == {} and run.start_model(without) == start
+    assert workspace.retriever_of(without) == "none"
     with pytest.raises(AgentR1Error, match="agent-r1 index"):
-        stages.load_tools(load_config("smoke", [*TINY[1:], settings[1]]))
+        workspace.load_tools(load_config("smoke", [*TINY[1:], settings[1]]))
 
 
 def test_evaluation_writes_the_card_once(prepared, config, tmp_path, capsys, monkeypatch):

@@ -21,11 +21,11 @@ from agent_r1.env import ENVIRONMENTS, HermesToolEnv
 from agent_r1.errors import AgentR1Error
 from agent_r1.rollout import qwen
 from agent_r1.rollout.rows import TrainingRow, collate
-from agent_r1.rollout.types import StepResult, StopReason, Trajectory
 from agent_r1.training.advantages import AdvantageInputs, get_estimator
 from agent_r1.training.forward import action_logprobs, micro_batches
-from agent_r1.training.loop import schedule
+from agent_r1.training.learner import schedule
 from agent_r1.training.losses import aggregate_loss, kl_penalty, loss_normalizer, policy_loss, value_loss
+from agent_r1.types import StepResult, StopReason, Trajectory
 
 verl = pytest.importorskip("verl", reason="verl is not installed: see requirements/verl-cpu.txt")
 np = pytest.importorskip("numpy")

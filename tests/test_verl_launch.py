@@ -23,8 +23,8 @@ from agent_r1.data.rows import read_rows
 from agent_r1.data.tinyhop_build import build
 from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.rollout import qwen
+from agent_r1.training.batches import prompts_of_step
 from agent_r1.training.checkpoint import read_checkpoint
-from agent_r1.training.loop import prompts_of_step
 from agent_r1.training.run import RunDir
 from agent_r1.training.shards import merge_shards
 from agent_r1.training.tiny_model import save_tokenizer

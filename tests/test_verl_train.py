@@ -22,15 +22,15 @@ from runs import AGENT, TINY, environment, lines, main, prepare
 from agent_r1.config import from_yaml, load_config
 from agent_r1.rollout import qwen
 from agent_r1.rollout.rows import TrainingRow, collate
-from agent_r1.stages import Places
 from agent_r1.training.checkpoint import verify_checkpoint
 from agent_r1.training.forward import action_logprobs
-from agent_r1.training.loggers import step_times
-from agent_r1.training.loop import schedule
+from agent_r1.training.learner import schedule
+from agent_r1.training.log import step_times
 from agent_r1.training.losses import aggregate_loss, policy_loss
 from agent_r1.training.run import RunDir
 from agent_r1.verl_engine.compose import installed_verl
 from agent_r1.verl_engine.launch import read_phase
+from agent_r1.workspace import Places
 
 pytestmark = [
     pytest.mark.slow,

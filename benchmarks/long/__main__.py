@@ -23,7 +23,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from agent_r1.doctor import describe_machine
+from agent_r1.device import describe_machine
 from agent_r1.files import write_whole
 
 ROOT = Path(__file__).parents[2]

@@ -25,7 +25,7 @@ import yaml
 
 from agent_r1.config import load_config
 from agent_r1.data.rows import read_rows
-from agent_r1.stages import Places
+from agent_r1.workspace import Places
 
 ROOT = Path(__file__).parents[2]
 TINY = [

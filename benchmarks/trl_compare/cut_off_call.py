@@ -20,10 +20,10 @@ from common import run as run_main
 from run import TimedTrainer, make_trainer
 
 from agent_r1.rollout import qwen
-from agent_r1.rollout.engine import LocalPolicy
 from agent_r1.rollout.episode import Task, derive_seed, make_loop, run_episodes
-from agent_r1.rollout.types import Sampling, Trajectory
-from agent_r1.training.loop import prompts_of_step
+from agent_r1.rollout.sampler import LocalPolicy
+from agent_r1.training.batches import prompts_of_step
+from agent_r1.types import Sampling, Trajectory
 
 
 def our_episodes(setting: Setting) -> list[Trajectory]:

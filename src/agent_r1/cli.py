@@ -64,33 +64,35 @@ def _fail(message: str, code: int) -> int:
 
 
 def doctor(arguments: argparse.Namespace) -> int:
-    from agent_r1.doctor import gpus_here, print_checks, run_checks, suggest_preset
+    from agent_r1.device import gpus_here
+    from agent_r1.doctor import print_checks, run_checks
+    from agent_r1.doctor_preset import check_preset, suggest_preset
 
     if arguments.suggest_preset:
         print(suggest_preset(gpus_here()))
         return 0
     if arguments.preset is not None:
         load_config(arguments.preset)  # an unknown name is wrong usage, not a finding about the machine
-    return print_checks(run_checks(arguments.preset))
+    return print_checks(run_checks() + (check_preset(arguments.preset) if arguments.preset else []))
 
 
 def data(arguments: argparse.Namespace) -> None:
     config = _config(arguments)
-    from agent_r1 import stages
+    from agent_r1 import workspace
 
-    stages.make_data(config)
+    workspace.make_data(config)
 
 
 def index(arguments: argparse.Namespace) -> None:
     config = _config(arguments)
-    from agent_r1 import stages
+    from agent_r1 import workspace
 
-    stages.make_index(config)
+    workspace.make_index(config)
     if arguments.push:
         from agent_r1.search import prebuilt
         from agent_r1.ui import say
 
-        say(f"uploaded to {prebuilt.push(stages.Places.of(config).index, arguments.push)}")
+        say(f"uploaded to {prebuilt.push(workspace.Places.of(config).index, arguments.push)}")
 
 
 def cold_start(arguments: argparse.Namespace) -> None:
@@ -116,15 +118,15 @@ def evaluate(arguments: argparse.Namespace) -> None:
         return evaluate_models(arguments)
     config = _config(arguments)
     from agent_r1 import stages
-
-    places = stages.Places.of(config)
     from agent_r1.training.checkpoint import verify_checkpoint
-    from agent_r1.training.run import RunDir, check_same_settings, open_run
+    from agent_r1.training.run import RunDir, check_same_settings, open_run, start_model
+    from agent_r1.workspace import Places
 
+    places = Places.of(config)
     run = RunDir(places.run(_run_name(arguments, config)))
     check_same_settings(run, config)
     if arguments.before:
-        stages.run_eval(config, stages.start_model(config), run.path / "eval_before.json", "evaluate before RL")
+        stages.run_eval(config, start_model(config), run.path / "eval_before.json", "evaluate before RL")
         open_run(run, config, resume=True)
         return
     if not run.finished(config):
@@ -159,7 +161,7 @@ def evaluate_models(arguments: argparse.Namespace) -> None:
         raise ConfigError("--model: give one model, or two to compare")
     from agent_r1.data.rows import read_rows
     from agent_r1.inference import agent, compare
-    from agent_r1.stages import load_rows
+    from agent_r1.workspace import load_rows
 
     settings = [f"algorithm={item}" if item in ALGORITHMS else item for item in arguments.settings]
     settings += [f"{k}={v}" for k in ("engine", "seed") if (v := getattr(arguments, k)) is not None]
@@ -213,7 +215,7 @@ def search_server(arguments: argparse.Namespace) -> None:
     config = _config(arguments)
     if config.search.url:
         raise ConfigError("search.url is for those who ask; leave it out here")
-    from agent_r1.doctor import cores
+    from agent_r1.device import cores
 
     # PyTorch and FAISS would each take every core for a handful of queries, and spin beside the trainers and vLLM. Both
     # read this when they are imported, and it holds for all of their threads.
@@ -222,27 +224,29 @@ def search_server(arguments: argparse.Namespace) -> None:
         from agent_r1.search import server
     except ImportError as error:
         raise AgentR1Error(f"the search service needs {error.name}; run `pip install 'agent-r1[serve]'`") from None
-    from agent_r1 import stages
     from agent_r1.ui import say
+    from agent_r1.workspace import load_index
 
     listener = server.open_port(arguments.host, arguments.port)
-    index = stages.load_index(config)
+    index = load_index(config)
     say(f"search: {len(index.passages)} passages at http://{arguments.host}:{arguments.port} (Ctrl-C ends it)")
     server.serve(index, listener)
 
 
 def report(arguments: argparse.Namespace) -> None:
     from agent_r1 import stages
+    from agent_r1.workspace import Places
 
     config = _config(arguments)
-    stages.run_report(_run_name(arguments, config), stages.Places.of(config).root)
+    stages.run_report(_run_name(arguments, config), Places.of(config).root)
 
 
 def inspect(arguments: argparse.Namespace) -> None:
     from rich.console import Console
 
-    from agent_r1.inspect.tokens import clean, token_table, token_text
-    from agent_r1.training.loggers import read_jsonl
+    from agent_r1.files import read_jsonl
+    from agent_r1.inspect.tokens import token_table, token_text
+    from agent_r1.ui import clean
 
     path = Path(arguments.rollouts)
     if not path.is_file():
@@ -467,7 +471,7 @@ def _config(arguments: argparse.Namespace) -> Config:
         settings.append(f"engine={arguments.engine}")
     name = getattr(arguments, "run", None)
     if name and not _said(arguments):
-        from agent_r1.stages import Places
+        from agent_r1.workspace import Places
 
         saved = Places.of(Config()).run(name) / "config.yaml"
         if saved.exists():

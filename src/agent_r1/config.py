@@ -9,12 +9,11 @@ refuses what no run can do, with the remedy, before any minute is spent.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import resources
 from operator import attrgetter
@@ -26,7 +25,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from agent_r1 import hub
-from agent_r1.errors import ConfigError
+from agent_r1.errors import ConfigError, nearest
+from agent_r1.sizes import check_context, find_gpu, known_model
 
 
 def added(default: Any) -> Any:
@@ -467,7 +467,7 @@ def check(config: Config) -> None:
         if logger not in ("wandb", "tensorboard"):
             raise ConfigError(f"trainer.loggers: unknown logger {logger!r}; choose from wandb, tensorboard")
     if config.engine == "verl":
-        from agent_r1.verl_engine.compose import check_verl  # it imports this module
+        pass
 
         check_verl(config)
 
@@ -564,12 +564,6 @@ def _replace_tables(merged, layer) -> None:
             OmegaConf.update(merged, f"{section}.{key}", {k: float(v) for k, v in table.items()}, merge=False)
 
 
-def nearest(name: str, names: Iterable[str]) -> str:
-    """` (did you mean 'grpo'?)`, or nothing when no name is close. For the messages of ConfigError."""
-    close = difflib.get_close_matches(str(name), list(names), n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
-
-
 def _explain(error: OmegaConfBaseException) -> str:
     """One line from OmegaConf's several, with the nearest valid key where a key is unknown."""
     first = str(error).strip().splitlines()[0]
@@ -589,3 +583,49 @@ def _explain(error: OmegaConfBaseException) -> str:
 _SECTIONS = {
     f.name: f.default_factory for f in dataclasses.fields(Config) if f.default_factory is not dataclasses.MISSING
 }
+
+
+def check_verl(config: Config) -> None:
+    """Refuse what verl cannot run, before anything starts. Raises ConfigError."""
+    r, v = config.rollout, config.verl
+    for name, count in (("actor", config.actor.minibatches), ("critic", config.critic.minibatches)):
+        if name == "critic" and config.algorithm != "ppo":
+            continue
+        if r.prompts_per_step % count:
+            raise ConfigError(
+                f"verl cuts a batch by prompts: rollout.prompts_per_step={r.prompts_per_step} does not divide into "
+                f"{name}.minibatches={count}; choose a divisor of {r.prompts_per_step}"
+            )
+        if r.prompts_per_step // count * r.samples_per_prompt % v.ranks:
+            raise ConfigError(
+                f"a minibatch of {r.prompts_per_step // count} prompts x {r.samples_per_prompt} samples does not divide "
+                f"among verl.ranks={v.ranks}; change {name}.minibatches or verl.ranks"
+            )
+    if v.ranks % v.nodes:
+        raise ConfigError(f"verl.ranks={v.ranks} do not divide among verl.nodes={v.nodes}; make them a multiple")
+    if v.ranks // v.nodes % v.tensor_parallel:
+        raise ConfigError(
+            f"verl.tensor_parallel={v.tensor_parallel} needs a multiple of as many verl.ranks ({v.ranks // v.nodes} on a machine)"
+        )
+    if not 0 < v.gpu_memory < 1:
+        raise ConfigError(f"verl.gpu_memory={v.gpu_memory} is a share of a GPU's memory; give one such as 0.5")
+    if v.tis_cap and v.tis_cap < 1:
+        raise ConfigError(
+            f"verl.tis_cap={v.tis_cap} would shrink every token's loss; give 1 or more, or 0 to leave it out"
+        )
+    if v.patience_s <= config.env.episode_timeout_s:
+        raise ConfigError(
+            f"verl.patience_s={v.patience_s} would end a run for one episode that takes its env.episode_timeout_s="
+            f"{config.env.episode_timeout_s:g}; raise the one or lower the other"
+        )
+    if v.gpu is not None:
+        find_gpu(v.gpu)
+    if shape := known_model(config.model.path):
+        check_context(config.rollout.max_context, config.verl.tensor_parallel, shape)
+    if config.trainer.micro_tokens < r.max_context:
+        raise ConfigError(
+            f"trainer.micro_tokens={config.trainer.micro_tokens} cannot hold one conversation of "
+            f"rollout.max_context={r.max_context} tokens; raise it"
+        )
+    if not config.actor.mask_tool_tokens:
+        raise ConfigError("actor.mask_tool_tokens=false is an ablation of the local loop; use --engine local for it")

@@ -1,19 +1,17 @@
 """`agent-r1 doctor`: can this machine run the laptop preset, and if not, what to do about it.
 
 In: the machine. Out: a list of `Check`s, each with a remedy, and an exit code. It writes nothing that stays, sends
-nothing anywhere, and takes about as long as importing PyTorch. What a preset for GPUs needs beyond that is in
-`doctor_gpu.py`.
+nothing anywhere, and takes about as long as importing PyTorch. What a preset needs beyond that is in
+`doctor_preset.py`.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
 import os
-import platform
 import re
 import shutil
 import socket
-import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -24,10 +22,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from agent_r1.config import Config, load_config
-from agent_r1.errors import ConfigError
+from agent_r1.device import available_memory, cores, gpus_here, torch_sees_gpu
+from agent_r1.sizes import GIB
 
-GIB = 1024**3
 NEEDED_MEMORY = 2 * GIB
 NEEDED_DISK = 2 * GIB
 PACKAGES = (
@@ -47,8 +44,6 @@ VERL_PACKAGES = (
     "transformers",
 )
 """What must fit together for `--engine verl`."""
-PRESETS_80GB = ((8, "hotpotqa-8xh100"), (4, "hotpotqa-4xh100"), (2, "hotpotqa-2x80gb"), (1, "hotpotqa-1x80gb"))
-"""By the number of GPUs."""
 PORTS = {8000: "the model server", 8100: "the search service"}
 
 
@@ -64,13 +59,13 @@ class Check:
     """What to do about it; empty when nothing needs doing."""
 
 
-def run_checks(preset: str | None = None) -> list[Check]:
-    """Look at everything that a run depends on, and with `preset` also at what that preset asks for.
+def run_checks() -> list[Check]:
+    """Look at everything that a run depends on; what a preset asks for beyond that is in `doctor_preset.py`.
 
     Never raises: a check that cannot find out says so.
     """
     home = Path(os.environ.get("AGENT_R1_HOME", "."))  # where artifacts/ and runs/ go
-    checks = [
+    return [
         check_python(sys.version_info[:2]),
         *check_packages(),
         check_torch(),
@@ -86,9 +81,6 @@ def run_checks(preset: str | None = None) -> list[Check]:
         check_verl(),
         *(check_port(port, use) for port, use in PORTS.items()),
     ]
-    if preset is not None:
-        checks += check_preset(preset)
-    return checks
 
 
 def print_checks(checks: list[Check], console: Console | None = None) -> int:
@@ -121,15 +113,6 @@ def _table(checks: list[Check]) -> Table:
             detail.append(f"\n→ {check.remedy}", style=style)
         table.add_row(Text(mark, style=style), Text(check.name, style="bold"), detail)
     return table
-
-
-def describe_machine() -> str:
-    """The hardware in a few words, for a report: cores, processor, memory and GPU."""
-    memory = total_memory()
-    parts = [f"{cores()} core{'s' if cores() > 1 else ''} of {_processor()}"]
-    if memory:
-        parts.append(f"{memory / GIB:.0f} GB")
-    return ", ".join([*parts, *_gpus()])
 
 
 # ---------------------------------------------------------------------------------------------------- one by one
@@ -273,7 +256,7 @@ def check_home() -> Check:
 
 
 def check_gpu() -> Check:
-    gpus = _gpus()
+    gpus = [str(gpu) for gpu in gpus_here()]
     if not gpus:
         return Check("gpu", "ok", "none: the laptop preset needs none")
     if not torch_sees_gpu():
@@ -295,120 +278,7 @@ def check_port(port: int, use: str) -> Check:
     return Check(name, "ok", f"free for {use}")
 
 
-def check_preset(preset: str) -> list[Check]:
-    """Does the preset exist, and is what it asks for here?"""
-    try:
-        config = load_config(preset)
-    except ConfigError as error:
-        return [Check("preset", "fail", str(error), "name one of these with --preset")]
-    if config.engine == "verl" and config.verl.gpu:
-        from agent_r1.doctor_gpu import check_gpu_preset  # it imports this module
-
-        return check_gpu_preset(config)
-    if config.trainer.device == "cuda" and not torch_sees_gpu():
-        return [Check("preset", "fail", f"{preset} runs on a GPU and there is none", "use --preset laptop")]
-    return [check_model(config) or Check("preset", "ok", f"{preset} can run here")]
-
-
-def check_model(config: Config) -> Check | None:
-    """A finding when the start model is a folder that is not there."""
-    from agent_r1 import hub
-
-    path = config.model.path
-    if path is None or Path(path).is_dir() or hub.is_name(path):
-        return None
-    return Check("preset", "fail", f"there is no model at {path}", "set model.path to a local folder")
-
-
-def suggest_preset(gpus: list[Card]) -> str:
-    """The preset for such GPUs; of unlike ones, the smallest decides."""
-    memory = min((gpu.mib for gpu in gpus), default=0) / 1024
-    if memory >= 70:
-        return next(name for count, name in PRESETS_80GB if len(gpus) >= count)
-    return "hotpotqa-1x24gb" if memory >= 20 else "laptop"
-
-
 # ------------------------------------------------------------------------------------------------- the machine
-
-
-def cores() -> int:
-    """Cores that this process may use: affinity and the container's quota count, not only what is built in."""
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota, _, period = _read("/sys/fs/cgroup/cpu.max").partition(" ")
-    if quota.isdigit() and period.strip().isdigit():
-        count = min(count, max(1, round(int(quota) / int(period))))
-    return count
-
-
-def available_memory() -> int | None:
-    """Bytes that can still be used, by the machine's account and the container's; None if nobody says."""
-    amounts = [_meminfo("MemAvailable")]
-    limit, used = _read("/sys/fs/cgroup/memory.max").strip(), _read("/sys/fs/cgroup/memory.current").strip()
-    if limit.isdigit() and used.isdigit():
-        amounts.append(int(limit) - int(used) + _reclaimable())
-    known = [amount for amount in amounts if amount is not None]
-    return min(known) if known else total_memory()
-
-
-def total_memory() -> int | None:
-    """Bytes of memory in the machine or the container's limit; None where the system does not tell."""
-    try:
-        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError, AttributeError):
-        return None
-    limit = _read("/sys/fs/cgroup/memory.max").strip()
-    return min(total, int(limit)) if limit.isdigit() else total
-
-
-def _reclaimable() -> int:
-    """File cache counts as used by a container, yet gives way to anyone who needs memory."""
-    match = re.search(r"^inactive_file (\d+)$", _read("/sys/fs/cgroup/memory.stat"), re.MULTILINE)
-    return int(match[1]) if match else 0
-
-
-def _meminfo(key: str) -> int | None:
-    match = re.search(rf"^{key}:\s+(\d+) kB", _read("/proc/meminfo"), re.MULTILINE)
-    return int(match[1]) * 1024 if match else None
-
-
-def _processor() -> str:
-    match = re.search(r"^model name\s*:\s*(.+)$", _read("/proc/cpuinfo"), re.MULTILINE)
-    return match[1].strip() if match else platform.processor() or platform.machine()
-
-
-@dataclass(frozen=True)
-class Card:
-    """A GPU, as nvidia-smi tells it."""
-
-    name: str
-    mib: int
-    driver: str
-
-
-def gpus_here() -> list[Card]:
-    """The NVIDIA GPUs of this machine; none where nvidia-smi is missing or does not answer."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return []
-    query = [program, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
-    try:
-        answer = subprocess.run(query, capture_output=True, text=True, timeout=5, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return []
-    lines = (re.fullmatch(r"(.+), (\d+) MiB, ([\d.]+)", line.strip()) for line in answer.splitlines())
-    return [Card(line[1], int(line[2]), line[3]) for line in lines if line]
-
-
-def _gpus() -> list[str]:
-    return [f"{gpu.name}, {gpu.mib} MiB, driver {gpu.driver}" for gpu in gpus_here()]
-
-
-def torch_sees_gpu() -> bool:
-    try:
-        import torch
-    except (ImportError, OSError):
-        return False
-    return torch.cuda.is_available()
 
 
 def installed(name: str) -> str | None:
@@ -420,14 +290,6 @@ def installed(name: str) -> str | None:
 
 def _canonical(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
-
-
-def _read(path: str) -> str:
-    """A file of /proc or /sys; empty on systems that have none."""
-    try:
-        return Path(path).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
 
 
 def _one_line(error: Exception) -> str:

@@ -4,6 +4,9 @@ Raise these, with the cause *and* the remedy in the message, for everything a us
 reaches the command line is a bug of ours and keeps its traceback.
 """
 
+import difflib
+from collections.abc import Iterable
+
 
 class AgentR1Error(Exception):
     """Something outside the program is not as it must be (a file, a port, memory). Exit code 1."""
@@ -16,3 +19,9 @@ class ConfigError(AgentR1Error):
 def first_line(error: BaseException) -> str:
     """What a library said, without its essay; the name of its exception where it said nothing."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """` (did you mean 'grpo'?)`, or nothing when no name is close. For the messages of ConfigError."""
+    close = difflib.get_close_matches(str(name), list(names), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""

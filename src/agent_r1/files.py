@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from agent_r1.errors import AgentR1Error
+
 
 def write_whole(path: Path, text: str) -> None:
     """Write beside `path` and rename: whoever reads it finds the old text or the new one, never half of it.
@@ -33,3 +35,24 @@ def sha256(path: Path) -> str:
     """Hex digest of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    """The objects of a JSON-lines file, without a half-written last line; an empty list when there is no file.
+
+    Raises AgentR1Error for damage anywhere else, which no crash of ours leaves behind.
+    """
+    if not path.exists():
+        return []
+    *lines, tail = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    records = []
+    for number, line in enumerate(lines, 1):
+        try:
+            record = json.loads(line)
+        except ValueError:
+            record = None
+        if isinstance(record, dict):
+            records.append(record)
+        elif number < len(lines) or tail:
+            raise AgentR1Error(f"{path}, line {number} is not a JSON object; delete that line or restore the file")
+    return records

@@ -1,7 +1,7 @@
 """What a run takes, before it starts: memory, disk, hours, money. One page of arithmetic, from sizes alone.
 
 In: a configuration, the shape of its model, a GPU's data sheet. Out: bytes and seconds. `train --dry-run` prints them and
-starts nothing; `doctor_gpu.py` holds them against a machine. Below, P weights, L layers, H query heads, N key-value heads,
+starts nothing; `doctor_preset.py` holds them against a machine. Below, P weights, L layers, H query heads, N key-value heads,
 V words, R ranks; a token of a sequence of length S, on average S/2 before it:
 
     weights, Adam      12 P / R bytes for each trained network: float32, and two moments (FSDP divides all by R)
@@ -19,86 +19,15 @@ assumed, and not computed, has a name in capitals and a reason. None of it has b
 
 from __future__ import annotations
 
-import json
 import math
 import time
-from dataclasses import dataclass
-from pathlib import Path
 
-from agent_r1.config import Config, nearest, to_yaml
-from agent_r1.errors import AgentR1Error, ConfigError
+from agent_r1.config import Config, to_yaml
+from agent_r1.errors import AgentR1Error
+from agent_r1.sizes import Gpu, Shape, check_context, find_gpu, find_shape
 
 GIB = 2**30
 
-
-@dataclass(frozen=True)
-class Gpu:
-    """From NVIDIA's data sheet of that name: bf16 without sparsity, bytes a second, bytes."""
-
-    flops: float
-    bandwidth: float
-    memory: float
-
-
-GPUS = {
-    "H200": Gpu(989e12, 4.8e12, 140 * GIB),
-    "H100": Gpu(989e12, 3.35e12, 80 * GIB),  # SXM; the PCIe card is slower
-    "A100-80GB": Gpu(312e12, 2.04e12, 80 * GIB),
-    "A100-40GB": Gpu(312e12, 1.555e12, 40 * GIB),
-    "L40S": Gpu(362e12, 0.864e12, 45 * GIB),
-    "RTX-4090": Gpu(165e12, 1.008e12, 24 * GIB),  # the Ada whitepaper
-    "A10": Gpu(125e12, 0.6e12, 24 * GIB),
-    "L4": Gpu(121e12, 0.3e12, 24 * GIB),
-}
-
-
-@dataclass(frozen=True)
-class Shape:
-    """The sizes of a decoder of the Qwen or Llama kind."""
-
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    intermediate: int
-    vocab: int
-    tied: bool
-    """One matrix serves as embedding and as output projection."""
-    positions: int
-
-    @property
-    def layer(self) -> int:
-        """Weights of a layer: attention's four projections, the three of the gated MLP."""
-        return self.hidden * (2 * self.head_dim * (self.heads + self.kv_heads) + 3 * self.intermediate)
-
-    @property
-    def multiplied(self) -> int:
-        """Weights that a token is multiplied with: all but the embedding, which is looked up."""
-        return self.layers * self.layer + self.vocab * self.hidden
-
-    @property
-    def parameters(self) -> int:
-        return self.multiplied + (0 if self.tied else self.vocab * self.hidden)
-
-    @property
-    def cache(self) -> int:
-        """Bytes of keys and values for a token."""
-        return 4 * self.layers * self.kv_heads * self.head_dim
-
-    def forward(self, length: float) -> float:
-        """Operations for each token of a sequence of that length."""
-        return 2 * self.multiplied + 2 * self.layers * self.heads * self.head_dim * length
-
-
-MODELS = {  # from the config.json of each
-    "Qwen/Qwen2.5-0.5B-Instruct": Shape(24, 896, 14, 2, 64, 4864, 151936, True, 32768),
-    "Qwen/Qwen2.5-1.5B-Instruct": Shape(28, 1536, 12, 2, 128, 8960, 151936, True, 32768),
-    "Qwen/Qwen3-1.7B": Shape(28, 2048, 16, 8, 128, 6144, 151936, True, 40960),
-    "Qwen/Qwen2.5-3B-Instruct": Shape(36, 2048, 16, 2, 128, 11008, 151936, True, 32768),
-    "Qwen/Qwen3-4B": Shape(36, 2560, 32, 8, 128, 9728, 151936, True, 40960),
-    "Qwen/Qwen2.5-7B-Instruct": Shape(28, 3584, 28, 4, 128, 18944, 152064, False, 32768),
-}
 
 # ------------------------------------------------------------------------------------------------------- what is assumed
 
@@ -134,47 +63,6 @@ INDEX_HOURS = (0.3, 1.5)
 
 
 # ------------------------------------------------------------------------------------------------------ models and GPUs
-
-
-def find_shape(path: str, folder: Path) -> Shape:
-    """Of the model in `folder` if it is there, else from the table. Raises ConfigError for one that nobody knows."""
-    try:
-        raw = json.loads((folder / "config.json").read_text())
-        return Shape(
-            raw["num_hidden_layers"], raw["hidden_size"], raw["num_attention_heads"], raw["num_key_value_heads"],
-            raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"], raw["intermediate_size"],
-            raw["vocab_size"], raw.get("tie_word_embeddings", False), raw["max_position_embeddings"],
-        )  # fmt: skip
-    except (OSError, ValueError, KeyError, TypeError):
-        if known := known_model(path):
-            return known
-    raise ConfigError(
-        f"the sizes of model.path={path} are not known{nearest(path, MODELS)}; fetch it with `agent-r1 cold-start` first, "
-        f"or take one of {', '.join(MODELS)}"
-    )
-
-
-def known_model(path: str | None) -> Shape | None:
-    """The shape of a model in the table; its revision (`@...`) does not matter."""
-    return MODELS.get((path or "").partition("@")[0])
-
-
-def check_context(config: Config, shape: Shape) -> None:
-    """Raises ConfigError for conversations longer than the model can read, and heads that tensor parallelism cannot share."""
-    r, v = config.rollout, config.verl
-    if r.max_context > shape.positions:
-        raise ConfigError(f"rollout.max_context={r.max_context} is more than the model's {shape.positions} positions")
-    if shape.heads % v.tensor_parallel:
-        raise ConfigError(
-            f"verl.tensor_parallel={v.tensor_parallel} cannot share the model's {shape.heads} attention heads; choose a divisor"
-        )
-
-
-def find_gpu(name: str) -> Gpu:
-    """Raises ConfigError for a GPU that is not in the table."""
-    if name not in GPUS:
-        raise ConfigError(f"verl.gpu={name!r} is unknown{nearest(name, GPUS)}; choose from {', '.join(GPUS)}")
-    return GPUS[name]
 
 
 # -------------------------------------------------------------------------------------------------------------- memory
@@ -336,8 +224,8 @@ def run_hours(config: Config, shape: Shape, step: dict[str, float]) -> dict[str,
 
 def print_plan(config: Config, run_name: str, gpu_hour: float | None = None) -> None:
     """Print configuration, stages and estimates. `gpu_hour`: the price of one GPU for an hour."""
-    from agent_r1.stages import Places, needs_index
     from agent_r1.ui import say
+    from agent_r1.workspace import Places, needs_index
 
     places = Places.of(config)
     lines = gpu_plan(config, gpu_hour) if config.verl.gpu and config.engine == "verl" else local_plan(config)
@@ -365,11 +253,11 @@ def print_verl(config: Config, places, run_name: str) -> None:
     """verl's whole configuration, validated by verl where it is installed; else what we would set."""
     from omegaconf import OmegaConf
 
-    from agent_r1.training.loop import resolve_device
+    from agent_r1.device import resolve_device
     from agent_r1.ui import say
     from agent_r1.verl_engine.compose import Sources, compose, installed_verl, overrides
 
-    device = "cuda" if config.verl.gpu else resolve_device(config)[0]
+    device = "cuda" if config.verl.gpu else resolve_device(config.trainer)[0]
     run = places.run(run_name)
     sources = Sources(places.start_model, run / "verl" / "train.parquet", places.data / "val.parquet", run)
     ours = overrides(config, sources, device)
@@ -383,11 +271,11 @@ def print_verl(config: Config, places, run_name: str) -> None:
 
 def gpu_plan(config: Config, gpu_hour: float | None = None) -> list[str]:
     """Memory, disk, time and cost on the GPUs that the run is meant for. Raises ConfigError for a model that nobody knows."""
-    from agent_r1.stages import Places
+    from agent_r1.workspace import Places
 
     v, gpu = config.verl, find_gpu(config.verl.gpu)
     shape = find_shape(config.model.path or "", Places.of(config).start_model)
-    check_context(config, shape)
+    check_context(config.rollout.max_context, config.verl.tensor_parallel, shape)
     memory = gpu_memory(config, shape, gpu)
     memory["together"] = tuple(sum(row[i] for row in memory.values()) for i in (0, 1))
     host, on_disk, step = host_memory(config, shape), disk(config, shape), step_seconds(config, shape, gpu)
@@ -453,13 +341,13 @@ def local_plan(config: Config) -> list[str]:
     """Memory, disk and time of the local loop, each with its assumption."""
     import torch
 
+    from agent_r1.device import resolve_device, set_threads
     from agent_r1.rollout import qwen
-    from agent_r1.stages import Places, set_threads
-    from agent_r1.training.loop import resolve_device
     from agent_r1.training.tiny_model import shape_of
+    from agent_r1.workspace import Places
 
-    set_threads(config)
-    device, dtype = resolve_device(config)
+    set_threads(config.trainer.threads)
+    device, dtype = resolve_device(config.trainer)
     r, t, networks = config.rollout, config.trainer, 2 if config.algorithm == "ppo" else 1
     folder = Places.of(config).start_model
     if config.model.path is not None and not folder.is_dir():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -57,3 +58,23 @@ def progress(title: str, total: int) -> Iterator[Callable[..., None]]:
             print(f"  {title} {done}/{total} {note}".rstrip(), file=sys.stdout, flush=True)
 
     yield advance
+
+
+# Characters that act instead of showing: C0 and C1 controls (ESC starts a terminal command, CR overwrites a line),
+# zero-width and bidirectional marks (they reorder what the eye sees), lone surrogates (they are not valid UTF-8).
+_ACTING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]")
+
+
+def clean(text: str) -> str:
+    """Text that is safe to print: whatever would move the cursor or reorder the line becomes a visible mark."""
+    return _ACTING.sub(lambda m: chr(0x2400 + ord(m[0])) if m[0] < " " else "\ufffd", text)
+
+
+def duration(seconds: float) -> str:
+    """`54 s`, `3 min 05 s` or `2 h 10 min`."""
+    seconds = max(0, round(seconds))
+    if seconds < 100:
+        return f"{seconds} s"
+    if seconds < 3600:
+        return f"{seconds // 60} min {seconds % 60:02d} s"
+    return f"{seconds // 3600} h {seconds % 3600 // 60:02d} min"

@@ -26,11 +26,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from agent_r1 import hub
-from agent_r1.config import nearest
 from agent_r1.data.downloads import download
 from agent_r1.data.records import BadRecord, Corrupt, Record, json_lines, list_of, open_lines, text_of
 from agent_r1.data.rows import Passage
-from agent_r1.errors import AgentR1Error, ConfigError, first_line
+from agent_r1.errors import AgentR1Error, ConfigError, first_line, nearest
 from agent_r1.ui import say
 
 NAMES = ("contexts", "beir-hotpotqa", "kilt")

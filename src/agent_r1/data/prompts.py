@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from agent_r1.rollout.types import Message
+from agent_r1.types import Message
 
 _THINK = "Think first, between <think> and </think>."
 _ANSWER = (

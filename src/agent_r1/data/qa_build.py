@@ -27,7 +27,7 @@ from agent_r1.data.rows import write_corpus, write_rows
 from agent_r1.data.twowiki import TWOWIKI
 from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.files import sha256
-from agent_r1.rollout.types import Row
+from agent_r1.types import Row
 
 DATASETS: dict[str, Dataset] = {
     "hotpotqa": hotpotqa.DISTRACTOR,

@@ -1,6 +1,6 @@
 """Rows and passages on disk: the two formats that every data set of this project is written in.
 
-In: `Row`s (rollout/types.py) and `Passage`s of a data set such as TinyHop. Out: `*.parquet` with verl's keys, so that
+In: `Row`s (types.py) and `Passage`s of a data set such as TinyHop. Out: `*.parquet` with verl's keys, so that
 the local loop and verl read the same file, and `corpus.jsonl`. Next: `search/` indexes the passages, `env/` opens an
 episode on each row.
 """
@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from agent_r1.errors import AgentR1Error, first_line
-from agent_r1.rollout.types import Row
+from agent_r1.types import Row
 
 ROW_KEYS = ("data_source", "prompt", "ability", "reward_model", "extra_info", "agent_name", "env_kwargs")
 """verl's columns. `prompt`, `reward_model`, `extra_info` and `env_kwargs` are nested and stay nested in parquet."""

@@ -23,7 +23,7 @@ from agent_r1.data.prompts import messages
 from agent_r1.data.rows import Passage, write_corpus, write_rows
 from agent_r1.data.tinyhop import KINDS, Question, make_questions, make_world
 from agent_r1.errors import ConfigError
-from agent_r1.rollout.types import Row
+from agent_r1.types import Row
 
 SPLITS = ("train", "val", "test", "cold")
 """`cold` is for the cold start alone: RL must not meet questions whose answers have been demonstrated."""

@@ -17,8 +17,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 
 from agent_r1.config import EnvConfig
-from agent_r1.rollout.types import Action, Message, Observation, Row, StepResult, StopReason
 from agent_r1.tool.base import BaseTool, ToolCall, ToolErrorKind, ToolResult, call_tool
+from agent_r1.types import Action, Message, Observation, Row, StepResult, StopReason
 
 INVALID = (ToolErrorKind.MALFORMED_CALL, ToolErrorKind.UNKNOWN_TOOL, ToolErrorKind.INVALID_ARGUMENTS)
 """Errors that the agent made, as opposed to a tool that failed or was slow."""

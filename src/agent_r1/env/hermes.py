@@ -22,8 +22,8 @@ from typing import Literal
 from agent_r1.config import EnvConfig
 from agent_r1.env.base import INVALID, BaseToolEnv, Outcome
 from agent_r1.reward.qa import qa_outcome
-from agent_r1.rollout.types import Message, StopReason
 from agent_r1.tool.base import BaseTool, ToolCall, ToolResult
+from agent_r1.types import Message, StopReason
 
 _TAG = re.compile(r"<(/?)(think|tool_call|answer|tool_response)>")
 

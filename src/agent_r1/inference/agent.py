@@ -20,19 +20,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agent_r1 import hub
-from agent_r1.config import Config, changed, from_yaml, load_config, nearest
+from agent_r1.config import Config, changed, from_yaml, load_config
 from agent_r1.data.prompts import instructions, messages
-from agent_r1.errors import AgentR1Error, ConfigError
+from agent_r1.device import resolve_device, set_threads
+from agent_r1.errors import AgentR1Error, ConfigError, nearest
 from agent_r1.rollout import qwen
 from agent_r1.rollout.chat_format import ChatFormat
-from agent_r1.rollout.engine import LocalPolicy
-from agent_r1.rollout.types import Message, Policy
-from agent_r1.stages import Places, load_tools, make_data, make_index, needs_index, set_threads
+from agent_r1.rollout.sampler import LocalPolicy
 from agent_r1.tool import BaseTool
 from agent_r1.training.checkpoint import list_checkpoints
-from agent_r1.training.loop import resolve_device
 from agent_r1.training.shards import find_shards
 from agent_r1.training.tiny_model import load_chat
+from agent_r1.types import Message, Policy
+from agent_r1.workspace import Places, load_tools, make_data, make_index, needs_index
 
 BACKENDS = ("vllm", "transformers")
 SETTINGS = "agent_r1.yaml"
@@ -77,7 +77,7 @@ def open_agent(
     """
     if backend not in BACKENDS:
         raise ConfigError(f"unknown backend {backend!r}{nearest(backend, BACKENDS)}; choose from {', '.join(BACKENDS)}")
-    set_threads(config)
+    set_threads(config.trainer.threads)
     chat = load_chat(model)
     config = fit_context(config, model)
     if config.env.tools if tools is None else tools:
@@ -87,8 +87,8 @@ def open_agent(
     if backend == "transformers":
         yield Agent(_in_process(model, chat, config), chat, tools, config, model, lead=lead)
         return
-    from agent_r1.inference.policies import ServerPolicy
     from agent_r1.inference.serve import VLLMServer
+    from agent_r1.rollout.policies import ServerPolicy
 
     with VLLMServer(model, config, on_status=on_status, gpus=gpus) as server:
         policy = ServerPolicy(server.url, server.api_key, server.name, chat.stop_ids, server.diagnose)
@@ -134,11 +134,11 @@ def short_name(agent: Agent) -> str:
 
 
 def _in_process(model: Path, chat: ChatFormat, config: Config) -> Policy:
-    device, dtype = resolve_device(config)
+    device, dtype = resolve_device(config.trainer)
     try:
         shape = qwen.read_shape(model)
     except AgentR1Error:  # another architecture
-        from agent_r1.inference.policies import TransformersPolicy, load_transformers
+        from agent_r1.rollout.policies import TransformersPolicy, load_transformers
 
         return TransformersPolicy(load_transformers(model, device, dtype), chat.stop_ids)
     # The cache of a large model at training's number of slots would not fit: keep it below 2 GiB.

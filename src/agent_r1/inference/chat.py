@@ -24,15 +24,16 @@ from pathlib import Path
 
 from rich.console import Console
 
-from agent_r1.config import Config, nearest
+from agent_r1.config import Config
 from agent_r1.data.rows import read_corpus
-from agent_r1.errors import AgentR1Error, ConfigError
+from agent_r1.errors import AgentR1Error, ConfigError, nearest
 from agent_r1.inference.agent import Agent, describe, made_from_nothing, open_agent, short_name
 from agent_r1.inference.conversation import Conversation, Exchange, same_context, user_tools
 from agent_r1.inference.render import Screen, exchange_record, no_answer
-from agent_r1.rollout.types import Row
-from agent_r1.stages import Places, load_rows, start_model
+from agent_r1.training.run import start_model
+from agent_r1.types import Row
 from agent_r1.ui import status
+from agent_r1.workspace import Places, load_rows
 
 SUGGESTIONS = 5
 OUTSIDE = (

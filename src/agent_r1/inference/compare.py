@@ -20,18 +20,17 @@ from typing import Any
 
 from agent_r1.config import Config, fingerprint
 from agent_r1.errors import AgentR1Error
-from agent_r1.files import sha256, write_whole
+from agent_r1.files import read_jsonl, sha256, write_whole
 from agent_r1.inference.agent import Agent, describe, open_agent
-from agent_r1.inference.evaluate import eval_card, eval_tasks, score_line
 from agent_r1.inference.provenance import provenance
 from agent_r1.inference.serve import gpus_for
 from agent_r1.rollout.episode import make_loop, run_episodes
+from agent_r1.rollout.evaluate import eval_card, eval_tasks, score_line
+from agent_r1.rollout.records import trajectory_record, write_rollouts
 from agent_r1.rollout.rows import trajectory_rows
-from agent_r1.rollout.types import Row, Sampling, Step, StopReason, Trajectory
-from agent_r1.stages import retriever_of
-from agent_r1.training.loggers import read_jsonl
-from agent_r1.training.run import trajectory_record, write_rollouts
+from agent_r1.types import Row, Sampling, Step, StopReason, Trajectory
 from agent_r1.ui import progress, say, status
+from agent_r1.workspace import retriever_of
 
 Card = dict[str, Any]
 

@@ -25,8 +25,8 @@ from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.files import write_whole
 from agent_r1.inference.agent import Agent, made_from_nothing
 from agent_r1.rollout.episode import Task, derive_seed, make_loop
-from agent_r1.rollout.types import Action, Observation, Row, Sampling, Step, StepResult, StopReason, Trajectory
 from agent_r1.tool import BaseTool, tool
+from agent_r1.types import Action, Observation, Row, Sampling, Step, StepResult, StopReason, Trajectory
 
 
 class Listener:

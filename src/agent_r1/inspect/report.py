@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import agent_r1
-from agent_r1.doctor import describe_machine
+from agent_r1.device import describe_machine
 from agent_r1.errors import AgentR1Error
 from agent_r1.inspect.charts import CALLS, EM_GREEDY, EM_SAMPLED, Line, em_marks, line_chart, stacked_chart
 from agent_r1.inspect.run_files import Record, RunFiles, load_run
-from agent_r1.inspect.tokens import TOKEN_CSS, clean, tokens_html
-from agent_r1.training.dashboard import duration
-from agent_r1.training.loggers import STEP, step_times
+from agent_r1.inspect.tokens import TOKEN_CSS, tokens_html
+from agent_r1.training.log import STEP, step_times
+from agent_r1.ui import clean, duration
 
 
 def write_report(run_dir: Path) -> Path:

@@ -14,7 +14,8 @@ from typing import Any
 import yaml
 
 from agent_r1.errors import AgentR1Error
-from agent_r1.training.loggers import STEP, read_jsonl, with_val_em
+from agent_r1.files import read_jsonl
+from agent_r1.training.log import STEP, with_val_em
 
 Record = dict[str, Any]
 

@@ -20,19 +20,11 @@ from rich.table import Table
 from rich.text import Text
 
 from agent_r1.errors import AgentR1Error
-
-# Characters that act instead of showing: C0 and C1 controls (ESC starts a terminal command, CR overwrites a line),
-# zero-width and bidirectional marks (they reorder what the eye sees), lone surrogates (they are not valid UTF-8).
-_ACTING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]")
+from agent_r1.ui import clean
 
 # Text is encoded so that control tokens never come out (rollout/chat_format.py), and a tokenizer's ordinary pieces do
 # not join brackets and letters. So a single token that reads like a whole tag *is* a control token.
 _CONTROL = re.compile(r"<\|[^<>|]+\|>|</?[a-z_]+>")
-
-
-def clean(text: str) -> str:
-    """Text that is safe to print: whatever would move the cursor or reorder the line becomes a visible mark."""
-    return _ACTING.sub(lambda m: chr(0x2400 + ord(m[0])) if m[0] < " " else "\ufffd", text)
 
 
 @dataclass(frozen=True)

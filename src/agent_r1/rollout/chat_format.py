@@ -31,7 +31,7 @@ from typing import Any
 from jinja2 import TemplateError
 
 from agent_r1.errors import ConfigError
-from agent_r1.rollout.types import Message
+from agent_r1.types import Message
 
 # A placeholder is a number between two private-use characters, which no chat template contains.
 _OPEN, _CLOSE = "\ue0f0", "\ue0f1"

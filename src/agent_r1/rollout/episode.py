@@ -23,8 +23,8 @@ from agent_r1.config import Config
 from agent_r1.env import INVALID, AgentEnv, Outcome, make_env
 from agent_r1.errors import AgentR1Error
 from agent_r1.rollout.chat_format import ChatFormat
-from agent_r1.rollout.types import Action, Generation, Observation, Policy, Row, Sampling, Step, StopReason, Trajectory
 from agent_r1.tool import BaseTool
+from agent_r1.types import Action, Generation, Observation, Policy, Row, Sampling, Step, StopReason, Trajectory
 
 
 @dataclass(frozen=True)

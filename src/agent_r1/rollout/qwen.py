@@ -1,6 +1,6 @@
 """The Qwen2 architecture in plain PyTorch: what a language model computes, without a framework around it.
 
-In: token ids and their positions. Out: hidden states and logits. Next: `engine.py` samples from it, `training/` learns it.
+In: token ids and their positions. Out: hidden states and logits. Next: `sampler.py` samples from it, `training/` learns it.
 
 Why not `transformers`' class? Because the sampler and the trainer want different attention (a cache that lives across
 turns; a plain causal pass) over the *same* arithmetic, and at half a million parameters its per-call overhead is

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from agent_r1.rollout.types import Trajectory
+from agent_r1.types import Trajectory
 
 
 @dataclass
@@ -119,3 +119,17 @@ def collate(rows: list[TrainingRow]) -> Batch:
         trajectory_B=torch.tensor([row.trajectory for row in rows]),
         groups=[row.group_id for row in rows],
     )
+
+
+@dataclass
+class Experience:
+    """One batch on its way through steps 2 to 6."""
+
+    batch: Batch
+    rows: list[TrainingRow]
+    trajectories: list[Trajectory]
+    """Those that the rows come from; `TrainingRow.trajectory` counts in this list."""
+    values_BT: Tensor | None = None
+    ref_logprobs_BT: Tensor | None = None
+    advantages_BT: Tensor | None = None
+    returns_BT: Tensor | None = None

@@ -41,7 +41,7 @@ MAX_QUERY_CHARS = 2000
 PATIENCE_S = 2.0
 """How long an event loop that samples stands still for its searches. Only what takes longer is left to the clock."""
 SAMPLING_HERE: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
-"""The event loops that a sampler in this process runs in (`rollout/engine.py`)."""
+"""The event loops that a sampler in this process runs in (`rollout/sampler.py`)."""
 
 Query = tuple[str, int]
 """Text and top_k."""

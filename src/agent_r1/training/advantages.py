@@ -17,8 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from agent_r1.config import nearest
-from agent_r1.errors import ConfigError
+from agent_r1.errors import ConfigError, nearest
 
 
 @dataclass(frozen=True)

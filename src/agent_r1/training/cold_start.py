@@ -27,19 +27,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from agent_r1.config import Config, nearest
+from agent_r1.config import Config
 from agent_r1.data.tinyhop import HEADS, RELATIONS, TAILS, make_questions, make_world
-from agent_r1.errors import ConfigError
+from agent_r1.errors import ConfigError, nearest
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.episode import AgentEnvLoop, Task, derive_seed, make_loop, run_episodes
 from agent_r1.rollout.qwen import Qwen
 from agent_r1.rollout.rows import Batch, TrainingRow, collate, trajectory_rows
-from agent_r1.rollout.types import Generation, Row, Sampling, StopReason
 from agent_r1.tool import BaseTool
 from agent_r1.training.forward import action_logprobs, micro_batches
-from agent_r1.training.loop import optimize
+from agent_r1.training.learner import optimize
 from agent_r1.training.other_names import NAME, OtherNames, RenamedSearch, names_in, spelling
 from agent_r1.training.tiny_model import train_tokenizer
+from agent_r1.types import Generation, Row, Sampling, StopReason
 
 BEHAVIOURS = {
     "good": "looks up every hop, then answers",

@@ -1,7 +1,7 @@
 """What a person sees while the agent learns: curves in a terminal, plain lines in a pipe.
 
 In: the metrics of each step and, now and then, a transcript, from the loop. Out: characters on a screen. The same
-numbers go to `metrics.jsonl` (`loggers.py`) and come back, drawn properly, in report.html (`inspect/report.py`).
+numbers go to `metrics.jsonl` (`log.py`) and come back, drawn properly, in report.html (`inspect/report.py`).
 
 The dashboard must not cost what it reports on. So there is no refresh thread competing with PyTorch for the cores: the
 screen is painted inside `step`, at most four times a second. And model text is hostile: it is cleaned of control
@@ -22,8 +22,8 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from agent_r1.inspect.tokens import clean
-from agent_r1.training.loggers import STEP, VAL_EM, step_times, with_val_em
+from agent_r1.training.log import STEP, VAL_EM, step_times, with_val_em
+from agent_r1.ui import clean, duration
 
 KEPT = 600
 """Steps of history on the screen."""
@@ -306,16 +306,6 @@ def sparkline(values: Sequence[float | None], width: int, span: tuple[float, flo
 def _mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
-
-
-def duration(seconds: float) -> str:
-    """`54 s`, `3 min 05 s` or `2 h 10 min`."""
-    seconds = max(0, round(seconds))
-    if seconds < 100:
-        return f"{seconds} s"
-    if seconds < 3600:
-        return f"{seconds // 60} min {seconds % 60:02d} s"
-    return f"{seconds // 3600} h {seconds % 3600 // 60:02d} min"
 
 
 # A tag that a turn opened and never closed runs to the end of the turn, as the environment reads it too.

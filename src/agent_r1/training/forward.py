@@ -7,12 +7,13 @@ rows are cut into micro-batches of similar length, so that little is padding.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from agent_r1.config import Config
 from agent_r1.rollout.qwen import Qwen, causal_attention
 from agent_r1.rollout.rows import Batch
 
@@ -75,3 +76,25 @@ def micro_batches(lengths_B: Tensor, max_tokens: int, rows: Tensor | None = None
         count = max(1, max_tokens // int(lengths_B[order[start]]))
         yield order[start : start + count]
         start += count
+
+
+def batch_logprobs(model: Qwen, config: Config, dtype: torch.dtype, batch: Batch) -> Tensor:
+    """log pi [B, T] of the whole batch's action tokens, without gradients."""
+    t = config.rollout.temperature
+    return in_micro_batches(batch, config.trainer.micro_tokens, lambda b: action_logprobs(model, b, t)[0], dtype)
+
+
+@torch.no_grad()
+def in_micro_batches(batch: Batch, max_tokens: int, forward: Callable[[Batch], Tensor], dtype: torch.dtype) -> Tensor:
+    """`forward` over the whole batch, [B, T], a micro-batch at a time and without gradients."""
+    out = torch.zeros_like(batch.rewards_BT)
+    for index in micro_batches(batch.lengths_B, max_tokens):
+        part = batch[index]
+        with autocast(dtype, out.device):
+            out[index, : part.ids_BT.shape[1]] = forward(part)
+    return out
+
+
+def autocast(dtype: torch.dtype, device: torch.device):
+    """Mixed precision: weights and optimiser stay in float32, products run in `dtype`."""
+    return torch.autocast(device.type, dtype=dtype, enabled=dtype is not torch.float32)

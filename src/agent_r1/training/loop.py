@@ -28,28 +28,33 @@ from __future__ import annotations
 import asyncio
 import copy
 import functools
-import math
-import resource
-import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from statistics import fmean
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from agent_r1.config import ActorConfig, Config
-from agent_r1.errors import AgentR1Error, ConfigError
+from agent_r1.device import resolve_device
+from agent_r1.errors import AgentR1Error
 from agent_r1.rollout.chat_format import ChatFormat
-from agent_r1.rollout.engine import LocalPolicy
 from agent_r1.rollout.episode import Task, derive_seed, make_loop, run_episodes
 from agent_r1.rollout.qwen import Qwen
-from agent_r1.rollout.rows import Batch, TrainingRow, collate, trajectory_rows
-from agent_r1.rollout.types import Row, Sampling, Trajectory
+from agent_r1.rollout.rows import Batch, Experience, collate, trajectory_rows
+from agent_r1.rollout.sampler import LocalPolicy
 from agent_r1.tool import BaseTool
 from agent_r1.training.advantages import AdvantageInputs, get_estimator
-from agent_r1.training.forward import Critic, action_logprobs, action_values, micro_batches
+from agent_r1.training.batches import minibatches, prompts_of_step, usable_trajectories
+from agent_r1.training.forward import (
+    action_logprobs,
+    action_values,
+    autocast,
+    batch_logprobs,
+    in_micro_batches,
+    micro_batches,
+)
+from agent_r1.training.learner import Learner, optimize, schedule, set_learning_rate
 from agent_r1.training.losses import (
     aggregate_loss,
     kl_penalty,
@@ -58,32 +63,8 @@ from agent_r1.training.losses import (
     reward_less_kl,
     value_loss,
 )
-
-
-@dataclass
-class Learner:
-    """Everything that changes during training, and nothing else: what a checkpoint has to hold."""
-
-    actor: Qwen
-    actor_optimizer: torch.optim.Optimizer
-    critic: Critic | None = None
-    critic_optimizer: torch.optim.Optimizer | None = None
-    step: int = 0
-    """RL steps done."""
-
-
-@dataclass
-class Experience:
-    """One batch on its way through steps 2 to 6."""
-
-    batch: Batch
-    rows: list[TrainingRow]
-    trajectories: list[Trajectory]
-    """Those that the rows come from; `TrainingRow.trajectory` counts in this list."""
-    values_BT: Tensor | None = None
-    ref_logprobs_BT: Tensor | None = None
-    advantages_BT: Tensor | None = None
-    returns_BT: Tensor | None = None
+from agent_r1.training.metrics import Clock, Means, explained_variance, rollout_metrics
+from agent_r1.types import Row, Sampling, Trajectory
 
 
 def train(
@@ -103,7 +84,7 @@ def train(
     """
     r, t = config.rollout, config.trainer
     estimate = get_estimator(config.algorithm)
-    device, dtype = resolve_device(config)
+    device, dtype = resolve_device(config.trainer)
     sampler_model = learner.actor if dtype is torch.float32 else copy.deepcopy(learner.actor).to(dtype)
     policy = LocalPolicy(sampler_model, chat.stop_ids, slots=r.slots, max_context=r.max_context)
     loop = make_loop(policy, chat, tools, config)
@@ -293,238 +274,4 @@ def with_tool_tokens(x: Experience, logprobs_now: Callable[[Batch], Tensor]) -> 
     return replace(x, batch=batch, advantages_BT=advantage_B[:, None] * mask_BT)
 
 
-def minibatches(batch: Batch, count: int, epochs: int, seed: int) -> Iterator[Tensor]:
-    """Row indices of each optimiser step: trajectories are shuffled and dealt into `count` parts, `epochs` times.
-
-    Whole trajectories, never single rows: the rows of one episode share its advantage.
-    """
-    g = torch.Generator().manual_seed(seed % 2**63)
-    trajectory_B = batch.trajectory_B.cpu()
-    for _ in range(epochs):
-        order = torch.randperm(int(trajectory_B.max()) + 1, generator=g)
-        for part in order.chunk(count):
-            yield torch.isin(trajectory_B, part).nonzero()[:, 0].to(batch.ids_BT.device)
-
-
-def optimize(model: torch.nn.Module, optimizer: torch.optim.Optimizer, max_norm: float, who: str) -> float:
-    """Clip, step, clear. Returns the gradient's norm before clipping. Raises AgentR1Error before a step into NaN."""
-    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm).item()
-    refuse_gradient(norm, who)
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    return norm
-
-
-def refuse_gradient(norm: float, who: str) -> None:
-    """Raises AgentR1Error for a gradient that is no number: one step along it makes every weight NaN."""
-    if not math.isfinite(norm):
-        raise AgentR1Error(
-            f"{who} has a gradient of norm {norm}; its weights were left as they were, and the checkpoints so far are good. "
-            "Set a smaller learning rate, in a run of another name (--run NAME)"
-        )
-
-
-def schedule(step: int, config: Config) -> float:
-    """Share of the learning rate at this step: linear warm-up, then linear decay to `lr_final`."""
-    return linear_decay(step, config.trainer.steps, config.actor.warmup_steps, config.actor.lr_final)
-
-
-def linear_decay(step: int, steps: int, warmup_steps: int, final: float) -> float:
-    """`schedule` in plain numbers, for verl as well. Steps count from 1; behind the last one it stays at `final`."""
-    warm = min(1.0, step / warmup_steps) if warmup_steps else 1.0
-    return warm * (1 - (1 - final) * min((step - 1) / max(steps - 1, 1), 1.0))
-
-
-def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    for group in optimizer.param_groups:
-        group["lr"] = lr
-
-
-def batch_logprobs(model: Qwen, config: Config, dtype: torch.dtype, batch: Batch) -> Tensor:
-    """log pi [B, T] of the whole batch's action tokens, without gradients."""
-    t = config.rollout.temperature
-    return in_micro_batches(batch, config.trainer.micro_tokens, lambda b: action_logprobs(model, b, t)[0], dtype)
-
-
-@torch.no_grad()
-def in_micro_batches(batch: Batch, max_tokens: int, forward: Callable[[Batch], Tensor], dtype: torch.dtype) -> Tensor:
-    """`forward` over the whole batch, [B, T], a micro-batch at a time and without gradients."""
-    out = torch.zeros_like(batch.rewards_BT)
-    for index in micro_batches(batch.lengths_B, max_tokens):
-        part = batch[index]
-        with autocast(dtype, out.device):
-            out[index, : part.ids_BT.shape[1]] = forward(part)
-    return out
-
-
-def autocast(dtype: torch.dtype, device: torch.device):
-    """Mixed precision: weights and optimiser stay in float32, products run in `dtype`."""
-    return torch.autocast(device.type, dtype=dtype, enabled=dtype is not torch.float32)
-
-
 # --------------------------------------------------------------------------------------------- data, devices, metrics
-
-
-def usable_trajectories(trajectories: list[Trajectory], config: Config) -> list[Trajectory]:
-    """Without those that were broken off or sampled no token, nor, for grpo, a sample that this has left alone."""
-    usable = [t for t in trajectories if not t.stop_reason.broken_off and any(s.action_ids for s in t.steps)]
-    members = Counter(t.group_id for t in usable)
-    return [t for t in usable if config.algorithm != "grpo" or members[t.group_id] > 1]
-
-
-def prompts_of_step(questions: list[Row], step: int, config: Config) -> list[Row]:
-    """The questions of one step: each epoch is a shuffle of its own, and a step may straddle two epochs."""
-    P, n = config.rollout.prompts_per_step, len(questions)
-    rows = []
-    for position in range((step - 1) * P, step * P):
-        epoch, place = divmod(position, n)
-        rows.append(questions[epoch_order(n, epoch, config.seed)[place]])
-    return rows
-
-
-@functools.lru_cache(maxsize=2)
-def epoch_order(n: int, epoch: int, seed: int) -> list[int]:
-    return torch.randperm(
-        n, generator=torch.Generator().manual_seed(derive_seed(seed, "epoch", epoch) % 2**63)
-    ).tolist()
-
-
-def resolve_device(config: Config) -> tuple[str, torch.dtype]:
-    """`auto` to what this machine has. Raises ConfigError when CUDA is asked for and not there."""
-    t = config.trainer
-    if t.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(
-            "trainer.device=cuda, but PyTorch sees no CUDA GPU; use trainer.device=auto, or run agent-r1 doctor"
-        )
-    device = ("cuda" if torch.cuda.is_available() else "cpu") if t.device == "auto" else t.device
-    dtype = ("bfloat16" if device == "cuda" else "float32") if t.dtype == "auto" else t.dtype
-    return device, getattr(torch, dtype)
-
-
-def make_learner(config: Config, actor: Qwen, device: str) -> Learner:
-    """Optimisers, and for PPO a critic that starts from the policy's own trunk: it already can read the task."""
-    a, c = config.actor, config.critic
-    actor = actor.to(device)
-    learner = Learner(actor, adamw(actor, a.lr, a.weight_decay))
-    if config.algorithm == "ppo":
-        learner.critic = Critic(copy.deepcopy(actor)).to(device)
-        learner.critic_optimizer = adamw(learner.critic, c.lr, 0.0)
-    return learner
-
-
-def adamw(model: torch.nn.Module, lr: float, weight_decay: float) -> torch.optim.AdamW:
-    return torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.999), weight_decay=weight_decay, fused=True)
-
-
-class Means:
-    """Weighted means of metrics over micro-batches, and sums over the parts of a loss."""
-
-    def __init__(self):
-        self.sums: dict[str, float] = defaultdict(float)
-        self.weights: dict[str, float] = defaultdict(float)
-        self.totals: dict[str, float] = defaultdict(float)
-        self.steps = 0
-
-    def add(self, weight: float, values: dict[str, float]) -> None:
-        for name, value in values.items():
-            self.sums[name] += weight * value
-            self.weights[name] += weight
-
-    def total(self, name: str, value: float) -> None:
-        """A part of a minibatch's loss: parts add up within an optimiser step."""
-        self.totals[name] += value
-
-    def step(self, values: dict[str, float]) -> None:
-        """One optimiser step is over."""
-        self.steps += 1
-        self.add(1.0, values)
-
-    def means(self) -> dict[str, float]:
-        means = {name: self.sums[name] / max(self.weights[name], 1e-12) for name in self.sums}
-        return means | {name: value / max(self.steps, 1) for name, value in self.totals.items()}
-
-
-class Clock:
-    """Where a step's time went."""
-
-    def __init__(self):
-        self.last = time.perf_counter()
-        self.laps: dict[str, float] = {}
-
-    def lap(self, name: str) -> None:
-        now = time.perf_counter()
-        self.laps[name] = now - self.last
-        self.last = now
-
-    def seconds(self) -> dict[str, float]:
-        """`timing_s/step` is the sum of the laps without the evaluation, which is no part of the algorithm."""
-        step = sum(value for name, value in self.laps.items() if name != "testing")
-        return {f"timing_s/{name}": value for name, value in self.laps.items()} | {"timing_s/step": step}
-
-
-def explained_variance(values_BT: Tensor, returns_BT: Tensor, mask_BT: Tensor) -> float:
-    """1 - Var(R - V) / Var(R) over action tokens: 1 is a perfect critic, 0 one that knows no more than the mean."""
-    values, returns = values_BT[mask_BT.bool()], returns_BT[mask_BT.bool()]
-    return (1 - (returns - values).var() / returns.var().clamp(min=1e-8)).item()
-
-
-def rollout_metrics(
-    trajectories: list[Trajectory], x: Experience, policy: LocalPolicy, clock: Clock, config: Config
-) -> dict[str, float]:
-    """What this step was like, under verl's names where verl has one."""
-    n = len(trajectories)
-    zero_B = (x.advantages_BT == 0).all(dim=1)
-    tokens = int(x.batch.mask_BT.sum())
-    return {
-        "response_length/mean": tokens / n,
-        "sequence_length/mean": x.batch.lengths_B.float().mean().item(),
-        "groups/zero_advantage": zero_B.float().mean().item(),
-        "actor/entropy": policy.stats.entropy / policy.stats.decode_tokens,  # at each sampled token, before the update
-        "rollout/prefill_tokens": policy.stats.prefill_tokens,
-        "rollout/decode_tokens": policy.stats.decode_tokens,
-        "timing_s/env": clock.laps["gen"] - policy.stats.seconds,
-        "perf/agent_tokens_per_s": policy.stats.decode_tokens / clock.laps["gen"],
-        "perf/memory_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
-        **episode_metrics([EpisodeNumbers.of(t) for t in trajectories]),
-    }
-
-
-@dataclass(frozen=True)
-class EpisodeNumbers:
-    """What is reported of an episode. With verl, this alone comes back from the process that ran it."""
-
-    score: float
-    turns: int
-    stop_reason: str
-    parts: dict[str, float]
-    """What it was paid for, as the environment names it."""
-    metrics: dict[str, float]
-    """What else was measured."""
-
-    @classmethod
-    def of(cls, t: Trajectory) -> EpisodeNumbers:
-        parts = {name: float(value) for name, value in t.reward_parts.items()}
-        metrics = {name: float(value) for name, value in t.metrics.items() if name not in parts}
-        return cls(t.reward, len(t.steps), t.stop_reason.value, parts, metrics)
-
-
-def episode_metrics(episodes: list[EpisodeNumbers]) -> dict[str, float]:
-    """Means over the episodes of a step; the same for both executors."""
-
-    def total(name: str) -> float:
-        return sum(e.metrics.get(name, 0.0) for e in episodes)
-
-    n, calls = len(episodes), total("tool_calls")
-    metrics = {
-        "critic/score/mean": fmean(e.score for e in episodes),
-        "tool_calls/mean": calls / n,
-        "tool_calls/invalid_rate": total("invalid_calls") / max(calls, 1),
-        "tool_calls/failed_rate": total("failed_calls") / max(calls, 1),
-        "num_turns/mean": fmean(e.turns for e in episodes),
-    }
-    for kind, values in (("reward", [e.parts for e in episodes]), ("episode", [e.metrics for e in episodes])):
-        for name in dict.fromkeys(name for each in values for name in each):
-            metrics[f"{kind}/{name}"] = fmean(each[name] for each in values if name in each)
-    for reason, count in Counter(e.stop_reason for e in episodes).items():
-        metrics[f"stop/{reason}"] = count / n
-    return metrics

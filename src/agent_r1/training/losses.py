@@ -14,8 +14,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from agent_r1.config import ActorConfig, nearest
-from agent_r1.errors import ConfigError
+from agent_r1.config import ActorConfig
+from agent_r1.errors import ConfigError, nearest
 
 
 def _lookup(kind: str, name: str, table: dict[str, Callable]) -> Callable:

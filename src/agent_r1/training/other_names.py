@@ -19,8 +19,8 @@ from dataclasses import replace
 from typing import Any
 
 from agent_r1.data.prompts import INSTRUCTIONS
-from agent_r1.rollout.types import Row
 from agent_r1.tool import BaseTool, ToolOutput
+from agent_r1.types import Row
 
 NAME = re.compile(r"[A-Z]\w*(?:[ '-][A-Z]\w*)*")
 """What a name looks like: words with capitals, side by side."""

@@ -21,24 +21,32 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from agent_r1 import hub
 from agent_r1.config import Config, fingerprint, from_yaml, to_yaml, what_counts
+from agent_r1.device import resolve_device
 from agent_r1.errors import AgentR1Error
-from agent_r1.files import json_line, write_whole
-from agent_r1.inference.evaluate import evaluate
+from agent_r1.files import write_whole
 from agent_r1.rollout import qwen
 from agent_r1.rollout.chat_format import ChatFormat
-from agent_r1.rollout.engine import LocalPolicy
 from agent_r1.rollout.episode import make_loop
-from agent_r1.rollout.rows import TrainingRow, trajectory_rows
-from agent_r1.rollout.types import Row, Trajectory
+from agent_r1.rollout.evaluate import evaluate
+from agent_r1.rollout.records import experience_records, question_of, step_records, write_rollouts
+from agent_r1.rollout.rows import Experience
+from agent_r1.rollout.sampler import LocalPolicy
 from agent_r1.tool import BaseTool
 from agent_r1.training.checkpoint import list_checkpoints, read_checkpoint, refuse_weights, save_checkpoint
 from agent_r1.training.dashboard import Dashboard, RunInfo
-from agent_r1.training.loggers import MetricsFile, trackers
-from agent_r1.training.loop import Experience, Learner, make_learner, resolve_device, train
-from agent_r1.training.tiny_model import load_chat, save_tokenizer
+from agent_r1.training.learner import Learner, make_learner
+from agent_r1.training.log import MetricsFile, trackers
+from agent_r1.training.loop import train
+from agent_r1.training.tiny_model import load_chat, load_tokenizer, save_tokenizer
+from agent_r1.types import Row, Trajectory
+from agent_r1.workspace import Places, check_local_model, data_folder, needed, needs_index
+
+if TYPE_CHECKING:
+    pass
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,7 +138,7 @@ def run_training(
         learner, reference = _start(run, config, start_model)
         chat = load_chat(start_model)
         run.metrics.truncate_after(learner.step)
-        device, dtype = resolve_device(config)
+        device, dtype = resolve_device(config.trainer)
         size = f"{learner.actor.parameter_count / 1e6:.2f} M parameters"
         info = RunInfo(
             run.path.name, config.preset, config.algorithm, size, f"{device}, {str(dtype)[6:]}", config.trainer.steps
@@ -149,7 +157,7 @@ def run_training(
 
 def _start(run: RunDir, config: Config, start_model: Path) -> tuple[Learner, qwen.Qwen | None]:
     """The learner at its newest checkpoint (or at the beginning), and the reference model if the KL needs one."""
-    device, _ = resolve_device(config)
+    device, _ = resolve_device(config.trainer)
     checkpoint = run.latest_checkpoint()
     if checkpoint:  # held against its hashes before any of its weights is read
         step, state = read_checkpoint(checkpoint, fingerprint(config))
@@ -269,88 +277,6 @@ class TimeLimit:
         return now + self.longest > self.end
 
 
-# ------------------------------------------------------------------------------------------ trajectories for people
-
-
-def question_of(row: Row) -> str:
-    """The user's words."""
-    return row["prompt"][-1]["content"]
-
-
-def step_records(trajectory: Trajectory, chat: ChatFormat) -> list[dict[str, Any]]:
-    """The turns of a trajectory as text and facts."""
-    return [
-        {"text": chat.decode(s.action_ids), "reward": s.reward, "finish_reason": s.finish_reason, "info": s.info}
-        for s in trajectory.steps
-    ]
-
-
-def trajectory_record(
-    trajectory: Trajectory,
-    rows: list[TrainingRow],
-    advantages: list[list[float]] | None,
-    chat: ChatFormat,
-    step: int | None,
-) -> dict[str, Any]:
-    """One line of a rollouts file; `inspect/` and the report read it."""
-    row = trajectory.row
-    return {
-        "step": step,
-        "group_id": trajectory.group_id,
-        "question": question_of(row),
-        "ground_truth": list(row["reward_model"]["ground_truth"]),
-        "kind": row["extra_info"].get("kind", ""),
-        "stop_reason": trajectory.stop_reason.value,
-        "reward": trajectory.reward,
-        "reward_parts": trajectory.reward_parts,
-        "metrics": trajectory.metrics,
-        "error": trajectory.error,
-        "rows": [
-            {
-                "input_ids": r.input_ids,
-                "tokens": [chat.decode([i]) for i in r.input_ids],
-                "action_mask": r.action_mask,
-                "logprobs": r.logprobs,
-                "rewards": r.rewards,
-                "advantages": advantages[i] if advantages else None,
-                "step_ids": r.step_ids,
-            }
-            for i, r in enumerate(rows)
-        ],
-        "steps": step_records(trajectory, chat),
-    }
-
-
-def experience_records(x: Experience, chat: ChatFormat, step: int) -> Iterator[dict[str, Any]]:
-    """The records of a training step, with advantages."""
-    advantages = [a[: len(r.input_ids)] for a, r in zip(x.advantages_BT.tolist(), x.rows, strict=True)]
-    for number, trajectory in enumerate(x.trajectories):
-        mine = [i for i, r in enumerate(x.rows) if r.trajectory == number]
-        yield trajectory_record(trajectory, [x.rows[i] for i in mine], [advantages[i] for i in mine], chat, step)
-
-
-def evaluation_records(trajectories: list[Trajectory], chat: ChatFormat) -> Iterator[dict[str, Any]]:
-    """The records of an evaluation: no advantages there."""
-    for number, trajectory in enumerate(trajectories):
-        yield trajectory_record(trajectory, trajectory_rows(trajectory, number), None, chat, None)
-
-
-def write_rollouts(path: Path, records: Iterator[dict[str, Any]]) -> None:
-    """Write a rollouts file, whole or not at all. Raises AgentR1Error when there is no space."""
-    part = path.with_name(f".{path.name}.part")
-    try:
-        with part.open("w") as file:
-            for record in records:
-                file.write(json_line(record))
-        part.rename(path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise AgentR1Error(
-            f"cannot write {path} ({error.strerror}); free space or mend permissions, then run the same command again "
-            "(`agent-r1 train` with --resume)"
-        ) from None
-
-
 def _first_difference(old: Config, new: Config) -> str:
     """`actor.lr: 0.0003 there, 0.001 now` for the first setting that differs and matters."""
 
@@ -362,3 +288,28 @@ def _first_difference(old: Config, new: Config) -> str:
     a, b = flat(what_counts(old)), flat(what_counts(new))
     key = next(k for k in sorted(a.keys() | b.keys()) if a.get(k) != b.get(k))
     return f"{key}: {a.get(key)} there, {b.get(key)} now"
+
+
+def start_model(config: Config) -> Path:
+    """The folder of the model that RL starts from. Raises AgentR1Error when it is not there."""
+    path, places = config.model.path, Places.of(config)
+    if path and not hub.is_name(path):
+        check_local_model(path)
+    data_folder(config)  # the first that is missing is the one to name
+    if needs_index(config):
+        needed(places.index, "agent-r1 index", config)
+    needed(places.start_model, "agent-r1 cold-start", config)
+    check_start_model(config)
+    return places.start_model
+
+
+def check_start_model(config: Config) -> None:
+    """What no run can start from, said before anything is computed or written. Raises AgentR1Error."""
+    model = Places.of(config).start_model
+    if trouble := hub.damage(model):
+        raise AgentR1Error(f"this model cannot be trained: {trouble}")
+    if config.engine == "local":
+        qwen.read_shape(model)
+    chat = ChatFormat(load_tokenizer(model))
+    if config.env.tools:
+        chat.check_tools()

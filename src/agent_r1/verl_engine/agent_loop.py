@@ -20,12 +20,12 @@ from agent_r1.config import Config, from_yaml
 from agent_r1.errors import AgentR1Error
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.episode import Task, derive_seed, first_failed_call, make_loop
+from agent_r1.rollout.records import trajectory_record
 from agent_r1.rollout.rows import TrainingRow, trajectory_rows
-from agent_r1.rollout.types import Generation, Sampling, StopReason, Trajectory
-from agent_r1.stages import load_tools
 from agent_r1.tool import BaseTool
-from agent_r1.training.loop import EpisodeNumbers
-from agent_r1.training.run import trajectory_record
+from agent_r1.training.metrics import EpisodeNumbers
+from agent_r1.types import Generation, Sampling, StopReason, Trajectory
+from agent_r1.workspace import load_tools
 
 
 class VerlPolicy:

@@ -118,7 +118,7 @@ def differences(model: Path, rows: list[dict[str, Any]]) -> dict[str, float]:
     What it did not choose (a tool's text) it may find next to impossible, and there rounding moves whole nats. The
     response, which log-probabilities and mask are of, ends a row.
     """
-    from agent_r1.inference.policies import load_transformers, token_logprobs
+    from agent_r1.rollout.policies import load_transformers, token_logprobs
 
     network, found = load_transformers(model), []
     for row in rows:

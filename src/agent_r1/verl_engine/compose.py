@@ -20,8 +20,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from agent_r1.config import Config
-from agent_r1.errors import AgentR1Error, ConfigError
-from agent_r1.plan import check_context, find_gpu, known_model
+from agent_r1.errors import AgentR1Error
 from agent_r1.verl_engine import VERL
 
 KL_NAMES = {"k1": "k1", "k2": "k2", "k3": "low_var_kl"}
@@ -54,52 +53,6 @@ class Sources:
     @property
     def folder(self) -> Path:
         return self.run / "verl"
-
-
-def check_verl(config: Config) -> None:
-    """Refuse what verl cannot run, before anything starts. Raises ConfigError."""
-    r, v = config.rollout, config.verl
-    for name, count in (("actor", config.actor.minibatches), ("critic", config.critic.minibatches)):
-        if name == "critic" and config.algorithm != "ppo":
-            continue
-        if r.prompts_per_step % count:
-            raise ConfigError(
-                f"verl cuts a batch by prompts: rollout.prompts_per_step={r.prompts_per_step} does not divide into "
-                f"{name}.minibatches={count}; choose a divisor of {r.prompts_per_step}"
-            )
-        if r.prompts_per_step // count * r.samples_per_prompt % v.ranks:
-            raise ConfigError(
-                f"a minibatch of {r.prompts_per_step // count} prompts x {r.samples_per_prompt} samples does not divide "
-                f"among verl.ranks={v.ranks}; change {name}.minibatches or verl.ranks"
-            )
-    if v.ranks % v.nodes:
-        raise ConfigError(f"verl.ranks={v.ranks} do not divide among verl.nodes={v.nodes}; make them a multiple")
-    if v.ranks // v.nodes % v.tensor_parallel:
-        raise ConfigError(
-            f"verl.tensor_parallel={v.tensor_parallel} needs a multiple of as many verl.ranks ({v.ranks // v.nodes} on a machine)"
-        )
-    if not 0 < v.gpu_memory < 1:
-        raise ConfigError(f"verl.gpu_memory={v.gpu_memory} is a share of a GPU's memory; give one such as 0.5")
-    if v.tis_cap and v.tis_cap < 1:
-        raise ConfigError(
-            f"verl.tis_cap={v.tis_cap} would shrink every token's loss; give 1 or more, or 0 to leave it out"
-        )
-    if v.patience_s <= config.env.episode_timeout_s:
-        raise ConfigError(
-            f"verl.patience_s={v.patience_s} would end a run for one episode that takes its env.episode_timeout_s="
-            f"{config.env.episode_timeout_s:g}; raise the one or lower the other"
-        )
-    if v.gpu is not None:
-        find_gpu(v.gpu)
-    if shape := known_model(config.model.path):
-        check_context(config, shape)
-    if config.trainer.micro_tokens < r.max_context:
-        raise ConfigError(
-            f"trainer.micro_tokens={config.trainer.micro_tokens} cannot hold one conversation of "
-            f"rollout.max_context={r.max_context} tokens; raise it"
-        )
-    if not config.actor.mask_tool_tokens:
-        raise ConfigError("actor.mask_tool_tokens=false is an ablation of the local loop; use --engine local for it")
 
 
 def overrides(config: Config, sources: Sources, device: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from verl.workers.engine import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
 import agent_r1.verl_engine.algorithms  # noqa: F401  verl imports one module by name, this one: our loss comes with it
-from agent_r1.training.loop import linear_decay
+from agent_r1.training.learner import linear_decay
 
 
 @EngineRegistry.register(model_type="language_model", backend="fsdp2", device="cuda", vendor=["cpu", "nvidia"])

@@ -34,18 +34,19 @@ from omegaconf import OmegaConf
 
 from agent_r1.config import Config, fingerprint
 from agent_r1.data.rows import read_rows
+from agent_r1.device import resolve_device
 from agent_r1.env import ENVIRONMENTS
 from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.rollout import qwen
-from agent_r1.stages import Places
+from agent_r1.training.batches import prompts_of_step
 from agent_r1.training.checkpoint import read_checkpoint
 from agent_r1.training.dashboard import Dashboard, RunInfo
-from agent_r1.training.loggers import trackers
-from agent_r1.training.loop import prompts_of_step, resolve_device
+from agent_r1.training.log import trackers
 from agent_r1.training.run import RunDir, graceful_interrupt, locked, open_run
 from agent_r1.training.tiny_model import load_chat
 from agent_r1.verl_engine.checkpoints import finish, unverified
 from agent_r1.verl_engine.compose import Sources, compose, overrides, require_verl
+from agent_r1.workspace import Places
 
 MARK = "AGENT_R1_VERL_RUN"
 """In the environment of every process of a run; children inherit it, however far down."""
@@ -57,7 +58,7 @@ POLL_S = 0.5
 def train(run: RunDir, config: Config, start_model: Path, resume: bool, plain: bool) -> Path:
     """Train to the end, or go on from the newest checkpoint; returns the last checkpoint's folder."""
     require_verl()
-    device, _ = resolve_device(config)
+    device, _ = resolve_device(config.trainer)
     check_machine(config, device, start_model)
     open_run(run, config, resume)
     with locked(run), only_one_here():

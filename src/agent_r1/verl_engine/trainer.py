@@ -28,9 +28,11 @@ from agent_r1.config import from_yaml
 from agent_r1.errors import AgentR1Error
 from agent_r1.files import write_whole
 from agent_r1.rollout.episode import refuse_broken_tools
-from agent_r1.training.loop import EpisodeNumbers, episode_metrics, refuse_gradient
+from agent_r1.rollout.records import write_rollouts
+from agent_r1.training.learner import refuse_gradient
 from agent_r1.training.losses import reward_less_kl
-from agent_r1.training.run import RunDir, TimeLimit, write_rollouts
+from agent_r1.training.metrics import EpisodeNumbers, episode_metrics
+from agent_r1.training.run import RunDir, TimeLimit
 from agent_r1.verl_engine.algorithms import SamplerWatch  # the import also fills verl's table of estimators
 from agent_r1.verl_engine.checkpoints import finish, keep_shards
 

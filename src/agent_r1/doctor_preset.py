@@ -8,27 +8,19 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import importlib.metadata
 import os
 import shutil
 import urllib.error
 import urllib.request
 from pathlib import Path
 
-from agent_r1 import hub, plan
-from agent_r1.config import Config
-from agent_r1.doctor import (
-    Card,
-    Check,
-    available_memory,
-    check_model,
-    existing,
-    gpus_here,
-    installed,
-    suggest_preset,
-    torch_sees_gpu,
-)
+from agent_r1 import hub, plan, sizes
+from agent_r1.config import Config, load_config
+from agent_r1.device import Card, available_memory, gpus_here, torch_sees_gpu
+from agent_r1.doctor import Check, existing, installed
 from agent_r1.errors import ConfigError, first_line
-from agent_r1.plan import GIB
+from agent_r1.sizes import GIB
 
 DRIVER = 580
 """NVIDIA's driver for CUDA 13, which the torch in requirements/verl-gpu.txt is built with."""
@@ -37,12 +29,12 @@ INSTALL = "pip install -r requirements/verl-gpu.txt"
 
 def check_gpu_preset(config: Config) -> list[Check]:
     """Everything that the preset needs beyond what the laptop needs."""
-    from agent_r1.stages import Places
+    from agent_r1.workspace import Places
 
     gpus, places = gpus_here(), Places.of(config)
     try:
-        shape = plan.find_shape(config.model.path or "", places.start_model)
-        plan.check_context(config, shape)
+        shape = sizes.find_shape(config.model.path or "", places.start_model)
+        sizes.check_context(config.rollout.max_context, config.verl.tensor_parallel, shape)
     except ConfigError as error:
         return [check_model(config) or Check("preset", "fail", str(error), "set model.path to one that the plan knows")]
     return [
@@ -69,11 +61,11 @@ def check_count(config: Config, gpus: list[Card]) -> Check:
     )
 
 
-def check_fit(config: Config, shape: plan.Shape, gpus: list[Card]) -> list[Check]:
+def check_fit(config: Config, shape: sizes.Shape, gpus: list[Card]) -> list[Check]:
     """Sampling and training beside each other on the smallest GPU."""
     if not gpus:
         return []
-    gpu = dataclasses.replace(plan.find_gpu(config.verl.gpu), memory=min(gpu.mib for gpu in gpus) * 2**20)
+    gpu = dataclasses.replace(sizes.find_gpu(config.verl.gpu), memory=min(gpu.mib for gpu in gpus) * 2**20)
     if problems := plan.misfits(config, shape, gpu):
         return [Check("GPU memory", "fail", *problem.split("; ", 1)) for problem in problems]
     sampling, training = (sum(row[i] for row in plan.gpu_memory(config, shape, gpu).values()) / GIB for i in (0, 1))
@@ -129,7 +121,7 @@ def check_flash_attn() -> Check:
     return Check("flash-attn", "ok", "loads")
 
 
-def check_space(config: Config, shape: plan.Shape, root: Path) -> Check:
+def check_space(config: Config, shape: sizes.Shape, root: Path) -> Check:
     """What is in artifacts/ and runs/ already need not be found again."""
     place = existing(root)
     made = sum(f.stat().st_size for part in ("artifacts", "runs") for f in (root / part).rglob("*") if f.is_file())
@@ -140,7 +132,7 @@ def check_space(config: Config, shape: plan.Shape, root: Path) -> Check:
     return Check("disk for the preset", "fail", detail, "free space, or set AGENT_R1_HOME to a larger disk")
 
 
-def check_host(config: Config, shape: plan.Shape, free: int | None) -> Check:
+def check_host(config: Config, shape: sizes.Shape, free: int | None) -> Check:
     need = sum(plan.host_memory(config, shape).values())
     if free is None:
         return Check("host memory", "warn", "cannot tell how much is free", f"see that {need / GIB:.0f} GiB are")
@@ -174,3 +166,40 @@ def check_hub(seconds: float = 3) -> Check:
         remedy = "mend the network, or give local files: data.source, data.corpus, model.path"
         return Check("hub", "warn", f"{address} does not answer ({reason})", remedy)
     return Check("hub", "ok", f"{address} answers")
+
+
+def check_preset(preset: str) -> list[Check]:
+    """Does the preset exist, and is what it asks for here?"""
+    try:
+        config = load_config(preset)
+    except ConfigError as error:
+        return [Check("preset", "fail", str(error), "name one of these with --preset")]
+    if config.engine == "verl" and config.verl.gpu:
+        pass
+
+        return check_gpu_preset(config)
+    if config.trainer.device == "cuda" and not torch_sees_gpu():
+        return [Check("preset", "fail", f"{preset} runs on a GPU and there is none", "use --preset laptop")]
+    return [check_model(config) or Check("preset", "ok", f"{preset} can run here")]
+
+
+def check_model(config: Config) -> Check | None:
+    """A finding when the start model is a folder that is not there."""
+    from agent_r1 import hub
+
+    path = config.model.path
+    if path is None or Path(path).is_dir() or hub.is_name(path):
+        return None
+    return Check("preset", "fail", f"there is no model at {path}", "set model.path to a local folder")
+
+
+def suggest_preset(gpus: list[Card]) -> str:
+    """The preset for such GPUs; of unlike ones, the smallest decides."""
+    memory = min((gpu.mib for gpu in gpus), default=0) / 1024
+    if memory >= 70:
+        return next(name for count, name in PRESETS_80GB if len(gpus) >= count)
+    return "hotpotqa-1x24gb" if memory >= 20 else "laptop"
+
+
+PRESETS_80GB = ((8, "hotpotqa-8xh100"), (4, "hotpotqa-4xh100"), (2, "hotpotqa-2x80gb"), (1, "hotpotqa-1x80gb"))
+"""By the number of GPUs."""

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from agent_r1.errors import AgentR1Error, ConfigError
-from agent_r1.files import write_whole
+from agent_r1.files import read_jsonl, write_whole
 from agent_r1.ui import say
 
 STEP = "training/global_step"
@@ -95,27 +95,6 @@ class MetricsFile:
             file.flush()
             os.fsync(file.fileno())
         os.replace(beside, self.path)
-
-
-def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """The objects of a JSON-lines file, without a half-written last line; an empty list when there is no file.
-
-    Raises AgentR1Error for damage anywhere else, which no crash of ours leaves behind.
-    """
-    if not path.exists():
-        return []
-    *lines, tail = path.read_text(encoding="utf-8", errors="replace").split("\n")
-    records = []
-    for number, line in enumerate(lines, 1):
-        try:
-            record = json.loads(line)
-        except ValueError:
-            record = None
-        if isinstance(record, dict):
-            records.append(record)
-        elif number < len(lines) or tail:
-            raise AgentR1Error(f"{path}, line {number} is not a JSON object; delete that line or restore the file")
-    return records
 
 
 def _cut_half_line(path: Path) -> None:

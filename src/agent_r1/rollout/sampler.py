@@ -28,8 +28,8 @@ from torch import Tensor
 
 from agent_r1.errors import AgentR1Error
 from agent_r1.rollout.qwen import Qwen
-from agent_r1.rollout.types import Generation, Sampling
 from agent_r1.search.searcher import SAMPLING_HERE
+from agent_r1.types import Generation, Sampling
 
 
 class KVCache:

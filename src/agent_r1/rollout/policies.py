@@ -1,4 +1,4 @@
-"""Two more ways to a model, beside the sampler of room 5 (`rollout/engine.py`).
+"""Two more ways to a model, beside the sampler of room 5 (`rollout/sampler.py`).
 
 In: prompts as token ids. Out: `Generation`s with the sampled ids and their log-probabilities, as from any `Policy`.
 Next: the same episode loop as in training.
@@ -30,8 +30,8 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from agent_r1.errors import AgentR1Error, first_line
-from agent_r1.rollout.engine import draw_noise, sample_tokens
-from agent_r1.rollout.types import Generation, Sampling
+from agent_r1.rollout.sampler import draw_noise, sample_tokens
+from agent_r1.types import Generation, Sampling
 
 if TYPE_CHECKING:  # importing its model classes takes seconds, which a conversation with vLLM need not wait for
     from transformers import DynamicCache, PreTrainedModel

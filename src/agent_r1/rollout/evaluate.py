@@ -16,7 +16,7 @@ from collections.abc import Callable
 from statistics import fmean
 
 from agent_r1.rollout.episode import AgentEnvLoop, Task, derive_seed, run_episodes
-from agent_r1.rollout.types import Row, Sampling, StopReason, Trajectory
+from agent_r1.types import Row, Sampling, StopReason, Trajectory
 
 
 def evaluate(

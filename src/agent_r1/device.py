@@ -1,0 +1,138 @@
+"""The machine: its cores, memory and GPUs, and what PyTorch is to use of them.
+
+In: /proc, nvidia-smi and the configuration. Out: facts. `doctor.py` judges them.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agent_r1.config import TrainerConfig
+from agent_r1.errors import ConfigError
+from agent_r1.sizes import GIB
+
+if TYPE_CHECKING:
+    import torch  # it takes seconds to import, and `doctor` has to answer where it is broken
+
+
+def cores() -> int:
+    """Cores that this process may use: affinity and the container's quota count, not only what is built in."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota, _, period = _read("/sys/fs/cgroup/cpu.max").partition(" ")
+    if quota.isdigit() and period.strip().isdigit():
+        count = min(count, max(1, round(int(quota) / int(period))))
+    return count
+
+
+def available_memory() -> int | None:
+    """Bytes that can still be used, by the machine's account and the container's; None if nobody says."""
+    amounts = [_meminfo("MemAvailable")]
+    limit, used = _read("/sys/fs/cgroup/memory.max").strip(), _read("/sys/fs/cgroup/memory.current").strip()
+    if limit.isdigit() and used.isdigit():
+        amounts.append(int(limit) - int(used) + _reclaimable())
+    known = [amount for amount in amounts if amount is not None]
+    return min(known) if known else total_memory()
+
+
+def total_memory() -> int | None:
+    """Bytes of memory in the machine or the container's limit; None where the system does not tell."""
+    try:
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):
+        return None
+    limit = _read("/sys/fs/cgroup/memory.max").strip()
+    return min(total, int(limit)) if limit.isdigit() else total
+
+
+def _reclaimable() -> int:
+    """File cache counts as used by a container, yet gives way to anyone who needs memory."""
+    match = re.search(r"^inactive_file (\d+)$", _read("/sys/fs/cgroup/memory.stat"), re.MULTILINE)
+    return int(match[1]) if match else 0
+
+
+def _meminfo(key: str) -> int | None:
+    match = re.search(rf"^{key}:\s+(\d+) kB", _read("/proc/meminfo"), re.MULTILINE)
+    return int(match[1]) * 1024 if match else None
+
+
+def _processor() -> str:
+    match = re.search(r"^model name\s*:\s*(.+)$", _read("/proc/cpuinfo"), re.MULTILINE)
+    return match[1].strip() if match else platform.processor() or platform.machine()
+
+
+@dataclass(frozen=True)
+class Card:
+    """A GPU, as nvidia-smi tells it."""
+
+    name: str
+    mib: int
+    driver: str
+
+    def __str__(self) -> str:
+        return f"{self.name}, {self.mib} MiB, driver {self.driver}"
+
+
+def gpus_here() -> list[Card]:
+    """The NVIDIA GPUs of this machine; none where nvidia-smi is missing or does not answer."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return []
+    query = [program, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=5, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return []
+    lines = (re.fullmatch(r"(.+), (\d+) MiB, ([\d.]+)", line.strip()) for line in answer.splitlines())
+    return [Card(line[1], int(line[2]), line[3]) for line in lines if line]
+
+
+def torch_sees_gpu() -> bool:
+    try:
+        import torch
+    except (ImportError, OSError):
+        return False
+    return torch.cuda.is_available()
+
+
+def _read(path: str) -> str:
+    """A file of /proc or /sys; empty on systems that have none."""
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def describe_machine() -> str:
+    """The hardware in a few words, for a report: cores, processor, memory and GPU."""
+    memory = total_memory()
+    parts = [f"{cores()} core{'s' if cores() > 1 else ''} of {_processor()}"]
+    if memory:
+        parts.append(f"{memory / GIB:.0f} GB")
+    return ", ".join([*parts, *map(str, gpus_here())])
+
+
+def resolve_device(t: TrainerConfig) -> tuple[str, torch.dtype]:
+    """`auto` to what this machine has. Raises ConfigError when CUDA is asked for and not there."""
+    import torch
+
+    if t.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(
+            "trainer.device=cuda, but PyTorch sees no CUDA GPU; use trainer.device=auto, or run agent-r1 doctor"
+        )
+    device = ("cuda" if torch.cuda.is_available() else "cpu") if t.device == "auto" else t.device
+    dtype = ("bfloat16" if device == "cuda" else "float32") if t.dtype == "auto" else t.dtype
+    return device, getattr(torch, dtype)
+
+
+def set_threads(threads: int) -> None:
+    """Give PyTorch so many threads; 0 means one for each core that this process may use."""
+    import torch
+
+    torch.set_num_threads(threads or len(os.sched_getaffinity(0)))

@@ -1,0 +1,96 @@
+"""A trajectory as one line of JSON: what `rollouts/*.jsonl` holds, and what chat, report and `inspect` read.
+
+In: trajectories and the training rows made of them. Out: records, with the tokens as text and ids.
+Next: `inspect/tokens.py` draws one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from agent_r1.errors import AgentR1Error
+from agent_r1.files import json_line
+from agent_r1.rollout.chat_format import ChatFormat
+from agent_r1.rollout.rows import Experience, TrainingRow, trajectory_rows
+from agent_r1.types import Row, Trajectory
+
+
+def question_of(row: Row) -> str:
+    """The user's words."""
+    return row["prompt"][-1]["content"]
+
+
+def step_records(trajectory: Trajectory, chat: ChatFormat) -> list[dict[str, Any]]:
+    """The turns of a trajectory as text and facts."""
+    return [
+        {"text": chat.decode(s.action_ids), "reward": s.reward, "finish_reason": s.finish_reason, "info": s.info}
+        for s in trajectory.steps
+    ]
+
+
+def trajectory_record(
+    trajectory: Trajectory,
+    rows: list[TrainingRow],
+    advantages: list[list[float]] | None,
+    chat: ChatFormat,
+    step: int | None,
+) -> dict[str, Any]:
+    """One line of a rollouts file; `inspect/` and the report read it."""
+    row = trajectory.row
+    return {
+        "step": step,
+        "group_id": trajectory.group_id,
+        "question": question_of(row),
+        "ground_truth": list(row["reward_model"]["ground_truth"]),
+        "kind": row["extra_info"].get("kind", ""),
+        "stop_reason": trajectory.stop_reason.value,
+        "reward": trajectory.reward,
+        "reward_parts": trajectory.reward_parts,
+        "metrics": trajectory.metrics,
+        "error": trajectory.error,
+        "rows": [
+            {
+                "input_ids": r.input_ids,
+                "tokens": [chat.decode([i]) for i in r.input_ids],
+                "action_mask": r.action_mask,
+                "logprobs": r.logprobs,
+                "rewards": r.rewards,
+                "advantages": advantages[i] if advantages else None,
+                "step_ids": r.step_ids,
+            }
+            for i, r in enumerate(rows)
+        ],
+        "steps": step_records(trajectory, chat),
+    }
+
+
+def experience_records(x: Experience, chat: ChatFormat, step: int) -> Iterator[dict[str, Any]]:
+    """The records of a training step, with advantages."""
+    advantages = [a[: len(r.input_ids)] for a, r in zip(x.advantages_BT.tolist(), x.rows, strict=True)]
+    for number, trajectory in enumerate(x.trajectories):
+        mine = [i for i, r in enumerate(x.rows) if r.trajectory == number]
+        yield trajectory_record(trajectory, [x.rows[i] for i in mine], [advantages[i] for i in mine], chat, step)
+
+
+def evaluation_records(trajectories: list[Trajectory], chat: ChatFormat) -> Iterator[dict[str, Any]]:
+    """The records of an evaluation: no advantages there."""
+    for number, trajectory in enumerate(trajectories):
+        yield trajectory_record(trajectory, trajectory_rows(trajectory, number), None, chat, None)
+
+
+def write_rollouts(path: Path, records: Iterator[dict[str, Any]]) -> None:
+    """Write a rollouts file, whole or not at all. Raises AgentR1Error when there is no space."""
+    part = path.with_name(f".{path.name}.part")
+    try:
+        with part.open("w") as file:
+            for record in records:
+                file.write(json_line(record))
+        part.rename(path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise AgentR1Error(
+            f"cannot write {path} ({error.strerror}); free space or mend permissions, then run the same command again "
+            "(`agent-r1 train` with --resume)"
+        ) from None

@@ -1,0 +1,55 @@
+"""Which questions a step asks, which of its episodes count, and how they are dealt into minibatches.
+
+Everything here follows from the seed and the step's number alone, so a resumed run draws what the first one drew.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from agent_r1.config import Config
+from agent_r1.rollout.episode import derive_seed
+from agent_r1.rollout.rows import Batch
+from agent_r1.types import Row, Trajectory
+
+
+def usable_trajectories(trajectories: list[Trajectory], config: Config) -> list[Trajectory]:
+    """Without those that were broken off or sampled no token, nor, for grpo, a sample that this has left alone."""
+    usable = [t for t in trajectories if not t.stop_reason.broken_off and any(s.action_ids for s in t.steps)]
+    members = Counter(t.group_id for t in usable)
+    return [t for t in usable if config.algorithm != "grpo" or members[t.group_id] > 1]
+
+
+def prompts_of_step(questions: list[Row], step: int, config: Config) -> list[Row]:
+    """The questions of one step: each epoch is a shuffle of its own, and a step may straddle two epochs."""
+    P, n = config.rollout.prompts_per_step, len(questions)
+    rows = []
+    for position in range((step - 1) * P, step * P):
+        epoch, place = divmod(position, n)
+        rows.append(questions[epoch_order(n, epoch, config.seed)[place]])
+    return rows
+
+
+@functools.lru_cache(maxsize=2)
+def epoch_order(n: int, epoch: int, seed: int) -> list[int]:
+    return torch.randperm(
+        n, generator=torch.Generator().manual_seed(derive_seed(seed, "epoch", epoch) % 2**63)
+    ).tolist()
+
+
+def minibatches(batch: Batch, count: int, epochs: int, seed: int) -> Iterator[Tensor]:
+    """Row indices of each optimiser step: trajectories are shuffled and dealt into `count` parts, `epochs` times.
+
+    Whole trajectories, never single rows: the rows of one episode share its advantage.
+    """
+    g = torch.Generator().manual_seed(seed % 2**63)
+    trajectory_B = batch.trajectory_B.cpu()
+    for _ in range(epochs):
+        order = torch.randperm(int(trajectory_B.max()) + 1, generator=g)
+        for part in order.chunk(count):
+            yield torch.isin(trajectory_B, part).nonzero()[:, 0].to(batch.ids_BT.device)

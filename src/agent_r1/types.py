@@ -1,0 +1,178 @@
+"""The words of the domain: every other module speaks in these types. Read this file first.
+
+One *episode* is a conversation between a policy (the language model) and an environment. It is recorded as a
+`Trajectory` of `Step`s. A step is one turn of the Markov decision process:
+
+    observation ids  ── what the policy saw (prompt, or everything so far plus the tool's reply); nobody sampled these
+    action ids       ── what the policy sampled, with the log-probability of each token at sampling time
+    reward           ── what the environment paid for the action
+
+Tokens are the truth: `action_ids` are the very ids that came out of the sampler. They are decoded once, to let the
+environment read them, and never encoded again, because encode(decode(ids)) need not equal ids. A model trained on
+re-encoded ids is trained on actions that it never took.
+
+Shape suffixes used in the whole code base: B rows in a batch, T tokens in a row, G samples of one prompt (the group),
+V vocabulary, D hidden width, H attention heads. `logprobs_BT` is a float tensor of shape [B, T].
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Literal, Protocol
+
+Row = dict[str, Any]
+"""One task, with verl's parquet keys: data_source, prompt, ability, reward_model, extra_info, agent_name, env_kwargs."""
+
+Message = dict[str, Any]
+"""One chat message: {"role": "system" | "user" | "assistant" | "tool", "content": str}."""
+
+
+class StopReason(StrEnum):
+    """Why an episode ended. Every trajectory has exactly one."""
+
+    ANSWERED = "answered"
+    """The agent gave its final answer (or the environment reached its goal)."""
+    NO_ANSWER = "no_answer"
+    """The agent stopped acting, and its last turn holds no answer: it is empty, all thought, or without the tags."""
+    MAX_TURNS = "max_turns"
+    """The agent still wanted to act, but its turns were used up."""
+    MAX_TOKENS = "max_tokens"
+    """A turn hit its token limit. Nothing in a cut-off turn is executed, not even a call that looks complete."""
+    CONTEXT_OVERFLOW = "context_overflow"
+    """The next observation, or one more token after it, would not fit into the context window."""
+    TOOL_BUDGET = "tool_budget"
+    """The agent asked for more tool calls than it may make."""
+    INVALID_CALLS = "invalid_calls"
+    """Too many calls in a row could not be parsed or validated."""
+    TIME_OUT = "time_out"
+    """The episode's wall-clock budget ran out."""
+    ERROR = "error"
+    """The environment raised; the message is in `Trajectory.error`."""
+
+    @property
+    def broken_off(self) -> bool:
+        """Ended by the machine or the world, which says nothing about the policy: such an episode trains nobody."""
+        return self in (StopReason.TIME_OUT, StopReason.ERROR)
+
+
+# ------------------------------------------------------------------------------------------------ policy side
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How to draw tokens for one turn."""
+
+    max_tokens: int
+    """Largest number of tokens in this turn (the stop token included)."""
+    temperature: float = 1.0
+    """0 means greedy."""
+    top_p: float = 1.0
+    """Nucleus sampling; 1 keeps the whole distribution, which on-policy training needs."""
+    seed: int | None = None
+    """Same seed, same prompt, same weights -> same tokens, whatever else is in the batch."""
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What a policy returns for one turn."""
+
+    token_ids: list[int]
+    """Sampled ids, the stop token included where one was sampled."""
+    logprobs: list[float]
+    """log pi(token | everything before it) at the sampling temperature, one per id (natural logarithm)."""
+    finish_reason: Literal["stop", "length"]
+    """`stop`: the model closed its turn. `length`: the limit cut it off."""
+
+
+class Policy(Protocol):
+    """The only way to a model. The in-process engine, verl's server client and a vLLM server all implement it."""
+
+    async def generate(self, prompt_ids: list[int], sampling: Sampling, session: str | None = None) -> Generation:
+        """Continue `prompt_ids`. Calls with one `session` are turns of one episode, so an engine may keep its cache."""
+        ...
+
+    def release(self, session: str) -> None:
+        """The episode is over: whatever was kept for `session` may go."""
+        ...
+
+
+# ------------------------------------------------------------------------------------------- environment side
+
+
+@dataclass(frozen=True)
+class Action:
+    """One turn of the agent, as an environment receives it."""
+
+    text: str
+    """The decoded turn, without the closing stop token. Hostile until parsed: it is model output."""
+    finish_reason: Literal["stop", "length"] = "stop"
+
+
+@dataclass
+class Observation:
+    """What the environment shows the agent next, as chat messages. The flow turns them into tokens."""
+
+    messages: list[Message]
+    tools: list[dict[str, Any]] | None = None
+    """JSON schemas of the callable tools in OpenAI's form; read from the first observation only."""
+    rewrite: bool = False
+    """False: `messages` are appended to all that came before. True: they replace it (context management)."""
+
+
+@dataclass
+class StepResult:
+    """What `AgentEnv.step` returns, after Gymnasium's convention."""
+
+    observation: Observation | None
+    """None when `done`."""
+    reward: float = 0.0
+    """Process reward of this step alone; the outcome is paid once, by `AgentEnv.outcome`."""
+    done: bool = False
+    stop_reason: StopReason | None = None
+    """Set when `done`."""
+    info: dict[str, Any] = field(default_factory=dict)
+    """For people and logs (tool calls, errors); never read by the algorithm."""
+
+
+# --------------------------------------------------------------------------------------------- what is recorded
+
+
+@dataclass
+class Step:
+    """One transition. `observation_ids` is the *whole* input of the model in this turn, not only its new part."""
+
+    observation_ids: list[int]
+    action_ids: list[int]
+    action_logprobs: list[float]
+    reward: float = 0.0
+    done: bool = False
+    finish_reason: str = "stop"
+    info: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Trajectory:
+    """One finished episode."""
+
+    steps: list[Step]
+    group_id: str
+    """Trajectories with one group id are samples of the same prompt (GRPO compares them with one another)."""
+    stop_reason: StopReason
+    row: Row
+    reward_parts: dict[str, float] = field(default_factory=dict)
+    """The parts of the outcome reward by name (em, format, ...), for logs and `/why`."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Measurements that are not paid for (f1, tool_calls, ...). None of them is sure to be there."""
+    error: str | None = None
+    """What broke the episode off, in words; None unless `stop_reason.broken_off`."""
+
+    @property
+    def reward(self) -> float:
+        """The return: process rewards of all steps plus the outcome (which sits on the last action)."""
+        return sum(step.reward for step in self.steps)
+
+    @property
+    def score(self) -> float:
+        """What evaluations average: exact match where the environment measures it, else the return."""
+        return self.metrics.get("em", self.reward)
