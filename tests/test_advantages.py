@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from agent_r1.config import ALGORITHMS
@@ -277,14 +277,18 @@ def test_gae_does_not_care_how_actions_are_laid_out(seed):
 
 @settings(max_examples=60, deadline=None)
 @given(SEEDS)
+@example(174046)  # two rewards that differ by less than a thousandth
 def test_normalised_statistics(seed):
     inputs = random_inputs(seed, several_rows=False)
     whitened = ppo(inputs).advantages_BT[inputs.mask_BT]
     assert whitened.mean().item() == pytest.approx(0, abs=1e-3) and whitened.var().item() == pytest.approx(1, abs=1e-3)
     per_row = grpo(inputs).advantages_BT.sum(1) / inputs.mask_BT.sum(1)
     for group in set(inputs.group_B):
-        members = per_row[[g == group for g in inputs.group_B]]
-        assert members.sum().item() == pytest.approx(0, abs=1e-3) and members.var().item() == pytest.approx(1, abs=1e-3)
+        here = torch.tensor([g == group for g in inputs.group_B])
+        spread = inputs.rewards_BT[here].sum(1).std().item()
+        one = spread / (spread + 1e-6)  # rewards that nearly agree are not blown up to a spread of 1
+        assert per_row[here].sum().item() == pytest.approx(0, abs=1e-3)
+        assert per_row[here].std().item() == pytest.approx(one, abs=1e-3)
 
 
 # ------------------------------------------------------------------------------------------------------------ by name

@@ -17,7 +17,7 @@ from agent_r1.env import make_env
 from agent_r1.errors import AgentR1Error
 from agent_r1.rollout import qwen
 from agent_r1.rollout.records import evaluation_records, write_rollouts
-from agent_r1.training import learner, run
+from agent_r1.training import loop, run
 from agent_r1.training.shards import write_merged
 from agent_r1.types import Sampling
 
@@ -43,8 +43,8 @@ def test_a_run_that_breaks_keeps_its_good_checkpoints(
 ):
     """A learning rate that explodes in step 3: either the next gradient is no number, or the weights are not."""
     monkeypatch.setenv("AGENT_R1_HOME", str(home))
-    schedule, temperatures = learner.schedule, []
-    monkeypatch.setattr(learner, "schedule", lambda step, config: rate if step == 3 else schedule(step, config))
+    schedule, temperatures = loop.schedule, []
+    monkeypatch.setattr(loop, "schedule", lambda step, config: rate if step == 3 else schedule(step, config))
     evaluate = run.evaluate
 
     def noting(*args, temperature, **options):

@@ -16,9 +16,10 @@ from rich.console import Console
 
 from agent_r1 import device, doctor, doctor_preset
 from agent_r1.config import load_config
+from agent_r1.device import Card
 from agent_r1.doctor import Check, print_checks, run_checks
 from agent_r1.doctor_preset import suggest_preset
-from agent_r1.sizes import GIB, MODELS, Card
+from agent_r1.sizes import GIB, MODELS
 
 Usage = namedtuple("Usage", "total used free")
 
@@ -126,10 +127,10 @@ def test_gpu_as_nvidia_smi_tells_it(monkeypatch, tmp_path):
     program.write_text("#!/bin/sh\necho 'NVIDIA H200, 143771 MiB, 570.86'\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
-    monkeypatch.setattr(device, "torch_sees_gpu", lambda: True)
+    monkeypatch.setattr(doctor, "torch_sees_gpu", lambda: True)
     assert doctor.check_gpu() == Check("gpu", "ok", "NVIDIA H200, 143771 MiB, driver 570.86")
     assert "H200" in device.describe_machine()
-    monkeypatch.setattr(device, "torch_sees_gpu", lambda: False)
+    monkeypatch.setattr(doctor, "torch_sees_gpu", lambda: False)
     assert doctor.check_gpu().status == "warn"
     program.write_text("#!/bin/sh\nexit 9\n")  # a driver that does not answer
     assert doctor.check_gpu() == Check("gpu", "ok", "none: the laptop preset needs none")
@@ -146,9 +147,9 @@ def test_port_in_use_is_a_warning():
 
 def test_preset_that_does_not_exist_or_fit(monkeypatch):
     assert [check.status for check in doctor_preset.check_preset("laptpo")] == ["fail"]
-    config = doctor.load_config("laptop", ["trainer.device=cuda"])
-    monkeypatch.setattr(doctor, "load_config", lambda name: config)
-    monkeypatch.setattr(device, "torch_sees_gpu", lambda: False)
+    config = load_config("laptop", ["trainer.device=cuda"])
+    monkeypatch.setattr(doctor_preset, "load_config", lambda name: config)
+    monkeypatch.setattr(doctor_preset, "torch_sees_gpu", lambda: False)
     assert "GPU" in doctor_preset.check_preset("laptop")[0].detail
     config.trainer.device, config.model.path = "cpu", "/no/such/model"
     assert "/no/such/model" in doctor_preset.check_preset("laptop")[0].detail
@@ -368,6 +369,6 @@ def test_a_hub_that_does_not_answer_is_a_warning(monkeypatch):
 def test_a_model_that_nobody_knows(monkeypatch, nvidia_smi):
     config = load_config("hotpotqa-4xh100")
     config.model.path = "some/model"
-    monkeypatch.setattr(doctor, "load_config", lambda name: config)
+    monkeypatch.setattr(doctor_preset, "load_config", lambda name: config)
     (check,) = doctor_preset.check_preset("hotpotqa-4xh100")
     assert check.status == "fail" and "some/model" in check.detail

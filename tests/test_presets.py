@@ -196,7 +196,7 @@ def test_a_local_folder_speaks_for_itself(tmp_path):
 def test_a_context_beyond_the_model(tmp_path):
     config, _ = preset("hotpotqa-4xh100")
     with pytest.raises(ConfigError, match="8192 is more than the model's 4096"):
-        check_context(config, dataclasses.replace(SMALL, positions=4096))
+        check_context(config.rollout.max_context, 1, dataclasses.replace(SMALL, positions=4096))
 
 
 # ----------------------------------------------------------------------------------------------------------------- time

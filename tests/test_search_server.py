@@ -69,7 +69,7 @@ def test_the_service_leaves_most_cores_of_a_large_machine_to_the_trainers(tmp_pa
     16 really are is up to the machine (MKL starts no more than there are cores), so that is asked with one."""
     code = f"""
 import os, threading
-from agent_r1 import cli, doctor
+from agent_r1 import cli, device
 device.cores = lambda: {cores}
 assert cli.main(["search-server", "--preset=smoke", "--port=0"]) == 1  # there is no index
 import faiss, torch
