@@ -22,7 +22,7 @@ from agent_r1.config import load_config
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.episode import Task, make_loop
 from agent_r1.types import Sampling
-from agent_r1.stages import load_rows, load_tools
+from agent_r1.workspace import load_rows, load_tools
 from agent_r1.training.cold_start import tokenizer_texts
 from agent_r1.training.tiny_model import train_tokenizer
 
