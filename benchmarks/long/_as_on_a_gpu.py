@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from agent_r1 import cli, doctor_gpu, stages
+from agent_r1 import cli, doctor_preset, stages
 from agent_r1.training import loop
 
 loop.resolve_device = lambda config: ("cpu", torch.bfloat16)  # where tensors lie; what the others import from there
@@ -64,9 +64,9 @@ def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
 def a_large_machine() -> None:
     """For the doctor, which asks for hundreds of gigabytes and for packages that are built for CUDA."""
     _varlen.install()
-    doctor_gpu.torch_sees_gpu = lambda: True
-    doctor_gpu.installed = lambda name: "faked"
-    doctor_gpu.available_memory = lambda: 2**40
+    doctor_preset.torch_sees_gpu = lambda: True
+    doctor_preset.installed = lambda name: "faked"
+    doctor_preset.available_memory = lambda: 2**40
     shutil.disk_usage = lambda path: SimpleNamespace(free=2**40)
 
 
