@@ -1,20 +1,26 @@
-"""The search service over 250,000 and a million vectors: build time, memory, p50 and p99 under 640 queries at once.
+"""The search service over 250,000 and a million vectors, under 640 queries at once; and killed in the middle of runs.
 
 Index kind and width are those of the preset hotpotqa-4xh100. The vectors are drawn, not encoded (a topic plus noise), since
 encoding a million passages takes this machine hours; the rest (FAISS, re-ranking, HTTP service) is the code of a run. So
 these times are without the encoder's. What is said of 5.2 million passages is extrapolated from the two sizes.
+
+Before that, a small run of each engine whose service is killed behind the first step and started again later: the run says
+that it waits, makes no step, goes on, and no search has failed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +28,23 @@ import httpx
 import numpy as np
 
 from agent_r1.config import load_config
+from agent_r1.plan import index_memory, passages
 from agent_r1.search.index import PassageIndex, build_index
 from agent_r1.search.server import open_port, serve
 from benchmarks.search_load import client
 
-SIZES, FULL = (250_000, 1_000_000), 5_233_329
-DIM, TOPICS, CLIENTS, ROUNDS = 384, 4096, 640, 4
+ROOT = Path(__file__).parents[2]
+PRESET = load_config("hotpotqa-4xh100")
+SIZES, FULL = (250_000, 1_000_000), passages(PRESET)
+DIM, TOPICS, CLIENTS, ROUNDS, STEPS = 384, 4096, 640, 4, 4
+SMALL = [
+    *("--preset=smoke", "data.train=120", "data.val=8", "data.test=8", "data.cold=400", "trainer.threads=1"),
+    *("cold_start.copy_steps=60", "cold_start.mix_steps=40", "rollout.prompts_per_step=4", "trainer.eval_every=0"),
+    *(f"trainer.steps={STEPS}", "trainer.loggers=[]"),
+]
+AGENT = [sys.executable, "-m", "agent_r1.cli"]
+AWAY_S = 12
+"""How long the service stays away: longer than a search tool's deadline of 10 seconds."""
 
 
 class Drawn:
@@ -65,18 +82,27 @@ def _unit(x: np.ndarray) -> np.ndarray:
 
 
 def run(sizes: tuple[int, ...] = SIZES) -> dict[str, Any]:
-    """Figures for each size, and what they say about the whole of Wikipedia's abstracts."""
+    """Figures for each size, what they say about the whole of Wikipedia's abstracts, and of the runs."""
     figures: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory(prefix="agent-r1-killed-") as folder:
+        figures["killed"] = killed(Path(folder))
     for size in sizes:
         print(f"  {size:,} passages ...", flush=True)
         with tempfile.TemporaryDirectory(prefix="agent-r1-size-") as folder:
             figures[f"{size}"] = measure(Path(folder), size)
         print(f"  {figures[f'{size}']}", flush=True)
-    last = figures[f"{sizes[-1]}"]
-    grown = FULL / sizes[-1]
+    last, grown = figures[f"{sizes[-1]}"], FULL / sizes[-1]
+    planned = index_memory(PRESET) / FULL * sizes[-1] / 2**30
+    figures["plan_gib"] = round(planned, 2)
+    figures["plan_to_measured"] = round(planned / last["resident_gib"], 2)
     figures["extrapolated_gib_5.2M"] = round(last["resident_gib"] * grown, 1)
     figures["extrapolated_build_hours_5.2M"] = round(last["build_s"] * grown / 3600, 1)
+    if not 0.85 < figures["plan_to_measured"] < 1.15:
+        raise AssertionError(f"the plan's index takes {planned:.2f} GiB, the real one {last['resident_gib']} GiB")
     return figures
+
+
+# ------------------------------------------------------------------------------------------------------------- the size
 
 
 def measure(root: Path, size: int) -> dict[str, Any]:
@@ -87,8 +113,7 @@ def measure(root: Path, size: int) -> dict[str, Any]:
         for i in range(size):
             text = " ".join(words[(i + k) % len(words)] for k in range(60))  # as long as an abstract of HotpotQA's
             file.write(json.dumps({"id": str(i), "title": str(i), "text": text}) + "\n")
-    config = load_config("hotpotqa-4xh100")
-    kind = "HNSW32" if config.search.index == "auto" else config.search.index  # what `auto` is where memory allows
+    kind = "HNSW32" if PRESET.search.index == "auto" else PRESET.search.index  # what `auto` is where memory allows
     began = time.monotonic()
     manifest = build_index(corpus, index, Drawn(np.empty((size, DIM), np.float32)), kind)
     figures = {"kind": kind, "build_s": round(time.monotonic() - began), "recall_at_10": manifest["recall_at_10"]}
@@ -97,7 +122,7 @@ def measure(root: Path, size: int) -> dict[str, Any]:
     )
     try:
         port = int(service.stdout.readline())
-        return figures | asyncio.run(ask(port, size, config.search.top_k)) | {"resident_gib": resident(service.pid)}
+        return figures | asyncio.run(ask(port, size, PRESET.search.top_k)) | {"resident_gib": resident(service.pid)}
     finally:
         service.kill()
         service.wait()
@@ -129,6 +154,83 @@ def resident(pid: int) -> float:
     """GiB of memory that a process holds, without pages of files that the kernel may drop."""
     status = Path(f"/proc/{pid}/status").read_text()
     return round(int(re.search(r"RssAnon:\s+(\d+)", status).group(1)) / 2**20, 2)
+
+
+# ------------------------------------------------------------------------------------------------------------- the kill
+
+
+def killed(home: Path) -> dict[str, Any]:
+    """A run of each engine, and how long its slowest step took. Raises when it did not wait, or did not go on."""
+    environment = os.environ | {
+        "AGENT_R1_HOME": str(home), "COLUMNS": "200",
+        "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT))),
+    }  # fmt: skip
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    for stage in ("data", "index", "cold-start"):
+        subprocess.run([*AGENT, stage, *SMALL], env=environment, check=True, stdout=subprocess.DEVNULL)
+    return {engine: one_run(home, environment, port, engine) for engine in ("local", "verl")}
+
+
+def one_run(home: Path, environment: dict[str, str], port: int, engine: str) -> dict[str, Any]:
+    """Train; kill the service behind the first step; start it again when the run has stood still for AWAY_S."""
+    print(f"  {engine}: a run, and its service killed ...", flush=True)
+    log, metrics = home / f"{engine}.log", home / "runs" / engine / "metrics.jsonl"
+    service = start_service(environment, port)
+    options = [f"--run={engine}", f"--engine={engine}", "--plain", f"search.url=http://127.0.0.1:{port}"]
+    with log.open("w") as file:
+        command = [*AGENT, "train", "grpo", *SMALL, *options]
+        process = subprocess.Popen(command, env=environment, stdout=file, stderr=file)
+    try:
+        until(lambda: lines(metrics), process, log)
+        service.kill()
+        service.wait()
+        until(lambda: "does not answer; waiting for it" in log.read_text(), process, log)
+        done = len(lines(metrics))
+        time.sleep(AWAY_S)
+        if len(lines(metrics)) != done:
+            raise AssertionError(f"{engine}: the run made a step without its searches")
+        service = start_service(environment, port)
+        process.wait(timeout=300)
+    finally:
+        process.terminate()
+        process.wait()
+        service.kill()
+        service.wait()
+    steps = [json.loads(line) for line in lines(metrics)]
+    failed = sum(step["tool_calls/failed_rate"] for step in steps)
+    if process.returncode or len(steps) != STEPS or failed or "answers again" not in log.read_text():
+        raise AssertionError(f"{engine}: exit code {process.returncode}, {len(steps)} steps, failed searches {failed}")
+    seconds = sorted(step["timing_s/step"] for step in steps)
+    return {
+        "killed_after_step": done, "failed_searches": failed, "away_s": AWAY_S,
+        "slowest_step_s": round(seconds[-1], 1), "median_step_s": round(statistics.median(seconds), 1),
+    }  # fmt: skip
+
+
+def lines(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def start_service(environment: dict[str, str], port: int) -> subprocess.Popen:
+    """The real command, when it answers."""
+    command = [*AGENT, "search-server", *SMALL, f"--port={port}"]
+    service = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+    for _ in range(600):
+        try:
+            httpx.get(f"http://127.0.0.1:{port}/health", trust_env=False).raise_for_status()
+            return service
+        except httpx.TransportError:
+            time.sleep(0.2)
+    raise RuntimeError("the search service did not start")
+
+
+def until(condition: Callable[[], Any], process: subprocess.Popen, log: Path) -> None:
+    """Wait for it. Raises when the process ends first."""
+    while not condition():
+        if process.poll() is not None:
+            raise RuntimeError(f"the run ended with {process.returncode}: {log.read_text()[-500:]}")
+        time.sleep(0.1)
 
 
 if __name__ == "__main__":  # the service, in a process of its own
