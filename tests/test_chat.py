@@ -632,7 +632,7 @@ def test_commands_in_a_conversation(session, tmp_path):
     trace = talk("/trace")
     step = talk.repl.conversation.exchanges[0].trajectory.steps[-1]
     assert len([line for line in trace.splitlines() if " 1 " in line and "-0.250" in line]) == 2  # two turns began
-    assert len(trace.splitlines()) == 1 + len(step.observation_ids) + len(step.action_ids)
+    assert len(trace.splitlines()) == 2 + len(step.observation_ids) + len(step.action_ids)  # names above and below
     assert "temperature 0.5 (training: 1)" in talk("/temperature 0.5")
     talk("/retry")
     assert talk.repl.agent.policy.seen[-1][2].temperature == 0.5

@@ -150,7 +150,7 @@ BAD_USAGE = {
     "unknown engine": (["train", "--engine", "locla"], "unknown engine 'locla'"),
     "group of one": (["train", "grpo", "rollout.samples_per_prompt=1"], "set rollout.samples_per_prompt to 2 or more, or use ppo"),
     "impossible split": (["train", "grpo", "actor.minibatches=7"], "choose a divisor of 128"),
-    "more prompts than questions": (["train", "data.train=5"], "generate more questions or take fewer per step"),
+    "more prompts than questions": (["train", "data.train=5"], "raise the second or lower the first"),
     "unknown choice": (["train", "actor.kl_estimator=k4"], "choose from k1, k2, k3"),
     "unknown logger": (["train", "trainer.loggers=[wandbb]"], "choose from wandb, tensorboard"),
     "a run that is a path": (["train", "--run", "a/b"], "give a plain folder name"),
@@ -172,7 +172,7 @@ MISSING = {
     "everything to train": (["train", *TINY], "agent-r1 data"),
     "everything to evaluate": (["eval", "--before", *TINY], "agent-r1 data"),
     "run to evaluate": (["eval", *TINY, "--run=nope"], "run `agent-r1 train` first"),
-    "run to report": (["report", "--run=nope"], "holds no readable config.yaml"),
+    "run to report": (["report", "--run=nope"], "name a run with --run (there are: none yet)"),
     "rollouts": (["inspect", "nope.jsonl"], "nope.jsonl does not exist; runs/<name>/rollouts/"),
     "model to start from": (["train", *TINY, "model.path=/nope"], "no model at model.path=/nope"),
 }

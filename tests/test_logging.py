@@ -422,7 +422,15 @@ def test_resumed_run_continues_its_curves():
     board = Dashboard(INFO, history=[line(i) | {"reward/em": i / 100} for i in range(1, 21)], plain=False)
     board.step(line(21) | {"reward/em": 0.9})
     row = next(text for text in view_lines(board) if text.startswith("EM, train"))
-    assert row.split()[3:6] == ["0.90", "0.11", "0.01"]  # now, ten steps ago, at the start
+    assert row.split()[3:6] == ["0.90", "0.01", "0.11"]  # now, at the start, ten steps ago
+
+
+def test_ten_steps_ago_has_a_column_when_there_is_one():
+    board = Dashboard(INFO, plain=False, console=Console(width=120, height=40, file=io.StringIO()))
+    for step in range(1, 12):
+        board.step(line(step))
+        (head,) = (text for text in view_lines(board) if text.split()[:1] == ["now"])
+        assert head.split() == (["now", "start", "10", "ago"] if step > 10 else ["now", "start"])
 
 
 def test_diverged_run_is_shown_not_crashed():

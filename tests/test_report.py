@@ -270,7 +270,7 @@ def test_bare_and_damaged_runs(run, tmp_path):
     assert "cannot be read as an eval card" in report(run)[1].text
     bare = tmp_path / "bare"
     bare.mkdir()
-    with pytest.raises(AgentR1Error, match="config.yaml"):
+    with pytest.raises(AgentR1Error, match=rf"no readable config.yaml; name a run with --run \(there are: {run.name}\)"):
         write_report(bare)
     (bare / "config.yaml").write_text("preset: smoke\n")
     assert "there are no learning curves" in report(bare)[1].text
@@ -315,6 +315,7 @@ def test_tokens_one_path_for_terminal_and_html():
     console.print(token_table(row, start=1))
     lines = console.export_text().splitlines()
     assert lines[3].split() == ["3", "8", "[red]x␛", "1", "0", "-1.000", "+1.000", "-0.250"]
+    assert lines[4] == lines[0] and "log-prob" in lines[0]  # also where the screen is shorter than the episode
     page = Page(tokens_html(row))
     assert [attrs["class"] for tag, attrs in page.tags if tag == "span"] == ["t r", "t r c", "t s up", "t s down paid"]
     assert "log-prob -0.500 (p = 0.607) · advantage +0.250" in page.tags[2][1]["data-tip"]

@@ -298,13 +298,16 @@ def test_a_server_that_is_back_in_a_moment(fake):
 
 def test_the_command_says_how_to_use_it_and_ends_on_ctrl_c(fake, tmp_path, micro_model):
     fake()
-    command = [Path(sys.prefix) / "bin" / "agent-r1", "serve", "--model", micro_model]
+    foreign = shutil.copytree(micro_model, tmp_path / "foreign", ignore=shutil.ignore_patterns("agent_r1.yaml"))
+    command = [Path(sys.prefix) / "bin" / "agent-r1", "serve", "--model", foreign, "--preset", "smoke", "rollout.slots=7"]
     process = subprocess.Popen(
         command, env=environment(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     line = next(line for line in process.stdout if line.startswith("export OPENAI_BASE_URL="))
     url, key = line.split()[1].partition("=")[2], Path(line.split("$(cat ")[1].split(")")[0])
     assert key.stat().st_mode & 0o777 == 0o600
+    said, longest = key.with_suffix(".log").read_text(), json.loads((foreign / "config.json").read_text())
+    assert "--max-num-seqs 7 " in said and f"--max-model-len {longest['max_position_embeddings']} " in said
     body = {"stream": False, "prompt": [1]}
     for secret, code in ((key.read_text(), 200), ("guess", 401)):
         headers = {"Authorization": f"Bearer {secret}"}

@@ -204,11 +204,13 @@ def export(arguments: argparse.Namespace) -> None:
 
 
 def serve(arguments: argparse.Namespace) -> None:
-    from agent_r1.inference.agent import find_model
+    from agent_r1.inference.agent import find_model, fit_context
     from agent_r1.inference.serve import serve_forever
 
-    model, config = find_model(arguments.run, arguments.step, arguments.checkpoint_dir, arguments.model)
-    serve_forever(model, config, arguments.port)
+    model, config = find_model(
+        arguments.run, arguments.step, arguments.checkpoint_dir, arguments.model, arguments.preset, arguments.settings
+    )
+    serve_forever(model, fit_context(config, model), arguments.port)
 
 
 def search_server(arguments: argparse.Namespace) -> None:
@@ -352,10 +354,11 @@ def _commands_of_use(commands) -> None:
 
     command = _command(
         commands, "serve", serve, "serve a trained agent with vLLM, for OpenAI clients",
-        ["agent-r1 serve", "agent-r1 serve --run laptop-grpo --port 8000", "agent-r1 serve --model runs/mine/export"],
+        ["agent-r1 serve", "agent-r1 serve --run laptop-grpo --port 8000", "agent-r1 serve --model runs/mine/export",
+         "agent-r1 serve --model OWNER/NAME rollout.max_context=16384 rollout.slots=64"],
     )  # fmt: skip
     _which_checkpoint(command)
-    command.add_argument("--model", metavar="PATH|OWNER/NAME", help="a model folder, or a model on the hub")
+    _acting(command, "rollout.max_context=16384 or trainer.dtype=bfloat16; tools are the client's")
     command.add_argument("--port", type=int, help="on 127.0.0.1 (default: a free one)")
 
     command = _command(
@@ -367,7 +370,7 @@ def _commands_of_use(commands) -> None:
          'agent-r1 chat --model OWNER/NAME env.tools=[] --prompt "Answer in one word."'],
     )  # fmt: skip
     _which_checkpoint(command)
-    command.add_argument("--model", metavar="PATH|OWNER/NAME", help="a model folder, or a model on the hub")
+    _acting(command, "env.tools=[] or data.name=hotpotqa")
     _backend(command)
     command.add_argument("--question", help="ask this and leave; exit code 1 if there is no answer")
     command.add_argument("--json", action="store_true", help="one line of JSON for each question")
@@ -377,15 +380,6 @@ def _commands_of_use(commands) -> None:
     command.add_argument("--temperature", help="of sampling (default: as in training)")
     command.add_argument("--seed", type=int, default=0, help="of sampling; same seed, same answers (default: 0)")
     command.add_argument("--prompt", help=PROMPT)
-    command.add_argument(
-        "--preset", help="whose data, index, tools and limits (default: the model's own run, or the newest)"
-    )
-    command.add_argument(
-        "settings",
-        nargs="*",
-        metavar="section.key=value",
-        help="others than those, such as env.tools=[] or data.name=hotpotqa",
-    )
 
 
 def _commands_of_looking(commands) -> None:
@@ -436,6 +430,16 @@ def _which_checkpoint(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--checkpoint-dir", type=Path, metavar="DIR", help="a checkpoint of whatever run, or the folder that holds them"
     )
+
+
+def _acting(command: argparse.ArgumentParser, such_as: str) -> None:
+    """Of chat and serve: any model, and the configuration that it acts with."""
+    command.add_argument("--model", metavar="PATH|OWNER/NAME", help="a model folder, or a model on the hub")
+    command.add_argument(
+        "--preset", help="whose data, index, tools and limits (default: the model's own run, or the newest)"
+    )
+    help = f"others than those, such as {such_as}"
+    command.add_argument("settings", nargs="*", metavar="section.key=value", help=help)
 
 
 def _backend(command) -> None:

@@ -432,7 +432,7 @@ def check(config: Config) -> None:
     if r.prompts_per_step > config.data.train:
         raise ConfigError(
             f"rollout.prompts_per_step={r.prompts_per_step} is more than data.train={config.data.train} questions; "
-            "generate more questions or take fewer per step"
+            "raise the second or lower the first"
         )
     _check_search(config)
     if config.env.call_reward * config.env.max_tool_calls >= 1:

@@ -215,7 +215,7 @@ def vllm_python() -> str:
     if named and not os.access(named, os.X_OK):
         raise AgentR1Error(f"AGENT_R1_VLLM={named} is no program; give the bin/python of an environment with vLLM")
     if not named and importlib.util.find_spec("vllm") is None:
-        raise AgentR1Error(f"vLLM is not installed here; {INSTALL}, or use --backend transformers")
+        raise AgentR1Error(f"vLLM is not installed here; {INSTALL}; chat and eval do without: --backend transformers")
     return named or sys.executable
 
 

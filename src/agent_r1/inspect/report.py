@@ -231,7 +231,8 @@ def _curves(run: RunFiles) -> str:
         ),
         _figure(
             "KL divergence",
-            "How far one update moves the policy. Small and steady is healthy; a spike is a step too large.",
+            "How far one update moves the policy, estimated from the sampled tokens, so it may dip below zero. Small and "
+            "steady is healthy; a spike is a step too large.",
             kl,
             line_chart(kl, floor=0),
         ),

@@ -59,7 +59,8 @@ def load_run(run_dir: Path) -> RunFiles:
     except (OSError, ValueError, yaml.YAMLError):
         config = None
     if not isinstance(config, dict):
-        raise AgentR1Error(f"{run_dir} holds no readable config.yaml; give the directory of a run, such as runs/laptop")
+        there = ", ".join(sorted(path.parent.name for path in run_dir.parent.glob("*/config.yaml"))) or "none yet"
+        raise AgentR1Error(f"{run_dir} holds no readable config.yaml; name a run with --run (there are: {there})")
     run = RunFiles(run_dir, config, text)
     run.metrics = [with_val_em(m) for m in _lines(run, "metrics.jsonl", "there are no learning curves")]
     run.before = _card(run, "eval_before.json", "the model that RL started from was not evaluated")

@@ -91,10 +91,12 @@ def token_text(row: Mapping[str, Any]) -> Text:
 
 
 def token_table(row: Mapping[str, Any], start: int = 0, end: int | None = None) -> Table:
-    """The tokens of `row` from `start` to `end`, one a line, with all their numbers. Also renders in a notebook."""
-    table = Table("#", "id", "token", "mask", "step", "log-prob", "reward", "advantage", box=None, header_style="bold")
-    for column in (0, 1, 3, 4, 5, 6, 7):
-        table.columns[column].justify = "right"
+    """The tokens of `row` from `start` to `end`, one a line, with all their numbers. Also renders in a notebook.
+
+    The names of the columns stand below it once more: the line above has left the screen by then."""
+    table = Table(box=None, header_style="bold", footer_style="bold", show_footer=True)
+    for name in ("#", "id", "token", "mask", "step", "log-prob", "reward", "advantage"):
+        table.add_column(name, footer=name, justify="left" if name == "token" else "right")
     for cell in token_cells(row)[start:end]:
         table.add_row(
             str(cell.position),

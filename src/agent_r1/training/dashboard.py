@@ -236,7 +236,8 @@ class Dashboard:
 
     def _gauge_lines(self, width: int) -> list[Text]:
         spark = width - 56 if width >= 72 else 0
-        columns = f"{'':20}{'now':>10}" + (f"{'10 ago':>10}{'start':>10}" if width >= 52 else "")
+        long = any(len(values) > 10 for values in self._values.values())
+        columns = f"{'':20}{'now':>10}" + (f"{'start':>10}{'10 ago' if long else '':>10}" if width >= 52 else "")
         lines = [Text(columns, style="dim")]
         for gauge in GAUGES:
             values = self._values[gauge.key]
@@ -246,7 +247,7 @@ class Dashboard:
             line.append(f"{_figure(gauge, values[-1]):>10}", style="bold")
             if width >= 52:
                 ago = values[-11] if len(values) > 10 else None
-                line.append(f"{_figure(gauge, ago):>10}{_figure(gauge, self._first[gauge.key]):>10}")
+                line.append(f"{_figure(gauge, self._first[gauge.key]):>10}{_figure(gauge, ago):>10}")
             if spark:
                 line.append("   " + sparkline(values, spark, gauge.span), style=gauge.colour)
             lines.append(line)
@@ -359,10 +360,10 @@ def _wrap(console: Console, label: str, text: Text, width: int) -> list[Text]:
 
 
 def _figure(gauge: Gauge, value: float | None) -> str:
-    return "" if value is None else f"{value:,.{gauge.digits}f}{gauge.unit}"
+    return "" if value is None else f"{round(value, gauge.digits) + 0.0:,.{gauge.digits}f}{gauge.unit}"  # no -0.0000
 
 
 def _short(value: float, digits: int) -> str:
     """Without the zero before the point: shares are what most of these numbers are."""
-    text = f"{value:.{digits}f}"
+    text = f"{round(value, digits) + 0.0:.{digits}f}"
     return text.replace("0.", ".", 1) if text.lstrip("-").startswith("0.") else text
