@@ -80,8 +80,9 @@ def test_help_shows_examples_that_work(name, capsys):
     assert examples and all(line[:2] == ["agent-r1", name] for line in examples)
     for example in examples:
         arguments = cli._parse(example[1:])
-        if name == "chat":  # the settings go on top of the model's own
-            load_config(arguments.preset or "laptop", arguments.settings)
+        if name in ("chat", "serve"):  # the settings go on top of the model's own
+            model = [f"model.path={arguments.model}"] if arguments.model else []
+            load_config(arguments.preset or "laptop", model + arguments.settings)
         elif "settings" in arguments:
             assert cli._config(arguments).preset in example or {"--run", "--model"} & set(example)
 

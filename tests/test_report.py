@@ -270,7 +270,9 @@ def test_bare_and_damaged_runs(run, tmp_path):
     assert "cannot be read as an eval card" in report(run)[1].text
     bare = tmp_path / "bare"
     bare.mkdir()
-    with pytest.raises(AgentR1Error, match=rf"no readable config.yaml; name a run with --run \(there are: {run.name}\)"):
+    with pytest.raises(
+        AgentR1Error, match=rf"no readable config.yaml; name a run with --run \(there are: {run.name}\)"
+    ):
         write_report(bare)
     (bare / "config.yaml").write_text("preset: smoke\n")
     assert "there are no learning curves" in report(bare)[1].text

@@ -299,7 +299,13 @@ def test_a_server_that_is_back_in_a_moment(fake):
 def test_the_command_says_how_to_use_it_and_ends_on_ctrl_c(fake, tmp_path, micro_model):
     fake()
     foreign = shutil.copytree(micro_model, tmp_path / "foreign", ignore=shutil.ignore_patterns("agent_r1.yaml"))
-    command = [Path(sys.prefix) / "bin" / "agent-r1", "serve", "--model", foreign, "--preset", "smoke", "rollout.slots=7"]
+    command = [
+        Path(sys.prefix) / "bin" / "agent-r1",
+        "serve",
+        f"--model={foreign}",
+        "--preset=smoke",
+        "rollout.slots=7",
+    ]
     process = subprocess.Popen(
         command, env=environment(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 from conftest import random_model
+from runs import main
 
 from agent_r1 import doctor, plan
 from agent_r1.config import Config, load_config, preset_names
@@ -200,13 +201,17 @@ def test_the_local_loop_is_not_bound_by_verls_limits():
     assert load_config("smoke", ["rollout.prompts_per_step=6"], algorithm="grpo").engine == "local"
 
 
-def test_another_version_of_verl_is_refused(monkeypatch):
+def test_another_version_of_verl_is_refused(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(room, "installed_verl", lambda: "0.8.0")
     with pytest.raises(AgentR1Error, match=r"verl 0\.8\.0 is installed and 0\.9\.1 is needed"):
         room.require_verl()
     monkeypatch.setattr(room, "installed_verl", lambda: None)
-    with pytest.raises(AgentR1Error, match="pip install --no-deps -r requirements/verl-cpu.txt"):
+    remedy = "pip install --no-deps -r requirements/verl-cpu.txt"
+    with pytest.raises(AgentR1Error, match=remedy):
         room.require_verl()
+    monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path))
+    assert main("train", "--preset=smoke", "--engine=verl") == 1  # before the data that is missing, too
+    assert remedy in capsys.readouterr().err
 
 
 @needs_verl

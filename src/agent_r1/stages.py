@@ -116,13 +116,16 @@ def run_train(config: Config, name: str, resume: bool, plain: bool) -> None:
         if run.finished(config):
             say(f"train: done before, in {run.latest_checkpoint()}")
             return
+    if config.engine == "verl":
+        from agent_r1.verl_engine import launch
+        from agent_r1.verl_engine.compose import require_verl
+
+        require_verl()  # said before data, index and start model are asked for
     set_threads(config.trainer.threads)
     model = start_model(config)
     say(f"train: {config.algorithm}, {config.trainer.steps} steps, {run.path} ...")
     start = time.perf_counter()
     if config.engine == "verl":
-        from agent_r1.verl_engine import launch
-
         checkpoint = launch.train(run, config, model, resume, plain)
         say(f"  {time.perf_counter() - start:.1f} s, in {checkpoint}")
         return

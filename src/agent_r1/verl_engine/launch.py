@@ -45,7 +45,7 @@ from agent_r1.training.log import trackers
 from agent_r1.training.run import RunDir, graceful_interrupt, locked, open_run
 from agent_r1.training.tiny_model import load_chat
 from agent_r1.verl_engine.checkpoints import finish, unverified
-from agent_r1.verl_engine.compose import Sources, compose, overrides, require_verl
+from agent_r1.verl_engine.compose import Sources, compose, overrides
 from agent_r1.workspace import Places
 
 MARK = "AGENT_R1_VERL_RUN"
@@ -57,7 +57,6 @@ POLL_S = 0.5
 
 def train(run: RunDir, config: Config, start_model: Path, resume: bool, plain: bool) -> Path:
     """Train to the end, or go on from the newest checkpoint; returns the last checkpoint's folder."""
-    require_verl()
     device, _ = resolve_device(config.trainer)
     check_machine(config, device, start_model)
     open_run(run, config, resume)
