@@ -118,10 +118,9 @@ def evaluation_server(config: Config, model: Path) -> dict:
     """The server of `agent-r1 eval` and `chat` with a GPU."""
     serve.resolve_device = lambda config: ("cuda", torch.bfloat16)
     facts = {}
-    for name, options in (("chat", {}), ("evaluation", {"gpus": config.verl.ranks})):
-        ours = serve.VLLMServer(model, config, port=8000, **options)
-        ours.port = 8000
-        args = make_arg_parser(FlexibleArgumentParser()).parse_args(ours._options())
+    for name, gpus in (("chat", 0), ("evaluation", config.verl.ranks)):
+        told = serve.options(model, config.rollout, config.trainer, 8000, gpus)
+        args = make_arg_parser(FlexibleArgumentParser()).parse_args(told)
         validate_parsed_serve_args(args)
         facts[name] = engine_facts(args)
     return facts

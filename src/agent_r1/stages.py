@@ -155,7 +155,7 @@ def run_eval(config: Config, model: Path, out: Path, title: str, split: str = "t
         say(f"{title}: done before, in {out}")
         return json.loads(out.read_text())
     rows, tools, backend = load_rows(config, split), load_tools(config), _backend(config)
-    few, gpus = rows[:SAMPLED], gpus_for(config) if backend == "vllm" else 0
+    few, gpus = rows[:SAMPLED], gpus_for(config.trainer) if backend == "vllm" else 0
     say(f"{title}: {len(rows)} {split} questions greedily, {len(few)} sampled ...")
     with (
         open_agent(model, config, backend, tools=tools, gpus=gpus) as agent,

