@@ -71,7 +71,9 @@ def main() -> None:
     r = config.rollout
     policy = LocalPolicy(qwen.load(arguments.model), chat.stop_ids, slots=r.slots, max_context=r.max_context)
     tasks = [Task(row, str(i), str(i), derive_seed(0, "cost", i)) for i, row in enumerate(rows)]
-    played = asyncio.run(run_episodes(make_loop(policy, chat, tools, config), tasks, Sampling(r.max_tokens_per_turn)))
+    played = asyncio.run(
+        run_episodes(make_loop(policy, chat, tools, config.rollout, config.env), tasks, Sampling(r.max_tokens_per_turn))
+    )
     # Broken calls are answered in other words there, and episodes that ran out of something end elsewhere.
     kept = [
         (row, t)

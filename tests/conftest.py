@@ -202,7 +202,7 @@ def demonstrations(micro, chat):
     """Rows of the demonstrator in the micro world, every behaviour among them."""
     from agent_r1.rollout.episode import make_loop
 
-    loop = make_loop(Demonstrator(chat), chat, micro.tools, micro.config)
+    loop = make_loop(Demonstrator(chat), chat, micro.tools, micro.config.rollout, micro.config.env)
     return demonstrate(micro.rows("cold"), micro.config.cold_start.behaviours, loop, 0, "test")
 
 

@@ -145,7 +145,7 @@ def test_without_memory_every_question_has_the_ids_of_training(micro, chat, clon
     assert not conversation.memory  # the tiny model has seen single questions only
     with asyncio.Runner() as runner:
         talked = [runner.run(conversation.ask(row["prompt"][-1]["content"])) for row in rows]
-    loop = make_loop(policy, chat, micro.tools, micro.config)
+    loop = make_loop(policy, chat, micro.tools, micro.config.rollout, micro.config.env)
     evaluated = evaluate(loop, rows, temperature=0.0, seed=0)
     for exchange, trajectory in zip(talked, evaluated, strict=True):
         ids = [(s.observation_ids, s.action_ids) for s in exchange.trajectory.steps]

@@ -235,7 +235,9 @@ def test_json_gives_what_evaluation_gets(home, monkeypatch):
 
     chat = load_chat(model)
     policy = LocalPolicy(qwen.load(model), chat.stop_ids, slots=4, max_context=config.rollout.max_context)
-    trajectories = evaluate(make_loop(policy, chat, load_tools(config), config), rows, temperature=0.0, seed=0)
+    trajectories = evaluate(
+        make_loop(policy, chat, load_tools(config), config.rollout, config.env), rows, temperature=0.0, seed=0
+    )
     for record, trajectory in zip(records, trajectories, strict=True):
         assert record["turns"] == [
             chat.decode([i for i in s.action_ids if i not in chat.stop_ids]) for s in trajectory.steps

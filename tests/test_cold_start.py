@@ -34,7 +34,7 @@ def play(micro, chat):
     def episodes(behaviour: str, kind: str) -> list[Trajectory]:
         rows = [row for row in micro.rows("cold") + micro.rows("train") if row["extra_info"]["kind"] == kind]
         demonstrator = Demonstrator(chat)
-        loop = make_loop(demonstrator, chat, micro.tools, micro.config)
+        loop = make_loop(demonstrator, chat, micro.tools, micro.config.rollout, micro.config.env)
         for i, row in enumerate(rows):
             demonstrator.begin(str(i), row, behaviour, seed=i)
         tasks = [Task(row, str(i), str(i)) for i, row in enumerate(rows)]
@@ -113,7 +113,7 @@ def test_presets_name_behaviours_that_exist():
 
 
 def make(micro, chat, behaviours, seed=0, rows=None):
-    loop = make_loop(Demonstrator(chat), chat, micro.tools, micro.config)
+    loop = make_loop(Demonstrator(chat), chat, micro.tools, micro.config.rollout, micro.config.env)
     return demonstrate(rows or micro.rows("cold"), behaviours, loop, seed, "test")
 
 
@@ -138,7 +138,7 @@ def test_behaviours_come_in_the_proportions_that_were_asked_for(micro, chat):
             super().begin(session, row, behaviour, seed)
 
     seen = Counter()
-    loop = make_loop(Watching(chat), chat, micro.tools, micro.config)
+    loop = make_loop(Watching(chat), chat, micro.tools, micro.config.rollout, micro.config.env)
     demonstrate(micro.rows("cold") * 4, {"good": 3.0, "guess": 1.0, "bad_query": 0.0}, loop, 0, "test")
     assert seen["bad_query"] == 0 and seen["good"] / 480 == pytest.approx(0.75, abs=0.06)
 
@@ -214,7 +214,12 @@ def test_an_epoch_of_cloning_sees_every_row_once(demonstrations, seed, tokens):
 def test_the_cloned_model_plays_the_task_badly(micro, chat, cloned_model):
     """What RL needs to begin with: well-formed calls and answers in most episodes, and right answers in few."""
     policy = LocalPolicy(cloned_model, chat.stop_ids, slots=16, max_context=micro.config.rollout.max_context)
-    done = evaluate(make_loop(policy, chat, micro.tools, micro.config), micro.rows("train"), temperature=1.0, seed=0)
+    done = evaluate(
+        make_loop(policy, chat, micro.tools, micro.config.rollout, micro.config.env),
+        micro.rows("train"),
+        temperature=1.0,
+        seed=0,
+    )
     answered = sum(t.stop_reason is StopReason.ANSWERED for t in done) / len(done)
     calls = sum(t.metrics["tool_calls"] for t in done)
     # Wide bounds: which episodes fail depends on the last bit of float32, hence on the machine. Untrained, both are 0.

@@ -33,7 +33,8 @@ config = load_config("smoke", sys.argv[2:])
 chat = ChatFormat(train_tokenizer(tokenizer_texts(config), 384))
 row = load_rows(config, "train")[0]
 policy = ScriptedPolicy(chat, [call("add", a=1.5, b=2), "<answer>3.5</answer>"])
-trajectory = asyncio.run(make_loop(policy, chat, load_tools(config), config).run(Task(row, "g", "s"), Sampling(64)))
+loop = make_loop(policy, chat, load_tools(config), config.rollout, config.env)
+trajectory = asyncio.run(loop.run(Task(row, "g", "s"), Sampling(64)))
 first, second = trajectory.steps
 print(chat.decode(first.observation_ids))
 print(first.info["tool_calls"][0]["content"])

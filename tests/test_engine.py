@@ -154,7 +154,7 @@ def test_recorded_logprobs_are_what_the_trainer_recomputes(micro, chat, cloned_m
     """Whole episodes in TinyHop, tools and all, sampled at a temperature that is not 1."""
     config = micro.config
     policy = LocalPolicy(cloned_model, chat.stop_ids, slots=6, max_context=config.rollout.max_context)
-    loop = make_loop(policy, chat, micro.tools, config)
+    loop = make_loop(policy, chat, micro.tools, config.rollout, config.env)
     tasks = [Task(row, str(i), str(i), derive_seed(0, i)) for i, row in enumerate(micro.rows("val") * 2)]
     trajectories = asyncio.run(run_episodes(loop, tasks, Sampling(48, temperature=0.7)))
     batch = collate([row for i, t in enumerate(trajectories) for row in trajectory_rows(t, i)])

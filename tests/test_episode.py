@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from conftest import ScriptedPolicy, call, make_env_loop, question_row, task
 
-from agent_r1.config import Config, EnvConfig
+from agent_r1.config import Config, EnvConfig, RolloutConfig
 from agent_r1.env import AgentEnv, HermesToolEnv, Outcome
 from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.rollout.episode import AgentEnvLoop, AgentFlowBase, Task, derive_seed, make_loop, run_episodes
@@ -222,7 +222,7 @@ def test_a_failing_policy_stops_everything_with_its_own_error(chat):
 
 
 def test_a_row_that_cannot_be_played_stops_everything_with_one_line(chat):
-    loop = make_loop(ScriptedPolicy(chat, [ANSWER]), chat, {}, Config())
+    loop = make_loop(ScriptedPolicy(chat, [ANSWER]), chat, {}, RolloutConfig(), EnvConfig())
     with pytest.raises(ConfigError, match="unknown environment 'hermse'"):
         run(loop, task(question_row(agent_name="hermse")))
 
@@ -296,6 +296,6 @@ def test_a_flow_of_ones_own_runs_like_the_generic_one(chat):
 def test_the_configured_loop_takes_its_limits_from_the_configuration(chat):
     config = Config()
     config.rollout.max_tokens_per_turn, config.rollout.max_context, config.env.episode_timeout_s = 11, 222, 3.0
-    loop = make_loop(ScriptedPolicy(chat, [ANSWER]), chat, {"search": Echo()}, config)
+    loop = make_loop(ScriptedPolicy(chat, [ANSWER]), chat, {"search": Echo()}, config.rollout, config.env)
     assert (loop.limits.max_tokens_per_turn, loop.limits.max_context, loop.limits.timeout_s) == (11, 222, 3.0)
     assert isinstance(loop.make_env(question_row()), HermesToolEnv)

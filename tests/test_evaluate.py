@@ -161,7 +161,7 @@ def test_every_question_is_played_once_and_comes_back_in_order(chat):
 def test_an_evaluation_repeats_itself(micro, chat, cloned_model, temperature):
     def cards(slots, seed=0):
         policy = LocalPolicy(cloned_model, chat.stop_ids, slots=slots, max_context=micro.config.rollout.max_context)
-        loop = make_loop(policy, chat, micro.tools, micro.config)
+        loop = make_loop(policy, chat, micro.tools, micro.config.rollout, micro.config.env)
         trajectories = evaluate(loop, micro.rows("val"), temperature=temperature, seed=seed)
         ids = [[s.action_ids for s in t.steps] for t in trajectories]
         return ids, {k: v for k, v in card_of(trajectories).items() if k != "wall_seconds"}

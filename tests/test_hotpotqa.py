@@ -400,7 +400,7 @@ def play(folder: Path, chat: ChatFormat, searches: list[list[str]], answer: str 
     said = [[call(query=q) for q in queries] + [f"<answer>{answer}</answer>"] for queries in searches]
     policy = ScriptedPolicy(chat, lambda session, turn, ids: said[int(session)][turn])
     tasks = [Task(row, "g", str(i)) for i in range(len(said))]
-    return asyncio.run(run_episodes(make_loop(policy, chat, tools, config), tasks, Sampling(200)))
+    return asyncio.run(run_episodes(make_loop(policy, chat, tools, config.rollout, config.env), tasks, Sampling(200)))
 
 
 @pytest.mark.parametrize(("name", "records"), [("hotpotqa", hotpotqa), ("twowiki", twowiki), ("musique", musique)])

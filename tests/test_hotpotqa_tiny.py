@@ -111,7 +111,8 @@ def play(world, chat):
     def episodes(behaviour: str, other: OtherNames | None = None):
         demonstrator = Demonstrator(chat)
         there = {"search": RenamedSearch(tools["search"], other)} if other else tools
-        loop = make_loop(demonstrator, chat, there, load_config("hotpotqa-tiny", ["rollout.max_context=1000"]))
+        config = load_config("hotpotqa-tiny", ["rollout.max_context=1000"])
+        loop = make_loop(demonstrator, chat, there, config.rollout, config.env)
         tasks = []
         for i, row in enumerate(rows):
             tasks.append(Task(other.row(row) if other else row, str(i), str(i)))

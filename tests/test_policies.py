@@ -111,7 +111,7 @@ def two_ends(tmp_path_factory, chat, micro):
 
 def one_episode(policy, agent, max_tokens: int):
     config = dataclasses.replace(agent.config.rollout, max_tokens_per_turn=max_tokens)
-    loop = make_loop(policy, agent.chat, {}, dataclasses.replace(agent.config, rollout=config))
+    loop = make_loop(policy, agent.chat, {}, config, agent.config.env)
     t = asyncio.run(loop.run(Task(question_row(), "g", "s"), Sampling(max_tokens, 0.0)))
     return t.steps[0].action_ids, t.steps[0].finish_reason, t.stop_reason, t.reward_parts
 
@@ -246,7 +246,7 @@ def test_any_architecture_plays_an_episode(foreign, micro):
     with open_agent(foreign, micro.config, tools=micro.tools) as agent:
         assert isinstance(agent.policy, TransformersPolicy)
         assert agent.config.rollout.max_context == 300  # what this model has; the configuration asks for more
-        loop = make_loop(agent.policy, agent.chat, agent.tools, agent.config)
+        loop = make_loop(agent.policy, agent.chat, agent.tools, agent.config.rollout, agent.config.env)
         task = Task(micro.rows("test")[0], "g", "s", seed=1)
         trajectory = asyncio.run(loop.run(task, Sampling(agent.config.rollout.max_tokens_per_turn)))
     assert trajectory.steps and trajectory.error is None

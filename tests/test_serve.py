@@ -371,7 +371,7 @@ def test_training_serving_and_transformers_see_the_same_tokens(served, trained):
         }
         plays = {}
         for name, policy in {"training": agent.policy, **others}.items():
-            loop = make_loop(policy, agent.chat, agent.tools, config)
+            loop = make_loop(policy, agent.chat, agent.tools, config.rollout, config.env)
             plays[name] = evaluate(loop, rows, temperature=0.0, seed=0)
     assert sum(len(t.steps) for t in plays["training"]) > 2 * len(rows)
     for name in others:
@@ -418,7 +418,7 @@ def test_an_openai_client_gets_tool_calls_also_on_the_second_turn(served, traine
     model, config = find_model("smoke-grpo")
     with open_agent(model, config) as agent:
         tools = [tool.schema() for tool in agent.tools.values()]
-        loop = make_loop(agent.policy, agent.chat, agent.tools, config)
+        loop = make_loop(agent.policy, agent.chat, agent.tools, config.rollout, config.env)
         rows = load_rows(config, "test")[:40]
         plays = evaluate(loop, rows, temperature=0.0, seed=0)
     play = next(t for t in plays if len(t.steps) == 3 and t.reward == 1)  # searches twice and is right

@@ -35,7 +35,7 @@ def our_episodes(setting: Setting) -> list[Trajectory]:
         for p, row in enumerate(prompts_of_step(setting.questions, 1, c))
         for g in range(r.samples_per_prompt)
     ]
-    loop = make_loop(policy, setting.chat, setting.tools, c)
+    loop = make_loop(policy, setting.chat, setting.tools, c.rollout, c.env)
     return asyncio.run(run_episodes(loop, tasks, Sampling(r.max_tokens_per_turn, r.temperature, r.top_p)))
 
 

@@ -5,11 +5,13 @@ In: /proc, nvidia-smi and the configuration. Out: facts. `doctor.py` judges them
 
 from __future__ import annotations
 
+import asyncio
 import os
 import platform
 import re
 import shutil
 import subprocess
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +22,9 @@ from agent_r1.sizes import GIB
 
 if TYPE_CHECKING:
     import torch  # it takes seconds to import, and `doctor` has to answer where it is broken
+
+SAMPLING_HERE: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
+"""The event loops that a sampler of this process runs in. `rollout/sampler.py` adds them; `search/searcher.py` waits in them."""
 
 
 def cores() -> int:

@@ -161,7 +161,10 @@ def run_eval(config: Config, model: Path, out: Path, title: str, split: str = "t
         open_agent(model, config, backend, tools=tools, gpus=gpus) as agent,
         progress("evaluating", len(rows) + len(few)) as advance,
     ):
-        loop, start = make_loop(agent.policy, agent.chat, agent.tools, agent.config), time.perf_counter()
+        loop, start = (
+            make_loop(agent.policy, agent.chat, agent.tools, agent.config.rollout, agent.config.env),
+            time.perf_counter(),
+        )
 
         def run(rows: list[Row], temperature: float) -> list[Trajectory]:
             return evaluate(

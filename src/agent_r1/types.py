@@ -17,6 +17,7 @@ V vocabulary, D hidden width, H attention heads. `logprobs_BT` is a float tensor
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, Protocol
@@ -86,10 +87,13 @@ class Generation:
 
 
 class Policy(Protocol):
-    """The only way to a model. The in-process engine, verl's server client and a vLLM server all implement it."""
+    """The only way to a model. The sampler in this process, verl's server client and a vLLM server all implement it."""
+
+    on_token: Callable[[str | None, list[int]], None] | None = None
+    """A hook for who shows a turn as it grows: called with the session and each newly sampled stretch of ids."""
 
     async def generate(self, prompt_ids: list[int], sampling: Sampling, session: str | None = None) -> Generation:
-        """Continue `prompt_ids`. Calls with one `session` are turns of one episode, so an engine may keep its cache."""
+        """Continue `prompt_ids`. Calls with one `session` are turns of one episode, so it may keep its cache."""
         ...
 
     def release(self, session: str) -> None:

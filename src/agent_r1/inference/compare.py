@@ -113,7 +113,7 @@ def _evaluate(
                 file.flush()
             advance(f"{'EM' if 'em' in trajectory.metrics else 'reward'} {total / len(done):.2f}")
 
-        loop = make_loop(agent.policy, agent.chat, agent.tools, config)
+        loop = make_loop(agent.policy, agent.chat, agent.tools, config.rollout, config.env)
         asyncio.run(run_episodes(loop, tasks, sampling, on_done, agent.at_once))
     ordered = [done[str(i)] for i in range(len(rows))]
     retriever = retriever_of(config) if "search" in agent.tools else "none"

@@ -20,11 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.data.prompts import messages
-from agent_r1.env import AgentEnv, Outcome
 from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.files import write_whole
 from agent_r1.inference.agent import Agent, made_from_nothing
-from agent_r1.rollout.episode import Task, derive_seed, make_loop
+from agent_r1.rollout.episode import AgentEnvLoop, Task, derive_seed, make_loop
 from agent_r1.tool import BaseTool, tool
 from agent_r1.types import Action, Observation, Row, Sampling, Step, StepResult, StopReason, Trajectory
 
@@ -80,9 +79,9 @@ class Conversation:
         self._lead = as_trained[:-1] if agent.lead is None else agent.lead
         self._seed, self._asked, self._session = seed, 0, ""
         self._turn_ids: list[int] = []
-        self._loop = make_loop(agent.policy, agent.chat, agent.tools, agent.config)
-        make_env = self._loop.make_env
-        self._loop.make_env = lambda row: _WatchedEnv(make_env(row), self)
+        c = agent.config
+        self._loop: _ChatLoop = make_loop(agent.policy, agent.chat, agent.tools, c.rollout, c.env, flow=_ChatLoop)
+        self._loop.conversation = self
         agent.policy.on_token = self._on_token
 
     async def ask(self, question: str, again: bool = False) -> Exchange:
@@ -109,7 +108,8 @@ class Conversation:
         r, begun = self.agent.config.rollout, time.perf_counter()
         sampling = Sampling(max_tokens=r.max_tokens_per_turn, temperature=self.temperature, top_p=r.top_p)
         row = self._row(question, follow_up=bool(past))
-        trajectory = await self._loop.run(Task(row, "chat", self._session, seed, history), sampling)
+        self._loop.history = history
+        trajectory = await self._loop.run(Task(row, "chat", self._session, seed), sampling)
         start = len(history[-1].observation_ids + history[-1].action_ids) if history else 0
         return Exchange(question, trajectory, time.perf_counter() - begun, question in self._known, start)
 
@@ -194,24 +194,22 @@ class Conversation:
         return Exchange(question, trajectory, record["seconds"], question in self._known, record["start"])
 
 
-class _WatchedEnv(AgentEnv):
-    """An environment that tells the conversation's listener what passes through, and changes nothing."""
+class _ChatLoop(AgentEnvLoop):
+    """The loop of training, which a conversation watches. A question may go on with the steps before it."""
 
-    def __init__(self, env: AgentEnv, conversation: Conversation):
-        self.env, self.conversation = env, conversation
+    conversation: Conversation
+    history: list[Step]
+    """Their ids are kept as they are; the trajectory holds the new steps only."""
 
-    def reset(self, row: Row) -> Observation:
-        return self.env.reset(row)
+    def observe(self, steps: list[Step], observation: Observation) -> list[int]:
+        return super().observe(self.history + steps, observation)
 
-    async def step(self, action: Action) -> StepResult:
+    def on_action(self, action: Action) -> None:
         self.conversation.listener.turn(action.text, action.finish_reason == "stop")
-        result = await self.env.step(action)
+
+    def on_result(self, result: StepResult) -> None:
         self.conversation.listener.results(result.info.get("tool_calls", []))
         self.conversation._turn_ids = []
-        return result
-
-    def outcome(self, stop_reason: StopReason) -> Outcome:
-        return self.env.outcome(stop_reason)
 
 
 # ----------------------------------------------------------------------------------------------------------- files

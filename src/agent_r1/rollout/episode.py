@@ -7,6 +7,9 @@ sampler busy, and none waits for the slowest of its batch.
 
     AgentFlowBase   full control: any coroutine that returns a Trajectory (branching, several policies, ...)
     AgentEnvLoop    the generic flow: observe -> act -> step, until done
+
+Who wants to see an episode happen (a chat) overrides `on_action` and `on_result` of `AgentEnvLoop`, and sets `on_token` of
+the policy.
 """
 
 from __future__ import annotations
@@ -17,14 +20,25 @@ import hashlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
-from agent_r1.config import Config
-from agent_r1.env import INVALID, AgentEnv, Outcome, make_env
+from agent_r1.config import EnvConfig, RolloutConfig
+from agent_r1.env import AgentEnv, Outcome, make_env
 from agent_r1.errors import AgentR1Error
 from agent_r1.rollout.chat_format import ChatFormat
+from agent_r1.rollout.failures import count_calls, refuse_failures
 from agent_r1.tool import BaseTool
-from agent_r1.types import Action, Generation, Observation, Policy, Row, Sampling, Step, StopReason, Trajectory
+from agent_r1.types import (
+    Action,
+    Observation,
+    Policy,
+    Row,
+    Sampling,
+    Step,
+    StepResult,
+    StopReason,
+    Trajectory,
+)
 
 
 @dataclass(frozen=True)
@@ -37,9 +51,6 @@ class Task:
     session: str
     """Unique among the episodes that run at a time; an engine keeps the episode's cache under this name."""
     seed: int | None = None
-    history: list[Step] = field(default_factory=list)
-    """A conversation that this episode goes on with: its first observation then continues the last of these steps. Their
-    ids are kept as they are; the trajectory holds the new steps only."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +110,7 @@ class AgentEnvLoop(AgentFlowBase):
         """The loop itself. Steps are appended as they happen, so that a time-out keeps what there is."""
         observation = _shielded(env.reset, task.row)
         while True:
-            ids = self._observe(task.history + steps, observation)
+            ids = self.observe(steps, observation)
             room = self.limits.max_context - len(ids)
             if room < 1:
                 return StopReason.CONTEXT_OVERFLOW
@@ -116,27 +127,33 @@ class AgentEnvLoop(AgentFlowBase):
                 )
             step = Step(ids, generation.token_ids, generation.logprobs, finish_reason=generation.finish_reason)
             steps.append(step)
+            # The one place where sampled ids become text: for the environment to read, never to be encoded again.
+            action = Action(self.chat.turn_text(generation.token_ids), generation.finish_reason)
+            self.on_action(action)
             try:
-                result = await env.step(self._read(generation))
+                result = await env.step(action)
                 step.reward, step.info = finite(result.reward), result.info
             except Exception as failure:
                 raise EnvironmentFailure(f"{type(failure).__name__}: {failure}") from failure
+            self.on_result(result)
             if result.done:
                 cut_by_context = generation.finish_reason == "length" and room < self.limits.max_tokens_per_turn
                 return StopReason.CONTEXT_OVERFLOW if cut_by_context else result.stop_reason
             observation = result.observation
 
-    def _observe(self, past: list[Step], observation: Observation) -> list[int]:
+    def observe(self, steps: list[Step], observation: Observation) -> list[int]:
         """The next input of the model. Sampled ids are carried over as they are."""
-        if not past or observation.rewrite:
+        if not steps or observation.rewrite:
             return self.chat.prompt_ids(observation.messages, observation.tools)
-        last = past[-1]
+        last = steps[-1]
         closed = bool(last.action_ids) and last.action_ids[-1] == self.chat.turn_end_id
         return last.observation_ids + last.action_ids + self.chat.continuation_ids(observation.messages, closed=closed)
 
-    def _read(self, generation: Generation) -> Action:
-        """The one place where sampled ids become text: for the environment to read, never to be encoded again."""
-        return Action(self.chat.turn_text(generation.token_ids), generation.finish_reason)
+    def on_action(self, action: Action) -> None:
+        """A hook: the agent has finished a turn, and the environment acts on it next."""
+
+    def on_result(self, result: StepResult) -> None:
+        """A hook: what the environment answered."""
 
 
 class EnvironmentFailure(Exception):
@@ -154,11 +171,8 @@ async def run_episodes(
 
     With `at_once`, only so many run at a time: of thousands, most would stand in line for the policy past their deadline.
 
-    Raises AgentR1Error when more than half of the episodes were broken off, or of the tool calls failed through no fault
-    of the agent's: then it is the tool, the service or a deadline that is wrong, and training on the remains would
-    teach nonsense. What a policy raised is raised as it is.
+    Raises AgentR1Error when the world failed most of them (`failures.py`). What a policy raised is raised as it is.
     """
-
     gate = asyncio.Semaphore(at_once) if at_once else contextlib.nullcontext()
 
     async def one(task: Task) -> Trajectory:
@@ -174,34 +188,8 @@ async def run_episodes(
     except ExceptionGroup as failures:  # one cause is enough, and the command line knows plain errors only
         raise failures.exceptions[0] from None
     trajectories = [job.result() for job in jobs]
-    broken = [t for t in trajectories if t.stop_reason.broken_off]
-    if len(broken) * 2 > len(trajectories):
-        cause = broken[0].error or broken[0].stop_reason
-        raise AgentR1Error(f"{len(broken)} of {len(trajectories)} episodes were broken off, the first: {cause}")
-    calls = sum(t.metrics.get("tool_calls", 0) for t in trajectories)
-    failed = sum(t.metrics.get("failed_calls", 0) for t in trajectories)
-    refuse_broken_tools(calls, failed, next(filter(None, map(first_failed_call, trajectories)), ""))
+    refuse_failures(trajectories)
     return trajectories
-
-
-def count_calls(steps: list[Step]) -> dict[str, int]:
-    """`tool_calls`, those that the agent got wrong, and those that failed through no fault of the agent's."""
-    errors = [call["error"] for step in steps for call in step.info.get("tool_calls", ())]
-    invalid = sum(error in INVALID for error in errors)
-    failed = sum(error is not None for error in errors) - invalid
-    return {"tool_calls": len(errors), "invalid_calls": invalid, "failed_calls": failed}
-
-
-def refuse_broken_tools(calls: float, failed: float, example: str) -> None:
-    """Raises AgentR1Error when most of the calls of many episodes failed through no fault of the agent's."""
-    if failed > max(4, calls / 2):  # a handful may fail anywhere
-        raise AgentR1Error(f"{failed:.0f} of {calls:.0f} tool calls failed, the first with {example!r}; mend the tool")
-
-
-def first_failed_call(trajectory: Trajectory) -> str | None:
-    """What the agent was told when a tool failed it; None if none did. An invalid call is the agent's own fault."""
-    calls = (call for step in trajectory.steps for call in step.info.get("tool_calls", ()))
-    return next((call["content"] for call in calls if call["error"] and call["error"] not in INVALID), None)
 
 
 def finite(reward: float) -> float:
@@ -211,13 +199,19 @@ def finite(reward: float) -> float:
     return float(reward)
 
 
-def make_loop(policy: Policy, chat: ChatFormat, tools: dict[str, BaseTool], config: Config) -> AgentEnvLoop:
+def make_loop(
+    policy: Policy,
+    chat: ChatFormat,
+    tools: dict[str, BaseTool],
+    rollout: RolloutConfig,
+    env: EnvConfig,
+    flow: type[AgentEnvLoop] = AgentEnvLoop,
+) -> AgentEnvLoop:
     """The loop that a configuration describes; the same for cold start, training, evaluation and chat."""
     if tools:
         chat.check_tools()
-    r = config.rollout
-    limits = Limits(r.max_tokens_per_turn, r.max_context, config.env.episode_timeout_s)
-    return AgentEnvLoop(policy, chat, limits, lambda row: make_env(row, tools, config.env))
+    limits = Limits(rollout.max_tokens_per_turn, rollout.max_context, env.episode_timeout_s)
+    return flow(policy, chat, limits, lambda row: make_env(row, tools, env))
 
 
 def derive_seed(*parts: int | str) -> int:

@@ -26,9 +26,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from agent_r1.device import SAMPLING_HERE
 from agent_r1.errors import AgentR1Error
 from agent_r1.rollout.qwen import Qwen
-from agent_r1.search.searcher import SAMPLING_HERE
 from agent_r1.types import Generation, Sampling
 
 

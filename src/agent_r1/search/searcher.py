@@ -28,11 +28,11 @@ import asyncio
 import concurrent.futures
 import contextlib
 import threading
-import weakref
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from agent_r1.device import SAMPLING_HERE
 from agent_r1.errors import AgentR1Error
 from agent_r1.search.index import Hit, PassageIndex
 
@@ -40,8 +40,6 @@ MAX_QUERY_CHARS = 2000
 """More than any encoder reads. It bounds what one query can cost."""
 PATIENCE_S = 2.0
 """How long an event loop that samples stands still for its searches. Only what takes longer is left to the clock."""
-SAMPLING_HERE: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
-"""The event loops that a sampler in this process runs in (`rollout/sampler.py`)."""
 
 Query = tuple[str, int]
 """Text and top_k."""

@@ -184,7 +184,7 @@ def demonstrations(
 ) -> tuple[ChatFormat, list[TrainingRow], list[TrainingRow]]:
     """TinyHop: a chat format, and what phases (a) and (b) learn from, played on the questions of a world apart."""
     chat, c = ChatFormat(train_tokenizer(tokenizer_texts(config), config.model.vocab_size)), config.cold_start
-    loop = make_loop(Demonstrator(chat), chat, tools, config)
+    loop = make_loop(Demonstrator(chat), chat, tools, config.rollout, config.env)
     one_hop = [row for row in rows if row["extra_info"]["kind"] == "1-hop"]
     copy_rows = demonstrate(one_hop, {"good": 1.0}, loop, config.seed, "copy")
     # One-hop questions are over-represented in this split (phase a needs them): take every fifth for the mixture.
@@ -216,7 +216,10 @@ def renamed_demonstrations(
                 left += rng.sample(rows, len(rows))
             other, there, left = OtherNames(names, rng), left[:WORLD], left[WORLD:]
             elsewhere = tools | {"search": RenamedSearch(tools["search"], other)}
-            loop, there = make_loop(Demonstrator(chat), chat, elsewhere, config), [other.row(row) for row in there]
+            loop, there = (
+                make_loop(Demonstrator(chat), chat, elsewhere, config.rollout, config.env),
+                [other.row(row) for row in there],
+            )
             played += demonstrate(there, behaviours, loop, config.seed, f"{label}-{world}")
         return played
 

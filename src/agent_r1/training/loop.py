@@ -87,7 +87,7 @@ def train(
     device, dtype = resolve_device(config.trainer)
     sampler_model = learner.actor if dtype is torch.float32 else copy.deepcopy(learner.actor).to(dtype)
     policy = LocalPolicy(sampler_model, chat.stop_ids, slots=r.slots, max_context=r.max_context)
-    loop = make_loop(policy, chat, tools, config)
+    loop = make_loop(policy, chat, tools, config.rollout, config.env)
     sampling = Sampling(r.max_tokens_per_turn, r.temperature, r.top_p)
 
     while learner.step < t.steps:

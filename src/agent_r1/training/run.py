@@ -211,7 +211,7 @@ class _Recorder:
 
     def evaluate(self, policy: LocalPolicy) -> dict[str, float]:
         """Greedy and sampled score on the validation questions. Greedy alone hides the mixture that RL works on."""
-        loop = make_loop(policy, self.chat, self.tools, self.config)
+        loop = make_loop(policy, self.chat, self.tools, self.config.rollout, self.config.env)
         out, slots = {}, self.config.rollout.slots
         for name, temperature in (("acc/mean@1", 0.0), ("sampled_acc", self.config.rollout.temperature)):
             done = evaluate(loop, self.val, temperature=temperature, seed=self.config.seed, at_once=slots)

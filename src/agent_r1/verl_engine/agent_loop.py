@@ -19,7 +19,8 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics
 from agent_r1.config import Config, from_yaml
 from agent_r1.errors import AgentR1Error
 from agent_r1.rollout.chat_format import ChatFormat
-from agent_r1.rollout.episode import Task, derive_seed, first_failed_call, make_loop
+from agent_r1.rollout.episode import Task, derive_seed, make_loop
+from agent_r1.rollout.failures import first_failed_call
 from agent_r1.rollout.records import trajectory_record
 from agent_r1.rollout.rows import TrainingRow, trajectory_rows
 from agent_r1.tool import BaseTool
@@ -92,7 +93,7 @@ class AgentR1Loop(AgentLoopBase):
         """One episode; an empty list if it was broken off (a time-out in validation counts as no answer)."""
         c, training, step = self.config, sampling_params["temperature"] > 0, int(row["global_steps"])
         policy = VerlPolicy(self.client, self.chat.stop_ids, self._note_failure, self.seeded)
-        loop = make_loop(policy, self.chat, self.tools, c)
+        loop = make_loop(policy, self.chat, self.tools, c.rollout, c.env)
         question = {**row, "prompt": [dict(m) for m in row["raw_prompt"]], "agent_name": self.env_name}
         session = f"{row['uid']}_{row['session_id']}"
         seed = derive_seed(c.seed, "rollout" if training else "eval", step, row["index"], row["session_id"])

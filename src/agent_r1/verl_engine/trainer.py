@@ -27,7 +27,7 @@ from verl.workers.utils.padding import response_from_nested, response_to_nested
 from agent_r1.config import from_yaml
 from agent_r1.errors import AgentR1Error
 from agent_r1.files import write_whole
-from agent_r1.rollout.episode import refuse_broken_tools
+from agent_r1.rollout.failures import refuse_broken_tools
 from agent_r1.rollout.records import write_rollouts
 from agent_r1.training.learner import refuse_gradient
 from agent_r1.training.losses import reward_less_kl

@@ -1,0 +1,44 @@
+"""Tool calls of an episode, counted; and episodes that nobody should learn from, because the world failed and not the agent.
+
+In: finished episodes. Out: three counts, or an AgentR1Error. Next: back to `episode.py`; verl's trainer asks for the same.
+"""
+
+from __future__ import annotations
+
+from agent_r1.env.base import INVALID
+from agent_r1.errors import AgentR1Error
+from agent_r1.types import Step, Trajectory
+
+
+def count_calls(steps: list[Step]) -> dict[str, int]:
+    """`tool_calls`, those that the agent got wrong, and those that failed through no fault of the agent's."""
+    errors = [call["error"] for step in steps for call in step.info.get("tool_calls", ())]
+    invalid = sum(error in INVALID for error in errors)
+    failed = sum(error is not None for error in errors) - invalid
+    return {"tool_calls": len(errors), "invalid_calls": invalid, "failed_calls": failed}
+
+
+def refuse_failures(trajectories: list[Trajectory]) -> None:
+    """Raises AgentR1Error when more than half of the episodes were broken off, or of the tool calls failed.
+
+    Then the tool, the service or a deadline is wrong, and training on the remains would teach nonsense.
+    """
+    broken = [t for t in trajectories if t.stop_reason.broken_off]
+    if len(broken) * 2 > len(trajectories):
+        cause = broken[0].error or broken[0].stop_reason
+        raise AgentR1Error(f"{len(broken)} of {len(trajectories)} episodes were broken off, the first: {cause}")
+    calls = sum(t.metrics.get("tool_calls", 0) for t in trajectories)
+    failed = sum(t.metrics.get("failed_calls", 0) for t in trajectories)
+    refuse_broken_tools(calls, failed, next(filter(None, map(first_failed_call, trajectories)), ""))
+
+
+def refuse_broken_tools(calls: float, failed: float, example: str) -> None:
+    """Raises AgentR1Error when most of the calls of many episodes failed through no fault of the agent's."""
+    if failed > max(4, calls / 2):  # a handful may fail anywhere
+        raise AgentR1Error(f"{failed:.0f} of {calls:.0f} tool calls failed, the first with {example!r}; mend the tool")
+
+
+def first_failed_call(trajectory: Trajectory) -> str | None:
+    """What the agent was told when a tool failed it; None if none did. An invalid call is the agent's own fault."""
+    calls = (call for step in trajectory.steps for call in step.info.get("tool_calls", ()))
+    return next((call["content"] for call in calls if call["error"] and call["error"] not in INVALID), None)
