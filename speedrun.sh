@@ -1,83 +1,97 @@
 #!/usr/bin/env bash
-# Agent-R1 in Docker: builds the image from ./Dockerfile, then runs speedrun-nodocker.sh in it. Same words, same stages,
-# same files in runs/ and artifacts/, owned by you; the models of the Hugging Face cache are shared with it, and what GPU
-# libraries compile is kept in ~/.cache/agent-r1/kernels.
+# Agent-R1 in Docker: the stages of speedrun-nodocker.sh in an image built from ./Dockerfile. Same words, same files in runs/
+# and artifacts/, owned by you. It needs Docker and, for GPUs, nvidia-container-toolkit. No key, no sudo, no terminal.
 #
 #   ./speedrun.sh grpo --preset hotpotqa-4xh100 --dry-run
 #   ./speedrun.sh grpo
 #   ./speedrun.sh --help
-#
-# It needs Docker and, for GPUs, nvidia-container-toolkit. No key, no sudo, no terminal.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
+
+main() {
+    help_if_asked "$@"
+    choose_stack "$@"      # packages for GPUs or for a CPU? Whatever speedrun-nodocker.sh would install here.
+    check_docker           # does it answer, whose root is it, can it reach the GPUs?
+    get_image "$@"         # AGENT_R1_IMAGE, or one built here; a changed source rebuilds the last layers only
+    share_folders "$@"     # runs/, artifacts/, files that a setting names, the caches of models and compiled kernels
+    run_stages             # speedrun-nodocker.sh in a container, as you
+}
 
 die() { echo "speedrun: $1" >&2; exit "${2:-1}"; }
 without="or do without Docker: bash speedrun-nodocker.sh"
 
-# ------------------------------------------------------------------------------------------------- what is wanted
-case " $* " in
-    *" -h "*|*" --help "*)
-        echo "In Docker. Image: built here, or AGENT_R1_IMAGE (a name that is here or can be pulled). Otherwise as:"
-        echo
-        exec bash speedrun-nodocker.sh --help ;;
-esac
-# A dry run without an environment checks the words and names the packages it would install: the image that has them.
-said=$(AGENT_R1_VENV=/nonexistent bash speedrun-nodocker.sh --dry-run "$@")
-case "$said" in *verl-gpu.txt*) stack=gpu gpus=(--gpus all) ;; *) stack=cpu gpus=() ;; esac
-
-# --------------------------------------------------------------------------------------------------------- Docker
-command -v docker >/dev/null || die "there is no Docker; install it, $without"
-said=$(docker info --format '{{.SecurityOptions}} {{json .Runtimes}}' 2>&1) ||
-    die "Docker does not answer (${said##*$'\n'}); start its daemon, join its group, $without"
-# In rootless Docker, root in the container is you outside it.
-case "$said" in *rootless*) user=0:0 ;; *) user=$(id -u):$(id -g) ;; esac
-if [ "$stack" = gpu ] && [[ "$said" != *nvidia* ]] && ! command -v nvidia-container-cli nvidia-ctk >/dev/null; then
-    die "Docker cannot reach the GPUs; install nvidia-container-toolkit and restart Docker, $without"
-fi
-
-if [ -n "${AGENT_R1_IMAGE:-}" ]; then
-    image=$AGENT_R1_IMAGE get="docker pull $image"
-else
-    image=agent-r1:$stack get="docker build -t agent-r1:$stack --build-arg STACK=$stack ."
-fi
-here() { docker image inspect "$image" >/dev/null 2>&1; }
-if [[ " $* " == *" --dry-run "* ]] && ! here; then
-    echo "image: to do, $image; the plan of the run needs it: $get"
-    exit 0
-elif [ -z "${AGENT_R1_IMAGE:-}" ]; then  # also when it is here: a changed source rebuilds the last layers
-    docker build --tag "$image" --build-arg STACK="$stack" --build-arg PIP_EXTRA_INDEX_URL . ||
-        die "the image could not be built (see above); mend the network or free space, $without"
-elif ! here; then
-    docker pull "$image" || die "AGENT_R1_IMAGE=$image cannot be pulled (see above); unset it to build one, $without"
-fi
-
-# ------------------------------------------------------------------------------------------------------------- run
-# Folders have the same path inside as outside, so that every path in a message is true. They are made here: Docker would
-# make them root's.
-home=$(realpath "${AGENT_R1_HOME:-.}") cache=${HF_HOME:-$HOME/.cache/huggingface}
-kernels=${XDG_CACHE_HOME:-$HOME/.cache}/agent-r1/kernels
-mkdir -p "$home/runs" "$home/artifacts" "$cache" "$kernels"
-volumes=(-v "$home/runs:$home/runs" -v "$home/artifacts:$home/artifacts"
-    -v "$cache:/cache/huggingface" -v "$kernels:/cache/kernels")
-words=()
-for word; do  # files of yours that a setting names are shown to the container, which may not change them
-    case "$word" in
-        data.source=?*|data.corpus=?*|model.path=?*)
-            if [ -e "${word#*=}" ]; then
-                file=$(realpath "${word#*=}") word="${word%%=*}=$file"
-                volumes+=(-v "$file:$file:ro")
-            fi ;;
+help_if_asked() {
+    case " $* " in
+        *" -h "*|*" --help "*)
+            echo "In Docker. Image: built here, or AGENT_R1_IMAGE (a name that is here or can be pulled). Otherwise as:"
+            echo
+            exec bash speedrun-nodocker.sh --help ;;
     esac
-    words+=("$word")
-done
-# With a terminal, Ctrl-C travels through it (-i); without one, docker passes the signal on.
-terminal=()
-if [ -t 0 ] && [ -t 1 ]; then terminal=(-i -t); fi
+}
 
-# Workers hand each other tensors through /dev/shm, of which Docker gives 64 MB. Keys go in by name: their values stand
-# neither in the list of processes nor in the image.
-exec docker run --rm --init ${terminal[@]+"${terminal[@]}"} ${gpus[@]+"${gpus[@]}"} \
-    --shm-size=32g --ulimit memlock=-1 --ulimit stack=67108864 --ulimit nofile=65536 \
-    --user "$user" "${volumes[@]}" -e AGENT_R1_HOME="$home" \
-    -e WANDB_API_KEY -e HF_TOKEN -e CUDA_VISIBLE_DEVICES \
-    "$image" bash speedrun-nodocker.sh ${words[@]+"${words[@]}"}
+choose_stack() {  # a dry run without an environment checks the words and names the packages it would install
+    local said
+    said=$(AGENT_R1_VENV=/nonexistent bash speedrun-nodocker.sh --dry-run "$@")
+    case "$said" in *verl-gpu.txt*) stack=gpu gpus=(--gpus all) ;; *) stack=cpu gpus=() ;; esac
+}
+
+check_docker() {
+    local said
+    command -v docker >/dev/null || die "there is no Docker; install it, $without"
+    said=$(docker info --format '{{.SecurityOptions}} {{json .Runtimes}}' 2>&1) ||
+        die "Docker does not answer (${said##*$'\n'}); start its daemon, join its group, $without"
+    # In rootless Docker, root in the container is you outside it.
+    case "$said" in *rootless*) user=0:0 ;; *) user=$(id -u):$(id -g) ;; esac
+    if [ "$stack" = gpu ] && [[ "$said" != *nvidia* ]] && ! command -v nvidia-container-cli nvidia-ctk >/dev/null; then
+        die "Docker cannot reach the GPUs; install nvidia-container-toolkit and restart Docker, $without"
+    fi
+}
+
+get_image() {
+    image=${AGENT_R1_IMAGE:-agent-r1:$stack}
+    local get="docker build -t $image --build-arg STACK=$stack ." here=""
+    [ -z "${AGENT_R1_IMAGE:-}" ] || get="docker pull $image"
+    ! docker image inspect "$image" >/dev/null 2>&1 || here=yes
+    if [[ " $* " == *" --dry-run "* ]] && [ -z "$here" ]; then
+        echo "image: to do, $image; the plan of the run needs it: $get"
+        exit 0
+    elif [ -z "${AGENT_R1_IMAGE:-}" ]; then
+        docker build --tag "$image" --build-arg STACK="$stack" --build-arg PIP_EXTRA_INDEX_URL . ||
+            die "the image could not be built (see above); mend the network or free space, $without"
+    elif [ -z "$here" ]; then
+        docker pull "$image" || die "AGENT_R1_IMAGE=$image cannot be pulled (see above); unset it to build one, $without"
+    fi
+}
+
+share_folders() {  # each has the same path inside as outside, so that every path in a message is true
+    home=$(realpath "${AGENT_R1_HOME:-.}")
+    local cache=${HF_HOME:-$HOME/.cache/huggingface} kernels=${XDG_CACHE_HOME:-$HOME/.cache}/agent-r1/kernels word file
+    mkdir -p "$home/runs" "$home/artifacts" "$cache" "$kernels"  # Docker would make them root's
+    volumes=(-v "$home/runs:$home/runs" -v "$home/artifacts:$home/artifacts"
+        -v "$cache:/cache/huggingface" -v "$kernels:/cache/kernels")
+    words=()
+    for word; do  # files of yours that a setting names are shown to the container, which may not change them
+        case "$word" in
+            data.source=?*|data.corpus=?*|model.path=?*)
+                if [ -e "${word#*=}" ]; then
+                    file=$(realpath "${word#*=}") word="${word%%=*}=$file"
+                    volumes+=(-v "$file:$file:ro")
+                fi ;;
+        esac
+        words+=("$word")
+    done
+}
+
+run_stages() {
+    local terminal=()  # with one, Ctrl-C travels through it (-i); without, docker passes the signal on
+    if [ -t 0 ] && [ -t 1 ]; then terminal=(-i -t); fi
+    # Workers hand each other tensors through /dev/shm, of which Docker gives 64 MB. Keys go in by name: their values stand
+    # neither in the list of processes nor in the image.
+    exec docker run --rm --init ${terminal[@]+"${terminal[@]}"} ${gpus[@]+"${gpus[@]}"} \
+        --shm-size=32g --ulimit memlock=-1 --ulimit stack=67108864 --ulimit nofile=65536 \
+        --user "$user" "${volumes[@]}" -e AGENT_R1_HOME="$home" \
+        -e WANDB_API_KEY -e HF_TOKEN -e CUDA_VISIBLE_DEVICES \
+        "$image" bash speedrun-nodocker.sh ${words[@]+"${words[@]}"}
+}
+
+main "$@"

@@ -68,6 +68,7 @@ def test_an_installation_says_its_size_and_moves(tmp_path):
     (tmp_path / "requirements").mkdir()
     (tmp_path / "requirements/cpu.txt").write_text(f"{wheel}\n")
     script = shutil.copy(ROOT / "speedrun-nodocker.sh", tmp_path)
+    shutil.copy(ROOT / "requirements/environment.sh", tmp_path / "requirements")
     settings = environment(tmp_path) | {"PYTHON": sys.executable, "AGENT_R1_STACK": "cpu", "AGENT_R1_VENV": "venv"}
     done = subprocess.run(["bash", script], env=settings, capture_output=True, text=True, timeout=120)
     # There is no agent-r1 here to be installed behind it; a pipe must not hide that pip failed.
@@ -209,7 +210,7 @@ def box(tmp_path) -> Box:
 )  # fmt: skip
 def test_which_packages(box, tmp_path, argv, gpus, packages):
     """As named by the script in a place where nothing is installed."""
-    for name in ("speedrun-nodocker.sh", "src"):
+    for name in ("speedrun-nodocker.sh", "requirements", "src"):
         (tmp_path / "clone").mkdir(exist_ok=True)
         (tmp_path / "clone" / name).symlink_to(ROOT / name)
     script = shutil.copy(ROOT / "speedrun-nodocker.sh", tmp_path / "clone" / "copy.sh")

@@ -1,0 +1,183 @@
+# shellcheck shell=bash
+# What speedrun-nodocker.sh needs before its first stage: its words, an environment with the pinned packages, and with GPUs a
+# search service beside the run. It is read by that script (`source`), and not run by itself.
+#
+# In: the words of the call. Out: `agent`, the command; `config`, the words that every stage takes; `start_search`, which
+# leaves in `run` the words of the stages that belong to a run; `preset`, `resume`.
+# shellcheck disable=SC2034  # they are used there
+
+usage() {
+    cat <<'TEXT'
+usage: bash speedrun-nodocker.sh [ppo|grpo] [--preset NAME] [--run NAME] [--seed N] [--resume] [--dry-run]
+                                 [--search-server] [section.key=value ...]
+
+  ppo|grpo           algorithm (default: ppo)
+  --preset NAME      laptop, smoke, hotpotqa-tiny: on a CPU; hotpotqa-4xh100, other hotpotqa-*, search-r1-3b: on GPUs
+                     (default: what `agent-r1 doctor --suggest-preset` finds for the GPUs here; without one, laptop)
+  --run NAME         folder of the run in runs/ (default: PRESET-ALGORITHM)
+  --seed N           seed of everything random (default: 0)
+  --resume           continue an interrupted run from its newest checkpoint
+  --dry-run          print configuration, plan and estimates; start nothing
+  --search-server    hold the index once, in a service on 127.0.0.1:8100, instead of in every process that searches
+                     (always so with a GPU preset, unless search.url=... names a service of yours)
+  section.key=value  any setting, for example trainer.steps=50 actor.lr=5e-4
+
+environment: PYTHON (default: python3.11, python3.12 or python3; for GPUs python3.12)
+             AGENT_R1_STACK (cpu or gpu: which packages; default: gpu for a GPU preset on a machine with GPUs)
+             AGENT_R1_VENV (default: .venv, or .venv-gpu: the two need different versions of PyTorch)
+             AGENT_R1_HOME (default: here; where artifacts/ and runs/ go)
+             AGENT_R1_SEARCH_HOST (address of the search service, for agents on other machines; default: 127.0.0.1)
+             WANDB_API_KEY, HF_TOKEN (neither is needed)
+
+examples:
+  bash speedrun-nodocker.sh
+  bash speedrun-nodocker.sh grpo --preset smoke --seed 3
+  bash speedrun-nodocker.sh grpo --preset hotpotqa-4xh100 --dry-run
+  bash speedrun-nodocker.sh grpo --run small rollout.prompts_per_step=8
+TEXT
+}
+
+die() { echo "speedrun: $1" >&2; exit "${2:-1}"; }
+
+# ------------------------------------------------------------------------------------------------------- arguments
+preset="" search="" resume="" config=() run=() dry_run=()
+while [ $# -gt 0 ]; do
+    case "$1" in
+        -h|--help) usage; exit 0 ;;
+        --preset|--run|--seed)
+            [ $# -ge 2 ] || die "$1 needs a value; see --help" 2
+            case "$1" in
+                --preset) preset=$2 ;;
+                --run) run=(--run "$2") ;;
+                --seed) config+=(--seed "$2") ;;
+            esac
+            shift 2 ;;
+        --resume) resume=--resume; shift ;;
+        --dry-run) dry_run=(--dry-run); shift ;;
+        --search-server) search=ours; shift ;;
+        search.url=?*) search=theirs; config+=("$1"); shift ;;
+        ppo|grpo|*=*) config+=("$1"); shift ;;
+        *) die "unknown argument '$1'; see --help" 2 ;;
+    esac
+done
+
+# ----------------------------------------------------------------------------------------------------- environment
+# Pinned packages in a virtual environment. A CPU's are about 1.3 GB, of which PyTorch is 0.75; a GPU's several times that.
+stack=${AGENT_R1_STACK:-}
+if [ -z "$stack" ]; then
+    case "$preset" in
+        smoke|laptop|hotpotqa-tiny) stack=cpu ;;  # also beside a GPU, for which they are too small
+        *) if nvidia-smi -L >/dev/null 2>&1; then stack=gpu; else stack=cpu; fi ;;
+    esac
+fi
+case "$stack" in
+    cpu) requirements=requirements/cpu.txt venv=${AGENT_R1_VENV:-.venv} ;;
+    gpu) requirements=requirements/verl-gpu.txt venv=${AGENT_R1_VENV:-.venv-gpu} ;;
+    *) die "AGENT_R1_STACK=$stack is unknown; set it to cpu or gpu" 2 ;;
+esac
+
+installed() {  # this very checkout, and every package at its pinned version
+    [ -x "$venv/bin/agent-r1" ] && "$venv/bin/python" - "$requirements" 2>/dev/null <<'PY'
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import agent_r1
+from agent_r1.doctor import read_pins, same_version
+
+pins = read_pins(Path(sys.argv[1]).read_text())
+here = Path("src/agent_r1").samefile(Path(agent_r1.__file__).parent)
+sys.exit(not (here and all(same_version(version(name), pin) for name, pin in pins.items())))
+PY
+}
+
+bring_python() {  # rented boxes have older ones: uv, from PyPI, brings a 3.12 with the headers that Triton compiles with
+    local own=$venv.uv
+    echo "environment: there is no Python 3.12 here, so uv brings one into $venv ..."
+    { python3 -m pip install --quiet --disable-pip-version-check --target "$own" uv &&
+        "$own/bin/uv" venv --quiet --seed --python 3.12 "$venv"; } ||
+        die "no Python 3.12 found, and uv could not bring one (see above); install python3.12-venv and python3.12-dev, or \
+where there is a network: pip install uv && uv venv --seed --python 3.12 $venv; then run this again"
+    rm -rf "$own"
+}
+
+find_python() {  # for a CPU 3.11 or 3.12; for GPUs 3.12, because flash-attn's wheel exists for no other
+    local names=(python3.11 python3.12 python3) wanted="3.11 or 3.12" least=11
+    [ "$stack" = cpu ] || names=(python3.12) wanted="3.12" least=12
+    python=$venv/bin/python
+    if [ ! -x "$venv/bin/pip" ]; then  # none yet, or one that was interrupted in the making
+        python=${PYTHON:-$({ command -v "${names[@]}" || true; } | head -n 1)}
+    fi
+    if [ -z "$python" ] && [ "$stack" = gpu ]; then bring_python; python=$venv/bin/python; fi
+    [ -n "$python" ] || die "no Python $wanted found; install it, or set PYTHON"
+    "$python" -c "import sys; sys.exit(not (3, $least) <= sys.version_info[:2] <= (3, 12))" ||
+        die "$("$python" --version 2>&1) is not supported; install Python $wanted, or set PYTHON"
+}
+
+if ! installed; then
+    if [ -n "$preset" ] && [ ! -f "src/agent_r1/presets/$preset.yaml" ]; then  # said before minutes of installing
+        die "unknown preset '$preset'; choose from $(basename -s .yaml src/agent_r1/presets/*.yaml | paste -sd ' ')" 2
+    fi
+    if [ ${#dry_run[@]} -gt 0 ]; then
+        echo "environment: to do, $requirements into $venv; the plan of the run needs it: call this without --dry-run," \
+            "or make install for a CPU's"
+        exit 0
+    fi
+    find_python
+    [ -x "$venv/bin/pip" ] || "$python" -m venv "$venv" ||
+        die "cannot make $venv; free space, install python3-venv, or set AGENT_R1_VENV"
+    size="about 1.3 GB with PyTorch for a CPU, several GB more with CUDA (README.md); one to five minutes"
+    [ "$stack" = cpu ] || size="tens of GB; many minutes"
+    echo "environment: $requirements into $venv: $size ..."
+    begin=$SECONDS
+    pip=("$venv/bin/pip" install --disable-pip-version-check)
+    moving='/^ *(Downloading|Using cached) / {sub(/^ */, "  "); print; fflush()}
+            /^Installing/ {print "  unpacking all of them ..."; fflush()}'
+    if ! "${pip[@]}" -r "$requirements" | awk "$moving" || ! "${pip[@]}" --quiet --no-deps -e .; then
+        die "the packages could not be installed (see above); mend the network or free space, then run this again"
+    fi
+    echo "  $((SECONDS - begin)) s, $(du -sh "$venv" | cut -f1) in $venv"
+fi
+agent="$venv/bin/agent-r1"
+
+if [ -z "$preset" ]; then
+    preset=laptop why="there is no GPU here; --preset smoke does the same in about a minute"
+    if [ "$stack" = gpu ]; then
+        preset=$("$agent" doctor --suggest-preset)
+        why="of$(nvidia-smi --query-gpu=name,memory.total --format=csv,noheader | sort | uniq -c | tr -s ' \n' ' ')here"
+    fi
+    echo "preset $preset, because $why"
+fi
+config=(--preset "$preset" ${config[@]+"${config[@]}"})
+
+if [ ${#dry_run[@]} -gt 0 ]; then
+    exec "$agent" train "${config[@]}" ${run[@]+"${run[@]}"} --dry-run
+fi
+
+# -------------------------------------------------------------------------------------------------- search service
+# 5 million passages fit into memory once, not once for each process that runs episodes. So one process holds them, and
+# all others ask it, from the first evaluation to the last.
+answers() { "$venv/bin/python" -c "import httpx; httpx.get('$1/health', trust_env=False).raise_for_status()" 2>/dev/null; }
+
+start_search() {  # if one is wanted
+    search_service
+    run=("${config[@]}" ${run[@]+"${run[@]}"})
+}
+
+search_service() {
+    case "$stack$search" in gpu|*ours) ;; *) return ;; esac  # nobody asked for one, or somebody has one
+    local host=${AGENT_R1_SEARCH_HOST:-127.0.0.1} log=${AGENT_R1_HOME:-.}/artifacts/search-server.log
+    local url=http://$host:8100
+    ! answers "$url" || die "there is a search service at $url already; stop it, or use it with search.url=$url"
+    echo "search: one service for all, at $url (log in $log) ..."
+    # In a session of its own: Ctrl-C is for the trainer, which may want to finish its step. The trap ends both. Without
+    # GPUs: its encoder would take memory from vLLM and the trainer, and a query is quick on a CPU.
+    CUDA_VISIBLE_DEVICES='' setsid "$agent" search-server "${config[@]}" --host "$host" --port 8100 >"$log" 2>&1 </dev/null &
+    server=$!
+    trap 'kill "$server" 2>/dev/null && wait "$server" || true' EXIT
+    until answers "$url"; do
+        kill -0 "$server" 2>/dev/null || die "the search service ended; $(tail -n 1 "$log")"
+        sleep 1
+    done
+    config+=("search.url=$url")
+}
