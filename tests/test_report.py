@@ -237,6 +237,16 @@ def test_whole_run_shows_everything(run):
     assert sum(tag == "article" for tag, _ in page.tags) == 3  # one learned, one known, one training group
 
 
+def test_the_table_holds_what_was_measured_and_rounds_nothing_away(run):
+    card = fake_card(0.9) | {"stop_reasons": {"answered": 499, "max_turns": 1}}
+    (run / "eval.json").write_text(json.dumps(card))
+    text, page = report(run)
+    assert "answered 100%<br>max_turns under 1%" in text and "searches at all" in page.text
+    assert "evidence found" not in page.text  # this data set names no supporting titles
+    (run / "eval.json").write_text(json.dumps(card | {"evidence": 0.75}))
+    assert "evidence found" in report(run)[1].text
+
+
 def test_page_needs_no_network_and_runs_no_script(run):
     text, page = report(run)
     assert not re.search(r"https?:|//|url\(|@import", text)

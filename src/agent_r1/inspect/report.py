@@ -166,8 +166,9 @@ def _measure_table(run: RunFiles) -> str:
     rows = [
         _cells("td", name, _number(before.get(key)), _number(after.get(key)), meaning)
         for key, name, meaning in _MEASURES
+        if any(card.get(key) is not None for card in (before, after))
         # Where every right answer is one name, these say the same as exact match.
-        if key not in ("sub_em", "f1") or any(card.get(key) != card.get("em") for card in (before, after))
+        and (key not in ("sub_em", "f1") or any(card.get(key) != card.get("em") for card in (before, after)))
     ]
     rows.append(_cells("td", "ended because", _stops(before), _stops(after), "stop reasons of the episodes"))
     head = _cells("th", "", "before", "after", "")
@@ -179,7 +180,10 @@ def _stops(card: Record) -> str:
     reasons = card.get("stop_reasons") or {}
     total = sum(reasons.values())
     common = sorted(reasons.items(), key=lambda item: -item[1])
-    return "<br>".join(f"{_text(name)} {count / total:.0%}" for name, count in common if total and count) or "–"
+    shares = [(name, count / total) for name, count in common if count]
+    return (
+        "<br>".join(f"{_text(name)} {'under 1%' if share < 0.005 else f'{share:.0%}'}" for name, share in shares) or "–"
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------- curves
