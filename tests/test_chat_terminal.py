@@ -309,6 +309,9 @@ def test_the_tool_of_the_docs(home, tmp_path):
     name = command[1].partition(":")[2]
     assert "search(query)" in done.stdout
     assert re.search(rf"^  {name}\(", done.stdout, re.MULTILINE)
+    for options, warned in ((command, True), (["env.tools=[]"], True), ([], False)):
+        done = chat_command(home, *options, stdin="/tools\n")
+        assert ("met its own tools only" in done.stdout) == warned
 
 
 # -------------------------------------------------------------------------------------------------------- wrong usage

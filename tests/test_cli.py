@@ -126,6 +126,12 @@ def test_the_default_is_ppo_on_the_laptop(monkeypatch):
     assert seen == [(load_config("laptop", algorithm="ppo"), "laptop-ppo")]
 
 
+def test_a_dry_run_says_that_the_run_there_has_other_settings(home, capsys):
+    for settings, said in (([], False), (["actor.lr=0.01"], True)):
+        assert main("train", "grpo", *SMALL, *settings, "--run=done", "--dry-run") == 0
+        assert ("was started with other settings (actor.lr: " in capsys.readouterr().out) == said
+
+
 def test_a_run_that_is_named_alone_speaks_for_itself(home, monkeypatch):
     seen = []
     monkeypatch.setattr("agent_r1.plan.print_plan", lambda config, run, price: seen.append((config, run)))
@@ -158,6 +164,7 @@ BAD_USAGE = {
     "a hidden run": (["report", "--run", ".x"], "give a plain folder name"),
     "unknown kind of question": (["data", "data.mix={9-hop: 1}"], "unknown kind of question '9-hop' (did you mean '3-hop'?)"),
     "no questions": (["data", "data.val=0"], "data.val=0"),
+    "demonstrations without search": (["cold-start", "env.tools=[]"], "demonstrations are searches"),
 }  # fmt: skip
 
 

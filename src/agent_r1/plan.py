@@ -224,6 +224,7 @@ def run_hours(config: Config, shape: Shape, step: dict[str, float]) -> dict[str,
 
 def print_plan(config: Config, run_name: str, gpu_hour: float | None = None) -> None:
     """Print configuration, stages and estimates. `gpu_hour`: the price of one GPU for an hour."""
+    from agent_r1.training.run import RunDir, check_same_settings
     from agent_r1.ui import say
     from agent_r1.workspace import Places, needs_index
 
@@ -243,6 +244,10 @@ def print_plan(config: Config, run_name: str, gpu_hour: float | None = None) -> 
             say(f"{title:18} not needed here{f': {config.search.url} has one' if config.search.url else ''}")
             continue
         say(f"{title:18} {'done' if path.exists() else 'to do':6} {path}")
+    try:
+        check_same_settings(RunDir(places.run(run_name)), config)
+    except AgentR1Error as error:  # what is done there is not of this configuration
+        say(f"\n{error}")
     for line in lines:
         say(line)
     if config.engine == "verl":

@@ -24,6 +24,7 @@ from agent_r1 import hub
 from agent_r1.config import Config
 from agent_r1.data.rows import read_corpus
 from agent_r1.device import set_threads
+from agent_r1.errors import ConfigError
 from agent_r1.files import write_whole
 from agent_r1.rollout import qwen
 from agent_r1.training.run import check_start_model, start_model
@@ -45,6 +46,10 @@ def make_cold_start(config: Config) -> None:
     if config.model.path:
         _fetch_model(config)
         return check_start_model(config)
+    if "search" not in config.env.tools:
+        raise ConfigError(
+            "demonstrations are searches; add search to env.tools, or set model.path to a pretrained model"
+        )
     stage("cold start: teach a new model the format, to copy, and to play badly", Places.of(config).cold_start,
           lambda part: _cold_start(config, part))  # fmt: skip
 

@@ -27,7 +27,7 @@ from rich.console import Console
 from agent_r1.config import Config
 from agent_r1.data.rows import read_corpus
 from agent_r1.errors import AgentR1Error, ConfigError, nearest
-from agent_r1.inference.agent import Agent, describe, made_from_nothing, open_agent, short_name
+from agent_r1.inference.agent import Agent, describe, made_from_nothing, open_agent, own_settings, short_name
 from agent_r1.inference.conversation import Conversation, Exchange, same_context, user_tools
 from agent_r1.inference.render import Screen, exchange_record, no_answer
 from agent_r1.training.run import start_model
@@ -369,7 +369,8 @@ def run_chat(
             agent = resources.enter_context(open_agent(model, config, backend, on_status=on_status, prompt=prompt))
         agent.tools = agent.tools | extra
         repl = Repl(agent, screen, resources, seed, as_json, typed)
-        if extra and made_from_nothing(agent.chat, agent.config):
+        trained = (own_settings(model) or config).env.tools
+        if set(agent.tools) != set(trained) and made_from_nothing(agent.chat, agent.config):
             screen.note("this model has met its own tools only, and may lose its way among others")
         if temperature is not None:
             repl.conversation.temperature = temperature

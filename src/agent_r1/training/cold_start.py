@@ -201,10 +201,6 @@ def renamed_demonstrations(
 
     There are no easy questions to learn copying from, so phase (a) has whole chains, played well.
     """
-    if "search" not in tools:
-        raise ConfigError(
-            "demonstrations are searches; add search to env.tools, or set model.path to a pretrained model"
-        )
     names = names_in(passages)
     turns = [search_turn(lookup) for lookup in lookups_of(rows[0])] + ["answer", "guess"]
     chat = ChatFormat(train_tokenizer(spelling(rows, passages, names, turns), config.model.vocab_size))
