@@ -3,8 +3,9 @@
 In: a checkpoint of the local loop or of verl, or a LoRA adapter. Out: weights as safetensors, tokenizer, chat template,
 generation settings as trained, the run's configuration, and a model card. Next: `serve.py`.
 
-Nothing is called exported that was not compared: the exported folder, read by `transformers`, must give the checkpoint's
-own log-probabilities on episodes of the run, token by token.
+The model in a checkpoint is in Hugging Face's format already, so it is verified and copied; shards of verl are put
+together, an adapter is merged by `peft`. Then the exported folder, read by `transformers`, must give the checkpoint's own
+log-probabilities on episodes of the run, token by token. What does not is not kept.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import json
 import shutil
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -23,17 +23,11 @@ from agent_r1.errors import AgentR1Error
 from agent_r1.files import read_jsonl, sha256
 from agent_r1.inference.agent import SETTINGS, hub_model, model_folder
 from agent_r1.inference.provenance import train_command
-from agent_r1.rollout import qwen
-from agent_r1.rollout.policies import load_transformers, token_logprobs
-from agent_r1.rollout.rows import TrainingRow, collate
+from agent_r1.rollout.policies import AnyModel, load_any, load_transformers, token_logprobs
 from agent_r1.training.checkpoint import verify_checkpoint
-from agent_r1.training.forward import action_logprobs
 from agent_r1.training.shards import SHARDS, find_shards, write_merged
 from agent_r1.training.tiny_model import load_chat
 from agent_r1.ui import say
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 MEAN, MOST = 3e-4, 1e-2
 """What rounding may change in a log-probability between checkpoint and export, both in float32: on average, and for 99 of
@@ -44,7 +38,8 @@ RECORD = "export.json"
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "config.json")
 TOKENIZER = ("*token*.json", "vocab.json", "merges.txt", "*.jinja", "generation_config.json")
 """What is copied from a model folder: in particular no *.bin, which could hold code."""
-ROW_KEYS = ("input_ids", "action_mask", "logprobs", "rewards", "step_ids")
+Row = tuple[list[int], list[int]]
+"""Token ids and, of the same length, whether each was sampled."""
 
 
 def export(checkpoint: Path, config: Config | None, target: Path, base: Path | None = None) -> Path:
@@ -55,20 +50,21 @@ def export(checkpoint: Path, config: Config | None, target: Path, base: Path | N
     damaged, when the copy does not compute the same, and when `target` holds something else.
     """
     source = _source(checkpoint)
-    weights = fingerprint([_fingerprint(source), str(base)])
-    if _exported_weights(target) == weights:
-        say(f"export: done before, in {target}")
-        return target
-    if target.exists() and (not target.is_dir() or any(target.iterdir())) and not (target / RECORD).is_file():
-        raise AgentR1Error(f"{target} holds something else; choose another --target-dir")
+    files = sorted([*source.rglob("*.safetensors"), *source.glob(SHARDS)])
+    weights = fingerprint([[str(file.relative_to(source)), sha256(file)] for file in files] + [str(base)])
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        if not (target / RECORD).is_file():
+            raise AgentR1Error(f"{target} holds something else; choose another --target-dir")
+        if json.loads((target / RECORD).read_text())["weights"] == weights:
+            say(f"export: done before, in {target}")
+            return target
     say(f"export: {checkpoint} ...")
     begin, part = time.perf_counter(), target.with_name(f".part-{target.name}")
+    shutil.rmtree(part, ignore_errors=True)
     try:
-        shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
-        rows = _recorded_rows(checkpoint) or _random_rows()
-        gaps = _gaps(_write_weights(source, part, rows, base), _by_transformers(part, rows), rows)
-        gap, mean, most, tokens = gaps.max().item(), gaps.mean().item(), gaps.quantile(0.99).item(), len(gaps)
+        gaps = differences(_write_model(source, part, base), load_transformers(part), _rows(checkpoint))
+        mean, most, largest = gaps.mean().item(), gaps.quantile(0.99).item(), gaps.max().item()
         if not (mean <= MEAN and most <= MOST):  # also where one is NaN
             raise AgentR1Error(
                 f"{checkpoint} and its export differ by {mean:.1e} in the mean log-probability of a sampled token (at most "
@@ -77,27 +73,21 @@ def export(checkpoint: Path, config: Config | None, target: Path, base: Path | N
             )
         if config is not None:
             _write_settings(part, config)
-        (part / "README.md").write_text(_card(checkpoint, config, gap, tokens))
-        name = "/".join(checkpoint.resolve().parts[-3:])  # not the whole path: this may be published
+        (part / "README.md").write_text(_card(checkpoint, config, f"{largest:.1e}", len(gaps)))
         record = {
-            "checkpoint": name,
+            "checkpoint": "/".join(checkpoint.resolve().parts[-3:]),  # not the whole path: this may be published
             "weights": weights,
-            "max_logprob_difference": gap,
+            "max_logprob_difference": largest,
             "mean_logprob_difference": mean,
         }
         (part / RECORD).write_text(json.dumps(record, indent=2) + "\n")
         shutil.rmtree(target, ignore_errors=True)
         part.rename(target)
-    except OSError as error:
-        raise AgentR1Error(
-            f"cannot write {target} ({error.strerror or error}); free space or choose --target-dir"
-        ) from None
     finally:
         shutil.rmtree(part, ignore_errors=True)
     say(
-        f"  log-probabilities of {tokens} sampled tokens: checkpoint and export differ by at most {gap:.1e}, {mean:.1e} on "
-        "average\n"
-        f"  {time.perf_counter() - begin:.1f} s, in {target}"
+        f"  log-probabilities of {len(gaps)} sampled tokens: checkpoint and export differ by at most {largest:.1e}, "
+        f"{mean:.1e} on average\n  {time.perf_counter() - begin:.1f} s, in {target}"
     )
     return target
 
@@ -120,23 +110,10 @@ def _source(checkpoint: Path) -> Path:
     return find_shards(checkpoint) or model_folder(checkpoint)
 
 
-def _fingerprint(source: Path) -> str:
-    files = sorted([*source.rglob("*.safetensors"), *source.glob(SHARDS)])
-    return fingerprint([[str(file.relative_to(source)), sha256(file)] for file in files])
-
-
-def _exported_weights(target: Path) -> str | None:
-    """The fingerprint of what `target` was exported from; None where it is no export."""
-    try:
-        return json.loads((target / RECORD).read_text())["weights"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def _write_weights(source: Path, part: Path, rows: list[TrainingRow], base: Path | None) -> list[Tensor]:
-    """Fill `part` with a model folder. Returns the checkpoint's own log-probabilities of `rows`."""
+def _write_model(source: Path, part: Path, base: Path | None) -> AnyModel:
+    """Fill `part` with a model folder. Returns the checkpoint's own model, to hold it against."""
     if (source / "adapter_config.json").is_file():
-        return _merge_adapter(source, part, rows)
+        return _merge_adapter(source, part)
     if find_shards(source):
         base = base or source / "huggingface"  # where verl saves them
         for name in ("config.json", "tokenizer.json"):
@@ -150,29 +127,20 @@ def _write_weights(source: Path, part: Path, rows: list[TrainingRow], base: Path
         source = part
     else:
         _copy(source, part, WEIGHTS + TOKENIZER)
-    try:
-        qwen.read_shape(source)
-    except AgentR1Error:  # another architecture: `transformers` is all we have to compute it with
-        return _by_transformers(source, rows)
-    model = qwen.load(source)
-    with torch.inference_mode():
-        return [action_logprobs(model, collate([row]))[0][0] for row in rows]
+    return load_any(source)
 
 
-def _merge_adapter(adapter: Path, part: Path, rows: list[TrainingRow]) -> list[Tensor]:
-    """base + B.A becomes one matrix each, in float32."""
+def _merge_adapter(adapter: Path, part: Path) -> AnyModel:
     try:
         from peft import PeftModel
     except ImportError:
-        raise AgentR1Error(f"{adapter} is a LoRA adapter; install what merges it: pip install peft") from None
+        raise AgentR1Error(f"{adapter} is a LoRA adapter; install what merges it: pip install peft==0.21.2") from None
     if not (adapter / "adapter_model.safetensors").is_file():
         raise AgentR1Error(f"{adapter} has no adapter_model.safetensors; save the adapter again, as safetensors")
     base = hub_model(json.loads((adapter / "adapter_config.json").read_text())["base_model_name_or_path"])
-    model = PeftModel.from_pretrained(load_transformers(base), adapter).eval()
-    apart = [_logprobs(model, row) for row in rows]
-    model.merge_and_unload().save_pretrained(part)
+    PeftModel.from_pretrained(load_transformers(base), adapter).merge_and_unload().save_pretrained(part)
     _copy(adapter if (adapter / "tokenizer.json").is_file() else base, part, TOKENIZER)
-    return apart
+    return PeftModel.from_pretrained(load_transformers(base), adapter).eval()
 
 
 def _copy(source: Path, target: Path, patterns: tuple[str, ...]) -> None:
@@ -184,38 +152,22 @@ def _copy(source: Path, target: Path, patterns: tuple[str, ...]) -> None:
 # ------------------------------------------------------------------------------------------------------------ parity
 
 
-def _recorded_rows(checkpoint: Path) -> list[TrainingRow]:
-    """A handful of episodes of the run, prompts, tool results and all."""
-    for folder in checkpoint.resolve().parents[:3]:
-        files = [folder / "rollouts" / "eval.jsonl", *sorted((folder / "rollouts").glob("step_*.jsonl"))[::-1]]
-        for file in files:
-            rows = [row for record in read_jsonl(file)[:8] for row in record["rows"]]
-            if rows:
-                return [TrainingRow(0, "", *(row[key] for key in ROW_KEYS)) for row in rows]
-    return []
-
-
-def _random_rows() -> list[TrainingRow]:
-    """Without a run: byte tokens at random. They mean nothing, and the arithmetic must agree all the same."""
-    ids = torch.randint(256, (4, 64), generator=torch.Generator().manual_seed(0)).tolist()
-    return [TrainingRow(0, "", row, [0] + [1] * 63, [0.0] * 64, [0.0] * 64, [0] * 64) for row in ids]
-
-
-def _by_transformers(folder: Path, rows: list[TrainingRow]) -> list[Tensor]:
-    model = load_transformers(folder)
-    return [_logprobs(model, row) for row in rows]
-
-
-def _logprobs(model: PreTrainedModel, row: TrainingRow) -> Tensor:
-    """log pi [T] at the row's action tokens, 0 elsewhere; the counterpart of `action_logprobs`."""
-    return token_logprobs(model, row.input_ids) * torch.tensor(row.action_mask)
-
-
-def _gaps(ours: list[Tensor], theirs: list[Tensor], rows: list[TrainingRow]) -> Tensor:
-    """|difference| of the log-probabilities of all action tokens, end to end [A]."""
+def differences(ours: AnyModel, theirs: AnyModel, rows: list[Row]) -> Tensor:
+    """|difference| of the log-probabilities of all sampled tokens, end to end [A]."""
     return torch.cat(
-        [(a - b).abs()[torch.tensor(row.action_mask).bool()] for a, b, row in zip(ours, theirs, rows, strict=True)]
-    ).float()
+        [(token_logprobs(ours, i) - token_logprobs(theirs, i)).abs()[torch.tensor(mask).bool()] for i, mask in rows]
+    )
+
+
+def _rows(checkpoint: Path) -> list[Row]:
+    """A handful of the run's episodes, prompts, tool results and all. Without a run: byte tokens at random."""
+    for folder in checkpoint.resolve().parents[:3]:
+        for file in (folder / "rollouts" / "eval.jsonl", *sorted((folder / "rollouts").glob("step_*.jsonl"))[::-1]):
+            rows = [(r["input_ids"], r["action_mask"]) for record in read_jsonl(file)[:8] for r in record["rows"]]
+            if rows:
+                return rows
+    ids = torch.randint(256, (4, 64), generator=torch.Generator().manual_seed(0)).tolist()
+    return [(row, [0] + [1] * 63) for row in ids]
 
 
 # ------------------------------------------------------------------------------------------- what lies beside the weights
@@ -243,19 +195,18 @@ pipeline_tag: text-generation
 tags: [agent-r1, reinforcement-learning, tool-use]
 ---
 # {name}
+
+Exported by Agent-R1 from a checkpoint. On {tokens} tokens `transformers` gives the checkpoint's own log-probabilities,
+within {gap}.
 """
 BARE = """
-Exported by Agent-R1 from a checkpoint that came without its run: how it was trained, and how well it does, is not known
-here. On {tokens} tokens `transformers` gives the log-probabilities of its weights, within {gap:.1e}.
+It came without its run: how it was trained, and how well it does, is not known here.
 """
 CARD = """
-A language model that was trained to act in turns by Agent-R1: it calls a tool ({tools}), reads the result, acts again,
-answers. Algorithm {algorithm}, {steps} steps, preset {preset}, seed {seed}; it started from {start}.
+A language model that was trained to act in turns: it calls a tool ({tools}), reads the result, acts again, answers.
+Algorithm {algorithm}, {steps} steps, preset {preset}, seed {seed}; it started from {start}.
 
 {evaluation}
-
-The weights were exported from a checkpoint. On {tokens} tokens `transformers` gives the checkpoint's own
-log-probabilities, within {gap:.1e}.
 
 ## Use
 
@@ -270,38 +221,26 @@ The chat template in this folder is the one that the model was trained with.
 
     {command}
 """
+SHOWN = (
+    *("dataset", "split", "n", "score_name", "score", "em", "em_ci95", "f1"),
+    *("mean_tool_calls", "truncated_rate", "retriever", "hardware"),
+)
+"""Keys of the eval card that the model card repeats."""
 
 
-def _card(checkpoint: Path, config: Config | None, gap: float, tokens: int) -> str:
+def _card(checkpoint: Path, config: Config | None, gap: str, tokens: int) -> str:
     """The model card. Only what was measured on this very checkpoint is called its evaluation."""
     if config is None:
         return (HEAD + BARE).format(name=checkpoint.name, gap=gap, tokens=tokens)
     run, last = checkpoint.resolve().parents[1], f"step_{config.trainer.steps:06d}"
-    path = run / "eval.json"
-    card = json.loads(path.read_text()) if checkpoint.name == last and path.is_file() else None
-    keys = (
-        "dataset",
-        "split",
-        "n",
-        "score_name",
-        "score",
-        "em",
-        "em_ci95",
-        "f1",
-        "mean_tool_calls",
-        "truncated_rate",
-        "retriever",
-        "hardware",
-    )
-    table = [f"| {key} | {card[key]} |" for key in keys if key in card] if card else []
+    measured = checkpoint.name == last and (run / "eval.json").is_file()
+    card = json.loads((run / "eval.json").read_text()) if measured else {}
+    table = ["| evaluation | |", "|---|---|", *(f"| {key} | {card[key]} |" for key in SHOWN if key in card)]
     return (HEAD + CARD).format(
-        name=run.name if card else checkpoint.name,
+        name=run.name if measured else checkpoint.name, gap=gap, tokens=tokens,
         tools=", ".join(config.env.tools) or "none",
+        algorithm=config.algorithm, steps=config.trainer.steps, preset=config.preset, seed=config.seed,
         start=config.model.path or "a cold start of a tiny model made from nothing",
-        evaluation="\n".join(["| evaluation | |", "|---|---|", *table])
-        if table
-        else "This checkpoint was not evaluated.",
+        evaluation="\n".join(table) if measured else "This checkpoint was not evaluated.",
         command=train_command(config),
-        **{"algorithm": config.algorithm, "steps": config.trainer.steps, "preset": config.preset, "seed": config.seed},
-        **{"gap": gap, "tokens": tokens},
-    )
+    )  # fmt: skip

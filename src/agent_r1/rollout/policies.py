@@ -21,7 +21,7 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Union
 
 import httpx
 import torch
@@ -30,6 +30,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from agent_r1.errors import AgentR1Error, first_line
+from agent_r1.rollout import qwen
 from agent_r1.rollout.sampler import draw_noise, sample_tokens
 from agent_r1.types import Generation, Sampling
 
@@ -37,6 +38,7 @@ if TYPE_CHECKING:  # importing its model classes takes seconds, which a conversa
     from transformers import DynamicCache, PreTrainedModel
 
 OnToken = Callable[[str | None, list[int]], None]
+AnyModel = Union["PreTrainedModel", qwen.Qwen]
 
 
 # --------------------------------------------------------------------------------------------------- transformers
@@ -60,11 +62,25 @@ def load_transformers(folder: Path, device: str = "cpu", dtype: torch.dtype = to
     return model.eval().to(device)
 
 
+def load_any(folder: Path, device: str = "cpu", dtype: torch.dtype = torch.float32) -> AnyModel:
+    """A model folder as the network that training uses where that fits, else as `transformers` reads it."""
+    try:
+        qwen.read_shape(folder)
+    except AgentR1Error:  # another architecture
+        return load_transformers(folder, device, dtype)
+    return qwen.load(folder, device, dtype)
+
+
 @torch.inference_mode()
-def token_logprobs(model: PreTrainedModel, ids: list[int]) -> Tensor:
+def token_logprobs(model: AnyModel, ids: list[int]) -> Tensor:
     """log pi(token | all before it), float32 [T], 0 for the first token: what a converted model is held against."""
-    ids_T = torch.tensor(ids, device=model.device)
-    logprobs_TV = model(ids_T[None]).logits[0].float().log_softmax(dim=-1)
+    ids_T = torch.tensor(ids, device=next(model.parameters()).device)
+    if isinstance(model, qwen.Qwen):
+        positions = torch.arange(len(ids), device=ids_T.device)
+        logits_TV = model.logits(model(ids_T[None], positions[None], qwen.causal_attention))[0]
+    else:
+        logits_TV = model(ids_T[None]).logits[0]
+    logprobs_TV = logits_TV.float().log_softmax(dim=-1)
     return F.pad(logprobs_TV[:-1].gather(1, ids_T[1:, None])[:, 0], (1, 0))
 
 
