@@ -21,8 +21,8 @@ def installed(monkeypatch):
     monkeypatch.setattr(utils, "is_flash_attn_2_available", utils.is_flash_attn_2_available)
     monkeypatch.setattr(utils, "_loaded_implementation", None)
     monkeypatch.setattr(PreTrainedModel, "_flash_attn_can_dispatch", PreTrainedModel._flash_attn_can_dispatch)
-    for name in ("flash_attn", "flash_attn.bert_padding"):
-        monkeypatch.setitem(sys.modules, name, None)
+    for name in ("", ".bert_padding", ".ops", ".ops.triton", ".ops.triton.cross_entropy"):
+        monkeypatch.setitem(sys.modules, f"flash_attn{name}", None)
     varlen.install()
 
 
@@ -61,3 +61,21 @@ def test_packed_rows_are_padded_rows(installed, lengths):
     (packed * weights).sum().backward()
     for name, p in model.named_parameters():
         torch.testing.assert_close(p.grad, expected[name], atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_the_cross_entropy_is_a_log_softmax(installed, in_place):
+    from flash_attn.ops.triton.cross_entropy import cross_entropy_loss
+
+    g = torch.Generator().manual_seed(0)
+    logits, labels = torch.randn(150, 7, generator=g), torch.randint(7, (150,), generator=g)
+    weights = torch.randn(150, generator=g)
+    ours, theirs = (logits.clone().requires_grad_() for _ in range(2))
+    kept = ours * 1.0  # a leaf may not be written over
+    losses, _ = cross_entropy_loss(kept, labels, inplace_backward=in_place)
+    expected = -theirs.log_softmax(-1).gather(1, labels[:, None])[:, 0]
+    torch.testing.assert_close(losses, expected)
+    (losses * weights).sum().backward()
+    (expected * weights).sum().backward()
+    torch.testing.assert_close(ours.grad, theirs.grad)
+    assert torch.equal(kept, logits) != in_place

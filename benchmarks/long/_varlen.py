@@ -1,4 +1,4 @@
-"""flash-attn's two kernels in plain PyTorch, so that the packed rows of a GPU run (`use_remove_padding`) run on a CPU.
+"""flash-attn's kernels in plain PyTorch, so that the packed rows of a GPU run (`use_remove_padding`) run on a CPU.
 
 `install` puts a module named `flash_attn` in place and tells transformers that it works on a CPU. verl's packing, its
 position ids, transformers' dispatch and the unpacking of log-probabilities are then the code that a GPU runs; only the
@@ -47,6 +47,36 @@ def flash_attn_varlen_func(
     return torch.cat(parts)
 
 
+class _CrossEntropy(torch.autograd.Function):
+    """-log softmax(logits)[label] of each row, in float32. As the kernel, it keeps the logits and one number a row, and
+    backward may write the gradient over the logits: no second matrix as wide as the vocabulary."""
+
+    ROWS = 64
+
+    @staticmethod
+    def forward(ctx, logits: Tensor, labels: Tensor, in_place: bool) -> Tensor:
+        log_sum = torch.cat([part.float().logsumexp(-1) for part in logits.split(_CrossEntropy.ROWS)])
+        ctx.save_for_backward(logits, labels, log_sum)
+        ctx.in_place = in_place
+        return log_sum - logits.gather(-1, labels[:, None])[:, 0].float()
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:
+        logits, labels, log_sum = ctx.saved_tensors
+        out = logits if ctx.in_place else torch.empty_like(logits)
+        for start in range(0, len(logits), _CrossEntropy.ROWS):
+            rows = slice(start, start + _CrossEntropy.ROWS)
+            share = (logits[rows].float() - log_sum[rows, None]).exp_()
+            share.scatter_add_(1, labels[rows, None], torch.full_like(labels[rows, None], -1, dtype=share.dtype))
+            out[rows] = share * grad[rows, None]
+        return out, None, None
+
+
+def cross_entropy_loss(logits: Tensor, labels: Tensor, inplace_backward: bool = False) -> tuple[Tensor, None]:
+    """Of [tokens, V] logits and [tokens] labels, as `flash_attn.ops.triton.cross_entropy` has it."""
+    return _CrossEntropy.apply(logits, labels, inplace_backward), None
+
+
 def _never(*args, **kwargs):
     raise RuntimeError("packed rows need no padding, and training no cache of keys")
 
@@ -55,9 +85,12 @@ def install() -> None:
     """Make `attn_implementation="flash_attention_2"` work in this process, on a CPU."""
     from transformers import PreTrainedModel, modeling_flash_attention_utils
 
-    package, padding = ModuleType("flash_attn"), ModuleType("flash_attn.bert_padding")
+    triton = "flash_attn.ops.triton"
+    names = ("flash_attn", "flash_attn.bert_padding", "flash_attn.ops", triton, f"{triton}.cross_entropy")
+    package, padding, *_, entropy = modules = [ModuleType(name) for name in names]
     package.flash_attn_func, package.flash_attn_varlen_func = flash_attn_func, flash_attn_varlen_func
     package.flash_attn_with_kvcache = padding.pad_input = padding.unpad_input = _never
-    sys.modules |= {"flash_attn": package, "flash_attn.bert_padding": padding}
+    entropy.cross_entropy_loss = cross_entropy_loss
+    sys.modules |= dict(zip(names, modules, strict=True))
     modeling_flash_attention_utils.is_flash_attn_2_available = lambda: True
     PreTrainedModel._flash_attn_can_dispatch = lambda self, flash_attn_version, is_init_check=False: True

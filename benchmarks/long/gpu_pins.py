@@ -101,8 +101,8 @@ def presets(root: Path, environment: dict[str, str]) -> dict[str, Any]:
 
 def tests(root: Path, environment: dict[str, str]) -> dict[str, Any]:
     """The equivalence with verl's own functions, under the GPU's versions."""
-    said = call([root / "venv/bin/python", "-m", "pytest", "-q", "-p", "no:cacheprovider", *TESTS], environment)
-    return {"tests": said.strip().splitlines()[-1].split(" in ")[0]}
+    said = call([root / "venv/bin/python", "-m", "pytest", "-p", "no:cacheprovider", *TESTS], environment)
+    return {"tests": re.findall(r"\d+ passed[^=]*?(?= in )", said)[-1]}
 
 
 def call(command: list, environment: dict[str, str] | None = None) -> str:
