@@ -6,7 +6,6 @@ a test changes (models, policies) comes from a function that makes a fresh one.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import shutil
 import signal
@@ -183,7 +182,7 @@ def micro_config(algorithm: str = "grpo", *overrides: str, **sections) -> Config
     data = DataConfig(
         train=24, val=8, test=12, cold=120, entities=60, cold_entities=150, mix={"1-hop": 0.5, "2-hop": 0.5}
     )
-    return dataclasses.replace(config, data=data, **sections)
+    return config.model_copy(update={"data": data, **sections})
 
 
 @pytest.fixture(scope="session")

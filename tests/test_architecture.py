@@ -18,7 +18,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "src" / "agent_r1"
 
 STOREYS = {
-    "ground": ("types", "config", "errors", "files", "ui", "device", "sizes", "hub"),
+    "ground": ("types", "config", "settings", "errors", "files", "ui", "device", "sizes", "hub"),
     "task": ("data", "search", "tool", "env", "reward", "workspace"),
     "learner": ("rollout", "training"),
     "around": ("verl_engine", "inference", "inspect"),

@@ -412,7 +412,7 @@ def test_an_interrupted_run_goes_on_to_the_same_weights_and_curve(micro, chat, c
     def pull_the_plug(policy):
         raise PullThePlugError
 
-    dies = dataclasses.replace(config, trainer=dataclasses.replace(config.trainer, eval_every=2))
+    dies = config.model_copy(update={"trainer": config.trainer.model_copy(update={"eval_every": 2})})
     half = make_learner(dies, copy.deepcopy(start), "cpu")
     with pytest.raises(PullThePlugError):
         run_training_loop(dies, half, chat, micro.tools, micro.rows("train"), evaluate=pull_the_plug)

@@ -17,7 +17,7 @@ from conftest import VOCAB, clone_steps, question_row, random_model, tiny_model,
 from runs import CHATML, main
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from agent_r1.config import from_yaml, load_config, to_yaml
+from agent_r1.config import changed, from_yaml, load_config, to_yaml
 from agent_r1.data.prompts import INSTRUCTIONS
 from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.inference.agent import find_checkpoint, find_model, open_agent, settings_for
@@ -110,7 +110,7 @@ def two_ends(tmp_path_factory, chat, micro):
 
 
 def one_episode(policy, agent, max_tokens: int):
-    config = dataclasses.replace(agent.config.rollout, max_tokens_per_turn=max_tokens)
+    config = agent.config.rollout.model_copy(update={"max_tokens_per_turn": max_tokens})
     loop = make_loop(policy, agent.chat, {}, config, agent.config.env)
     t = asyncio.run(loop.run(Task(question_row(), "g", "s"), Sampling(max_tokens, 0.0)))
     return t.steps[0].action_ids, t.steps[0].finish_reason, t.stop_reason, t.reward_parts
@@ -255,7 +255,7 @@ def test_any_architecture_plays_an_episode(foreign, micro):
 def test_our_own_models_run_on_the_training_sampler(micro_model, micro):
     with open_agent(micro_model, micro.config, tools={}) as agent:
         assert isinstance(agent.policy, LocalPolicy) and agent.tools == {}
-    big = dataclasses.replace(micro.config, rollout=dataclasses.replace(micro.config.rollout, slots=10**6))
+    big = changed(micro.config, ["rollout.slots=1000000"])
     with open_agent(micro_model, big, tools={}) as agent:  # its cache would take hundreds of gigabytes
         assert agent.policy.cache.keys.nbytes * 2 <= 2**31
     with pytest.raises(ConfigError, match="did you mean 'vllm'"), open_agent(micro_model, micro.config, "vlm", {}):
@@ -283,7 +283,7 @@ def home(tmp_path, monkeypatch, micro_model, micro):
             shutil.copytree(micro_model, checkpoint / "model")
             (checkpoint / "model" / "agent_r1.yaml").unlink()
             os.utime(checkpoint, (1e9 - age, 1e9 - age))
-        config = dataclasses.replace(micro.config, seed=10 + age)
+        config = changed(micro.config, [f"seed={10 + age}"])
         (tmp_path / "runs" / run / "config.yaml").write_text(to_yaml(config))
     return tmp_path
 
@@ -451,7 +451,7 @@ def test_a_model_of_a_run_is_told_what_it_was_told_there(micro_model, micro, tmp
     monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path))
     with open_agent(micro_model, micro.config, tools={}) as agent:
         assert agent.lead is None and Conversation(agent, [])._lead == []
-    real = dataclasses.replace(micro.config, data=dataclasses.replace(micro.config.data, name="hotpotqa"))
+    real = changed(micro.config, ["data.name=hotpotqa"])
     with open_agent(micro_model, real, tools={}) as agent:  # exported, and its questions are not on this machine
         assert Conversation(agent, [])._lead == [{"role": "system", "content": INSTRUCTIONS}]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import json
 import shutil
@@ -117,10 +116,10 @@ def other(value):
 
 
 FIELDS = [
-    (section, field.name)
+    (section, name)
     for section in ("data", "search", "env", "model", "cold_start")
-    for field in dataclasses.fields(getattr(Config(), section))
-    if (section, field.name) not in (("model", "path"), ("search", "url"))  # an address makes nothing new
+    for name in type(getattr(Config(), section)).model_fields
+    if (section, name) not in (("model", "path"), ("search", "url"))  # an address makes nothing new
 ]
 
 
@@ -128,8 +127,8 @@ FIELDS = [
 def test_a_changed_setting_makes_a_new_start_model(config, section, name):
     """Whatever the demonstrations or the model depend on; so a stale one is never used."""
     part = getattr(config, section)
-    changed = dataclasses.replace(part, **{name: other(getattr(part, name))})
-    new, old = Places.of(dataclasses.replace(config, **{section: changed})), Places.of(config)
+    changed = part.model_copy(update={name: other(getattr(part, name))})
+    new, old = Places.of(config.model_copy(update={section: changed})), Places.of(config)
     assert new.cold_start != old.cold_start
     assert (new.data != old.data) == (section == "data" or name == "name")
     assert (new.index != old.index) == (new.data != old.data or name in ("encoder", "dim", "index"))

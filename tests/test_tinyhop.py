@@ -429,8 +429,6 @@ def test_a_failed_build_leaves_nothing(tmp_path, monkeypatch):
         (DataConfig(entities=5), "set data.entities to 20"),
         (DataConfig(train=5000, entities=50), "raise data.entities"),
         (DataConfig(cold=9000, cold_entities=500), "data.cold_entities"),
-        (DataConfig(val=0), "data.val=0"),
-        (DataConfig(test=-3), "data.test=-3"),
     ],
 )
 def test_impossible_sizes_are_refused(tmp_path, config, message):

@@ -54,8 +54,8 @@ def main() -> None:
     arguments = make_parser(__doc__.splitlines()[0]).parse_args()
     setting = load_setting(arguments)
     limit = usual_call_length(setting) - 1
-    rollout = replace(setting.config.rollout, max_tokens_per_turn=limit)
-    setting = replace(setting, config=replace(setting.config, rollout=rollout))
+    rollout = setting.config.rollout.model_copy(update={"max_tokens_per_turn": limit})
+    setting = replace(setting, config=setting.config.model_copy(update={"rollout": rollout}))
     print(f"limit: {limit} tokens a turn")
 
     last_steps = [t.steps[-1] for t in our_episodes(setting)]

@@ -7,14 +7,13 @@ Exit codes: 0 done, 1 failed (cause and remedy on the last line of standard erro
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from agent_r1 import __version__
-from agent_r1.config import ALGORITHMS, ENGINES, Config, check, from_yaml, load_config, preset_names
+from agent_r1.config import ALGORITHMS, ENGINES, Config, changed, from_yaml, load_config, preset_names
 from agent_r1.errors import AgentR1Error, ConfigError
 
 # The rooms are imported inside the commands, behind the configuration: `agent-r1 --help` and a misspelt setting are
@@ -171,8 +170,7 @@ def evaluate_models(arguments: argparse.Namespace) -> None:
     config, name = found[0][1], arguments.dataset or ""
     own = name.endswith(".parquet")
     if name and not own:
-        config = dataclasses.replace(config, data=dataclasses.replace(config.data, name=name))
-        check(config)
+        config = changed(config, [f"data.name={name}"])
     agent.make_world(config)
     rows = read_rows(Path(name)) if own else load_rows(config, arguments.split)
     compare.evaluate_models(

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +84,7 @@ def _write(config: DataConfig, seed: int, folder: Path, downloads: Path, agent_n
     local = [*files.values(), *(path for path in [Path(config.corpus)] if path.is_file())]
     return {
         "seed": seed,
-        "config": asdict(config),
+        "config": config.model_dump(),
         "dataset": {"hub": dataset.hub, "revision": dataset.revision} if not files else None,
         "sources": {str(path.resolve()): sha256(path) for path in local},
         "skipped": skipped,

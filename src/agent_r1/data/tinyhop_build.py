@@ -63,7 +63,7 @@ def _write(config: DataConfig, seed: int, folder: Path, agent_name: str) -> dict
         kinds = {kind: found[kind] for kind in KINDS}
         splits[split] = {"questions": count, "entities": world.size, "kinds": kinds}
     write_corpus(folder / "corpus.jsonl", corpus)
-    return {"seed": seed, "config": asdict(config), "splits": splits}
+    return {"seed": seed, "config": config.model_dump(), "splits": splits}
 
 
 def _world_size(config: DataConfig, split: str) -> int:

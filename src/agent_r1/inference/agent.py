@@ -11,7 +11,6 @@ To the user there are two backends:
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
@@ -172,7 +171,7 @@ def fit_context(config: Config, model: Path) -> Config:
     longest = qwen.read_config(model).get("max_position_embeddings") or config.rollout.max_context
     if longest >= config.rollout.max_context:
         return config
-    return dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, max_context=longest))
+    return config.model_copy(update={"rollout": config.rollout.model_copy(update={"max_context": longest})})
 
 
 # ----------------------------------------------------------------------------------------------- which model is meant
@@ -269,9 +268,9 @@ def settings_for(
     r, trained = config.rollout, config.model
     room = {"max_tokens_per_turn": max(512, r.max_tokens_per_turn), "max_context": max(4096, r.max_context)}
     # What is checked must be this model's length, not that of the tiny one; `fit_context` knows it.
-    other = dataclasses.replace(trained, path=str(model))
-    config = changed(dataclasses.replace(config, rollout=dataclasses.replace(r, **room), model=other), list(overrides))
-    return dataclasses.replace(config, model=trained)
+    other = trained.model_copy(update={"path": str(model)})
+    config = changed(config.model_copy(update={"rollout": r.model_copy(update=room), "model": other}), list(overrides))
+    return config.model_copy(update={"model": trained})
 
 
 def own_settings(model: Path) -> Config | None:

@@ -7,7 +7,6 @@ report it.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shlex
 import shutil
@@ -91,7 +90,7 @@ def train_command(config: Config) -> str:
     def flat(c: Config) -> dict[str, Any]:
         return {
             f"{section}.{key}" if isinstance(value, dict) else section: inner
-            for section, value in dataclasses.asdict(c).items()
+            for section, value in c.model_dump().items()
             for key, inner in (value.items() if isinstance(value, dict) else [(section, value)])
         }
 

@@ -145,7 +145,7 @@ def run_training(
         )
         history = run.metrics.read()
         with (
-            trackers(config.trainer.loggers, run.path, dataclasses.asdict(config), history) as track,
+            trackers(config.trainer.loggers, run.path, config.model_dump(), history) as track,
             Dashboard(info, history=history, plain=plain or None) as dashboard,
             graceful_interrupt() as interrupted,
         ):

@@ -24,7 +24,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyarrow as pa
@@ -78,7 +78,7 @@ def train(run: RunDir, config: Config, start_model: Path, resume: bool, plain: b
         info = RunInfo(run.path.name, config.preset, config.algorithm, "verl", device, config.trainer.steps)
         history = run.metrics.read()
         with (
-            trackers(config.trainer.loggers, run.path, asdict(config), history) as track,
+            trackers(config.trainer.loggers, run.path, config.model_dump(), history) as track,
             Dashboard(info, history=history, plain=plain or None) as dashboard,
         ):
             watch(run, config, device, file, dashboard, track)

@@ -1,0 +1,295 @@
+"""Every setting, in eleven sections: its type, default and bounds, and what it means.
+
+In: nothing. Out: `Config`. Next: `config.py` fills it from a preset and the command line, and holds the settings against
+one another. pydantic refuses unknown names, wrong types and values that lie outside of their bounds.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt
+
+AtLeast1 = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(ge=0, le=1)]
+LearningRate = Annotated[float, Field(ge=0, le=1)]
+Seconds = Annotated[float, Field(ge=0.01)]
+
+
+def _some_share(shares: dict[str, float]) -> dict[str, float]:
+    if sum(shares.values()) == 0:
+        raise ValueError("one share must be more than 0")
+    return shares
+
+
+Shares = Annotated[dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]], AfterValidator(_some_share)]
+"""How much there is of each kind; only the proportions count. A layer above replaces the whole table."""
+
+Algorithm = Literal["grpo", "ppo"]
+Engine = Literal["local", "verl"]
+DataName = Literal["tinyhop", "hotpotqa", "hotpotqa-fullwiki", "twowiki", "musique"]
+LossAggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
+KlEstimator = Literal["k1", "k2", "k3"]
+
+# `config.fingerprint` names folders in artifacts/ after settings, and guards `--resume`. These two say what it leaves out.
+T = TypeVar("T")
+OutsideFingerprint = Annotated[T, "outside the fingerprint"]
+"""No weight depends on it: where a run is logged, how often it is measured. A run may be resumed with another value."""
+InFingerprintIfChanged = Annotated[T, "in the fingerprint if changed"]
+"""It came after the first release. At its default it is left out, so older folders keep their names."""
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
+
+
+class DataConfig(Section):
+    """Questions and their world (room 1)."""
+
+    name: DataName = "tinyhop"
+    """tinyhop (a synthetic world, generated on the spot) | hotpotqa | hotpotqa-fullwiki | twowiki | musique."""
+    train: AtLeast1 = 4000
+    """Questions to train on."""
+    val: AtLeast1 = 200
+    """Questions for the curve during training."""
+    test: NonNegativeInt = 500
+    """Held-out questions for the evaluation before and after; 0: the whole validation set (not with tinyhop)."""
+    entities: int = 600
+    """Entities in the training world; the val and test worlds are scaled to their number of questions."""
+    cold: AtLeast1 = 6000
+    """Questions for the cold start's demonstrations, from a world of their own; half of them are one-hop. Of published
+    data sets the training questions, as often as it takes, each time under other names."""
+    cold_entities: int = 1800
+    """Entities in that world. Many, because copying is learnt from the variety of names."""
+    mix: Shares = {"1-hop": 0.2, "2-hop": 0.4, "3-hop": 0.2, "yes-no": 0.1, "which": 0.1}
+    """Share of each kind of question."""
+    source: InFingerprintIfChanged[str | None] = None
+    """Real data sets only: a folder with the published files, or one such file, instead of the Hugging Face hub."""
+    corpus: InFingerprintIfChanged[str] = "contexts"
+    """Real data sets only: contexts (the questions' own paragraphs) | beir-hotpotqa (5.2 M abstracts) | kilt (the whole
+    Wikipedia of 2019) | a JSONL file."""
+    skip_bad: InFingerprintIfChanged[bool] = False
+    """Leave corrupt records out instead of refusing the file."""
+
+
+class SearchConfig(Section):
+    """Corpus to passages (room 2)."""
+
+    encoder: str = "ngram"
+    """`ngram` needs no download; anything else is a sentence-transformers model name such as BAAI/bge-small-en-v1.5."""
+    dim: AtLeast1 = 2048
+    """Width of the hashed n-gram vectors."""
+    top_k: AtLeast1 = 3
+    """Passages in one search result."""
+    index: InFingerprintIfChanged[str] = "auto"
+    """auto (by corpus size and free memory) | a FAISS factory string: Flat, HNSW32, IVF4096,PQ64 and the like |
+    hub:OWNER/NAME[@REVISION] (one that somebody has built and published)."""
+    url: OutsideFingerprint[str | None] = None
+    """Where `agent-r1 search-server` answers, such as http://127.0.0.1:8100; unset: search in this process."""
+
+
+class EnvConfig(Section):
+    """What the agent lives in (rooms 3, 4 and 6)."""
+
+    name: str = "hermes"
+    """Environment by name; it is written into each row as `agent_name`."""
+    tools: list[str] = ["search"]
+    """Tools by name."""
+    max_turns: AtLeast1 = 5
+    """Assistant turns in an episode, the answer included."""
+    max_tool_calls: AtLeast1 = 6
+    """Tool calls in an episode; one more ends it."""
+    max_invalid_calls: AtLeast1 = 2
+    """Invalid calls in a row that end an episode."""
+    tool_timeout_s: Seconds = 10.0
+    """Deadline of one tool call, in seconds."""
+    tool_max_chars: AtLeast1 = 4000
+    """Longest text that a tool may put into the context."""
+    episode_timeout_s: Seconds = 300.0
+    """Wall-clock budget of one episode, in seconds."""
+    format_penalty: NonNegativeFloat = 0.2
+    """Taken from the outcome when the episode did not end in a well-formed <answer>."""
+    call_reward: float = Field(0.0, ge=-10, le=10)
+    """Process reward of a valid tool call that was not made before (its negative for an invalid one); 0 is off."""
+    evidence_reward: InFingerprintIfChanged[NonNegativeFloat] = 0.0
+    """Paid for the share of the question's supporting titles among all that the episode's searches found. The share is
+    measured wherever a data set names such titles (HotpotQA, 2WikiMultihopQA, MuSiQue); 0 pays nothing for it."""
+
+
+class ModelConfig(Section):
+    """The policy. With `path` unset, a tiny Qwen2-architecture model is made from nothing."""
+
+    path: str | None = None
+    """Instead of the tiny model: a folder in Hugging Face's format, or OWNER/NAME[@REVISION] on the hub."""
+    vocab_size: int = 1024
+    """Tokens of the local BPE, special tokens included."""
+    hidden_size: AtLeast1 = 128
+    layers: int = Field(2, ge=2)
+    heads: AtLeast1 = 4
+    kv_heads: AtLeast1 = 4
+    intermediate_size: AtLeast1 = 256
+    max_position: int = 1024
+
+
+class ColdStartConfig(Section):
+    """Behaviour cloning of an imperfect demonstrator, so that RL has something to reinforce (room 7)."""
+
+    copy_steps: NonNegativeInt = 600
+    """Phase (a): optimiser steps on clean one-hop episodes; here the model learns to copy names from what it has read."""
+    copy_tokens: AtLeast1 = 1024
+    """Tokens in one step of phase (a). Small: the many updates are what makes the copying circuit form."""
+    mix_steps: NonNegativeInt = 600
+    """Phase (b): optimiser steps on the imperfect demonstrator's episodes."""
+    mix_tokens: AtLeast1 = 2048
+    """Tokens in one step of phase (b)."""
+    lr: LearningRate = 1.5e-3
+    """Peak learning rate of both phases."""
+    behaviours: Shares = {"good": 0.24, "stop_early": 0.38, "guess": 0.12, "bad_query": 0.18, "wrong_entity": 0.08}
+    """How often the demonstrator of phase (b) does what; the names are explained in training/cold_start.py."""
+
+
+class RolloutConfig(Section):
+    """How episodes are sampled (room 5)."""
+
+    prompts_per_step: AtLeast1 = 16
+    """Different questions in one RL step."""
+    samples_per_prompt: AtLeast1 = 8
+    """Episodes for each question: GRPO's group size. PPO works with 1."""
+    temperature: float = Field(1.0, ge=0.01, le=100)
+    top_p: float = 1.0
+    max_tokens_per_turn: AtLeast1 = 64
+    max_context: int = 512
+    """Tokens of a whole conversation."""
+    slots: AtLeast1 = 128
+    """Episodes that decode side by side (rows of the KV cache)."""
+
+
+class AdvantageConfig(Section):
+    """Credit assignment (training/advantages.py)."""
+
+    gamma: Share = 1.0
+    """Discount per action token."""
+    lam: Share = 1.0
+    """GAE's lambda."""
+    normalize_std: bool = True
+    """GRPO: divide by the group's standard deviation (False is Dr. GRPO). PPO: whiten advantages over the batch."""
+
+
+class ActorConfig(Section):
+    """The policy's update (training/losses.py)."""
+
+    lr: LearningRate = 3e-4
+    lr_final: Share = 0.1
+    """The learning rate falls linearly to this share of `lr` at the last step."""
+    warmup_steps: NonNegativeInt = 0
+    minibatches: AtLeast1 = 2
+    """Optimiser steps that one batch of trajectories is cut into."""
+    epochs: AtLeast1 = 1
+    """Passes over one batch of trajectories."""
+    clip_low: Share = 0.2
+    """PPO's clip on the side where the ratio falls."""
+    clip_high: NonNegativeFloat = 0.28
+    """... and where it rises: higher, so that rare good tokens may grow (clip-higher, DAPO section 3.1)."""
+    clip_dual: NonNegativeFloat = 3.0
+    """Bound on the loss of a negative advantage (dual clip); at most 1 switches it off."""
+    loss_aggregation: LossAggregation = "token-mean"
+    """token-mean | seq-mean-token-mean | seq-mean-token-sum | seq-mean-token-sum-norm."""
+    entropy_coef: NonNegativeFloat = 0.0
+    kl_coef: NonNegativeFloat = 0.0
+    """Weight of the KL to the model that RL started from; 0 needs no reference model."""
+    kl_estimator: KlEstimator = "k3"
+    """k1 | k2 | k3 (Schulman, Approximating KL Divergence): k1 in the reward, k2 or k3 in the loss."""
+    kl_in: Literal["loss", "reward"] = "loss"
+    """`loss` adds a term to the loss, `reward` takes it from each action token's reward."""
+    grad_clip: float = Field(1.0, ge=1e-06)
+    weight_decay: NonNegativeFloat = 0.0
+    mask_tool_tokens: bool = True
+    """False puts tool tokens into the policy loss: the ablation of docs/laptop.md, never what you want."""
+    ablation_normalizer: Literal["masked", "agent"] = "masked"
+    """With mask_tool_tokens=false: `masked` divides by all tokens in the loss, `agent` by agent tokens only."""
+
+
+class CriticConfig(Section):
+    """The value model of PPO."""
+
+    lr: LearningRate = 1e-3
+    warmup_steps: NonNegativeInt = 5
+    """RL steps in which only the critic learns, because early values are noise."""
+    value_clip: float = Field(0.5, ge=1e-06)
+    """Values may move this far from the sampled ones within one batch."""
+    minibatches: AtLeast1 = 2
+    epochs: AtLeast1 = 1
+    grad_clip: float = Field(1.0, ge=1e-06)
+
+
+class TrainerConfig(Section):
+    """The run."""
+
+    steps: AtLeast1 = 100
+    """RL steps."""
+    max_hours: OutsideFingerprint[NonNegativeFloat] = 0.0
+    """End with a checkpoint before so many hours are over, for a machine that is rented by the hour or taken away (0: no
+    limit). `--resume` goes on."""
+    eval_every: OutsideFingerprint[NonNegativeInt] = 10
+    """Steps between evaluations on val (0: never)."""
+    save_every: OutsideFingerprint[AtLeast1] = 10
+    """Steps between checkpoints; the last step is always saved."""
+    keep_checkpoints: OutsideFingerprint[AtLeast1] = 2
+    """Older checkpoints are deleted."""
+    rollouts_every: OutsideFingerprint[NonNegativeInt] = 10
+    """Steps between dumps of full trajectories into rollouts/."""
+    loggers: OutsideFingerprint[list[Literal["wandb", "tensorboard"]]] = []
+    """Any of wandb, tensorboard. metrics.jsonl and the dashboard are always there."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto | cpu | cuda."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """auto (float32 on a CPU, bfloat16 on CUDA) | float32 | bfloat16."""
+    threads: NonNegativeInt = 0
+    """CPU threads for PyTorch; 0 takes every core."""
+    micro_tokens: AtLeast1 = 8192
+    """Largest padded batch (rows x longest row) in one forward and backward pass."""
+
+
+class VerlConfig(Section):
+    """The executor `--engine verl` (room 8); without effect on the local loop."""
+
+    ranks: InFingerprintIfChanged[AtLeast1] = 1
+    """Training processes that share the model (FSDP2): on GPUs one each, on a CPU just processes."""
+    tensor_parallel: OutsideFingerprint[AtLeast1] = 1
+    """GPUs that one vLLM server spans."""
+    agent_workers: OutsideFingerprint[AtLeast1] = 1
+    """Processes that run episodes."""
+    gpu_memory: OutsideFingerprint[float] = Field(0.5, gt=0, lt=1)
+    """Share of a GPU's memory for vLLM, beside the trainer."""
+    patience_s: OutsideFingerprint[AtLeast1] = 600
+    """A run in which nothing has moved for so long, starting up included, is ended."""
+    nodes: OutsideFingerprint[AtLeast1] = 1
+    """Machines that the ranks are spread over; with several, RAY_ADDRESS names the head of a Ray that runs on all."""
+    offload: OutsideFingerprint[bool] = False
+    """Keep weights and optimizer in host memory while their network is not at work: slower, for small GPUs."""
+    tis_cap: InFingerprintIfChanged[float | None] = None
+    """vLLM and the trainer round differently, so a token's loss is weighted by min(trainer's probability / vLLM's, this):
+    truncated importance sampling (TIS). Unset: 2 in bfloat16, off in float32. 0: off."""
+    gpu: OutsideFingerprint[str | None] = None
+    """The GPU that the preset is sized for, such as H100; the plan is for it unless this machine has enough others."""
+
+
+class Config(Section):
+    """Everything a run depends on. `agent-r1 train --dry-run` prints it resolved."""
+
+    preset: str = "laptop"
+    algorithm: Algorithm = "ppo"
+    """grpo | ppo: estimator, critic and the preset's section of that name."""
+    engine: Engine = "local"
+    seed: int = 0
+    data: DataConfig = DataConfig()
+    search: SearchConfig = SearchConfig()
+    env: EnvConfig = EnvConfig()
+    model: ModelConfig = ModelConfig()
+    cold_start: ColdStartConfig = ColdStartConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    advantage: AdvantageConfig = AdvantageConfig()
+    actor: ActorConfig = ActorConfig()
+    critic: CriticConfig = CriticConfig()
+    trainer: TrainerConfig = TrainerConfig()
+    verl: VerlConfig = VerlConfig()
