@@ -29,7 +29,7 @@ NEEDED_MEMORY = 2 * GIB
 NEEDED_DISK = 2 * GIB
 PACKAGES = (
     *("torch", "transformers", "tokenizers", "safetensors", "faiss-cpu", "numpy", "pyarrow"),
-    *("omegaconf", "pyyaml", "rich", "jinja2", "matplotlib"),
+    *("pydantic", "omegaconf", "pyyaml", "rich", "jinja2", "matplotlib"),
 )
 """What the local loop imports; anything else is an extra."""
 VERL_PACKAGES = (
