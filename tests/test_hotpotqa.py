@@ -171,7 +171,9 @@ def test_a_corrupt_record_is_named_and_left_out_only_when_asked(tmp_path, damage
     records = hotpotqa()
     damage(records[16])
     source = write_json(tmp_path / "mine.json", records)
-    with pytest.raises(AgentR1Error, match=rf"1 of 72 records are corrupt: record 17 \(.*{reason}.*data.skip_bad=true"):
+    with pytest.raises(
+        AgentR1Error, match=rf"1 of 72 records are corrupt: record 17 \(.*{reason}.*docs/data.md.*data.skip_bad=true"
+    ):
         made(tmp_path, source)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.json"]
     folder = made(tmp_path, source, skip_bad=True, train=51, val=8, test=12)

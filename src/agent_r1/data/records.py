@@ -78,8 +78,8 @@ class Corrupt:
         if self.found and not self.skip:
             few = ", ".join(self.found[:5]) + (", ..." if len(self.found) > 5 else "")
             raise AgentR1Error(
-                f"{self.where}: {len(self.found)} of {self.seen} records are corrupt: {few}; get the file again, mend it, "
-                "or leave them out with data.skip_bad=true"
+                f"{self.where}: {len(self.found)} of {self.seen} records are corrupt: {few}; get the file again, mend it "
+                "(docs/data.md shows the form), or leave them out with data.skip_bad=true"
             )
         if self.seen == len(self.found):
             raise AgentR1Error(f"{self.where} holds no usable record; is it the right file?")
