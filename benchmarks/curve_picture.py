@@ -12,8 +12,8 @@ from pathlib import Path
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from agent_r1.inspect.charts import CALLS, EM_GREEDY, EM_SAMPLED, em_marks
-from agent_r1.inspect.run_files import load_run
+from agent_r1.inspect.report import load_run, marks
+from agent_r1.training.log import VAL_EM
 
 
 def main(out: Path, folder: Path) -> None:
@@ -22,19 +22,19 @@ def main(out: Path, folder: Path) -> None:
     figure = Figure(figsize=(10, 3.6), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2)
-    left.plot(*zip(*run.series(EM_SAMPLED), strict=True), color="#9ccfc4", label="train, sampled")
+    left.plot(*zip(*run.series("reward/em"), strict=True), color="#9ccfc4", label="train, sampled")
     left.plot(
-        *zip(*run.series(EM_GREEDY), strict=True),
+        *zip(*run.series(VAL_EM), strict=True),
         color="#0f766e",
         linewidth=2.2,
         marker="o",
         label="validation, greedy",
     )
-    for mark in em_marks(run):
+    for mark in marks(run):
         error = [[mark.y - mark.low], [mark.high - mark.y]]
         label = f"held-out test, {mark.name}: {mark.y:.3f}"
         left.errorbar([mark.x], [mark.y], yerr=error, fmt="D", color="#b45309", capsize=4, label=label)
-    right.plot(*zip(*run.series(CALLS), strict=True), color="#7c3aed", linewidth=2, label="train, sampled")
+    right.plot(*zip(*run.series("tool_calls/mean"), strict=True), color="#7c3aed", linewidth=2, label="train, sampled")
     config = run.config
     left.set_title(f"Exact match ({config['preset']}, {config['algorithm']}, seed {config['seed']})", loc="left")
     left.set_ylim(0, 1)

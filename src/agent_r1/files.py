@@ -17,7 +17,7 @@ def write_whole(path: Path, text: str) -> None:
     """
     part = path.with_name(f".{path.name}.part")
     try:
-        part.write_text(text)
+        part.write_text(text, encoding="utf-8")
         part.rename(path)
     finally:
         part.unlink(missing_ok=True)
