@@ -381,8 +381,8 @@ def local_plan(config: Config) -> list[str]:
         f"disk               {(t.keep_checkpoints + 1) * 12 * P * networks / 2**20:.0f} MiB of checkpoints "
         f"({t.keep_checkpoints} kept)",
         f"time               about {seconds:.2f} s a step, {t.steps * seconds / 60:.1f} min for {t.steps} steps "
-        f"(a matmul here reaches {rate / 1e9:.0f} GFLOP/s; assumed: {TOKENS_PER_EPISODE} tokens an episode, "
-        f"{EFFICIENCY:.0%} of that rate)",
+        f"(a matmul reaches {rate / 1e9:.0f} GFLOP/s right now, fewer while other programs run; assumed: "
+        f"{TOKENS_PER_EPISODE} tokens an episode, {EFFICIENCY:.0%} of that rate)",
     ]
 
 
