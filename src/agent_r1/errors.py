@@ -9,11 +9,15 @@ from collections.abc import Iterable
 
 
 class AgentR1Error(Exception):
-    """Something outside the program is not as it must be (a file, a port, memory). Exit code 1."""
+    """Something outside the program is not as it must be (a file, a port, memory)."""
+
+    exit_code = 1
 
 
 class ConfigError(AgentR1Error):
-    """The request itself cannot be met: an unknown name, an impossible split, a wrong flag. Exit code 2."""
+    """The request itself cannot be met: an unknown name, an impossible split, a wrong flag."""
+
+    exit_code = 2
 
 
 def first_line(error: BaseException) -> str:

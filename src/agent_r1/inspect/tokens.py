@@ -14,12 +14,15 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from agent_r1.errors import AgentR1Error
+from agent_r1.files import read_jsonl
 from agent_r1.ui import clean
 
 # Text is encoded so that control tokens never come out (rollout/chat_format.py), and a tokenizer's ordinary pieces do
@@ -167,3 +170,19 @@ TOKEN_CSS = """
   color: var(--page); font: 13px/1.4 ui-monospace, Menlo, Consolas, monospace; white-space: pre-wrap; }
 """
 """Styles of the spans. The page sets the colours: --ink --page --read --sampled --up --down --star --accent."""
+
+
+def print_trajectory(file: Path, index: int, table: bool) -> None:
+    """One trajectory of a rollouts file, as coloured text or with one token a line. Raises AgentR1Error where there is none."""
+    if not file.is_file():
+        raise AgentR1Error(f"{file} does not exist; runs/<name>/rollouts/ holds the trajectories of a run")
+    records = read_jsonl(file)
+    if not records or not {"question", "ground_truth", "stop_reason", "reward", "rows"} <= records[0].keys():
+        raise AgentR1Error(f"{file} holds no trajectories; give a file of runs/<name>/rollouts/")
+    if not 0 <= index < len(records):
+        raise AgentR1Error(f"{file} has trajectories 0 to {len(records) - 1}; there is no {index}")
+    record, console = records[index], Console()
+    facts = f"{record['question']}  expected {record['ground_truth']}  {record['stop_reason']}  reward {record['reward']:.2f}"
+    console.print(clean(facts), markup=False)
+    for row in record["rows"]:
+        console.print(token_table(row) if table else token_text(row))
