@@ -37,7 +37,7 @@ from agent_r1.training.tiny_model import load_chat
 from agent_r1.types import Sampling, StopReason, Trajectory
 from agent_r1.verl_engine import agent_loop
 from agent_r1.verl_engine.compose import Sources, compose, overrides
-from agent_r1.workspace import Places
+from agent_r1.workspace import Workspace
 
 
 class Replay:
@@ -63,10 +63,10 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     arguments = parser.parse_args()
     config = load_config(arguments.preset, ["engine=verl", "trainer.threads=1"], algorithm="grpo")
-    places = Places.of(config)
-    chat, rows = load_chat(arguments.model), read_rows(places.data / "train.parquet")
+    workspace = Workspace.of(config)
+    chat, rows = load_chat(arguments.model), read_rows(workspace.data / "train.parquet")
     rows = rows[: arguments.questions]
-    searcher = Searcher(PassageIndex.load(places.index, places.data / "corpus.jsonl"), cache_size=0)
+    searcher = Searcher(PassageIndex.load(workspace.index, workspace.data / "corpus.jsonl"), cache_size=0)
     tools = make_tools(config.env.tools, searcher=searcher, top_k=config.search.top_k)
     r = config.rollout
     policy = LocalPolicy(qwen.load(arguments.model), chat.stop_ids, slots=r.slots, max_context=r.max_context)
@@ -81,8 +81,8 @@ def main() -> None:
         if t.stop_reason is StopReason.ANSWERED and not t.metrics.get("invalid_calls")
     ]
 
-    run = Path(places.root) / "runs" / "agent-loop-cost"
-    sources = Sources(arguments.model, places.data / "train.parquet", places.data / "val.parquet", run)
+    run = Path(workspace.root) / "runs" / "agent-loop-cost"
+    sources = Sources(arguments.model, workspace.data / "train.parquet", workspace.data / "val.parquet", run)
     theirs_config = compose(overrides(config, sources, "cpu"))
     theirs_config.actor_rollout_ref.rollout.multi_turn.format = "hermes"
     theirs_config.actor_rollout_ref.rollout.multi_turn.max_assistant_turns = config.env.max_turns

@@ -31,7 +31,7 @@ from agent_r1.search.searcher import Searcher
 from agent_r1.tool import BaseTool, make_tools
 from agent_r1.training.tiny_model import load_chat
 from agent_r1.types import Row
-from agent_r1.workspace import Places
+from agent_r1.workspace import Workspace
 
 PHASES = ("rollout", "environment", "old log-probs", "update", "overhead")
 """Where the wall time of a step goes. Both sides fill them so that they add up to `step`; see benchmarks/README.md."""
@@ -106,9 +106,9 @@ def load_setting(arguments: argparse.Namespace) -> Setting:
     total = arguments.warmup + arguments.steps
     fixed = [f"trainer.steps={total}", "trainer.eval_every=0", f"trainer.save_every={total}", "trainer.device=cpu"]
     config = load_config(arguments.preset, [*arguments.settings, *fixed], algorithm="grpo", seed=arguments.seed)
-    places = Places.of(config)
-    data, index = arguments.data or places.data, arguments.index or places.index
-    model = arguments.model or places.start_model
+    workspace = Workspace.of(config)
+    data, index = arguments.data or workspace.data, arguments.index or workspace.index
+    model = arguments.model or workspace.start_model
     for path in (data, index, model):
         if not path.exists():
             raise AgentR1Error(

@@ -14,12 +14,12 @@ from agent_r1.config import Config, load_config
 from agent_r1.data.rows import read_corpus
 from agent_r1.data.tinyhop_build import SPLITS
 from agent_r1.training.cold_start import demonstrations, lookups_of
-from agent_r1.workspace import Places, load_index, load_rows, load_tools
+from agent_r1.workspace import Workspace, load_index, load_rows, load_tools
 
 
 def world_of(config: Config) -> dict[str, str]:
     """Name -> the split whose world it belongs to; the corpus holds the worlds one after another."""
-    data = Places.of(config).data
+    data = Workspace.of(config).data
     sizes = json.loads((data / "manifest.json").read_text())["splits"]
     worlds = [split for split in SPLITS for _ in range(sizes[split]["entities"])]
     return dict(zip((passage.title for passage in read_corpus(data / "corpus.jsonl")), worlds, strict=True))

@@ -22,7 +22,7 @@ from runs import AGENT, CHATML, TINY, agent, environment, leftovers, lines, main
 
 from agent_r1 import cli, workspace
 from agent_r1.config import load_config
-from agent_r1.workspace import Places
+from agent_r1.workspace import Workspace
 
 SMALL = [*TINY, "cold_start.copy_steps=3", "cold_start.mix_steps=3", "trainer.steps=3", "trainer.save_every=1"]
 
@@ -189,7 +189,7 @@ def test_what_is_missing(empty, capsys, argv, said):
 @pytest.mark.parametrize("argv", [["cold-start"], ["train", "grpo"], ["eval", "--before"]], ids=lambda a: a[0])
 def test_a_corpus_without_its_index(home, capsys, argv):
     config = load_config("smoke", SMALL[1:])
-    shutil.rmtree(Places.of(config).index)
+    shutil.rmtree(Workspace.of(config).index)
     settings = [*SMALL, "cold_start.mix_steps=4"] if argv == ["cold-start"] else SMALL  # one that is not made yet
     assert (
         "index" in (said := refused(capsys, 1, *argv, *settings)) and "agent-r1 index --preset smoke --seed 0" in said
@@ -452,7 +452,7 @@ def foreign(home, tmp_path):
     """Folders `llama` (another architecture) and `plain` (a template that shows no tools)."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    start = Places.of(load_config("smoke", SMALL[1:])).cold_start
+    start = Workspace.of(load_config("smoke", SMALL[1:])).cold_start
     for name in ("llama", "plain"):
         shutil.copytree(start, tmp_path / name)
     (tmp_path / "plain" / "chat_template.jinja").write_text(CHATML)

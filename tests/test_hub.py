@@ -19,7 +19,7 @@ from agent_r1 import hub, workspace
 from agent_r1.config import load_config
 from agent_r1.errors import AgentR1Error
 from agent_r1.inference.provenance import code_version, weights_hash
-from agent_r1.workspace import Places
+from agent_r1.workspace import Workspace
 
 INDEX = "hub:me/index"
 
@@ -108,28 +108,28 @@ def test_names_and_folders(text, is_one, tmp_path, monkeypatch):
 def test_a_start_model_is_fetched_once_and_its_commit_kept(fake, micro_model, capsys):
     first = fake.publish("acme/tiny", micro_model)
     settings = [*TINY, "model.path=acme/tiny"]
-    places = Places.of(load_config("smoke", settings[1:]))
+    workspace = Workspace.of(load_config("smoke", settings[1:]))
     assert main("cold-start", *settings) == 0
     assert f"commit {first}" in capsys.readouterr().out
-    manifest = json.loads((places.fetched / "manifest.json").read_text())
+    manifest = json.loads((workspace.fetched / "manifest.json").read_text())
     assert (manifest["model"], manifest["revision"]) == ("acme/tiny", first)
-    assert places.start_model == Path(manifest["folder"]) == fake.cache("acme/tiny") / "snapshots" / first
-    assert weights_hash(places.start_model) == weights_hash(micro_model)
+    assert workspace.start_model == Path(manifest["folder"]) == fake.cache("acme/tiny") / "snapshots" / first
+    assert weights_hash(workspace.start_model) == weights_hash(micro_model)
     assert {"model.safetensors", "config.json", "tokenizer.json", "chat_template.jinja"} <= set(fake.asked)
 
     fake.publish("acme/tiny", micro_model)  # the author changes something
     assert main("cold-start", *settings) == 0 and "done before" in capsys.readouterr().out
-    assert places.start_model.name == first
+    assert workspace.start_model.name == first
     shutil.rmtree(fake.cache("acme/tiny"))  # somebody needs the space
     assert main("cold-start", *settings) == 0
-    assert places.start_model.is_dir() and places.start_model.name == first
+    assert workspace.start_model.is_dir() and workspace.start_model.name == first
 
 
 def test_a_revision_can_be_named(fake, micro_model):
     first, second = (fake.publish("acme/tiny", micro_model) for _ in "12")
     for path, commit in ((f"acme/tiny@{first}", first), ("acme/tiny", second)):
         assert main("cold-start", *TINY, f"model.path={path}") == 0
-        assert Places.of(load_config("smoke", [*TINY[1:], f"model.path={path}"])).start_model.name == commit
+        assert Workspace.of(load_config("smoke", [*TINY[1:], f"model.path={path}"])).start_model.name == commit
 
 
 def test_neither_code_nor_pickles_are_fetched(fake, micro_model, tmp_path):
@@ -172,7 +172,7 @@ def test_weights_that_are_cut_short_are_refused_before_anything_starts(fake, mic
     settings = [*TINY, f"engine={engine}", "model.path=acme/tiny", "trainer.micro_tokens=2048"]
     fake.publish("acme/tiny", micro_model)
     assert main("data", *settings) == main("index", *settings) == main("cold-start", *settings) == 0
-    file = Places.of(load_config("smoke", settings[1:])).start_model / "model.safetensors"
+    file = Workspace.of(load_config("smoke", settings[1:])).start_model / "model.safetensors"
     os.truncate(file, whole - 1)
     said = refused(capsys, "train", *settings)
     assert f"{file.resolve()} is cut short or broken" in said and "delete it and make or download it again" in said
@@ -198,11 +198,11 @@ def published(fake, capsys) -> tuple[str, Path]:
     assert main("data", *TINY) == 0 and main("index", *TINY, "--push", "me/index") == 0
     assert "uploaded to https://hub.example/me/index" in capsys.readouterr().out
     (commit,) = fake.repos["dataset", "me/index"]
-    return commit, Places.of(load_config("smoke", TINY[1:])).data
+    return commit, Workspace.of(load_config("smoke", TINY[1:])).data
 
 
 def fetched(*settings: str) -> Path:
-    return Places.of(load_config("smoke", [*TINY[1:], f"search.index={INDEX}", *settings])).index
+    return Workspace.of(load_config("smoke", [*TINY[1:], f"search.index={INDEX}", *settings])).index
 
 
 def test_an_index_that_somebody_else_built(fake, published, capsys):
@@ -264,7 +264,7 @@ def test_an_index_that_is_not_there_and_one_that_is_gone(fake, published, capsys
 
 
 def test_an_index_without_hashes_is_not_published(fake, published, capsys):
-    index = Places.of(load_config("smoke", TINY[1:])).index
+    index = Workspace.of(load_config("smoke", TINY[1:])).index
     manifest = json.loads((index / "manifest.json").read_text())
     del manifest["files"]
     (index / "manifest.json").write_text(json.dumps(manifest))
@@ -296,7 +296,7 @@ def test_the_card_says_what_the_result_was_made_from(fake, published, micro_mode
 
 
 def fetched_plain() -> Path:
-    return Places.of(load_config("smoke", TINY[1:])).index
+    return Workspace.of(load_config("smoke", TINY[1:])).index
 
 
 def test_the_version_of_the_code_is_the_commit(monkeypatch, tmp_path):

@@ -21,7 +21,7 @@ from agent_r1.data.rows import Passage, write_corpus, write_rows
 from agent_r1.data.tinyhop_build import FILES
 from agent_r1.env import ENVIRONMENTS
 from agent_r1.tool import TOOLS
-from agent_r1.workspace import Places
+from agent_r1.workspace import Workspace
 
 SETTINGS = [
     "rollout.prompts_per_step=4", "rollout.samples_per_prompt=4", "rollout.max_tokens_per_turn=6", "rollout.max_context=384",
@@ -60,7 +60,7 @@ def home(request, tmp_path, monkeypatch, micro_model):
         write_corpus(folder / "corpus.jsonl", [Passage("p", "Paris", "Paris is a city.")])
         return {}
 
-    make_folder(Places.of(config).data, write, FILES)
+    make_folder(Workspace.of(config).data, write, FILES)
     return env, tmp_path, ["--preset=smoke", "--run=mine", *settings]
 
 

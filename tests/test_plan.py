@@ -13,7 +13,7 @@ from runs import TINY, main
 from agent_r1 import plan as plan_module
 from agent_r1.config import Config, from_yaml, load_config, preset_names
 from agent_r1.plan import gpu_plan, local_plan, matmul_rate
-from agent_r1.workspace import Places
+from agent_r1.workspace import Workspace
 
 TITLES = (
     "data", "index", "start model", "evaluation before", "training", "evaluation after", "report",
@@ -52,8 +52,8 @@ def test_the_printed_configuration_is_the_resolved_one(home, tmp_path, capsys):
 
 def test_what_is_there_is_done(home, capsys):
     config = load_config("smoke", TINY[1:], algorithm="grpo")
-    run = Places.of(config).run("smoke-grpo")
-    for path in (Places.of(config).data, Places.of(config).start_model, run / "checkpoints" / "step_000008"):
+    run = Workspace.of(config).run("smoke-grpo")
+    for path in (Workspace.of(config).data, Workspace.of(config).start_model, run / "checkpoints" / "step_000008"):
         path.mkdir(parents=True)
     (run / "eval.json").touch()
     stages, _ = plan(capsys, "grpo", *TINY)

@@ -30,8 +30,8 @@ from safetensors.torch import load
 
 from agent_r1.config import load_config
 from agent_r1.training.checkpoint import list_checkpoints, verify_checkpoint
-from agent_r1.training.run import RunDir, locked
-from agent_r1.workspace import Places
+from agent_r1.training.run import RunDir, only_trainer
+from agent_r1.workspace import Workspace
 
 pytestmark = pytest.mark.slow
 
@@ -62,7 +62,7 @@ def assert_same(run, straight):
 
 def test_the_reference_runs_are_worth_comparing_with(home):
     """Every step moved the weights; else equality would show nothing."""
-    start = load((Places.of(load_config("smoke", TINY[1:])).cold_start / "model.safetensors").read_bytes())
+    start = load((Workspace.of(load_config("smoke", TINY[1:])).cold_start / "model.safetensors").read_bytes())
     for algorithm in ("grpo", "ppo"):
         records = curve(home / "runs" / algorithm)
         assert [r["training/global_step"] for r in records] == list(range(1, 9))
@@ -213,7 +213,7 @@ def test_two_processes_on_one_run(home, capsys):
     assert "another process is training" in said and "--run" in said
     process.kill()
     process.communicate()
-    with locked(RunDir(run)):  # a lock dies with its process
+    with only_trainer(RunDir(run)):  # a lock dies with its process
         pass
     assert main(*train("grpo", "shared", "--resume")) == 0
     assert_same(run, home / "runs" / "grpo")

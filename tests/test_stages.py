@@ -16,7 +16,7 @@ from agent_r1.config import Config, load_config
 from agent_r1.errors import AgentR1Error
 from agent_r1.rollout.evaluate import wilson_interval
 from agent_r1.training import run
-from agent_r1.workspace import Places, stage
+from agent_r1.workspace import Workspace, stage
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +128,7 @@ def test_a_changed_setting_makes_a_new_start_model(config, section, name):
     """Whatever the demonstrations or the model depend on; so a stale one is never used."""
     part = getattr(config, section)
     changed = part.model_copy(update={name: other(getattr(part, name))})
-    new, old = Places.of(config.model_copy(update={section: changed})), Places.of(config)
+    new, old = Workspace.of(config.model_copy(update={section: changed})), Workspace.of(config)
     assert new.cold_start != old.cold_start
     assert (new.data != old.data) == (section == "data" or name == "name")
     assert (new.index != old.index) == (new.data != old.data or name in ("encoder", "dim", "index"))
@@ -136,7 +136,7 @@ def test_a_changed_setting_makes_a_new_start_model(config, section, name):
 
 def test_rl_settings_share_the_start_model_and_seeds_do_not(config):
     def places(*settings, **options):
-        p = Places.of(load_config("smoke", [*TINY[1:], *settings], **options))
+        p = Workspace.of(load_config("smoke", [*TINY[1:], *settings], **options))
         return p.data, p.index, p.cold_start
 
     assert places() == places("actor.lr=1", "trainer.steps=3", "rollout.temperature=2", algorithm="grpo")
@@ -146,15 +146,15 @@ def test_rl_settings_share_the_start_model_and_seeds_do_not(config):
 
 def test_home_is_the_working_directory_unless_it_is_said(config, monkeypatch):
     monkeypatch.delenv("AGENT_R1_HOME", raising=False)
-    assert str(Places.of(config).run("x")) == "runs/x"
+    assert str(Workspace.of(config).run("x")) == "runs/x"
     monkeypatch.setenv("AGENT_R1_HOME", "/elsewhere")
-    assert str(Places.of(config).run("x")) == "/elsewhere/runs/x"
+    assert str(Workspace.of(config).run("x")) == "/elsewhere/runs/x"
 
 
 def test_a_model_of_ones_own_needs_no_cold_start(config, tmp_path, monkeypatch, capsys, micro_model):
     monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path / "home"))
     config.model.path = str(micro_model)
-    assert Places.of(config).start_model == micro_model
+    assert Workspace.of(config).start_model == micro_model
     stages.make_cold_start(config)
     assert "not needed" in capsys.readouterr().out and not (tmp_path / "home").exists()
     config.model.path = str(tmp_path / "nowhere")
@@ -176,7 +176,7 @@ def test_the_second_time_everything_is_there(prepared, capsys):
 def test_data_that_somebody_changed_is_refused(prepared, config, tmp_path, monkeypatch):
     shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
     monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path))
-    corpus = Places.of(config).data / "corpus.jsonl"
+    corpus = Workspace.of(config).data / "corpus.jsonl"
     corpus.write_text(corpus.read_text() + '{"id": "forged", "title": "Vexlor", "text": "Vexlor is nowhere."}\n')
     with pytest.raises(AgentR1Error, match="corpus.jsonl is not the file that was made.*make the data again"):
         workspace.make_data(config)
@@ -188,7 +188,7 @@ def test_data_that_somebody_changed_is_refused(prepared, config, tmp_path, monke
 def test_the_first_missing_stage_is_named(prepared, config, tmp_path, monkeypatch, gone, command):
     shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
     monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path))
-    shutil.rmtree(getattr(Places.of(config), gone))
+    shutil.rmtree(getattr(Workspace.of(config), gone))
     with pytest.raises(AgentR1Error, match=f"make it with `agent-r1 {command} --preset smoke --seed 0`"):
         run.start_model(config)
 
@@ -196,7 +196,7 @@ def test_the_first_missing_stage_is_named(prepared, config, tmp_path, monkeypatc
 def test_rows_of_format_1_which_asked_for_search_alone_are_refused(prepared, config, tmp_path, monkeypatch, capsys):
     shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
     monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path))
-    data = Places.of(config).data
+    data = Workspace.of(config).data
     made = tree(data)
     manifest = data / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"format": 2', '"format": 1'))
@@ -205,14 +205,14 @@ def test_rows_of_format_1_which_asked_for_search_alone_are_refused(prepared, con
         assert "has data of format 1, and this version reads 2; delete the data folder" in capsys.readouterr().err
     shutil.rmtree(data)
     assert main("data", *TINY) == 0 and tree(data) == made
-    assert run.start_model(config) == Places.of(config).start_model  # index and start model serve on
+    assert run.start_model(config) == Workspace.of(config).start_model  # index and start model serve on
 
 
 def test_no_index_is_made_asked_for_or_read_where_nothing_searches(prepared, config, tmp_path, monkeypatch, capsys):
     shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
     monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path))
-    shutil.rmtree(Places.of(config).index)
-    start = shutil.move(Places.of(config).start_model, tmp_path / "mine")
+    shutil.rmtree(Workspace.of(config).index)
+    start = shutil.move(Workspace.of(config).start_model, tmp_path / "mine")
     settings = ["env.tools=[]", f"model.path={start}"]
     assert main("index", *TINY, *settings) == 0
     assert "index: not needed here, no tool searches" in capsys.readouterr().out
@@ -226,7 +226,7 @@ def test_no_index_is_made_asked_for_or_read_where_nothing_searches(prepared, con
 def test_evaluation_writes_the_card_once(prepared, config, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(stages, "SAMPLED", 5)
     out = tmp_path / "runs" / "x" / "eval_before.json"
-    start = Places.of(config).start_model
+    start = Workspace.of(config).start_model
     card = stages.run_eval(config, start, out, "evaluate before RL")
     assert card == json.loads(out.read_text())
     assert set(CARD_KEYS) <= card.keys()
@@ -243,7 +243,7 @@ def test_evaluation_writes_the_card_once(prepared, config, tmp_path, capsys, mon
 
 
 def test_evaluation_repeats_itself(prepared, config, tmp_path):
-    start = Places.of(config).start_model
+    start = Workspace.of(config).start_model
     one, two = (stages.run_eval(config, start, tmp_path / f"{n}.json", "evaluate", "val") for n in "12")
     assert one["n"] == 8
     assert {k: v for k, v in one.items() if k != "wall_seconds"} == {

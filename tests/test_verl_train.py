@@ -30,7 +30,7 @@ from agent_r1.training.losses import aggregate_loss, policy_loss
 from agent_r1.training.run import RunDir
 from agent_r1.verl_engine.compose import installed_verl
 from agent_r1.verl_engine.launch import read_phase
-from agent_r1.workspace import Places
+from agent_r1.workspace import Workspace
 
 pytestmark = [
     pytest.mark.slow,
@@ -224,7 +224,7 @@ def first_update(run: Path) -> tuple[float, float]:
     """Policy loss and gradient norm that our functions give on the recorded episodes of step 1, as one minibatch. The KL
     term has no gradient there: the policy still is the reference."""
     config = from_yaml(run / "config.yaml")
-    a, model = config.actor, qwen.load(Places.of(config).cold_start)
+    a, model = config.actor, qwen.load(Workspace.of(config).cold_start)
     episodes = [json.loads(line) for line in (run / "rollouts" / "step_000001.jsonl").read_text().splitlines()]
     rows = [row for episode in episodes for row in episode["rows"]]
     names = ("input_ids", "action_mask", "logprobs", "rewards")

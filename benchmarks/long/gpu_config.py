@@ -25,7 +25,7 @@ import yaml
 
 from agent_r1.config import load_config
 from agent_r1.data.rows import read_rows
-from agent_r1.workspace import Places
+from agent_r1.workspace import Workspace
 
 ROOT = Path(__file__).parents[2]
 TINY = [
@@ -82,7 +82,7 @@ def start_model(home: Path, environment: dict[str, str], source: str) -> Path:
     for stage in ("data", "index", "cold-start"):
         checked([sys.executable, "-m", "agent_r1.cli", stage, *TINY, source], environment)
     os.environ["AGENT_R1_HOME"] = str(home)
-    return Places.of(load_config("hotpotqa-tiny", [*TINY[1:], source])).start_model
+    return Workspace.of(load_config("hotpotqa-tiny", [*TINY[1:], source])).start_model
 
 
 def life(home: Path, environment: dict[str, str], words: list[str]) -> dict[str, Any]:
@@ -219,7 +219,7 @@ def processes(setting: str, title: str = "") -> list[int]:
 
 
 def data(words: list[str]) -> Path:
-    return Places.of(load_config("hotpotqa-4xh100", words)).data
+    return Workspace.of(load_config("hotpotqa-4xh100", words)).data
 
 
 def home_agent(environment: dict[str, str]) -> str:

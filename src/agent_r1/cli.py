@@ -120,9 +120,9 @@ def _config(a: Namespace) -> Config:
     """The configuration of the command line; an existing run that is named alone speaks for itself."""
     said = a.preset or a.settings or a.engine or a.seed is not None
     if getattr(a, "run", None) and not said:
-        from agent_r1.workspace import Places
+        from agent_r1.workspace import Workspace
 
-        saved = Places.of(Config()).run(a.run) / "config.yaml"
+        saved = Workspace.of(Config()).run(a.run) / "config.yaml"
         if saved.exists():
             return from_yaml(saved)
     words = [item for item in a.settings if "=" not in item]
@@ -185,7 +185,7 @@ def index(a: Namespace) -> None:
         from agent_r1.search import prebuilt
         from agent_r1.ui import say
 
-        say(f"uploaded to {prebuilt.push(workspace.Places.of(config).index, a.push)}")
+        say(f"uploaded to {prebuilt.push(workspace.Workspace.of(config).index, a.push)}")
 
 
 @command(
@@ -245,9 +245,9 @@ def evaluate(a: Namespace) -> None:
     from agent_r1 import stages
     from agent_r1.training.checkpoint import verify_checkpoint
     from agent_r1.training.run import RunDir, check_same_settings, open_run, start_model
-    from agent_r1.workspace import Places
+    from agent_r1.workspace import Workspace
 
-    run = RunDir(Places.of(config).run(_run_name(a, config)))
+    run = RunDir(Workspace.of(config).run(_run_name(a, config)))
     check_same_settings(run, config)
     if a.before:
         stages.run_eval(config, start_model(config), run.path / "eval_before.json", "evaluate before RL")
@@ -282,10 +282,10 @@ def _evaluate_models(a: Namespace) -> None:
 @command("report", "write report.html of a run", ["--preset laptop", "--run mine"], *CONFIGURED, RUN)
 def report(a: Namespace) -> None:
     from agent_r1 import stages
-    from agent_r1.workspace import Places
+    from agent_r1.workspace import Workspace
 
     config = _config(a)
-    stages.run_report(_run_name(a, config), Places.of(config).root)
+    stages.run_report(_run_name(a, config), Workspace.of(config).root)
 
 
 # --------------------------------------------------------------------------------------------- what comes after training

@@ -29,11 +29,11 @@ INSTALL = "pip install -r requirements/verl-gpu.txt"
 
 def check_gpu_preset(config: Config) -> list[Check]:
     """Everything that the preset needs beyond what the laptop needs."""
-    from agent_r1.workspace import Places
+    from agent_r1.workspace import Workspace
 
-    gpus, places = gpus_here(), Places.of(config)
+    gpus, workspace = gpus_here(), Workspace.of(config)
     try:
-        shape = sizes.find_shape(config.model.path or "", places.start_model)
+        shape = sizes.find_shape(config.model.path or "", workspace.start_model)
         sizes.check_context(config.rollout.max_context, config.verl.tensor_parallel, shape)
     except ConfigError as error:
         return [check_model(config) or Check("preset", "fail", str(error), "set model.path to one that the plan knows")]
@@ -42,10 +42,10 @@ def check_gpu_preset(config: Config) -> list[Check]:
         *check_fit(config, shape, gpus),
         *check_driver(gpus),
         *check_gpu_packages(config),
-        check_space(config, shape, places.root),
+        check_space(config, shape, workspace.root),
         check_host(config, shape, available_memory()),
         check_shm(),
-        *([] if places.data.exists() and places.start_model.is_dir() else [check_hub()]),
+        *([] if workspace.data.exists() and workspace.start_model.is_dir() else [check_hub()]),
     ]
 
 

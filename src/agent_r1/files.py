@@ -1,11 +1,15 @@
-"""Habits with files that every room has: write whole or not at all, valid JSON, and know a file by its hash."""
+"""Habits with files that every room has: write whole or not at all, one process at a time, valid JSON, know a file by its hash."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock, Timeout
 
 from agent_r1.errors import AgentR1Error
 
@@ -21,6 +25,18 @@ def write_whole(path: Path, text: str) -> None:
         part.rename(path)
     finally:
         part.unlink(missing_ok=True)
+
+
+@contextmanager
+def locked(path: Path, busy: str | None = None) -> Iterator[None]:
+    """One process at a time is within. Others wait, or are refused with `busy` (AgentR1Error). The lock dies with its process:
+    a crash leaves none behind."""
+    try:
+        lock = FileLock(path).acquire(timeout=-1 if busy is None else 0)
+    except Timeout:
+        raise AgentR1Error(busy) from None
+    with lock:
+        yield
 
 
 def json_line(record: Any) -> str:

@@ -226,35 +226,35 @@ def print_plan(config: Config, run_name: str, gpu_hour: float | None = None) -> 
     """Print configuration, stages and estimates. `gpu_hour`: the price of one GPU for an hour."""
     from agent_r1.training.run import RunDir, check_same_settings
     from agent_r1.ui import say
-    from agent_r1.workspace import Places, needs_index
+    from agent_r1.workspace import Workspace, needs_index
 
-    places = Places.of(config)
+    workspace = Workspace.of(config)
     lines = gpu_plan(config, gpu_hour) if config.verl.gpu and config.engine == "verl" else local_plan(config)
     say(to_yaml(config))
     for title, path in (
-        ("data", places.data),
-        ("index", places.index),
-        ("start model", places.start_model),
-        ("evaluation before", places.run(run_name) / "eval_before.json"),
-        ("training", places.run(run_name) / "checkpoints" / f"step_{config.trainer.steps:06d}"),
-        ("evaluation after", places.run(run_name) / "eval.json"),
-        ("report", places.run(run_name) / "report.html"),
+        ("data", workspace.data),
+        ("index", workspace.index),
+        ("start model", workspace.start_model),
+        ("evaluation before", workspace.run(run_name) / "eval_before.json"),
+        ("training", workspace.run(run_name) / "checkpoints" / f"step_{config.trainer.steps:06d}"),
+        ("evaluation after", workspace.run(run_name) / "eval.json"),
+        ("report", workspace.run(run_name) / "report.html"),
     ):
         if title == "index" and not needs_index(config):
             say(f"{title:18} not needed here{f': {config.search.url} has one' if config.search.url else ''}")
             continue
         say(f"{title:18} {'done' if path.exists() else 'to do':6} {path}")
     try:
-        check_same_settings(RunDir(places.run(run_name)), config)
+        check_same_settings(RunDir(workspace.run(run_name)), config)
     except AgentR1Error as error:  # what is done there is not of this configuration
         say(f"\n{error}")
     for line in lines:
         say(line)
     if config.engine == "verl":
-        print_verl(config, places, run_name)
+        print_verl(config, workspace, run_name)
 
 
-def print_verl(config: Config, places, run_name: str) -> None:
+def print_verl(config: Config, workspace, run_name: str) -> None:
     """verl's whole configuration, validated by verl where it is installed; else what we would set."""
     from omegaconf import OmegaConf
 
@@ -263,8 +263,8 @@ def print_verl(config: Config, places, run_name: str) -> None:
     from agent_r1.verl_engine.compose import Sources, compose, installed_verl, overrides
 
     device = "cuda" if config.verl.gpu else resolve_device(config.trainer)[0]
-    run = places.run(run_name)
-    sources = Sources(places.start_model, run / "verl" / "train.parquet", places.data / "val.parquet", run)
+    run = workspace.run(run_name)
+    sources = Sources(workspace.start_model, run / "verl" / "train.parquet", workspace.data / "val.parquet", run)
     ours = overrides(config, sources, device)
     if installed_verl() is None:
         say("\nverl is not installed, so nobody has validated this; what differs from its defaults:")
@@ -276,10 +276,10 @@ def print_verl(config: Config, places, run_name: str) -> None:
 
 def gpu_plan(config: Config, gpu_hour: float | None = None) -> list[str]:
     """Memory, disk, time and cost on the GPUs that the run is meant for. Raises ConfigError for a model that nobody knows."""
-    from agent_r1.workspace import Places
+    from agent_r1.workspace import Workspace
 
     v, gpu = config.verl, find_gpu(config.verl.gpu)
-    shape = find_shape(config.model.path or "", Places.of(config).start_model)
+    shape = find_shape(config.model.path or "", Workspace.of(config).start_model)
     check_context(config.rollout.max_context, config.verl.tensor_parallel, shape)
     memory = gpu_memory(config, shape, gpu)
     memory["together"] = tuple(sum(row[i] for row in memory.values()) for i in (0, 1))
@@ -349,12 +349,12 @@ def local_plan(config: Config) -> list[str]:
     from agent_r1.device import resolve_device, set_threads
     from agent_r1.rollout import qwen
     from agent_r1.training.tiny_model import shape_of
-    from agent_r1.workspace import Places
+    from agent_r1.workspace import Workspace
 
     set_threads(config.trainer.threads)
     device, dtype = resolve_device(config.trainer)
     r, t, networks = config.rollout, config.trainer, 2 if config.algorithm == "ppo" else 1
-    folder = Places.of(config).start_model
+    folder = Workspace.of(config).start_model
     if config.model.path is not None and not folder.is_dir():
         raise AgentR1Error(
             f"the sizes of model.path={config.model.path} are not known yet; `agent-r1 cold-start` fetches it"

@@ -31,7 +31,7 @@ from agent_r1.training.run import check_start_model, start_model
 from agent_r1.training.tiny_model import init_weights, shape_of
 from agent_r1.types import Row, Trajectory
 from agent_r1.ui import progress, say
-from agent_r1.workspace import Places, check_local_model, load_rows, load_tools, retriever_of, stage
+from agent_r1.workspace import Workspace, check_local_model, load_rows, load_tools, retriever_of, stage
 
 if TYPE_CHECKING:
     pass
@@ -50,23 +50,23 @@ def make_cold_start(config: Config) -> None:
         raise ConfigError(
             "demonstrations are searches; add search to env.tools, or set model.path to a pretrained model"
         )
-    stage("cold start: teach a new model the format, to copy, and to play badly", Places.of(config).cold_start,
+    stage("cold start: teach a new model the format, to copy, and to play badly", Workspace.of(config).cold_start,
           lambda part: _cold_start(config, part))  # fmt: skip
 
 
 def _fetch_model(config: Config) -> None:
     """A model of one's own needs nothing. One of the hub is fetched once, and its commit is kept: whatever is published
     under that name later, all stages and runs here start from the same weights."""
-    places, name = Places.of(config), config.model.path
+    workspace, name = Workspace.of(config), config.model.path
     if not hub.is_name(name):
         check_local_model(name)
         say(f"cold start: not needed, the run starts from {name}")
         return
     # Somebody has emptied the hub's cache, or a part of it.
-    if places.fetched.exists() and hub.damage(places.start_model):
-        known = json.loads((places.fetched / "manifest.json").read_text())
+    if workspace.fetched.exists() and hub.damage(workspace.start_model):
+        known = json.loads((workspace.fetched / "manifest.json").read_text())
         name = f"{name.partition('@')[0]}@{known['revision']}"
-        shutil.rmtree(places.fetched)
+        shutil.rmtree(workspace.fetched)
 
     def make(part: Path) -> str:
         folder = hub.fetch_model(name)
@@ -75,7 +75,7 @@ def _fetch_model(config: Config) -> None:
         write_whole(part / "manifest.json", json.dumps(manifest, indent=2) + "\n")
         return f"commit {folder.name}, in {folder}"
 
-    stage(f"start model: fetch {name} from the hub", places.fetched, make)
+    stage(f"start model: fetch {name} from the hub", workspace.fetched, make)
 
 
 def _cold_start(config: Config, out: Path) -> str:
@@ -88,7 +88,7 @@ def _cold_start(config: Config, out: Path) -> str:
     if config.data.name == "tinyhop":
         chat, copy_rows, mix_rows = demonstrations(config, load_rows(config, "cold"), tools)
     else:
-        passages = [passage.text for passage in read_corpus(Places.of(config).data / "corpus.jsonl")]
+        passages = [passage.text for passage in read_corpus(Workspace.of(config).data / "corpus.jsonl")]
         chat, copy_rows, mix_rows = renamed_demonstrations(config, load_rows(config, "train"), passages, tools)
     model = qwen.Qwen(shape_of(config.model, len(chat.tokenizer)))
     init_weights(model, config.seed)
@@ -114,8 +114,8 @@ def run_train(config: Config, name: str, resume: bool, plain: bool) -> None:
     """Stage: RL."""
     from agent_r1.training.run import RunDir, open_run, run_training
 
-    places = Places.of(config)
-    run = RunDir(places.run(name))
+    workspace = Workspace.of(config)
+    run = RunDir(workspace.run(name))
     if run.config.exists():
         open_run(run, config, resume)
         if run.finished(config):

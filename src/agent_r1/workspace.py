@@ -6,7 +6,6 @@ makes is named after a fingerprint of everything that it depends on; it is writt
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import os
@@ -24,6 +23,7 @@ from agent_r1.data.folder import read_manifest
 from agent_r1.data.rows import read_rows
 from agent_r1.data.tinyhop_build import build, verify
 from agent_r1.errors import AgentR1Error
+from agent_r1.files import locked
 from agent_r1.search import prebuilt
 from agent_r1.search.encoders import make_encoder
 from agent_r1.search.index import PassageIndex, build_index, recall_at_k, title_recall
@@ -37,14 +37,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Places:
+class Workspace:
     """Where things are for a configuration. The root is the working directory, or AGENT_R1_HOME."""
 
     config: Config
     root: Path
 
     @classmethod
-    def of(cls, config: Config) -> Places:
+    def of(cls, config: Config) -> Workspace:
         return cls(config, Path(os.environ.get("AGENT_R1_HOME", ".")))
 
     @property
@@ -95,8 +95,7 @@ def stage(title: str, target: Path, make: Callable[[Path], str]) -> None:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         # Two runs may need the same artefact: the second waits here, and then finds it made.
-        with (target.parent / f".lock-{target.name}").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with locked(target.parent / f".lock-{target.name}"):
             if target.exists():
                 say(f"  made by another process, in {target}")
                 return
@@ -122,9 +121,9 @@ def _clear_parts(target: Path) -> None:
 
 def make_data(config: Config) -> None:
     """Stage: questions and passages."""
-    places = Places.of(config)
+    workspace = Workspace.of(config)
     if config.data.name != "tinyhop":
-        return _make_real_data(config, places)
+        return _make_real_data(config, workspace)
 
     def make(part: Path) -> str:
         splits = build(config.data, config.seed, part, config.env.name)["splits"]
@@ -132,23 +131,23 @@ def make_data(config: Config) -> None:
             f"{name} {s['questions']} questions in a world of {s['entities']}" for name, s in splits.items()
         )
 
-    stage("data: a world made from nothing", places.data, make)
-    verify(places.data)
+    stage("data: a world made from nothing", workspace.data, make)
+    verify(workspace.data)
 
 
-def _make_real_data(config: Config, places: Places) -> None:
+def _make_real_data(config: Config, workspace: Workspace) -> None:
     from agent_r1.data import qa_build
 
     def make(part: Path) -> str:
-        manifest = qa_build.build(config.data, config.seed, part, places.data.parent / "downloads", config.env.name)
+        manifest = qa_build.build(config.data, config.seed, part, workspace.data.parent / "downloads", config.env.name)
         counts = ", ".join(f"{name} {s['questions']}" for name, s in manifest["splits"].items())
         skipped = manifest["skipped"]
         few = ", ".join(skipped[:3]) + (", ..." if len(skipped) > 3 else "")
         bad = f"; left out {len(skipped)} corrupt records: {few}" if skipped else ""
         return f"questions: {counts}; corpus: {config.data.corpus}{bad}"
 
-    stage(f"data: {config.data.name} from {config.data.source or 'the hub'}", places.data, make)
-    qa_build.verify(places.data)
+    stage(f"data: {config.data.name} from {config.data.source or 'the hub'}", workspace.data, make)
+    qa_build.verify(workspace.data)
 
 
 def make_index(config: Config) -> None:
@@ -156,7 +155,7 @@ def make_index(config: Config) -> None:
     if not needs_index(config):
         say(f"index: not needed here, {f'{config.search.url} has one' if config.search.url else 'no tool searches'}")
         return
-    places = Places.of(config)
+    workspace = Workspace.of(config)
     corpus = data_folder(config) / "corpus.jsonl"
 
     def make(part: Path) -> str:
@@ -167,15 +166,15 @@ def make_index(config: Config) -> None:
             manifest = prebuilt.fetch(config.search.index.removeprefix(prebuilt.PREFIX), part, encoder, corpus)
             return f"{_quality(config, PassageIndex.load(part, corpus, encoder))}; commit {manifest['hub']['revision']}"
         # Apart from `part`: it stays when the stage is interrupted, and serves an index of another kind as well.
-        made_of = fingerprint(config.search.encoder, config.search.dim, places.data.name)
-        shards = places.index.parent / f".shards-{made_of}"
+        made_of = fingerprint(config.search.encoder, config.search.dim, workspace.data.name)
+        shards = workspace.index.parent / f".shards-{made_of}"
         memory = available_memory() or math.inf
         build_index(corpus, part, encoder, config.search.index, shards, memory)
         return _quality(config, PassageIndex.load(part, corpus, encoder))
 
     ready = config.search.index.startswith(prebuilt.PREFIX)
     title = f"fetch {config.search.index}" if ready else f"{config.search.encoder} vectors in FAISS"
-    stage(f"index: {title}", places.index, make)
+    stage(f"index: {title}", workspace.index, make)
 
 
 def _quality(config: Config, index: PassageIndex) -> str:
@@ -207,7 +206,7 @@ def needs_index(config: Config) -> bool:
 def load_index(config: Config) -> PassageIndex:
     """This configuration's index. Raises AgentR1Error when there is none."""
     corpus = data_folder(config) / "corpus.jsonl"
-    return PassageIndex.load(needed(Places.of(config).index, "agent-r1 index", config), corpus)
+    return PassageIndex.load(needed(Workspace.of(config).index, "agent-r1 index", config), corpus)
 
 
 def remote_index(config: Config, tell: Callable[[str], None] = say) -> RemoteIndex:
@@ -228,7 +227,7 @@ def load_rows(config: Config, split: str) -> list[Row]:
 
 def data_folder(config: Config) -> Path:
     """This configuration's data. Raises AgentR1Error where it is missing or of another version."""
-    folder = needed(Places.of(config).data, "agent-r1 data", config)
+    folder = needed(Workspace.of(config).data, "agent-r1 data", config)
     read_manifest(folder)
     return folder
 
@@ -238,7 +237,7 @@ def retriever_of(config: Config) -> str:
     s = config.search
     if "search" not in config.env.tools:
         return "none"
-    return f"{s.encoder} (dim {s.dim}), top {s.top_k}, {Places.of(config).index.name}"
+    return f"{s.encoder} (dim {s.dim}), top {s.top_k}, {Workspace.of(config).index.name}"
 
 
 def needed(path: Path, command: str, config: Config) -> Path:

@@ -31,7 +31,7 @@ from agent_r1.training.checkpoint import list_checkpoints
 from agent_r1.training.shards import find_shards
 from agent_r1.training.tiny_model import load_chat
 from agent_r1.types import Message, Policy
-from agent_r1.workspace import Places, load_tools, make_data, make_index, needs_index
+from agent_r1.workspace import Workspace, load_tools, make_data, make_index, needs_index
 
 BACKENDS = ("vllm", "transformers")
 SETTINGS = "agent_r1.yaml"
@@ -114,8 +114,8 @@ def made_from_nothing(chat: ChatFormat, config: Config) -> bool:
 
 def describe(agent: Agent, backend: str) -> str:
     """One line: what answers, with which tools, over what, told what, sampled how."""
-    c, places = agent.config, Places.of(agent.config)
-    world = f" over {places.data.name}, {c.search.url or places.index.name}" if "search" in agent.tools else ""
+    c, workspace = agent.config, Workspace.of(agent.config)
+    world = f" over {workspace.data.name}, {c.search.url or workspace.index.name}" if "search" in agent.tools else ""
     lead = messages(c.data.name, "")[:-1] if agent.lead is None else agent.lead
     told = f'"{textwrap.shorten(lead[0]["content"], 80, placeholder="...")}"' if lead else "none"
     r = c.rollout
@@ -127,7 +127,7 @@ def describe(agent: Agent, backend: str) -> str:
 
 def short_name(agent: Agent) -> str:
     """Of its model: the folder, without what all folders of ours have in common."""
-    root = Places.of(agent.config).root.resolve()
+    root = Workspace.of(agent.config).root.resolve()
     model = agent.model.resolve()
     name = model.relative_to(root) if model.is_relative_to(root) else agent.model
     return str(name).removesuffix("/model")
@@ -159,8 +159,8 @@ def make_tools_of(config: Config) -> dict[str, BaseTool]:
 
 def make_world(config: Config) -> None:
     """A generated world is made where it is missing: a model may have come without it. Real data are for `agent-r1 data`."""
-    places = Places.of(config)
-    there = places.data.exists() and (places.index.exists() or not needs_index(config))
+    workspace = Workspace.of(config)
+    there = workspace.data.exists() and (workspace.index.exists() or not needs_index(config))
     if config.data.name == "tinyhop" and not there:
         make_data(config)
         make_index(config)
@@ -240,7 +240,7 @@ def model_folder(checkpoint: Path) -> Path:
 
 
 def _runs() -> Path:
-    return Places.of(Config()).root / "runs"
+    return Workspace.of(Config()).root / "runs"
 
 
 def settings_for(

@@ -33,7 +33,7 @@ from agent_r1.inference.render import Screen, exchange_record, no_answer
 from agent_r1.training.run import start_model
 from agent_r1.types import Row
 from agent_r1.ui import status
-from agent_r1.workspace import Places, load_rows
+from agent_r1.workspace import Workspace, load_rows
 
 SUGGESTIONS = 5
 OUTSIDE = (
@@ -262,7 +262,7 @@ def known_questions(config: Config) -> list[Row]:
 
 def only_world(agent: Agent) -> set[str]:
     """What the passages are about, where the agent knows nothing else. Empty for a pretrained model."""
-    corpus = Places.of(agent.config).data / "corpus.jsonl"
+    corpus = Workspace.of(agent.config).data / "corpus.jsonl"
     if "search" not in agent.tools or not made_from_nothing(agent.chat, agent.config) or not corpus.exists():
         return set()
     return {passage.title.partition(" (")[0] for passage in read_corpus(corpus)}  # Faust (opera) is asked for as Faust
@@ -383,7 +383,7 @@ def run_chat(
             screen.say(describe(agent, backend) + memory, "dim")
             repl.suggest()
             screen.say("type a question, or /help", "dim")
-            with _line_editor(repl, Places.of(config).root / "runs" / ".chat_history"):
+            with _line_editor(repl, Workspace.of(config).root / "runs" / ".chat_history"):
                 _prompt_loop(repl, plain)
             return
         else:

@@ -18,7 +18,7 @@ from agent_r1 import __version__
 from agent_r1.config import Config, fingerprint, load_config, preset_names
 from agent_r1.device import describe_machine
 from agent_r1.files import sha256
-from agent_r1.workspace import Places
+from agent_r1.workspace import Workspace
 
 if TYPE_CHECKING:
     pass
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 
 def provenance(config: Config, model: Path) -> dict[str, Any]:
     """The keys that it adds to a card. What is not known is None."""
-    places = Places.of(config)
-    data = _manifest(places.data)
+    workspace = Workspace.of(config)
+    data = _manifest(workspace.data)
     sources = {Path(name).name: digest for name, digest in data.get("sources", {}).items()}
     return {
         "model_hash": weights_hash(model),
         "model_revision": _revision(model),
-        "start_model": config.model.path or places.cold_start.name,
-        "start_model_revision": _revision(places.start_model),
-        "data": places.data.name,
+        "start_model": config.model.path or workspace.cold_start.name,
+        "start_model_revision": _revision(workspace.start_model),
+        "data": workspace.data.name,
         "data_revision": data.get("dataset") or sources or None,
         "data_hash": fingerprint(data.get("files")),
-        "index": _index(config, places, data),
+        "index": _index(config, workspace, data),
         "config_hash": fingerprint(config),
         "code": code_version(),
         "command": train_command(config) if config.preset in preset_names() else None,
@@ -64,12 +64,12 @@ def code_version() -> dict[str, Any]:
     return {"version": __version__, "commit": git("rev-parse", "HEAD") or None, "changed": changed}
 
 
-def _index(config: Config, places: Places, data: dict[str, Any]) -> dict[str, Any]:
+def _index(config: Config, workspace: Workspace, data: dict[str, Any]) -> dict[str, Any]:
     """Encoder, corpus and kind; the hash is of the vectors. A service's own files are not here to be hashed."""
     facts = {"encoder": config.search.encoder, "corpus_sha256": data.get("files", {}).get("corpus.jsonl")}
     if config.search.url:
         return facts | {"service": True}
-    made_of, vectors = _manifest(places.index), places.index / "vectors.faiss"
+    made_of, vectors = _manifest(workspace.index), workspace.index / "vectors.faiss"
     digest = made_of.get("files", {}).get(vectors.name) or (sha256(vectors) if vectors.is_file() else None)
     return facts | {"kind": made_of.get("index"), "sha256": digest, "hub": made_of.get("hub")}
 

@@ -15,11 +15,10 @@ weights and the curve that the run would have had without the interruption.
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +26,7 @@ from agent_r1 import hub
 from agent_r1.config import Config, fingerprint, from_yaml, to_yaml, what_counts
 from agent_r1.device import resolve_device
 from agent_r1.errors import AgentR1Error
-from agent_r1.files import write_whole
+from agent_r1.files import locked, write_whole
 from agent_r1.rollout import qwen
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.episode import make_loop
@@ -43,7 +42,7 @@ from agent_r1.training.log import MetricsFile, trackers
 from agent_r1.training.loop import train
 from agent_r1.training.tiny_model import load_chat, load_tokenizer, save_tokenizer
 from agent_r1.types import Row, Trajectory
-from agent_r1.workspace import Places, check_local_model, data_folder, needed, needs_index
+from agent_r1.workspace import Workspace, check_local_model, data_folder, needed, needs_index
 
 if TYPE_CHECKING:
     pass
@@ -110,15 +109,9 @@ def check_same_settings(run: RunDir, config: Config) -> None:
         )
 
 
-@contextmanager
-def locked(run: RunDir) -> Iterator[None]:
-    """Only one process may train a run. The lock dies with its process, so a crash leaves none behind."""
-    with (run.path / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise AgentR1Error(f"another process is training {run.path}; wait for it, or choose --run NAME") from None
-        yield
+def only_trainer(run: RunDir) -> AbstractContextManager[None]:
+    """Within it, no other process trains the run."""
+    return locked(run.path / ".lock", f"another process is training {run.path}; wait for it, or choose --run NAME")
 
 
 def run_training(
@@ -134,7 +127,7 @@ def run_training(
     """Train `start_model`, or go on from the newest checkpoint, and return the last checkpoint's folder."""
     started = time.time()
     open_run(run, config, resume)
-    with locked(run):
+    with only_trainer(run):
         learner, reference = _start(run, config, start_model)
         chat = load_chat(start_model)
         run.metrics.truncate_after(learner.step)
@@ -292,20 +285,20 @@ def _first_difference(old: Config, new: Config) -> str:
 
 def start_model(config: Config) -> Path:
     """The folder of the model that RL starts from. Raises AgentR1Error when it is not there."""
-    path, places = config.model.path, Places.of(config)
+    path, workspace = config.model.path, Workspace.of(config)
     if path and not hub.is_name(path):
         check_local_model(path)
     data_folder(config)  # the first that is missing is the one to name
     if needs_index(config):
-        needed(places.index, "agent-r1 index", config)
-    needed(places.start_model, "agent-r1 cold-start", config)
+        needed(workspace.index, "agent-r1 index", config)
+    needed(workspace.start_model, "agent-r1 cold-start", config)
     check_start_model(config)
-    return places.start_model
+    return workspace.start_model
 
 
 def check_start_model(config: Config) -> None:
     """What no run can start from, said before anything is computed or written. Raises AgentR1Error."""
-    model = Places.of(config).start_model
+    model = Workspace.of(config).start_model
     if trouble := hub.damage(model):
         raise AgentR1Error(f"this model cannot be trained: {trouble}")
     if config.engine == "local":

@@ -11,7 +11,6 @@ in their environment.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import secrets
@@ -23,7 +22,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -36,17 +35,18 @@ from agent_r1.config import Config, fingerprint
 from agent_r1.data.rows import read_rows
 from agent_r1.device import resolve_device
 from agent_r1.env import ENVIRONMENTS
-from agent_r1.errors import AgentR1Error, ConfigError
+from agent_r1.errors import AgentR1Error
+from agent_r1.files import ConfigError, locked
 from agent_r1.rollout import qwen
 from agent_r1.training.batches import prompts_of_step
 from agent_r1.training.checkpoint import read_checkpoint
 from agent_r1.training.dashboard import Dashboard, RunInfo
 from agent_r1.training.log import trackers
-from agent_r1.training.run import RunDir, graceful_interrupt, locked, open_run
+from agent_r1.training.run import RunDir, graceful_interrupt, only_trainer, open_run
 from agent_r1.training.tiny_model import load_chat
 from agent_r1.verl_engine.checkpoints import finish, unverified
 from agent_r1.verl_engine.compose import Sources, compose, overrides
-from agent_r1.workspace import Places
+from agent_r1.workspace import Workspace
 
 MARK = "AGENT_R1_VERL_RUN"
 """In the environment of every process of a run; children inherit it, however far down."""
@@ -60,7 +60,7 @@ def train(run: RunDir, config: Config, start_model: Path, resume: bool, plain: b
     device, _ = resolve_device(config.trainer)
     check_machine(config, device, start_model)
     open_run(run, config, resume)
-    with locked(run), only_one_here():
+    with only_trainer(run), only_one_here():
         if kept := unverified(run):
             if not resume:
                 raise AgentR1Error(f"{kept} holds an unfinished run; add --resume to continue it, or choose --run NAME")
@@ -115,12 +115,12 @@ def check_machine(config: Config, device: str, model: Path) -> None:
 
 def prepare(run: RunDir, config: Config, model: Path, resume: Path | None) -> Sources:
     """What verl reads: questions, the names of our environments, a clean `verl/` folder."""
-    places = Places.of(config)
-    sources = Sources(model, run.path / "verl" / "train.parquet", places.data / "val.parquet", run.path, resume)
+    workspace = Workspace.of(config)
+    sources = Sources(model, run.path / "verl" / "train.parquet", workspace.data / "val.parquet", run.path, resume)
     shutil.rmtree(sources.folder, ignore_errors=True)
     sources.folder.mkdir()
     (run.path / "logs").mkdir(exist_ok=True)
-    write_questions(places.data / "train.parquet", config, sources.train)
+    write_questions(workspace.data / "train.parquet", config, sources.train)
     loops = [
         {"name": name, "_target_": "agent_r1.verl_engine.agent_loop.AgentR1Loop", "env_name": name,
          "run": str(run.path.resolve())}
@@ -339,16 +339,11 @@ def shared_files(mark: str) -> set[Path]:
         return set()
 
 
-@contextmanager
-def only_one_here() -> Iterator[None]:
+def only_one_here() -> AbstractContextManager[None]:
     """verl names its weight-transfer sockets after Ray's job, and the first job of every Ray has the same name: two
     runs on one machine would feed each other's samplers."""
-    with (Path(tempfile.gettempdir()) / f"agent-r1-verl-{os.getuid()}.lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise AgentR1Error("another run with --engine verl is on this machine; wait for it") from None
-        yield
+    lock = Path(tempfile.gettempdir()) / f"agent-r1-verl-{os.getuid()}.lock"
+    return locked(lock, "another run with --engine verl is on this machine; wait for it")
 
 
 # ----------------------------------------------------------------------------------------------------------- last words
