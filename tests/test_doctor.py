@@ -27,7 +27,7 @@ Usage = namedtuple("Usage", "total used free")
 def test_every_check_answers_with_a_remedy_for_each_trouble():
     checks = run_checks() + doctor_preset.check_preset("laptop")
     names = {check.name for check in checks}
-    assert {"python", "torch works", "cores", "memory", "disk", "folder for runs", "home", "gpu", "preset"} <= names
+    assert {"python", "packages", "torch works", "memory", "disk", "gpu", "verl", "port 8100", "preset"} <= names
     assert all(check.remedy for check in checks if check.status != "ok")
 
 
@@ -88,38 +88,20 @@ def test_container_limits_count(monkeypatch):
     assert device.cores() == 1
     files["/sys/fs/cgroup/memory.max"] = "max\n"
     assert device.available_memory() == 8 * GIB
-    monkeypatch.setattr(doctor.os, "cpu_count", lambda: 64)
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert doctor.check_cores() == Check("cores", "warn", "1 of 64 may be used", "add trainer.threads=1 to the command")
 
 
 def test_disk_looks_where_runs_will_be(monkeypatch, tmp_path):
     asked = []
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda p: asked.append(p) or Usage(9, 9, GIB))
     check = doctor.check_disk(tmp_path / "not" / "yet" / "runs")
-    assert check.status == "fail" and asked == [tmp_path]
+    assert check.status == "fail" and asked == [tmp_path] and list(tmp_path.iterdir()) == []
+    monkeypatch.undo()
+    assert doctor.check_disk(tmp_path).status == "ok"
 
 
-def test_directories_that_cannot_be_written(monkeypatch, tmp_path):
-    assert doctor.check_writable("here", tmp_path, "r").status == "ok"
-    assert list(tmp_path.iterdir()) == []
-    assert doctor.check_writable("here", tmp_path / "gone", "r").status == "fail"
-    monkeypatch.setenv("HOME", str(tmp_path / "gone"))
-    for name in ("HF_HOME", "MPLCONFIGDIR", "XDG_CACHE_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    home = doctor.check_home()
-    assert home.status == "warn" and "HF_HOME" in home.remedy
-    monkeypatch.setenv("HF_HOME", "/x")
-    assert "HF_HOME" not in doctor.check_home().remedy
-    monkeypatch.setenv("MPLCONFIGDIR", "/x")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/x")
-    assert doctor.check_home().status == "ok"
-
-
-def test_the_folder_for_runs_is_where_agent_r1_home_points(monkeypatch, tmp_path):
-    monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path / "not" / "yet"))
-    [check] = [c for c in doctor.run_checks() if c.name == "folder for runs"]
-    assert check.status == "ok" and str(tmp_path) in check.detail
+def test_a_place_for_runs_that_cannot_be_written():
+    check = doctor.check_disk(Path("/proc/1"))
+    assert check.status == "fail" and "/proc/1: " in check.detail and "AGENT_R1_HOME" in check.remedy
 
 
 def test_gpu_as_nvidia_smi_tells_it(monkeypatch, tmp_path):
@@ -168,13 +150,6 @@ def test_first_failure_ends_standard_error_and_sets_the_exit_code(capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_table_on_a_terminal_shows_remedies():
-    console = Console(file=io.StringIO(), force_terminal=True, width=100)
-    assert print_checks([Check("a", "warn", "[red]odd", "look")], console) == 0
-    text = console.file.getvalue()
-    assert "[red]odd" in text and "→ look" in text
-
-
 def test_describe_machine_is_one_line():
     text = device.describe_machine()
     assert " of " in text and "\n" not in text
@@ -204,7 +179,6 @@ def nvidia_smi(tmp_path, monkeypatch):
     program.parent.mkdir()
     monkeypatch.setenv("PATH", f"{program.parent}:/bin:/usr/bin")
     monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path))
-    monkeypatch.setattr(doctor_preset, "check_hub", lambda: Check("hub", "ok", "not asked"))
     monkeypatch.setattr(doctor_preset, "torch_sees_gpu", lambda: True)
 
     def say(*lines: str) -> None:
@@ -353,17 +327,6 @@ def test_shared_memory(monkeypatch, tmp_path):
     assert check.status == "warn" and "--shm-size=8g" in check.remedy
     monkeypatch.undo()
     assert doctor_preset.check_shm(str(tmp_path / "nowhere")).status == "warn"
-
-
-def test_a_hub_that_does_not_answer_is_a_warning(monkeypatch):
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-    with socket.socket() as server:  # listens, and never answers
-        server.bind(("127.0.0.1", 0))
-        server.listen()
-        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
-        check = doctor_preset.check_hub(seconds=0.3)  # returns, while the server goes on saying nothing
-    assert check.status == "warn" and "data.source" in check.remedy
-    assert doctor_preset.check_hub(seconds=0.3).status == "warn"  # nobody listens any more
 
 
 def test_a_model_that_nobody_knows(monkeypatch, nvidia_smi):

@@ -137,7 +137,8 @@ def resolve_device(t: TrainerConfig) -> tuple[str, torch.dtype]:
 
 
 def set_threads(threads: int) -> None:
-    """Give PyTorch so many threads; 0 means one for each core that this process may use."""
+    """Give PyTorch so many threads; 0 means one for each core that this process may use. Left alone it counts the machine's
+    cores; with more threads than a container may run, they wait for one another."""
     import torch
 
-    torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
+    torch.set_num_threads(threads or cores())

@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import Literal
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from agent_r1.device import available_memory, cores, gpus_here, torch_sees_gpu
+from agent_r1.device import available_memory, gpus_here, torch_sees_gpu
 from agent_r1.sizes import GIB
 
 NEEDED_MEMORY = 2 * GIB
@@ -69,14 +68,8 @@ def run_checks() -> list[Check]:
         check_python(sys.version_info[:2]),
         *check_packages(),
         check_torch(),
-        check_cores(),
         check_memory(available_memory()),
         check_disk(home / "runs"),
-        check_writable(
-            "folder for runs", existing(home / "runs"), "go to a directory of yours, or set AGENT_R1_HOME to one"
-        ),
-        check_temp(),
-        check_home(),
         check_gpu(),
         check_verl(),
         *(check_port(port, use) for port, use in PORTS.items()),
@@ -84,35 +77,20 @@ def run_checks() -> list[Check]:
 
 
 def print_checks(checks: list[Check], console: Console | None = None) -> int:
-    """Print `checks`, as a table on a terminal and as plain lines elsewhere.
+    """Print each check and its remedy in one line.
 
     The exit code is 1 if any failed; the last line on standard error is then the first failure and its remedy.
     """
-    console = console or Console(highlight=False)
-    if console.is_terminal:
-        console.print(_table(checks))
-    else:
-        for check in checks:
-            remedy = f"  -> {check.remedy}" if check.remedy else ""
-            console.print(Text(f"{check.status:4}  {check.name}: {check.detail}{remedy}"), soft_wrap=True)
+    console, styles = console or Console(highlight=False), {"ok": "green", "warn": "yellow", "fail": "bold red"}
+    for check in checks:
+        line = Text(f"{check.status:4}", styles[check.status]).append(f"  {check.name}: {check.detail}", "default")
+        console.print(line.append(f"  -> {check.remedy}" if check.remedy else ""), soft_wrap=True)
     failed = next((check for check in checks if check.status == "fail"), None)
     if failed is None:
         return 0
     console.file.flush()
     print(f"{failed.name}: {failed.detail}; {failed.remedy}", file=sys.stderr)
     return 1
-
-
-def _table(checks: list[Check]) -> Table:
-    marks = {"ok": ("✓", "green"), "warn": ("!", "yellow"), "fail": ("✗", "bold red")}
-    table = Table(box=None, show_header=False, pad_edge=False)
-    for check in checks:
-        mark, style = marks[check.status]
-        detail = Text(check.detail)
-        if check.remedy:
-            detail.append(f"\n→ {check.remedy}", style=style)
-        table.add_row(Text(mark, style=style), Text(check.name, style="bold"), detail)
-    return table
 
 
 # ---------------------------------------------------------------------------------------------------- one by one
@@ -191,14 +169,6 @@ def check_torch() -> Check:
     return Check("torch works", "ok", f"{torch.__version__}, {torch.get_num_threads()} threads")
 
 
-def check_cores() -> Check:
-    usable, seen = cores(), os.cpu_count() or 1
-    if usable < seen and not os.environ.get("OMP_NUM_THREADS"):
-        # PyTorch counts the machine's cores. With more threads than a container may run, they wait for one another.
-        return Check("cores", "warn", f"{usable} of {seen} may be used", f"add trainer.threads={usable} to the command")
-    return Check("cores", "ok", f"{usable}")
-
-
 def check_memory(free: int | None) -> Check:
     if free is None:
         return Check("memory", "warn", "cannot tell how much is free", f"see that {NEEDED_MEMORY // GIB} GB are")
@@ -209,14 +179,19 @@ def check_memory(free: int | None) -> Check:
 
 
 def check_disk(runs: Path) -> Check:
-    place = existing(runs)
+    """Space, and whether it can be written. That is tried: permission bits do not tell of read-only mounts and quotas."""
+    place, remedy = existing(runs), "go to a directory of yours, or set AGENT_R1_HOME to one"
     try:
         free = shutil.disk_usage(place).free
+        with tempfile.TemporaryFile(dir=place):
+            pass
     except OSError as error:
-        return Check("disk", "warn", f"{place}: {error.strerror}", "see that 2 GB are free where runs/ goes")
+        return Check("disk", "fail", f"{place}: {error.strerror}", remedy)
     detail = f"{free / GIB:.1f} GB free at {place}"
     if free < NEEDED_DISK:
-        return Check("disk", "fail", detail, f"make {NEEDED_DISK // GIB} GB free, or start where there is more room")
+        return Check(
+            "disk", "fail", detail, f"make {NEEDED_DISK // GIB} GB free, or set AGENT_R1_HOME to a larger disk"
+        )
     return Check("disk", "ok", detail)
 
 
@@ -224,35 +199,6 @@ def existing(path: Path) -> Path:
     """The path, or the nearest folder above it that is there."""
     path = path.resolve()
     return next(place for place in (path, *path.parents) if place.exists())
-
-
-def check_writable(name: str, directory: Path, remedy: str, status: Literal["warn", "fail"] = "fail") -> Check:
-    """Try it: permission bits do not tell about read-only mounts, full disks and quotas."""
-    try:
-        with tempfile.TemporaryFile(dir=directory):
-            return Check(name, "ok", f"{directory} is writable")
-    except OSError as error:
-        return Check(name, status, f"{directory}: {error.strerror}", remedy)
-
-
-def check_temp() -> Check:
-    remedy = "set TMPDIR to a directory that you may write"
-    try:
-        return check_writable("temporary directory", Path(tempfile.gettempdir()), remedy)
-    except FileNotFoundError:
-        return Check("temporary directory", "fail", "there is none that can be written", remedy)
-
-
-def check_home() -> Check:
-    """Libraries keep caches below the home directory. A read-only home is fine when they are told where else to go."""
-    needed = [name for name in ("HF_HOME", "MPLCONFIGDIR", "XDG_CACHE_HOME") if not os.environ.get(name)]
-    if not needed:
-        return Check("home", "ok", "caches go where HF_HOME, MPLCONFIGDIR and XDG_CACHE_HOME point")
-    remedy = f"set {' and '.join(needed)} to directories that you may write"
-    try:
-        return check_writable("home", Path.home(), remedy, status="warn")
-    except RuntimeError:
-        return Check("home", "warn", "there is no home directory", remedy)
 
 
 def check_gpu() -> Check:

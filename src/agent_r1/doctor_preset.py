@@ -1,7 +1,7 @@
 """`agent-r1 doctor --preset hotpotqa-4xh100`: will it work here?
 
 In: a preset that names a GPU, and the machine. Out: `Check`s for `doctor.py`: what `plan.py` says the run needs, held
-against what nvidia-smi, the disk and the memory say there is. The hub is asked whether it answers; nothing else is sent.
+against what nvidia-smi, the disk and the memory say there is.
 """
 
 from __future__ import annotations
@@ -9,10 +9,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import importlib.metadata
-import os
 import shutil
-import urllib.error
-import urllib.request
 from pathlib import Path
 
 from agent_r1 import hub, plan, sizes
@@ -45,7 +42,6 @@ def check_gpu_preset(config: Config) -> list[Check]:
         check_space(config, shape, workspace.root),
         check_host(config, shape, available_memory()),
         check_shm(),
-        *([] if workspace.data.exists() and workspace.start_model.is_dir() else [check_hub()]),
     ]
 
 
@@ -154,20 +150,6 @@ def check_shm(path: str = "/dev/shm") -> Check:
     return Check("shared memory", "ok", detail)
 
 
-def check_hub(seconds: float = 3) -> Check:
-    """Something is still to be downloaded: does the hub answer?"""
-    address = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
-    try:
-        urllib.request.urlopen(urllib.request.Request(address, method="HEAD"), timeout=seconds).close()
-    except urllib.error.HTTPError:  # an answer, if not a kind one
-        pass
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "reason", error)
-        remedy = "mend the network, or give local files: data.source, data.corpus, model.path"
-        return Check("hub", "warn", f"{address} does not answer ({reason})", remedy)
-    return Check("hub", "ok", f"{address} answers")
-
-
 def check_preset(preset: str) -> list[Check]:
     """Does the preset exist, and is what it asks for here?"""
     try:
@@ -175,8 +157,6 @@ def check_preset(preset: str) -> list[Check]:
     except ConfigError as error:
         return [Check("preset", "fail", str(error), "name one of these with --preset")]
     if config.engine == "verl" and config.verl.gpu:
-        pass
-
         return check_gpu_preset(config)
     if config.trainer.device == "cuda" and not torch_sees_gpu():
         return [Check("preset", "fail", f"{preset} runs on a GPU and there is none", "use --preset laptop")]
@@ -185,8 +165,6 @@ def check_preset(preset: str) -> list[Check]:
 
 def check_model(config: Config) -> Check | None:
     """A finding when the start model is a folder that is not there."""
-    from agent_r1 import hub
-
     path = config.model.path
     if path is None or Path(path).is_dir() or hub.is_name(path):
         return None

@@ -24,10 +24,7 @@ import time
 
 from agent_r1.config import Config, to_yaml
 from agent_r1.errors import AgentR1Error
-from agent_r1.sizes import Gpu, Shape, check_context, find_gpu, find_shape
-
-GIB = 2**30
-
+from agent_r1.sizes import GIB, Gpu, Shape, check_context, find_gpu, find_shape
 
 # ------------------------------------------------------------------------------------------------------- what is assumed
 
@@ -60,9 +57,6 @@ WIDTHS = {"small": 384, "base": 768, "large": 1024}
 """Of the vectors of bge and e5."""
 INDEX_HOURS = (0.3, 1.5)
 """To download and encode 5.2 million passages and to build their graph: an estimate, by cores and network."""
-
-
-# ------------------------------------------------------------------------------------------------------ models and GPUs
 
 
 # -------------------------------------------------------------------------------------------------------------- memory
