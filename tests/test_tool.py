@@ -565,8 +565,6 @@ def test_make_tools():
         make_tools(["serch"])
     with pytest.raises(ConfigError, match="agent-r1 index"):
         make_tools(["search"])
-    with pytest.raises(ConfigError, match="top_k=0"):
-        make_tools(["search"], searcher=FakeSearcher(HITS), top_k=0)
 
 
 def test_every_name_in_the_table_is_the_name_of_its_tool():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from agent_r1.config import SearchConfig
 from agent_r1.errors import ConfigError
 from agent_r1.search.index import Hit
 from agent_r1.search.searcher import MAX_QUERY_CHARS, Searcher
@@ -23,15 +24,13 @@ class SearchTool(BaseTool):
     }
 
     def __init__(self, searcher: Searcher, top_k: int):
-        if top_k < 1:
-            raise ConfigError(f"search.top_k={top_k} finds nothing; set it to 1 or more")
         super().__init__()
         self.searcher = searcher
         self.top_k = top_k
         self.timeout_s = getattr(searcher.index, "deadline_s", None)  # the index may wait for a service
 
     @classmethod
-    def make(cls, searcher: Searcher | None = None, top_k: int = 3, **_: Any) -> SearchTool:
+    def make(cls, searcher: Searcher | None = None, top_k: int = SearchConfig().top_k, **_: Any) -> SearchTool:
         """From the resources of a run, for `make_tools`."""
         if searcher is None:
             raise ConfigError("the tool 'search' needs an index; build one with `agent-r1 index`, or drop the tool")
