@@ -36,10 +36,6 @@ def test_every_preset_loads_and_survives_a_round_trip(preset, algorithm, tmp_pat
     assert from_yaml(tmp_path / "config.yaml") == config
 
 
-def test_the_promised_presets_are_there():
-    assert {"laptop", "smoke"} <= set(preset_names())
-
-
 def test_later_layers_win(tmp_path, monkeypatch):
     (tmp_path / "mine.yaml").write_text(
         "algorithm: grpo\nactor: {lr: 0.1}\ntrainer: {steps: 7}\n"

@@ -106,20 +106,6 @@ def test_the_matmul_rate_counts_products_by_the_clock(monkeypatch):
     assert matmul_rate("cpu", torch.float32) == pytest.approx(3 * 2 * 4096 * 128 * 384 / 0.15)
 
 
-@pytest.mark.parametrize(
-    ("argv", "code", "said"),
-    [
-        (["--preset=smok"], 2, "did you mean 'smoke'"),
-        (["--run=../x"], 2, "plain folder name"),
-        (["model.path=/nowhere"], 1, "/nowhere"),
-    ],
-)
-def test_what_cannot_be_is_said_before_anything_starts(home, tmp_path, capsys, argv, code, said):
-    assert main("train", *argv, "--dry-run") == code
-    assert said in capsys.readouterr().err.splitlines()[-1]
-    assert list(tmp_path.iterdir()) == []
-
-
 # ---------------------------------------------------------------------------------------------- for GPUs that are not here
 
 
