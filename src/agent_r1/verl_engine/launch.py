@@ -35,8 +35,8 @@ from agent_r1.config import Config, fingerprint
 from agent_r1.data.rows import read_rows
 from agent_r1.device import resolve_device
 from agent_r1.env import ENVIRONMENTS
-from agent_r1.errors import AgentR1Error
-from agent_r1.files import ConfigError, locked
+from agent_r1.errors import AgentR1Error, ConfigError
+from agent_r1.files import locked
 from agent_r1.rollout import qwen
 from agent_r1.training.batches import prompts_of_step
 from agent_r1.training.checkpoint import read_checkpoint
