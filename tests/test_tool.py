@@ -404,8 +404,8 @@ def convert(
 
     Args:
         amount: How much, in the other
-            currency: before fees.
-        to (str): The currency wanted.
+            currency, before fees.
+        to: The currency wanted.
         digits: Decimals.
         notes: Remarks.
         table: Fees.
@@ -423,8 +423,8 @@ def test_schema_from_annotations_and_docstring():
     assert convert.parameters == {
         "type": "object",
         "properties": {
-            "amount": {"type": "number", "description": "How much, in the other currency: before fees."},
-            "to": {"enum": ["EUR", "USD"], "description": "The currency wanted."},
+            "amount": {"type": "number", "description": "How much, in the other currency, before fees."},
+            "to": {"type": "string", "enum": ["EUR", "USD"], "description": "The currency wanted."},
             "digits": {"type": "integer", "description": "Decimals."},
             "notes": {"anyOf": [{"type": "array", "items": {"type": "string"}}, nothing], "description": "Remarks."},
             "table": {
@@ -440,6 +440,7 @@ def test_schema_from_annotations_and_docstring():
 def test_a_function_tool_is_called_like_any_other_and_like_a_function():
     assert call(convert, {"amount": 2, "to": "EUR"}).content == "2.00 EUR"
     assert convert(2.5, "USD", digits=1) == "2.5 USD"
+    assert call(convert, {"amount": 2, "to": "EUR", "notes": None, "table": {"x": 1}}).ok
     assert call(convert, {"amount": "2", "to": "EUR"}).content.startswith(
         "error: convert: argument 'amount' must be number, not '2'"
     )
@@ -479,6 +480,31 @@ def no_argument_docs(x: int):
     """Doubles."""
 
 
+def another_name(x: int):
+    """Doubles.
+
+    Args:
+        x: A number.
+        y: Another.
+    """
+
+
+def unknown_name(x: Nobody):  # noqa: F821
+    """Doubles.
+
+    Args:
+        x: A number.
+    """
+
+
+def bare_list(x: list):
+    """Doubles.
+
+    Args:
+        x: Numbers.
+    """
+
+
 def odd_type(x: complex):
     """Doubles.
 
@@ -506,10 +532,13 @@ def star(*x: int):
 @pytest.mark.parametrize(
     ("function", "says"),
     [
-        (no_docstring, "has no docstring"),
-        (no_description, "does not say what it does"),
+        (no_docstring, "has no docstring!; write a docstring that says what it does"),
+        (no_description, "write a docstring that says what it does"),
         (no_annotation, r"'x' has no type; annotate it \(for example x: str\)"),
-        (no_argument_docs, r"does not describe 'x'; add 'x: \.\.\.' under 'Args:'"),
+        (no_argument_docs, r"no description for the argument 'x'; write .* under 'Args:', a line 'name: \.\.\.'"),
+        (another_name, "describes y, which it has no parameter for"),
+        (unknown_name, "an annotation cannot be resolved"),
+        (bare_list, "no JSON form; use str, int"),
         (odd_type, "no JSON form; use str, int"),
         (int_keys, "no JSON form; use str, int"),
         (star, "cannot be given by name"),

@@ -1,6 +1,7 @@
 """Room 3, tools: what an agent can call. Read in this order:
 
     base.py       BaseTool, ToolCall, ToolResult, and `call_tool`, through which every call goes
+    arguments.py  what is wrong with a call's arguments, in one line
     function.py   @tool: a tool from a typed function
     search.py     the tool of the laptop run
 
@@ -12,11 +13,10 @@ keyword arguments, takes those it needs and ignores the rest. A `@tool` function
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from typing import Any
 
-from agent_r1.errors import ConfigError
+from agent_r1.errors import ConfigError, nearest
 from agent_r1.tool.base import (
     BaseTool,
     InvalidArgumentsError,
@@ -47,7 +47,5 @@ def make_tools(names: list[str], **resources: Any) -> dict[str, BaseTool]:
     """
     for name in names:
         if name not in TOOLS:
-            close = difflib.get_close_matches(name, TOOLS, n=1)
-            hint = f" (did you mean {close[0]!r}?)" if close else ""
-            raise ConfigError(f"unknown tool {name!r}{hint}; choose from {', '.join(sorted(TOOLS))}")
+            raise ConfigError(f"unknown tool {name!r}{nearest(name, TOOLS)}; choose from {', '.join(sorted(TOOLS))}")
     return {name: TOOLS[name](**resources) for name in names}

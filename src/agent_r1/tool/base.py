@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-import difflib
 import inspect
 import json
 import re
@@ -27,10 +26,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from agent_r1.errors import ConfigError
+from agent_r1.tool.arguments import compiled, complaint, quote
 
 if TYPE_CHECKING:
     from jsonschema import Draft202012Validator
-    from jsonschema.exceptions import ValidationError
 
 
 class ToolErrorKind(StrEnum):
@@ -133,7 +132,13 @@ class BaseTool(ABC):
     @cached_property
     def validator(self) -> Draft202012Validator:
         """The compiled schema, made once a tool: checking and compiling takes a hundred times as long as validating."""
-        return _compile(self)
+        owner = f"tool {getattr(self, 'name', None) or type(self).__name__}"
+        for attribute in ("name", "description", "parameters"):
+            if not getattr(self, attribute, None):
+                raise ConfigError(f"{owner} has no {attribute}; set it as a class attribute")
+        if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", self.name):
+            raise ConfigError(f"{owner}: a tool's name has 1 to 64 letters, digits, '_' or '-'; rename it")
+        return compiled(self.parameters, owner)
 
 
 async def call_tool(tools: dict[str, BaseTool], call: ToolCall, timeout_s: float, max_chars: int) -> ToolResult:
@@ -144,53 +149,49 @@ async def call_tool(tools: dict[str, BaseTool], call: ToolCall, timeout_s: float
     """
     start = time.perf_counter()
     tool = tools.get(call.name) if isinstance(call.name, str) else None
-    refusal = _refuse(tools, tool, call)
-    if refusal is not None:  # from here on, there is a tool
-        return _result(refusal, start, max_chars)
-    timeout_s = timeout_s if tool.timeout_s is None else tool.timeout_s
-    max_chars = max_chars if tool.max_chars is None else tool.max_chars
-    try:
-        async with asyncio.timeout(timeout_s) as deadline:
-            running = tool.execute(call.arguments) if tool.is_async else _in_thread(tool.execute, call.arguments)
-            value = await running
-            if inspect.isawaitable(value):  # an async function behind a plain decorator does not look like one
-                value = await value
-            outcome = _as_output(value)
-    except InvalidArgumentsError as error:
-        outcome = _Failure(ToolErrorKind.INVALID_ARGUMENTS, f"{tool.name}: {_safe(error)}")
-    # SystemExit is no Exception; a tool that calls sys.exit() must not end the training run.
-    except (Exception, SystemExit) as error:
-        if isinstance(error, TimeoutError) and deadline.expired():  # ours, and not one that the tool met on its way
-            outcome = _Failure(ToolErrorKind.TIME_OUT, f"{tool.name} took longer than {timeout_s:g} s; ask for less")
-        else:
-            outcome = _Failure(ToolErrorKind.TOOL_ERROR, f"{tool.name} failed: {_safe(error)}")
-    return _result(outcome, start, max_chars)
+    output, failure = ToolOutput(""), _refusal(tools, tool, call)
+    if failure is None:  # from here on, there is a tool
+        timeout_s = timeout_s if tool.timeout_s is None else tool.timeout_s
+        max_chars = max_chars if tool.max_chars is None else tool.max_chars
+        try:
+            async with asyncio.timeout(timeout_s) as deadline:
+                output = await _executed(tool, call.arguments)
+        except InvalidArgumentsError as error:
+            failure = ToolErrorKind.INVALID_ARGUMENTS, f"{tool.name}: {_safe(error)}"
+        # SystemExit is no Exception; a tool that calls sys.exit() must not end the training run.
+        except (Exception, SystemExit) as error:
+            if isinstance(error, TimeoutError) and deadline.expired():  # ours, and not one that the tool met on its way
+                failure = ToolErrorKind.TIME_OUT, f"{tool.name} took longer than {timeout_s:g} s; ask for less"
+            else:
+                failure = ToolErrorKind.TOOL_ERROR, f"{tool.name} failed: {_safe(error)}"
+    seconds = time.perf_counter() - start
+    if failure is None:
+        return ToolResult(_cut(valid_unicode(output.content), max_chars), seconds=seconds, data=output.data)
+    kind, message = failure  # short as it is; its beginning is what matters
+    return ToolResult(f"error: {_one_line(message)}"[:max_chars], ok=False, error=kind, seconds=seconds)
 
 
 # ------------------------------------------------------------------------------------------ the parts of call_tool
 
 
-@dataclass(frozen=True)
-class _Failure:
-    kind: ToolErrorKind
-    message: str
-
-
-def _refuse(tools: dict[str, BaseTool], tool: BaseTool | None, call: ToolCall) -> _Failure | None:
+def _refusal(tools: dict[str, BaseTool], tool: BaseTool | None, call: ToolCall) -> tuple[ToolErrorKind, str] | None:
     """Why this call is not even tried, or None."""
     if call.error is not None:
-        return _Failure(ToolErrorKind.MALFORMED_CALL, call.error)
+        return ToolErrorKind.MALFORMED_CALL, call.error
     if tool is None:
         known = ", ".join(sorted(tools)) or "none"
-        return _Failure(ToolErrorKind.UNKNOWN_TOOL, f"unknown tool {_quote(call.name)}; available: {known}")
-    if not isinstance(call.arguments, dict):
-        return _Failure(ToolErrorKind.INVALID_ARGUMENTS, f"{tool.name}: arguments must be an object; {_accepted(tool)}")
-    validator = tool.validator  # not within the `try`: a tool with a wrong schema is a bug of ours, which stays loud
-    try:
-        wrong = None if validator.is_valid(call.arguments) else _explain(tool, call.arguments)
-    except Exception:  # a validator gives up in many ways on lists nested a thousand deep, or a 5,000-digit number
-        wrong = f"{tool.name}: arguments are too large or nested too deeply"
-    return None if wrong is None else _Failure(ToolErrorKind.INVALID_ARGUMENTS, wrong)
+        return ToolErrorKind.UNKNOWN_TOOL, f"unknown tool {quote(call.name)}; available: {known}"
+    wrong = complaint(tool.validator, call.arguments)
+    return None if wrong is None else (ToolErrorKind.INVALID_ARGUMENTS, f"{tool.name}: {wrong}")
+
+
+async def _executed(tool: BaseTool, arguments: dict[str, Any]) -> ToolOutput:
+    value = await (tool.execute(arguments) if tool.is_async else _in_thread(tool.execute, arguments))
+    if inspect.isawaitable(value):  # an async function behind a plain decorator does not look like one
+        value = await value
+    if isinstance(value, ToolOutput):
+        return value
+    return ToolOutput(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str))
 
 
 async def _in_thread(execute: Callable[[dict[str, Any]], Any], args: dict[str, Any]) -> Any:
@@ -221,20 +222,6 @@ async def _in_thread(execute: Callable[[dict[str, Any]], Any], args: dict[str, A
     if error is not None:
         raise error
     return value
-
-
-def _as_output(value: Any) -> ToolOutput:
-    if isinstance(value, ToolOutput):
-        return value
-    return ToolOutput(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str))
-
-
-def _result(outcome: ToolOutput | _Failure, start: float, max_chars: int) -> ToolResult:
-    if isinstance(outcome, ToolOutput):
-        content = _cut(valid_unicode(outcome.content), max_chars)
-        return ToolResult(content, seconds=time.perf_counter() - start, data=outcome.data)
-    content = f"error: {_one_line(outcome.message)}"[:max_chars]  # short as it is; its beginning is what matters
-    return ToolResult(content, ok=False, error=outcome.kind, seconds=time.perf_counter() - start)
 
 
 def _cut(text: str, max_chars: int) -> str:
@@ -268,73 +255,3 @@ def _one_line(text: Any) -> str:
 def valid_unicode(text: str) -> str:
     """Without lone surrogates: JSON's "\\ud800" makes them, no UTF-8 can hold them, and tokenizers raise on them."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
-
-
-def _quote(value: Any) -> str:
-    """A value of the model's, short enough to be quoted back."""
-    plain = isinstance(value, str | float | None) or (isinstance(value, int) and abs(value) < 1e18)
-    text = repr(value) if plain else type(value).__name__  # Python refuses to print integers of 5,000 digits
-    return text if len(text) <= 40 else text[:36] + "..." + text[-1]
-
-
-def _accepted(tool: BaseTool) -> str:
-    """`accepts: query (string, required), limit (integer)`."""
-    properties, required = tool.parameters.get("properties", {}), tool.parameters.get("required", [])
-    parts = []
-    for key, schema in properties.items():
-        traits = [str(schema["type"])] if isinstance(schema, dict) and "type" in schema else []
-        traits += ["required"] if key in required else []
-        parts.append(f"{key} ({', '.join(traits)})" if traits else key)
-    return f"accepts: {', '.join(parts) or 'no arguments'}"
-
-
-def _explain(tool: BaseTool, arguments: dict[str, Any]) -> str:
-    """One line from jsonschema's findings: which key is wrong, and what is accepted."""
-    from jsonschema.exceptions import best_match
-
-    missing = [key for key in tool.parameters.get("required", []) if key not in arguments]
-    if missing:
-        return f"{tool.name}: missing argument {', '.join(map(repr, missing))}; {_accepted(tool)}"
-    properties = tool.parameters.get("properties", {})
-    unknown = [key for key in arguments if key not in properties]
-    if unknown and tool.parameters.get("additionalProperties") is False:
-        close = difflib.get_close_matches(unknown[0], properties, n=1)
-        hint = f" (did you mean {close[0]!r}?)" if close else ""
-        return f"{tool.name}: unknown argument {_quote(unknown[0])}{hint}; {_accepted(tool)}"
-    return f"{tool.name}: {_describe(best_match(tool.validator.iter_errors(arguments)))}; {_accepted(tool)}"
-
-
-def _describe(error: ValidationError) -> str:
-    key = ".".join(str(part) for part in error.absolute_path)
-    subject = f"argument {key!r}" if key else "the arguments"
-    if error.validator == "type":
-        expected = error.validator_value
-        names = expected if isinstance(expected, str) else " or ".join(expected)
-        return f"{subject} must be {names}, not {_quote(error.instance)}"
-    if error.validator == "enum":
-        return f"{subject} must be one of {', '.join(map(repr, error.validator_value))}, not {_quote(error.instance)}"
-    # Any other rule, by its name in the schema: "argument 'x' must have maximum 10, not 12".
-    return f"{subject} must have {error.validator} {error.validator_value}, not {_quote(error.instance)}"
-
-
-# ------------------------------------------------------------------------------------------------ checking a tool
-
-
-def _compile(tool: BaseTool) -> Draft202012Validator:
-    from jsonschema import Draft202012Validator
-    from jsonschema.exceptions import SchemaError
-
-    owner = f"tool {getattr(tool, 'name', None) or type(tool).__name__}"
-    for attribute in ("name", "description", "parameters"):
-        if not getattr(tool, attribute, None):
-            raise ConfigError(f"{owner} has no {attribute}; set it as a class attribute")
-    if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", tool.name):
-        raise ConfigError(f"{owner}: a tool's name has 1 to 64 letters, digits, '_' or '-'; rename it")
-    try:
-        Draft202012Validator.check_schema(tool.parameters)
-    except SchemaError as error:
-        where = ".".join(map(str, error.absolute_path)) or "its top"
-        raise ConfigError(f"{owner}: parameters is no JSON schema (at {where}: {error.message}); mend it") from None
-    if tool.parameters.get("type") != "object":
-        raise ConfigError(f'{owner}: parameters must have "type": "object", because arguments are given by name')
-    return Draft202012Validator(tool.parameters)

@@ -10,24 +10,22 @@
         \"\"\"
 
 The summary becomes the description, the annotations become the JSON schema, the lines under `Args:` describe the
-arguments, and a parameter without a default is required. What is missing is refused on the spot, when the module is
-imported, and not by a confused agent an hour later.
+arguments, and a parameter without a default is required. `transformers` reads both. What is missing is refused on the
+spot, when the module is imported, and not by a confused agent an hour later.
 """
 
 from __future__ import annotations
 
 import inspect
-import re
 import types
 import typing
 from collections.abc import Callable
 from typing import Any, Literal, Union
 
-from agent_r1.errors import ConfigError
+from agent_r1.errors import ConfigError, first_line
 from agent_r1.tool.base import BaseTool
 
-SCALARS = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
-SECTION = re.compile(r"^(Args|Returns|Raises|Yields|Examples?):[ ]*$", re.MULTILINE)
+SCALARS = (str, int, float, bool, type(None), Any, dict)
 SUPPORTED = "str, int, float, bool, None, Any, Literal[...], list[...], dict[str, ...], unions of these"
 
 
@@ -37,8 +35,7 @@ class FunctionTool(BaseTool):
     def __init__(self, function: Callable[..., Any]):
         self.function = function
         self.name = function.__name__
-        self.description, documented = _read_docstring(function)
-        self.parameters = _parameters(function, documented)
+        self.description, self.parameters = _schema(function)
         super().__init__()
 
     @property
@@ -57,64 +54,74 @@ def tool(function: Callable[..., Any]) -> FunctionTool:
     return FunctionTool(function)
 
 
-def _parameters(function: Callable[..., Any], documented: dict[str, str]) -> dict[str, Any]:
-    """The JSON schema of a function's parameters."""
+def _schema(function: Callable[..., Any]) -> tuple[str, dict[str, Any]]:
+    """Description and JSON schema of the parameters."""
+    from transformers.utils.chat_template_utils import (
+        DocstringParsingException,
+        TypeHintParsingException,
+        get_json_schema,
+        parse_google_format_docstring,
+    )
+
     owner = f"@tool {function.__name__}"
     try:
         hints = typing.get_type_hints(function)
+        _check(inspect.signature(function), hints, owner)
+        found = get_json_schema(function)["function"]
+        described = parse_google_format_docstring(inspect.getdoc(function))[1]
     except NameError as error:
         raise ConfigError(f"{owner}: an annotation cannot be resolved ({error}); import that name") from None
-    properties, required = {}, []
-    for parameter in inspect.signature(function).parameters.values():
-        name = parameter.name
+    except (DocstringParsingException, TypeHintParsingException, ValueError) as error:
+        raise ConfigError(
+            f"{owner}: {first_line(error)}; write a docstring that says what it does and, under 'Args:', a line "
+            "'name: ...' for each parameter"
+        ) from None
+    parameters = found["parameters"]
+    if strangers := described.keys() - parameters["properties"].keys():
+        raise ConfigError(
+            f"{owner}: the docstring describes {', '.join(sorted(strangers))}, which it has no parameter for; mend the name, "
+            "or, in a description that goes on, do not begin a line with 'word:'"
+        )
+    for name, schema in parameters["properties"].items():
+        schema["description"] = " ".join(schema["description"].split())
+        parameters["properties"][name] = _with_null(schema)
+    # An argument that nobody has declared is a mistake; the schema of `transformers` would let it pass.
+    closed = {"required": parameters.get("required", []), "additionalProperties": False}
+    return " ".join(found["description"].split()), {**parameters, **closed}
+
+
+def _check(signature: inspect.Signature, hints: dict[str, Any], owner: str) -> None:
+    """Refuse what `transformers` would take for an object (any class) or not say clearly."""
+    for name, parameter in signature.parameters.items():
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise ConfigError(f"{owner}: {parameter} cannot be given by name; write the parameters out one by one")
         if name not in hints:
             raise ConfigError(f"{owner}: parameter {name!r} has no type; annotate it (for example {name}: str)")
-        if name not in documented:
-            raise ConfigError(f"{owner}: the docstring does not describe {name!r}; add '{name}: ...' under 'Args:'")
-        schema = _type_schema(hints[name], f"{owner}: parameter {name!r}")
-        properties[name] = {**schema, "description": documented[name]}
-        if parameter.default is parameter.empty:
-            required.append(name)
-    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+        if not _has_json_form(hints[name]):
+            raise ConfigError(
+                f"{owner}: parameter {name!r} has the type {hints[name]}, which has no JSON form; use {SUPPORTED}"
+            )
 
 
-def _type_schema(annotation: Any, owner: str) -> dict[str, Any]:
-    """The JSON schema of one type annotation."""
-    origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
-    if annotation is Any:
-        return {}
-    if annotation in SCALARS:
-        return {"type": SCALARS[annotation]}
+def _has_json_form(hint: Any) -> bool:
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin is Literal:
-        return {"enum": list(inner)}
-    if origin in (Union, types.UnionType):
-        return {"anyOf": [_type_schema(option, owner) for option in inner]}
-    if annotation is list or origin is list:
-        return {"type": "array", "items": _type_schema(inner[0], owner) if inner else {}}
-    if annotation is dict or origin is dict and inner[0] is str:
-        return {"type": "object", "additionalProperties": _type_schema(inner[1], owner) if inner else {}}
-    raise ConfigError(f"{owner} has the type {annotation}, which has no JSON form; use {SUPPORTED}")
+        return True
+    if origin is dict:
+        return inner[0] is str and _has_json_form(inner[1])
+    if origin in (list, Union, types.UnionType):
+        return all(map(_has_json_form, inner))
+    return hint in SCALARS
 
 
-def _read_docstring(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
-    """Description (all before the first section) and the entries of `Args:`, from a Google-style docstring."""
-    doc = inspect.getdoc(function)
-    if not doc:
-        raise ConfigError(f"@tool {function.__name__} has no docstring; say there what it does, and describe 'Args:'")
-    description, *sections = SECTION.split(doc)
-    bodies = dict(zip(sections[::2], sections[1::2], strict=True))  # the headings are a group, so split() keeps them
-    entries: dict[str, str] = {}
-    current = None
-    for line in inspect.cleandoc(bodies.get("Args", "")).splitlines():
-        entry = re.match(r"(\w+)(?: *\([^)]*\))?: *(.*)", line)  # `name: text` or `name (type): text`
-        if entry:
-            current = entry[1]
-            entries[current] = entry[2].strip()
-        elif current and line.startswith(" "):  # a longer description goes on, indented
-            entries[current] = f"{entries[current]} {line.strip()}".strip()
-    description = " ".join(description.split())
-    if not description:
-        raise ConfigError(f"@tool {function.__name__}: the docstring does not say what it does; begin it with that")
-    return description, entries
+def _with_null(schema: Any) -> Any:
+    """`nullable` is OpenAPI's word for "or None". JSON schema does not know it, so None would be refused."""
+    if isinstance(schema, list):
+        return [_with_null(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    schema = {key: _with_null(value) for key, value in schema.items()}
+    if schema.pop("nullable", None) is None:
+        return schema
+    described = {key: schema.pop(key) for key in ("description",) if key in schema}
+    return {"anyOf": [schema, {"type": "null"}], **described}

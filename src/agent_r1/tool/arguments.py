@@ -1,0 +1,83 @@
+"""A tool's arguments against its JSON schema. In: what the agent wrote. Out: one line that says what is wrong, or nothing.
+
+Next: `call_tool` in base.py hands that line to the agent. It names the argument, quotes what was given, and lists what
+would be right: jsonschema's own sentences repeat the whole value, and do not say what else is accepted.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from agent_r1.errors import ConfigError, nearest
+
+if TYPE_CHECKING:
+    from jsonschema import Draft202012Validator
+    from jsonschema.exceptions import ValidationError
+
+
+def compiled(parameters: dict[str, Any], owner: str) -> Draft202012Validator:
+    """The checker of that schema. Raises ConfigError, naming `owner`, where it is none for an object."""
+    from jsonschema import Draft202012Validator
+    from jsonschema.exceptions import SchemaError
+
+    try:
+        Draft202012Validator.check_schema(parameters)
+    except SchemaError as error:
+        where = ".".join(map(str, error.absolute_path)) or "its top"
+        raise ConfigError(f"{owner}: parameters is no JSON schema (at {where}: {error.message}); mend it") from None
+    if parameters.get("type") != "object":
+        raise ConfigError(f'{owner}: parameters must have "type": "object", because arguments are given by name')
+    return Draft202012Validator(parameters)
+
+
+def complaint(validator: Draft202012Validator, arguments: Any) -> str | None:
+    """What is wrong with `arguments`, and what is accepted; None if they fit."""
+    schema = validator.schema
+    if not isinstance(arguments, dict):
+        return f"arguments must be an object; {_accepted(schema)}"
+    try:
+        return None if validator.is_valid(arguments) else f"{_wrong(validator, arguments)}; {_accepted(schema)}"
+    except Exception:  # a validator gives up in many ways on lists nested a thousand deep, or a 5,000-digit number
+        return "arguments are too large or nested too deeply"
+
+
+def quote(value: Any) -> str:
+    """A value of the model's, short enough to be quoted back."""
+    plain = isinstance(value, str | float | None) or (isinstance(value, int) and abs(value) < 1e18)
+    text = repr(value) if plain else type(value).__name__  # Python refuses to print integers of 5,000 digits
+    return text if len(text) <= 40 else text[:36] + "..." + text[-1]
+
+
+def _accepted(schema: dict[str, Any]) -> str:
+    """`accepts: query (string, required), limit (integer)`."""
+    parts = []
+    for key, value in schema.get("properties", {}).items():
+        traits = [str(value["type"])] if isinstance(value, dict) and "type" in value else []
+        traits += ["required"] if key in schema.get("required", []) else []
+        parts.append(f"{key} ({', '.join(traits)})" if traits else key)
+    return f"accepts: {', '.join(parts) or 'no arguments'}"
+
+
+def _wrong(validator: Draft202012Validator, arguments: dict[str, Any]) -> str:
+    from jsonschema.exceptions import best_match
+
+    schema = validator.schema
+    if missing := [key for key in schema.get("required", []) if key not in arguments]:
+        return f"missing argument {', '.join(map(repr, missing))}"
+    properties = schema.get("properties", {})
+    unknown = [key for key in arguments if key not in properties]
+    if unknown and schema.get("additionalProperties") is False:
+        return f"unknown argument {quote(unknown[0])}{nearest(unknown[0], properties)}"
+    return _describe(best_match(validator.iter_errors(arguments)))
+
+
+def _describe(error: ValidationError) -> str:
+    key = ".".join(str(part) for part in error.absolute_path)
+    rule, wanted = error.validator, error.validator_value
+    if rule == "type":
+        must = f"be {wanted if isinstance(wanted, str) else ' or '.join(wanted)}"
+    elif rule == "enum":
+        must = f"be one of {', '.join(map(repr, wanted))}"
+    else:  # by its name in the schema: "argument 'x' must have maximum 10, not 12"
+        must = f"have {rule} {wanted}"
+    return f"{f'argument {key!r}' if key else 'the arguments'} must {must}, not {quote(error.instance)}"
