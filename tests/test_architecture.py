@@ -28,7 +28,6 @@ STOREYS = {
 MOST_LINES = 400
 LONGER = {
     "data/tinyhop.py": "a world and its questions, read from top to bottom",
-    "search/index.py": "building in parts and looking up; smaller once FAISS's strings name the kinds",
 }
 """Files that may be longer, each with its reason."""
 

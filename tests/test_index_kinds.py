@@ -88,9 +88,9 @@ def test_an_interrupted_build_goes_on_and_a_lost_or_torn_shard_is_made_again(cor
 def test_shards_of_another_encoder_or_corpus_are_not_used(corpus, tmp_path, small_shards):
     for other, dim in ((corpus, 128), (shortened(corpus, tmp_path), 64)):
         with pytest.raises(KeyboardInterrupt):
-            build_index(other, tmp_path / "index", Counting(dim, limit=500), shards=tmp_path / "shards")
+            build_index(other, tmp_path / "other", Counting(dim, limit=500), shards=tmp_path / "shards")
         encoder = Counting()
-        build_index(corpus, tmp_path / "index", encoder, shards=tmp_path / "shards")
+        build_index(corpus, tmp_path / f"index-{dim}", encoder, shards=tmp_path / "shards")
         assert encoder.encoded == COUNT
 
 

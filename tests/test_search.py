@@ -19,13 +19,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_r1.config import DataConfig
+from agent_r1.data.build import build
 from agent_r1.data.rows import read_rows
-from agent_r1.data.tinyhop_build import build
 from agent_r1.errors import AgentR1Error, ConfigError
-from agent_r1.search.client import RemoteIndex
 from agent_r1.search.encoders import NgramEncoder, SentenceTransformerEncoder, make_encoder, prefixes
 from agent_r1.search.index import Hit, PassageIndex, build_index, recall_at_k
 from agent_r1.search.searcher import MAX_QUERY_CHARS, Searcher
+from agent_r1.search.service import RemoteIndex
 from agent_r1.tool import SearchTool, ToolCall, ToolErrorKind, call_tool, tool
 
 PASSAGES = [
@@ -249,34 +249,21 @@ def test_index_moves_with_its_folder(built, tmp_path_factory):
     assert PassageIndex.load(moved / "index").search(["Tulo"], 1)[0][0].id == "p2"
 
 
-def test_rebuilding_replaces_and_leaves_nothing_behind(built):
-    (built / ".index.partial").mkdir()  # an interrupted build
-    (built / ".index.partial" / "vectors.faiss").write_text("half")
-    write_corpus(built / "corpus.jsonl", PASSAGES[:3])
-    build_index(built / "corpus.jsonl", built / "index", NgramEncoder(128))
-    assert len(PassageIndex.load(built / "index").passages) == 3
-    assert sorted(path.name for path in built.iterdir()) == ["corpus.jsonl", "index"]
-
-
-def test_building_never_deletes_what_is_no_index(built):
-    """The data folder has a manifest.json as well."""
-    data = built / "data"
-    data.mkdir()
-    (data / "manifest.json").write_text("{}")
-    (data / "train.parquet").write_text("precious")
-    with pytest.raises(AgentR1Error, match="choose another folder"):
-        build_index(built / "corpus.jsonl", data, NgramEncoder(128))
-    assert (data / "train.parquet").read_text() == "precious"
-
-
-def test_a_failed_build_keeps_the_old_index(built):
-    class Broken(NgramEncoder):
-        def encode_passages(self, passages):
-            raise MemoryError
-
-    with pytest.raises(MemoryError):
-        build_index(built / "corpus.jsonl", built / "index", Broken(128))
+def test_an_index_that_is_there_is_left_alone(built):
+    """So is any other folder with a manifest, such as that of the data."""
+    with pytest.raises(AgentR1Error, match="is taken; .* choose another folder"):
+        build_index(built / "corpus.jsonl", built / "index", NgramEncoder(128))
     assert PassageIndex.load(built / "index").search(["Tulo"], 1)[0][0].id == "p2"
+
+
+def test_what_a_build_leaves_that_was_killed_is_no_index_and_not_in_the_way(built):
+    (built / "again").mkdir()
+    (built / "again" / "vectors.faiss").write_text("half")
+    with pytest.raises(AgentR1Error, match="is not an index"):
+        PassageIndex.load(built / "again")
+    build_index(built / "corpus.jsonl", built / "again", NgramEncoder(128))
+    assert PassageIndex.load(built / "again").search(["Tulo"], 1)[0][0].id == "p2"
+    assert sorted(path.name for path in built.iterdir()) == ["again", "corpus.jsonl", "index"]
 
 
 def test_disk_full_is_one_clear_line(built, monkeypatch):
@@ -285,7 +272,7 @@ def test_disk_full_is_one_clear_line(built, monkeypatch):
 
     monkeypatch.setattr(NgramEncoder, "save", full)
     with pytest.raises(AgentR1Error, match="No space left.*free space"):
-        build_index(built / "corpus.jsonl", built / "index", NgramEncoder(128))
+        build_index(built / "corpus.jsonl", built / "again", NgramEncoder(128))
 
 
 def damage_manifest(folder):

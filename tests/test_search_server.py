@@ -25,10 +25,10 @@ from runs import AGENT, agent, environment, main
 
 from agent_r1.config import load_config
 from agent_r1.errors import AgentR1Error
-from agent_r1.search import server
-from agent_r1.search.client import RemoteIndex
+from agent_r1.search import service
 from agent_r1.search.index import Hit
 from agent_r1.search.searcher import Searcher
+from agent_r1.search.service import RemoteIndex
 from agent_r1.tool.base import ToolCall, call_tool
 from agent_r1.tool.search import SearchTool
 from agent_r1.workspace import load_index, load_tools
@@ -52,14 +52,14 @@ class SlowIndex:
 @contextmanager
 def running(index, port=0, **settings):
     """The service over `index` in a thread of this process; its address."""
-    listener = server.open_port("127.0.0.1", port)
-    service = uvicorn.Server(uvicorn.Config(server.make_app(index, **settings), log_level="critical"))
-    thread = threading.Thread(target=service.run, kwargs={"sockets": [listener]}, daemon=True)
+    listener = service.open_port("127.0.0.1", port)
+    http = uvicorn.Server(uvicorn.Config(service.make_app(index, **settings), log_level="critical"))
+    thread = threading.Thread(target=http.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     try:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
-        service.should_exit = True
+        http.should_exit = True
         thread.join(timeout=100)
 
 
@@ -93,7 +93,7 @@ def test_the_vectors_file_is_in_memory_before_it_is_asked_for(tmp_path):
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     if share_in_memory(path) > 0.9:
         pytest.skip("this file system keeps all files in memory")
-    server.read_ahead(path)
+    service.read_ahead(path)
     assert share_in_memory(path) == 1
 
 
@@ -142,7 +142,7 @@ def test_an_answer_does_not_wait_for_an_acknowledgement():
             answer.set_result(writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
             writer.close()
 
-        answer, listener = asyncio.get_running_loop().create_future(), server.open_port("127.0.0.1", 0)
+        answer, listener = asyncio.get_running_loop().create_future(), service.open_port("127.0.0.1", 0)
         async with await asyncio.start_server(accept, sock=listener):
             with socket.create_connection(listener.getsockname()):
                 return await answer
@@ -238,7 +238,7 @@ def test_200_clients_at_once_share_batches_and_health_stays_prompt():
 
 
 def test_an_encoder_that_hangs_is_answered_in_time_and_its_queue_is_bounded(monkeypatch):
-    monkeypatch.setattr(server, "MAX_WAITING", 10)
+    monkeypatch.setattr(service, "MAX_WAITING", 10)
     with running(SlowIndex(seconds=1.5), timeout_s=0.3) as url, ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(lambda i: post(url, json={"queries": [f"{i}{j}" for j in range(4)]}), range(8)))
         assert {a.status_code for a in answers} == {503, 504}

@@ -30,7 +30,7 @@ import numpy as np
 from agent_r1.config import load_config
 from agent_r1.plan import index_memory, passages
 from agent_r1.search.index import PassageIndex, build_index
-from agent_r1.search.server import open_port, serve
+from agent_r1.search.service import open_port, serve
 from benchmarks.search_load import client
 
 ROOT = Path(__file__).parents[2]

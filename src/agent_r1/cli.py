@@ -369,16 +369,18 @@ def search_server(a: Namespace) -> None:
     # read this when they are imported, and it holds for all of their threads.
     os.environ.setdefault("OMP_NUM_THREADS", str(min(16, cores())))
     try:
-        from agent_r1.search import server
+        import fastapi  # noqa: F401
+        import uvicorn  # noqa: F401
     except ImportError as error:
         raise AgentR1Error(f"the search service needs {error.name}; run `pip install 'agent-r1[serve]'`") from None
+    from agent_r1.search import service
     from agent_r1.ui import say
     from agent_r1.workspace import load_index
 
-    listener = server.open_port(a.host, a.port)
+    listener = service.open_port(a.host, a.port)
     index = load_index(config)
     say(f"search: {len(index.passages)} passages at http://{a.host}:{a.port} (Ctrl-C ends it)")
-    server.serve(index, listener)
+    service.serve(index, listener)
 
 
 @command(

@@ -3,8 +3,8 @@
     encoders.py   text -> unit vectors
     index.py      corpus.jsonl -> a FAISS index on disk -> the nearest passages
     searcher.py   the queries of all running episodes, batched and cached
-    server.py     the same for other processes, over HTTP ...
-    client.py     ... and its other side, which looks like an index
+    service.py    the same for other processes, over HTTP: both sides
+    prebuilt.py   an index that somebody has published
 
 In comes `corpus.jsonl` of room 1 (`data/`); out go `Hit`s to the search tool of room 3 (`tool/search.py`).
 """

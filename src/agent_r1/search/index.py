@@ -13,12 +13,11 @@ a graph over all vectors, which must fit into memory. IVF,PQ keeps a few bytes a
 disk: for five million passages on a machine that trains as well. `choose_kind` knows the sizes, and what an approximation
 loses against Flat is measured when it is built.
 
-Encoding millions of passages takes hours, so it is done in shards. Each is a file that is renamed when it is whole; what
-an interrupted build has encoded is not encoded again.
+Encoding millions of passages takes hours, so it is done in shards. Each is a file that is renamed when it is whole. The
+next build takes up the shards that an interrupted one has left.
 
-The index is written beside its place and renamed into it, so a folder of that name is always a whole index. And it refuses to
-be used with a corpus or an encoder other than its own: a mixture would still return passages, only wrong ones, and the
-agent would quietly learn that searching does not help.
+The manifest is written last: a folder that has one is a whole index. It refuses to be used with a corpus or an encoder other
+than its own. A mixture would still return passages, only wrong ones, and the agent would learn that searching does not help.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from agent_r1.errors import AgentR1Error, ConfigError
-from agent_r1.files import sha256
+from agent_r1.errors import AgentR1Error, ConfigError, first_line
+from agent_r1.files import sha256, write_whole
 from agent_r1.search.encoders import Encoder, make_encoder
 from agent_r1.ui import progress
 
@@ -48,7 +47,8 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 METRIC = "inner product of unit vectors"
-FILES = {"manifest.json", "vectors.faiss", "vectors.npy", "encoder.npz"}
+MANIFEST = "manifest.json"
+FILES = {"vectors.faiss", "vectors.npy", "encoder.npz"}
 REBUILD = "delete that folder, and `agent-r1 index` builds it again"
 CHUNK = 256
 """Queries that are encoded and compared at a time; it bounds memory."""
@@ -80,50 +80,45 @@ def build_index(
     shards: Path | None = None,
     memory: float = math.inf,
 ) -> dict[str, Any]:
-    """Encode every passage of `corpus` and put the index into the folder `out`, replacing an index that is there.
+    """Encode every passage of `corpus` and put the index into the folder `out`, which has none yet.
 
     `kind` is a FAISS factory string, or auto: `choose_kind` with that many bytes of memory. `shards` is the folder for
     vectors while they are made; what is there from an interrupted build is used.
-    Returns the manifest. Raises AgentR1Error where the corpus is wrong, or `out` is no index or cannot be written.
+    Returns the manifest. Raises AgentR1Error where the corpus is wrong, or `out` is taken or cannot be written.
     """
     import faiss
 
     corpus, out = Path(corpus), Path(out)
-    if out.exists() and not (out.is_dir() and set(os.listdir(out)) <= FILES):
-        raise AgentR1Error(f"{out} holds more than an index, and building would delete it; choose another folder")
+    if (out / MANIFEST).exists():
+        raise AgentR1Error(f"{out} is taken; use it as it is, delete it, or choose another folder")
     passages, digest = _read_corpus(corpus)
     pairs = [(passage.title, passage.text) for passage in passages]
     encoder.fit(pairs)
     if kind == "auto":
         kind = choose_kind(len(pairs), encoder.dim, memory)
     empty = _empty_index(kind, encoder.dim, len(pairs))
-    made_of = {"encoder": encoder.settings, "dim": encoder.dim, "metric": METRIC, "count": len(passages)}
-    made_of["corpus_sha256"] = digest
+    made_of = {"encoder": encoder.settings, "dim": encoder.dim, "metric": METRIC, "count": len(passages),
+               "corpus_sha256": digest}  # fmt: skip
     shards = shards or out.parent / f".{out.name}.shards"
     try:
         parts = encode_corpus(pairs, encoder, shards, made_of)
-        beside = _fresh_folder(out.parent / f".{out.name}.partial")
-        encoder.save(beside)
+        out.mkdir(parents=True, exist_ok=True)
+        encoder.save(out)
         where = os.path.relpath(corpus.resolve(), out.resolve())  # relative: a run folder may be moved as a whole
         manifest = {"format": FORMAT, **made_of, "corpus": where, "index": kind}
         if kind == "Flat":
             for part in parts:
                 empty.add(np.load(part))
-            faiss.write_index(empty, str(beside / "vectors.faiss"))
+            faiss.write_index(empty, str(out / "vectors.faiss"))
         else:
-            vectors = _write_approximate(empty, parts, beside, (len(pairs), encoder.dim))
-            candidates = _read_candidates(beside, kind)
+            vectors = _write_approximate(empty, parts, out, (len(pairs), encoder.dim))
+            candidates = _read_candidates(out, kind)
             manifest["recall_at_10"] = recall_against_flat(PassageIndex(passages, candidates, vectors, encoder))
-        manifest["files"] = {path.name: sha256(path) for path in sorted(beside.iterdir())}  # for `prebuilt.py`
-        (beside / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
-        if out.exists():
-            shutil.rmtree(out)
-        beside.rename(out)
+        manifest["files"] = {path.name: sha256(path) for path in sorted(out.iterdir())}  # for `prebuilt.py`
+        write_whole(out / MANIFEST, json.dumps(manifest, indent=2) + "\n")
         shutil.rmtree(shards)
     except (OSError, RuntimeError) as error:  # FAISS reports a full disk as a RuntimeError
-        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
-        if not any(shards.glob("*.npy")):  # nothing there that the next build could use
-            shutil.rmtree(shards, ignore_errors=True)
+        reason = getattr(error, "strerror", None) or first_line(error)
         raise AgentR1Error(f"cannot write the index {out} ({reason}); free space or choose another folder") from None
     return manifest
 
@@ -143,7 +138,8 @@ def encode_corpus(pairs: list[tuple[str, str]], encoder: Encoder, folder: Path, 
     """Vectors of all passages, SHARD of them in each file of `folder`. Whole files of the same `made_of` are kept."""
     stamp, text = folder / "made_of.json", json.dumps({**made_of, "shard": SHARD}, sort_keys=True)
     if not (stamp.exists() and stamp.read_text() == text):
-        _fresh_folder(folder)
+        shutil.rmtree(folder, ignore_errors=True)  # of another corpus or encoder
+        folder.mkdir(parents=True)
         stamp.write_text(text)
     paths = [folder / f"{start // SHARD:05d}.npy" for start in range(0, len(pairs), SHARD)]
     start, made = time.monotonic(), 0
@@ -209,9 +205,8 @@ def _write_approximate(index: faiss.Index, parts: list[Path], folder: Path, shap
     ivf = index if isinstance(index, faiss.IndexIVF) else None
     if hasattr(index, "do_polysemous_training"):
         index.do_polysemous_training = False  # minutes of annealing for a filter that is not used here
-    if (
-        not index.is_trained
-    ):  # centres of cells and codes come from a sample: 64 vectors a cell, 39 for each of 256 codes
+    # Centres of cells and codes come from a sample: 64 vectors a cell, 39 for each of 256 codes.
+    if not index.is_trained:
         wanted = min(count, max(64 * ivf.nlist, 10_000) if ivf else EXACT)
         index.train(vectors[np.sort(np.random.default_rng(0).choice(count, wanted, replace=False))])
     for start in range(0, count, SHARD):
@@ -226,17 +221,12 @@ def _write_approximate(index: faiss.Index, parts: list[Path], folder: Path, shap
 
 def recall_against_flat(index: PassageIndex, k: int = 10, sample: int = 200) -> float:
     """Share of the exact `k` nearest passages that `index` finds, over queries that are titles of the corpus."""
+    import faiss
+
     chosen = np.random.default_rng(0).choice(len(index.passages), min(sample, len(index.passages)), replace=False)
     queries = index.encoder.encode_queries([index.passages[position].title for position in chosen])
     k = min(k, len(index.passages))
-    scores, best = np.zeros((len(queries), 0), np.float32), np.zeros((len(queries), 0), np.int64)
-    for start in range(0, len(index.passages), SHARD):  # the best so far against the next shard
-        block = queries @ index.vectors[start : start + SHARD].T
-        scores = np.concatenate([scores, block], axis=1)
-        places = np.broadcast_to(np.arange(start, start + block.shape[1]), block.shape)
-        best = np.concatenate([best, places], axis=1)
-        keep = np.argsort(-scores, axis=1, kind="stable")[:, :k]
-        scores, best = np.take_along_axis(scores, keep, axis=1), np.take_along_axis(best, keep, axis=1)
+    _, best = faiss.knn(queries, index.vectors, k, metric=faiss.METRIC_INNER_PRODUCT)
     found, _ = index.nearest(queries, k)
     return sum(len(set(f) & set(b)) for f, b in zip(found.tolist(), best.tolist(), strict=True)) / best.size
 
@@ -365,7 +355,7 @@ def _read_corpus(path: Path) -> tuple[list[Passage], str]:
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
-    path = folder / "manifest.json"
+    path = folder / MANIFEST
     if not path.exists():
         state = "is not an index" if folder.exists() else "does not exist"
         raise AgentR1Error(f"the index {folder} {state}; build it with `agent-r1 index`")
@@ -404,13 +394,6 @@ def _read_vectors(folder: Path, candidates: faiss.Index) -> np.ndarray:
         return np.load(folder / "vectors.npy", mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError):
         raise AgentR1Error(f"{folder / 'vectors.npy'} is missing or damaged; {REBUILD}") from None
-
-
-def _fresh_folder(path: Path) -> Path:
-    if path.exists():  # left by a build that was interrupted
-        shutil.rmtree(path)
-    path.mkdir(parents=True)
-    return path
 
 
 def _brief(settings: dict[str, Any]) -> str:

@@ -19,10 +19,9 @@ from agent_r1 import hub
 from agent_r1.errors import AgentR1Error
 from agent_r1.files import sha256
 from agent_r1.search.encoders import Encoder
-from agent_r1.search.index import FILES, FORMAT, METRIC
+from agent_r1.search.index import FILES, FORMAT, MANIFEST, METRIC
 
 PREFIX = "hub:"
-MANIFEST = "manifest.json"
 BUILD = "build one here with search.index=auto"
 REMEDY = f"name another, or {BUILD}"
 
@@ -70,7 +69,7 @@ def _read(path: Path, name: str) -> dict[str, Any]:
     try:
         manifest = json.loads(path.read_text())
         files = manifest.get("files", {})
-        sound = set(files) <= FILES - {MANIFEST} and all(isinstance(digest, str) for digest in files.values())
+        sound = set(files) <= FILES and all(isinstance(digest, str) for digest in files.values())
     except (OSError, ValueError, AttributeError, TypeError):
         sound = False
     if not sound:

@@ -1,0 +1,260 @@
+"""The search service: one index for many processes, and for agents on other machines. Both sides are in this file.
+
+    POST /search   {"queries": ["...", ...], "top_k": 3}   ->  {"results": [[{"id", "title", "text", "score"}, ...], ...]}
+    GET  /search?q=...&top_k=3                             ->  {"results": [[...]]}
+    GET  /health                                           ->  what the index is made of, and counters
+
+The serving side has two threads. One speaks HTTP and never computes, so /health and refusals are prompt however busy the
+index is. The other is the `Searcher`'s: while it encodes one batch, queries of all clients line up, and the next batch takes
+them all. Whoever can reach the port may ask, so everything has a bound: the size of a body, the number and length of queries,
+top_k, the seconds that a request may take, and the queries that may wait. By default only this machine can reach it.
+
+The asking side is `RemoteIndex`. It stands where a `PassageIndex` would stand, with a `Searcher` over it, which batches and
+caches as usual; so one event loop turn is one request, and a run samples the same tokens either way, as long as the service
+answers within `searcher.PATIENCE_S`. A service that dies in the middle of a run is waited for, and the run says so: its
+episodes stand still and go on.
+"""
+
+# Without `from __future__ import annotations`: FastAPI reads the types of the handlers, which are local to `make_app`.
+import asyncio
+import itertools
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import httpx
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+
+from agent_r1.errors import AgentR1Error, ConfigError
+from agent_r1.search.index import Hit, PassageIndex
+from agent_r1.search.searcher import MAX_QUERY_CHARS, Searcher
+from agent_r1.ui import say
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+# --------------------------------------------------------------------------------------------------------- who answers
+
+MAX_BODY = 1 << 20
+MAX_QUERIES = 256
+MAX_TOP_K = 50
+MAX_WAITING = 8192
+"""Queries of all clients together that may line up; the next ones get 503."""
+TIMEOUT_S = 30.0
+"""From the first byte of a request to the answer."""
+
+
+class SearchRequest(BaseModel):
+    """The body of POST /search."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    queries: Annotated[
+        list[Annotated[str, StringConstraints(max_length=MAX_QUERY_CHARS)]], Field(min_length=1, max_length=MAX_QUERIES)
+    ]
+    top_k: Annotated[int, Field(ge=1, le=MAX_TOP_K)] = 3
+
+
+def make_app(index: PassageIndex, timeout_s: float = TIMEOUT_S) -> "FastAPI":
+    """The service over `index`."""
+    from fastapi import FastAPI, HTTPException, Request
+
+    # No /docs: they load scripts from the web. And no traceback in an answer.
+    app = FastAPI(title="agent-r1 search", docs_url=None, redoc_url=None, openapi_url=None)
+    searcher = Searcher(index)
+
+    async def answer(queries: list[str], top_k: int) -> dict:
+        if searcher.waiting + len(queries) > MAX_WAITING:
+            raise HTTPException(503, f"{searcher.waiting} queries are waiting; ask again later", {"Retry-After": "1"})
+        found = await asyncio.gather(*(searcher.ask(query, top_k) for query in queries))
+        return {"results": [[asdict(hit) for hit in hits] for hits in found]}
+
+    def checked(validate: Callable[[Any], SearchRequest], value: Any) -> SearchRequest:
+        """A request, or 422 with where and why it is none; what was sent is not repeated."""
+        try:
+            return validate(value)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            where = ".".join(str(part) for part in first["loc"]) or "body"
+            raise HTTPException(422, f"{where}: {first['msg']}") from None
+
+    async def read(request: Request) -> SearchRequest:
+        body = b""
+        async for piece in request.stream():
+            body += piece
+            if len(body) > MAX_BODY:  # the header may lie about the length, or not give one
+                raise HTTPException(413, f"the body is larger than {MAX_BODY} bytes", {"Connection": "close"})
+        return checked(SearchRequest.model_validate_json, body)
+
+    async def in_time(work):
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await work
+        except TimeoutError:
+            raise HTTPException(504, f"no answer within {timeout_s:g} s", {"Connection": "close"}) from None
+
+    @app.post("/search")
+    async def post_search(request: Request) -> dict:
+        async def work() -> dict:
+            wanted = await read(request)
+            return await answer(wanted.queries, wanted.top_k)
+
+        return await in_time(work())
+
+    @app.get("/search")
+    async def get_search(q: str, top_k: int = 3) -> dict:
+        wanted = checked(SearchRequest.model_validate, {"queries": [q], "top_k": top_k})
+        return await in_time(answer(wanted.queries, wanted.top_k))
+
+    @app.get("/health")
+    async def health() -> dict:
+        made_of = {key: index.made_of.get(key) for key in ("encoder", "dim", "count", "corpus_sha256", "index")}
+        return {"status": "ok", **made_of, "waiting": searcher.waiting, "stats": asdict(searcher.stats)}
+
+    return app
+
+
+def open_port(host: str, port: int) -> socket.socket:
+    """The port, taken before the index is loaded. Raises AgentR1Error where somebody else has it."""
+    if not 0 <= port < 65536:
+        raise ConfigError(f"--port {port}: give a port between 1 and 65535, or 0 for a free one")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        # With the protocol by name: only then does asyncio switch off Nagle's algorithm, which holds the second half of an
+        # answer back until the first is acknowledged, for 40 ms.
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(1024)
+        return listener
+    except OSError as error:
+        reason = error.strerror or error
+        raise AgentR1Error(
+            f"cannot listen on {host}:{port} ({reason}); stop what uses it, or choose another with --port"
+        ) from None
+
+
+def read_ahead(path: str | Path) -> None:
+    """Read a file to its end, so that the system has it in memory. A query looks at some 50 vectors all over a mapped
+    file of gigabytes; from a network disk the first minutes of a run would wait for these."""
+    block = bytearray(1 << 24)
+    with open(path, "rb", buffering=0) as file:
+        while file.readinto(block):
+            pass
+
+
+def serve(index: PassageIndex, listener: socket.socket) -> None:
+    """Answer requests until SIGINT or SIGTERM."""
+    import uvicorn
+
+    if mapped := getattr(index.vectors, "filename", None):
+        threading.Thread(target=read_ahead, args=[mapped], daemon=True).start()
+    # The thread that speaks HTTP gives the interpreter up at each system call, and gets it back from the one that computes
+    # only after this long: 842 queries/s from 200 clients instead of 570 with the usual 5 ms (benchmarks/README.md).
+    sys.setswitchinterval(0.0002)
+    config = uvicorn.Config(
+        make_app(index), log_level="warning", access_log=False, timeout_keep_alive=30, timeout_graceful_shutdown=5,
+        limit_concurrency=2000, server_header=False,
+    )  # fmt: skip
+    uvicorn.Server(config).run(sockets=[listener])
+
+
+# ------------------------------------------------------------------------------------------------------------- who asks
+
+CHUNK = 128
+"""Queries in one request, of the `MAX_QUERIES` that the service takes."""
+ATTEMPTS = 4
+LONGEST_PAUSE_S = 5.0
+
+
+class RemoteIndex:
+    """Searches by asking a service. Its call blocks, as that of an index in this process does.
+
+    `timeout_s`: seconds that one request may take. `wait_s`: seconds that a search waits for a service that is gone, or
+    there again and still reading its index; `tell` is told of it. With 0 a request that took its time is not tried again.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        timeout_s: float = 30.0,
+        pause: float = 0.5,
+        wait_s: float = 0.0,
+        tell: Callable[[str], None] = say,
+    ):
+        self.url, self._pause, self._wait_s, self._tell = url.rstrip("/"), pause, wait_s, tell
+        self.deadline_s = wait_s + 2 * timeout_s if wait_s else None
+        """What a call must be given, or it is broken off while this waits. Twice: the batch before it takes time, too."""
+        self._checked: tuple[str, str] | None = None
+        # One connection, kept. `trust_env`: a proxy has no business between an agent and its search.
+        self._client = httpx.Client(base_url=self.url, timeout=httpx.Timeout(timeout_s, connect=5.0), trust_env=False)
+
+    def check(self, encoder: str, corpus_sha256: str) -> None:
+        """Raises AgentR1Error unless the service searches that corpus with that encoder."""
+        health = self._ask("GET", "/health")
+        theirs = health.get("encoder", {}).get("name"), health.get("corpus_sha256")
+        if theirs != (encoder, corpus_sha256):
+            raise AgentR1Error(
+                f"the search service at {self.url} has another index (encoder {theirs[0]}, corpus {str(theirs[1])[:8]}, "
+                f"wanted {encoder}, {corpus_sha256[:8]}); start `agent-r1 search-server` with this run's preset and overrides"
+            )
+        self._checked = encoder, corpus_sha256
+
+    def search(self, queries: list[str], top_k: int) -> list[list[Hit]]:
+        """As `PassageIndex.search`."""
+        found: list[list[Hit]] = []
+        for start in range(0, len(queries), CHUNK):
+            # A model may write half of a surrogate pair, which no JSON in UTF-8 can carry.
+            mine = [q[:MAX_QUERY_CHARS].encode("utf-8", "replace").decode() for q in queries[start : start + CHUNK]]
+            answer = self._ask("POST", "/search", {"queries": mine, "top_k": top_k}, self._wait_s)
+            try:
+                hits = [[Hit(str(h["id"]), str(h["title"]), str(h["text"]), float(h["score"])) for h in row]
+                        for row in answer["results"]]  # fmt: skip
+            except (KeyError, TypeError, ValueError) as error:
+                raise AgentR1Error(f"{self.url} answers in another form ({error!r}); is it a search service?") from None
+            if len(hits) != len(mine):
+                raise AgentR1Error(f"{self.url} answered {len(hits)} of {len(mine)} queries; is it a search service?")
+            found += hits
+        return found
+
+    def _ask(self, method: str, path: str, body: Any = None, wait_s: float = 0.0) -> dict[str, Any]:
+        """One request; tried again while the service is not there, or has too much to do."""
+        until, told = time.monotonic() + wait_s, False
+        for attempt in itertools.count(1):
+            try:
+                response = self._client.request(method, path, json=body)
+                if response.status_code != 503:
+                    break
+                problem, in_vain = "is overloaded", False
+            except httpx.TransportError as error:
+                problem = f"does not answer ({str(error) or type(error).__name__})"
+                in_vain = isinstance(error, httpx.TimeoutException)
+            if in_vain or attempt >= ATTEMPTS:
+                if time.monotonic() >= until:
+                    self._wait_s = 0.0  # once is enough; the next search says so soon
+                    raise AgentR1Error(
+                        f"the search service at {self.url} {problem}; start it with `agent-r1 search-server`"
+                    )
+                if not told:
+                    told = True
+                    self._tell(
+                        f"the search service at {self.url} does not answer; waiting for it, up to {wait_s:.0f} s: start "
+                        "it again with `agent-r1 search-server` and this run's preset and overrides"
+                    )
+            time.sleep(min(self._pause * 2 ** (attempt - 1), LONGEST_PAUSE_S))
+        if told:
+            if self._checked:
+                self.check(*self._checked)  # it may have been started for another run
+            self._tell(f"the search service at {self.url} answers again")
+        try:
+            answer = response.json()
+        except ValueError:
+            answer = None
+        if response.status_code != 200 or not isinstance(answer, dict):
+            detail = answer.get("detail") if isinstance(answer, dict) else response.text[:100]
+            raise AgentR1Error(f"the search service at {self.url} refused ({response.status_code}: {detail})")
+        return answer
