@@ -11,8 +11,8 @@ import sys
 from collections import Counter
 
 from agent_r1.config import Config, load_config
+from agent_r1.data.build import SPLITS
 from agent_r1.data.rows import read_corpus
-from agent_r1.data.tinyhop_build import SPLITS
 from agent_r1.training.cold_start import demonstrations, lookups_of
 from agent_r1.workspace import Workspace, load_index, load_rows, load_tools
 

@@ -18,8 +18,8 @@ import torch
 from filelock import FileLock
 
 from agent_r1.config import Config, DataConfig, ModelConfig, load_config
+from agent_r1.data.build import build
 from agent_r1.data.rows import read_rows
-from agent_r1.data.tinyhop_build import build
 from agent_r1.env import AgentEnv
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.episode import AgentEnvLoop, Limits, Task

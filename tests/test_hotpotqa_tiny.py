@@ -16,7 +16,7 @@ from hotpotqa_tiny import make
 from runs import ROOT, TINY, curve, killed_at, leftovers, main, rollouts, speedrun, steps, tree, weights
 
 from agent_r1.config import load_config
-from agent_r1.data import qa_build
+from agent_r1.data.build import build
 from agent_r1.data.rows import read_corpus, read_rows
 from agent_r1.errors import ConfigError
 from agent_r1.rollout.episode import Task, make_loop, run_episodes
@@ -96,7 +96,7 @@ def world(files, tmp_path_factory):
     """Configuration, training rows, passages and tools of a data set of 160 questions."""
     sizes = ["data.train=120", "data.val=8", "data.test=32", "data.cold=240", "rollout.max_context=512"]
     config, folder = load_config("hotpotqa-tiny", [f"data.source={files}", *sizes]), tmp_path_factory.mktemp("world")
-    qa_build.build(config.data, 0, folder / "data", folder)
+    build(config.data, 0, folder / "data")
     corpus = folder / "data" / "corpus.jsonl"
     build_index(corpus, folder / "index", make_encoder("ngram", config.search.dim))
     tools = make_tools(["search"], searcher=Searcher(PassageIndex.load(folder / "index", corpus)), top_k=2)

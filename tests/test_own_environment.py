@@ -16,9 +16,8 @@ from runs import curve, main
 from test_env import CapitalEnv, GuessTheNumber, capital
 
 from agent_r1.config import load_config
-from agent_r1.data.folder import make_folder
-from agent_r1.data.rows import Passage, write_corpus, write_rows
-from agent_r1.data.tinyhop_build import FILES
+from agent_r1.data.build import SPLITS
+from agent_r1.data.rows import Passage, make_folder, write_corpus, write_rows
 from agent_r1.env import ENVIRONMENTS
 from agent_r1.tool import TOOLS
 from agent_r1.workspace import Workspace
@@ -60,7 +59,8 @@ def home(request, tmp_path, monkeypatch, micro_model):
         write_corpus(folder / "corpus.jsonl", [Passage("p", "Paris", "Paris is a city.")])
         return {}
 
-    make_folder(Workspace.of(config).data, write, FILES)
+    files = [*(f"{split}.parquet" for split in SPLITS), "corpus.jsonl"]
+    make_folder(Workspace.of(config).data, write, files)
     return env, tmp_path, ["--preset=smoke", "--run=mine", *settings]
 
 

@@ -413,7 +413,7 @@ def test_every_key_that_is_shown_is_written(produced, tmp_path, monkeypatch):
             board.step(metrics)
         screen = "\n".join(line.plain for line in board._view().renderables)
         missing = [gauge.label for gauge in dashboard.GAUGES if gauge.label not in screen]
-        assert missing == ["evidence found"]  # TinyHop names no supporting titles; tests/test_hotpotqa.py measures it
+        assert missing == ["evidence found"]  # TinyHop names no supporting titles; tests/test_published.py measures it
         assert "Ctrl-C finishes the step and saves" in screen
     # verl alone computes these; tests/test_verl_train.py finds them there.
     unwritten = asked - {"val/em", "episode/evidence"} - {key for line in lines for key in line}

@@ -21,12 +21,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_r1.config import DataConfig
-from agent_r1.data import tinyhop, tinyhop_build
-from agent_r1.data.rows import Passage, read_corpus, read_rows, write_corpus
+from agent_r1.data import build as building
+from agent_r1.data import tinyhop
+from agent_r1.data.build import SPLITS, build
+from agent_r1.data.rows import Passage, read_corpus, read_rows, verify, write_corpus, write_rows
 from agent_r1.data.tinyhop import KINDS, RELATIONS, Chain, Same, Which, World, make_questions, make_world, solve
-from agent_r1.data.tinyhop_build import FILES, SPLITS, build, verify
 from agent_r1.errors import AgentR1Error, ConfigError
 
+FILES = (*(f"{split}.parquet" for split in SPLITS), "corpus.jsonl")
 SMALL = DataConfig(train=600, val=60, test=100, entities=160, cold=400, cold_entities=300)
 
 
@@ -389,7 +391,7 @@ def test_same_seed_same_bytes(folder, tmp_path):
     """Also in another process with another order of sets."""
     script = (
         "import sys; from pathlib import Path; from agent_r1.config import DataConfig\n"
-        "from agent_r1.data.tinyhop_build import build\n"
+        "from agent_r1.data.build import build\n"
         "build(DataConfig(train=600, val=60, test=100, entities=160, cold=400, cold_entities=300), 3, Path(sys.argv[1]))"
     )
     path = os.pathsep.join(sys.path)
@@ -417,7 +419,7 @@ def test_a_failed_build_leaves_nothing(tmp_path, monkeypatch):
     def no_space(path, passages):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(tinyhop_build, "write_corpus", no_space)
+    monkeypatch.setattr(building, "write_corpus", no_space)
     with pytest.raises(AgentR1Error, match="No space left.*free some space"):
         build(SMALL, seed=0, out=tmp_path / "data")
     assert not list(tmp_path.iterdir())
@@ -480,7 +482,7 @@ def test_damaged_rows_are_reported(copy):
         read_rows(path)
     with pytest.raises(AgentR1Error, match="does not exist"):
         read_rows(copy / "no.parquet")
-    tinyhop_build.write_rows(path, [{"prompt": "hello"}])
+    write_rows(path, [{"prompt": "hello"}])
     with pytest.raises(AgentR1Error, match="lacks the columns data_source"):
         read_rows(path)
 

@@ -19,8 +19,8 @@ from conftest import VOCAB, random_model
 from runs import tree
 
 from agent_r1.config import fingerprint, load_config
+from agent_r1.data.build import build
 from agent_r1.data.rows import read_rows
-from agent_r1.data.tinyhop_build import build
 from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.rollout import qwen
 from agent_r1.training.batches import prompts_of_step

@@ -147,7 +147,7 @@ def checkpoint(config: Config, shape: Shape) -> float:
 
 def passages(config: Config) -> int:
     """Passages to search in. The questions' own are few; of a file of the user's own nothing is known here."""
-    return {"beir-hotpotqa": 5_233_329, "kilt": 22_000_000}.get(config.data.corpus, 0)
+    return {"beir-hotpotqa": 5_233_329}.get(config.data.corpus, 0)
 
 
 def width(config: Config) -> int:

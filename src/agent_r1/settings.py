@@ -66,8 +66,8 @@ class DataConfig(Section):
     source: InFingerprintIfChanged[str | None] = None
     """Real data sets only: a folder with the published files, or one such file, instead of the Hugging Face hub."""
     corpus: InFingerprintIfChanged[str] = "contexts"
-    """Real data sets only: contexts (the questions' own paragraphs) | beir-hotpotqa (5.2 M abstracts) | kilt (the whole
-    Wikipedia of 2019) | a JSONL file."""
+    """Real data sets only: contexts (the questions' own paragraphs) | beir-hotpotqa (5.2 M abstracts) | a JSONL
+    file."""
     skip_bad: InFingerprintIfChanged[bool] = False
     """Leave corrupt records out instead of refusing the file."""
 

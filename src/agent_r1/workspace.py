@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING
 
 from agent_r1 import hub
 from agent_r1.config import Config, fingerprint
-from agent_r1.data.folder import read_manifest
-from agent_r1.data.rows import read_rows
-from agent_r1.data.tinyhop_build import build, verify
+from agent_r1.data.build import build
+from agent_r1.data.rows import read_manifest, read_rows, verify
 from agent_r1.errors import AgentR1Error
 from agent_r1.files import locked
 from agent_r1.search import prebuilt
@@ -33,7 +32,7 @@ from agent_r1.types import Row
 from agent_r1.ui import say
 
 if TYPE_CHECKING:
-    from agent_r1.search.client import RemoteIndex
+    from agent_r1.search.service import RemoteIndex
 
 
 @dataclass(frozen=True)
@@ -122,32 +121,21 @@ def _clear_parts(target: Path) -> None:
 def make_data(config: Config) -> None:
     """Stage: questions and passages."""
     workspace = Workspace.of(config)
-    if config.data.name != "tinyhop":
-        return _make_real_data(config, workspace)
+    tinyhop = config.data.name == "tinyhop"
 
     def make(part: Path) -> str:
-        splits = build(config.data, config.seed, part, config.env.name)["splits"]
-        return ", ".join(
-            f"{name} {s['questions']} questions in a world of {s['entities']}" for name, s in splits.items()
-        )
-
-    stage("data: a world made from nothing", workspace.data, make)
-    verify(workspace.data)
-
-
-def _make_real_data(config: Config, workspace: Workspace) -> None:
-    from agent_r1.data import qa_build
-
-    def make(part: Path) -> str:
-        manifest = qa_build.build(config.data, config.seed, part, workspace.data.parent / "downloads", config.env.name)
-        counts = ", ".join(f"{name} {s['questions']}" for name, s in manifest["splits"].items())
-        skipped = manifest["skipped"]
+        manifest = build(config.data, config.seed, part, config.env.name)
+        splits = manifest["splits"].items()
+        if tinyhop:
+            return ", ".join(f"{name} {s['questions']} questions in a world of {s['entities']}" for name, s in splits)
+        counts, skipped = ", ".join(f"{name} {s['questions']}" for name, s in splits), manifest["skipped"]
         few = ", ".join(skipped[:3]) + (", ..." if len(skipped) > 3 else "")
         bad = f"; left out {len(skipped)} corrupt records: {few}" if skipped else ""
         return f"questions: {counts}; corpus: {config.data.corpus}{bad}"
 
-    stage(f"data: {config.data.name} from {config.data.source or 'the hub'}", workspace.data, make)
-    qa_build.verify(workspace.data)
+    title = "a world made from nothing" if tinyhop else f"{config.data.name} from {config.data.source or 'the hub'}"
+    stage(f"data: {title}", workspace.data, make)
+    verify(workspace.data)
 
 
 def make_index(config: Config) -> None:
@@ -211,7 +199,7 @@ def load_index(config: Config) -> PassageIndex:
 
 def remote_index(config: Config, tell: Callable[[str], None] = say) -> RemoteIndex:
     """The service at search.url. Raises AgentR1Error unless it has the index that this configuration would build."""
-    from agent_r1.search.client import RemoteIndex
+    from agent_r1.search.service import RemoteIndex
 
     # Half of an episode's time: whoever waits in vain should hear why, and not that the episode took too long.
     wait_s = config.env.episode_timeout_s / 2

@@ -1,21 +1,24 @@
-"""Rows and passages on disk: the two formats that every data set of this project is written in.
+"""A data set on disk: rows, passages, and the folder that holds them.
 
-In: `Row`s (types.py) and `Passage`s of a data set such as TinyHop. Out: `*.parquet` with verl's keys, so that
-the local loop and verl read the same file, and `corpus.jsonl`. Next: `search/` indexes the passages, `env/` opens an
-episode on each row.
+In: `Row`s (types.py) and `Passage`s of a data set such as TinyHop. Out: a folder, made whole or not at all, with
+`*.parquet` in verl's keys (the local loop and verl read the same file), `corpus.jsonl`, and a manifest that holds the hash
+of every file. Next: `search/` indexes the passages, `env/` opens an episode on each row.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+import shutil
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from agent_r1.errors import AgentR1Error, first_line
+from agent_r1.files import sha256
 from agent_r1.types import Row
 
 ROW_KEYS = ("data_source", "prompt", "ability", "reward_model", "extra_info", "agent_name", "env_kwargs")
@@ -81,3 +84,66 @@ def _parse_passage(line: bytes, where: str) -> Passage:
     if not all(isinstance(field, str) for field in fields):
         raise AgentR1Error(f"{where}: a passage needs the strings id, title and text; {REMEDY}")
     return Passage(*fields)
+
+
+# ------------------------------------------------------------------------------------------------------- the folder
+
+FORMAT = 2
+"""Version of the folder's layout; raised when old data must be made again. The rows of format 1 asked for the search tool
+alone, whatever env.tools said."""
+MANIFEST = "manifest.json"
+
+
+def make_folder(out: Path, write: Callable[[Path], dict[str, Any]], files: Iterable[str]) -> dict[str, Any]:
+    """Let `write` put `files` into the new folder `out`; return what it returned, with format and hashes, as manifest.
+
+    Everything is written beside `out` and renamed at the end: a folder of that name is complete. Raises AgentR1Error if
+    `out` exists or cannot be written.
+    """
+    partial = out.parent / f".{out.name}.partial"
+    try:
+        if out.exists():
+            raise AgentR1Error(f"{out} exists already; use it as it is, or delete it to make the data again")
+        shutil.rmtree(partial, ignore_errors=True)  # what an interrupted call may have left
+        partial.mkdir(parents=True)
+        manifest = {"format": FORMAT} | write(partial) | {"files": {name: sha256(partial / name) for name in files}}
+        (partial / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
+        partial.rename(out)
+    except OSError as error:
+        raise AgentR1Error(
+            f"cannot write {out} ({error.strerror or error}); free some space or choose a folder that you may write to"
+        ) from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return manifest
+
+
+def verify(out: Path) -> dict[str, Any]:
+    """Hash every file of a data set again and return its manifest. Raises AgentR1Error naming what does not fit.
+
+    A local source that is still there must be the one that the data was made of.
+    """
+    manifest = read_manifest(out)
+    for name, digest in manifest["files"].items():
+        if not (out / name).is_file():
+            raise AgentR1Error(f"{out / name} is missing; {REMEDY}")
+        if sha256(out / name) != digest:
+            raise AgentR1Error(f"{out / name} is not the file that was made (its hash differs); {REMEDY}")
+    for name, digest in manifest.get("sources", {}).items():
+        if Path(name).is_file() and sha256(Path(name)) != digest:
+            raise AgentR1Error(f"{name} has changed since {out} was made of it; delete that folder to make it again")
+    return manifest
+
+
+def read_manifest(out: Path) -> dict[str, Any]:
+    """The manifest of a data set. Raises AgentR1Error where it is missing, damaged or of another version."""
+    try:
+        manifest = json.loads((out / MANIFEST).read_text())
+        version, _ = manifest["format"], dict(manifest["files"])
+    except OSError as error:
+        raise AgentR1Error(f"{out / MANIFEST} cannot be read ({error.strerror}); {REMEDY}") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise AgentR1Error(f"{out / MANIFEST} is damaged ({type(error).__name__}); {REMEDY}") from None
+    if version != FORMAT:
+        raise AgentR1Error(f"{out} has data of format {version}, and this version reads {FORMAT}; {REMEDY}")
+    return manifest

@@ -1,7 +1,7 @@
 """TinyHop: a small world made from nothing, and questions that take one, two or three searches to answer.
 
 In: a random generator and sizes. Out: a `World` (its passages are the corpus) and `Question`s, each with the lookups
-that an ideal agent would make. Next: `tinyhop_build.py` writes both to disk.
+that an ideal agent would make. Next: `build.py` writes both to disk.
 
 Why a made-up world? Because nobody can know it by heart: each split has a world of its own, and no name occurs in two of
 them. No training question and no demonstration is about the test world. Its passages are in the index all the same, and

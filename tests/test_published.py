@@ -1,12 +1,14 @@
-"""Room 1, real questions: HotpotQA from its published files and from the hub to rows, corpus and index; what is corrupt."""
+"""Room 1, published questions: from files and from the hub to rows, corpus and index; what is corrupt."""
 
 from __future__ import annotations
 
 import asyncio
+import fnmatch
 import json
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import datasets
 import huggingface_hub
@@ -18,14 +20,14 @@ from qa_files import hotpotqa, hub_form, musique, twowiki, write_json, write_jso
 from runs import main, tree
 
 from agent_r1.config import DATASETS, DataConfig, fingerprint, load_config
-from agent_r1.data import qa_build
-from agent_r1.data.hotpotqa import DISTRACTOR, FULLWIKI, parse
-from agent_r1.data.musique import MUSIQUE
+from agent_r1.data import corpora
+from agent_r1.data.build import build
 from agent_r1.data.prompts import INSTRUCTIONS
-from agent_r1.data.qa_build import FILES, build, verify
-from agent_r1.data.rows import ROW_KEYS, read_corpus, read_rows
-from agent_r1.data.twowiki import TWOWIKI
+from agent_r1.data.published import DATASETS as PUBLISHED
+from agent_r1.data.published import BadRecord, hotpotqa_record, musique_record
+from agent_r1.data.rows import ROW_KEYS, read_corpus, read_rows, verify
 from agent_r1.errors import AgentR1Error, ConfigError
+from agent_r1.reward.qa import qa_outcome
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.episode import Task, make_loop, run_episodes
 from agent_r1.rollout.evaluate import eval_card
@@ -35,12 +37,15 @@ from agent_r1.search.searcher import Searcher
 from agent_r1.tool import make_tools
 from agent_r1.types import Sampling
 
+DISTRACTOR, FULLWIKI, TWOWIKI, MUSIQUE = (
+    PUBLISHED[name] for name in ("hotpotqa", "hotpotqa-fullwiki", "twowiki", "musique")
+)
 SIZES = {"name": "hotpotqa", "train": 40, "val": 8, "test": 12}
 
 
 def made(tmp_path: Path, source: Path, folder: str = "data", seed: int = 0, **changes) -> Path:
     config = DataConfig(**{**SIZES, "source": str(source)} | changes)
-    build(config, seed, tmp_path / folder, tmp_path / "downloads")
+    build(config, seed, tmp_path / folder)
     return tmp_path / folder
 
 
@@ -62,7 +67,7 @@ def published(tmp_path) -> Path:
 
 
 def test_one_record_by_hand():
-    record = parse(hotpotqa()[0])
+    record = hotpotqa_record(hotpotqa()[0])
     assert (record.question, record.answers) == ("Where was the author of Pride and Prejudice born?", ["Steventon"])
     assert (record.kind, record.hops) == ("bridge", 2)
     assert record.supporting == ["Pride and Prejudice", "Jane Austen"] and len(record.paragraphs) == 10
@@ -70,7 +75,35 @@ def test_one_record_by_hand():
 
 
 def test_the_hubs_form_is_the_same_record():
-    assert [parse(hub_form(record)) for record in hotpotqa()] == [parse(record) for record in hotpotqa()]
+    assert [hotpotqa_record(hub_form(r)) for r in hotpotqa()] == [hotpotqa_record(r) for r in hotpotqa()]
+
+
+def test_a_bridge_comparison_of_2wiki_takes_four_hops():
+    four = [["A", 0], ["B", 1], ["C", 0], ["D", 2], ["A", 1]]
+    record = TWOWIKI.parse({**twowiki()[0], "type": "bridge_comparison", "supporting_facts": four})
+    assert (record.kind, record.hops, record.supporting) == ("bridge_comparison", 4, ["A", "B", "C", "D"])
+
+
+def test_published_names_and_kinds_of_2wiki(tmp_path):
+    write_json(tmp_path / "2wiki" / "train.json", twowiki()[:14])
+    write_json(tmp_path / "2wiki" / "dev.json.gz", twowiki()[14:])
+    folder = made(tmp_path, tmp_path / "2wiki", name="twowiki", train=10, val=4, test=0)
+    assert verify(folder)["splits"]["test"] == {"questions": 10, "kinds": {"compositional": 10}}
+    assert {row["data_source"] for row in rows_of(folder)["test"]} == {"twowiki"}
+
+
+def test_one_record_of_musique_by_hand():
+    record = musique_record(musique()[1])
+    assert record.answers == ["London", "London, Earth"] and (record.kind, record.hops) == ("2hop", 2)
+    assert record.supporting == ["Frankenstein", "Mary Shelley"] and len(record.paragraphs) == 4
+
+
+def test_an_alias_is_an_answer(tmp_path):
+    source = write_jsonl(tmp_path / "musique.jsonl.gz", musique())
+    rows = rows_of(made(tmp_path, source, name="musique", train=12, val=4, test=8))
+    (row,) = (r for found in rows.values() for r in found if "Frankenstein" in r["prompt"][-1]["content"])
+    reward, _, metrics = qa_outcome("london, earth", True, list(row["reward_model"]["ground_truth"]), 0.2)
+    assert reward == 1 and metrics["em"] == 1
 
 
 def test_rows_have_verls_keys_and_one_prompt(tmp_path, one_file):
@@ -123,7 +156,11 @@ def test_corpus_of_contexts_holds_every_paragraph_once(tmp_path, one_file):
 def test_manifest_says_where_it_is_from_and_verify_sees_every_change(tmp_path, one_file):
     folder = made(tmp_path, one_file)
     manifest = verify(folder)
-    assert manifest["seed"] == 0 and manifest["skipped"] == [] and set(manifest["files"]) == set(FILES)
+    assert (
+        manifest["seed"] == 0
+        and manifest["skipped"] == []
+        and set(manifest["files"]) == {"train.parquet", "val.parquet", "test.parquet", "corpus.jsonl"}
+    )
     assert manifest["splits"]["train"]["questions"] == 40 and list(manifest["sources"]) == [str(one_file)]
     with (folder / "corpus.jsonl").open("a") as file:
         file.write("\n")
@@ -180,6 +217,32 @@ def test_a_corrupt_record_is_named_and_left_out_only_when_asked(tmp_path, damage
     assert len(verify(folder)["skipped"]) == 1 and "record 17" in verify(folder)["skipped"][0]
 
 
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"answerable": False}, "without an answer; take MuSiQue-Ans"),
+        ({"id": "hop2__1"}, "does not begin with its number of hops"),
+        ({"answer_aliases": [1]}, "answer_aliases are no strings"),
+        ({"paragraphs": []}, "no paragraphs"),
+        ({"paragraphs": [{"title": "A", "paragraph_text": "x", "is_supporting": False}]}, "no supporting paragraph"),
+        ({"paragraphs": [{"title": "A", "is_supporting": True}]}, "no paragraph_text"),
+    ],
+)
+def test_what_is_wrong_with_a_record_of_musique(change, reason):
+    with pytest.raises(BadRecord, match=reason):
+        musique_record(musique()[0] | change)
+
+
+def test_a_broken_line_is_named_by_its_number(tmp_path):
+    source = write_jsonl(tmp_path / "musique.jsonl", musique())
+    lines = source.read_text().splitlines()
+    source.write_text("\n".join([*lines[:4], lines[4][:-30], *lines[5:]]) + "\n")
+    sizes = {"name": "musique", "train": 12, "val": 4, "test": 7}
+    with pytest.raises(AgentR1Error, match=r"1 of 24 records are corrupt: line 5 \(no JSON\)"):
+        made(tmp_path, source, **sizes)
+    assert verify(made(tmp_path, source, skip_bad=True, **sizes))["skipped"] == [f"{source}: line 5 (no JSON)"]
+
+
 def test_a_file_of_another_form_is_told_all_that_it_lacks(tmp_path):
     mine = write_jsonl(tmp_path / "mine.jsonl", [{"question": "17 + 4?", "answer": "21"}] * 72)
     with pytest.raises(AgentR1Error, match=r"line 1 \(no type, no supporting_facts, no context\)"):
@@ -230,9 +293,7 @@ def test_a_source_that_is_not_there(tmp_path, published):
     (published / "hotpot_train_v1.1.json").unlink()
     with pytest.raises(AgentR1Error, match=r"has no hotpot_train_v1.1.json \(or hotpot_train_v1.1.json.gz\)"):
         made(tmp_path, published)
-    with pytest.raises(
-        ConfigError, match="neither a file nor one of contexts, beir-hotpotqa, kilt .did you mean 'contexts'"
-    ):
+    with pytest.raises(ConfigError, match="neither a file nor one of contexts, beir-hotpotqa .did you mean 'contexts'"):
         made(tmp_path, write_json(tmp_path / "x.json", hotpotqa()), corpus="context")
 
 
@@ -267,7 +328,7 @@ def hub(monkeypatch, tmp_path):
 
 
 def from_hub(tmp_path, name="data", **changes) -> Path:
-    build(DataConfig(**SIZES | {"test": 0} | changes), 0, tmp_path / name, tmp_path / "downloads")
+    build(DataConfig(**SIZES | {"test": 0} | changes), 0, tmp_path / name)
     return tmp_path / name
 
 
@@ -281,7 +342,7 @@ def test_fullwiki_is_another_configuration_of_the_same(hub):
     records = [hub_form(record) for record in hotpotqa()]
     publish(hub / FULLWIKI.hub, "fullwiki", train=records[:56], validation=records[40:56])
     folder = hub / "data"
-    build(DataConfig(**SIZES | {"name": "hotpotqa-fullwiki"}), 0, folder, hub / "downloads")
+    build(DataConfig(**SIZES | {"name": "hotpotqa-fullwiki"}), 0, folder)
     held_out = {row["prompt"][-1]["content"] for row in rows_of(folder)["test"]}
     assert held_out <= {record["question"] for record in records[40:56]}
 
@@ -294,7 +355,7 @@ def test_the_other_two_come_from_the_hub_as_from_files(hub, dataset, records):
         (write_json if dataset is TWOWIKI else write_jsonl)(hub / "files" / dataset.files[split], part)
     sizes = {"name": name, "train": 10, "val": 4, "test": 6}
     for folder, source in (("from-hub", None), ("from-files", str(hub / "files"))):
-        build(DataConfig(**sizes, **({"source": source} if source else {})), 0, hub / folder, hub / "downloads")
+        build(DataConfig(**sizes, **({"source": source} if source else {})), 0, hub / folder)
     assert rows_of(hub / "from-hub") == rows_of(hub / "from-files")
 
 
@@ -314,6 +375,49 @@ def test_no_network_and_no_package_are_one_line_with_the_way_around(tmp_path, hu
 
 
 # --------------------------------------------------------------------------------------------------------- other corpora
+
+
+@pytest.fixture
+def beir(tmp_path, monkeypatch):
+    """The hub's copy of BEIR's corpus: 50 passages in two files, in the form and under the names that it has there."""
+    place = tmp_path / "server" / "corpus" / "corpus"
+    place.mkdir(parents=True)
+    for number, start in enumerate((0, 30)):
+        rows = [{"_id": str(i), "title": f"T{i}", "text": "" if i == 7 else "x"} for i in range(start, 50)[:30]]
+        pq.write_table(pa.Table.from_pylist(rows), place / f"{number:04d}.parquet")
+    asked = []
+
+    def snapshot_download(repo_id, *, repo_type, revision, allow_patterns) -> str:
+        asked.append((repo_id, repo_type, revision, allow_patterns))
+        return str(tmp_path / "server")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    return SimpleNamespace(place=place, asked=asked)
+
+
+def test_beirs_corpus_comes_from_the_hub(tmp_path, beir, one_file, monkeypatch):
+    monkeypatch.setattr(corpora.beir_hotpotqa, "__defaults__", (50,))
+    found = list(read_corpus(made(tmp_path, one_file, corpus="beir-hotpotqa") / "corpus.jsonl"))
+    assert [(p.id, p.title, p.text) for p in found] == [(str(i), f"T{i}", "" if i == 7 else "x") for i in range(50)]
+    ((name, kind, revision, patterns),) = beir.asked
+    assert (name, kind, revision) == ("BeIR/hotpotqa", "dataset", "refs/convert/parquet")
+    assert all(fnmatch.fnmatch(str(p.relative_to(tmp_path / "server")), patterns[0]) for p in beir.place.iterdir())
+
+
+def test_a_copy_on_the_hub_that_is_not_whole(beir, monkeypatch):
+    with pytest.raises(AgentR1Error, match="has 50 passages and 51 are published; delete it"):
+        list(corpora.beir_hotpotqa(51))
+    second = beir.place / "0001.parquet"
+    second.write_bytes(second.read_bytes()[:-100])
+    with pytest.raises(AgentR1Error, match="server cannot be read .*delete it"):
+        list(corpora.beir_hotpotqa(50))
+
+    def offline(*_, **__):
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", offline)
+    with pytest.raises(AgentR1Error, match=r"ConnectionError: no route.*corpus.jsonl with data.corpus=FILE"):
+        list(corpora.beir_hotpotqa(50))
 
 
 def test_a_corpus_in_beirs_wiki18s_and_our_form(tmp_path, one_file):
@@ -457,4 +561,4 @@ def test_settings_that_make_no_sense_together(override, says):
 
 
 def test_every_data_set_has_a_reader():
-    assert set(DATASETS) == {"tinyhop", *qa_build.DATASETS}
+    assert set(DATASETS) == {"tinyhop", *PUBLISHED}

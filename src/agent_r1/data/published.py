@@ -1,16 +1,19 @@
-"""Records of published question sets: read, validated, counted.
+"""Published question sets: their forms, read from local files or from the Hugging Face hub, and checked.
 
-In: a local file in a published format, or a data set on the Hugging Face hub. Out: `Record`s, the same whichever it was.
-Next: `hotpotqa.py`, `twowiki.py` and `musique.py` say what one record looks like; `qa_build.py` makes rows of them.
+In: a local file in a published form, or a data set on the hub. Out: `Record`s, the same whichever it was. Next: `build.py`
+makes rows of them.
 
 A downloaded file is taken at nobody's word: every record is checked, and one that does not fit is counted and named. It
-is left out only where the user asked for that.
+is left out only where the user asked for that. This is why local files are read here and not by `datasets`: it types whole
+columns, so that HotpotQA's own form (pairs of a string and a number) and a file with one corrupt line do not load at all.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import json
+import re
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -223,3 +226,98 @@ def paragraphs_of(record: dict[str, Any]) -> list[tuple[str, str]]:
 def supporting_of(record: dict[str, Any]) -> list[str]:
     """Different titles of `supporting_facts`, in order."""
     return list(dict.fromkeys(title.strip() for title, _ in paired(record, "supporting_facts", "sent_id")))
+
+
+# ------------------------------------------------------------------------------------------------- the question sets
+
+
+def hotpotqa_record(record: Any) -> Record:
+    """HotpotQA (Yang et al. 2018): questions over two Wikipedia paragraphs, ten paragraphs with each.
+
+        {"_id": "5a7a...", "question": "...", "answer": "...", "type": "bridge", "level": "hard",
+         "supporting_facts": [["Title", 0], ...], "context": [["Title", ["First sentence.", " Second."]], ...]}
+
+    In the distractor setting the ten paragraphs hold the answer; in fullwiki they are what a retriever found, so a corpus
+    of contexts lacks some answers: take beir-hotpotqa with it. 2WikiMultihopQA (Ho et al. 2020), made from Wikidata, has the
+    same form and other kinds: compositional, inference, comparison (two paragraphs each), bridge_comparison (four).
+    Raises BadRecord.
+    """
+    return Record(
+        id=text_of(record, "_id" if isinstance(record, dict) and "_id" in record else "id"),
+        question=text_of(record, "question"),
+        answers=[text_of(record, "answer")],
+        kind=text_of(record, "type"),
+        hops=len(supporting := supporting_of(record)),
+        paragraphs=paragraphs_of(record),
+        supporting=supporting,
+    )
+
+
+def musique_record(record: Any) -> Record:
+    """MuSiQue-Ans (Trivedi et al. 2022): questions composed of two to four single-hop ones, twenty paragraphs each.
+
+        {"id": "3hop1__...", "question": "...", "answer": "...", "answer_aliases": ["..."], "answerable": true,
+         "paragraphs": [{"idx": 0, "title": "...", "paragraph_text": "...", "is_supporting": false}, ...], ...}
+
+    MuSiQue-Full also has questions without an answer, which this project has no reward for. Raises BadRecord.
+    """
+    name = text_of(record, "id")
+    hops = re.match(r"([2-4])hop", name)
+    if not hops:
+        raise BadRecord(f"the id {name} does not begin with its number of hops")
+    if record.get("answerable") is False:
+        raise BadRecord("without an answer; take MuSiQue-Ans")
+    aliases = record.get("answer_aliases") or []
+    if not isinstance(aliases, list) or not all(isinstance(alias, str) for alias in aliases):
+        raise BadRecord("answer_aliases are no strings")
+    paragraphs = list_of(record, "paragraphs", dict)
+    supporting = [text_of(p, "title") for p in paragraphs if p.get("is_supporting") is True]
+    if not supporting:
+        raise BadRecord("no supporting paragraph")
+    return Record(
+        id=name,
+        question=text_of(record, "question"),
+        answers=list(
+            dict.fromkeys([text_of(record, "answer"), *(alias.strip() for alias in aliases if alias.strip())])
+        ),
+        kind=f"{hops[1]}hop",
+        hops=int(hops[1]),
+        paragraphs=[(text_of(p, "title"), text_of(p, "paragraph_text")) for p in paragraphs],
+        supporting=list(dict.fromkeys(supporting)),
+    )
+
+
+_HOTPOTQA = Dataset(
+    hub="hotpotqa/hotpot_qa",
+    config="distractor",
+    revision="1908d6afbbead072334abe2965f91bd2709910ab",
+    files={"train": "hotpot_train_v1.1.json", "validation": "hotpot_dev_distractor_v1.json"},
+    counts={"train": 90447, "validation": 7405},
+    parse=hotpotqa_record,
+    keys=("question", "answer", "type", "supporting_facts", "context"),
+)
+DATASETS: dict[str, Dataset] = {
+    "hotpotqa": _HOTPOTQA,
+    "hotpotqa-fullwiki": dataclasses.replace(
+        _HOTPOTQA,
+        config="fullwiki",
+        files=_HOTPOTQA.files | {"validation": "hotpot_dev_fullwiki_v1.json"},
+    ),
+    "twowiki": dataclasses.replace(
+        _HOTPOTQA,
+        hub="framolfese/2WikiMultihopQA",
+        config=None,
+        revision="fe713bfbd1afbca1a65246741a75890405d56a3a",
+        files={"train": "train.json", "validation": "dev.json"},
+        counts={"train": 167454, "validation": 12576},
+    ),
+    "musique": Dataset(
+        hub="dgslibisey/MuSiQue",
+        config=None,
+        revision=None,
+        files={"train": "musique_ans_v1.0_train.jsonl", "validation": "musique_ans_v1.0_dev.jsonl"},
+        counts={"train": 19938, "validation": 2417},
+        parse=musique_record,
+        keys=("id", "question", "answer", "paragraphs"),
+    ),
+}
