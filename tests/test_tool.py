@@ -554,6 +554,8 @@ def test_what_is_missing_is_refused_at_decoration(function, says):
 
 
 class FakeSearcher:
+    index = None
+
     def __init__(self, hits):
         self.hits, self.asked = hits, []
 

@@ -14,7 +14,6 @@ facts of the world, apart from the walk that made it, and a question stays only 
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import math
 import random
@@ -23,7 +22,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from agent_r1.data.rows import Passage
-from agent_r1.errors import ConfigError
+from agent_r1.errors import ConfigError, nearest
 
 T = TypeVar("T")
 
@@ -361,9 +360,9 @@ def _split(count: int, mix: dict[str, float]) -> dict[str, int]:
     """Whole numbers in the proportions of `mix` that add up to `count` (method of largest remainders)."""
     for kind, share in mix.items():
         if kind not in KINDS:
-            close = difflib.get_close_matches(kind, KINDS, n=1)
-            hint = f" (did you mean {close[0]!r}?)" if close else ""
-            raise ConfigError(f"data.mix: unknown kind of question {kind!r}{hint}; choose from {', '.join(KINDS)}")
+            raise ConfigError(
+                f"data.mix: unknown kind of question {kind!r}{nearest(kind, KINDS)}; choose from {', '.join(KINDS)}"
+            )
         if not (share >= 0 and math.isfinite(share)):
             raise ConfigError(f"data.mix: the share of {kind} is {share}; give a number that is not negative")
     total = sum(mix.values())
