@@ -17,7 +17,7 @@ from rich.text import Text
 
 from agent_r1.inference.agent import find_model, open_agent
 from agent_r1.inference.chat import Repl
-from agent_r1.inference.render import Screen
+from agent_r1.inference.screen import Screen
 
 # Without rich's fonts from the network: a picture in the docs asks nobody for anything.
 FORMAT = re.sub(r"@font-face \{\{.*?\}\}", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
@@ -41,7 +41,7 @@ console = Console(
 )
 with ExitStack() as resources:
     agent = resources.enter_context(open_agent(*find_model(arguments.run)))
-    repl = Repl(agent, Screen(console, plain=False), resources, arguments.seed)
+    repl = Repl(agent, Screen(console), resources, arguments.seed)
     repl.suggest()
     for line in arguments.lines:
         console.print(Text.assemble(("> ", "bold cyan"), line))

@@ -29,9 +29,8 @@ from agent_r1.files import write_whole
 from agent_r1.rollout import qwen
 from agent_r1.training.run import check_start_model, start_model
 from agent_r1.training.tiny_model import init_weights, shape_of
-from agent_r1.types import Row, Trajectory
 from agent_r1.ui import progress, say
-from agent_r1.workspace import Workspace, check_local_model, load_rows, load_tools, retriever_of, stage
+from agent_r1.workspace import Workspace, check_local_model, load_rows, load_tools, stage
 
 if TYPE_CHECKING:
     pass
@@ -150,10 +149,9 @@ def run_train(config: Config, name: str, resume: bool, plain: bool) -> None:
 def run_eval(config: Config, model: Path, out: Path, title: str, split: str = "test") -> dict:
     """Stage: greedy and sampled evaluation of a model folder; the card goes to `out` and is returned."""
     from agent_r1.inference.agent import open_agent
-    from agent_r1.inference.provenance import provenance
+    from agent_r1.inference.compare import full_card, play
     from agent_r1.inference.serve import gpus_for
-    from agent_r1.rollout.episode import make_loop
-    from agent_r1.rollout.evaluate import eval_card, evaluate, score_line, scores
+    from agent_r1.rollout.evaluate import score_line, scores
     from agent_r1.rollout.records import evaluation_records, write_rollouts
 
     if out.exists():
@@ -166,26 +164,10 @@ def run_eval(config: Config, model: Path, out: Path, title: str, split: str = "t
         open_agent(model, config, backend, tools=tools, gpus=gpus) as agent,
         progress("evaluating", len(rows) + len(few)) as advance,
     ):
-        loop, start = (
-            make_loop(agent.policy, agent.chat, agent.tools, agent.config.rollout, agent.config.env),
-            time.perf_counter(),
-        )
-
-        def run(rows: list[Row], temperature: float) -> list[Trajectory]:
-            return evaluate(
-                loop, rows, temperature=temperature, seed=config.seed, on_done=lambda t: advance(),
-                at_once=agent.at_once,
-            )  # fmt: skip
-
-        greedy, sampled = run(rows, 0.0), run(few, 1.0)
-    card = eval_card(
-        greedy, model=str(model), split=split, seed=config.seed, retriever=retriever_of(config), started=start
-    )
-    keys = ("score", "score_name", "em", "em_ci95")
-    card["sampled"] = {"temperature": 1.0, "n": len(sampled)} | {
-        key: value for key, value in scores(sampled).items() if key in keys
-    }
-    card |= provenance(config, model)
+        start = time.perf_counter()
+        greedy, sampled = (play(agent, some, t, lambda done: advance()) for some, t in ((rows, 0.0), (few, 1.0)))
+    kept = {k: v for k, v in scores(sampled).items() if k in ("score", "score_name", "em", "em_ci95")}
+    card = full_card(agent, greedy, split, start, sampled={"temperature": 1.0, "n": len(sampled)} | kept)
     (out.parent / "rollouts").mkdir(parents=True, exist_ok=True)
     write_rollouts(out.parent / "rollouts" / f"{out.stem}.jsonl", evaluation_records(greedy[:60], agent.chat))
     write_whole(out, json.dumps(card, indent=2) + "\n")

@@ -11,7 +11,9 @@ To the user there are two backends:
 
 from __future__ import annotations
 
+import importlib
 import re
+import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,8 +27,9 @@ from agent_r1.device import resolve_device, set_threads
 from agent_r1.errors import AgentR1Error, ConfigError, nearest
 from agent_r1.rollout import qwen
 from agent_r1.rollout.chat_format import ChatFormat
+from agent_r1.rollout.policies import ServerPolicy, TransformersPolicy, load_any
 from agent_r1.rollout.sampler import LocalPolicy
-from agent_r1.tool import BaseTool
+from agent_r1.tool import BaseTool, tool
 from agent_r1.training.checkpoint import list_checkpoints
 from agent_r1.training.shards import find_shards
 from agent_r1.training.tiny_model import load_chat
@@ -87,7 +90,6 @@ def open_agent(
         yield Agent(_in_process(model, chat, config), chat, tools, config, model, lead=lead)
         return
     from agent_r1.inference.serve import vllm_server
-    from agent_r1.rollout.policies import ServerPolicy
 
     on_status = on_status or (lambda line: None)
     with vllm_server(model, config.rollout, config.trainer, on_status=on_status, gpus=gpus) as server:
@@ -135,18 +137,14 @@ def short_name(agent: Agent) -> str:
 
 def _in_process(model: Path, chat: ChatFormat, config: Config) -> Policy:
     device, dtype = resolve_device(config.trainer)
-    try:
-        shape = qwen.read_shape(model)
-    except AgentR1Error:  # another architecture
-        from agent_r1.rollout.policies import TransformersPolicy, load_transformers
-
-        return TransformersPolicy(load_transformers(model, device, dtype), chat.stop_ids)
+    network = load_any(model, device, dtype)
+    if not isinstance(network, qwen.Qwen):
+        return TransformersPolicy(network, chat.stop_ids)
     # The cache of a large model at training's number of slots would not fit: keep it below 2 GiB.
+    shape = network.shape
     per_slot = 2 * shape.layers * shape.kv_heads * shape.head_dim * config.rollout.max_context * dtype.itemsize
     slots = max(1, min(config.rollout.slots, 2**31 // per_slot))
-    return LocalPolicy(
-        qwen.load(model, device, dtype), chat.stop_ids, slots=slots, max_context=config.rollout.max_context
-    )
+    return LocalPolicy(network, chat.stop_ids, slots=slots, max_context=config.rollout.max_context)
 
 
 def make_tools_of(config: Config) -> dict[str, BaseTool]:
@@ -155,6 +153,31 @@ def make_tools_of(config: Config) -> dict[str, BaseTool]:
         return {}
     make_world(config)
     return load_tools(config)
+
+
+def user_tools(names: list[str]) -> dict[str, BaseTool]:
+    """The tools named `module:attribute`: a BaseTool, or a typed and documented function, which becomes one.
+
+    The module is imported, from the working directory too: whoever names it chooses to run it.
+    """
+    if "" not in sys.path and names:
+        sys.path.insert(0, "")
+    tools: dict[str, BaseTool] = {}
+    for name in names:
+        module, _, attribute = name.partition(":")
+        if not module or not attribute:
+            raise ConfigError(f"--tools {name!r}: give module:function, for example my_tools:weather")
+        try:
+            found = getattr(importlib.import_module(module), attribute)
+        except (ImportError, AttributeError) as error:
+            raise ConfigError(
+                f"--tools {name}: {error}; it is imported from the working directory or the venv"
+            ) from None
+        made = found if isinstance(found, BaseTool) else tool(found) if callable(found) else None
+        if made is None:
+            raise ConfigError(f"--tools {name} is a {type(found).__name__}; give a function or a BaseTool")
+        tools[made.name] = made
+    return tools
 
 
 def make_world(config: Config) -> None:

@@ -9,10 +9,10 @@ nothing about the difference, so the interval is much narrower than that of two 
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import fmean, pstdev
@@ -20,15 +20,14 @@ from typing import Any
 
 from agent_r1.config import Config, fingerprint
 from agent_r1.errors import AgentR1Error
-from agent_r1.files import read_jsonl, sha256, write_whole
+from agent_r1.files import json_line, read_jsonl, sha256, write_whole
 from agent_r1.inference.agent import Agent, describe, open_agent
 from agent_r1.inference.provenance import provenance
 from agent_r1.inference.serve import gpus_for
-from agent_r1.rollout.episode import make_loop, run_episodes
-from agent_r1.rollout.evaluate import eval_card, eval_tasks, score_line
-from agent_r1.rollout.records import trajectory_record, write_rollouts
-from agent_r1.rollout.rows import trajectory_rows
-from agent_r1.types import Row, Sampling, Step, StopReason, Trajectory
+from agent_r1.rollout.episode import make_loop
+from agent_r1.rollout.evaluate import eval_card, evaluate, score_line
+from agent_r1.rollout.records import evaluation_records, write_rollouts
+from agent_r1.types import Row, Step, StopReason, Trajectory
 from agent_r1.ui import progress, say, status
 from agent_r1.workspace import retriever_of
 
@@ -87,38 +86,51 @@ def evaluate_models(
 # ----------------------------------------------------------------------------------------------------- one evaluation
 
 
+def play(
+    agent: Agent,
+    rows: list[Row],
+    temperature: float,
+    on_done: Callable[[Trajectory], None],
+    done: list[Trajectory] = (),
+) -> list[Trajectory]:
+    """An episode for each row, as in training; see `evaluate`."""
+    c = agent.config
+    loop = make_loop(agent.policy, agent.chat, agent.tools, c.rollout, c.env)
+    return evaluate(loop, rows, temperature=temperature, seed=c.seed, on_done=on_done, at_once=agent.at_once, done=done)
+
+
+def full_card(agent: Agent, trajectories: list[Trajectory], split: str, started: float, **facts: Any) -> Card:
+    """The eval card with what it was made from."""
+    c = agent.config
+    retriever = retriever_of(c) if "search" in agent.tools else "none"
+    card = eval_card(
+        trajectories, model=str(agent.model), split=split, seed=c.seed, retriever=retriever, started=started
+    )
+    return card | facts | provenance(c, agent.model)
+
+
 def _evaluate(
     agent: Agent, rows: list[Row], split: str, temperature: float, records: Path | None
 ) -> tuple[Card, list[Trajectory]]:
     """One episode for each row that `records` does not hold yet; the card is over all rows."""
-    config, start = agent.config, time.perf_counter()
+    start = time.perf_counter()
     if agent.lead is not None:
         rows = [row | {"prompt": [*agent.lead, row["prompt"][-1]]} for row in rows]
-    done = {t.group_id: t for t in _restore(records, rows)} if records else {}
-    before = len(done)
-    tasks = [task for task in eval_tasks(rows, config.seed) if task.group_id not in done]
-    total = sum(t.score for t in done.values())
-    sampling = Sampling(config.rollout.max_tokens_per_turn, temperature)
+    before = _restore(records, rows) if records else []
+    scores = [t.score for t in before]
     with ExitStack() as stack:
         file = stack.enter_context(records.open("a")) if records else None
-        advance = stack.enter_context(progress("evaluating", len(tasks)))
+        advance = stack.enter_context(progress("evaluating", len(rows) - len(before)))
 
         def on_done(trajectory: Trajectory) -> None:
-            nonlocal total
-            done[trajectory.group_id] = trajectory
-            total += trajectory.score
+            scores.append(trajectory.score)
             if file:
-                record = trajectory_record(trajectory, trajectory_rows(trajectory, 0), None, agent.chat, None)
-                file.write(json.dumps(record) + "\n")
+                file.writelines(map(json_line, evaluation_records([trajectory], agent.chat)))
                 file.flush()
-            advance(f"{'EM' if 'em' in trajectory.metrics else 'reward'} {total / len(done):.2f}")
+            advance(f"{'EM' if 'em' in trajectory.metrics else 'reward'} {fmean(scores):.2f}")
 
-        loop = make_loop(agent.policy, agent.chat, agent.tools, config.rollout, config.env)
-        asyncio.run(run_episodes(loop, tasks, sampling, on_done, agent.at_once))
-    ordered = [done[str(i)] for i in range(len(rows))]
-    retriever = retriever_of(config) if "search" in agent.tools else "none"
-    card = eval_card(ordered, model=str(agent.model), split=split, seed=config.seed, retriever=retriever, started=start)
-    return card | {"temperature": temperature, "resumed": before} | provenance(config, agent.model), ordered
+        done = play(agent, rows, temperature, on_done, before)
+    return full_card(agent, done, split, start, temperature=temperature, resumed=len(before)), done
 
 
 def _restore(path: Path, rows: list[Row]) -> list[Trajectory]:

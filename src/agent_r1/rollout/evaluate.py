@@ -12,7 +12,7 @@ import json
 import math
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from statistics import fmean
 
 from agent_r1.rollout.episode import AgentEnvLoop, Task, derive_seed, run_episodes
@@ -27,15 +27,18 @@ def evaluate(
     seed: int,
     on_done: Callable[[Trajectory], None] | None = None,
     at_once: int | None = None,
+    done: Iterable[Trajectory] = (),
 ) -> list[Trajectory]:
-    """One episode for each row, in the order of the rows; temperature 0 is greedy. `at_once`: see `run_episodes`."""
+    """One episode for each row, in the order of the rows; temperature 0 is greedy. `at_once`: see `run_episodes`.
+
+    `done`: those that are known already. The seed hangs on the row's number, so a part, done later, comes out the same.
+    """
+    found = {trajectory.group_id: trajectory for trajectory in done}
+    tasks = [Task(row, str(i), f"eval-{i}", derive_seed(seed, "eval", i)) for i, row in enumerate(rows)]
     sampling = Sampling(max_tokens=loop.limits.max_tokens_per_turn, temperature=temperature)
-    return asyncio.run(run_episodes(loop, eval_tasks(rows, seed), sampling, on_done, at_once))
-
-
-def eval_tasks(rows: list[Row], seed: int) -> list[Task]:
-    """A task for each row. The seed hangs on the row's number, so a part of them, done later, comes out the same."""
-    return [Task(row, str(i), f"eval-{i}", derive_seed(seed, "eval", i)) for i, row in enumerate(rows)]
+    missing = [task for task in tasks if task.group_id not in found]
+    found |= {t.group_id: t for t in asyncio.run(run_episodes(loop, missing, sampling, on_done, at_once))}
+    return [found[task.group_id] for task in tasks]
 
 
 def eval_card(

@@ -1,0 +1,104 @@
+"""What a person sees of a conversation: thoughts dimmed, tool calls with what came back, the answer set apart.
+
+In: the turns of an episode as they stream, and finished `Exchange`s (conversation.py). Out: a terminal, or the same as plain
+text where there is none or NO_COLOR is set. Next: the person.
+
+Everything printed here was written by a model, a document or a file, so all of it goes through `clean`: an escape
+sequence in a web page must not move the cursor of the person who reads the page.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from agent_r1.inference.agent import Agent
+from agent_r1.inference.conversation import Exchange, no_answer, read_turn
+from agent_r1.types import Action, StepResult
+from agent_r1.ui import clean
+
+LABELS = {"text": ("", ""), "think": ("thought: ", "dim italic"), "answer": ("answer: ", "bold green")}
+"""What stands before a part of a turn, and its style."""
+SHOWN_LINES, SHOWN_CHARS = 12, 1500
+"""Of a tool's result."""
+
+
+class Screen:
+    """What a person sees. Without a terminal, or with NO_COLOR, the console writes the same as plain text."""
+
+    def __init__(self, console: Console):
+        self.console = console
+        self._shown: list[str] = []
+        """What was printed of each part of the running turn."""
+
+    def say(self, text: str, style: str = "") -> None:
+        """A line of the program's own; it may hold words of the model's."""
+        self.end_turn()
+        self.console.print(Text(clean(text), style), soft_wrap=True)
+
+    def note(self, text: str) -> None:
+        self.say(f"* {text}", "yellow")
+
+    def stream(self, text: str) -> None:
+        """As much of a turn as was sampled so far. Parts only grow, so what stands there stays right."""
+        self._write(read_turn(text, whole=False))
+
+    def turn(self, action: Action) -> None:
+        """A whole turn."""
+        self._write(read_turn(action.text, whole=action.finish_reason == "stop"))
+        self.end_turn()
+
+    def results(self, result: StepResult) -> None:
+        """What its calls brought."""
+        for call in result.info.get("tool_calls", []):
+            self.console.print(call_text(call), soft_wrap=True)
+
+    def _write(self, parts: list[tuple[str, str]]) -> None:
+        for number, (kind, text) in enumerate(part for part in parts if part[0] != "tool_call"):
+            label, style = LABELS[kind]
+            if number == len(self._shown):
+                if number:
+                    self.console.print()
+                self._shown.append("")
+                self.console.print(Text(label, style), end="", soft_wrap=True)
+            self.console.print(Text(clean(text[len(self._shown[number]) :]), style), end="", soft_wrap=True)
+            self._shown[number] = text
+
+    def end_turn(self) -> None:
+        if self._shown:
+            self.console.print()
+        self._shown = []
+
+
+def call_text(call: dict[str, Any]) -> Text:
+    """A tool call: what was asked, how long it took, what came back. The agent saw all of it."""
+    took = f"{call['seconds'] * 1000:.0f} ms" if call["seconds"] < 1 else f"{call['seconds']:.1f} s"
+    arguments = ", ".join(f"{k}: {v if isinstance(v, str) else json.dumps(v)}" for k, v in call["arguments"].items())
+    lines = call["content"][:SHOWN_CHARS].splitlines()[:SHOWN_LINES]
+    hidden = len(call["content"]) - sum(map(len, lines)) - max(0, len(lines) - 1)
+    lines += [f"... {hidden} more characters, which /trace shows"] if hidden > 0 else []
+    head = Text(clean(f"{call['name'] or 'malformed call'}({arguments})  {took}"), "cyan" if call["ok"] else "red")
+    return head + Text("".join(f"\n  | {clean(line)}" for line in lines), "" if call["ok"] else "red")
+
+
+def exchange_text(exchange: Exchange, agent: Agent) -> Text:
+    """A finished exchange as one block."""
+    blocks = []
+    for step in exchange.trajectory.steps:
+        parts = read_turn(agent.chat.turn_text(step.action_ids), whole=step.finish_reason == "stop")
+        blocks += [Text(LABELS[kind][0] + clean(text), LABELS[kind][1]) for kind, text in parts if kind != "tool_call"]
+        blocks += [call_text(call) for call in step.info.get("tool_calls", [])]
+    if reason := no_answer(exchange, agent):
+        blocks.append(Text(clean(f"* {reason}"), "yellow"))
+    return Text("\n").join([*blocks, Text(footer(exchange), "dim")])
+
+
+def footer(exchange: Exchange) -> str:
+    steps = exchange.trajectory.steps
+    calls = sum(len(step.info.get("tool_calls", [])) for step in steps)
+    tokens = sum(len(step.action_ids) for step in steps)
+    counts = ((len(steps), "turn"), (calls, "tool call"), (tokens, "sampled token"))
+    return " · ".join(f"{n} {word}{'' if n == 1 else 's'}" for n, word in counts) + f" · {exchange.seconds:.2f} s"
