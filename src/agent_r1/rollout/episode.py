@@ -205,13 +205,12 @@ def make_loop(
     tools: dict[str, BaseTool],
     rollout: RolloutConfig,
     env: EnvConfig,
-    flow: type[AgentEnvLoop] = AgentEnvLoop,
 ) -> AgentEnvLoop:
     """The loop that a configuration describes; the same for cold start, training, evaluation and chat."""
     if tools:
         chat.check_tools()
     limits = Limits(rollout.max_tokens_per_turn, rollout.max_context, env.episode_timeout_s)
-    return flow(policy, chat, limits, lambda row: make_env(row, tools, env))
+    return AgentEnvLoop(policy, chat, limits, lambda row: make_env(row, tools, env))
 
 
 def derive_seed(*parts: int | str) -> int:
