@@ -337,6 +337,11 @@ def session(chat, monkeypatch):
         yield open_session
 
 
+def words_of(shown: str) -> str:
+    """Without colours and line breaks."""
+    return " ".join(re.sub(r"\x1b\[[0-9;]*m", "", shown).split())
+
+
 def first_then_fine(*bad):
     """A script: the first question gets these turns, every other one a good answer."""
     return lambda session, turn, ids: bad[turn] if session == "chat-1" else ANSWER
@@ -367,10 +372,10 @@ FAULTS = {
 def test_a_fault_of_the_agent_ends_in_a_readable_message_and_a_living_prompt(session, fault, color):
     turns, words = FAULTS[fault]
     talk = session(first_then_fine(*turns), color=color)
-    shown = " ".join(re.sub(r"\x1b\[[0-9;]*m", "", talk("One?")).split())
+    shown = words_of(talk("One?"))
     assert words in shown
     assert "Traceback" not in shown
-    assert "Marn" in talk("Two?")
+    assert "Marn" in words_of(talk("Two?"))
 
 
 def test_a_turn_that_is_cut_off_says_so_and_its_call_is_not_run(session, chat):
@@ -415,10 +420,9 @@ class Dying(Streaming):
 )
 def test_a_server_that_dies_in_mid_answer(session, chat, error, color):
     talk = session(Dying(chat, error), color=color)
-    shown = talk("One?")
-    assert str(error) in " ".join(shown.split())
+    assert str(error) in words_of(talk("One?"))
     assert talk.repl.conversation.exchanges == []  # nothing half-said is remembered
-    assert "Marn" in talk("Two?")
+    assert "Marn" in words_of(talk("Two?"))
 
 
 def test_an_environment_that_breaks(session, chat, monkeypatch):
@@ -606,7 +610,7 @@ def test_compare_asks_another_model_and_shows_both(session, chat, monkeypatch):
     talk = session(lambda *_: ANSWER)
     shown = talk("One?", "/compare", "/compare")
     assert re.search(r"^model +cold", shown, re.MULTILINE) and shown.count("answer: Tulo") == 2
-    assert re.search(r"^answer: Marn +answer: Tulo", shown, re.MULTILINE)  # side by side
+    assert re.search(r"^thought: read it +answer: Tulo", shown, re.MULTILINE)  # side by side
     assert opened == [(Path("cold"), "transformers", {"lookup": lookup})]  # once
     assert "neither a folder nor the name of a model" in talk("/compare no/such/model at all")
 

@@ -2,5 +2,5 @@
 
 Read `agent.py` (which model is meant, and how it is opened), `serve.py` (a vLLM of our own), `export.py` (a checkpoint for
 others to use), `provenance.py` (what a result was made from), `compare.py` (any model on any questions, and two against each
-other), then `conversation.py`, `render.py` and `chat.py`.
+other), then `conversation.py` (questions to the episode loop), `screen.py` and `chat.py`.
 """
