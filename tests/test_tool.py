@@ -302,12 +302,12 @@ def test_a_tool_that_finishes_after_its_deadline_disturbs_nobody():
 def test_a_tool_that_hangs_does_not_keep_the_program_from_ending():
     code = """
 import asyncio, time
-from agent_r1.tool import ToolCall, call_tool, tool
-@tool
-def hang() -> str:
-    "Hangs."
-    time.sleep(60)
-print(asyncio.run(call_tool({"hang": hang}, ToolCall("hang"), 0.05, 100)).error)
+from agent_r1.tool import BaseTool, ToolCall, call_tool
+class Hang(BaseTool):
+    name, description, parameters = "hang", "Hangs.", {"type": "object"}
+    def execute(self, args):
+        time.sleep(60)
+print(asyncio.run(call_tool({"hang": Hang()}, ToolCall("hang"), 0.05, 100)).error)
 """
     environment = {"PYTHONPATH": ":".join(sys.path)}
     ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=100)
