@@ -258,7 +258,7 @@ class TrainingRecord:
     learner: Learner
     metrics: list[dict[str, float]]
     trajectories: list[list[Trajectory]]
-    experiences: list
+    batches: list
     saved: list[int]
 
     @property
@@ -279,10 +279,10 @@ def run_training_loop(
     learner = model if isinstance(model, Learner) else make_learner(config, model, "cpu")
     record = TrainingRecord(learner, [], [], [], [])
 
-    def on_step(metrics, trajectories, experience):
+    def on_step(metrics, trajectories, batch):
         record.metrics.append(metrics)
         record.trajectories.append(trajectories)
-        record.experiences.append(experience)
+        record.batches.append(batch)
 
     train(
         config, learner, chat, tools, questions,

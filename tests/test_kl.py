@@ -11,10 +11,10 @@ import pytest
 import torch
 from conftest import trajectory_of
 
-from agent_r1.config import Config, check, load_config, preset_names
+from agent_r1.config import AdvantageConfig, Config, check, load_config, preset_names
 from agent_r1.errors import ConfigError
-from agent_r1.rollout.rows import Experience, collate, trajectory_rows
-from agent_r1.training.advantages import AdvantageInputs, get_estimator
+from agent_r1.rollout.rows import collate, trajectory_rows
+from agent_r1.training.advantages import get_estimator
 from agent_r1.training.learner import Learner
 from agent_r1.training.loop import update_actor
 from agent_r1.training.losses import reward_less_kl
@@ -51,15 +51,14 @@ def pull(config: Config, sign: int) -> float:
     rows = [row for i, episode in enumerate(episodes) for row in trajectory_rows(episode, i)]
     batch, ref = collate(rows), torch.log_softmax(PI.log() + sign * AWAY, dim=0)
     batch.logprobs_BT[:, 1] = PI.log()[tokens]
-    x = Experience(batch, rows, episodes, ref_logprobs_BT=torch.zeros_like(batch.rewards_BT))
-    x.ref_logprobs_BT[:, 1] = ref[tokens]
-    rewards_BT = batch.rewards_BT
+    batch.ref_logprobs_BT, batch.values_BT = torch.zeros_like(batch.rewards_BT), torch.zeros_like(batch.rewards_BT)
+    batch.ref_logprobs_BT[:, 1] = ref[tokens]
     if a.kl_in == "reward":
-        rewards_BT, _ = reward_less_kl(rewards_BT, batch.logprobs_BT, x.ref_logprobs_BT, batch.mask_BT, a)
-    values_BT = torch.zeros_like(rewards_BT)
-    inputs = AdvantageInputs(rewards_BT, batch.mask_BT, values_BT, batch.groups, batch.trajectory_B, 1.0, 1.0, False)
-    x.advantages_BT = get_estimator(config.algorithm)(inputs).advantages_BT
-    update_actor(Learner(actor, torch.optim.SGD(actor.parameters(), lr=1.0)), x, config, 1, torch.float32)
+        batch.rewards_BT, _ = reward_less_kl(
+            batch.rewards_BT, batch.logprobs_BT, batch.ref_logprobs_BT, batch.mask_BT, a
+        )
+    batch.advantages_BT, _ = get_estimator(config.algorithm)(batch, AdvantageConfig(normalize_std=False))
+    update_actor(Learner(actor, torch.optim.SGD(actor.parameters(), lr=1.0)), batch, config, 1, torch.float32)
     step = PI.log() - actor.theta.detach()
 
     theta = PI.log().requires_grad_()

@@ -17,11 +17,12 @@ import torch
 from conftest import VOCAB, micro_config, random_model, run_training_loop
 from test_verl_compose import composed, smoke
 
+from agent_r1.config import AdvantageConfig
 from agent_r1.env import ENVIRONMENTS, HermesToolEnv
 from agent_r1.errors import AgentR1Error
 from agent_r1.rollout import qwen
 from agent_r1.rollout.rows import TrainingRow, collate
-from agent_r1.training.advantages import AdvantageInputs, get_estimator
+from agent_r1.training.advantages import get_estimator
 from agent_r1.training.forward import action_logprobs, micro_batches
 from agent_r1.training.learner import schedule
 from agent_r1.training.losses import aggregate_loss, kl_penalty, loss_normalizer, policy_loss, value_loss
@@ -104,19 +105,18 @@ def test_advantages_agree(algorithm, normalize_std):
     rows = make_rows(1)
     batch = collate(rows)
     g = torch.Generator().manual_seed(2)
-    values_BT = torch.randn(batch.mask_BT.shape, generator=g)
-    ours = get_estimator(algorithm)(
-        AdvantageInputs(
-            batch.rewards_BT, batch.mask_BT, values_BT, batch.groups, batch.trajectory_B, 0.99, 0.95, normalize_std
-        )
-    )
+    batch.values_BT = torch.randn(batch.mask_BT.shape, generator=g)
+    section = AdvantageConfig(gamma=0.99, lam=0.95, normalize_std=normalize_std)
+    advantages_BT, returns_BT = get_estimator(algorithm)(batch, section)
     sent = wire(rows)
     # verl's order is another one, and it fills the batch up with rows that have no action.
     order = torch.randperm(len(rows), generator=g).tolist()
     masks = [sent[i][1]["response_mask"] for i in order] + [torch.zeros(1, dtype=torch.int64)]
     rewards = [sent[i][1]["rm_scores"] for i in order] + [torch.zeros(1)]
     cuts = [rows[i].action_mask.index(1) for i in order]
-    values = [values_BT[i, cut : len(rows[i].input_ids)] for i, cut in zip(order, cuts, strict=True)] + [torch.ones(1)]
+    values = [batch.values_BT[i, cut : len(rows[i].input_ids)] for i, cut in zip(order, cuts, strict=True)] + [
+        torch.ones(1)
+    ]
     advantages, returns = get_adv_estimator_fn(f"agent_r1_{algorithm}")(
         token_level_rewards=pad(rewards),
         response_mask=pad(masks),
@@ -124,12 +124,12 @@ def test_advantages_agree(algorithm, normalize_std):
         config={"gamma": 0.99, "lam": 0.95, "norm_adv_by_std_in_grpo": normalize_std},
         values=pad(values) if algorithm == "ppo" else None,
     )
-    for theirs, mine in ((advantages, ours.advantages_BT), (returns, ours.returns_BT)):
+    for theirs, mine in ((advantages, advantages_BT), (returns, returns_BT)):
         assert theirs[-1].abs().max() == 0
         for place, (i, cut) in enumerate(zip(order, cuts, strict=True)):
             n = len(rows[i].input_ids) - cut
             torch.testing.assert_close(theirs[place, :n], mine[i, cut : cut + n], rtol=0, atol=1e-6)
-    assert ours.advantages_BT.abs().max() > 0.1  # zeros would agree, too
+    assert advantages_BT.abs().max() > 0.1  # zeros would agree, too
 
 
 def test_a_lonely_sample_learns_nothing_instead_of_ending_the_run():
@@ -408,7 +408,7 @@ def test_a_sampler_with_stale_weights_ends_the_run_and_rounding_does_not(cloned_
         micro_config("grpo", "trainer.steps=5", "actor.lr=3e-3", "env.call_reward=0.1"),
     )
     record = run_training_loop(config, cloned_model, chat, micro.tools, micro.rows("train"))
-    batch, watch = record.experiences[0].batch, SamplerWatch()
+    batch, watch = record.batches[0], SamplerWatch()
     sampled_BT, mask_BT = batch.logprobs_BT, batch.mask_BT
     with torch.no_grad():
         trained_BT, _ = action_logprobs(record.learner.actor, batch)

@@ -162,7 +162,9 @@ def test_questions_come_in_the_local_loops_order(tmp_path):
     P = config.rollout.prompts_per_step
     assert len(rows) == 7 * P > len(questions)  # more than two epochs
     for step in range(1, 8):
-        expected = [row["prompt"] for row in prompts_of_step(questions, step, config)]
+        expected = [
+            row["prompt"] for row in prompts_of_step(questions, step, config.rollout.prompts_per_step, config.seed)
+        ]
         assert [row["prompt"] for row in rows[(step - 1) * P : step * P]] == expected
 
 

@@ -32,7 +32,7 @@ def our_episodes(setting: Setting) -> list[Trajectory]:
     policy = LocalPolicy(qwen.load(setting.model), setting.chat.stop_ids, slots=r.slots, max_context=r.max_context)
     tasks = [
         Task(row, str(p), f"{p}-{g}", derive_seed(c.seed, p, g))
-        for p, row in enumerate(prompts_of_step(setting.questions, 1, c))
+        for p, row in enumerate(prompts_of_step(setting.questions, 1, r.prompts_per_step, c.seed))
         for g in range(r.samples_per_prompt)
     ]
     loop = make_loop(policy, setting.chat, setting.tools, c.rollout, c.env)

@@ -148,7 +148,11 @@ def make_trainer(
         raise ConfigError("the comparison is for one epoch, token-mean, no entropy bonus, no KL; drop these settings")
     # TRL picks the parser of tool calls by the chat template's text. It cannot know ours, which writes Qwen3's format.
     tokenizer.response_schema = qwen3_schema
-    rows_asked = [row for step in range(1, c.trainer.steps + 1) for row in prompts_of_step(setting.questions, step, c)]
+    rows_asked = [
+        row
+        for step in range(1, c.trainer.steps + 1)
+        for row in prompts_of_step(setting.questions, step, c.rollout.prompts_per_step, c.seed)
+    ]
     dataset = [{"prompt": row["prompt"], "ground_truth": row["reward_model"]["ground_truth"]} for row in rows_asked]
     trainer = trainer_class(
         model=AutoModelForCausalLM.from_pretrained(setting.model, dtype=torch.float32),

@@ -13,7 +13,7 @@ from typing import Any
 from agent_r1.errors import AgentR1Error
 from agent_r1.files import json_line
 from agent_r1.rollout.chat_format import ChatFormat
-from agent_r1.rollout.rows import Experience, TrainingRow, trajectory_rows
+from agent_r1.rollout.rows import Batch, TrainingRow, trajectory_rows
 from agent_r1.types import Row, Trajectory
 
 
@@ -66,12 +66,12 @@ def trajectory_record(
     }
 
 
-def experience_records(x: Experience, chat: ChatFormat, step: int) -> Iterator[dict[str, Any]]:
+def training_records(batch: Batch, chat: ChatFormat, step: int) -> Iterator[dict[str, Any]]:
     """The records of a training step, with advantages."""
-    advantages = [a[: len(r.input_ids)] for a, r in zip(x.advantages_BT.tolist(), x.rows, strict=True)]
-    for number, trajectory in enumerate(x.trajectories):
-        mine = [i for i, r in enumerate(x.rows) if r.trajectory == number]
-        yield trajectory_record(trajectory, [x.rows[i] for i in mine], [advantages[i] for i in mine], chat, step)
+    for number, trajectory in enumerate(batch.trajectories):
+        mine = (batch.trajectory_B == number).nonzero()[:, 0].tolist()
+        advantages = [batch.advantages_BT[i, : batch.lengths_B[i]].tolist() for i in mine]
+        yield trajectory_record(trajectory, trajectory_rows(trajectory, number), advantages, chat, step)
 
 
 def evaluation_records(trajectories: list[Trajectory], chat: ChatFormat) -> Iterator[dict[str, Any]]:

@@ -3,8 +3,8 @@
 In: `Trajectory`. Out: `TrainingRow`s and, padded, a `Batch` of tensors. Next: `training/advantages.py`.
 
 **The row rule.** A step whose observation extends all tokens so far joins the row; otherwise a new row begins. An
-environment that appends gives one row an episode; one that rewrites its context gives one row a rewrite. Nothing else
-needs to know which it was.
+environment that appends gives one row an episode; one that rewrites its context gives one row a rewrite. Advantages need to
+know which it was: statistics are per trajectory, so each row carries its trajectory's number.
 
 **The action mask** is 1 on sampled tokens and 0 on all others (prompt, tool results, template). It gates the policy
 loss, KL, entropy and value loss, and the recursion of advantages. This is the whole difference between RL for chat
@@ -13,7 +13,8 @@ and RL for agents: tool tokens are in the context, but the policy did not choose
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -68,41 +69,57 @@ def trajectory_rows(trajectory: Trajectory, index: int) -> list[TrainingRow]:
     return [row for row in rows if any(row.action_mask)]
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Batch:
-    """Rows padded on the right to the longest, B x T. Everything is 0 on padding."""
+    """Rows padded on the right to the longest, B x T, from here to the loss. Everything is 0 on padding.
 
-    ids_BT: Tensor
+    verl keeps its own tensors and makes a batch for the estimators only: then the first three are None.
+    """
+
+    ids_BT: Tensor | None = None
     """int64."""
-    mask_BT: Tensor
-    """float32 action mask."""
-    logprobs_BT: Tensor
+    logprobs_BT: Tensor | None = None
     """float32, log pi_old: of the policy that sampled."""
-    rewards_BT: Tensor
-    """float32."""
-    lengths_B: Tensor
+    lengths_B: Tensor | None = None
     """int64, tokens without padding."""
-    trajectory_B: Tensor
-    """int64."""
+    mask_BT: Tensor
+    """The action mask: 1 on sampled tokens."""
+    rewards_BT: Tensor
+    """float32. The reward on the action token that earned it, 0 elsewhere."""
     groups: list[str]
+    """Prompt group of each row."""
+    trajectory_B: Tensor
+    """int64. Rows with one number are one trajectory; they are consecutive and in time order."""
+    trajectories: list[Trajectory] = field(default_factory=list)
+    """Those that the rows come from; `trajectory_B` counts in this list."""
+
+    values_BT: Tensor | None = None
+    """V(s_t) at action token t: the critic's value of the state *before* the token. None for grpo."""
+    ref_logprobs_BT: Tensor | None = None
+    """log pi_ref, where a KL is asked for."""
+    advantages_BT: Tensor | None = None
+    returns_BT: Tensor | None = None
+    """ppo: the critic's target. grpo: the score of the trajectory (it has no critic; for logs)."""
 
     def __len__(self) -> int:
         return len(self.groups)
 
     def to(self, device: str) -> Batch:
         """The same batch with its tensors on `device`."""
-        tensors = (self.ids_BT, self.mask_BT, self.logprobs_BT, self.rewards_BT, self.lengths_B, self.trajectory_B)
-        return Batch(*(t.to(device) for t in tensors), self.groups)
+        return self._with(lambda name, tensor: tensor.to(device))
 
     def __getitem__(self, index: Tensor) -> Batch:
         """The rows at `index` (int64), cut to the longest of them."""
         T = int(self.lengths_B[index].max())
-        matrices = (self.ids_BT, self.mask_BT, self.logprobs_BT, self.rewards_BT)
-        cut = (m[index, :T] for m in matrices)
-        return Batch(*cut, self.lengths_B[index], self.trajectory_B[index], [self.groups[i] for i in index.tolist()])
+        part = self._with(lambda name, tensor: tensor[index, :T] if name.endswith("_BT") else tensor[index])
+        return replace(part, groups=[self.groups[i] for i in index.tolist()])
+
+    def _with(self, change: Callable[[str, Tensor], Tensor]) -> Batch:
+        tensors = {name: change(name, value) for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(self, **tensors)
 
 
-def collate(rows: list[TrainingRow]) -> Batch:
+def collate(rows: list[TrainingRow], trajectories: Iterable[Trajectory] = ()) -> Batch:
     """Pad rows into one batch."""
     T = max(len(row.input_ids) for row in rows)
 
@@ -118,18 +135,5 @@ def collate(rows: list[TrainingRow]) -> Batch:
         lengths_B=torch.tensor([len(row.input_ids) for row in rows]),
         trajectory_B=torch.tensor([row.trajectory for row in rows]),
         groups=[row.group_id for row in rows],
+        trajectories=list(trajectories),
     )
-
-
-@dataclass
-class Experience:
-    """One batch on its way through steps 2 to 6."""
-
-    batch: Batch
-    rows: list[TrainingRow]
-    trajectories: list[Trajectory]
-    """Those that the rows come from; `TrainingRow.trajectory` counts in this list."""
-    values_BT: Tensor | None = None
-    ref_logprobs_BT: Tensor | None = None
-    advantages_BT: Tensor | None = None
-    returns_BT: Tensor | None = None

@@ -53,7 +53,7 @@ class KVCache:
 
 @dataclass
 class _Request:
-    """One call of `generate` on its way through the engine."""
+    """One call of `generate` on its way through the sampler."""
 
     session: str
     prompt_ids: list[int]
@@ -66,8 +66,8 @@ class _Request:
 
 
 @dataclass
-class EngineStats:
-    """What the engine did since `reset`; the loop reports it per step."""
+class SamplerStats:
+    """What the sampler did since `reset`; the loop reports it per step."""
 
     prefill_tokens: int = 0
     decode_tokens: int = 0
@@ -94,7 +94,7 @@ class LocalPolicy:
         self.model, self.stop_ids, self.max_context = model, frozenset(stop_ids), max_context
         self.slots = slots
         self.cache = KVCache(model, slots, max_context)
-        self.stats = EngineStats()
+        self.stats = SamplerStats()
         self.on_token: Callable[[str | None, list[int]], None] | None = None
         """Called with the session and each newly sampled id: a chat shows the answer as it grows."""
         self._slot_of: dict[str, int] = {}  # live sessions, also those that wait for a tool
@@ -108,7 +108,7 @@ class LocalPolicy:
         """Take over the trainer's weights (nothing to do where both are one model) and start new statistics."""
         if actor is not self.model:
             self.model.load_state_dict(actor.state_dict())
-        self.stats = EngineStats()
+        self.stats = SamplerStats()
 
     # ---------------------------------------------------------------------------------------- the Policy protocol
 
@@ -144,7 +144,7 @@ class LocalPolicy:
     # --------------------------------------------------------------------------------------------------- scheduling
 
     async def _run(self) -> None:
-        """The engine's heartbeat: read what is new, decode one token for everybody, let the episodes act on it."""
+        """The sampler's heartbeat: read what is new, decode one token for everybody, let the episodes act on it."""
         idle = 0
         SAMPLING_HERE.add(asyncio.get_running_loop())
         try:
@@ -161,14 +161,15 @@ class LocalPolicy:
                 # Two turns of the event loop: one for the environment to send its tool calls, one for the search that
                 # they share.
                 await asyncio.sleep(0)
-                # Who still waits when nothing runs has no slot: do not spin until a slow tool frees one. But a clock
-                # decides who is back in time for the next batch, and so its last digits: only after many idle turns.
+                # Requests without a slot wait here. Yield with sleep(0): a timer would let the clock decide who joins the
+                # next batch, and the size of a batch changes the last bits of a logit. After many idle turns a tool is
+                # really waiting: stop burning the core.
                 await asyncio.sleep(0 if idle < IDLE_TURNS else 0.001)
         except Exception as error:
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:
-        """Hand an engine failure to everyone who waits for it; a silent one would leave them waiting for ever."""
+        """Hand a failure to everyone who waits for it; a silent one would leave them waiting for ever."""
         for request in [*self._waiting, *self._running.values()]:
             if not request.future.done():
                 request.future.set_exception(error)

@@ -4,6 +4,8 @@ In: the rewards, masks (and values) of a batch of training rows (`rollout/rows.p
 Next: `losses.py` makes tokens with a positive advantage more likely and the others less. Pure functions of tensors,
 chosen by name from `ESTIMATORS`; the local loop and verl call the same ones.
 
+Beside B and T: N trajectories, G of them samples of one prompt, A action tokens of the batch, L of the longest trajectory.
+
 Only sampled tokens are actions. Tool results and prompts stand in the same row, so every function here looks through
 `mask_BT` first and gives 0 to all other tokens: credit goes only to what the policy chose.
 """
@@ -12,52 +14,31 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from agent_r1.config import AdvantageConfig
 from agent_r1.errors import ConfigError, nearest
+from agent_r1.rollout.rows import Batch
+
+Estimator = Callable[[Batch, AdvantageConfig], tuple[Tensor, Tensor]]
+"""A whole batch (every sample of a prompt must be in it) to `advantages_BT` and `returns_BT`, float32, 0 where the mask is 0.
+Reads `rewards_BT`, `mask_BT`, `groups`, `trajectory_B` and, for ppo, `values_BT`."""
 
 
-@dataclass(frozen=True)
-class AdvantageInputs:
-    """A whole batch: every sample of a prompt must be in it. B rows, T tokens."""
-
-    rewards_BT: Tensor
-    """float32. The reward on the action token that earned it, 0 elsewhere; ignored where the mask is 0."""
-    mask_BT: Tensor
-    """bool or 0/1. 1 on sampled tokens."""
-    values_BT: Tensor | None
-    """V(s_t) at action token t: the critic's value of the state *before* the token. None for grpo."""
-    group_B: list[str] | Tensor
-    """Prompt group of each row."""
-    trajectory_B: Tensor
-    """int64. Rows with one number are one trajectory; they are consecutive and in time order."""
-    gamma: float = 1.0
-    """Discount per action token."""
-    lam: float = 1.0
-    """GAE's lambda."""
-    normalize_std: bool = True
-    """grpo: divide by the group's standard deviation. ppo: whiten over the batch."""
-
-
-@dataclass(frozen=True)
-class AdvantageOutput:
-    """Both float32 [B, T] and 0 where the mask is 0."""
-
-    advantages_BT: Tensor
-    returns_BT: Tensor
-    """ppo: the critic's target. grpo: the score of the trajectory (it has no critic; for logs)."""
-
-
-Estimator = Callable[[AdvantageInputs], AdvantageOutput]
+def _number_trajectories(trajectory_B: Tensor) -> tuple[Tensor, int]:
+    """Number trajectories 0..N-1 in order of appearance. Raises ValueError if the rows of one are not consecutive."""
+    numbers, index_B = torch.unique_consecutive(trajectory_B, return_inverse=True)
+    if len(numbers.unique()) != len(numbers):
+        raise ValueError("the rows of a trajectory must be consecutive and in time order")
+    return index_B, len(numbers)
 
 
 # ------------------------------------------------------------------------------------------------------------- grpo
 
 
-def grpo(inputs: AdvantageInputs) -> AdvantageOutput:
+def grpo(batch: Batch, section: AdvantageConfig) -> tuple[Tensor, Tensor]:
     """Group-relative advantages (GRPO, 2402.03300, section 4.1.2, outcome supervision).
 
         score_i = sum of all rewards of trajectory i        A_i = (score_i - mean_G) / (std_G + 1e-6)
@@ -69,19 +50,19 @@ def grpo(inputs: AdvantageInputs) -> AdvantageOutput:
     Statistics are over trajectories, not rows: an episode that rewrote its context has several rows, one score and one
     vote. Raises ConfigError for a group of one.
     """
-    mask_BT = inputs.mask_BT.bool()
-    index_B, n = _trajectory_index(inputs.trajectory_B)
-    earned_B = torch.where(mask_BT, inputs.rewards_BT.float(), 0.0).sum(dim=1)
-    score_N = earned_B.new_zeros(n).index_add_(0, index_B, earned_B)
+    mask_BT = batch.mask_BT.bool()
+    index_B, N = _number_trajectories(batch.trajectory_B)
+    earned_B = torch.where(mask_BT, batch.rewards_BT.float(), 0.0).sum(dim=1)
+    score_N = earned_B.new_zeros(N).index_add_(0, index_B, earned_B)
     advantage_N = torch.zeros_like(score_N)
-    for group, members in _groups(inputs.group_B, index_B).items():
+    for group, members in _groups(batch.groups, index_B).items():
         if len(members) == 1:
             raise ConfigError(
                 f"grpo: group {group!r} has a single trajectory and nothing to compare it with; set "
                 "rollout.samples_per_prompt to 2 or more and keep the samples of a prompt in one batch, or use ppo"
             )
-        advantage_N[members] = _standardize(score_N[members], inputs.normalize_std)
-    return AdvantageOutput(_to_tokens(advantage_N[index_B], mask_BT), _to_tokens(score_N[index_B], mask_BT))
+        advantage_N[members] = _standardize(score_N[members], section.normalize_std)
+    return _to_tokens(advantage_N[index_B], mask_BT), _to_tokens(score_N[index_B], mask_BT)
 
 
 def _standardize(score_G: Tensor, normalize_std: bool) -> Tensor:
@@ -93,11 +74,10 @@ def _standardize(score_G: Tensor, normalize_std: bool) -> Tensor:
     return centered_G / (score_G.std() + 1e-6) if normalize_std else centered_G
 
 
-def _groups(group_B: list[str] | Tensor, index_B: Tensor) -> dict[object, list[int]]:
+def _groups(groups: list[str], index_B: Tensor) -> dict[str, list[int]]:
     """The trajectories (numbers 0..N-1) of each group."""
-    groups = group_B.tolist() if isinstance(group_B, Tensor) else group_B
     pairs = dict.fromkeys(zip(groups, index_B.tolist(), strict=True))  # a trajectory of several rows counts once
-    members: dict[object, list[int]] = defaultdict(list)
+    members: dict[str, list[int]] = defaultdict(list)
     for group, trajectory in pairs:
         members[group].append(trajectory)
     if len(pairs) != len({trajectory for _, trajectory in pairs}):
@@ -112,7 +92,7 @@ def _to_tokens(score_B: Tensor, mask_BT: Tensor) -> Tensor:
 # -------------------------------------------------------------------------------------------------------------- ppo
 
 
-def ppo(inputs: AdvantageInputs) -> AdvantageOutput:
+def ppo(batch: Batch, section: AdvantageConfig) -> tuple[Tensor, Tensor]:
     """Generalised advantage estimation (GAE, 1506.02438, eq. 16) over the action tokens a_1 ... a_L of a trajectory.
 
         delta_t = r_t + gamma * V_{t+1} - V_t                V_{L+1} = 0: the episode is over
@@ -130,33 +110,33 @@ def ppo(inputs: AdvantageInputs) -> AdvantageOutput:
     With `normalize_std` the advantages (not R_t) are then whitened over all action tokens of the batch: mean 0,
     unbiased variance 1, as in verl. Raises ConfigError without values, or with fewer than two tokens to whiten.
     """
-    if inputs.values_BT is None:
+    if batch.values_BT is None:
         raise ConfigError("ppo needs the values of a critic; pass values_BT, or use grpo, which needs none")
-    mask_BT = inputs.mask_BT.bool()
-    index_B, n = _trajectory_index(inputs.trajectory_B)
+    mask_BT = batch.mask_BT.bool()
+    index_B, N = _number_trajectories(batch.trajectory_B)
     # Throw the other tokens away: lay the A action tokens of the batch out as one line per trajectory, N x L. Row-major
     # order is time order, across the rows of a trajectory too. Then the recursion is the textbook's.
     row_A, column_A = mask_BT.nonzero(as_tuple=True)
     trajectory_A = index_B[row_A]
-    length_N = torch.bincount(trajectory_A, minlength=n)
+    length_N = torch.bincount(trajectory_A, minlength=N)
     start_N = length_N.cumsum(0) - length_N
     position_A = torch.arange(len(row_A), device=row_A.device) - start_N[trajectory_A]
-    rewards_NL = inputs.rewards_BT.new_zeros(n, int(length_N.max()), dtype=torch.float32)
+    rewards_NL = batch.rewards_BT.new_zeros(N, int(length_N.max()), dtype=torch.float32)
     values_NL = torch.zeros_like(rewards_NL)
-    rewards_NL[trajectory_A, position_A] = inputs.rewards_BT[row_A, column_A].float()
-    values_NL[trajectory_A, position_A] = inputs.values_BT[row_A, column_A].detach().float()
+    rewards_NL[trajectory_A, position_A] = batch.rewards_BT[row_A, column_A].float()
+    values_NL[trajectory_A, position_A] = batch.values_BT[row_A, column_A].detach().float()
 
-    advantages_NL = _gae(rewards_NL, values_NL, inputs.gamma, inputs.lam)
+    advantages_NL = _gae(rewards_NL, values_NL, section.gamma, section.lam)
     advantages_A = advantages_NL[trajectory_A, position_A]
     returns_A = advantages_A + values_NL[trajectory_A, position_A]
-    if inputs.normalize_std:
+    if section.normalize_std:
         advantages_A = _whiten(advantages_A)
 
-    advantages_BT = torch.zeros_like(inputs.rewards_BT, dtype=torch.float32)
+    advantages_BT = torch.zeros_like(batch.rewards_BT, dtype=torch.float32)
     returns_BT = torch.zeros_like(advantages_BT)
     advantages_BT[row_A, column_A] = advantages_A
     returns_BT[row_A, column_A] = returns_A
-    return AdvantageOutput(advantages_BT, returns_BT)
+    return advantages_BT, returns_BT
 
 
 def _gae(rewards_NL: Tensor, values_NL: Tensor, gamma: float, lam: float) -> Tensor:
@@ -180,14 +160,6 @@ def _whiten(x_A: Tensor) -> Tensor:
 
 
 # ---------------------------------------------------------------------------------------------------------- by name
-
-
-def _trajectory_index(trajectory_B: Tensor) -> tuple[Tensor, int]:
-    """Number trajectories 0..N-1 in order of appearance. Raises ValueError if the rows of one are not consecutive."""
-    numbers, index_B = torch.unique_consecutive(trajectory_B, return_inverse=True)
-    if len(numbers.unique()) != len(numbers):
-        raise ValueError("the rows of a trajectory must be consecutive and in time order")
-    return index_B, len(numbers)
 
 
 ESTIMATORS: dict[str, Estimator] = {"grpo": grpo, "ppo": ppo}

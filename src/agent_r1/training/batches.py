@@ -12,26 +12,35 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from agent_r1.config import Config
+from agent_r1.errors import AgentR1Error
 from agent_r1.rollout.episode import derive_seed
 from agent_r1.rollout.rows import Batch
 from agent_r1.types import Row, Trajectory
 
 
-def usable_trajectories(trajectories: list[Trajectory], config: Config) -> list[Trajectory]:
-    """Without those that were broken off or sampled no token, nor, for grpo, a sample that this has left alone."""
+def usable_trajectories(trajectories: list[Trajectory], algorithm: str) -> list[Trajectory]:
+    """Without those that were broken off or sampled no token, nor, for grpo, a sample that this has left alone.
+
+    Raises AgentR1Error when that leaves none.
+    """
     usable = [t for t in trajectories if not t.stop_reason.broken_off and any(s.action_ids for s in t.steps)]
     members = Counter(t.group_id for t in usable)
-    return [t for t in usable if config.algorithm != "grpo" or members[t.group_id] > 1]
+    usable = [t for t in usable if algorithm != "grpo" or members[t.group_id] > 1]
+    if not usable:
+        ends = ", ".join(f"{n} {reason}" for reason, n in Counter(t.stop_reason for t in trajectories).items())
+        raise AgentR1Error(
+            f"there is nothing to learn from: the episodes ended with {ends}; raise rollout.max_context (the prompts may "
+            "overflow it) or env.episode_timeout_s"
+        )
+    return usable
 
 
-def prompts_of_step(questions: list[Row], step: int, config: Config) -> list[Row]:
+def prompts_of_step(questions: list[Row], step: int, per_step: int, seed: int) -> list[Row]:
     """The questions of one step: each epoch is a shuffle of its own, and a step may straddle two epochs."""
-    P, n = config.rollout.prompts_per_step, len(questions)
-    rows = []
-    for position in range((step - 1) * P, step * P):
+    n, rows = len(questions), []
+    for position in range((step - 1) * per_step, step * per_step):
         epoch, place = divmod(position, n)
-        rows.append(questions[epoch_order(n, epoch, config.seed)[place]])
+        rows.append(questions[epoch_order(n, epoch, seed)[place]])
     return rows
 
 

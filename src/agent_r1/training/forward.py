@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from agent_r1.config import Config
 from agent_r1.rollout.qwen import Qwen, causal_attention
 from agent_r1.rollout.rows import Batch
 
@@ -37,21 +36,21 @@ def action_logprobs(
     With the sampling temperature, the first recomputes exactly what the sampler recorded. The entropy is None unless
     asked for: it takes as much memory as the logits, and the sampler has it for free.
     """
-    hidden_ND, where = _before_actions(model, batch)
-    logprobs_NV = F.log_softmax(model.logits(hidden_ND).float() / temperature, dim=-1)
-    chosen_N = logprobs_NV.gather(1, batch.ids_BT[where][:, None])[:, 0]
-    entropy_N = -(logprobs_NV.exp() * logprobs_NV).sum(dim=-1) if entropy else None
-    return _scatter(chosen_N, where), None if entropy_N is None else _scatter(entropy_N, where)
+    hidden_AD, where = _before_actions(model, batch)
+    logprobs_AV = F.log_softmax(model.logits(hidden_AD).float() / temperature, dim=-1)
+    chosen_A = logprobs_AV.gather(1, batch.ids_BT[where][:, None])[:, 0]
+    entropy_A = -(logprobs_AV.exp() * logprobs_AV).sum(dim=-1) if entropy else None
+    return _scatter(chosen_A, where), None if entropy_A is None else _scatter(entropy_A, where)
 
 
 def action_values(critic: Critic, batch: Batch) -> Tensor:
     """V(s_t) [B, T] float32 at action tokens, 0 elsewhere: the value of the state *before* the token was chosen."""
-    hidden_ND, where = _before_actions(critic.trunk, batch)
-    return _scatter(critic.value(hidden_ND)[:, 0].float(), where)
+    hidden_AD, where = _before_actions(critic.trunk, batch)
+    return _scatter(critic.value(hidden_AD)[:, 0].float(), where)
 
 
 def _before_actions(model: Qwen, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Hidden states [N, D] from which the N action tokens are predicted, and the tokens' mask [B, T] (bool).
+    """Hidden states [A, D] from which the A action tokens are predicted, and the tokens' mask [B, T] (bool).
 
     The state that predicts token t stands at position t - 1, hence the shift. Position 0 is never an action.
     """
@@ -62,9 +61,9 @@ def _before_actions(model: Qwen, batch: Batch) -> tuple[Tensor, Tensor]:
     return hidden[:, :-1][where[:, 1:]], where
 
 
-def _scatter(values_N: Tensor, where_BT: Tensor) -> Tensor:
-    """Put N values back on their places in [B, T], zeros elsewhere (differentiable)."""
-    return torch.zeros(where_BT.shape, device=values_N.device).masked_scatter(where_BT, values_N)
+def _scatter(values_A: Tensor, where_BT: Tensor) -> Tensor:
+    """Put A values back on their places in [B, T], zeros elsewhere (differentiable)."""
+    return torch.zeros(where_BT.shape, device=values_A.device).masked_scatter(where_BT, values_A)
 
 
 def micro_batches(lengths_B: Tensor, max_tokens: int, rows: Tensor | None = None) -> Iterator[Tensor]:
@@ -78,14 +77,13 @@ def micro_batches(lengths_B: Tensor, max_tokens: int, rows: Tensor | None = None
         start += count
 
 
-def batch_logprobs(model: Qwen, config: Config, dtype: torch.dtype, batch: Batch) -> Tensor:
+def batch_logprobs(model: Qwen, batch: Batch, temperature: float, max_tokens: int, dtype: torch.dtype) -> Tensor:
     """log pi [B, T] of the whole batch's action tokens, without gradients."""
-    t = config.rollout.temperature
-    return in_micro_batches(batch, config.trainer.micro_tokens, lambda b: action_logprobs(model, b, t)[0], dtype)
+    return in_micro_batches(lambda part: action_logprobs(model, part, temperature)[0], batch, max_tokens, dtype)
 
 
 @torch.no_grad()
-def in_micro_batches(batch: Batch, max_tokens: int, forward: Callable[[Batch], Tensor], dtype: torch.dtype) -> Tensor:
+def in_micro_batches(forward: Callable[[Batch], Tensor], batch: Batch, max_tokens: int, dtype: torch.dtype) -> Tensor:
     """`forward` over the whole batch, [B, T], a micro-batch at a time and without gradients."""
     out = torch.zeros_like(batch.rewards_BT)
     for index in micro_batches(batch.lengths_B, max_tokens):

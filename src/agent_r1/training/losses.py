@@ -9,72 +9,13 @@ what stands there, even NaN, reaches neither the loss nor a gradient. Metric nam
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
 
 from agent_r1.config import ActorConfig
 from agent_r1.errors import ConfigError, nearest
-
-
-def _lookup(kind: str, name: str, table: dict[str, Callable]) -> Callable:
-    if name not in table:
-        raise ConfigError(f"unknown {kind} {name!r}{nearest(name, table)}; choose from {', '.join(table)}")
-    return table[name]
-
-
-# ----------------------------------------------------------------------------------------------------- aggregation
-
-_NORMALIZERS: dict[str, Callable[[Tensor, int], Tensor]] = {
-    "token-mean": lambda length_B, horizon: length_B.sum(),
-    "seq-mean-token-mean": lambda length_B, horizon: (length_B > 0).sum(),
-    "seq-mean-token-sum": lambda length_B, horizon: (length_B > 0).sum(),
-    "seq-mean-token-sum-norm": lambda length_B, horizon: (length_B > 0).sum() * horizon,
-}
-"""What each mode divides by, given the number of action tokens in each row."""
-
-
-def loss_normalizer(mask_BT: Tensor, mode: str, horizon: int | None = None) -> float:
-    """What `aggregate_loss` divides by in this mode: a count of tokens or rows over the mask.
-
-    Counts add up, so the normalizer of a minibatch is the sum over its micro-batches, however they are padded, as long
-    as `horizon` is given (only seq-mean-token-sum-norm uses it; None takes T, the padded width, as verl does).
-    Raises ConfigError for an unknown mode.
-    """
-    normalizer_of = _lookup("loss aggregation", mode, _NORMALIZERS)
-    return float(normalizer_of(mask_BT.bool().sum(dim=1), horizon or mask_BT.shape[1]))
-
-
-def aggregate_loss(loss_BT: Tensor, mask_BT: Tensor, mode: str, normalizer: float | None = None) -> Tensor:
-    """Per-token losses to one scalar. Rows without any action token count for nothing.
-
-        token-mean               sum over all tokens / number of tokens: long rows weigh more (DAPO, 2503.14476, 3.3)
-        seq-mean-token-mean      mean over rows of the row's mean: a token of a long row weighs less (GRPO, 2402.03300)
-        seq-mean-token-sum       mean over rows of the row's sum
-        seq-mean-token-sum-norm  the same / horizon, a constant: neither bias of length (Dr. GRPO, 2503.20783)
-
-    Gradient accumulation: a minibatch that is too large for one pass is cut into micro-batches whose gradients add up.
-    Each would divide by its own count; the average of such averages is not the average of the whole, and a token's
-    weight would depend on who shared its micro-batch. So pass `normalizer`, the count of the *whole minibatch*
-    (`loss_normalizer`), to every micro-batch: the losses then sum to the loss of the minibatch. None means that
-    `mask_BT` is the whole minibatch. Raises ConfigError for an unknown mode.
-    """
-    _lookup("loss aggregation", mode, _NORMALIZERS)  # a misspelt mode must not pass for a sum over tokens
-    if normalizer is None:
-        normalizer = loss_normalizer(mask_BT, mode)
-    mask_BT = mask_BT.bool()
-    loss_BT = torch.where(mask_BT, loss_BT, 0.0)
-    if mode == "seq-mean-token-mean":
-        loss_BT = loss_BT / mask_BT.sum(dim=1, keepdim=True).clamp(min=1)
-    return loss_BT.sum() / (normalizer or 1.0)  # a minibatch without a single action token has loss 0, not 0/0
-
-
-def _masked_means(mask_BT: Tensor, *columns_BT: Tensor) -> list[float]:
-    """Mean of each tensor over the mask, for logs. One transfer from the device for all of them."""
-    totals = torch.stack([torch.where(mask_BT, x.detach().float(), 0.0).sum() for x in columns_BT])
-    return (totals / mask_BT.sum().clamp(min=1)).tolist()
-
 
 # ---------------------------------------------------------------------------------------------------------- policy
 
@@ -151,6 +92,50 @@ def value_loss(
     return 0.5 * torch.maximum(unclipped_BT, clipped_BT), {"critic/vf_clipfrac": clipfrac}
 
 
+# ----------------------------------------------------------------------------------------------------- aggregation
+
+AGGREGATIONS = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm")
+
+
+def loss_normalizer(mask_BT: Tensor, mode: str, horizon: int | None = None) -> float:
+    """What `aggregate_loss` divides by in this mode: a count of tokens or rows over the mask.
+
+    Counts add up, so the normalizer of a minibatch is the sum over its micro-batches, however they are padded, as long
+    as `horizon` is given (only seq-mean-token-sum-norm uses it; None takes T, the padded width, as verl does).
+    Raises ConfigError for an unknown mode.
+    """
+    _refuse_unknown("loss aggregation", mode, AGGREGATIONS)
+    length_B = mask_BT.bool().sum(dim=1)
+    rows = float((length_B > 0).sum())
+    if mode == "token-mean":
+        return float(length_B.sum())
+    return rows * (horizon or mask_BT.shape[1]) if mode == "seq-mean-token-sum-norm" else rows
+
+
+def aggregate_loss(loss_BT: Tensor, mask_BT: Tensor, mode: str, normalizer: float | None = None) -> Tensor:
+    """Per-token losses to one scalar. Rows without any action token count for nothing.
+
+        token-mean               sum over all tokens / number of tokens: long rows weigh more (DAPO, 2503.14476, 3.3)
+        seq-mean-token-mean      mean over rows of the row's mean: a token of a long row weighs less (GRPO, 2402.03300)
+        seq-mean-token-sum       mean over rows of the row's sum
+        seq-mean-token-sum-norm  the same / horizon, a constant: neither bias of length (Dr. GRPO, 2503.20783)
+
+    Gradient accumulation: a minibatch that is too large for one pass is cut into micro-batches whose gradients add up.
+    Each would divide by its own count; the average of such averages is not the average of the whole, and a token's
+    weight would depend on who shared its micro-batch. So pass `normalizer`, the count of the *whole minibatch*
+    (`loss_normalizer`), to every micro-batch: the losses then sum to the loss of the minibatch. None means that
+    `mask_BT` is the whole minibatch. Raises ConfigError for an unknown mode.
+    """
+    _refuse_unknown("loss aggregation", mode, AGGREGATIONS)  # a misspelt mode must not pass for a sum over tokens
+    if normalizer is None:
+        normalizer = loss_normalizer(mask_BT, mode)
+    mask_BT = mask_BT.bool()
+    loss_BT = torch.where(mask_BT, loss_BT, 0.0)
+    if mode == "seq-mean-token-mean":
+        loss_BT = loss_BT / mask_BT.sum(dim=1, keepdim=True).clamp(min=1)
+    return loss_BT.sum() / (normalizer or 1.0)  # a minibatch without a single action token has loss 0, not 0/0
+
+
 # --------------------------------------------------------------------------------------------------- regularisation
 
 
@@ -188,8 +173,8 @@ def kl_penalty(logprobs_BT: Tensor, ref_logprobs_BT: Tensor, estimator: str) -> 
     rightly; in the loss it is only noise. k2 and k3 belong into the loss. Entries outside the mask must be finite.
     Raises ConfigError for an unknown name.
     """
-    estimate = _lookup("KL estimator", estimator, KL_ESTIMATORS)
-    return estimate(logprobs_BT.float() - ref_logprobs_BT.float())
+    _refuse_unknown("KL estimator", estimator, KL_ESTIMATORS)
+    return KL_ESTIMATORS[estimator](logprobs_BT.float() - ref_logprobs_BT.float())
 
 
 def reward_less_kl(
@@ -198,3 +183,17 @@ def reward_less_kl(
     """KL in the reward: `kl_coef` times the penalty is taken from each action token's reward. Also its mean, in nats."""
     kl_BT = torch.where(mask_BT.bool(), kl_penalty(logprobs_BT, ref_logprobs_BT, actor.kl_estimator), 0.0)
     return rewards_BT - actor.kl_coef * kl_BT, (kl_BT.sum() / mask_BT.sum()).item()
+
+
+# --------------------------------------------------------------------------------------------------------- inside
+
+
+def _masked_means(mask_BT: Tensor, *columns_BT: Tensor) -> list[float]:
+    """Mean of each tensor over the mask, for logs. One transfer from the device for all of them."""
+    totals = torch.stack([torch.where(mask_BT, x.detach().float(), 0.0).sum() for x in columns_BT])
+    return (totals / mask_BT.sum().clamp(min=1)).tolist()
+
+
+def _refuse_unknown(kind: str, name: str, known: Iterable[str]) -> None:
+    if name not in known:
+        raise ConfigError(f"unknown {kind} {name!r}{nearest(name, known)}; choose from {', '.join(known)}")

@@ -13,38 +13,38 @@ from statistics import fmean
 
 from torch import Tensor
 
-from agent_r1.config import Config
-from agent_r1.rollout.rows import Experience
-from agent_r1.rollout.sampler import LocalPolicy
+from agent_r1.rollout.rows import Batch
+from agent_r1.rollout.sampler import SamplerStats
 from agent_r1.types import Trajectory
 
 
 class Means:
-    """Weighted means of metrics over micro-batches, and sums over the parts of a loss."""
+    """What an update reports: means over its tokens, and its losses, of which each micro-batch has a part."""
 
     def __init__(self):
         self.sums: dict[str, float] = defaultdict(float)
         self.weights: dict[str, float] = defaultdict(float)
-        self.totals: dict[str, float] = defaultdict(float)
-        self.steps = 0
+        self.losses: dict[str, float] = defaultdict(float)
+        self.updates = 0
 
     def add(self, weight: float, values: dict[str, float]) -> None:
+        """Means over `weight` tokens."""
         for name, value in values.items():
             self.sums[name] += weight * value
             self.weights[name] += weight
 
-    def total(self, name: str, value: float) -> None:
-        """A part of a minibatch's loss: parts add up within an optimiser step."""
-        self.totals[name] += value
+    def add_loss(self, name: str, part: float) -> None:
+        """A micro-batch's part of a loss: parts add up within an update."""
+        self.losses[name] += part
 
-    def step(self, values: dict[str, float]) -> None:
-        """One optimiser step is over."""
-        self.steps += 1
+    def finish_update(self, values: dict[str, float]) -> None:
+        """An optimiser step is over; `values` belong to it as a whole."""
+        self.updates += 1
         self.add(1.0, values)
 
-    def means(self) -> dict[str, float]:
+    def result(self) -> dict[str, float]:
         means = {name: self.sums[name] / max(self.weights[name], 1e-12) for name in self.sums}
-        return means | {name: value / max(self.steps, 1) for name, value in self.totals.items()}
+        return means | {name: value / max(self.updates, 1) for name, value in self.losses.items()}
 
 
 class Clock:
@@ -72,21 +72,21 @@ def explained_variance(values_BT: Tensor, returns_BT: Tensor, mask_BT: Tensor) -
 
 
 def rollout_metrics(
-    trajectories: list[Trajectory], x: Experience, policy: LocalPolicy, clock: Clock, config: Config
+    trajectories: list[Trajectory], batch: Batch, sampler: SamplerStats, clock: Clock
 ) -> dict[str, float]:
     """What this step was like, under verl's names where verl has one."""
     n = len(trajectories)
-    zero_B = (x.advantages_BT == 0).all(dim=1)
-    tokens = int(x.batch.mask_BT.sum())
+    zero_B = (batch.advantages_BT == 0).all(dim=1)
+    tokens = int(batch.mask_BT.sum())
     return {
         "response_length/mean": tokens / n,
-        "sequence_length/mean": x.batch.lengths_B.float().mean().item(),
+        "sequence_length/mean": batch.lengths_B.float().mean().item(),
         "groups/zero_advantage": zero_B.float().mean().item(),
-        "actor/entropy": policy.stats.entropy / policy.stats.decode_tokens,  # at each sampled token, before the update
-        "rollout/prefill_tokens": policy.stats.prefill_tokens,
-        "rollout/decode_tokens": policy.stats.decode_tokens,
-        "timing_s/env": clock.laps["gen"] - policy.stats.seconds,
-        "perf/agent_tokens_per_s": policy.stats.decode_tokens / clock.laps["gen"],
+        "actor/entropy": sampler.entropy / sampler.decode_tokens,  # at each sampled token, before the update
+        "rollout/prefill_tokens": sampler.prefill_tokens,
+        "rollout/decode_tokens": sampler.decode_tokens,
+        "timing_s/env": clock.laps["gen"] - sampler.seconds,
+        "perf/agent_tokens_per_s": sampler.decode_tokens / clock.laps["gen"],
         "perf/memory_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
         **episode_metrics([EpisodeNumbers.of(t) for t in trajectories]),
     }

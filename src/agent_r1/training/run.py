@@ -31,8 +31,8 @@ from agent_r1.rollout import qwen
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.episode import make_loop
 from agent_r1.rollout.evaluate import evaluate
-from agent_r1.rollout.records import experience_records, question_of, step_records, write_rollouts
-from agent_r1.rollout.rows import Experience
+from agent_r1.rollout.records import question_of, step_records, training_records, write_rollouts
+from agent_r1.rollout.rows import Batch
 from agent_r1.rollout.sampler import LocalPolicy
 from agent_r1.tool import BaseTool
 from agent_r1.training.checkpoint import list_checkpoints, read_checkpoint, refuse_weights, save_checkpoint
@@ -185,13 +185,13 @@ class _Recorder:
         self.learner, self.dashboard, self.track, self.interrupted = learner, dashboard, track, interrupted
         self.limit = limit
 
-    def step(self, metrics: dict[str, float], trajectories: list[Trajectory], experience: Experience) -> None:
+    def step(self, metrics: dict[str, float], trajectories: list[Trajectory], batch: Batch) -> None:
         step, t = self.learner.step, self.config.trainer
         metrics = {"training/global_step": step} | metrics
         self.run.metrics.append(metrics)
         self.track(metrics)
         if t.rollouts_every and (step % t.rollouts_every == 0 or step == 1):
-            records = experience_records(experience, self.chat, step)
+            records = training_records(batch, self.chat, step)
             write_rollouts(self.run.path / "rollouts" / f"step_{step:06d}.jsonl", records)
         self.dashboard.step(metrics)
         shown = trajectories[0]

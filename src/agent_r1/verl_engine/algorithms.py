@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 from verl.trainer.ppo.core_algos import register_adv_est, register_policy_loss
 
+from agent_r1.config import AdvantageConfig
 from agent_r1.errors import AgentR1Error
-from agent_r1.training.advantages import ESTIMATORS, AdvantageInputs, Estimator
+from agent_r1.rollout.rows import Batch
+from agent_r1.training.advantages import ESTIMATORS, Estimator
 from agent_r1.training.losses import aggregate_loss, loss_normalizer, policy_loss
 
 
@@ -53,19 +55,15 @@ def advantages(
     if not order:
         return out
     trajectories = {name: n for n, name in enumerate(dict.fromkeys(tuple(parts[i][:2]) for i in order))}
-    credit = estimate(
-        AdvantageInputs(
-            rewards_BT[order],
-            mask_BT[order],
-            None if values_BT is None else values_BT[order],
-            [parts[i][0] for i in order],
-            torch.tensor([trajectories[tuple(parts[i][:2])] for i in order]),
-            config["gamma"],
-            config["lam"],
-            config["norm_adv_by_std_in_grpo"],
-        )
+    batch = Batch(
+        rewards_BT=rewards_BT[order],
+        mask_BT=mask_BT[order],
+        values_BT=None if values_BT is None else values_BT[order],
+        groups=[parts[i][0] for i in order],
+        trajectory_B=torch.tensor([trajectories[tuple(parts[i][:2])] for i in order]),
     )
-    out[0][order], out[1][order] = credit.advantages_BT, credit.returns_BT
+    section = AdvantageConfig(gamma=config["gamma"], lam=config["lam"], normalize_std=config["norm_adv_by_std_in_grpo"])
+    out[0][order], out[1][order] = estimate(batch, section)
     return out
 
 

@@ -137,7 +137,11 @@ def write_questions(train: Path, config: Config, out: Path) -> None:
     run ever stands at the end of an epoch.
     """
     questions = [row | {"extra_info": row["extra_info"] | {"index": i}} for i, row in enumerate(read_rows(train))]
-    rows = [row for step in range(1, config.trainer.steps + 1) for row in prompts_of_step(questions, step, config)]
+    rows = [
+        row
+        for step in range(1, config.trainer.steps + 1)
+        for row in prompts_of_step(questions, step, config.rollout.prompts_per_step, config.seed)
+    ]
     pq.write_table(pa.Table.from_pylist(rows), out)
 
 
