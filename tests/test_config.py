@@ -6,6 +6,7 @@ import math
 from operator import attrgetter
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,6 +20,7 @@ from agent_r1.config import (
     load_config,
     preset_names,
     to_yaml,
+    what_counts,
 )
 from agent_r1.errors import AgentR1Error, ConfigError, nearest
 from agent_r1.training.advantages import ESTIMATORS, get_estimator
@@ -34,6 +36,19 @@ def test_every_preset_loads_and_survives_a_round_trip(preset, algorithm, tmp_pat
     assert isinstance(config, Config)
     (tmp_path / "config.yaml").write_text(to_yaml(config))
     assert from_yaml(tmp_path / "config.yaml") == config
+
+
+def test_a_run_from_before_the_ablation_left_the_package_is_still_read(tmp_path):
+    config = load_config("smoke")
+    with_them = config.model_dump()
+    with_them["actor"] |= {"mask_tool_tokens": True, "ablation_normalizer": "masked"}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(with_them))
+    assert from_yaml(tmp_path / "config.yaml") == config
+    assert what_counts(config.actor) == with_them["actor"]  # so its checkpoints still fit
+    with_them["actor"]["mask_tool_tokens"] = False
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(with_them))
+    with pytest.raises(ConfigError, match=r"config.yaml: unknown configuration key 'actor.mask_tool_tokens'[^\n]*$"):
+        from_yaml(tmp_path / "config.yaml")
 
 
 def test_later_layers_win(tmp_path, monkeypatch):
@@ -55,12 +70,12 @@ def test_overrides_are_read_as_yaml(seed):
     overrides = [
         "trainer.loggers=[wandb,tensorboard]",
         "actor.lr=1e-4",
-        "actor.mask_tool_tokens=false",
+        "advantage.normalize_std=false",
         "model.path=null",
     ]
     config = load_config("smoke", overrides, seed=seed)
     assert config.trainer.loggers == ["wandb", "tensorboard"] and config.actor.lr == 1e-4
-    assert config.actor.mask_tool_tokens is False and config.model.path is None and config.seed == seed
+    assert config.advantage.normalize_std is False and config.model.path is None and config.seed == seed
 
 
 def test_a_table_replaces_the_one_below_it():
@@ -138,7 +153,7 @@ def test_nearest_says_nothing_when_nothing_is_near():
             "^trainer.steps='many': input should be a valid integer, unable to parse string as an integer$",
         ),
         ("trainer.steps=1.5", "trainer.steps"),
-        ("actor.mask_tool_tokens=perhaps", "actor.mask_tool_tokens"),
+        ("advantage.normalize_std=perhaps", "advantage.normalize_std"),
         ("data.mix=5", "data.mix"),
         ("data.mix={1-hop: lots}", "data.mix.1-hop='lots': input should be a valid number"),
         ("trainer.loggers=wandb", "trainer.loggers"),
@@ -184,7 +199,6 @@ def test_a_batch_that_does_not_divide_is_refused(part):
         (["data.mix={1-hop: 0, 2-hop: 0}"], "data.mix={'1-hop': 0, '2-hop': 0}: one share must be more than 0"),
         (["data.mix={1-hop: 2, 2-hop: -1}"], "data.mix.2-hop=-1 is too small; it must be at least 0"),
         (["cold_start.behaviours={good: .nan}"], "cold_start.behaviours.good=nan: input should be a finite number"),
-        (["actor.mask_tool_tokens=false", "actor.kl_coef=0.1"], "an ablation without a KL; set actor.kl_coef=0"),
         (["model.heads=3"], "model.hidden_size=128 must be a multiple of 2 x model.heads=3"),
         (["model.kv_heads=3"], "model.kv_heads=3"),
         (["model.layers=1"], "model.layers=1 is too small; it must be at least 2"),

@@ -151,7 +151,6 @@ def test_what_verl_refuses_is_said_in_one_line(tmp_path):
         (["verl.ranks=5"], "does not divide among verl.ranks=5"),
         (["verl.ranks=2", "verl.tensor_parallel=4"], "verl.tensor_parallel=4"),
         (["trainer.micro_tokens=300"], "cannot hold one conversation"),
-        (["actor.mask_tool_tokens=false"], "ablation of the local loop"),
         (["verl.patience_s=300"], "env.episode_timeout_s=300"),
         (["verl.tis_cap=0.5"], "give 1 or more, or 0"),
         (["verl.ranks=0"], "at least 1"),

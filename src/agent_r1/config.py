@@ -46,6 +46,8 @@ from agent_r1.settings import (  # noqa: F401 - the sections, from here for ever
 from agent_r1.sizes import check_context, find_gpu, known_model
 
 ALGORITHMS, ENGINES, DATASETS = get_args(Algorithm), get_args(Engine), get_args(DataName)
+GONE = {"mask_tool_tokens": True, "ablation_normalizer": "masked"}
+"""Settings of `actor` that runs from before may have, with the only values that they may have. They stay in the fingerprint."""
 LOSS_AGGREGATIONS, KL_ESTIMATORS = get_args(LossAggregation), get_args(KlEstimator)
 
 
@@ -94,6 +96,8 @@ def from_yaml(path: Path) -> Config:
         raise ConfigError(
             f"{path} cannot be read as YAML ({type(error).__name__}); delete the run or restore the file"
         ) from None
+    if isinstance(saved, dict) and isinstance(saved.get("actor"), dict):
+        saved["actor"] = {name: value for name, value in saved["actor"].items() if (name, value) not in GONE.items()}
     try:
         return _validated(saved)
     except ConfigError as error:
@@ -182,7 +186,8 @@ def what_counts(part: Any) -> Any:
         return part
     never, if_changed = OutsideFingerprint.__metadata__[0], InFingerprintIfChanged.__metadata__[0]
     values = [(name, field, getattr(part, name)) for name, field in type(part).model_fields.items()]
-    return {
+    gone = GONE if isinstance(part, ActorConfig) else {}
+    return gone | {
         name: what_counts(value)
         for name, field, value in values
         if never not in field.metadata and not (if_changed in field.metadata and value == field.default)
@@ -242,8 +247,6 @@ def _conflicts(config: Config) -> Iterator[str]:
                 f"a batch of {r.prompts_per_step} prompts x {r.samples_per_prompt} samples = {batch} trajectories does not "
                 f"divide into {name}.minibatches={count}; choose a divisor of {batch}"
             )
-    if not a.mask_tool_tokens and a.kl_coef:
-        yield "actor.mask_tool_tokens=false is an ablation without a KL; set actor.kl_coef=0"
     if (a.kl_in == "reward") != (a.kl_estimator == "k1"):
         yield (
             f"actor.kl_estimator={a.kl_estimator} with actor.kl_in={a.kl_in} does not pull the policy to the reference "
@@ -293,5 +296,3 @@ def _verl_conflicts(config: Config) -> Iterator[str]:
             f"trainer.micro_tokens={config.trainer.micro_tokens} cannot hold one conversation of "
             f"rollout.max_context={r.max_context} tokens; raise it"
         )
-    if not config.actor.mask_tool_tokens:
-        yield "actor.mask_tool_tokens=false is an ablation of the local loop; use --engine local for it"

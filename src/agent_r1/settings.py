@@ -203,10 +203,6 @@ class ActorConfig(Section):
     """`loss` adds a term to the loss, `reward` takes it from each action token's reward."""
     grad_clip: float = Field(1.0, ge=1e-06)
     weight_decay: NonNegativeFloat = 0.0
-    mask_tool_tokens: bool = True
-    """False puts tool tokens into the policy loss: the ablation of docs/laptop.md, never what you want."""
-    ablation_normalizer: Literal["masked", "agent"] = "masked"
-    """With mask_tool_tokens=false: `masked` divides by all tokens in the loss, `agent` by agent tokens only."""
 
 
 class CriticConfig(Section):

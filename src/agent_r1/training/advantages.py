@@ -18,9 +18,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from agent_r1.config import AdvantageConfig
 from agent_r1.errors import ConfigError, nearest
 from agent_r1.rollout.rows import Batch
+from agent_r1.settings import AdvantageConfig
 
 Estimator = Callable[[Batch, AdvantageConfig], tuple[Tensor, Tensor]]
 """A whole batch (every sample of a prompt must be in it) to `advantages_BT` and `returns_BT`, float32, 0 where the mask is 0.

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from agent_r1.config import ActorConfig
 from agent_r1.errors import ConfigError, nearest
+from agent_r1.settings import ActorConfig
 
 # ---------------------------------------------------------------------------------------------------------- policy
 
