@@ -1,4 +1,4 @@
-"""The words of the domain: every other module speaks in these types. Read this file first.
+"""The words of the domain: what a policy and an environment exchange, and what is recorded of it. Read this file first.
 
 One *episode* is a conversation between a policy (the language model) and an environment. It is recorded as a
 `Trajectory` of `Step`s. A step is one turn of the Markov decision process:
@@ -11,8 +11,12 @@ Tokens are the truth: `action_ids` are the very ids that came out of the sampler
 environment read them, and never encoded again, because encode(decode(ids)) need not equal ids. A model trained on
 re-encoded ids is trained on actions that it never took.
 
-Shape suffixes used in the whole code base: B rows in a batch, T tokens in a row, G samples of one prompt (the group),
-V vocabulary, D hidden width, H attention heads. `logprobs_BT` is a float tensor of shape [B, T].
+Names of tensors end in their shape; `logprobs_BT` is of shape [B, T]. The letters, and no others are used:
+
+    B rows of a batch            N trajectories                 V vocabulary
+    T tokens of a row            L longest trajectory           D hidden width
+    A action tokens of a batch,  G samples of one prompt        H attention heads
+      laid end to end              (the group)                  K key-value heads
 """
 
 from __future__ import annotations
@@ -93,7 +97,11 @@ class Policy(Protocol):
     """A hook for who shows a turn as it grows: called with the session and each newly sampled stretch of ids."""
 
     async def generate(self, prompt_ids: list[int], sampling: Sampling, session: str | None = None) -> Generation:
-        """Continue `prompt_ids`. Calls with one `session` are turns of one episode, so it may keep its cache."""
+        """Continue `prompt_ids`.
+
+        `session` names an episode: calls with the same one are its turns, so a policy may keep keys and values of the
+        conversation so far in a cache. None: a prompt that nothing follows.
+        """
         ...
 
     def release(self, session: str) -> None:
@@ -126,7 +134,7 @@ class Observation:
 
 @dataclass
 class StepResult:
-    """What `AgentEnv.step` returns, after Gymnasium's convention."""
+    """What `AgentEnv.step` returns. Like Gymnasium's step, except that `stop_reason` replaces `terminated` and `truncated`."""
 
     observation: Observation | None
     """None when `done`."""
@@ -165,7 +173,7 @@ class Trajectory:
     stop_reason: StopReason
     row: Row
     reward_parts: dict[str, float] = field(default_factory=dict)
-    """The parts of the outcome reward by name (em, format, ...), for logs and `/why`."""
+    """The summands of the outcome reward by name (em, format, ...)."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Measurements that are not paid for (f1, tool_calls, ...). None of them is sure to be there."""
     error: str | None = None

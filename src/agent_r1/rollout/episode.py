@@ -49,7 +49,7 @@ class Task:
     group_id: str
     """Equal for samples of one prompt."""
     session: str
-    """Unique among the episodes that run at a time; an engine keeps the episode's cache under this name."""
+    """Unique among the episodes that run at a time; a policy keeps the episode's cache under this name."""
     seed: int | None = None
 
 

@@ -9,7 +9,7 @@ Next: the same episode loop as in training.
 The chat endpoint of a server would be the easy way, and the wrong one: it decodes what was sampled, and encodes it
 again with the next turn. Here the prompt goes out as ids and the sampled ids come back.
 
-All policies have `on_token`. It is called with the session and each newly sampled stretch of ids: that is streaming.
+`on_token` (see `Policy`) is called with each newly sampled stretch of ids: that is streaming.
 """
 
 from __future__ import annotations
@@ -32,12 +32,11 @@ from torch import Tensor
 from agent_r1.errors import AgentR1Error, first_line
 from agent_r1.rollout import qwen
 from agent_r1.rollout.sampler import draw_noise, sample_tokens
-from agent_r1.types import Generation, Sampling
+from agent_r1.types import Generation, Policy, Sampling
 
 if TYPE_CHECKING:  # importing its model classes takes seconds, which a conversation with vLLM need not wait for
     from transformers import DynamicCache, PreTrainedModel
 
-OnToken = Callable[[str | None, list[int]], None]
 AnyModel = Union["PreTrainedModel", qwen.Qwen]
 
 
@@ -92,7 +91,7 @@ class _Conversation:
     ids: list[int] = field(default_factory=list)
 
 
-class TransformersPolicy:
+class TransformersPolicy(Policy):
     """`Policy` over any causal language model of `transformers`. The cache of an episode is kept across its turns.
 
     One conversation a pass: this is for talking to a model and for checking others against it. Batching is vLLM's work.
@@ -100,7 +99,6 @@ class TransformersPolicy:
 
     def __init__(self, model: PreTrainedModel, stop_ids: tuple[int, ...]):
         self.model, self.stop_ids = model, frozenset(stop_ids)
-        self.on_token: OnToken | None = None
         self._sessions: dict[str, _Conversation] = {}
         # Passes run in one thread, a token each: the event loop stays free for Ctrl-C, and episodes take turns.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="transformers")
@@ -148,7 +146,7 @@ class TransformersPolicy:
 # --------------------------------------------------------------------------------------------------------- a server
 
 
-class ServerPolicy:
+class ServerPolicy(Policy):
     """`Policy` over a vLLM server, which may be shared by any number of episodes and event loops."""
 
     ATTEMPTS = 4
@@ -164,7 +162,6 @@ class ServerPolicy:
     ):
         """`diagnose` says why the server is gone, or None while it lives (see `serve.Server.diagnose`)."""
         self.url, self.model, self.stop_ids = url, model, frozenset(stop_ids)
-        self.on_token: OnToken | None = None
         self._headers = {"Authorization": f"Bearer {api_key}"}
         self._clients: dict[asyncio.AbstractEventLoop, tuple[httpx.AsyncClient, int]] = {}
         """Of each event loop that has requests under way: the client, and how many use it."""

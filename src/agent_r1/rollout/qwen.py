@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from agent_r1.errors import AgentR1Error
 
 Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""attention(layer, q [B,H,T,d], k [B,K,T,d], v [B,K,T,d]) -> [B,H,T,d]. The caller decides what may be looked at."""
+"""attention(layer, q [B, H, T, head_dim], k and v [B, K, T, head_dim]) -> as q. The caller decides what may be looked at."""
 
 
 @dataclass(frozen=True)
@@ -58,25 +58,25 @@ class Block(nn.Module):
 
     def __init__(self, shape: QwenShape):
         super().__init__()
-        d, hd = shape.hidden_size, shape.head_dim
+        d, head_dim = shape.hidden_size, shape.head_dim
         self.shape = shape
         self.input_norm = nn.RMSNorm(d, eps=shape.rms_norm_eps)
-        self.qkv = nn.Linear(d, (shape.heads + 2 * shape.kv_heads) * hd, bias=True)
-        self.o = nn.Linear(shape.heads * hd, d, bias=False)
+        self.qkv = nn.Linear(d, (shape.heads + 2 * shape.kv_heads) * head_dim, bias=True)
+        self.o = nn.Linear(shape.heads * head_dim, d, bias=False)
         self.post_norm = nn.RMSNorm(d, eps=shape.rms_norm_eps)
         self.gate_up = nn.Linear(d, 2 * shape.intermediate_size, bias=False)
         self.down = nn.Linear(shape.intermediate_size, d, bias=False)
 
     def forward(self, x_BTD: Tensor, rope: tuple[Tensor, Tensor], layer: int, attention: Attention) -> Tensor:
         B, T, _ = x_BTD.shape
-        H, K, hd = self.shape.heads, self.shape.kv_heads, self.shape.head_dim
-        qkv = self.qkv(self.input_norm(x_BTD)).view(B, T, H + 2 * K, hd).transpose(1, 2)
+        H, K, head_dim = self.shape.heads, self.shape.kv_heads, self.shape.head_dim
+        qkv = self.qkv(self.input_norm(x_BTD)).view(B, T, H + 2 * K, head_dim).transpose(1, 2)
         # Queries and keys turn by the same angles, so they are rotated together. `split`, because the gradient of a slice
         # is a matrix of zeros to be filled and added, once for each slice.
         qk, v = qkv.split([H + K, K], dim=1)
         q, k = rotate(qk, *rope).split([H, K], dim=1)
         out = attention(layer, q, k, v)
-        x_BTD = x_BTD + self.o(out.transpose(1, 2).reshape(B, T, H * hd))
+        x_BTD = x_BTD + self.o(out.transpose(1, 2).reshape(B, T, H * head_dim))
         gate, up = self.gate_up(self.post_norm(x_BTD)).chunk(2, dim=-1)
         return x_BTD + self.down(F.silu(gate) * up)
 
@@ -128,7 +128,7 @@ def rope_tables(shape: QwenShape) -> tuple[Tensor, Tensor]:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn each pair (x_i, x_{i + hd/2}) by its position's angle: then q.k depends on the distance alone."""
+    """Turn each pair (x_i, x_{i + head_dim/2}) by its position's angle: then q.k depends on the distance alone."""
     # (a, b) -> (a cos - b sin, b cos + a sin): rolling by half swaps the two, and the table of sines holds the sign.
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin).to(x.dtype)
 

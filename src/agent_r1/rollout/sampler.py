@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -29,7 +28,7 @@ from torch import Tensor
 from agent_r1.device import SAMPLING_HERE
 from agent_r1.errors import AgentR1Error
 from agent_r1.rollout.qwen import Qwen
-from agent_r1.types import Generation, Sampling
+from agent_r1.types import Generation, Policy, Sampling
 
 
 class KVCache:
@@ -82,7 +81,7 @@ IDLE_TURNS = 100
 """Turns of the event loop without anything to decode, after which a tool must be one that waits for something."""
 
 
-class LocalPolicy:
+class LocalPolicy(Policy):
     """`Policy` over a `Qwen` in this process. One instance serves all episodes of the event loop that it runs in."""
 
     def __init__(self, model: Qwen, stop_ids: tuple[int, ...], *, slots: int, max_context: int):
@@ -95,8 +94,6 @@ class LocalPolicy:
         self.slots = slots
         self.cache = KVCache(model, slots, max_context)
         self.stats = SamplerStats()
-        self.on_token: Callable[[str | None, list[int]], None] | None = None
-        """Called with the session and each newly sampled id: a chat shows the answer as it grows."""
         self._slot_of: dict[str, int] = {}  # live sessions, also those that wait for a tool
         self._cached_ids: dict[str, list[int]] = {}  # the tokens behind each session's cache entries
         self._waiting: list[_Request] = []

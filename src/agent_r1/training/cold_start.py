@@ -39,7 +39,7 @@ from agent_r1.training.forward import action_logprobs, micro_batches
 from agent_r1.training.learner import optimize
 from agent_r1.training.other_names import NAME, OtherNames, RenamedSearch, names_in, spelling
 from agent_r1.training.tiny_model import train_tokenizer
-from agent_r1.types import Generation, Row, Sampling, StopReason
+from agent_r1.types import Generation, Policy, Row, Sampling, StopReason
 
 BEHAVIOURS = {
     "good": "looks up every hop, then answers",
@@ -61,8 +61,8 @@ class _Script:
     turn: int = 0
 
 
-class Demonstrator:
-    """A `Policy` that reads the solution from the row and plays it, well or badly."""
+class Demonstrator(Policy):
+    """Reads the solution from the row and plays it, well or badly."""
 
     def __init__(self, chat: ChatFormat):
         self.chat = chat
