@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from agent_r1.config import EnvConfig
 from agent_r1.env.base import INVALID, AgentEnv, BaseToolEnv, Outcome
 from agent_r1.env.hermes import HermesToolEnv
 from agent_r1.errors import ConfigError, nearest
+from agent_r1.settings import EnvConfig
 from agent_r1.tool import BaseTool
 from agent_r1.types import Row
 

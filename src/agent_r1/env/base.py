@@ -16,7 +16,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 
-from agent_r1.config import EnvConfig
+from agent_r1.settings import EnvConfig
 from agent_r1.tool.base import BaseTool, ToolCall, ToolErrorKind, ToolResult, call_tool
 from agent_r1.types import Action, Message, Observation, Row, StepResult, StopReason
 

@@ -19,9 +19,9 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from agent_r1.config import EnvConfig
 from agent_r1.env.base import INVALID, BaseToolEnv, Outcome
 from agent_r1.reward.qa import qa_outcome
+from agent_r1.settings import EnvConfig
 from agent_r1.tool.base import BaseTool, ToolCall, ToolResult
 from agent_r1.types import Message, StopReason
 

@@ -22,11 +22,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from agent_r1.config import EnvConfig, RolloutConfig
 from agent_r1.env import AgentEnv, Outcome, make_env
 from agent_r1.errors import AgentR1Error
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.failures import count_calls, refuse_failures
+from agent_r1.settings import EnvConfig, RolloutConfig
 from agent_r1.tool import BaseTool
 from agent_r1.types import (
     Action,

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agent_r1 import hub
 from agent_r1.config import Config, fingerprint, from_yaml, to_yaml, what_counts
@@ -43,9 +43,6 @@ from agent_r1.training.loop import train
 from agent_r1.training.tiny_model import load_chat, load_tokenizer, save_tokenizer
 from agent_r1.types import Row, Trajectory
 from agent_r1.workspace import Workspace, check_local_model, data_folder, needed, needs_index
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclasses.dataclass(frozen=True)

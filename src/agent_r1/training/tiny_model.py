@@ -28,10 +28,10 @@ import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from agent_r1.config import ModelConfig
 from agent_r1.errors import AgentR1Error, first_line
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.qwen import Qwen, QwenShape, rotate
+from agent_r1.settings import ModelConfig
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TAGS = (
