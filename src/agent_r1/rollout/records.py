@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.errors import AgentR1Error
-from agent_r1.files import json_line
+from agent_r1.files import json_line, write_whole
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.rows import Batch, TrainingRow, trajectory_rows
 from agent_r1.types import Row, Trajectory
@@ -82,14 +82,9 @@ def evaluation_records(trajectories: list[Trajectory], chat: ChatFormat) -> Iter
 
 def write_rollouts(path: Path, records: Iterator[dict[str, Any]]) -> None:
     """Write a rollouts file, whole or not at all. Raises AgentR1Error when there is no space."""
-    part = path.with_name(f".{path.name}.part")
     try:
-        with part.open("w") as file:
-            for record in records:
-                file.write(json_line(record))
-        part.rename(path)
+        write_whole(path, "".join(map(json_line, records)))
     except OSError as error:
-        part.unlink(missing_ok=True)
         raise AgentR1Error(
             f"cannot write {path} ({error.strerror}); free space or mend permissions, then run the same command again "
             "(`agent-r1 train` with --resume)"

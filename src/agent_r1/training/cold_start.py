@@ -160,8 +160,6 @@ def demonstrate(
         if name not in BEHAVIOURS:
             hint = nearest(name, BEHAVIOURS)
             raise ConfigError(f"cold_start.behaviours: unknown {name!r}{hint}; choose from {', '.join(BEHAVIOURS)}")
-    if sum(behaviours.values()) <= 0:
-        raise ConfigError("cold_start.behaviours: all shares are zero; give at least one a positive share")
     names, weights = list(behaviours), list(behaviours.values())
     tasks = []
     for i, row in enumerate(rows):
