@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,17 +15,36 @@ from filelock import FileLock, Timeout
 from agent_r1.errors import AgentR1Error
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write beside `path` and rename: whoever reads it finds the old text or the new one, never half of it.
+@contextmanager
+def whole(target: Path) -> Iterator[Path]:
+    """A path beside `target` to make a file or a folder at; at the end it takes `target`'s place.
 
-    Raises OSError, and leaves nothing beside `path` then.
+    Whoever reads `target` finds what was there before or all of the new, never half of it. Where something is raised,
+    nothing new is left; what a killed process has left is removed first.
     """
-    part = path.with_name(f".{path.name}.part")
+    part = target.with_name(f".part-{target.name}")
+    remove(part)
     try:
-        part.write_text(text, encoding="utf-8")
-        part.rename(path)
+        yield part
+        if part.is_dir():  # a folder cannot be renamed over one that is not empty
+            remove(target)
+        part.rename(target)
     finally:
-        part.unlink(missing_ok=True)
+        remove(part)
+
+
+def remove(path: Path) -> None:
+    """Delete a file or a folder, if it is there."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """A text file, whole or not at all. Raises OSError."""
+    with whole(path) as part:
+        part.write_text(text, encoding="utf-8")
 
 
 @contextmanager

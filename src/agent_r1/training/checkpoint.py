@@ -16,7 +16,6 @@ from __future__ import annotations
 import errno
 import json
 import re
-import shutil
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -25,7 +24,7 @@ from typing import Any
 import torch
 
 from agent_r1.errors import AgentR1Error
-from agent_r1.files import sha256
+from agent_r1.files import remove, sha256, whole
 
 FORMAT = 1
 _NAME = re.compile(r"step_(\d{6})")
@@ -36,28 +35,26 @@ def save_checkpoint(
 ) -> Path:
     """Write `folder/step_NNNNNN` and delete all but the newest `keep`. `write_model` fills the model folder."""
     final = folder / f"step_{step:06d}"
-    part = folder / f".part-step_{step:06d}"
     for stale in folder.glob(".part-*"):  # what a kill in the middle of an earlier save has left
-        _remove(stale)
+        remove(stale)
     try:
-        part.mkdir(parents=True)
-        write_model(part / "model")
-        _write_state(state, part / "trainer.pt")
-        found = sorted(f for f in part.rglob("*") if f.is_file())
-        with ThreadPoolExecutor() as pool:  # with verl these are 25 GB and more, and GPUs wait
-            files = dict(zip((str(f.relative_to(part)) for f in found), pool.map(sha256, found), strict=True))
-        manifest = {"format": FORMAT, "step": step, "config": fingerprint, "files": files}
-        (part / "manifest.json").write_text(json.dumps(manifest, indent=1))
-        _remove(final)
-        part.rename(final)
+        folder.mkdir(parents=True, exist_ok=True)
+        with whole(final) as part:
+            part.mkdir()
+            write_model(part / "model")
+            _write_state(state, part / "trainer.pt")
+            found = sorted(f for f in part.rglob("*") if f.is_file())
+            with ThreadPoolExecutor() as pool:  # with verl these are 25 GB and more, and GPUs wait
+                files = dict(zip((str(f.relative_to(part)) for f in found), pool.map(sha256, found), strict=True))
+            manifest = {"format": FORMAT, "step": step, "config": fingerprint, "files": files}
+            (part / "manifest.json").write_text(json.dumps(manifest, indent=1))
     except OSError as error:
-        _remove(part)
         raise AgentR1Error(
             f"cannot write the checkpoint {final} ({error.strerror}); free space or mend permissions, then continue "
             "with --resume"
         ) from None
     for old in list_checkpoints(folder)[:-keep]:
-        _remove(old)
+        remove(old)
     return final
 
 
@@ -116,8 +113,3 @@ def _write_state(state: dict[str, Any], path: Path) -> None:
         torch.save(state, path)
     except RuntimeError as error:  # torch's word for a full disk
         raise OSError(errno.EIO, f"{path.name}: {str(error).splitlines()[0]}") from None
-
-
-def _remove(path: Path) -> None:
-    if path.exists():
-        shutil.rmtree(path)
