@@ -18,7 +18,6 @@ import json
 import shutil
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from agent_r1 import hub
 from agent_r1.config import Config
@@ -31,10 +30,6 @@ from agent_r1.training.run import check_start_model, start_model
 from agent_r1.training.tiny_model import init_weights, shape_of
 from agent_r1.ui import progress, say
 from agent_r1.workspace import Workspace, check_local_model, load_rows, load_tools, stage
-
-if TYPE_CHECKING:
-    pass
-
 
 SAMPLED = 1000
 """Questions of an evaluation that are also asked at temperature 1: enough for +-.03, at a seventh of HotpotQA's cost."""
