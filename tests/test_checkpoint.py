@@ -201,7 +201,7 @@ def test_a_disk_that_fills_up_while_tensors_are_written_says_so_too(tmp_path, sm
 
 def test_no_permission_says_so(tmp_path):
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(AgentR1Error, match="cannot write the checkpoint .*Not a directory.*mend permissions"):
+    with pytest.raises(AgentR1Error, match="cannot write the checkpoint .*File exists.*mend permissions"):
         save(tmp_path / "file", 1)
 
 
