@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import resource
@@ -274,6 +275,16 @@ def test_rounding_does_not_end_a_run(sharded, tmp_path, dtype, said):
     assert found["checkpoint/unverified"] == said
     assert 0 < found["checkpoint/logprob_diff_mean"] < found["checkpoint/logprob_diff_p99"] < 0.3
     assert run.latest_checkpoint().name == "step_000003"
+
+
+@pytest.mark.parametrize("dtype, same", [("bfloat16", True), ("float32", False)])
+def test_weights_are_compared_as_the_trainer_multiplied_them(sharded, tmp_path, dtype, same):
+    """FSDP keeps them in float32, and each pass has them in bfloat16."""
+    model = copy.deepcopy(sharded[1])
+    for parameter in model.parameters():
+        parameter.data = parameter.data.bfloat16().float()
+    run, config, start, kept = trained(sharded, tmp_path, rows_of(model), dtype)
+    assert (finish(run, config, start, kept)["checkpoint/logprob_diff_max"] < 1e-4) == same
 
 
 def test_weights_that_are_not_the_trainers_end_the_run_and_nothing_is_lost(sharded, tmp_path):

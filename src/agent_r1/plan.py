@@ -6,7 +6,7 @@ V words, R ranks; a token of a sequence of length S, on average S/2 before it:
 
     weights, Adam      12 P / R bytes for each trained network: float32, and two moments (FSDP divides all by R)
     gradients           4 P / R, of the one network that is updated
-    logits              8 V bytes a token of a pass: bfloat16, its gradient, float32 for the softmax. Rarely not the largest
+    logits              8 V bytes a token of a pass, at most. Rarely not the largest
     vLLM                its share of the GPU: 2 P of weights, and 4 L N (width of a head) of cache a token
     reference, offload  nothing on the GPU but what is at work; the rest waits in host memory
     forward             2 P + 2 L H (width of a head) S operations a token: each weight multiplies and adds, attention on top
@@ -45,6 +45,9 @@ SYNC_S, SYNC_RATE, HOST_RATE = 3.0, 5e9, 20e9
 """After a step vLLM wakes up and gets new weights, so many bytes a second; from host memory a GPU reads so many (PCIe 4)."""
 SLOWER = 4
 """Published steps took 1.0 to 3.7 times as long as computed here (benchmarks/published_steps.json): the plan's range."""
+LOGITS = 8
+"""Bytes for each token of a pass and each word of the vocabulary, at most: bfloat16, its gradient, float32 for the softmax. A
+cross entropy in place and a compiled entropy take less (`make long PART=real_shapes`); where one of them is not, it is this."""
 CONTEXT, VLLM_WORK = 3 * GIB, 2 * GIB
 """On each GPU: CUDA's contexts, NCCL, graphs, what the allocator cannot hand out. Of vLLM's share: a long prompt, graphs."""
 RANK_HOST, HOST, SHM = 6 * GIB, 8 * GIB, 8 * GIB
@@ -62,19 +65,25 @@ INDEX_HOURS = (0.3, 1.5)
 # -------------------------------------------------------------------------------------------------------------- memory
 
 
+def layer_width(shape: Shape) -> int:
+    """Numbers that one layer computes for a token."""
+    return 3 * shape.intermediate + 4 * (shape.heads * shape.head_dim + shape.hidden)
+
+
 def gpu_memory(config: Config, shape: Shape, gpu: Gpu) -> dict[str, tuple[float, float]]:
     """What lies on each GPU: bytes while sampling, bytes while training."""
     v, tokens, P = config.verl, config.trainer.micro_tokens, shape.parameters
     kept = 0 if v.offload else 12 * P / v.ranks
-    inside = 3 * shape.intermediate + 4 * (shape.heads * shape.head_dim + shape.hidden)  # what one layer computes
-    gathered = 2 * (shape.layer + shape.vocab * shape.hidden * (1 if shape.tied else 2))
+    # In bfloat16, with the gradient in bfloat16 and in float32 for the sum over the ranks: what a unit of FSDP takes at
+    # the end of backward. Embeddings and output are one unit, and by far the largest.
+    gathered = 8 * (shape.layer + shape.vocab * shape.hidden * (1 if shape.tied else 2))
     return {
         "actor: weights, Adam": (kept, 12 * P / v.ranks),
         **({"critic: weights, Adam": (kept, kept)} if config.algorithm == "ppo" else {}),
         "gradients": (0, 4 * P / v.ranks),
-        "gathered layer, embeddings": (0, gathered if v.ranks > 1 else gathered / 2),
-        f"activations of {tokens:,} tokens": (0, 2 * tokens * (shape.layers * shape.hidden + inside)),
-        f"logits of {tokens:,} tokens": (0, 8 * tokens * shape.vocab),
+        "gathered embeddings, layer": (0, gathered if v.ranks > 1 else gathered / 2),
+        f"activations of {tokens:,} tokens": (0, 2 * tokens * (shape.layers * shape.hidden + layer_width(shape))),
+        f"logits of {tokens:,} tokens": (0, LOGITS * tokens * shape.vocab),
         "vLLM: weights, cache, work": (v.gpu_memory * gpu.memory, 0),
         "vLLM: bucket of new weights": (4 * shape.vocab * shape.hidden, 0),
         "CUDA, NCCL, graphs": (CONTEXT, CONTEXT),
@@ -116,12 +125,25 @@ def index_memory(config: Config) -> float:
     return passages(config) * (PASSAGE_HOST + 4 * width(config) + GRAPH)
 
 
+def load_memory(shape: Shape) -> float:
+    """Bytes that verl takes in each training process before its shard is on the GPU: the whole model in float32. Where the
+    output has weights of its own, all but the first process skip this."""
+    return 4 * shape.parameters
+
+
+def convert_memory(shape: Shape) -> float:
+    """Bytes that the driver takes to make one model of a checkpoint's shards, which it maps: the whole weights in float32,
+    and of those that serve as embeddings and as output a copy."""
+    return 4 * (shape.parameters + (shape.vocab * shape.hidden if shape.tied else 0))
+
+
 def host_memory(config: Config, shape: Shape) -> dict[str, float]:
     """Bytes of host memory on one machine, with one search service as the speedrun starts it."""
     v, P, networks = config.verl, shape.parameters, 2 if config.algorithm == "ppo" else 1
+    here = v.ranks / v.nodes
     return {
-        "Ray and the driver": HOST,
-        "training processes": v.ranks / v.nodes * RANK_HOST + 4 * P,
+        "Ray and the driver": HOST + convert_memory(shape),
+        "training processes": here * RANK_HOST + (here if shape.tied else 1) * load_memory(shape),
         "reference": 4 * P / v.nodes if config.actor.kl_coef else 0,
         "offloaded networks": 12 * P * networks / v.nodes if v.offload else 0,
         "search service": index_memory(config),

@@ -52,7 +52,8 @@ def merge_shards(actor: Path) -> dict[str, torch.Tensor]:
         raise AgentR1Error(f"{actor} has {len(files)} shards of the model; it is not a whole checkpoint of verl")
     # It warns that a mesh without processes cannot be compiled for. Nobody will.
     logging.getLogger("torch.distributed.device_mesh").setLevel(logging.ERROR)
-    ranks = [torch.load(file, map_location="cpu", weights_only=True) for file in files]
+    # Mapped from the disk, and not read: the driver has to hold the whole weights beside them.
+    ranks = [torch.load(file, map_location="cpu", weights_only=True, mmap=True) for file in files]
     return {name: _whole([rank[name] for rank in ranks]).float().contiguous() for name in ranks[0]}
 
 
