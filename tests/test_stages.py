@@ -14,6 +14,7 @@ from runs import CARD_KEYS, TINY, leftovers, main, prepare, rollouts, tree
 from agent_r1 import stages, workspace
 from agent_r1.config import Config, load_config
 from agent_r1.errors import AgentR1Error
+from agent_r1.files import whole
 from agent_r1.rollout.evaluate import wilson_interval
 from agent_r1.training import run
 from agent_r1.workspace import Workspace, stage
@@ -56,8 +57,9 @@ def test_a_stage_is_made_once(tmp_path, capsys):
 def test_a_stage_that_fails_leaves_nothing_and_its_error_as_it_was(tmp_path, error):
     def make(part):
         fill(part)
-        fill(part.parent / f".{part.name}.partial")  # as data/ and search/ do
-        raise error
+        with whole(part / "inner") as inner:
+            fill(inner)
+            raise error
 
     with pytest.raises(type(error)) as raised:
         stage("thing", tmp_path / "thing", make)
@@ -78,7 +80,7 @@ def test_no_space_is_said_with_its_remedy(tmp_path):
 
 
 def test_what_a_killed_process_left_is_cleared_and_neighbours_stay(tmp_path):
-    for name in (".part-thing", "..part-thing.partial", ".part-other"):
+    for name in (".part-thing", ".part-other"):
         fill(tmp_path / name, "half")
     stage("thing", tmp_path / "thing", fill)
     assert tree(tmp_path).keys() == {"thing/file", ".part-other/file"}

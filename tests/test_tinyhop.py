@@ -413,8 +413,8 @@ def test_an_existing_folder_is_refused_and_kept(folder):
 
 
 def test_a_failed_build_leaves_nothing(tmp_path, monkeypatch):
-    (tmp_path / ".data.partial").mkdir()  # what a killed run left behind
-    (tmp_path / ".data.partial" / "train.parquet").write_text("half")
+    (tmp_path / ".part-data").mkdir()  # what a killed run left behind
+    (tmp_path / ".part-data" / "train.parquet").write_text("half")
 
     def no_space(path, passages):
         raise OSError(28, "No space left on device")

@@ -10,7 +10,6 @@ import json
 import math
 import os
 import re
-import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from agent_r1.config import Config, fingerprint
 from agent_r1.data.build import build
 from agent_r1.data.rows import read_manifest, read_rows, verify
 from agent_r1.errors import AgentR1Error
-from agent_r1.files import locked
+from agent_r1.files import locked, whole
 from agent_r1.search import prebuilt
 from agent_r1.search.encoders import make_encoder
 from agent_r1.search.index import PassageIndex, build_index, recall_at_k, title_recall
@@ -90,7 +89,6 @@ def stage(title: str, target: Path, make: Callable[[Path], str]) -> None:
         return
     say(f"{title} ...")
     start = time.perf_counter()
-    part = target.parent / f".part-{target.name}"
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         # Two runs may need the same artefact: the second waits here, and then finds it made.
@@ -98,24 +96,14 @@ def stage(title: str, target: Path, make: Callable[[Path], str]) -> None:
             if target.exists():
                 say(f"  made by another process, in {target}")
                 return
-            _clear_parts(target)
-            try:
+            with whole(target) as part:
                 summary = make(part)
-                part.rename(target)
-            finally:
-                _clear_parts(target)
     except OSError as error:
         raise AgentR1Error(
             f"{title}: cannot write {target} ({error.strerror or error}); free space, or set AGENT_R1_HOME to a folder "
             "of yours"
         ) from None
     say(f"  {summary}\n  {time.perf_counter() - start:.1f} s, in {target}")
-
-
-def _clear_parts(target: Path) -> None:
-    """Remove what an interrupted stage left: its folder, and what the room that fills it writes beside that."""
-    for part in target.parent.glob(f".*part-{target.name}*"):
-        shutil.rmtree(part, ignore_errors=True)
 
 
 def make_data(config: Config) -> None:

@@ -8,7 +8,6 @@ of every file. Next: `search/` indexes the passages, `env/` opens an episode on 
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from agent_r1.errors import AgentR1Error, first_line
-from agent_r1.files import sha256
+from agent_r1.files import sha256, whole
 from agent_r1.types import Row
 
 ROW_KEYS = ("data_source", "prompt", "ability", "reward_model", "extra_info", "agent_name", "env_kwargs")
@@ -100,21 +99,18 @@ def make_folder(out: Path, write: Callable[[Path], dict[str, Any]], files: Itera
     Everything is written beside `out` and renamed at the end: a folder of that name is complete. Raises AgentR1Error if
     `out` exists or cannot be written.
     """
-    partial = out.parent / f".{out.name}.partial"
+    if out.exists():
+        raise AgentR1Error(f"{out} exists already; use it as it is, or delete it to make the data again")
     try:
-        if out.exists():
-            raise AgentR1Error(f"{out} exists already; use it as it is, or delete it to make the data again")
-        shutil.rmtree(partial, ignore_errors=True)  # what an interrupted call may have left
-        partial.mkdir(parents=True)
-        manifest = {"format": FORMAT} | write(partial) | {"files": {name: sha256(partial / name) for name in files}}
-        (partial / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
-        partial.rename(out)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with whole(out) as part:
+            part.mkdir()
+            manifest = {"format": FORMAT} | write(part) | {"files": {name: sha256(part / name) for name in files}}
+            (part / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
     except OSError as error:
         raise AgentR1Error(
             f"cannot write {out} ({error.strerror or error}); free some space or choose a folder that you may write to"
         ) from None
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return manifest
 
 

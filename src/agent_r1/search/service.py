@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import httpx
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
+from agent_r1.config import SearchConfig
 from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.search.index import Hit, PassageIndex
 from agent_r1.search.searcher import MAX_QUERY_CHARS, Searcher
@@ -56,7 +57,7 @@ class SearchRequest(BaseModel):
     queries: Annotated[
         list[Annotated[str, StringConstraints(max_length=MAX_QUERY_CHARS)]], Field(min_length=1, max_length=MAX_QUERIES)
     ]
-    top_k: Annotated[int, Field(ge=1, le=MAX_TOP_K)] = 3
+    top_k: Annotated[int, Field(ge=1, le=MAX_TOP_K)] = SearchConfig().top_k
 
 
 def make_app(index: PassageIndex, timeout_s: float = TIMEOUT_S) -> "FastAPI":
@@ -106,7 +107,7 @@ def make_app(index: PassageIndex, timeout_s: float = TIMEOUT_S) -> "FastAPI":
         return await in_time(work())
 
     @app.get("/search")
-    async def get_search(q: str, top_k: int = 3) -> dict:
+    async def get_search(q: str, top_k: int = SearchConfig().top_k) -> dict:
         wanted = checked(SearchRequest.model_validate, {"queries": [q], "top_k": top_k})
         return await in_time(answer(wanted.queries, wanted.top_k))
 
