@@ -10,9 +10,9 @@ import pytest
 import torch
 from runs import TINY, main
 
-from agent_r1 import plan as plan_module
+from agent_r1 import device
 from agent_r1.config import Config, from_yaml, load_config, preset_names
-from agent_r1.plan import gpu_plan, local_plan, matmul_rate
+from agent_r1.plan import gpu_plan, local_plan
 from agent_r1.workspace import Workspace
 
 TITLES = (
@@ -102,8 +102,8 @@ def test_a_critic_and_a_reference_cost_memory():
 def test_the_matmul_rate_counts_products_by_the_clock(monkeypatch):
     """By a clock that goes on by 0.03 s whenever it is read: products begin at 0.03, 0.06 and 0.09, the end is at 0.15."""
     now = iter(range(0, 100, 3))
-    monkeypatch.setattr(plan_module, "time", SimpleNamespace(perf_counter=lambda: next(now) / 100))
-    assert matmul_rate("cpu", torch.float32) == pytest.approx(3 * 2 * 4096 * 128 * 384 / 0.15)
+    monkeypatch.setattr(device, "time", SimpleNamespace(perf_counter=lambda: next(now) / 100))
+    assert device.matmul_rate("cpu", torch.float32) == pytest.approx(3 * 2 * 4096 * 128 * 384 / 0.15)
 
 
 # ---------------------------------------------------------------------------------------------- for GPUs that are not here

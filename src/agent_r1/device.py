@@ -11,6 +11,7 @@ import platform
 import re
 import shutil
 import subprocess
+import time
 import weakref
 from dataclasses import dataclass
 from pathlib import Path
@@ -142,3 +143,17 @@ def set_threads(threads: int) -> None:
     import torch
 
     torch.set_num_threads(threads or cores())
+
+
+def matmul_rate(device: str, dtype) -> float:
+    """FLOP/s of a matrix product of the size that the tiny model's layers have, measured for a tenth of a second."""
+    import torch
+
+    a, b = torch.randn(4096, 128, device=device, dtype=dtype), torch.randn(128, 384, device=device, dtype=dtype)
+    a @ b
+    count, start = 0, time.perf_counter()
+    while time.perf_counter() - start < 0.1:
+        product = a @ b
+        count += 1
+    product[0, 0].item()  # waits for a GPU that is still at work
+    return count * 2 * 4096 * 128 * 384 / (time.perf_counter() - start)

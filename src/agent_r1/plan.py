@@ -20,7 +20,6 @@ assumed, and not computed, has a name in capitals and a reason. None of it has b
 from __future__ import annotations
 
 import math
-import time
 
 from agent_r1.config import Config, to_yaml
 from agent_r1.errors import AgentR1Error
@@ -307,7 +306,10 @@ def gpu_plan(config: Config, gpu_hour: float | None = None) -> list[str]:
     if gpu_hour is not None:
         low_cost, high_cost = (hours * v.ranks * gpu_hour for hours in (low, high))
         price = f"{low_cost:.0f} to {high_cost:.0f} at {gpu_hour:g} a GPU and hour"
-    everywhere = index_memory(config) * (v.agent_workers - 1) / GIB
+    everywhere, alone = index_memory(config) * (v.agent_workers - 1) / GIB, []
+    if everywhere >= 1 and not config.search.url:
+        alone = [f"                   with the one search service of the speedrun; without it {everywhere:.0f} GiB more, an index "
+                 "in each process that runs episodes"]  # fmt: skip
     return [
         f"\nhardware           {v.ranks} x {v.gpu}{f' on {v.nodes} machines' if v.nodes > 1 else ''} ({gpu.memory / GIB:.0f} GiB, "
         f"{gpu.flops / 1e12:.0f} TFLOP/s, {gpu.bandwidth / 1e12:.2f} TB/s each): verl.ranks, verl.gpu",
@@ -319,14 +321,7 @@ def gpu_plan(config: Config, gpu_hour: float | None = None) -> list[str]:
         f"{config.rollout.max_context} tokens, and gets {episodes * v.tensor_parallel / v.ranks:.0f} episodes a step",
         *(f"DOES NOT FIT       {problem}" for problem in misfits(config, shape, gpu)),
         f"\nhost memory        {sum(host.values()) / GIB:.0f} GiB a machine: {_parts(host)}",
-        *(
-            []
-            if config.search.url or everywhere < 1
-            else [
-                f"                   with the one search service of the speedrun; without it {everywhere:.0f} GiB more, an index "
-                "in each process that runs episodes"
-            ]
-        ),  # fmt: skip
+        *alone,
         f"disk               {sum(on_disk.values()) / GIB:.0f} GiB at most: {_parts(on_disk)}",
         f"/dev/shm           {SHM / GIB:.0f} GiB (docker run --shm-size)",
         f"\nseconds of a step of {episodes} episodes of {length:.0f} tokens",
@@ -362,7 +357,7 @@ def local_plan(config: Config) -> list[str]:
     """Memory, disk and time of the local loop, each with its assumption."""
     import torch
 
-    from agent_r1.device import resolve_device, set_threads
+    from agent_r1.device import matmul_rate, resolve_device, set_threads
     from agent_r1.rollout import qwen
     from agent_r1.training.tiny_model import shape_of
     from agent_r1.workspace import Workspace
@@ -400,17 +395,3 @@ def local_plan(config: Config) -> list[str]:
         f"(a matmul reaches {rate / 1e9:.0f} GFLOP/s right now, fewer while other programs run; assumed: "
         f"{TOKENS_PER_EPISODE} tokens an episode, {EFFICIENCY:.0%} of that rate)",
     ]
-
-
-def matmul_rate(device: str, dtype) -> float:
-    """FLOP/s of a matrix product of the size that the tiny model's layers have, measured for a tenth of a second."""
-    import torch
-
-    a, b = torch.randn(4096, 128, device=device, dtype=dtype), torch.randn(128, 384, device=device, dtype=dtype)
-    a @ b
-    count, start = 0, time.perf_counter()
-    while time.perf_counter() - start < 0.1:
-        product = a @ b
-        count += 1
-    product[0, 0].item()  # waits for a GPU that is still at work
-    return count * 2 * 4096 * 128 * 384 / (time.perf_counter() - start)
