@@ -270,24 +270,16 @@ def test_a_script_through_standard_input(home):
     assert "Traceback" not in done.stderr
 
 
-SERVER_FAULTS = {
-    "cut": "RuntimeError: the engine core has died",
-    "garbage": "broke off",
-    "refuse": "too long, says the server",
-    "broken": "refused (500)",
-    "midway": "engine trouble",
-    "endless": "broke off",
-}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", SERVER_FAULTS)
-def test_a_server_that_fails_in_mid_answer_and_the_conversation_that_survives_it(home, fault):
+@pytest.mark.parametrize(
+    ("fault", "words"), [("cut", "RuntimeError: the engine core has died"), ("refuse", "too long, says the server")]
+)
+def test_a_server_that_fails_in_mid_answer_and_the_conversation_that_survives_it(home, fault, words):
     """A server process of its own that fails over HTTP (fake_vllm.py), in place of vLLM."""
     variables = {"AGENT_R1_VLLM": str(Path(__file__).with_name("fake_vllm.py")), "FAKE_VLLM": fault}
     done = chat_command(home, "--backend", "vllm", stdin="One?\nTwo?\n/tools\n", **variables)
     notes = [line for line in done.stdout.splitlines() if line.startswith("* ") and "one small world" not in line]
-    assert len(notes) == 2 and SERVER_FAULTS[fault] in notes[0]
+    assert len(notes) == 2 and words in notes[0]
     assert "search(query)" in done.stdout.splitlines()[-1]
     assert done.returncode == 1 and "Traceback" not in done.stderr
 
@@ -304,7 +296,8 @@ def test_the_tool_of_the_docs(home, tmp_path):
     name = command[1].partition(":")[2]
     assert "search(query)" in done.stdout
     assert re.search(rf"^  {name}\(", done.stdout, re.MULTILINE)
-    for options, warned in ((command, True), (["env.tools=[]"], True), ([], False)):
+    assert "met its own tools only" in done.stdout
+    for options, warned in ((["env.tools=[]"], True), ([], False)):
         done = chat_command(home, *options, stdin="/tools\n")
         assert ("met its own tools only" in done.stdout) == warned
 

@@ -29,6 +29,7 @@ from rich.text import Text
 from agent_r1.config import Config
 from agent_r1.data.rows import read_corpus
 from agent_r1.errors import AgentR1Error, ConfigError, nearest
+from agent_r1.files import json_line, write_whole
 from agent_r1.inference.agent import (
     Agent,
     describe,
@@ -42,7 +43,7 @@ from agent_r1.inference.agent import (
 from agent_r1.inference.conversation import Conversation, Exchange, exchange_record, no_answer, same_context
 from agent_r1.inference.screen import Screen, exchange_text, footer
 from agent_r1.inspect.tokens import token_table
-from agent_r1.rollout.records import evaluation_records, write_rollouts
+from agent_r1.rollout.records import evaluation_records
 from agent_r1.rollout.rows import trajectory_rows
 from agent_r1.training.run import start_model
 from agent_r1.types import Row, Trajectory
@@ -230,7 +231,8 @@ class Repl:
         if (path := Path(argument).expanduser()).exists():
             raise AgentR1Error(f"{path} exists; choose another name")
         exchanges = self.conversation.exchanges
-        write_rollouts(path, evaluation_records([exchange.trajectory for exchange in exchanges], self.agent.chat))
+        records = evaluation_records([exchange.trajectory for exchange in exchanges], self.agent.chat)
+        write_whole(path, "".join(map(json_line, records)))
         self.screen.say(f"{len(exchanges)} questions and answers in {path}; `agent-r1 inspect {path}` shows them")
 
     def clear(self, argument: str) -> None:

@@ -151,14 +151,10 @@ def _claim(out: Path, models: list[Path], config: Config, rows: list[Row], facts
     """Make `out`, or make sure that what lies there is a part of this very evaluation."""
     weights = [[sha256(file) for file in sorted(model.glob("*.safetensors"))] for model in models]
     settings = {"models": [str(m) for m in models], "evaluation": fingerprint(weights, config, rows, facts)}
-    path = out / "settings.json"
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        if path.exists() and json.loads(path.read_text()) != settings:
-            raise AgentR1Error(f"{out} holds another evaluation; choose another --out, or delete it")
-        _write(path, settings)
-    except (OSError, ValueError) as error:
-        raise AgentR1Error(f"cannot use {out} ({error}); choose another --out") from None
+    out.mkdir(parents=True, exist_ok=True)
+    if (out / "settings.json").exists() and json.loads((out / "settings.json").read_text()) != settings:
+        raise AgentR1Error(f"{out} holds another evaluation; choose another --out, or delete it")
+    _write(out / "settings.json", settings)
 
 
 def _write(path: Path, value: dict) -> None:
