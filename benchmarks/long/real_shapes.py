@@ -36,7 +36,7 @@ from benchmarks.long._real_shapes_rank import Peak, small
 
 ROOT = Path(__file__).parents[2]
 HALF, ONE = "Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2.5-1.5B-Instruct"
-RANKS, TOKENS, GREEDY = 4, 256, 24
+RANKS, TOKENS, GREEDY = 4, 128, 24
 NARROW = replace(MODELS[HALF], layers=2, hidden=128, heads=4, head_dim=32, intermediate=256)
 """The real vocabulary, and nearly nothing else: in its passes the logits are what there is to see."""
 CARDS = {  # billions of parameters, as the model cards say
