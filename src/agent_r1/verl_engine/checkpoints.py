@@ -117,7 +117,7 @@ def differences(model: Path, rows: list[dict[str, Any]], dtype: torch.dtype) -> 
 
     The weights are rounded to `dtype` first, as FSDP rounds them for each pass. A published model lies on the grid of
     bfloat16, where updates of 1e-6 do not show until there are many; in float32 all of them show, and all in one
-    direction (.046 in the mean after one update of a model of 0.5B, and .087 after two: `make long`, part real_shapes).
+    direction (.05 in the mean after one update of a model of 0.5B, and .09 after two: `make long`, part real_shapes).
 
     What it did not choose (a tool's text) it may find next to impossible, and there rounding moves whole nats. The
     response, which log-probabilities and mask are of, ends a row.
