@@ -121,7 +121,7 @@ def killed_behind_a_checkpoint(command: list, environment: dict[str, str], run: 
             time.sleep(0.5)
         seconds = round(time.monotonic() - began)
         print(f"  grpo: checkpoint after {seconds} s; killing a rank", flush=True)
-        for pid in processes(f"AGENT_R1_HOME={run.parents[1]}", "WorkerDict")[:1]:
+        for pid in processes(f"AGENT_R1_HOME={run.parents[1]}", "ray::WorkerDict")[:1]:
             os.kill(pid, signal.SIGKILL)
         code = process.wait(timeout=300)
         out.seek(0)
@@ -207,12 +207,12 @@ def sound(run: Path, steps: int) -> list[dict[str, Any]]:
 
 
 def processes(setting: str, title: str = "") -> list[int]:
-    """Processes with NAME=VALUE in their environment and `title` in their command line."""
+    """Processes with NAME=VALUE in their environment and `title`, in whatever case, in their command line."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             if setting.encode() in (folder / "environ").read_bytes().split(b"\0"):
-                found += [int(folder.name)] if title in (folder / "cmdline").read_text() else []
+                found += [int(folder.name)] if title.lower() in (folder / "cmdline").read_text().lower() else []
         except OSError:
             continue
     return found

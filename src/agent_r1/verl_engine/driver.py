@@ -17,7 +17,7 @@ from pathlib import Path
 
 import ray
 from omegaconf import OmegaConf
-from ray.exceptions import OutOfMemoryError, RayActorError
+from ray.exceptions import ActorUnavailableError, OutOfMemoryError, RayActorError
 
 from agent_r1.errors import AgentR1Error
 
@@ -74,8 +74,11 @@ def in_a_line(cause: BaseException) -> str:
     process = f"a process of the run ({name[1]})" if name else "a process of the run"
     if isinstance(cause, OutOfMemoryError):
         return f"AgentR1Error: the machine's memory was nearly full, so Ray ended {process}; {LESS_MEMORY}"
-    if isinstance(cause, RayActorError) and "node has died" in text:
-        return f"AgentR1Error: a machine has left the Ray at RAY_ADDRESS, and {process} with it; bring it back"
+    if isinstance(cause, ActorUnavailableError) or (isinstance(cause, RayActorError) and "node has died" in text):
+        return (
+            f"AgentR1Error: {process} is out of reach: it was killed, or its machine is gone; with several machines, see that "
+            "all are in Ray again"
+        )
     if isinstance(cause, RayActorError) and "worker process has died" in text:
         return f"AgentR1Error: {process} crashed or was killed; if it was for want of memory, dmesg says so, and then {LESS_MEMORY}"
     return f"{type(cause).__name__}: {(text.splitlines() or [''])[-1]}"

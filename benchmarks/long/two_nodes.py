@@ -1,0 +1,115 @@
+"""A run on two machines (two Ray nodes on one box): one machine is lost, the run says so and ends, and goes on with it again.
+
+Preset hotpotqa-4xh100 as in gpu_config, with one rank and one sampler on each of two nodes, which are started as
+docs/cloud/slurm.sh starts them: addresses, ports and temporary folders of their own, and a token, without which a Ray of
+several machines would answer everybody. All processes of the second are killed at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.long._as_on_a_gpu import NEEDS
+from benchmarks.long.gpu_config import ROOT, SMALL, checked, home_agent, machine, processes, sound, start_model
+
+RAY = Path(sys.executable).with_name("ray")
+PORT = 6389
+WORDS = [
+    *("--preset=hotpotqa-4xh100", "verl.nodes=2", "verl.ranks=2", "trainer.steps=4", "trainer.save_every=2"),
+    *("trainer.eval_every=0", "rollout.samples_per_prompt=2"),
+]
+
+
+class Node:
+    """A machine of the cluster. Its processes are known by a variable that all of them inherit."""
+
+    def __init__(self, number: int, environment: dict[str, str], *argv: str):
+        self.mark, self.folder = f"AGENT_R1_NODE={number}", Path(tempfile.mkdtemp(prefix=f"r1-node-{number}-"))
+        self.address = f"127.0.0.{number + 1}"
+        command = [RAY, "start", "--block", f"--node-ip-address={self.address}", "--num-gpus=1", "--num-cpus=12"]
+        with (self.folder / "log").open("w") as log:
+            self.process = subprocess.Popen(
+                [*command, f"--temp-dir={self.folder}", *argv], stdout=log, stderr=log,
+                env=environment | NEEDS | dict([self.mark.split("=")]),
+            )  # fmt: skip
+        while "Ray runtime started" not in (self.folder / "log").read_text():
+            if self.process.poll() is not None:
+                raise RuntimeError(f"no Ray: {(self.folder / 'log').read_text()[-500:]}")
+            time.sleep(0.5)
+
+    def lose(self) -> None:
+        """As when its power fails."""
+        while pids := processes(self.mark):
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.1)
+        self.process.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def run() -> dict[str, Any]:
+    """Figures. Raises when the run does not end as it should, or does not go on."""
+    with tempfile.TemporaryDirectory(prefix="agent-r1-nodes-") as folder, contextlib.ExitStack() as stack:
+        home = Path(folder)
+        environment = machine(home) | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(home / "token")}
+        (home / "token").touch(mode=0o600)
+        (home / "token").write_text(secrets.token_hex(32))
+        source = f"data.source={home / 'files'}"
+        words = [*WORDS, *SMALL, source, f"model.path={start_model(home, environment, source)}"]
+        for stage in ("data", "index"):
+            checked([home_agent(environment), stage, *words], environment)
+        return lost_and_found(home, environment, words, stack)
+
+
+def lost_and_found(home: Path, environment: dict[str, str], words: list[str], stack: contextlib.ExitStack) -> dict:
+    run = home / "runs" / "nodes"
+    head = Node(1, environment, "--head", f"--port={PORT}", "--include-dashboard=false")
+    stack.callback(head.lose)
+    environment["RAY_ADDRESS"] = f"{head.address}:{PORT}"
+    second = Node(2, environment, f"--address={environment['RAY_ADDRESS']}")
+    stack.callback(second.lose)
+    command = [home_agent(environment), "train", "grpo", "--run=nodes", "--plain", *words]
+    began = time.monotonic()
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=environment, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+    while not (run / "checkpoints/step_000002").exists() and process.poll() is None:
+        time.sleep(0.5)
+    until_checkpoint, began = time.monotonic() - began, time.monotonic()
+    print(f"  checkpoint after {until_checkpoint:.0f} s; losing a machine", flush=True)
+    there = [len(processes(node.mark, "WorkerDict")) for node in (head, second)]
+    second.lose()
+    said = (process.communicate(timeout=400)[1].strip().splitlines() or [""])[-1]
+    until_end = time.monotonic() - began
+    print(f"  {said}", flush=True)
+    if process.returncode != 1 or "continue from step_000002 with --resume" not in said:
+        raise RuntimeError(f"without its second machine: exit code {process.returncode}, {said}")
+    left = [pid for name in ("WorkerDict", "vllm") for pid in processes(head.mark, name)]
+    if there != [1, 1] or left:
+        raise RuntimeError(f"ranks on the machines: {there}; left behind: {left}")
+    second = Node(2, environment, f"--address={environment['RAY_ADDRESS']}")
+    stack.callback(second.lose)
+    checked([*command, "--resume"], environment)
+    lines = sound(run, steps=4)
+    time.sleep(5)
+    if left := [
+        pid for node in (head, second) for name in ("WorkerDict", "vllm") for pid in processes(node.mark, name)
+    ]:
+        raise RuntimeError(f"a run that is done has left processes on the machines: {left}")
+    return {
+        "ranks_of_each": there,
+        "s_to_checkpoint": round(until_checkpoint),
+        "s_from_loss_to_end": round(until_end),
+        "probs_diff_mean": round(max(line["training/rollout_probs_diff_mean"] for line in lines), 5),
+    }
