@@ -19,14 +19,8 @@ from typing import Any
 
 import torch
 
-from agent_r1 import cli, doctor_preset, stages
-from agent_r1.training import loop
-
-loop.resolve_device = lambda config: ("cpu", torch.bfloat16)  # where tensors lie; what the others import from there
-stages._backend = lambda config: "vllm"
-
-from agent_r1.verl_engine import launch  # noqa: E402
-from benchmarks.long import _varlen  # noqa: E402
+from agent_r1 import cli, device, doctor_preset, stages
+from benchmarks.long import _varlen
 
 ROOT = Path(__file__).parents[2]
 CANNOT = {
@@ -72,6 +66,13 @@ def a_large_machine() -> None:
 
 def main(argv: list[str]) -> int:
     """The command line, with the seams at which a CPU run differs from a GPU run put back."""
+    device.resolve_device = lambda trainer: (
+        "cpu",
+        torch.bfloat16,
+    )  # where tensors lie; the others import it from there
+    stages._backend = lambda config: "vllm"
+    from agent_r1.verl_engine import launch
+
     overrides, environment = launch.overrides, launch.environment
 
     def gpu_environment(config, device, mark, scratch):
