@@ -3,9 +3,9 @@
     python -m benchmarks.long._as_on_a_gpu train grpo --preset hotpotqa-4xh100 ...
 
 What verl is told is `compose.overrides(..., "cuda")` and the environment is `launch.environment(..., "cuda")`, so they are
-those of a GPU run but for what stands in `CANNOT` and `NEEDS`, which a CPU cannot do or has to have. Evaluations are by
-vLLM, as on GPUs. For the doctor this machine has what the preset needs: cards come from an `nvidia-smi` on the path;
-packages, PyTorch's word on the cards, memory and disk are faked here.
+those of a GPU run but for what stands in `CANNOT` and `NEEDS`, which a CPU cannot do or has to have, and in `SMALLER`.
+Evaluations are by vLLM, as on GPUs. For the doctor this machine has what the preset needs: cards come from an `nvidia-smi`
+on the path; packages, PyTorch's word on the cards, memory and disk are faked here.
 """
 
 from __future__ import annotations
@@ -36,6 +36,10 @@ CANNOT = {
             },
         },
     },
+}
+SMALLER = {  # four samplers and four ranks in 16 GB
+    "actor_rollout_ref": {"rollout": {"engine_kwargs": {"vllm": {"num_gpu_blocks_override": 256}}}},
+    "transfer_queue": {"backend": {"SimpleStorage": {"num_data_storage_units": 2}}},
 }
 NEEDS = {
     "VERL_PLATFORM": "cpu",
@@ -71,7 +75,7 @@ def main(argv: list[str]) -> int:
         torch.bfloat16,
     )  # where tensors lie; the others import it from there
     stages._backend = lambda config: "vllm"
-    from agent_r1.verl_engine import launch
+    from agent_r1.verl_engine import compose, launch
 
     overrides, environment = launch.overrides, launch.environment
 
@@ -81,7 +85,9 @@ def main(argv: list[str]) -> int:
         ours.pop("CUDA_VISIBLE_DEVICES", None)
         return ours
 
-    launch.overrides = lambda config, sources, device: merged(overrides(config, sources, "cuda"), CANNOT)
+    compose.LEFT_OUT["actor_rollout_ref"]["rollout"]["engine_kwargs"]["vllm"]["num_gpu_blocks_override"] = None
+    ours = merged(CANNOT, SMALLER)
+    launch.overrides = lambda config, sources, device: merged(overrides(config, sources, "cuda"), ours)
     launch.environment = gpu_environment
     if argv[0] == "doctor":
         a_large_machine()

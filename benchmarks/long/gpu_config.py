@@ -1,4 +1,4 @@
-"""A GPU preset's whole life in the GPU's own configuration, on four gloo ranks: from the doctor to the chat; and ppo.
+"""A GPU preset's whole life in the GPU's own configuration, on four gloo ranks, from the doctor to the chat.
 
 Preset hotpotqa-4xh100 as `_as_on_a_gpu.py` gives it to verl: four ranks and four samplers, bf16, dynamic batches, rows
 without padding, the environment of a GPU run. Scaled down are the model, the data, the batch, the context and the steps.
@@ -39,7 +39,6 @@ SMALL = [
     "env.episode_timeout_s=240",
 ]
 GRPO = ["trainer.steps=3", "trainer.save_every=2", "trainer.eval_every=2", "trainer.rollouts_every=2"]
-PPO = ["trainer.steps=2", "trainer.save_every=2", "trainer.eval_every=0", "critic.warmup_steps=1"]
 PROGRAMS = {
     "bin/nvidia-smi": '#!/bin/sh\nfor gpu in 1 2 3 4; do echo "NVIDIA H100 80GB HBM3, 81559 MiB, 580.65.06"; done\n',
     "venv/bin/agent-r1": '#!/bin/sh\nexec {python} -m benchmarks.long._as_on_a_gpu "$@"\n',
@@ -50,13 +49,23 @@ PROGRAMS = {
 
 
 def run() -> dict[str, Any]:
-    """Figures of both runs. Raises when a stage, a step, a checkpoint, the kill or the resume is not as it should be."""
+    """Figures. Raises when a stage, a step, a checkpoint, the kill or the resume is not as it should be."""
     with tempfile.TemporaryDirectory(prefix="agent-r1-gpu-") as folder:
         home = Path(folder)
         environment = machine(home)
-        source = f"data.source={home / 'files'}"
-        words = [*SMALL, source, f"model.path={start_model(home, environment, source)}"]
-        return life(home, environment, words) | ppo(home, environment, words)
+        return life(home, environment, small(home, environment))
+
+
+def small(home: Path, environment: dict[str, str]) -> list[str]:
+    """What is said behind the preset's name: `SMALL`, questions in HotpotQA's format and, in place of the hub's model, a
+    tiny one that has learned the format."""
+    source = f"data.source={home / 'files'}"
+    checked([sys.executable, ROOT / "tests/hotpotqa_tiny/make.py", home / "files"], environment)
+    for stage in ("data", "index", "cold-start"):
+        checked([sys.executable, "-m", "agent_r1.cli", stage, *TINY, source], environment)
+    os.environ["AGENT_R1_HOME"] = str(home)
+    model = Workspace.of(load_config("hotpotqa-tiny", [*TINY[1:], source])).start_model
+    return [*SMALL, source, f"model.path={model}"]
 
 
 def machine(home: Path) -> dict[str, str]:
@@ -74,15 +83,6 @@ def machine(home: Path) -> dict[str, str]:
     }
     environment.pop("OMP_NUM_THREADS", None)  # a GPU run has none
     return environment
-
-
-def start_model(home: Path, environment: dict[str, str], source: str) -> Path:
-    """In place of the hub's model: a tiny one that has learned the format."""
-    checked([sys.executable, ROOT / "tests/hotpotqa_tiny/make.py", home / "files"], environment)
-    for stage in ("data", "index", "cold-start"):
-        checked([sys.executable, "-m", "agent_r1.cli", stage, *TINY, source], environment)
-    os.environ["AGENT_R1_HOME"] = str(home)
-    return Workspace.of(load_config("hotpotqa-tiny", [*TINY[1:], source])).start_model
 
 
 def life(home: Path, environment: dict[str, str], words: list[str]) -> dict[str, Any]:
@@ -179,16 +179,6 @@ def chatted(environment: dict[str, str], model: Path, question: str) -> dict[str
     words = ["chat", "--model", str(model), "--backend", "vllm", "--question", question, "--json", "search.url=null"]
     answer = json.loads(agent(environment, *words, codes=(0, 1)).splitlines()[-1])  # 1: it came to no answer
     return answer
-
-
-def ppo(home: Path, environment: dict[str, str], words: list[str]) -> dict[str, Any]:
-    """Two steps with a critic; the second trains the actor as well."""
-    print("  ppo ...", flush=True)
-    agent(environment, "train", "ppo", "--preset=hotpotqa-4xh100", *words, "--run=ppo", "--plain", *PPO)
-    lines = sound(home / "runs" / "ppo", steps=2)
-    if ["actor/pg_loss" in line for line in lines] != [False, True]:
-        raise RuntimeError("the critic's warm-up is not one step long")
-    return {"ppo_steps": len(lines), "critic_loss": round(lines[-1]["critic/vf_loss"], 4)}
 
 
 def sound(run: Path, steps: int) -> list[dict[str, Any]]:

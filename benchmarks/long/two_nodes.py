@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.long._as_on_a_gpu import NEEDS
-from benchmarks.long.gpu_config import ROOT, SMALL, checked, home_agent, machine, processes, sound, start_model
+from benchmarks.long.gpu_config import ROOT, checked, home_agent, machine, processes, small, sound
 
 RAY = Path(sys.executable).with_name("ray")
 PORT = 6389
@@ -65,8 +65,7 @@ def run() -> dict[str, Any]:
         environment = machine(home) | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(home / "token")}
         (home / "token").touch(mode=0o600)
         (home / "token").write_text(secrets.token_hex(32))
-        source = f"data.source={home / 'files'}"
-        words = [*WORDS, *SMALL, source, f"model.path={start_model(home, environment, source)}"]
+        words = [*WORDS, *small(home, environment)]
         for stage in ("data", "index"):
             checked([home_agent(environment), stage, *words], environment)
         return lost_and_found(home, environment, words, stack)

@@ -1,0 +1,34 @@
+"""PPO in the GPU's own configuration on four gloo ranks: a critic on packed rows, its warm-up, the KL in the reward.
+
+As gpu_config, where grpo is: preset hotpotqa-4xh100, scaled down in size.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks.long.gpu_config import agent, machine, small, sound
+
+STEPS = ["trainer.steps=2", "trainer.save_every=2", "trainer.eval_every=0", "critic.warmup_steps=1"]
+
+
+def run() -> dict[str, Any]:
+    """Figures of two steps, of which the second trains the actor as well. Raises when one is not as it should be."""
+    with tempfile.TemporaryDirectory(prefix="agent-r1-gpu-") as folder:
+        home = Path(folder)
+        environment = machine(home)
+        words = ["--preset=hotpotqa-4xh100", *small(home, environment)]
+        for stage in ("data", "index"):
+            agent(environment, stage, *words)
+        agent(environment, "train", "ppo", *words, *STEPS, "--run=ppo", "--plain")
+        first, second = sound(home / "runs" / "ppo", steps=2)
+    if "actor/pg_loss" in first or "actor/pg_loss" not in second:
+        raise RuntimeError("the critic's warm-up is not one step long")
+    return {
+        "critic_loss": round(second["critic/vf_loss"], 4),
+        "reward_kl_penalty": second["actor/reward_kl_penalty"],
+        "parity_mean": round(second["checkpoint/logprob_diff_mean"], 5),
+        "probs_diff_mean": round(max(line["training/rollout_probs_diff_mean"] for line in (first, second)), 5),
+    }
