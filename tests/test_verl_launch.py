@@ -327,15 +327,25 @@ import os, signal, sys, time
 import ray
 from agent_r1.verl_engine import driver
 
+@ray.remote(num_cpus=0)
+class AgentLoopWorker:
+    def die(self):
+        os.kill(os.getpid(), signal.SIGKILL)
+
 @ray.remote(num_cpus=1)
 class Runner:
     def run(self, config):
         if config.trainer.dies == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
+        if config.trainer.dies == "while nobody looks":
+            worker = AgentLoopWorker.options(name="agent_loop_worker_0").remote()
+            time.sleep(5)
+            worker.die.remote()  # verl does not ask for the result either
+            time.sleep(600)
         block = bytearray(600 * 2**20)
         time.sleep(60)
 
-driver.Runner = Runner
+driver.Runner, driver.LOOK_S = Runner, 1
 driver.main(sys.argv[1], sys.argv[2], "2", "0")
 """
 
@@ -345,7 +355,8 @@ driver.main(sys.argv[1], sys.argv[2], "2", "0")
 @pytest.mark.parametrize(
     "dies, said",
     [
-        ("killed", "a process of the run (Runner) crashed or was killed; if it was for want of memory, dmesg says so"),
+        ("killed", "a process of the run (Runner) crashed or was killed, or its machine has left Ray"),
+        ("while nobody looks", "a process of the run (agent_loop_worker_0) crashed or was killed"),
         ("of hunger", "the machine's memory was nearly full, so Ray ended a process of the run"),
     ],
 )

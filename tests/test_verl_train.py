@@ -202,9 +202,7 @@ def test_ppo_trains_its_critic_until_a_worker_dies(home):
     lr = [config.actor.lr * schedule(step, config) for step in (2, 3)]
     assert [line["actor/lr"] for line in curve[1:]] == pytest.approx(lr, rel=1e-6)  # the local loop's line
     assert "val-core/tinyhop/acc/mean@1" in curve[-1]
-    assert "a process of the run (WorkerDict) crashed or was killed; if it was for want of memory" in killed(
-        run, process, "WorkerDict"
-    )
+    assert "a process of the run (WorkerDict) crashed or was killed" in killed(run, process, "WorkerDict")
 
 
 def test_two_ranks_learn_what_we_compute_until_a_server_dies(home):

@@ -117,8 +117,7 @@ def killed_behind_a_checkpoint(command: list, environment: dict[str, str], run: 
     began = time.monotonic()
     with tempfile.TemporaryFile("w+") as out:
         process = subprocess.Popen(command, cwd=ROOT, env=environment, text=True, stdout=out, stderr=out)
-        while not (run / "checkpoints/step_000002").exists() and process.poll() is None:
-            time.sleep(0.5)
+        until_step_three(run, process)
         seconds = round(time.monotonic() - began)
         print(f"  grpo: checkpoint after {seconds} s; killing a rank", flush=True)
         for pid in processes(f"AGENT_R1_HOME={run.parents[1]}", "ray::WorkerDict")[:1]:
@@ -130,6 +129,13 @@ def killed_behind_a_checkpoint(command: list, environment: dict[str, str], run: 
         print(said[-3000:], file=sys.stderr)
         raise RuntimeError(f"after the kill: exit code {code}, {said.strip().splitlines()[-1:]}")
     return seconds
+
+
+def until_step_three(run: Path, process: subprocess.Popen) -> None:
+    """It is behind a checkpoint, a validation and their line in metrics.jsonl. Returns when the process has ended, too."""
+    phase = run / "verl/phase.json"
+    while process.poll() is None and not (phase.exists() and json.loads(phase.read_text())["step"] == 3):
+        time.sleep(0.5)
 
 
 def the_gpus_configuration(run: Path) -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.long._as_on_a_gpu import NEEDS
-from benchmarks.long.gpu_config import ROOT, checked, home_agent, machine, processes, small, sound
+from benchmarks.long.gpu_config import ROOT, checked, home_agent, machine, processes, small, sound, until_step_three
 
 RAY = Path(sys.executable).with_name("ray")
 PORT = 6389
@@ -83,8 +83,7 @@ def lost_and_found(home: Path, environment: dict[str, str], words: list[str], st
     process = subprocess.Popen(
         command, cwd=ROOT, env=environment, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
     )
-    while not (run / "checkpoints/step_000002").exists() and process.poll() is None:
-        time.sleep(0.5)
+    until_step_three(run, process)
     until_checkpoint, began = time.monotonic() - began, time.monotonic()
     print(f"  checkpoint after {until_checkpoint:.0f} s; losing a machine", flush=True)
     there = [len(processes(node.mark, "WorkerDict")) for node in (head, second)]

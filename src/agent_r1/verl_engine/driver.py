@@ -17,12 +17,18 @@ from pathlib import Path
 
 import ray
 from omegaconf import OmegaConf
-from ray.exceptions import ActorUnavailableError, OutOfMemoryError, RayActorError
+from ray.exceptions import OutOfMemoryError, RayActorError
 
 from agent_r1.errors import AgentR1Error
 
+LOOK_S = 10.0
+"""Between two looks at whether all processes are there."""
 LESS_MEMORY = (
     "take a machine with more (--dry-run says how much), or use less: verl.offload=false, one service (search.url)"
+)
+GONE = (
+    "{} crashed or was killed, or its machine has left Ray (bring it back); if it was for want of memory, dmesg says so: "
+    + LESS_MEMORY
 )
 EVERYWHERE = ("AGENT_R1_HOME", "AGENT_R1_VERL_RUN", "HF_HUB_OFFLINE", "VLLM_NO_USAGE_STATS")
 """Variables of ours (launch.py) that a worker in somebody else's Ray does not inherit."""
@@ -67,20 +73,27 @@ def check_cluster(config, cpus: int) -> None:
         )
 
 
+def wait_for(run: ray.ObjectRef) -> None:
+    """Until the run is over. verl hands episodes out and counts what comes back: it would wait without an end for those of
+    a process that is gone. What has a name in our Ray is needed to the end. Raises AgentR1Error when it is not there."""
+    named: set[str] = set()
+    while not ray.wait([run], timeout=LOOK_S)[0]:
+        there = set(ray.util.list_named_actors())
+        if (lost := sorted(named - there)) and not ray.wait([run], timeout=3 * LOOK_S)[0]:  # it may say so itself
+            raise AgentR1Error(GONE.format(f"a process of the run ({', '.join(lost)})"))
+        named |= there
+    ray.get(run)
+
+
 def in_a_line(cause: BaseException) -> str:
     """For cause.txt: what ended the run. Ray's essays on a process that is gone end in advice about Ray."""
     text = str(cause).strip()
     name = re.search(r"class_name: (?:\S*\.)?(\w+)", text)
-    process = f"a process of the run ({name[1]})" if name else "a process of the run"
+    process = f"a process of the run{f' ({name[1]})' if name else ''}"
     if isinstance(cause, OutOfMemoryError):
         return f"AgentR1Error: the machine's memory was nearly full, so Ray ended {process}; {LESS_MEMORY}"
-    if isinstance(cause, ActorUnavailableError) or (isinstance(cause, RayActorError) and "node has died" in text):
-        return (
-            f"AgentR1Error: {process} is out of reach: it was killed, or its machine is gone; with several machines, see that "
-            "all are in Ray again"
-        )
-    if isinstance(cause, RayActorError) and "worker process has died" in text:
-        return f"AgentR1Error: {process} crashed or was killed; if it was for want of memory, dmesg says so, and then {LESS_MEMORY}"
+    if isinstance(cause, RayActorError) and "creation task" not in text:  # those tell what went wrong in __init__
+        return f"AgentR1Error: {GONE.format(process)}"
     return f"{type(cause).__name__}: {(text.splitlines() or [''])[-1]}"
 
 
@@ -109,7 +122,8 @@ def main(file: str, ray_folder: str, cpus: str, gpus: str) -> int:
         if several:
             check_cluster(config, int(cpus))
         OmegaConf.resolve(config)
-        ray.get(Runner.remote().run.remote(config))
+        runner = Runner.remote()
+        wait_for(runner.run.remote(config))
     except Exception as error:
         cause = getattr(error, "cause", None) or error  # ray wraps what a remote method raised
         Path(file).with_name("cause.txt").write_text(in_a_line(cause))
