@@ -161,6 +161,7 @@ def served(environment: dict[str, str], model: Path, question: str) -> None:
     process = subprocess.Popen(
         [home_agent(environment), "serve", "--model", str(model)], cwd=ROOT, env=environment, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background inherits it ignored
     )  # fmt: skip
     try:
         said = next(line for line in process.stdout if "OPENAI_BASE_URL" in line)
