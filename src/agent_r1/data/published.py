@@ -4,8 +4,8 @@ In: a local file in a published form, or a data set on the hub. Out: `Record`s, 
 makes rows of them.
 
 A downloaded file is taken at nobody's word: every record is checked, and one that does not fit is counted and named. It
-is left out only where the user asked for that. This is why local files are read here and not by `datasets`: it types whole
-columns, so that HotpotQA's own form (pairs of a string and a number) and a file with one corrupt line do not load at all.
+is left out only where the user asked for that. This is why local files are read here and not by `datasets`: one corrupt
+line, and datasets 5.2.0 refuses the whole file; here the line is named, and the others can be used.
 """
 
 from __future__ import annotations
