@@ -18,6 +18,7 @@ import pytest
 import wandb
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.cells import cell_len
 from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from wandb.proto.wandb_internal_pb2 import Record
@@ -377,7 +378,7 @@ def live(width: int, height: int = 40) -> tuple[Dashboard, io.StringIO]:
 
 
 def view_lines(board: Dashboard) -> list[str]:
-    return [text.plain for text in board._view().renderables]
+    return ["".join(piece.text for piece in line).rstrip() for line in board.console.render_lines(board._view())]
 
 
 @pytest.mark.parametrize(("width", "height"), [(200, 50), (80, 24), (50, 24), (20, 10)])
@@ -387,12 +388,13 @@ def test_view_fits_the_terminal_and_shows_the_essentials(width, height):
     with board:
         for step in range(1, 31):
             board.step(line(step) | ({"val-core/hotpotqa/acc/mean@1": 0.6} if step == 10 else {}))
-        lines = board._view().renderables
-    assert all(text.cell_len <= width for text in lines)
+        lines = view_lines(board)
+    assert all(cell_len(text) <= width for text in lines)
     if width > 20:
         assert len(lines) <= height
-    text = "\n".join(text.plain for text in lines)
-    assert "step  30/100" in text and "EM, train sampled" in text and (width < 80 or "val, greedy" in text)
+    text = "\n".join(lines)
+    assert all(words in text for words in (("step  30/100", "EM, train sampled") if width > 20 else ("step", "EM, tr")))
+    assert width < 80 or "val, greedy" in text
     if width >= 80:
         assert "0.52 M parameters" in text and "▄" in text and "to go" in text
 
@@ -411,11 +413,7 @@ def test_model_text_cannot_style_or_command_the_terminal():
 def test_calls_answers_and_thoughts_look_different():
     text = style_turn("<think>hm</think> <tool_call>{}</tool_call> <answer>Oslo")
     styles = {text.plain[span.start : span.end]: span.style for span in text.spans}
-    assert styles == {
-        "<think>hm</think>": "dim italic",
-        "<tool_call>{}</tool_call>": "cyan",
-        "<answer>Oslo": "bold green",
-    }
+    assert styles == {"hm": "dim italic", "{}": "cyan", "Oslo": "bold green"}
 
 
 def test_resumed_run_continues_its_curves():

@@ -411,7 +411,8 @@ def test_every_key_that_is_shown_is_written(produced, tmp_path, monkeypatch):
         board = dashboard.Dashboard(info, plain=plain, console=Console(file=io.StringIO(), width=120, height=60))
         for metrics in lines:
             board.step(metrics)
-        screen = "\n".join(line.plain for line in board._view().renderables)
+        lines_shown = board.console.render_lines(board._view())
+        screen = "\n".join("".join(piece.text for piece in line) for line in lines_shown)
         missing = [gauge.label for gauge in dashboard.GAUGES if gauge.label not in screen]
         assert missing == ["evidence found"]  # TinyHop names no supporting titles; tests/test_published.py measures it
         assert "Ctrl-C finishes the step and saves" in screen

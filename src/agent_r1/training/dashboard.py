@@ -3,25 +3,27 @@
 In: the metrics of each step and, now and then, a transcript, from the loop. Out: characters on a screen. The same
 numbers go to `metrics.jsonl` (`log.py`) and come back, drawn properly, in report.html (`inspect/report.py`).
 
-The dashboard must not cost what it reports on. So there is no refresh thread competing with PyTorch for the cores: the
-screen is painted inside `step`, at most four times a second. And model text is hostile: it is cleaned of control
-characters and handed to rich as `Text`, whose contents are never read as markup.
+The screen is painted inside `step`, at most four times a second: a refresh thread would compete with PyTorch for the
+cores. Model text is hostile: it is cleaned of control characters and handed to rich as `Text`, which is never read as
+markup.
 """
 
 from __future__ import annotations
 
 import math
-import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console, Group
 from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
 from rich.text import Text
 
+from agent_r1.env.hermes import split_turn
 from agent_r1.training.log import STEP, VAL_EM, step_times, with_val_em
 from agent_r1.ui import clean, duration
 
@@ -48,31 +50,30 @@ class RunInfo:
     """The last step of the run."""
 
 
-@dataclass(frozen=True)
-class Gauge:
+class Gauge(NamedTuple):
     """One line of the dashboard."""
 
     key: str
     label: str
     digits: int
-    unit: str = ""
     colour: str = "cyan"
     span: tuple[float, float] | None = None
     """Fixed ends of the sparkline's scale; without it, the smallest and largest value on the screen."""
 
 
 GAUGES = (
-    Gauge("reward/em", "EM, train sampled", 2, colour="green", span=(0, 1)),
-    Gauge(VAL_EM, "val, greedy", 2, colour="bright_green", span=(0, 1)),
-    Gauge("critic/score/mean", "reward", 2, colour="green"),
-    Gauge("tool_calls/mean", "calls per question", 2, colour="magenta"),
-    Gauge("episode/evidence", "evidence found", 2, colour="magenta", span=(0, 1)),
+    Gauge("reward/em", "EM, train sampled", 2, "green", (0, 1)),
+    Gauge(VAL_EM, "val, greedy", 2, "bright_green", (0, 1)),
+    Gauge("critic/score/mean", "reward", 2, "green"),
+    Gauge("tool_calls/mean", "calls per question", 2, "magenta"),
+    Gauge("episode/evidence", "evidence found", 2, "magenta", (0, 1)),
     Gauge("actor/entropy", "entropy", 2),
     Gauge("actor/ppo_kl", "KL to the sampler", 4),
-    Gauge("timing_s/step", "step time", 2, " s", "yellow"),
-    Gauge("perf/agent_tokens_per_s", "sampled tokens/s", 0, colour="yellow"),
+    Gauge("timing_s/step", "seconds per step", 2, "yellow"),
+    Gauge("perf/agent_tokens_per_s", "sampled tokens/s", 0, "yellow"),
 )
-"""Keys that both engines write. An evaluation comes now and then; until the first one its gauge has no line."""
+"""Keys that both engines write (tests/test_report.py). An evaluation comes now and then; until the first one its gauge has
+no line."""
 
 LEGEND = (
     "Ctrl-C finishes the step and saves; --resume goes on from there",
@@ -109,7 +110,7 @@ class Dashboard:
         self._done_here = self._agreed = 0
         self._started = self._painted = time.monotonic()
         for metrics in history:
-            self._remember(metrics)
+            self._remember(with_val_em(metrics))
 
     def __enter__(self) -> Dashboard:
         self._started = time.monotonic()
@@ -147,18 +148,17 @@ class Dashboard:
 
         Plain output leaves it out: a log of lines is for numbers, and rollouts/ has the whole text.
         """
-        self._transcript = [("", Text(f"A sampled episode, reward {reward:.2f}", style="dim"))]
-        self._transcript.append(("asked", Text(_squeeze(question), style="bold")))
+        self._transcript = [("asked", Text(f"{_one_line(question)} (reward {reward:.2f})", style="bold"))]
         for step in steps:
             self._transcript.append(("agent", style_turn(step.get("text", ""))))
             for call in step.get("info", {}).get("tool_calls", []):
-                self._transcript.append(("tool", Text(_squeeze(str(call.get("content", ""))), style="dim")))
+                self._transcript.append(("tool", Text(_one_line(str(call.get("content", ""))), style="dim")))
         if not self.plain:
             self._paint()
 
     def note(self, text: str) -> None:
         """Say one line that is not about a step (a checkpoint, a warning)."""
-        self._note = _squeeze(text)
+        self._note = _one_line(text)
         if self.plain:
             self._say(self._note)
         else:
@@ -169,12 +169,14 @@ class Dashboard:
     def _remember(self, metrics: Mapping[str, Any]) -> None:
         self._last = metrics
         for key, values in self._values.items():
-            value = _finite(metrics.get(key))
-            if value is not None:
+            value = metrics.get(key)
+            # A diverging run must be seen, not crash the screen: NaN and infinity leave the curve where it was. So does
+            # a step without an evaluation.
+            if value is not None and math.isfinite(value):
                 self._first.setdefault(key, value)
-            # One entry a step for every gauge, so that the curves stand above one another: between two evaluations the
-            # last one holds.
-            values.append(value if value is not None else values[-1] if values else None)
+                values.append(value)
+            else:
+                values.append(values[-1] if values else None)
             del values[:-KEPT]
 
     def _eta(self) -> float | None:
@@ -202,68 +204,67 @@ class Dashboard:
             self._live.update(self._view(), refresh=True)
 
     def _view(self) -> Group:
-        """The whole screen as lines that are cut to the terminal: rich has nothing left to lay out, which is fast."""
-        width, height = self.console.size
-        lines = [*self._header(width), Text(""), *self._gauge_lines(width), self._time_line()]
-        if height >= 20:
-            lines += [Text(""), *(Text(line, style="dim") for line in LEGEND)]
-        room = height - len(lines) - 3
-        if self._transcript and room > 5:
-            lines += [Text(""), *self._transcript_lines(width, room)]
-        if self._note:
-            lines += [Text(""), Text(self._note, style="dim italic")]
+        """The screen; from the top what matters most, for a low terminal cuts it off below."""
+        info, width, parts = self.info, self.console.width, step_times(self._last).items()
+        about = f"   preset {info.preset} · {info.algorithm} · {info.model} · {info.device}"
+        lines = [
+            Text.assemble(("agent-r1", "bold cyan"), "  ", (clean(info.run), "bold"), (about, "dim")),
+            self._bar(),
+            self._gauges(width),
+            Text(" · ".join(f"{name} {seconds:.2f} s" for name, seconds in parts if seconds), style="dim"),
+            Text(self._note, style="dim italic"),
+            *(Text(line, style="dim") for line in LEGEND),
+        ]
         for line in lines:
-            line.no_wrap = True
-            line.truncate(width, overflow="ellipsis")
-        return Group(*lines)
+            if isinstance(line, Text):
+                line.truncate(width, overflow="ellipsis")
+        return Group(*lines, self._episode(width))
 
-    def _header(self, width: int) -> list[Text]:
-        info, step = self.info, int(self._last.get(STEP, 0))
-        title = Text.assemble(("agent-r1", "bold cyan"), "  ", (clean(info.run), "bold"))
-        title.append(f"   preset {info.preset} · {info.algorithm} · {info.model} · {info.device}", style="dim")
-        share = step / info.steps if info.steps else 1.0
-        cells = max(10, min(40, width - 50))
-        filled = round(cells * min(1.0, share))
-        eta = self._eta()
-        bar = Text.assemble(
-            f"step {step:>{len(str(info.steps))}}/{info.steps} ",
-            ("━" * filled, "cyan"),
-            ("─" * (cells - filled), "bright_black"),
-            f" {share:4.0%}   {duration(time.monotonic() - self._started)} passed",
-            "" if eta is None else f", {duration(eta)} to go",
+    def _bar(self) -> Table:
+        step, steps, eta = int(self._last.get(STEP, 0)), self.info.steps, self._eta()
+        row = Table.grid(padding=(0, 1))
+        row.add_row(
+            Text(f"step {step:>{len(str(steps))}}/{steps}", no_wrap=True),
+            ProgressBar(total=steps, completed=step, width=max(1, min(40, self.console.width - 55))),
+            Text(
+                f"{step / steps if steps else 1:4.0%}  {duration(time.monotonic() - self._started)} passed"
+                + ("" if eta is None else f", {duration(eta)} to go"),
+                no_wrap=True,
+            ),
         )
-        return [title, bar]
+        return row
 
-    def _gauge_lines(self, width: int) -> list[Text]:
-        spark = width - 56 if width >= 72 else 0
-        long = any(len(values) > 10 for values in self._values.values())
-        columns = f"{'':20}{'now':>10}" + (f"{'start':>10}{'10 ago' if long else '':>10}" if width >= 52 else "")
-        lines = [Text(columns, style="dim")]
-        for gauge in GAUGES:
+    def _gauges(self, width: int) -> Table:
+        """One line a gauge: its value now, at the start, ten steps ago, and its curve, as far as the width allows."""
+        steps = len(self._values[VAL_EM])
+        columns = [("now", "bold"), ("start", ""), ("10 ago", "")][: 1 if width < 52 else 3 if steps > 10 else 2]
+        table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+        table.add_column("", no_wrap=True)
+        for name, style in columns:
+            table.add_column(name, style=style, justify="right", no_wrap=True)
+        if width >= 72:
+            table.add_column("", no_wrap=True)
+        for gauge in (gauge for gauge in GAUGES if gauge.key in self._first):
             values = self._values[gauge.key]
-            if gauge.key not in self._first:
-                continue
-            line = Text(f"{gauge.label:20}")
-            line.append(f"{_figure(gauge, values[-1]):>10}", style="bold")
-            if width >= 52:
-                ago = values[-11] if len(values) > 10 else None
-                line.append(f"{_figure(gauge, self._first[gauge.key]):>10}{_figure(gauge, ago):>10}")
-            if spark:
-                line.append("   " + sparkline(values, spark, gauge.span), style=gauge.colour)
-            lines.append(line)
-        return lines
+            shown = (values[-1], self._first[gauge.key], values[-11] if steps > 10 else None)
+            cells = [gauge.label, *(_figure(gauge, value) for value in shown[: len(columns)])]
+            if width >= 72:
+                cells.append(Text(sparkline(values, width - 56, gauge.span), style=gauge.colour))
+            table.add_row(*cells)
+        return table
 
-    def _time_line(self) -> Text:
-        parts = [f"{name} {seconds:.2f} s" for name, seconds in step_times(self._last).items() if seconds]
-        return Text(f"{'':20}{' · '.join(parts)}", style="dim")
-
-    def _transcript_lines(self, width: int, room: int) -> list[Text]:
-        lines = [piece for label, text in self._transcript for piece in _wrap(self.console, label, text, width)]
-        if len(lines) > room:
-            # The end of an episode says more than its middle: keep the question and the answer.
-            kept = room - 3
-            lines[2:] = [Text(f"        … {len(lines) - 2 - kept} lines", style="dim"), *lines[len(lines) - kept :]]
-        return lines
+    def _episode(self, width: int) -> Table:
+        """The question and the last turns of the transcript, one line each: the end says more than the middle."""
+        room = max(2, self.console.height - len(self._first) - 9)
+        rows = (
+            self._transcript if len(self._transcript) <= room else [self._transcript[0], *self._transcript[1 - room :]]
+        )
+        table = Table.grid(padding=(0, 2, 0, 0))
+        for label, text in rows:
+            text = text[: 2 * width]  # a hostile turn can be very long, and rich reads every word of it
+            text.truncate(max(1, width - 8), overflow="ellipsis")
+            table.add_row(Text(label, style="bright_black"), text)
+        return table
 
 
 # ------------------------------------------------------------------------------------------------------ small parts
@@ -296,7 +297,8 @@ def sparkline(values: Sequence[float | None], width: int, span: tuple[float, flo
     """
     n = min(len(values), width)
     edges = [i * len(values) // n for i in range(n + 1)] if n else [0]
-    bars = [_mean(values[a:b]) for a, b in pairwise(edges)]
+    groups = [[value for value in values[a:b] if value is not None] for a, b in pairwise(edges)]
+    bars = [sum(group) / len(group) if group else None for group in groups]
     known = [bar for bar in bars if bar is not None]
     low, high = span or (min(known, default=0.0), max(known, default=0.0))
     scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
@@ -304,25 +306,13 @@ def sparkline(values: Sequence[float | None], width: int, span: tuple[float, flo
     return "".join(clipped)
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
-
-
-# A tag that a turn opened and never closed runs to the end of the turn, as the environment reads it too.
-_TAGGED = re.compile(r"<(think|tool_call|answer)>.*?(?:</\1>|$)", re.DOTALL)
-_TAG_STYLE = {"think": "dim italic", "tool_call": "cyan", "answer": "bold green"}
+_STYLES = {"think": "dim italic", "tool_call": "cyan", "answer": "bold green", "text": ""}
 
 
 def style_turn(text: str) -> Text:
-    """A turn with its thoughts dimmed, its calls coloured and its answer bold."""
-    text, styled, start = _squeeze(text), Text(), 0
-    for match in _TAGGED.finditer(text):
-        styled.append(text[start : match.start()])
-        styled.append(match[0], style=_TAG_STYLE[match[1]])
-        start = match.end()
-    styled.append(text[start:])
-    return styled
+    """A turn on one line without its tags: thoughts dim, calls coloured, the answer bold."""
+    parts = [(_one_line(part.text), _STYLES[part.kind]) for part in split_turn(text)]
+    return Text(" ").join(Text(words, style) for words, style in parts if words)
 
 
 def _needs_plain(console: Console) -> bool:
@@ -336,31 +326,12 @@ def _needs_plain(console: Console) -> bool:
     return False
 
 
-def _finite(value: Any) -> float | None:
-    """A diverging run must be seen, not crash the screen: NaN and infinity leave the curve where it was."""
-    return float(value) if value is not None and math.isfinite(value) else None
-
-
-def _squeeze(text: str) -> str:
-    """Cleaned and on one line."""
+def _one_line(text: str) -> str:
     return " ".join(clean(text).split())
 
 
-def _wrap(console: Console, label: str, text: Text, width: int) -> list[Text]:
-    """An entry of the transcript with its label in the margin, in at most three lines."""
-    width = max(10, width - 8)
-    # A hostile turn can be very long, and wrapping costs time for every word of it: cut before wrapping.
-    lines = list(text[: 3 * width].wrap(console, width))
-    if len(text) > 3 * width or len(lines) > 3:
-        lines = lines[:3]
-        lines[-1].truncate(width - 2)
-        lines[-1].append(" …")
-    margins = (f"{label:>6}  ", *[" " * 8] * len(lines))
-    return [Text.assemble((margin, "bright_black"), line) for margin, line in zip(margins, lines, strict=False)]
-
-
 def _figure(gauge: Gauge, value: float | None) -> str:
-    return "" if value is None else f"{round(value, gauge.digits) + 0.0:,.{gauge.digits}f}{gauge.unit}"  # no -0.0000
+    return "" if value is None else f"{round(value, gauge.digits) + 0.0:,.{gauge.digits}f}"  # no -0.0000
 
 
 def _short(value: float, digits: int) -> str:
