@@ -677,7 +677,7 @@ def test_a_tool_of_the_user_from_the_working_directory(tmp_path, monkeypatch):
         ("my_tools_a:triple", "has no attribute 'triple'"),
         ("no_such_module:x", "No module named"),
         ("my_tools_a:number", "is a int"),
-        ("my_tools_a:untyped", "has no docstring"),
+        ("my_tools_a:untyped", "has no type"),
     ):
         with pytest.raises(ConfigError, match=words):
             user_tools([name])
