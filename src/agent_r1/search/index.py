@@ -73,12 +73,7 @@ class Hit:
 
 
 def build_index(
-    corpus: Path,
-    out: Path,
-    encoder: Encoder,
-    kind: str = "auto",
-    shards: Path | None = None,
-    memory: float = math.inf,
+    corpus: Path, out: Path, encoder: Encoder, kind: str = "auto", shards: Path | None = None, memory: float = math.inf
 ) -> dict[str, Any]:
     """Encode every passage of `corpus` and put the index into the folder `out`, which has none yet.
 
@@ -119,6 +114,8 @@ def build_index(
         shutil.rmtree(shards)
     except (OSError, RuntimeError) as error:  # FAISS reports a full disk as a RuntimeError
         reason = getattr(error, "strerror", None) or first_line(error)
+        if not any(shards.glob("*.npy")):  # nothing there that the next build could use
+            shutil.rmtree(shards, ignore_errors=True)
         raise AgentR1Error(f"cannot write the index {out} ({reason}); free space or choose another folder") from None
     return manifest
 
