@@ -347,7 +347,7 @@ def test_each_stage_says_what_how_long_and_where(smoke):
     for stage in ("data", "index", "cold start", "evaluate before RL", "train", "evaluate after RL", "report"):
         assert re.search(rf"^{stage}:", said, re.MULTILINE), stage
     assert len(re.findall(rf"\d+\.\d s, in {home}", said)) == 6
-    assert re.search(r"^done in \d+ s$", said, re.MULTILINE)
+    assert re.search(r"^done in \d+ s; talk to it: bash inference.sh$", said, re.MULTILINE)
     assert "environment" not in said
 
 
