@@ -212,7 +212,7 @@ elif args[0] == "image":
     sys.exit(not (here / "image").exists())
 elif args[0] == "run":
     at = args.index("bash")
-    image, inside = args[at - 1], {{"PATH": os.environ["PATH"], "HOME": "/nowhere", "AGENT_R1_VENV": "{prefix}"}}
+    image, inside = args[at - 1], {{"PATH": os.environ["PATH"], "HOME": str(here / "home"), "AGENT_R1_VENV": "{prefix}"}}
     inside["AGENT_R1_STACK"] = image.partition(":")[2]
     for flag, value in zip(args, args[1:at - 1]):
         if flag == "-e":
