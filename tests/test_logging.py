@@ -87,7 +87,7 @@ def test_truncate_after_is_atomic(tmp_path, monkeypatch):
     def killed(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(os, "replace", killed)
+    monkeypatch.setattr(Path, "rename", killed)
     with pytest.raises(KeyboardInterrupt):
         file.truncate_after(0)
     assert file.path.read_bytes() == before

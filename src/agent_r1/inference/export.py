@@ -20,7 +20,7 @@ from torch import Tensor
 
 from agent_r1.config import Config, fingerprint, to_yaml
 from agent_r1.errors import AgentR1Error
-from agent_r1.files import read_jsonl, sha256
+from agent_r1.files import read_jsonl, sha256, whole
 from agent_r1.inference.agent import SETTINGS, hub_model, model_folder
 from agent_r1.inference.provenance import train_command
 from agent_r1.rollout.policies import AnyModel, load_any, load_transformers, token_logprobs
@@ -59,10 +59,10 @@ def export(checkpoint: Path, config: Config | None, target: Path, base: Path | N
             say(f"export: done before, in {target}")
             return target
     say(f"export: {checkpoint} ...")
-    begin, part = time.perf_counter(), target.with_name(f".part-{target.name}")
-    shutil.rmtree(part, ignore_errors=True)
-    try:
-        part.mkdir(parents=True)
+    begin = time.perf_counter()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with whole(target) as part:
+        part.mkdir()
         gaps = differences(_write_model(source, part, base), load_transformers(part), _rows(checkpoint))
         mean, most, largest = gaps.mean().item(), gaps.quantile(0.99).item(), gaps.max().item()
         if not (mean <= MEAN and most <= MOST):  # also where one is NaN
@@ -81,10 +81,6 @@ def export(checkpoint: Path, config: Config | None, target: Path, base: Path | N
             "mean_logprob_difference": mean,
         }
         (part / RECORD).write_text(json.dumps(record, indent=2) + "\n")
-        shutil.rmtree(target, ignore_errors=True)
-        part.rename(target)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
     say(
         f"  log-probabilities of {len(gaps)} sampled tokens: checkpoint and export differ by at most {largest:.1e}, "
         f"{mean:.1e} on average\n  {time.perf_counter() - begin:.1f} s, in {target}"

@@ -89,12 +89,7 @@ class MetricsFile:
         kept = [line for line in self.read() if line.get(STEP, 0) <= step]
         if not self.path.exists():
             return
-        beside = self.path.with_suffix(".tmp")
-        with beside.open("w", encoding="utf-8") as file:
-            file.writelines(json.dumps(line) + "\n" for line in kept)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, self.path)
+        write_whole(self.path, "".join(json.dumps(line) + "\n" for line in kept))
 
 
 def _cut_half_line(path: Path) -> None:
