@@ -16,6 +16,7 @@ from pathlib import Path
 from agent_r1 import __version__
 from agent_r1.config import ALGORITHMS, ENGINES, Config, changed, from_yaml, load_config, preset_names
 from agent_r1.errors import AgentR1Error, ConfigError
+from agent_r1.files import home
 
 # The rooms are imported inside the commands, behind the configuration: `agent-r1 --help` and a misspelt setting are
 # answered at once, without loading PyTorch.
@@ -120,9 +121,7 @@ def _config(a: Namespace) -> Config:
     """The configuration of the command line; an existing run that is named alone speaks for itself."""
     said = a.preset or a.settings or a.engine or a.seed is not None
     if getattr(a, "run", None) and not said:
-        from agent_r1.workspace import Workspace
-
-        saved = Workspace.of(Config()).run(a.run) / "config.yaml"
+        saved = home() / "runs" / a.run / "config.yaml"
         if saved.exists():
             return from_yaml(saved)
     words = [item for item in a.settings if "=" not in item]
@@ -156,9 +155,8 @@ def doctor(a: Namespace) -> int:
     if a.suggest_preset:
         print(suggest_preset(gpus_here()))
         return 0
-    if a.preset is not None:
-        load_config(a.preset)  # an unknown name is wrong usage, not a finding about the machine
-    return print_checks(run_checks() + (check_preset(a.preset) if a.preset else []))
+    config = load_config(a.preset) if a.preset else None  # an unknown name is wrong usage, not a finding
+    return print_checks(run_checks() + (check_preset(config) if config else []))
 
 
 @command(

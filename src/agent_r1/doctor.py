@@ -8,7 +8,6 @@ nothing anywhere, and takes about as long as importing PyTorch. What a preset ne
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import re
 import shutil
 import socket
@@ -22,6 +21,7 @@ from rich.console import Console
 from rich.text import Text
 
 from agent_r1.device import available_memory, gpus_here, torch_sees_gpu
+from agent_r1.files import home
 from agent_r1.sizes import GIB
 
 NEEDED_MEMORY = 2 * GIB
@@ -63,13 +63,12 @@ def run_checks() -> list[Check]:
 
     Never raises: a check that cannot find out says so.
     """
-    home = Path(os.environ.get("AGENT_R1_HOME", "."))  # where artifacts/ and runs/ go
     return [
         check_python(sys.version_info[:2]),
         *check_packages(),
         check_torch(),
         check_memory(available_memory()),
-        check_disk(home / "runs"),
+        check_disk(home() / "runs"),
         check_gpu(),
         check_verl(),
         *(check_port(port, use) for port, use in PORTS.items()),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,12 +16,17 @@ from filelock import FileLock, Timeout
 from agent_r1.errors import AgentR1Error
 
 
+def home() -> Path:
+    """Where artifacts/ and runs/ lie: AGENT_R1_HOME, or the working directory."""
+    return Path(os.environ.get("AGENT_R1_HOME", "."))
+
+
 @contextmanager
 def whole(target: Path) -> Iterator[Path]:
     """A path beside `target` to make a file or a folder at; at the end it takes `target`'s place.
 
-    Whoever reads `target` finds what was there before or all of the new, never half of it. Where something is raised,
-    nothing new is left; what a killed process has left is removed first.
+    Whoever reads `target` finds what was there before or all of the new, never half of it; a folder that is replaced is
+    missing for a moment. Where something is raised, nothing new is left; what a killed process has left is removed first.
     """
     part = target.with_name(f".part-{target.name}")
     remove(part)

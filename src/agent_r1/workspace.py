@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import time
 from collections.abc import Callable
@@ -20,8 +19,9 @@ from agent_r1 import hub
 from agent_r1.config import Config, fingerprint
 from agent_r1.data.build import build
 from agent_r1.data.rows import read_manifest, read_rows, verify
+from agent_r1.device import available_memory
 from agent_r1.errors import AgentR1Error
-from agent_r1.files import locked, whole
+from agent_r1.files import home, locked, whole
 from agent_r1.search import prebuilt
 from agent_r1.search.encoders import make_encoder
 from agent_r1.search.index import PassageIndex, build_index, recall_at_k, title_recall
@@ -43,7 +43,7 @@ class Workspace:
 
     @classmethod
     def of(cls, config: Config) -> Workspace:
-        return cls(config, Path(os.environ.get("AGENT_R1_HOME", ".")))
+        return cls(config, home())
 
     @property
     def data(self) -> Path:
@@ -135,8 +135,6 @@ def make_index(config: Config) -> None:
     corpus = data_folder(config) / "corpus.jsonl"
 
     def make(part: Path) -> str:
-        from agent_r1.device import available_memory
-
         encoder = make_encoder(config.search.encoder, config.search.dim)
         if ready:
             manifest = prebuilt.fetch(config.search.index.removeprefix(prebuilt.PREFIX), part, encoder, corpus)

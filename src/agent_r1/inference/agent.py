@@ -1,7 +1,7 @@
 """A model that is ready to act: the one door through which chat, evaluation and export come to a policy.
 
 In: what the user named (a run, a checkpoint, a folder, a model on the hub). Out: an `Agent`: policy, chat format, tools
-and the configuration that it was trained with. Next: `chat.py` and `evaluate.py` run the training episode loop over it.
+and the configuration that it was trained with. Next: `chat.py` and `compare.py` run the training episode loop over it.
 
 To the user there are two backends:
 
@@ -25,6 +25,7 @@ from agent_r1.config import Config, changed, from_yaml, load_config
 from agent_r1.data.prompts import instructions, messages
 from agent_r1.device import resolve_device, set_threads
 from agent_r1.errors import AgentR1Error, ConfigError, nearest
+from agent_r1.files import home
 from agent_r1.rollout import qwen
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.policies import ServerPolicy, TransformersPolicy, load_any
@@ -226,11 +227,12 @@ def find_model(
 
 def find_checkpoint(run: str | None = None, step: int | None = None) -> Path:
     """A run's checkpoint folder: of the newest run and its last step, if nothing else is said."""
-    runs = {path.parent.name: path.parent for path in _runs().glob("*/checkpoints") if list_checkpoints(path)}
+    place = home() / "runs"
+    runs = {path.parent.name: path.parent for path in place.glob("*/checkpoints") if list_checkpoints(path)}
     if not runs:
-        raise AgentR1Error(f"there is no trained run in {_runs()}; train one with `bash speedrun-nodocker.sh`")
+        raise AgentR1Error(f"there is no trained run in {place}; train one with `bash speedrun-nodocker.sh`")
     if run is not None and run not in runs:
-        raise AgentR1Error(f"there is no trained run {run!r} in {_runs()}; there are: {', '.join(sorted(runs))}")
+        raise AgentR1Error(f"there is no trained run {run!r} in {place}; there are: {', '.join(sorted(runs))}")
     newest = max(runs, key=lambda name: list_checkpoints(runs[name] / "checkpoints")[-1].stat().st_mtime)
     folder = runs[run or newest] / "checkpoints"
     wanted = folder / f"step_{step:06d}" if step is not None else list_checkpoints(folder)[-1]
@@ -260,10 +262,6 @@ def model_folder(checkpoint: Path) -> Path:
             f"{checkpoint} was written by verl; `agent-r1 export --checkpoint-dir {checkpoint}` makes a model of it"
         )
     raise AgentR1Error(f"{checkpoint} is not a complete model (it has no config.json); make or download it again")
-
-
-def _runs() -> Path:
-    return Workspace.of(Config()).root / "runs"
 
 
 def settings_for(

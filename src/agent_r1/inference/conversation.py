@@ -59,8 +59,7 @@ class Conversation(AgentEnvLoop):
 
     def __init__(self, agent: Agent, known: list[Row], seed: int = 0, watcher: Watcher | None = None):
         r, env = agent.config.rollout, agent.config.env
-        limits = Limits(r.max_tokens_per_turn, r.max_context, env.episode_timeout_s)
-        super().__init__(agent.policy, agent.chat, limits, lambda row: make_env(row, agent.tools, env))
+        super().__init__(agent.policy, agent.chat, Limits.of(r, env), lambda row: make_env(row, agent.tools, env))
         self.agent, self.watcher = agent, watcher
         self.exchanges: list[Exchange] = []
         self.temperature = r.temperature

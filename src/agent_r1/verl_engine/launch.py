@@ -36,7 +36,7 @@ from agent_r1.data.rows import read_rows
 from agent_r1.device import resolve_device
 from agent_r1.env import ENVIRONMENTS
 from agent_r1.errors import AgentR1Error, ConfigError
-from agent_r1.files import locked
+from agent_r1.files import home, locked
 from agent_r1.rollout import qwen
 from agent_r1.training.batches import prompts_of_step
 from agent_r1.training.checkpoint import read_checkpoint
@@ -256,7 +256,7 @@ def environment(config: Config, device: str, mark: str, scratch: Path) -> dict[s
     """Of the driver, and so of all that it starts. `scratch` goes with the run."""
     ours = {
         MARK: mark,
-        "AGENT_R1_HOME": str(Path(os.environ.get("AGENT_R1_HOME", ".")).resolve()),
+        "AGENT_R1_HOME": str(home().resolve()),
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(scratch / "auth_token"),
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # one machine: Ray, and with it vLLM, listens on 127.0.0.1 only
