@@ -141,6 +141,7 @@ BAD_USAGE = {
     "unknown option": (["data", "--foo"], "--foo"),
     "option without value": (["data", "--seed"], "expected one argument"),
     "seed that is no number": (["data", "--seed", "one"], "invalid int value: 'one'"),
+    "unknown preset of the doctor": (["doctor", "--preset", "laptpo"], "unknown preset 'laptpo' (did you mean 'laptop'?)"),
     "unknown preset": (["data", "--preset", "smok"], "unknown preset 'smok' (did you mean 'smoke'?); choose from"),
     "unknown key": (["data", "data.trian=3"], "unknown configuration key 'data.trian' (did you mean 'data.train'?)"),
     "unknown section": (["data", "rolout.slots=3"], "unknown configuration key 'rolout'"),

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from agent_r1 import device, doctor, doctor_preset
 from agent_r1.config import load_config
-from agent_r1.device import Card
+from agent_r1.device import GpuHere
 from agent_r1.doctor import Check, print_checks, run_checks
 from agent_r1.doctor_preset import suggest_preset
 from agent_r1.sizes import GIB, MODELS
@@ -25,7 +25,7 @@ Usage = namedtuple("Usage", "total used free")
 
 
 def test_every_check_answers_with_a_remedy_for_each_trouble():
-    checks = run_checks() + doctor_preset.check_preset("laptop")
+    checks = run_checks() + doctor_preset.check_preset(load_config("laptop"))
     names = {check.name for check in checks}
     assert {"python", "packages", "torch works", "memory", "disk", "gpu", "verl", "port 8100", "preset"} <= names
     assert all(check.remedy for check in checks if check.status != "ok")
@@ -128,15 +128,13 @@ def test_port_in_use_is_a_warning():
 
 
 def test_preset_that_does_not_exist_or_fit(monkeypatch):
-    assert [check.status for check in doctor_preset.check_preset("laptpo")] == ["fail"]
     config = load_config("laptop", ["trainer.device=cuda"])
-    monkeypatch.setattr(doctor_preset, "load_config", lambda name: config)
     monkeypatch.setattr(doctor_preset, "torch_sees_gpu", lambda: False)
-    assert "GPU" in doctor_preset.check_preset("laptop")[0].detail
+    assert "GPU" in doctor_preset.check_preset(config)[0].detail
     config.trainer.device, config.model.path = "cpu", "/no/such/model"
-    assert "/no/such/model" in doctor_preset.check_preset("laptop")[0].detail
+    assert "/no/such/model" in doctor_preset.check_preset(config)[0].detail
     config.model.path = "some/model"  # on the hub, for all we know
-    assert doctor_preset.check_preset("laptop")[0].status == "ok"
+    assert doctor_preset.check_preset(config)[0].status == "ok"
 
 
 def test_first_failure_ends_standard_error_and_sets_the_exit_code(capsys):
@@ -189,7 +187,7 @@ def nvidia_smi(tmp_path, monkeypatch):
 
 
 def found(preset: str) -> dict[str, Check]:
-    return {check.name: check for check in doctor_preset.check_preset(preset)}
+    return {check.name: check for check in doctor_preset.check_preset(load_config(preset))}
 
 
 @pytest.mark.parametrize(
@@ -209,12 +207,12 @@ def found(preset: str) -> dict[str, Check]:
     ],
 )
 def test_the_preset_for_some_gpus(count, gib, preset):
-    assert suggest_preset([Card("any", gib * 1024, "580.1")] * count) == preset
+    assert suggest_preset([GpuHere("any", gib * 1024, "580.1")] * count) == preset
     load_config(preset)
 
 
 def test_the_smallest_of_unlike_gpus_decides():
-    assert suggest_preset([Card("a", 81559, "580.1"), Card("b", 24564, "580.1")]) == "hotpotqa-1x24gb"
+    assert suggest_preset([GpuHere("a", 81559, "580.1"), GpuHere("b", 24564, "580.1")]) == "hotpotqa-1x24gb"
 
 
 def test_the_suggestion_is_all_that_is_printed_and_needs_no_torch(nvidia_smi):
@@ -332,6 +330,5 @@ def test_shared_memory(monkeypatch, tmp_path):
 def test_a_model_that_nobody_knows(monkeypatch, nvidia_smi):
     config = load_config("hotpotqa-4xh100")
     config.model.path = "some/model"
-    monkeypatch.setattr(doctor_preset, "load_config", lambda name: config)
-    (check,) = doctor_preset.check_preset("hotpotqa-4xh100")
+    (check,) = doctor_preset.check_preset(config)
     assert check.status == "fail" and "some/model" in check.detail

@@ -74,7 +74,7 @@ def _processor() -> str:
 
 
 @dataclass(frozen=True)
-class Card:
+class GpuHere:
     """A GPU, as nvidia-smi tells it."""
 
     name: str
@@ -85,7 +85,7 @@ class Card:
         return f"{self.name}, {self.mib} MiB, driver {self.driver}"
 
 
-def gpus_here() -> list[Card]:
+def gpus_here() -> list[GpuHere]:
     """The NVIDIA GPUs of this machine; none where nvidia-smi is missing or does not answer."""
     program = shutil.which("nvidia-smi")
     if program is None:
@@ -96,7 +96,7 @@ def gpus_here() -> list[Card]:
     except (OSError, subprocess.SubprocessError):
         return []
     lines = (re.fullmatch(r"(.+), (\d+) MiB, ([\d.]+)", line.strip()) for line in answer.splitlines())
-    return [Card(line[1], int(line[2]), line[3]) for line in lines if line]
+    return [GpuHere(line[1], int(line[2]), line[3]) for line in lines if line]
 
 
 def torch_sees_gpu() -> bool:
@@ -124,16 +124,16 @@ def describe_machine() -> str:
     return ", ".join([*parts, *map(str, gpus_here())])
 
 
-def resolve_device(t: TrainerConfig) -> tuple[str, torch.dtype]:
+def resolve_device(trainer: TrainerConfig) -> tuple[str, torch.dtype]:
     """`auto` to what this machine has. Raises ConfigError when CUDA is asked for and not there."""
     import torch
 
-    if t.device == "cuda" and not torch.cuda.is_available():
+    if trainer.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError(
             "trainer.device=cuda, but PyTorch sees no CUDA GPU; use trainer.device=auto, or run agent-r1 doctor"
         )
-    device = ("cuda" if torch.cuda.is_available() else "cpu") if t.device == "auto" else t.device
-    dtype = ("bfloat16" if device == "cuda" else "float32") if t.dtype == "auto" else t.dtype
+    device = ("cuda" if torch.cuda.is_available() else "cpu") if trainer.device == "auto" else trainer.device
+    dtype = ("bfloat16" if device == "cuda" else "float32") if trainer.dtype == "auto" else trainer.dtype
     return device, getattr(torch, dtype)
 
 

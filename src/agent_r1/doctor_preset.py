@@ -13,8 +13,8 @@ import shutil
 from pathlib import Path
 
 from agent_r1 import hub, plan, sizes
-from agent_r1.config import Config, load_config
-from agent_r1.device import Card, available_memory, gpus_here, torch_sees_gpu
+from agent_r1.config import Config
+from agent_r1.device import GpuHere, available_memory, gpus_here, torch_sees_gpu
 from agent_r1.doctor import Check, existing, installed
 from agent_r1.errors import ConfigError, first_line
 from agent_r1.sizes import GIB
@@ -45,7 +45,7 @@ def check_gpu_preset(config: Config) -> list[Check]:
     ]
 
 
-def check_count(config: Config, gpus: list[Card]) -> Check:
+def check_count(config: Config, gpus: list[GpuHere]) -> Check:
     want = config.verl.ranks // config.verl.nodes
     if len(gpus) >= want:
         return Check("number of GPUs", "ok", f"{len(gpus)}, and {config.preset} takes {want}")
@@ -57,7 +57,7 @@ def check_count(config: Config, gpus: list[Card]) -> Check:
     )
 
 
-def check_fit(config: Config, shape: sizes.Shape, gpus: list[Card]) -> list[Check]:
+def check_fit(config: Config, shape: sizes.Shape, gpus: list[GpuHere]) -> list[Check]:
     """Sampling and training beside each other on the smallest GPU."""
     if not gpus:
         return []
@@ -69,7 +69,7 @@ def check_fit(config: Config, shape: sizes.Shape, gpus: list[Card]) -> list[Chec
     return [Check("GPU memory", "ok", detail)]
 
 
-def check_driver(gpus: list[Card]) -> list[Check]:
+def check_driver(gpus: list[GpuHere]) -> list[Check]:
     """Whether PyTorch can use the GPUs. That is asked of PyTorch: data-centre GPUs work with older drivers where a container
     brings CUDA's compatibility libraries, as ours does."""
     if not gpus:
@@ -150,17 +150,13 @@ def check_shm(path: str = "/dev/shm") -> Check:
     return Check("shared memory", "ok", detail)
 
 
-def check_preset(preset: str) -> list[Check]:
-    """Does the preset exist, and is what it asks for here?"""
-    try:
-        config = load_config(preset)
-    except ConfigError as error:
-        return [Check("preset", "fail", str(error), "name one of these with --preset")]
+def check_preset(config: Config) -> list[Check]:
+    """Is what the preset asks for here?"""
     if config.engine == "verl" and config.verl.gpu:
         return check_gpu_preset(config)
     if config.trainer.device == "cuda" and not torch_sees_gpu():
-        return [Check("preset", "fail", f"{preset} runs on a GPU and there is none", "use --preset laptop")]
-    return [check_model(config) or Check("preset", "ok", f"{preset} can run here")]
+        return [Check("preset", "fail", f"{config.preset} runs on a GPU and there is none", "use --preset laptop")]
+    return [check_model(config) or Check("preset", "ok", f"{config.preset} can run here")]
 
 
 def check_model(config: Config) -> Check | None:
@@ -171,7 +167,7 @@ def check_model(config: Config) -> Check | None:
     return Check("preset", "fail", f"there is no model at {path}", "set model.path to a local folder")
 
 
-def suggest_preset(gpus: list[Card]) -> str:
+def suggest_preset(gpus: list[GpuHere]) -> str:
     """The preset for such GPUs; of unlike ones, the smallest decides."""
     memory = min((gpu.mib for gpu in gpus), default=0) / 1024
     if memory >= 70:

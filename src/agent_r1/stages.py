@@ -22,11 +22,11 @@ from pathlib import Path
 from agent_r1 import hub
 from agent_r1.config import Config
 from agent_r1.data.rows import read_corpus
-from agent_r1.device import set_threads
+from agent_r1.device import resolve_device, set_threads
 from agent_r1.errors import ConfigError
 from agent_r1.files import write_whole
 from agent_r1.rollout import qwen
-from agent_r1.training.run import check_start_model, start_model
+from agent_r1.training.run import RunDir, check_start_model, open_run, run_training, start_model, write_model
 from agent_r1.training.tiny_model import init_weights, shape_of
 from agent_r1.ui import progress, say
 from agent_r1.workspace import Workspace, check_local_model, load_rows, load_tools, stage
@@ -74,7 +74,6 @@ def _fetch_model(config: Config) -> None:
 
 def _cold_start(config: Config, out: Path) -> str:
     from agent_r1.training.cold_start import clone, demonstrations, renamed_demonstrations
-    from agent_r1.training.run import write_model
 
     set_threads(config.trainer.threads)
     c, tools = config.cold_start, load_tools(config)
@@ -106,8 +105,6 @@ def _cold_start(config: Config, out: Path) -> str:
 
 def run_train(config: Config, name: str, resume: bool, plain: bool) -> None:
     """Stage: RL."""
-    from agent_r1.training.run import RunDir, open_run, run_training
-
     workspace = Workspace.of(config)
     run = RunDir(workspace.run(name))
     if run.config.exists():
@@ -126,18 +123,9 @@ def run_train(config: Config, name: str, resume: bool, plain: bool) -> None:
     start = time.perf_counter()
     if config.engine == "verl":
         checkpoint = launch.train(run, config, model, resume, plain)
-        say(f"  {time.perf_counter() - start:.1f} s, in {checkpoint}")
-        return
-    checkpoint = run_training(
-        run,
-        config,
-        model,
-        load_tools(config),
-        load_rows(config, "train"),
-        load_rows(config, "val"),
-        resume,
-        plain,
-    )
+    else:
+        rows = load_rows(config, "train"), load_rows(config, "val")
+        checkpoint = run_training(run, config, model, load_tools(config), *rows, resume, plain)
     say(f"  {time.perf_counter() - start:.1f} s, in {checkpoint}")
 
 
@@ -175,8 +163,6 @@ def run_eval(config: Config, model: Path, out: Path, title: str, split: str = "t
 
 def _backend(config: Config) -> str:
     """Thousands of questions to a model of billions take vLLM minutes, and the reference sampler hours."""
-    from agent_r1.device import resolve_device
-
     return "vllm" if config.engine == "verl" and resolve_device(config.trainer)[0] == "cuda" else "transformers"
 
 

@@ -61,6 +61,10 @@ class Limits:
     max_context: int
     timeout_s: float
 
+    @classmethod
+    def of(cls, rollout: RolloutConfig, env: EnvConfig) -> Limits:
+        return cls(rollout.max_tokens_per_turn, rollout.max_context, env.episode_timeout_s)
+
 
 class AgentFlowBase(ABC):
     """Turns a task into a trajectory. Subclass this when `reset` and `step` cannot express what your agent does."""
@@ -206,11 +210,10 @@ def make_loop(
     rollout: RolloutConfig,
     env: EnvConfig,
 ) -> AgentEnvLoop:
-    """The loop that a configuration describes; the same for cold start, training, evaluation and chat."""
+    """The loop that a configuration describes; the same for cold start, training, verl and evaluation. A chat is one, too."""
     if tools:
         chat.check_tools()
-    limits = Limits(rollout.max_tokens_per_turn, rollout.max_context, env.episode_timeout_s)
-    return AgentEnvLoop(policy, chat, limits, lambda row: make_env(row, tools, env))
+    return AgentEnvLoop(policy, chat, Limits.of(rollout, env), lambda row: make_env(row, tools, env))
 
 
 def derive_seed(*parts: int | str) -> int:
