@@ -2,7 +2,8 @@
 
 Order, later wins:  defaults in settings.py  <-  presets/NAME.yaml  <-  its `ppo:` or `grpo:` section  <-  `section.key=value`.
 A preset may say that it `extends` another one. What no run can do is refused, in one line with the remedy, before any
-minute is spent.
+minute is spent. In: names and words. Out: a `Config`. Next: `workspace.py` names folders after its fingerprints, and
+`stages.py` hands its sections down.
 """
 
 from __future__ import annotations
@@ -46,9 +47,10 @@ from agent_r1.settings import (  # noqa: F401 - the sections, from here for ever
 from agent_r1.sizes import check_context, find_gpu, known_model
 
 ALGORITHMS, ENGINES, DATASETS = get_args(Algorithm), get_args(Engine), get_args(DataName)
-GONE = {"mask_tool_tokens": True, "ablation_normalizer": "masked"}
-"""Settings of `actor` that runs from before may have, with the only values that they may have. They stay in the fingerprint."""
 LOSS_AGGREGATIONS, KL_ESTIMATORS = get_args(LossAggregation), get_args(KlEstimator)
+GONE = {"mask_tool_tokens": True, "ablation_normalizer": "masked"}
+"""Settings of `actor` that older runs have, with the only values that are still accepted. They stay in the fingerprint, so that
+such runs resume."""
 
 
 # ------------------------------------------------------------------------------------------------------------ load, save
@@ -116,7 +118,7 @@ def _read_preset(name: str) -> dict[str, Any]:
 
 
 def _read_overrides(overrides: list[str]) -> dict[str, Any]:
-    """`["actor.lr=1e-4"]` to `{"actor": {"lr": "1e-4"}}`."""
+    """`["trainer.steps=20"]` to `{"trainer": {"steps": 20}}`. (`1e-4` stays a string, which pydantic makes a number of.)"""
     layer: dict[str, Any] = {}
     for item in overrides:
         key, equals, text = item.partition("=")

@@ -12,8 +12,8 @@ In: a policy that knows the format (cold start, or any Qwen2 instruct model), ro
         6  policy      clipped surrogate on action tokens                            training/losses.py
         7  record      metrics, transcripts, evaluation, checkpoint
 
-What is special about agents is all in 1 and 2; from 3 on it is the PPO of 2017 with a mask. `run.py` wraps this loop into a
-run on disk: read it next.
+What is special about agents is all in 1 and 2; from 3 on it is the PPO of 2017 with a mask. Next on the path is
+`rollout/sampler.py`, which makes step 1 fast; `run.py` wraps this loop into a run on disk.
 
 Left out, and why. *Recomputing old log-probabilities*: sampler and trainer run the same float32 arithmetic here, they
 agree to 2e-5, so log pi_old is what the sampler recorded (in bfloat16 it is recomputed: kernels differ there). *Padding
