@@ -91,7 +91,7 @@ def test_killed_again_and_again(home, algorithm):
             killed_at(home, event, "step_00000", 1, *resume)
         done = [int(verify_checkpoint(path)["step"]) for path in list_checkpoints(run / "checkpoints")]
     killed_sometime(home, run, moment, *resume)
-    killed_at(home, "os.rename", "metrics.tmp", 1, *resume)  # while the curve is cut back to the checkpoint
+    killed_at(home, "os.rename", ".part-metrics", 1, *resume)  # while the curve is cut back to the checkpoint
     finished = agent(home, *resume)
     assert finished.returncode == 0, finished.stderr
     assert_same(run, home / "runs" / algorithm)
@@ -111,7 +111,7 @@ def test_the_last_steps_done_again_are_the_same(home, algorithm):
 @pytest.fixture(scope="module")
 def interrupted(home):
     """A run that got Ctrl-C in its third step, and how its process ended."""
-    process = struck(home, "open", "metrics.jsonl", 3, "SIGINT", *train("grpo", "ctrl-c"))
+    process = struck(home, "open", "/metrics.jsonl", 3, "SIGINT", *train("grpo", "ctrl-c"))
     out, errors = process.communicate(timeout=300)
     return home / "runs" / "ctrl-c", process.returncode, out, errors
 
@@ -138,7 +138,7 @@ def test_ctrl_c_saves_the_step_and_goes_on_to_the_same_end(home, interrupted):
 
 
 def test_a_second_ctrl_c_does_not_wait(home):
-    process = struck(home, "open", "metrics.jsonl", 4, "hang", *train("grpo", "impatient"))
+    process = struck(home, "open", "/metrics.jsonl", 4, "hang", *train("grpo", "impatient"))
     run = home / "runs" / "impatient"
     assert "it hangs\n" in iter(process.stderr.readline, "")  # in its fourth step
     assert len(lines(run)) == 3
@@ -161,7 +161,7 @@ def test_a_run_whose_time_is_up_saves_and_so_does_one_that_slurm_ends(home, caps
     assert said.endswith("would be over in the next step; stopped after step 1; continue with --resume"), said
     assert len(lines(run)) == 1 and steps(run) == ["step_000001"]
     process = struck(
-        home, "open", "metrics.jsonl", 2, "SIGTERM", *train("grpo", "late", "--resume", "trainer.max_hours=9")
+        home, "open", "/metrics.jsonl", 2, "SIGTERM", *train("grpo", "late", "--resume", "trainer.max_hours=9")
     )
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 130
@@ -205,7 +205,7 @@ def test_how_often_it_is_measured_may_change_on_resume(home, interrupted):
 
 
 def test_two_processes_on_one_run(home, capsys):
-    process = struck(home, "open", "metrics.jsonl", 3, "hang", *train("grpo", "shared"))
+    process = struck(home, "open", "/metrics.jsonl", 3, "hang", *train("grpo", "shared"))
     run = home / "runs" / "shared"
     wait_for_lines(process, run, 2)
     assert main(*train("grpo", "shared", "--resume")) == 1
