@@ -9,28 +9,29 @@ import struct
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import wandb
+from conftest import LetterEnv
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from test_loop import SilentEnv, letters_run
 from wandb.proto.wandb_internal_pb2 import Record
 
 from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.files import read_jsonl
 from agent_r1.training import dashboard
-from agent_r1.training.dashboard import Dashboard, RunInfo, plain_line, sparkline, style_turn
-from agent_r1.training.log import STEP, MetricsFile, make_loggers, trackers
+from agent_r1.training.dashboard import Dashboard, plain_line, sparkline, style_turn
+from agent_r1.training.log import STEP, MetricsFile, trackers
 from agent_r1.ui import duration
 
-INFO = RunInfo("laptop-ppo-0", "laptop", "ppo", "0.52 M parameters", "cpu, 2 threads", 100)
+RUN = ("laptop-ppo-0", "preset laptop · ppo · 0.52 M parameters", 100)
 EVIL = "a[bold red]b[/]\x1b]0;owned\x07\x1b[2J\rc\u202e\x9b1m"
 
 
@@ -57,31 +58,22 @@ def test_any_cut_loses_at_most_the_line_it_hits(tmp_path_factory, cut, steps):
     file = MetricsFile(tmp_path_factory.mktemp("m") / "metrics.jsonl")
     for step in range(1, steps + 1):
         file.append({STEP: step, "text": "naïve\n"})
-    whole = file.path.read_bytes()
-    kept = whole[:cut]
+    kept = file.path.read_bytes()[:cut]
     file.path.write_bytes(kept)  # what kill -9 leaves behind
     survivors = list(range(1, kept.count(b"\n") + 1))
     assert [record[STEP] for record in file.read()] == survivors
+    file.truncate_after(50)  # as every run begins
     file.append({STEP: 99})
     assert [record[STEP] for record in file.read()] == [*survivors, 99]
 
 
-def test_truncate_after_drops_later_steps_and_the_half_line(tmp_path):
+def test_truncate_after_drops_later_steps_and_is_atomic(tmp_path, monkeypatch):
     file = MetricsFile(tmp_path / "metrics.jsonl")
     file.truncate_after(3)  # no file yet
     for step in range(1, 8):
         file.append(line(step))
-    with file.path.open("a") as handle:
-        handle.write('{"training/global_step": 8, "rew')
     file.truncate_after(5)
-    assert [record[STEP] for record in file.read()] == [1, 2, 3, 4, 5]
-    assert file.read()[0] == line(1)
-    assert os.listdir(tmp_path) == ["metrics.jsonl"]
-
-
-def test_truncate_after_is_atomic(tmp_path, monkeypatch):
-    file = MetricsFile(tmp_path / "metrics.jsonl")
-    file.append(line(1))
+    assert file.read() == [line(step) for step in range(1, 6)] and os.listdir(tmp_path) == ["metrics.jsonl"]
     before = file.path.read_bytes()
 
     def killed(*_):
@@ -109,17 +101,6 @@ def test_full_disk_is_one_clear_line():
 
 
 # ------------------------------------------------------------------------------------------------------ trackers
-
-
-def test_unknown_and_uninstalled_loggers_name_the_remedy(tmp_path, monkeypatch):
-    assert make_loggers([], tmp_path, {}) == []
-    with pytest.raises(ConfigError, match="choose from wandb, tensorboard"):
-        make_loggers(["mlflow"], tmp_path, {})
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    for name in ("wandb", "tensorboard"):
-        with pytest.raises(ConfigError, match=f"pip install {name}"):
-            make_loggers([name], tmp_path, {})
 
 
 @pytest.fixture
@@ -154,12 +135,18 @@ def recording(run_dir: Path) -> tuple[str, list[dict[str, float]]]:
     return run_id, history
 
 
+def test_what_is_not_installed_names_the_remedy(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    for name in ("wandb", "tensorboard"):
+        with pytest.raises(ConfigError, match=f"pip install {name}"), trackers([name], tmp_path, {}, []):
+            pass
+
+
 def test_wandb_without_a_key_is_offline_and_never_asks(alone, capsys):
-    (logger,) = make_loggers(["wandb"], alone, {"seed": 0})
-    logger.log({STEP: 4, "a": 1.0, "b": float("nan"), "c": "text"}, step=4)
-    logger.close()
-    _, history = recording(alone)
-    assert history == [{"_step": 4, STEP: 4, "a": 1.0}]
+    with trackers(["wandb"], alone, {"seed": 0}, []) as track:
+        track({STEP: 4, "a": 1.0, "b": float("nan"), "c": "text"})
+    assert recording(alone)[1] == [{"_step": 4, STEP: 4, "a": 1.0}]
     assert f"offline (no key in WANDB_API_KEY or ~/.netrc); upload with `wandb sync {alone}/wandb/latest-run`" in (
         capsys.readouterr().out
     )
@@ -188,7 +175,7 @@ class Server:
         monkeypatch.setattr(wandb, "init", self.init)
 
     def init(self, *, mode, **settings):
-        self.mode, self.settings = mode, settings
+        self.mode, self.settings, self.disabled = mode, settings, mode == "disabled"
         return self
 
     def log(self, numbers, step):
@@ -198,17 +185,20 @@ class Server:
         self.seen.append("end")
 
 
+KEY = "5ec1e7" * 8
+
+
 @pytest.mark.parametrize(
     ("variables", "login", "mode"),
     [
-        ({"WANDB_API_KEY": "secret123"}, "", "online"),
+        ({"WANDB_API_KEY": KEY}, "", "online"),
         ({"WANDB_API_KEY": ""}, "", "offline"),
-        ({}, "machine api.wandb.ai login user password secret123", "online"),
-        ({}, "machine elsewhere.org login user password secret123", "offline"),
-        ({"WANDB_BASE_URL": "https://mine.org"}, "machine api.wandb.ai login user password secret123", "offline"),
-        ({"WANDB_BASE_URL": "https://mine.org"}, "machine mine.org login user password secret123", "online"),
-        ({}, "machine api.wandb.ai nonsense secret123", "offline"),
-        ({"WANDB_API_KEY": "secret123", "WANDB_MODE": "offline"}, "", "offline"),
+        ({}, f"machine api.wandb.ai login user password {KEY}", "online"),
+        ({}, f"machine elsewhere.org login user password {KEY}", "offline"),
+        ({"WANDB_BASE_URL": "https://mine.org"}, f"machine mine.org login user password {KEY}", "online"),
+        ({}, f"machine api.wandb.ai nonsense {KEY}", "offline"),
+        ({"WANDB_API_KEY": "too short"}, "", "offline"),
+        ({"WANDB_API_KEY": KEY, "WANDB_MODE": "offline"}, "", "offline"),
         ({"WANDB_MODE": "disabled"}, "", "disabled"),
     ],
 )
@@ -218,10 +208,11 @@ def test_wandb_is_online_where_there_is_a_key(alone, monkeypatch, capsys, variab
     (alone / ".netrc").write_text(f"{login}\n")
     (alone / ".netrc").chmod(0o600)
     server = Server(monkeypatch)
-    make_loggers(["wandb"], alone, {"seed": 0})
+    with trackers(["wandb"], alone, {"seed": 0}, []):
+        pass
     said = "".join(capsys.readouterr())
-    assert server.mode == mode and "secret123" not in said + str(server.settings)
-    assert server.settings["settings"].login_timeout == 1 and server.settings["config"] == {"seed": 0}
+    assert server.mode == mode and server.settings["config"] == {"seed": 0}
+    assert KEY not in said + str(server.settings) and "too short" not in said
     assert ("offline" in said) == (mode == "offline") and ("wandb.example" in said) == (mode == "online")
 
 
@@ -242,13 +233,12 @@ def test_a_server_that_cannot_be_used_costs_no_run_and_no_key(alone, monkeypatch
     asked, server = [], ThreadingHTTPServer(("127.0.0.1", 0), Refuses)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{server.server_port}")
-    monkeypatch.setenv("WANDB_API_KEY", "secret123" * 5)
-    (logger,) = make_loggers(["wandb"], alone, {})
-    logger.log({STEP: 1, "a": 2.0}, step=1)
-    logger.close()
+    monkeypatch.setenv("WANDB_API_KEY", KEY)
+    with trackers(["wandb"], alone, {}, []) as track:
+        track({STEP: 1, "a": 2.0})
     server.shutdown()
     said = "".join(capsys.readouterr())
-    assert asked and "the server cannot be used: " in said and "secret123" not in said
+    assert asked and "the server cannot be used: " in said and KEY not in said
     assert recording(alone)[1] == [{"_step": 1, STEP: 1, "a": 2.0}]
 
 
@@ -279,7 +269,7 @@ def test_a_resumed_run_is_whole_by_itself_and_keeps_its_id(alone):
 
 
 def test_online_what_the_server_has_is_not_sent_again(alone, monkeypatch):
-    monkeypatch.setenv("WANDB_API_KEY", "secret123")
+    monkeypatch.setenv("WANDB_API_KEY", KEY)
     server = Server(monkeypatch, known=6)
     go_on(alone)
     assert server.seen == [6, "end"] and server.settings["resume"] == "allow"
@@ -296,7 +286,8 @@ def test_trackers_are_closed_when_the_run_fails(alone, monkeypatch):
 
 
 def test_tensorboard_forgets_what_a_resumed_run_does_again(tmp_path):
-    make_loggers(["tensorboard"], tmp_path, {})[0].close()  # nothing was logged: nothing to close
+    with trackers(["tensorboard"], tmp_path, {}, []):
+        pass  # killed before its first step
     with trackers(["tensorboard"], tmp_path, {}, []) as track:
         for step in range(1, 6):
             track({STEP: step, "a": -step, "b": float("nan")})
@@ -312,26 +303,31 @@ def test_tensorboard_forgets_what_a_resumed_run_does_again(tmp_path):
 
 
 def test_plain_line_reads_as_documented():
-    expected = "step  12/100  em .41  reward .38  calls 1.62  entropy .31  kl .0020  0.61 s  eta 54 s"
+    expected = "step  12/100  em 0.41  reward 0.38  calls 1.62  entropy 0.31  kl 0.0020  s 0.61  eta 54 s"
     assert plain_line(line(12), 100, 54.2) == expected
-    assert plain_line({STEP: 3}, 100, None) == "step   3/100"
-    assert "reward -.20" in plain_line({STEP: 3, "critic/score/mean": -0.2}, 100, None)
+    assert plain_line({STEP: 3, "actor/ppo_kl": -1e-9}, 100, None) == "step   3/100  kl 0.0000"
 
 
-def test_pipe_gets_one_line_a_step_and_no_control_characters(monkeypatch):
+@pytest.fixture
+def now(monkeypatch) -> list[float]:
+    """A clock that stands still until a test moves it."""
+    time = [100.0]
+    monkeypatch.setattr(dashboard, "time", SimpleNamespace(monotonic=lambda: time[0]))
+    return time
+
+
+def test_pipe_gets_one_line_a_step_and_no_control_characters(now):
     out = io.StringIO()
-    now = [100.0]
-    monkeypatch.setattr(dashboard, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    with Dashboard(INFO, console=Console(file=out)) as board:
+    with Dashboard(*RUN, console=Console(file=out, get_time=lambda: now[0])) as board:
         assert board.plain
-        for step in (91, 92):
+        for step in (90, 91, 92):
             now[0] += 2.0
             board.step(line(step))
         board.transcript(EVIL, [{"text": EVIL, "info": {}}], 1.0)
         board.note(f"saved {EVIL}")
     lines = out.getvalue().splitlines()
-    assert len(lines) == 3
-    assert lines[1].startswith("step  92/100") and lines[1].endswith("eta 16 s")  # 2 s a step, 8 to go
+    assert len(lines) == 4
+    assert lines[2].startswith("step  92/100") and lines[2].endswith("eta 16 s")  # 2 s a step, 8 to go
     assert not any(ord(c) < 32 or 127 <= ord(c) < 160 for text in lines for c in text)
 
 
@@ -342,39 +338,33 @@ class Tty(io.StringIO):
         return True
 
 
-def test_terminal_decides_between_live_and_plain(monkeypatch):
+@pytest.mark.parametrize(
+    ("file", "variables", "encoding", "plain"),
+    [
+        (Tty, {}, "utf-8", False),
+        (Tty, {"NO_COLOR": "1"}, "utf-8", True),
+        (Tty, {"TERM": "dumb"}, "utf-8", True),
+        (Tty, {}, "ascii", True),
+        (io.StringIO, {"FORCE_COLOR": "1"}, "utf-8", True),
+    ],
+)
+def test_terminal_decides_between_live_and_plain(monkeypatch, file, variables, encoding, plain):
     for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("TERM", "xterm")
-    assert not Dashboard(INFO, console=Console(file=Tty())).plain
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    assert Dashboard(INFO, console=Console(file=io.StringIO())).plain
-    monkeypatch.delenv("FORCE_COLOR")
-    monkeypatch.setenv("NO_COLOR", "1")
-    assert Dashboard(INFO, console=Console(file=Tty())).plain
-    monkeypatch.delenv("NO_COLOR")
-    monkeypatch.setattr(Tty, "encoding", "ascii")
-    assert Dashboard(INFO, console=Console(file=Tty())).plain
-
-
-def test_reader_that_went_away_does_not_stop_the_run():
-    class Gone(io.StringIO):
-        def write(self, text):
-            raise BrokenPipeError
-
-    board = Dashboard(INFO, console=Console(file=Gone()), plain=True)
-    board.step(line(1))
-    board.step(line(2))
-    assert board._last[STEP] == 2
+    for name, value in ({"TERM": "xterm"} | variables).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(Tty, "encoding", encoding)
+    assert Dashboard(*RUN, console=Console(file=file())).plain == plain
+    assert Dashboard(*RUN, console=Console(file=file()), plain=True).plain
 
 
 # ------------------------------------------------------------------------------------------------------- live view
 
 
-def live(width: int, height: int = 40) -> tuple[Dashboard, io.StringIO]:
-    out = io.StringIO()
+def live(width: int, height: int = 40, **options) -> tuple[Dashboard, io.StringIO]:
+    out = Tty()
     console = Console(file=out, force_terminal=True, width=width, height=height, color_system="truecolor")
-    return Dashboard(INFO, console=console, plain=False), out
+    return Dashboard(*RUN, console=console, **options), out
 
 
 def view_lines(board: Dashboard) -> list[str]:
@@ -382,19 +372,18 @@ def view_lines(board: Dashboard) -> list[str]:
 
 
 @pytest.mark.parametrize(("width", "height"), [(200, 50), (80, 24), (50, 24), (20, 10)])
-def test_view_fits_the_terminal_and_shows_the_essentials(width, height):
+def test_view_fits_the_terminal_and_shows_the_essentials(monkeypatch, width, height):
+    monkeypatch.setenv("TERM", "xterm")
     board, _ = live(width, height)
     board.transcript("日本 " * 50, [{"text": "word " * 500, "info": {"tool_calls": [{"content": "x" * 9999}]}}], 0.0)
     with board:
         for step in range(1, 31):
             board.step(line(step) | ({"val-core/hotpotqa/acc/mean@1": 0.6} if step == 10 else {}))
         lines = view_lines(board)
-    assert all(cell_len(text) <= width for text in lines)
-    if width > 20:
-        assert len(lines) <= height
     text = "\n".join(lines)
-    assert all(words in text for words in (("step  30/100", "EM, train sampled") if width > 20 else ("step", "EM, tr")))
-    assert width < 80 or "val, greedy" in text
+    assert all(cell_len(text) <= width for text in lines) and "EM, tr" in text
+    if width > 20:
+        assert len(lines) <= height and "step 30/100" in text and "val, greedy" in text and "10 ago" in text
     if width >= 80:
         assert "0.52 M parameters" in text and "▄" in text and "to go" in text
 
@@ -403,32 +392,18 @@ def test_model_text_cannot_style_or_command_the_terminal():
     board, out = live(120)
     with board:
         board.step(line(1))
-        board.transcript(EVIL, [{"text": EVIL, "info": {"tool_calls": [{"content": EVIL}]}}, {"text": "ok"}], 1.0)
+        board.transcript(EVIL, [{"text": EVIL, "info": {"tool_calls": [{"content": EVIL}]}}], 1.0)
         board.note(EVIL)
         lines = view_lines(board)
     assert sum("a[bold red]b[/]␛]0;owned" in text for text in lines) == 4  # markup and commands stay visible text
     assert not any(bad in out.getvalue() for bad in ("\x1b]0;", "\x1b[2J\r", "\x07", "\x9b", "\u202e"))
 
 
-def test_calls_answers_and_thoughts_look_different():
-    text = style_turn("<think>hm</think> <tool_call>{}</tool_call> <answer>Oslo")
-    styles = {text.plain[span.start : span.end]: span.style for span in text.spans}
-    assert styles == {"hm": "dim italic", "{}": "cyan", "Oslo": "bold green"}
-
-
 def test_resumed_run_continues_its_curves():
-    board = Dashboard(INFO, history=[line(i) | {"reward/em": i / 100} for i in range(1, 21)], plain=False)
+    board, _ = live(120, history=[line(i) | {"reward/em": i / 100} for i in range(1, 21)])
     board.step(line(21) | {"reward/em": 0.9})
     row = next(text for text in view_lines(board) if text.startswith("EM, train"))
     assert row.split()[3:6] == ["0.90", "0.01", "0.11"]  # now, at the start, ten steps ago
-
-
-def test_ten_steps_ago_has_a_column_when_there_is_one():
-    board = Dashboard(INFO, plain=False, console=Console(width=120, height=40, file=io.StringIO()))
-    for step in range(1, 12):
-        board.step(line(step))
-        (head,) = (text for text in view_lines(board) if text.split()[:1] == ["now"])
-        assert head.split() == (["now", "start", "10", "ago"] if step > 10 else ["now", "start"])
 
 
 def test_diverged_run_is_shown_not_crashed():
@@ -439,20 +414,20 @@ def test_diverged_run_is_shown_not_crashed():
         assert any("entropy" in text for text in view_lines(board))
 
 
-def test_the_screen_is_painted_four_times_a_second_at_most(monkeypatch):
+def test_the_screen_is_painted_four_times_a_second_at_most(monkeypatch, now):
     """The dashboard must not cost what it reports on: a step in between is only remembered."""
-    board, now, paints = live(140)[0], [100.0], []
-    monkeypatch.setattr(dashboard, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setenv("TERM", "xterm")
+    board, paints = live(140)[0], []
     view = board._view
     monkeypatch.setattr(board, "_view", lambda: paints.append(now[0]) or view())
     with board:
+        board.step(line(1))
         paints.clear()
-        for step in range(1, 201):
+        for step in range(1, 21):
             now[0] += 0.0625
             board.step(line(step))
-        times = list(paints)
-    assert len(times) == 50 and {later - earlier for earlier, later in pairwise(times)} == {0.25}
-    assert paints[-1] == now[0] and board._last[STEP] == 200  # the last state is what is left on the screen
+        assert paints == [100.25, 100.5, 100.75, 101.0, 101.25]
+    assert paints[-1] == now[0] and board._last[STEP] == 20  # the last state is what is left on the screen
 
 
 # ------------------------------------------------------------------------------------------------------ small parts
@@ -460,44 +435,38 @@ def test_the_screen_is_painted_four_times_a_second_at_most(monkeypatch):
 
 def test_sparkline_by_hand():
     assert sparkline([0, 0.5, 1], 10, span=(0, 1)) == "▁▅█"
-    assert sparkline([None, 1, 3], 10) == " ▁█"
     assert sparkline([0, 2, 8, 10], 2) == "▁█"  # means 1 and 9
     assert sparkline([5, 5], 10) == "▁▁"
     assert sparkline([], 10) == ""
 
 
-@given(st.lists(st.none() | st.floats(-1e6, 1e6), max_size=50), st.integers(1, 20))
+@given(st.lists(st.floats(-1e6, 1e6), max_size=50), st.integers(0, 20))
 def test_sparkline_has_one_bar_a_column(values, width):
     bars = sparkline(values, width, span=(-1, 1))
     assert len(bars) == min(len(values), width)
-    assert set(bars) <= set(" ▁▂▃▄▅▆▇█")
+    assert set(bars) <= set("▁▂▃▄▅▆▇█")
+
+
+def test_calls_answers_and_thoughts_look_different():
+    text = style_turn("<think>hm</think> <tool_call>{}</tool_call> <answer>Oslo")
+    styles = {text.plain[span.start : span.end]: span.style for span in text.spans}
+    assert styles == {"hm": "dim italic", "{}": "cyan", "Oslo": "bold green"}
 
 
 def test_durations():
     assert [duration(s) for s in (0.2, 54, 185, 7800)] == ["0 s", "54 s", "3 min 05 s", "2 h 10 min"]
 
 
-def test_metrics_are_one_json_object_a_line(tmp_path):
-    file = MetricsFile(tmp_path / "metrics.jsonl")
-    for step in (1, 2):
-        file.append(line(step) | {"text": "two\nlines"})
-    assert [json.loads(text)[STEP] for text in file.path.read_text().splitlines()] == [1, 2]
-
-
 def test_steps_that_teach_nothing_are_said_once(chat, monkeypatch):
     """Metrics of two real runs: one whose environment pays every sample alike, one in which groups differ."""
-    from test_loop import SilentEnv, letters_run
 
     def printed(env, steps) -> str:
         console = Console(file=io.StringIO())
-        board = Dashboard(INFO, console=console, plain=True)
-        for number, metrics in enumerate(
-            letters_run(chat, monkeypatch, "grpo", f"trainer.steps={steps}", env=env).metrics
-        ):
+        board = Dashboard(*RUN, console=console)
+        run = letters_run(chat, monkeypatch, "grpo", f"trainer.steps={steps}", env=env)
+        for number, metrics in enumerate(run.metrics):
             board.step({STEP: number} | metrics)
         return console.file.getvalue()
-
-    from conftest import LetterEnv
 
     note = "3 steps in a row no group had a better and a worse sample: nothing was learnt"
     assert [line.startswith(note) for line in printed(SilentEnv, 5).splitlines()] == [0, 0, 0, 1, 0, 0]

@@ -406,9 +406,9 @@ def test_every_key_that_is_shown_is_written(produced, tmp_path, monkeypatch):
         monkeypatch.setattr(module, "with_val_em", lambda metrics, wrapped=module.with_val_em: Asked(wrapped(metrics)))
     for name in ("grpo", "ppo"):
         write_report(Path(shutil.copytree(produced / "runs" / name, tmp_path / name)))
-    info = dashboard.RunInfo("a", "b", "c", "d", "e", 8)
     for plain in (True, False):
-        board = dashboard.Dashboard(info, plain=plain, console=Console(file=io.StringIO(), width=120, height=60))
+        console = Console(file=io.StringIO(), width=120, height=60)
+        board = dashboard.Dashboard("a", "b", 8, plain=plain, console=console)
         for metrics in lines:
             board.step(metrics)
         lines_shown = board.console.render_lines(board._view())

@@ -36,7 +36,7 @@ from agent_r1.rollout.rows import Batch
 from agent_r1.rollout.sampler import LocalPolicy
 from agent_r1.tool import BaseTool
 from agent_r1.training.checkpoint import list_checkpoints, read_checkpoint, refuse_weights, save_checkpoint
-from agent_r1.training.dashboard import Dashboard, RunInfo
+from agent_r1.training.dashboard import Dashboard
 from agent_r1.training.learner import Learner, make_learner
 from agent_r1.training.log import MetricsFile, trackers
 from agent_r1.training.loop import train
@@ -129,14 +129,14 @@ def run_training(
         chat = load_chat(start_model)
         run.metrics.truncate_after(learner.step)
         device, dtype = resolve_device(config.trainer)
-        size = f"{learner.actor.parameter_count / 1e6:.2f} M parameters"
-        info = RunInfo(
-            run.path.name, config.preset, config.algorithm, size, f"{device}, {str(dtype)[6:]}", config.trainer.steps
+        about = (
+            f"preset {config.preset} · {config.algorithm} · {learner.actor.parameter_count / 1e6:.2f} M parameters · "
+            f"{device}, {str(dtype)[6:]}"
         )
         history = run.metrics.read()
         with (
             trackers(config.trainer.loggers, run.path, config.model_dump(), history) as track,
-            Dashboard(info, history=history, plain=plain or None) as dashboard,
+            Dashboard(run.path.name, about, config.trainer.steps, history=history, plain=plain) as dashboard,
             graceful_interrupt() as interrupted,
         ):
             limit = TimeLimit(config.trainer.max_hours, started)

@@ -40,7 +40,7 @@ from agent_r1.files import home, locked
 from agent_r1.rollout import qwen
 from agent_r1.training.batches import prompts_of_step
 from agent_r1.training.checkpoint import read_checkpoint
-from agent_r1.training.dashboard import Dashboard, RunInfo
+from agent_r1.training.dashboard import Dashboard
 from agent_r1.training.log import trackers
 from agent_r1.training.run import RunDir, graceful_interrupt, only_trainer, open_run
 from agent_r1.training.tiny_model import load_chat
@@ -75,11 +75,11 @@ def train(run: RunDir, config: Config, start_model: Path, resume: bool, plain: b
         sources = prepare(run, config, start_model, latest / f"global_step_{step}" if latest else None)
         file = sources.folder / "config.yaml"
         OmegaConf.save(compose(overrides(config, sources, device)), file)
-        info = RunInfo(run.path.name, config.preset, config.algorithm, "verl", device, config.trainer.steps)
+        about = f"preset {config.preset} · {config.algorithm} · verl · {device}"
         history = run.metrics.read()
         with (
             trackers(config.trainer.loggers, run.path, config.model_dump(), history) as track,
-            Dashboard(info, history=history, plain=plain or None) as dashboard,
+            Dashboard(run.path.name, about, config.trainer.steps, history=history, plain=plain) as dashboard,
         ):
             watch(run, config, device, file, dashboard, track)
     if not run.finished(config):
