@@ -22,7 +22,7 @@ STOREYS = {
     "task": ("data", "search", "tool", "env", "reward", "workspace"),
     "learner": ("rollout", "training"),
     "around": ("verl_engine", "inference", "inspect"),
-    "shell": ("stages", "doctor", "doctor_preset", "plan", "cli"),
+    "shell": ("stages", "doctor", "plan", "cli"),
 }
 """From the ground up. A room may import from its own storey and from those below."""
 MOST_LINES = 400

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from agent_r1 import cli, device, doctor_preset, stages
+from agent_r1 import cli, device, doctor, stages
 from benchmarks.long import _varlen
 
 ROOT = Path(__file__).parents[2]
@@ -62,9 +62,9 @@ def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
 def a_large_machine() -> None:
     """For the doctor, which asks for hundreds of gigabytes and for packages that are built for CUDA."""
     _varlen.install()
-    doctor_preset.torch_sees_gpu = lambda: True
-    doctor_preset.installed = lambda name: "faked"
-    doctor_preset.available_memory = lambda: 2**40
+    doctor.torch_sees_gpu = lambda: True
+    doctor.installed = lambda name: "faked"
+    doctor.available_memory = lambda: 2**40
     shutil.disk_usage = lambda path: SimpleNamespace(free=2**40)
 
 

