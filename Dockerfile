@@ -55,7 +55,7 @@ RUN pip install --no-cache-dir --disable-pip-version-check -r "$REQUIREMENTS" &&
 RUN if [ "$AGENT_R1_STACK" = gpu ]; then python -c "import flash_attn; print('flash-attn', flash_attn.__version__)"; fi
 
 COPY pyproject.toml README.md LICENSE speedrun-nodocker.sh inference.sh ./
-COPY requirements/environment.sh requirements/inference.sh requirements/
+COPY requirements/packages.sh requirements/environment.sh requirements/inference.sh requirements/
 COPY src src
 RUN pip install --no-cache-dir --disable-pip-version-check --no-deps -e . && chmod -R a+rX .
 

@@ -37,7 +37,8 @@ examples:
 TEXT
 }
 
-die() { echo "speedrun: $1" >&2; exit "${2:-1}"; }
+me=speedrun
+source requirements/packages.sh
 
 # ------------------------------------------------------------------------------------------------------- arguments
 preset="" search="" resume="" config=() run=() dry_run=()
@@ -70,51 +71,9 @@ if [ -z "$stack" ]; then
         *) if nvidia-smi -L >/dev/null 2>&1; then stack=gpu; else stack=cpu; fi ;;
     esac
 fi
-case "$stack" in
-    cpu) requirements=requirements/cpu.txt venv=${AGENT_R1_VENV:-.venv} ;;
-    gpu) requirements=requirements/verl-gpu.txt venv=${AGENT_R1_VENV:-.venv-gpu} ;;
-    *) die "AGENT_R1_STACK=$stack is unknown; set it to cpu or gpu" 2 ;;
-esac
+choose_packages
 
-installed() {  # this very checkout, and every package at its pinned version
-    [ -x "$venv/bin/agent-r1" ] && "$venv/bin/python" - "$requirements" 2>/dev/null <<'PY'
-import sys
-from importlib.metadata import version
-from pathlib import Path
-
-import agent_r1
-from agent_r1.doctor import read_pins, same_version
-
-pins = read_pins(Path(sys.argv[1]).read_text())
-here = Path("src/agent_r1").samefile(Path(agent_r1.__file__).parent)
-sys.exit(not (here and all(same_version(version(name), pin) for name, pin in pins.items())))
-PY
-}
-
-bring_python() {  # rented boxes have older ones: uv, from PyPI, brings a 3.12 with the headers that Triton compiles with
-    local own=$venv.uv
-    echo "environment: there is no Python 3.12 here, so uv brings one into $venv ..."
-    { python3 -m pip install --quiet --disable-pip-version-check --target "$own" uv &&
-        "$own/bin/uv" venv --quiet --seed --python 3.12 "$venv"; } ||
-        die "no Python 3.12 found, and uv could not bring one (see above); install python3.12-venv and python3.12-dev, or \
-where there is a network: pip install uv && uv venv --seed --python 3.12 $venv; then run this again"
-    rm -rf "$own"
-}
-
-find_python() {  # for a CPU 3.11 or 3.12; for GPUs 3.12, because flash-attn's wheel exists for no other
-    local names=(python3.11 python3.12 python3) wanted="3.11 or 3.12" least=11
-    [ "$stack" = cpu ] || names=(python3.12) wanted="3.12" least=12
-    python=$venv/bin/python
-    if [ ! -x "$venv/bin/pip" ]; then  # none yet, or one that was interrupted in the making
-        python=${PYTHON:-$({ command -v "${names[@]}" || true; } | head -n 1)}
-    fi
-    if [ -z "$python" ] && [ "$stack" = gpu ]; then bring_python; python=$venv/bin/python; fi
-    [ -n "$python" ] || die "no Python $wanted found; install it, or set PYTHON"
-    "$python" -c "import sys; sys.exit(not (3, $least) <= sys.version_info[:2] <= (3, 12))" ||
-        die "$("$python" --version 2>&1) is not supported; install Python $wanted, or set PYTHON"
-}
-
-if ! installed; then
+if ! pinned "$requirements"; then
     if [ -n "$preset" ] && [ ! -f "src/agent_r1/presets/$preset.yaml" ]; then  # said before minutes of installing
         die "unknown preset '$preset'; choose from $(basename -s .yaml src/agent_r1/presets/*.yaml | paste -sd ' ')" 2
     fi
@@ -123,22 +82,8 @@ if ! installed; then
             "or make install for a CPU's"
         exit 0
     fi
-    find_python
-    [ -x "$venv/bin/pip" ] || "$python" -m venv "$venv" ||
-        die "cannot make $venv; free space, install python3-venv, or set AGENT_R1_VENV"
-    size="about 1.3 GB with PyTorch for a CPU, several GB more with CUDA (README.md); one to five minutes"
-    [ "$stack" = cpu ] || size="tens of GB; many minutes"
-    echo "environment: $requirements into $venv: $size ..."
-    begin=$SECONDS
-    pip=("$venv/bin/pip" install --disable-pip-version-check)
-    moving='/^ *(Downloading|Using cached) / {sub(/^ */, "  "); print; fflush()}
-            /^Installing/ {print "  unpacking all of them ..."; fflush()}'
-    if ! "${pip[@]}" -r "$requirements" | awk "$moving" || ! "${pip[@]}" --quiet --no-deps -e .; then
-        die "the packages could not be installed (see above); mend the network or free space, then run this again"
-    fi
-    echo "  $((SECONDS - begin)) s, $(du -sh "$venv" | cut -f1) in $venv"
+    make_environment
 fi
-agent="$venv/bin/agent-r1"
 
 if [ -z "$preset" ]; then
     preset=laptop why="there is no GPU here; --preset smoke does the same in about a minute"

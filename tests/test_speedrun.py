@@ -68,7 +68,8 @@ def test_an_installation_says_its_size_and_moves(tmp_path):
     (tmp_path / "requirements").mkdir()
     (tmp_path / "requirements/cpu.txt").write_text(f"{wheel}\n")
     script = shutil.copy(ROOT / "speedrun-nodocker.sh", tmp_path)
-    shutil.copy(ROOT / "requirements/environment.sh", tmp_path / "requirements")
+    for name in ("environment.sh", "packages.sh"):
+        shutil.copy(ROOT / "requirements" / name, tmp_path / "requirements")
     settings = environment(tmp_path) | {"PYTHON": sys.executable, "AGENT_R1_STACK": "cpu", "AGENT_R1_VENV": "venv"}
     done = subprocess.run(["bash", script], env=settings, capture_output=True, text=True, timeout=120)
     # There is no agent-r1 here to be installed behind it; a pipe must not hide that pip failed.

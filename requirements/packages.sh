@@ -1,0 +1,73 @@
+# shellcheck shell=bash
+# A virtual environment with the pinned packages, for speedrun-nodocker.sh and inference.sh: what requirements/environment.sh
+# and requirements/inference.sh share.
+#
+# In: `me`, the script's name; `stack`, cpu or gpu. Out: `venv` and `agent`, the command in it.
+# shellcheck disable=SC2154  # me and stack
+
+die() { echo "$me: $1" >&2; exit "${2:-1}"; }
+
+choose_packages() {
+    case "$stack" in
+        cpu) requirements=requirements/cpu.txt venv=${AGENT_R1_VENV:-.venv} ;;
+        gpu) requirements=requirements/verl-gpu.txt venv=${AGENT_R1_VENV:-.venv-gpu} ;;
+        *) die "AGENT_R1_STACK=$stack is unknown; set it to cpu or gpu" 2 ;;
+    esac
+    agent="$venv/bin/agent-r1"
+}
+
+pinned() {  # this very checkout, and every package of a requirements file at its pinned version
+    [ -x "$agent" ] && "$venv/bin/python" - "$1" 2>/dev/null <<'PY'
+import sys
+from pathlib import Path
+
+import agent_r1
+from agent_r1.doctor import installed, read_pins, same_version
+
+pins = read_pins(Path(sys.argv[1]).read_text())
+here = Path("src/agent_r1").samefile(Path(agent_r1.__file__).parent)
+sys.exit(not (here and all(same_version(installed(name), pin) for name, pin in pins.items())))
+PY
+}
+
+bring_python() {  # rented boxes have older ones: uv, from PyPI, brings a 3.12 with the headers that Triton compiles with
+    local own=$venv.uv
+    echo "environment: there is no Python 3.12 here, so uv brings one into $venv ..."
+    { python3 -m pip install --quiet --disable-pip-version-check --target "$own" uv &&
+        "$own/bin/uv" venv --quiet --seed --python 3.12 "$venv"; } ||
+        die "no Python 3.12 found, and uv could not bring one (see above); install python3.12-venv and python3.12-dev, or \
+where there is a network: pip install uv && uv venv --seed --python 3.12 $venv; then run this again"
+    rm -rf "$own"
+}
+
+find_python() {  # for a CPU 3.11 or 3.12; for GPUs 3.12, because flash-attn's wheel exists for no other
+    local names=(python3.11 python3.12 python3) wanted="3.11 or 3.12" least=11
+    [ "$stack" = cpu ] || names=(python3.12) wanted="3.12" least=12
+    python=$venv/bin/python
+    if [ ! -x "$venv/bin/pip" ]; then  # none yet, or one that was interrupted in the making
+        python=${PYTHON:-$({ command -v "${names[@]}" || true; } | head -n 1)}
+    fi
+    if [ -z "$python" ] && [ "$stack" = gpu ]; then bring_python; python=$venv/bin/python; fi
+    [ -n "$python" ] || die "no Python $wanted found; install it, or set PYTHON"
+    "$python" -c "import sys; sys.exit(not (3, $least) <= sys.version_info[:2] <= (3, 12))" ||
+        die "$("$python" --version 2>&1) is not supported; install Python $wanted, or set PYTHON"
+}
+
+install() {  # install WHAT PIP-ARGUMENTS...: pip's progress, and what it took
+    local begin=$SECONDS moving='/^ *(Downloading|Using cached) / {sub(/^ */, "  "); print; fflush()}
+            /^Installing/ {print "  unpacking all of them ..."; fflush()}'
+    echo "environment: $1 into $venv ..."
+    "$venv/bin/pip" install --disable-pip-version-check "${@:2}" | awk "$moving" ||
+        die "the packages could not be installed (see above); mend the network or free space, then run this again"
+    echo "  $((SECONDS - begin)) s, $(du -sh "$venv" | cut -f1) in $venv"
+}
+
+make_environment() {
+    local size="about 1.3 GB with PyTorch for a CPU, several GB more with CUDA (README.md); one to five minutes"
+    [ "$stack" = cpu ] || size="tens of GB; many minutes"
+    find_python
+    [ -x "$venv/bin/pip" ] || "$python" -m venv "$venv" ||
+        die "cannot make $venv; free space, install python3-venv, or set AGENT_R1_VENV"
+    install "$requirements ($size)" -r "$requirements"
+    install "agent-r1" --no-deps -e .
+}
