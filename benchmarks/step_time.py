@@ -33,7 +33,8 @@ def main() -> None:
     arguments = make_parser(__doc__.splitlines()[0]).parse_args()
     setting = load_setting(arguments)
     em_before = greedy_em(setting, qwen.load(setting.model)) if setting.test else None
-    learner = make_learner(setting.config, qwen.load(setting.model), "cpu")
+    c = setting.config
+    learner = make_learner(qwen.load(setting.model), c.actor, c.critic if c.algorithm == "ppo" else None)
     records: list[StepRecord] = []
     zero_advantage: list[float] = []
     cpu = time.process_time()

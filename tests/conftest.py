@@ -266,6 +266,11 @@ class TrainingRecord:
         return self.learner.actor.state_dict()
 
 
+def learner_of(config: Config, model: Qwen) -> Learner:
+    """As training/run.py makes it."""
+    return make_learner(model, config.actor, config.critic if config.algorithm == "ppo" else None)
+
+
 def run_training_loop(
     config: Config,
     model: Qwen | Learner,
@@ -276,7 +281,7 @@ def run_training_loop(
     evaluate: Callable | None = None,
 ) -> TrainingRecord:
     """The one place of the tests that calls `loop.train`. A `Learner` goes on where it stands."""
-    learner = model if isinstance(model, Learner) else make_learner(config, model, "cpu")
+    learner = model if isinstance(model, Learner) else learner_of(config, model)
     record = TrainingRecord(learner, [], [], [], [])
 
     def on_step(metrics, trajectories, batch):

@@ -43,8 +43,8 @@ def test_a_run_that_breaks_keeps_its_good_checkpoints(
 ):
     """A learning rate that explodes in step 3: either the next gradient is no number, or the weights are not."""
     monkeypatch.setenv("AGENT_R1_HOME", str(home))
-    schedule, temperatures = loop.schedule, []
-    monkeypatch.setattr(loop, "schedule", lambda step, config: rate if step == 3 else schedule(step, config))
+    decay, temperatures = loop.linear_decay, []
+    monkeypatch.setattr(loop, "linear_decay", lambda step, *plan: rate if step == 3 else decay(step, *plan))
     evaluate = run.evaluate
 
     def noting(*args, temperature, **options):

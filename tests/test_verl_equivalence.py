@@ -24,7 +24,7 @@ from agent_r1.rollout import qwen
 from agent_r1.rollout.rows import TrainingRow, collate
 from agent_r1.training.advantages import get_estimator
 from agent_r1.training.forward import action_logprobs, micro_batches
-from agent_r1.training.learner import schedule
+from agent_r1.training.learner import linear_decay
 from agent_r1.training.losses import aggregate_loss, kl_penalty, loss_normalizer, policy_loss, value_loss
 from agent_r1.types import StepResult, StopReason, Trajectory
 
@@ -481,7 +481,8 @@ def test_both_engines_draw_one_line_of_learning_rates(algorithm, warmup, tmp_pat
     engine.lr_scheduler = engine._build_lr_scheduler(optimizer)
     for step in range(1, config.trainer.steps + 1):
         if whole.trainer.critic_warmup <= step:  # verl's own condition
-            expected = config.actor.lr * schedule(step, config)
+            share = linear_decay(step, config.trainer.steps, config.actor.warmup_steps, config.actor.lr_final)
+            expected = config.actor.lr * share
             assert optimizer.param_groups[0]["lr"] == pytest.approx(expected, rel=1e-9)
             optimizer.step()
             assert engine.lr_scheduler_step() == pytest.approx(expected, rel=1e-9)  # what is logged

@@ -249,7 +249,7 @@ def evaluate(a: Namespace) -> None:
         stages.run_eval(config, start_model(config), run.path / "eval_before.json", "evaluate before RL")
         open_run(run, config, resume=True)
         return
-    if not run.finished(config):
+    if not run.finished(config.trainer.steps):
         raise AgentR1Error(f"{run.path} has not finished its {config.trainer.steps} steps; run `agent-r1 train` first")
     verify_checkpoint(run.latest_checkpoint())
     stages.run_eval(config, run.latest_checkpoint() / "model", run.path / "eval.json", "evaluate after RL")

@@ -109,7 +109,7 @@ def run_train(config: Config, name: str, resume: bool, plain: bool) -> None:
     run = RunDir(workspace.run(name))
     if run.config.exists():
         open_run(run, config, resume)
-        if run.finished(config):
+        if run.finished(config.trainer.steps):
             say(f"train: done before, in {run.latest_checkpoint()}")
             return
     if config.engine == "verl":

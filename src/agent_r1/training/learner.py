@@ -1,6 +1,6 @@
 """What learns: policy, critic and their optimisers. Learning rate, one optimiser step, and what a checkpoint has to hold.
 
-In: a model folder's network and the configuration. Out: a `Learner`, which `loop.py` changes in place.
+In: a model folder's network and its settings. Out: a `Learner`, which `loop.py` changes in place.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import torch
 
-from agent_r1.config import Config
 from agent_r1.errors import AgentR1Error
 from agent_r1.rollout.qwen import Qwen
+from agent_r1.settings import ActorConfig, CriticConfig
 from agent_r1.training.forward import Critic
 
 
@@ -29,14 +29,12 @@ class Learner:
     """RL steps done."""
 
 
-def make_learner(config: Config, actor: Qwen, device: str) -> Learner:
-    """Optimisers, and for PPO a critic that starts from the policy's own trunk: it already can read the task."""
-    a, c = config.actor, config.critic
-    actor = actor.to(device)
-    learner = Learner(actor, adamw(actor, a.lr, a.weight_decay))
-    if config.algorithm == "ppo":
-        learner.critic = Critic(copy.deepcopy(actor)).to(device)
-        learner.critic_optimizer = adamw(learner.critic, c.lr, 0.0)
+def make_learner(model: Qwen, actor: ActorConfig, critic: CriticConfig | None = None) -> Learner:
+    """Optimisers and, for PPO, a critic that starts from the policy's own trunk: it already can read the task."""
+    learner = Learner(model, adamw(model, actor.lr, actor.weight_decay))
+    if critic is not None:
+        learner.critic = Critic(copy.deepcopy(model)).to(model.embed.weight.device)
+        learner.critic_optimizer = adamw(learner.critic, critic.lr, 0.0)
     return learner
 
 
@@ -62,17 +60,7 @@ def refuse_gradient(norm: float, who: str) -> None:
         )
 
 
-def schedule(step: int, config: Config) -> float:
-    """Share of the learning rate at this step: linear warm-up, then linear decay to `lr_final`."""
-    return linear_decay(step, config.trainer.steps, config.actor.warmup_steps, config.actor.lr_final)
-
-
 def linear_decay(step: int, steps: int, warmup_steps: int, final: float) -> float:
-    """`schedule` in plain numbers, for verl as well. Steps count from 1; behind the last one it stays at `final`."""
+    """Share of the learning rate at this step (from 1): linear warm-up, then linear decay to `final`, where it stays."""
     warm = min(1.0, step / warmup_steps) if warmup_steps else 1.0
     return warm * (1 - (1 - final) * min((step - 1) / max(steps - 1, 1), 1.0))
-
-
-def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    for group in optimizer.param_groups:
-        group["lr"] = lr

@@ -49,7 +49,7 @@ from agent_r1.training.forward import (
     in_micro_batches,
     micro_batches,
 )
-from agent_r1.training.learner import Learner, optimize, schedule, set_learning_rate
+from agent_r1.training.learner import Learner, linear_decay, optimize
 from agent_r1.training.losses import (
     aggregate_loss,
     kl_penalty,
@@ -153,7 +153,6 @@ def update_critic(learner: Learner, batch: Batch, config: Config, step: int, dty
     """Step 5: fit V(s_t) to the returns, at action tokens."""
     section, means = config.critic, Means()
     explained = explained_variance(batch.values_BT, batch.returns_BT, batch.mask_BT)
-    set_learning_rate(learner.critic_optimizer, section.lr)
     for minibatch_B in minibatches(
         batch, section.minibatches, section.epochs, derive_seed(config.seed, "critic", step)
     ):
@@ -174,10 +173,12 @@ def update_critic(learner: Learner, batch: Batch, config: Config, step: int, dty
 
 def update_actor(learner: Learner, batch: Batch, config: Config, step: int, dtype: torch.dtype) -> dict[str, float]:
     """Step 6: `epochs` x `minibatches` optimiser steps on the clipped surrogate."""
-    section, means, lr = config.actor, Means(), config.actor.lr * schedule(step, config)
+    section, means = config.actor, Means()
+    lr = section.lr * linear_decay(step, config.trainer.steps, section.warmup_steps, section.lr_final)
+    for group in learner.actor_optimizer.param_groups:
+        group["lr"] = lr
     # Without a KL or entropy term, a row of zero advantages has zero gradient: leave it out of the pass.
     skip = section.entropy_coef == 0 and (section.kl_coef == 0 or section.kl_in == "reward")
-    set_learning_rate(learner.actor_optimizer, lr)
     for minibatch_B in minibatches(batch, section.minibatches, section.epochs, derive_seed(config.seed, "actor", step)):
         normalizer = loss_normalizer(batch.mask_BT[minibatch_B], section.loss_aggregation, config.rollout.max_context)
         if skip:

@@ -17,8 +17,9 @@ from __future__ import annotations
 import dataclasses
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,16 +30,17 @@ from agent_r1.errors import AgentR1Error
 from agent_r1.files import locked, write_whole
 from agent_r1.rollout import qwen
 from agent_r1.rollout.chat_format import ChatFormat
-from agent_r1.rollout.episode import make_loop
+from agent_r1.rollout.episode import AgentEnvLoop, make_loop
 from agent_r1.rollout.evaluate import evaluate
 from agent_r1.rollout.records import question_of, step_records, training_records, write_rollouts
 from agent_r1.rollout.rows import Batch
 from agent_r1.rollout.sampler import LocalPolicy
+from agent_r1.settings import ActorConfig, CriticConfig, RolloutConfig, TrainerConfig
 from agent_r1.tool import BaseTool
 from agent_r1.training.checkpoint import list_checkpoints, read_checkpoint, refuse_weights, save_checkpoint
 from agent_r1.training.dashboard import Dashboard
 from agent_r1.training.learner import Learner, make_learner
-from agent_r1.training.log import MetricsFile, trackers
+from agent_r1.training.log import STEP, MetricsFile, Track, trackers
 from agent_r1.training.loop import train
 from agent_r1.training.tiny_model import load_chat, load_tokenizer, save_tokenizer
 from agent_r1.types import Row, Trajectory
@@ -71,16 +73,16 @@ class RunDir:
         """Has anything run here? The folder alone says nothing: it may be that of a run that was refused."""
         return any((self.path / name).exists() for name in ("metrics.jsonl", "checkpoints", "eval_before.json"))
 
-    def finished(self, config: Config) -> bool:
+    def finished(self, steps: int) -> bool:
         """Is the last step's checkpoint there?"""
         latest = self.latest_checkpoint()
-        return latest is not None and latest.name == f"step_{config.trainer.steps:06d}"
+        return latest is not None and latest.name == f"step_{steps:06d}"
 
 
 def open_run(run: RunDir, config: Config, resume: bool) -> None:
     """Make the run's folder, or check that an existing one can be continued. Raises AgentR1Error with the remedy."""
     check_same_settings(run, config)
-    if run.latest_checkpoint() is not None and not resume and not run.finished(config):
+    if run.latest_checkpoint() is not None and not resume and not run.finished(config.trainer.steps):
         raise AgentR1Error(
             f"{run.path} holds an unfinished run ({run.latest_checkpoint().name}); add --resume to continue it, or "
             "choose another name with --run NAME"
@@ -122,109 +124,107 @@ def run_training(
     plain: bool,
 ) -> Path:
     """Train `start_model`, or go on from the newest checkpoint, and return the last checkpoint's folder."""
-    started = time.time()
+    limit = TimeLimit(config.trainer.max_hours, time.time())
     open_run(run, config, resume)
     with only_trainer(run):
-        learner, reference = _start(run, config, start_model)
+        device, dtype = resolve_device(config.trainer)
+        critic = config.critic if config.algorithm == "ppo" else None
+        learner = start_learner(run, fingerprint(config), start_model, config.actor, critic, device)
+        reference = qwen.load(start_model, device) if config.actor.kl_coef else None
         chat = load_chat(start_model)
         run.metrics.truncate_after(learner.step)
-        device, dtype = resolve_device(config.trainer)
+        history = run.metrics.read()
         about = (
             f"preset {config.preset} · {config.algorithm} · {learner.actor.parameter_count / 1e6:.2f} M parameters · "
             f"{device}, {str(dtype)[6:]}"
         )
-        history = run.metrics.read()
         with (
             trackers(config.trainer.loggers, run.path, config.model_dump(), history) as track,
             Dashboard(run.path.name, about, config.trainer.steps, history=history, plain=plain) as dashboard,
             graceful_interrupt() as interrupted,
         ):
-            limit = TimeLimit(config.trainer.max_hours, started)
-            recorder = _Recorder(run, config, chat, tools, val, learner, dashboard, track, interrupted, limit)
-            train(config, learner, chat, tools, questions, recorder.step, recorder.evaluate, recorder.save, reference)
+
+            def validate(policy: LocalPolicy) -> dict[str, float]:
+                loop = make_loop(policy, chat, tools, config.rollout, config.env)
+                return validation(loop, val, config.rollout, config.data.name, config.seed)
+
+            recorder = _Recorder(
+                run, config.trainer, fingerprint(config), learner, chat, dashboard, track, limit, interrupted
+            )
+            train(config, learner, chat, tools, questions, recorder.step, validate, recorder.save, reference)
     return run.latest_checkpoint()
 
 
-def _start(run: RunDir, config: Config, start_model: Path) -> tuple[Learner, qwen.Qwen | None]:
-    """The learner at its newest checkpoint (or at the beginning), and the reference model if the KL needs one."""
-    device, _ = resolve_device(config.trainer)
+def start_learner(
+    run: RunDir, made_with: str, start_model: Path, actor: ActorConfig, critic: CriticConfig | None, device: str
+) -> Learner:
+    """The learner at the run's newest checkpoint, or at the beginning. `made_with`: the configuration's fingerprint."""
     checkpoint = run.latest_checkpoint()
-    if checkpoint:  # held against its hashes before any of its weights is read
-        step, state = read_checkpoint(checkpoint, fingerprint(config))
-    learner = make_learner(config, qwen.load(checkpoint / "model" if checkpoint else start_model), device)
-    if checkpoint:
-        learner.step = step
-        learner.actor_optimizer.load_state_dict(state["actor_optimizer"])
-        if learner.critic is not None:
-            learner.critic.load_state_dict(state["critic"])
-            learner.critic_optimizer.load_state_dict(state["critic_optimizer"])
-    reference = qwen.load(start_model).to(device) if config.actor.kl_coef else None
-    return learner, reference
+    if checkpoint is None:
+        return make_learner(qwen.load(start_model, device), actor, critic)
+    step, state = read_checkpoint(checkpoint, made_with)  # held against its hashes before any of its weights is read
+    learner = make_learner(qwen.load(checkpoint / "model", device), actor, critic)
+    learner.step = step
+    learner.actor_optimizer.load_state_dict(state["actor_optimizer"])
+    if critic is not None:
+        learner.critic.load_state_dict(state["critic"])
+        learner.critic_optimizer.load_state_dict(state["critic_optimizer"])
+    return learner
 
 
+def validation(
+    loop: AgentEnvLoop, rows: list[Row], rollout: RolloutConfig, data_set: str, seed: int
+) -> dict[str, float]:
+    """Greedy and sampled score on the validation questions. Greedy alone hides the mixture that RL works on."""
+    scores = {}
+    for name, temperature in (("acc/mean@1", 0.0), ("sampled_acc", rollout.temperature)):
+        done = evaluate(loop, rows, temperature=temperature, seed=seed, at_once=rollout.slots)
+        scores[f"val-core/{data_set}/{name}"] = sum(t.score for t in done) / len(done)
+    return scores
+
+
+@dataclasses.dataclass
 class _Recorder:
-    """The side effects of training: files, screen, loggers."""
+    """The side effects of training: files, screen, trackers."""
 
-    def __init__(
-        self,
-        run: RunDir,
-        config: Config,
-        chat: ChatFormat,
-        tools: dict[str, BaseTool],
-        val: list[Row],
-        learner: Learner,
-        dashboard: Dashboard,
-        track: Callable[[dict[str, float]], None],
-        interrupted: list[int],
-        limit: TimeLimit,
-    ):
-        self.run, self.config, self.chat, self.tools, self.val = run, config, chat, tools, val
-        self.learner, self.dashboard, self.track, self.interrupted = learner, dashboard, track, interrupted
-        self.limit = limit
+    run: RunDir
+    trainer: TrainerConfig
+    made_with: str
+    """Fingerprint of the configuration."""
+    learner: Learner
+    chat: ChatFormat
+    dashboard: Dashboard
+    track: Track
+    limit: TimeLimit
+    interrupted: list[int]
+    """Signals that have come; see `graceful_interrupt`."""
 
     def step(self, metrics: dict[str, float], trajectories: list[Trajectory], batch: Batch) -> None:
-        step, t = self.learner.step, self.config.trainer
-        metrics = {"training/global_step": step} | metrics
+        step, every = self.learner.step, self.trainer.rollouts_every
+        metrics = {STEP: step} | metrics
         self.run.metrics.append(metrics)
         self.track(metrics)
-        if t.rollouts_every and (step % t.rollouts_every == 0 or step == 1):
+        if every and (step % every == 0 or step == 1):
             records = training_records(batch, self.chat, step)
             write_rollouts(self.run.path / "rollouts" / f"step_{step:06d}.jsonl", records)
         self.dashboard.step(metrics)
         shown = trajectories[0]
         self.dashboard.transcript(question_of(shown.row), step_records(shown, self.chat), shown.reward)
-        over = self.limit.reached() and step < t.steps
+        over = self.limit.reached() and step < self.trainer.steps
         if self.interrupted or over:
             self.save(self.learner)
             why = "" if self.interrupted else self.limit.said
             raise KeyboardInterrupt(f"{why}stopped after step {step}; continue with --resume")
 
-    def evaluate(self, policy: LocalPolicy) -> dict[str, float]:
-        """Greedy and sampled score on the validation questions. Greedy alone hides the mixture that RL works on."""
-        loop = make_loop(policy, self.chat, self.tools, self.config.rollout, self.config.env)
-        out, slots = {}, self.config.rollout.slots
-        for name, temperature in (("acc/mean@1", 0.0), ("sampled_acc", self.config.rollout.temperature)):
-            done = evaluate(loop, self.val, temperature=temperature, seed=self.config.seed, at_once=slots)
-            out[f"val-core/{self.config.data.name}/{name}"] = sum(t.score for t in done) / len(done)
-        return out
-
     def save(self, learner: Learner) -> None:
-        for who, network in (("policy", learner.actor), ("critic", learner.critic)):
-            refuse_weights([] if network is None else network.parameters(), f"step {learner.step}: the {who}")
         state: dict[str, Any] = {"actor_optimizer": learner.actor_optimizer.state_dict()}
+        refuse_weights(learner.actor.parameters(), f"step {learner.step}: the policy")
         if learner.critic is not None:
-            state |= {
-                "critic": learner.critic.state_dict(),
-                "critic_optimizer": learner.critic_optimizer.state_dict(),
-            }
-        save_checkpoint(
-            self.run.checkpoints,
-            learner.step,
-            lambda folder: write_model(learner.actor, self.chat, folder),
-            state,
-            fingerprint(self.config),
-            self.config.trainer.keep_checkpoints,
-        )
+            refuse_weights(learner.critic.parameters(), f"step {learner.step}: the critic")
+            state |= {"critic": learner.critic.state_dict(), "critic_optimizer": learner.critic_optimizer.state_dict()}
+        keep = self.trainer.keep_checkpoints
+        write = partial(write_model, learner.actor, self.chat)
+        save_checkpoint(self.run.checkpoints, learner.step, write, state, self.made_with, keep)
 
 
 def write_model(model: qwen.Qwen, chat: ChatFormat, folder: Path) -> None:

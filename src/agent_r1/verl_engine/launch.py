@@ -65,7 +65,7 @@ def train(run: RunDir, config: Config, start_model: Path, resume: bool, plain: b
             if not resume:
                 raise AgentR1Error(f"{kept} holds an unfinished run; add --resume to continue it, or choose --run NAME")
             finish(run, config, start_model, kept)
-        if run.finished(config):
+        if run.finished(config.trainer.steps):
             return run.latest_checkpoint()
         latest = run.latest_checkpoint()
         step = 0
@@ -82,7 +82,7 @@ def train(run: RunDir, config: Config, start_model: Path, resume: bool, plain: b
             Dashboard(run.path.name, about, config.trainer.steps, history=history, plain=plain) as dashboard,
         ):
             watch(run, config, device, file, dashboard, track)
-    if not run.finished(config):
+    if not run.finished(config.trainer.steps):
         raise AgentR1Error(f"verl ended before step {config.trainer.steps}; {last_words(run)}")
     return run.latest_checkpoint()
 
@@ -202,7 +202,7 @@ def watch(
                     f"{last_words(run)}"
                 )
             time.sleep(POLL_S if running else 0)
-    if stop.exists() and not child.process.returncode and not run.finished(config):
+    if stop.exists() and not child.process.returncode and not run.finished(config.trainer.steps):
         raise KeyboardInterrupt(
             f"{stop.read_text()}stopped after {run.latest_checkpoint().name}; continue with --resume"
         )
