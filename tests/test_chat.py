@@ -212,10 +212,10 @@ def test_a_question_that_no_context_can_hold_leaves_the_conversation_alone(chat)
 
 def test_the_sampling_is_that_of_training(chat):
     policy = ScriptedPolicy(chat, [ANSWER])
-    agent = make_agent(policy, chat, temperature=0.7, top_p=0.9)
+    agent = make_agent(policy, chat, temperature=0.7)
     converse(agent, "One?")
     _, _, sampling = policy.seen[0]
-    assert (sampling.temperature, sampling.top_p, sampling.max_tokens) == (0.7, 0.9, 200)
+    assert (sampling.temperature, sampling.max_tokens) == (0.7, 200)
 
 
 @pytest.mark.parametrize(

@@ -505,12 +505,12 @@ def test_a_failure_of_the_engine_reaches_everyone_who_waits(model):
 # ----------------------------------------------------------------------------------------------------- sample_tokens
 
 
-def draw(logits, uniform, temperature=1.0, top_p=1.0):
+def draw(logits, uniform, temperature=1.0):
     """`sample_tokens` of one distribution at many uniform numbers."""
     uniform = torch.as_tensor(uniform, dtype=torch.float32)
     B = len(uniform)
     logits_BV = torch.as_tensor(logits, dtype=torch.float32).expand(B, -1)
-    return sample_tokens(logits_BV, torch.full((B, 1), temperature), torch.full((B,), top_p), uniform)
+    return sample_tokens(logits_BV, torch.full((B, 1), temperature), uniform)
 
 
 PROBS = torch.tensor([0.4, 0.0, 0.3, 0.2, 0.06, 0.04])
@@ -522,38 +522,19 @@ def test_the_uniform_number_picks_by_the_cumulative_distribution():
     assert logprobs.tolist() == pytest.approx([math.log(PROBS[t]) for t in tokens.tolist()], abs=1e-5)
 
 
-@pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.5, 1.0), (2.0, 1.0), (1.0, 0.75), (2.0, 0.6)])
-def test_samples_follow_the_distribution(temperature, top_p):
+@pytest.mark.parametrize("temperature", [1.0, 0.5, 2.0])
+def test_samples_follow_the_distribution(temperature):
     """Chi-square at a fixed seed; 4 degrees of freedom, so 18.5 is exceeded once in a thousand seeds."""
     expected = (PROBS.log() / temperature).softmax(-1)
-    order = expected.argsort(descending=True)
-    kept = [t for i, t in enumerate(order.tolist()) if expected[order[:i]].sum() < top_p]
-    nucleus = torch.zeros(6).index_copy(0, torch.tensor(kept), expected[kept])
-    nucleus /= nucleus.sum()
     n = 20_000
     uniform = torch.rand(n, generator=torch.Generator().manual_seed(0))
-    tokens, logprobs, entropies = draw(PROBS.log(), uniform, temperature, top_p)
-    counts = tokens.bincount(minlength=6).float()
-    assert counts[nucleus == 0].sum() == 0
-    support = nucleus > 0
-    chi_square = ((counts - n * nucleus)[support] ** 2 / (n * nucleus[support])).sum()
+    tokens, logprobs, entropies = draw(PROBS.log(), uniform, temperature)
+    counts, support = tokens.bincount(minlength=6).float(), expected > 0
+    assert counts[~support].sum() == 0
+    chi_square = ((counts - n * expected)[support] ** 2 / (n * expected[support])).sum()
     assert chi_square < 18.5
-    # The recorded log-probability is that of the tempered distribution without the cut: the trainer recomputes that.
     assert logprobs.tolist() == pytest.approx(expected.log()[tokens].tolist(), abs=1e-4)
     assert entropies.tolist() == pytest.approx([-sum(p * math.log(p) for p in expected.tolist() if p)] * n, abs=1e-4)
-
-
-def test_the_nucleus_is_the_smallest_set_that_reaches_top_p():
-    uniform = torch.linspace(0, 0.9999, 1000)
-    for top_p, kept in (
-        (0.01, {0}),
-        (0.39, {0}),
-        (0.41, {0, 2}),
-        (0.69, {0, 2}),
-        (0.71, {0, 2, 3}),
-        (0.999, {0, 2, 3, 4, 5}),
-    ):
-        assert set(draw(PROBS.log(), uniform, top_p=top_p)[0].tolist()) == kept
 
 
 def test_temperature_zero_takes_the_most_likely_token_and_its_plain_logprob():
@@ -562,13 +543,13 @@ def test_temperature_zero_takes_the_most_likely_token_and_its_plain_logprob():
     assert logprobs.tolist() == pytest.approx([math.log(0.4)] * 3, abs=1e-6)
 
 
-def test_a_batch_may_mix_temperatures_and_nuclei():
-    logits = PROBS.log().expand(4, -1)
-    temperature, top_p = torch.tensor([[0.0], [1.0], [1.0], [0.25]]), torch.tensor([1.0, 0.5, 1.0, 1.0])
-    tokens, logprobs, _ = sample_tokens(logits, temperature, top_p, torch.full((4,), 0.95))
-    assert tokens.tolist() == [0, 2, 4, 2]
+def test_a_batch_may_mix_temperatures():
+    logits = PROBS.log().expand(3, -1)
+    temperature = torch.tensor([[0.0], [1.0], [0.25]])
+    tokens, logprobs, _ = sample_tokens(logits, temperature, torch.full((3,), 0.95))
+    assert tokens.tolist() == [0, 4, 2]
     sharp = (PROBS.log() / 0.25).log_softmax(-1)[2].item()
-    assert logprobs.tolist() == pytest.approx([math.log(0.4), math.log(0.3), math.log(0.06), sharp], abs=1e-5)
+    assert logprobs.tolist() == pytest.approx([math.log(0.4), math.log(0.06), sharp], abs=1e-5)
 
 
 @settings(deadline=None)
@@ -576,11 +557,10 @@ def test_a_batch_may_mix_temperatures_and_nuclei():
     st.lists(st.floats(-40, 40), min_size=2, max_size=30),
     st.floats(0, 1, exclude_max=True, width=32),
     st.sampled_from([0.0, 0.3, 1.0, 3.0]),
-    st.floats(0.01, 1.0),
 )
-def test_a_token_of_probability_zero_is_never_drawn(logits, uniform, temperature, top_p):
+def test_a_token_of_probability_zero_is_never_drawn(logits, uniform, temperature):
     banned = len(logits)
-    tokens, logprobs, entropies = draw([-math.inf, *logits, -math.inf], [uniform], temperature, top_p)
+    tokens, logprobs, entropies = draw([-math.inf, *logits, -math.inf], [uniform], temperature)
     assert 1 <= tokens[0] <= banned and math.isfinite(logprobs[0])
     assert 0 <= entropies[0] <= math.log(banned) + 1e-5
 

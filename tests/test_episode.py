@@ -103,10 +103,10 @@ def test_every_turn_has_a_seed_of_its_own_that_depends_on_the_task_alone(chat):
     assert seeds(None) == [None, None]
 
 
-def test_temperature_and_top_p_are_passed_on(chat):
+def test_the_temperature_is_passed_on(chat):
     policy = ScriptedPolicy(chat, [ANSWER])
-    run(hermes_loop(policy), task(), sampling=Sampling(400, 0.3, 0.9))
-    assert [(s.temperature, s.top_p) for _, _, s in policy.seen] == [(0.3, 0.9)]
+    run(hermes_loop(policy), task(), sampling=Sampling(400, 0.3))
+    assert [s.temperature for _, _, s in policy.seen] == [0.3]
 
 
 def test_derived_seeds_are_fixed_and_unrelated():

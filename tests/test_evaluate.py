@@ -153,7 +153,7 @@ def test_every_question_is_played_once_and_comes_back_in_order(chat):
     assert all(t.metrics["em"] == 1 for t in trajectories)
     assert len({t.group_id for t in trajectories}) == 7
     samplings = [sampling for _, _, sampling in policy.seen]
-    assert {(s.temperature, s.top_p, s.max_tokens) for s in samplings} == {(0.25, 1.0, 33)}
+    assert {(s.temperature, s.max_tokens) for s in samplings} == {(0.25, 33)}
     assert len({s.seed for s in samplings}) == len(samplings) == 10
 
 

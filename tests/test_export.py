@@ -61,7 +61,7 @@ def test_the_export_of_a_run(home, capsys):
     assert weights.keys() == exported.keys() and all(torch.equal(weights[k], exported[k]) for k in weights)
     g = GenerationConfig.from_pretrained(target)
     r = config.rollout
-    assert (g.temperature, g.top_p, g.max_new_tokens) == (0.9, r.top_p, r.max_tokens_per_turn) and g.do_sample
+    assert (g.temperature, g.top_p, g.max_new_tokens) == (0.9, 1.0, r.max_tokens_per_turn) and g.do_sample
     tokenizer, model = AutoTokenizer.from_pretrained(target), AutoModelForCausalLM.from_pretrained(target)
     assert g.eos_token_id == [tokenizer.eos_token_id] and tokenizer.chat_template and model.config.model_type == "qwen2"
     record = json.loads((target / "export.json").read_text())

@@ -11,7 +11,7 @@ import pytest
 import torch
 from conftest import trajectory_of
 
-from agent_r1.config import AdvantageConfig, Config, check, load_config, preset_names
+from agent_r1.config import AdvantageConfig, Config, changed, load_config, preset_names
 from agent_r1.errors import ConfigError
 from agent_r1.rollout.rows import collate, trajectory_rows
 from agent_r1.training.advantages import get_estimator
@@ -71,13 +71,13 @@ def pull(config: Config, sign: int) -> float:
 @pytest.mark.parametrize(("place", "estimator"), itertools.product(["reward", "loss"], ["k1", "k2", "k3"]))
 def test_a_pairing_is_accepted_if_and_only_if_it_pulls_to_the_reference(algorithm, place, estimator):
     config = load_config("smoke", algorithm=algorithm)
-    config.actor.kl_in, config.actor.kl_estimator = place, estimator
     try:
-        check(config)
+        changed(config, [f"actor.kl_in={place}", f"actor.kl_estimator={estimator}"])
         accepted = True
     except ConfigError as error:
         accepted, remedy = False, {"reward": "k1", "loss": "k3"}[place]
         assert str(error).endswith(f"set actor.kl_estimator={remedy}") and "\n" not in str(error)
+    config.actor.kl_in, config.actor.kl_estimator = place, estimator
     pulls = [pull(config, sign) for sign in (1, -1)]
     assert all(share > 0.7 for share in pulls) if accepted else all(share < 0.3 for share in pulls), pulls
 

@@ -95,14 +95,14 @@ def test_what_vllm_is_told(fake):
     with fake() as server:
         command = Path(f"/proc/{server.process.pid}/cmdline").read_bytes().decode().replace("\0", " ")
         policy = policy_of(server)
-        asyncio.run(policy.generate([1, 2, 3], Sampling(8, 0.7, 0.9, seed=2**64 - 1)))
+        asyncio.run(policy.generate([1, 2, 3], Sampling(8, 0.7, seed=2**64 - 1)))
         log = server.log.read_text()
     for option in ("--host 127.0.0.1", "--dtype float32", "--tool-call-parser hermes", "--enable-auto-tool-choice",
                    f"--max-model-len {SMOKE.rollout.max_context}", "--logprobs-mode processed_logprobs"):  # fmt: skip
         assert option in command
     assert server.api_key not in command and server.api_key not in log and len(server.api_key) > 30
     sent = json.loads(log.split("request ")[1].splitlines()[0])
-    wanted = {"prompt": [1, 2, 3], "max_tokens": 8, "temperature": 0.7, "top_p": 0.9, "stop_token_ids": [14]}
+    wanted = {"prompt": [1, 2, 3], "max_tokens": 8, "temperature": 0.7, "top_p": 1.0, "stop_token_ids": [14]}
     # Published models set these in their generation_config.json, and vLLM would follow.
     wanted |= {"repetition_penalty": 1.0, "top_k": 0, "min_p": 0.0, "return_token_ids": True}
     assert wanted.items() <= sent.items() and 0 <= sent["seed"] < 2**63

@@ -228,7 +228,7 @@ def both_readers(model: Path) -> int:
     """Tokens that transformers and vLLM say, greedily and alike."""
     config = load_config("smoke", ["trainer.device=cpu", "trainer.dtype=float32", "rollout.max_context=256"])
     ids = torch.randint(256, (40,), generator=torch.Generator().manual_seed(1)).tolist()
-    sampling, stop = Sampling(GREEDY, 0.0, 1.0), load_chat(model).stop_ids
+    sampling, stop = Sampling(GREEDY, 0.0), load_chat(model).stop_ids
     ours = asyncio.run(TransformersPolicy(load_transformers(model), stop).generate(ids, sampling))
     gc.collect()
     with vllm_server(model, config.rollout, config.trainer) as server:

@@ -36,7 +36,7 @@ def our_episodes(setting: Setting) -> list[Trajectory]:
         for g in range(r.samples_per_prompt)
     ]
     loop = make_loop(policy, setting.chat, setting.tools, c.rollout, c.env)
-    return asyncio.run(run_episodes(loop, tasks, Sampling(r.max_tokens_per_turn, r.temperature, r.top_p)))
+    return asyncio.run(run_episodes(loop, tasks, Sampling(r.max_tokens_per_turn, r.temperature)))
 
 
 def ends_with_call(setting: Setting, ids: list[int]) -> bool:

@@ -172,7 +172,7 @@ def make_trainer(
             shuffle_dataset=False,  # they are in the order in which our loop asks them
             # sampling
             temperature=r.temperature,
-            top_p=r.top_p,
+            top_p=1.0,
             max_completion_length=r.max_context - max(len(prompt_ids(setting, row)) for row in rows_asked),
             generation_kwargs={"max_new_tokens": r.max_tokens_per_turn},  # the line above is for all turns together
             max_tool_calling_iterations=c.env.max_turns - 1,

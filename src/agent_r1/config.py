@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
 from collections.abc import Iterator
 from importlib import resources
@@ -48,9 +47,9 @@ from agent_r1.sizes import check_context, find_gpu, known_model
 
 ALGORITHMS, ENGINES, DATASETS = get_args(Algorithm), get_args(Engine), get_args(DataName)
 LOSS_AGGREGATIONS, KL_ESTIMATORS = get_args(LossAggregation), get_args(KlEstimator)
-GONE = {"mask_tool_tokens": True, "ablation_normalizer": "masked"}
-"""Settings of `actor` that older runs have, with the only values that are still accepted. They stay in the fingerprint, so that
-such runs resume."""
+GONE = {"actor": {"mask_tool_tokens": True, "ablation_normalizer": "masked"}, "rollout": {"top_p": 1.0}}
+"""Settings that older runs have, with the only values that are still accepted. They stay in the fingerprint, so that such runs
+resume."""
 
 
 # ------------------------------------------------------------------------------------------------------------ load, save
@@ -98,8 +97,9 @@ def from_yaml(path: Path) -> Config:
         raise ConfigError(
             f"{path} cannot be read as YAML ({type(error).__name__}); delete the run or restore the file"
         ) from None
-    if isinstance(saved, dict) and isinstance(saved.get("actor"), dict):
-        saved["actor"] = {name: value for name, value in saved["actor"].items() if (name, value) not in GONE.items()}
+    for section, gone in GONE.items():
+        if isinstance(saved, dict) and isinstance(saved.get(section), dict):
+            saved[section] = {name: value for name, value in saved[section].items() if gone.get(name, ...) != value}
     try:
         return _validated(saved)
     except ConfigError as error:
@@ -165,12 +165,6 @@ def _explain(error: ValidationError) -> str:
     if kind == "literal_error":
         allowed = re.findall("'(.*?)'", context["expected"])
         return f"{key}={value!r} is unknown{nearest(value, allowed)}; choose from {', '.join(allowed)}"
-    limits = {"greater_than_equal": ("ge", "at least"), "less_than_equal": ("le", "at most"),
-              "greater_than": ("gt", "more than"), "less_than": ("lt", "less than")}  # fmt: skip
-    if kind in limits:
-        name, word = limits[kind]
-        wrong = "no number" if math.isnan(float(value)) else "too small" if name in ("ge", "gt") else "too large"
-        return f"{key}={value} is {wrong}; it must be {word} {context[name]:g}"
     return f"{key}={value!r}: {context.get('error') or found['msg'][0].lower() + found['msg'][1:]}"
 
 
@@ -188,7 +182,7 @@ def what_counts(part: Any) -> Any:
         return part
     never, if_changed = OutsideFingerprint.__metadata__[0], InFingerprintIfChanged.__metadata__[0]
     values = [(name, field, getattr(part, name)) for name, field in type(part).model_fields.items()]
-    gone = GONE if isinstance(part, ActorConfig) else {}
+    gone = next((GONE[name] for name in GONE if isinstance(part, Config.model_fields[name].annotation)), {})
     return gone | {
         name: what_counts(value)
         for name, field, value in values
@@ -197,11 +191,6 @@ def what_counts(part: Any) -> Any:
 
 
 # ------------------------------------------------------------------------------------------- what no run can do
-
-
-def check(config: Config) -> None:
-    """Refuse what no run can do, also in a configuration that was changed in code. Raises ConfigError with the remedy."""
-    _validated(config.model_dump(warnings=False))
 
 
 def _conflicts(config: Config) -> Iterator[str]:
@@ -222,11 +211,6 @@ def _conflicts(config: Config) -> Iterator[str]:
         yield (
             f"env.call_reward={e.call_reward:g} pays {e.max_tool_calls} calls (env.max_tool_calls) as much as a right "
             f"answer; set it below {1 / e.max_tool_calls:.2g}"
-        )
-    if r.top_p != 1:
-        yield (
-            f"rollout.top_p={r.top_p}: what is cut off is not sampled, and the trainer's log-probabilities know of no cut; "
-            "leave it at 1"
         )
     if r.max_tokens_per_turn >= r.max_context:
         yield "rollout.max_tokens_per_turn must be smaller than rollout.max_context"

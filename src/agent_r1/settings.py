@@ -156,7 +156,6 @@ class RolloutConfig(Section):
     samples_per_prompt: AtLeast1 = 8
     """Episodes for each question: GRPO's group size. PPO works with 1."""
     temperature: float = Field(1.0, ge=0.01, le=100)
-    top_p: float = 1.0
     max_tokens_per_turn: AtLeast1 = 64
     max_context: int = 512
     """Tokens of a whole conversation."""

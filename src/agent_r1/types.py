@@ -71,9 +71,7 @@ class Sampling:
     max_tokens: int
     """Largest number of tokens in this turn (the stop token included)."""
     temperature: float = 1.0
-    """0 means greedy."""
-    top_p: float = 1.0
-    """Nucleus sampling; 1 keeps the whole distribution, which on-policy training needs."""
+    """0 means greedy. Nothing is cut off the distribution (top-p, top-k): the trainer's log-probabilities know of no cut."""
     seed: int | None = None
     """Same seed, same prompt, same weights -> same tokens, whatever else is in the batch."""
 

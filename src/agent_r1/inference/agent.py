@@ -124,7 +124,7 @@ def describe(agent: Agent, backend: str) -> str:
     r = c.rollout
     return (
         f"{short_name(agent)}, {backend}; tools: {', '.join(agent.tools) or 'none'}{world}; prompt: {told}; temperature "
-        f"{r.temperature:g}, top_p {r.top_p:g}, {r.max_tokens_per_turn} tokens a turn, {r.max_context} in all"
+        f"{r.temperature:g}, {r.max_tokens_per_turn} tokens a turn, {r.max_context} in all"
     )
 
 

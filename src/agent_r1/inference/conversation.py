@@ -98,7 +98,7 @@ class Conversation(AgentEnvLoop):
         self._turn_ids = []
         self._history = [step for exchange in past for step in exchange.trajectory.steps]
         seed, begun = derive_seed(self._seed, "chat", self._asked), time.perf_counter()
-        sampling = Sampling(self.limits.max_tokens_per_turn, self.temperature, self.agent.config.rollout.top_p)
+        sampling = Sampling(self.limits.max_tokens_per_turn, self.temperature)
         task = Task(self._row(question, follow_up=bool(past)), "chat", f"chat-{self._asked}", seed)
         trajectory = await self.run(task, sampling)
         start = len(self._history[-1].observation_ids + self._history[-1].action_ids) if self._history else 0

@@ -176,7 +176,7 @@ def _write_settings(part: Path, config: Config) -> None:
     generation = {
         "do_sample": True,
         "temperature": config.rollout.temperature,
-        "top_p": config.rollout.top_p,
+        "top_p": 1.0,
         "max_new_tokens": config.rollout.max_tokens_per_turn,
         "eos_token_id": list(chat.stop_ids),
         "pad_token_id": chat.tokenizer.pad_token_id,

@@ -133,9 +133,8 @@ class TransformersPolicy(Policy):
         device = self.model.device
         talk.ids += new
         out = self.model(torch.tensor([new], device=device), past_key_values=talk.cache, logits_to_keep=1)
-        temperature, top_p = torch.tensor([[sampling.temperature]]), torch.tensor([sampling.top_p])
         logits = out.logits[:, -1].float().cpu()
-        token, logprob, _ = sample_tokens(logits, temperature, top_p, torch.tensor([uniform]))
+        token, logprob, _ = sample_tokens(logits, torch.tensor([[sampling.temperature]]), torch.tensor([uniform]))
         return int(token), float(logprob)
 
     def release(self, session: str) -> None:
@@ -174,11 +173,10 @@ class ServerPolicy(Policy):
             "prompt": prompt_ids,
             "max_tokens": sampling.max_tokens,
             "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
             "seed": None if sampling.seed is None else sampling.seed % 2**63,  # ours have 64 bits, vLLM's a sign
             "stop_token_ids": sorted(self.stop_ids),
             # vLLM would take these from the model's generation_config.json; published models penalise repetition there.
-            **{"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0},
+            **{"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0},
             **{"logprobs": 0, "return_token_ids": True, "stream": self.on_token is not None},
         }
         for attempt in range(self.ATTEMPTS):

@@ -294,8 +294,7 @@ class LocalPolicy(Policy):
         """Draw one token for each request; finished requests leave the batch."""
         temperature = torch.tensor([r.sampling.temperature for r in requests], device=hidden_BD.device)[:, None]
         uniform = torch.tensor([r.noise[len(r.token_ids)] for r in requests], device=hidden_BD.device)
-        top_p = torch.tensor([r.sampling.top_p for r in requests], device=hidden_BD.device)
-        tokens, logprobs, entropies = sample_tokens(self.model.logits(hidden_BD).float(), temperature, top_p, uniform)
+        tokens, logprobs, entropies = sample_tokens(self.model.logits(hidden_BD).float(), temperature, uniform)
         self.stats.decode_tokens += len(requests)
         self.stats.entropy += entropies.sum().item()
         for request, token, logprob in zip(requests, tokens.tolist(), logprobs.tolist(), strict=True):
@@ -327,34 +326,23 @@ def draw_noise(sampling: Sampling) -> np.ndarray:
     return np.random.Generator(np.random.Philox(key=seed)).random(sampling.max_tokens, dtype=np.float32)
 
 
-def sample_tokens(
-    logits_BV: Tensor, temperature_B1: Tensor, top_p_B: Tensor, uniform_B: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+def sample_tokens(logits_BV: Tensor, temperature_B1: Tensor, uniform_B: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Draw from softmax(logits / temperature) by inverting its cumulative distribution at `uniform_B` in [0, 1).
 
-    Returns tokens [B], and their log-probabilities [B] and the entropy [B] under the *tempered, untruncated* distribution,
+    Returns tokens [B], and their log-probabilities [B] and the entropy [B] under the *tempered* distribution,
     which is what the trainer recomputes. Temperature 0 takes the most likely token, and both at temperature 1.
     """
     greedy = temperature_B1[:, 0] == 0
     logprobs = F.log_softmax(logits_BV / torch.where(temperature_B1 == 0, 1.0, temperature_B1), dim=-1)
     probs = logprobs.exp()
     entropies = -(probs * logprobs).nansum(dim=-1)  # 0 * -inf, of a forbidden token, counts as 0
-    if bool((top_p_B < 1).any()):
-        probs = _nucleus(probs, top_p_B)
     cdf = probs.cumsum(dim=-1)
-    # Scaling by the last entry absorbs rounding (and the nucleus' missing mass); `right` skips tokens of probability 0.
+    # Scaling by the last entry absorbs rounding; `right` skips tokens of probability 0.
     tokens = torch.searchsorted(cdf, (uniform_B * cdf[:, -1])[:, None], right=True)[:, 0].clamp(
         max=logits_BV.shape[-1] - 1
     )
     tokens = torch.where(greedy, logits_BV.argmax(dim=-1), tokens)
     return tokens, logprobs.gather(1, tokens[:, None])[:, 0], entropies
-
-
-def _nucleus(probs_BV: Tensor, top_p_B: Tensor) -> Tensor:
-    """Zero all but the smallest set of most likely tokens whose probabilities reach top_p."""
-    ordered, index = probs_BV.sort(dim=-1, descending=True)
-    before = ordered.cumsum(dim=-1) - ordered
-    return torch.zeros_like(probs_BV).scatter(1, index, ordered * (before < top_p_B[:, None]))
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:

@@ -84,7 +84,7 @@ def train(
     sampler_model = learner.actor if dtype is torch.float32 else copy.deepcopy(learner.actor).to(dtype)
     policy = LocalPolicy(sampler_model, chat.stop_ids, slots=rollout.slots, max_context=rollout.max_context)
     episode_loop = make_loop(policy, chat, tools, rollout, config.env)
-    sampling = Sampling(rollout.max_tokens_per_turn, temperature, rollout.top_p)
+    sampling = Sampling(rollout.max_tokens_per_turn, temperature)
 
     while learner.step < trainer.steps:
         step, clock, metrics = learner.step + 1, Clock(), {}

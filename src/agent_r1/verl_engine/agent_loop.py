@@ -41,7 +41,7 @@ class VerlPolicy:
         wanted: dict[str, Any] = {
             "max_tokens": sampling.max_tokens,
             "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
+            "top_p": 1.0,
             "top_k": -1,
             "logprobs": True,
             "stop_token_ids": list(self.stop_ids),
@@ -97,7 +97,7 @@ class AgentR1Loop(AgentLoopBase):
         question = {**row, "prompt": [dict(m) for m in row["raw_prompt"]], "agent_name": self.env_name}
         session = f"{row['uid']}_{row['session_id']}"
         seed = derive_seed(c.seed, "rollout" if training else "eval", step, row["index"], row["session_id"])
-        sampling = Sampling(c.rollout.max_tokens_per_turn, sampling_params["temperature"], sampling_params["top_p"])
+        sampling = Sampling(c.rollout.max_tokens_per_turn, sampling_params["temperature"])
         start = time.perf_counter()
         try:
             trajectory = await loop.run(Task(question, row["uid"], session, seed), sampling)

@@ -121,7 +121,7 @@ def _rollout(config: Config, sources: Sources, dtype: str, cpu: bool) -> dict[st
         "name": "vllm",
         "n": r.samples_per_prompt,
         "temperature": r.temperature,
-        "top_p": r.top_p,
+        "top_p": 1.0,
         "dtype": dtype,
         "seed": config.seed,
         "prompt_length": r.max_context - r.max_tokens_per_turn,
