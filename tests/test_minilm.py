@@ -11,7 +11,6 @@ import pytest
 from sentence_transformers import SentenceTransformer
 
 from agent_r1.errors import AgentR1Error
-from agent_r1.search import index as index_module
 from agent_r1.search.encoders import NgramEncoder, SentenceTransformerEncoder, make_encoder
 from agent_r1.search.index import PassageIndex, build_index
 
@@ -56,8 +55,8 @@ def test_a_paraphrase_is_found_that_ngrams_miss(folder, tmp_path):
     assert sum(a == b for a, b in zip(found, PARAPHRASES.values(), strict=True)) < len(PARAPHRASES)
 
 
-def test_an_index_built_in_shards_holds_what_the_model_says_with_its_prefixes(folder, model, tmp_path, monkeypatch):
-    monkeypatch.setattr(index_module, "SHARD", 4)
+def test_an_index_built_in_chunks_holds_what_the_model_says_with_its_prefixes(folder, model, tmp_path, monkeypatch):
+    monkeypatch.setattr(SentenceTransformerEncoder, "chunk", 4)
     name = str(folder / "e5-base-v2")
     manifest = build_index(folder / "corpus.jsonl", tmp_path / "index", SentenceTransformerEncoder(name))
     assert manifest["encoder"]["passage_prefix"] == "passage: " and manifest["dim"] == 384

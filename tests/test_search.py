@@ -7,7 +7,6 @@ import dataclasses
 import json
 import random
 import shutil
-import socket
 import subprocess
 import sys
 import threading
@@ -25,7 +24,6 @@ from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.search.encoders import NgramEncoder, SentenceTransformerEncoder, make_encoder, prefixes
 from agent_r1.search.index import Hit, PassageIndex, build_index, recall_at_k
 from agent_r1.search.searcher import MAX_QUERY_CHARS, Searcher
-from agent_r1.search.service import RemoteIndex
 from agent_r1.tool import SearchTool, ToolCall, ToolErrorKind, call_tool, tool
 
 PASSAGES = [
@@ -134,11 +132,6 @@ def test_encoder_state_survives_a_file(tmp_path):
     np.testing.assert_array_equal(again.encode_passages(PASSAGES), encoder.encode_passages(PASSAGES))
 
 
-def test_unfitted_encoder_says_so():
-    with pytest.raises(AgentR1Error, match="fit"):
-        NgramEncoder(64).encode_queries(["x"])
-
-
 def test_encoders_by_name():
     assert make_encoder("ngram", 512).dim == 512
     assert isinstance(make_encoder("BAAI/bge-small-en-v1.5", 512), SentenceTransformerEncoder)
@@ -233,8 +226,6 @@ def test_recall_by_hand(built):
     right = {"entity": "Vexlor", "relation": "founder", "value": "Marn", "passage_id": "p0"}
     wrong = {**right, "passage_id": "p4"}
     assert recall_at_k(index, [{"extra_info": {"lookups": [right, wrong]}}], 1) == 0.5
-    with pytest.raises(AgentR1Error, match="lookups"):
-        recall_at_k(index, [{"extra_info": {"lookups": []}}], 1)
 
 
 def test_manifest_tells_what_the_index_was_made_of(built):
@@ -263,7 +254,8 @@ def test_what_a_build_leaves_that_was_killed_is_no_index_and_not_in_the_way(buil
         PassageIndex.load(built / "again")
     build_index(built / "corpus.jsonl", built / "again", NgramEncoder(128))
     assert PassageIndex.load(built / "again").search(["Tulo"], 1)[0][0].id == "p2"
-    assert sorted(path.name for path in built.iterdir()) == ["again", "corpus.jsonl", "index"]
+    assert sorted(path.name for path in built.glob("[!.]*")) == ["again", "corpus.jsonl", "index"]
+    assert not list(built.glob(".vectors*"))
 
 
 def test_disk_full_is_one_clear_line(built, monkeypatch):
@@ -300,8 +292,8 @@ def cut_encoder(folder):
         (lambda folder: (folder / "index" / "manifest.json").unlink(), "is not an index; build it"),
         (damage_manifest, "damaged or of another version"),
         (old_format, "damaged or of another version"),
-        (cut_vectors, "vectors.faiss is missing or damaged"),
-        (lambda folder: (folder / "index" / "vectors.faiss").unlink(), "vectors.faiss is missing or damaged"),
+        (cut_vectors, "vectors of the index .* are missing, damaged"),
+        (lambda folder: (folder / "index" / "vectors.faiss").unlink(), "vectors of the index .* are missing, damaged"),
         (cut_encoder, "encoder.npz is damaged"),
         (lambda folder: write_corpus(folder / "corpus.jsonl", PASSAGES[::-1]), "belongs to another corpus"),
         (lambda folder: (folder / "corpus.jsonl").unlink(), "corpus.jsonl"),
@@ -527,39 +519,6 @@ def test_a_search_given_up_by_one_event_loop_does_not_hold_up_the_exit_of_it(han
     assert hanging.hangs  # asyncio.run came back all the same
     threading.Timer(0.1, hanging.let_go.set).start()
     assert asyncio.run(search_call(searcher, "a")).ok  # in the next loop, when the index is free again
-
-
-def test_a_service_that_accepts_and_never_answers_costs_its_callers_their_deadline_alone():
-    class Watched(RemoteIndex):
-        over = False
-
-        def search(self, queries, top_k):
-            try:
-                return super().search(queries, top_k)
-            finally:
-                self.over = True
-
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        index = Watched(f"http://127.0.0.1:{silent.getsockname()[1]}", timeout_s=2, pause=0)
-        searcher = Searcher(index)
-
-        async def main():
-            hung = [search_call(searcher, query, timeout_s=0.3) for query in "ab"]
-            return await asyncio.gather(*hung), index.over
-
-        results, over = asyncio.run(main())
-        assert [result.error for result in results] == [ToolErrorKind.TIME_OUT] * 2 and not over
-
-
-def test_a_request_that_took_its_time_is_not_tried_again():
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        index = RemoteIndex(f"http://127.0.0.1:{silent.getsockname()[1]}", timeout_s=0.1, pause=0)
-        with pytest.raises(AgentR1Error, match="does not answer"):
-            index.search(["a"], 1)
-        silent.settimeout(0.2)
-        silent.accept()
-        with pytest.raises(TimeoutError):
-            silent.accept()
 
 
 def test_many_lines_share_the_next_batch_while_the_index_works(hanging):

@@ -34,6 +34,11 @@ from agent_r1.tool.search import SearchTool
 from agent_r1.workspace import load_index, load_tools
 
 
+@pytest.fixture(autouse=True)
+def _no_pause_between_attempts_to_connect(monkeypatch):
+    monkeypatch.setattr("httpcore._sync.connection.RETRIES_BACKOFF_FACTOR", 0)
+
+
 class SlowIndex:
     """Stands in for a PassageIndex whose encoder takes `seconds` a batch; answers with the query itself."""
 
@@ -63,26 +68,33 @@ def running(index, port=0, **settings):
         thread.join(timeout=100)
 
 
-@pytest.mark.parametrize(("cores", "own", "said"), [(192, None, "16 "), (1, None, "1 1 1")], ids=["many", "one"])
-def test_the_service_leaves_most_cores_of_a_large_machine_to_the_trainers(tmp_path, cores, own, said):
+def nobody() -> str:
+    """An address at which nobody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return f"http://127.0.0.1:{free.getsockname()[1]}"
+
+
+def test_the_service_leaves_most_cores_of_a_large_machine_to_the_trainers(tmp_path):
     """Asked in a thread of its own, as the service searches in one: OpenMP's settings belong to threads. How many threads
     16 really are is up to the machine (MKL starts no more than there are cores), so that is asked with one."""
-    code = f"""
+    code = """
 import os, threading
 from agent_r1 import cli, device
-device.cores = lambda: {cores}
-assert cli.main(["search-server", "--preset=smoke", "--port=0"]) == 1  # there is no index
-import faiss, torch
-def show(): print(os.environ["OMP_NUM_THREADS"], torch.get_num_threads(), faiss.omp_get_max_threads())
-thread = threading.Thread(target=show)
-thread.start()
-thread.join()
+def show():
+    import faiss, torch
+    print(os.environ.pop("OMP_NUM_THREADS"), torch.get_num_threads(), faiss.omp_get_max_threads())
+for cores in (1, 192):
+    device.cores = lambda: cores
+    assert cli.main(["search-server", "--preset=smoke", "--port=0"]) == 1  # there is no index
+    thread = threading.Thread(target=show)
+    thread.start()
+    thread.join()
 """
     env = environment(tmp_path)
     env.pop("OMP_NUM_THREADS")
-    env |= {"OMP_NUM_THREADS": own} if own else {}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=100)
-    assert done.stdout.startswith(said), done.stderr
+    one, many = done.stdout.splitlines()
+    assert many.startswith("16 ") and one == "1 1 1", done.stderr
 
 
 def test_the_vectors_file_is_in_memory_before_it_is_asked_for(tmp_path):
@@ -119,8 +131,7 @@ def get(url: str, path: str, **params) -> httpx.Response:
 
 @pytest.fixture(scope="module")
 def quick():
-    index = SlowIndex()
-    with running(index) as url:
+    with running(SlowIndex()) as url:
         yield url
 
 
@@ -154,16 +165,13 @@ def test_an_answer_does_not_wait_for_an_acknowledgement():
     ("body", "status", "says"),
     [
         (b"", 422, "body: Invalid JSON"),
-        (b"{", 422, "Invalid JSON"),
         (b"[" * 200_000, 422, "Invalid JSON"),
         (b"\xff\xfe", 422, "Invalid JSON"),
         (b"[]", 422, "body"),
-        (b'{"queries": "a"}', 422, "queries"),
         (b'{"queries": []}', 422, "queries"),
         (b'{"queries": [1]}', 422, "queries.0"),
         (b'{"queries": ["a"], "top_k": 0}', 422, "top_k"),
         (b'{"queries": ["a"], "top_k": 51}', 422, "top_k"),
-        (b'{"queries": ["a"], "top_k": 1e99}', 422, "top_k"),
         (b'{"queries": ["a"], "top_k": "3"}', 422, "top_k"),
         (b'{"queries": ["a"], "file": "/etc/passwd"}', 422, "file"),
         (json.dumps({"queries": ["a" * 2001]}).encode(), 422, "queries.0"),
@@ -177,27 +185,21 @@ def test_a_bad_body_is_refused_in_one_line_that_does_not_repeat_it(quick, body, 
     assert post(quick, json={"queries": ["still there"]}).status_code == 200
 
 
-def test_bad_queries_in_the_address(quick):
-    assert get(quick, "/search").status_code == 422
-    assert get(quick, "/search", q="a", top_k=1000).status_code == 422
-    assert get(quick, "/search", q="a" * 3000).status_code == 422
+def test_bad_addresses(quick):
+    for query in ({}, {"q": "a", "top_k": 1000}, {"q": "a" * 2001}):
+        assert get(quick, "/search", **query).status_code == 422
     assert get(quick, "/docs").status_code == 404 and get(quick, "/openapi.json").status_code == 404
 
 
-def test_a_body_without_an_end_is_cut_off(quick):
-    """Chunked: no length is announced, so only counting helps."""
-
-    def endless():
-        while True:
-            yield b"x" * 65536
-
-    with suppress(httpx.TransportError):  # the server may hang up while we are still sending
-        assert post(quick, content=endless()).status_code == 413
-    assert get(quick, "/health").status_code == 200
-
-
-def test_a_client_that_never_finishes_its_request_gets_no_answer_from_the_others_time():
+def test_a_body_without_an_end_is_cut_off_and_one_that_stops_gets_no_answer_from_the_others_time():
     with running(SlowIndex(), timeout_s=0.5) as url, socket.socket() as dawdler:
+
+        def endless():  # chunked: no length is announced, so only counting helps
+            while True:
+                yield b"x" * 65536
+
+        with suppress(httpx.TransportError):  # the server may hang up while we are still sending
+            assert post(url, content=endless()).status_code == 413
         dawdler.settimeout(10)
         dawdler.connect(("127.0.0.1", int(url.rpartition(":")[2])))
         dawdler.sendall(b"POST /search HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
@@ -213,13 +215,10 @@ def test_200_clients_at_once_share_batches_and_health_stays_prompt():
     with running(index) as url:
 
         async def crowd():
-            async with httpx.AsyncClient(
-                timeout=100, trust_env=False, limits=httpx.Limits(max_connections=201)
-            ) as client:
-                asks = [
-                    asyncio.create_task(client.post(f"{url}/search", json={"queries": [f"q{i}", "common"], "top_k": 1}))
-                    for i in range(200)
-                ]
+            limits = httpx.Limits(max_connections=201)
+            async with httpx.AsyncClient(timeout=100, trust_env=False, limits=limits) as client:
+                bodies = [{"queries": [f"q{i}", "common"], "top_k": 1} for i in range(200)]
+                asks = [asyncio.create_task(client.post(f"{url}/search", json=body)) for body in bodies]
                 while not index.batches:
                     await asyncio.sleep(0.01)
                 health, done = await client.get(f"{url}/health"), sum(ask.done() for ask in asks)
@@ -227,10 +226,8 @@ def test_200_clients_at_once_share_batches_and_health_stays_prompt():
 
         answers, health, done = asyncio.run(crowd())
         counters = get(url, "/health").json()
-    assert [a.status_code for a in answers] == [200] * 200
-    assert [[hits[0]["title"] for hits in a.json()["results"]] for a in answers] == [
-        [f"q{i}", "common"] for i in range(200)
-    ]
+    titles = [[hits[0]["title"] for hits in a.json()["results"]] for a in answers]
+    assert titles == [[f"q{i}", "common"] for i in range(200)]
     assert health.status_code == 200 and done < 200  # it did not stand in line
     assert len(index.batches) <= 40  # one by one they would have been 200 batches and 40 s
     assert counters["stats"]["queries"] == 400 and counters["waiting"] == 0
@@ -239,7 +236,7 @@ def test_200_clients_at_once_share_batches_and_health_stays_prompt():
 
 def test_an_encoder_that_hangs_is_answered_in_time_and_its_queue_is_bounded(monkeypatch):
     monkeypatch.setattr(service, "MAX_WAITING", 10)
-    with running(SlowIndex(seconds=1.5), timeout_s=0.3) as url, ThreadPoolExecutor(8) as pool:
+    with running(SlowIndex(seconds=1.0), timeout_s=0.3) as url, ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(lambda i: post(url, json={"queries": [f"{i}{j}" for j in range(4)]}), range(8)))
         assert {a.status_code for a in answers} == {503, 504}
         assert all("Retry-After" in a.headers for a in answers if a.status_code == 503)
@@ -260,18 +257,14 @@ def test_an_index_that_raises_is_500_and_not_the_end():
 # ------------------------------------------------------------------------------------------------------------ the client
 
 
-def test_the_client_gives_what_the_index_gives(quick):
-    remote, local = RemoteIndex(quick), SlowIndex()
-    queries = [f"q{i}" for i in range(300)]  # more than one request
-    assert remote.search(queries, 2) == local.search(queries, 2)
-    assert remote.search([], 2) == []
-    assert remote.search(["\ud800 lone", "a" * 5000], 1)[1][0].title == "a" * 2000
-
-
-def test_a_searcher_over_the_service_asks_once_a_turn():
-    index = SlowIndex()
+def test_the_client_gives_what_the_index_gives_and_a_searcher_over_it_asks_once_a_turn():
+    index, queries = SlowIndex(), [f"q{i}" for i in range(300)]  # more than one request
     with running(index) as url:
-        searcher = Searcher(RemoteIndex(url))
+        remote = RemoteIndex(url)
+        assert remote.search(queries, 2) == SlowIndex().search(queries, 2) and remote.search([], 2) == []
+        assert remote.search(["\ud800 lone", "a" * 5000], 1)[1][0].title == "a" * 2000
+        index.batches.clear()
+        searcher = Searcher(remote)
 
         async def episodes():
             return await asyncio.gather(*(searcher.search(query, 1) for query in "abcab"))
@@ -280,37 +273,9 @@ def test_a_searcher_over_the_service_asks_once_a_turn():
         assert index.batches == [3] and searcher.stats.batches == 1
 
 
-def test_nobody_at_that_address():
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        url = f"http://127.0.0.1:{free.getsockname()[1]}"
-    with pytest.raises(AgentR1Error, match="does not answer.*start it with `agent-r1 search-server`"):
-        RemoteIndex(url, pause=0).search(["a"], 1)
-
-
-def test_a_service_that_comes_back_is_waited_for(quick):
-    class Flaky(RemoteIndex):
-        failures = 2
-
-        def __init__(self, url):
-            super().__init__(url, pause=0)
-            request = self._client.request
-
-            def flaky(*arguments, **options):
-                if self.failures:
-                    self.failures -= 1
-                    raise httpx.ConnectError("refused")
-                return request(*arguments, **options)
-
-            self._client.request = flaky
-
-    assert Flaky(quick).search(["a"], 1)[0][0].title == "a"
-
-
 def test_a_service_that_stays_away_is_waited_for_once():
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        url = f"http://127.0.0.1:{free.getsockname()[1]}"
     said: list[str] = []
-    index = RemoteIndex(url, pause=0.001, wait_s=0.1, tell=said.append)
+    index = RemoteIndex(nobody(), pause=0.01, wait_s=0.1, tell=said.append)
     for _ in range(2):
         with pytest.raises(AgentR1Error, match="does not answer.*start it with `agent-r1 search-server`"):
             index.search(["a"], 1)
@@ -331,8 +296,9 @@ def test_a_service_that_comes_back_with_another_index_is_refused():
             found.result(timeout=100)
 
 
-@pytest.mark.parametrize("answer", [b"[]", b"<html>", b"{}", b'{"results": [[]]}', b'{"results": [[{"id": 1}], []]}'])
-def test_something_else_at_that_address(answer):
+@contextmanager
+def answering(answer: bytes):
+    """Something that gives one answer; its address. Or, without an answer, accepts and never gives one."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def speak():
@@ -341,9 +307,33 @@ def test_something_else_at_that_address(answer):
             connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(answer) + answer)
             connection.close()
 
-        threading.Thread(target=speak, daemon=True).start()
-        with pytest.raises(AgentR1Error, match="is it a search service|refused"):
-            RemoteIndex(f"http://127.0.0.1:{listener.getsockname()[1]}", pause=0).search(["a", "b"], 1)
+        if answer:
+            threading.Thread(target=speak, daemon=True).start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("answer", [b"[]", b"<html>", b"{}", b'{"results": [[]]}', b'{"results": [[{"id": 1}], []]}'])
+def test_something_else_at_that_address(answer):
+    with answering(answer) as url, pytest.raises(AgentR1Error, match="is it a search service|refused"):
+        RemoteIndex(url).search(["a", "b"], 1)
+
+
+def test_one_that_never_answers_costs_its_callers_their_deadline_alone():
+    with answering(b"") as url:
+        index = RemoteIndex(url, timeout_s=1)
+        searcher, began = Searcher(index), time.monotonic()
+
+        async def main():
+            tool = {"search": SearchTool(searcher, 1)}
+            calls = [call_tool(tool, ToolCall("search", {"query": q}), 0.3, 4000) for q in "ab"]
+            return await asyncio.gather(*calls), searcher.waiting
+
+        results, waiting = asyncio.run(main())
+        assert ["longer than 0.3 s" in result.content for result in results] == [True, True]
+        assert waiting == 2  # the request itself goes on
+        with pytest.raises(AgentR1Error, match="does not answer"):
+            index.search(["a"], 1)
+        assert time.monotonic() - began < 60
 
 
 # ---------------------------------------------------------------------------------------------------- the real command
@@ -363,15 +353,13 @@ def home(tmp_path_factory):
 
 
 @contextmanager
-def command(folder, *argv, port=0):
+def command(folder, *argv, url=None):
     """`agent-r1 search-server ARGV` in a process of its own, when it answers."""
-    with socket.create_server(("127.0.0.1", port)) as free:
-        port = free.getsockname()[1]
-    process = subprocess.Popen(
-        [AGENT, "search-server", f"--port={port}", *argv], env=environment(folder), stdout=subprocess.PIPE, text=True
-    )
+    url = url or nobody()
+    argv = [AGENT, "search-server", f"--port={url.rpartition(':')[2]}", *argv]
+    process = subprocess.Popen(argv, env=environment(folder), stdout=subprocess.PIPE, text=True)
     try:
-        url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + 60
+        deadline = time.monotonic() + 60
         while time.monotonic() < deadline and process.poll() is None:
             try:
                 assert get(url, "/health").status_code == 200
@@ -384,15 +372,13 @@ def command(folder, *argv, port=0):
         process.wait()
 
 
-def test_the_tool_works_the_same_in_this_process_and_against_the_command(home):
+def test_the_command_answers_as_the_index_does_and_is_waited_for_when_killed(home):
     folder, settings = home
+    call, said = ToolCall("search", {"query": "author of Moby-Dick"}), []
     with command(folder, *settings) as (process, url):
         local, remote = load_config("smoke", settings[1:]), load_config("smoke", [*settings[1:], f"search.url={url}"])
-        call = ToolCall("search", {"query": "author of Moby-Dick"})
-        results = [asyncio.run(call_tool(load_tools(config), call, 10, 4000)) for config in (local, remote)]
-        assert (
-            results[0].content == results[1].content and "Moby-Dick is a novel by Herman Melville" in results[0].content
-        )
+        here, there = (asyncio.run(call_tool(load_tools(config), call, 10, 4000)) for config in (local, remote))
+        assert here.content == there.content and "Moby-Dick is a novel by Herman Melville" in here.content
         index = load_index(local)
         queries = [passage.title for passage in index.passages]
         assert RemoteIndex(url).search(queries, 3) == index.search(queries, 3)  # to the last bit of the scores
@@ -402,16 +388,7 @@ def test_the_tool_works_the_same_in_this_process_and_against_the_command(home):
         taken = agent(folder, "search-server", f"--port={url.rpartition(':')[2]}", *settings)
         assert taken.returncode == 1 and len(taken.stderr.splitlines()) == 1
         assert "Address already in use" in taken.stderr and "--port" in taken.stderr
-        process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=100) == 130
-
-
-def test_episodes_wait_for_a_service_that_was_killed(home):
-    """Its deadline would be over long before the service is there again."""
-    folder, settings = home
-    said: list[str] = []
-    call = ToolCall("search", {"query": "author of Moby-Dick"})
-    with command(folder, *settings) as (process, url):
+        # Its deadline would be over long before the service is there again.
         tool = SearchTool(Searcher(RemoteIndex(url, pause=0.01, wait_s=100, tell=said.append), cache_size=0), top_k=3)
         before = asyncio.run(call_tool({"search": tool}, call, 0.1, 4000))
         process.kill()
@@ -421,8 +398,10 @@ def test_episodes_wait_for_a_service_that_was_killed(home):
         while not said:
             time.sleep(0.01)
         assert "does not answer; waiting for it, up to 100 s" in said[0] and not after.done()
-        with command(folder, *settings, port=int(url.rpartition(":")[2])):
+        with command(folder, *settings, url=url) as (process, _):
             assert after.result(timeout=100).content == before.content and before.ok
+            process.send_signal(signal.SIGINT)
+            assert process.wait(timeout=100) == 130
     assert len(said) == 2 and said[1] == f"the search service at {url} answers again"
 
 

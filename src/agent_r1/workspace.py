@@ -139,11 +139,7 @@ def make_index(config: Config) -> None:
         if ready:
             manifest = prebuilt.fetch(config.search.index.removeprefix(prebuilt.PREFIX), part, encoder, corpus)
             return f"{_quality(config, PassageIndex.load(part, corpus, encoder))}; commit {manifest['hub']['revision']}"
-        # Apart from `part`: it stays when the stage is interrupted, and serves an index of another kind as well.
-        made_of = fingerprint(config.search.encoder, config.search.dim, workspace.data.name)
-        shards = workspace.index.parent / f".shards-{made_of}"
-        memory = available_memory() or math.inf
-        build_index(corpus, part, encoder, config.search.index, shards, memory)
+        build_index(corpus, part, encoder, config.search.index, available_memory() or math.inf)
         return _quality(config, PassageIndex.load(part, corpus, encoder))
 
     ready = config.search.index.startswith(prebuilt.PREFIX)

@@ -23,12 +23,13 @@ expected dot product is the one without any collision (Weinberger et al. 2009, "
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 import unicodedata
 import zipfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -38,43 +39,34 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
 
-class Encoder(Protocol):
+class Encoder:
     """What `index.py` asks of an encoder. Vectors are float32 of length 1 (or all zero for a text without a gram)."""
 
     name: str
     """As in `search.encoder` of the configuration."""
     chunk: int
     """Passages that `encode_passages` likes to get at a time."""
-
-    @property
-    def dim(self) -> int:
-        """Width of the vectors."""
-        ...
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Plain values that decide what the vectors mean. An index made under other settings is refused."""
-        ...
+    dim: int
+    """Width of the vectors."""
+    settings: dict[str, Any]
+    """Plain values that decide what the vectors mean. An index made under other settings is refused."""
 
     def fit(self, passages: list[tuple[str, str]]) -> None:
         """Learn whatever depends on the corpus, from all (title, text) pairs."""
-        ...
 
     def encode_queries(self, queries: list[str]) -> np.ndarray:
         """Vectors of the queries: [len(queries), dim]."""
-        ...
+        raise NotImplementedError
 
     def encode_passages(self, passages: list[tuple[str, str]]) -> np.ndarray:
         """Vectors of (title, text) pairs: [len(passages), dim]."""
-        ...
+        raise NotImplementedError
 
     def save(self, folder: Path) -> None:
         """Write what `fit` learned into the index folder."""
-        ...
 
     def load(self, folder: Path) -> None:
         """Read it back. Raises AgentR1Error where it is missing or damaged."""
-        ...
 
 
 def make_encoder(name: str, dim: int) -> Encoder:
@@ -106,7 +98,7 @@ DF_SLOTS = 1 << 18
 CACHED_TOKENS = 200_000
 
 
-class NgramEncoder:
+class NgramEncoder(Encoder):
     """Hashed words, word pairs and pieces of words with TF-IDF weights; see the top of this file.
 
     `dim` is the number of columns. More columns, fewer collisions, a larger index (4 * dim bytes a passage).
@@ -120,36 +112,40 @@ class NgramEncoder:
         if not 64 <= dim <= 65536:
             raise ConfigError(f"search.dim={dim} must lie between 64 and 65536; 1024 serves thousands of passages well")
         self.dim = dim
-        self._passages = 0
-        self._df = np.zeros(DF_SLOTS, dtype=np.int32)
-        self._idf = np.zeros(DF_SLOTS, dtype=np.float32)
+        # `revision` goes up when the arithmetic above changes, so that an old index is refused and not misread.
+        self.settings = {"name": self.name, "dim": dim, "revision": 1}
         # token -> (columns, df slots, signed weights). Names and common words come again and again, in passages as in
         # queries, and hashing their grams is nearly all the work of encoding.
         self._tokens: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        # `revision` goes up when the arithmetic above changes, so that an old index is refused and not misread.
-        return {"name": self.name, "dim": self.dim, "revision": 1}
-
     def fit(self, passages: list[tuple[str, str]]) -> None:
         """Count in how many passages each gram occurs."""
-        self._passages = len(passages)
-        self._df[:] = 0
+        df = np.zeros(DF_SLOTS, dtype=np.int32)
         for start in range(0, len(passages), 4096):
             texts = [f"{title} {text}" for title, text in passages[start : start + 4096]]
             rows, _, slots, _ = self._grams(texts)
             seen = np.unique(rows * DF_SLOTS + slots)  # a gram counts once a passage, however often it occurs there
-            self._df += np.bincount(seen % DF_SLOTS, minlength=DF_SLOTS).astype(np.int32)
-        self._set_idf()
+            df += np.bincount(seen % DF_SLOTS, minlength=DF_SLOTS).astype(np.int32)
+        self._set_df(df, len(passages))
+
+    def _set_df(self, df: np.ndarray, passages: int) -> None:
+        self._df, self._passages = df, passages
+        idf = np.log1p((passages - df + 0.5) / (df + 0.5))
+        # A gram that no passage has can match only by collision. Its formula value would be the largest of all.
+        self._idf = np.where(df > 0, idf, 0.0).astype(np.float32)
 
     def encode_queries(self, queries: list[str]) -> np.ndarray:
-        return self._encode(queries)
+        """u(x) of the module's docstring for each text: float32 [len(queries), dim]."""
+        rows, columns, slots, weights = self._grams(queries)
+        # One flat bincount adds up every (row, column) cell at once; it is far faster than np.add.at.
+        cells = np.bincount(rows * self.dim + columns, weights * self._idf[slots], minlength=len(queries) * self.dim)
+        return _unit(cells.reshape(len(queries), self.dim).astype(np.float32))
 
     def encode_passages(self, passages: list[tuple[str, str]]) -> np.ndarray:
         # Title and text become unit vectors *before* they are added: the title keeps half of the say however long the
         # text is, and "Sosnum" finds the passage about Sosnum rather than those that mention it.
-        return _unit(self._encode([title for title, _ in passages]) + self._encode([text for _, text in passages]))
+        titles, texts = ([pair[side] for pair in passages] for side in (0, 1))
+        return _unit(self.encode_queries(titles) + self.encode_queries(texts))
 
     def save(self, folder: Path) -> None:
         np.savez_compressed(folder / self.file_name, df=self._df, passages=np.int64(self._passages))
@@ -158,29 +154,11 @@ class NgramEncoder:
         path = folder / self.file_name
         try:
             with np.load(path, allow_pickle=False) as state:
-                df, passages = state["df"], int(state["passages"])
+                self._set_df(state["df"], int(state["passages"]))
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
             raise AgentR1Error(
                 f"{path} is damaged ({error}); delete its folder, and `agent-r1 index` builds it again"
             ) from None
-        if df.shape != (DF_SLOTS,) or df.dtype != np.int32:
-            raise AgentR1Error(f"{path} is of another version; delete its folder, and `agent-r1 index` builds it again")
-        self._df, self._passages = df, passages
-        self._set_idf()
-
-    def _set_idf(self) -> None:
-        idf = np.log1p((self._passages - self._df + 0.5) / (self._df + 0.5))
-        # A gram that no passage has can match only by collision. Its formula value would be the largest of all.
-        self._idf = np.where(self._df > 0, idf, 0.0).astype(np.float32)
-
-    def _encode(self, texts: list[str]) -> np.ndarray:
-        """u(x) of the module's docstring for each text: float32 [len(texts), dim]."""
-        if not self._passages:
-            raise AgentR1Error("the n-gram encoder knows no corpus yet; call fit() or load() first")
-        rows, columns, slots, weights = self._grams(texts)
-        # One flat bincount adds up every (row, column) cell at once; it is far faster than np.add.at.
-        cells = np.bincount(rows * self.dim + columns, weights * self._idf[slots], minlength=len(texts) * self.dim)
-        return _unit(cells.reshape(len(texts), self.dim).astype(np.float32))
 
     def _grams(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """All grams of all texts, flat: row (which text), column, df slot, signed weight."""
@@ -252,7 +230,7 @@ PREFIXES = (
 )
 
 
-class SentenceTransformerEncoder:
+class SentenceTransformerEncoder(Encoder):
     """A neural encoder from the Hugging Face hub or a local folder. Loaded when it is first used, not before.
 
     Passages are encoded on all GPUs of the machine, queries on one of them; without a GPU, on the CPU.
@@ -263,50 +241,31 @@ class SentenceTransformerEncoder:
     def __init__(self, name: str):
         self.name = name
         self.query_prefix, self.passage_prefix = prefixes(name)
-        self._loaded: SentenceTransformer | None = None
-        self._dim: int | None = None
-        self._pool: dict[str, Any] | None = None
+        self.settings = {"name": name, "query_prefix": self.query_prefix, "passage_prefix": self.passage_prefix}
 
-    @property
+    @functools.cached_property
     def dim(self) -> int:
-        if self._dim is None:
-            self._dim = self._encode(["width"]).shape[1]
-        return self._dim
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        return {"name": self.name, "query_prefix": self.query_prefix, "passage_prefix": self.passage_prefix}
-
-    def fit(self, passages: list[tuple[str, str]]) -> None:
-        """Nothing: the model was trained elsewhere."""
+        return self._encode(["width"]).shape[1]
 
     def encode_queries(self, queries: list[str]) -> np.ndarray:
         return self._encode([self.query_prefix + query for query in queries])
 
     def encode_passages(self, passages: list[tuple[str, str]]) -> np.ndarray:
-        return self._encode([f"{self.passage_prefix}{title}\n{text}" for title, text in passages], self._all_gpus())
-
-    def save(self, folder: Path) -> None:
-        """Nothing: the manifest's model name says it all."""
-
-    def load(self, folder: Path) -> None:
-        """Nothing."""
+        return self._encode([f"{self.passage_prefix}{title}\n{text}" for title, text in passages], self._all_gpus)
 
     def _encode(self, texts: list[str], pool: dict[str, Any] | None = None) -> np.ndarray:
-        vectors = self._model().encode(texts, normalize_embeddings=True, show_progress_bar=False, pool=pool)
+        vectors = self._model.encode(texts, normalize_embeddings=True, show_progress_bar=False, pool=pool)
         return np.asarray(vectors, dtype=np.float32)
 
+    @functools.cached_property
     def _all_gpus(self) -> dict[str, Any] | None:
         """A process for each GPU where there are several; started once, gone with this process."""
         import torch
 
-        if self._pool is None and torch.cuda.device_count() > 1:
-            self._pool = self._model().start_multi_process_pool()
-        return self._pool
+        return self._model.start_multi_process_pool() if torch.cuda.device_count() > 1 else None
 
+    @functools.cached_property
     def _model(self) -> SentenceTransformer:
-        if self._loaded is not None:
-            return self._loaded
         try:
             from sentence_transformers import SentenceTransformer
         except ImportError:
@@ -315,13 +274,12 @@ class SentenceTransformerEncoder:
                 "run `pip install sentence-transformers`, or set search.encoder=ngram"
             ) from None
         try:
-            self._loaded = SentenceTransformer(self.name)
+            return SentenceTransformer(self.name)
         except (OSError, ValueError) as error:
             raise AgentR1Error(
                 f"the encoder {self.name!r} cannot be loaded ({first_line(error)}); check its name and the network, "
                 "or give the folder of a downloaded model"
             ) from None
-        return self._loaded
 
 
 def prefixes(name: str) -> tuple[str, str]:

@@ -13,8 +13,8 @@ a graph over all vectors, which must fit into memory. IVF,PQ keeps a few bytes a
 disk: for five million passages on a machine that trains as well. `choose_kind` knows the sizes, and what an approximation
 loses against Flat is measured when it is built.
 
-Encoding millions of passages takes hours, so it is done in shards. Each is a file that is renamed when it is whole. The
-next build takes up the shards that an interrupted one has left.
+Encoding millions of passages takes hours. Vectors are appended to one file, so the next build goes on where an interrupted
+one has stopped.
 
 The manifest is written last: a folder that has one is a whole index. It refuses to be used with a corpus or an encoder other
 than its own. A mixture would still return passages, only wrong ones, and the agent would learn that searching does not help.
@@ -22,11 +22,11 @@ than its own. A mixture would still return passages, only wrong ones, and the ag
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 import math
 import os
-import shutil
-import time
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from agent_r1.errors import AgentR1Error, ConfigError, first_line
-from agent_r1.files import sha256, write_whole
+from agent_r1.files import locked, sha256, write_whole
 from agent_r1.search.encoders import Encoder, make_encoder
 from agent_r1.ui import progress
 
@@ -52,8 +52,8 @@ FILES = {"vectors.faiss", "vectors.npy", "encoder.npz"}
 REBUILD = "delete that folder, and `agent-r1 index` builds it again"
 CHUNK = 256
 """Queries that are encoded and compared at a time; it bounds memory."""
-SHARD = 50_000
-"""Passages in one file of vectors while an index is being built."""
+ADDED = 50_000
+"""Vectors that FAISS gets at a time while an index is built."""
 SPARE = {"Flat": 5, "approximate": 50}
 """Candidates taken from FAISS beyond those asked for; see `PassageIndex.nearest`."""
 EXACT = 200_000
@@ -72,13 +72,15 @@ class Hit:
     score: float
 
 
+# ------------------------------------------------------------------------------------------------------------ building
+
+
 def build_index(
-    corpus: Path, out: Path, encoder: Encoder, kind: str = "auto", shards: Path | None = None, memory: float = math.inf
+    corpus: Path, out: Path, encoder: Encoder, kind: str = "auto", memory: float = math.inf
 ) -> dict[str, Any]:
     """Encode every passage of `corpus` and put the index into the folder `out`, which has none yet.
 
-    `kind` is a FAISS factory string, or auto: `choose_kind` with that many bytes of memory. `shards` is the folder for
-    vectors while they are made; what is there from an interrupted build is used.
+    `kind` is a FAISS factory string, or auto: `choose_kind` with that many bytes of memory.
     Returns the manifest. Raises AgentR1Error where the corpus is wrong, or `out` is taken or cannot be written.
     """
     import faiss
@@ -91,31 +93,31 @@ def build_index(
     encoder.fit(pairs)
     if kind == "auto":
         kind = choose_kind(len(pairs), encoder.dim, memory)
-    empty = _empty_index(kind, encoder.dim, len(pairs))
-    made_of = {"encoder": encoder.settings, "dim": encoder.dim, "metric": METRIC, "count": len(passages),
+    index = _empty_index(kind, encoder.dim, len(pairs))
+    made_of = {"encoder": encoder.settings, "dim": encoder.dim, "metric": METRIC, "count": len(pairs),
                "corpus_sha256": digest}  # fmt: skip
-    shards = shards or out.parent / f".{out.name}.shards"
+    where = os.path.relpath(corpus.resolve(), out.resolve())  # relative: a run folder may be moved as a whole
+    manifest = {"format": FORMAT, **made_of, "corpus": where, "index": kind}
+    # Named for what the vectors are made of: they stay when a build is interrupted, and serve an index of another kind too.
+    name = f"vectors-{hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:16]}"
     try:
-        parts = encode_corpus(pairs, encoder, shards, made_of)
-        out.mkdir(parents=True, exist_ok=True)
-        encoder.save(out)
-        where = os.path.relpath(corpus.resolve(), out.resolve())  # relative: a run folder may be moved as a whole
-        manifest = {"format": FORMAT, **made_of, "corpus": where, "index": kind}
-        if kind == "Flat":
-            for part in parts:
-                empty.add(np.load(part))
-            faiss.write_index(empty, str(out / "vectors.faiss"))
-        else:
-            vectors = _write_approximate(empty, parts, out, (len(pairs), encoder.dim))
-            candidates = _read_candidates(out, kind)
-            manifest["recall_at_10"] = recall_against_flat(PassageIndex(passages, candidates, vectors, encoder))
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with locked(out.parent / f".lock-{name}"):
+            encoded = out.parent / f".{name}.npy"
+            vectors = encode_corpus(pairs, encoder, encoded)
+            out.mkdir(exist_ok=True)
+            encoder.save(out)
+            _fill(index, vectors)
+            faiss.write_index(index, str(out / "vectors.faiss"))
+            if kind == "Flat":
+                encoded.unlink()
+            else:
+                encoded.rename(out / "vectors.npy")
+                manifest["recall_at_10"] = recall_against_flat(PassageIndex(passages, index, vectors, encoder))
         manifest["files"] = {path.name: sha256(path) for path in sorted(out.iterdir())}  # for `prebuilt.py`
         write_whole(out / MANIFEST, json.dumps(manifest, indent=2) + "\n")
-        shutil.rmtree(shards)
     except (OSError, RuntimeError) as error:  # FAISS reports a full disk as a RuntimeError
         reason = getattr(error, "strerror", None) or first_line(error)
-        if not any(shards.glob("*.npy")):  # nothing there that the next build could use
-            shutil.rmtree(shards, ignore_errors=True)
         raise AgentR1Error(f"cannot write the index {out} ({reason}); free space or choose another folder") from None
     return manifest
 
@@ -131,46 +133,27 @@ def choose_kind(count: int, dim: int, memory: float) -> str:
     return f"IVF{lists},PQ{dim // 8}" if dim % 8 == 0 else f"IVF{lists},SQ8"
 
 
-def encode_corpus(pairs: list[tuple[str, str]], encoder: Encoder, folder: Path, made_of: dict[str, Any]) -> list[Path]:
-    """Vectors of all passages, SHARD of them in each file of `folder`. Whole files of the same `made_of` are kept."""
-    stamp, text = folder / "made_of.json", json.dumps({**made_of, "shard": SHARD}, sort_keys=True)
-    if not (stamp.exists() and stamp.read_text() == text):
-        shutil.rmtree(folder, ignore_errors=True)  # of another corpus or encoder
-        folder.mkdir(parents=True)
-        stamp.write_text(text)
-    paths = [folder / f"{start // SHARD:05d}.npy" for start in range(0, len(pairs), SHARD)]
-    start, made = time.monotonic(), 0
-    with progress("encoding", len(paths)) as advance:
-        for number, path in enumerate(paths):
-            mine = pairs[number * SHARD : (number + 1) * SHARD]
-            if not _is_whole(path, (len(mine), encoder.dim)):
-                _encode_shard(mine, encoder, path)
-                made += 1
-            left = (len(paths) - number - 1) * (time.monotonic() - start) / max(made, 1)
-            advance(f"shards of {SHARD} passages, about {left / 60:.0f} min left")
-    return paths
+def encode_corpus(pairs: list[tuple[str, str]], encoder: Encoder, path: Path) -> np.ndarray:
+    """Vectors of all passages, float32 [count, dim], mapped from the file `path`.
 
-
-def _encode_shard(pairs: list[tuple[str, str]], encoder: Encoder, path: Path) -> None:
-    vectors = np.empty((len(pairs), encoder.dim), dtype=np.float32)
-    for start in range(0, len(pairs), encoder.chunk):
-        mine = pairs[start : start + encoder.chunk]
-        vectors[start : start + len(mine)] = encoder.encode_passages(mine)
-    part = path.with_suffix(".part")
-    try:
-        with part.open("wb") as file:  # not np.save: on a full disk it says how many numbers it wrote, and not why
-            np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(vectors))
-            file.write(memoryview(vectors).cast("B"))
-        part.rename(path)
-    finally:
-        part.unlink(missing_ok=True)
-
-
-def _is_whole(path: Path, shape: tuple[int, int]) -> bool:
-    try:
-        return np.load(path, mmap_mode="r", allow_pickle=False).shape == shape
-    except (OSError, ValueError, EOFError):  # not there, cut off, or not an array
-        return False
+    They are appended to it, `encoder.chunk` at a time. Whole chunks that are there already are kept.
+    """
+    header, size = io.BytesIO(), 4 * encoder.dim * encoder.chunk
+    shape = (len(pairs), encoder.dim)
+    np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": shape})
+    starts = range(0, len(pairs), encoder.chunk)
+    with path.open("ab") as file, progress("encoding", len(starts)) as advance:
+        done = (file.tell() - len(header.getvalue())) // size
+        if done < 0:  # not even the header is whole
+            file.truncate(0)
+            file.write(header.getvalue())
+        else:
+            file.truncate(len(header.getvalue()) + done * size)
+        for number, start in enumerate(starts):
+            if number >= done:
+                file.write(encoder.encode_passages(pairs[start : start + encoder.chunk]).tobytes())
+            advance()
+    return np.load(path, mmap_mode="r")
 
 
 def _empty_index(kind: str, dim: int, count: int) -> faiss.Index:
@@ -190,15 +173,11 @@ def _empty_index(kind: str, dim: int, count: int) -> faiss.Index:
     return index
 
 
-def _write_approximate(index: faiss.Index, parts: list[Path], folder: Path, shape: tuple[int, int]) -> np.ndarray:
-    """Write both halves of an approximate index: vectors.npy, which is returned, and `index`, filled, as vectors.faiss."""
+def _fill(index: faiss.Index, vectors: np.ndarray) -> None:
+    """Train where the kind has something to learn, and add all vectors."""
     import faiss
 
-    count = shape[0]
-    vectors = np.lib.format.open_memmap(folder / "vectors.npy", mode="w+", dtype=np.float32, shape=shape)
-    for number, part in enumerate(parts):
-        vectors[number * SHARD : (number + 1) * SHARD] = np.load(part)
-    vectors.flush()
+    count = len(vectors)
     ivf = index if isinstance(index, faiss.IndexIVF) else None
     if hasattr(index, "do_polysemous_training"):
         index.do_polysemous_training = False  # minutes of annealing for a filter that is not used here
@@ -206,26 +185,15 @@ def _write_approximate(index: faiss.Index, parts: list[Path], folder: Path, shap
     if not index.is_trained:
         wanted = min(count, max(64 * ivf.nlist, 10_000) if ivf else EXACT)
         index.train(vectors[np.sort(np.random.default_rng(0).choice(count, wanted, replace=False))])
-    for start in range(0, count, SHARD):
-        index.add(np.ascontiguousarray(vectors[start : start + SHARD]))
+    for start in range(0, count, ADDED):
+        index.add(np.ascontiguousarray(vectors[start : start + ADDED]))
     if ivf:  # how many cells, or neighbours, a query looks at is kept in the file
         ivf.nprobe = max(16, ivf.nlist // 64)
     elif hasattr(index, "hnsw"):
         index.hnsw.efSearch = 128
-    faiss.write_index(index, str(folder / "vectors.faiss"))
-    return vectors
 
 
-def recall_against_flat(index: PassageIndex, k: int = 10, sample: int = 200) -> float:
-    """Share of the exact `k` nearest passages that `index` finds, over queries that are titles of the corpus."""
-    import faiss
-
-    chosen = np.random.default_rng(0).choice(len(index.passages), min(sample, len(index.passages)), replace=False)
-    queries = index.encoder.encode_queries([index.passages[position].title for position in chosen])
-    k = min(k, len(index.passages))
-    _, best = faiss.knn(queries, index.vectors, k, metric=faiss.METRIC_INNER_PRODUCT)
-    found, _ = index.nearest(queries, k)
-    return sum(len(set(f) & set(b)) for f, b in zip(found.tolist(), best.tolist(), strict=True)) / best.size
+# ----------------------------------------------------------------------------------------------------------- searching
 
 
 class PassageIndex:
@@ -255,21 +223,15 @@ class PassageIndex:
         manifest = _read_manifest(folder)
         encoder = encoder or make_encoder(manifest["encoder"]["name"], manifest["dim"])
         if encoder.settings != manifest["encoder"]:
-            raise AgentR1Error(
-                f"the index {folder} was built with the encoder {_brief(manifest['encoder'])}, "
-                f"not with {_brief(encoder.settings)}; {REBUILD}"
+            theirs, ours = (
+                " ".join(f"{key}={value}" for key, value in settings.items() if value != "")
+                for settings in (manifest["encoder"], encoder.settings)
             )
+            raise AgentR1Error(f"the index {folder} was built with the encoder {theirs}, not with {ours}; {REBUILD}")
         passages, digest = _read_corpus(Path(corpus) if corpus else folder / manifest["corpus"])
         if digest != manifest["corpus_sha256"]:
             raise AgentR1Error(f"the index {folder} belongs to another corpus (the SHA-256 differs); {REBUILD}")
-        candidates = _read_candidates(folder, manifest.get("index", "Flat"))
-        vectors = _read_vectors(folder, candidates)
-        for shape in ((candidates.ntotal, candidates.d), vectors.shape):
-            if shape != (len(passages), manifest["dim"]):
-                raise AgentR1Error(
-                    f"the index {folder} holds {shape[0]} vectors of width {shape[1]} for {len(passages)} passages "
-                    f"of width {manifest['dim']}; {REBUILD}"
-                )
+        candidates, vectors = _read_vectors(folder, (len(passages), manifest["dim"]))
         encoder.load(folder)
         index = cls(passages, candidates, vectors, encoder)
         index.made_of = manifest
@@ -312,32 +274,6 @@ class PassageIndex:
         return [Hit(passage.id, passage.title, passage.text, score) for passage, score in found]
 
 
-def recall_at_k(index: PassageIndex, rows: Iterable[dict[str, Any]], k: int) -> float:
-    """Share of correct queries whose passage is among the first `k`: the ceiling that retrieval puts on the agent.
-
-    Each row lists in extra_info.lookups the facts that its answer needs, as {entity, relation, value, passage_id}. The
-    correct query for a fact is "entity relation". Raises AgentR1Error where no row lists any.
-    """
-    lookups = [lookup for row in rows for lookup in row["extra_info"]["lookups"]]
-    if not lookups:
-        raise AgentR1Error("no row has extra_info.lookups, so recall cannot be measured; use TinyHop's rows")
-    results = index.search([f"{lookup['entity']} {lookup['relation']}" for lookup in lookups], k)
-    found = [lookup["passage_id"] in {hit.id for hit in hits} for lookup, hits in zip(lookups, results, strict=True)]
-    return sum(found) / len(found)
-
-
-def title_recall(index: PassageIndex, rows: list[dict[str, Any]], k: int, sample: int = 500) -> float:
-    """Share of the titles in extra_info.supporting among the first `k` hits, when the question itself is the query.
-
-    A floor: an agent that searches a second time, with what it has read, finds more. Over the first `sample` rows.
-    """
-    rows = rows[:sample]
-    results = index.search([row["prompt"][-1]["content"] for row in rows], k)
-    wanted = [set(row["extra_info"]["supporting"]) for row in rows]
-    found = [len(titles & {hit.title for hit in hits}) for titles, hits in zip(wanted, results, strict=True)]
-    return sum(found) / sum(map(len, wanted))
-
-
 def _read_corpus(path: Path) -> tuple[list[Passage], str]:
     """All passages and the SHA-256 of the file. Raises AgentR1Error where it is missing, damaged or empty."""
     from agent_r1.data.rows import read_corpus  # here, because pyarrow comes with it, and `--help` need not wait
@@ -358,40 +294,70 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         raise AgentR1Error(f"the index {folder} {state}; build it with `agent-r1 index`")
     try:
         manifest = json.loads(path.read_text())
-        known = manifest["format"] == FORMAT and {"encoder", "dim", "corpus", "corpus_sha256"} <= manifest.keys()
-        known = known and manifest["metric"] == METRIC
-        known = known and isinstance(manifest["encoder"]["name"], str) and isinstance(manifest["dim"], int)
-    except (ValueError, KeyError, TypeError, AttributeError):
+        known = (manifest["format"], manifest["metric"]) == (FORMAT, METRIC)
+    except (ValueError, KeyError, TypeError):
         known = False
     if not known:
         raise AgentR1Error(f"{path} is damaged or of another version; {REBUILD}")
     return manifest
 
 
-def _read_candidates(folder: Path, kind: str) -> faiss.Index:
+def _read_vectors(folder: Path, shape: tuple[int, int]) -> tuple[faiss.Index, np.ndarray]:
+    """What FAISS searches, and the exact vectors, float32 of that shape. Raises AgentR1Error."""
     import faiss
 
-    path = folder / "vectors.faiss"
     try:
         # The inverted lists stay on the disk and come in as they are searched; other kinds have nothing to map.
-        index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP if kind.startswith("IVF") else 0)
-    except RuntimeError:  # FAISS's one exception, for a missing file as for a cut-off one
-        raise AgentR1Error(f"{path} is missing or damaged; {REBUILD}") from None
-    if index.metric_type != faiss.METRIC_INNER_PRODUCT or isinstance(index, faiss.IndexFlat) != (kind == "Flat"):
-        raise AgentR1Error(f"{path} is not an inner-product index of kind {kind}; {REBUILD}")
-    return index
+        candidates = faiss.read_index(str(folder / "vectors.faiss"), faiss.IO_FLAG_MMAP)
+        if isinstance(candidates, faiss.IndexFlat):  # the same memory, not a copy
+            vectors = faiss.rev_swig_ptr(candidates.get_xb(), candidates.ntotal * candidates.d)
+            vectors = vectors.reshape(-1, candidates.d)
+        else:
+            vectors = np.load(folder / "vectors.npy", mmap_mode="r", allow_pickle=False)
+        sound = vectors.shape == (candidates.ntotal, candidates.d) == shape
+    except (RuntimeError, OSError, ValueError, EOFError):  # RuntimeError is FAISS's one exception
+        sound = False
+    if not sound:
+        raise AgentR1Error(
+            f"the vectors of the index {folder} are missing, damaged or not those of its manifest; {REBUILD}"
+        )
+    return candidates, vectors
 
 
-def _read_vectors(folder: Path, candidates: faiss.Index) -> np.ndarray:
+# -------------------------------------------------------------------------------------------------- how good an index is
+
+
+def recall_against_flat(index: PassageIndex, k: int = 10, sample: int = 200) -> float:
+    """Share of the exact `k` nearest passages that `index` finds, over queries that are titles of the corpus."""
     import faiss
 
-    if isinstance(candidates, faiss.IndexFlat):  # the same memory, not a copy
-        return faiss.rev_swig_ptr(candidates.get_xb(), candidates.ntotal * candidates.d).reshape(-1, candidates.d)
-    try:
-        return np.load(folder / "vectors.npy", mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError):
-        raise AgentR1Error(f"{folder / 'vectors.npy'} is missing or damaged; {REBUILD}") from None
+    chosen = np.random.default_rng(0).choice(len(index.passages), min(sample, len(index.passages)), replace=False)
+    queries = index.encoder.encode_queries([index.passages[position].title for position in chosen])
+    k = min(k, len(index.passages))
+    _, best = faiss.knn(queries, index.vectors, k, metric=faiss.METRIC_INNER_PRODUCT)
+    found, _ = index.nearest(queries, k)
+    return sum(len(set(f) & set(b)) for f, b in zip(found.tolist(), best.tolist(), strict=True)) / best.size
 
 
-def _brief(settings: dict[str, Any]) -> str:
-    return " ".join(f"{key}={value}" for key, value in settings.items() if value != "")
+def recall_at_k(index: PassageIndex, rows: Iterable[dict[str, Any]], k: int) -> float:
+    """Share of correct queries whose passage is among the first `k`: the ceiling that retrieval puts on the agent.
+
+    Each row of TinyHop lists in extra_info.lookups the facts that its answer needs, as {entity, relation, value,
+    passage_id}. The correct query for a fact is "entity relation".
+    """
+    lookups = [lookup for row in rows for lookup in row["extra_info"]["lookups"]]
+    results = index.search([f"{lookup['entity']} {lookup['relation']}" for lookup in lookups], k)
+    found = [lookup["passage_id"] in {hit.id for hit in hits} for lookup, hits in zip(lookups, results, strict=True)]
+    return sum(found) / len(found)
+
+
+def title_recall(index: PassageIndex, rows: list[dict[str, Any]], k: int, sample: int = 500) -> float:
+    """Share of the titles in extra_info.supporting among the first `k` hits, when the question itself is the query.
+
+    A floor: an agent that searches a second time, with what it has read, finds more. Over the first `sample` rows.
+    """
+    rows = rows[:sample]
+    results = index.search([row["prompt"][-1]["content"] for row in rows], k)
+    wanted = [set(row["extra_info"]["supporting"]) for row in rows]
+    found = [len(titles & {hit.title for hit in hits}) for titles, hits in zip(wanted, results, strict=True)]
+    return sum(found) / sum(map(len, wanted))

@@ -17,18 +17,17 @@ episodes stand still and go on.
 
 # Without `from __future__ import annotations`: FastAPI reads the types of the handlers, which are local to `make_app`.
 import asyncio
-import itertools
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import httpx
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agent_r1.config import SearchConfig
 from agent_r1.errors import AgentR1Error, ConfigError
@@ -50,14 +49,17 @@ TIMEOUT_S = 30.0
 """From the first byte of a request to the answer."""
 
 
+QueryText = Annotated[str, Field(max_length=MAX_QUERY_CHARS)]
+TopK = Annotated[int, Field(ge=1, le=MAX_TOP_K)]
+TOP_K = SearchConfig().top_k
+
+
 class SearchRequest(BaseModel):
     """The body of POST /search."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
-    queries: Annotated[
-        list[Annotated[str, StringConstraints(max_length=MAX_QUERY_CHARS)]], Field(min_length=1, max_length=MAX_QUERIES)
-    ]
-    top_k: Annotated[int, Field(ge=1, le=MAX_TOP_K)] = SearchConfig().top_k
+    queries: Annotated[list[QueryText], Field(min_length=1, max_length=MAX_QUERIES)]
+    top_k: TopK = TOP_K
 
 
 def make_app(index: PassageIndex, timeout_s: float = TIMEOUT_S) -> "FastAPI":
@@ -74,24 +76,21 @@ def make_app(index: PassageIndex, timeout_s: float = TIMEOUT_S) -> "FastAPI":
         found = await asyncio.gather(*(searcher.ask(query, top_k) for query in queries))
         return {"results": [[asdict(hit) for hit in hits] for hits in found]}
 
-    def checked(validate: Callable[[Any], SearchRequest], value: Any) -> SearchRequest:
-        """A request, or 422 with where and why it is none; what was sent is not repeated."""
-        try:
-            return validate(value)
-        except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            where = ".".join(str(part) for part in first["loc"]) or "body"
-            raise HTTPException(422, f"{where}: {first['msg']}") from None
-
-    async def read(request: Request) -> SearchRequest:
+    async def read_and_answer(request: Request) -> dict:
         body = b""
         async for piece in request.stream():
             body += piece
             if len(body) > MAX_BODY:  # the header may lie about the length, or not give one
                 raise HTTPException(413, f"the body is larger than {MAX_BODY} bytes", {"Connection": "close"})
-        return checked(SearchRequest.model_validate_json, body)
+        try:
+            wanted = SearchRequest.model_validate_json(body)
+        except ValidationError as error:  # where and why; what was sent is not repeated
+            first = error.errors(include_url=False, include_input=False)[0]
+            where = ".".join(str(part) for part in first["loc"]) or "body"
+            raise HTTPException(422, f"{where}: {first['msg']}") from None
+        return await answer(wanted.queries, wanted.top_k)
 
-    async def in_time(work):
+    async def in_time(work: Awaitable[dict]) -> dict:
         try:
             async with asyncio.timeout(timeout_s):
                 return await work
@@ -100,16 +99,11 @@ def make_app(index: PassageIndex, timeout_s: float = TIMEOUT_S) -> "FastAPI":
 
     @app.post("/search")
     async def post_search(request: Request) -> dict:
-        async def work() -> dict:
-            wanted = await read(request)
-            return await answer(wanted.queries, wanted.top_k)
-
-        return await in_time(work())
+        return await in_time(read_and_answer(request))
 
     @app.get("/search")
-    async def get_search(q: str, top_k: int = SearchConfig().top_k) -> dict:
-        wanted = checked(SearchRequest.model_validate, {"queries": [q], "top_k": top_k})
-        return await in_time(answer(wanted.queries, wanted.top_k))
+    async def get_search(q: QueryText, top_k: TopK = TOP_K) -> dict:
+        return await in_time(answer([q], top_k))
 
     @app.get("/health")
     async def health() -> dict:
@@ -168,31 +162,29 @@ def serve(index: PassageIndex, listener: socket.socket) -> None:
 
 CHUNK = 128
 """Queries in one request, of the `MAX_QUERIES` that the service takes."""
-ATTEMPTS = 4
-LONGEST_PAUSE_S = 5.0
 
 
 class RemoteIndex:
     """Searches by asking a service. Its call blocks, as that of an index in this process does.
 
     `timeout_s`: seconds that one request may take. `wait_s`: seconds that a search waits for a service that is gone, or
-    there again and still reading its index; `tell` is told of it. With 0 a request that took its time is not tried again.
+    there again and still reading its index; `tell` is told of it. `pause`: seconds between two attempts.
     """
 
     def __init__(
-        self,
-        url: str,
-        timeout_s: float = 30.0,
-        pause: float = 0.5,
-        wait_s: float = 0.0,
+        self, url: str, timeout_s: float = 30.0, pause: float = 2.0, wait_s: float = 0.0,
         tell: Callable[[str], None] = say,
-    ):
+    ):  # fmt: skip
         self.url, self._pause, self._wait_s, self._tell = url.rstrip("/"), pause, wait_s, tell
         self.deadline_s = wait_s + 2 * timeout_s if wait_s else None
         """What a call must be given, or it is broken off while this waits. Twice: the batch before it takes time, too."""
         self._checked: tuple[str, str] | None = None
-        # One connection, kept. `trust_env`: a proxy has no business between an agent and its search.
-        self._client = httpx.Client(base_url=self.url, timeout=httpx.Timeout(timeout_s, connect=5.0), trust_env=False)
+        # One connection, kept. Where none can be made, httpx tries again for a second or two. `trust_env`: a proxy has no
+        # business between an agent and its search.
+        self._client = httpx.Client(
+            base_url=self.url, timeout=httpx.Timeout(timeout_s, connect=5.0), trust_env=False,
+            transport=httpx.HTTPTransport(retries=3),
+        )  # fmt: skip
 
     def check(self, encoder: str, corpus_sha256: str) -> None:
         """Raises AgentR1Error unless the service searches that corpus with that encoder."""
@@ -213,9 +205,8 @@ class RemoteIndex:
             mine = [q[:MAX_QUERY_CHARS].encode("utf-8", "replace").decode() for q in queries[start : start + CHUNK]]
             answer = self._ask("POST", "/search", {"queries": mine, "top_k": top_k}, self._wait_s)
             try:
-                hits = [[Hit(str(h["id"]), str(h["title"]), str(h["text"]), float(h["score"])) for h in row]
-                        for row in answer["results"]]  # fmt: skip
-            except (KeyError, TypeError, ValueError) as error:
+                hits = [[Hit(**hit) for hit in row] for row in answer["results"]]
+            except (KeyError, TypeError) as error:
                 raise AgentR1Error(f"{self.url} answers in another form ({error!r}); is it a search service?") from None
             if len(hits) != len(mine):
                 raise AgentR1Error(f"{self.url} answered {len(hits)} of {len(mine)} queries; is it a search service?")
@@ -223,30 +214,28 @@ class RemoteIndex:
         return found
 
     def _ask(self, method: str, path: str, body: Any = None, wait_s: float = 0.0) -> dict[str, Any]:
-        """One request; tried again while the service is not there, or has too much to do."""
+        """One request; tried again for `wait_s` seconds while the service is not there, or has too much to do."""
         until, told = time.monotonic() + wait_s, False
-        for attempt in itertools.count(1):
+        while True:
             try:
                 response = self._client.request(method, path, json=body)
                 if response.status_code != 503:
                     break
-                problem, in_vain = "is overloaded", False
+                problem = "is overloaded"
             except httpx.TransportError as error:
                 problem = f"does not answer ({str(error) or type(error).__name__})"
-                in_vain = isinstance(error, httpx.TimeoutException)
-            if in_vain or attempt >= ATTEMPTS:
-                if time.monotonic() >= until:
-                    self._wait_s = 0.0  # once is enough; the next search says so soon
-                    raise AgentR1Error(
-                        f"the search service at {self.url} {problem}; start it with `agent-r1 search-server`"
-                    )
-                if not told:
-                    told = True
-                    self._tell(
-                        f"the search service at {self.url} does not answer; waiting for it, up to {wait_s:.0f} s: start "
-                        "it again with `agent-r1 search-server` and this run's preset and overrides"
-                    )
-            time.sleep(min(self._pause * 2 ** (attempt - 1), LONGEST_PAUSE_S))
+            if time.monotonic() >= until:
+                self._wait_s = 0.0  # once is enough; the next search says so soon
+                raise AgentR1Error(
+                    f"the search service at {self.url} {problem}; start it with `agent-r1 search-server`"
+                )
+            if not told:
+                told = True
+                self._tell(
+                    f"the search service at {self.url} does not answer; waiting for it, up to {wait_s:.0f} s: start "
+                    "it again with `agent-r1 search-server` and this run's preset and overrides"
+                )
+            time.sleep(self._pause)
         if told:
             if self._checked:
                 self.check(*self._checked)  # it may have been started for another run
