@@ -13,8 +13,9 @@ from collections import Counter
 from agent_r1.config import Config, load_config
 from agent_r1.data.build import SPLITS
 from agent_r1.data.rows import read_corpus
-from agent_r1.training.cold_start import demonstrations, lookups_of
-from agent_r1.workspace import Workspace, load_index, load_rows, load_tools
+from agent_r1.stages import play_demonstrations
+from agent_r1.training.cold_start import lookups_of
+from agent_r1.workspace import Workspace, load_index, load_rows
 
 
 def world_of(config: Config) -> dict[str, str]:
@@ -35,7 +36,7 @@ def main(preset: str) -> None:
     print(", ".join(f"{split} {shares[split] / len(shown):.1%}" for split in SPLITS))
 
     held_out = {name for name, split in world.items() if split == "test"}
-    chat, *phases = demonstrations(config, load_rows(config, "cold"), load_tools(config))
+    chat, *phases = play_demonstrations(config)
     for name, rows in zip(("copying", "mixture"), phases, strict=True):
         read = target = 0
         for row in rows:

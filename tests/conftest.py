@@ -52,7 +52,7 @@ def _one_thread():
 @pytest.fixture(scope="session")
 def tokenizer():
     """The tiny model's tokenizer, with a small vocabulary."""
-    return train_tokenizer(tokenizer_texts(load_config("smoke")), VOCAB)
+    return train_tokenizer(tokenizer_texts(load_config("smoke").data.mix, 0), VOCAB)
 
 
 @pytest.fixture(scope="session")

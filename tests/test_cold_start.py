@@ -152,14 +152,15 @@ def test_an_unknown_behaviour_is_refused(micro, chat):
 
 def test_the_tokenizer_sees_syllables_and_never_a_name():
     """Shown whole names, BPE would learn them; a name of the test world would then be spelled unlike those of training."""
-    texts = list(tokenizer_texts(micro_config()))
+    mix = micro_config().data.mix
+    texts = list(tokenizer_texts(mix, 0))
     syllables = {*TAILS, *(head.capitalize() for head in HEADS)}
     capitalised = {word for text in texts for word in re.findall("[A-Z][a-z]+", text)}
     words = {
         w for w in capitalised if any(w.startswith(h.capitalize()) and w[len(h) :] in TAILS for h in HEADS)
     } - syllables
     assert words == set() and syllables <= {text for text in texts}
-    assert texts == list(tokenizer_texts(micro_config()))
+    assert texts == list(tokenizer_texts(mix, 0))
 
 
 # ------------------------------------------------------------------------------------------------------------ cloning

@@ -30,7 +30,7 @@ assert Path(agent_r1.__file__).is_relative_to(sys.argv[1])
 for stage in ("data", "index"):
     assert main([stage, "--preset=smoke", *sys.argv[2:]]) == 0
 config = load_config("smoke", sys.argv[2:])
-chat = ChatFormat(train_tokenizer(tokenizer_texts(config), 384))
+chat = ChatFormat(train_tokenizer(tokenizer_texts(config.data.mix, config.seed), 384))
 row = load_rows(config, "train")[0]
 policy = ScriptedPolicy(chat, [call("add", a=1.5, b=2), "<answer>3.5</answer>"])
 loop = make_loop(policy, chat, load_tools(config), config.rollout, config.env)

@@ -19,13 +19,15 @@ from agent_r1.config import load_config
 from agent_r1.data.build import build
 from agent_r1.data.rows import read_corpus, read_rows
 from agent_r1.errors import ConfigError
+from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.episode import Task, make_loop, run_episodes
 from agent_r1.search.encoders import make_encoder
 from agent_r1.search.index import PassageIndex, build_index
 from agent_r1.search.searcher import Searcher
 from agent_r1.tool import make_tools
-from agent_r1.training.cold_start import WORLD, Demonstrator, lookups_of, renamed_demonstrations
+from agent_r1.training.cold_start import WORLD, Demonstrator, lookups_of, published_texts, renamed_demonstrations
 from agent_r1.training.other_names import OtherNames, RenamedSearch, names_in
+from agent_r1.training.tiny_model import train_tokenizer
 from agent_r1.types import Sampling
 
 # ------------------------------------------------------------------------------------------------------ the question set
@@ -211,10 +213,19 @@ def test_the_game_is_the_same_under_other_names(play, other):
         assert [other.rename(call["content"]) for call in calls(a)] == [call["content"] for call in calls(b)]
 
 
+def demonstrations(config, rows, passages, tools):
+    """As stages.py makes them."""
+    names, search = names_in(passages), RenamedSearch(tools["search"])
+    chat = ChatFormat(train_tokenizer(published_texts(rows, passages, names), config.model.vocab_size))
+    loop = make_loop(Demonstrator(chat), chat, {"search": search}, config.rollout, config.env)
+    settings = config.cold_start.behaviours, config.data.cold, config.seed
+    return chat, *renamed_demonstrations(rows, names, search, loop, *settings)
+
+
 def test_no_demonstration_shows_a_fact(world):
     """A question of the training set under its own names never stands beside its own answer."""
-    config, rows, passages, tools = world
-    chat, copy, mix = renamed_demonstrations(config, rows, passages, tools)
+    rows = world[1]
+    chat, copy, mix = demonstrations(*world)
     assert len(copy) == len(mix) == 2 * WORLD
     answers = {row["prompt"][-1]["content"]: row["reward_model"]["ground_truth"][0] for row in rows}
     assert not any(
@@ -234,7 +245,7 @@ def test_passages_that_are_too_long_are_refused_with_the_remedy(world):
     config, rows, passages, tools = world
     config = load_config("hotpotqa-tiny", ["data.cold=100", "rollout.max_context=100"])
     with pytest.raises(ConfigError, match="context_overflow.*too long.*set model.path to a pretrained model"):
-        renamed_demonstrations(config, rows, passages, tools)
+        demonstrations(config, rows, passages, tools)
 
 
 # ---------------------------------------------------------------------------------------------------- the whole of it

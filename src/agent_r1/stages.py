@@ -26,8 +26,11 @@ from agent_r1.device import resolve_device, set_threads
 from agent_r1.errors import ConfigError
 from agent_r1.files import write_whole
 from agent_r1.rollout import qwen
+from agent_r1.rollout.chat_format import ChatFormat
+from agent_r1.rollout.episode import make_loop
+from agent_r1.rollout.rows import TrainingRow
 from agent_r1.training.run import RunDir, check_start_model, open_run, run_training, start_model, write_model
-from agent_r1.training.tiny_model import init_weights, shape_of
+from agent_r1.training.tiny_model import init_weights, shape_of, train_tokenizer
 from agent_r1.ui import progress, say
 from agent_r1.workspace import Workspace, check_local_model, load_rows, load_tools, stage
 
@@ -73,16 +76,12 @@ def _fetch_model(config: Config) -> None:
 
 
 def _cold_start(config: Config, out: Path) -> str:
-    from agent_r1.training.cold_start import clone, demonstrations, renamed_demonstrations
+    from agent_r1.training.cold_start import clone
 
     set_threads(config.trainer.threads)
-    c, tools = config.cold_start, load_tools(config)
+    c = config.cold_start
     say("  a demonstrator plays its questions ...")  # some seconds to half a minute, before the bar below
-    if config.data.name == "tinyhop":
-        chat, copy_rows, mix_rows = demonstrations(config, load_rows(config, "cold"), tools)
-    else:
-        passages = [passage.text for passage in read_corpus(Workspace.of(config).data / "corpus.jsonl")]
-        chat, copy_rows, mix_rows = renamed_demonstrations(config, load_rows(config, "train"), passages, tools)
+    chat, copy_rows, mix_rows = play_demonstrations(config)
     model = qwen.Qwen(shape_of(config.model, len(chat.tokenizer)))
     init_weights(model, config.seed)
     losses: list[float] = []
@@ -101,6 +100,29 @@ def _cold_start(config: Config, out: Path) -> str:
         f"{model.parameter_count / 1e6:.2f} M parameters, {len(chat.tokenizer)} tokens, {len(copy_rows)} + {len(mix_rows)} "
         f"demonstrations, loss {losses[0]:.2f} -> {sum(losses[-20:]) / 20:.2f}"
     )
+
+
+def play_demonstrations(config: Config) -> tuple[ChatFormat, list[TrainingRow], list[TrainingRow]]:
+    """A chat format for the task, and what the two phases of the cold start learn from."""
+    from agent_r1.training import cold_start, other_names
+
+    tools, c, published = load_tools(config), config.cold_start, config.data.name != "tinyhop"
+    if published:
+        rows, tools = load_rows(config, "train"), tools | {"search": other_names.RenamedSearch(tools["search"])}
+        passages = [passage.text for passage in read_corpus(Workspace.of(config).data / "corpus.jsonl")]
+        names = other_names.names_in(passages)
+        texts = cold_start.published_texts(rows, passages, names)
+    else:
+        rows, texts = load_rows(config, "cold"), cold_start.tokenizer_texts(config.data.mix, config.seed)
+    chat = ChatFormat(train_tokenizer(texts, config.model.vocab_size))
+    loop = make_loop(cold_start.Demonstrator(chat), chat, tools, config.rollout, config.env)
+    if published:
+        phases = cold_start.renamed_demonstrations(
+            rows, names, tools["search"], loop, c.behaviours, config.data.cold, config.seed
+        )
+    else:
+        phases = cold_start.demonstrations(rows, loop, c.behaviours, config.seed)
+    return chat, *phases
 
 
 def run_train(config: Config, name: str, resume: bool, plain: bool) -> None:

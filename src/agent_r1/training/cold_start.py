@@ -27,18 +27,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from agent_r1.config import Config
+from agent_r1.data.prompts import INSTRUCTIONS
 from agent_r1.data.tinyhop import HEADS, RELATIONS, TAILS, make_questions, make_world
 from agent_r1.errors import ConfigError, nearest
 from agent_r1.rollout.chat_format import ChatFormat
-from agent_r1.rollout.episode import AgentEnvLoop, Task, derive_seed, make_loop, run_episodes
+from agent_r1.rollout.episode import AgentEnvLoop, Task, derive_seed, run_episodes
 from agent_r1.rollout.qwen import Qwen
 from agent_r1.rollout.rows import Batch, TrainingRow, collate, trajectory_rows
-from agent_r1.tool import BaseTool
 from agent_r1.training.forward import action_logprobs, micro_batches
 from agent_r1.training.learner import optimize
-from agent_r1.training.other_names import NAME, OtherNames, RenamedSearch, names_in, spelling
-from agent_r1.training.tiny_model import train_tokenizer
+from agent_r1.training.other_names import NAME, OtherNames, RenamedSearch, renamed
 from agent_r1.types import Generation, Policy, Row, Sampling, StopReason
 
 BEHAVIOURS = {
@@ -178,61 +176,58 @@ def demonstrate(
 
 
 def demonstrations(
-    config: Config, rows: list[Row], tools: dict[str, BaseTool]
-) -> tuple[ChatFormat, list[TrainingRow], list[TrainingRow]]:
-    """TinyHop: a chat format, and what phases (a) and (b) learn from, played on the questions of a world apart."""
-    chat, c = ChatFormat(train_tokenizer(tokenizer_texts(config), config.model.vocab_size)), config.cold_start
-    loop = make_loop(Demonstrator(chat), chat, tools, config.rollout, config.env)
+    rows: list[Row], loop: AgentEnvLoop, behaviours: dict[str, float], seed: int
+) -> tuple[list[TrainingRow], list[TrainingRow]]:
+    """TinyHop: what phases (a) and (b) learn from, played on the questions of a world apart."""
     one_hop = [row for row in rows if row["extra_info"]["kind"] == "1-hop"]
-    copy_rows = demonstrate(one_hop, {"good": 1.0}, loop, config.seed, "copy")
+    copy_rows = demonstrate(one_hop, {"good": 1.0}, loop, seed, "copy")
     # One-hop questions are over-represented in this split (phase a needs them): take every fifth for the mixture.
     mixed = [row for row in rows if row["extra_info"]["kind"] != "1-hop"] + one_hop[::5]
     # Two plays of each question, with behaviours drawn anew: otherwise the model learns which question was played how.
-    mix_rows = [r for play in "12" for r in demonstrate(mixed, c.behaviours, loop, config.seed, f"mix-{play}")]
-    return chat, copy_rows, mix_rows
+    return copy_rows, [row for play in "12" for row in demonstrate(mixed, behaviours, loop, seed, f"mix-{play}")]
 
 
 def renamed_demonstrations(
-    config: Config, rows: list[Row], passages: list[str], tools: dict[str, BaseTool]
-) -> tuple[ChatFormat, list[TrainingRow], list[TrainingRow]]:
-    """The same of a published data set: its training questions, each time in a world of other names.
+    rows: list[Row],
+    names: list[str],
+    search: RenamedSearch,
+    loop: AgentEnvLoop,
+    behaviours: dict[str, float],
+    questions: int,
+    seed: int,
+) -> tuple[list[TrainingRow], list[TrainingRow]]:
+    """The same of a published data set: its training questions, each time in a world of other names, half of `questions`
+    in each phase. `search` is the loop's tool.
 
     There are no easy questions to learn copying from, so phase (a) has whole chains, played well.
     """
-    names = names_in(passages)
-    turns = [search_turn(lookup) for lookup in lookups_of(rows[0])] + ["answer", "guess"]
-    chat = ChatFormat(train_tokenizer(spelling(rows, passages, names, turns), config.model.vocab_size))
 
     def play(behaviours: dict[str, float], label: str) -> list[TrainingRow]:
-        rng, left, played = random.Random(f"{config.seed}/{label}"), [], []
-        for world in range(math.ceil(config.data.cold / 2 / WORLD)):
+        rng, left, played = random.Random(f"{seed}/{label}"), [], []
+        for world in range(math.ceil(questions / 2 / WORLD)):
             while len(left) < WORLD:
                 left += rng.sample(rows, len(rows))
-            other, there, left = OtherNames(names, rng), left[:WORLD], left[WORLD:]
-            elsewhere = tools | {"search": RenamedSearch(tools["search"], other)}
-            loop, there = (
-                make_loop(Demonstrator(chat), chat, elsewhere, config.rollout, config.env),
-                [other.row(row) for row in there],
-            )
-            played += demonstrate(there, behaviours, loop, config.seed, f"{label}-{world}")
+            search.names = OtherNames(names, rng)
+            there, left = [search.names.row(row) for row in left[:WORLD]], left[WORLD:]
+            played += demonstrate(there, behaviours, loop, seed, f"{label}-{world}")
         return played
 
-    return chat, play({"good": 1.0}, "copy"), play(config.cold_start.behaviours, "mix")
+    return play({"good": 1.0}, "copy"), play(behaviours, "mix")
 
 
 WORLD = 60
 """Questions that are played in one world of other names. Few: it is the variety of names that copying is learnt from."""
 
 
-def tokenizer_texts(config: Config) -> Iterator[str]:
+def tokenizer_texts(mix: dict[str, float], seed: int) -> Iterator[str]:
     """Pieces of conversations in a throw-away world, to train the tokenizer on.
 
     Names are shown one syllable at a time. BPE merges whatever stands together often; shown whole names, it would learn
     pieces that straddle two syllables, and spell a name it has not seen unlike those that it has.
     """
-    rng = random.Random(f"{config.seed}/tokenizer")
+    rng = random.Random(f"{seed}/tokenizer")
     world = make_world(rng, 600, set())
-    texts = [f"user\n{question.text}" for question in make_questions(world, rng, 1000, config.data.mix)]
+    texts = [f"user\n{question.text}" for question in make_questions(world, rng, 1000, mix)]
     texts += [f"\n{passage.text}\n" for passage in world.passages()]
     texts += [search_turn({"relation": relation, "entity": "Name"}) for relation in RELATIONS] * 50
     texts += ["assistant\n", "system\ntools: search(query)", "answer", "guess", "yes", "no"] * 500
@@ -242,6 +237,18 @@ def tokenizer_texts(config: Config) -> Iterator[str]:
     for _ in range(1000):
         yield from TAILS
         yield from (head.capitalize() for head in HEADS)
+
+
+def published_texts(rows: list[Row], passages: list[str], names: list[str]) -> Iterator[str]:
+    """The same of a published data set: its own phrases, and all names, each as often as any other."""
+    texts = [f"user\n{row['prompt'][-1]['content']}" for row in rows] + [f"\n{passage}\n" for passage in passages]
+    turns = [*map(search_turn, lookups_of(rows[0])), "assistant\n", "answer", "guess", "yes", "no"]
+    texts += [*turns, f"system\n{INSTRUCTIONS}\n\ntools: search(query)"] * len(rows)
+    nothing = dict.fromkeys(names, "\0")
+    for text in texts:
+        yield from re.split(r"\0|<[a-z_/]+>", renamed(text, nothing))
+    for _ in range(20):  # often enough that the names are not the first to be left without a token
+        yield from names
 
 
 # ------------------------------------------------------------------------------------------------------- cloning

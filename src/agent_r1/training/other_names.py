@@ -14,7 +14,6 @@ from __future__ import annotations
 import copy
 import random
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -33,6 +32,19 @@ def names_in(passages: list[str]) -> list[str]:
     return sorted(name for name in found if name.lower() not in ordinary)
 
 
+def renamed(text: str, table: dict[str, str]) -> str:
+    """`text` with all names that are in `table` replaced."""
+
+    def swap(match: re.Match) -> str:
+        name = match[0]
+        first, _, rest = name.partition(
+            " "
+        )  # the word that a question begins with also has a capital: Were Oscar Wilde
+        return f"{first} {table[rest]}" if name not in table and rest in table else table.get(name, name)
+
+    return NAME.sub(swap, text)
+
+
 class OtherNames:
     """One world: all names, dealt out anew."""
 
@@ -41,10 +53,10 @@ class OtherNames:
         self._back = {there: here for here, there in self._there.items()}
 
     def rename(self, text: str) -> str:
-        return NAME.sub(lambda match: _swap(match[0], self._there), text)
+        return renamed(text, self._there)
 
     def restore(self, text: str) -> str:
-        return NAME.sub(lambda match: _swap(match[0], self._back), text)
+        return renamed(text, self._back)
 
     def row(self, row: Row) -> Row:
         """The row as it is there: question, answers, and the titles that its demonstrator looks up."""
@@ -56,34 +68,13 @@ class OtherNames:
 
 
 class RenamedSearch(BaseTool):
-    """The search tool in that world: the real index behind it never hears a made-up name."""
+    """The search tool in the world of `names`: the real index behind it never hears a made-up name."""
 
-    def __init__(self, search: BaseTool, names: OtherNames):
+    def __init__(self, search: BaseTool, names: OtherNames | None = None):
         self.name, self.description, self.parameters = search.name, search.description, search.parameters
         super().__init__()
-        self._search, self._names = search, names
+        self._search, self.names = search, names
 
     async def execute(self, args: dict[str, Any]) -> ToolOutput:
-        found = await self._search.execute({"query": self._names.restore(args["query"])})
-        return replace(found, content=self._names.rename(found.content))
-
-
-def _swap(name: str, table: dict[str, str]) -> str:
-    """The other name. The word that a question begins with also has a capital: Were Oscar Wilde and ..."""
-    first, _, rest = name.partition(" ")
-    return f"{first} {table[rest]}" if name not in table and rest in table else table.get(name, name)
-
-
-def spelling(rows: list[Row], passages: list[str], names: list[str], turns: list[str]) -> Iterator[str]:
-    """Texts to train the tokenizer on: the data set's own phrases, and all names, each as often as any other."""
-    texts = [f"user\n{row['prompt'][-1]['content']}" for row in rows] + [f"\n{passage}\n" for passage in passages]
-    texts += [*turns, f"system\n{INSTRUCTIONS}\n\ntools: search(query)", "assistant\n", "yes", "no"] * len(rows)
-    nothing = dict.fromkeys(names, "\0")
-    for text in texts:
-        yield from re.split(r"\0|<[a-z_/]+>", NAME.sub(lambda match: _swap(match[0], nothing), text))
-    for _ in range(SHOWN):
-        yield from names
-
-
-SHOWN = 20
-"""Often enough that the names are not the first to be left without a token."""
+        found = await self._search.execute({"query": self.names.restore(args["query"])})
+        return replace(found, content=self.names.rename(found.content))
