@@ -1,82 +1,120 @@
-"""CONTRIBUTING.md, followed to the letter on a copy of the source tree: the tool is offered to the agent, and works."""
+"""CONTRIBUTING.md, followed to the letter on a copy of the source tree: what it adds is offered, trained with, and works."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
 
-from runs import ROOT
+import pytest
+import yaml
+from runs import ROOT, lines
+
+PAGE = (ROOT / "CONTRIBUTING.md").read_text()
+ADDED = ("A tool", "An environment", "An estimator", "A preset")
+STEP = re.compile(
+    r"^(?:In )?`(src/\S+)`(?:, (above|instead of) the line with `([^`]+)`)?:\n\n```\w+\n(.*?)```", re.DOTALL | re.M
+)
+SETTINGS = [
+    "rloo",
+    "--preset=glance",
+    "env.name=frugal",
+    "env.tools=[search,add]",
+    "trainer.threads=1",
+    "trainer.device=cpu",
+]
 
 EPISODE = """
 import asyncio, sys
-from pathlib import Path
-
 from conftest import ScriptedPolicy, call
-import agent_r1
-from agent_r1.cli import main
 from agent_r1.config import load_config
-from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.episode import Task, make_loop
+from agent_r1.training.tiny_model import load_chat
 from agent_r1.types import Sampling
-from agent_r1.workspace import load_rows, load_tools
-from agent_r1.training.cold_start import tokenizer_texts
-from agent_r1.training.tiny_model import train_tokenizer
+from agent_r1.workspace import Workspace, load_rows, load_tools
 
-assert Path(agent_r1.__file__).is_relative_to(sys.argv[1])
-for stage in ("data", "index"):
-    assert main([stage, "--preset=smoke", *sys.argv[2:]]) == 0
-config = load_config("smoke", sys.argv[2:])
-chat = ChatFormat(train_tokenizer(tokenizer_texts(config.data.mix, config.seed), 384))
-row = load_rows(config, "train")[0]
+config = load_config("glance", sys.argv[1:], algorithm="rloo")
+chat = load_chat(Workspace.of(config).cold_start)
 policy = ScriptedPolicy(chat, [call("add", a=1.5, b=2), "<answer>3.5</answer>"])
 loop = make_loop(policy, chat, load_tools(config), config.rollout, config.env)
-trajectory = asyncio.run(loop.run(Task(row, "g", "s"), Sampling(64)))
-first, second = trajectory.steps
+first, second = asyncio.run(loop.run(Task(load_rows(config, "train")[0], "g", "s"), Sampling(64))).steps
 print(chat.decode(first.observation_ids))
-print(first.info["tool_calls"][0]["content"])
+print(first.info["tool_calls"][0]["content"], first.reward)
 """
 
 
-def section(text: str, title: str) -> str:
-    return re.search(rf"^#+ {title}\n(.*?)(?=^#+ |\Z)", text, re.DOTALL | re.MULTILINE)[1]
+def follow(title: str, tree: Path) -> None:
+    """Do what the section says, file by file."""
+    section = PAGE.split(f"### {title} in full\n")[1].split("\n##")[0]
+    steps = STEP.findall(section)
+    assert len(steps) == section.count("```") / 2, f"{title}: a step that names no place"
+    for path, where, anchor, code in steps:
+        if not where:
+            assert not (tree / path).exists()
+            (tree / path).write_text(code)
+            continue
+        text = (tree / path).read_text().splitlines(keepends=True)
+        [place] = [i for i, line in enumerate(text) if anchor in line]
+        text[place] = code + (text[place] if where == "above" else "")
+        (tree / path).write_text("".join(text))
 
 
-def test_a_tool_is_added_by_following_the_steps(tmp_path):
-    text = section((ROOT / "CONTRIBUTING.md").read_text(), "A tool in full")
-    code, imported, named = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    paths = re.findall(r"`(src/agent_r1/tool/\w+\.py)`", text)
-    assert len(paths) == 2
+@pytest.fixture
+def tree(tmp_path) -> Path:
+    """A copy of the sources with all four in it."""
     shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    (tmp_path / paths[0]).write_text(code)
-    names = tmp_path / paths[1]
-    source = names.read_text()
-    first_import, table = source.index("from agent_r1.tool"), source.index("TOOLS: dict")
-    end = source.index("\n}", table) + 1
-    names.write_text(source[:first_import] + imported + source[first_import:end] + named + source[end:])
+    for title in ADDED:
+        follow(title, tmp_path)
+    return tmp_path
 
-    ruff = [Path(sys.prefix) / "bin" / "ruff", "check", "--no-cache", "src/agent_r1/tool"]
-    checked = subprocess.run(ruff, cwd=tmp_path, capture_output=True, text=True)
+
+def python(tree: Path, *argv: str) -> str:
+    path = os.pathsep.join([str(tree / "src"), str(ROOT / "tests")])
+    env = os.environ | {"PYTHONPATH": path, "AGENT_R1_HOME": str(tree), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, *argv], cwd=tree, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_what_is_added_by_following_the_steps_is_trained_with(tree):
+    ruff = [Path(sys.prefix) / "bin" / "ruff", "check", "--no-cache", "src"]
+    checked = subprocess.run(ruff, cwd=tree, capture_output=True, text=True)
     assert checked.returncode == 0, checked.stdout
+    for stage in ("data", "index", "cold-start", "train"):
+        python(tree, "-m", "agent_r1.cli", stage, *SETTINGS)
 
-    settings = [
-        "data.train=16",
-        "data.val=4",
-        "data.test=4",
-        "data.cold=4",
-        "data.entities=60",
-        "data.cold_entities=60",
-    ]
-    settings += ["search.dim=256", "env.tools=[search,add]", "rollout.prompts_per_step=4"]
-    path = os.pathsep.join([str(tmp_path / "src"), str(ROOT / "tests")])
-    env = os.environ | {"PYTHONPATH": path, "AGENT_R1_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    # The preset: its name, its four steps, the smoke run beneath it.
+    run = tree / "runs" / "glance-rloo"
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    assert (config["preset"], config["algorithm"], config["env"]["name"]) == ("glance", "rloo", "frugal")
+    assert len(lines(run)) == config["trainer"]["steps"] == 4 and config["search"]["top_k"] == 2
 
-    command = [sys.executable, "-c", EPISODE, str(tmp_path), *settings]
-    played = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
-    assert played.returncode == 0, played.stderr
-    prompt, _, result = played.stdout.strip().rpartition("\n")
-    assert "search" in prompt and "add(" in prompt and result == "3.5"
+    # The estimator: in each step, every sampled token has what its formula gives for the group. The environment: its price.
+    moved = paid = 0
+    for file in sorted((run / "rollouts").glob("step_*.jsonl")):
+        groups = defaultdict(list)
+        for record in map(json.loads, file.read_text().splitlines()):
+            groups[record["group_id"]].append(record)
+            calls = sum(len(step["info"].get("tool_calls", ())) for step in record["steps"])
+            assert record["reward"] == pytest.approx(sum(record["reward_parts"].values()) - 0.05 * calls)
+            paid += calls
+        for members in groups.values():
+            for record in members:
+                others = [other["reward"] for other in members if other is not record]
+                expected = record["reward"] - sum(others) / len(others)
+                moved += abs(expected) > 1e-6
+                for row in record["rows"]:
+                    wanted = [expected * sampled for sampled in row["action_mask"]]
+                    assert row["advantages"] == pytest.approx(wanted, abs=1e-5)
+    assert moved and paid
+
+    # The tool: offered beside the other one, and called.
+    prompt, _, result = python(tree, "-c", EPISODE, *SETTINGS[2:]).strip().rpartition("\n")
+    assert "search(" in prompt and "add(" in prompt and result == "3.5 -0.05"

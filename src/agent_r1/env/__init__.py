@@ -21,7 +21,9 @@ from agent_r1.types import Row
 
 __all__ = ["ENVIRONMENTS", "INVALID", "AgentEnv", "BaseToolEnv", "HermesToolEnv", "Outcome", "make_env"]
 
-ENVIRONMENTS: dict[str, Callable[[dict[str, BaseTool], EnvConfig], AgentEnv]] = {"hermes": HermesToolEnv}
+ENVIRONMENTS: dict[str, Callable[[dict[str, BaseTool], EnvConfig], AgentEnv]] = {
+    "hermes": HermesToolEnv,
+}
 
 
 def make_env(row: Row, tools: dict[str, BaseTool], config: EnvConfig) -> AgentEnv:

@@ -14,13 +14,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from typing import get_args
 
 import torch
 from torch import Tensor
 
 from agent_r1.errors import ConfigError, nearest
 from agent_r1.rollout.rows import Batch
-from agent_r1.settings import AdvantageConfig
+from agent_r1.settings import AdvantageConfig, Algorithm
 
 Estimator = Callable[[Batch, AdvantageConfig], tuple[Tensor, Tensor]]
 """A whole batch (every sample of a prompt must be in it) to `advantages_BT` and `returns_BT`, float32, 0 where the mask is 0.
@@ -33,6 +34,13 @@ def _number_trajectories(trajectory_B: Tensor) -> tuple[Tensor, int]:
     if len(numbers.unique()) != len(numbers):
         raise ValueError("the rows of a trajectory must be consecutive and in time order")
     return index_B, len(numbers)
+
+
+def _scores(batch: Batch) -> tuple[Tensor, Tensor]:
+    """The number of each row's trajectory, and the sum of all rewards of each trajectory."""
+    (index_B, N), mask_BT = _number_trajectories(batch.trajectory_B), batch.mask_BT.bool()
+    earned_B = torch.where(mask_BT, batch.rewards_BT.float(), 0.0).sum(dim=1)
+    return index_B, earned_B.new_zeros(N).index_add_(0, index_B, earned_B)
 
 
 # ------------------------------------------------------------------------------------------------------------- grpo
@@ -50,10 +58,7 @@ def grpo(batch: Batch, section: AdvantageConfig) -> tuple[Tensor, Tensor]:
     Statistics are over trajectories, not rows: an episode that rewrote its context has several rows, one score and one
     vote. Raises ConfigError for a group of one.
     """
-    mask_BT = batch.mask_BT.bool()
-    index_B, N = _number_trajectories(batch.trajectory_B)
-    earned_B = torch.where(mask_BT, batch.rewards_BT.float(), 0.0).sum(dim=1)
-    score_N = earned_B.new_zeros(N).index_add_(0, index_B, earned_B)
+    mask_BT, (index_B, score_N) = batch.mask_BT.bool(), _scores(batch)
     advantage_N = torch.zeros_like(score_N)
     for group, members in _groups(batch.groups, index_B).items():
         if len(members) == 1:
@@ -162,8 +167,8 @@ def _whiten(x_A: Tensor) -> Tensor:
 # ---------------------------------------------------------------------------------------------------------- by name
 
 
-ESTIMATORS: dict[str, Estimator] = {"grpo": grpo, "ppo": ppo}
-"""Every estimator by name. A new one: write the function, add it here, imitate tests/test_advantages.py."""
+ESTIMATORS: dict[str, Estimator] = {name: globals()[name] for name in get_args(Algorithm)}
+"""Every estimator: the function of this file that is called as `Algorithm` in settings.py says."""
 
 
 def get_estimator(name: str) -> Estimator:

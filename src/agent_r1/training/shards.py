@@ -14,7 +14,6 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
-from torch.distributed.tensor import DTensor, Shard
 
 from agent_r1.errors import AgentR1Error
 from agent_r1.rollout import qwen
@@ -47,6 +46,18 @@ def write_merged(actor: Path, base: Path, out: Path) -> None:
 
 def merge_shards(actor: Path) -> dict[str, torch.Tensor]:
     """The whole weights, float32. Raises AgentR1Error when a rank's file is missing."""
+    # Imported here: it takes a second, which no chat should wait. `torch.load` has to know it.
+    from torch.distributed.tensor import DTensor, Shard
+
+    def whole(parts: list[torch.Tensor]) -> torch.Tensor:
+        first = parts[0]
+        if not isinstance(first, DTensor):
+            return first
+        # Of a mesh in two dimensions (replicas of a group that shares the weights) the first group holds all of them.
+        placement, group = first.placements[-1], first.device_mesh.size(-1)
+        local = [part.to_local() for part in parts[:group]]
+        return torch.cat(local, dim=placement.dim) if isinstance(placement, Shard) else local[0]
+
     files = sorted(actor.glob(SHARDS), key=lambda f: int(f.stem.rsplit("_", 1)[1]))
     if not files or len(files) != int(files[0].stem.split("_")[3]):
         raise AgentR1Error(f"{actor} has {len(files)} shards of the model; it is not a whole checkpoint of verl")
@@ -54,14 +65,4 @@ def merge_shards(actor: Path) -> dict[str, torch.Tensor]:
     logging.getLogger("torch.distributed.device_mesh").setLevel(logging.ERROR)
     # Mapped from the disk, and not read: the driver has to hold the whole weights beside them.
     ranks = [torch.load(file, map_location="cpu", weights_only=True, mmap=True) for file in files]
-    return {name: _whole([rank[name] for rank in ranks]).float().contiguous() for name in ranks[0]}
-
-
-def _whole(parts: list[torch.Tensor]) -> torch.Tensor:
-    first = parts[0]
-    if not isinstance(first, DTensor):
-        return first
-    # Of a mesh in two dimensions (replicas of a group that shares the weights) the first group holds all of them.
-    placement, group = first.placements[-1], first.device_mesh.size(-1)
-    local = [part.to_local() for part in parts[:group]]
-    return torch.cat(local, dim=placement.dim) if isinstance(placement, Shard) else local[0]
+    return {name: whole([rank[name] for rank in ranks]).float().contiguous() for name in ranks[0]}
