@@ -1,15 +1,15 @@
 """What a run takes, before it starts: memory, disk, hours, money. One page of arithmetic, from sizes alone.
 
 In: a configuration, the shape of its model, a GPU's data sheet. Out: bytes and seconds. `train --dry-run` prints them and
-starts nothing; `doctor.py` holds them against a machine. Below, P weights, L layers, H query heads, N key-value heads,
-V words, R ranks; a token of a sequence of length S, on average S/2 before it:
+starts nothing (plan.txt.j2 is the page for GPUs); `doctor.py` holds them against a machine. Below, P weights, H heads, K
+key-value heads, V words, R ranks; a token of a sequence of T tokens has on average T/2 before it:
 
     weights, Adam      12 P / R bytes for each trained network: float32, and two moments (FSDP divides all by R)
     gradients           4 P / R, of the one network that is updated
     logits              8 V bytes a token of a pass, at most. Rarely not the largest
-    vLLM                its share of the GPU: 2 P of weights, and 4 L N (width of a head) of cache a token
+    vLLM                its share of the GPU: 2 P of weights, and 4 K (layers x width of a head) of cache a token
     reference, offload  nothing on the GPU but what is at work; the rest waits in host memory
-    forward             2 P + 2 L H (width of a head) S operations a token: each weight multiplies and adds, attention on top
+    forward             2 P + 2 T H (layers x width of a head) operations a token: a weight multiplies and adds; attention
     update              4 forwards: backward is two, and computing the activations again is one
     decoding            bound by memory: each token reads 2 P of weights once for all episodes, and every episode's cache
 
@@ -244,27 +244,27 @@ def print_plan(config: Config, run_name: str, gpu_hour: float | None = None) -> 
     from agent_r1.workspace import Workspace, needs_index
 
     workspace = Workspace.of(config)
-    lines = gpu_plan(config, gpu_hour) if config.verl.gpu and config.engine == "verl" else local_plan(config)
+    run = RunDir(workspace.run(run_name))
+    page = gpu_plan(config, gpu_hour) if config.verl.gpu and config.engine == "verl" else local_plan(config)
     say(to_yaml(config))
     for title, path in (
         ("data", workspace.data),
-        ("index", workspace.index),
+        ("index", workspace.index if needs_index(config) else None),
         ("start model", workspace.start_model),
-        ("evaluation before", workspace.run(run_name) / "eval_before.json"),
-        ("training", workspace.run(run_name) / "checkpoints" / f"step_{config.trainer.steps:06d}"),
-        ("evaluation after", workspace.run(run_name) / "eval.json"),
-        ("report", workspace.run(run_name) / "report.html"),
+        ("evaluation before", run.path / "eval_before.json"),
+        ("training", run.checkpoints / f"step_{config.trainer.steps:06d}"),
+        ("evaluation after", run.path / "eval.json"),
+        ("report", run.path / "report.html"),
     ):
-        if title == "index" and not needs_index(config):
+        if path is None:
             say(f"{title:18} not needed here{f': {config.search.url} has one' if config.search.url else ''}")
-            continue
-        say(f"{title:18} {'done' if path.exists() else 'to do':6} {path}")
+        else:
+            say(f"{title:18} {'done' if path.exists() else 'to do':6} {path}")
     try:
-        check_same_settings(RunDir(workspace.run(run_name)), config)
+        check_same_settings(run, config)
     except AgentR1Error as error:  # what is done there is not of this configuration
         say(f"\n{error}")
-    for line in lines:
-        say(line)
+    say(page)
     if config.engine == "verl":
         print_verl(config, workspace, run_name)
 
@@ -289,59 +289,35 @@ def print_verl(config: Config, workspace, run_name: str) -> None:
     say(OmegaConf.to_yaml(compose(ours), resolve=False))
 
 
-def gpu_plan(config: Config, gpu_hour: float | None = None) -> list[str]:
+def gpu_plan(config: Config, gpu_hour: float | None = None) -> str:
     """Memory, disk, time and cost on the GPUs that the run is meant for. Raises ConfigError for a model that nobody knows."""
+    from jinja2 import Environment, PackageLoader
+
     from agent_r1.workspace import Workspace
 
     v, gpu = config.verl, find_gpu(config.verl.gpu)
     shape = find_shape(config.model.path or "", Workspace.of(config).start_model)
-    check_context(config.rollout.max_context, config.verl.tensor_parallel, shape)
-    memory = gpu_memory(config, shape, gpu)
+    check_context(config.rollout.max_context, v.tensor_parallel, shape)
+    memory, step = gpu_memory(config, shape, gpu), step_seconds(config, shape, gpu)
     memory["together"] = tuple(sum(row[i] for row in memory.values()) for i in (0, 1))
-    host, on_disk, step = host_memory(config, shape), disk(config, shape), step_seconds(config, shape, gpu)
-    (episodes, _, _, length), seconds = lengths(config), sum(step.values())
-    parts = run_hours(config, shape, step)
-    low, high = sum(parts.values()) + INDEX_HOURS[0], SLOWER * sum(parts.values()) + INDEX_HOURS[1]
+    (episodes, _, _, length), hours = lengths(config), run_hours(config, shape, step)
+    low, high = sum(hours.values()) + INDEX_HOURS[0], SLOWER * sum(hours.values()) + INDEX_HOURS[1]
     price = "--gpu-hour PRICE makes it money"
     if gpu_hour is not None:
         low_cost, high_cost = (hours * v.ranks * gpu_hour for hours in (low, high))
         price = f"{low_cost:.0f} to {high_cost:.0f} at {gpu_hour:g} a GPU and hour"
-    everywhere, alone = index_memory(config) * (v.agent_workers - 1) / GIB, []
-    if everywhere >= 1 and not config.search.url:
-        alone = [f"                   with the one search service of the speedrun; without it {everywhere:.0f} GiB more, an index "
-                 "in each process that runs episodes"]  # fmt: skip
-    return [
-        f"\nhardware           {v.ranks} x {v.gpu}{f' on {v.nodes} machines' if v.nodes > 1 else ''} ({gpu.memory / GIB:.0f} GiB, "
-        f"{gpu.flops / 1e12:.0f} TFLOP/s, {gpu.bandwidth / 1e12:.2f} TB/s each): verl.ranks, verl.gpu",
-        f"model              {config.model.path}, {shape.parameters / 1e9:.2f} B parameters, {shape.cache / 1024:.0f} KiB of "
-        "cache a token",
-        f"\n{f'GiB of {gpu.memory / GIB:.0f} on each GPU':34} sampling  training",
-        *(f"  {part:32} {row[0] / GIB:8.1f}  {row[1] / GIB:8.1f}" for part, row in memory.items()),
-        f"  each vLLM server keeps {max(0, conversations(config, shape, gpu)):.0f} conversations of "
-        f"{config.rollout.max_context} tokens, and gets {episodes * v.tensor_parallel / v.ranks:.0f} episodes a step",
-        *(f"DOES NOT FIT       {problem}" for problem in misfits(config, shape, gpu)),
-        f"\nhost memory        {sum(host.values()) / GIB:.0f} GiB a machine: {_parts(host)}",
-        *alone,
-        f"disk               {sum(on_disk.values()) / GIB:.0f} GiB at most: {_parts(on_disk)}",
-        f"/dev/shm           {SHM / GIB:.0f} GiB (docker run --shm-size)",
-        f"\nseconds of a step of {episodes} episodes of {length:.0f} tokens",
-        *(f"  {part:32} {value:8.1f}" for part, value in step.items()),
-        f"  {'together':32} {seconds:8.1f}, and up to {SLOWER * seconds:.0f}",
-        f"\nhours              {', '.join(f'{part} {value:.2f}' for part, value in parts.items())}, and up to {SLOWER} times that",
-        f"                   corpus and index, once: {INDEX_HOURS[0]:g} to {INDEX_HOURS[1]:g}",
-        f"time               {low:.1f} to {high:.1f} h for {config.trainer.steps} steps: published steps took 1 to {SLOWER} times "
-        "what is computed",
-        f"cost               {low * v.ranks:.0f} to {high * v.ranks:.0f} GPU-hours ({price})",
-        f"\nassumed            prompts of {PROMPT} tokens, {TURNS} turns of {SAID}, passages of {READ}; the longest episode says "
-        f"{LONGEST} times as much",
-        f"                   {MULTIPLY:.0%} of the arithmetic from width {WIDE}, {STREAM:.0%} of the bandwidth, "
-        f"{TOKEN_S * 1000:.0f} ms a token, {TURN_S:.0f} s a turn (src/agent_r1/plan.py)",
-        "                   computed, not measured: this project has not run on GPUs yet (docs/presets.md)",
-    ]
-
-
-def _parts(amounts: dict[str, float]) -> str:
-    return ", ".join(f"{name} {amount / GIB:.1f}" for name, amount in amounts.items() if amount)
+    page = Environment(loader=PackageLoader("agent_r1", "."), trim_blocks=True, lstrip_blocks=True)
+    page.filters |= {
+        "gib": lambda amount: f"{amount / GIB:.0f}",
+        "parts": lambda amounts: ", ".join(f"{name} {amount / GIB:.1f}" for name, amount in amounts.items() if amount),
+    }
+    return page.get_template("plan.txt.j2").render(
+        globals() | {"v": v, "r": config.rollout, "gpu": gpu, "shape": shape, "model": config.model.path, "memory": memory,
+        "conversations": max(0, conversations(config, shape, gpu)), "misfits": misfits(config, shape, gpu),
+        "host": host_memory(config, shape), "disk": disk(config, shape), "step": step, "hours": hours, "low": low, "high": high,
+        "indexes": 0 if config.search.url else index_memory(config) * (v.agent_workers - 1) / GIB,
+        "episodes": episodes, "length": length, "steps": config.trainer.steps, "price": price}
+    )  # fmt: skip
 
 
 # -------------------------------------------------------------------------------------------------------- this machine
@@ -353,7 +329,7 @@ EFFICIENCY = 0.35
 there: 0.88 s in steps 4 to 23, and 0.69 s over the whole run, whose later batches have more rows without advantage."""
 
 
-def local_plan(config: Config) -> list[str]:
+def local_plan(config: Config) -> str:
     """Memory, disk and time of the local loop, each with its assumption."""
     import torch
 
@@ -386,12 +362,12 @@ def local_plan(config: Config) -> list[str]:
     per_token = P * (2 + 6 * config.actor.epochs + (networks - 1) * (2 + 6 * config.critic.epochs))
     rate = matmul_rate(device, dtype)
     seconds = r.prompts_per_step * r.samples_per_prompt * TOKENS_PER_EPISODE * per_token / (rate * EFFICIENCY)
-    return [
-        f"\nmodel              {P / 1e6:.2f} M parameters on {device}, {str(dtype)[6:]}",
-        f"memory             {(states + cache) / 2**20:.0f} MiB for weights, optimizer and KV cache, and about 700 MiB for PyTorch",
+    return (
+        f"\nmodel              {P / 1e6:.2f} M parameters on {device}, {str(dtype)[6:]}\n"
+        f"memory             {(states + cache) / 2**20:.0f} MiB for weights, optimizer and KV cache, and about 700 MiB for PyTorch\n"
         f"disk               {(t.keep_checkpoints + 1) * 12 * P * networks / 2**20:.0f} MiB of checkpoints "
-        f"({t.keep_checkpoints} kept)",
+        f"({t.keep_checkpoints} kept)\n"
         f"time               about {seconds:.2f} s a step, {t.steps * seconds / 60:.1f} min for {t.steps} steps "
         f"(a matmul reaches {rate / 1e9:.0f} GFLOP/s right now, fewer while other programs run; assumed: "
-        f"{TOKENS_PER_EPISODE} tokens an episode, {EFFICIENCY:.0%} of that rate)",
-    ]
+        f"{TOKENS_PER_EPISODE} tokens an episode, {EFFICIENCY:.0%} of that rate)"
+    )
