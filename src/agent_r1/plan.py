@@ -364,7 +364,7 @@ def local_plan(config: Config) -> str:
     seconds = r.prompts_per_step * r.samples_per_prompt * TOKENS_PER_EPISODE * per_token / (rate * EFFICIENCY)
     return (
         f"\nmodel              {P / 1e6:.2f} M parameters on {device}, {str(dtype)[6:]}\n"
-        f"memory             {(states + cache) / 2**20:.0f} MiB for weights, optimizer and KV cache, and about 700 MiB for PyTorch\n"
+        f"memory             {(states + cache) / 2**20:.0f} MiB for weights, optimizer and KV cache; PyTorch takes some 700\n"
         f"disk               {(t.keep_checkpoints + 1) * 12 * P * networks / 2**20:.0f} MiB of checkpoints "
         f"({t.keep_checkpoints} kept)\n"
         f"time               about {seconds:.2f} s a step, {t.steps * seconds / 60:.1f} min for {t.steps} steps "
