@@ -8,17 +8,17 @@ from __future__ import annotations
 import errno
 import itertools
 import json
-import os
 import re
 import resource
 import shlex
 import shutil
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from runs import AGENT, CHATML, TINY, agent, environment, leftovers, lines, main, prepare, tree
+from runs import AGENT, CHATML, TINY, environment, leftovers, lines, main, prepare, tree
 
 from agent_r1 import cli, workspace
 from agent_r1.config import load_config
@@ -103,21 +103,28 @@ def test_help_and_refusals_do_not_wait_for_torch():
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-def test_settings_in_any_order(monkeypatch):
+@pytest.fixture
+def planned(monkeypatch):
+    """What `train --dry-run` was to plan: (configuration, name of the run)."""
     seen = []
     monkeypatch.setattr("agent_r1.plan.print_plan", lambda config, run, price: seen.append((config, run)))
+    return seen
+
+
+def test_settings_in_any_order(planned):
     parts = [["grpo"], ["--preset", "smoke"], ["--seed=3"], ["actor.lr=0.5", "data.train=99"]]
     for order in itertools.permutations(parts):
         assert main("train", *itertools.chain(*order), "--dry-run") == 0
     expected = load_config("smoke", ["actor.lr=0.5", "data.train=99"], algorithm="grpo", seed=3)
-    assert seen == [(expected, "smoke-grpo-s3")] * 24
+    assert planned == [(expected, "smoke-grpo-s3")] * 24
 
 
-def test_the_default_is_ppo_on_the_laptop(monkeypatch):
-    seen = []
-    monkeypatch.setattr("agent_r1.plan.print_plan", lambda config, run, price: seen.append((config, run)))
-    assert main("train", "--dry-run") == 0
-    assert seen == [(load_config("laptop", algorithm="ppo"), "laptop-ppo")]
+def test_what_is_trained_where_nothing_or_only_a_run_is_named(home, planned):
+    assert main("train", "--dry-run") == main("train", "--dry-run", "--run", "done") == 0
+    assert planned == [
+        (load_config("laptop", algorithm="ppo"), "laptop-ppo"),
+        (load_config("smoke", SMALL[1:], algorithm="grpo"), "done"),  # it speaks for itself
+    ]
 
 
 def test_a_dry_run_says_that_the_run_there_has_other_settings(home, capsys):
@@ -126,16 +133,9 @@ def test_a_dry_run_says_that_the_run_there_has_other_settings(home, capsys):
         assert ("was started with other settings (actor.lr: " in capsys.readouterr().out) == said
 
 
-def test_a_run_that_is_named_alone_speaks_for_itself(home, monkeypatch):
-    seen = []
-    monkeypatch.setattr("agent_r1.plan.print_plan", lambda config, run, price: seen.append((config, run)))
-    assert main("train", "--dry-run", "--run", "done") == 0
-    assert seen == [(load_config("smoke", SMALL[1:], algorithm="grpo"), "done")]
-
-
 # ----------------------------------------------------------------------------------------------- what is refused
 
-BAD_USAGE = {
+BAD_USAGE = {  # of settings there is more in test_config.py
     "no command": ([], "COMMAND"),
     "unknown command": (["trian"], "invalid choice: 'trian'"),
     "unknown option": (["data", "--foo"], "--foo"),
@@ -144,21 +144,12 @@ BAD_USAGE = {
     "unknown preset of the doctor": (["doctor", "--preset", "laptpo"], "unknown preset 'laptpo' (did you mean 'laptop'?)"),
     "unknown preset": (["data", "--preset", "smok"], "unknown preset 'smok' (did you mean 'smoke'?); choose from"),
     "unknown key": (["data", "data.trian=3"], "unknown configuration key 'data.trian' (did you mean 'data.train'?)"),
-    "unknown section": (["data", "rolout.slots=3"], "unknown configuration key 'rolout'"),
-    "wrong type": (["data", "data.train=many"], "data.train='many': input should be a valid integer"),
     "unknown algorithm": (["train", "grop"], "unknown algorithm 'grop'"),
-    "unknown algorithm as a setting": (["train", "algorithm=grop"], "algorithm='grop' is unknown (did you mean 'grpo'?)"),
     "two algorithms": (["train", "grpo", "ppo"], "choose grpo or ppo, once"),
     "unknown engine": (["train", "--engine", "locla"], "engine='locla' is unknown (did you mean 'local'?)"),
-    "group of one": (["train", "grpo", "rollout.samples_per_prompt=1"], "set rollout.samples_per_prompt to 2 or more, or use ppo"),
-    "impossible split": (["train", "grpo", "actor.minibatches=7"], "choose a divisor of 128"),
-    "more prompts than questions": (["train", "data.train=5"], "raise the second or lower the first"),
-    "unknown choice": (["train", "actor.kl_estimator=k4"], "choose from k1, k2, k3"),
-    "unknown logger": (["train", "trainer.loggers=[wandbb]"], "choose from wandb, tensorboard"),
     "a run that is a path": (["train", "--run", "a/b"], "give a plain folder name"),
     "a hidden run": (["report", "--run", ".x"], "give a plain folder name"),
     "unknown kind of question": (["data", "data.mix={9-hop: 1}"], "unknown kind of question '9-hop' (did you mean '3-hop'?)"),
-    "no questions": (["data", "data.val=0"], "data.val=0"),
     "demonstrations without search": (["cold-start", "env.tools=[]"], "demonstrations are searches"),
 }  # fmt: skip
 
@@ -219,44 +210,19 @@ def flip_a_byte(checkpoint):
     (checkpoint / "model" / "model.safetensors").write_bytes(data)
 
 
-def cut_off(name):
-    return lambda checkpoint: os.truncate(checkpoint / name, (checkpoint / name).stat().st_size // 2)
-
-
 def foreign_folder(checkpoint):
     shutil.rmtree(checkpoint)
     checkpoint.mkdir()
     (checkpoint / "notes.txt").write_text("not a checkpoint")
 
 
-def foreign_manifest(checkpoint):
-    (checkpoint / "manifest.json").write_text('{"name": "a web app"}')
-
-
-def of_another_run(checkpoint):
-    manifest = json.loads((checkpoint / "manifest.json").read_text())
-    (checkpoint / "manifest.json").write_text(json.dumps(manifest | {"config": "00000000"}))
-
-
-DAMAGE = {
-    "a flipped byte": flip_a_byte,
-    "weights cut off": cut_off("model/model.safetensors"),
-    "state cut off": cut_off("trainer.pt"),
-    "manifest cut off": cut_off("manifest.json"),
-    "a missing file": lambda checkpoint: (checkpoint / "model" / "tokenizer.json").unlink(),
-    "a foreign folder": foreign_folder,
-    "a foreign manifest": foreign_manifest,
-    "another run's": of_another_run,
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+@pytest.mark.parametrize("damage", [flip_a_byte, foreign_folder])  # more kinds: test_checkpoint.py
 def test_a_damaged_checkpoint_is_refused_and_nothing_is_lost(home, capsys, damage):
     checkpoint = home / "runs" / "half" / "checkpoints" / "step_000002"
     damage(checkpoint)
     before = tree(home)
     said = refused(capsys, 1, "train", "grpo", *SMALL, "--run=half", "--resume")
-    assert str(checkpoint) in said and ("delete" in said or "--run NAME" in said)
+    assert str(checkpoint) in said and "delete" in said
     assert tree(home) == before
 
 
@@ -284,16 +250,13 @@ def test_a_damaged_configuration_of_a_run(home, capsys):
 # ------------------------------------------------------------------------------------- nowhere to write, no space
 
 
-@pytest.mark.parametrize("place", ["below a file", "/proc/nowhere", "a file"])
-@pytest.mark.parametrize(
-    "argv", [["data"], ["index"], ["cold-start"], ["train", "grpo"], ["eval", "--before"]], ids=lambda a: a[0]
-)
+@pytest.mark.parametrize("place", ["file/home", "/proc/nowhere", "file"])
+@pytest.mark.parametrize("argv", [["data"], ["train", "grpo"]], ids=lambda a: a[0])
 def test_a_home_that_cannot_be_written(tmp_path, monkeypatch, capsys, place, argv):
     (tmp_path / "file").write_text("mine")
-    folder = {"below a file": tmp_path / "file" / "home", "a file": tmp_path / "file"}.get(place, Path(place))
-    monkeypatch.setenv("AGENT_R1_HOME", str(folder))
+    monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path / place))
     said = refused(capsys, 1, *argv, *SMALL)
-    assert str(folder) in said
+    assert str(tmp_path / place) in said
     if argv == ["data"]:  # the first to write
         assert "cannot write" in said and "AGENT_R1_HOME" in said
     assert (tmp_path / "file").read_text() == "mine"
@@ -307,80 +270,60 @@ def test_a_place_for_runs_that_cannot_be_written(home, capsys, argv):
     assert (home / "runs").read_text() == "a file"
 
 
+@contextmanager
 def limited(kilobytes: int):
-    """For `preexec_fn`: no file may grow beyond this; the system refuses to write, as it does when a disk is full."""
-    return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (kilobytes * 1024, kilobytes * 1024))
+    """No file may grow beyond this; the system refuses to write, as it does when a disk is full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (kilobytes * 1024, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 NO_SPACE = {
-    "data": (["data", "--seed=5"], 4),
     "index": (["index", "search.dim=512"], 50),
     "cold start": (["cold-start", "cold_start.mix_steps=4"], 50),
-    "first checkpoint, weights": (["train", "grpo", "--run=new"], 60),
     "later checkpoint, state": (["train", "grpo", "--run=half", "--resume", "trainer.rollouts_every=0"], 200),
     "rollouts": (["train", "grpo", "--run=new", "trainer.save_every=3"], 30),
     "evaluation": (["eval", "--before", "--run=new"], 10),
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("argv", "kilobytes"), NO_SPACE.values(), ids=NO_SPACE)
-def test_no_space(home, argv, kilobytes):
+def test_no_space(home, capsys, argv, kilobytes):
     """One line, no half thing under a whole one's name, everything that was there still there, and then it goes on."""
     before = {
         name: digest for name, digest in tree(home).items() if not name.endswith(("config.yaml", "metrics.jsonl"))
     }
     command = [argv[0], *SMALL, *argv[1:]]
-    done = agent(home, *command, preexec_fn=limited(kilobytes))
-    assert done.returncode == 1 and "Traceback" not in done.stderr
-    said = done.stderr.splitlines()[-1]
+    with limited(kilobytes):
+        said = refused(capsys, 1, *command)
     assert ("File too large" in said or "trainer.pt" in said) and ("free" in said or "make room" in said), said
     assert before.items() <= tree(home).items()
     assert leftovers(home) == []
     for folder in (home / "artifacts").iterdir():
-        assert folder.name.startswith(".lock") or folder.name in {name.split("/")[1] for name in before if "/" in name}
+        assert folder.name.startswith(".") or folder.name in {name.split("/")[1] for name in before if "/" in name}
     assert main(*command, *(["--resume"] if argv[0] == "train" else [])) == 0
 
 
-@pytest.mark.slow
-def test_a_disk_that_is_really_full(tmp_path):
-    """The same on a file system of 40 KB, where this machine lets us mount one of our own."""
-    mount = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
-    script = f"mount -t tmpfs -o size=40k none {tmp_path} && exec "
-    if shutil.which("unshare") is None or subprocess.run([*mount, script + "true"], capture_output=True).returncode:
-        pytest.skip("cannot mount a file system here")
-    command = f"{AGENT} data {' '.join(TINY)}"
-    done = subprocess.run(
-        [*mount, script + command], env=environment(tmp_path), capture_output=True, text=True, timeout=100
-    )
-    assert done.returncode == 1
-    said = done.stderr.splitlines()[-1]
-    assert "No space left on device" in said and "free" in said
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (OSError(errno.ENOSPC, "No space left", "/a/file"), 1, "/a/file: No space left; check space and permissions"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+    ],
+)  # fmt: skip
+def test_what_nobody_thought_of(empty, monkeypatch, capsys, error, code, said):
+    def raises(config):
+        raise error
 
-
-def test_no_space_in_a_place_that_nobody_thought_of(empty, monkeypatch, capsys):
-    def full(config):
-        raise OSError(errno.ENOSPC, "No space left on device", "/somewhere/file")
-
-    monkeypatch.setattr(workspace, "make_data", full)
-    assert (
-        refused(capsys, 1, "data") == "agent-r1: /somewhere/file: No space left on device; check space and permissions"
-    )
-
-
-def test_interrupted(empty, monkeypatch, capsys):
-    def interrupt(config):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(workspace, "make_data", interrupt)
-    assert refused(capsys, 130, "data") == "agent-r1: interrupted"
+    monkeypatch.setattr(workspace, "make_data", raises)
+    assert refused(capsys, code, "data") == f"agent-r1: {said}"
 
 
 def test_a_bug_of_ours_keeps_its_traceback(empty, monkeypatch):
-    def bug(config):
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(workspace, "make_data", bug)
+    monkeypatch.setattr(workspace, "make_data", lambda config: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         cli.main(["data"])
 
@@ -413,18 +356,7 @@ def test_inspect_shows_a_trajectory(made, capsys):
     assert "there is no -1" in refused(capsys, 1, "inspect", str(path), "-i", "-1")
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"\x89PNG\r\n\x1a\n\x00\xff",
-        b"just text\n",
-        b"[1, 2]\n",
-        b'{"training/global_step": 1}\n',
-        b'{"question": 1}\n',
-    ],
-    ids=["empty", "binary", "text", "a list", "metrics", "half a record"],
-)
+@pytest.mark.parametrize("content", [b"", b"\x89PNG\r\n\x1a\n\x00\xff", b"[1, 2]\n", b'{"question": 1}\n'])
 def test_inspect_of_a_foreign_file(tmp_path, capsys, content):
     (tmp_path / "file").write_bytes(content)
     said = refused(capsys, 1, "inspect", str(tmp_path / "file"))
@@ -434,7 +366,6 @@ def test_inspect_of_a_foreign_file(tmp_path, capsys, content):
     assert "does not exist" in refused(capsys, 1, "inspect", str(tmp_path))
 
 
-@pytest.mark.slow
 def test_a_reader_that_leaves_early(made):
     """`agent-r1 inspect ... | head -1` is nobody's error."""
     path = next((made / "runs" / "done" / "rollouts").glob("step_*.jsonl"))
