@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from pathlib import Path
@@ -27,7 +26,7 @@ from agent_r1.plan import (  # fmt: skip
     run_hours,
     step_seconds,
 )
-from agent_r1.sizes import GPUS, MODELS, Shape, check_context, find_gpu, find_shape  # fmt: skip
+from agent_r1.sizes import GPUS, MODELS, Shape, find_gpu, find_shape  # fmt: skip
 from agent_r1.verl_engine import launch
 
 ROOT = Path(__file__).parents[1]
@@ -42,11 +41,6 @@ def preset(name: str, *settings: str, algorithm: str = "grpo") -> tuple[Config, 
 
 
 # ---------------------------------------------------------------------------------------------------------- the presets
-
-
-def test_the_promised_presets_are_there():
-    sizes = ("1x24gb", "1x80gb", "2x80gb", "4xh100", "8xh100")
-    assert [*(f"hotpotqa-{size}" for size in sizes), "search-r1-3b"] == GPU_PRESETS
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
@@ -81,11 +75,6 @@ def test_search_r1_as_published():
         assert (a.clip_low, a.clip_high, a.grad_clip, r.temperature) == (0.2, 0.2, 1.0, 1.0)
         assert (c.env.max_turns, c.env.format_penalty, c.env.evidence_reward, c.verl.tis_cap) == (5, 0, 0, 0)
         assert r.max_context >= 4096 + 500 and c.env.tool_max_chars == 4 * 500
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_one_override_changes_the_model(name):
-    assert load_config("hotpotqa-4xh100", [f"model.path={name}"]).model.path == name
 
 
 def test_extending_says_only_what_differs(tmp_path, monkeypatch):
@@ -142,12 +131,6 @@ def test_several_machines_share_a_ray_of_the_users(monkeypatch, tmp_path):
         launch.check_machine(alone, "cuda", tmp_path)
 
 
-def test_the_new_fields_leave_old_fingerprints_alone():
-    config = load_config("laptop")
-    moved = config.verl.model_copy(update={"nodes": 2, "offload": True, "gpu": "H100"})
-    assert config_module.fingerprint(config.verl) == config_module.fingerprint(moved)
-
-
 # ------------------------------------------------------------------------------------------------------ models and GPUs
 
 
@@ -190,12 +173,6 @@ def test_a_local_folder_speaks_for_itself(tmp_path):
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ConfigError, match="did you mean 'Qwen/Qwen2.5-7B-Instruct'"):
         find_shape("Qwen/Qwen2.5-7B-instruct", tmp_path)
-
-
-def test_a_context_beyond_the_model(tmp_path):
-    config, _ = preset("hotpotqa-4xh100")
-    with pytest.raises(ConfigError, match="8192 is more than the model's 4096"):
-        check_context(config.rollout.max_context, 1, dataclasses.replace(SMALL, positions=4096))
 
 
 # ----------------------------------------------------------------------------------------------------------------- time
@@ -321,8 +298,7 @@ def test_disk_by_hand():
     # Two kept and one being written; each 4 bytes of model and 24 of two networks with Adam, for 1.5436 B weights.
     assert found["checkpoints, 2 kept and one being written"] == pytest.approx(3 * 28 * 1.5436e9 / 2**30, rel=1e-3)
     assert found["packages"] == 11 and found["the hub's cache"] == pytest.approx(2 + 2.875, abs=0.01)
-    # Vectors three times while the index is built (shards, vectors.npy, the graph's own), 1,536 bytes each
-    assert found["index, with its shards while it is built"] == pytest.approx(5_233_329 * (3 * 1536 + 300) / 2**30)
+    assert found["index"] == pytest.approx(5_233_329 * (2 * 1536 + 300) / 2**30)  # vectors.npy, and those of the graph
 
 
 # -------------------------------------------------------------------------------------------------------------- the page

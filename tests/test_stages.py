@@ -246,8 +246,8 @@ def test_evaluation_writes_the_card_once(prepared, config, tmp_path, capsys, mon
 
 def test_evaluation_repeats_itself(prepared, config, tmp_path):
     start = Workspace.of(config).start_model
-    one, two = (stages.run_eval(config, start, tmp_path / f"{n}.json", "evaluate", "val") for n in "12")
-    assert one["n"] == 8
+    one, two = (stages.run_eval(config, start, tmp_path / f"{n}.json", "evaluate") for n in "12")
+    assert one["n"] == 12
     assert {k: v for k, v in one.items() if k != "wall_seconds"} == {
         k: v for k, v in two.items() if k != "wall_seconds"
     }

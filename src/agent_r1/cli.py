@@ -278,10 +278,8 @@ def _evaluate_models(a: Namespace) -> None:
 @command("report", "write report.html of a run", ["--preset laptop", "--run mine"], *CONFIGURED, RUN)
 def report(a: Namespace) -> None:
     from agent_r1 import stages
-    from agent_r1.workspace import Workspace
 
-    config = _config(a)
-    stages.run_report(_run_name(a, config), Workspace.of(config).root)
+    stages.run_report(_run_name(a, _config(a)))
 
 
 # --------------------------------------------------------------------------------------------- what comes after training

@@ -1,6 +1,6 @@
-"""The machine: its cores, memory and GPUs, and what PyTorch is to use of them.
+"""Which device and dtype a run takes, how many threads; and what this machine has: cores, memory, GPUs.
 
-In: /proc, nvidia-smi and the configuration. Out: facts. `doctor.py` judges them.
+In: /proc, nvidia-smi and the trainer's settings. Out: facts. `doctor.py` judges them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The two ways in which this program says no. `cli.main` turns each into one line on standard error and an exit code.
+"""AgentR1Error: the world is wrong (a file, a port, memory), exit code 1. ConfigError: the request is wrong, exit code 2.
 
-Raise these, with the cause *and* the remedy in the message, for everything a user can mend. Any other exception that
-reaches the command line is a bug of ours and keeps its traceback.
+Raise them with the cause and the remedy in the message, for everything that a user can mend; `cli.main` prints one line. Any
+other exception that reaches the command line is a bug of ours and keeps its traceback.
 """
 
 import difflib
@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 
 class AgentR1Error(Exception):
-    """Something outside the program is not as it must be (a file, a port, memory)."""
+    """Something outside the program is not as it must be."""
 
     exit_code = 1
 

@@ -156,7 +156,7 @@ def disk(config: Config, shape: Shape) -> dict[str, float]:
         "packages": PACKAGES,
         "the hub's cache": HUB + 2 * shape.parameters,
         "corpus and its archive": 1.5 * passages(config) * PASSAGE_DISK,
-        "index, with its shards while it is built": passages(config) * (3 * 4 * width(config) + GRAPH),
+        "index": passages(config) * (2 * 4 * width(config) + GRAPH),  # its vectors.npy, and those in FAISS's graph
         f"checkpoints, {kept} kept and one being written": (kept + 1) * checkpoint(config, shape),
     }
 

@@ -24,7 +24,7 @@ from agent_r1.config import Config
 from agent_r1.data.rows import read_corpus
 from agent_r1.device import resolve_device, set_threads
 from agent_r1.errors import ConfigError
-from agent_r1.files import write_whole
+from agent_r1.files import home, write_whole
 from agent_r1.rollout import qwen
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.episode import make_loop
@@ -151,7 +151,7 @@ def run_train(config: Config, name: str, resume: bool, plain: bool) -> None:
     say(f"  {time.perf_counter() - start:.1f} s, in {checkpoint}")
 
 
-def run_eval(config: Config, model: Path, out: Path, title: str, split: str = "test") -> dict:
+def run_eval(config: Config, model: Path, out: Path, title: str) -> dict:
     """Stage: greedy and sampled evaluation of a model folder; the card goes to `out` and is returned."""
     from agent_r1.inference.agent import open_agent
     from agent_r1.inference.compare import full_card, play
@@ -162,9 +162,9 @@ def run_eval(config: Config, model: Path, out: Path, title: str, split: str = "t
     if out.exists():
         say(f"{title}: done before, in {out}")
         return json.loads(out.read_text())
-    rows, tools, backend = load_rows(config, split), load_tools(config), _backend(config)
+    rows, tools, backend = load_rows(config, "test"), load_tools(config), _backend(config)
     few, gpus = rows[:SAMPLED], gpus_for(config.trainer) if backend == "vllm" else 0
-    say(f"{title}: {len(rows)} {split} questions greedily, {len(few)} sampled ...")
+    say(f"{title}: {len(rows)} test questions greedily, {len(few)} sampled ...")
     with (
         open_agent(model, config, backend, tools=tools, gpus=gpus) as agent,
         progress("evaluating", len(rows) + len(few)) as advance,
@@ -172,7 +172,7 @@ def run_eval(config: Config, model: Path, out: Path, title: str, split: str = "t
         start = time.perf_counter()
         greedy, sampled = (play(agent, some, t, lambda done: advance()) for some, t in ((rows, 0.0), (few, 1.0)))
     kept = {k: v for k, v in scores(sampled).items() if k in ("score", "score_name", "em", "em_ci95")}
-    card = full_card(agent, greedy, split, start, sampled={"temperature": 1.0, "n": len(sampled)} | kept)
+    card = full_card(agent, greedy, "test", start, sampled={"temperature": 1.0, "n": len(sampled)} | kept)
     (out.parent / "rollouts").mkdir(parents=True, exist_ok=True)
     write_rollouts(out.parent / "rollouts" / f"{out.stem}.jsonl", evaluation_records(greedy[:60], agent.chat))
     write_whole(out, json.dumps(card, indent=2) + "\n")
@@ -188,10 +188,10 @@ def _backend(config: Config) -> str:
     return "vllm" if config.engine == "verl" and resolve_device(config.trainer)[0] == "cuda" else "transformers"
 
 
-def run_report(name: str, root: Path) -> None:
+def run_report(name: str) -> None:
     """Stage: one HTML page about a run."""
     from agent_r1.inspect.report import write_report
 
     start = time.perf_counter()
-    path = write_report(root / "runs" / name)
+    path = write_report(home() / "runs" / name)
     say(f"report: {path} ({time.perf_counter() - start:.1f} s); open it in a browser")
