@@ -2,8 +2,8 @@
 PYTHON ?= python3.11
 VENV ?= .venv
 BIN = $(VENV)/bin
-# A process a core; a file's tests share their fixtures. The slow tests come one by one: they use every core themselves.
-UNIT = $(BIN)/python -m pytest -m "not slow" -n auto --dist loadfile
+# A process a core. tests/conftest.py says which tests share one, and in which order they are handed out.
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup --no-loadscope-reorder
 
 .PHONY: help install test quick long lint format clean
 
@@ -30,11 +30,10 @@ $(VENV)/.installed: requirements/cpu.txt requirements/dev.txt pyproject.toml
 install: $(VENV)/.installed
 
 test: $(VENV)/.installed-verl lint
-	$(UNIT)
-	$(BIN)/python -m pytest -m slow
+	$(PYTEST)
 
 quick: install
-	$(UNIT)
+	$(PYTEST) -m "not slow"
 
 long: $(VENV)/.installed-verl
 	$(BIN)/python -m benchmarks.long $(PART)

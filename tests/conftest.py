@@ -39,6 +39,27 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 VOCAB = 384
 
+# ------------------------------------------------------------------------ several processes at once (`make test`, `make quick`)
+
+TOGETHER = {"test_verl_train": "ray", "test_verl_launch": "ray"}
+"""Files whose tests one process runs one after the other, because a machine takes one run of verl at a time. Any other file is a
+group of its own, since its tests share fixtures; `pytest.mark.xdist_group` takes tests out of their file's group."""
+DEAREST = ("ray", "test_resume", "test_hotpotqa_tiny", "test_serve", "test_speedrun", "test_chat_terminal", "test_cli")
+"""Groups that take minutes. They are begun first, in this order, and the short ones fill the gaps at the end."""
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+def pytest_collection_modifyitems(items):
+    def place(item: pytest.Item) -> int:
+        group = item.get_closest_marker("xdist_group").args[0]
+        return DEAREST.index(group) if group in DEAREST else len(DEAREST)
+
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(TOGETHER.get(item.path.stem, item.path.stem)))
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=place)
+
 
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread():
@@ -331,13 +352,15 @@ def produced(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def smoke(tmp_path_factory):
     """Home and output of the smoke run: a trained agent, for slow tests. Read it, never change it."""
-    from runs import speedrun
+    from runs import SMOKE, speedrun
 
-    home = tmp_path_factory.mktemp("home")
-    threads = str(len(os.sched_getaffinity(0)))
-    done = speedrun(home, "grpo", "--preset", "smoke", timeout=600, OMP_NUM_THREADS=threads)
-    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
-    return home, done.stdout
+    def make(folder: Path) -> None:
+        done = speedrun(folder / "home", *SMOKE, timeout=600)
+        assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+        (folder / "said").write_text(done.stdout)
+
+    folder = made_once(tmp_path_factory, "smoke", make)
+    return folder / "home", (folder / "said").read_text()
 
 
 class LetterEnv(AgentEnv):

@@ -28,6 +28,8 @@ TINY = [
     "actor.entropy_coef=0.01", "actor.kl_coef=0.05", "env.call_reward=0.1",
 ]  # fmt: skip
 """Options and overrides of a run that takes a second or two."""
+SMOKE = ["grpo", "--preset", "smoke", "trainer.threads=1"]
+"""Of the run that all slow tests share. One thread, because another test runs beside it."""
 STAGES = ("data", "index", "cold-start")
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -157,6 +159,39 @@ def tree(folder: Path) -> dict[str, str]:
     """Path to SHA-256 of every file below `folder`, locks excepted."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".lock"))
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def processes_of(folder: Path) -> list[int]:
+    """Ids of the processes that were started with a path below `folder` in their environment, and of what they started."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if os.fsencode(folder) in (process / "environ").read_bytes():
+                found.append(int(process.name))
+        except OSError:
+            continue
+    return found
+
+
+def orphans(since: float) -> list[str]:
+    """Shared memory younger than `since` (seconds of the epoch) that no living process has mapped. Other tests run beside this
+    one and have theirs, which may be without an owner for a moment while they end: only what stays counts."""
+    deadline = time.monotonic() + 20
+    while True:
+        mapped = set()
+        for maps in Path("/proc").glob("[0-9]*/maps"):
+            try:
+                mapped |= {int(line.split()[4]) for line in maps.read_text().splitlines() if "/dev/shm/" in line}
+            except OSError:
+                continue
+        try:
+            files = [(path, path.stat()) for path in Path("/dev/shm").iterdir()]
+        except FileNotFoundError:
+            continue
+        found = [str(path) for path, stat in files if stat.st_mtime > since and stat.st_ino not in mapped]
+        if not found or time.monotonic() > deadline:
+            return found
+        time.sleep(0.2)
 
 
 def leftovers(folder: Path) -> list[str]:

