@@ -41,24 +41,38 @@ VOCAB = 384
 
 # ------------------------------------------------------------------------ several processes at once (`make test`, `make quick`)
 
-TOGETHER = {"test_verl_train": "ray", "test_verl_launch": "ray"}
-"""Files whose tests one process runs one after the other, because a machine takes one run of verl at a time. Any other file is a
-group of its own, since its tests share fixtures; `pytest.mark.xdist_group` takes tests out of their file's group."""
-DEAREST = ("ray", "test_resume", "test_hotpotqa_tiny", "test_serve", "test_speedrun", "test_chat_terminal", "test_cli")
+GROUPS = {
+    "test_verl_train.py": "verl",
+    "test_verl_launch.py": "verl",
+    "test_resume.py::test_killed_again_and_again[ppo]": "killed",
+}
+"""Which tests one process runs one after the other. A machine takes one run of verl at a time; a test that takes as long as a
+whole file is a group of its own. What is not named here belongs to its file, whose tests share fixtures."""
+DEAREST = ("verl", "test_serve.py", "test_hotpotqa_tiny.py", "test_resume.py", "killed", "test_speedrun.py",
+           "test_chat_terminal.py", "test_cli.py", "test_docker.py", "test_inference_sh.py", "test_contributing.py")  # fmt: skip
 """Groups that take minutes. They are begun first, in this order, and the short ones fill the gaps at the end."""
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
-def pytest_collection_modifyitems(items):
-    def place(item: pytest.Item) -> int:
-        group = item.get_closest_marker("xdist_group").args[0]
-        return DEAREST.index(group) if group in DEAREST else len(DEAREST)
+def group_of(nodeid: str) -> str:
+    file, _, test = nodeid.rpartition("/")[2].partition("::")
+    return GROUPS.get(f"{file}::{test}") or GROUPS.get(file, file)
 
-    for item in items:
-        if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(TOGETHER.get(item.path.stem, item.path.stem)))
+
+def pytest_collection_modifyitems(items):
     if "PYTEST_XDIST_WORKER" in os.environ:
-        items.sort(key=place)
+        order = {group: place for place, group in enumerate(DEAREST)}
+        items.sort(key=lambda item: order.get(group_of(item.nodeid), len(order)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByGroup(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(nodeid)
+
+    return ByGroup(config, log)
 
 
 @pytest.fixture(autouse=True, scope="session")
