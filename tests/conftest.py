@@ -369,6 +369,7 @@ def smoke(tmp_path_factory):
     from runs import SMOKE, speedrun
 
     def make(folder: Path) -> None:
+        (folder / "home").mkdir()
         done = speedrun(folder / "home", *SMOKE, timeout=600)
         assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
         (folder / "said").write_text(done.stdout)
