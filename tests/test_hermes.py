@@ -9,8 +9,7 @@ import json
 import pytest
 from conftest import ScriptedPolicy, call, make_env_loop, task
 from hypothesis import given, settings
-from hypothesis import strategies as st
-from test_env import Counting, hermes, step
+from test_env import Counting, hermes, model_text, step
 
 from agent_r1.config import EnvConfig, load_config
 from agent_r1.env import HermesToolEnv
@@ -23,79 +22,49 @@ from agent_r1.types import Sampling, StopReason
 
 
 @pytest.mark.parametrize(
-    "text, expected",
+    ("text", "expected", "well_formed"),
     [
-        ("<answer>Oslo</answer>", "Oslo"),
-        ("<think>hm</think>\n<answer>\n Oslo \n</answer>", "Oslo"),
-        ("<answer>Rome</answer> no: <answer>Oslo</answer>", "Oslo"),  # the last one
-        ("<answer>Rome</answer> <answer>Os", "Rome"),  # the last one that is closed
-        ("<answer>Rome <answer>Oslo</answer>", "Oslo"),
-        ("<answer>Rome</answer> Oslo</answer>", "Rome"),
-        ("</answer>Oslo<answer>", None),
-        ("<answer>Oslo", None),
-        ("Oslo</answer>", None),
-        ("<Answer>Oslo</Answer>", None),
-        ("Oslo", None),
-        ("", None),
-        ("<answer></answer>", None),
-        ("<answer>Rome</answer><answer> </answer>", None),  # the last one
+        ("<answer>Oslo</answer>", "Oslo", True),
+        ("I found it. <answer>Oslo</answer>\n \n", "Oslo", True),
+        ("<think>hm</think>\n<answer>\n Oslo \n</answer>", "Oslo", True),
+        ("<think>a</think><think>b</think> so <answer>Oslo</answer>", "Oslo", True),
+        ("<answer>a < b > c</answer>", "a < b > c", True),
+        ("", None, False),
+        ("Oslo", None, False),
+        ("<Answer>Oslo</Answer>", None, False),
+        ("<answer>Oslo", None, False),
+        ("Oslo</answer>", None, False),
+        ("</answer>Oslo<answer>", None, False),
+        ("<answer></answer>", None, False),
+        ("<answer> \n </answer>", None, False),
+        ("<answer>Oslo</answer> thanks", "Oslo", False),
+        # The last one that is closed.
+        ("<answer>Rome</answer> no: <answer>Oslo</answer>", "Oslo", False),
+        ("<answer>Rome</answer> <answer>Os", "Rome", False),
+        ("<answer>Rome <answer>Oslo</answer>", "Oslo", False),
+        ("<answer>Rome</answer> Oslo</answer>", "Rome", False),
+        ("<answer>Rome</answer><answer> </answer>", None, False),
         # What is inside a thought, a call or another tag's opening is no answer.
-        ("<think><answer>Oslo</answer></think>", None),
-        ("<think><answer>Oslo</answer>", None),
-        ("<answer>Rome</answer><think><answer>Oslo</answer></think>", "Rome"),
-        ('<tool_call>{"name": "search", "arguments": {"query": "<answer>Oslo</answer>"}}</tool_call>', None),
-        ("<tool_call><answer>Oslo</answer>", None),
-        ("<ans<think></think>wer>Oslo</answer>", None),
-        ("<tool_response>Rome</tool_response><answer>Oslo</answer>", "Oslo"),
+        ("<think><answer>Oslo</answer></think>", None, False),
+        ("<think><answer>Oslo</answer>", None, False),
+        ("<answer>Rome</answer><think><answer>Oslo</answer></think>", "Rome", False),
+        ('<tool_call>{"name": "search", "arguments": {"query": "<answer>Oslo</answer>"}}</tool_call>', None, False),
+        ("<tool_call><answer>Oslo</answer>", None, False),
+        ("<ans<think></think>wer>Oslo</answer>", None, False),
+        # Thoughts that do not stand closed before it, a call beside it, a tool's own tag.
+        ("</think><answer>Oslo</answer>", "Oslo", False),
+        ("hm</think><think> <answer>Oslo</answer>", None, False),
+        ("<think><think>a</think></think><answer>Oslo</answer>", "Oslo", False),
+        ("<answer><think>hm</think>Oslo</answer>", "<think>hm</think>Oslo", False),
+        ('<tool_call>{"name": "search"}</tool_call><answer>Oslo</answer>', "Oslo", False),
+        ("<answer>Oslo</answer><tool_call>", "Oslo", False),
+        ("<tool_response>Rome</tool_response><answer>Oslo</answer>", "Oslo", False),
+        ("</tool_response><answer>Oslo</answer>", "Oslo", False),
     ],
 )
-def test_the_answer_of_a_turn(text, expected):
+def test_the_answer_of_a_turn_and_whether_it_is_well_formed(text, expected, well_formed):
     assert answer_of(text) == expected
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "<answer>Oslo</answer>",
-        "I found it. <answer>Oslo</answer>\n \n",
-        "<think>a</think><think>b</think> so <answer>Oslo</answer>",
-        "<answer>a < b > c</answer>",
-    ],
-)
-def test_well_formed(text):
-    assert is_well_formed(text)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "Oslo",
-        "<answer>Oslo",
-        "<answer> \n </answer>",
-        "<answer>Oslo</answer> thanks",
-        "<answer>Oslo</answer><answer>Oslo</answer>",
-        "<answer><answer>Oslo</answer>",
-        "<think>hm <answer>Oslo</answer>",
-        "<think>hm <answer>Oslo</answer></think>",
-        "</think><answer>Oslo</answer>",
-        "hm</think><think> <answer>Oslo</answer>",
-        "<think><think>a</think></think><answer>Oslo</answer>",
-        "<answer><think>hm</think>Oslo</answer>",
-        '<tool_call>{"name": "search"}</tool_call><answer>Oslo</answer>',
-        "<answer>Oslo</answer><tool_call>",
-        "<tool_response>It is Oslo.</tool_response><answer>Oslo</answer>",
-        "</tool_response><answer>Oslo</answer>",
-    ],
-)
-def test_malformed(text):
-    assert not is_well_formed(text)
-
-
-TAGS = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<answer>", "</answer>", "<tool_response>"]
-model_text = st.lists(st.one_of(st.sampled_from([*TAGS, "Oslo", "<tool_", "call>", " "]), st.text(max_size=3))).map(
-    "".join
-)
+    assert is_well_formed(text) == well_formed
 
 
 @settings(max_examples=300, deadline=None)

@@ -61,7 +61,7 @@ class BaseToolEnv(AgentEnv):
 
     def __init__(self, tools: dict[str, BaseTool], config: EnvConfig):
         self.tools, self.config = tools, config
-        self.turns = self.tool_calls = self.invalid_calls = self.invalid_in_a_row = 0
+        self.turns = self.tool_calls = self.invalid_in_a_row = 0
         self.final_turn: str | None = None
         """Text of the turn that ended the episode by the agent's own will."""
         self.titles: set[str] = set()
@@ -114,7 +114,6 @@ class BaseToolEnv(AgentEnv):
         for result in results:
             self.titles.update(result.data.get("titles", ()))
             invalid = result.error in INVALID
-            self.invalid_calls += invalid
             self.invalid_in_a_row = self.invalid_in_a_row + 1 if invalid else 0
             longest = max(longest, self.invalid_in_a_row)
         if longest >= self.config.max_invalid_calls:

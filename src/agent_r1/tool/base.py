@@ -104,8 +104,6 @@ class BaseTool(ABC):
     """JSON schema of the arguments; its type is `object`."""
     timeout_s: float | None = None
     """Deadline of one call in seconds; None takes the caller's (`env.tool_timeout_s`)."""
-    max_chars: int | None = None
-    """Longest content; None takes the caller's (`env.tool_max_chars`)."""
 
     def __init__(self) -> None:
         _ = self.validator
@@ -144,15 +142,14 @@ class BaseTool(ABC):
 async def call_tool(tools: dict[str, BaseTool], call: ToolCall, timeout_s: float, max_chars: int) -> ToolResult:
     """Execute one call. Whatever the model or the tool does, the answer is a `ToolResult`.
 
-    `timeout_s` (seconds) and `max_chars` (characters) hold for tools that do not set their own. A cancellation of the
-    episode and Ctrl-C pass through.
+    `timeout_s` (seconds) holds for tools that do not set their own, `max_chars` for all. A cancellation of the episode and
+    Ctrl-C pass through.
     """
     start = time.perf_counter()
     tool = tools.get(call.name) if isinstance(call.name, str) else None
     output, failure = ToolOutput(""), _refusal(tools, tool, call)
     if failure is None:  # from here on, there is a tool
         timeout_s = timeout_s if tool.timeout_s is None else tool.timeout_s
-        max_chars = max_chars if tool.max_chars is None else tool.max_chars
         try:
             async with asyncio.timeout(timeout_s) as deadline:
                 output = await _executed(tool, call.arguments)
