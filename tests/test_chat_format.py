@@ -140,15 +140,13 @@ def empty_thought(chat: ChatFormat) -> list[int]:
 # ------------------------------------------------------------------------------- harmless words: the template's own ids
 
 
+FINISHED = [USER, {"role": "assistant", "content": "Marn."}, {"role": "user", "content": "And of Drimel?"}]
+
+
 @pytest.mark.parametrize("tools", [None, TOOLS], ids=["no tools", "tools"])
-@pytest.mark.parametrize("messages", [[USER], [SYSTEM, USER]], ids=["user", "system+user"])
+@pytest.mark.parametrize("messages", [[USER], [SYSTEM, USER], FINISHED], ids=["user", "system+user", "a turn"])
 def test_a_prompt_has_the_ids_of_the_template(any_chat, messages, tools):
     assert any_chat.prompt_ids(messages, tools) == rendered(any_chat, messages, tools)
-
-
-def test_a_prompt_may_hold_finished_turns(any_chat):
-    history = [USER, {"role": "assistant", "content": "Marn."}, {"role": "user", "content": "And of Drimel?"}]
-    assert any_chat.prompt_ids(history) == rendered(any_chat, history)
 
 
 @pytest.mark.parametrize(
@@ -201,18 +199,6 @@ def test_an_episode_of_qwen3_keeps_the_opening_of_each_turn_as_it_was_sampled(to
     first, second = done.steps
     assert second.observation_ids[: len(first.observation_ids)] == first.observation_ids
     assert chat.decode(second.observation_ids).count("<think>\n\n</think>\n\n") == 2
-
-
-def test_the_turn_ends_with_im_end(any_chat):
-    assert any_chat.decode([any_chat.turn_end_id]) == "<|im_end|>"
-    assert any_chat.turn_end_id in any_chat.stop_ids
-
-
-def test_a_tokenizer_that_ends_texts_with_another_token_stops_at_both(tokenizer):
-    other = with_template(tokenizer, QWEN25)
-    other.eos_token = "<|endoftext|>"
-    chat = ChatFormat(other)
-    assert {chat.decode([i]) for i in chat.stop_ids} == {"<|im_end|>", "<|endoftext|>"}
 
 
 # ------------------------------------------------------------------------------------------ hostile words stay words
@@ -293,7 +279,7 @@ def test_the_corpus_yields_no_control_id_and_loses_no_character(chat, text):
         assert chat.decode(ids) == text
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 @given(hostile_text)
 def test_no_text_yields_a_control_id(chat, text):
     ids = chat.encode_data(text)
@@ -424,7 +410,7 @@ PIECES = [
 ]
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=80)
 @given(
     st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=4)), max_size=8).map("".join),
     st.integers(1, 3),
@@ -568,20 +554,16 @@ def test_a_turn_that_was_cut_off_is_closed_by_the_observation(chat):
 # ------------------------------------------------------------------------------------------------------------ refusals
 
 
-def test_a_tokenizer_without_a_template_is_refused(tokenizer):
-    with pytest.raises(ConfigError, match="has no chat template; use an instruct model"):
-        ChatFormat(with_template(tokenizer, None))
-
-
-def test_a_slow_tokenizer_is_refused():
-    with pytest.raises(ConfigError, match="only fast tokenizers"):
-        ChatFormat(SimpleNamespace(chat_template="x", is_fast=False, name_or_path="slow"))
-
-
-def test_a_template_that_does_not_close_turns_is_refused(tokenizer):
+def test_tokenizers_that_cannot_be_used_are_refused(tokenizer):
     plain = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
-    with pytest.raises(ConfigError, match="does not close an assistant turn with a control token"):
-        ChatFormat(with_template(tokenizer, plain))
+    slow = SimpleNamespace(chat_template="x", is_fast=False, name_or_path="slow")
+    for made, said in (
+        (with_template(tokenizer, None), "has no chat template; use an instruct model"),
+        (slow, "only fast tokenizers"),
+        (with_template(tokenizer, plain), "does not close an assistant turn with a control token"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            ChatFormat(made)
 
 
 def test_a_template_that_drops_a_message_is_refused(tokenizer):

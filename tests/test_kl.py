@@ -33,8 +33,8 @@ class Categorical(torch.nn.Module):
     def forward(self, ids_BT, positions, attention):
         return torch.zeros(*ids_BT.shape, 1)
 
-    def logits(self, hidden_ND):
-        return self.theta.expand(len(hidden_ND), -1)
+    def logits(self, hidden_AD):
+        return self.theta.expand(len(hidden_AD), -1)
 
 
 def pull(config: Config, sign: int) -> float:

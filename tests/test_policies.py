@@ -375,11 +375,10 @@ def _response():
     return httpx.Response(404, request=httpx.Request("GET", "http://localhost"))
 
 
-def test_the_command_line_refuses_in_one_line(home):
-    from runs import agent
-
-    done = agent(home, "export", "--run", "odl")
-    assert done.returncode == 1 and "there are: new, old" in done.stderr and len(done.stderr.splitlines()) == 1
+def test_the_command_line_refuses_in_one_line(home, capsys):
+    assert main("export", "--run", "odl") == 1
+    said = capsys.readouterr().err
+    assert "there are: new, old" in said and len(said.splitlines()) == 1
 
 
 # ------------------------------------------------------------------------------------- a published model, a fresh clone

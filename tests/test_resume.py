@@ -12,7 +12,6 @@ import pytest
 from runs import (
     STAGES,
     TINY,
-    agent,
     curve,
     killed_at,
     killed_sometime,
@@ -75,28 +74,30 @@ def test_the_reference_runs_are_worth_comparing_with(home):
         assert all(not end[name].equal(start[name]) for name in start)
 
 
+MOMENTS = {
+    "grpo": [("open", "manifest.json"), ("os.rename", "step_00000")],
+    "ppo": [("shutil.rmtree", "/step_00000"), ("os.rename", ".part-metrics")],
+}
+"""While a checkpoint is written (weights and state are there, the list of hashes is not); just before it gets its name; just
+before the oldest goes; while the curve is cut back to the checkpoint."""
+
+
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
-def test_killed_again_and_again(home, algorithm):
+def test_killed_again_and_again(home, capsys, algorithm):
     """kill -9 at the moments that hurt most and at random ones, then --resume, to the same weights and curve."""
     name = f"{algorithm}-killed"
     run, resume = home / "runs" / name, train(algorithm, name, "--resume")
-    moment = random.Random(algorithm)
-    killed_sometime(home, run, moment, *train(algorithm, name))
-    killed_at(home, "open", "manifest.json", 1, *resume)  # weights and state are written, the list of hashes is not
-    half = [path.name for path in (run / "checkpoints").iterdir() if path.name.startswith(".part")]
-    assert half, "it died while a checkpoint was being written"
-    done = [int(path.name[5:]) for path in list_checkpoints(run / "checkpoints")]
-    for event in ("os.rename", "shutil.rmtree"):  # just before it gets its name; just before the oldest goes
-        if max(done, default=0) < 6:
-            killed_at(home, event, "step_00000", 1, *resume)
-        done = [int(verify_checkpoint(path)["step"]) for path in list_checkpoints(run / "checkpoints")]
-    killed_sometime(home, run, moment, *resume)
-    killed_at(home, "os.rename", ".part-metrics", 1, *resume)  # while the curve is cut back to the checkpoint
-    finished = agent(home, *resume)
-    assert finished.returncode == 0, finished.stderr
+    killed_sometime(home, run, random.Random(algorithm), *train(algorithm, name))
+    for event, path in MOMENTS[algorithm]:
+        killed_at(home, event, path, 1, *resume)
+        for checkpoint in list_checkpoints(run / "checkpoints"):
+            verify_checkpoint(checkpoint)
+        if path == "manifest.json":
+            assert any(path.name.startswith(".part") for path in (run / "checkpoints").iterdir())
+    assert main(*resume) == 0
     assert_same(run, home / "runs" / algorithm)
-    again = agent(home, *resume)
-    assert again.returncode == 0 and "done before" in again.stdout
+    capsys.readouterr()
+    assert main(*resume) == 0 and "done before" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
@@ -180,11 +181,12 @@ def test_an_unfinished_run_is_not_begun_again_by_mistake(interrupted, capsys):
 
 
 @pytest.mark.parametrize(
-    ("setting", "named"),
-    [("actor.lr=0.001", "actor.lr: 0.0005 there, 0.001 now"), ("seed=4", "seed: 0 there, 4 now"),
-     ("trainer.steps=9", "trainer.steps: 8 there, 9 now"), ("data.train=65", "data.train: 64 there, 65 now")],
+    ("command", "setting", "named"),
+    [(("train", "--resume"), "actor.lr=0.001", "actor.lr: 0.0005 there, 0.001 now"),
+     (("train",), "seed=4", "seed: 0 there, 4 now"),
+     (("eval", "--before"), "trainer.steps=9", "trainer.steps: 8 there, 9 now"),
+     (("eval",), "data.train=65", "data.train: 64 there, 65 now")],
 )  # fmt: skip
-@pytest.mark.parametrize("command", [("train", "--resume"), ("train",), ("eval", "--before"), ("eval",)])
 def test_other_settings_are_refused_by_name(interrupted, capsys, command, setting, named):
     """... and not the eval_every that is also another one, which would do no harm."""
     run = interrupted[0]
@@ -222,6 +224,10 @@ def test_two_processes_on_one_run(home, capsys):
 # -------------------------------------------------------------------------------------------------------- the stages
 
 
+NAMES = ("tinyhop", "index", "cold-start")
+"""Of what the stages make."""
+
+
 @pytest.fixture
 def fresh(tmp_path, monkeypatch):
     monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path))
@@ -236,20 +242,15 @@ def fresh(tmp_path, monkeypatch):
     ],
 )  # fmt: skip
 def test_a_killed_stage_starts_clean(home, fresh, stage, event, path):
-    for name in ("tinyhop", "index")[: STAGES.index(stage)]:
-        source = next((home / "artifacts").glob(f"{name}-*"))
-        shutil.copytree(source, fresh / "artifacts" / source.name)
-    ready, command = tree(fresh), [stage, *TINY, "cold_start.copy_steps=3", "cold_start.mix_steps=3"]
-    assert main(*command) == 0
-    whole = tree(fresh)
-    (made,) = {name.split("/")[1] for name in whole.keys() - ready.keys()}
-    shutil.rmtree(fresh / "artifacts" / made)
-
-    killed_at(fresh, event, path, 1, *command)
+    *before, made = (next((home / "artifacts").glob(f"{n}-*")) for n in NAMES[: STAGES.index(stage) + 1])
+    for needed in before:
+        shutil.copytree(needed, fresh / "artifacts" / needed.name)
+    killed_at(fresh, event, path, 1, stage, *TINY)
     assert leftovers(fresh), "it died in the middle"
-    assert not (fresh / "artifacts" / made).exists()
-    assert main(*command) == 0
-    assert tree(fresh) == whole
+    assert not (fresh / "artifacts" / made.name).exists()
+    assert main(stage, *TINY) == 0
+    assert tree(fresh / "artifacts" / made.name) == tree(made)
+    assert {path.name for path in (fresh / "artifacts").iterdir() if path.is_dir()} == {p.name for p in (*before, made)}
 
 
 def test_a_stage_that_gets_ctrl_c_cleans_up(fresh):

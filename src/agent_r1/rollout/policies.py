@@ -6,8 +6,8 @@ Next: the same episode loop as in training.
     TransformersPolicy   any architecture that `transformers` knows, in this process, one token a call
     ServerPolicy         a vLLM server, over /v1/completions
 
-The chat endpoint of a server would be the easy way, and the wrong one: it decodes what was sampled, and encodes it
-again with the next turn. Here the prompt goes out as ids and the sampled ids come back.
+A server's chat endpoint is not used: it decodes what was sampled, and encodes it again with the next turn. Here the prompt
+goes out as ids and the sampled ids come back.
 
 `on_token` (see `Policy`) is called with each newly sampled stretch of ids: that is streaming.
 """

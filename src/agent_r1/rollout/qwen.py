@@ -135,6 +135,18 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 # ------------------------------------------------------------------------------------- Hugging Face's folder format
 
+CONFIG_NAMES = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "hidden_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "intermediate_size": "intermediate_size",
+    "max_position": "max_position_embeddings",
+    "rms_norm_eps": "rms_norm_eps",
+}
+"""Fields of `QwenShape`, and their names in config.json."""
+
 
 def save(
     model: Qwen, folder: Path, eos_token_id: int | list[int], pad_token_id: int, dtype: torch.dtype | None = None
@@ -149,15 +161,8 @@ def save(
     config = {
         "architectures": ["Qwen2ForCausalLM"],
         "model_type": "qwen2",
-        "vocab_size": s.vocab_size,
-        "hidden_size": s.hidden_size,
-        "num_hidden_layers": s.layers,
-        "num_attention_heads": s.heads,
-        "num_key_value_heads": s.kv_heads,
-        "intermediate_size": s.intermediate_size,
-        "max_position_embeddings": s.max_position,
+        **{name: getattr(s, field) for field, name in CONFIG_NAMES.items()},
         "rope_theta": s.rope_theta,
-        "rms_norm_eps": s.rms_norm_eps,
         "tie_word_embeddings": s.tied,
         "hidden_act": "silu",
         "use_sliding_window": False,
@@ -205,14 +210,7 @@ def read_config(folder: Path) -> dict:
 
 def read_shape(folder: Path) -> QwenShape:
     """The shape in a folder's config.json. Raises AgentR1Error for a folder that is no model of this architecture."""
-    try:
-        return shape_from_config(read_config(folder), folder)
-    except KeyError as error:
-        raise AgentR1Error(f"{folder}/config.json lacks {error}; make or download the model again") from None
-
-
-def shape_from_config(raw: dict, folder: Path) -> QwenShape:
-    """The shape in a config.json, or a refusal of what this file does not compute."""
+    raw = read_config(folder)
     if raw.get("model_type") != "qwen2":
         raise AgentR1Error(
             f"{folder} is of architecture {raw.get('model_type')!r}; the local loop trains qwen2 only; train this one "
@@ -221,16 +219,14 @@ def shape_from_config(raw: dict, folder: Path) -> QwenShape:
     rope = raw.get("rope_parameters") or {}  # transformers 5 nests what version 4 kept at the top
     if raw.get("rope_scaling") or rope.get("rope_type", "default") != "default" or raw.get("use_sliding_window"):
         raise AgentR1Error(f"{folder} uses RoPE scaling or a sliding window, which the local loop does not compute")
+    names = {field: raw_name for field, raw_name in CONFIG_NAMES.items() if raw_name in raw}
+    if missing := CONFIG_NAMES.keys() - names.keys():
+        raise AgentR1Error(
+            f"{folder}/config.json lacks {CONFIG_NAMES[min(missing)]!r}; make or download the model again"
+        )
     return QwenShape(
-        vocab_size=raw["vocab_size"],
-        hidden_size=raw["hidden_size"],
-        layers=raw["num_hidden_layers"],
-        heads=raw["num_attention_heads"],
-        kv_heads=raw["num_key_value_heads"],
-        intermediate_size=raw["intermediate_size"],
-        max_position=raw["max_position_embeddings"],
+        **{field: raw[name] for field, name in names.items()},
         rope_theta=raw.get("rope_theta") or rope.get("rope_theta", 10000.0),
-        rms_norm_eps=raw["rms_norm_eps"],
         tied=raw.get("tie_word_embeddings", False),
     )
 

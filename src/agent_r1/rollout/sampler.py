@@ -70,7 +70,6 @@ class SamplerStats:
 
     prefill_tokens: int = 0
     decode_tokens: int = 0
-    decode_passes: int = 0
     entropy: float = 0.0
     """Of the distributions that tokens were drawn from, summed up, in nats."""
     seconds: float = 0.0
@@ -110,11 +109,9 @@ class LocalPolicy(Policy):
     # ---------------------------------------------------------------------------------------- the Policy protocol
 
     async def generate(self, prompt_ids: list[int], sampling: Sampling, session: str | None = None) -> Generation:
-        """See `Policy.generate`. Raises AgentR1Error when the prompt or the limit leaves no room for one token."""
+        """See `Policy.generate`. Raises AgentR1Error when the prompt leaves no room for one token."""
         if len(prompt_ids) >= self.max_context:
             raise AgentR1Error(f"a prompt of {len(prompt_ids)} tokens fills the context of {self.max_context}")
-        if sampling.max_tokens < 1:
-            raise AgentR1Error(f"max_tokens={sampling.max_tokens}: a turn has at least one token")
         one_shot = session is None
         if one_shot:
             self._sessions += 1
@@ -287,7 +284,6 @@ class LocalPolicy(Policy):
         self.cache.lengths[slots] += 1
         for request in requests:
             self._cached_ids[request.session].append(request.token_ids[-1])
-        self.stats.decode_passes += 1
         self._sample(requests, hidden[slots])
 
     def _sample(self, requests: list[_Request], hidden_BD: Tensor) -> None:

@@ -81,12 +81,9 @@ def _standardize(score_G: Tensor, normalize_std: bool) -> Tensor:
 
 def _groups(groups: list[str], index_B: Tensor) -> dict[str, list[int]]:
     """The trajectories (numbers 0..N-1) of each group."""
-    pairs = dict.fromkeys(zip(groups, index_B.tolist(), strict=True))  # a trajectory of several rows counts once
     members: dict[str, list[int]] = defaultdict(list)
-    for group, trajectory in pairs:
-        members[group].append(trajectory)
-    if len(pairs) != len({trajectory for _, trajectory in pairs}):
-        raise ValueError("a trajectory has rows in two groups")
+    for group, trajectory in dict.fromkeys(zip(groups, index_B.tolist(), strict=True)):
+        members[group].append(trajectory)  # one of several rows counts once
     return members
 
 

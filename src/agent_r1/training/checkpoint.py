@@ -59,7 +59,7 @@ def save_checkpoint(
 
 
 def refuse_weights(weights: Iterable[torch.Tensor], who: str) -> None:
-    """Raises AgentR1Error for NaN or infinity. What is not saved pushes no good checkpoint out."""
+    """Raises AgentR1Error for NaN or infinity. Saved, such weights would take the place of an older, good checkpoint."""
     if not all(bool(tensor.isfinite().all()) for tensor in weights):
         raise AgentR1Error(
             f"{who} has weights that are not finite and is not saved; the checkpoints so far are good. Set a smaller "

@@ -6,7 +6,7 @@ Next: `loop.py`. Questions of published data sets are played under other names (
 RL from nothing does not start: a model that never once searches and answers correctly never sees a reward. A pretrained
 model brings that knowledge along; ours gets it in a minute from demonstrations, in two phases:
 
-    (a) copying   clean one-hop episodes. The long pole: a name is to be copied from what was read, not remembered.
+    (a) copying   clean one-hop episodes. What takes longest to learn: to copy a name from what was read.
     (b) mixture   all kinds of questions, by a demonstrator that mostly plays badly (see BEHAVIOURS). Cloning a mixture
                   gives a policy that *samples* the mixture: right now and then, which is what RL needs to see.
 

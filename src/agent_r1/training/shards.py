@@ -61,8 +61,8 @@ def merge_shards(actor: Path) -> dict[str, torch.Tensor]:
     files = sorted(actor.glob(SHARDS), key=lambda f: int(f.stem.rsplit("_", 1)[1]))
     if not files or len(files) != int(files[0].stem.split("_")[3]):
         raise AgentR1Error(f"{actor} has {len(files)} shards of the model; it is not a whole checkpoint of verl")
-    # It warns that a mesh without processes cannot be compiled for. Nobody will.
+    # It warns that a mesh without processes cannot be compiled for; nothing is compiled here.
     logging.getLogger("torch.distributed.device_mesh").setLevel(logging.ERROR)
-    # Mapped from the disk, and not read: the driver has to hold the whole weights beside them.
+    # `mmap`: mapped, not read into memory, which has to hold the whole weights as well.
     ranks = [torch.load(file, map_location="cpu", weights_only=True, mmap=True) for file in files]
     return {name: whole([rank[name] for rank in ranks]).float().contiguous() for name in ranks[0]}

@@ -151,20 +151,12 @@ def load_chat(folder: Path) -> ChatFormat:
 
 def shape_of(config: ModelConfig, vocab_size: int) -> QwenShape:
     """The tiny model's shape."""
-    return QwenShape(
-        vocab_size=vocab_size,
-        hidden_size=config.hidden_size,
-        layers=config.layers,
-        heads=config.heads,
-        kv_heads=config.kv_heads,
-        intermediate_size=config.intermediate_size,
-        max_position=config.max_position,
-    )
+    return QwenShape(**config.model_dump(exclude={"path"}) | {"vocab_size": vocab_size})
 
 
 @torch.no_grad()
 def init_weights(model: Qwen, seed: int) -> None:
-    """Start where copying is a short way off.
+    """Weights from which copying is soon learnt.
 
     Copying in a transformer is done by an *induction* circuit of two heads (Olsson et al., 2209.11895): a head in an
     early layer writes into each position which token stood *before* it; a head in a later layer looks for positions
@@ -206,7 +198,7 @@ def init_weights(model: Qwen, seed: int) -> None:
 
 
 OUTPUT_SCALE = 0.2
-"""Makes what a head writes about as long as an embedding (std 0.1): louder, and later layers would not hear the token."""
+"""Makes what a head writes about as long as an embedding (std 0.1). Longer, it would drown the token itself in later layers."""
 INDUCTION_STRENGTH = 2.0
 PREVIOUS_TOKEN_STRENGTH = 6.0
 """Makes the previous token's attention score about 4 above its neighbours' (head_dim 32): a clear preference."""
