@@ -79,8 +79,10 @@ def assert_logprobs(model, ids, generation: Generation, temperature=1.0) -> None
 # ----------------------------------------------------------------------------------------- the cache tells the truth
 
 
-def test_decoding_over_several_turns_equals_a_full_forward_pass(model):
-    """Five episodes of different lengths side by side, four turns each, tool results of different lengths in between."""
+@pytest.mark.parametrize("slots", [8, 3])
+def test_decoding_over_several_turns_equals_a_full_forward_pass(model, slots):
+    """Five episodes of different lengths, four turns each, tool results of different lengths in between, and a slot for
+    each of them, or not."""
 
     async def episode(policy, number):
         ids = prompt(number, 5 + 7 * number)
@@ -95,11 +97,12 @@ def test_decoding_over_several_turns_equals_a_full_forward_pass(model):
     async def main():
         await asyncio.gather(*(episode(policy, number) for number in range(5)))
 
-    done, policy = [], make_policy(model)
+    done, policy = [], make_policy(model, slots=slots)
     asyncio.run(main())
     assert len(done) == 20
     for ids, generation in done:
         assert_greedy(model, ids, generation)
+    assert not policy._slot_of and not policy._running and not policy._waiting
 
 
 def test_only_new_tokens_are_read(model):
@@ -246,24 +249,6 @@ def test_impossible_requests_are_refused(model):
 
 
 # -------------------------------------------------------------------------------------------------------------- slots
-
-
-def test_more_episodes_than_slots(model):
-    async def episode(number):
-        first = await policy.generate(prompt(number), GREEDY, f"s{number}")
-        ids = prompt(number) + first.token_ids + [9, 8]
-        second = await policy.generate(ids, GREEDY, f"s{number}")
-        policy.release(f"s{number}")
-        return (prompt(number), first), (ids, second)
-
-    async def main():
-        return await asyncio.gather(*(episode(number) for number in range(11)))
-
-    policy = make_policy(model, slots=3)
-    for episode_turns in asyncio.run(main()):
-        for ids, generation in episode_turns:
-            assert_greedy(model, ids, generation)
-    assert not policy._slot_of and not policy._running and not policy._waiting
 
 
 @pytest.fixture

@@ -278,13 +278,6 @@ def test_online_what_the_server_has_is_not_sent_again(alone, monkeypatch):
     assert first.seen == [1, 2, 3, 4, 5, 6, "end"] and first.settings["id"] == server.settings["id"]
 
 
-def test_trackers_are_closed_when_the_run_fails(alone, monkeypatch):
-    server = Server(monkeypatch)
-    with pytest.raises(KeyboardInterrupt), trackers(["wandb"], alone, {}, []):
-        raise KeyboardInterrupt
-    assert server.seen == ["end"]
-
-
 def test_tensorboard_forgets_what_a_resumed_run_does_again(tmp_path):
     with trackers(["tensorboard"], tmp_path, {}, []):
         pass  # killed before its first step

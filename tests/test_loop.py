@@ -190,29 +190,19 @@ def test_logged_means_are_over_all_action_tokens_skipped_or_not(sampled, monkeyp
     assert logged(sampled) == pytest.approx(everything, abs=1e-5)
 
 
-def test_a_batch_without_any_advantage_moves_nothing(sampled):
+def test_entropy_pulls_where_it_should(sampled):
+    """A step down the gradient of -entropy raises it. (tests/test_kl.py has the KL.)"""
     batch = dataclasses.replace(sampled, advantages_BT=torch.zeros_like(sampled.advantages_BT))
-    assert (gradient(batch) == 0).all()
-
-
-def test_entropy_and_kl_pull_where_they_should(sampled):
-    """A step down the gradient of -entropy raises it; one of KL brings the policy nearer to the reference."""
-    batch = with_reference(dataclasses.replace(sampled, advantages_BT=torch.zeros_like(sampled.advantages_BT)))
-    mask = batch.mask_BT.bool()
 
     @torch.no_grad()
-    def measures(step: torch.Tensor | None = None) -> tuple[float, float]:
+    def entropy(step: torch.Tensor | None = None) -> float:
         model = actor()
         if step is not None:
             flat = torch.nn.utils.parameters_to_vector(model.parameters())
             torch.nn.utils.vector_to_parameters(flat - 0.01 * step / step.norm(), model.parameters())
-        logprobs, entropy = action_logprobs(model, batch, entropy=True)
-        return entropy[mask].mean().item(), (logprobs - batch.ref_logprobs_BT)[mask].square().mean().item()
+        return action_logprobs(model, batch, entropy=True)[1][batch.mask_BT.bool()].mean().item()
 
-    entropy, distance = measures()
-    no_reference = dataclasses.replace(batch, ref_logprobs_BT=None)
-    assert measures(gradient(no_reference, actor__entropy_coef=1.0))[0] > entropy
-    assert measures(gradient(batch, actor__kl_coef=1.0, actor__kl_estimator="k2"))[1] < distance
+    assert entropy(gradient(batch, actor__entropy_coef=1.0)) > entropy()
 
 
 # ---------------------------------------------------------------------------------------------------- minibatches
@@ -450,14 +440,6 @@ def test_bfloat16_runs_on_a_cpu(micro, chat, cloned_model, algorithm):
     assert batch.logprobs_BT[batch.mask_BT.bool()].tolist() == pytest.approx(sampled, abs=0.3)
 
 
-def test_kl_in_the_loss_is_reported_and_starts_at_zero(micro, chat, cloned_model):
-    reference = copy.deepcopy(cloned_model)
-    overrides = ["actor.kl_coef=0.1", "actor.minibatches=1", "actor.lr=1e-3", "trainer.steps=2"]
-    record = micro_run(micro, chat, cloned_model, "grpo", *overrides, reference=reference)
-    kl = [m["actor/kl_loss"] for m in record.metrics]
-    assert kl[0] == pytest.approx(0, abs=1e-6) and kl[1] > 1e-6
-
-
 def test_kl_in_the_reward_is_taken_from_each_action_token(micro, chat, cloned_model):
     reference = random_model(vocab=len(chat.tokenizer), seed=1)
     overrides = ["actor.kl_coef=0.01", "actor.kl_in=reward", "actor.kl_estimator=k1", "trainer.steps=1"]
@@ -576,6 +558,7 @@ def test_a_kl_weight_holds_the_policy_back(chat, monkeypatch, learnt):
     reference = random_model(len(chat.tokenizer), seed=2)
     held = letters_run(chat, monkeypatch, "grpo", "actor.kl_coef=2.0", reference=reference)
     assert held.metrics[-1]["critic/score/mean"] < learnt["grpo"][-1] - 0.2
+    assert held.metrics[-1]["actor/kl_loss"] > held.metrics[0]["actor/kl_loss"] >= 0
 
 
 class RewritingEnv(LetterEnv):

@@ -17,6 +17,7 @@ of the conversation. The extension therefore starts at the first token that the 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from dataclasses import dataclass, field
 
@@ -98,7 +99,7 @@ class LocalPolicy(Policy):
         self._waiting: list[_Request] = []
         self._running: dict[int, _Request] = {}  # slot -> request
         self._task: asyncio.Task | None = None
-        self._sessions = 0
+        self._numbers = itertools.count()
 
     def sync(self, actor: Qwen) -> None:
         """Take over the trainer's weights (nothing to do where both are one model) and start new statistics."""
@@ -112,20 +113,18 @@ class LocalPolicy(Policy):
         """See `Policy.generate`. Raises AgentR1Error when the prompt leaves no room for one token."""
         if len(prompt_ids) >= self.max_context:
             raise AgentR1Error(f"a prompt of {len(prompt_ids)} tokens fills the context of {self.max_context}")
-        one_shot = session is None
-        if one_shot:
-            self._sessions += 1
-            session = f"one-shot-{self._sessions}"
+        if session is None:
+            session = f"one-shot-{next(self._numbers)}"
+            try:
+                return await self.generate(prompt_ids, sampling, session)
+            finally:
+                self.release(session)
         future = asyncio.get_running_loop().create_future()
         request = _Request(session, prompt_ids, sampling, draw_noise(sampling), future)
         self._waiting.append(request)
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._run())
-        try:
-            return await request.future
-        finally:
-            if one_shot:
-                self.release(session)
+        return await request.future
 
     def release(self, session: str) -> None:
         """Free the session's slot; a request of it that is still under way is dropped."""
