@@ -558,7 +558,7 @@ def test_a_kl_weight_holds_the_policy_back(chat, monkeypatch, learnt):
     reference = random_model(len(chat.tokenizer), seed=2)
     held = letters_run(chat, monkeypatch, "grpo", "actor.kl_coef=2.0", reference=reference)
     assert held.metrics[-1]["critic/score/mean"] < learnt["grpo"][-1] - 0.2
-    assert held.metrics[-1]["actor/kl_loss"] > held.metrics[0]["actor/kl_loss"] >= 0
+    assert all(m["actor/kl_loss"] > 0 for m in held.metrics)
 
 
 class RewritingEnv(LetterEnv):

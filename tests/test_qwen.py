@@ -79,12 +79,10 @@ def test_weights_may_be_spread_over_several_files(tmp_path):
 
 
 def test_a_folder_can_be_written_and_read_in_bfloat16(tmp_path):
-    model = random_model()
-    save(model, tmp_path, 3, 0, dtype=torch.bfloat16)
+    model = random_model().to(torch.bfloat16)
+    save(model, tmp_path, 3, 0)
     assert json.loads((tmp_path / "config.json").read_text())["torch_dtype"] == "bfloat16"
-    again = load(tmp_path, dtype=torch.bfloat16)
-    assert again.embed.weight.dtype == torch.bfloat16
-    assert torch.equal(again.embed.weight, model.embed.weight.to(torch.bfloat16))
+    assert_equal_weights(load(tmp_path, dtype=torch.bfloat16), model)
 
 
 def test_the_config_names_the_end_and_the_padding(tmp_path):

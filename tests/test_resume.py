@@ -238,7 +238,7 @@ def fresh(tmp_path, monkeypatch):
     ("stage", "event", "path"),
     [
         ("data", "open", "corpus.jsonl"), ("data", "os.rename", "tinyhop"), ("index", "open", "manifest.json"),
-        ("index", "os.rename", ".part-index"), ("cold-start", "open", "config.json"), ("cold-start", "os.rename", ".part-cold"),
+        ("index", "os.rename", ".part-index"), ("cold-start", "open", "config.json"),
     ],
 )  # fmt: skip
 def test_a_killed_stage_starts_clean(home, fresh, stage, event, path):

@@ -148,16 +148,13 @@ CONFIG_NAMES = {
 """Fields of `QwenShape`, and their names in config.json."""
 
 
-def save(
-    model: Qwen, folder: Path, eos_token_id: int | list[int], pad_token_id: int, dtype: torch.dtype | None = None
-) -> None:
+def save(model: Qwen, folder: Path, eos_token_id: int | list[int], pad_token_id: int) -> None:
     """Write config.json, generation_config.json and model.safetensors as `Qwen2ForCausalLM` reads them.
 
     Raises OSError where the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     s = model.shape
-    dtype = dtype or model.embed.weight.dtype
     config = {
         "architectures": ["Qwen2ForCausalLM"],
         "model_type": "qwen2",
@@ -168,12 +165,12 @@ def save(
         "use_sliding_window": False,
         "eos_token_id": eos_token_id,
         "pad_token_id": pad_token_id,
-        "torch_dtype": str(dtype).removeprefix("torch."),
+        "torch_dtype": str(model.embed.weight.dtype).removeprefix("torch."),
     }
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     generation = {"eos_token_id": eos_token_id, "pad_token_id": pad_token_id, "do_sample": True, "temperature": 1.0}
     (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
-    tensors = {name: t.to(dtype).contiguous().cpu() for name, t in to_hf(model).items()}
+    tensors = {name: t.contiguous().cpu() for name, t in to_hf(model).items()}
     try:
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     except SafetensorError as error:  # its word for a full disk; callers expect Python's

@@ -72,14 +72,13 @@ def list_checkpoints(folder: Path) -> list[Path]:
     return sorted(p for p in folder.glob("step_*") if _NAME.fullmatch(p.name)) if folder.is_dir() else []
 
 
-def read_checkpoint(path: Path, fingerprint: str | None = None) -> tuple[int, dict[str, Any]]:
+def read_checkpoint(path: Path, fingerprint: str) -> tuple[int, dict[str, Any]]:
     """The step and trainer state of a checkpoint, after every file has been held against its hash.
 
-    Raises AgentR1Error for a missing, damaged or foreign checkpoint; with `fingerprint`, also for another
-    configuration's.
+    Raises AgentR1Error for a missing, damaged or foreign checkpoint, and for one of another configuration.
     """
     manifest = verify_checkpoint(path)
-    if fingerprint is not None and manifest["config"] != fingerprint:
+    if manifest["config"] != fingerprint:
         raise AgentR1Error(
             f"{path} was made with another configuration; resume with the settings in the run's config.yaml, or start "
             "a new run with --run NAME"
