@@ -124,11 +124,9 @@ def _config(a: Namespace) -> Config:
         saved = home() / "runs" / a.run / "config.yaml"
         if saved.exists():
             return from_yaml(saved)
-    words = [item for item in a.settings if "=" not in item]
-    if len(words) > 1 or any(word not in ALGORITHMS for word in words):
-        raise ConfigError(f"unknown algorithm {' '.join(words)!r}; choose {' or '.join(ALGORITHMS)}, once")
+    algorithm = " ".join(item for item in a.settings if "=" not in item)
     overrides = [item for item in a.settings if "=" in item] + ([f"engine={a.engine}"] if a.engine else [])
-    return load_config(a.preset or "laptop", overrides, algorithm=words[0] if words else None, seed=a.seed)
+    return load_config(a.preset or "laptop", overrides, algorithm=algorithm or None, seed=a.seed)
 
 
 def _run_name(a: Namespace, config: Config) -> str:

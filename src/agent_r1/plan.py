@@ -6,7 +6,7 @@ key-value heads, V words, R ranks; a token of a sequence of T tokens has on aver
 
     weights, Adam      12 P / R bytes for each trained network: float32, and two moments (FSDP divides all by R)
     gradients           4 P / R, of the one network that is updated
-    logits              8 V bytes a token of a pass, at most. Rarely not the largest
+    logits              8 V bytes a token of a pass, at most; usually the largest part
     vLLM                its share of the GPU: 2 P of weights, and 4 K (layers x width of a head) of cache a token
     reference, offload  nothing on the GPU but what is at work; the rest waits in host memory
     forward             2 P + 2 T H (layers x width of a head) operations a token: a weight multiplies and adds; attention
@@ -335,27 +335,30 @@ def local_plan(config: Config) -> str:
 
     from agent_r1.device import matmul_rate, resolve_device, set_threads
     from agent_r1.rollout import qwen
-    from agent_r1.training.tiny_model import shape_of
     from agent_r1.workspace import Workspace
 
     set_threads(config.trainer.threads)
     device, dtype = resolve_device(config.trainer)
-    r, t, networks = config.rollout, config.trainer, 2 if config.algorithm == "ppo" else 1
-    folder = Workspace.of(config).start_model
-    if config.model.path is not None and not folder.is_dir():
-        raise AgentR1Error(
-            f"the sizes of model.path={config.model.path} are not known yet; `agent-r1 cold-start` fetches it"
+    r, t, m, networks = config.rollout, config.trainer, config.model, 2 if config.algorithm == "ppo" else 1
+    if m.path is None:
+        sizes = (
+            m.layers,
+            m.hidden_size,
+            m.heads,
+            m.kv_heads,
+            m.hidden_size // m.heads,
+            m.intermediate_size,
+            m.vocab_size,
         )
-    if config.model.path and config.engine == "verl":  # it trains other architectures too
-        whole = find_shape(config.model.path, folder)
-        P, cached = whole.parameters, whole.cache // 2
+        shape = Shape(*sizes, tied=True, positions=m.max_position)
     else:
-        shape = qwen.read_shape(folder) if config.model.path else shape_of(config.model, config.model.vocab_size)
-        cached = 2 * shape.layers * shape.kv_heads * shape.head_dim
-        with torch.device("meta"):  # shapes only: a 7B model is counted without a byte of its weights
-            P = qwen.Qwen(shape).parameter_count
+        folder = Workspace.of(config).start_model
+        shape = find_shape(m.path, folder)
+        if config.engine == "local" and folder.is_dir():
+            qwen.read_shape(folder)  # raises for other architectures, which verl can train
+    P = shape.parameters
     size = dtype.itemsize
-    cache = cached * r.max_context * r.slots * size
+    cache = shape.cache // 2 * size * r.max_context * r.slots
     # float32 weights, gradients and two Adam moments for each trained network; a copy in `dtype` to sample from.
     states = P * (16 * networks + (0 if dtype is torch.float32 else size) + (4 if config.actor.kl_coef else 0))
     # 2 operations a weight and token to sample, 6 to train (forward and backward), 2 more to predict values.
