@@ -10,9 +10,10 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from agent_r1.config import ALGORITHMS, AdvantageConfig
+from agent_r1.config import ALGORITHMS
 from agent_r1.errors import ConfigError
 from agent_r1.rollout.rows import Batch
+from agent_r1.settings import AdvantageConfig
 from agent_r1.training.advantages import ESTIMATORS, get_estimator, grpo, ppo
 
 SEEDS = st.integers(0, 10**6)

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from agent_r1.config import EnvConfig
 from agent_r1.env import HermesToolEnv
 from agent_r1.errors import ConfigError
 from agent_r1.rollout.chat_format import ChatFormat
+from agent_r1.settings import EnvConfig
 from agent_r1.tool import BaseTool
 from agent_r1.types import Action, Sampling, StopReason
 

@@ -14,11 +14,11 @@ from conftest import ScriptedPolicy, call, cut, make_env_loop, question_row, tas
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_r1.config import EnvConfig
 from agent_r1.env import ENVIRONMENTS, AgentEnv, BaseToolEnv, HermesToolEnv, Outcome, make_env
 from agent_r1.env.hermes import parse_call
 from agent_r1.errors import ConfigError
 from agent_r1.rollout.rows import trajectory_rows
+from agent_r1.settings import EnvConfig
 from agent_r1.tool import BaseTool, ToolCall, ToolErrorKind, tool
 from agent_r1.types import Action, Observation, Sampling, StepResult, StopReason, Trajectory
 

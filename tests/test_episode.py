@@ -7,12 +7,13 @@ import asyncio
 import pytest
 from conftest import ScriptedPolicy, call, make_env_loop, question_row, task
 
-from agent_r1.config import Config, EnvConfig, RolloutConfig
+from agent_r1.config import Config
 from agent_r1.env import AgentEnv, HermesToolEnv, Outcome
 from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.rollout.episode import AgentEnvLoop, AgentFlowBase, Task, derive_seed, make_loop, run_episodes
 from agent_r1.rollout.rows import trajectory_rows
 from agent_r1.search.searcher import Searcher
+from agent_r1.settings import EnvConfig, RolloutConfig
 from agent_r1.tool import BaseTool, SearchTool
 from agent_r1.types import Generation, Observation, Sampling, Step, StepResult, StopReason, Trajectory
 

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from agent_r1.config import ModelConfig
 from agent_r1.data.tinyhop import make_world
 from agent_r1.errors import AgentR1Error
 from agent_r1.rollout import qwen
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.qwen import Qwen, causal_attention
+from agent_r1.settings import ModelConfig
 from agent_r1.training.tiny_model import SPECIAL, TAGS, load_tokenizer, save_tokenizer, shape_of, train_tokenizer
 
 # --------------------------------------------------------------------------------------------------------- tokenizer

@@ -17,11 +17,11 @@ import torch
 from conftest import VOCAB, micro_config, random_model, run_training_loop
 from test_verl_compose import composed, smoke
 
-from agent_r1.config import AdvantageConfig
 from agent_r1.env import ENVIRONMENTS, HermesToolEnv
 from agent_r1.errors import AgentR1Error
 from agent_r1.rollout import qwen
 from agent_r1.rollout.rows import TrainingRow, collate
+from agent_r1.settings import AdvantageConfig
 from agent_r1.training.advantages import get_estimator
 from agent_r1.training.forward import action_logprobs, micro_batches
 from agent_r1.training.learner import linear_decay

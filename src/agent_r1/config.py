@@ -21,27 +21,15 @@ from pydantic import BaseModel, ValidationError
 
 from agent_r1 import hub
 from agent_r1.errors import ConfigError, nearest
-from agent_r1.settings import (  # noqa: F401 - the sections, from here for everybody
-    ActorConfig,
-    AdvantageConfig,
+from agent_r1.settings import (
     Algorithm,
-    ColdStartConfig,
     Config,
-    CriticConfig,
-    DataConfig,
     DataName,
     Engine,
-    EnvConfig,
     InFingerprintIfChanged,
     KlEstimator,
     LossAggregation,
-    ModelConfig,
     OutsideFingerprint,
-    RolloutConfig,
-    SearchConfig,
-    Section,
-    TrainerConfig,
-    VerlConfig,
 )
 from agent_r1.sizes import check_context, find_gpu, known_model
 

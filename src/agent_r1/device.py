@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent_r1.config import TrainerConfig
 from agent_r1.errors import ConfigError
+from agent_r1.settings import TrainerConfig
 from agent_r1.sizes import GIB
 
 if TYPE_CHECKING:

@@ -22,7 +22,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from agent_r1.config import DataConfig
 from agent_r1.data import corpora
 from agent_r1.data.prompts import messages
 from agent_r1.data.published import DATASETS, Corrupt, Record, from_file, from_hub, read_records
@@ -30,6 +29,7 @@ from agent_r1.data.rows import Passage, make_folder, write_corpus, write_rows
 from agent_r1.data.tinyhop import KINDS, make_questions, make_world
 from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.files import sha256
+from agent_r1.settings import DataConfig
 from agent_r1.types import Row
 
 SPLITS = ("train", "val", "test", "cold")

@@ -28,10 +28,11 @@ from pathlib import Path
 import httpx
 import torch
 
-from agent_r1.config import Config, RolloutConfig, TrainerConfig
+from agent_r1.config import Config
 from agent_r1.device import resolve_device
 from agent_r1.errors import AgentR1Error
 from agent_r1.files import home
+from agent_r1.settings import RolloutConfig, TrainerConfig
 from agent_r1.ui import say, status
 
 INSTALL = (

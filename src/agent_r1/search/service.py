@@ -29,10 +29,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import httpx
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from agent_r1.config import SearchConfig
 from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.search.index import Hit, PassageIndex
 from agent_r1.search.searcher import MAX_QUERY_CHARS, Searcher
+from agent_r1.settings import SearchConfig
 from agent_r1.ui import say
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from verl.trainer.ppo.core_algos import register_adv_est, register_policy_loss
 
-from agent_r1.config import AdvantageConfig
 from agent_r1.errors import AgentR1Error
 from agent_r1.rollout.rows import Batch
+from agent_r1.settings import AdvantageConfig
 from agent_r1.training.advantages import ESTIMATORS, Estimator
 from agent_r1.training.losses import aggregate_loss, loss_normalizer, policy_loss
 
