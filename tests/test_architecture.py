@@ -26,10 +26,6 @@ STOREYS = {
 }
 """From the ground up. A room may import from its own storey and from those below."""
 MOST_LINES = 400
-LONGER = {
-    "data/tinyhop.py": "a world and its questions, read from top to bottom",
-}
-"""Files that may be longer, each with its reason."""
 
 
 @dataclass(frozen=True)
@@ -108,8 +104,7 @@ def test_no_circle():
 
 def test_no_file_outgrows_its_name():
     lines = {str(p.relative_to(PACKAGE)): len(p.read_text().splitlines()) for p in PACKAGE.rglob("*.py")}
-    assert not {name: n for name, n in lines.items() if n > MOST_LINES and name not in LONGER}
-    assert not {name for name in LONGER if lines.get(name, 0) <= MOST_LINES}, "these need no exception any more"
+    assert not {name: n for name, n in lines.items() if n > MOST_LINES}
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/architecture.md"])

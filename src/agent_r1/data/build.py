@@ -18,22 +18,32 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from dataclasses import asdict
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from agent_r1.data import corpora
+from agent_r1.data import corpora, published
 from agent_r1.data.prompts import messages
-from agent_r1.data.published import DATASETS, Corrupt, Record, from_file, from_hub, read_records
+from agent_r1.data.published import DATASETS, Record
 from agent_r1.data.rows import Passage, make_folder, write_corpus, write_rows
 from agent_r1.data.tinyhop import KINDS, make_questions, make_world
-from agent_r1.errors import AgentR1Error, ConfigError
+from agent_r1.errors import ConfigError
 from agent_r1.files import sha256
 from agent_r1.settings import DataConfig
-from agent_r1.types import Row
 
 SPLITS = ("train", "val", "test", "cold")
 """`cold` is TinyHop's alone, for the cold start: RL must not meet questions whose answers have been demonstrated."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """What a source gives: questions by split, passages, and what the manifest says of them."""
+
+    splits: dict[str, list[tuple[str, list[str], dict[str, Any]]]]
+    """Split -> (question, answers, what is known of it to evaluations and not to the agent)."""
+    passages: Iterable[Passage]
+    manifest: dict[str, Any]
 
 
 def build(config: DataConfig, seed: int, out: Path, agent_name: str = "hermes") -> dict[str, Any]:
@@ -42,52 +52,54 @@ def build(config: DataConfig, seed: int, out: Path, agent_name: str = "hermes") 
     Raises ConfigError for sizes that cannot be or that the source does not have; AgentR1Error for a source that is missing
     or corrupt, and if `out` exists or cannot be written.
     """
-    write, splits = (_write_tinyhop, SPLITS) if config.name == "tinyhop" else (_write_published, SPLITS[:3])
-    files = [*(f"{split}.parquet" for split in splits), "corpus.jsonl"]
-    return make_folder(out, lambda folder: write(config, seed, folder, agent_name), files)
+    make, splits = (_tinyhop, SPLITS) if config.name == "tinyhop" else (_published, SPLITS[:3])
 
+    def write(folder: Path) -> dict[str, Any]:
+        made = make(config, seed)
+        for split, questions in made.splits.items():
+            rows = [
+                {  # verl's keys
+                    "data_source": config.name,
+                    "prompt": messages(config.name, question),
+                    "ability": "multi-hop-qa",
+                    "reward_model": {"style": "rule", "ground_truth": answers},
+                    "extra_info": {"index": index, "split": split, **extra},
+                    "agent_name": agent_name,
+                    "env_kwargs": {"tools": None},  # those of env.tools; a list here would narrow them
+                }
+                for index, (question, answers, extra) in enumerate(questions)
+            ]
+            write_rows(folder / f"{split}.parquet", rows)
+        write_corpus(folder / "corpus.jsonl", made.passages)
+        return {"seed": seed, "config": config.model_dump(), **made.manifest}
 
-def _row(dataset: str, question: str, answers: list[str], agent_name: str, **extra: Any) -> Row:
-    """verl's keys; `extra` is known to evaluations, not to the agent."""
-    return {
-        "data_source": dataset,
-        "prompt": messages(dataset, question),
-        "ability": "multi-hop-qa",
-        "reward_model": {"style": "rule", "ground_truth": answers},
-        "extra_info": extra,
-        "agent_name": agent_name,
-        "env_kwargs": {"tools": None},  # those of env.tools; a list here would narrow them
-    }
+    return make_folder(out, write, [*(f"{split}.parquet" for split in splits), "corpus.jsonl"])
 
 
 # -------------------------------------------------------------------------------------------------------------- tinyhop
 
 
-def _write_tinyhop(config: DataConfig, seed: int, folder: Path, agent_name: str) -> dict[str, Any]:
-    """The data files; what the manifest says of them. Each split draws from its own generator, seeded with its own name."""
-    for split in SPLITS:
-        if getattr(config, split) < 1:
-            raise ConfigError(f"data.{split}={getattr(config, split)}: each split needs at least one question")
+def _tinyhop(config: DataConfig, seed: int) -> Made:
+    """Each split draws from its own generator, seeded with its own name."""
+    if not config.test:
+        raise ConfigError("data.test=0: TinyHop has no validation set to take whole; say how many questions")
     taken: set[str] = set()
     corpus: list[Passage] = []
-    splits: dict[str, Any] = {}
+    splits, manifest = {}, {}
     for split in SPLITS:
         rng = random.Random(f"{seed}/{split}")
         count = getattr(config, split)
         world = make_world(rng, _world_size(config, split), taken)
         questions = make_questions(world, rng, count, _mix(config, split))
-        rows = [
-            _row("tinyhop", q.text, [q.answer], agent_name, index=index, split=split, kind=q.kind, hops=q.hops,
-                 lookups=[asdict(lookup) for lookup in q.lookups])
-            for index, q in enumerate(questions)
-        ]  # fmt: skip
-        write_rows(folder / f"{split}.parquet", rows)
+        splits[split] = [
+            (q.text, [q.answer], {"kind": q.kind, "hops": q.hops, "lookups": [asdict(lookup) for lookup in q.lookups]})
+            for q in questions
+        ]
         corpus += world.passages()
         found = Counter(question.kind for question in questions)
         kinds = {kind: found[kind] for kind in KINDS}
-        splits[split] = {"questions": count, "entities": world.size, "kinds": kinds}
-    write_corpus(folder / "corpus.jsonl", corpus)
-    return {"seed": seed, "config": config.model_dump(), "splits": splits}
+        manifest[split] = {"questions": count, "entities": world.size, "kinds": kinds}
+    return Made(splits, corpus, {"splits": manifest})
 
 
 def _world_size(config: DataConfig, split: str) -> int:
@@ -109,63 +121,37 @@ def _mix(config: DataConfig, split: str) -> dict[str, float]:
 # ------------------------------------------------------------------------------------------------------ published sets
 
 
-def _write_published(config: DataConfig, seed: int, folder: Path, agent_name: str) -> dict[str, Any]:
-    """The data files; what the manifest says of them."""
+def _published(config: DataConfig, seed: int) -> Made:
     dataset, skipped = DATASETS[config.name], []
-    files = source_files(config)
+    files = published.source_files(config)
     corpora.check(config.corpus)
 
     def read(split: str) -> list[Record]:
-        path = files.get(split)
-        corrupt = Corrupt(str(path) if path else f"{dataset.hub}, {split}", config.skip_bad)
-        records = read_records(dataset, from_file(path) if path else from_hub(dataset, split), corrupt)
-        skipped.extend(f"{corrupt.where}: {found}" for found in corrupt.found)
-        return records
+        return published.read(config, split, files.get(split, []), skipped)
 
     if list(files) == ["all"]:
         splits = split_one(config, seed, read("all"))
     else:
         splits = split_two(config, seed, read("train"), read("validation"))
-    for split, records in splits.items():
-        rows = [
-            _row(config.name, r.question, r.answers, agent_name, index=index, split=split, kind=r.kind, hops=r.hops,
-                 id=r.id, supporting=r.supporting)
-            for index, r in enumerate(records)
-        ]  # fmt: skip
-        write_rows(folder / f"{split}.parquet", rows)
     everyone = [record for records in splits.values() for record in records]
-    found = corpora.passages(config.corpus, everyone, config.skip_bad, skipped)
-    write_corpus(folder / "corpus.jsonl", found)
-    local = [*files.values(), *(path for path in [Path(config.corpus)] if path.is_file())]
-    return {
-        "seed": seed,
-        "config": config.model_dump(),
+    local = [*(path for part in files.values() for path in part), *(p for p in [Path(config.corpus)] if p.is_file())]
+    manifest = {
         "dataset": {"hub": dataset.hub, "revision": dataset.revision} if not files else None,
         "sources": {str(path.resolve()): sha256(path) for path in local},
-        "skipped": skipped,
+        "skipped": skipped,  # by those of the corpus it grows, while the passages are written
         "splits": {
             split: {"questions": len(records), "kinds": dict(sorted(Counter(r.kind for r in records).items()))}
             for split, records in splits.items()
         },
     }
-
-
-def source_files(config: DataConfig) -> dict[str, Path]:
-    """Where the questions are: nothing for the hub, one file for all splits, or the published two in a folder."""
-    if config.source is None:
-        return {}
-    source = Path(config.source)
-    if source.is_file():
-        return {"all": source}
-    if not source.is_dir():
-        raise AgentR1Error(f"data.source={source} does not exist; give a published file, or the folder that has them")
-    found = {}
-    for split, name in DATASETS[config.name].files.items():
-        candidates = [source / name, source / f"{name}.gz"]
-        if not any(path.is_file() for path in candidates):
-            raise AgentR1Error(f"{source} has no {name} (or {name}.gz); {config.name} is published under that name")
-        found[split] = next(path for path in candidates if path.is_file())
-    return found
+    questions = {
+        split: [
+            (r.question, r.answers, {"kind": r.kind, "hops": r.hops, "id": r.id, "supporting": r.supporting})
+            for r in records
+        ]
+        for split, records in splits.items()
+    }
+    return Made(questions, corpora.passages(config.corpus, everyone, config.skip_bad, skipped), manifest)
 
 
 def split_one(config: DataConfig, seed: int, records: list[Record]) -> dict[str, list[Record]]:

@@ -1,11 +1,11 @@
 """Published question sets: their forms, read from local files or from the Hugging Face hub, and checked.
 
 In: a local file in a published form, or a data set on the hub. Out: `Record`s, the same whichever it was. Next: `build.py`
-makes rows of them.
+makes rows of them. A set of the same kind is one entry of `DATASETS`, and a form if it has one of its own.
 
 A downloaded file is taken at nobody's word: every record is checked, and one that does not fit is counted and named. It
-is left out only where the user asked for that. This is why local files are read here and not by `datasets`: one corrupt
-line, and datasets 5.2.0 refuses the whole file; here the line is named, and the others can be used.
+is left out only where the user asked for that. `datasets` reads what it has written itself, on the hub or in a local copy
+of it. JSON is read here: one corrupt line, and datasets 5.2.0 refuses the whole file without saying which record it was.
 """
 
 from __future__ import annotations
@@ -13,15 +13,18 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import json
-import re
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Annotated, Any, TypeVar
+
+from pydantic import AliasChoices, BaseModel, BeforeValidator, Field, StringConstraints, ValidationError
 
 from agent_r1.errors import AgentR1Error, first_line
+from agent_r1.settings import DataConfig
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -41,9 +44,86 @@ class Record:
     """Titles of the paragraphs that an answer takes."""
 
 
+# ------------------------------------------------------------------------------------------------- the published forms
+
+Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
+Id = Annotated[Text, Field(validation_alias=AliasChoices("_id", "id"))]
+
+
+def _pairs(value: Any) -> Any:
+    """The published JSON writes [[title, x], ...], and the hub {"title": [...], "x": [...]}."""
+    if not isinstance(value, dict) or "title" not in value:
+        return value
+    return list(zip(value["title"], *(column for key, column in value.items() if key != "title"), strict=True))
+
+
+class HotpotQA(BaseModel):
+    """HotpotQA (Yang et al. 2018): questions over two Wikipedia paragraphs, ten paragraphs with each.
+
+        {"_id": "5a7a...", "question": "...", "answer": "...", "type": "bridge", "level": "hard",
+         "supporting_facts": [["Title", 0], ...], "context": [["Title", ["First sentence.", " Second."]], ...]}
+
+    In the distractor setting the ten paragraphs hold the answer; in fullwiki they are what a retriever found, so a corpus
+    of contexts lacks some answers: take beir-hotpotqa with it. 2WikiMultihopQA (Ho et al. 2020), made from Wikidata, has the
+    same form and other kinds: compositional, inference, comparison (two paragraphs each), bridge_comparison (four).
+    """
+
+    id: Id
+    question: Text
+    answer: Text
+    type: Text
+    supporting_facts: Annotated[list[tuple[str, Any]], Field(min_length=1), BeforeValidator(_pairs)]
+    context: Annotated[list[tuple[str, list[str]]], Field(min_length=1), BeforeValidator(_pairs)]
+
+    def record(self) -> Record:
+        supporting = list(dict.fromkeys(title.strip() for title, _ in self.supporting_facts))
+        paragraphs = [
+            (title.strip(), " ".join(sentence.strip() for sentence in sentences).strip())
+            for title, sentences in self.context
+        ]
+        return Record(
+            self.id, self.question, [self.answer], self.type, len(supporting), paragraphs, supporting
+        )  # fmt: skip
+
+
+class MuSiQueParagraph(BaseModel):
+    title: Text
+    paragraph_text: Text
+    is_supporting: bool = False
+
+
+class MuSiQue(BaseModel):
+    """MuSiQue-Ans (Trivedi et al. 2022): questions composed of two to four single-hop ones, twenty paragraphs each.
+
+        {"id": "3hop1__...", "question": "...", "answer": "...", "answer_aliases": ["..."], "answerable": true,
+         "paragraphs": [{"idx": 0, "title": "...", "paragraph_text": "...", "is_supporting": false}, ...], ...}
+
+    MuSiQue-Full also has questions without an answer, which this project has no reward for.
+    """
+
+    id: Annotated[Text, Field(pattern="^[2-4]hop")]
+    question: Text
+    answer: Text
+    answer_aliases: list[str] | None = None
+    answerable: bool | None = None
+    paragraphs: list[MuSiQueParagraph]
+
+    def record(self) -> Record:
+        if self.answerable is False:
+            raise ValueError("without an answer; take MuSiQue-Ans")
+        supporting = list(dict.fromkeys(p.title for p in self.paragraphs if p.is_supporting))
+        if not supporting:
+            raise ValueError("no supporting paragraph")
+        aliases = [alias.strip() for alias in self.answer_aliases or [] if alias.strip()]
+        return Record(
+            self.id, self.question, list(dict.fromkeys([self.answer, *aliases])), f"{self.id[0]}hop", int(self.id[0]),
+            [(p.title, p.paragraph_text) for p in self.paragraphs], supporting,
+        )  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Dataset:
-    """A published question set: where it is, how large it must be, and how to read one record."""
+    """A published question set: where it is, how large it must be, and the form of one record."""
 
     hub: str
     """owner/name on the Hugging Face hub."""
@@ -54,237 +134,7 @@ class Dataset:
     """Split (train, validation) -> name of the published file."""
     counts: dict[str, int]
     """Split -> published number of records. Fewer are half a download."""
-    parse: Callable[[Any], Record]
-    """Raises BadRecord."""
-    keys: tuple[str, ...] = ()
-    """What a record must have: all that is missing is said at once."""
-
-
-class BadRecord(ValueError):
-    """Not a record; the message says what is wrong with it."""
-
-
-@dataclass
-class Corrupt:
-    """Collects what does not fit, and refuses it in the end."""
-
-    where: str
-    skip: bool
-    seen: int = 0
-    found: list[str] = field(default_factory=list)
-
-    def note(self, place: str, reason: str) -> None:
-        self.found.append(f"{place} ({reason})")
-
-    def settle(self) -> None:
-        """Raises AgentR1Error if anything was found and may not be skipped, or if nothing else was there."""
-        if self.found and not self.skip:
-            few = ", ".join(self.found[:5]) + (", ..." if len(self.found) > 5 else "")
-            raise AgentR1Error(
-                f"{self.where}: {len(self.found)} of {self.seen} records are corrupt: {few}; get the file again, mend it "
-                "(docs/data.md shows the form), or leave them out with data.skip_bad=true"
-            )
-        if self.seen == len(self.found):
-            raise AgentR1Error(f"{self.where} holds no usable record; is it the right file?")
-
-
-def read_records(dataset: Dataset, raw: Iterator[tuple[str, Any]], corrupt: Corrupt) -> list[Record]:
-    """All good records of `raw`, in order; `corrupt` knows the others."""
-    records: dict[str, Record] = {}
-    for place, value in raw:
-        corrupt.seen += 1
-        try:
-            if isinstance(value, BadRecord):
-                raise value
-            missing = [f"no {key}" for key in dataset.keys if isinstance(value, dict) and key not in value]
-            if len(missing) > 1:  # another form altogether: `parse` would name the first
-                raise BadRecord(", ".join(missing))
-            record = dataset.parse(value)
-            if record.id in records:  # the same question in two splits would train on the test
-                raise BadRecord(f"the id {record.id} a second time")
-        except BadRecord as error:
-            corrupt.note(place, str(error))
-        else:
-            records[record.id] = record
-    corrupt.settle()
-    return list(records.values())
-
-
-# ------------------------------------------------------------------------------------------------------- where from
-
-
-def from_file(path: Path) -> Iterator[tuple[str, Any]]:
-    """(place, value) of each record of a JSON list, or of each line of a JSONL file; either may be gzipped."""
-    with open_lines(path) as file:
-        first = file.read(1)
-        while first.isspace():
-            first = file.read(1)
-        if first != b"[":
-            file.seek(0)
-            yield from json_lines(file)
-            return
-        try:
-            values = json.loads(first + file.read())
-        except (ValueError, RecursionError) as error:
-            raise AgentR1Error(f"{path} is cut off or no JSON ({error}); get the file again") from None
-    for number, value in enumerate(values, start=1):
-        yield f"record {number}", value
-
-
-def json_lines(lines: Iterator[bytes]) -> Iterator[tuple[str, Any]]:
-    """(place, value) of each line that is not blank; the value of a broken one is a BadRecord."""
-    for number, line in enumerate(lines, start=1):
-        if line.isspace():
-            continue
-        try:
-            yield f"line {number}", json.loads(line)
-        except (ValueError, RecursionError):  # broken JSON, broken UTF-8, or ten thousand brackets
-            yield f"line {number}", BadRecord("no JSON")
-
-
-@contextmanager
-def open_lines(path: Path) -> Iterator[BinaryIO]:
-    """A plain or gzipped file. Raises AgentR1Error where it cannot be opened, or turns out to be cut off."""
-    try:
-        with path.open("rb") as raw:
-            gzipped = raw.read(2) == b"\x1f\x8b"
-        with gzip.open(path) if gzipped else path.open("rb") as file:
-            yield file
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise AgentR1Error(f"{path} is cut off or damaged ({error}); get the file again") from None
-    except OSError as error:
-        raise AgentR1Error(f"{path} cannot be read ({error.strerror or error}); check the path") from None
-
-
-def from_hub(dataset: Dataset, split: str) -> Iterator[tuple[str, Any]]:
-    """(place, value) of each record of a split on the hub. Raises AgentR1Error without network, or if some are missing."""
-    remedy = f"or download {dataset.files[split]} yourself and name its folder with data.source=DIR"
-    try:
-        from datasets import load_dataset
-    except ImportError:
-        raise AgentR1Error(
-            f"fetching {dataset.hub} needs the package datasets; run `pip install 'agent-r1[qa]'`, {remedy}"
-        ) from None
-    try:
-        table = load_dataset(dataset.hub, dataset.config, split=split, revision=dataset.revision)
-    except Exception as error:  # no network, no such revision, no space: it has a dozen classes for them
-        raise AgentR1Error(
-            f"cannot fetch {dataset.hub} ({type(error).__name__}: {first_line(error)}); mend the network, {remedy}"
-        ) from None
-    if len(table) != dataset.counts[split]:
-        raise AgentR1Error(
-            f"{dataset.hub} has {len(table)} records in {split} and {dataset.counts[split]} are published; delete its copy "
-            f"in the cache of `datasets` and fetch it again, {remedy}"
-        )
-    for number, value in enumerate(table, start=1):
-        yield f"{split} record {number}", value
-
-
-# ---------------------------------------------------------------------------------------------- what a record must have
-
-
-def text_of(record: Any, key: str) -> str:
-    """The string under `key`, stripped and not empty."""
-    value = record.get(key) if isinstance(record, dict) else None
-    if not isinstance(value, str) or not value.strip():
-        raise BadRecord(f"no {key}" if isinstance(record, dict) else "no JSON object")
-    return value.strip()
-
-
-def list_of(record: dict[str, Any], key: str, kind: type) -> list[Any]:
-    """The list of `kind`s under `key`, not empty."""
-    value = record.get(key)
-    if not isinstance(value, list) or not value or not all(isinstance(item, kind) for item in value):
-        raise BadRecord(f"no {key}")
-    return value
-
-
-def paired(record: dict[str, Any], key: str, second: str) -> list[tuple[Any, Any]]:
-    """Pairs that the published JSON writes as [[title, x], ...] and the hub as {"title": [...], second: [...]}."""
-    value = record.get(key)
-    if isinstance(value, dict):
-        titles, others = list_of(value, "title", str), list_of(value, second, object)
-        if len(titles) != len(others):
-            raise BadRecord(f"{key}: {len(titles)} titles and {len(others)} {second}")
-        return list(zip(titles, others, strict=True))
-    pairs = list_of(record, key, list)
-    if not all(len(pair) == 2 and isinstance(pair[0], str) for pair in pairs):
-        raise BadRecord(f"{key}: not [title, {second}]")
-    return [(title, other) for title, other in pairs]
-
-
-def paragraphs_of(record: dict[str, Any]) -> list[tuple[str, str]]:
-    """HotpotQA's and 2WikiMultihopQA's `context`: titles, each with its sentences."""
-    found = []
-    for title, sentences in paired(record, "context", "sentences"):
-        if not isinstance(sentences, list) or not all(isinstance(sentence, str) for sentence in sentences):
-            raise BadRecord("context: sentences are no strings")
-        found.append((title.strip(), " ".join(sentence.strip() for sentence in sentences).strip()))
-    return found
-
-
-def supporting_of(record: dict[str, Any]) -> list[str]:
-    """Different titles of `supporting_facts`, in order."""
-    return list(dict.fromkeys(title.strip() for title, _ in paired(record, "supporting_facts", "sent_id")))
-
-
-# ------------------------------------------------------------------------------------------------- the question sets
-
-
-def hotpotqa_record(record: Any) -> Record:
-    """HotpotQA (Yang et al. 2018): questions over two Wikipedia paragraphs, ten paragraphs with each.
-
-        {"_id": "5a7a...", "question": "...", "answer": "...", "type": "bridge", "level": "hard",
-         "supporting_facts": [["Title", 0], ...], "context": [["Title", ["First sentence.", " Second."]], ...]}
-
-    In the distractor setting the ten paragraphs hold the answer; in fullwiki they are what a retriever found, so a corpus
-    of contexts lacks some answers: take beir-hotpotqa with it. 2WikiMultihopQA (Ho et al. 2020), made from Wikidata, has the
-    same form and other kinds: compositional, inference, comparison (two paragraphs each), bridge_comparison (four).
-    Raises BadRecord.
-    """
-    return Record(
-        id=text_of(record, "_id" if isinstance(record, dict) and "_id" in record else "id"),
-        question=text_of(record, "question"),
-        answers=[text_of(record, "answer")],
-        kind=text_of(record, "type"),
-        hops=len(supporting := supporting_of(record)),
-        paragraphs=paragraphs_of(record),
-        supporting=supporting,
-    )
-
-
-def musique_record(record: Any) -> Record:
-    """MuSiQue-Ans (Trivedi et al. 2022): questions composed of two to four single-hop ones, twenty paragraphs each.
-
-        {"id": "3hop1__...", "question": "...", "answer": "...", "answer_aliases": ["..."], "answerable": true,
-         "paragraphs": [{"idx": 0, "title": "...", "paragraph_text": "...", "is_supporting": false}, ...], ...}
-
-    MuSiQue-Full also has questions without an answer, which this project has no reward for. Raises BadRecord.
-    """
-    name = text_of(record, "id")
-    hops = re.match(r"([2-4])hop", name)
-    if not hops:
-        raise BadRecord(f"the id {name} does not begin with its number of hops")
-    if record.get("answerable") is False:
-        raise BadRecord("without an answer; take MuSiQue-Ans")
-    aliases = record.get("answer_aliases") or []
-    if not isinstance(aliases, list) or not all(isinstance(alias, str) for alias in aliases):
-        raise BadRecord("answer_aliases are no strings")
-    paragraphs = list_of(record, "paragraphs", dict)
-    supporting = [text_of(p, "title") for p in paragraphs if p.get("is_supporting") is True]
-    if not supporting:
-        raise BadRecord("no supporting paragraph")
-    return Record(
-        id=name,
-        question=text_of(record, "question"),
-        answers=list(
-            dict.fromkeys([text_of(record, "answer"), *(alias.strip() for alias in aliases if alias.strip())])
-        ),
-        kind=f"{hops[1]}hop",
-        hops=int(hops[1]),
-        paragraphs=[(text_of(p, "title"), text_of(p, "paragraph_text")) for p in paragraphs],
-        supporting=list(dict.fromkeys(supporting)),
-    )
+    form: type[HotpotQA | MuSiQue]
 
 
 _HOTPOTQA = Dataset(
@@ -293,8 +143,7 @@ _HOTPOTQA = Dataset(
     revision="1908d6afbbead072334abe2965f91bd2709910ab",
     files={"train": "hotpot_train_v1.1.json", "validation": "hotpot_dev_distractor_v1.json"},
     counts={"train": 90447, "validation": 7405},
-    parse=hotpotqa_record,
-    keys=("question", "answer", "type", "supporting_facts", "context"),
+    form=HotpotQA,
 )
 DATASETS: dict[str, Dataset] = {
     "hotpotqa": _HOTPOTQA,
@@ -317,7 +166,142 @@ DATASETS: dict[str, Dataset] = {
         revision=None,
         files={"train": "musique_ans_v1.0_train.jsonl", "validation": "musique_ans_v1.0_dev.jsonl"},
         counts={"train": 19938, "validation": 2417},
-        parse=musique_record,
-        keys=("id", "question", "answer", "paragraphs"),
+        form=MuSiQue,
     ),
 }
+
+
+# -------------------------------------------------------------------------------------------------------- where from
+
+
+def source_files(config: DataConfig) -> dict[str, list[Path]]:
+    """The local files that `data.source` names: {} for the hub, one for `all` splits, or those of each split in a folder:
+    the published one, or the parquet files of a copy of the hub. Raises AgentR1Error where they are missing."""
+    if config.source is None:
+        return {}
+    source, dataset = Path(config.source), DATASETS[config.name]
+    if source.is_file():
+        return {"all": [source]}
+    if not source.is_dir():
+        raise AgentR1Error(f"data.source={source} does not exist; give a published file, or the folder that has them")
+    found = {}
+    for split, name in dataset.files.items():
+        published = [path for path in (source / name, source / f"{name}.gz") if path.is_file()]
+        found[split] = published[:1] or sorted(source.glob(f"{dataset.config or '*'}/{split}-*.parquet"))
+        if not found[split]:
+            raise AgentR1Error(f"{source} has no {name} (or {name}.gz); {config.name} is published under that name")
+    return found
+
+
+def read(config: DataConfig, split: str, files: list[Path], skipped: list[str]) -> list[Record]:
+    """The records of a split; those that are left out are named in `skipped`. Raises AgentR1Error for corrupt ones."""
+    dataset, ids = DATASETS[config.name], set()
+
+    def parse(value: Any) -> Record:
+        record = dataset.form.model_validate(value).record()
+        if record.id in ids:  # the same question in two splits would train on the test
+            raise ValueError(f"the id {record.id} a second time")
+        ids.add(record.id)
+        return record
+
+    table = not files or files[0].suffix == ".parquet"
+    values = from_datasets(dataset, split, files) if table else from_file(files[0])
+    where = str(files[0]) if files else f"{dataset.hub}, {split}"
+    return list(checked(values, parse, where, config.skip_bad, skipped))
+
+
+def from_datasets(dataset: Dataset, split: str, files: list[Path]) -> Iterator[tuple[str, Any]]:
+    """(place, value) of each record of a split on the hub, or in a local copy of its parquet files.
+
+    Raises AgentR1Error without network, or if some are missing.
+    """
+    remedy = f"or download {dataset.files[split]} yourself and name its folder with data.source=DIR"
+    where = files[0].parent if files else dataset.hub
+    try:
+        from datasets import load_dataset  # takes seconds
+    except ImportError:
+        raise AgentR1Error(
+            f"reading {where} needs the package datasets; run `pip install 'agent-r1[qa]'`, {remedy}"
+        ) from None
+    try:
+        if files:
+            table = load_dataset("parquet", data_files={split: [str(path) for path in files]}, split=split)
+        else:
+            table = load_dataset(dataset.hub, dataset.config, split=split, revision=dataset.revision)
+    except Exception as error:  # no network, no such revision, no space: it has a dozen classes for them
+        raise AgentR1Error(
+            f"cannot fetch {where} ({type(error).__name__}: {first_line(error)}); mend the network, {remedy}"
+        ) from None
+    if len(table) != dataset.counts[split]:
+        raise AgentR1Error(
+            f"{where} has {len(table)} records in {split} and {dataset.counts[split]} are published; delete its copy "
+            f"in the cache of `datasets` and fetch it again, {remedy}"
+        )
+    for number, value in enumerate(table, start=1):
+        yield f"{split} record {number}", value
+
+
+def from_file(path: Path) -> Iterator[tuple[str, Any]]:
+    """(place, value) of each record of a JSON list, or of each line of a JSONL file; either may be gzipped.
+
+    The value of a broken line is the error. Raises AgentR1Error where the file cannot be opened, or is cut off.
+    """
+    try:
+        with path.open("rb") as raw:
+            gzipped = raw.read(2) == b"\x1f\x8b"
+        with gzip.open(path) if gzipped else path.open("rb") as file:
+            lines = ((number, line) for number, line in enumerate(file, start=1) if not line.isspace())
+            for index, (number, line) in enumerate(lines):
+                if index == 0 and line.lstrip().startswith(b"["):
+                    values = json.loads(line + file.read())
+                    yield from ((f"record {n}", value) for n, value in enumerate(values, start=1))
+                    return
+                try:
+                    value = json.loads(line)
+                except (ValueError, RecursionError):  # broken JSON, broken UTF-8, or ten thousand brackets
+                    value = ValueError("no JSON")
+                yield f"line {number}", value
+    except (ValueError, RecursionError, EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise AgentR1Error(f"{path} is cut off, damaged or no JSON ({error}); get the file again") from None
+    except OSError as error:
+        raise AgentR1Error(f"{path} cannot be read ({error.strerror or error}); check the path") from None
+
+
+def checked(
+    values: Iterable[tuple[str, Any]], parse: Callable[[Any], T], where: str, skip_bad: bool, skipped: list[str]
+) -> Iterator[T]:
+    """What `parse` makes of each (place, value). It raises ValueError for what does not fit, which is named in `skipped`.
+
+    Raises AgentR1Error in the end if that is not wanted, or if nothing else was there.
+    """
+    seen, corrupt = 0, []
+    for place, value in values:
+        seen += 1
+        try:
+            if isinstance(value, ValueError):
+                raise value
+            parsed = parse(value)
+        except ValueError as error:
+            corrupt.append(f"{place} ({_reason(error)})")
+        else:
+            yield parsed
+    if corrupt and not skip_bad:
+        few = ", ".join(corrupt[:5]) + (", ..." if len(corrupt) > 5 else "")
+        raise AgentR1Error(
+            f"{where}: {len(corrupt)} of {seen} records are corrupt: {few}; get the file again, mend it (docs/data.md "
+            "shows the form), or leave them out with data.skip_bad=true"
+        )
+    if seen == len(corrupt):
+        raise AgentR1Error(f"{where} holds no usable record; is it the right file?")
+    skipped.extend(f"{where}: {one}" for one in corrupt)
+
+
+def _reason(error: ValueError) -> str:
+    """One line; of a form all that does not fit, without what was there instead."""
+    if not isinstance(error, ValidationError):
+        return str(error)
+    found = [(".".join(map(str, e["loc"])), e["msg"].lower()) for e in error.errors(include_url=False)]
+    missing = [f"no {where}" for where, said in found if said == "field required"]
+    return ", ".join(
+        missing + [f"{where}: {said}".removeprefix(": ") for where, said in found if said != "field required"]
+    )

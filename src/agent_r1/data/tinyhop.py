@@ -1,7 +1,7 @@
 """TinyHop: a small world made from nothing, and questions that take one, two or three searches to answer.
 
 In: a random generator and sizes. Out: a `World` (its passages are the corpus) and `Question`s, each with the lookups
-that an ideal agent would make. Next: `build.py` writes both to disk.
+that an ideal agent would make. The words are those of `tinyhop_words.py`. Next: `build.py` writes both to disk.
 
 Why a made-up world? Because nobody can know it by heart: each split has a world of its own, and no name occurs in two of
 them. No training question and no demonstration is about the test world. Its passages are in the index all the same, and
@@ -15,146 +15,21 @@ facts of the world, apart from the walk that made it, and a question stays only 
 from __future__ import annotations
 
 import itertools
-import math
 import random
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
 from agent_r1.data.rows import Passage
+from agent_r1.data.tinyhop_words import HEADS, PASSAGES, RELATIONS, TAILS
 from agent_r1.errors import ConfigError, nearest
 
 T = TypeVar("T")
-
-
-# ------------------------------------------------------------------------------------------------------- the words
-
-
-@dataclass(frozen=True)
-class Relation:
-    """One kind of fact, and every way in which the questions speak of it."""
-
-    subject: str
-    """Type of the entity that has it ..."""
-    value: str
-    """... and of the entity that it leads to."""
-    phrases: tuple[str, ...]
-    """Noun phrases for the value of {x}; they nest: the spouse of the founder of Vandel."""
-    asks: tuple[str, ...]
-    """Questions for the value of {x}."""
-    same: tuple[str, ...] = ()
-    """Yes-no questions whether {a} and {b} have the same value; none where that is always no (mayor) or odd."""
-    which: tuple[str, ...] = ()
-    """Which of {a} and {b} has the value {v}? None for spouse and capital: there the passage of {v} itself tells."""
-
-
-RELATIONS = {
-    "birthplace": Relation(
-        "person", "city",
-        ("the birthplace of {x}", "the city where {x} was born"),
-        ("Where was {x} born?", "In which city was {x} born?", "Which city is {x} from?"),
-        ("Were {a} and {b} born in the same city?", "Are {a} and {b} from the same city?"),
-        ("Who was born in {v}, {a} or {b}?", "Who is from {v}, {a} or {b}?"),
-    ),
-    "employer": Relation(
-        "person", "company",
-        ("the employer of {x}", "the company that {x} works for"),
-        ("Which company does {x} work for?", "Who is the employer of {x}?"),
-        ("Do {a} and {b} work for the same company?", "Do {a} and {b} have the same employer?"),
-        ("Who works for {v}, {a} or {b}?",),
-    ),
-    "spouse": Relation(
-        "person", "person",
-        ("the spouse of {x}", "the person married to {x}"),
-        ("Who is married to {x}?", "Who is the spouse of {x}?"),
-    ),
-    "country": Relation(
-        "city", "country",
-        ("the country of {x}", "the country that {x} is in"),
-        ("In which country is {x}?", "Which country is {x} in?"),
-        ("Are {a} and {b} in the same country?",),
-        ("Which city is in {v}, {a} or {b}?",),
-    ),
-    "mayor": Relation(
-        "city", "person",
-        ("the mayor of {x}",),
-        ("Who is the mayor of {x}?", "Which person is mayor of {x}?"),
-        (),
-        ("Which city has mayor {v}, {a} or {b}?",),
-    ),
-    "capital": Relation(
-        "country", "city",
-        ("the capital of {x}",),
-        ("What is the capital of {x}?", "Which city is the capital of {x}?"),
-    ),
-    "founder": Relation(
-        "company", "person",
-        ("the founder of {x}", "the person who founded {x}"),
-        ("Who founded {x}?", "Who is the founder of {x}?"),
-        ("Were {a} and {b} founded by the same person?", "Do {a} and {b} have the same founder?"),
-        ("Which company was founded by {v}, {a} or {b}?", "Which company did {v} found, {a} or {b}?"),
-    ),
-    "headquarters": Relation(
-        "company", "city",
-        ("the headquarters of {x}", "the city where {x} is based"),
-        ("Where is {x} based?", "In which city is {x} based?"),
-        ("Are {a} and {b} based in the same city?",),
-        ("Which company is based in {v}, {a} or {b}?",),
-    ),
-    "director": Relation(
-        "film", "person",
-        ("the director of {x}", "the person who directed {x}"),
-        ("Who directed {x}?", "Who is the director of {x}?"),
-        ("Did the same person direct {a} and {b}?", "Do {a} and {b} have the same director?"),
-        ("Which film was directed by {v}, {a} or {b}?", "Which film did {v} direct, {a} or {b}?"),
-    ),
-    "star": Relation(
-        "film", "person",
-        ("the star of {x}",),
-        ("Who stars in {x}?", "Who is the star of {x}?"),
-        ("Do {a} and {b} have the same star?",),
-        ("Which film stars {v}, {a} or {b}?",),
-    ),
-    "author": Relation(
-        "book", "person",
-        ("the author of {x}", "the person who wrote {x}"),
-        ("Who wrote {x}?", "Who is the author of {x}?"),
-        ("Did the same person write {a} and {b}?", "Do {a} and {b} have the same author?"),
-        ("Which book was written by {v}, {a} or {b}?", "Which book did {v} write, {a} or {b}?"),
-    ),
-    "publisher": Relation(
-        "book", "company",
-        ("the publisher of {x}", "the company that published {x}"),
-        ("Who published {x}?", "Which company published {x}?"),
-        ("Do {a} and {b} have the same publisher?",),
-        ("Which book was published by {v}, {a} or {b}?",),
-    ),
-}  # fmt: skip
-
-# One passage states all facts of its entity. Within a type, each value follows a word of its own (from, for, married):
-# that is the pattern which a two-layer transformer can learn to look up.
-PASSAGES = {
-    "person": "{x} from {birthplace} works for {employer} and married {spouse}.",
-    "city": "{x} in {country} has mayor {mayor}.",
-    "country": "{x} has capital {capital}.",
-    "company": "{x} in {headquarters} was founded by {founder}.",
-    "film": "{x} is a film by {director} starring {star}.",
-    "book": "{x} is a book by {author} from {publisher}.",
-}
 
 SHARES = {"city": 0.18, "country": 0.06, "company": 0.14, "film": 0.11, "book": 0.11}
 """Part of a world's entities that is of each type; the rest, two in five, are persons."""
 
 MIN_ENTITIES = 20
-
-# A name is two syllables of three letters, consonant + rime: Ban-del. A BPE merges what is frequent, and it should find
-# syllables, so that names it has never seen are spelt like those it has. Rimes are few: they merge first. A tail's
-# consonant goes with only half of them: so d+el (1 name in 42) is twice as frequent as an+d across the seam (1 in 84).
-RIMES = ("an", "el", "ir", "os", "um", "ax")
-CONSONANTS = "bdfgklmnprstvz"
-HEADS = tuple(consonant + rime for consonant in CONSONANTS for rime in RIMES)
-TAILS = tuple(consonant + RIMES[(i + j) % len(RIMES)] for i, consonant in enumerate(CONSONANTS) for j in (0, 1, 3))
-
 
 # ------------------------------------------------------------------------------------------------------- the world
 
@@ -358,16 +233,12 @@ def make_questions(world: World, rng: random.Random, count: int, mix: dict[str, 
 
 def _split(count: int, mix: dict[str, float]) -> dict[str, int]:
     """Whole numbers in the proportions of `mix` that add up to `count` (method of largest remainders)."""
-    for kind, share in mix.items():
+    for kind in mix:
         if kind not in KINDS:
             raise ConfigError(
                 f"data.mix: unknown kind of question {kind!r}{nearest(kind, KINDS)}; choose from {', '.join(KINDS)}"
             )
-        if not (share >= 0 and math.isfinite(share)):
-            raise ConfigError(f"data.mix: the share of {kind} is {share}; give a number that is not negative")
     total = sum(mix.values())
-    if total == 0:
-        raise ConfigError("data.mix: all shares are zero; give at least one kind of question a positive share")
     exact = {kind: count * mix.get(kind, 0) / total for kind in KINDS}
     whole = {kind: int(share) for kind, share in exact.items()}
     by_remainder = sorted(KINDS, key=lambda kind: whole[kind] - exact[kind])
