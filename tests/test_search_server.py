@@ -320,8 +320,7 @@ def test_something_else_at_that_address(answer):
 
 def test_one_that_never_answers_costs_its_callers_their_deadline_alone():
     with answering(b"") as url:
-        index = RemoteIndex(url, timeout_s=1)
-        searcher, began = Searcher(index), time.monotonic()
+        searcher = Searcher(RemoteIndex(url, timeout_s=1))
 
         async def main():
             tool = {"search": SearchTool(searcher, 1)}
@@ -331,9 +330,6 @@ def test_one_that_never_answers_costs_its_callers_their_deadline_alone():
         results, waiting = asyncio.run(main())
         assert ["longer than 0.3 s" in result.content for result in results] == [True, True]
         assert waiting == 2  # the request itself goes on
-        with pytest.raises(AgentR1Error, match="does not answer"):
-            index.search(["a"], 1)
-        assert time.monotonic() - began < 60
 
 
 # ---------------------------------------------------------------------------------------------------- the real command

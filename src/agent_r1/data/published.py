@@ -3,8 +3,8 @@
 In: a local file in a published form, or a data set on the hub. Out: `Record`s, the same whichever it was. Next: `build.py`
 makes rows of them. A set of the same kind is one entry of `DATASETS`, and a form if it has one of its own.
 
-A downloaded file is taken at nobody's word: every record is checked, and one that does not fit is counted and named. It
-is left out only where the user asked for that. `datasets` reads what it has written itself, on the hub or in a local copy
+A downloaded file is not trusted: every record is checked, and one that does not fit is counted and named. It is left out
+only where the user asked for that. `datasets` reads what it has written itself, on the hub or in a local copy
 of it. JSON is read here: one corrupt line, and datasets 5.2.0 refuses the whole file without saying which record it was.
 """
 

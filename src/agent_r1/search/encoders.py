@@ -17,7 +17,7 @@ near "founded". A gram g gets a column c(g) and a sign s(g) = +1 or -1 from one 
     query   = u(query)
     passage = u(title) + u(text)                                                             (then length 1)
 
-Many grams share a column (there are only `dim`), but with random signs: strangers then cancel on average, and the
+Many grams share a column (there are only `dim`), but with random signs: different grams then cancel on average, and the
 expected dot product is the one without any collision (Weinberger et al. 2009, "feature hashing").
 """
 

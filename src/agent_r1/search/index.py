@@ -254,10 +254,10 @@ class PassageIndex:
     def nearest(self, queries: np.ndarray, top_k: int) -> tuple[np.ndarray, np.ndarray]:
         """Positions (int64) and scores (float32) of the best passages: both [len(queries), min(top_k, count)].
 
-        FAISS hands a batch to BLAS, whose last digits depend on the size of the batch. Two passages with all but equal
-        scores could then change places with the company that a query happens to keep, and one seed would no longer
-        mean one run. So FAISS proposes a few more than needed, and their order is settled here, one by one: by the
-        score to five digits, then by the place in the corpus. With an approximate index that repairs most of its error.
+        FAISS hands a batch to BLAS, whose last digits depend on the size of the batch. Two passages with nearly equal
+        scores could then change places, depending on the other queries, and the same seed would give another run. So
+        FAISS proposes a few more than needed, and they are put in order here: by the score to five digits, then by the
+        place in the corpus. With an approximate index this repairs most of its error.
         """
         import faiss
 

@@ -1,7 +1,7 @@
 """Search for many episodes at once. In: queries of running coroutines. Out: `Hit`s to the search tool (room 3).
 
 A hundred episodes run side by side, and whenever the model has decoded a batch of turns, dozens of them search in the
-same moment. One by one, each would pay the fixed cost of encoding and of a FAISS call. So nobody is answered at once:
+same moment. Asked one by one, each query would pay the fixed cost of encoding and of a FAISS call. So they are collected:
 
     search("Sosnum author") ──┐
     search("Tulo country")   ──┼─ the same turn of the event loop ──▶ one encode, one FAISS call ──▶ everyone wakes
@@ -13,13 +13,12 @@ The first query of a turn asks the event loop to run `_flush` after everything t
 The index itself works in a thread, one batch at a time; what comes in meanwhile makes the next batch. So an index that is
 slow, or a service that hangs, stops those who asked it and nobody else: the deadline of a call (`call_tool`) holds.
 
-Where the tokens are sampled in this process as well, a clock must not decide who is back for the next batch of the
-sampler, because the company in a batch changes the last digits of a log-prob. There the event loop stands still until the
-index has answered, for `PATIENCE_S` at most.
+If tokens are sampled in this process as well, the event loop waits for the index, for `PATIENCE_S` at most. Otherwise the
+clock would decide which episodes share the sampler's next batch, and the batch changes the last digits of a log-prob.
 
-Samples of one question ask the same things, in this step and in later ones; a cache remembers the latest queries. A
-remembered query lines up like a new one. Answered at once, its episode would rejoin the sampler in another place of
-the batch; and a resumed run, whose cache is empty, would not be the uninterrupted one to the bit.
+Samples of one question ask the same things, in this iteration and in later ones; a cache remembers the latest queries. A
+remembered query lines up like a new one. If it were answered at once, its episode would take another place in the sampler's
+batch, and a resumed run, whose cache is empty, would differ from the uninterrupted one in the last bits.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from agent_r1.search.index import Hit, PassageIndex
 MAX_QUERY_CHARS = 2000
 """More than any encoder reads. It bounds what one query can cost."""
 PATIENCE_S = 2.0
-"""How long an event loop that samples stands still for its searches. Only what takes longer is left to the clock."""
+"""How long an event loop that samples waits for its searches."""
 
 Query = tuple[str, int]
 """Text and top_k."""
@@ -99,7 +98,7 @@ class Searcher:
         """`search` without waiting; it lines up at once."""
         self.stats.queries += 1
         loop = asyncio.get_running_loop()
-        if self._line is None or self._line.loop is not loop:  # what a stopped loop left behind is its own affair
+        if self._line is None or self._line.loop is not loop:  # an earlier loop keeps its own line
             self._line = _Line(loop)
         line = self._line
         # Every caller waits on a future of its own: if its episode is cancelled, only that future is.
