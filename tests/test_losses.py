@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import get_args
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_r1 import config
+from agent_r1.settings import KlEstimator, LossAggregation
 from agent_r1.training.losses import (
     KL_ESTIMATORS,
     aggregate_loss,
@@ -20,7 +21,7 @@ from agent_r1.training.losses import (
 )
 
 SEEDS = st.integers(0, 10**6)
-MODES = config.LOSS_AGGREGATIONS
+MODES = get_args(LossAggregation)
 GARBAGE = st.sampled_from([float("nan"), float("inf"), 1e30, -1e30, 3.0])
 CLIP = dict(clip_low=0.2, clip_high=0.28, clip_dual=3.0)
 
@@ -277,7 +278,7 @@ def test_k3_is_never_negative_and_bounded(logprob, ref):
 
 
 def test_names():
-    assert set(KL_ESTIMATORS) == set(config.KL_ESTIMATORS)
+    assert set(KL_ESTIMATORS) == set(get_args(KlEstimator))
     with pytest.raises(KeyError):
         kl_penalty(torch.zeros(1), torch.zeros(1), "k33")
     with pytest.raises(KeyError):

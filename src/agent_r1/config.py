@@ -27,14 +27,11 @@ from agent_r1.settings import (
     DataName,
     Engine,
     InFingerprintIfChanged,
-    KlEstimator,
-    LossAggregation,
     OutsideFingerprint,
 )
 from agent_r1.sizes import check_context, find_gpu, known_model
 
 ALGORITHMS, ENGINES, DATASETS = get_args(Algorithm), get_args(Engine), get_args(DataName)
-LOSS_AGGREGATIONS, KL_ESTIMATORS = get_args(LossAggregation), get_args(KlEstimator)
 GONE = {"actor": {"mask_tool_tokens": True, "ablation_normalizer": "masked"}, "rollout": {"top_p": 1.0}}
 """Settings that older runs have, with the only values that are still accepted. They stay in the fingerprint, so that such runs
 resume."""
