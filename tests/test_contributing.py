@@ -29,16 +29,19 @@ SETTINGS = [
     "trainer.device=cpu",
 ]
 
-EPISODE = """
+TRAINING = """
 import asyncio, sys
 from conftest import ScriptedPolicy, call
+from agent_r1.cli import main
 from agent_r1.config import load_config
 from agent_r1.rollout.episode import Task, make_loop
 from agent_r1.training.tiny_model import load_chat
 from agent_r1.types import Sampling
 from agent_r1.workspace import Workspace, load_rows, load_tools
 
-config = load_config("glance", sys.argv[1:], algorithm="rloo")
+for stage in ("data", "index", "cold-start", "train"):
+    assert main([stage, *sys.argv[1:]]) == 0
+config = load_config("glance", sys.argv[3:], algorithm="rloo")
 chat = load_chat(Workspace.of(config).cold_start)
 policy = ScriptedPolicy(chat, [call("add", a=1.5, b=2), "<answer>3.5</answer>"])
 loop = make_loop(policy, chat, load_tools(config), config.rollout, config.env)
@@ -74,21 +77,16 @@ def tree(tmp_path) -> Path:
     return tmp_path
 
 
-def python(tree: Path, *argv: str) -> str:
-    path = os.pathsep.join([str(tree / "src"), str(ROOT / "tests")])
-    env = os.environ | {"PYTHONPATH": path, "AGENT_R1_HOME": str(tree), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, *argv], cwd=tree, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 @pytest.mark.slow
 def test_what_is_added_by_following_the_steps_is_trained_with(tree):
     ruff = [Path(sys.prefix) / "bin" / "ruff", "check", "--no-cache", "src"]
     checked = subprocess.run(ruff, cwd=tree, capture_output=True, text=True)
     assert checked.returncode == 0, checked.stdout
-    for stage in ("data", "index", "cold-start", "train"):
-        python(tree, "-m", "agent_r1.cli", stage, *SETTINGS)
+    path = os.pathsep.join([str(tree / "src"), str(ROOT / "tests")])
+    env = os.environ | {"PYTHONPATH": path, "AGENT_R1_HOME": str(tree), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", TRAINING, *SETTINGS]
+    done = subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
 
     # The preset: its name, its four steps, the smoke run beneath it.
     run = tree / "runs" / "glance-rloo"
@@ -116,5 +114,5 @@ def test_what_is_added_by_following_the_steps_is_trained_with(tree):
     assert moved and paid
 
     # The tool: offered beside the other one, and called.
-    prompt, _, result = python(tree, "-c", EPISODE, *SETTINGS[2:]).strip().rpartition("\n")
+    prompt, _, result = done.stdout.strip().rpartition("\n")
     assert "search(" in prompt and "add(" in prompt and result == "3.5 -0.05"

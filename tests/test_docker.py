@@ -389,9 +389,10 @@ def test_with_a_terminal_there_is_one_inside(box):
 
 
 @pytest.mark.slow
-def test_a_whole_run_in_a_container_with_a_search_service(box):
-    """From data to report, each stage in the stand-in's container, and one search service for all of them."""
+def test_a_whole_run_in_a_container_with_a_search_service(box, produced):
+    """From a cold start to the report, each stage in the stand-in's container, and one search service for all of them."""
     (box.bin / "image").touch()
+    shutil.copytree(produced / "artifacts", box.home / "artifacts")
     argv = ["grpo", "--preset", "smoke", *TINY[1:], "trainer.steps=2", "--search-server"]
     done = box.start(*argv, timeout=240, WANDB_API_KEY="secret123")
     assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-2000:]}"

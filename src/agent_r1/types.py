@@ -157,6 +157,7 @@ class Step:
     action_logprobs: list[float]
     reward: float = 0.0
     done: bool = False
+    """Whether the episode ended with it."""
     finish_reason: str = "stop"
     info: dict[str, Any] = field(default_factory=dict)
 
