@@ -11,7 +11,9 @@ import io
 import json
 import os
 import re
+import signal
 import sys
+import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,7 +23,6 @@ from conftest import ScriptedPolicy, call, cut, question_row
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
-from runs import agent as agent_command
 from runs import main
 
 from agent_r1.config import load_config
@@ -29,8 +30,8 @@ from agent_r1.data.rows import read_rows
 from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.inference import chat as chat_module
 from agent_r1.inference.agent import Agent, user_tools
-from agent_r1.inference.chat import Repl, check_temperature, suggest
-from agent_r1.inference.conversation import Conversation, answer_of, exchange_record, read_turn, same_context
+from agent_r1.inference.chat import Repl, suggest
+from agent_r1.inference.conversation import Conversation, Watcher, exchange_record, read_turn, same_context
 from agent_r1.inference.screen import Screen
 from agent_r1.rollout.episode import make_loop
 from agent_r1.rollout.evaluate import evaluate
@@ -50,6 +51,8 @@ def lookup(query: str) -> str:
     """
     if query == "slow":
         time.sleep(5)
+    if query == "flood":
+        return "word " * 700
     if query == "boom":
         raise RuntimeError("the index is on fire")
     return f"{query} was founded by Marn."
@@ -63,26 +66,15 @@ def make_agent(policy, chat, tools=(lookup,), **rollout) -> Agent:
     return Agent(policy, chat, {t.name: t for t in tools}, config, Path("model"))
 
 
-class Tape:
+class Tape(Watcher):
     """Remembers what it is told."""
 
     def __init__(self):
-        self.events: list[tuple[str, object]] = []
-
-    def stream(self, text):
-        self.events.append(("stream", text))
+        self.streamed, self.turns, self.notes = [], [], []
+        self.stream, self.note = self.streamed.append, self.notes.append
 
     def turn(self, action):
-        self.events.append(("turn", action.text))
-
-    def results(self, result):
-        self.events.append(("results", [c["content"] for c in result.info.get("tool_calls", [])]))
-
-    def note(self, text):
-        self.events.append(("note", text))
-
-    def of(self, kind: str) -> list:
-        return [event for name, event in self.events if name == kind]
+        self.turns.append(action.text)
 
 
 class Streaming(ScriptedPolicy):
@@ -137,12 +129,15 @@ def test_a_turn_that_was_cut_off_is_closed_before_the_follow_up(chat):
     assert second.observation_ids[len(said)] == chat.turn_end_id
 
 
+def sampler(world, chat, model) -> LocalPolicy:
+    return LocalPolicy(model, chat.stop_ids, slots=4, max_context=world.config.rollout.max_context)
+
+
 def test_without_memory_every_question_has_the_ids_of_training(micro, chat, cloned_model):
-    """Chat and evaluation, which is training's loop, see and sample the same tokens."""
-    rows = micro.rows("test")[:4]
-    policy = LocalPolicy(cloned_model, chat.stop_ids, slots=4, max_context=micro.config.rollout.max_context)
+    """Chat and evaluation, which is training's loop, see and sample the same tokens. What streams is what was sampled."""
+    rows, policy, tape = micro.rows("test")[:4], sampler(micro, chat, cloned_model), Tape()
     agent = Agent(policy, chat, micro.tools, micro.config, Path("model"))
-    conversation = Conversation(agent, rows)
+    conversation = Conversation(agent, rows, watcher=tape)
     conversation.temperature = 0.0
     assert not conversation.memory  # the tiny model has seen single questions only
     with asyncio.Runner() as runner:
@@ -154,37 +149,29 @@ def test_without_memory_every_question_has_the_ids_of_training(micro, chat, clon
         assert ids == [(s.observation_ids, s.action_ids) for s in trajectory.steps]
         assert exchange.trajectory.reward == trajectory.reward
         assert exchange.trajectory.metrics == trajectory.metrics
-    assert sum(len(t.steps) for t in evaluated) > len(rows)  # some of them searched
+    turns = [chat.turn_text(step.action_ids) for t in evaluated for step in t.steps]
+    assert len(turns) > len(rows) and tape.turns == turns  # some of them searched
+    assert set(turns) <= set(tape.streamed) and len(tape.streamed) > 3 * len(turns)
 
 
-def test_the_streamed_text_is_the_turn_that_was_sampled(micro, chat, cloned_model):
-    policy = LocalPolicy(cloned_model, chat.stop_ids, slots=4, max_context=micro.config.rollout.max_context)
-    tape = Tape()
-    agent = Agent(policy, chat, micro.tools, micro.config, Path("model"))
-    exchange = converse(agent, micro.rows("test")[0]["prompt"][-1]["content"], watcher=tape).exchanges[0]
-    turns = tape.of("turn")
-    assert len(turns) == len(exchange.trajectory.steps)
-    for text in turns:
-        assert text in tape.of("stream")  # the last thing that streamed is the whole turn
-    assert len(tape.of("stream")) > 3 * len(turns)
-
-
-def test_the_system_message_of_the_task_stands_in_front_of_any_first_question(chat):
+def test_it_is_asked_as_in_training(chat):
+    """The task's system message before any first question, the sampling of the run, and the reward of a known question."""
     known = question_row(prompt=[{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Known?"}])
-    policy = ScriptedPolicy(chat, [ANSWER])
-    conversation = converse(make_agent(policy, chat), "Unknown?", "And then?", known=[known])
-    first, second = (chat.decode(ids) for _, ids, _ in policy.seen)
-    assert "Be brief." in first
-    assert second.count("Be brief.") == 1
-    assert [e.known for e in conversation.exchanges] == [False, False]
-
-
-def test_a_known_question_is_paid_as_in_training(chat):
-    policy = ScriptedPolicy(chat, [ANSWER])
-    exchange = converse(make_agent(policy, chat), "Who founded Vexlor?", known=[question_row()]).exchanges[0]
-    assert exchange.known
-    assert exchange.trajectory.reward == 1.0
-    assert answer_of(exchange, chat) == "Marn"
+    policy = ScriptedPolicy(chat, [call("lookup", query="Vexlor"), ANSWER])
+    agent = make_agent(policy, chat, temperature=0.7)
+    conversation = converse(agent, "Unknown?", "Known?", known=[known])
+    texts = [chat.decode(ids) for _, ids, _ in policy.seen]
+    assert all(text.count("Be brief.") == 1 for text in texts) and texts[-1].count("nown?") == 2
+    assert {(s.temperature, s.max_tokens) for _, _, s in policy.seen} == {(0.7, 200)}
+    unknown, record = (json.loads(json.dumps(exchange_record(e, chat))) for e in conversation.exchanges)
+    assert unknown["answer"] == "Marn" and "reward" not in unknown
+    assert (record["answer"], record["stop_reason"], record["error"]) == ("Marn", "answered", None)
+    assert record["turns"] == [call("lookup", query="Vexlor"), ANSWER]
+    assert [c["content"] for c in record["tool_calls"]] == ["Vexlor was founded by Marn."]
+    assert record["reward"] == 1.0 and record["reward_parts"] == {"em": 1.0, "format": 0.0}
+    steps = conversation.exchanges[1].trajectory.steps
+    assert record["sampled_tokens"] == sum(len(s.action_ids) for s in steps)
+    assert record["tokens_before"] == conversation.exchanges[1].start > 0
 
 
 def test_a_follow_up_that_does_not_fit_begins_anew(chat):
@@ -196,7 +183,7 @@ def test_a_follow_up_that_does_not_fit_begins_anew(chat):
     starts = [e.start for e in conversation.exchanges]
     assert starts[0] == 0 and 0 in starts[1:]
     assert all(e.trajectory.stop_reason is StopReason.ANSWERED for e in conversation.exchanges)
-    assert any("no longer fits" in note for note in tape.of("note"))
+    assert any("no longer fits" in note for note in tape.notes)
     assert len(same_context(conversation.exchanges)) < 3
 
 
@@ -208,14 +195,6 @@ def test_a_question_that_no_context_can_hold_leaves_the_conversation_alone(chat)
         asyncio.run(conversation.ask("What about this: " + "lorem ipsum " * 8_500))
     assert conversation.exchanges == before
     assert len(policy.seen) == 1  # nothing was sampled
-
-
-def test_the_sampling_is_that_of_training(chat):
-    policy = ScriptedPolicy(chat, [ANSWER])
-    agent = make_agent(policy, chat, temperature=0.7)
-    converse(agent, "One?")
-    _, _, sampling = policy.seen[0]
-    assert (sampling.temperature, sampling.max_tokens) == (0.7, 200)
 
 
 @pytest.mark.parametrize(
@@ -274,7 +253,7 @@ PIECES = st.lists(
 
 
 @given(PIECES)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_what_streams_in_plain_text_is_what_a_whole_turn_gives(pieces):
     """Streaming shows each part once, as it grows, and ends with the same text as a turn that came in one piece."""
     text, streamed, whole = "".join(pieces), io.StringIO(), io.StringIO()
@@ -289,18 +268,13 @@ def test_what_streams_in_plain_text_is_what_a_whole_turn_gives(pieces):
 
 @pytest.mark.timeout(120)  # a fraction of a second; anything quadratic takes longer than this
 @pytest.mark.parametrize(
-    ("text", "kinds"),
-    [
-        ("<think>" * 50_000, ["think"]),
-        ("<tool_call>" * 50_000 + "</answer>" * 50_000, ["tool_call"]),
-        ("<" * 300_000, ["answer"]),
-        ("<answer></answer>" * 20_000, []),
-    ],
-    ids=["thoughts", "calls", "brackets", "empty answers"],
+    ("piece", "times", "kinds"),
+    [("<think>", 50_000, ["think"]), ("<tool_call>x", 50_000, ["tool_call"] * 50_000), ("<", 300_000, ["answer"]),
+     ("<answer></answer>", 10_000, [])],
 )  # fmt: skip
-def test_a_long_hostile_turn_is_read(text, kinds):
-    assert [kind for kind, _ in read_turn(text, whole=True)] == kinds
-    read_turn(text, whole=False)
+def test_a_long_hostile_turn_is_read(piece, times, kinds):
+    assert [kind for kind, _ in read_turn(piece * times, whole=True)] == kinds
+    read_turn(piece * times, whole=False)
 
 
 # ------------------------------------------------------------------------------------------------------- on the screen
@@ -342,12 +316,8 @@ def words_of(shown: str) -> str:
     return " ".join(re.sub(r"\x1b\[[0-9;]*m", "", shown).split())
 
 
-def first_then_fine(*bad):
-    """A script: the first question gets these turns, every other one a good answer."""
-    return lambda session, turn, ids: bad[turn] if session == "chat-1" else ANSWER
-
-
 BAD_CALL = "<tool_call>\n{broken\n</tool_call>"
+LOOK = call("lookup", query="x")
 FAULTS = {
     "malformed call": ([BAD_CALL, ANSWER], "the call is not valid JSON"),
     "call that is no object": (["<tool_call>[1]</tool_call>", ANSWER], 'the call has no "name"'),
@@ -355,48 +325,28 @@ FAULTS = {
     "call that is not closed": (['<tool_call>{"name": "lookup"', ANSWER], "not closed"),
     "unknown tool": ([call("lokup", query="x"), ANSWER], "unknown tool 'lokup'; available: lookup"),
     "wrong argument": ([call("lookup", q="x"), ANSWER], "lookup: missing argument 'query'"),
-    "wrong type": ([call("lookup", query=[1]), ANSWER], "argument 'query' must be string"),
     "slow tool": ([call("lookup", query="slow"), ANSWER], "took longer than 0.2 s"),
     "broken tool": ([call("lookup", query="boom"), ANSWER], "lookup failed: the index is on fire"),
     "two bad calls": ([BAD_CALL, BAD_CALL], "no answer: 2 invalid calls in a row"),
-    "no end of calls": ([call("lookup", query="x")] * 5, "no answer: its 5 turns are used up"),
-    "too many calls": ([call("lookup", query="x") * 7], "no answer: it asked for more than 6 tool calls"),
+    "no end of calls": ([LOOK] * 5, "no answer: its 5 turns are used up"),
+    "too many calls": ([LOOK * 7], "no answer: it asked for more than 6 tool calls"),
+    "a turn cut off": ([lambda chat: cut(chat, LOOK)], "cut off: a turn has 200 tokens"),
+    "a full context": ([call("lookup", query="flood")], "the context of 600 tokens is full"),
     "no tags": (["I do not know."], "I do not know."),
     "empty turn": ([""], "no answer: its last turn is empty"),
     "empty answer": (["<answer> </answer>"], "no answer: its last turn is empty"),
 }
 
 
-@pytest.mark.parametrize("color", [False, True])
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_of_the_agent_ends_in_a_readable_message_and_a_living_prompt(session, fault, color):
+def test_a_fault_of_the_agent_ends_in_a_readable_message_and_a_living_prompt(session, chat, fault):
     turns, words = FAULTS[fault]
-    talk = session(first_then_fine(*turns), color=color)
-    shown = words_of(talk("One?"))
-    assert words in shown
-    assert "Traceback" not in shown
-    assert "Marn" in words_of(talk("Two?"))
-
-
-def test_a_turn_that_is_cut_off_says_so_and_its_call_is_not_run(session, chat):
-    talk = session(first_then_fine(cut(chat, call("lookup", query="x"))))
+    turns = [turn(chat) if callable(turn) else turn for turn in turns]
+    talk = session(lambda name, turn, ids: turns[turn] if name == "chat-1" else ANSWER, max_context=600)
     shown = talk("One?")
-    assert "cut off: a turn has 200 tokens" in shown and "founded" not in shown
-    assert "Marn" in talk("Two?")
-
-
-def test_a_full_context_says_so(session, chat):
-    @tool
-    def flood() -> str:
-        """Say a lot."""
-        return "word " * 700
-
-    talk = session(
-        first_then_fine('<tool_call>{"name": "flood", "arguments": {}}</tool_call>'), tools=(flood,), max_context=600
-    )
-    assert "the context of 600 tokens is full" in talk("One?")
-    shown = talk("Two?")  # does not fit behind the flood
-    assert "Marn" in shown
+    assert words in words_of(shown) and "Traceback" not in shown
+    assert fault != "a turn cut off" or "founded" not in shown  # its call is not run
+    assert "Marn" in words_of(talk("Two?"))
 
 
 class Dying(Streaming):
@@ -414,12 +364,11 @@ class Dying(Streaming):
         return await super().generate(prompt_ids, sampling, session)
 
 
-@pytest.mark.parametrize("color", [False, True])
 @pytest.mark.parametrize(
     "error", [AgentR1Error("the model server at http://x broke off; it ran out of memory"), RuntimeError("CUDA error")]
 )
-def test_a_server_that_dies_in_mid_answer(session, chat, error, color):
-    talk = session(Dying(chat, error), color=color)
+def test_a_server_that_dies_in_mid_answer(session, chat, error):
+    talk = session(Dying(chat, error), color=True)
     assert str(error) in words_of(talk("One?"))
     assert talk.repl.conversation.exchanges == []  # nothing half-said is remembered
     assert "Marn" in words_of(talk("Two?"))
@@ -438,52 +387,48 @@ def test_an_environment_that_breaks(session, chat, monkeypatch):
     assert "Marn" in talk("Two?")
 
 
+def press_ctrl_c() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
 def test_ctrl_c_in_mid_answer_forgets_the_question_only(session, chat):
     """A real SIGINT, while the policy is waiting."""
-    import signal
-    import threading
 
-    def press() -> None:
-        os.kill(os.getpid(), signal.SIGINT)
-
-    async def script(session_name, turn, ids):
-        if session_name == "chat-2":
-            threading.Timer(0.1, press).start()
+    async def script(name, turn, ids):
+        if name == "chat-2":
+            threading.Timer(0.1, press_ctrl_c).start()
             await asyncio.sleep(100)
-            ended.append(1)
         return ANSWER
 
-    ended, talk = [], session(lambda *a: script(*a))
+    talk = session(script)
     talk("One?")
-    assert "interrupted" in talk("Two?") and ended == []
+    assert "interrupted" in talk("Two?")
     assert [e.question for e in talk.repl.conversation.exchanges] == ["One?"]
     assert "Marn" in talk("Three?")
 
 
 def test_ctrl_c_in_the_middle_of_the_real_sampler(micro, chat, cloned_model):
     """The cache of the interrupted question must not leak into the next one."""
-    import signal
 
-    class Press(Tape):
+    class Press(Watcher):
         tokens = 0
 
         def stream(self, text):
             self.tokens += 1
             if self.tokens == 3:
-                os.kill(os.getpid(), signal.SIGINT)
+                press_ctrl_c()
 
     first, second = (row["prompt"][-1]["content"] for row in micro.rows("test")[:2])
-    policy = LocalPolicy(cloned_model, chat.stop_ids, slots=2, max_context=micro.config.rollout.max_context)
-    agent = Agent(policy, chat, micro.tools, micro.config, Path("model"))
+    agent = Agent(sampler(micro, chat, cloned_model), chat, micro.tools, micro.config, Path("model"))
     conversation = Conversation(agent, [], watcher=Press())
+    untouched = dataclasses.replace(agent, policy=sampler(micro, chat, cloned_model))
     conversation.temperature = 0.0
     with asyncio.Runner() as runner:
         with pytest.raises(KeyboardInterrupt):
             runner.run(conversation.ask(first))
         assert conversation.exchanges == []
         again = runner.run(conversation.ask(second))
-        untouched = LocalPolicy(cloned_model, chat.stop_ids, slots=2, max_context=micro.config.rollout.max_context)
-        fresh = Conversation(dataclasses.replace(agent, policy=untouched), [])
+        fresh = Conversation(untouched, [])
         fresh.temperature = 0.0
         expected = runner.run(fresh.ask(second))
     assert [s.action_ids for s in again.trajectory.steps] == [s.action_ids for s in expected.trajectory.steps]
@@ -492,11 +437,10 @@ def test_ctrl_c_in_the_middle_of_the_real_sampler(micro, chat, cloned_model):
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\rover\u202egnp.exe"
 
 
-@pytest.mark.parametrize("color", [False, True])
-def test_nothing_untrusted_moves_the_cursor(session, color, tmp_path):
+def test_nothing_untrusted_moves_the_cursor(session, tmp_path):
     turns = [f"<think>{EVIL}</think>{call('lookup', query=EVIL)}", f"{EVIL}<answer>{EVIL}</answer>"]
     known = [question_row(f"Who? {EVIL}", (EVIL,))]
-    talk = session(lambda s, turn, ids: turns[turn], known=known, color=color)
+    talk = session(lambda s, turn, ids: turns[turn], known=known, color=True)
     file = str(tmp_path / "talk.json")
     shown = talk("1", "/why", "/trace", "/help", f"/{EVIL}", f"/save {file}", f"/save {file}", f"/compare {EVIL}")
     assert "owned" in shown and "gnp.exe" in shown  # it was shown, as marks
@@ -505,22 +449,11 @@ def test_nothing_untrusted_moves_the_cursor(session, color, tmp_path):
         assert where < 0, repr(shown[max(0, where - 40) : where + 40])
 
 
-def test_plain_text_has_no_escape_sequences_and_no_frames(session):
+def test_plain_text_has_no_escape_sequences_and_a_terminal_gets_colours(session):
     turns = [f"<think>find it</think>{call('lookup', query='Vexlor')}", ANSWER]
-    talk = session(lambda s, turn, ids: turns[turn])
-    assert talk("Who founded Vexlor?").splitlines()[:-1] == [
-        "thought: find it",
-        talk.file.getvalue().splitlines()[1],  # with a duration
-        "  | Vexlor was founded by Marn.",
-        "thought: read it",
-        "answer: Marn",
-    ]
-    assert talk.file.getvalue().splitlines()[1].startswith("lookup(query: Vexlor)  ")
-    assert talk.file.getvalue().splitlines()[-1].startswith("2 turns · 1 tool call · ")
-
-
-def test_a_terminal_gets_colours(session):
-    turns = [f"<think>find it</think>{call('lookup', query='Vexlor')}", ANSWER]
+    lines = session(lambda s, turn, ids: turns[turn])("Who founded Vexlor?").splitlines()
+    assert lines.pop(1).startswith("lookup(query: Vexlor)  ") and lines.pop().startswith("2 turns · 1 tool call · ")
+    assert lines == ["thought: find it", "  | Vexlor was founded by Marn.", "thought: read it", "answer: Marn"]
     shown = session(lambda s, turn, ids: turns[turn], color=True)("Who founded Vexlor?")
     assert "\x1b[2;3mthought: " in shown and "\x1b[1;32manswer: " in shown  # dim italic, bold green
     assert "\x1b[36mlookup(query: Vexlor)" in shown
@@ -600,8 +533,8 @@ def test_compare_asks_another_model_and_shows_both(session, chat, monkeypatch):
     opened = []
 
     @contextmanager
-    def open_agent(model, config, backend, tools):
-        opened.append((model, backend, tools))
+    def open_agent(model, config, tools):
+        opened.append((model, tools))
         agent = make_agent(ScriptedPolicy(chat, lambda *_: "<answer>Tulo</answer>"), chat)
         yield dataclasses.replace(agent, model=model)
 
@@ -611,7 +544,7 @@ def test_compare_asks_another_model_and_shows_both(session, chat, monkeypatch):
     shown = talk("One?", "/compare", "/compare")
     assert re.search(r"^model +cold", shown, re.MULTILINE) and shown.count("answer: Tulo") == 2
     assert re.search(r"^thought: read it +answer: Tulo", shown, re.MULTILINE)  # side by side
-    assert opened == [(Path("cold"), "transformers", {"lookup": lookup})]  # once
+    assert opened == [(Path("cold"), {"lookup": lookup})]  # once
     assert "neither a folder nor the name of a model" in talk("/compare no/such/model at all")
 
 
@@ -632,31 +565,15 @@ def test_a_number_that_is_not_offered_is_no_question(session):
     assert alone.repl.conversation.exchanges[0].question == "7"
 
 
-def test_a_question_about_another_world_is_answered_with_a_warning(produced):
+def test_a_question_about_another_world_is_answered_with_a_warning(produced, monkeypatch, capsys):
+    monkeypatch.setenv("AGENT_R1_HOME", str(produced))
     known = read_rows(next(produced.glob("artifacts/tinyhop-*/test.parquet")))[0]["prompt"][-1]["content"]
-    talk = agent_command(produced, "chat", "--run=grpo", "--json", input=f"{known}\nWho is the president of France?\n")
-    assert talk.stderr.count("your question names nothing of it") == 1
-    assert [json.loads(line)["question"] for line in talk.stdout.splitlines()] == [
-        known,
-        "Who is the president of France?",
-    ]
-
-
-def test_the_record_for_programs(chat):
-    policy = ScriptedPolicy(chat, [call("lookup", query="Vexlor"), ANSWER])
-    exchange = converse(make_agent(policy, chat), "Who founded Vexlor?", known=[question_row()]).exchanges[0]
-    record = json.loads(json.dumps(exchange_record(exchange, chat)))
-    assert record["answer"] == "Marn" and record["stop_reason"] == "answered" and record["error"] is None
-    assert record["turns"] == [call("lookup", query="Vexlor"), ANSWER]
-    assert [c["content"] for c in record["tool_calls"]] == ["Vexlor was founded by Marn."]
-    assert record["reward"] == 1.0 and record["reward_parts"] == {"em": 1.0, "format": 0.0}
-    assert record["sampled_tokens"] == sum(len(s.action_ids) for s in exchange.trajectory.steps)
-
-
-@pytest.mark.parametrize("text", ["x", "", "nan", "-0.1", "11", "inf"])
-def test_a_temperature_that_is_none(text):
-    with pytest.raises(ConfigError, match="give a number"):
-        check_temperature(text)
+    asked = [known, "Who is the president of France?"]
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO("\n".join(asked).encode())))
+    main("chat", "--run=grpo", "--json")
+    said = capsys.readouterr()
+    assert " ".join(said.err.split()).count("your question names nothing of it") == 1
+    assert [json.loads(line)["question"] for line in said.out.splitlines()] == asked
 
 
 # ---------------------------------------------------------------------------------------------------- your own tools
@@ -674,6 +591,7 @@ def test_a_tool_of_the_user_from_the_working_directory(tmp_path, monkeypatch):
     assert list(tools) == ["double"] and isinstance(tools["double"], BaseTool)
     for name, words in (
         ("my_tools_a", "give module:function"),
+        (":x", "give module:function"),
         ("my_tools_a:triple", "has no attribute 'triple'"),
         ("no_such_module:x", "No module named"),
         ("my_tools_a:number", "is a int"),
@@ -681,20 +599,3 @@ def test_a_tool_of_the_user_from_the_working_directory(tmp_path, monkeypatch):
     ):
         with pytest.raises(ConfigError, match=words):
             user_tools([name])
-
-
-def test_an_agent_with_two_tools_calls_both_in_one_turn(session):
-    @tool
-    def double(x: int) -> int:
-        """Double a number.
-
-        Args:
-            x: The number.
-        """
-        return 2 * x
-
-    script = [call("double", x=21) + call("lookup", query="Vexlor"), ANSWER]
-    talk = session(lambda s, turn, ids: script[turn], tools=(lookup, double))
-    shown = talk("One?")
-    assert "double(x: 21)" in shown and "  | 42" in shown and "Vexlor was founded by Marn." in shown
-    assert "2 tool calls" in shown

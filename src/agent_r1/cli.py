@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from agent_r1 import __version__
-from agent_r1.config import ALGORITHMS, ENGINES, Config, changed, from_yaml, load_config, preset_names
+from agent_r1.config import ALGORITHMS, ENGINES, Config, from_yaml, load_config, preset_names
 from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.files import home
 
@@ -109,12 +109,17 @@ FROM_ANYWHERE = (
     option("settings", nargs="*", metavar="section.key=value", help="others than those, such as data.name=hotpotqa"),
 )
 BACKEND = option(
-    "--backend", default="transformers", help="transformers (in this process; default) or vllm (a server of its own)"
+    "--backend", default="transformers", choices=("transformers", "vllm"), help="in this process (default), or a server"
 )
-PROMPT = option(
-    "--prompt",
-    help="the system message (default: that of the model's training; one that was not trained here is told how to answer)",
-)
+
+
+def temperature(text: str) -> float:
+    if not 0 <= (value := float(text)) <= 10:
+        raise ValueError  # argparse puts it into words
+    return value
+
+
+PROMPT = option("--prompt", help="the system message (default: that of its training, or one that says how to answer)")
 
 
 def _config(a: Namespace) -> Config:
@@ -227,7 +232,7 @@ def train(a: Namespace) -> None:
     option("--split", default="test", choices=("train", "val", "test"), help="with --model, as all below (default: test)"),
     option("--dataset", metavar="NAME|FILE.parquet", help="other questions than the model's own"),
     option("--limit", type=int, help="only the first so many questions"),
-    option("--temperature", type=float, default=0.0, help="of sampling (default: 0, greedy)"),
+    option("--temperature", type=temperature, default=0.0, help="of sampling, 0 to 10 (default: 0, greedy)"),
     option("--out", type=Path, metavar="DIR", help="keep cards and a line a question; go on where it stopped"),
     PROMPT,
     BACKEND,
@@ -254,23 +259,19 @@ def evaluate(a: Namespace) -> None:
 
 
 def _evaluate_models(a: Namespace) -> None:
-    if len(a.model) > 2:
-        raise ConfigError("--model: give one model, or two to compare")
     from agent_r1.data.rows import read_rows
     from agent_r1.inference import agent, compare
     from agent_r1.workspace import load_rows
 
     settings = [f"algorithm={item}" if item in ALGORITHMS else item for item in a.settings]
     settings += [f"{key}={value}" for key, value in (("engine", a.engine), ("seed", a.seed)) if value is not None]
+    file = Path(a.dataset) if (a.dataset or "").endswith(".parquet") else None
+    settings += [f"data.name={a.dataset}"] if a.dataset and not file else []
     found = [agent.find_model(a.run, hf_path=model, preset=a.preset, overrides=settings) for model in a.model]
-    config, file = found[0][1], Path(a.dataset) if (a.dataset or "").endswith(".parquet") else None
-    if a.dataset and not file:
-        config = changed(config, [f"data.name={a.dataset}"])
+    config, models = found[0][1], [model for model, _ in found]
     agent.make_world(config)
     rows, split = (read_rows(file), file.stem) if file else (load_rows(config, a.split), a.split)
-    models = [model for model, _ in found]
-    how = {"split": split, "backend": a.backend, "temperature": a.temperature, "out": a.out, "prompt": a.prompt}
-    compare.evaluate_models(models, config, rows[: a.limit], **how)
+    compare.evaluate_models(models, config, rows[: a.limit], split, a.backend, a.temperature, a.out, a.prompt)
 
 
 @command("report", "write report.html of a run", ["--preset laptop", "--run mine"], *CONFIGURED, RUN)
@@ -294,12 +295,12 @@ def report(a: Namespace) -> None:
 )  # fmt: skip
 def export(a: Namespace) -> None:
     from agent_r1.inference.agent import find_checkpoint, hub_model, newest_step, own_settings
-    from agent_r1.inference.export import default_target, export
+    from agent_r1.inference.export import export
     from agent_r1.ui import say
 
     checkpoint = newest_step(a.checkpoint_dir) if a.checkpoint_dir else find_checkpoint(a.run, a.step)
-    target = a.target_dir or default_target(checkpoint)
-    export(checkpoint, own_settings(checkpoint), target, hub_model(a.base_model) if a.base_model else None)
+    base = hub_model(a.base_model) if a.base_model else None
+    target = export(checkpoint, own_settings(checkpoint), a.target_dir, base)
     if a.push_to_hub:
         from agent_r1.hub import push
 
@@ -314,11 +315,11 @@ def export(a: Namespace) -> None:
     option("--port", type=int, help="on 127.0.0.1 (default: a free one)"),
 )  # fmt: skip
 def serve(a: Namespace) -> None:
-    from agent_r1.inference.agent import find_model, fit_context
+    from agent_r1.inference.agent import find_model
     from agent_r1.inference.serve import serve_forever
 
     model, config = find_model(a.run, a.step, a.checkpoint_dir, a.model, a.preset, a.settings)
-    serve_forever(model, fit_context(config, model), a.port)
+    serve_forever(model, config.rollout, config.trainer, a.port)
 
 
 @command(
@@ -331,17 +332,16 @@ def serve(a: Namespace) -> None:
     option("--question", help="ask this and leave; exit code 1 if there is no answer"),
     flag("--json", "one line of JSON for each question"),
     option("--tools", action="append", metavar="MODULE:FUNCTION", help="a tool of yours, beside the run's; may be repeated"),
-    option("--temperature", help="of sampling (default: as in training)"),
+    option("--temperature", type=temperature, help="of sampling, 0 to 10 (default: as in training)"),
     option("--seed", type=int, default=0, help="of sampling; same seed, same answers (default: 0)"),
     PROMPT,
 )  # fmt: skip
 def chat(a: Namespace) -> None:
     from agent_r1.inference.agent import find_model
-    from agent_r1.inference.chat import check_temperature, run_chat
+    from agent_r1.inference.chat import run_chat
 
-    temperature = None if a.temperature is None else check_temperature(a.temperature)
     model, config = find_model(a.run, a.step, a.checkpoint_dir, a.model, a.preset, a.settings)
-    run_chat(model, config, a.backend, a.question, a.json, a.tools, temperature, a.seed, a.prompt)
+    run_chat(model, config, a.backend, a.question, a.json, a.tools, a.temperature, a.seed, a.prompt)
 
 
 @command(

@@ -155,7 +155,6 @@ def run_eval(config: Config, model: Path, out: Path, title: str) -> dict:
     """Stage: greedy and sampled evaluation of a model folder; the card goes to `out` and is returned."""
     from agent_r1.inference.agent import open_agent
     from agent_r1.inference.compare import full_card, play
-    from agent_r1.inference.serve import gpus_for
     from agent_r1.rollout.evaluate import score_line, scores
     from agent_r1.rollout.records import evaluation_records, write_rollouts
 
@@ -163,10 +162,10 @@ def run_eval(config: Config, model: Path, out: Path, title: str) -> dict:
         say(f"{title}: done before, in {out}")
         return json.loads(out.read_text())
     rows, tools, backend = load_rows(config, "test"), load_tools(config), _backend(config)
-    few, gpus = rows[:SAMPLED], gpus_for(config.trainer) if backend == "vllm" else 0
+    few = rows[:SAMPLED]
     say(f"{title}: {len(rows)} test questions greedily, {len(few)} sampled ...")
     with (
-        open_agent(model, config, backend, tools=tools, gpus=gpus) as agent,
+        open_agent(model, config, backend, tools, all_gpus=True) as agent,
         progress("evaluating", len(rows) + len(few)) as advance,
     ):
         start = time.perf_counter()

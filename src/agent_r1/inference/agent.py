@@ -15,16 +15,16 @@ import importlib
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from agent_r1 import hub
-from agent_r1.config import Config, changed, from_yaml, load_config
+from agent_r1.config import Config, RolloutConfig, TrainerConfig, changed, from_yaml, load_config
 from agent_r1.data.prompts import instructions, messages
 from agent_r1.device import resolve_device, set_threads
-from agent_r1.errors import AgentR1Error, ConfigError, nearest
+from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.files import home
 from agent_r1.rollout import qwen
 from agent_r1.rollout.chat_format import ChatFormat
@@ -35,9 +35,9 @@ from agent_r1.training.checkpoint import list_checkpoints
 from agent_r1.training.shards import find_shards
 from agent_r1.training.tiny_model import load_chat
 from agent_r1.types import Message, Policy
+from agent_r1.ui import say
 from agent_r1.workspace import Workspace, load_tools, make_data, make_index, needs_index
 
-BACKENDS = ("vllm", "transformers")
 SETTINGS = "agent_r1.yaml"
 """In an exported folder: the configuration of the run, so that the model acts elsewhere as it was trained."""
 
@@ -52,15 +52,17 @@ class Agent:
     config: Config
     """As trained: environment, limits, sampling."""
     model: Path
-    gpus: int = 0
-    """See `vllm_server`."""
+    at_once: int = 1
+    """Episodes to run side by side: as many as all engines decode at a time."""
     lead: list[Message] | None = None
     """What stands before each question, instead of what the rows of the data set have there; None: as in the rows."""
 
     @property
-    def at_once(self) -> int:
-        """Episodes to run side by side: as many as all engines decode at a time."""
-        return self.config.rollout.slots * max(1, self.gpus)
+    def made_from_nothing(self) -> bool:
+        """Whether this is the tiny model of our own. It has seen single questions only, and has no language to fall back
+        on: in a second question of one conversation it answers at once, out of the first one's passages."""
+        model = self.config.model
+        return model.path is None and len(self.chat.tokenizer) <= model.vocab_size
 
 
 @contextmanager
@@ -69,50 +71,53 @@ def open_agent(
     config: Config,
     backend: str = "transformers",
     tools: dict[str, BaseTool] | None = None,
-    on_status: Callable[[str], None] | None = None,
-    gpus: int = 0,
     prompt: str | None = None,
+    all_gpus: bool = False,
 ) -> Iterator[Agent]:
     """The agent of a model folder. What was started for it ends with the block, however that is left.
 
-    `tools`: instead of the configuration's own. `on_status` gets a line now and then while a server starts. `gpus`: see
-    `vllm_server`. `prompt`: the system message; without it that of the model's training, or `instructions`.
+    `tools`: instead of the configuration's own. `prompt`: the system message; without it that of the model's training, or
+    `instructions`. `all_gpus`: for an evaluation; a chat is better served by a server that starts sooner.
     """
-    if backend not in BACKENDS:
-        raise ConfigError(f"unknown backend {backend!r}{nearest(backend, BACKENDS)}; choose from {', '.join(BACKENDS)}")
     set_threads(config.trainer.threads)
-    chat = load_chat(model)
-    config = fit_context(config, model)
+    chat, config = load_chat(model), fit_context(config, model)
     if config.env.tools if tools is None else tools:
         chat.check_tools()
     tools = make_tools_of(config) if tools is None else tools
-    lead = _lead(model, chat, config, tools, prompt)
-    if backend == "transformers":
-        yield Agent(_in_process(model, chat, config), chat, tools, config, model, lead=lead)
-        return
-    from agent_r1.inference.serve import vllm_server
+    with ExitStack() as stack:
+        gpus = 0
+        if backend == "vllm":
+            from agent_r1.inference.serve import gpus_for, vllm_server
 
-    on_status = on_status or (lambda line: None)
-    with vllm_server(model, config.rollout, config.trainer, on_status=on_status, gpus=gpus) as server:
-        policy = ServerPolicy(server.url, server.api_key, server.name, chat.stop_ids, server.diagnose)
-        yield Agent(policy, chat, tools, config, model, gpus, lead)
+            gpus = gpus_for(config.trainer) if all_gpus else 0
+            server = stack.enter_context(vllm_server(model, config.rollout, config.trainer, gpus=gpus))
+            policy = ServerPolicy(server.url, server.api_key, server.name, chat.stop_ids, server.diagnose)
+        else:
+            policy = _in_process(model, chat, config.rollout, config.trainer)
+        agent = Agent(policy, chat, tools, config, model, config.rollout.slots * max(1, gpus))
+        agent.lead = _lead(agent, prompt)
+        yield agent
 
 
-def _lead(
-    model: Path, chat: ChatFormat, config: Config, tools: dict[str, BaseTool], prompt: str | None
-) -> list[Message] | None:
+def _in_process(model: Path, chat: ChatFormat, rollout: RolloutConfig, trainer: TrainerConfig) -> Policy:
+    device, dtype = resolve_device(trainer)
+    network = load_any(model, device, dtype)
+    if not isinstance(network, qwen.Qwen):
+        return TransformersPolicy(network, chat.stop_ids)
+    # The cache of a large model at training's number of slots would not fit: keep it below 2 GiB.
+    shape = network.shape
+    per_slot = 2 * shape.layers * shape.kv_heads * shape.head_dim * rollout.max_context * dtype.itemsize
+    slots = max(1, min(rollout.slots, 2**31 // per_slot))
+    return LocalPolicy(network, chat.stop_ids, slots=slots, max_context=rollout.max_context)
+
+
+def _lead(agent: Agent, prompt: str | None) -> list[Message] | None:
     """See `Agent.lead`: a model that none of our runs made must be told how to answer, unless its data set does."""
     if prompt is None:
-        if own_settings(model) or messages(config.data.name, "")[:-1] or made_from_nothing(chat, config):
+        if own_settings(agent.model) or messages(agent.config.data.name, "")[:-1] or agent.made_from_nothing:
             return None
-        prompt = instructions(tools)
+        prompt = instructions(agent.tools)
     return [{"role": "system", "content": prompt}] if prompt else []
-
-
-def made_from_nothing(chat: ChatFormat, config: Config) -> bool:
-    """Whether this is the tiny model of our own. It has seen single questions only, and has no language to fall back on:
-    in a second question of one conversation it answers at once, out of the first one's passages."""
-    return config.model.path is None and len(chat.tokenizer) <= config.model.vocab_size
 
 
 def describe(agent: Agent, backend: str) -> str:
@@ -123,29 +128,26 @@ def describe(agent: Agent, backend: str) -> str:
     told = f'"{textwrap.shorten(lead[0]["content"], 80, placeholder="...")}"' if lead else "none"
     r = c.rollout
     return (
-        f"{short_name(agent)}, {backend}; tools: {', '.join(agent.tools) or 'none'}{world}; prompt: {told}; temperature "
-        f"{r.temperature:g}, {r.max_tokens_per_turn} tokens a turn, {r.max_context} in all"
+        f"{short_name(agent.model)}, {backend}; tools: {', '.join(agent.tools) or 'none'}{world}; prompt: {told}; "
+        f"temperature {r.temperature:g}, {r.max_tokens_per_turn} tokens a turn, {r.max_context} in all"
     )
 
 
-def short_name(agent: Agent) -> str:
-    """Of its model: the folder, without what all folders of ours have in common."""
-    root = Workspace.of(agent.config).root.resolve()
-    model = agent.model.resolve()
-    name = model.relative_to(root) if model.is_relative_to(root) else agent.model
-    return str(name).removesuffix("/model")
+def short_name(model: Path) -> str:
+    """Its folder, without what all folders of ours have in common."""
+    root, folder = home().resolve(), model.resolve()
+    return str(folder.relative_to(root) if folder.is_relative_to(root) else model).removesuffix("/model")
 
 
-def _in_process(model: Path, chat: ChatFormat, config: Config) -> Policy:
-    device, dtype = resolve_device(config.trainer)
-    network = load_any(model, device, dtype)
-    if not isinstance(network, qwen.Qwen):
-        return TransformersPolicy(network, chat.stop_ids)
-    # The cache of a large model at training's number of slots would not fit: keep it below 2 GiB.
-    shape = network.shape
-    per_slot = 2 * shape.layers * shape.kv_heads * shape.head_dim * config.rollout.max_context * dtype.itemsize
-    slots = max(1, min(config.rollout.slots, 2**31 // per_slot))
-    return LocalPolicy(network, chat.stop_ids, slots=slots, max_context=config.rollout.max_context)
+def fit_context(config: Config, model: Path) -> Config:
+    """`config` with a context that the model has."""
+    longest = qwen.read_config(model).get("max_position_embeddings") or config.rollout.max_context
+    if longest >= config.rollout.max_context:
+        return config
+    return config.model_copy(update={"rollout": config.rollout.model_copy(update={"max_context": longest})})
+
+
+# -------------------------------------------------------------------------------------------------------- its tools
 
 
 def make_tools_of(config: Config) -> dict[str, BaseTool]:
@@ -154,6 +156,17 @@ def make_tools_of(config: Config) -> dict[str, BaseTool]:
         return {}
     make_world(config)
     return load_tools(config)
+
+
+def make_world(config: Config) -> None:
+    """Make a generated world where it is missing, and say so: a model may have come without the machine that it was trained
+    on. Real data are for `agent-r1 data`."""
+    workspace = Workspace.of(config)
+    there = workspace.data.exists() and (workspace.index.exists() or not needs_index(config))
+    if config.data.name == "tinyhop" and not there:
+        say("the world that this model acts in is not on this machine; it is made now, as the stages data and index do")
+        make_data(config)
+        make_index(config)
 
 
 def user_tools(names: list[str]) -> dict[str, BaseTool]:
@@ -166,36 +179,17 @@ def user_tools(names: list[str]) -> dict[str, BaseTool]:
     tools: dict[str, BaseTool] = {}
     for name in names:
         module, _, attribute = name.partition(":")
-        if not module or not attribute:
-            raise ConfigError(f"--tools {name!r}: give module:function, for example my_tools:weather")
         try:
             found = getattr(importlib.import_module(module), attribute)
-        except (ImportError, AttributeError) as error:
+        except (ImportError, AttributeError, ValueError) as error:
             raise ConfigError(
-                f"--tools {name}: {error}; it is imported from the working directory or the venv"
+                f"--tools {name}: {error}; give module:function, which is imported from the working directory or the venv"
             ) from None
-        made = found if isinstance(found, BaseTool) else tool(found) if callable(found) else None
-        if made is None:
+        if not callable(found) and not isinstance(found, BaseTool):
             raise ConfigError(f"--tools {name} is a {type(found).__name__}; give a function or a BaseTool")
+        made = found if isinstance(found, BaseTool) else tool(found)
         tools[made.name] = made
     return tools
-
-
-def make_world(config: Config) -> None:
-    """A generated world is made where it is missing: a model may have come without it. Real data are for `agent-r1 data`."""
-    workspace = Workspace.of(config)
-    there = workspace.data.exists() and (workspace.index.exists() or not needs_index(config))
-    if config.data.name == "tinyhop" and not there:
-        make_data(config)
-        make_index(config)
-
-
-def fit_context(config: Config, model: Path) -> Config:
-    """`config` with a context that the model has."""
-    longest = qwen.read_config(model).get("max_position_embeddings") or config.rollout.max_context
-    if longest >= config.rollout.max_context:
-        return config
-    return config.model_copy(update={"rollout": config.rollout.model_copy(update={"max_context": longest})})
 
 
 # ----------------------------------------------------------------------------------------------- which model is meant
@@ -222,24 +216,23 @@ def find_model(
         model = model_folder(newest_step(checkpoint_dir))
     else:
         model = model_folder(find_checkpoint(run, step))
-    return model, settings_for(model, run, preset, overrides)
+    return model, fit_context(settings_for(model, run, preset, overrides), model)
 
 
 def find_checkpoint(run: str | None = None, step: int | None = None) -> Path:
     """A run's checkpoint folder: of the newest run and its last step, if nothing else is said."""
     place = home() / "runs"
-    runs = {path.parent.name: path.parent for path in place.glob("*/checkpoints") if list_checkpoints(path)}
+    runs = {path.parent.name: list_checkpoints(path) for path in place.glob("*/checkpoints") if list_checkpoints(path)}
     if not runs:
         raise AgentR1Error(f"there is no trained run in {place}; train one with `bash speedrun-nodocker.sh`")
     if run is not None and run not in runs:
         raise AgentR1Error(f"there is no trained run {run!r} in {place}; there are: {', '.join(sorted(runs))}")
-    newest = max(runs, key=lambda name: list_checkpoints(runs[name] / "checkpoints")[-1].stat().st_mtime)
-    folder = runs[run or newest] / "checkpoints"
-    wanted = folder / f"step_{step:06d}" if step is not None else list_checkpoints(folder)[-1]
-    if not wanted.is_dir():
-        there = ", ".join(str(int(path.name[5:])) for path in list_checkpoints(folder))
-        raise AgentR1Error(f"run {run or newest!r} has no checkpoint of step {step}; it has {there}")
-    return wanted
+    name = run or max(runs, key=lambda name: runs[name][-1].stat().st_mtime)
+    steps = {int(path.name[5:]): path for path in runs[name]}
+    wanted = max(steps) if step is None else step
+    if wanted not in steps:
+        raise AgentR1Error(f"run {name!r} has no checkpoint of step {step}; it has {', '.join(map(str, steps))}")
+    return steps[wanted]
 
 
 def newest_step(folder: Path) -> Path:
@@ -248,6 +241,11 @@ def newest_step(folder: Path) -> Path:
         return folder
     steps = [path for path in folder.iterdir() if re.fullmatch(r"(global_)?step_\d+", path.name)]
     return max(steps, key=lambda path: int(path.name.rpartition("_")[2]), default=folder)
+
+
+def hub_model(name: str) -> Path:
+    """A model folder, downloaded if need be."""
+    return model_folder(Path(name)) if Path(name).is_dir() else hub.fetch_model(name)
 
 
 def model_folder(checkpoint: Path) -> Path:
@@ -301,8 +299,3 @@ def own_settings(model: Path) -> Config | None:
         if path.is_file():
             return from_yaml(path)
     return None
-
-
-def hub_model(name: str) -> Path:
-    """A model folder, downloaded if need be."""
-    return model_folder(Path(name)) if Path(name).is_dir() else hub.fetch_model(name)

@@ -20,6 +20,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -30,24 +31,14 @@ from agent_r1.config import Config
 from agent_r1.data.rows import read_corpus
 from agent_r1.errors import AgentR1Error, ConfigError, nearest
 from agent_r1.files import json_line, write_whole
-from agent_r1.inference.agent import (
-    Agent,
-    describe,
-    find_model,
-    made_from_nothing,
-    open_agent,
-    own_settings,
-    short_name,
-    user_tools,
-)
+from agent_r1.inference.agent import Agent, describe, find_model, open_agent, own_settings, short_name, user_tools
 from agent_r1.inference.conversation import Conversation, Exchange, exchange_record, no_answer, same_context
 from agent_r1.inference.screen import Screen, exchange_text, footer
 from agent_r1.inspect.tokens import token_table
-from agent_r1.rollout.records import evaluation_records
-from agent_r1.rollout.rows import trajectory_rows
+from agent_r1.rollout.records import evaluation_records, question_of
 from agent_r1.training.run import start_model
-from agent_r1.types import Row, Trajectory
-from agent_r1.ui import clean, status
+from agent_r1.types import Row
+from agent_r1.ui import clean, say
 from agent_r1.workspace import Workspace, load_rows
 
 SUGGESTIONS = 5
@@ -100,17 +91,10 @@ class Repl:
         """One line: a command, the number of a suggestion, or a question. False when the person wants to leave."""
         line = line.strip()
         name, _, argument = line.partition(" ")
-        if name in self.commands:
-            self.attempt(line, lambda: self.commands[name][1](argument.strip()))
-        elif name.startswith("/"):
-            hint = nearest(name[1:40], [known[1:] for known in self.commands])  # the slash makes all of them alike
-            self._complain(line, f"unknown command {name[:40]}{hint}; /help lists them")
+        if name.startswith("/"):
+            self.attempt(line, lambda: self.command(name, argument.strip()))
         elif self.suggestions and line.isdecimal() and len(line) < 3:
-            if 1 <= int(line) <= len(self.suggestions):
-                self.screen.say(self.suggestions[int(line) - 1], "bold")
-                self.attempt(line, lambda: self.ask(self.suggestions[int(line) - 1]))
-            else:
-                self._complain(line, f"there is no question {line}; 1 to {len(self.suggestions)} are offered")
+            self.attempt(line, lambda: self.ask_suggested(int(line)))
         elif line:
             self.attempt(line, lambda: self.ask(line))
         elif self.typed:
@@ -120,15 +104,31 @@ class Repl:
     def attempt(self, line: str, action: Callable[[], None]) -> None:
         """Do what a line asks for; whatever goes wrong becomes one sentence."""
         try:
-            action()
+            return action()
         except KeyboardInterrupt:
             if not self.typed:
                 raise
-            self._complain(line, "interrupted; the conversation is as it was before")
+            self.failed = "interrupted; the conversation is as it was before"
         except AgentR1Error as error:
-            self._complain(line, str(error))
+            self.failed = str(error)
         except Exception as error:  # a bug of ours, of a library, of a tool: a conversation is too dear to die of it
-            self._complain(line, f"{type(error).__name__}: {error}")
+            self.failed = f"{type(error).__name__}: {error}"
+        if self.as_json:
+            print(json.dumps({"question": line[:1000], "answer": None, "error": self.failed}), flush=True)
+        else:
+            self.screen.note(self.failed)
+
+    def command(self, name: str, argument: str) -> None:
+        if name not in self.commands:
+            hint = nearest(name[1:40], [known[1:] for known in self.commands])  # the slash makes all of them alike
+            raise AgentR1Error(f"unknown command {name[:40]}{hint}; /help lists them")
+        self.commands[name][1](argument)
+
+    def ask_suggested(self, number: int) -> None:
+        if not 1 <= number <= len(self.suggestions):
+            raise AgentR1Error(f"there is no question {number}; 1 to {len(self.suggestions)} are offered")
+        self.screen.say(self.suggestions[number - 1], "bold")
+        self.ask(self.suggestions[number - 1])
 
     def ask(self, question: str) -> None:
         """Put a question to the agent and show all that happens."""
@@ -144,13 +144,6 @@ class Repl:
         if reason is not None:
             self.screen.note(f"{reason}; asking again samples anew, /clear forgets the conversation")
         self.screen.say(footer(exchange), "dim")
-
-    def _complain(self, line: str, why: str) -> None:
-        self.failed = why
-        if self.as_json:
-            print(json.dumps({"question": line[:1000], "answer": None, "error": why}), flush=True)
-        else:
-            self.screen.note(why)
 
     def last(self) -> Exchange:
         if not self.conversation.exchanges:
@@ -178,11 +171,9 @@ class Repl:
         """Every token of the last exchange with its mask and log-prob: the very row that training would be given."""
         last, context = self.last(), same_context(self.conversation.exchanges)
         steps = [step for exchange in context for step in exchange.trajectory.steps]
-        rows = trajectory_rows(Trajectory(steps, "chat", last.trajectory.stop_reason, last.trajectory.row), 0)
-        for number, row in enumerate(rows):
-            fields = {k: getattr(row, k) for k in ("input_ids", "action_mask", "logprobs", "rewards", "step_ids")}
-            tokens = [self.agent.chat.decode([i]) for i in row.input_ids]
-            self.screen.console.print(token_table(fields | {"tokens": tokens}, start=last.start if number == 0 else 0))
+        (record,) = evaluation_records([replace(last.trajectory, steps=steps)], self.agent.chat)
+        for number, row in enumerate(record["rows"]):
+            self.screen.console.print(token_table(row, start=last.start if number == 0 else 0))
 
     def why(self, argument: str) -> None:
         """What the episode would have been paid, where the right answer is known."""
@@ -208,7 +199,7 @@ class Repl:
         table = Table.grid(padding=(0, 2, 0, 0), expand=True)
         for _ in range(2):
             table.add_column(ratio=1)
-        table.add_row(*(Text(clean(short_name(agent)), "bold") for agent in (self.agent, other)))
+        table.add_row(*(Text(clean(short_name(agent.model)), "bold") for agent in (self.agent, other)))
         table.add_row(exchange_text(mine, self.agent), exchange_text(theirs, other))
         self.screen.say(mine.question, "bold")
         self.screen.console.print(table)
@@ -219,7 +210,7 @@ class Repl:
         model, config = find_model(hf_path=argument) if argument else (start_model(config), config)
         if model not in self._others:
             with _opening(self.typed):
-                agent = self._resources.enter_context(open_agent(model, config, "transformers", self.agent.tools))
+                agent = self._resources.enter_context(open_agent(model, config, tools=self.agent.tools))
             if not argument:  # the model that the run started from is asked in the words of the run
                 agent.lead = self.agent.lead
             self._others[model] = agent
@@ -253,7 +244,7 @@ def known_questions(config: Config) -> list[Row]:
 def only_world(agent: Agent) -> set[str]:
     """What the passages are about, where the agent knows nothing else. Empty for a pretrained model."""
     corpus = Workspace.of(agent.config).data / "corpus.jsonl"
-    if "search" not in agent.tools or not made_from_nothing(agent.chat, agent.config) or not corpus.exists():
+    if "search" not in agent.tools or not agent.made_from_nothing or not corpus.exists():
         return set()
     return {passage.title.partition(" (")[0] for passage in read_corpus(corpus)}  # Faust (opera) is asked for as Faust
 
@@ -262,7 +253,7 @@ def suggest(rows: list[Row]) -> list[str]:
     """A few of them, of every kind, so that a newcomer has something to ask."""
     by_kind: dict[str, list[str]] = {}
     for row in rows:
-        by_kind.setdefault(row["extra_info"].get("kind", ""), []).append(row["prompt"][-1]["content"])
+        by_kind.setdefault(row["extra_info"].get("kind", ""), []).append(question_of(row))
     rounds = [questions[n] for n in range(SUGGESTIONS) for questions in by_kind.values() if n < len(questions)]
     return rounds[:SUGGESTIONS]
 
@@ -271,12 +262,12 @@ def suggest(rows: list[Row]) -> list[str]:
 
 
 @contextmanager
-def _opening(typed: bool) -> Iterator[Callable[[str], None]]:
+def _opening(typed: bool) -> Iterator[None]:
     """While a model opens. What is said meanwhile (a server starts, an index is built) is not part of an answer, so a
     program does not find it on standard output."""
-    with contextlib.redirect_stdout(sys.stdout if typed else sys.stderr), status() as on_status:
-        on_status("opening the model")
-        yield on_status
+    with contextlib.redirect_stdout(sys.stdout if typed else sys.stderr):
+        say("opening the model ...")
+        yield
 
 
 def run_chat(
@@ -293,8 +284,10 @@ def run_chat(
     """Chat with a model folder. Raises AgentR1Error when it cannot be opened, and where nobody types, for what failed."""
     if question is not None and not question.strip():
         raise ConfigError(
-            '--question is empty; write one, for example --question "In which city is the publisher of Sosnum based?"'
+            '--question is empty; write one, for example "In which city is the publisher of Sosnum based?"'
         )
+    if temperature is not None:
+        config.rollout.temperature = temperature
     extra = user_tools(tools or [])
     for stream in (sys.stdin, sys.stdout):
         stream.reconfigure(errors="replace")  # broken UTF-8 in a pasted text or a narrow locale is no reason to die
@@ -302,26 +295,22 @@ def run_chat(
     plain = not sys.stdout.isatty() or bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
     screen = Screen(Console(highlight=False, color_system=None if plain else "auto", stderr=as_json))
     with ExitStack() as resources:
-        with _opening(typed) as on_status:
-            agent = resources.enter_context(open_agent(model, config, backend, on_status=on_status, prompt=prompt))
+        with _opening(typed):
+            agent = resources.enter_context(open_agent(model, config, backend, prompt=prompt))
         agent.tools = agent.tools | extra
         repl = Repl(agent, screen, resources, seed, as_json, typed)
         trained = (own_settings(model) or config).env.tools
-        if set(agent.tools) != set(trained) and made_from_nothing(agent.chat, agent.config):
+        if set(agent.tools) != set(trained) and agent.made_from_nothing:
             screen.note("this model has met its own tools only, and may lose its way among others")
-        if temperature is not None:
-            repl.conversation.temperature = temperature
-        if not typed:
-            print(describe(agent, backend), file=sys.stderr)
-        if question is not None:
-            repl.attempt(question, lambda: repl.ask(question.strip()))
-        elif typed:
-            screen.say(
-                describe(agent, backend) + ("" if repl.conversation.memory else "; each question begins anew"), "dim"
-            )
+        if typed:
+            anew = "" if repl.conversation.memory else "; each question begins anew"
+            screen.say(describe(agent, backend) + anew, "dim")
             repl.suggest()
             screen.say("type a question, or /help", "dim")
             return _type(repl, plain)
+        print(describe(agent, backend), file=sys.stderr)
+        if question is not None:
+            repl.attempt(question, lambda: repl.ask(question.strip()))
         else:
             for line in sys.stdin:
                 if not repl.handle(line):
@@ -344,14 +333,3 @@ def _type(repl: Repl, plain: bool) -> None:
             return print()
         except KeyboardInterrupt:
             print("\n(Ctrl-D or /quit leaves)")
-
-
-def check_temperature(text: str) -> float:
-    """A temperature in the words of a person. Raises ConfigError."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 10:
-        raise ConfigError(f"temperature {text[:40]}: give a number from 0 (always the likeliest token) to 10")
-    return value

@@ -13,19 +13,19 @@ from __future__ import annotations
 import re
 import time
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from agent_r1.data.prompts import messages
 from agent_r1.env import hermes, make_env
 from agent_r1.errors import AgentR1Error
-from agent_r1.inference.agent import Agent, made_from_nothing
+from agent_r1.inference.agent import Agent
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.episode import AgentEnvLoop, Limits, Task, derive_seed
 from agent_r1.types import Action, Observation, Row, Sampling, Step, StepResult, StopReason, Trajectory
 
 
-class Watcher(Protocol):
-    """Who is told what happens in an episode: `chat.Screen`."""
+class Watcher:
+    """Who is told what happens in an episode. This one does nothing with it; `screen.Screen` shows it."""
 
     def stream(self, text: str) -> None:
         """As much of a turn as was sampled so far, each time that tokens came."""
@@ -60,10 +60,10 @@ class Conversation(AgentEnvLoop):
     def __init__(self, agent: Agent, known: list[Row], seed: int = 0, watcher: Watcher | None = None):
         r, env = agent.config.rollout, agent.config.env
         super().__init__(agent.policy, agent.chat, Limits.of(r, env), lambda row: make_env(row, agent.tools, env))
-        self.agent, self.watcher = agent, watcher
+        self.agent, self.watcher = agent, watcher or Watcher()
         self.exchanges: list[Exchange] = []
         self.temperature = r.temperature
-        self.memory = not made_from_nothing(agent.chat, agent.config)
+        self.memory = not agent.made_from_nothing
         """Whether a question goes on with the conversation, or begins a new one."""
         self._known = {row["prompt"][-1]["content"]: row for row in known}
         # What stands before the question in training (a system message, if the task has one) stands there here too.
@@ -79,15 +79,18 @@ class Conversation(AgentEnvLoop):
     async def ask(self, question: str) -> Exchange:
         """One question. Raises what the policy raised, and AgentR1Error for a question that no context could hold; then
         the conversation is as it was."""
-        self._refuse_too_long(question)
+        schemas = [tool.schema() for tool in self.agent.tools.values()]
+        n, room = len(self.chat.prompt_ids(self._row(question)["prompt"], schemas)), self.limits.max_context
+        if n >= room:
+            raise AgentR1Error(
+                f"the question alone takes {n} tokens and the model's context holds {room}; ask something shorter"
+            )
         past = same_context(self.exchanges) if self.memory else []
         exchange = await self._episode(question, past)
         if past and exchange.trajectory.stop_reason is StopReason.CONTEXT_OVERFLOW:
-            if self.watcher is not None:
-                self.watcher.note(
-                    f"the conversation no longer fits into the model's {self.limits.max_context} tokens; a new one begins "
-                    "with this question"
-                )
+            self.watcher.note(
+                f"the conversation no longer fits into the model's {room} tokens; a new one begins with this question"
+            )
             exchange = await self._episode(question, [])
         if exchange.trajectory.steps:
             self.exchanges.append(exchange)
@@ -97,14 +100,14 @@ class Conversation(AgentEnvLoop):
         self._asked += 1
         self._turn_ids = []
         self._history = [step for exchange in past for step in exchange.trajectory.steps]
+        start = len(self._history[-1].observation_ids + self._history[-1].action_ids) if self._history else 0
         seed, begun = derive_seed(self._seed, "chat", self._asked), time.perf_counter()
         sampling = Sampling(self.limits.max_tokens_per_turn, self.temperature)
         task = Task(self._row(question, follow_up=bool(past)), "chat", f"chat-{self._asked}", seed)
         trajectory = await self.run(task, sampling)
-        start = len(self._history[-1].observation_ids + self._history[-1].action_ids) if self._history else 0
         return Exchange(question, trajectory, time.perf_counter() - begun, question in self._known, start)
 
-    def _row(self, question: str, follow_up: bool) -> Row:
+    def _row(self, question: str, follow_up: bool = False) -> Row:
         """The row of a question; one that nobody knows the answer to has no ground truth."""
         unknown = {
             "data_source": "chat",
@@ -116,16 +119,6 @@ class Conversation(AgentEnvLoop):
         row = self._known.get(question, unknown)
         prompt = ([] if follow_up else self._lead) + [{"role": "user", "content": question}]
         return row | {"prompt": prompt, "env_kwargs": (row.get("env_kwargs") or {}) | {"tools": list(self.agent.tools)}}
-
-    def _refuse_too_long(self, question: str) -> None:
-        """Before a running conversation is given up for a question that would not fit into a new one either."""
-        schemas = [t.schema() for t in self.agent.tools.values()]
-        n = len(self.chat.prompt_ids(self._row(question, follow_up=False)["prompt"], schemas))
-        if n >= self.limits.max_context:
-            raise AgentR1Error(
-                f"the question alone takes {n} tokens and the model's context holds {self.limits.max_context}; "
-                "ask something shorter"
-            )
 
     # ----------------------------------------------------------------------------------------- hooks of the episode loop
 
@@ -140,12 +133,10 @@ class Conversation(AgentEnvLoop):
 
     def on_action(self, action: Action) -> None:
         self._turn_ids = []
-        if self.watcher is not None:
-            self.watcher.turn(action)
+        self.watcher.turn(action)
 
     def on_result(self, result: StepResult) -> None:
-        if self.watcher is not None:
-            self.watcher.results(result)
+        self.watcher.results(result)
 
 
 def same_context(exchanges: list[Exchange]) -> list[Exchange]:
@@ -180,11 +171,12 @@ def answer_of(exchange: Exchange, chat: ChatFormat) -> str | None:
 
 def no_answer(exchange: Exchange, agent: Agent) -> str | None:
     """Why there is no answer, in a sentence; None if there is one."""
+    if answer_of(exchange, agent.chat) is not None:
+        return None
     env, rollout = agent.config.env, agent.config.rollout
-    said = None if answer_of(exchange, agent.chat) else "no answer: its last turn is empty"
     return {
-        StopReason.ANSWERED: said,
-        StopReason.NO_ANSWER: said,
+        StopReason.ANSWERED: "no answer: its last turn is empty",
+        StopReason.NO_ANSWER: "no answer: its last turn is empty",
         StopReason.MAX_TURNS: f"no answer: its {env.max_turns} turns are used up",
         StopReason.MAX_TOKENS: f"cut off: a turn has {rollout.max_tokens_per_turn} tokens",
         StopReason.CONTEXT_OVERFLOW: f"no answer: the context of {rollout.max_context} tokens is full",

@@ -4,8 +4,8 @@ In: a checkpoint of the local loop or of verl, or a LoRA adapter. Out: weights a
 generation settings as trained, the run's configuration, and a model card. Next: `serve.py`.
 
 The model in a checkpoint is in Hugging Face's format already, so it is verified and copied; shards of verl are put
-together, an adapter is merged by `peft`. Then the exported folder, read by `transformers`, must give the checkpoint's own
-log-probabilities on episodes of the run, token by token. What does not is not kept.
+together, an adapter is merged by `peft` (nothing here trains one). Then the exported folder, read by `transformers`, must give
+the checkpoint's own log-probabilities on episodes of the run, token by token. What does not is not kept.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from agent_r1.config import Config, fingerprint, to_yaml
+from agent_r1.config import Config, to_yaml
 from agent_r1.errors import AgentR1Error
-from agent_r1.files import read_jsonl, sha256, whole
+from agent_r1.files import read_jsonl, whole
 from agent_r1.inference.agent import SETTINGS, hub_model, model_folder
-from agent_r1.inference.provenance import train_command
+from agent_r1.inference.provenance import train_command, weights_hash
 from agent_r1.rollout.policies import AnyModel, load_any, load_transformers, token_logprobs
 from agent_r1.training.checkpoint import verify_checkpoint
-from agent_r1.training.shards import SHARDS, find_shards, write_merged
+from agent_r1.training.shards import find_shards, write_merged
 from agent_r1.training.tiny_model import load_chat
 from agent_r1.ui import say
 
@@ -42,16 +42,22 @@ Row = tuple[list[int], list[int]]
 """Token ids and, of the same length, whether each was sampled."""
 
 
-def export(checkpoint: Path, config: Config | None, target: Path, base: Path | None = None) -> Path:
+def export(checkpoint: Path, config: Config | None, target: Path | None = None, base: Path | None = None) -> Path:
     """Write `target` from a checkpoint folder (or a model or adapter folder) and return it.
 
-    `config`: what it was trained with, None where that is not known. `base`: the model folder whose shape and tokenizer
+    `config`: what it was trained with, None where that is not known. `target`: without it `export/` in the folder of the
+    run, or beside a checkpoint that is in none. `base`: the model folder whose shape and tokenizer
     the shards of verl have, instead of those that verl saved beside them. Raises AgentR1Error when the checkpoint is
     damaged, when the copy does not compute the same, and when `target` holds something else.
     """
-    source = _source(checkpoint)
-    files = sorted([*source.rglob("*.safetensors"), *source.glob(SHARDS)])
-    weights = fingerprint([[str(file.relative_to(source)), sha256(file)] for file in files] + [str(base)])
+    if (checkpoint / "manifest.json").is_file():
+        verify_checkpoint(checkpoint)
+    adapter = (checkpoint / "adapter_config.json").is_file()
+    source = checkpoint if adapter else find_shards(checkpoint) or model_folder(checkpoint)
+    if target is None:
+        above = checkpoint.absolute().parent
+        target = (above.parent if above.name == "checkpoints" else above) / "export"
+    weights = f"{weights_hash(source)}-{base}"
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         if not (target / RECORD).is_file():
             raise AgentR1Error(f"{target} holds something else; choose another --target-dir")
@@ -63,7 +69,8 @@ def export(checkpoint: Path, config: Config | None, target: Path, base: Path | N
     target.parent.mkdir(parents=True, exist_ok=True)
     with whole(target) as part:
         part.mkdir()
-        gaps = differences(_write_model(source, part, base), load_transformers(part), _rows(checkpoint))
+        ours = _merge_adapter(source, part) if adapter else _write_model(source, part, base)
+        gaps = differences(ours, load_transformers(part), _rows(checkpoint))
         mean, most, largest = gaps.mean().item(), gaps.quantile(0.99).item(), gaps.max().item()
         if not (mean <= MEAN and most <= MOST):  # also where one is NaN
             raise AgentR1Error(
@@ -88,55 +95,37 @@ def export(checkpoint: Path, config: Config | None, target: Path, base: Path | N
     return target
 
 
-def default_target(checkpoint: Path) -> Path:
-    """`export/` in the folder of the run, or beside a checkpoint that is in none."""
-    checkpoint = checkpoint.absolute()
-    return (checkpoint.parents[1] if checkpoint.parent.name == "checkpoints" else checkpoint.parent) / "export"
-
-
 # ----------------------------------------------------------------------------------------------------------- weights
-
-
-def _source(checkpoint: Path) -> Path:
-    """The folder with the weights: a model, an adapter, or a checkpoint of verl."""
-    if (checkpoint / "manifest.json").is_file():
-        verify_checkpoint(checkpoint)
-    if (checkpoint / "adapter_config.json").is_file():
-        return checkpoint
-    return find_shards(checkpoint) or model_folder(checkpoint)
 
 
 def _write_model(source: Path, part: Path, base: Path | None) -> AnyModel:
     """Fill `part` with a model folder. Returns the checkpoint's own model, to hold it against."""
-    if (source / "adapter_config.json").is_file():
-        return _merge_adapter(source, part)
-    if find_shards(source):
-        base = base or source / "huggingface"  # where verl saves them
-        for name in ("config.json", "tokenizer.json"):
-            if not (base / name).is_file():
-                raise AgentR1Error(
-                    f"{base} has no {name}, and shards are weights alone; name the model that training started from with "
-                    "--base-model PATH|OWNER/NAME"
-                )
-        write_merged(source, base, part)
-        _copy(base, part, TOKENIZER)
-        source = part
-    else:
+    if not find_shards(source):
         _copy(source, part, WEIGHTS + TOKENIZER)
-    return load_any(source)
+        return load_any(source)
+    base = base or source / "huggingface"  # where verl saves them
+    for name in ("config.json", "tokenizer.json"):
+        if not (base / name).is_file():
+            raise AgentR1Error(
+                f"{base} has no {name}, and shards are weights alone; name the model that training started from with "
+                "--base-model PATH|OWNER/NAME"
+            )
+    write_merged(source, base, part)
+    _copy(base, part, TOKENIZER)
+    return load_any(part)
 
 
 def _merge_adapter(adapter: Path, part: Path) -> AnyModel:
+    """The same for the folder of a LoRA adapter."""
     try:
         from peft import PeftModel
     except ImportError:
         raise AgentR1Error(f"{adapter} is a LoRA adapter; install what merges it: pip install peft==0.21.2") from None
-    if not (adapter / "adapter_model.safetensors").is_file():
-        raise AgentR1Error(f"{adapter} has no adapter_model.safetensors; save the adapter again, as safetensors")
     base = hub_model(json.loads((adapter / "adapter_config.json").read_text())["base_model_name_or_path"])
-    PeftModel.from_pretrained(load_transformers(base), adapter).merge_and_unload().save_pretrained(part)
+    apart, merged = (PeftModel.from_pretrained(load_transformers(base), adapter).eval() for _ in range(2))
+    merged.merge_and_unload().save_pretrained(part)
     _copy(adapter if (adapter / "tokenizer.json").is_file() else base, part, TOKENIZER)
-    return PeftModel.from_pretrained(load_transformers(base), adapter).eval()
+    return apart
 
 
 def _copy(source: Path, target: Path, patterns: tuple[str, ...]) -> None:

@@ -18,6 +18,7 @@ from agent_r1 import __version__
 from agent_r1.config import Config, fingerprint, load_config, preset_names
 from agent_r1.device import describe_machine
 from agent_r1.files import sha256
+from agent_r1.training.shards import SHARDS
 from agent_r1.workspace import Workspace
 
 
@@ -43,8 +44,9 @@ def provenance(config: Config, model: Path) -> dict[str, Any]:
 
 
 def weights_hash(model: Path) -> str | None:
-    """One hash over the weights of a model folder: equal weights, equal hash, wherever they lie."""
-    files = sorted(model.glob("*.safetensors"))
+    """One hash over the weights of a folder (a model, an adapter, shards of verl): equal weights, equal hash, wherever
+    they lie."""
+    files = sorted([*model.glob("*.safetensors"), *model.glob(SHARDS)])
     return fingerprint([[file.name, sha256(file)] for file in files]) if files else None
 
 

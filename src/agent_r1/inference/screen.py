@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from agent_r1.inference.agent import Agent
-from agent_r1.inference.conversation import Exchange, no_answer, read_turn
+from agent_r1.inference.conversation import Exchange, Watcher, no_answer, read_turn
 from agent_r1.types import Action, StepResult
 from agent_r1.ui import clean
 
@@ -26,7 +26,7 @@ SHOWN_LINES, SHOWN_CHARS = 12, 1500
 """Of a tool's result."""
 
 
-class Screen:
+class Screen(Watcher):
     """What a person sees. Without a terminal, or with NO_COLOR, the console writes the same as plain text."""
 
     def __init__(self, console: Console):
@@ -43,16 +43,13 @@ class Screen:
         self.say(f"* {text}", "yellow")
 
     def stream(self, text: str) -> None:
-        """As much of a turn as was sampled so far. Parts only grow, so what stands there stays right."""
-        self._write(read_turn(text, whole=False))
+        self._write(read_turn(text, whole=False))  # parts only grow, so what stands there stays right
 
     def turn(self, action: Action) -> None:
-        """A whole turn."""
         self._write(read_turn(action.text, whole=action.finish_reason == "stop"))
         self.end_turn()
 
     def results(self, result: StepResult) -> None:
-        """What its calls brought."""
         for call in result.info.get("tool_calls", []):
             self.console.print(call_text(call), soft_wrap=True)
 

@@ -28,7 +28,6 @@ from pathlib import Path
 import httpx
 import torch
 
-from agent_r1.config import Config
 from agent_r1.device import resolve_device
 from agent_r1.errors import AgentR1Error
 from agent_r1.files import home
@@ -78,8 +77,6 @@ def vllm_server(
     *,
     gpus: int = 0,
     port: int | None = None,
-    api_key: str | None = None,
-    on_status: Callable[[str], None] = lambda line: None,
 ) -> Iterator[Server]:
     """Waits until the server answers, and stops it behind the block. Raises AgentR1Error with the cause if it never does.
 
@@ -87,7 +84,7 @@ def vllm_server(
     that compiles nothing, for a chat or a CPU. The log is kept only where the server died.
     """
     command, port = [vllm_python(), "-m", "vllm.entrypoints.openai.api_server"], _free_port(port)
-    api_key = api_key or secrets.token_urlsafe(24)
+    api_key = secrets.token_urlsafe(24)
     log = home() / "logs" / f"vllm-{os.getpid()}-{port}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as out:
@@ -95,12 +92,13 @@ def vllm_server(
             [*command, *options(model, rollout, trainer, port, gpus)],
             stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=_environment(api_key, gpus),
             start_new_session=True,  # Ctrl-C in the terminal is for the chat, not for the server under it
-            preexec_fn=_die_with(os.getpid()),
+            preexec_fn=_LIBC and (lambda: _LIBC.prctl(1, signal.SIGTERM)),  # PR_SET_PDEATHSIG
         )  # fmt: skip
     server = Server(process, port, api_key, log)
     with ExitStack() as stack:
         stack.callback(stop, process)
-        _wait(server, lambda seconds: on_status(f"vLLM loads {model} ... {seconds:.0f} s"))
+        with status() as on_status:
+            _wait(server, lambda seconds: on_status(f"vLLM loads {model} ... {seconds:.0f} s"))
         stack.callback(lambda: process.poll() is None and log.unlink())
         yield server
 
@@ -118,7 +116,7 @@ def options(model: Path, rollout: RolloutConfig, trainer: TrainerConfig, port: i
         # What our sampler and the trainer call a log-probability: at the sampling temperature.
         *("--logprobs-mode", "processed_logprobs"),
         # On a CPU, vLLM 0.27 dies of a seeded request whose prompt it reads in two chunks ("CPU Generator does not use
-        # offset"); ours all have seeds. Whole prompts only, then.
+        # offset"), and all of ours have seeds.
         *(("--no-enable-chunked-prefill",) if device == "cpu" else ()),
         # As in training: see `ChatFormat._skeleton`.
         *("--default-chat-template-kwargs", '{"enable_thinking": false}'),
@@ -165,30 +163,21 @@ def stop(process: subprocess.Popen) -> None:
             return
 
 
-def serve_forever(model: Path, config: Config, port: int | None) -> None:
+def serve_forever(model: Path, rollout: RolloutConfig, trainer: TrainerConfig, port: int | None) -> None:
     """`agent-r1 serve`: say how to use the server, and keep it until it dies or Ctrl-C.
 
     The key is not printed, where a log could keep it: it lies in a file that only its owner can read.
     """
     for number in (signal.SIGTERM, signal.SIGHUP):  # leave the block in order, and take the key along
         signal.signal(number, lambda number, frame: sys.exit(128 + number))
-    key, gpus = os.environ.get("VLLM_API_KEY"), min(1, gpus_for(config.trainer))
-    with ExitStack() as stack:
-        with status() as on_status:
-            server = stack.enter_context(
-                vllm_server(
-                    model, config.rollout, config.trainer, gpus=gpus, port=port, api_key=key, on_status=on_status
-                )
-            )
-        place = "$VLLM_API_KEY"
-        if not key:
-            path = server.log.with_suffix(".key")
-            stack.callback(path.unlink, missing_ok=True)
-            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-                file.write(server.api_key)
-            place = f"$(cat {path.resolve()})"
+    gpus = min(1, gpus_for(trainer))
+    with vllm_server(model, rollout, trainer, gpus=gpus, port=port) as server, ExitStack() as stack:
+        key = server.log.with_suffix(".key")
+        stack.callback(key.unlink, missing_ok=True)
+        key.touch(mode=0o600)
+        key.write_text(server.api_key)
         say(f"serving {model} as model {server.name!r}; Ctrl-C stops it\n")
-        say(f'export OPENAI_BASE_URL={server.url} OPENAI_API_KEY="{place}"')
+        say(f'export OPENAI_BASE_URL={server.url} OPENAI_API_KEY="$(cat {key.resolve()})"')
         while (trouble := server.diagnose()) is None:
             time.sleep(0.5)
         raise AgentR1Error(f"the model server is gone: {trouble}")
@@ -226,14 +215,3 @@ def _cause(log: Path) -> str:
     if found:
         return f"{found[-1][1]}: {found[-1][2]}"[:300]
     return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "it said nothing")
-
-
-def _die_with(parent: int) -> Callable[[], None] | None:
-    """For the child, before it becomes vLLM: the kernel is to end it when we die, even by kill -9 (Linux only)."""
-
-    def between_fork_and_exec() -> None:
-        _LIBC.prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
-        if os.getppid() != parent:  # too late: we died in between
-            os._exit(1)
-
-    return between_fork_and_exec if _LIBC else None

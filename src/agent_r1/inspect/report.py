@@ -15,6 +15,7 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,6 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 import agent_r1
-from agent_r1.device import describe_machine
 from agent_r1.errors import AgentR1Error
 from agent_r1.files import read_jsonl, write_whole
 from agent_r1.inspect.tokens import TOKEN_CSS, tokens_html
@@ -71,8 +71,7 @@ class RunFiles:
 
     def series(self, key: str) -> Points:
         """(step, value) of every line of metrics.jsonl that has a number at `key`."""
-        pairs = ((line.get(STEP), line.get(key)) for line in self.metrics)
-        return [(step, value) for step, value in pairs if _is_number(step) and _is_number(value)]
+        return [(line[STEP], line[key]) for line in self.metrics if STEP in line and line.get(key) is not None]
 
 
 def load_run(run_dir: Path) -> RunFiles:
@@ -91,18 +90,13 @@ def load_run(run_dir: Path) -> RunFiles:
     run.after = _card(run, "eval.json", "the trained model was not evaluated; was the run interrupted?")
     run.rollouts_before = _lines(run, "rollouts/eval_before.jsonl", "there are no transcripts from before RL")
     run.rollouts_after = _lines(run, "rollouts/eval.jsonl", "there are no transcripts from after RL")
-    dumps = sorted((run_dir / "rollouts").glob("step_*.jsonl"))
-    last = f"rollouts/{dumps[-1].name}" if dumps else "rollouts/step_*.jsonl"
-    run.rollouts_train = _lines(run, last, "there is no training batch to look into")
+    last = max((path.name for path in (run_dir / "rollouts").glob("step_*.jsonl")), default="step_*.jsonl")
+    run.rollouts_train = _lines(run, f"rollouts/{last}", "there is no training batch to look into")
     return run
 
 
 def _lines(run: RunFiles, name: str, consequence: str) -> list[Record]:
-    try:
-        lines = read_jsonl(run.path / name)
-    except (AgentR1Error, OSError) as error:
-        run.missing.append(f"{error} ({consequence}).")
-        return []
+    lines = read_jsonl(run.path / name)
     if not lines:
         run.missing.append(f"{name} is missing or empty: {consequence}.")
     return lines
@@ -114,18 +108,9 @@ def _card(run: RunFiles, name: str, consequence: str) -> Record | None:
     except FileNotFoundError:
         run.missing.append(f"{name} is missing: {consequence}.")
         return None
-    except (OSError, ValueError):
-        card = None
-    if isinstance(card, dict) and "score" not in card:  # one of an earlier version
-        card |= {"score": card.get("em"), "score_name": "em"}
-    if not isinstance(card, dict) or not _is_number(card["score"]):
-        run.missing.append(f"{name} cannot be read as an eval card; make it again with `agent-r1 eval`.")
-        return None
-    return card
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    except ValueError:
+        raise AgentR1Error(f"{run.path / name} is no eval card; make it again with `agent-r1 eval`") from None
+    return {"score": card.get("em"), "score_name": "em"} | card  # those of earlier versions say em alone
 
 
 # ----------------------------------------------------------------------------------------------------- what is shown
@@ -135,16 +120,14 @@ def pick_pairs(before: Iterable[Record], after: Iterable[Record]) -> list[tuple[
     """(why it is shown, before, after): two questions that were learned, one that was known, one still wrong."""
     earlier: dict[str, Record] = {}
     for record in before:
-        earlier.setdefault(str(record.get("question")), record)
+        earlier.setdefault(record["question"], record)
     wanted = {"learned: wrong before, right now": 2, "right before and after": 1, "still wrong": 1, "lost": 1}
+    learned, known, wrong, lost = wanted
     chosen: list[tuple[str, Record, Record]] = []
     for record in after:
-        old = earlier.pop(str(record.get("question")), None)
-        if old is None:
+        if (old := earlier.pop(record["question"], None)) is None:
             continue
-        was, now = _right(old), _right(record)
-        names = list(wanted)
-        why = names[0] if now and not was else names[1] if now else names[3] if was else names[2]
+        why = (known if _right(old) else learned) if _right(record) else (lost if _right(old) else wrong)
         if wanted[why]:
             wanted[why] -= 1
             chosen.append((why, old, record))
@@ -155,18 +138,17 @@ def pick_group(rollouts: Iterable[Record]) -> tuple[Record, Record] | None:
     """The best and the worst attempt of the group whose rewards differ most; None without rollouts."""
     groups: dict[str, list[Record]] = {}
     for record in rollouts:
-        groups.setdefault(str(record.get("group_id")), []).append(record)
+        groups.setdefault(record["group_id"], []).append(record)
     pairs = [(max(records, key=_reward), min(records, key=_reward)) for records in groups.values()]
     return max(pairs, key=lambda pair: _reward(pair[0]) - _reward(pair[1]), default=None)
 
 
+_reward = itemgetter("reward")
+
+
 def _right(record: Record) -> bool:
-    parts = {**(record.get("metrics") or {}), **(record.get("reward_parts") or {})}
-    return bool(parts["em"] > 0 if "em" in parts else _reward(record) > 0)
-
-
-def _reward(record: Record) -> float:
-    return record.get("reward") or 0.0
+    """By exact match where its environment measures that, else by the reward."""
+    return (record["metrics"] | record["reward_parts"]).get("em", record["reward"]) > 0
 
 
 def _fallen(run: RunFiles) -> list[tuple[str, float, float]]:
@@ -182,25 +164,16 @@ def _score(part: Record) -> float:
 
 
 def _shown(record: Record) -> Record:
-    """A rollout with its `tokens` as HTML, or the reason why they cannot be shown as `broken`."""
-    try:
-        return record | {"tokens": _tokens(record)}
-    except (AgentR1Error, TypeError, AttributeError) as error:
-        return record | {"broken": str(error)}
-
-
-def _tokens(record: Record) -> list[tuple[int, Markup, Markup]]:
-    """For each row of a rollout: the length of its prompt, the prompt's tokens, and the episode's."""
-    rows = []
-    for row in record.get("rows") or []:
-        mask = row.get("action_mask") or []
-        start = mask.index(1) if 1 in mask else len(mask)
-        rows.append((start, Markup(tokens_html(row, 0, start)), Markup(tokens_html(row, start))))
-    return rows
+    """A rollout with its `tokens` as HTML: for each row the length of the prompt, the prompt, and the episode."""
+    tokens = []
+    for row in record["rows"]:
+        start = row["action_mask"].index(1)
+        tokens.append((start, Markup(tokens_html(row, 0, start)), Markup(tokens_html(row, start))))
+    return record | {"tokens": tokens}
 
 
 def _number(value: Any) -> str:
-    return f"{value:.2f}" if _is_number(value) else "–"
+    return f"{value:.2f}" if isinstance(value, int | float) else "–"
 
 
 def _percent(share: float) -> str:
@@ -360,7 +333,6 @@ def write_report(run_dir: Path) -> Path:
         run=run,
         name=run_dir.resolve().name,
         machine=next((card["hardware"] for card in reversed(run.cards) if card.get("hardware")), None),
-        this_machine=describe_machine,
         step_seconds=[seconds for _, seconds in run.series("timing_s/step")],
         eval_seconds=sum(card.get("wall_seconds") or 0 for card in run.cards),
         fallen=_fallen(run),
@@ -371,9 +343,5 @@ def write_report(run_dir: Path) -> Path:
         token_css=Markup(TOKEN_CSS),
         version=agent_r1.__version__,
     )
-    path = run_dir / "report.html"
-    try:
-        write_whole(path, text)
-    except OSError as error:
-        raise AgentR1Error(f"cannot write {path} ({error.strerror}); make room or grant access") from None
-    return path
+    write_whole(run_dir / "report.html", text)
+    return run_dir / "report.html"

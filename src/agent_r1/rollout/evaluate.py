@@ -1,4 +1,4 @@
-"""Evaluation: the training episode loop over held-out questions, and one card of honest numbers.
+"""Evaluation: the training episode loop over held-out questions, one card of honest numbers, and the comparison of two.
 
 In: an episode loop (any policy) and rows. Out: trajectories and the eval card. EM is exact match after the official
 SQuAD/HotpotQA normalisation; a substring match is reported as `sub_em` and never called EM.
@@ -13,7 +13,8 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from statistics import fmean
+from statistics import fmean, pstdev
+from typing import Any
 
 from agent_r1.rollout.episode import AgentEnvLoop, Task, derive_seed, run_episodes
 from agent_r1.types import Row, Sampling, StopReason, Trajectory
@@ -124,3 +125,44 @@ def wilson_interval(share: float, n: int, z: float = 1.96) -> list[float]:
     centre = (share + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
     return [max(0.0, centre - half), min(1.0, centre + half)]
+
+
+# ------------------------------------------------------------------------------------------------------ two of them
+
+
+def compare(first: list[float], second: list[float], name: str = "em") -> dict[str, Any]:
+    """The difference of two models on the same questions, second minus first: in EM (1 right, 0 wrong), or in reward.
+
+    They are compared question by question. What both know and what neither knows says nothing about the difference, so
+    the interval is much narrower than that of two separate shares.
+    """
+    n = len(first)
+    differences = [b - a for a, b in zip(first, second, strict=True)]
+    only_first, only_second = sum(d < 0 for d in differences), sum(d > 0 for d in differences)
+    p = mcnemar(only_first, only_second)  # for rewards this is the sign test: the same coin flips
+    if name == "em":
+        found = {"difference": (only_second - only_first) / n, "ci95": paired_interval(only_first, only_second, n)}
+    else:
+        mean, half = fmean(differences), 1.96 * pstdev(differences) / math.sqrt(n)
+        found = {"difference": mean, "ci95": [mean - half, mean + half]}
+    better = {"only_first": only_first, "only_second": only_second, "p_mcnemar" if name == "em" else "p_sign": p}
+    return {"n": n, "score_name": name, name: [fmean(first), fmean(second)]} | found | better
+
+
+def mcnemar(b: int, c: int) -> float:
+    """Exact two-sided p-value (McNemar 1947): were both equally good, the b + c disagreements were coin flips."""
+    n = b + c
+    tail = sum(math.comb(n, k) for k in range(min(b, c) + 1)) / 2**n
+    return min(1.0, 2 * tail)
+
+
+def paired_interval(b: int, c: int, n: int, z: float = 1.96) -> list[float]:
+    """95 % interval of (c - b) / n for paired shares: Wald's, with half a question added to each of the four cells.
+
+    Agresti and Min (Statistics in Medicine 24, 2005). Without the halves, models that agree everywhere would get an
+    interval of width zero.
+    """
+    b, c, n = b + 0.5, c + 0.5, n + 2
+    centre = (c - b) / n
+    half = z * math.sqrt((b + c) / n - centre**2) / math.sqrt(n)
+    return [max(-1.0, centre - half), min(1.0, centre + half)]
