@@ -1,11 +1,13 @@
 """`agent-r1 chat` as people and programs call it: through a pseudo-terminal, through pipes, with one question.
 
-The model is the real tiny one after a few seconds of cloning, in a run folder of its own.
+The model is the real tiny one after a few seconds of cloning, in a run folder of its own. What needs no terminal and no signal
+runs in this process.
 """
 
 from __future__ import annotations
 
 import fcntl
+import io
 import json
 import os
 import pty
@@ -23,12 +25,10 @@ from conftest import micro_config, tiny_model
 from runs import AGENT, ROOT, environment, main
 
 from agent_r1.config import to_yaml
-from agent_r1.rollout.episode import make_loop
-from agent_r1.rollout.evaluate import evaluate
-from agent_r1.rollout.sampler import LocalPolicy
+from agent_r1.inference.agent import find_model, open_agent
+from agent_r1.inference.compare import play
 from agent_r1.training.run import write_model
-from agent_r1.training.tiny_model import load_chat
-from agent_r1.workspace import load_rows, load_tools, make_data, make_index
+from agent_r1.workspace import load_rows, make_data, make_index
 
 
 @pytest.fixture(scope="module")
@@ -48,18 +48,21 @@ def home(tmp_path_factory, chat, cloned_weights) -> Path:
     return folder
 
 
-def chat_command(home: Path, *argv: str, stdin: str | bytes = "", **variables: str) -> subprocess.CompletedProcess:
-    stdin = stdin.encode() if isinstance(stdin, str) else stdin
-    done = subprocess.run(
-        [AGENT, "chat", *argv],
-        input=stdin,
-        env=environment(home) | variables,
-        capture_output=True,
-        timeout=100,
-        cwd=home,
-    )
-    done.stdout, done.stderr = done.stdout.decode(), done.stderr.decode()
-    return done
+@pytest.fixture
+def chat_command(home, monkeypatch, capsys):
+    """A function that runs `agent-r1 chat ARGV` with that standard input; it returns exit code, output, errors."""
+    monkeypatch.setenv("AGENT_R1_HOME", str(home))
+    monkeypatch.chdir(home)
+
+    def run(*argv: str, stdin: str | bytes = "") -> tuple[int, str, str]:
+        stdin = stdin.encode() if isinstance(stdin, str) else stdin
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        code = main("chat", *argv)
+        said = capsys.readouterr()
+        assert "Traceback" not in said.err and "\x1b" not in said.out
+        return code, said.out, said.err
+
+    return run
 
 
 # ------------------------------------------------------------------------------------------------ a pseudo-terminal
@@ -188,13 +191,18 @@ def test_a_session_in_a_terminal(home):
 
 
 @pytest.mark.slow
-def test_a_terminal_without_colours_shows_no_escape_sequence_of_ours(home):
-    env = environment(home) | {"TERM": "dumb", "NO_COLOR": "1"}
-    terminal = Terminal([AGENT, "chat"], env, home)
-    terminal.expect("> ")
-    terminal.send(f"1{ENTER}/quit{ENTER}")
+def test_a_terminal_without_colours_and_the_tool_of_the_docs(home):
+    """No escape sequence of ours; and the example in docs/inference/inference.md, as it stands there."""
+    page = (ROOT / "docs" / "inference" / "inference.md").read_text()
+    code = re.search(r"```python\n(# my_tools\.py\n.*?)```", page, re.DOTALL)[1]
+    command = re.search(r"^agent-r1 chat (--tools my_tools:\w+)$", page, re.MULTILINE)[1].split()
+    (home / "my_tools.py").write_text(code)
+    terminal = Terminal([AGENT, "chat", *command], environment(home) | {"TERM": "dumb", "NO_COLOR": "1"}, home)
+    assert "met its own tools only" in terminal.expect("> ")
+    terminal.send(f"1{ENTER}/tools{ENTER}/quit{ENTER}")
     assert terminal.close() == 0
     assert "sampled token" in terminal.shown and "─" not in terminal.shown
+    assert "search(query)" in terminal.shown and f"  {command[1].partition(':')[2]}(" in terminal.shown
     assert "\x1b" not in terminal.shown.replace("\x1b[?2004h", "").replace("\x1b[?2004l", "")
 
 
@@ -215,91 +223,54 @@ def test_ctrl_c_ends_a_single_question(home):
 # ------------------------------------------------------------------------------------------------------------- pipes
 
 
-@pytest.mark.slow
-def test_json_gives_what_evaluation_gets(home, monkeypatch):
-    """Two questions through a pipe: the same turns as the loop of training and evaluation, in another process."""
-    monkeypatch.setenv("AGENT_R1_HOME", str(home))
+def test_json_gives_what_evaluation_gets(home, chat_command):
+    """Three questions through a pipe: the same turns as the loop of training and evaluation."""
     config = micro_config()
     rows = load_rows(config, "test")[:3]
     questions = [row["prompt"][-1]["content"] for row in rows]
-    done = chat_command(home, "--json", "--temperature", "0", stdin="\n\n".join(questions) + "\n/clear\n")
-    records = [json.loads(line) for line in done.stdout.splitlines()]
+    code, out, _ = chat_command("--json", "--temperature", "0", stdin="\n\n".join(questions) + "\n/clear\n")
+    records = [json.loads(line) for line in out.splitlines()]
     assert [record["question"] for record in records] == questions
-    model = home / "runs" / "tiny" / "checkpoints" / "step_000003" / "model"
-    from agent_r1.rollout import qwen
-
-    chat = load_chat(model)
-    policy = LocalPolicy(qwen.load(model), chat.stop_ids, slots=4, max_context=config.rollout.max_context)
-    trajectories = evaluate(
-        make_loop(policy, chat, load_tools(config), config.rollout, config.env), rows, temperature=0.0, seed=0
-    )
-    for record, trajectory in zip(records, trajectories, strict=True):
-        assert record["turns"] == [
-            chat.decode([i for i in s.action_ids if i not in chat.stop_ids]) for s in trajectory.steps
-        ]
-        assert record["reward"] == trajectory.reward
-        assert record["stop_reason"] == trajectory.stop_reason.value
-    failed = any(record["answer"] is None for record in records)
-    assert done.returncode == int(failed)
+    with open_agent(*find_model("tiny")) as agent:
+        done = play(agent, rows, 0.0, lambda trajectory: None)
+    for record, trajectory in zip(records, done, strict=True):
+        assert record["turns"] == [agent.chat.turn_text(step.action_ids) for step in trajectory.steps]
+        assert (record["reward"], record["stop_reason"]) == (trajectory.reward, trajectory.stop_reason.value)
+    assert code == int(any(record["answer"] is None for record in records))
 
 
-@pytest.mark.slow
-def test_one_question(home):
-    question = "Who founded Vexlor?"
-    plain = chat_command(home, "--question", question, "--seed", "3")
-    as_json = chat_command(home, "--question", question, "--seed", "3", "--json", stdin="never read")
-    record = json.loads(as_json.stdout)
-    assert plain.returncode == as_json.returncode == int(record["answer"] is None)
-    assert "sampled token" in plain.stdout and "\x1b" not in plain.stdout
-    if record["answer"] is not None:
-        assert record["answer"] in plain.stdout
-    else:
-        assert plain.stderr.splitlines()[-1].startswith("agent-r1: ")
+def test_one_question(chat_command):
+    question = ("--question", "Who founded Vexlor?", "--seed", "3")
+    code, out, errors = chat_command(*question)
+    again, line, _ = chat_command(*question, "--json", stdin="never read")
+    record = json.loads(line)
+    assert code == again == int(record["answer"] is None) and "sampled token" in out
+    assert "temperature 0.5," in chat_command(*question, "--temperature", "0.5")[2]
+    assert record["answer"] in out if record["answer"] else errors.splitlines()[-1].startswith("agent-r1: ")
 
 
-@pytest.mark.slow
-def test_a_script_through_standard_input(home):
+def test_a_script_through_standard_input(chat_command):
     script = b"1\n/why\n\xff\xfe broken bytes\n/nonsense\n" + b"x" * 100_000 + b"\n/tools\n/quit\nnever asked\n"
-    done = chat_command(home, stdin=script)
-    assert "expected: " in done.stdout and "search(query)" in done.stdout
-    assert "unknown command /nonsense" in done.stdout
-    assert "the question alone takes" in done.stdout
-    assert "never asked" not in done.stdout and "\x1b" not in done.stdout
-    assert done.returncode == 1
-    assert "the question alone takes" in done.stderr.splitlines()[-1]
-    assert "Traceback" not in done.stderr
+    code, out, errors = chat_command(stdin=script)
+    assert "expected: " in out and "search(query)" in out and "met its own tools only" not in out
+    assert "unknown command /nonsense" in out and "the question alone takes" in out and "never asked" not in out
+    assert code == 1 and "the question alone takes" in errors.splitlines()[-1]
+    assert "met its own tools only" in chat_command("env.tools=[]", stdin="/tools\n")[1]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "words"), [("cut", "RuntimeError: the engine core has died"), ("refuse", "too long, says the server")]
 )
-def test_a_server_that_fails_in_mid_answer_and_the_conversation_that_survives_it(home, fault, words):
+def test_a_server_that_fails_in_mid_answer_and_the_conversation_that_survives_it(
+    chat_command, monkeypatch, fault, words
+):
     """A server process of its own that fails over HTTP (fake_vllm.py), in place of vLLM."""
-    variables = {"AGENT_R1_VLLM": str(Path(__file__).with_name("fake_vllm.py")), "FAKE_VLLM": fault}
-    done = chat_command(home, "--backend", "vllm", stdin="One?\nTwo?\n/tools\n", **variables)
-    notes = [line for line in done.stdout.splitlines() if line.startswith("* ") and "one small world" not in line]
-    assert len(notes) == 2 and words in notes[0]
-    assert "search(query)" in done.stdout.splitlines()[-1]
-    assert done.returncode == 1 and "Traceback" not in done.stderr
-
-
-@pytest.mark.slow
-def test_the_tool_of_the_docs(home, tmp_path):
-    """The example in docs/inference/inference.md, as it stands there."""
-    page = (ROOT / "docs" / "inference" / "inference.md").read_text()
-    code = re.search(r"```python\n(# my_tools\.py\n.*?)```", page, re.DOTALL)[1]
-    command = re.search(r"^agent-r1 chat (--tools my_tools:\w+)$", page, re.MULTILINE)[1].split()
-    (home / "my_tools.py").write_text(code)
-    done = chat_command(home, *command, stdin="/tools\n")
-    assert done.returncode == 0, done.stderr
-    name = command[1].partition(":")[2]
-    assert "search(query)" in done.stdout
-    assert re.search(rf"^  {name}\(", done.stdout, re.MULTILINE)
-    assert "met its own tools only" in done.stdout
-    for options, warned in ((["env.tools=[]"], True), ([], False)):
-        done = chat_command(home, *options, stdin="/tools\n")
-        assert ("met its own tools only" in done.stdout) == warned
+    monkeypatch.setenv("AGENT_R1_VLLM", str(Path(__file__).with_name("fake_vllm.py")))
+    monkeypatch.setenv("FAKE_VLLM", fault)
+    code, out, _ = chat_command("--backend", "vllm", stdin="One?\nTwo?\n/tools\n")
+    notes = [line for line in out.splitlines() if line.startswith("* ") and "one small world" not in line]
+    assert code == 1 and len(notes) == 2 and words in notes[0]
+    assert "search(query)" in out.splitlines()[-1]
 
 
 # -------------------------------------------------------------------------------------------------------- wrong usage
@@ -309,7 +280,9 @@ def test_the_tool_of_the_docs(home, tmp_path):
     ("argv", "code", "words"),
     [
         (["--question", "  "], 2, "--question is empty"),
-        (["--temperature", "hot"], 2, "give a number from 0"),
+        (["--temperature", "hot"], 2, "invalid temperature value: 'hot'"),
+        (["--temperature", "nan"], 2, "invalid temperature value: 'nan'"),
+        (["--temperature", "11"], 2, "invalid temperature value: '11'"),
         (["--backend", "vlm"], 2, "vlm"),
         (["--tools", "nothing"], 2, "give module:function"),
         (["--run", "other"], 1, "there are: tiny"),
@@ -317,9 +290,6 @@ def test_the_tool_of_the_docs(home, tmp_path):
         (["--model", "/no/such/folder/at all"], 1, "/no/such/folder/at all"),
     ],
 )
-def test_wrong_usage_is_said_in_one_line(home, monkeypatch, capsys, argv, code, words):
-    monkeypatch.setenv("AGENT_R1_HOME", str(home))
-    monkeypatch.setattr("sys.stdin", open(os.devnull))  # noqa: SIM115
-    monkeypatch.setattr("sys.stdout", open(os.devnull, "w"))  # noqa: SIM115
-    assert main("chat", *argv) == code
-    assert words in capsys.readouterr().err.splitlines()[-1]
+def test_wrong_usage_is_said_in_one_line(chat_command, argv, code, words):
+    ended, _, errors = chat_command(*argv)
+    assert ended == code and words in errors.splitlines()[-1]
