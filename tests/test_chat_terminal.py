@@ -279,7 +279,7 @@ def test_a_server_that_fails_in_mid_answer_and_the_conversation_that_survives_it
 @pytest.mark.parametrize(
     ("argv", "code", "words"),
     [
-        (["--question", "  "], 2, "--question is empty"),
+        (["--question", "  "], 2, "it is empty; write"),
         (["--temperature", "hot"], 2, "invalid temperature value: 'hot'"),
         (["--temperature", "nan"], 2, "invalid temperature value: 'nan'"),
         (["--temperature", "11"], 2, "invalid temperature value: '11'"),

@@ -19,9 +19,16 @@ from safetensors.torch import load_file, save_file
 
 from agent_r1.data.rows import write_rows
 from agent_r1.env import HermesToolEnv
-from agent_r1.inference.compare import compare, mcnemar, paired_interval
 from agent_r1.rollout.episode import Task, make_loop, run_episodes
-from agent_r1.rollout.evaluate import eval_card, evaluate, prompt_hash, wilson_interval
+from agent_r1.rollout.evaluate import (
+    compare,
+    eval_card,
+    evaluate,
+    mcnemar,
+    paired_interval,
+    prompt_hash,
+    wilson_interval,
+)
 from agent_r1.rollout.sampler import LocalPolicy
 from agent_r1.settings import EnvConfig
 from agent_r1.types import Generation, Sampling, StopReason, Trajectory

@@ -283,9 +283,7 @@ def run_chat(
 ) -> None:
     """Chat with a model folder. Raises AgentR1Error when it cannot be opened, and where nobody types, for what failed."""
     if question is not None and not question.strip():
-        raise ConfigError(
-            '--question is empty; write one, for example "In which city is the publisher of Sosnum based?"'
-        )
+        raise ConfigError('it is empty; write for example --question "In which city is the publisher of Sosnum based?"')
     if temperature is not None:
         config.rollout.temperature = temperature
     extra = user_tools(tools or [])
