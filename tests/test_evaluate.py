@@ -14,7 +14,7 @@ import torch
 from conftest import ScriptedPolicy, call, make_env_loop, question_row, trajectory_of
 from hypothesis import given
 from hypothesis import strategies as st
-from runs import main
+from runs import CARD_KEYS, main
 from safetensors.torch import load_file, save_file
 
 from agent_r1.data.rows import write_rows
@@ -32,12 +32,6 @@ from agent_r1.rollout.evaluate import (
 from agent_r1.rollout.sampler import LocalPolicy
 from agent_r1.settings import EnvConfig
 from agent_r1.types import Generation, Sampling, StopReason, Trajectory
-
-KEYS = {
-    "model", "dataset", "split", "n", "seed", "em", "em_ci95", "sub_em", "f1", "search_rate", "mean_turns",
-    "mean_tool_calls", "invalid_call_rate", "truncated_rate", "stop_reasons", "retriever", "prompt_hash", "wall_seconds",
-}  # fmt: skip
-"""DESIGN.md, section 3."""
 
 
 def done(em: float, f1: float, calls: int, invalid: int, turns: int, reason: StopReason, kind: str) -> Trajectory:
@@ -70,7 +64,7 @@ def card_of(episodes, **changes):
 
 def test_the_card_by_hand():
     card = card_of(EPISODES)
-    assert set(card) >= KEYS
+    assert set(card) >= set(CARD_KEYS)
     assert (card["model"], card["dataset"], card["split"], card["n"], card["seed"]) == ("m", "test", "test", 5, 7)
     assert card["em"] == pytest.approx(2 / 5) and card["f1"] == pytest.approx(2.5 / 5)
     assert card["sub_em"] == pytest.approx((1 + 0.5 + 1 + 0.5 + 0.5) / 5)
@@ -87,6 +81,8 @@ def test_the_card_by_hand():
         "2-hop": {"n": 3, "score": third, "em": third},
     }
     assert card["retriever"] == "r" and card["wall_seconds"] >= 2
+    bare = card_of([EPISODES[2]])  # no call to divide by
+    assert (bare["invalid_call_rate"], bare["mean_tool_calls"], bare["search_rate"]) == (0, 0, 0)
 
 
 def test_only_what_was_measured_stands_on_the_card():
@@ -105,11 +101,6 @@ def test_only_what_was_measured_stands_on_the_card():
     assert card_of([bare[1], EPISODES[0]])["score_name"] == "reward"  # EM of some of the episodes is not the EM
     failed = dataclasses.replace(bare[1], stop_reason=StopReason.ERROR)
     assert card_of([EPISODES[0], failed])["em"] == 0.5  # its environment broke down, so it is not right
-
-
-def test_a_card_without_any_call_divides_by_nothing():
-    card = card_of([EPISODES[2]])
-    assert (card["invalid_call_rate"], card["mean_tool_calls"], card["search_rate"]) == (0, 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -181,56 +172,65 @@ def test_an_evaluation_repeats_itself(micro, chat, cloned_model, temperature):
 # -------------------------------------------------------------------------------------------- any model, and two of them
 
 
-@pytest.fixture
-def models(micro_model, tmp_path, monkeypatch):
+@pytest.fixture(scope="module")
+def models(micro_model, tmp_path_factory):
     """AGENT_R1_HOME with nothing in it, and two models: the cloned one, and one that is a little worse for noise."""
-    monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path / "home"))
-    worse = shutil.copytree(micro_model, tmp_path / "worse")
+    root = tmp_path_factory.mktemp("models")
+    worse = shutil.copytree(micro_model, root / "worse")
     weights, noise = load_file(worse / "model.safetensors"), torch.Generator().manual_seed(0)
     weights = {k: w + 0.05 * torch.randn(w.shape, generator=noise) for k, w in weights.items()}
     save_file(weights, worse / "model.safetensors", metadata={"format": "pt"})
-    return micro_model, worse
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AGENT_R1_HOME", str(root / "home"))
+        yield micro_model, worse
+
+
+@pytest.fixture(scope="module")
+def whole(models, tmp_path_factory):
+    """The folder of one evaluation, and the words that made it. Read it, never change it."""
+    out = tmp_path_factory.mktemp("evaluated") / "out"
+    command = ("eval", "--model", str(models[0]), "--temperature", "1", "--out")
+    assert main(*command, str(out)) == 0
+    return out, command
 
 
 def timeless(path):
     return {k: v for k, v in json.loads(path.read_text()).items() if k not in ("wall_seconds", "resumed")}
 
 
-def test_a_model_is_evaluated_with_a_line_for_each_question(models, tmp_path, capsys):
-    out = tmp_path / "out"
-    assert main("eval", "--model", str(models[0]), "--out", str(out)) == 0
-    card = json.loads((out / "1.json").read_text())
-    assert set(card) >= KEYS and card["n"] == 12 and card["split"] == "test" and card["temperature"] == 0
-    assert f"EM {card['em']:.3f}" in capsys.readouterr().out
-    records = [json.loads(line) for line in (out / "1.jsonl").read_text().splitlines()]
+def test_a_model_is_evaluated_with_a_line_for_each_question(models, whole, capsys):
+    card = json.loads((whole[0] / "1.json").read_text())
+    assert set(card) >= set(CARD_KEYS)
+    assert (card["n"], card["split"], card["temperature"], card["resumed"]) == (12, "test", 1, 0)
+    records = [json.loads(line) for line in (whole[0] / "1.jsonl").read_text().splitlines()]
     assert sorted(int(r["group_id"]) for r in records) == list(range(12))
     assert sum(r["metrics"]["em"] for r in records) == pytest.approx(card["em"] * 12)
-    assert main("inspect", str(out / "1.jsonl"), "-i", "3") == 0  # a rollouts file like any other
+    assert main("inspect", str(whole[0] / "1.jsonl"), "-i", "3") == 0  # a rollouts file like any other
     capsys.readouterr()
     assert main("eval", "--model", str(models[0]), "--limit", "5", "--split", "val") == 0
-    assert "5 val questions" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "5 val questions" in said and "EM " in said
 
 
 @pytest.mark.parametrize("kept", [0, 7, 12])
-def test_an_evaluation_goes_on_where_it_was_killed(models, tmp_path, kept):
-    command = ("eval", "--model", str(models[0]), "--temperature", "1", "--out")
-    assert main(*command, str(tmp_path / "whole")) == 0 and main(*command, str(tmp_path / "torn")) == 0
-    lines = (tmp_path / "torn" / "1.jsonl").read_text().splitlines(keepends=True)
+def test_an_evaluation_goes_on_where_it_was_killed(whole, tmp_path, kept):
+    (out, command), torn = whole, tmp_path / "torn"
+    shutil.copytree(out, torn)
+    lines = (torn / "1.jsonl").read_text().splitlines(keepends=True)
     half = lines[kept][:100] if kept < len(lines) else ""  # kill -9 in the middle of a line
-    (tmp_path / "torn" / "1.jsonl").write_text("".join(lines[:kept]) + half)
-    (tmp_path / "torn" / "1.json").unlink()
-    assert main(*command, str(tmp_path / "torn")) == 0
-    assert json.loads((tmp_path / "torn" / "1.json").read_text())["resumed"] == kept
-    assert timeless(tmp_path / "torn" / "1.json") == timeless(tmp_path / "whole" / "1.json")
-    assert len((tmp_path / "torn" / "1.jsonl").read_text().splitlines()) == 12
+    (torn / "1.jsonl").write_text("".join(lines[:kept]) + half)
+    (torn / "1.json").unlink()
+    assert main(*command, str(torn)) == 0
+    assert json.loads((torn / "1.json").read_text())["resumed"] == kept
+    assert timeless(torn / "1.json") == timeless(out / "1.json")
+    assert len((torn / "1.jsonl").read_text().splitlines()) == 12
 
 
-@pytest.mark.parametrize("change", [["--temperature", "1"], ["--limit", "3"], ["--split", "val"], ["--model"]])
-def test_another_evaluation_does_not_go_on_there(models, tmp_path, capsys, change):
-    command = ["eval", "--model", str(models[0]), "--out", str(tmp_path / "out")]
-    assert main(*command) == 0
+@pytest.mark.parametrize("change", [["--temperature", "0"], ["--limit", "3"], ["--split", "val"], ["--model"]])
+def test_another_evaluation_does_not_go_on_there(models, whole, capsys, change):
+    out, command = whole
     change = ["--model", str(models[1])] if change == ["--model"] else change
-    assert main(*command, *change) == 1
+    assert main(*command, str(out), *change) == 1
     assert "holds another evaluation; choose another --out" in capsys.readouterr().err
 
 

@@ -289,25 +289,26 @@ def test_the_command_says_how_to_use_it_and_ends_on_ctrl_c(fake, tmp_path, monke
     fake()
     foreign = tmp_path / "foreign"
     write_model(random_model(), chat, foreign)
-    seen, logs = {}, tmp_path / "logs"
+    seen, logs, over = {}, tmp_path / "logs", threading.Event()
 
     def client() -> None:
         """What somebody does in another terminal, until Ctrl-C is pressed in this one."""
-        try:
-            while not (keys := list(logs.glob("*.key"))) or not keys[0].read_text():
-                time.sleep(0.05)
-            log = keys[0].with_suffix(".log").read_text()
-            seen.update(key=keys[0].read_text(), mode=keys[0].stat().st_mode & 0o777, log=log)
-            url = f"http://127.0.0.1:{keys[0].stem.split('-')[-1]}/v1/completions"
-            for secret in (seen["key"], "guess"):
-                headers, body = {"Authorization": f"Bearer {secret}"}, {"stream": False, "prompt": [1]}
-                seen[secret] = httpx.post(url, json=body, headers=headers, trust_env=False).status_code
-        finally:
-            os.kill(os.getpid(), signal.SIGINT)
+        while not (keys := list(logs.glob("*.key"))) or not keys[0].read_text():
+            if over.wait(0.05):
+                return
+        seen.update(key=keys[0].read_text(), mode=keys[0].stat().st_mode & 0o777)
+        seen["log"] = keys[0].with_suffix(".log").read_text()
+        url = f"http://127.0.0.1:{keys[0].stem.split('-')[-1]}/v1/completions"
+        for secret in (seen["key"], "guess"):
+            headers, body = {"Authorization": f"Bearer {secret}"}, {"stream": False, "prompt": [1]}
+            seen[secret] = httpx.post(url, json=body, headers=headers, trust_env=False).status_code
+        os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr(signal, "signal", lambda number, handler: None)  # this process keeps its own
     threading.Thread(target=client).start()
-    assert main("serve", f"--model={foreign}", "--preset=smoke", "rollout.slots=7") == 130
+    code = main("serve", f"--model={foreign}", "--preset=smoke", "rollout.slots=7")
+    over.set()
+    assert code == 130
     assert seen["mode"] == 0o600 and (seen[seen["key"]], seen["guess"]) == (200, 401)
     longest = json.loads((foreign / "config.json").read_text())["max_position_embeddings"]
     assert "--max-num-seqs 7 " in seen["log"] and f"--max-model-len {longest} " in seen["log"]
