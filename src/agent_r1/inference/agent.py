@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agent_r1 import hub
-from agent_r1.config import Config, RolloutConfig, TrainerConfig, changed, from_yaml, load_config
+from agent_r1.config import Config, changed, from_yaml, load_config
 from agent_r1.data.prompts import instructions, messages
 from agent_r1.device import resolve_device, set_threads
 from agent_r1.errors import AgentR1Error, ConfigError
@@ -30,6 +30,7 @@ from agent_r1.rollout import qwen
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.policies import ServerPolicy, TransformersPolicy, load_any
 from agent_r1.rollout.sampler import LocalPolicy
+from agent_r1.settings import RolloutConfig, TrainerConfig
 from agent_r1.tool import BaseTool, tool
 from agent_r1.training.checkpoint import list_checkpoints
 from agent_r1.training.shards import find_shards
