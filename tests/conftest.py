@@ -42,21 +42,17 @@ VOCAB = 384
 
 # ------------------------------------------------------------------------ several processes at once (`make test`, `make quick`)
 
-GROUPS = {
-    "test_verl_train.py": "verl",
-    "test_verl_launch.py": "verl",
-    "test_resume.py::test_killed_again_and_again[ppo]": "killed",
-}
-"""Which tests one process runs one after the other. A machine takes one run of verl at a time; a test that takes as long as a
-whole file is a group of its own. What is not named here belongs to its file, whose tests share fixtures."""
-DEAREST = ("verl", "test_serve.py", "test_hotpotqa_tiny.py", "test_resume.py", "killed", "test_speedrun.py",
-           "test_chat_terminal.py", "test_cli.py", "test_docker.py", "test_inference_sh.py", "test_contributing.py")  # fmt: skip
+TOGETHER = {"test_verl_train.py": "verl", "test_verl_launch.py": "verl"}
+"""Files that one process runs one after the other: a machine takes one run of verl at a time. Any other file is a group of its
+own, because its tests share fixtures."""
+DEAREST = ("verl", "test_serve.py", "test_hotpotqa_tiny.py", "test_resume.py", "test_speedrun.py", "test_chat_terminal.py",
+           "test_cli.py", "test_docker.py", "test_inference_sh.py", "test_contributing.py")  # fmt: skip
 """Groups that take minutes. They are begun first, in this order, and the short ones fill the gaps at the end."""
 
 
 def group_of(nodeid: str) -> str:
-    file, _, test = nodeid.rpartition("/")[2].partition("::")
-    return GROUPS.get(f"{file}::{test}") or GROUPS.get(file, file)
+    file = nodeid.partition("::")[0].rpartition("/")[2]
+    return TOGETHER.get(file, file)
 
 
 def pytest_collection_modifyitems(items):
