@@ -138,8 +138,8 @@ def test_behaviours_come_in_the_proportions_that_were_asked_for(micro, chat):
 
     seen = Counter()
     loop = make_loop(Watching(chat), chat, micro.tools, micro.config.rollout, micro.config.env)
-    demonstrate(micro.rows("cold") * 4, {"good": 3.0, "guess": 1.0, "bad_query": 0.0}, loop, 0, "test")
-    assert seen["bad_query"] == 0 and seen["good"] / 480 == pytest.approx(0.75, abs=0.06)
+    demonstrate(micro.rows("cold") * 2, {"good": 3.0, "guess": 1.0, "bad_query": 0.0}, loop, 0, "test")
+    assert seen["bad_query"] == 0 and seen["good"] / 240 == pytest.approx(0.75, abs=0.08)
 
 
 def test_an_unknown_behaviour_is_refused(micro, chat):
@@ -198,7 +198,7 @@ def test_nothing_is_learnt_of_what_a_tool_said(micro, chat, demonstrations):
     assert torch.equal(models[0].blocks[0].qkv.weight, models[1].blocks[0].qkv.weight)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=12)
 @given(st.integers(0, 1000), st.integers(200, 2000))
 def test_an_epoch_of_cloning_sees_every_row_once(demonstrations, seed, tokens):
     batch = collate(demonstrations)

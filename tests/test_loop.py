@@ -369,7 +369,7 @@ def test_a_warm_search_cache_changes_no_bit(micro, chat, cloned_model):
     rejoin the sampler in another order, log-probs would differ in their last digits, and the two runs would part."""
     searcher = micro.tools["search"].searcher
     tools = {"search": type(micro.tools["search"])(Searcher(searcher.index), micro.config.search.top_k)}
-    config, questions = micro_config(), micro.rows("train")
+    config, questions = micro_config("grpo", "trainer.steps=2"), micro.rows("train")
     cold, warm = (run_training_loop(config, copy.deepcopy(cloned_model), chat, tools, questions) for _ in range(2))
     assert tools["search"].searcher.stats.cache_hits > tools["search"].searcher.stats.searched > 10
     assert_equal_weights(cold, warm)

@@ -97,7 +97,7 @@ def trajectories(draw):
     return trajectory
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(trajectories())
 def test_rows_hold_exactly_what_was_sampled_and_paid(trajectory):
     rows = trajectory_rows(trajectory, 0)
@@ -116,7 +116,7 @@ def test_rows_hold_exactly_what_was_sampled_and_paid(trajectory):
         assert steps == sorted(steps)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(trajectories())
 def test_every_step_can_be_found_in_its_row(trajectory):
     """Up to a step's last action token, its row is exactly what the policy saw and did."""
@@ -157,14 +157,14 @@ def assert_same(a, b) -> None:
         assert torch.equal(x, y) if isinstance(x, torch.Tensor) else x == y, name
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(batches, st.randoms(use_true_random=False))
 def test_permuting_rows_permutes_the_batch(rows, rng):
     order = rng.sample(range(len(rows)), len(rows))
     assert_same(collate([rows[i] for i in order]), collate(rows)[torch.tensor(order)])
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(batches, st.data())
 def test_some_rows_of_a_batch_are_the_batch_of_these_rows(rows, data):
     chosen = data.draw(st.lists(st.integers(0, len(rows) - 1), min_size=1, max_size=6))
