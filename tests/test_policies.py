@@ -155,7 +155,7 @@ def verl_policy(agent, said: list[int]):
             ids = ids[: next((n for n, i in enumerate(ids, 1) if i in ends), len(ids))]
             return TokenOutput(token_ids=ids, log_probs=[-0.5] * len(ids), stop_reason="completed", extra_fields={})
 
-    return VerlPolicy(Client(), agent.chat.stop_ids, pytest.fail, seeded=True)
+    return VerlPolicy(Client(), agent.chat.stop_ids, seeded=True)
 
 
 def test_what_is_trained_keeps_the_ends_that_it_was_trained_with(two_ends, micro, tmp_path):

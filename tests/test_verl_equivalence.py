@@ -17,6 +17,7 @@ import torch
 from conftest import VOCAB, micro_config, random_model, run_training_loop
 from test_verl_compose import composed, smoke
 
+from agent_r1.config import LOSS_AGGREGATIONS
 from agent_r1.env import ENVIRONMENTS, HermesToolEnv
 from agent_r1.errors import AgentR1Error
 from agent_r1.rollout import qwen
@@ -31,7 +32,7 @@ from agent_r1.types import StepResult, StopReason, Trajectory
 verl = pytest.importorskip("verl", reason="verl is not installed: see requirements/verl-cpu.txt")
 np = pytest.importorskip("numpy")
 from tensordict import TensorDict  # noqa: E402
-from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap  # noqa: E402
+from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, DictConfigWrap, ToolListWrap  # noqa: E402
 from verl.experimental.agent_loop.tool_agent_loop import ToolAgentLoop  # noqa: E402
 from verl.tools.function_tool import FunctionTool  # noqa: E402
 from verl.tools.schemas import OpenAIFunctionToolSchema  # noqa: E402
@@ -48,8 +49,7 @@ from verl.workers.utils import losses as verl_losses  # noqa: E402
 from agent_r1.tool import tool  # noqa: E402
 from agent_r1.verl_engine import agent_loop  # noqa: E402
 from agent_r1.verl_engine.agent_loop import row_output  # noqa: E402
-from agent_r1.verl_engine.algorithms import SamplerWatch, verl_policy_loss  # noqa: E402  registers
-from agent_r1.verl_engine.engine import ActorEngine  # noqa: E402
+from agent_r1.verl_engine.algorithms import ActorEngine, SamplerWatch, verl_policy_loss  # noqa: E402  registers
 from agent_r1.verl_engine.trainer import AgentR1Trainer  # noqa: E402
 
 GROUPS, SAMPLES = 4, 3
@@ -81,8 +81,6 @@ def wire(rows: list[TrainingRow]) -> list[tuple[str, dict]]:
     for row in rows:
         trajectory = Trajectory([], row.group_id, StopReason.ANSWERED, {})
         index = seen[row.trajectory] = seen.get(row.trajectory, -1) + 1
-        from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics
-
         fields = row_output(row, trajectory, AgentLoopMetrics(), {}).as_dict()
         out.append((f"{row.group_id}_{row.trajectory % SAMPLES}_{index}", fields))
     return out
@@ -225,8 +223,10 @@ def both_loops(chat, folder, monkeypatch, answer: str, device: str = "cpu"):
     return asyncio.run(ours()), asyncio.run(theirs()), server.asked
 
 
-def test_verls_own_tool_loop_makes_the_same_tokens_and_masks_of_the_same_turns(chat, tmp_path, monkeypatch):
-    a, b, _ = both_loops(chat, tmp_path, monkeypatch, "It rains.\n  Take a coat.")
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_verls_own_tool_loop_makes_the_same_tokens_and_masks_of_the_same_turns(chat, tmp_path, monkeypatch, device):
+    a, b, asked = both_loops(chat, tmp_path, monkeypatch, "It rains.\n  Take a coat.", device)
+    assert len(asked) == 3 and all(("seed" in wanted) == (device == "cpu") for wanted in asked)
     assert a.num_turns == 3 and sum(a.response_mask) == sum(len(chat.encode_trusted(t)) + 1 for t in TURNS)
     assert (a.prompt_ids, a.response_ids, a.response_mask) == (b.prompt_ids, b.response_ids, b.response_mask)
     assert a.response_logprobs == b.response_logprobs
@@ -261,12 +261,6 @@ def test_an_episode_that_was_broken_off_does_not_train_and_a_time_out_counts_in_
 
     assert (rows(1.0), rows(0.0)) == came
     assert (tmp_path / "verl" / "failure.txt").exists() == (reason != "max_turns")
-
-
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_requests_have_seeds_on_a_cpu_alone(chat, tmp_path, monkeypatch, device):
-    _, _, asked = both_loops(chat, tmp_path, monkeypatch, "It rains.", device)
-    assert len(asked) == 3 and all(("seed" in wanted) == (device == "cpu") for wanted in asked)
 
 
 # ------------------------------------------------------------------------------------------------- losses, gradients
@@ -307,8 +301,7 @@ def verl_data(part: list[dict], whole: list[dict], **fields) -> TensorDict:
     return data
 
 
-@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"])
-@pytest.mark.parametrize("kl", [0.0, 0.05])
+@pytest.mark.parametrize("mode, kl", [("token-mean", 0.0)] + [(mode, 0.05) for mode in LOSS_AGGREGATIONS])
 def test_policy_losses_and_gradients_agree(twins, mode, kl, tmp_path):
     ours, theirs = copy.deepcopy(twins[0]), copy.deepcopy(twins[1])
     config = smoke(f"actor.loss_aggregation={mode}", f"actor.kl_coef={kl}", "actor.clip_dual=2.0")
@@ -384,6 +377,7 @@ def test_loss_and_clip_metrics_are_those_of_verls_own_loss(tmp_path, weighted):
     g = torch.Generator().manual_seed(6)
     new, old, advantages, sampled = (torch.randn(6, 9, generator=g) for _ in range(4))
     mask = torch.rand(6, 9, generator=g) > 0.4
+    actor.global_batch_info.update({"dp_size": 2, "batch_num_tokens": 40, "global_batch_size": 12})
     arguments = {"old_log_prob": old, "log_prob": new, "advantages": advantages, "response_mask": mask, "config": actor}
     expected_weight = {}
     if weighted:
@@ -402,10 +396,10 @@ def test_loss_and_clip_metrics_are_those_of_verls_own_loss(tmp_path, weighted):
 
 
 def test_a_sampler_with_stale_weights_ends_the_run_and_rounding_does_not(cloned_model, micro, chat):
-    """The sampler's numbers are of step 1, the trainer's of weights five steps older or younger: a sync that stopped."""
+    """The sampler's numbers are of step 1, the trainer's of weights two steps older or younger: a sync that stopped."""
     start, config = (
         copy.deepcopy(cloned_model),
-        micro_config("grpo", "trainer.steps=5", "actor.lr=3e-3", "env.call_reward=0.1"),
+        micro_config("grpo", "trainer.steps=2", "actor.lr=1e-2", "env.call_reward=0.1"),
     )
     record = run_training_loop(config, cloned_model, chat, micro.tools, micro.rows("train"))
     batch, watch = record.batches[0], SamplerWatch()

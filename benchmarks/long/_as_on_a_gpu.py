@@ -24,22 +24,28 @@ from benchmarks.long import _varlen
 
 ROOT = Path(__file__).parents[2]
 CANNOT = {
-    "trainer": {"device": "cpu"},
-    "actor_rollout_ref": {
-        "rollout": {
-            "free_cache_engine": False,  # vLLM's CPU backend can neither sleep nor wake up,
-            "enable_sleep_mode": False,
-            "enforce_eager": True,  # has no CUDA graphs,
-            "enable_chunked_prefill": False,  # and dies of a seeded request in chunks; requests have seeds on a CPU
-            "engine_kwargs": {
-                "vllm": {"worker_extension_cls": "agent_r1.verl_engine.weight_sync.CpuWorkerExtension"},
+    "changed": {
+        "trainer": {"device": "cpu"},
+        "actor_rollout_ref": {
+            "rollout": {
+                "free_cache_engine": False,  # vLLM's CPU backend can neither sleep nor wake up,
+                "enforce_eager": True,  # has no CUDA graphs,
+                "enable_chunked_prefill": False,  # and dies of a seeded request in chunks; requests have seeds on a CPU
+            },
+        },
+    },
+    "added": {
+        "actor_rollout_ref": {
+            "rollout": {
+                "enable_sleep_mode": False,
+                "engine_kwargs": {"vllm": {"worker_extension_cls": "agent_r1.verl_engine.cpu.CpuWorkerExtension"}},
             },
         },
     },
 }
 SMALLER = {  # four samplers and four ranks in 16 GB
-    "actor_rollout_ref": {"rollout": {"engine_kwargs": {"vllm": {"num_gpu_blocks_override": 256}}}},
-    "transfer_queue": {"backend": {"SimpleStorage": {"num_data_storage_units": 2}}},
+    "changed": {"transfer_queue": {"backend": {"SimpleStorage": {"num_data_storage_units": 2}}}},
+    "added": {"actor_rollout_ref": {"rollout": {"engine_kwargs": {"vllm": {"num_gpu_blocks_override": 256}}}}},
 }
 NEEDS = {
     "VERL_PLATFORM": "cpu",
@@ -75,7 +81,7 @@ def main(argv: list[str]) -> int:
         torch.bfloat16,
     )  # where tensors lie; the others import it from there
     stages._backend = lambda config: "vllm"
-    from agent_r1.verl_engine import compose, launch
+    from agent_r1.verl_engine import launch
 
     overrides, environment = launch.overrides, launch.environment
 
@@ -85,7 +91,6 @@ def main(argv: list[str]) -> int:
         ours.pop("CUDA_VISIBLE_DEVICES", None)
         return ours
 
-    compose.LEFT_OUT["actor_rollout_ref"]["rollout"]["engine_kwargs"]["vllm"]["num_gpu_blocks_override"] = None
     ours = merged(CANNOT, SMALLER)
     launch.overrides = lambda config, sources, device: merged(overrides(config, sources, "cuda"), ours)
     launch.environment = gpu_environment

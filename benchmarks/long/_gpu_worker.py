@@ -1,6 +1,6 @@
 """What each process of verl imports in a rehearsal (VERL_USE_EXTERNAL_MODULES): a CPU that works as a GPU would.
 
-Like a CPU run (platform.py, patches.py), but with flash-attn's packed rows: in the actor, the reference and the critic.
+Like a CPU run (cpu.py), but with flash-attn's packed rows: in the actor, the reference and the critic.
 """
 
 import verl.utils.model
@@ -10,7 +10,6 @@ from benchmarks.long import _varlen
 _varlen.install()
 critic_as_on_a_gpu = verl.utils.model.load_valuehead_model
 
-import agent_r1.verl_engine.patches  # noqa: E402
-import agent_r1.verl_engine.platform  # noqa: E402, F401
+import agent_r1.verl_engine.cpu  # noqa: E402, F401
 
 verl.utils.model.load_valuehead_model = critic_as_on_a_gpu  # patch 2 is for a CPU without flash-attn

@@ -25,6 +25,7 @@ from agent_r1.rollout.records import trajectory_record
 from agent_r1.rollout.rows import TrainingRow, trajectory_rows
 from agent_r1.tool import BaseTool
 from agent_r1.training.metrics import EpisodeNumbers
+from agent_r1.training.tiny_model import load_chat
 from agent_r1.types import Generation, Sampling, StopReason, Trajectory
 from agent_r1.workspace import load_tools
 
@@ -32,8 +33,8 @@ from agent_r1.workspace import load_tools
 class VerlPolicy:
     """`Policy` over verl's client of its vLLM servers. One object an episode: it notes which weights sampled it."""
 
-    def __init__(self, client, stop_ids: tuple[int, ...], note_failure, seeded: bool):
-        self.client, self.stop_ids, self.note_failure, self.seeded = client, stop_ids, note_failure, seeded
+    def __init__(self, client, stop_ids: tuple[int, ...], seeded: bool):
+        self.client, self.stop_ids, self.seeded = client, stop_ids, seeded
         self.versions: list[int] = []
         self.seconds = 0.0
 
@@ -51,10 +52,8 @@ class VerlPolicy:
         start = time.perf_counter()
         try:
             out = await self.client.generate(session, prompt_ids=prompt_ids, sampling_params=wanted)
-        except Exception as error:
-            # verl logs a failed episode and trains on: with a dead server that is every episode. Keep the cause.
-            self.note_failure(f"the rollout server failed ({type(error).__name__})")
-            raise
+        except Exception as error:  # whatever Ray and vLLM may raise: to the run it is all the same
+            raise AgentR1Error(f"the rollout server failed ({type(error).__name__})") from error
         self.seconds += time.perf_counter() - start
         if not out.token_ids or out.stop_reason == "aborted":
             raise AgentR1Error("the rollout server aborted a request")
@@ -92,7 +91,7 @@ class AgentR1Loop(AgentLoopBase):
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> list[AgentLoopOutput]:
         """One episode; an empty list if it was broken off (a time-out in validation counts as no answer)."""
         c, training, step = self.config, sampling_params["temperature"] > 0, int(row["global_steps"])
-        policy = VerlPolicy(self.client, self.chat.stop_ids, self._note_failure, self.seeded)
+        policy = VerlPolicy(self.client, self.chat.stop_ids, self.seeded)
         loop = make_loop(policy, self.chat, self.tools, c.rollout, c.env)
         question = {**row, "prompt": [dict(m) for m in row["raw_prompt"]], "agent_name": self.env_name}
         session = f"{row['uid']}_{row['session_id']}"
@@ -101,7 +100,7 @@ class AgentR1Loop(AgentLoopBase):
         start = time.perf_counter()
         try:
             trajectory = await loop.run(Task(question, row["uid"], session, seed), sampling)
-        except AgentR1Error as error:  # verl logs it and trains on without the episode
+        except AgentR1Error as error:  # verl logs it and trains on: with a dead server, without any episode
             self._note_failure(str(error))
             raise
         seconds = time.perf_counter() - start
@@ -109,10 +108,9 @@ class AgentR1Loop(AgentLoopBase):
             self._note_failure(f"episodes are broken off: {trajectory.error}")
             if training or trajectory.stop_reason is StopReason.ERROR:
                 return []
-        rows = trajectory_rows(trajectory, 0)
+        rows, every = trajectory_rows(trajectory, 0), c.trainer.rollouts_every
         if not rows:  # the question alone fills the context
             return []
-        every = c.trainer.rollouts_every
         dump = training and every and (step % every == 0 or step == 1)
         numbers = EpisodeNumbers.of(trajectory)
         extra = {
@@ -151,8 +149,6 @@ def row_output(row: TrainingRow, trajectory: Trajectory, metrics: AgentLoopMetri
 @functools.cache
 def _shared(run: str, model: str) -> tuple[Config, ChatFormat, dict[str, BaseTool]]:
     """What all episodes of this process share: the index is read once."""
-    from agent_r1.training.tiny_model import load_chat
-
     config = from_yaml(Path(run) / "config.yaml")
     note = Path(run) / "verl" / "note.txt"  # launch.py shows it
     return config, load_chat(Path(model)), load_tools(config, note.write_text)

@@ -1,70 +1,86 @@
-"""Our estimators and our policy loss under the names that verl looks up.
+"""Our estimators, policy loss and learning rate under the names that verl looks up.
 
 In: verl's tensors of the response part [B, T]. Out: what `training/advantages.py` and `training/losses.py` compute of
-them. verl imports this module in every worker (through engine.py); `trainer.py` calls the estimators through verl's
-table. The critic's loss is verl's own: it has no table, and tests/test_verl_equivalence.py holds it against ours.
+them. verl imports this module in every worker (settings.yaml: `external_lib`); `trainer.py` calls the estimators through
+verl's table. The critic's loss is verl's own: it has no table, and tests/test_verl_equivalence.py holds it against ours.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from functools import partial
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from torch import Tensor
+from torch.optim.lr_scheduler import LambdaLR
 from verl.trainer.ppo.core_algos import register_adv_est, register_policy_loss
+from verl.workers.engine import EngineRegistry
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
 from agent_r1.errors import AgentR1Error
 from agent_r1.rollout.rows import Batch
 from agent_r1.settings import AdvantageConfig
 from agent_r1.training.advantages import ESTIMATORS, Estimator
-from agent_r1.training.losses import aggregate_loss, loss_normalizer, policy_loss
+from agent_r1.training.learner import linear_decay
+from agent_r1.training.losses import aggregate_loss, policy_loss
 
 
-def _adapter(estimate: Estimator):
-    def estimator(
-        token_level_rewards: Tensor, response_mask: Tensor, index: np.ndarray, config, values: Tensor | None = None, **_
-    ) -> tuple[Tensor, Tensor]:
-        """`index` holds verl's keys: `{prompt}_{sample}_{row}`. Rows may come in any order."""
-        return advantages(estimate, token_level_rewards, response_mask, index, config, values)
+class RowKey(NamedTuple):
+    """A row's name in verl's TransferQueue. Sorted, the rows of an episode stand together and in time order."""
 
-    return estimator
+    group: str
+    sample: int
+    row: int
 
-
-for _name, _estimate in ESTIMATORS.items():
-    register_adv_est(f"agent_r1_{_name}")(_adapter(_estimate))
+    @property
+    def episode(self) -> tuple[str, int]:
+        return self.group, self.sample
 
 
-def advantages(
-    estimate: Estimator, rewards_BT: Tensor, mask_BT: Tensor, keys: np.ndarray, config, values_BT: Tensor | None
+def parse_key(key: str) -> RowKey:
+    """Of verl's `{group}_{sample}_{row}`."""
+    group, sample, row = key.rsplit("_", 2)
+    return RowKey(group, int(sample), int(row))
+
+
+def estimated(
+    estimate: Estimator,
+    token_level_rewards: Tensor,
+    response_mask: Tensor,
+    index: np.ndarray,
+    config,
+    values: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Advantages and returns [B, T] in the order of `keys`.
+    """Advantages and returns [B, T] in the order of the row keys in `index`.
 
     verl shuffles rows to balance its workers and adds rows of padding, which have no action. Our estimators want whole
     trajectories in time order, so rows are sorted, padding is left out, and everything is put back at the end.
     """
-    parts = [str(key).rsplit("_", 2) for key in keys]
-    acted = mask_BT.bool().any(dim=1).tolist()
-    order = sorted(
-        (i for i in range(len(parts)) if acted[i]), key=lambda i: (parts[i][0], int(parts[i][1]), int(parts[i][2]))
-    )
-    members: dict[str, set[str]] = {}
-    for i in order:
-        members.setdefault(parts[i][0], set()).add(parts[i][1])
+    keys = [parse_key(key) for key in index]
+    order = sorted(response_mask.any(dim=1).nonzero().flatten().tolist(), key=keys.__getitem__)
     if estimate is ESTIMATORS["grpo"]:  # the environment broke off all but one of a group: nothing to compare it with
-        order = [i for i in order if len(members[parts[i][0]]) > 1]
-    out = torch.zeros_like(rewards_BT, dtype=torch.float32), torch.zeros_like(rewards_BT, dtype=torch.float32)
-    if not order:
-        return out
-    trajectories = {name: n for n, name in enumerate(dict.fromkeys(tuple(parts[i][:2]) for i in order))}
-    batch = Batch(
-        rewards_BT=rewards_BT[order],
-        mask_BT=mask_BT[order],
-        values_BT=None if values_BT is None else values_BT[order],
-        groups=[parts[i][0] for i in order],
-        trajectory_B=torch.tensor([trajectories[tuple(parts[i][:2])] for i in order]),
-    )
-    section = AdvantageConfig(gamma=config["gamma"], lam=config["lam"], normalize_std=config["norm_adv_by_std_in_grpo"])
-    out[0][order], out[1][order] = estimate(batch, section)
-    return out
+        left = Counter(group for group, _ in {keys[i].episode for i in order})
+        order = [i for i in order if left[keys[i].group] > 1]
+    advantages_BT, returns_BT = (torch.zeros_like(token_level_rewards, dtype=torch.float32) for _ in range(2))
+    if order:
+        episodes = {episode: n for n, episode in enumerate(dict.fromkeys(keys[i].episode for i in order))}
+        batch = Batch(
+            rewards_BT=token_level_rewards[order],
+            mask_BT=response_mask[order],
+            values_BT=None if values is None else values[order],
+            groups=[keys[i].group for i in order],
+            trajectory_B=torch.tensor([episodes[keys[i].episode] for i in order]),
+        )
+        std = config["norm_adv_by_std_in_grpo"]
+        section = AdvantageConfig(gamma=config["gamma"], lam=config["lam"], normalize_std=std)
+        advantages_BT[order], returns_BT[order] = estimate(batch, section)
+    return advantages_BT, returns_BT
+
+
+for _name, _estimate in ESTIMATORS.items():
+    register_adv_est(f"agent_r1_{_name}")(partial(estimated, _estimate))
 
 
 @register_policy_loss("agent_r1")
@@ -79,8 +95,9 @@ def verl_policy_loss(
 ) -> tuple[Tensor, dict[str, float]]:
     """`losses.policy_loss`, aggregated over the whole minibatch, of which this micro-batch on this rank is a part.
 
-    verl averages gradients over `dp_size` ranks, so each rank's share is multiplied by it. `rollout_is_weights` [B, T]
-    correct for a sampler that rounds otherwise than the trainer (verl.tis_cap).
+    What the minibatch's loss is divided by comes from verl's counts over all ranks and micro-batches. verl averages
+    gradients over `dp_size` ranks, so each rank's share is multiplied by it. `rollout_is_weights` [B, T] correct for a
+    sampler that rounds otherwise than the trainer (verl.tis_cap).
     """
     loss_BT, stats = policy_loss(
         log_prob, old_log_prob, advantages, response_mask,
@@ -89,19 +106,11 @@ def verl_policy_loss(
     if rollout_is_weights is not None:
         loss_BT = loss_BT * rollout_is_weights
         stats["actor/rollout_is_weight"] = rollout_is_weights[response_mask.bool()].mean().item()
-    whole = config.global_batch_info
-    loss = aggregate_loss(loss_BT, response_mask, loss_agg_mode, _normalizer(response_mask, loss_agg_mode, whole))
-    return loss * (whole.get("dp_size") or 1), stats
-
-
-def _normalizer(mask_BT: Tensor, mode: str, whole: dict) -> float:
-    """What the minibatch's loss is divided by, from verl's counts over all ranks and micro-batches."""
-    if mode == "token-mean" and whole.get("batch_num_tokens"):
-        return float(whole["batch_num_tokens"])
-    if mode != "token-mean" and whole.get("global_batch_size"):
-        rows = float(whole["global_batch_size"])
-        return rows * (whole["loss_scale_factor"] or mask_BT.shape[1]) if mode.endswith("-norm") else rows
-    return loss_normalizer(mask_BT, mode, whole.get("loss_scale_factor"))
+    whole, mode = config.global_batch_info, loss_agg_mode
+    normalizer = whole["batch_num_tokens"] if mode == "token-mean" else whole["global_batch_size"]
+    if mode == "seq-mean-token-sum-norm":
+        normalizer *= whole["loss_scale_factor"]
+    return aggregate_loss(loss_BT, response_mask, mode, normalizer) * whole["dp_size"], stats
 
 
 class SamplerWatch:
@@ -130,3 +139,25 @@ class SamplerWatch:
                 f"sampled were others than the trainer's (by {apart[0]:.2f}, and {apart[1]:.2f} in logarithms, on average)"
             )
         return found
+
+
+# verl chooses an engine that is registered for its vendor before its own. The platform of a CPU calls itself the vendor
+# "cpu" (cpu.py), and is looked up as the device "cuda" (VERL_ENGINE_DEVICE).
+@EngineRegistry.register(model_type="language_model", backend="fsdp2", device="cuda", vendor=["cpu", "nvidia"])
+class ActorEngine(FSDPEngineWithLMHead):
+    """verl's FSDP engine with the local loop's learning rate: verl itself knows constant and cosine, and no line. The critic
+    keeps verl's engine: its learning rate is constant."""
+
+    def _build_lr_scheduler(self, optimizer) -> LambdaLR:
+        o = self.optimizer_config
+        first = int(o.num_cycles) + 1  # RL step of the first update: settings.yaml puts the critic's warm-up there
+        return LambdaLR(
+            optimizer,
+            lambda done: linear_decay(first + done, o.total_training_steps, o.lr_warmup_steps, o.min_lr_ratio),
+        )
+
+    def lr_scheduler_step(self) -> float:
+        """The rate of the update that is over, for the log; verl's own returns the next one's."""
+        used = self.lr_scheduler.get_last_lr()[0]
+        self.lr_scheduler.step()
+        return used

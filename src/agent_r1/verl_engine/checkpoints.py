@@ -20,6 +20,7 @@ import torch
 
 from agent_r1.config import Config, fingerprint
 from agent_r1.errors import AgentR1Error
+from agent_r1.rollout.policies import load_transformers, token_logprobs
 from agent_r1.training.checkpoint import save_checkpoint
 from agent_r1.training.run import RunDir
 from agent_r1.training.shards import write_merged
@@ -58,15 +59,20 @@ def _step(folder: Path) -> int:
 def finish(
     run: RunDir, config: Config, start_model: Path, kept: Path, phase: Callable[[str], None] = lambda name: None
 ) -> dict[str, float]:
-    """Make a checkpoint of kept shards; how far the converted model is from the trainer, for the metrics.
+    """Make a checkpoint of kept shards: their weights, and all the rest (shape, tokenizer, template) from `start_model`.
 
-    `phase` is told what begins. Raises AgentR1Error when the model is another one than the trainer's, or the disk full;
-    `kept` is still there then.
+    Returns how far the converted model is from the trainer, for the metrics, with `checkpoint/unverified` set when that is
+    more than rounding explains. `phase` is told what begins. Raises AgentR1Error when the weights are other ones than the
+    trainer's, or the disk full; `kept` is still there then.
     """
-    step, difference = _step(kept), {}
+    step, found = _step(kept), {}
 
     def write_model(folder: Path) -> None:
-        difference.update(convert(kept / "actor", start_model, folder, kept / PARITY, phase))
+        phase("checkpoint: merge")
+        shutil.copytree(start_model, folder, ignore=shutil.ignore_patterns(*WEIGHTS))
+        write_merged(kept / "actor", start_model, folder)
+        phase("checkpoint: check")
+        found.update(check(folder, kept))
         # The state that the local loop keeps in trainer.pt is verl's own folder here.
         shutil.copytree(kept, folder.parent / f"global_step_{step}", copy_function=_link)
         phase("checkpoint: hash")
@@ -77,7 +83,21 @@ def finish(
     for old in run.checkpoints.glob("unverified_*"):
         if _step(old) <= step:
             shutil.rmtree(old)
-    return {f"checkpoint/{name}": value for name, value in difference.items()}
+    return {f"checkpoint/{name}": value for name, value in found.items()}
+
+
+def check(model: Path, kept: Path) -> dict[str, float]:
+    """The differences of the converted `model` from the trainer. Raises AgentR1Error when the weights are other ones."""
+    saved = json.loads((kept / PARITY).read_text())
+    found = differences(model, saved["rows"], getattr(torch, saved["dtype"]))
+    if not found["mean"] <= WRONG:  # so that NaN is not let through
+        raise AgentR1Error(
+            f"{kept}: the converted model differs from the trained one by {found['mean']:.1e} in mean "
+            "log-probability; its weights were not written rightly. The shards are kept there: --resume converts them "
+            "again, and goes on from the checkpoint before if you delete that folder"
+        )
+    passed = all(found[name] <= limit for name, limit in LIMITS[saved["dtype"]].items())
+    return {f"logprob_diff_{name}": value for name, value in found.items()} | {"unverified": float(not passed)}
 
 
 def _link(source: str, target: str) -> None:
@@ -86,30 +106,6 @@ def _link(source: str, target: str) -> None:
         os.link(source, target)
     except OSError:
         shutil.copy2(source, target)
-
-
-def convert(
-    actor: Path, start_model: Path, out: Path, parity: Path, phase: Callable[[str], None] = lambda name: None
-) -> dict[str, float]:
-    """Write `out`: the weights in `actor`, and all the rest (shape, tokenizer, template) from `start_model`.
-
-    Returns its differences from the trainer, with `unverified` set when they are larger than rounding explains. Raises
-    AgentR1Error when they are so large that the weights are other ones.
-    """
-    phase("checkpoint: merge")
-    shutil.copytree(start_model, out, ignore=shutil.ignore_patterns(*WEIGHTS))
-    write_merged(actor, start_model, out)
-    phase("checkpoint: check")
-    saved = json.loads(parity.read_text())
-    found = differences(out, saved["rows"], getattr(torch, saved["dtype"]))
-    if not found["mean"] <= WRONG:  # so that NaN is not let through
-        raise AgentR1Error(
-            f"{actor.parent}: the converted model differs from the trained one by {found['mean']:.1e} in mean "
-            "log-probability; its weights were not written rightly. The shards are kept there: --resume converts them "
-            "again, and goes on from the checkpoint before if you delete that folder"
-        )
-    passed = all(found[name] <= limit for name, limit in LIMITS[saved["dtype"]].items())
-    return {f"logprob_diff_{name}": value for name, value in found.items()} | {"unverified": float(not passed)}
 
 
 def differences(model: Path, rows: list[dict[str, Any]], dtype: torch.dtype) -> dict[str, float]:
@@ -122,8 +118,6 @@ def differences(model: Path, rows: list[dict[str, Any]], dtype: torch.dtype) -> 
     What it did not choose (a tool's text) it may find next to impossible, and there rounding moves whole nats. The
     response, which log-probabilities and mask are of, ends a row.
     """
-    from agent_r1.rollout.policies import load_transformers, token_logprobs
-
     network, found = load_transformers(model), []
     for parameter in network.parameters():
         parameter.data.copy_(parameter.data.to(dtype))

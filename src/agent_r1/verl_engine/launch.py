@@ -1,7 +1,7 @@
 """`agent-r1 train --engine verl`: start verl's trainer in a child process, watch it, show it, clean up behind it.
 
 In: a configuration and a run directory. Out: the same files as the local loop's. The raw output of Ray, vLLM and verl
-goes to `runs/<name>/logs/`.
+goes to `runs/<name>/logs/`. Next: `driver.py` is the child.
 
 No silent hang: the trainer says which phase it is in (`verl/phase.json`), and when nothing has moved for
 `verl.patience_s` the run ends with that phase, the log to read and the last good checkpoint. Whatever happens, the
@@ -22,7 +22,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -53,6 +53,10 @@ MARK = "AGENT_R1_VERL_RUN"
 CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """What vLLM 0.27 has kernels for; it dies of another width in its first batch, and not when it starts."""
 POLL_S = 0.5
+UNVERIFIED = (
+    "this step's checkpoint is UNVERIFIED: its model is further from the trained one than rounding explains "
+    "(checkpoint/logprob_diff in metrics.jsonl); evaluate it before you rely on it"
+)
 
 
 def train(run: RunDir, config: Config, start_model: Path, resume: bool, plain: bool) -> Path:
@@ -67,21 +71,19 @@ def train(run: RunDir, config: Config, start_model: Path, resume: bool, plain: b
             finish(run, config, start_model, kept)
         if run.finished(config.trainer.steps):
             return run.latest_checkpoint()
-        latest = run.latest_checkpoint()
-        step = 0
+        latest, step = run.latest_checkpoint(), 0
         if latest:  # every file is held against its hash before verl unpickles any of them
             step, _ = read_checkpoint(latest, fingerprint(config))
         run.metrics.truncate_after(step)
         sources = prepare(run, config, start_model, latest / f"global_step_{step}" if latest else None)
-        file = sources.folder / "config.yaml"
-        OmegaConf.save(compose(overrides(config, sources, device)), file)
+        OmegaConf.save(compose(overrides(config, sources, device)), sources.folder / "config.yaml")
         about = f"preset {config.preset} · {config.algorithm} · verl · {device}"
         history = run.metrics.read()
         with (
             trackers(config.trainer.loggers, run.path, config.model_dump(), history) as track,
             Dashboard(run.path.name, about, config.trainer.steps, history=history, plain=plain) as dashboard,
         ):
-            watch(run, config, device, file, dashboard, track)
+            watch(run, config, device, dashboard, track)
     if not run.finished(config.trainer.steps):
         raise AgentR1Error(f"verl ended before step {config.trainer.steps}; {last_words(run)}")
     return run.latest_checkpoint()
@@ -89,25 +91,22 @@ def train(run: RunDir, config: Config, start_model: Path, resume: bool, plain: b
 
 def check_machine(config: Config, device: str, model: Path) -> None:
     """What no run can do on this machine or with this model. Raises ConfigError."""
-    nodes = config.verl.nodes
-    if device == "cuda" and torch.cuda.device_count() < config.verl.ranks // nodes:
+    v, context = config.verl, config.rollout.max_context
+    if device == "cuda" and torch.cuda.device_count() < v.ranks // v.nodes:
         raise ConfigError(
-            f"verl.ranks={config.verl.ranks} needs as many GPUs{f' on {nodes} machines' if nodes > 1 else ''}, and "
+            f"verl.ranks={v.ranks} needs as many GPUs{f' on {v.nodes} machines' if v.nodes > 1 else ''}, and "
             f"{torch.cuda.device_count()} are here"
         )
-    if nodes > 1 and "RAY_ADDRESS" not in os.environ:
+    if v.nodes > 1 and "RAY_ADDRESS" not in os.environ:
         raise ConfigError(
-            f"verl.nodes={nodes} needs a Ray that runs on all of them; start one (docs/cloud.md) and set RAY_ADDRESS"
+            f"verl.nodes={v.nodes} needs a Ray that runs on all of them; start one (docs/cloud.md) and set RAY_ADDRESS"
         )
-    if device == "cpu" and config.verl.tensor_parallel > 1:
+    if device == "cpu" and v.tensor_parallel > 1:
         raise ConfigError("verl.tensor_parallel is for GPUs; on a CPU use 1")
     load_chat(model)  # says what is wrong with a missing template
     shape = qwen.read_config(model)
-    longest = shape.get("max_position_embeddings", config.rollout.max_context)
-    if config.rollout.max_context > longest:
-        raise ConfigError(
-            f"rollout.max_context={config.rollout.max_context} is more than the model's {longest} positions"
-        )
+    if context > (longest := shape.get("max_position_embeddings", context)):
+        raise ConfigError(f"rollout.max_context={context} is more than the model's {longest} positions")
     width = shape.get("head_dim") or shape["hidden_size"] // shape["num_attention_heads"]
     if device == "cpu" and width not in CPU_HEADS:
         raise ConfigError(f"vLLM on a CPU computes heads that are {CPU_HEADS} wide, and the model's are {width}")
@@ -115,17 +114,14 @@ def check_machine(config: Config, device: str, model: Path) -> None:
 
 def prepare(run: RunDir, config: Config, model: Path, resume: Path | None) -> Sources:
     """What verl reads: questions, the names of our environments, a clean `verl/` folder."""
-    workspace = Workspace.of(config)
-    sources = Sources(model, run.path / "verl" / "train.parquet", workspace.data / "val.parquet", run.path, resume)
+    data = Workspace.of(config).data
+    sources = Sources(model, run.path / "verl" / "train.parquet", data / "val.parquet", run.path, resume)
     shutil.rmtree(sources.folder, ignore_errors=True)
     sources.folder.mkdir()
     (run.path / "logs").mkdir(exist_ok=True)
-    write_questions(workspace.data / "train.parquet", config, sources.train)
-    loops = [
-        {"name": name, "_target_": "agent_r1.verl_engine.agent_loop.AgentR1Loop", "env_name": name,
-         "run": str(run.path.resolve())}
-        for name in ENVIRONMENTS
-    ]  # fmt: skip
+    write_questions(data / "train.parquet", config, sources.train)
+    target, place = "agent_r1.verl_engine.agent_loop.AgentR1Loop", str(run.path.resolve())
+    loops = [{"name": name, "_target_": target, "env_name": name, "run": place} for name in ENVIRONMENTS]
     OmegaConf.save(OmegaConf.create(loops), sources.folder / "agent_loops.yaml")
     return sources
 
@@ -145,7 +141,56 @@ def write_questions(train: Path, config: Config, out: Path) -> None:
     pq.write_table(pa.Table.from_pylist(rows), out)
 
 
+def only_one_here() -> AbstractContextManager[None]:
+    """verl names its weight-transfer sockets after Ray's job, and the first job of every Ray has the same name: two
+    runs on one machine would feed each other's samplers."""
+    lock = Path(tempfile.gettempdir()) / f"agent-r1-verl-{os.getuid()}.lock"
+    return locked(lock, "another run with --engine verl is on this machine; wait for it")
+
+
 # ------------------------------------------------------------------------------------------------------- the watchdog
+
+
+def watch(run: RunDir, config: Config, device: str, dashboard: Dashboard, track: Callable[[dict], None]) -> None:
+    """Run the driver to its end, and pass each line of its metrics.jsonl on to the dashboard and the trackers: they live
+    in this process, so no key goes into verl's. Raises AgentR1Error when it fails, or when nothing moves any more.
+
+    The first Ctrl-C (or SIGTERM) lets the step finish and saves it; before the first step, and the second time, it ends
+    the run at once.
+    """
+    stop, patience = run.path / "verl" / "stop", config.verl.patience_s
+    shown, seen, noted, moved, running = len(run.metrics.read()), None, "", time.monotonic(), True
+    dashboard.note("starting Ray, FSDP and vLLM (a minute or two)")
+    with graceful_interrupt() as interrupted, started(run, config, device) as child:
+        while running:
+            running = child.process.poll() is None  # asked before the files are read: the last line is not missed
+            phase = read_phase(run)
+            if interrupted and not stop.exists():
+                if not (phase and phase["step"]):
+                    raise KeyboardInterrupt
+                stop.touch()
+                dashboard.note("finishing this step, then saving; Ctrl-C again ends the run at once")
+            if noted != (noted := said(run, "note.txt")) and noted:
+                dashboard.note(noted)
+            if seen != (seen := (phase, run.metrics.path.exists() and run.metrics.path.stat().st_size)):
+                moved = time.monotonic()
+                child.shared |= shared_files(child.mark)
+                lines = run.metrics.read()
+                for line in lines[shown:]:
+                    dashboard.step(line)
+                    track(line)
+                    if line.get("checkpoint/unverified"):
+                        dashboard.note(UNVERIFIED)
+                shown = len(lines)
+            if time.monotonic() - moved > patience:
+                why = f"nothing has moved for {patience} s (verl.patience_s), {describe(phase)}"
+                raise AgentR1Error(f"{why}; {last_words(run)}")
+            time.sleep(POLL_S if running else 0)
+    if code := child.process.returncode:
+        raise AgentR1Error(f"verl failed, {describe(phase)}: {cause(run, code)}; {last_words(run)}")
+    if stop.exists() and not run.finished(config.trainer.steps):
+        at = run.latest_checkpoint().name
+        raise KeyboardInterrupt(f"{stop.read_text()}stopped after {at}; continue with --resume")
 
 
 @dataclass
@@ -159,63 +204,8 @@ class Child:
     """Files in /dev/shm that processes of this run had mapped."""
 
 
-def watch(
-    run: RunDir, config: Config, device: str, file: Path, dashboard: Dashboard, track: Callable[[dict], None]
-) -> None:
-    """Run the driver to its end, and pass each line of its metrics.jsonl on to the dashboard and the trackers: they live
-    in this process, so no key goes into verl's. Raises AgentR1Error when it fails, or when nothing moves any more.
-
-    The first Ctrl-C (or SIGTERM) lets the step finish and saves it; before the first step, and the second time, it ends
-    the run at once.
-    """
-    shown, state, moved, noted = len(run.metrics.read()), None, time.monotonic(), ""
-    stop = run.path / "verl" / "stop"
-    dashboard.note("starting Ray, FSDP and vLLM (a minute or two)")
-    with graceful_interrupt() as interrupted, started(run, config, device, file) as child:
-        running = True
-        while running:
-            running = child.process.poll() is None  # asked before the files are read: the last line is not missed
-            phase = read_phase(run)
-            if interrupted and not stop.exists():
-                if not (phase and phase["step"]):
-                    raise KeyboardInterrupt
-                stop.touch()
-                dashboard.note("finishing this step, then saving; Ctrl-C again ends the run at once")
-            if noted != (noted := read_note(run) or noted):
-                dashboard.note(noted)
-            if state != (state := (phase, _size(run.metrics.path))):
-                moved = time.monotonic()
-                child.shared |= shared_files(child.mark)
-                lines = run.metrics.read()
-                for line in lines[shown:]:
-                    dashboard.step(line)
-                    track(line)
-                    if line.get("checkpoint/unverified"):
-                        dashboard.note(
-                            "this step's checkpoint is UNVERIFIED: its model is further from the trained one than rounding "
-                            "explains (checkpoint/logprob_diff in metrics.jsonl); evaluate it before you rely on it"
-                        )
-                shown = len(lines)
-            if time.monotonic() - moved > config.verl.patience_s:
-                raise AgentR1Error(
-                    f"nothing has moved for {config.verl.patience_s} s (verl.patience_s), {describe(phase)}; "
-                    f"{last_words(run)}"
-                )
-            time.sleep(POLL_S if running else 0)
-    if stop.exists() and not child.process.returncode and not run.finished(config.trainer.steps):
-        raise KeyboardInterrupt(
-            f"{stop.read_text()}stopped after {run.latest_checkpoint().name}; continue with --resume"
-        )
-    if child.process.returncode:
-        raise AgentR1Error(f"verl failed, {describe(phase)}: {cause(run, child.process.returncode)}; {last_words(run)}")
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
-
-
 @contextmanager
-def started(run: RunDir, config: Config, device: str, file: Path) -> Iterator[Child]:
+def started(run: RunDir, config: Config, device: str) -> Iterator[Child]:
     """The driver; at the end of `with`, however it comes, nothing of it is left."""
     mark = uuid.uuid4().hex
     # Not in the run's folder: Ray puts sockets there, whose paths may have 107 characters.
@@ -225,20 +215,20 @@ def started(run: RunDir, config: Config, device: str, file: Path) -> Iterator[Ch
     token.touch(mode=0o600)
     token.write_text(secrets.token_hex(32))
     cpus, gpus = ray_cpus(config), config.verl.ranks if device == "cpu" else 0  # on a CPU these are names, not hardware
-    command = [sys.executable, "-m", "agent_r1.verl_engine.driver", str(file), str(scratch), str(cpus), str(gpus)]
-    log = (run.path / "logs" / f"verl-{time.strftime('%Y%m%d-%H%M%S')}.log").open("wb")
-    process = subprocess.Popen(
-        command, env=environment(config, device, mark, scratch), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-        start_new_session=True,  # Ctrl-C reaches us alone: we end the driver, and not each of its workers by itself
-    )  # fmt: skip
-    child = Child(process, mark, scratch)
-    try:
-        yield child
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"stopped; {last_words(run)}") from None
-    finally:
-        clean_up(child, run.path / "logs")
-        log.close()
+    arguments = (run.path / "verl" / "config.yaml", scratch, cpus, gpus)
+    command = [sys.executable, "-m", "agent_r1.verl_engine.driver", *map(str, arguments)]
+    with (run.path / "logs" / f"verl-{time.strftime('%Y%m%d-%H%M%S')}.log").open("wb") as log:
+        process = subprocess.Popen(
+            command, env=environment(config, device, mark, scratch), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            start_new_session=True,  # Ctrl-C reaches us alone: we end the driver, and not each of its workers by itself
+        )  # fmt: skip
+        child = Child(process, mark, scratch)
+        try:
+            yield child
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(f"stopped; {last_words(run)}") from None
+        finally:
+            clean_up(child, run.path / "logs")
 
 
 def ray_cpus(config: Config) -> int:
@@ -257,9 +247,6 @@ def environment(config: Config, device: str, mark: str, scratch: Path) -> dict[s
     ours = {
         MARK: mark,
         "AGENT_R1_HOME": str(home().resolve()),
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN_PATH": str(scratch / "auth_token"),
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # one machine: Ray, and with it vLLM, listens on 127.0.0.1 only
         "RAY_USAGE_STATS_ENABLED": "0",
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",  # everything is in local folders
@@ -269,59 +256,57 @@ def environment(config: Config, device: str, mark: str, scratch: Path) -> dict[s
         "RAY_DEDUP_LOGS": "0",
         "RAY_DISABLE_IMPORT_WARNING": "1",
     }
+    hidden = {"WANDB_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"}  # no worker needs one: Ray shows its environment
+    hidden.add("RAY_TMPDIR")
+    if config.verl.nodes == 1:  # else it is a Ray of the user's: its address, its token, its network
+        hidden |= {"RAY_ADDRESS", "RAY_AUTH_TOKEN"}
+        ours |= {
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": str(scratch / "auth_token"),
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # one machine: Ray, and with it vLLM, listens on 127.0.0.1 only
+        }
     if device == "cpu":
-        threads = config.trainer.threads or len(os.sched_getaffinity(0))
+        hidden.add("CUDA_VISIBLE_DEVICES")
         ours |= {
             "VERL_PLATFORM": "cpu",
-            "VERL_USE_EXTERNAL_MODULES": "agent_r1.verl_engine.platform,agent_r1.verl_engine.patches",
+            "VERL_USE_EXTERNAL_MODULES": "agent_r1.verl_engine.cpu",
             "VERL_ENGINE_DEVICE": "cuda",  # verl's FSDP engine, which is registered under this name only
             "TORCHDYNAMO_DISABLE": "1",  # compiling would cost more than a small model's whole run
-            "OMP_NUM_THREADS": str(threads),
+            "OMP_NUM_THREADS": str(config.trainer.threads or len(os.sched_getaffinity(0))),
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "VLLM_CACHE_ROOT": str(scratch / "vllm"),
         }
-    keys = {"WANDB_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"}  # no worker needs one: Ray shows its environment
-    gpus = {"CUDA_VISIBLE_DEVICES"} if device == "cpu" else set()
-    elsewhere = keys | gpus | {"RAY_ADDRESS", "RAY_TMPDIR", "RAY_AUTH_TOKEN"}
-    if config.verl.nodes > 1:  # a Ray of the user's, on several machines: its address, its token, its network
-        elsewhere -= {"RAY_ADDRESS", "RAY_AUTH_TOKEN"}
-        for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"):
-            del ours[name]
-    return {name: value for name, value in os.environ.items() if name not in elsewhere} | ours
+    return {name: value for name, value in os.environ.items() if name not in hidden} | ours
 
 
 def clean_up(child: Child, logs: Path) -> None:
     """End every process of the run, and remove its shared memory and temporary files."""
     child.shared |= shared_files(child.mark)  # the dead have nothing mapped
-    deadline = time.monotonic() + 10
-    if child.process.poll() is None:
-        child.process.send_signal(signal.SIGTERM)
-    while child.process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.1)
+    child.process.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        child.process.wait(10)
     while left := marked(child.mark):
         for pid in left:
-            try:
+            with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
         time.sleep(0.1)
     child.process.wait()
     for path in child.shared:
         path.unlink(missing_ok=True)
-    sessions = [path for path in child.scratch.glob("session_*") if not path.is_symlink()]
-    for session in sessions:
-        shutil.copytree(session / "logs", logs / "ray", dirs_exist_ok=True, ignore_dangling_symlinks=True)
+    for session in child.scratch.glob("session_*"):
+        if not session.is_symlink():  # as session_latest is
+            shutil.copytree(session / "logs", logs / "ray", dirs_exist_ok=True, ignore_dangling_symlinks=True)
     shutil.rmtree(child.scratch, ignore_errors=True)
 
 
 def marked(mark: str) -> list[int]:
     """Living processes with `mark` in their environment."""
     needle, found = f"{MARK}={mark}".encode(), []
-    for folder in Path("/proc").iterdir():
+    for folder in Path("/proc").glob("[0-9]*"):
         try:
             # A zombie has an empty environment, so it is not counted.
-            if folder.name.isdigit() and needle in (folder / "environ").read_bytes().split(b"\0"):
+            if needle in (folder / "environ").read_bytes().split(b"\0"):
                 found.append(int(folder.name))
         except OSError:  # ended meanwhile, or somebody else's
             continue
@@ -343,26 +328,18 @@ def shared_files(mark: str) -> set[Path]:
         return set()
 
 
-def only_one_here() -> AbstractContextManager[None]:
-    """verl names its weight-transfer sockets after Ray's job, and the first job of every Ray has the same name: two
-    runs on one machine would feed each other's samplers."""
-    lock = Path(tempfile.gettempdir()) / f"agent-r1-verl-{os.getuid()}.lock"
-    return locked(lock, "another run with --engine verl is on this machine; wait for it")
-
-
 # ----------------------------------------------------------------------------------------------------------- last words
+
+
+def said(run: RunDir, file: str) -> str:
+    """What a process of the run has left for us in `verl/`, or nothing."""
+    path = run.path / "verl" / file
+    return path.read_text().strip() if path.exists() else ""
 
 
 def read_phase(run: RunDir) -> dict | None:
     """What the trainer said last."""
-    path = run.path / "verl" / "phase.json"
-    return json.loads(path.read_text()) if path.exists() else None
-
-
-def read_note(run: RunDir) -> str:
-    """What a process that runs episodes has to say to people (agent_loop.py)."""
-    path = run.path / "verl" / "note.txt"
-    return path.read_text() if path.exists() else ""
+    return json.loads(said(run, "phase.json") or "null")
 
 
 def describe(phase: dict | None) -> str:
@@ -371,10 +348,9 @@ def describe(phase: dict | None) -> str:
 
 def cause(run: RunDir, code: int) -> str:
     """The most telling line there is about a failure: what the trainer itself says no with, else what an episode met."""
-    paths = (run.path / "verl" / name for name in ("failure.txt", "cause.txt"))
-    lines = [path.read_text().strip() for path in paths if path.exists()]
-    ours = [line.removeprefix("AgentR1Error: ") for line in lines if line.startswith("AgentR1Error: ")]
-    return (ours + lines + [f"the driver ended with code {code}"])[0]
+    prefix, lines = "AgentR1Error: ", [said(run, "failure.txt"), said(run, "cause.txt")]
+    ours = [line.removeprefix(prefix) for line in lines if line.startswith(prefix)]
+    return next(filter(None, [*ours, *lines]), f"the driver ended with code {code}")
 
 
 def last_words(run: RunDir) -> str:

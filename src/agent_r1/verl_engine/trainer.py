@@ -4,7 +4,7 @@ In: verl's configuration. Out: metrics.jsonl, rollouts/ and checkpoints/ of the 
 
 verl's `_step_once` reads as the algorithm: sample, old log-probs, reference, values, advantage, critic, actor. Only
 `_compute_advantage` is replaced: verl's own passes neither the values nor the trajectory of a row to a registered
-estimator. What else is here records; and each phase tells the watchdog (launch.py) that it began.
+estimator. The rest records, and each phase tells the launcher's watchdog that it began.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from agent_r1.training.learner import refuse_gradient
 from agent_r1.training.losses import reward_less_kl
 from agent_r1.training.metrics import EpisodeNumbers, episode_metrics
 from agent_r1.training.run import RunDir, TimeLimit
-from agent_r1.verl_engine.algorithms import SamplerWatch  # the import also fills verl's table of estimators
+from agent_r1.verl_engine.algorithms import RowKey, SamplerWatch, parse_key  # the import fills verl's tables, too
 from agent_r1.verl_engine.checkpoints import finish, keep_shards
 
 PARITY_ROWS = 2
@@ -51,7 +51,7 @@ class AgentR1Trainer(PPOTrainerSync):
         self.run = RunDir(self.folder.parent)
         self.ours = from_yaml(self.run.config)
         self.replay_buffer.poll_interval = 0.05  # verl asks every 2 s whether the episodes are done: half a step here
-        self.advantages: dict[str, list[float]] = {}
+        self.advantages: dict[RowKey, list[float]] = {}
         self.sampler, self.checked = SamplerWatch(), {}
         # Ray gives this process, as one that asks for one CPU, one thread; it checks each checkpoint's model.
         torch.set_num_threads(self.ours.trainer.threads or len(os.sched_getaffinity(0)))
@@ -77,6 +77,10 @@ class AgentR1Trainer(PPOTrainerSync):
         self.phase("update")
         super().on_sample_end()
 
+    def on_validate_begin(self) -> None:
+        self.phase("validation")
+        super().on_validate_begin()
+
     def on_step_end(self) -> None:
         stop = self.folder / "stop"  # made by launch.watch at Ctrl-C: the step is finished and saved first
         if self.limit.reached() and self.global_steps < self.total_training_steps and not stop.exists():
@@ -89,28 +93,28 @@ class AgentR1Trainer(PPOTrainerSync):
         self.phase("weight sync")
         super().on_step_end()
 
-    def on_validate_begin(self) -> None:
-        self.phase("validation")
-        super().on_validate_begin()
-
     # ---------------------------------------------------------------------------------------------------- the step
 
     def prepare_step(self) -> dict:
         (self.folder / "failure.txt").unlink(missing_ok=True)  # one of an earlier step explains nothing
         return super().prepare_step()
 
+    def step(self, metrics: dict, timing_raw: dict) -> KVBatchMeta:
+        self._batch = super().step(metrics, timing_raw)
+        for who in ("critic", "actor"):  # verl leaves such a step out, says so in its log, and goes on to the next
+            refuse_gradient(metrics.get(f"{who}/grad_norm", 0.0), f"step {self.global_steps}: the {who}")
+        return self._batch
+
     def _balance_batch(self, batch: KVBatchMeta, metrics, **kwargs) -> KVBatchMeta:
         """The first thing that verl does with the episodes; here it is still known how many came back."""
         wanted = self.config.data.train_batch_size * self.config.actor_rollout_ref.rollout.n
-        came = len({key.rsplit("_", 1)[0] for key in batch.keys})
-        metrics["rollout/lost_episodes"] = wanted - came
-        if came * 2 < wanted:
-            raise AgentR1Error(f"{wanted - came} of {wanted} episodes failed: {self._failure()}")
+        lost = wanted - len({parse_key(key).episode for key in batch.keys})
+        metrics["rollout/lost_episodes"] = lost
+        if lost * 2 > wanted:
+            failure = self.folder / "failure.txt"
+            said = failure.read_text() if failure.exists() else "see the log"
+            raise AgentR1Error(f"{lost} of {wanted} episodes failed: {said}")
         return super()._balance_batch(batch, metrics, **kwargs)
-
-    def _failure(self) -> str:
-        path = self.folder / "failure.txt"
-        return path.read_text() if path.exists() else "see the log"
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         """Step 4 of `training/loop.py`, with the same functions."""
@@ -121,21 +125,22 @@ class AgentR1Trainer(PPOTrainerSync):
         rewards_BT, mask_BT = padded["rm_scores"], padded["response_mask"]
         old_BT, sampled_BT = padded["old_log_probs"], padded["rollout_log_probs"]
         metrics |= self.sampler.check(old_BT, sampled_BT, mask_BT)
-        if self.config.algorithm.use_kl_in_reward:
+        algorithm = self.config.algorithm
+        if algorithm.use_kl_in_reward:
             rewards_BT, metrics["actor/reward_kl_penalty"] = reward_less_kl(
                 rewards_BT, old_BT, padded["ref_log_prob"], mask_BT, self.ours.actor
             )
-        advantages_BT, returns_BT = get_adv_estimator_fn(self.config.algorithm.adv_estimator)(
+        advantages_BT, returns_BT = get_adv_estimator_fn(algorithm.adv_estimator)(
             token_level_rewards=rewards_BT,
             response_mask=mask_BT,
             index=np.array(batch.keys, dtype=object),
-            config=self.config.algorithm,
+            config=algorithm,
             values=padded.get("values", None),
         )
         acted_B = mask_BT.bool().any(dim=1)
         metrics["groups/zero_advantage"] = (advantages_BT == 0).all(dim=1)[acted_B].float().mean().item()
         fields = {"advantages": advantages_BT, "returns": returns_BT, "token_level_rewards": rewards_BT}
-        correction = self.config.algorithm.rollout_correction
+        correction = algorithm.rollout_correction
         if correction.rollout_is:  # verl's own step, which stands in the method that this one replaces
             weights, _, said = compute_rollout_correction_and_rejection_mask(
                 old_BT, sampled_BT, mask_BT, correction.rollout_is, correction.rollout_is_threshold
@@ -143,9 +148,8 @@ class AgentR1Trainer(PPOTrainerSync):
             fields["rollout_is_weights"] = weights.batch["rollout_is_weights"]
             metrics |= said
         nested = {name: response_to_nested(value, nested_mask) for name, value in fields.items()}
-        lengths = nested_mask.offsets().diff().tolist()
         self.advantages = {
-            key: row[:length] for key, row, length in zip(batch.keys, advantages_BT.tolist(), lengths, strict=True)
+            parse_key(key): row.tolist() for key, row in zip(batch.keys, nested["advantages"].unbind(), strict=True)
         }
         return tq.kv_batch_put(
             keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(nested, batch_size=len(batch))
@@ -153,42 +157,29 @@ class AgentR1Trainer(PPOTrainerSync):
 
     # -------------------------------------------------------------------------------------------------- the records
 
-    def step(self, metrics: dict, timing_raw: dict) -> KVBatchMeta:
-        self._batch = super().step(metrics, timing_raw)
-        for who in ("critic", "actor"):  # verl leaves such a step out, says so in its log, and goes on to the next
-            refuse_gradient(metrics.get(f"{who}/grad_norm", 0.0), f"step {self.global_steps}: the {who}")
-        return self._batch
-
     def _compute_metrics(self, batch: KVBatchMeta, metrics: dict, timing_raw, global_steps, epoch) -> None:
         super()._compute_metrics(batch, metrics, timing_raw, global_steps, epoch)
         real = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding")]
         data = tq.kv_batch_get(
             keys=real, partition_id=batch.partition_id, select_fields=["extra_fields", "response_mask"]
         )
-        extras, tokens = data.pop("extra_fields").tolist(), int(data["response_mask"].values().sum())
-        # An episode of several rows carries the same numbers on each: count it once.
-        of_episode = {key.rsplit("_", 1)[0]: extra for key, extra in zip(real, extras, strict=True)}
-        episodes = [EpisodeNumbers(**extra["episode"]) for extra in of_episode.values()]
+        keys, tokens = [parse_key(key) for key in real], int(data["response_mask"].values().sum())
+        # An episode of several rows carries the same extras on each: they count once.
+        extras = {key.episode: extra for key, extra in zip(keys, data.get("extra_fields").tolist(), strict=True)}
+        episodes = [EpisodeNumbers(**extra["episode"]) for extra in extras.values()]
         metrics |= episode_metrics(episodes) | {"response_length/mean": tokens / len(episodes)} | self.checked
         self.checked = {}
         metrics["perf/agent_tokens_per_s"] = tokens / timing_raw["gen"]
         calls, failed = (sum(e.metrics.get(name, 0.0) for e in episodes) for name in ("tool_calls", "failed_calls"))
-        refuse_broken_tools(calls, failed, next(filter(None, (e["failed_call"] for e in of_episode.values())), ""))
-        records = [(key, extra["record"]) for key, extra in zip(real, extras, strict=True)]
-        if all(record for _, record in records):
-            self._write_rollouts(sorted(records, key=lambda item: item[0]), global_steps)
+        refuse_broken_tools(calls, failed, next(filter(None, (e["failed_call"] for e in extras.values())), ""))
+        records = {episode: extra["record"] for episode, extra in sorted(extras.items()) if extra["record"]}
+        if records:
+            for key in keys:
+                row, advantages = records[key.episode]["rows"][key.row], self.advantages[key]
+                row["advantages"] = [0.0] * (len(row["input_ids"]) - len(advantages)) + advantages
+            write_rollouts(self.run.path / "rollouts" / f"step_{global_steps:06d}.jsonl", iter(records.values()))
         self.run.metrics.append(metrics)
         self.phase("next step")
-
-    def _write_rollouts(self, records: list[tuple[str, dict]], step: int) -> None:
-        """Each row brought its whole episode along; keep one, and give each of its rows its advantages."""
-        episodes: dict[str, dict[str, Any]] = {}
-        for key, record in records:
-            name, number = key.rsplit("_", 1)
-            row = episodes.setdefault(name, record)["rows"][int(number)]
-            prompt = len(row["input_ids"]) - len(self.advantages[key])
-            row["advantages"] = [0.0] * prompt + self.advantages[key]
-        write_rollouts(self.run.path / "rollouts" / f"step_{step:06d}.jsonl", iter(episodes.values()))
 
     # ---------------------------------------------------------------------------------------------- the checkpoints
 
