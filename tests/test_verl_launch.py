@@ -89,7 +89,7 @@ def test_two_runs_on_one_machine_are_refused(monkeypatch, tmp_path):
 
 
 class Notes:
-    """A dashboard's ears."""
+    """What a dashboard is told."""
 
     def __init__(self):
         self.steps, self.notes = [], []
