@@ -11,18 +11,18 @@ import copy
 import math
 import random
 from types import SimpleNamespace
+from typing import get_args
 
 import pytest
 import torch
 from conftest import VOCAB, micro_config, random_model, run_training_loop
 from test_verl_compose import composed, smoke
 
-from agent_r1.config import LOSS_AGGREGATIONS
 from agent_r1.env import ENVIRONMENTS, HermesToolEnv
 from agent_r1.errors import AgentR1Error
 from agent_r1.rollout import qwen
 from agent_r1.rollout.rows import TrainingRow, collate
-from agent_r1.settings import AdvantageConfig
+from agent_r1.settings import AdvantageConfig, LossAggregation
 from agent_r1.training.advantages import get_estimator
 from agent_r1.training.forward import action_logprobs, micro_batches
 from agent_r1.training.learner import linear_decay
@@ -301,7 +301,7 @@ def verl_data(part: list[dict], whole: list[dict], **fields) -> TensorDict:
     return data
 
 
-@pytest.mark.parametrize("mode, kl", [("token-mean", 0.0)] + [(mode, 0.05) for mode in LOSS_AGGREGATIONS])
+@pytest.mark.parametrize("mode, kl", [("token-mean", 0.0)] + [(mode, 0.05) for mode in get_args(LossAggregation)])
 def test_policy_losses_and_gradients_agree(twins, mode, kl, tmp_path):
     ours, theirs = copy.deepcopy(twins[0]), copy.deepcopy(twins[1])
     config = smoke(f"actor.loss_aggregation={mode}", f"actor.kl_coef={kl}", "actor.clip_dual=2.0")
