@@ -324,7 +324,7 @@ def test_the_time_that_a_search_takes_changes_no_batch(model):
 
 
 def test_generation_goes_on_while_a_search_hangs(model, monkeypatch):
-    monkeypatch.setattr("agent_r1.search.searcher.PATIENCE_S", 0.05, raising=False)
+    monkeypatch.setattr("agent_r1.search.batches.PATIENCE_S", 0.05, raising=False)
     let_go = threading.Event()
 
     class Hanging:

@@ -113,8 +113,9 @@ def _read_overrides(overrides: list[str]) -> dict[str, Any]:
             value = yaml.safe_load(text)
         except (ValueError, yaml.YAMLError):  # an open bracket, a date that is none
             raise ConfigError(f"override {item!r} is not valid YAML behind the =") from None
-        section, dot, name = key.partition(".")
-        layer = _merged(layer, {section: {name: value} if dot else value})
+        for name in reversed(key.split(".", 2 if key.startswith("env.mcp.") else 1)):
+            value = {name: value}
+        layer = _merged(layer, value)
     return layer
 
 
@@ -192,6 +193,8 @@ def _conflicts(config: Config) -> Iterator[str]:
         yield f"search.index={s.index!r} is unknown; choose auto, Flat, HNSW32, IVF4096,PQ64 or the like, or hub:OWNER/NAME"
     if s.url and not re.fullmatch(r"https?://[^/\s]+/?", s.url):
         yield f"search.url={s.url!r} is no address; give one such as http://127.0.0.1:8100"
+    if strangers := [name for name in e.mcp_per_episode if name not in e.mcp]:
+        yield f"env.mcp_per_episode names {strangers[0]!r}, and env.mcp has {', '.join(e.mcp) or 'no servers'}"
     if e.call_reward * e.max_tool_calls >= 1:
         yield (
             f"env.call_reward={e.call_reward:g} pays {e.max_tool_calls} calls (env.max_tool_calls) as much as a right "

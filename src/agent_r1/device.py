@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import torch  # it takes seconds to import, and `doctor` has to answer where it is broken
 
 SAMPLING_HERE: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
-"""The event loops that a sampler of this process runs in. `rollout/sampler.py` adds them; `search/searcher.py` waits in them."""
+"""The event loops that a sampler of this process runs in. `rollout/sampler.py` adds them; `search/batches.py` waits in them."""
 
 
 def cores() -> int:

@@ -6,6 +6,8 @@ one another. pydantic refuses unknown names, wrong types and values that lie out
 
 from __future__ import annotations
 
+import re
+import shlex
 from typing import Annotated, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt
@@ -14,6 +16,17 @@ AtLeast1 = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
 LearningRate = Annotated[float, Field(ge=0, le=1)]
 Seconds = Annotated[float, Field(ge=0.01)]
+
+
+def _startable(place: str) -> str:
+    if not re.match(r"https?://\S+$", place) and not shlex.split(place):  # raises ValueError for an open quotation mark
+        raise ValueError("give the command that starts the server, or its URL")
+    return place
+
+
+ServerName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]
+Server = Annotated[str, AfterValidator(_startable)]
+"""A command line or a URL."""
 
 
 def _some_share(shares: dict[str, float]) -> dict[str, float]:
@@ -94,7 +107,11 @@ class EnvConfig(Section):
     name: str = "hermes"
     """Environment by name; it is written into each row as `agent_name`."""
     tools: list[str] = ["search"]
-    """Tools by name."""
+    """Tools by name; of an MCP server `SERVER` (all of its tools) or `SERVER.TOOL`."""
+    mcp: InFingerprintIfChanged[dict[ServerName, Server]] = {}
+    """MCP servers: NAME=COMMAND, which is started (no shell reads it), or NAME=http://HOST:PORT/mcp."""
+    mcp_per_episode: InFingerprintIfChanged[list[str]] = []
+    """Those of them with which each episode opens a session of its own, because they remember."""
     max_turns: AtLeast1 = 5
     """Assistant turns in an episode, the answer included."""
     max_tool_calls: AtLeast1 = 6

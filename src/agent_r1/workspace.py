@@ -165,7 +165,8 @@ def load_tools(config: Config, tell: Callable[[str], None] = say) -> dict[str, B
     searcher = None
     if "search" in config.env.tools:
         searcher = Searcher(remote_index(config, tell) if config.search.url else load_index(config))
-    return make_tools(config.env.tools, searcher=searcher, top_k=config.search.top_k)
+    env = config.env
+    return make_tools(env.tools, env.mcp, env.mcp_per_episode, searcher=searcher, top_k=config.search.top_k)
 
 
 def needs_index(config: Config) -> bool:

@@ -11,6 +11,7 @@ To add an environment: write one class in one file and give it a name in `ENVIRO
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from agent_r1.env.base import INVALID, AgentEnv, BaseToolEnv, Outcome
 from agent_r1.env.hermes import HermesToolEnv
@@ -37,4 +38,8 @@ def make_env(row: Row, tools: dict[str, BaseTool], config: EnvConfig) -> AgentEn
     missing = [tool for tool in wanted if tool not in tools]
     if missing:
         raise ConfigError(f"the row asks for tool {missing[0]!r}; add it to env.tools (now: {', '.join(tools)})")
-    return ENVIRONMENTS[name]({tool: tools[tool] for tool in wanted}, config)
+    shared: dict[Any, Any] = {}
+    mine = {tool: tools[tool].for_episode(shared) for tool in wanted}
+    env = ENVIRONMENTS[name](mine, config)
+    env.own_tools = [tool for key, tool in mine.items() if tool is not tools[key]]
+    return env

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from agent_r1.settings import EnvConfig
@@ -54,6 +55,14 @@ class AgentEnv(ABC):
     def outcome(self, stop_reason: StopReason) -> Outcome:
         """The reward of the whole episode, beyond what `step` has paid. Called exactly once, at the end."""
         return Outcome()
+
+    own_tools: Sequence[BaseTool] = ()
+    """Tools of this episode alone (`BaseTool.for_episode`); `make_env` sets them."""
+
+    def close(self) -> None:
+        """Give back what this episode held. Called exactly once, after `outcome`, however the episode ended."""
+        for tool in self.own_tools:
+            tool.close()
 
 
 class BaseToolEnv(AgentEnv):
@@ -133,4 +142,5 @@ def _record(call: ToolCall, result: ToolResult) -> dict:
         "error": result.error,
         "seconds": round(result.seconds, 6),
         "content": result.content,
+        **({"at": result.data["at"]} if result.data.get("at") else {}),  # where a tool's own code failed
     }

@@ -276,7 +276,7 @@ def settings_for(
         config = load_config(preset, list(overrides))
     elif run is not None or own is None:
         try:
-            config = from_yaml(find_checkpoint(run).parents[1] / "config.yaml")
+            config = _without_commands(from_yaml(find_checkpoint(run).parents[1] / "config.yaml"))
         except AgentR1Error:
             if run is not None:
                 raise
@@ -298,5 +298,10 @@ def own_settings(model: Path) -> Config | None:
     runs = [folder for folder in model.resolve().parents[:4] if (folder / "checkpoints").is_dir()]
     for path in (model / SETTINGS, *(folder / "config.yaml" for folder in runs)):
         if path.is_file():
-            return from_yaml(path)
+            return _without_commands(from_yaml(path))
     return None
+
+
+def _without_commands(config: Config) -> Config:
+    """A model or a run may come from anybody, and env.mcp starts programs: who wants them names them again."""
+    return config.model_copy(update={"env": config.env.model_copy(update={"mcp": {}, "mcp_per_episode": []})})

@@ -85,7 +85,14 @@ class AgentEnvLoop(AgentFlowBase):
         self.make_env = make_env
 
     async def run(self, task: Task, sampling: Sampling) -> Trajectory:
-        env, steps, error = self.make_env(task.row), [], None
+        env = self.make_env(task.row)
+        try:
+            return await self._episode(env, task, sampling)
+        finally:
+            env.close()
+
+    async def _episode(self, env: AgentEnv, task: Task, sampling: Sampling) -> Trajectory:
+        steps, error = [], None
         try:
             async with asyncio.timeout(self.limits.timeout_s) as deadline:
                 stop = await self._converse(env, task, sampling, steps)

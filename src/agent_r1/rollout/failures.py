@@ -41,4 +41,5 @@ def refuse_broken_tools(calls: float, failed: float, example: str) -> None:
 def first_failed_call(trajectory: Trajectory) -> str | None:
     """What the agent was told when a tool failed it; None if none did. An invalid call is the agent's own fault."""
     calls = (call for step in trajectory.steps for call in step.info.get("tool_calls", ()))
-    return next((call["content"] for call in calls if call["error"] and call["error"] not in INVALID), None)
+    failed = next((call for call in calls if call["error"] and call["error"] not in INVALID), None)
+    return failed and failed["content"] + (f" ({failed['at']})" if failed.get("at") else "")

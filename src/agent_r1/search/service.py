@@ -11,7 +11,7 @@ top_k, the seconds that a request may take, and the queries that may wait. By de
 
 The asking side is `RemoteIndex`. It stands where a `PassageIndex` would stand, with a `Searcher` over it, which batches and
 caches as usual; so one event loop turn is one request, and a run samples the same tokens either way, as long as the service
-answers within `searcher.PATIENCE_S`. A service that dies in the middle of a run is waited for, and the run says so: its
+answers within `batches.PATIENCE_S`. A service that dies in the middle of a run is waited for, and the run says so: its
 episodes stand still and go on.
 """
 

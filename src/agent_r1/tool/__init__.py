@@ -4,6 +4,9 @@
     arguments.py  what is wrong with a call's arguments, in one line
     function.py   @tool: a tool from a typed function
     search.py     the tool of the laptop run
+    calculator.py arithmetic
+    batch.py      tools that answer many calls at once
+    mcp.py        every tool of an MCP server
 
 In come the names in `env.tools` and the resources of a run; out go tools to the environments of room 4 (`env/`).
 
@@ -13,7 +16,7 @@ keyword arguments, takes those it needs and ignores the rest. A `@tool` function
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 from agent_r1.errors import ConfigError, nearest
@@ -26,26 +29,50 @@ from agent_r1.tool.base import (
     ToolResult,
     call_tool,
 )
+from agent_r1.tool.batch import BatchTool
+from agent_r1.tool.calculator import Calculator
 from agent_r1.tool.function import tool
+from agent_r1.tool.mcp import mcp_tools
 from agent_r1.tool.search import SearchTool
 
 __all__ = [
-    "TOOLS", "BaseTool", "InvalidArgumentsError", "SearchTool", "ToolCall", "ToolErrorKind", "ToolOutput", "ToolResult",
-    "call_tool", "make_tools", "tool",
+    "TOOLS", "BaseTool", "BatchTool", "InvalidArgumentsError", "SearchTool", "ToolCall", "ToolErrorKind", "ToolOutput",
+    "ToolResult", "call_tool", "make_tools", "tool",
 ]  # fmt: skip
 
 TOOLS: dict[str, Callable[..., BaseTool]] = {
     "search": SearchTool.make,
+    "calculator": lambda **_: Calculator(),
 }
 
 
-def make_tools(names: list[str], **resources: Any) -> dict[str, BaseTool]:
-    """The tools of those names, by name, ready for `call_tool`.
+def make_tools(
+    names: list[str], servers: Mapping[str, str] | None = None, own_sessions: Container[str] = (), **resources: Any
+) -> dict[str, BaseTool]:
+    """The tools of those names, by the names that the agent calls them by, ready for `call_tool`.
 
-    `resources` are what tools may need: `searcher` (a Searcher) and `top_k` for search. Raises ConfigError for an
-    unknown name, with the nearest known one, and for a missing resource.
+    `servers` are the MCP servers (`env.mcp`): `NAME` stands for all tools of one, `NAME.TOOL` for one of them; of those in
+    `own_sessions`, each episode opens a session of its own. `resources` are what our own tools may need: `searcher`
+    (a Searcher) and `top_k` for search. Raises ConfigError for an unknown name, with the nearest known one, for two tools
+    of one name, and for a missing resource.
     """
+    servers, tools, asked = servers or {}, {}, {}
     for name in names:
-        if name not in TOOLS:
-            raise ConfigError(f"unknown tool {name!r}{nearest(name, TOOLS)}; choose from {', '.join(sorted(TOOLS))}")
-    return {name: TOOLS[name](**resources) for name in names}
+        server, _, wanted = name.partition(".")
+        if server in servers:
+            found = mcp_tools(server, servers[server], wanted, server in own_sessions)
+        elif name in TOOLS:
+            found = [TOOLS[name](**resources)]
+        else:
+            known = sorted([*TOOLS, *servers])
+            raise ConfigError(
+                f"unknown tool {name!r}{nearest(name, known)}; choose from {', '.join(known)}, or say what MCP server it is: "
+                f"env.mcp.{server}=COMMAND"
+            )
+        for one in found:
+            if one.name in tools:
+                raise ConfigError(
+                    f"env.tools: {asked[one.name]} and {name} both bring a tool called {one.name!r}; leave one out"
+                )
+            tools[one.name], asked[one.name] = one, name
+    return tools

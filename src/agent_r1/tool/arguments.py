@@ -6,6 +6,7 @@ would be right: jsonschema's own sentences repeat the whole value, and do not sa
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from agent_r1.errors import ConfigError, nearest
@@ -19,6 +20,9 @@ def compiled(parameters: dict[str, Any], owner: str) -> Draft202012Validator:
     """The checker of that schema. Raises ConfigError, naming `owner`, where it is none for an object."""
     from jsonschema import Draft202012Validator
     from jsonschema.exceptions import SchemaError
+    from referencing import Registry
+    from referencing.exceptions import Unresolvable
+    from referencing.jsonschema import DRAFT202012
 
     try:
         Draft202012Validator.check_schema(parameters)
@@ -27,7 +31,26 @@ def compiled(parameters: dict[str, Any], owner: str) -> Draft202012Validator:
         raise ConfigError(f"{owner}: parameters is no JSON schema (at {where}: {error.message}); mend it") from None
     if parameters.get("type") != "object":
         raise ConfigError(f'{owner}: parameters must have "type": "object", because arguments are given by name')
-    return Draft202012Validator(parameters)
+    # An empty registry: a reference to an address must not be fetched, least of all while an episode waits.
+    resolver = Registry().resolver_with_root(DRAFT202012.create_resource(parameters))
+    for reference in _references(parameters):
+        try:
+            resolver.lookup(reference)
+        except Unresolvable:
+            raise ConfigError(
+                f"{owner}: parameters refers to {reference}, which is not in it; write that out"
+            ) from None
+    return Draft202012Validator(parameters, registry=Registry())
+
+
+def _references(schema: Any) -> Iterator[str]:
+    """Every `$ref` in it."""
+    if isinstance(schema, dict):
+        if isinstance(schema.get("$ref"), str):
+            yield schema["$ref"]
+        schema = list(schema.values())
+    for part in schema if isinstance(schema, list) else ():
+        yield from _references(part)
 
 
 def complaint(validator: Draft202012Validator, arguments: Any) -> str | None:

@@ -18,6 +18,8 @@ import json
 import re
 import threading
 import time
+import traceback
+import types
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -79,6 +81,10 @@ class ToolOutput:
     data: dict[str, Any] = field(default_factory=dict)
 
 
+NO_TEXT = (bytes, bytearray, memoryview, types.GeneratorType, types.AsyncGeneratorType)
+"""Results in which a tool's author has made a mistake; everything else has some form as JSON."""
+
+
 class InvalidArgumentsError(ValueError):
     """Raised by a tool for arguments that fit its schema and make no sense all the same. The agent reads the text."""
 
@@ -104,6 +110,11 @@ class BaseTool(ABC):
     """JSON schema of the arguments; its type is `object`."""
     timeout_s: float | None = None
     """Deadline of one call in seconds; None takes the caller's (`env.tool_timeout_s`)."""
+    max_bytes: int | None = None
+    """Longest content in UTF-8, for scripts of which a byte-level tokenizer makes several tokens a character; None: no
+    limit but `env.tool_max_chars`."""
+    retries: int = 0
+    """How often a call that failed is made again within its deadline. Only for a tool that may do its work twice."""
 
     def __init__(self) -> None:
         _ = self.validator
@@ -117,10 +128,26 @@ class BaseTool(ABC):
         its own, concurrently with other calls of the same tool. Exceptions become errors that the agent reads.
         """
 
+    def for_episode(self, shared: dict[Any, Any]) -> BaseTool:
+        """The tool of one episode; itself, unless it remembers something that other episodes must not see.
+
+        `shared` is one dictionary for all tools of that episode.
+        """
+        return self
+
+    def close(self) -> None:  # noqa: B027 - most have nothing to close
+        """For what `for_episode` made: the episode is over, however it ended. Must not wait for anything."""
+
     def schema(self) -> dict[str, Any]:
         """This tool in OpenAI's form, as chat templates and servers expect it."""
-        function = {"name": self.name, "description": self.description, "parameters": self.parameters}
+        parameters = {"properties": {}, **self.parameters}  # templates read them, where there are none as well
+        function = {"name": self.name, "description": self.description, "parameters": parameters}
         return {"type": "function", "function": function}
+
+    @property
+    def body(self) -> Callable[..., Any] | None:
+        """The function that a failure is looked up in, for the file and line that people get to read."""
+        return self.execute
 
     @property
     def is_async(self) -> bool:
@@ -147,7 +174,7 @@ async def call_tool(tools: dict[str, BaseTool], call: ToolCall, timeout_s: float
     """
     start = time.perf_counter()
     tool = tools.get(call.name) if isinstance(call.name, str) else None
-    output, failure = ToolOutput(""), _refusal(tools, tool, call)
+    output, failure, data = ToolOutput(""), _refusal(tools, tool, call), {}
     if failure is None:  # from here on, there is a tool
         timeout_s = timeout_s if tool.timeout_s is None else tool.timeout_s
         try:
@@ -161,11 +188,12 @@ async def call_tool(tools: dict[str, BaseTool], call: ToolCall, timeout_s: float
                 failure = ToolErrorKind.TIME_OUT, f"{tool.name} took longer than {timeout_s:g} s; ask for less"
             else:
                 failure = ToolErrorKind.TOOL_ERROR, f"{tool.name} failed: {_safe(error)}"
+                data = {"at": _place(tool, error)}
     seconds = time.perf_counter() - start
     if failure is None:
-        return ToolResult(_cut(valid_unicode(output.content), max_chars), seconds=seconds, data=output.data)
+        return ToolResult(_cut(output.content, max_chars, tool.max_bytes), seconds=seconds, data=output.data)
     kind, message = failure  # short as it is; its beginning is what matters
-    return ToolResult(f"error: {_one_line(message)}"[:max_chars], ok=False, error=kind, seconds=seconds)
+    return ToolResult(f"error: {_one_line(message)}"[:max_chars], ok=False, error=kind, seconds=seconds, data=data)
 
 
 # ------------------------------------------------------------------------------------------ the parts of call_tool
@@ -183,12 +211,29 @@ def _refusal(tools: dict[str, BaseTool], tool: BaseTool | None, call: ToolCall) 
 
 
 async def _executed(tool: BaseTool, arguments: dict[str, Any]) -> ToolOutput:
+    """The result of the first try that does not fail, or the failure of the last one."""
+    for retry in range(tool.retries):
+        try:
+            return await _tried(tool, arguments)
+        except InvalidArgumentsError:
+            raise
+        except Exception:
+            await asyncio.sleep(0.1 * 2**retry)
+    return await _tried(tool, arguments)
+
+
+async def _tried(tool: BaseTool, arguments: dict[str, Any]) -> ToolOutput:
     value = await (tool.execute(arguments) if tool.is_async else _in_thread(tool.execute, arguments))
     if inspect.isawaitable(value):  # an async function behind a plain decorator does not look like one
         value = await value
-    if isinstance(value, ToolOutput):
-        return value
-    return ToolOutput(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str))
+    output = value if isinstance(value, ToolOutput) else ToolOutput(value)
+    if isinstance(output.content, str):
+        return output
+    if isinstance(output.content, Exception):  # in the place of a result, as `execute_batch` may
+        raise output.content
+    if output.content is None or isinstance(output.content, NO_TEXT):
+        raise TypeError(f"it returned {type(output.content).__name__}, and an agent reads text; return a str")
+    return ToolOutput(json.dumps(output.content, ensure_ascii=False, default=str), output.data)
 
 
 async def _in_thread(execute: Callable[[dict[str, Any]], Any], args: dict[str, Any]) -> Any:
@@ -221,18 +266,30 @@ async def _in_thread(execute: Callable[[dict[str, Any]], Any], args: dict[str, A
     return value
 
 
-def _cut(text: str, max_chars: int) -> str:
-    """At most `max_chars` characters. The cut is marked, or the agent would take what is left for all there is."""
-    if len(text) <= max_chars:
-        return text
+def _cut(text: str, max_chars: int, max_bytes: int | None) -> str:
+    """At most so many characters and bytes. The cut is marked, or the agent would take what is left for all there is."""
     mark = f" [cut off: {len(text)} characters]"
-    return text[: max_chars - len(mark)] + mark if len(mark) < max_chars else text[:max_chars]
+    kept = valid_unicode(text[:max_chars])  # first cut, then read: a tool may return gigabytes
+    if max_bytes is not None and len(kept.encode()) > max_bytes:
+        kept = kept.encode()[:max_bytes].decode(errors="ignore")
+    if len(kept) == len(text):
+        return kept
+    return kept[: -len(mark)] + mark if len(mark) < len(kept) else kept
 
 
 # ---------------------------------------------------------------------------------------------- words for the agent
 
 LONGEST_MESSAGE = 300
 _PATH = re.compile(r"(?<![\w/:])(?:[A-Za-z]:\\|~?/)[^\s'\",;)]+")
+
+
+def _place(tool: BaseTool, error: BaseException) -> str:
+    """`file:line` of the tool's own file where it failed, or where it begins; for people."""
+    code = getattr(inspect.unwrap(tool.body), "__code__", None) if tool.body else None
+    if code is None:
+        return ""
+    lines = [n for frame, n in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == code.co_filename]
+    return f"{code.co_filename}:{(lines or [code.co_firstlineno])[-1]}"
 
 
 def _safe(error: BaseException) -> str:

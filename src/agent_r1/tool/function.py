@@ -39,6 +39,10 @@ class FunctionTool(BaseTool):
         super().__init__()
 
     @property
+    def body(self) -> Callable[..., Any]:
+        return self.function
+
+    @property
     def is_async(self) -> bool:
         return inspect.iscoroutinefunction(self.function)
 

@@ -1,0 +1,104 @@
+"""What does a tool call cost beside the tool's own work? Of a function, a batch, and an MCP server, and of the SDK alone.
+
+    PYTHONPATH=src .venv/bin/python benchmarks/tool_cost.py [--calls 2000] [--at-once 64]
+
+In: nothing. Out: a table of milliseconds a call, wall time and processor time of this process (an MCP server is another one),
+for one call after the other and for so many at once. "Asked directly" is the SDK without us, in the thread of its session: what
+we add is the difference.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import shlex
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from agent_r1.tool import BatchTool, ToolCall, call_tool, make_tools, tool
+
+SERVER = """
+from mcp.server.mcpserver import MCPServer
+server = MCPServer("echo")
+
+@server.tool()
+async def remote(text: str) -> str:
+    \"\"\"Say it again.\"\"\"
+    return text
+
+server.run()
+"""
+
+
+@tool
+def in_a_thread(text: str) -> str:
+    """Say it again.
+
+    Args:
+        text: What.
+    """
+    return text
+
+
+@tool
+async def in_the_loop(text: str) -> str:
+    """Say it again.
+
+    Args:
+        text: What.
+    """
+    return text
+
+
+class InABatch(BatchTool):
+    name = "in_a_batch"
+    description = "Say it again."
+    parameters = in_a_thread.parameters
+
+    def execute_batch(self, many_args):
+        return [args["text"] for args in many_args]
+
+
+async def spent(one: Callable[[], Awaitable], calls: int, at_once: int) -> tuple[float, float]:
+    """Milliseconds a call on the wall and of the processor, of `calls` of them in rounds of `at_once`."""
+    await one()  # the first opens what has to be opened
+    wall, cpu, rounds = time.perf_counter(), time.process_time(), calls // at_once
+    for _ in range(rounds):
+        await asyncio.gather(*(one() for _ in range(at_once)))
+    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    return 1000 * wall / (rounds * at_once), 1000 * cpu / (rounds * at_once)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--calls", type=int, default=2000)
+    parser.add_argument("--at-once", type=int, default=64)
+    a = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder) / "server.py"
+        script.write_text(SERVER)
+        tools = make_tools(["mcp"], {"mcp": shlex.join([sys.executable, str(script)])})
+        tools |= {each.name: each for each in (in_the_loop, in_a_thread, InABatch())}
+
+        def through(name: str) -> Callable[[], Awaitable]:
+            return lambda: call_tool(tools, ToolCall(name, {"text": "hello"}), 60, 1000)
+
+        async def directly(client, at_once: int) -> tuple[float, float]:
+            return await spent(lambda: client.call_tool("remote", {"text": "hello"}), a.calls, at_once)
+
+        print(f"| ms a call | one by one | cpu | {a.at_once} at once | cpu |\n| --- | --- | --- | --- | --- |")
+        for name in ("in_the_loop", "in_a_thread", "in_a_batch", "remote"):
+            show(name, *(asyncio.run(spent(through(name), a.calls, n)) for n in (1, a.at_once)))
+        session = tools["remote"].session
+        show("asked directly", *(session.ask(lambda c, n=n: directly(c, n)).result() for n in (1, a.at_once)))
+
+
+def show(name: str, alone: tuple[float, float], together: tuple[float, float]) -> None:
+    print(f"| {name} | " + " | ".join(f"{number:.2f}" for number in (*alone, *together)) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""A tool that answers many calls at once: a model on a GPU, a service that takes lists, a database.
+
+In: the calls that all running episodes make in one moment. Out: a result for each. Next: `search/batches.py` gathers them.
+"""
+
+from __future__ import annotations
+
+import inspect
+from abc import abstractmethod
+from typing import Any
+
+from agent_r1.errors import ConfigError
+from agent_r1.search.batches import Batches
+from agent_r1.tool.base import BaseTool
+
+
+class BatchTool(BaseTool):
+    """Instead of `execute`, write `execute_batch`. One batch is at work at a time, in a thread."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        if inspect.iscoroutinefunction(self.execute_batch):
+            raise ConfigError(
+                f"tool {self.name}: execute_batch runs in a thread; make it a plain `def`, not `async def`"
+            )
+        self._batches: Batches[_Call, Any] = Batches(self._work)
+
+    @abstractmethod
+    def execute_batch(self, many_args: list[dict[str, Any]]) -> list[Any]:
+        """Do all of them. One result for each, in their order, of the kinds that `execute` may return; an exception among
+        them is raised for its own call alone. One that is raised is raised for all."""
+
+    @property
+    def body(self) -> Any:
+        return self.execute_batch
+
+    async def execute(self, args: dict[str, Any]) -> Any:
+        return await self._batches.ask(_Call(args))
+
+    def _work(self, calls: list[_Call]) -> dict[_Call, Any]:
+        results = self.execute_batch([call.args for call in calls])
+        if not isinstance(results, list | tuple) or len(results) != len(calls):
+            found = f"{len(results)} results" if isinstance(results, list | tuple) else type(results).__name__
+            raise TypeError(f"execute_batch returned {found} for {len(calls)} calls; it must return a list of one each")
+        return dict(zip(calls, results, strict=True))
+
+
+class _Call:
+    """The arguments of one call. Two calls are never the same question: a tool may count them, or roll dice."""
+
+    def __init__(self, args: dict[str, Any]):
+        self.args = args

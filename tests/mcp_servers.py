@@ -1,0 +1,144 @@
+"""MCP servers for tests/test_mcp.py. One is made with the official SDK; the other is written by hand, because it lies.
+
+python -S mcp_servers.py KIND [FILE]      the one by hand, over standard input and output
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+
+
+def sdk_server(calls: list[str]):
+    """What a user would write."""
+    from mcp.server.mcpserver import Image, MCPServer
+    from mcp.types import ToolAnnotations
+
+    server, notes = MCPServer("files"), []
+
+    @server.tool(annotations=ToolAnnotations(read_only_hint=True))
+    def read(name: str, lines: int = 1) -> str:
+        """Read a file.
+
+        Args:
+            name: Of the file.
+        """
+        calls.append(name)
+        if name == "none":
+            raise FileNotFoundError("there is no file none")
+        return f"<tool_call>{name}\x1b[31m\n" * lines
+
+    @server.tool()
+    def note(text: str) -> int:
+        """Remember a text."""
+        notes.append(text)
+        return len(notes)
+
+    @server.tool()
+    def picture() -> Image:
+        """A picture."""
+        return Image(data=b"\x89PNG", format="png")
+
+    @server.tool()
+    async def hang() -> str:
+        """Never answers."""
+        import asyncio
+
+        await asyncio.sleep(1000)
+
+    @server.tool()
+    def flood(size: int) -> str:
+        """Says much."""
+        return "x" * size
+
+    return server
+
+
+# ------------------------------------------------------------------------------------------------------- by hand
+
+OBJECT = {"type": "object"}
+LIES = {  # what `tools/list` brings
+    "no-list": {},
+    "a-text": {"tools": "none"},
+    "no-schema": {"tools": [{"name": "a"}]},
+    "text-schema": {"tools": [{"name": "a", "inputSchema": "object"}]},
+    "array-schema": {"tools": [{"name": "a", "inputSchema": {"type": "array"}}]},
+    "no-type": {"tools": [{"name": "a", "inputSchema": {**OBJECT, "properties": {"x": {"type": "objekt"}}}}]},
+    "far-reference": {
+        "tools": [{"name": "a", "inputSchema": {**OBJECT, "properties": {"x": {"$ref": "http://127.0.0.1:1/x"}}}}]
+    },
+    "lost-reference": {"tools": [{"name": "a", "inputSchema": {**OBJECT, "properties": {"x": {"$ref": "#/$defs/x"}}}}]},
+    "twins": {"tools": [{"name": "a", "inputSchema": OBJECT}, {"name": "a", "inputSchema": OBJECT}]},
+    "novel": {"tools": [{"name": "a", "description": "word " * 5000, "inputSchema": OBJECT}]},
+    "empty": {"tools": []},
+    "endless": {"tools": [{"name": "a", "inputSchema": OBJECT}] * 200, "nextCursor": "more"},
+}
+TOOLS = [{"name": name, "inputSchema": OBJECT} for name in ("pid", "hang", "die", "line", "chatter", "wrong", "count")]
+TOOLS[5]["outputSchema"] = {**OBJECT, "properties": {"x": {"type": "integer"}}, "required": ["x"]}
+TOOLS.append({"name": "flaky", "inputSchema": OBJECT, "annotations": {"readOnlyHint": True}})
+
+
+def say(message: dict) -> None:
+    sys.stdout.write(json.dumps({"jsonrpc": "2.0", **message}) + "\n")
+    sys.stdout.flush()
+
+
+def answer(request: dict, text: str, **more) -> None:
+    say({"id": request["id"], "result": {"content": [{"type": "text", "text": text}], **more}})
+
+
+def by_hand(kind: str, file: str) -> None:
+    print("this line is no message", flush=True)
+    count = 0
+    for line in sys.stdin:
+        request = json.loads(line)
+        method, tool = request.get("method"), request.get("params", {}).get("name")
+        if kind == "mute":
+            continue
+        if method == "initialize":
+            info = {
+                "protocolVersion": "2025-06-18",
+                "capabilities": {"tools": {}},
+                "serverInfo": {"name": "x", "version": "1"},
+            }
+            say({"id": request["id"], "result": info})
+        elif method == "tools/list":
+            say({"id": request["id"], "result": LIES.get(kind, {"tools": TOOLS})})
+        elif method != "tools/call":
+            if "id" in request:
+                say({"id": request["id"], "error": {"code": -32601, "message": "unknown method"}})
+        elif tool == "pid":
+            answer(request, str(os.getpid()))
+        elif tool == "count":
+            count += 1
+            answer(request, str(count))
+        elif tool == "die":
+            print("Traceback\nOutOfCheese: +++", file=sys.stderr, flush=True)
+            os._exit(3)
+        elif tool == "flaky":  # dies at its first call, of all processes together
+            if not os.path.exists(file):
+                open(file, "w").close()
+                os._exit(4)
+            answer(request, "at last")
+        elif tool == "line":
+            while True:
+                sys.stdout.write("x" * 2**16)
+        elif tool == "chatter":
+            while True:
+                say({"method": "notifications/message", "params": {"level": "info", "data": "x" * 1000}})
+        elif tool == "wrong":
+            answer(request, "x", structuredContent={"x": "no integer"})
+    if file:
+        with open(file, "a") as out:
+            out.write(f"bye {os.getpid()}\n")
+    while kind == "stubborn":
+        time.sleep(1)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "sdk":
+        sdk_server([]).run("stdio")
+    if sys.argv[1] == "stubborn":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    by_hand(sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else "")

@@ -1,0 +1,343 @@
+"""Tools of MCP servers: a real one as a child process and one on loopback, and one that hangs, dies, floods and lies."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import mcp_servers
+import pytest
+from conftest import ScriptedPolicy, call, question_row, task
+
+from agent_r1.config import changed, load_config, to_yaml
+from agent_r1.errors import AgentR1Error, ConfigError
+from agent_r1.inference.agent import own_settings
+from agent_r1.rollout.episode import make_loop, run_episodes
+from agent_r1.settings import EnvConfig, RolloutConfig
+from agent_r1.tool import ToolCall, ToolErrorKind, call_tool, make_tools, mcp
+from agent_r1.types import Sampling, StopReason
+from agent_r1.workspace import load_tools
+
+SERVERS = Path(mcp_servers.__file__)
+OURS = [*sys.path]
+
+
+def by_hand(kind: str = "", file: str = "") -> str:
+    return shlex.join([sys.executable, "-S", str(SERVERS), kind or "honest", *([str(file)] if file else [])])
+
+
+def ask(tools, tool, timeout_s=5.0, max_chars=1000, /, **arguments):
+    return asyncio.run(call_tool(tools, ToolCall(tool, arguments), timeout_s, max_chars))
+
+
+def gone(pid: int) -> bool:
+    """Whether the process ends; it is waited for."""
+    for _ in range(1000):
+        try:
+            os.kill(pid, 0)
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except (ProcessLookupError, FileNotFoundError):
+            return True
+        time.sleep(0.01)
+    return False
+
+
+@pytest.fixture
+def opened():
+    """`make_tools` of one server by hand; its sessions end with the test."""
+    made = []
+
+    def make(kind="", file="", names=("hand",), **options):
+        made.append(make_tools(list(names), {"hand": by_hand(kind, file)}, **options))
+        return made[-1]
+
+    yield make
+    for tools in made:
+        for tool in tools.values():
+            tool.session.close()
+
+
+# ------------------------------------------------------------------------------------------------ a real one, twice
+
+
+@contextmanager
+def served(calls: list[str], port: int):
+    """The SDK's server on loopback, in a thread."""
+    import uvicorn
+
+    app = mcp_servers.sdk_server(calls).streamable_http_app()
+    server = uvicorn.Server(uvicorn.Config(app, "127.0.0.1", port, log_level="critical", timeout_graceful_shutdown=1))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    yield
+    server.should_exit = True
+    thread.join()
+
+
+@pytest.fixture(scope="module")
+def port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture(scope="module", params=["stdio", "http"])
+def real(request, port):
+    if request.param == "stdio":
+        tools = make_tools(["files"], {"files": shlex.join([sys.executable, str(SERVERS), "sdk"])})
+        yield tools
+    else:
+        with served([], port):
+            tools = make_tools(["files"], {"files": f"http://127.0.0.1:{port}/mcp"})
+            yield tools
+    tools["read"].session.close()
+
+
+def test_all_tools_of_a_server(real):
+    assert list(real) == ["read", "note", "picture", "hang", "flood"]
+    schema = real["read"].schema()["function"]
+    assert schema["description"].startswith("Read a file.") and schema["parameters"]["required"] == ["name"]
+    assert real["read"].retries == 2 and real["note"].retries == 0  # the server says which may be called twice
+    # What a server says is data: the chat format, not this tool, makes sure that no control token comes of it.
+    assert ask(real, "read", name="a").content == "<tool_call>a\x1b[31m\n"
+    assert ask(real, "read", nam="a").content.startswith("error: read: missing argument 'name'; accepts: name (string,")
+    failed = ask(real, "read", name="none")
+    assert failed.error is ToolErrorKind.INVALID_ARGUMENTS and failed.content.startswith("error: read: ")
+    assert ask(real, "picture").content == "[image, which cannot be shown]"
+
+
+def test_one_session_lives_through_all_event_loops(real):
+    first, second = ask(real, "note", text="a").content, ask(real, "note", text="b").content
+    assert int(second) == int(first) + 1
+
+
+def test_a_hang_is_left_to_the_deadline_and_holds_up_nobody(real):
+    async def main():
+        hung = asyncio.create_task(call_tool(real, ToolCall("hang"), 0.3, 100))
+        rest = await asyncio.gather(*(call_tool(real, ToolCall("read", {"name": str(n)}), 30, 100) for n in range(8)))
+        return [hung.done(), *rest, await hung]
+
+    _, *rest, hung = asyncio.run(main())
+    assert [result.content for result in rest] == [f"<tool_call>{n}\x1b[31m\n" for n in range(8)]
+    assert hung.content == "error: hang took longer than 0.3 s; ask for less"
+
+
+def test_a_flood_is_capped(real):
+    assert len(ask(real, "flood", 30, size=10**6).content) == 1000
+    assert "more than" in ask(real, "flood", 30, size=mcp.MAX_BYTES + 1).content
+    assert ask(real, "read", 30, name="b").ok
+
+
+def test_a_server_over_http_that_was_started_anew(port):
+    calls: list[str] = []
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with served(calls, port):
+        tools = make_tools(["files.read"], {"files": f"http://127.0.0.1:{port}/mcp"})
+        assert list(tools) == ["read"] and ask(tools, "read", name="a").ok
+    dead = ask(tools, "read", 0.5, name="b")
+    assert dead.error in (ToolErrorKind.TOOL_ERROR, ToolErrorKind.TIME_OUT) and "\n" not in dead.content
+    with served(calls, port):
+        assert ask(tools, "read", 30, name="c").ok
+    assert calls == ["a", "c"]
+    tools["read"].session.close()
+
+
+# -------------------------------------------------------------------------------------------------- it dies, it hangs
+
+
+def test_a_server_that_dies_is_started_again_by_the_next_call(opened):
+    tools = opened()
+    before = ask(tools, "pid").content
+    died = ask(tools, "die")
+    assert died.content == "error: die failed: MCP server 'hand': it ended (exit code 3: OutOfCheese: +++)"
+    after = ask(tools, "pid").content
+    assert after != before and gone(int(before))
+    os.kill(int(after), signal.SIGKILL)  # while nobody asks
+    assert gone(int(after)) and ask(tools, "pid").content not in (before, after)
+
+
+def test_only_a_tool_that_says_it_is_safe_is_called_again(opened, tmp_path):
+    tools = opened("honest", tmp_path / "died")
+    assert ask(tools, "flaky").content == "at last"
+    assert not ask(tools, "die").ok
+
+
+@pytest.mark.parametrize(
+    ("tool", "says"), [("line", "a message of more than"), ("chatter", "bytes that nobody had asked")]
+)
+def test_a_flood_without_end_is_ended(opened, monkeypatch, tool, says):
+    monkeypatch.setattr(mcp, "GRACE_S", 0.2)
+    tools = opened()
+    pid = int(ask(tools, "pid").content)
+    assert says in ask(tools, tool, 60).content
+    assert gone(pid) and ask(tools, "pid").ok
+
+
+def test_what_is_not_as_declared(opened):
+    content = ask(opened(), "wrong").content
+    assert content.startswith(
+        "error: wrong failed: MCP server 'hand' does not keep its word: Invalid structured content"
+    )
+
+
+def test_two_hundred_calls_of_which_ten_hang(opened):
+    """Each hanging call ends at its own deadline, and nobody else is lost or mixed up."""
+    tools = opened(names=["hand.count", "hand.hang"])
+
+    async def main():
+        names = ["hang" if n % 20 == 7 else "count" for n in range(200)]
+        deadline = {"hang": 0.5, "count": 60}
+        return names, await asyncio.gather(*(call_tool(tools, ToolCall(n), deadline[n], 100) for n in names))
+
+    names, results = asyncio.run(main())
+    counted = [int(result.content) for name, result in zip(names, results, strict=True) if name == "count"]
+    assert sorted(counted) == list(range(1, 191))
+    assert {result.error for name, result in zip(names, results, strict=True) if name == "hang"} == {
+        ToolErrorKind.TIME_OUT
+    }
+    assert ask(tools, "count").content == "191"  # and the session lives on
+
+
+# ------------------------------------------------------------------------------------------------ refused at the start
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("no-list", "breaks the protocol: tools: "),
+        ("a-text", "breaks the protocol: tools: "),
+        ("no-schema", "breaks the protocol: tools.0.inputSchema: "),
+        ("text-schema", "breaks the protocol: tools.0.inputSchema: "),
+        ("array-schema", "breaks the protocol: tools.0.inputSchema.type: Input should be 'object'"),
+        ("no-type", "tool a: parameters is no JSON schema"),
+        ("far-reference", "tool a: parameters refers to http://127.0.0.1:1/x, which is not in it"),
+        ("lost-reference", "tool a: parameters refers to #/$defs/x, which is not in it"),
+        ("twins", "both bring a tool called 'a'"),
+        ("novel", "its description and schema have 2"),
+        ("empty", "has no tools"),
+        ("endless", "it lists more than 1000 tools"),
+    ],
+)
+def test_a_server_that_lies_is_refused_before_the_run(opened, kind, says):
+    with pytest.raises(AgentR1Error) as refused:
+        opened(kind)
+    assert says in str(refused.value) and "hand" in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_a_server_that_does_not_come_up(opened, monkeypatch):
+    with pytest.raises(
+        AgentR1Error, match=r"MCP server 'x' \(nowhere --at all\) cannot be used: No such file.*: nowhere"
+    ):
+        make_tools(["x"], {"x": "nowhere --at all"})
+    failing = shlex.join([sys.executable, "-S", "-c", "import nonsense"])
+    with pytest.raises(
+        AgentR1Error, match=r"it ended \(exit code 1: ModuleNotFoundError: No module named 'nonsense'\)"
+    ):
+        make_tools(["x"], {"x": failing})
+    with pytest.raises(AgentR1Error, match="cannot be used: .*connect"):
+        make_tools(["x"], {"x": "http://127.0.0.1:9/mcp"})
+    monkeypatch.setattr(mcp, "OPEN_S", 0.5)
+    with pytest.raises(AgentR1Error, match="cannot be used: it was not ready within 0.5 s"):
+        opened("mute")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (['env.mcp.f="python \'x"'], "No closing quotation"),
+        (["env.mcp.f=''"], "give the command that starts the server, or its URL"),
+        (["env.mcp.f.g=python"], "env.mcp"),
+        (["env.mcp.two words=python"], "env.mcp"),
+        (["env.mcp_per_episode=[f]"], "names 'f', and env.mcp has no servers"),
+    ],
+)
+def test_settings_that_make_no_sense(overrides, says):
+    with pytest.raises(ConfigError) as refused:
+        load_config("smoke", overrides)
+    assert says in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_servers_are_named_in_the_settings():
+    config = load_config(
+        "smoke", ['env.mcp.f="python server.py"', "env.mcp.web=http://127.0.0.1:9/mcp", "env.tools=[f.x]"]
+    )
+    assert config.env.mcp == {"f": "python server.py", "web": "http://127.0.0.1:9/mcp"}
+    with pytest.raises(ConfigError, match="unknown tool 'g'; choose from calculator, f, search, web"):
+        make_tools(["g"], config.env.mcp)
+
+
+def test_no_program_is_started_because_a_model_says_so(tmp_path):
+    """A model's settings may come from anybody: who chats with it names its servers again."""
+    settings = ["env.mcp.f=touch owned", "env.mcp_per_episode=[f]", "env.tools=[f]"]
+    (tmp_path / "agent_r1.yaml").write_text(to_yaml(load_config("smoke", settings)))
+    config = own_settings(tmp_path)
+    with pytest.raises(ConfigError, match=r"unknown tool 'f'; .* say what MCP server it is: env.mcp.f=COMMAND"):
+        load_tools(config)
+    assert changed(config, settings[:1]).env.mcp == {"f": "touch owned"}
+
+
+def test_a_tool_that_it_lacks(opened):
+    with pytest.raises(ConfigError, match=r"has no tool 'cuont' \(did you mean 'count'\?\); it has pid, hang"):
+        opened(names=["hand.cuont"])
+
+
+# ------------------------------------------------------------------------------------------ episodes, and the end of it
+
+
+def test_each_episode_may_have_a_session_of_its_own(opened, chat):
+    """Two episodes side by side count for themselves, in processes that end with them, also when one is cut off."""
+    tools = opened(names=["hand.count", "hand.pid", "hand.hang"], own_sessions=["hand"])
+
+    def script(session, turn, prompt_ids):
+        if session == "slow" and turn == 2:
+            return call("hang")
+        return [call("pid"), call("count"), call("count"), "<answer>x</answer>"][turn]
+
+    env = EnvConfig(episode_timeout_s=3, tool_timeout_s=60)
+    loop = make_loop(
+        ScriptedPolicy(chat, script), chat, tools, RolloutConfig(max_tokens_per_turn=64, max_context=1000), env
+    )
+    tasks = [task(question_row(), session) for session in ("a", "b", "slow")]
+    done = asyncio.run(run_episodes(loop, tasks, Sampling(64)))
+    said = [[c["content"] for step in t.steps for c in step.info.get("tool_calls", ())] for t in done]
+    assert [heard[1:] for heard in said] == [["1", "2"], ["1", "2"], ["1"]]
+    assert done[2].stop_reason is StopReason.TIME_OUT
+    pids = [int(heard[0]) for heard in said]
+    assert len(set(pids)) == 3 and all(map(gone, pids))
+
+
+PARENT = """
+import asyncio, os, signal, sys
+sys.path[:0] = {path}
+from agent_r1.tool import ToolCall, call_tool, make_tools
+tools = make_tools(["hand.pid"], {{"hand": {command!r}}})
+print(asyncio.run(call_tool(tools, ToolCall("pid"), 30, 100)).content, flush=True)
+if {killed}:
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_no_server_outlives_us(tmp_path, killed):
+    """One that ends by itself hears of our end in time to say goodbye. A stubborn one, of our death, does not survive it."""
+    command = by_hand("stubborn" if killed else "honest", tmp_path / "bye")
+    parent = PARENT.format(path=OURS, command=command, killed=killed)
+    done = subprocess.run([sys.executable, "-c", parent], capture_output=True, text=True)
+    assert done.returncode == (-signal.SIGKILL if killed else 0) and done.stderr == ""
+    pid = int(done.stdout)
+    assert gone(pid)
+    assert killed or (tmp_path / "bye").read_text() == f"bye {pid}\n"
