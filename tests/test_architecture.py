@@ -18,11 +18,11 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "src" / "agent_r1"
 
 STOREYS = {
-    "ground": ("types", "config", "settings", "errors", "files", "ui", "device", "sizes", "hub"),
-    "task": ("data", "search", "tool", "env", "reward", "workspace"),
+    "ground": ("types", "config", "settings", "errors", "files", "ui", "device", "sizes", "hub", "own"),
+    "task": ("data", "search", "tool", "env", "reward", "worlds", "workspace"),
     "learner": ("rollout", "training"),
     "around": ("verl_engine", "inference", "inspect"),
-    "shell": ("stages", "doctor", "plan", "cli"),
+    "shell": ("stages", "doctor", "plan", "command_line", "cli"),
 }
 """From the ground up. A room may import from its own storey and from those below."""
 MOST_LINES = 400

@@ -39,6 +39,7 @@ def test_a_run_of_an_older_version_is_still_read_and_resumed(tmp_path):
     old["rollout"] |= {"top_p": 1.0}
     file.write_text(yaml.safe_dump(old))
     assert from_yaml(file) == config
+    assert old["rollout"].pop("flow") is None  # newer than they are
     assert what_counts(config.actor) == old["actor"] and what_counts(config.rollout) == old["rollout"]
     for section, name, value in (("actor", "mask_tool_tokens", False), ("rollout", "top_p", 0.9)):
         file.write_text(yaml.safe_dump(old | {section: old[section] | {name: value}}))

@@ -9,7 +9,6 @@ import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import get_args
 
 import datasets
 import huggingface_hub
@@ -34,7 +33,8 @@ from agent_r1.rollout.evaluate import eval_card
 from agent_r1.search.encoders import make_encoder
 from agent_r1.search.index import PassageIndex, build_index
 from agent_r1.search.searcher import Searcher
-from agent_r1.settings import DataConfig, DataName
+from agent_r1.settings import DATASETS as SETTING
+from agent_r1.settings import DataConfig
 from agent_r1.tool import make_tools
 from agent_r1.types import Sampling
 
@@ -490,7 +490,9 @@ def test_what_was_made_before_these_settings_existed_keeps_its_name():
     """The laptop's artifacts of the first release; set, the new fields count. An address never does."""
     base = load_config("laptop")
     assert fingerprint(DataConfig()) == fingerprint(DataConfig(corpus="contexts", skip_bad=False, source=None))
-    old = {key: value for key, value in vars(base.data).items() if key not in ("source", "corpus", "skip_bad")}
+    old = {
+        key: value for key, value in vars(base.data).items() if key not in ("source", "corpus", "skip_bad", "system")
+    }
     assert fingerprint(base.data) == fingerprint(old)
     assert len({fingerprint(load_config("laptop", [o])) for o in ("seed=0", "search.index=Flat", "seed=1")}) == 3
     assert fingerprint(load_config("laptop", ["search.url=http://127.0.0.1:8100"])) == fingerprint(base)
@@ -499,7 +501,7 @@ def test_what_was_made_before_these_settings_existed_keeps_its_name():
 @pytest.mark.parametrize(
     ("override", "says"),
     [
-        ("data.name=hotpot", "data.name='hotpot' is unknown .did you mean 'hotpotqa'"),
+        ("data.name=hotpot", "data.name='hotpot': unknown .did you mean 'hotpotqa'"),
         ("data.source=x.json", "tinyhop is generated and takes no data.source"),
         ("search.index=flat", "search.index='flat' is unknown; choose auto, Flat"),
         ("search.url=localhost", "search.url='localhost' is no address"),
@@ -511,4 +513,4 @@ def test_settings_that_make_no_sense_together(override, says):
 
 
 def test_every_data_set_has_a_reader():
-    assert set(get_args(DataName)) == {"tinyhop", *DATASETS}
+    assert set(SETTING) == {"tinyhop", "rows", *DATASETS}

@@ -6,41 +6,18 @@ remedy on the last line of standard error), 2 wrong usage or configuration, 130 
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Callable
 from pathlib import Path
 
-from agent_r1 import __version__
-from agent_r1.config import ALGORITHMS, ENGINES, Config, from_yaml, load_config, preset_names
+from agent_r1.command_line import COMMANDS, command, flag, option, parse
+from agent_r1.config import ALGORITHMS, ENGINES, Config, from_yaml, load_config, preset_names, preset_title
 from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.files import home
 
 # The rooms are imported inside the commands, behind the configuration: `agent-r1 --help` and a misspelt setting are
 # answered at once, without loading PyTorch.
-
-COMMANDS: dict[str, tuple] = {}
-
-
-def command(name: str, text: str, examples: list[str], *options: tuple) -> Callable[[Callable], Callable]:
-    """The function below becomes a command. `examples` are command lines without `agent-r1 NAME`."""
-
-    def register(function: Callable) -> Callable:
-        COMMANDS[name] = (function, text, [f"agent-r1 {name} {example}".rstrip() for example in examples], options)
-        return function
-
-    return register
-
-
-def option(*names: str, **settings) -> tuple:
-    """What argparse's `add_argument` takes."""
-    return names, settings
-
-
-def flag(name: str, text: str) -> tuple:
-    return option(name, action="store_true", help=text)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -61,31 +38,6 @@ def main(argv: list[str] | None = None) -> int:
 def _fail(message: str, code: int) -> int:
     print(f"agent-r1: {' '.join(message.split())}", file=sys.stderr)  # one line, also where a library said several
     return code
-
-
-def parse(argv: list[str] | None) -> Namespace:
-    """argparse takes positionals only in one place; people write overrides before, between and behind the options."""
-    parser = argparse.ArgumentParser(
-        prog="agent-r1",
-        description="Train LLM agents end to end with multi-turn reinforcement learning.",
-        epilog="The stages of a run, in order: data, index, cold-start, eval --before, train, eval, report.",
-    )
-    parser.add_argument("--version", action="version", version=f"agent-r1 {__version__}")
-    commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
-    for name, (_, text, examples, options) in COMMANDS.items():
-        one = commands.add_parser(
-            name, help=text, description=f"{text[0].upper()}{text[1:]}.", epilog="examples:\n  " + "\n  ".join(examples),
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )  # fmt: skip
-        for names, settings in options:
-            one.add_argument(*names, **settings)
-    arguments, rest = parser.parse_known_args(argv)
-    unknown = [item for item in rest if item.startswith("-") or not hasattr(arguments, "settings")]
-    if unknown:
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-    if rest:
-        arguments.settings += rest
-    return arguments
 
 
 # -------------------------------------------------------------------------------------------- options of several commands
@@ -135,7 +87,7 @@ def _config(a: Namespace) -> Config:
 
 
 def _run_name(a: Namespace, config: Config) -> str:
-    default = f"{config.preset}-{config.algorithm}" + ("-verl" if config.engine == "verl" else "")
+    default = f"{preset_title(config.preset)}-{config.algorithm}" + ("-verl" if config.engine == "verl" else "")
     name = a.run or default + (f"-s{config.seed}" if config.seed else "")
     if name.startswith(".") or "/" in name or "\\" in name:
         raise ConfigError(f"--run {name!r}: give a plain folder name, such as my-first-run")
@@ -342,6 +294,56 @@ def chat(a: Namespace) -> None:
 
     model, config = find_model(a.run, a.step, a.checkpoint_dir, a.model, a.preset, a.settings)
     run_chat(model, config, a.backend, a.question, a.json, a.tools, a.temperature, a.seed, a.prompt)
+
+
+@command(
+    "new", "write a task of your own that trains as it stands",
+    ["my-task"],
+    option("folder", type=Path, help="a new folder: tool, environment, demonstrator, questions, preset and test"),
+)  # fmt: skip
+def new(a: Namespace) -> None:
+    from agent_r1.worlds import write_task
+
+    write_task(a.folder)
+
+
+@command(
+    "tools", "list the agent's tools, or call one by hand",
+    ["--preset my-task/preset.yaml", "--preset my-task/preset.yaml --schema",
+     "--preset my-task/preset.yaml --call calculate left=6 operation=* right=7"],
+    *CONFIGURED,
+    flag("--schema", "as JSON, as the chat template gets them"),
+    option("--call", nargs="+", metavar=("NAME", "argument=value"), help="call one"),
+)  # fmt: skip
+def tools(a: Namespace) -> int:
+    import json
+
+    from agent_r1.inference import by_hand
+    from agent_r1.workspace import load_tools
+
+    config = _config(a)
+    found = load_tools(config)
+    if a.call:
+        return 0 if by_hand.call_by_hand(found, a.call, config.env) else 1
+    if a.schema:
+        print(json.dumps([tool.schema() for tool in found.values()], indent=2, ensure_ascii=False))
+    else:
+        by_hand.show_tools(found)
+    return 0
+
+
+@command(
+    "try", "play the agent by hand: each observation, its tokens, mask and reward",
+    ["--preset my-task/preset.yaml", "--preset laptop --split val --index 7 --table"],
+    *CONFIGURED,
+    option("--split", default="train", choices=("train", "val", "test"), help="of the questions (default: train)"),
+    option("--index", type=int, default=0, help="which question (default: 0)"),
+    flag("--table", "show what would be trained on with one token a line"),
+)  # fmt: skip
+def try_by_hand(a: Namespace) -> None:
+    from agent_r1 import stages
+
+    stages.run_by_hand(_config(a), a.split, a.index, a.table)
 
 
 @command(

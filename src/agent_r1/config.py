@@ -19,19 +19,19 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from agent_r1 import hub
+from agent_r1 import hub, own
 from agent_r1.errors import ConfigError, nearest
 from agent_r1.settings import (
+    DATASETS,
     Algorithm,
     Config,
-    DataName,
     Engine,
     InFingerprintIfChanged,
     OutsideFingerprint,
 )
 from agent_r1.sizes import check_context, find_gpu, known_model
 
-ALGORITHMS, ENGINES, DATASETS = get_args(Algorithm), get_args(Engine), get_args(DataName)
+ALGORITHMS, ENGINES = get_args(Algorithm), get_args(Engine)
 GONE = {"actor": {"mask_tool_tokens": True, "ablation_normalizer": "masked"}, "rollout": {"top_p": 1.0}}
 """Settings that older runs have, with the only values that are still accepted. They stay in the fingerprint, so that such runs
 resume."""
@@ -52,13 +52,10 @@ def load_config(
 
     `overrides` are `section.key=value` strings; values are YAML. Raises ConfigError naming the key and its nearest match.
     """
-    said = _read_overrides(overrides or [])
+    said = _anchored(_read_overrides(overrides or []), Path.cwd())
     said |= {name: value for name, value in (("algorithm", algorithm), ("seed", seed)) if value is not None}
-    if preset not in preset_names():
-        raise ConfigError(
-            f"unknown preset {preset!r}{nearest(preset, preset_names())}; choose from {', '.join(preset_names())}"
-        )
     base = _read_preset(preset)
+    preset = str(Path(preset).resolve()) if _is_file(preset) else preset
     per_algorithm = {name: base.pop(name, {}) for name in ALGORITHMS}
     chosen = said.get("algorithm", base.get("algorithm", Config.model_fields["algorithm"].default))
     return _validated(_merged(base, per_algorithm.get(str(chosen), {}), {"preset": preset}, said))
@@ -66,7 +63,7 @@ def load_config(
 
 def changed(config: Config, overrides: list[str]) -> Config:
     """`config` with `section.key=value` strings on top. Raises ConfigError as `load_config` does."""
-    return _validated(_merged(config.model_dump(), _read_overrides(overrides)))
+    return _validated(_merged(config.model_dump(), _anchored(_read_overrides(overrides), Path.cwd())))
 
 
 def to_yaml(config: Config) -> str:
@@ -95,11 +92,79 @@ def _preset_dir():
     return resources.files("agent_r1") / "presets"
 
 
-def _read_preset(name: str) -> dict[str, Any]:
-    """A preset; one that `extends` another says only what differs."""
-    preset = yaml.safe_load((_preset_dir() / f"{name}.yaml").read_text(encoding="utf-8"))
+def preset_title(preset: str) -> str:
+    """A word for a preset: its name, or for a file of one's own that of the file, or of the folder where it is preset.yaml."""
+    path = Path(preset)
+    return preset if not _is_file(preset) else path.parent.name if path.stem == "preset" else path.stem
+
+
+def _is_file(preset: str) -> bool:
+    return preset.endswith((".yaml", ".yml"))
+
+
+def _read_preset(name: str, seen: tuple[str, ...] = ()) -> dict[str, Any]:
+    """A preset of ours by name, or one's own by file; one that `extends` another says only what differs."""
+    if name in seen:
+        raise ConfigError(f"presets extend one another in a circle: {' -> '.join([*seen, name])}")
+    if not _is_file(name) and name not in preset_names():
+        raise ConfigError(
+            f"unknown preset {name!r}{nearest(name, preset_names())}; choose from {', '.join(preset_names())}, or name a file "
+            "(FILE.yaml)"
+        )
+    path = Path(name) if _is_file(name) else _preset_dir() / f"{name}.yaml"
+    try:
+        preset = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ConfigError(f"the preset {path} cannot be read: {' '.join(str(error).split())}") from None
+    if not isinstance(preset, dict):
+        raise ConfigError(f"the preset {path} holds no settings; it looks like `trainer: {{steps: 40}}`")
+    preset = _anchored(preset, path.resolve().parent)
     parent = preset.pop("extends", None)
-    return _merged(_read_preset(parent), preset) if parent else preset
+    if parent and _is_file(parent):
+        parent = str(path.resolve().parent / parent)
+    return _merged(_read_preset(parent, (*seen, name)), preset) if parent else preset
+
+
+OWN = ("data.name", "env.name", "env.tools", "env.reward", "rollout.flow", "cold_start.demonstrator")
+"""Settings that may name code of one's own."""
+FILES = ("data.source", "data.corpus", "cold_start.episodes")
+"""Settings that may name a file of one's own."""
+
+
+def _anchored(layer: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """`layer`, which the user has written, with the names of code and files seen from `folder`. Such code may be imported."""
+    layer = {section: dict(values) if isinstance(values, dict) else values for section, values in layer.items()}
+    for key in (*OWN, *FILES):
+        section, name = key.split(".")
+        values = layer.get(section)
+        if not isinstance(values, dict) or name not in values:
+            continue
+        many = values[name] if isinstance(values[name], list) else [values[name]]
+        if key in OWN:
+            many = [own.absolute(item, folder) if isinstance(item, str) and own.is_own(item) else item for item in many]
+            own.say(item for item in many if isinstance(item, str))
+        else:
+            many = [str(folder / item) if isinstance(item, str) and (folder / item).exists() else item for item in many]
+        values[name] = many if isinstance(values[name], list) else many[0]
+    env = layer.get("env")
+    servers = env.get("mcp") if isinstance(env, dict) else None
+    own.say(item for item in (servers.values() if isinstance(servers, dict) else ()) if isinstance(item, str))
+    return layer
+
+
+def all_code(config: Config) -> list[str]:
+    """What runs somebody's code: names of code of one's own, and the commands or addresses of MCP servers."""
+    return [*own_names(config), *config.env.mcp.values()]
+
+
+def own_names(config: Config) -> dict[str, str]:
+    """Name of code of one's own -> the setting that names it."""
+    found = {}
+    for key in OWN:
+        section, name = key.split(".")
+        value = getattr(getattr(config, section), name)
+        found |= {item: key for item in (value if isinstance(value, list) else [value]) if item and own.is_own(item)}
+    return found
 
 
 def _read_overrides(overrides: list[str]) -> dict[str, Any]:
@@ -184,6 +249,8 @@ def _conflicts(config: Config) -> Iterator[str]:
     d, s, e, r, a, m = config.data, config.search, config.env, config.rollout, config.actor, config.model
     if d.name == "tinyhop" and (d.source or d.corpus != "contexts"):
         yield f"tinyhop is generated and takes no data.source or data.corpus; set data.name to {', '.join(DATASETS[1:])}"
+    if d.name == "rows" and not d.source:
+        yield "data.name=rows has no questions; name a JSONL or parquet file of them with data.source"
     if r.prompts_per_step > d.train:
         yield (
             f"rollout.prompts_per_step={r.prompts_per_step} is more than data.train={d.train} questions; "

@@ -12,6 +12,9 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt
 
+from agent_r1.errors import nearest
+from agent_r1.own import is_own
+
 AtLeast1 = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
 LearningRate = Annotated[float, Field(ge=0, le=1)]
@@ -35,12 +38,32 @@ def _some_share(shares: dict[str, float]) -> dict[str, float]:
     return shares
 
 
+def _known_or_own(name: str) -> str:
+    if name not in DATASETS and not is_own(name):
+        raise ValueError(
+            f"unknown{nearest(name, DATASETS)}; choose from {', '.join(DATASETS)}, or name code of yours as FILE.py:FUNCTION"
+        )
+    return name
+
+
+DataName = Annotated[str, AfterValidator(_known_or_own)]
+
+
+def _own(name: str) -> str:
+    if not is_own(name):
+        raise ValueError("this is code of yours, and named as FILE.py:NAME or MODULE:NAME")
+    return name
+
+
+Own = Annotated[str, AfterValidator(_own)]
+"""The name of code of one's own: see own.py."""
+
 Shares = Annotated[dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]], AfterValidator(_some_share)]
 """How much there is of each kind; only the proportions count. A layer above replaces the whole table."""
 
 Algorithm = Literal["grpo", "ppo"]
 Engine = Literal["local", "verl"]
-DataName = Literal["tinyhop", "hotpotqa", "hotpotqa-fullwiki", "twowiki", "musique"]
+DATASETS = ("tinyhop", "hotpotqa", "hotpotqa-fullwiki", "twowiki", "musique", "rows")
 LossAggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
 KlEstimator = Literal["k1", "k2", "k3"]
 
@@ -60,7 +83,8 @@ class DataConfig(Section):
     """Questions and their world (room 1)."""
 
     name: DataName = "tinyhop"
-    """tinyhop (a synthetic world, generated on the spot) | hotpotqa | hotpotqa-fullwiki | twowiki | musique."""
+    """tinyhop (a synthetic world, generated on the spot) | hotpotqa | hotpotqa-fullwiki | twowiki | musique | rows (questions
+    of your own, in `source`) | FILE.py:FUNCTION (that makes them)."""
     train: AtLeast1 = 4000
     """Questions to train on."""
     val: AtLeast1 = 200
@@ -77,7 +101,10 @@ class DataConfig(Section):
     mix: Shares = {"1-hop": 0.2, "2-hop": 0.4, "3-hop": 0.2, "yes-no": 0.1, "which": 0.1}
     """Share of each kind of question."""
     source: InFingerprintIfChanged[str | None] = None
-    """Real data sets only: a folder with the published files, or one such file, instead of the Hugging Face hub."""
+    """Real data sets: a folder with the published files, or one such file, instead of the Hugging Face hub. rows: a JSONL or
+    parquet file, or a folder with train, val and test."""
+    system: InFingerprintIfChanged[str | None] = None
+    """Questions of your own: the system message of those that bring none."""
     corpus: InFingerprintIfChanged[str] = "contexts"
     """Real data sets only: contexts (the questions' own paragraphs) | beir-hotpotqa (5.2 M abstracts) | a JSONL
     file."""
@@ -126,6 +153,8 @@ class EnvConfig(Section):
     """Wall-clock budget of one episode, in seconds."""
     format_penalty: NonNegativeFloat = 0.2
     """Taken from the outcome when the episode did not end in a well-formed <answer>."""
+    reward: InFingerprintIfChanged[Own | None] = None
+    """FILE.py:FUNCTION that scores an answer, instead of exact match: see `reward/own.py`."""
     call_reward: float = Field(0.0, ge=-10, le=10)
     """Process reward of a valid tool call that was not made before (its negative for an invalid one); 0 is off."""
     evidence_reward: InFingerprintIfChanged[NonNegativeFloat] = 0.0
@@ -163,6 +192,10 @@ class ColdStartConfig(Section):
     """Peak learning rate of both phases."""
     behaviours: Shares = {"good": 0.24, "stop_early": 0.38, "guess": 0.12, "bad_query": 0.18, "wrong_entity": 0.08}
     """How often the demonstrator of phase (b) does what; the names are explained in training/cold_start.py."""
+    demonstrator: InFingerprintIfChanged[Own | None] = None
+    """FILE.py:FUNCTION that plays a task of your own: see training/demonstrate.py."""
+    episodes: InFingerprintIfChanged[str | None] = None
+    """Or a JSONL file of recorded conversations."""
 
 
 class RolloutConfig(Section):
@@ -178,6 +211,8 @@ class RolloutConfig(Section):
     """Tokens of a whole conversation."""
     slots: AtLeast1 = 128
     """Episodes that decode side by side (rows of the KV cache)."""
+    flow: InFingerprintIfChanged[Own | None] = None
+    """FILE.py:CLASS, a flow of your own (`AgentFlowBase`) in the place of the observe-act-step loop."""
 
 
 class AdvantageConfig(Section):

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 from agent_r1 import hub
-from agent_r1.config import Config
+from agent_r1.config import DATASETS, Config
 from agent_r1.data.rows import read_corpus
 from agent_r1.device import resolve_device, set_threads
 from agent_r1.errors import ConfigError
@@ -32,8 +32,19 @@ from agent_r1.rollout.rows import TrainingRow
 from agent_r1.training.run import RunDir, check_start_model, open_run, run_training, start_model, write_model
 from agent_r1.training.tiny_model import init_weights, shape_of, train_tokenizer
 from agent_r1.ui import progress, say
-from agent_r1.workspace import Workspace, check_local_model, load_rows, load_tools, stage
+from agent_r1.workspace import (
+    Workspace,
+    check_local_model,
+    check_own,
+    load_rows,
+    load_tools,
+    make_data,
+    make_index,
+    needs_index,
+    stage,
+)
 
+TASKS_WITH_DEMONSTRATORS = [name for name in DATASETS if name != "rows"]
 SAMPLED = 1000
 """Questions of an evaluation that are also asked at temperature 1: enough for +-.03, at a seventh of HotpotQA's cost."""
 
@@ -43,9 +54,12 @@ def make_cold_start(config: Config) -> None:
     if config.model.path:
         _fetch_model(config)
         return check_start_model(config)
-    if "search" not in config.env.tools:
+    own_task = config.cold_start.demonstrator or config.cold_start.episodes
+    if not own_task and (config.data.name not in TASKS_WITH_DEMONSTRATORS or "search" not in config.env.tools):
         raise ConfigError(
-            "demonstrations are searches; add search to env.tools, or set model.path to a pretrained model"
+            "nobody can play this task yet: set cold_start.demonstrator to a function of yours (FILE.py:FUNCTION), "
+            "cold_start.episodes to recorded conversations, or model.path to a pretrained model; the demonstrators that come along "
+            "search"
         )
     stage("cold start: teach a new model the format, to copy, and to play badly", Workspace.of(config).cold_start,
           lambda part: _cold_start(config, part))  # fmt: skip
@@ -81,7 +95,8 @@ def _cold_start(config: Config, out: Path) -> str:
     set_threads(config.trainer.threads)
     c = config.cold_start
     say("  a demonstrator plays its questions ...")  # some seconds to half a minute, before the bar below
-    chat, copy_rows, mix_rows = play_demonstrations(config)
+    own_task = c.demonstrator or c.episodes
+    chat, copy_rows, mix_rows = own_demonstrations(config) if own_task else play_demonstrations(config)
     model = qwen.Qwen(shape_of(config.model, len(chat.tokenizer)))
     init_weights(model, config.seed)
     losses: list[float] = []
@@ -125,6 +140,35 @@ def play_demonstrations(config: Config) -> tuple[ChatFormat, list[TrainingRow], 
     return chat, *phases
 
 
+def own_demonstrations(config: Config) -> tuple[ChatFormat, list[TrainingRow], list[TrainingRow]]:
+    """The same of a task of one's own: played by its function on the training questions, or recorded."""
+    from agent_r1.training import demonstrate
+
+    c, tools = config.cold_start, load_tools(config)
+    if c.demonstrator:
+        rows = load_rows(config, "train")
+        episodes = demonstrate.play(c.demonstrator, rows, tools, config.rollout, config.env, config.seed)
+    else:
+        episodes = demonstrate.read_episodes(Path(c.episodes), tools)
+    chat = ChatFormat(train_tokenizer(demonstrate.texts_of(episodes), config.model.vocab_size))
+    say(f"  {demonstrate.said_of(episodes)}")
+    rows = demonstrate.sequences(episodes, chat, config.rollout.max_context)
+    return chat, rows, rows
+
+
+def make_missing(config: Config) -> None:
+    """The stages before training, those that are not done."""
+    workspace, path = Workspace.of(config), config.model.path
+    if path and not hub.is_name(path):
+        check_local_model(path)  # before a minute is spent
+    if not workspace.data.exists():
+        make_data(config)
+    if needs_index(config) and not workspace.index.exists():
+        make_index(config)
+    if not workspace.start_model.exists():
+        make_cold_start(config)
+
+
 def run_train(config: Config, name: str, resume: bool, plain: bool) -> None:
     """Stage: RL."""
     workspace = Workspace.of(config)
@@ -138,7 +182,9 @@ def run_train(config: Config, name: str, resume: bool, plain: bool) -> None:
         from agent_r1.verl_engine import launch
         from agent_r1.verl_engine.compose import require_verl
 
-        require_verl()  # said before data, index and start model are asked for
+        require_verl()  # said before data, index and start model are made
+    check_own(config)
+    make_missing(config)
     set_threads(config.trainer.threads)
     model = start_model(config)
     say(f"train: {config.algorithm}, {config.trainer.steps} steps, {run.path} ...")
@@ -185,6 +231,27 @@ def run_eval(config: Config, model: Path, out: Path, title: str) -> dict:
 def _backend(config: Config) -> str:
     """Thousands of questions to a model of billions take vLLM minutes, and the reference sampler hours."""
     return "vllm" if config.engine == "verl" and resolve_device(config.trainer)[0] == "cuda" else "transformers"
+
+
+def run_by_hand(config: Config, split: str, index: int, table: bool) -> None:
+    """A person plays one episode. The tokens are those of the start model, or bytes where there is none yet."""
+    from agent_r1.env import make_env
+    from agent_r1.inference.by_hand import play_by_hand
+    from agent_r1.training.tiny_model import load_chat, train_tokenizer
+
+    rows, tools, start = load_rows(config, split), load_tools(config), Workspace.of(config).start_model
+    if not 0 <= index < len(rows):
+        raise ConfigError(f"--index {index}: {split} has questions 0 to {len(rows) - 1}")
+    rollout = config.rollout
+    if (start / "config.json").exists():
+        chat = load_chat(start)
+    else:
+        say(f"{start} is not there yet: a byte is a token here, and no limit of tokens holds")
+        chat, rollout = (
+            ChatFormat(train_tokenizer([], 512)),
+            rollout.model_copy(update={"max_context": 10**6, "max_tokens_per_turn": 10**5}),
+        )
+    play_by_hand(rows[index], chat, tools, rollout, config.env, lambda row: make_env(row, tools, config.env), table)
 
 
 def run_report(name: str) -> None:

@@ -15,13 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent_r1 import hub
-from agent_r1.config import Config, fingerprint
+from agent_r1 import hub, own
+from agent_r1.config import Config, fingerprint, own_names
 from agent_r1.data.build import build
 from agent_r1.data.rows import read_manifest, read_rows, verify
 from agent_r1.device import available_memory
+from agent_r1.env import environment
 from agent_r1.errors import AgentR1Error
 from agent_r1.files import home, locked, whole
+from agent_r1.reward.own import reward_of
 from agent_r1.search import prebuilt
 from agent_r1.search.encoders import make_encoder
 from agent_r1.search.index import PassageIndex, build_index, recall_at_k, title_recall
@@ -48,7 +50,11 @@ class Workspace:
     @property
     def data(self) -> Path:
         c = self.config
-        return self.root / "artifacts" / f"{c.data.name}-{fingerprint(c.data, c.seed, c.env.name)}"
+        return (
+            self.root
+            / "artifacts"
+            / f"{'rows' if own.is_own(c.data.name) else c.data.name}-{fingerprint(c.data, c.seed, c.env.name, *code(c.data.name))}"
+        )
 
     @property
     def index(self) -> Path:
@@ -60,7 +66,7 @@ class Workspace:
     def cold_start(self) -> Path:
         c = self.config
         parts = (c.model, c.cold_start, c.env, c.search, c.rollout.max_context, c.rollout.max_tokens_per_turn, c.seed)
-        return self.root / "artifacts" / f"cold-start-{fingerprint(*parts, self.data.name)}"
+        return self.root / "artifacts" / f"cold-start-{fingerprint(*parts, self.data.name, *code(*own_names(c)))}"
 
     @property
     def fetched(self) -> Path:
@@ -80,6 +86,12 @@ class Workspace:
 
     def run(self, name: str) -> Path:
         return self.root / "runs" / name
+
+
+def code(*names: str) -> list[dict[str, str]]:
+    """What joins a fingerprint where code of one's own is named: a change of the code makes a new thing."""
+    hashes = own.code_hashes(names)
+    return [hashes] if hashes else []
 
 
 def stage(title: str, target: Path, make: Callable[[Path], str]) -> None:
@@ -109,7 +121,7 @@ def stage(title: str, target: Path, make: Callable[[Path], str]) -> None:
 def make_data(config: Config) -> None:
     """Stage: questions and passages."""
     workspace = Workspace.of(config)
-    tinyhop = config.data.name == "tinyhop"
+    tinyhop, mine = config.data.name == "tinyhop", config.data.name == "rows" or own.is_own(config.data.name)
 
     def make(part: Path) -> str:
         manifest = build(config.data, config.seed, part, config.env.name)
@@ -121,7 +133,13 @@ def make_data(config: Config) -> None:
         bad = f"; left out {len(skipped)} corrupt records: {few}" if skipped else ""
         return f"questions: {counts}; corpus: {config.data.corpus}{bad}"
 
-    title = "a world made from nothing" if tinyhop else f"{config.data.name} from {config.data.source or 'the hub'}"
+    title = (
+        "a world made from nothing"
+        if tinyhop
+        else "your own"
+        if mine
+        else f"{config.data.name} from {config.data.source or 'the hub'}"
+    )
     stage(f"data: {title}", workspace.data, make)
     verify(workspace.data)
 
@@ -153,6 +171,8 @@ def _quality(config: Config, index: PassageIndex) -> str:
     recall = f"; of the exact 10 nearest it finds {made_of['recall_at_10']:.3f}" if "recall_at_10" in made_of else ""
     if config.data.name == "tinyhop":
         return f"recall@{top_k} of a correct query on the test questions: {recall_at_k(index, rows, top_k):.3f}{recall}"
+    if "supporting" not in rows[0]["extra_info"]:  # questions of one's own say nothing of passages
+        return f"{made_of['index']} over {made_of['count']} passages{recall}"
     return (
         f"{made_of['index']} over {made_of['count']} passages{recall}; the question itself as a query brings "
         f"{title_recall(index, rows, top_k):.3f} of the titles that an answer takes into the first {top_k}"
@@ -167,6 +187,15 @@ def load_tools(config: Config, tell: Callable[[str], None] = say) -> dict[str, B
         searcher = Searcher(remote_index(config, tell) if config.search.url else load_index(config))
     env = config.env
     return make_tools(env.tools, env.mcp, env.mcp_per_episode, searcher=searcher, top_k=config.search.top_k)
+
+
+def check_own(config: Config) -> None:
+    """Load all code of one's own that the configuration names. Raises ConfigError, with the remedy, where it keeps no contract."""
+    if own.is_own(config.env.name):
+        environment(config.env.name)
+    if config.env.reward:
+        reward_of(config.env.reward)
+    make_tools([name for name in config.env.tools if own.is_own(name)])
 
 
 def needs_index(config: Config) -> bool:

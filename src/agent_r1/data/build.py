@@ -23,13 +23,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from agent_r1.data import corpora, published
+import pyarrow as pa
+
+from agent_r1.data import corpora, own_rows, published
 from agent_r1.data.prompts import messages
 from agent_r1.data.published import DATASETS, Record
 from agent_r1.data.rows import Passage, make_folder, write_corpus, write_rows
 from agent_r1.data.tinyhop import KINDS, make_questions, make_world
-from agent_r1.errors import ConfigError
+from agent_r1.errors import AgentR1Error, ConfigError, first_line
 from agent_r1.files import sha256
+from agent_r1.own import is_own
 from agent_r1.settings import DataConfig
 
 SPLITS = ("train", "val", "test", "cold")
@@ -37,11 +40,24 @@ SPLITS = ("train", "val", "test", "cold")
 
 
 @dataclass(frozen=True)
+class Asked:
+    """One question of any source."""
+
+    question: str
+    answers: list[str]
+    extra: dict[str, Any]
+    """What is known of it to evaluations and environments, and not to the agent."""
+    system: str | None = None
+    """A system message of its own."""
+    tools: list[str] | None = None
+    """Those of env.tools that it is asked with; None: all."""
+
+
+@dataclass(frozen=True)
 class Made:
     """What a source gives: questions by split, passages, and what the manifest says of them."""
 
-    splits: dict[str, list[tuple[str, list[str], dict[str, Any]]]]
-    """Split -> (question, answers, what is known of it to evaluations and not to the agent)."""
+    splits: dict[str, list[Asked]]
     passages: Iterable[Passage]
     manifest: dict[str, Any]
 
@@ -52,24 +68,30 @@ def build(config: DataConfig, seed: int, out: Path, agent_name: str = "hermes") 
     Raises ConfigError for sizes that cannot be or that the source does not have; AgentR1Error for a source that is missing
     or corrupt, and if `out` exists or cannot be written.
     """
-    make, splits = (_tinyhop, SPLITS) if config.name == "tinyhop" else (_published, SPLITS[:3])
+    make = _tinyhop if config.name == "tinyhop" else _published if config.name in DATASETS else _own
+    splits = SPLITS if config.name == "tinyhop" else SPLITS[:3]
 
     def write(folder: Path) -> dict[str, Any]:
         made = make(config, seed)
         for split, questions in made.splits.items():
             rows = [
                 {  # verl's keys
-                    "data_source": config.name,
-                    "prompt": messages(config.name, question),
+                    "data_source": "rows" if is_own(config.name) else config.name,
+                    "prompt": messages(config.name, asked.question, asked.system),
                     "ability": "multi-hop-qa",
-                    "reward_model": {"style": "rule", "ground_truth": answers},
-                    "extra_info": {"index": index, "split": split, **extra},
+                    "reward_model": {"style": "rule", "ground_truth": asked.answers},
+                    "extra_info": {"index": index, "split": split, **asked.extra},
                     "agent_name": agent_name,
-                    "env_kwargs": {"tools": None},  # those of env.tools; a list here would narrow them
+                    "env_kwargs": {"tools": asked.tools},
                 }
-                for index, (question, answers, extra) in enumerate(questions)
+                for index, asked in enumerate(questions)
             ]
-            write_rows(folder / f"{split}.parquet", rows)
+            try:
+                write_rows(folder / f"{split}.parquet", rows)
+            except pa.ArrowException as error:
+                raise AgentR1Error(
+                    f"the metadata of {split} are not alike ({first_line(error)}); give a key the same type everywhere"
+                ) from None
         write_corpus(folder / "corpus.jsonl", made.passages)
         return {"seed": seed, "config": config.model_dump(), **made.manifest}
 
@@ -92,7 +114,7 @@ def _tinyhop(config: DataConfig, seed: int) -> Made:
         world = make_world(rng, _world_size(config, split), taken)
         questions = make_questions(world, rng, count, _mix(config, split))
         splits[split] = [
-            (q.text, [q.answer], {"kind": q.kind, "hops": q.hops, "lookups": [asdict(lookup) for lookup in q.lookups]})
+            Asked(q.text, [q.answer], {"kind": q.kind, "hops": q.hops, "lookups": [asdict(lk) for lk in q.lookups]})
             for q in questions
         ]
         corpus += world.passages()
@@ -146,12 +168,37 @@ def _published(config: DataConfig, seed: int) -> Made:
     }
     questions = {
         split: [
-            (r.question, r.answers, {"kind": r.kind, "hops": r.hops, "id": r.id, "supporting": r.supporting})
+            Asked(r.question, r.answers, {"kind": r.kind, "hops": r.hops, "id": r.id, "supporting": r.supporting})
             for r in records
         ]
         for split, records in splits.items()
     }
     return Made(questions, corpora.passages(config.corpus, everyone, config.skip_bad, skipped), manifest)
+
+
+# ---------------------------------------------------------------------------------------------------------- one's own
+
+
+def _own(config: DataConfig, seed: int) -> Made:
+    corpora.check(config.corpus)
+    skipped: list[str] = []
+    splits = own_rows.splits_of(config, seed, skipped)
+    local = [*own_rows.source_files(config).values(), *(p for p in [Path(config.corpus)] if p.is_file())]
+    manifest = {
+        "sources": {str(path.resolve()): sha256(path) for path in local},
+        "skipped": skipped,
+        "splits": {split: {"questions": len(questions)} for split, questions in splits.items()},
+    }
+    asked = {
+        split: [Asked(q.question, q.answer, q.extra(), q.system or config.system, q.tools) for q in questions]
+        for split, questions in splits.items()
+    }
+    theirs = config.corpus == "contexts"
+    found = own_rows.passages(splits) if theirs else corpora.passages(config.corpus, [], config.skip_bad, skipped)
+    return Made(asked, found, manifest)
+
+
+# ------------------------------------------------------------------------------------------------------- their splits
 
 
 def split_one(config: DataConfig, seed: int, records: list[Record]) -> dict[str, list[Record]]:

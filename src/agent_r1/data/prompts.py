@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from agent_r1.own import is_own
 from agent_r1.types import Message
 
 _THINK = "Think first, between <think> and </think>."
@@ -23,10 +24,13 @@ INSTRUCTIONS = (
 """A model that has seen instructions before takes them; the laptop's tiny model knows its one task without any."""
 
 
-def messages(dataset: str, question: str) -> list[Message]:
-    """The prompt for `question`: what comes before the last message is the same for all questions of a data set."""
-    system = [] if dataset == "tinyhop" else [{"role": "system", "content": INSTRUCTIONS}]
-    return [*system, {"role": "user", "content": question}]
+def messages(dataset: str, question: str, system: str | None = None) -> list[Message]:
+    """The prompt for `question`. Those of a published data set are all told the same; questions of one's own bring their
+    `system` message, or none."""
+    if dataset not in ("tinyhop", "rows") and not is_own(dataset):
+        system = INSTRUCTIONS
+    lead = [{"role": "system", "content": system}] if system else []
+    return [*lead, {"role": "user", "content": question}]
 
 
 def instructions(tools: Iterable[str]) -> str:

@@ -11,8 +11,10 @@ To add an environment: write one class in one file and give it a name in `ENVIRO
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
+from agent_r1 import own
 from agent_r1.env.base import INVALID, AgentEnv, BaseToolEnv, Outcome
 from agent_r1.env.hermes import HermesToolEnv
 from agent_r1.errors import ConfigError, nearest
@@ -27,19 +29,31 @@ ENVIRONMENTS: dict[str, Callable[[dict[str, BaseTool], EnvConfig], AgentEnv]] = 
 }
 
 
-def make_env(row: Row, tools: dict[str, BaseTool], config: EnvConfig) -> AgentEnv:
-    """A fresh environment for one episode of `row`, with all of `tools`, or with those that the row asks for."""
-    name = row["agent_name"]
+@cache
+def environment(name: str) -> Callable[[dict[str, BaseTool], EnvConfig], AgentEnv]:
+    """What makes environments of that name. Raises ConfigError where there is none, or where one's own keeps no contract."""
+    if own.is_own(name):
+        found = own.load(name, "env.name")
+        if not (isinstance(found, type) and issubclass(found, AgentEnv)):
+            raise ConfigError(f"env.name={name} is no environment; write a subclass of AgentEnv (agent_r1.env)")
+        return found
     if name not in ENVIRONMENTS:
         raise ConfigError(
-            f"unknown environment {name!r}{nearest(name, ENVIRONMENTS)}; choose from {', '.join(ENVIRONMENTS)}"
+            f"unknown environment {name!r}{nearest(name, ENVIRONMENTS)}; choose from {', '.join(ENVIRONMENTS)}, or name one of "
+            "your own as FILE.py:CLASS"
         )
+    return ENVIRONMENTS[name]
+
+
+def make_env(row: Row, tools: dict[str, BaseTool], config: EnvConfig) -> AgentEnv:
+    """A fresh environment for one episode of `row`, with all of `tools`, or with those that the row asks for."""
+    made = environment(row["agent_name"])
     wanted = (row.get("env_kwargs") or {}).get("tools") or list(tools)
     missing = [tool for tool in wanted if tool not in tools]
     if missing:
         raise ConfigError(f"the row asks for tool {missing[0]!r}; add it to env.tools (now: {', '.join(tools)})")
     shared: dict[Any, Any] = {}
     mine = {tool: tools[tool].for_episode(shared) for tool in wanted}
-    env = ENVIRONMENTS[name](mine, config)
+    env = made(mine, config)
     env.own_tools = [tool for key, tool in mine.items() if tool is not tools[key]]
     return env

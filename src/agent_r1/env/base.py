@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -73,6 +74,8 @@ class BaseToolEnv(AgentEnv):
         self.turns = self.tool_calls = self.invalid_in_a_row = 0
         self.final_turn: str | None = None
         """Text of the turn that ended the episode by the agent's own will."""
+        self.called: Counter[str] = Counter()
+        """Calls of each tool that succeeded."""
         self.titles: set[str] = set()
         """Titles of all passages that searches brought."""
 
@@ -85,6 +88,10 @@ class BaseToolEnv(AgentEnv):
     @abstractmethod
     def format_tool_response(self, calls: list[ToolCall], results: list[ToolResult]) -> list[Message]:
         """What the agent sees of the results."""
+
+    def calls_by_tool(self) -> dict[str, float]:
+        """How often each tool was called with success; nothing where there is only one."""
+        return {f"calls/{name}": float(self.called[name]) for name in self.tools} if len(self.tools) > 1 else {}
 
     def stop(self, text: str, calls: list[ToolCall]) -> StopReason | None:
         """How the agent ended the episode with this turn; None if it goes on. By default: it called nothing, so it has
@@ -119,6 +126,7 @@ class BaseToolEnv(AgentEnv):
         results = await asyncio.gather(*(call_tool(self.tools, call, *limits) for call in calls))
         reward = sum(self.process_reward(c, r) for c, r in zip(calls, results, strict=True))
         info = {"tool_calls": [_record(c, r) for c, r in zip(calls, results, strict=True)]}
+        self.called.update(c.name for c, r in zip(calls, results, strict=True) if r.ok)
         longest = 0
         for result in results:
             self.titles.update(result.data.get("titles", ()))

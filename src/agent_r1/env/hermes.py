@@ -17,9 +17,10 @@ import json
 import math
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from agent_r1.env.base import INVALID, BaseToolEnv, Outcome
+from agent_r1.reward.own import own_outcome
 from agent_r1.reward.qa import qa_outcome
 from agent_r1.settings import EnvConfig
 from agent_r1.tool.base import BaseTool, ToolCall, ToolResult
@@ -116,7 +117,11 @@ class HermesToolEnv(BaseToolEnv):
     def outcome(self, stop_reason: StopReason) -> Outcome:
         targets = list(self.row["reward_model"]["ground_truth"])
         last = (self.final_turn or "") if stop_reason is StopReason.ANSWERED else ""
-        reward, parts, metrics = qa_outcome(answer_of(last), is_well_formed(last), targets, self.config.format_penalty)
+        answer, closed, penalty = answer_of(last), is_well_formed(last), self.config.format_penalty
+        if self.config.reward:
+            return Outcome(*own_outcome(self.config.reward, answer, closed, self.row, penalty), self.calls_by_tool())
+        reward, parts, metrics = qa_outcome(answer, closed, targets, penalty)
+        metrics |= self.calls_by_tool()
         if (found := self.evidence()) is not None:
             metrics["evidence"] = found
             if self.config.evidence_reward:
@@ -130,6 +135,27 @@ class HermesToolEnv(BaseToolEnv):
         if supporting is None or not len(supporting):
             return None
         return len(self.titles & set(supporting)) / len(set(supporting))
+
+
+# ---------------------------------------------------------------------------------------------------- written turns
+
+
+def call(name: str, thought: str = "", /, **arguments: Any) -> str:
+    """A turn that calls a tool, as a demonstrator writes it."""
+    body = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+    return f"{_thought(thought)}<tool_call>\n{body}\n</tool_call>"
+
+
+def answer(text: object, thought: str = "") -> str:
+    """The last turn of an episode."""
+    return f"{_thought(thought)}<answer>{text}</answer>"
+
+
+def _thought(text: str) -> str:
+    return f"<think>{text or 'go on'}</think>"
+
+
+# ----------------------------------------------------------------------------------------------------- parsed calls
 
 
 def parse_call(body: str, closed: bool) -> ToolCall:

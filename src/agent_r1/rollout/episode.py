@@ -22,8 +22,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
+from agent_r1 import own
 from agent_r1.env import AgentEnv, Outcome, make_env
-from agent_r1.errors import AgentR1Error
+from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.failures import count_calls, refuse_failures
 from agent_r1.settings import EnvConfig, RolloutConfig
@@ -220,7 +221,18 @@ def make_loop(
     """The loop that a configuration describes; the same for cold start, training, verl and evaluation. A chat is one, too."""
     if tools:
         chat.check_tools()
-    return AgentEnvLoop(policy, chat, Limits.of(rollout, env), lambda row: make_env(row, tools, env))
+    flow = flow_of(rollout.flow) if rollout.flow else AgentEnvLoop
+    return flow(policy, chat, Limits.of(rollout, env), lambda row: make_env(row, tools, env))
+
+
+def flow_of(name: str) -> type[AgentFlowBase]:
+    """A flow of one's own. It is made with the same four arguments as `AgentEnvLoop`. Raises ConfigError where it is none."""
+    found = own.load(name, "rollout.flow")
+    if not (isinstance(found, type) and issubclass(found, AgentFlowBase)):
+        raise ConfigError(
+            f"rollout.flow={name} is no flow; write a subclass of AgentFlowBase (agent_r1.rollout.episode)"
+        )
+    return found
 
 
 def derive_seed(*parts: int | str) -> int:

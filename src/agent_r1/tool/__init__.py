@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Mapping
 from typing import Any
 
+from agent_r1 import own
 from agent_r1.errors import ConfigError, nearest
 from agent_r1.tool.base import (
     BaseTool,
@@ -59,15 +60,18 @@ def make_tools(
     servers, tools, asked = servers or {}, {}, {}
     for name in names:
         server, _, wanted = name.partition(".")
-        if server in servers:
+        if own.is_own(name):
+            found = [_own_tool(name)]
+        elif server in servers:
+            own.check_said(servers[server], f"env.mcp.{server}")
             found = mcp_tools(server, servers[server], wanted, server in own_sessions)
         elif name in TOOLS:
             found = [TOOLS[name](**resources)]
         else:
             known = sorted([*TOOLS, *servers])
             raise ConfigError(
-                f"unknown tool {name!r}{nearest(name, known)}; choose from {', '.join(known)}, or say what MCP server it is: "
-                f"env.mcp.{server}=COMMAND"
+                f"unknown tool {name!r}{nearest(name, known)}; choose from {', '.join(known)}, name one of your own as "
+                f"FILE.py:NAME, or say what MCP server it is: env.mcp.{server}=COMMAND"
             )
         for one in found:
             if one.name in tools:
@@ -76,3 +80,13 @@ def make_tools(
                 )
             tools[one.name], asked[one.name] = one, name
     return tools
+
+
+def _own_tool(name: str) -> BaseTool:
+    found = own.load(name, "env.tools")
+    if isinstance(found, type) and issubclass(found, BaseTool):
+        found = found()
+    if not isinstance(found, BaseTool):
+        hint = "decorate it with @tool" if callable(found) else "write a function with @tool, or a BaseTool"
+        raise ConfigError(f"env.tools: {name} is a {type(found).__name__} and no tool; {hint} (agent_r1.tool)")
+    return found

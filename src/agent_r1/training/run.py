@@ -15,6 +15,7 @@ weights and the curve that the run would have had without the interruption.
 from __future__ import annotations
 
 import dataclasses
+import json
 import signal
 import time
 from collections.abc import Iterator
@@ -23,8 +24,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agent_r1 import hub
-from agent_r1.config import Config, fingerprint, from_yaml, to_yaml, what_counts
+from agent_r1 import hub, own
+from agent_r1.config import Config, fingerprint, from_yaml, own_names, to_yaml, what_counts
 from agent_r1.device import resolve_device
 from agent_r1.errors import AgentR1Error
 from agent_r1.files import locked, write_whole
@@ -62,6 +63,11 @@ class RunDir:
         return self.path / "config.yaml"
 
     @property
+    def code(self) -> Path:
+        """Hashes of the code of one's own that the run was started with, if any."""
+        return self.path / "code.json"
+
+    @property
     def metrics(self) -> MetricsFile:
         return MetricsFile(self.path / "metrics.jsonl")
 
@@ -90,6 +96,8 @@ def open_run(run: RunDir, config: Config, resume: bool) -> None:
     try:
         (run.path / "rollouts").mkdir(parents=True, exist_ok=True)
         write_whole(run.config, to_yaml(config))
+        if code := own.code_hashes(own_names(config)):
+            write_whole(run.code, json.dumps(code, indent=2) + "\n")
     except OSError as error:
         raise AgentR1Error(
             f"cannot write to {run.path} ({error.strerror}); free space, or set AGENT_R1_HOME to a folder of yours"
@@ -105,6 +113,12 @@ def check_same_settings(run: RunDir, config: Config) -> None:
         raise AgentR1Error(
             f"{run.path} was started with other settings ({_first_difference(saved, config)}); choose another name with "
             "--run NAME, or delete the folder"
+        )
+    then, now = json.loads(run.code.read_text()) if run.code.exists() else {}, own.code_hashes(own_names(config))
+    if changed := sorted(name for name in {*then, *now} if then.get(name) != now.get(name)):
+        raise AgentR1Error(
+            f"{', '.join(changed)} changed since {run.path} was started; undo that, choose another name with --run NAME, or delete "
+            "the folder"
         )
 
 

@@ -16,7 +16,8 @@ import torch
 from verl.experimental.agent_loop import AgentLoopBase, AgentLoopOutput
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics
 
-from agent_r1.config import Config, from_yaml
+from agent_r1 import own
+from agent_r1.config import Config, all_code, from_yaml
 from agent_r1.errors import AgentR1Error
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.episode import Task, derive_seed, make_loop
@@ -150,5 +151,6 @@ def row_output(row: TrainingRow, trajectory: Trajectory, metrics: AgentLoopMetri
 def _shared(run: str, model: str) -> tuple[Config, ChatFormat, dict[str, BaseTool]]:
     """What all episodes of this process share: the index is read once."""
     config = from_yaml(Path(run) / "config.yaml")
+    own.say(all_code(config))  # the process that started this one has written that file, and the user named them there
     note = Path(run) / "verl" / "note.txt"  # launch.py shows it
     return config, load_chat(Path(model)), load_tools(config, note.write_text)

@@ -1,0 +1,161 @@
+"""Questions of one's own: a file of them, a folder with train, val and test, or a function that makes them.
+
+In: `data.source`, or the function that `data.name` names. Out: `Question`s by split. Next: `build.py` makes rows of them.
+
+    {"question": "What is 6 * 7?", "answer": "42"}                                          a line of a JSONL file
+    {"question": "...", "answer": ["42", "forty-two"], "metadata": {"level": 1},
+     "kind": "easy", "system": "You are ...", "tools": ["calculator"],
+     "passages": [{"title": "Six", "text": "Six is a number."}]}                            all that it may say
+
+A parquet file has the same names as columns.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pydantic import BaseModel, BeforeValidator, ConfigDict
+
+from agent_r1 import own
+from agent_r1.data.published import Text, checked, from_file
+from agent_r1.data.rows import Passage
+from agent_r1.errors import AgentR1Error, ConfigError, first_line
+from agent_r1.settings import DataConfig
+
+FORM = '{"question": "What is 6 * 7?", "answer": "42"}'
+SPLITS = ("train", "val", "test")
+
+
+class Titled(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    title: str
+    text: str
+
+
+class Question(BaseModel):
+    """One question. A key that is not here is refused: what the environment is to know goes into `metadata`."""
+
+    model_config = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
+    question: Text
+    answer: Annotated[list[Text], BeforeValidator(lambda value: value if isinstance(value, list) else [value])] = []
+    """Any of these is right. Left out where an environment or a reward of one's own does the scoring."""
+    metadata: dict[str, Any] = {}
+    """For environment and reward, not for the agent."""
+    kind: Text | None = None
+    """Evaluations report each kind by itself."""
+    system: Text | None = None
+    tools: list[Text] | None = None
+    passages: list[Titled] = []
+    """Those of all questions are the corpus, unless `data.corpus` is a file."""
+
+    def extra(self) -> dict[str, Any]:
+        """What stands in the row beside question and answers. Parquet cannot hold an object without keys."""
+        return {key: value for key, value in (("kind", self.kind), ("metadata", self.metadata)) if value}
+
+
+def source_files(config: DataConfig) -> dict[str, Path]:
+    """The files that `data.source` names: one for `all` splits, or those of each in a folder; none where a function makes the
+    questions. Raises AgentR1Error where they are missing."""
+    if own.is_own(config.name):
+        return {}
+    source = Path(config.source)
+    if not source.exists():
+        raise AgentR1Error(
+            f"data.source={source} does not exist; give a JSONL or parquet file, one question a line: {FORM}"
+        )
+    return {split: _file(source, split) for split in SPLITS} if source.is_dir() else {"all": source}
+
+
+def _file(folder: Path, split: str) -> Path:
+    for ending in ("jsonl", "parquet"):
+        if (path := folder / f"{split}.{ending}").is_file():
+            return path
+    raise AgentR1Error(f"{folder} has no {split}.jsonl or {split}.parquet; a single file is dealt out to the splits")
+
+
+def splits_of(config: DataConfig, seed: int, skipped: list[str]) -> dict[str, list[Question]]:
+    """The questions of each split; those that are left out are named in `skipped`.
+
+    Raises AgentR1Error naming the line that is no question; ConfigError where there are fewer than wanted.
+    """
+    wanted = {split: getattr(config, split) for split in SPLITS}
+    if own.is_own(config.name):
+        return {split: _made(config.name, seed, split, count) for split, count in wanted.items()}
+    asked: dict[str, str] = {}
+    found = {name: read(path, config.skip_bad, skipped, asked) for name, path in source_files(config).items()}
+    if "all" in found:
+        return _dealt(found["all"], wanted, seed, config.source)
+    for split, count in wanted.items():
+        if count > len(found[split]):
+            raise ConfigError(f"{config.source} has {len(found[split])} questions in {split}, and data.{split}={count}")
+    return {split: found[split][: count or None] for split, count in wanted.items()}
+
+
+def read(path: Path, skip_bad: bool, skipped: list[str], asked: dict[str, str]) -> list[Question]:
+    """The questions of a file; `asked` holds those that were read before, which may not come again."""
+
+    def parse(value: tuple[str, Any]) -> Question:
+        place, record = value
+        if isinstance(record, ValueError):
+            raise record
+        question = Question.model_validate(record)
+        if question.question in asked:
+            raise ValueError(f"the same question as {asked[question.question]}")
+        asked[question.question] = f"{path.name}, {place}"
+        return question
+
+    values = _parquet(path) if path.suffix == ".parquet" else from_file(path)
+    try:
+        return list(checked(((place, (place, v)) for place, v in values), parse, str(path), skip_bad, skipped))
+    except AgentR1Error as error:
+        raise AgentR1Error(f"{error} A question is a line such as {FORM}") from None
+
+
+def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
+    try:
+        values = pq.read_table(path).to_pylist()
+    except (pa.ArrowException, OSError) as error:
+        raise AgentR1Error(f"{path} cannot be read as parquet ({first_line(error)}); write it again") from None
+    for number, value in enumerate(values, 1):
+        yield f"row {number}", {key: item for key, item in value.items() if item is not None}
+
+
+def _dealt(questions: list[Question], wanted: dict[str, int], seed: int, source: str) -> dict[str, list[Question]]:
+    """One file's questions, dealt out without overlap."""
+    total = sum(wanted.values())
+    if total > len(questions):
+        said = ", ".join(f"data.{split}={count}" for split, count in wanted.items())
+        raise ConfigError(f"{source} has {len(questions)} questions and {said} take {total}; lower them")
+    drawn = iter(random.Random(f"{seed}/own").sample(questions, total))
+    return {split: [next(drawn) for _ in range(count)] for split, count in wanted.items()}
+
+
+def _made(name: str, seed: int, split: str, count: int) -> list[Question]:
+    """`questions(split, count, rng)` of one's own, asked for one split."""
+    make = own.load(name, "data.name")
+    if not callable(make):
+        raise ConfigError(
+            f"data.name={name} is no function; write `def questions(split, count, rng)`, which yields {FORM}"
+        )
+    try:
+        found = [Question.model_validate(value) for value in make(split, count, random.Random(f"{seed}/{split}"))]
+    except Exception as error:
+        raise ConfigError(
+            f"data.name={name}, {split}: {own.where(error)}{type(error).__name__}: {' '.join(str(error).split())}; a question "
+            f"is {FORM}"
+        ) from error
+    if len(found) < max(count, 1):
+        raise ConfigError(f"data.name={name} made {len(found)} questions for {split}, and data.{split}={count}")
+    return found
+
+
+def passages(splits: dict[str, list[Question]]) -> Iterator[Passage]:
+    """The passages of all questions, each once."""
+    every = (p for questions in splits.values() for q in questions for p in q.passages)
+    for number, (title, text) in enumerate(dict.fromkeys((p.title, p.text) for p in every)):
+        yield Passage(str(number), title, text)

@@ -1,0 +1,157 @@
+"""The agent played by hand: what a model would read, turn by turn, which tokens it would be trained on, and what it earns.
+
+In: a configuration and a person. Out: one episode of the loop that all agents run in, shown while it happens. Next: whatever
+the person mends in the task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shlex
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from agent_r1.env.hermes import answer, call
+from agent_r1.errors import AgentR1Error, ConfigError, nearest
+from agent_r1.inspect.tokens import token_table, token_text
+from agent_r1.rollout.chat_format import ChatFormat
+from agent_r1.rollout.episode import AgentEnvLoop, Limits, Task
+from agent_r1.rollout.rows import trajectory_rows
+from agent_r1.settings import EnvConfig, RolloutConfig
+from agent_r1.tool import BaseTool, ToolCall, call_tool
+from agent_r1.types import Generation, Observation, Row, Sampling, Step, StepResult
+from agent_r1.ui import clean, console
+
+HELP = """Write a turn as the agent would: text, with <tool_call> and <answer> tags. Or shorter:
+  calculate left=6 operation=* right=7     a call
+  = 42                                     an answer
+An empty line or Ctrl-D gives up."""
+
+
+class _ByHand(AgentEnvLoop):
+    """The episode loop with a person as its policy."""
+
+    on_token = None
+
+    def __init__(self, chat: ChatFormat, limits: Limits, make_env, tools: dict[str, BaseTool], read: Callable[[], str]):
+        super().__init__(self, chat, limits, make_env)
+        self.tools, self.read = tools, read
+
+    def observe(self, steps: list[Step], observation: Observation) -> list[int]:
+        ids = super().observe(steps, observation)
+        seen = len(steps[-1].observation_ids) + len(steps[-1].action_ids) if steps else 0
+        new = ids if observation.rewrite else ids[seen:]
+        console.print(f"\n[bold]The agent reads[/] {len(new)} tokens (mask 0), {len(ids)} in all:")
+        console.print(Text(clean(self.chat.decode(new)), style="bright_black"))
+        return ids
+
+    async def generate(self, prompt_ids: list[int], sampling: Sampling, session: str | None = None) -> Generation:
+        line = await asyncio.to_thread(self.read)
+        if not line.strip():
+            raise EOFError
+        text = expand(line, self.tools)
+        ids = [*self.chat.encode_trusted(text), self.chat.turn_end_id]
+        cut = ids[: sampling.max_tokens]
+        console.print(f"[bold]You wrote[/] {len(ids)} tokens (mask 1) of at most {sampling.max_tokens}:")
+        console.print(Text(clean(self.chat.decode(cut)), style="black on bright_cyan"))
+        return Generation(cut, [0.0] * len(cut), "stop" if len(cut) == len(ids) else "length")
+
+    def release(self, session: str) -> None:
+        """Nothing is kept."""
+
+    def on_result(self, result: StepResult) -> None:
+        for made in result.info.get("tool_calls", ()):
+            said = "ok" if made["ok"] else made["error"]
+            console.print(f"{made['name']}: {said}, {1000 * made['seconds']:.1f} ms", markup=False)
+        if result.reward:
+            console.print(f"reward of this step: {result.reward:+.3f}")
+
+
+def expand(line: str, tools: dict[str, BaseTool]) -> str:
+    """What the person meant: a turn as it is, an answer (`= ...`), or a call (`NAME key=value ...`)."""
+    line = line.strip()
+    if line.startswith("="):
+        return answer(line[1:].strip())
+    name, _, rest = line.partition(" ")
+    if name not in tools:
+        return line
+    try:
+        words = shlex.split(rest)
+    except ValueError:
+        return line
+    arguments = dict(word.split("=", 1) for word in words if "=" in word)
+    return call(name, **{key: _value(value) for key, value in arguments.items()})
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def play_by_hand(
+    row: Row,
+    chat: ChatFormat,
+    tools: dict[str, BaseTool],
+    rollout: RolloutConfig,
+    env: EnvConfig,
+    make_env,
+    table: bool,
+) -> None:
+    """One episode. Raises AgentR1Error where the person gave up before it was over."""
+    console.print(HELP)
+
+    def read() -> str:
+        console.print("\n[bold]your turn>[/] ", end="")
+        return sys.stdin.readline()
+
+    loop = _ByHand(chat, Limits.of(rollout, env), make_env, tools, read)
+    try:
+        trajectory = asyncio.run(loop.run(Task(row, "by hand", "by hand"), Sampling(rollout.max_tokens_per_turn)))
+    except EOFError:
+        raise AgentR1Error("given up before the episode was over") from None
+    parts = ", ".join(f"{name} {value:+.3f}" for name, value in trajectory.reward_parts.items())
+    expected = ", ".join(map(str, row["reward_model"]["ground_truth"])) or "nothing"
+    said = trajectory.error or f"expected {expected}"
+    console.print(f"\nThe episode is over: {trajectory.stop_reason}, {said}.", markup=False)
+    console.print(f"reward {trajectory.reward:+.3f}{f' ({parts})' if parts else ''}", markup=False)
+    for one in trajectory_rows(trajectory, 0):
+        shown = vars(one) | {"tokens": [chat.decode([i]) for i in one.input_ids]}
+        console.print(f"\nWhat would be trained on: {sum(one.action_mask)} of {len(one.input_ids)} tokens")
+        console.print(token_table(shown) if table else token_text(shown))
+
+
+# -------------------------------------------------------------------------------------------------------------- tools
+
+
+def show_tools(tools: dict[str, BaseTool]) -> None:
+    """Name, arguments and description of each."""
+    table = Table(box=None, header_style="bold")
+    for column in ("tool", "arguments", "what the agent is told"):
+        table.add_column(column)
+    for tool in tools.values():
+        table.add_row(tool.name, ", ".join(tool.parameters.get("properties", {})), Text(clean(tool.description)))
+    console.print(table)
+
+
+def call_by_hand(tools: dict[str, BaseTool], words: list[str], env: EnvConfig) -> bool:
+    """`NAME key=value ...`: what the agent would read; whether the call succeeded. Raises ConfigError for an unknown tool."""
+    name, *rest = words
+    if name not in tools:
+        raise ConfigError(
+            f"there is no tool {name!r}{nearest(name, tools)}; the preset has {', '.join(tools) or 'none'}"
+        )
+    bad = [word for word in rest if "=" not in word]
+    if bad:
+        raise ConfigError(f"--call {name}: {bad[0]!r} is not of the form argument=value")
+    arguments = {key: _value(value) for key, value in (word.split("=", 1) for word in rest)}
+    result = asyncio.run(call_tool(tools, ToolCall(name, arguments), env.tool_timeout_s, env.tool_max_chars))
+    console.print(clean(result.content), markup=False)
+    console.print(f"{'ok' if result.ok else result.error}, {1000 * result.seconds:.1f} ms", style="bright_black")
+    return result.ok

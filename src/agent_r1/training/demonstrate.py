@@ -1,0 +1,248 @@
+"""Demonstrations of one's own task: played by a function, or recorded by somebody.
+
+In: a function from a row and the conversation so far to the agent's next turn, or a file of recorded conversations. Out:
+training rows for `cold_start.clone`, and the tokenizer that their texts give. Next: `cold_start.py`.
+
+    def demonstrate(row, history, rng):
+        if history[-1]["role"] != "tool":
+            return call("calculator", expression=row["prompt"][-1]["content"])
+        return answer(history[-1]["content"])
+
+It may be wrong now and then, on purpose: RL learns from the difference between its better and its worse turns, and a clone
+of a perfect player shows none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import random
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from agent_r1 import own
+from agent_r1.env import make_env
+from agent_r1.errors import AgentR1Error, ConfigError
+from agent_r1.rollout.chat_format import ChatFormat
+from agent_r1.rollout.episode import AgentEnvLoop, AgentFlowBase, Limits, Task, derive_seed, run_episodes
+from agent_r1.rollout.rows import TrainingRow, trajectory_rows
+from agent_r1.settings import EnvConfig, RolloutConfig
+from agent_r1.tool import BaseTool
+from agent_r1.training.other_names import NAME
+from agent_r1.training.tiny_model import train_tokenizer
+from agent_r1.types import Generation, Message, Observation, Row, Sampling, Step, StopReason, Trajectory
+
+Demonstrate = Callable[..., str]
+"""(row, history) or (row, history, rng) -> the agent's next turn as text, tags included."""
+
+FORM = '{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "<answer>...</answer>"}]}'
+"""One line of recorded demonstrations."""
+
+
+@dataclass(frozen=True)
+class Episode:
+    """One demonstration as messages."""
+
+    messages: list[Message]
+    tools: list[dict[str, Any]] | None
+    """Schemas of the tools that the agent was offered."""
+    score: float | None = None
+    """What the environment gave it; None where it was recorded elsewhere."""
+
+
+# ---------------------------------------------------------------------------------------------------------- played
+
+
+class _Played(AgentEnvLoop):
+    """One episode of the loop that all agents run in. The function is its policy."""
+
+    on_token = None
+
+    def __init__(
+        self, demonstrate: Demonstrate, chat: ChatFormat, limits: Limits, env_of, row: Row, rng: random.Random
+    ):
+        super().__init__(self, chat, limits, env_of)
+        self.demonstrate, self.row, self.rng = demonstrate, row, rng
+        self.takes_rng = len(inspect.signature(demonstrate).parameters) > 2
+        self.history: list[Message] = []
+        self.tools: list[dict[str, Any]] | None = None
+
+    def observe(self, steps: list[Step], observation: Observation) -> list[int]:
+        self.history += observation.messages
+        self.tools = self.tools if steps else observation.tools
+        return super().observe(steps, observation)
+
+    async def generate(self, prompt_ids: list[int], sampling: Sampling, session: str | None = None) -> Generation:
+        rest = (self.rng,) if self.takes_rng else ()
+        try:
+            text = self.demonstrate(self.row, list(self.history), *rest)
+        except Exception as error:
+            asked = self.row["prompt"][-1]["content"]
+            raise ConfigError(
+                f"the demonstrator failed on {asked[:80]!r}: {own.where(error)}{type(error).__name__}: {error}"
+            ) from error
+        if not isinstance(text, str) or not text.strip():
+            raise ConfigError(
+                f"the demonstrator returned {text!r} on {self.row['prompt'][-1]['content'][:80]!r}; it returns the agent's next "
+                "turn as text, such as call('search', query='...') or answer('...')"
+            )
+        self.history.append({"role": "assistant", "content": text})
+        ids = [*self.chat.encode_trusted(text), self.chat.turn_end_id]
+        return Generation(ids, [0.0] * len(ids), "stop")
+
+    def release(self, session: str) -> None:
+        """Nothing is kept."""
+
+
+def demonstrator_of(name: str) -> Demonstrate:
+    """The function of that name. Raises ConfigError where it is none."""
+    found = own.load(name, "cold_start.demonstrator")
+    if not callable(found) or not 2 <= len(inspect.signature(found).parameters) <= 3:
+        raise ConfigError(
+            f"cold_start.demonstrator={name} is no demonstrator; write `def demonstrate(row, history, rng)`, which returns the "
+            "agent's next turn"
+        )
+    return found
+
+
+class _Plays(AgentFlowBase):
+    """A flow whose every episode has a player of its own."""
+
+    def __init__(self, demonstrate: Demonstrate, chat: ChatFormat, limits: Limits, env_of, seed: int):
+        super().__init__(None, chat, limits)
+        self.demonstrate, self.env_of, self.seed = demonstrate, env_of, seed
+        self.played: dict[str, _Played] = {}
+
+    async def run(self, task: Task, sampling: Sampling) -> Trajectory:
+        rng = random.Random(derive_seed(self.seed, task.session))
+        player = _Played(self.demonstrate, self.chat, self.limits, self.env_of, task.row, rng)
+        self.played[task.session] = player
+        return await player.run(task, sampling)
+
+
+def play(
+    name: str, rows: list[Row], tools: dict[str, BaseTool], rollout: RolloutConfig, env: EnvConfig, seed: int
+) -> list[Episode]:
+    """One episode of each row by the function of that name, in the real environment with its real tools.
+
+    Raises ConfigError where the function fails, or where most episodes end without an answer.
+    """
+    demonstrate = demonstrator_of(name)
+    # No tokenizer has been trained yet: a byte is a token, and the limits of a context do not hold.
+    chat = ChatFormat(train_tokenizer([], 512))
+    limits = replace(Limits.of(rollout, env), max_tokens_per_turn=10**6, max_context=10**7)
+    flow = _Plays(demonstrate, chat, limits, lambda row: make_env(row, tools, env), seed)
+    tasks = [Task(row, str(i), f"demonstration-{i}") for i, row in enumerate(rows)]
+    trajectories = asyncio.run(run_episodes(flow, tasks, Sampling(max_tokens=10**6), at_once=rollout.slots))
+    unfinished = [t.stop_reason for t in trajectories if t.stop_reason is not StopReason.ANSWERED]
+    if 2 * len(unfinished) > len(trajectories):
+        raise ConfigError(
+            f"{len(unfinished)} of {len(trajectories)} demonstrations ended without an answer ({unfinished[0]}); the demonstrator "
+            f"must come to one within env.max_turns={env.max_turns} turns"
+        )
+    players = [flow.played[task.session] for task in tasks]
+    return [Episode(p.history, p.tools, t.score) for p, t in zip(players, trajectories, strict=True)]
+
+
+# -------------------------------------------------------------------------------------------------------- recorded
+
+
+def read_episodes(path: Path, tools: dict[str, BaseTool]) -> list[Episode]:
+    """Recorded demonstrations, a line each (FORM); `tools` may stand beside `messages`, and are the configured ones otherwise.
+    Calls may be text or OpenAI's `tool_calls`. Raises AgentR1Error naming the line."""
+    offered = [tool.schema() for tool in tools.values()]
+    episodes = []
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise AgentR1Error(f"cold_start.episodes={path} cannot be read ({error})") from None
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+            messages = [_message(m) for m in record["messages"]]
+        except (ValueError, KeyError, TypeError) as error:
+            raise AgentR1Error(f"{path}, line {number}: {type(error).__name__} {error}; one line is {FORM}") from None
+        if "assistant" not in [m["role"] for m in messages[1:]] or messages[0]["role"] == "assistant":
+            raise AgentR1Error(f"{path}, line {number}: no turn of the agent's behind a user's; one line is {FORM}")
+        episodes.append(Episode(messages, record.get("tools") or offered or None))
+    if not episodes:
+        raise AgentR1Error(f"{path} holds no demonstrations; one line is {FORM}")
+    return episodes
+
+
+def _message(message: dict[str, Any]) -> Message:
+    role, content = message["role"], message.get("content") or ""
+    if role not in ("system", "user", "assistant", "tool") or not isinstance(content, str):
+        raise ValueError(f"a message of role {role!r} with content {content!r:.60}")
+    for item in message.get("tool_calls") or []:
+        function = item.get("function", item)
+        arguments = function["arguments"]
+        body = {
+            "name": function["name"],
+            "arguments": json.loads(arguments) if isinstance(arguments, str) else arguments,
+        }
+        content += f"<tool_call>\n{json.dumps(body, ensure_ascii=False)}\n</tool_call>"
+    return {"role": role, "content": content}
+
+
+# ------------------------------------------------------------------------------------------------ what is learnt from
+
+
+def texts_of(episodes: list[Episode]) -> Iterator[str]:
+    """What the tokenizer is trained on: the task's own words. Digits and names are set apart (`tiny_model.py` says why): a number
+    or a name that the model has not met must be spelt like those that it has."""
+    names: set[str] = set()
+    for episode in episodes:
+        offered = ", ".join((t.get("function") or t)["name"] for t in episode.tools or [])
+        for text in (f"system\ntools: {offered}", *(f"{m['role']}\n{m['content']}" for m in episode.messages)):
+            names.update(NAME.findall(text))
+            yield from filter(None, re.split(r"(\d)|<[a-z_/]+>|\0", NAME.sub("\0", text)))
+    for _ in range(20):  # often enough that the names are not the first to be left without a token
+        yield from sorted(names)
+
+
+def sequences(episodes: list[Episode], chat: ChatFormat, max_context: int) -> list[TrainingRow]:
+    """Their training rows: the loss is on the agent's turns, and whatever tools and users said is only read.
+
+    Raises ConfigError where most are longer than `max_context`.
+    """
+    found = [row for i, e in enumerate(episodes) for row in trajectory_rows(_trajectory(e, chat), i)]
+    fitting = [row for row in found if len(row.input_ids) <= max_context]
+    if 2 * len(fitting) <= len(found):
+        longest = max(len(row.input_ids) for row in found)
+        raise ConfigError(
+            f"{len(found) - len(fitting)} of {len(found)} demonstrations are longer than rollout.max_context={max_context} tokens "
+            f"(the longest has {longest}); raise it and model.max_position, or cut what the tools return (env.tool_max_chars)"
+        )
+    return fitting
+
+
+def _trajectory(episode: Episode, chat: ChatFormat) -> Trajectory:
+    steps: list[Step] = []
+    start = 0
+    for i, message in enumerate(episode.messages):
+        if message["role"] != "assistant":
+            continue
+        since = episode.messages[start:i]
+        if steps:
+            last = steps[-1]
+            ids = last.observation_ids + last.action_ids + chat.continuation_ids(since, closed=True)
+        else:
+            ids = chat.prompt_ids(since, episode.tools)
+        action = [*chat.encode_trusted(message["content"]), chat.turn_end_id]
+        steps.append(Step(ids, action, [0.0] * len(action)))
+        start = i + 1
+    return Trajectory(steps, "", StopReason.ANSWERED, {})
+
+
+def said_of(episodes: list[Episode]) -> str:
+    """How well they were played, in words."""
+    scores = [e.score for e in episodes if e.score is not None]
+    return f"{len(episodes)} demonstrations" + (f", which score {fmean(scores):.2f}" if scores else "")

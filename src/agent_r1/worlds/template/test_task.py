@@ -1,0 +1,30 @@
+"""`python -m pytest` in this folder. The demonstrator plays a few questions in the real environment."""
+
+import json
+from pathlib import Path
+
+from demonstrator import demonstrate
+from tool import calculate
+
+HERE = Path(__file__).parent
+
+
+def test_the_tool():
+    assert calculate(6, "*", 7) == "42"
+
+
+def test_a_demonstrator_that_never_stops_early_is_always_right():
+    class Patient:
+        def random(self):
+            return 1.0
+
+    for line in (HERE / "questions.jsonl").read_text().splitlines()[:50]:
+        question = json.loads(line)
+        row, history = {"prompt": [{"role": "user", "content": question["question"]}]}, []
+        for _ in range(3):
+            turn = demonstrate(row, history, Patient())
+            if "<answer>" in turn:
+                break
+            call = json.loads(turn.split("<tool_call>")[1].split("</tool_call>")[0])
+            history.append({"role": "tool", "content": calculate(**call["arguments"])})
+        assert f"<answer>{question['answer']}</answer>" in turn

@@ -1,0 +1,136 @@
+"""Demonstrations of one's own, played and recorded: what the model learns from is what the agent will see."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from conftest import question_row
+
+from agent_r1 import own
+from agent_r1.config import load_config
+from agent_r1.env import hermes
+from agent_r1.errors import AgentR1Error, ConfigError
+from agent_r1.rollout.chat_format import ChatFormat
+from agent_r1.tool import tool
+from agent_r1.training import demonstrate as d
+from agent_r1.training.tiny_model import train_tokenizer
+
+CONFIG = load_config("smoke", ["env.tools=[]"])
+
+
+@tool
+def double(x: int) -> str:
+    """Double a number.
+
+    Args:
+        x: The number.
+    """
+    return str(2 * x)
+
+
+def played(monkeypatch, function, rows):
+    monkeypatch.setattr(d.own, "load", lambda name, setting: function)
+    return d.play("f.py:f", rows, {"double": double}, CONFIG.rollout, CONFIG.env, 0)
+
+
+def good(row, history, rng):
+    if history[-1]["role"] == "tool":
+        return hermes.answer(history[-1]["content"])
+    return hermes.call("double", "double it", x=int(row["prompt"][-1]["content"]))
+
+
+ROWS = [question_row(str(i), (str(2 * i),)) for i in range(40)]
+
+
+def test_what_is_learnt_from_are_the_players_turns_alone(monkeypatch):
+    episodes = played(monkeypatch, good, ROWS)
+    assert all(e.score == 1.0 for e in episodes) and d.said_of(episodes) == "40 demonstrations, which score 1.00"
+    chat = ChatFormat(train_tokenizer(d.texts_of(episodes), 400))
+    rows = d.sequences(episodes, chat, 320)
+    assert len(rows) == 40
+    row = rows[7]
+    actions = chat.decode([i for i, m in zip(row.input_ids, row.action_mask, strict=True) if m])
+    assert actions == (
+        '<think>double it</think><tool_call>\n{"name": "double", "arguments": {"x": 7}}\n</tool_call><|im_end|>'
+        "<think>go on</think><answer>14</answer><|im_end|>"
+    )
+    # The ids are those that the episode loop would show: prompt with the tools, then the continuation behind each turn.
+    messages, schema = episodes[7].messages, [double.schema()]
+    prompt = chat.prompt_ids([m for m in messages[:-3]], schema)
+    assert row.input_ids[: len(prompt)] == prompt
+    assert chat.decode(row.input_ids) == chat.tokenizer.apply_chat_template(messages, schema, tokenize=False).rstrip(
+        "\n"
+    )
+
+
+def test_every_digit_is_a_token_of_its_own(monkeypatch):
+    chat = ChatFormat(train_tokenizer(d.texts_of(played(monkeypatch, good, ROWS)), 400))
+    assert [chat.decode([i]) for i in chat.encode_data("907")] == ["9", "0", "7"]
+
+
+def test_the_same_seed_plays_the_same_episodes(monkeypatch):
+    def moody(row, history, rng):
+        return hermes.answer(rng.random())
+
+    assert played(monkeypatch, moody, ROWS[:3]) == played(monkeypatch, moody, ROWS[:3])
+
+
+@pytest.mark.parametrize(
+    ("function", "found"),
+    [(lambda row, history: None, "returned None"), (lambda row, history: 1 / 0, "ZeroDivisionError"),
+     (lambda row, history: hermes.call("double", x=1), "40 of 40 demonstrations ended without an answer (max_turns)"),
+     (lambda row: "x", "is no demonstrator"), ("a text", "is no demonstrator")],
+)  # fmt: skip
+def test_a_demonstrator_that_is_none(monkeypatch, function, found):
+    with pytest.raises(ConfigError) as refusal:
+        played(monkeypatch, function, ROWS)
+    assert found in str(refusal.value)
+
+
+def test_recorded_conversations_give_the_same_sequences(monkeypatch, tmp_path):
+    """... with calls as text or in OpenAI's form, which need not spell the thought."""
+    episodes = played(monkeypatch, good, ROWS)
+    chat = ChatFormat(train_tokenizer(d.texts_of(episodes), 400))
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"messages": e.messages}) + "\n" for e in episodes))
+    read = d.read_episodes(tmp_path / "a.jsonl", {"double": double})
+    assert [vars(r) for r in d.sequences(read, chat, 320)] == [vars(r) for r in d.sequences(episodes, chat, 320)]
+
+    call = {"id": "1", "type": "function", "function": {"name": "double", "arguments": '{"x": 7}'}}
+    messages = [m for m in episodes[7].messages[:-3]]
+    messages += [{"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "tool", "content": "14"}]
+    messages += [{"role": "assistant", "content": "<answer>14</answer>"}]
+    (tmp_path / "b.jsonl").write_text(json.dumps({"messages": messages, "tools": [double.schema()]}))
+    turn = d.read_episodes(tmp_path / "b.jsonl", {})[0].messages[-3]
+    assert turn == {"role": "assistant", "content": hermes.call("double", x=7).partition("</think>")[2]}
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [("", "holds no demonstrations"), ("{", "line 1: JSONDecodeError"), ('{"messages": 3}', "line 1: TypeError"),
+     ('{"messages": [{"role": "user", "content": "q"}]}', "line 1: no turn of the agent's"),
+     ('{"messages": [{"role": "human", "content": "q"}]}', "line 1: ValueError a message of role 'human'")],
+)  # fmt: skip
+def test_a_recording_that_is_none(tmp_path, text, found):
+    (tmp_path / "a.jsonl").write_text(text)
+    with pytest.raises(AgentR1Error) as refusal:
+        d.read_episodes(tmp_path / "a.jsonl", {})
+    assert found in str(refusal.value)
+    with pytest.raises(AgentR1Error, match="cannot be read"):
+        d.read_episodes(tmp_path / "gone.jsonl", {})
+
+
+def test_what_does_not_fit_is_left_out_and_most_of_it_refused(monkeypatch):
+    episodes = played(monkeypatch, good, ROWS)
+    chat = ChatFormat(train_tokenizer(d.texts_of(episodes), 400))
+    lengths = sorted(len(row.input_ids) for row in d.sequences(episodes, chat, 320))
+    limit = lengths[25]
+    assert len(d.sequences(episodes, chat, limit)) == sum(length <= limit for length in lengths)
+    with pytest.raises(ConfigError, match=f"longer than rollout.max_context={lengths[0] - 1}"):
+        d.sequences(episodes, chat, lengths[0] - 1)
+
+
+def test_own_is_asked_for_the_function(monkeypatch):
+    monkeypatch.setattr(own, "_said", set())
+    with pytest.raises(ConfigError, match="named by a run or a model, not by you"):
+        d.demonstrator_of("somewhere.py:f")

@@ -1,0 +1,201 @@
+"""Code of one's own: found by name, refused where it keeps no contract, never run because somebody else named it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from runs import main
+
+from agent_r1 import own
+from agent_r1.config import from_yaml, load_config, own_names, preset_title, to_yaml
+from agent_r1.env import environment
+from agent_r1.errors import ConfigError
+from agent_r1.reward.own import own_outcome
+from agent_r1.rollout.episode import flow_of
+from agent_r1.tool import make_tools
+from agent_r1.training.demonstrate import demonstrator_of
+from agent_r1.workspace import Workspace, check_own
+
+TOOL = '''
+from agent_r1.tool import tool
+
+@tool
+def double(x: int) -> str:
+    """Double a number.
+
+    Args:
+        x: The number.
+    """
+    return str(2 * x)
+
+def plain(x): return x
+NUMBER = 7
+'''
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Files of one's own, under module names that no other test has."""
+    monkeypatch.setattr(own, "_said", set())
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    before = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
+
+
+def said(folder, file: str, attribute: str, code: str) -> str:
+    (folder / file).write_text(code)
+    name = f"{folder / file}:{attribute}"
+    own.say([name])
+    return name
+
+
+def test_a_tool_is_offered_by_its_own_name(folder):
+    name = said(folder, "double_tool.py", "double", TOOL)
+    assert list(make_tools([name])) == ["double"]
+
+
+def test_files_of_one_folder_import_one_another_once(folder):
+    said(folder, "shared_part.py", "LIST", "LIST = []")
+    a = own.load(said(folder, "uses_part.py", "LIST", "from shared_part import LIST"), "env.name")
+    assert own.load(f"{folder / 'shared_part.py'}:LIST", "env.name") is a
+
+
+@pytest.mark.parametrize(
+    ("load", "attribute", "found"),
+    [(lambda n: make_tools([n]), "plain", "function and no tool; decorate it with @tool"),
+     (lambda n: make_tools([n]), "NUMBER", "int and no tool"),
+     (lambda n: make_tools([n]), "duoble", "has no 'duoble' (did you mean 'double'?)"),
+     (lambda n: make_tools([n, n]), "double", "both bring a tool called 'double'"),
+     (environment, "plain", "no environment; write"), (flow_of, "double", "no flow; write a subclass of AgentFlowBase"),
+     (demonstrator_of, "plain", "no demonstrator; write `def demonstrate(row, history, rng)`"),
+     (lambda n: own_outcome(n, "x", True, {}, 0.2), "NUMBER", "int; write `def reward(answer, row) -> float`")],
+)  # fmt: skip
+def test_what_keeps_no_contract_is_refused_with_what_is_wanted(folder, load, attribute, found):
+    name = said(folder, "wrong_contract.py", attribute, TOOL)
+    environment.cache_clear()
+    with pytest.raises(ConfigError) as refusal:
+        load(name)
+    assert found in str(refusal.value) and "wrong_contract.py" in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [("x = 1\ny = 1 / 0\n", "line 2: ZeroDivisionError"), ("x = (\n", "line 1: SyntaxError"),
+     ("import not_there_at_all\n", "line 1: ModuleNotFoundError"),
+     (TOOL.replace("x: int", "x"), "line 4: ConfigError: @tool double")],
+)  # fmt: skip
+def test_code_that_fails_is_named_with_its_line(folder, code, found):
+    name = said(folder, f"fails_{abs(hash(code))}.py", "double", code)
+    with pytest.raises(ConfigError) as refusal:
+        own.load(name, "env.tools")
+    assert found in str(refusal.value)
+
+
+def test_a_file_that_is_not_there_or_is_called_like_another_module(folder):
+    own.say([f"{folder}/gone.py:x"])
+    with pytest.raises(ConfigError, match="there is no file"):
+        own.load(f"{folder}/gone.py:x", "env.name")
+    with pytest.raises(ConfigError, match="another module is called 'random'; rename the file"):
+        own.load(said(folder, "random.py", "x", "x = 1"), "env.name")
+
+
+def test_only_what_the_user_named_is_imported(folder):
+    """A preset by file and an override speak for the user; the settings of a run speak for whoever made it."""
+    mark = folder / "was-run"
+    (folder / "hostile.py").write_text(f"open({str(mark)!r}, 'w')\n" + TOOL)
+    (folder / "mine.yaml").write_text("extends: smoke\nenv: {tools: ['hostile.py:double']}\n")
+    config = load_config(str(folder / "mine.yaml"))
+    name = f"{folder.resolve() / 'hostile.py'}:double"
+    assert own_names(config) == {name: "env.tools"}
+    (folder / "config.yaml").write_text(to_yaml(config))
+
+    own._said.clear()
+    theirs = from_yaml(folder / "config.yaml")
+    with pytest.raises(ConfigError, match="named by a run or a model, not by you"):
+        check_own(theirs)
+    assert not mark.exists()
+    load_config(str(folder / "mine.yaml"))
+    check_own(theirs)
+    assert mark.exists()
+
+
+def test_an_override_is_seen_from_the_working_directory_and_a_preset_from_its_own(folder, monkeypatch):
+    (folder / "sub").mkdir()
+    (folder / "sub" / "p.yaml").write_text(
+        "extends: laptop\ndata: {name: rows, source: q.jsonl}\nenv: {name: 'env.py:E'}"
+    )
+    (folder / "sub" / "q.jsonl").write_text("")
+    monkeypatch.chdir(folder)
+    config = load_config("sub/p.yaml", ["env.tools=[search,t.py:t,package.module:t]"])
+    sub = folder.resolve() / "sub"
+    assert config.env.name == f"{sub}/env.py:E" and config.data.source == str(sub / "q.jsonl")
+    assert config.env.tools == ["search", f"{folder.resolve()}/t.py:t", "package.module:t"]
+    assert config.trainer == load_config("laptop").trainer
+    assert preset_title(config.preset) == "p" and preset_title("/x/my-task/preset.yaml") == "my-task"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [("extends: b.yaml", "in a circle"), ("- 1", "holds no settings"), ("a: [", "cannot be read"),
+     ("extends: lapotp", "did you mean 'laptop'"), ("trainer: {stepz: 1}", "did you mean 'trainer.steps'")],
+)  # fmt: skip
+def test_a_preset_that_is_none(folder, text, found):
+    (folder / "a.yaml").write_text(text)
+    (folder / "b.yaml").write_text("extends: a.yaml")
+    with pytest.raises(ConfigError) as refusal:
+        load_config(str(folder / "a.yaml"))
+    assert found in str(refusal.value)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_config(str(folder / "not-there.yaml"))
+
+
+def test_a_changed_file_makes_new_things_and_an_unchanged_configuration_keeps_its_names(folder):
+    """... also where the change is in a file that the named one imports."""
+    (folder / "helper_of_env.py").write_text("X = 1")
+    (folder / "p.yaml").write_text("extends: smoke\nenv: {tools: ['t_hashed.py:double']}")
+    said(folder, "t_hashed.py", "double", "import helper_of_env\n" + TOOL)
+    before = Workspace.of(load_config(str(folder / "p.yaml")))
+    (folder / "helper_of_env.py").write_text("X = 2")
+    after = Workspace.of(load_config(str(folder / "p.yaml")))
+    assert before.data == after.data  # made by no code of the user's
+    assert set(own.code_hashes([f"{folder / 't_hashed.py'}:double"])) == {"t_hashed.py", "helper_of_env.py"}
+    assert own.code_hashes(["search", "hermes"]) == {}
+
+
+@pytest.mark.parametrize("returned", ["'much'", "float('nan')", "None"])
+def test_a_reward_is_a_finite_number(folder, returned):
+    name = said(folder, f"reward_{abs(hash(returned))}.py", "score", f"def score(answer, row): return {returned}")
+    with pytest.raises(ValueError, match="must be a finite number"):
+        own_outcome(name, "x", True, {}, 0.2)
+
+
+def test_a_reward_of_ones_own_is_paid_and_not_called_exact_match(folder):
+    name = said(folder, "reward_fine.py", "score", "def score(answer, row): return len(answer) / 10")
+    assert own_outcome(name, "abcde", True, {}, 0.2) == (0.5, {"answer": 0.5, "format": 0.0})
+    assert own_outcome(name, None, False, {}, 0.2) == (-0.2, {"answer": 0.0, "format": -0.2})
+
+
+def test_tools_by_hand(folder, capsys):
+    said(folder, "by_hand_tool.py", "double", TOOL)
+    (folder / "p.yaml").write_text("extends: smoke\nenv: {tools: ['by_hand_tool.py:double']}")
+    preset = f"--preset={folder / 'p.yaml'}"
+    assert main("tools", preset) == 0 and "Double a number." in capsys.readouterr().out
+    assert main("tools", preset, "--schema") == 0
+    assert json.loads(capsys.readouterr().out)[0]["function"]["name"] == "double"
+    assert main("tools", preset, "--call", "double", "x=21") == 0 and "42" in capsys.readouterr().out
+    assert main("tools", preset, "--call", "double", "x=one") == 1 and "error: double" in capsys.readouterr().out
+    assert main("tools", preset, "--call", "duoble", "x=1") == 2 and "did you mean 'double'" in capsys.readouterr().err
+
+
+def test_the_written_task_passes_its_own_test(tmp_path):
+    assert main("new", str(tmp_path / "my-task")) == 0
+    assert main("new", str(tmp_path / "my-task")) == 1  # nothing is overwritten
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path / "my-task")]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
