@@ -17,7 +17,7 @@ from agent_r1.reward.own import own_outcome
 from agent_r1.rollout.episode import flow_of
 from agent_r1.tool import make_tools
 from agent_r1.training.demonstrate import demonstrator_of
-from agent_r1.workspace import Workspace, check_own
+from agent_r1.workspace import Workspace, check_own, load_tools
 
 TOOL = '''
 from agent_r1.tool import tool
@@ -199,3 +199,13 @@ def test_the_written_task_passes_its_own_test(tmp_path):
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path / "my-task")]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
+
+
+def test_a_command_that_somebody_else_named_is_not_started(folder):
+    mark = folder / "started"
+    config = load_config("smoke", ["env.tools=[files]", f"env.mcp.files=touch {mark}"])
+    own._said.clear()
+    (folder / "config.yaml").write_text(to_yaml(config))
+    with pytest.raises(ConfigError, match="env.mcp.files=touch .* named by a run or a model, not by you"):
+        load_tools(from_yaml(folder / "config.yaml"))
+    assert not mark.exists()

@@ -186,6 +186,8 @@ def load_tools(config: Config, tell: Callable[[str], None] = say) -> dict[str, B
     if "search" in config.env.tools:
         searcher = Searcher(remote_index(config, tell) if config.search.url else load_index(config))
     env = config.env
+    for name, server in env.mcp.items():
+        own.check_said(server, f"env.mcp.{name}")  # it is a command, or an address that hears what the agent asks
     return make_tools(env.tools, env.mcp, env.mcp_per_episode, searcher=searcher, top_k=config.search.top_k)
 
 

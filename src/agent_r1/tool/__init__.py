@@ -63,7 +63,6 @@ def make_tools(
         if own.is_own(name):
             found = [_own_tool(name)]
         elif server in servers:
-            own.check_said(servers[server], f"env.mcp.{server}")
             found = mcp_tools(server, servers[server], wanted, server in own_sessions)
         elif name in TOOLS:
             found = [TOOLS[name](**resources)]

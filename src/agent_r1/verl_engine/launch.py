@@ -121,7 +121,9 @@ def prepare(run: RunDir, config: Config, model: Path, resume: Path | None) -> So
     (run.path / "logs").mkdir(exist_ok=True)
     write_questions(data / "train.parquet", config, sources.train)
     target, place = "agent_r1.verl_engine.agent_loop.AgentR1Loop", str(run.path.resolve())
-    loops = [{"name": name, "_target_": target, "env_name": name, "run": place} for name in {*ENVIRONMENTS, config.env.name}]
+    loops = [
+        {"name": name, "_target_": target, "env_name": name, "run": place} for name in {*ENVIRONMENTS, config.env.name}
+    ]
     OmegaConf.save(OmegaConf.create(loops), sources.folder / "agent_loops.yaml")
     return sources
 
