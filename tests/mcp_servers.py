@@ -136,6 +136,42 @@ def by_hand(kind: str, file: str) -> None:
         time.sleep(1)
 
 
+def with_sessions(sessions: set[str]):
+    """A server over HTTP of the protocol's first form, which knows its callers by `sessions` and 404s all others."""
+    from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            request = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            method, known = request.get("method"), self.headers.get("mcp-session-id") in sessions
+            result, status = {"tools": TOOLS[:1]}, 200 if known else 404
+            if method == "initialize":
+                sessions.add(str(len(sessions)))
+                info = {"name": "x", "version": "1"}
+                result, status = {"protocolVersion": "2025-06-18", "capabilities": {}, "serverInfo": info}, 200
+            elif method == "tools/call":
+                result = {"content": [{"type": "text", "text": "pid"}]}
+            elif "id" not in request:
+                status = 202
+            self.send_response(status)
+            body = json.dumps({"jsonrpc": "2.0", "id": request.get("id"), "result": result}).encode() * (status == 200)
+            for name, value in {"mcp-session-id": str(len(sessions) - 1), "content-type": "application/json"}.items():
+                self.send_header(name, value)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def do_GET(self):
+            self.send_error(405)
+
+        do_DELETE = do_GET
+
+        def log_message(self, *_):
+            pass
+
+    return ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+
+
 if __name__ == "__main__":
     if sys.argv[1] == "sdk":
         sdk_server([]).run("stdio")

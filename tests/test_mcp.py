@@ -156,7 +156,33 @@ def test_a_server_over_http_that_was_started_anew(port):
     tools["read"].session.close()
 
 
+def test_a_session_that_a_server_has_forgotten_is_opened_anew():
+    sessions: set[str] = set()
+    server = mcp_servers.with_sessions(sessions)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    tools = make_tools(["old"], {"old": f"http://127.0.0.1:{server.server_port}/mcp"})
+    assert ask(tools, "pid").ok and sessions == {"0"}
+    sessions.clear()
+    sessions.add("another")
+    assert ask(tools, "pid").ok and sessions == {"another", "1"}
+    tools["pid"].session.close()
+    server.shutdown()
+
+
 # -------------------------------------------------------------------------------------------------- it dies, it hangs
+
+
+def test_who_gives_up_while_a_server_starts_takes_it_from_nobody(opened):
+    tools = opened()
+    pid = int(ask(tools, "pid").content)
+    os.kill(pid, signal.SIGKILL)
+    assert gone(pid)
+
+    async def main():
+        return await asyncio.gather(*(call_tool(tools, ToolCall("pid"), seconds, 100) for seconds in (0.001, 30)))
+
+    hasty, patient = asyncio.run(main())
+    assert hasty.error is ToolErrorKind.TIME_OUT and patient.ok
 
 
 def test_a_server_that_dies_is_started_again_by_the_next_call(opened):
