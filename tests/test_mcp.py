@@ -306,13 +306,15 @@ def test_servers_are_named_in_the_settings():
         make_tools(["g"], config.env.mcp)
 
 
-def test_no_program_is_started_because_a_model_says_so(tmp_path):
+def test_no_program_is_started_because_a_model_says_so(tmp_path, monkeypatch):
     """A model's settings may come from anybody: who chats with it names its servers again."""
+    monkeypatch.chdir(tmp_path)
     settings = ["env.mcp.f=touch owned", "env.mcp_per_episode=[f]", "env.tools=[f]"]
     (tmp_path / "agent_r1.yaml").write_text(to_yaml(load_config("smoke", settings)))
     config = own_settings(tmp_path)
     with pytest.raises(ConfigError, match=r"unknown tool 'f'; .* say what MCP server it is: env.mcp.f=COMMAND"):
         load_tools(config)
+    assert not (tmp_path / "owned").exists()
     assert changed(config, settings[:1]).env.mcp == {"f": "touch owned"}
 
 
