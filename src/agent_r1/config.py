@@ -262,6 +262,13 @@ def _conflicts(config: Config) -> Iterator[str]:
         yield f"search.url={s.url!r} is no address; give one such as http://127.0.0.1:8100"
     if strangers := [name for name in e.mcp_per_episode if name not in e.mcp]:
         yield f"env.mcp_per_episode names {strangers[0]!r}, and env.mcp has {', '.join(e.mcp) or 'no servers'}"
+    if e.url and not re.fullmatch(r"https?://\S+", e.url):
+        yield f"env.url={e.url!r} is no address; give one such as http://127.0.0.1:8000"
+    if (e.name == "openenv") != (e.url is not None):
+        yield (
+            "env.name=openenv and env.url=http://... go together: the first says how to speak, the second with whom; "
+            f"here env.name={e.name} and env.url={e.url}"
+        )
     if e.call_reward * e.max_tool_calls >= 1:
         yield (
             f"env.call_reward={e.call_reward:g} pays {e.max_tool_calls} calls (env.max_tool_calls) as much as a right "

@@ -132,7 +132,9 @@ class EnvConfig(Section):
     """What the agent lives in (rooms 3, 4 and 6)."""
 
     name: str = "hermes"
-    """Environment by name; it is written into each row as `agent_name`."""
+    """Environment by name (hermes | openenv); it is written into each row as `agent_name`."""
+    url: InFingerprintIfChanged[str | None] = None
+    """Where the server of env.name=openenv answers, such as http://127.0.0.1:8000."""
     tools: list[str] = ["search"]
     """Tools by name; of an MCP server `SERVER` (all of its tools) or `SERVER.TOOL`."""
     mcp: InFingerprintIfChanged[dict[ServerName, Server]] = {}

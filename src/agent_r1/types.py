@@ -177,6 +177,8 @@ class Trajectory:
     """Measurements that are not paid for (f1, tool_calls, ...). None of them is sure to be there."""
     error: str | None = None
     """What broke the episode off, in words; None unless `stop_reason.broken_off`."""
+    score_name: str | None = None
+    """See `env.base.Outcome`."""
 
     @property
     def reward(self) -> float:
@@ -185,5 +187,5 @@ class Trajectory:
 
     @property
     def score(self) -> float:
-        """What evaluations average: exact match where the environment measures it, else the return."""
-        return self.metrics.get("em", self.reward)
+        """What evaluations average: the environment's own score, or exact match where it measures that, else the return."""
+        return self.metrics.get(self.score_name or "em", self.reward)

@@ -2,10 +2,10 @@
 
 An environment shows observations (chat messages), takes actions (the agent's turns) and pays rewards. `base.py` holds
 the interface `AgentEnv` and `BaseToolEnv`, the environment of everything that is driven by tool calls; `hermes.py`
-fills it in for `<tool_call>` and `<answer>` tags.
+fills it in for `<tool_call>` and `<answer>` tags. On top of that stand worlds of one's own (`world.py`): a plain class whose
+methods are the tools (`methods.py`), and any server that speaks OpenEnv (`openenv.py`).
 
-To add an environment: write one class in one file and give it a name in `ENVIRONMENTS`; rows choose it by their
-`agent_name`, which is `env.name`. tests/test_env.py holds worked examples.
+Rows choose an environment by their `agent_name`, which is `env.name`. docs/tutorial/your-own-environment.md writes one.
 """
 
 from __future__ import annotations
@@ -17,15 +17,27 @@ from typing import Any
 from agent_r1 import own
 from agent_r1.env.base import INVALID, AgentEnv, BaseToolEnv, Outcome
 from agent_r1.env.hermes import HermesToolEnv
+from agent_r1.env.methods import as_environment
+from agent_r1.env.openenv import OpenEnv
 from agent_r1.errors import ConfigError, nearest
 from agent_r1.settings import EnvConfig
 from agent_r1.tool import BaseTool
 from agent_r1.types import Row
 
-__all__ = ["ENVIRONMENTS", "INVALID", "AgentEnv", "BaseToolEnv", "HermesToolEnv", "Outcome", "make_env"]
+__all__ = [
+    "ENVIRONMENTS",
+    "INVALID",
+    "AgentEnv",
+    "BaseToolEnv",
+    "HermesToolEnv",
+    "Outcome",
+    "as_environment",
+    "make_env",
+]
 
 ENVIRONMENTS: dict[str, Callable[[dict[str, BaseTool], EnvConfig], AgentEnv]] = {
     "hermes": HermesToolEnv,
+    "openenv": OpenEnv,
 }
 
 
@@ -33,10 +45,7 @@ ENVIRONMENTS: dict[str, Callable[[dict[str, BaseTool], EnvConfig], AgentEnv]] = 
 def environment(name: str) -> Callable[[dict[str, BaseTool], EnvConfig], AgentEnv]:
     """What makes environments of that name. Raises ConfigError where there is none, or where one's own keeps no contract."""
     if own.is_own(name):
-        found = own.load(name, "env.name")
-        if not (isinstance(found, type) and issubclass(found, AgentEnv)):
-            raise ConfigError(f"env.name={name} is no environment; write a subclass of AgentEnv (agent_r1.env)")
-        return found
+        return as_environment(own.load(name, "env.name"), name)
     if name not in ENVIRONMENTS:
         raise ConfigError(
             f"unknown environment {name!r}{nearest(name, ENVIRONMENTS)}; choose from {', '.join(ENVIRONMENTS)}, or name one of "

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 
 from agent_r1.settings import EnvConfig
@@ -38,29 +38,33 @@ class Outcome:
     parts: dict[str, float] = field(default_factory=dict)
     """The summands of `reward` by name; recorded as `reward/NAME`."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """Measurements that nobody is paid for; recorded as `episode/NAME`. With `em` (0 or 1) among them, EM is what evaluations
-    report as the score; without it, they report the reward of the episode. `sub_em` and `f1` go on the eval card too."""
+    """Measurements that nobody is paid for; recorded as `episode/NAME`. `sub_em` and `f1` go on the eval card too."""
+    score_name: str | None = None
+    """Which of `metrics` evaluations report as the score. None: `em` (0 or 1) where it is measured, and else the reward."""
 
 
 class AgentEnv(ABC):
-    """One episode's world. A fresh object for each episode; nothing is shared but the tools."""
+    """One episode's world. A fresh object for each episode; nothing is shared but the tools.
+
+    `reset`, `outcome` and `close` may be `async def`, where a world is far away or slow.
+    """
 
     @abstractmethod
-    def reset(self, row: Row) -> Observation:
+    def reset(self, row: Row) -> Observation | Awaitable[Observation]:
         """Begin: the first observation, with the schemas of the tools."""
 
     @abstractmethod
     async def step(self, action: Action) -> StepResult:
         """Answer one turn of the agent. Must not raise on anything that a model can write."""
 
-    def outcome(self, stop_reason: StopReason) -> Outcome:
+    def outcome(self, stop_reason: StopReason) -> Outcome | Awaitable[Outcome]:
         """The reward of the whole episode, beyond what `step` has paid. Called exactly once, at the end."""
         return Outcome()
 
     own_tools: Sequence[BaseTool] = ()
     """Tools of this episode alone (`BaseTool.for_episode`); `make_env` sets them."""
 
-    def close(self) -> None:
+    def close(self) -> Awaitable[None] | None:
         """Give back what this episode held. Called exactly once, after `outcome`, however the episode ended."""
         for tool in self.own_tools:
             tool.close()
@@ -68,6 +72,11 @@ class AgentEnv(ABC):
 
 class BaseToolEnv(AgentEnv):
     """A conversation in which the agent calls tools until it answers."""
+
+    stateful = False
+    """Whether calls change a world. Then those of one turn run one after the other, those of the last turn run too, and the
+    call that makes `over` true ends the episode."""
+    over = False
 
     def __init__(self, tools: dict[str, BaseTool], config: EnvConfig):
         self.tools, self.config = tools, config
@@ -117,13 +126,13 @@ class BaseToolEnv(AgentEnv):
         if (reason := self.stop(action.text, calls)) is not None:
             self.final_turn = action.text
             return _done(reason)
-        if self.turns >= self.config.max_turns:
+        last = self.turns >= self.config.max_turns
+        if last and not self.stateful:
             return _done(StopReason.MAX_TURNS)  # the result could never be used, so the tool is not bothered
         if self.tool_calls + len(calls) > self.config.max_tool_calls:
             return _done(StopReason.TOOL_BUDGET)
         self.tool_calls += len(calls)
-        limits = self.config.tool_timeout_s, self.config.tool_max_chars
-        results = await asyncio.gather(*(call_tool(self.tools, call, *limits) for call in calls))
+        results = await self._execute(calls)
         reward = sum(self.process_reward(c, r) for c, r in zip(calls, results, strict=True))
         info = {"tool_calls": [_record(c, r) for c, r in zip(calls, results, strict=True)]}
         self.called.update(c.name for c, r in zip(calls, results, strict=True) if r.ok)
@@ -133,9 +142,21 @@ class BaseToolEnv(AgentEnv):
             invalid = result.error in INVALID
             self.invalid_in_a_row = self.invalid_in_a_row + 1 if invalid else 0
             longest = max(longest, self.invalid_in_a_row)
-        if longest >= self.config.max_invalid_calls:
-            return _done(StopReason.INVALID_CALLS, reward, info)
-        return StepResult(Observation(self.format_tool_response(calls, list(results))), reward, info=info)
+        ends = {
+            StopReason.ANSWERED: self.over,
+            StopReason.INVALID_CALLS: longest >= self.config.max_invalid_calls,
+            StopReason.MAX_TURNS: last,
+        }
+        if reason := next((reason for reason, true in ends.items() if true), None):
+            return _done(reason, reward, info)
+        return StepResult(Observation(self.format_tool_response(calls, results)), reward, info=info)
+
+    async def _execute(self, calls: list[ToolCall]) -> list[ToolResult]:
+        limits = self.config.tool_timeout_s, self.config.tool_max_chars
+        if not self.stateful:
+            return await asyncio.gather(*(call_tool(self.tools, call, *limits) for call in calls))
+        unheard = ToolResult("error: not run, because the call before it ended the episode", ok=False)
+        return [unheard if self.over else await call_tool(self.tools, call, *limits) for call in calls]
 
 
 def _done(reason: StopReason, reward: float = 0.0, info: dict | None = None) -> StepResult:

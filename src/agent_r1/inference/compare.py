@@ -20,7 +20,7 @@ from agent_r1.files import json_line, read_jsonl, write_whole
 from agent_r1.inference.agent import Agent, describe, open_agent
 from agent_r1.inference.provenance import provenance, weights_hash
 from agent_r1.rollout.episode import make_loop
-from agent_r1.rollout.evaluate import compare, eval_card, evaluate, score_line
+from agent_r1.rollout.evaluate import compare, eval_card, evaluate, score_line, score_of
 from agent_r1.rollout.records import evaluation_records, write_rollouts
 from agent_r1.types import Row, Step, StopReason, Trajectory
 from agent_r1.ui import progress, say
@@ -62,8 +62,9 @@ def evaluate_models(
         cards.append(card)
         measured.append(done)
     if len(models) == 2:
-        name = "em" if all(card["score_name"] == "em" for card in cards) else "reward"
-        first, second = ([t.metrics.get("em", 0.0) if name == "em" else t.reward for t in done] for done in measured)
+        names = {card["score_name"] for card in cards}
+        name = names.pop() if len(names) == 1 else "reward"
+        first, second = ([score_of(t, name) for t in done] for done in measured)
         comparison = compare(first, second, name)
         _write(out and out / "comparison.json", comparison)
         _print_comparison(comparison)
@@ -114,7 +115,8 @@ def _evaluate(
             if file:
                 file.writelines(map(json_line, evaluation_records([trajectory], agent.chat)))
                 file.flush()
-            advance(f"{'EM' if 'em' in trajectory.metrics else 'reward'} {fmean(scores):.2f}")
+            name = trajectory.score_name or ("EM" if "em" in trajectory.metrics else "reward")
+            advance(f"{name} {fmean(scores):.2f}")
 
         done = play(agent, rows, temperature, on_done, before)
     return full_card(agent, done, split, start, temperature=temperature, resumed=len(before)), done
@@ -130,7 +132,8 @@ def _restore(path: Path, rows: list[Row]) -> list[Trajectory]:
         for row, first in zip(r["rows"][:1], steps[:1], strict=True):  # neither, where nothing was sampled
             first.observation_ids = row["input_ids"][: row["action_mask"].index(1)]
         row, stop = rows[int(r["group_id"])], StopReason(r["stop_reason"])
-        trajectories.append(Trajectory(steps, r["group_id"], stop, row, r["reward_parts"], r["metrics"]))
+        kept = {"reward_parts": r["reward_parts"], "metrics": r["metrics"], "score_name": r.get("score_name")}
+        trajectories.append(Trajectory(steps, r["group_id"], stop, row, **kept))
     return trajectories
 
 
@@ -151,7 +154,7 @@ def _print_comparison(c: dict[str, Any]) -> None:
     em = c["score_name"] == "em"
     low, high = c["ci95"]
     say(
-        f"the second against the first: {'EM' if em else 'reward'} {c['difference']:+.3f} (95 % {low:+.3f} to {high:+.3f}), "
+        f"the second against the first: {'EM' if em else c['score_name']} {c['difference']:+.3f} (95 % {low:+.3f} to {high:+.3f}), "
         f"exact {'McNemar' if em else 'sign test'} p = {c['p_mcnemar' if em else 'p_sign']:.2g}; "
         f"{'right' if em else 'better'} only in the first {c['only_first']}, only in the second {c['only_second']}, of {c['n']}"
     )

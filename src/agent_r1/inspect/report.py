@@ -66,7 +66,7 @@ class RunFiles:
 
     @property
     def score_name(self) -> str:
-        """What the score of its evaluations is: em, or reward where the environment measures no exact match."""
+        """What the score of its evaluations is: em, reward, or the environment's own."""
         return next((card["score_name"] for card in reversed(self.cards)), "em")
 
     def series(self, key: str) -> Points:
@@ -229,9 +229,11 @@ def marks(run: RunFiles) -> list[Mark]:
 def charts(run: RunFiles) -> dict[str, Chart]:
     """The charts that this run has points for, by the names that the template uses."""
     returns = run.series("critic/score/mean")
-    measures_em = run.score_name == "em"
+    sampled = {"em": run.series("reward/em"), "reward": returns}.get(run.score_name) or run.series(
+        f"episode/{run.score_name}"
+    )
     score = [
-        Curve("train, sampled", run.series("reward/em") if measures_em else returns, "c1", noisy=True),
+        Curve("train, sampled", sampled, "c1", noisy=True),
         Curve("validation, greedy", run.series(VAL_EM), "c2"),
     ]
     kl = [
@@ -249,7 +251,7 @@ def charts(run: RunFiles) -> dict[str, Chart]:
         "kl": draw(kl, floor=0),
         "times": draw(times, floor=0, stacked=True),
     }
-    if not measures_em:
+    if run.score_name == "reward":
         drawn["reward"] = None  # it is the score already
     return {name: chart for name, chart in drawn.items() if chart}
 

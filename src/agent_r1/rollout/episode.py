@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
@@ -90,7 +91,7 @@ class AgentEnvLoop(AgentFlowBase):
         try:
             return await self._episode(env, task, sampling)
         finally:
-            env.close()
+            await _awaited(env.close())
 
     async def _episode(self, env: AgentEnv, task: Task, sampling: Sampling) -> Trajectory:
         steps, error = [], None
@@ -106,21 +107,26 @@ class AgentEnvLoop(AgentFlowBase):
         finally:
             self.policy.release(task.session)
         try:
-            outcome = env.outcome(stop)
+            outcome = await _awaited(env.outcome(stop))
             finite(outcome.reward)
         except Exception as failure:  # an environment that failed in `reset` need not know its row
             outcome, stop = Outcome(), StopReason.ERROR
-            error = error or f"outcome: {type(failure).__name__}: {failure}"
+            error = error or f"outcome: {_said(failure)}"
         if steps:
             # Credit goes only to actions: the outcome is paid to the last one, also when a tool result came after it.
             steps[-1].reward += outcome.reward
             steps[-1].done = True
         metrics = outcome.metrics | count_calls(steps)
-        return Trajectory(steps, task.group_id, stop, task.row, outcome.parts, metrics, error)
+        return Trajectory(steps, task.group_id, stop, task.row, outcome.parts, metrics, error, outcome.score_name)
 
     async def _converse(self, env: AgentEnv, task: Task, sampling: Sampling, steps: list[Step]) -> StopReason:
         """The loop itself. Steps are appended as they happen, so that a time-out keeps what there is."""
-        observation = _shielded(env.reset, task.row)
+        try:
+            observation = await _awaited(env.reset(task.row))
+        except Exception as failure:
+            raise EnvironmentFailure(_said(failure)) from failure
+        if observation.tools:
+            self.chat.check_tools()
         while True:
             ids = self.observe(steps, observation)
             room = self.limits.max_context - len(ids)
@@ -146,7 +152,7 @@ class AgentEnvLoop(AgentFlowBase):
                 result = await env.step(action)
                 step.reward, step.info = finite(result.reward), result.info
             except Exception as failure:
-                raise EnvironmentFailure(f"{type(failure).__name__}: {failure}") from failure
+                raise EnvironmentFailure(_said(failure)) from failure
             self.on_result(result)
             if result.done:
                 cut_by_context = generation.finish_reason == "length" and room < self.limits.max_tokens_per_turn
@@ -240,8 +246,11 @@ def derive_seed(*parts: int | str) -> int:
     return int.from_bytes(hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest(), "little")
 
 
-def _shielded(function, *args):
-    try:
-        return function(*args)
-    except Exception as failure:
-        raise EnvironmentFailure(f"{type(failure).__name__}: {failure}") from failure
+def _said(failure: Exception) -> str:
+    """In words; what is said for users says enough without its kind."""
+    return str(failure) if isinstance(failure, AgentR1Error) else f"{type(failure).__name__}: {failure}"
+
+
+async def _awaited(value):
+    """What an environment returned, or what its coroutine comes to."""
+    return await value if inspect.isawaitable(value) else value

@@ -84,22 +84,30 @@ def eval_card(
 
 
 def scores(trajectories: list[Trajectory]) -> dict:
-    """`score`, what it is the mean of (`score_name`: em, or reward), and those of em, sub_em and f1 that were measured.
+    """`score`, what it is the mean of (`score_name`: em, reward, or the environment's own), and those of em, sub_em and f1
+    that were measured.
 
     Measured is what each episode reports, except those in which the environment failed; they count as 0.
     """
     whole = [t for t in trajectories if t.stop_reason is not StopReason.ERROR]
     measured = [name for name in ("em", "sub_em", "f1") if whole and all(name in t.metrics for t in whole)]
     means = {name: fmean(t.metrics.get(name, 0.0) for t in trajectories) for name in measured}
-    if "em" not in means:
-        return {"score": fmean(t.reward for t in trajectories), "score_name": "reward"} | means
+    own = [t.score_name for t in whole if t.score_name]
+    if own or "em" not in means:
+        name = next(iter(own), "reward")
+        return {"score": fmean(score_of(t, name) for t in trajectories), "score_name": name} | means
     interval = wilson_interval(means["em"], len(trajectories))
     return {"score": means["em"], "score_name": "em", "em": means.pop("em"), "em_ci95": interval} | means
 
 
+def score_of(trajectory: Trajectory, name: str) -> float:
+    """What counts under that `score_name`; 0 where the episode does not measure it."""
+    return trajectory.reward if name == "reward" else trajectory.metrics.get(name, 0.0)
+
+
 def score_line(card: dict) -> str:
     """`EM 0.910 (95 % 0.882 to 0.932), F1 0.931, sub-EM 0.940` as far as it was measured, or `reward 0.53`."""
-    words = [f"reward {card['score']:.3f}"]
+    words = [f"{card['score_name']} {card['score']:.3f}"]
     if card["score_name"] == "em":
         low, high = card["em_ci95"]
         words = [f"EM {card['em']:.3f} (95 % {low:.3f} to {high:.3f})"]
@@ -131,7 +139,7 @@ def wilson_interval(share: float, n: int, z: float = 1.96) -> list[float]:
 
 
 def compare(first: list[float], second: list[float], name: str = "em") -> dict[str, Any]:
-    """The difference of two models on the same questions, second minus first: in EM (1 right, 0 wrong), or in reward.
+    """The difference of two models on the same questions, second minus first: in EM (1 right, 0 wrong), or another score.
 
     They are compared question by question. What both know and what neither knows says nothing about the difference, so
     the interval is much narrower than that of two separate shares.

@@ -49,6 +49,7 @@ def trajectory_record(
         "reward": trajectory.reward,
         "reward_parts": trajectory.reward_parts,
         "metrics": trajectory.metrics,
+        "score_name": trajectory.score_name,
         "error": trajectory.error,
         "rows": [
             {

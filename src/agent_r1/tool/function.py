@@ -30,12 +30,15 @@ SUPPORTED = "str, int, float, bool, None, Any, Literal[...], list[...], dict[str
 
 
 class FunctionTool(BaseTool):
-    """A tool around a function. It can still be called like the function, which keeps its unit tests plain."""
+    """A tool around a function. It can still be called like the function, which keeps its unit tests plain.
 
-    def __init__(self, function: Callable[..., Any]):
+    `owner` is what messages call it; `@tool NAME` if it is left out.
+    """
+
+    def __init__(self, function: Callable[..., Any], owner: str | None = None):
         self.function = function
         self.name = function.__name__
-        self.description, self.parameters = _schema(function)
+        self.description, self.parameters = _schema(function, owner or f"@tool {function.__name__}")
         super().__init__()
 
     @property
@@ -58,7 +61,7 @@ def tool(function: Callable[..., Any]) -> FunctionTool:
     return FunctionTool(function)
 
 
-def _schema(function: Callable[..., Any]) -> tuple[str, dict[str, Any]]:
+def _schema(function: Callable[..., Any], owner: str) -> tuple[str, dict[str, Any]]:
     """Description and JSON schema of the parameters."""
     from transformers.utils.chat_template_utils import (
         DocstringParsingException,
@@ -67,7 +70,6 @@ def _schema(function: Callable[..., Any]) -> tuple[str, dict[str, Any]]:
         parse_google_format_docstring,
     )
 
-    owner = f"@tool {function.__name__}"
     try:
         hints = typing.get_type_hints(function)
         _check(inspect.signature(function), hints, owner)

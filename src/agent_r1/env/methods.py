@@ -1,0 +1,259 @@
+"""A plain class as an environment: its public methods are the tools of the agent.
+
+    class Guess:
+        def reset(self, answer, **row):              what the row says arrives by name; text that is returned joins the prompt
+            self.number, self.done = int(answer), False
+
+        def guess(self, number: int) -> str:         every other public method is a tool: typed, and with a docstring
+            \"\"\"Guess the number.
+
+            Args:
+                number: From 0 to 99.
+            \"\"\"
+            self.done = number == self.number         the episode ends
+            return "right" if self.done else "wrong"
+
+        def get_reward(self) -> float:               once, at the end
+            return float(self.done)
+
+This is the contract of TRL's `environment_factory` (docs/source/grpo_trainer.md there, "Environments"). In: such a class.
+Out: what `ENVIRONMENTS` holds. What is ours: `done` ends an episode; `get_reward` may take the agent's `answer`; a class
+without it may keep a number in `self.reward`; and `score` with `score_name` is what evaluations report.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import copy
+import functools
+import inspect
+import numbers
+import queue
+import threading
+import types
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from agent_r1.env.base import AgentEnv, Outcome
+from agent_r1.env.world import WorldEnv, facts
+from agent_r1.errors import AgentR1Error, ConfigError
+from agent_r1.settings import EnvConfig
+from agent_r1.tool.base import BaseTool
+from agent_r1.tool.function import FunctionTool
+from agent_r1.types import Observation, Row, StopReason
+
+Maker = Callable[[dict[str, BaseTool], EnvConfig], AgentEnv]
+RESERVED = ("reset", "get_reward")
+READ = ("done", "reward", "score", "score_name")
+"""Attributes that we read. A public method would be a tool, so these are values or properties."""
+TAKEN = ("em", "sub_em", "f1", "evidence", "reward", "tool_calls", "invalid_calls", "failed_calls")
+"""Names that a score of one's own may not have: each of them is something else already."""
+
+
+def as_environment(found: Any, name: str) -> Maker:
+    """`found` as an entry of `ENVIRONMENTS`: an AgentEnv class as it is, a plain class by way of `MethodsEnv`. `name` is what
+    the user called it.
+
+    Raises ConfigError, before anything runs, where the contract is not met: what was found, and what is wanted.
+    """
+    owner = f"environment {name}"
+    if isinstance(found, BaseTool):
+        raise ConfigError(f"{owner} is the tool {found.name!r}; put it into env.tools, and name a class here")
+    if not isinstance(found, type):
+        raise ConfigError(
+            f"{owner} is no class but {_what(found)}; name a class, of which each episode makes one object"
+        )
+    if missing := sorted(getattr(found, "__abstractmethods__", ())):
+        raise ConfigError(
+            f"{owner}: {found.__name__} has no {' and no '.join(missing)}; it needs them, or another base class"
+        )
+    ours = issubclass(found, AgentEnv)
+    try:
+        inspect.signature(found).bind(*(({}, EnvConfig()) if ours else ()))
+    except (TypeError, ValueError) as error:
+        wanted = "takes (tools, config)" if ours else "needs no arguments: give them defaults"
+        raise ConfigError(f"{owner}: {found.__name__}(...) {error}; wanted is a constructor that {wanted}") from None
+    return found if ours else functools.partial(MethodsEnv, owner, found, method_tools(owner, found))
+
+
+# ------------------------------------------------------------------------------------------------------ the contract
+
+
+def method_tools(owner: str, cls: type) -> tuple[MethodTool, ...]:
+    """The tools of a class, not bound to an object yet. Raises ConfigError where it breaks the contract."""
+    wanted = "see docs/tutorial/your-own-environment.md"
+    public = [n for n in dir(cls) if not n.startswith("_") and callable(getattr(cls, n))]
+    if "reset" not in public:
+        raise ConfigError(
+            f"{owner}: {cls.__name__} has no method reset (its public methods: {', '.join(public) or 'none'}); an "
+            f"environment begins an episode with reset(self, **row), {wanted}"
+        )
+    if wrong := [n for n in READ if n in public]:
+        raise ConfigError(
+            f"{owner}: {wrong[0]} is a method, which would be offered to the agent as a tool; make it an attribute or a "
+            f"property, {wanted}"
+        )
+    name = inspect.getattr_static(cls, "score_name", "score")
+    if not isinstance(name, str) or not name.isidentifier() or name in TAKEN:
+        raise ConfigError(f"{owner}: score_name={name!r} is no name for a score of one's own; take a word that is not one of "
+                          f"{', '.join(TAKEN)}")  # fmt: skip
+    if "get_reward" in public and set(_required(bound := _bound(cls, "get_reward"))) - {"answer"}:
+        raise ConfigError(f"{owner}: get_reward takes no argument, or `answer`, not {inspect.signature(bound)}")
+    kept = (staticmethod, type)  # helpers and inner classes
+    tools = [n for n in public if n not in RESERVED and not isinstance(inspect.getattr_static(cls, n), kept)]
+    return tuple(MethodTool(_bound(cls, n), f"{owner}, method {n}") for n in tools)
+
+
+def _bound(cls: type, name: str) -> Callable[..., Any]:
+    """A method that has `self` behind it, without an object: for its signature."""
+    found = getattr(cls, name)
+    return found if inspect.ismethod(found) else types.MethodType(found, cls)
+
+
+def _required(function: Callable[..., Any]) -> list[str]:
+    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    parameters = inspect.signature(function).parameters.values()
+    return [p.name for p in parameters if p.default is p.empty and p.kind not in kinds]
+
+
+# --------------------------------------------------------------------------------------------------- the environment
+
+
+class MethodsEnv(WorldEnv):
+    """One episode in an object of a plain class."""
+
+    def __init__(
+        self, owner: str, cls: type, methods: tuple[MethodTool, ...], tools: dict[str, BaseTool], config: EnvConfig
+    ):
+        super().__init__(tools, config)
+        self.owner, self.cls, self.methods, self.world, self.thread = owner, cls, methods, None, OneThread()
+        self.add_tools((method.bound_to(self) for method in methods), owner)
+
+    @property
+    def over(self) -> bool:
+        return bool(getattr(self.world, "done", False))
+
+    async def reset(self, row: Row) -> Observation:
+        world = await self.call(self.cls)
+        said = await self.call(world.reset, **self._known(world.reset, {**row, **facts(row)}))
+        if not isinstance(said, str | None):
+            raise AgentR1Error(f"{self.owner}: reset returned {_what(said)}; it returns text for the agent, or None")
+        for method in self.methods:
+            if not callable(value := getattr(world, method.name)):
+                raise AgentR1Error(
+                    f"{self.owner}: the attribute {method.name}={value!r:.40} hides the method; rename it"
+                )
+        self.world = world
+        return self.first(row, said)
+
+    async def outcome(self, stop_reason: StopReason) -> Outcome:
+        if stop_reason.broken_off:
+            return Outcome()
+        outcome = Outcome(await self._earned(stop_reason), metrics=self.calls_by_tool())
+        if (score := getattr(self.world, "score", None)) is not None:
+            outcome.score_name = getattr(self.cls, "score_name", "score")
+            outcome.metrics[outcome.score_name] = self._number(score, "score is")
+        return outcome
+
+    def close(self) -> None:
+        super().close()
+        self.thread.end()
+
+    async def call(self, function: Callable[..., Any], /, **arguments: Any) -> Any:
+        """Call something of the world's: coroutines in the event loop, everything else in the world's own thread."""
+        if inspect.iscoroutinefunction(function):
+            return await function(**arguments)
+        value = await self.thread.run(function, **arguments)
+        return await value if inspect.isawaitable(value) else value
+
+    async def _earned(self, stop_reason: StopReason) -> float:
+        if not hasattr(self.world, "get_reward"):
+            if not hasattr(self.world, "reward"):
+                raise AgentR1Error(f"{self.owner} pays nothing; write get_reward(self), or set self.reward in reset")
+            return self._number(self.world.reward, "reward is")
+        answer = self.answer() if stop_reason is StopReason.ANSWERED else ""
+        try:
+            async with asyncio.timeout(self.config.tool_timeout_s):
+                paid = await self.call(self.world.get_reward, **self._known(self.world.get_reward, {"answer": answer}))
+        except TimeoutError:
+            raise AgentR1Error(
+                f"get_reward took longer than {self.config.tool_timeout_s:g} s (env.tool_timeout_s)"
+            ) from None
+        return self._number(paid, "get_reward returned")
+
+    def _known(self, function: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
+        """Those of `given` that `function` takes: all of them behind a `**row`."""
+        parameters = inspect.signature(function).parameters
+        if missing := [name for name in _required(function) if name not in given]:
+            raise AgentR1Error(
+                f"{self.owner}: {function.__name__} wants {missing[0]!r}, which the row lacks; it has {', '.join(given)}"
+            )
+        everything = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        return {name: value for name, value in given.items() if everything or name in parameters}
+
+    def _number(self, value: Any, said: str) -> float:
+        if not isinstance(value, numbers.Real):
+            raise AgentR1Error(f"{self.owner}: {said} {_what(value)}, and must be a number")
+        return float(value)
+
+
+class MethodTool(FunctionTool):
+    """A method as a tool, bound to the object of one episode."""
+
+    env: MethodsEnv
+    is_async = True
+
+    def bound_to(self, env: MethodsEnv) -> MethodTool:
+        """A copy that shares the schema, which takes a thousand times as long to make."""
+        tool = copy.copy(self)
+        tool.env = env
+        return tool
+
+    async def execute(self, args: dict[str, Any]) -> Any:
+        try:
+            return await self.env.call(getattr(self.env.world, self.name), **args)
+        except asyncio.CancelledError:  # the deadline; the method may still be at work on the object
+            self.env.broken = f"{self.name} took longer than {self.env.config.tool_timeout_s:g} s (env.tool_timeout_s)"
+            raise
+
+
+class OneThread:
+    """A thread for one object: connections to SQLite, browsers and the like belong to the thread that made them.
+
+    A daemon: a method that hangs cannot be stopped, and must not hold up the end of the program.
+    """
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[tuple[Future, Callable[[], Any]] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    async def run(self, function: Callable[..., Any], /, **arguments: Any) -> Any:
+        """Call it there; raises what it raised."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="environment", daemon=True)
+            self._thread.start()
+        done: Future[tuple[Any, BaseException | None]] = Future()
+        self._jobs.put((done, functools.partial(contextvars.copy_context().run, function, **arguments)))
+        value, error = await asyncio.wrap_future(done)
+        if error is not None:
+            raise error
+        return value
+
+    def end(self) -> None:
+        self._jobs.put(None)
+
+    def _work(self) -> None:
+        while job := self._jobs.get():
+            done, call = job
+            if not done.set_running_or_notify_cancel():
+                continue
+            try:
+                done.set_result((call(), None))
+            except BaseException as error:  # also StopIteration, which a future of asyncio would not carry
+                done.set_result((None, error))
+
+
+def _what(value: Any) -> str:
+    return f"{value!r:.40} ({type(value).__name__})"

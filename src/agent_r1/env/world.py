@@ -1,0 +1,79 @@
+"""What the worlds of one's own have in common: a plain class (`methods.py`) and a server (`openenv.py`).
+
+In: the agent's turns, with calls as in `hermes.py`. Out: observations, and what the world pays. A call changes the world,
+the world says when it is over, and a turn without a call ends the episode. So does an answer, as everywhere.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Awaitable, Iterable
+from typing import Any
+
+from agent_r1.env.base import Outcome
+from agent_r1.env.hermes import HermesToolEnv, answer_of, split_turn
+from agent_r1.errors import AgentR1Error, ConfigError
+from agent_r1.tool.base import BaseTool, ToolCall, valid_unicode
+from agent_r1.types import Action, Observation, Row, StepResult, StopReason
+
+
+class WorldEnv(HermesToolEnv):
+    """Tools that act on one world. A subclass adds them, and says what the episode is worth."""
+
+    stateful = True
+    broken: str | None = None
+    """Why the world can no longer be trusted: a method or a server did not come back. Such an episode is broken off."""
+
+    def add_tools(self, tools: Iterable[BaseTool], owner: str) -> None:
+        """Offer `tools` beside the configured ones. Raises ConfigError where two have one name."""
+        for tool in tools:
+            if tool.name in self.tools:
+                raise ConfigError(f"{owner} and env.tools both have a tool {tool.name!r}; rename one or take it away")
+            self.tools = self.tools | {tool.name: tool}
+
+    def first(self, row: Row, said: str | None) -> Observation:
+        """The row's prompt, its last message followed by what the world says, and all tools."""
+        self.row, prompt = row, [dict(message) for message in row["prompt"]]
+        if said := valid_unicode(said or ""):
+            if len(said) > (most := self.config.tool_max_chars):
+                said = f"{said[:most]} [cut off: {len(said)} characters]"
+            *before, last = prompt or [{"role": "user", "content": ""}]
+            prompt = [*before, last | {"content": f"{last['content']}\n{said}".lstrip("\n")}]
+        return Observation(prompt, tools=[tool.schema() for tool in self.tools.values()])
+
+    def stop(self, text: str, calls: list[ToolCall]) -> StopReason | None:
+        return StopReason.ANSWERED if not calls or answer_of(text) is not None else None
+
+    async def step(self, action: Action) -> StepResult:
+        result = await super().step(action)
+        if self.broken:
+            raise AgentR1Error(self.broken)
+        return result
+
+    def outcome(self, stop_reason: StopReason) -> Outcome | Awaitable[Outcome]:
+        return Outcome(metrics=self.calls_by_tool())  # no exact match: a world pays for what was done in it
+
+    def answer(self) -> str:
+        """What the agent said in the end: between <answer> tags, or else in plain words."""
+        last = self.final_turn or ""
+        plain = "".join(part.text for part in split_turn(last) if part.kind == "text").strip()
+        return answer_of(last) or plain
+
+
+def facts(row: Row) -> dict[str, Any]:
+    """What a world is told about its task: `question`, `answer`, `answers`, `seed`, all of `extra_info` (`metadata` among it,
+    key by key) and of `env_kwargs`.
+
+    The seed is the question's, so that all samples of a group begin in the same state: only then can they be compared.
+    """
+    extra, own = row.get("extra_info") or {}, row.get("env_kwargs") or {}
+    question = row["prompt"][-1]["content"] if len(row["prompt"]) else ""
+    answers = list((row.get("reward_model") or {}).get("ground_truth") or [])
+    told = {
+        "question": question,
+        "answer": answers[0] if answers else None,
+        "answers": answers,
+        "seed": zlib.crc32(f"{extra.get('index')}/{question}".encode()),
+    }
+    told |= extra | (extra.get("metadata") or {}) | own
+    return {name: value for name, value in told.items() if value is not None and name not in ("metadata", "tools")}
