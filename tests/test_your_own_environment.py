@@ -1,0 +1,69 @@
+"""docs/tutorial/your-own-environment.md, followed in an empty folder: its code, and its commands made small."""
+
+from __future__ import annotations
+
+import json
+import runpy
+
+import pytest
+from openenv_server import serving
+from runs import ROOT, main
+from test_tutorial import SMALL, blocks, commands, empty_folder, follow  # noqa: F401, the fixture
+
+PAGE = "your-own-environment.md"
+ROWS = [
+    "data.train=8",
+    "data.val=4",
+    "data.test=4",
+    "rollout.slots=16",
+    "env.max_turns=2",
+    "rollout.max_tokens_per_turn=8",
+]
+
+
+@pytest.fixture
+def files(empty_folder):  # noqa: F811
+    """What the page has one write."""
+    for name, code in zip(("guess.py", "words.py"), blocks(PAGE, "python"), strict=False):
+        (empty_folder / name).write_text(code)
+    return empty_folder
+
+
+@pytest.mark.parametrize(
+    ("number", "score"), [(0, "found"), (1, "reward"), (2, "reward")], ids=["class", "env", "openenv"]
+)
+def test_every_command_of_the_page_trains(files, micro_model, number, score):
+    words = commands(PAGE)[number]
+    settings = [*(s for s in SMALL if not s.startswith("model")), *ROWS, f"model.path={micro_model}", "--run=mine"]
+    with serving() as url:
+        words = [word.replace("http://127.0.0.1:8000", f"{url}/guess") for word in words]
+        assert follow(words, *settings, "--plain") == 0
+        assert follow(["eval", *words[1:]], *settings) == 0
+    assert main("report", "--run=mine") == 0
+    run = files / "runs" / "mine"
+    assert f"<small>{score}</small>" in (run / "report.html").read_text()
+    card = json.loads((run / "eval.json").read_text())
+    assert card["score_name"] == score and "em" not in card and card["n"] == 4
+    metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert len(metrics) == 2 and (f"episode/{score}" in metrics[0]) == (score == "found")
+
+
+def test_a_small_model_learns_to_play_from_the_demonstrator(files):
+    words = commands(PAGE)[0]
+    assert follow(words, *SMALL, *ROWS[:4], "--run=mine", "--plain") == 0
+
+
+def test_what_an_agent_would_see(tmp_path, capsys):
+    with serving() as url:
+        (tmp_path / "look.py").write_text(blocks(PAGE, "python")[2].replace("http://127.0.0.1:8000", f"{url}/guess"))
+        runpy.run_path(str(tmp_path / "look.py"))
+    observation, result = capsys.readouterr().out.splitlines()
+    assert "Find the number.\\na number below 100" in observation and "'required': ['number']" in observation
+    assert "'content': 'right'" in result and "reward=1.0, done=True" in result
+
+
+def test_the_page_names_all_that_is_read():
+    from agent_r1.env.methods import READ, RESERVED
+
+    page = (ROOT / "docs/tutorial" / PAGE).read_text()
+    assert all(f"`{name}" in page or f"`self.{name}" in page for name in (*READ, *RESERVED))
