@@ -72,7 +72,7 @@ def test_files_of_one_folder_import_one_another_once(folder):
      (lambda n: make_tools([n]), "NUMBER", "int and no tool"),
      (lambda n: make_tools([n]), "duoble", "has no 'duoble' (did you mean 'double'?)"),
      (lambda n: make_tools([n, n]), "double", "both bring a tool called 'double'"),
-     (environment, "plain", "no environment; write"), (flow_of, "double", "no flow; write a subclass of AgentFlowBase"),
+     (environment, "plain", "(function); name a class"), (flow_of, "double", "no flow; write a subclass of AgentFlowBase"),
      (demonstrator_of, "plain", "no demonstrator; write `def demonstrate(row, history, rng)`"),
      (lambda n: own_outcome(n, "x", True, {}, 0.2), "NUMBER", "int; write `def reward(answer, row) -> float`")],
 )  # fmt: skip
