@@ -89,11 +89,11 @@ class AgentEnvLoop(AgentFlowBase):
     async def run(self, task: Task, sampling: Sampling) -> Trajectory:
         env = self.make_env(task.row)
         try:
-            return await self._episode(env, task, sampling)
+            return await self._run_in(env, task, sampling)
         finally:
             await _awaited(env.close())
 
-    async def _episode(self, env: AgentEnv, task: Task, sampling: Sampling) -> Trajectory:
+    async def _run_in(self, env: AgentEnv, task: Task, sampling: Sampling) -> Trajectory:
         steps, error = [], None
         try:
             async with asyncio.timeout(self.limits.timeout_s) as deadline:
