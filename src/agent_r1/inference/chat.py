@@ -298,7 +298,7 @@ def run_chat(
         agent.tools = agent.tools | extra
         repl = Repl(agent, screen, resources, seed, as_json, typed)
         trained = (own_settings(model) or config).env.tools
-        if set(agent.tools) != set(trained) and agent.made_from_nothing:
+        if (extra or set(config.env.tools) != set(trained)) and agent.made_from_nothing:
             screen.note("this model has met its own tools only, and may lose its way among others")
         if typed:
             anew = "" if repl.conversation.memory else "; each question begins anew"
