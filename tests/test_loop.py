@@ -662,7 +662,7 @@ def test_episodes_in_line_for_a_slot_have_not_begun(chat, monkeypatch):
         rows = [question_row(f"Say {i}.", agent_name="letters") for i in range(16)]
         config = micro_config("grpo", *LETTERS, few)
         episodes = make_loop(policy, chat, {}, config.rollout, config.env)
-        found = validation(episodes, rows, config.rollout, "letters", 0)
+        found = validation(episodes, rows, config.rollout, 0)
         crowds.append(CrowdEnv.most)
         return found
 

@@ -74,7 +74,7 @@ def test_an_environment_without_exact_match_goes_all_the_way(home, capsys, monke
 
     lines = curve(run)
     assert not [key for line in lines for key in line if re.search(r"\bem\b|f1", key)]
-    assert all("val-core/tinyhop/acc/mean@1" in line and "episode/tool_calls" in line for line in lines)
+    assert all("val-core/test/acc/mean@1" in line and "episode/tool_calls" in line for line in lines)
     parts = {key for key in lines[0] if key.startswith("reward/")}
     assert parts == ({"reward/right"} if env == "capital" else set())
 

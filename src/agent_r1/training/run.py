@@ -160,7 +160,7 @@ def run_training(
 
             def validate(policy: LocalPolicy) -> dict[str, float]:
                 loop = make_loop(policy, chat, tools, config.rollout, config.env)
-                return validation(loop, val, config.rollout, config.data.name, config.seed)
+                return validation(loop, val, config.rollout, config.seed)
 
             recorder = _Recorder(
                 run, config.trainer, fingerprint(config), learner, chat, dashboard, track, limit, interrupted
@@ -186,14 +186,12 @@ def start_learner(
     return learner
 
 
-def validation(
-    loop: AgentEnvLoop, rows: list[Row], rollout: RolloutConfig, data_set: str, seed: int
-) -> dict[str, float]:
+def validation(loop: AgentEnvLoop, rows: list[Row], rollout: RolloutConfig, seed: int) -> dict[str, float]:
     """Greedy and sampled score on the validation questions. Greedy alone hides the mixture that RL works on."""
     scores = {}
     for name, temperature in (("acc/mean@1", 0.0), ("sampled_acc", rollout.temperature)):
         done = evaluate(loop, rows, temperature=temperature, seed=seed, at_once=rollout.slots)
-        scores[f"val-core/{data_set}/{name}"] = sum(t.score for t in done) / len(done)
+        scores[f"val-core/{rows[0]['data_source']}/{name}"] = sum(t.score for t in done) / len(done)
     return scores
 
 
