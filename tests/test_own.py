@@ -9,7 +9,7 @@ import sys
 import pytest
 from runs import main
 
-from agent_r1 import own
+from agent_r1 import env, own
 from agent_r1.config import from_yaml, load_config, own_names, preset_title, to_yaml
 from agent_r1.env import environment
 from agent_r1.errors import ConfigError
@@ -78,7 +78,7 @@ def test_files_of_one_folder_import_one_another_once(folder):
 )  # fmt: skip
 def test_what_keeps_no_contract_is_refused_with_what_is_wanted(folder, load, attribute, found):
     name = said(folder, "wrong_contract.py", attribute, TOOL)
-    environment.cache_clear()
+    env._own_environment.cache_clear()
     with pytest.raises(ConfigError) as refusal:
         load(name)
     assert found in str(refusal.value) and "wrong_contract.py" in str(refusal.value)

@@ -41,17 +41,21 @@ ENVIRONMENTS: dict[str, Callable[[dict[str, BaseTool], EnvConfig], AgentEnv]] = 
 }
 
 
-@cache
 def environment(name: str) -> Callable[[dict[str, BaseTool], EnvConfig], AgentEnv]:
     """What makes environments of that name. Raises ConfigError where there is none, or where one's own keeps no contract."""
     if own.is_own(name):
-        return as_environment(own.load(name, "env.name"), name)
+        return _own_environment(name)
     if name not in ENVIRONMENTS:
         raise ConfigError(
             f"unknown environment {name!r}{nearest(name, ENVIRONMENTS)}; choose from {', '.join(ENVIRONMENTS)}, or name one of "
             "your own as FILE.py:CLASS"
         )
     return ENVIRONMENTS[name]
+
+
+@cache
+def _own_environment(name: str) -> Callable[[dict[str, BaseTool], EnvConfig], AgentEnv]:
+    return as_environment(own.load(name, "env.name"), name)
 
 
 def make_env(row: Row, tools: dict[str, BaseTool], config: EnvConfig) -> AgentEnv:
