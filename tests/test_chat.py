@@ -590,9 +590,9 @@ def test_a_tool_of_the_user_from_the_working_directory(tmp_path, monkeypatch):
     tools = user_tools(["my_tools_a:double", "my_tools_a:ready"])
     assert list(tools) == ["double"] and isinstance(tools["double"], BaseTool)
     for name, words in (
-        ("my_tools_a", "give module:function"),
-        (":x", "give module:function"),
-        ("my_tools_a:triple", "has no attribute 'triple'"),
+        ("my_tools_a", "give FILE.py:NAME or MODULE:NAME"),
+        (":x", "give FILE.py:NAME or MODULE:NAME"),
+        ("my_tools_a:triple", "has no 'triple'"),
         ("no_such_module:x", "No module named"),
         ("my_tools_a:number", "is a int"),
         ("my_tools_a:untyped", "has no type"),

@@ -15,9 +15,10 @@ from agent_r1.env import environment
 from agent_r1.errors import ConfigError
 from agent_r1.reward.own import own_outcome
 from agent_r1.rollout.episode import flow_of
+from agent_r1.stages import check_own
 from agent_r1.tool import make_tools
 from agent_r1.training.demonstrate import demonstrator_of
-from agent_r1.workspace import Workspace, check_own, load_tools
+from agent_r1.workspace import Workspace, load_tools
 
 TOOL = '''
 from agent_r1.tool import tool
@@ -68,8 +69,8 @@ def test_files_of_one_folder_import_one_another_once(folder):
 
 @pytest.mark.parametrize(
     ("load", "attribute", "found"),
-    [(lambda n: make_tools([n]), "plain", "function and no tool; decorate it with @tool"),
-     (lambda n: make_tools([n]), "NUMBER", "int and no tool"),
+    [(lambda n: make_tools([n]), "plain", "@tool plain: "),
+     (lambda n: make_tools([n]), "NUMBER", "is a int and no tool"),
      (lambda n: make_tools([n]), "duoble", "has no 'duoble' (did you mean 'double'?)"),
      (lambda n: make_tools([n, n]), "double", "both bring a tool called 'double'"),
      (environment, "plain", "(function); name a class"), (flow_of, "double", "no flow; write a subclass of AgentFlowBase"),

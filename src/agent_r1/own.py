@@ -13,6 +13,7 @@ import ast
 import hashlib
 import importlib
 import importlib.util
+import re
 import sys
 import traceback
 from collections.abc import Iterable
@@ -56,6 +57,8 @@ def load(name: str, setting: str) -> Any:
     or has no such attribute.
     """
     check_said(name, setting)
+    if not re.fullmatch(r".+:\w+", name):
+        raise ConfigError(f"{setting}={name!r} names no code; give FILE.py:NAME or MODULE:NAME")
     place, _, attribute = name.rpartition(":")
     module = _imported(place, setting)
     if not hasattr(module, attribute):
@@ -69,6 +72,8 @@ def load(name: str, setting: str) -> Any:
 def _imported(place: str, setting: str) -> Any:
     """The module. A file's folder joins sys.path, so that files of one folder can import one another."""
     module, path = place, None
+    if "" not in sys.path:  # the installed command does not look into the working directory by itself
+        sys.path.insert(0, "")
     if place.endswith(".py"):
         path = Path(place)
         if not path.is_file():

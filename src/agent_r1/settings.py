@@ -111,6 +111,11 @@ class DataConfig(Section):
     skip_bad: InFingerprintIfChanged[bool] = False
     """Leave corrupt records out instead of refusing the file."""
 
+    @property
+    def data_source(self) -> str:
+        """verl's word for the data set of a row: `rows` for all questions of one's own, also where a function makes them."""
+        return "rows" if is_own(self.name) else self.name
+
 
 class SearchConfig(Section):
     """Corpus to passages (room 2)."""

@@ -20,22 +20,24 @@ import time
 from pathlib import Path
 
 from agent_r1 import hub
-from agent_r1.config import DATASETS, Config
+from agent_r1.config import Config, own_names
 from agent_r1.data.rows import read_corpus
 from agent_r1.device import resolve_device, set_threads
+from agent_r1.env import environment, make_env
 from agent_r1.errors import ConfigError
 from agent_r1.files import home, write_whole
+from agent_r1.reward.own import reward_of
 from agent_r1.rollout import qwen
 from agent_r1.rollout.chat_format import ChatFormat
-from agent_r1.rollout.episode import make_loop
+from agent_r1.rollout.episode import flow_of, make_loop
 from agent_r1.rollout.rows import TrainingRow
+from agent_r1.tool import own_tool
 from agent_r1.training.run import RunDir, check_start_model, open_run, run_training, start_model, write_model
 from agent_r1.training.tiny_model import init_weights, shape_of, train_tokenizer
 from agent_r1.ui import progress, say
 from agent_r1.workspace import (
     Workspace,
     check_local_model,
-    check_own,
     load_rows,
     load_tools,
     make_data,
@@ -44,7 +46,6 @@ from agent_r1.workspace import (
     stage,
 )
 
-TASKS_WITH_DEMONSTRATORS = [name for name in DATASETS if name != "rows"]
 SAMPLED = 1000
 """Questions of an evaluation that are also asked at temperature 1: enough for +-.03, at a seventh of HotpotQA's cost."""
 
@@ -55,7 +56,7 @@ def make_cold_start(config: Config) -> None:
         _fetch_model(config)
         return check_start_model(config)
     own_task = config.cold_start.demonstrator or config.cold_start.episodes
-    if not own_task and (config.data.name not in TASKS_WITH_DEMONSTRATORS or "search" not in config.env.tools):
+    if not own_task and (config.data.data_source == "rows" or "search" not in config.env.tools):
         raise ConfigError(
             "nobody can play this task yet: set cold_start.demonstrator to a function of yours (FILE.py:FUNCTION), "
             "cold_start.episodes to recorded conversations, or model.path to a pretrained model; the demonstrators that come along "
@@ -156,6 +157,19 @@ def own_demonstrations(config: Config) -> tuple[ChatFormat, list[TrainingRow], l
     return chat, rows, rows
 
 
+def check_own(config: Config) -> None:
+    """Load all code of one's own that the configuration names, before a minute is spent. Raises ConfigError, with the remedy,
+    where it keeps no contract."""
+    from agent_r1.training.demonstrate import demonstrator_of
+
+    loads = {
+        "env.name": environment, "env.tools": own_tool, "env.reward": reward_of, "rollout.flow": flow_of,
+        "cold_start.demonstrator": demonstrator_of,
+    }  # fmt: skip
+    for name, setting in own_names(config).items():
+        loads.get(setting, lambda name: None)(name)  # the data stage loads what makes the questions
+
+
 def make_missing(config: Config) -> None:
     """The stages before training, those that are not done."""
     workspace, path = Workspace.of(config), config.model.path
@@ -235,9 +249,8 @@ def _backend(config: Config) -> str:
 
 def run_by_hand(config: Config, split: str, index: int, table: bool) -> None:
     """A person plays one episode. The tokens are those of the start model, or bytes where there is none yet."""
-    from agent_r1.env import make_env
     from agent_r1.inference.by_hand import play_by_hand
-    from agent_r1.training.tiny_model import load_chat, train_tokenizer
+    from agent_r1.training.tiny_model import byte_chat, load_chat
 
     rows, tools, start = load_rows(config, split), load_tools(config), Workspace.of(config).start_model
     if not 0 <= index < len(rows):
@@ -247,10 +260,8 @@ def run_by_hand(config: Config, split: str, index: int, table: bool) -> None:
         chat = load_chat(start)
     else:
         say(f"{start} is not there yet: a byte is a token here, and no limit of tokens holds")
-        chat, rollout = (
-            ChatFormat(train_tokenizer([], 512)),
-            rollout.model_copy(update={"max_context": 10**6, "max_tokens_per_turn": 10**5}),
-        )
+        chat, wide = byte_chat(), {"max_context": 10**6, "max_tokens_per_turn": 10**5}
+        rollout = rollout.model_copy(update=wide)
     play_by_hand(rows[index], chat, tools, rollout, config.env, lambda row: make_env(row, tools, config.env), table)
 
 

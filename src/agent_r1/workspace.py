@@ -20,10 +20,8 @@ from agent_r1.config import Config, fingerprint, own_names
 from agent_r1.data.build import build
 from agent_r1.data.rows import read_manifest, read_rows, verify
 from agent_r1.device import available_memory
-from agent_r1.env import environment
 from agent_r1.errors import AgentR1Error
 from agent_r1.files import home, locked, whole
-from agent_r1.reward.own import reward_of
 from agent_r1.search import prebuilt
 from agent_r1.search.encoders import make_encoder
 from agent_r1.search.index import PassageIndex, build_index, recall_at_k, title_recall
@@ -50,11 +48,8 @@ class Workspace:
     @property
     def data(self) -> Path:
         c = self.config
-        return (
-            self.root
-            / "artifacts"
-            / f"{'rows' if own.is_own(c.data.name) else c.data.name}-{fingerprint(c.data, c.seed, c.env.name, *code(c.data.name))}"
-        )
+        made_of = fingerprint(c.data, c.seed, c.env.name, *code(c.data.name))
+        return self.root / "artifacts" / f"{c.data.data_source}-{made_of}"
 
     @property
     def index(self) -> Path:
@@ -121,26 +116,20 @@ def stage(title: str, target: Path, make: Callable[[Path], str]) -> None:
 def make_data(config: Config) -> None:
     """Stage: questions and passages."""
     workspace = Workspace.of(config)
-    tinyhop, mine = config.data.name == "tinyhop", config.data.name == "rows" or own.is_own(config.data.name)
+    where = {"tinyhop": "a world made from nothing", "rows": "your own"}
+    published = f"{config.data.name} from {config.data.source or 'the hub'}"
 
     def make(part: Path) -> str:
         manifest = build(config.data, config.seed, part, config.env.name)
         splits = manifest["splits"].items()
-        if tinyhop:
+        if config.data.name == "tinyhop":
             return ", ".join(f"{name} {s['questions']} questions in a world of {s['entities']}" for name, s in splits)
         counts, skipped = ", ".join(f"{name} {s['questions']}" for name, s in splits), manifest["skipped"]
         few = ", ".join(skipped[:3]) + (", ..." if len(skipped) > 3 else "")
         bad = f"; left out {len(skipped)} corrupt records: {few}" if skipped else ""
         return f"questions: {counts}; corpus: {config.data.corpus}{bad}"
 
-    title = (
-        "a world made from nothing"
-        if tinyhop
-        else "your own"
-        if mine
-        else f"{config.data.name} from {config.data.source or 'the hub'}"
-    )
-    stage(f"data: {title}", workspace.data, make)
+    stage(f"data: {where.get(config.data.data_source, published)}", workspace.data, make)
     verify(workspace.data)
 
 
@@ -189,15 +178,6 @@ def load_tools(config: Config, tell: Callable[[str], None] = say) -> dict[str, B
     for name, server in env.mcp.items():
         own.check_said(server, f"env.mcp.{name}")  # it is a command, or an address that hears what the agent asks
     return make_tools(env.tools, env.mcp, env.mcp_per_episode, searcher=searcher, top_k=config.search.top_k)
-
-
-def check_own(config: Config) -> None:
-    """Load all code of one's own that the configuration names. Raises ConfigError, with the remedy, where it keeps no contract."""
-    if own.is_own(config.env.name):
-        environment(config.env.name)
-    if config.env.reward:
-        reward_of(config.env.reward)
-    make_tools([name for name in config.env.tools if own.is_own(name)])
 
 
 def needs_index(config: Config) -> bool:

@@ -32,7 +32,6 @@ from agent_r1.data.rows import Passage, make_folder, write_corpus, write_rows
 from agent_r1.data.tinyhop import KINDS, make_questions, make_world
 from agent_r1.errors import AgentR1Error, ConfigError, first_line
 from agent_r1.files import sha256
-from agent_r1.own import is_own
 from agent_r1.settings import DataConfig
 
 SPLITS = ("train", "val", "test", "cold")
@@ -76,8 +75,8 @@ def build(config: DataConfig, seed: int, out: Path, agent_name: str = "hermes") 
         for split, questions in made.splits.items():
             rows = [
                 {  # verl's keys
-                    "data_source": "rows" if is_own(config.name) else config.name,
-                    "prompt": messages(config.name, asked.question, asked.system),
+                    "data_source": config.data_source,
+                    "prompt": messages(config.data_source, asked.question, asked.system),
                     "ability": "multi-hop-qa",
                     "reward_model": {"style": "rule", "ground_truth": asked.answers},
                     "extra_info": {"index": index, "split": split, **asked.extra},

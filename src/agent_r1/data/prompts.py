@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from agent_r1.own import is_own
 from agent_r1.types import Message
 
 _THINK = "Think first, between <think> and </think>."
@@ -27,7 +26,7 @@ INSTRUCTIONS = (
 def messages(dataset: str, question: str, system: str | None = None) -> list[Message]:
     """The prompt for `question`. Those of a published data set are all told the same; questions of one's own bring their
     `system` message, or none."""
-    if dataset not in ("tinyhop", "rows") and not is_own(dataset):
+    if dataset not in ("tinyhop", "rows"):
         system = INSTRUCTIONS
     lead = [{"role": "system", "content": system}] if system else []
     return [*lead, {"role": "user", "content": question}]

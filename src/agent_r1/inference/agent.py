@@ -11,16 +11,14 @@ To the user there are two backends:
 
 from __future__ import annotations
 
-import importlib
 import re
-import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent_r1 import hub
+from agent_r1 import hub, own
 from agent_r1.config import Config, changed, from_yaml, load_config
 from agent_r1.data.prompts import instructions, messages
 from agent_r1.device import resolve_device, set_threads
@@ -31,7 +29,7 @@ from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.policies import ServerPolicy, TransformersPolicy, load_any
 from agent_r1.rollout.sampler import LocalPolicy
 from agent_r1.settings import RolloutConfig, TrainerConfig
-from agent_r1.tool import BaseTool, tool
+from agent_r1.tool import BaseTool, own_tool
 from agent_r1.training.checkpoint import list_checkpoints
 from agent_r1.training.shards import find_shards
 from agent_r1.training.tiny_model import load_chat
@@ -115,7 +113,7 @@ def _in_process(model: Path, chat: ChatFormat, rollout: RolloutConfig, trainer: 
 def _lead(agent: Agent, prompt: str | None) -> list[Message] | None:
     """See `Agent.lead`: a model that none of our runs made must be told how to answer, unless its data set does."""
     if prompt is None:
-        if own_settings(agent.model) or messages(agent.config.data.name, "")[:-1] or agent.made_from_nothing:
+        if own_settings(agent.model) or messages(agent.config.data.data_source, "")[:-1] or agent.made_from_nothing:
             return None
         prompt = instructions(agent.tools)
     return [{"role": "system", "content": prompt}] if prompt else []
@@ -125,7 +123,7 @@ def describe(agent: Agent, backend: str) -> str:
     """One line: what answers, with which tools, over what, told what, sampled how."""
     c, workspace = agent.config, Workspace.of(agent.config)
     world = f" over {workspace.data.name}, {c.search.url or workspace.index.name}" if "search" in agent.tools else ""
-    lead = messages(c.data.name, "")[:-1] if agent.lead is None else agent.lead
+    lead = messages(c.data.data_source, "")[:-1] if agent.lead is None else agent.lead
     told = f'"{textwrap.shorten(lead[0]["content"], 80, placeholder="...")}"' if lead else "none"
     r = c.rollout
     return (
@@ -171,26 +169,10 @@ def make_world(config: Config) -> None:
 
 
 def user_tools(names: list[str]) -> dict[str, BaseTool]:
-    """The tools named `module:attribute`: a BaseTool, or a typed and documented function, which becomes one.
-
-    The module is imported, from the working directory too: whoever names it chooses to run it.
-    """
-    if "" not in sys.path and names:
-        sys.path.insert(0, "")
-    tools: dict[str, BaseTool] = {}
-    for name in names:
-        module, _, attribute = name.partition(":")
-        try:
-            found = getattr(importlib.import_module(module), attribute)
-        except (ImportError, AttributeError, ValueError) as error:
-            raise ConfigError(
-                f"--tools {name}: {error}; give module:function, which is imported from the working directory or the venv"
-            ) from None
-        if not callable(found) and not isinstance(found, BaseTool):
-            raise ConfigError(f"--tools {name} is a {type(found).__name__}; give a function or a BaseTool")
-        made = found if isinstance(found, BaseTool) else tool(found)
-        tools[made.name] = made
-    return tools
+    """The tools of `--tools`. Whoever names code on the command line chooses to run it."""
+    names = [own.absolute(name, Path.cwd()) for name in names]
+    own.say(names)
+    return {made.name: made for made in (own_tool(name, "--tools") for name in names)}
 
 
 # ----------------------------------------------------------------------------------------------- which model is meant

@@ -7,6 +7,7 @@ the person mends in the task.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import shlex
 import sys
@@ -84,15 +85,16 @@ def expand(line: str, tools: dict[str, BaseTool]) -> str:
         words = shlex.split(rest)
     except ValueError:
         return line
-    arguments = dict(word.split("=", 1) for word in words if "=" in word)
-    return call(name, **{key: _value(value) for key, value in arguments.items()})
+    return call(name, **_arguments([word for word in words if "=" in word]))
 
 
-def _value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
+def _arguments(words: list[str]) -> dict[str, Any]:
+    """`x=1 name=Ada` as the arguments of a call: JSON where it is some, and else text."""
+    found: dict[str, Any] = dict(word.split("=", 1) for word in words)
+    for key, text in found.items():
+        with contextlib.suppress(ValueError):
+            found[key] = json.loads(text)
+    return found
 
 
 def play_by_hand(
@@ -150,8 +152,7 @@ def call_by_hand(tools: dict[str, BaseTool], words: list[str], env: EnvConfig) -
     bad = [word for word in rest if "=" not in word]
     if bad:
         raise ConfigError(f"--call {name}: {bad[0]!r} is not of the form argument=value")
-    arguments = {key: _value(value) for key, value in (word.split("=", 1) for word in rest)}
-    result = asyncio.run(call_tool(tools, ToolCall(name, arguments), env.tool_timeout_s, env.tool_max_chars))
+    result = asyncio.run(call_tool(tools, ToolCall(name, _arguments(rest)), env.tool_timeout_s, env.tool_max_chars))
     console.print(clean(result.content), markup=False)
     console.print(f"{'ok' if result.ok else result.error}, {1000 * result.seconds:.1f} ms", style="bright_black")
     return result.ok

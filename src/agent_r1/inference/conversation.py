@@ -67,7 +67,7 @@ class Conversation(AgentEnvLoop):
         """Whether a question goes on with the conversation, or begins a new one."""
         self._known = {row["prompt"][-1]["content"]: row for row in known}
         # What stands before the question in training (a system message, if the task has one) stands there here too.
-        as_trained = known[0]["prompt"] if known else messages(agent.config.data.name, "")
+        as_trained = known[0]["prompt"] if known else messages(agent.config.data.data_source, "")
         self._lead = as_trained[:-1] if agent.lead is None else agent.lead
         self._seed, self._asked = seed, 0
         self._history: list[Step] = []

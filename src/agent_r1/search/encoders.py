@@ -28,6 +28,7 @@ import hashlib
 import re
 import unicodedata
 import zipfile
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
 
-class Encoder:
+class Encoder(ABC):
     """What `index.py` asks of an encoder. Vectors are float32 of length 1 (or all zero for a text without a gram)."""
 
     name: str
@@ -51,21 +52,21 @@ class Encoder:
     settings: dict[str, Any]
     """Plain values that decide what the vectors mean. An index made under other settings is refused."""
 
-    def fit(self, passages: list[tuple[str, str]]) -> None:
+    def fit(self, passages: list[tuple[str, str]]) -> None:  # noqa: B027 - nothing to do, unless an encoder has something to learn
         """Learn whatever depends on the corpus, from all (title, text) pairs."""
 
+    @abstractmethod
     def encode_queries(self, queries: list[str]) -> np.ndarray:
         """Vectors of the queries: [len(queries), dim]."""
-        raise NotImplementedError
 
+    @abstractmethod
     def encode_passages(self, passages: list[tuple[str, str]]) -> np.ndarray:
         """Vectors of (title, text) pairs: [len(passages), dim]."""
-        raise NotImplementedError
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path) -> None:  # noqa: B027
         """Write what `fit` learned into the index folder."""
 
-    def load(self, folder: Path) -> None:
+    def load(self, folder: Path) -> None:  # noqa: B027
         """Read it back. Raises AgentR1Error where it is missing or damaged."""
 
 

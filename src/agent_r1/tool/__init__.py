@@ -38,7 +38,7 @@ from agent_r1.tool.search import SearchTool
 
 __all__ = [
     "TOOLS", "BaseTool", "BatchTool", "InvalidArgumentsError", "SearchTool", "ToolCall", "ToolErrorKind", "ToolOutput",
-    "ToolResult", "call_tool", "make_tools", "tool",
+    "ToolResult", "call_tool", "make_tools", "own_tool", "tool",
 ]  # fmt: skip
 
 TOOLS: dict[str, Callable[..., BaseTool]] = {
@@ -61,7 +61,7 @@ def make_tools(
     for name in names:
         server, _, wanted = name.partition(".")
         if own.is_own(name):
-            found = [_own_tool(name)]
+            found = [own_tool(name)]
         elif server in servers:
             found = mcp_tools(server, servers[server], wanted, server in own_sessions)
         elif name in TOOLS:
@@ -81,11 +81,14 @@ def make_tools(
     return tools
 
 
-def _own_tool(name: str) -> BaseTool:
-    found = own.load(name, "env.tools")
-    if isinstance(found, type) and issubclass(found, BaseTool):
-        found = found()
-    if not isinstance(found, BaseTool):
-        hint = "decorate it with @tool" if callable(found) else "write a function with @tool, or a BaseTool"
-        raise ConfigError(f"env.tools: {name} is a {type(found).__name__} and no tool; {hint} (agent_r1.tool)")
-    return found
+def own_tool(name: str, setting: str = "env.tools") -> BaseTool:
+    """The tool that `name` (`FILE.py:NAME`) names: a BaseTool, its class, or a typed and documented function, which becomes
+    one. Raises ConfigError where it is none of them."""
+    found = own.load(name, setting)
+    is_class = isinstance(found, type)
+    if not isinstance(found, BaseTool) and not (issubclass(found, BaseTool) if is_class else callable(found)):
+        raise ConfigError(f"{setting}={name} is a {type(found).__name__} and no tool; give a function or a BaseTool")
+    try:
+        return found() if is_class else found if isinstance(found, BaseTool) else tool(found)
+    except ConfigError as error:
+        raise ConfigError(f"{setting}={name}: {error}") from None

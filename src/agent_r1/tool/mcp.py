@@ -1,4 +1,5 @@
 """The tools of an MCP server (Model Context Protocol), as tools like any other. In: a command line or a URL. Out: `BaseTool`s.
+Next: `make_tools` offers them beside the others.
 
     env.mcp.files="python server.py"            a child process; we speak through its standard input and output
     env.mcp.files=http://127.0.0.1:9000/mcp     a server that runs already (streamable HTTP)

@@ -3,6 +3,8 @@
 In: a function from a row and the conversation so far to the agent's next turn, or a file of recorded conversations. Out:
 training rows for `cold_start.clone`, and the tokenizer that their texts give. Next: `cold_start.py`.
 
+    from agent_r1.env.hermes import answer, call
+
     def demonstrate(row, history, rng):
         if history[-1]["role"] != "tool":
             return call("calculator", expression=row["prompt"][-1]["content"])
@@ -34,7 +36,7 @@ from agent_r1.rollout.rows import TrainingRow, trajectory_rows
 from agent_r1.settings import EnvConfig, RolloutConfig
 from agent_r1.tool import BaseTool
 from agent_r1.training.other_names import NAME
-from agent_r1.training.tiny_model import train_tokenizer
+from agent_r1.training.tiny_model import byte_chat
 from agent_r1.types import Generation, Message, Observation, Row, Sampling, Step, StopReason, Trajectory
 
 Demonstrate = Callable[..., str]
@@ -134,7 +136,7 @@ def play(
     """
     demonstrate = demonstrator_of(name)
     # No tokenizer has been trained yet: a byte is a token, and the limits of a context do not hold.
-    chat = ChatFormat(train_tokenizer([], 512))
+    chat = byte_chat()
     limits = replace(Limits.of(rollout, env), max_tokens_per_turn=10**6, max_context=10**7)
     flow = _Plays(demonstrate, chat, limits, lambda row: make_env(row, tools, env), seed)
     tasks = [Task(row, str(i), f"demonstration-{i}") for i, row in enumerate(rows)]

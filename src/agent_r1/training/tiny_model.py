@@ -109,6 +109,11 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
     )
 
 
+def byte_chat() -> ChatFormat:
+    """The tiny model's template where no tokenizer has been trained yet: a byte is a token."""
+    return ChatFormat(train_tokenizer([], 256 + len(SPECIAL) + len(TAGS)))
+
+
 def save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
     """Save so that `AutoTokenizer`, and with it vLLM and verl, read back the very same tokenizer.
 
