@@ -8,6 +8,7 @@ import subprocess
 
 import pytest
 import torch
+from benchmarks import ablation, summary
 from conftest import micro_config, random_model, trajectory_of
 from runs import ROOT, TINY, curve, main
 
@@ -16,7 +17,6 @@ from agent_r1.rollout.rows import Batch, collate, trajectory_rows
 from agent_r1.training import loop
 from agent_r1.training.learner import Learner
 from agent_r1.training.losses import policy_loss
-from benchmarks import ablation, summary
 
 ARMS = ("masked", "tool-tokens", "tool-tokens-agent-n")
 

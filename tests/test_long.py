@@ -9,7 +9,6 @@ from collections import Counter
 from types import ModuleType
 
 import pytest
-
 from benchmarks.long import __main__ as long
 from benchmarks.long.mutation import FAULTS, ROOT, mutated
 
