@@ -284,7 +284,7 @@ def test_a_server_that_fails_in_mid_answer_and_the_conversation_that_survives_it
         (["--temperature", "nan"], 2, "invalid temperature value: 'nan'"),
         (["--temperature", "11"], 2, "invalid temperature value: '11'"),
         (["--backend", "vlm"], 2, "vlm"),
-        (["--tools", "nothing"], 2, "give module:function"),
+        (["--tools", "nothing"], 2, "give FILE.py:NAME or MODULE:NAME"),
         (["--run", "other"], 1, "there are: tiny"),
         (["--step", "9"], 1, "no checkpoint of step 9"),
         (["--model", "/no/such/folder/at all"], 1, "/no/such/folder/at all"),

@@ -165,7 +165,7 @@ class Repl:
         for tool in self.agent.tools.values():
             self.screen.say(f"  {tool.name}({', '.join(tool.parameters.get('properties', {}))})  {tool.description}")
         if not self.agent.tools:
-            self.screen.say("  none; --tools module:function adds one")
+            self.screen.say("  none; --tools FILE.py:NAME adds one")
 
     def trace(self, argument: str) -> None:
         """Every token of the last exchange with its mask and log-prob: the very row that training would be given."""
