@@ -6,7 +6,7 @@ In: data and index of a preset, and a model folder. The model plays the question
 loops play them again, with a server that answers at once with the very tokens of that play: what is left is the loops'
 own time. Both search the same index through the same (batched, uncached) searcher. Out: a table and a JSON line.
 
-Ours also parses the answer, pays the rewards and cuts the trajectory into training rows; with `tool_agent`, verl does
+Ours also parses the answer, pays the rewards and cuts the trajectory into training sequences; with `tool_agent`, verl does
 that elsewhere, in its reward loop. That part is timed with ours and not with theirs.
 """
 

@@ -89,6 +89,30 @@ def circle(package: Path) -> list[str]:
     return []
 
 
+DOORS = {
+    "workspace": "names what is on disk by everything that it was made of",
+    "training.loop": "the algorithm box, where all sections meet",
+    "training.run": "opens a run folder, and says what changed since",
+    "verl_engine.agent_loop": "opens the run again inside a worker",
+    "verl_engine.checkpoints": "a checkpoint carries its run's fingerprint",
+    "verl_engine.compose": "translates every section into verl's words",
+    "verl_engine.launch": "opens the run for verl",
+    "verl_engine.trainer": "opens the run again inside a worker",
+    "inference.agent": "opens whatever was trained",
+    "inference.chat": "opens a second agent beside the first",
+    "inference.compare": "opens two agents one after the other",
+    "inference.export": "writes the settings beside the weights",
+    "inference.provenance": "says what a figure was made with",
+}
+"""Below the shell, only who opens a room takes the whole configuration; everybody else takes one section or an object."""
+
+
+def test_only_the_doors_take_the_whole_configuration():
+    shell = STOREYS["shell"]
+    takers = {a.source for a in arrows(PACKAGE) if a.target == "config" and a.source.split(".")[0] not in shell}
+    assert takers == set(DOORS)
+
+
 def test_every_room_has_a_storey():
     rooms = {name.split(".")[0] for name in modules(PACKAGE)}
     assert rooms == {room for rooms in STOREYS.values() for room in rooms}

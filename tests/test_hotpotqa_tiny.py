@@ -94,7 +94,7 @@ def test_the_same_bytes_from_the_command_line(files, tmp_path):
 
 @pytest.fixture(scope="module")
 def world(files, tmp_path_factory):
-    """Configuration, training rows, passages and tools of a data set of 160 questions."""
+    """Configuration, training sequences, passages and tools of a data set of 160 questions."""
     sizes = ["data.train=120", "data.val=8", "data.test=32", "data.cold=240", "rollout.max_context=512"]
     config, folder = load_config("hotpotqa-tiny", [f"data.source={files}", *sizes]), tmp_path_factory.mktemp("world")
     build(config.data, 0, folder / "data")

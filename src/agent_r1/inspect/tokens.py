@@ -1,4 +1,4 @@
-"""One training row, token by token: who wrote each token, and what it was credited with.
+"""One training sequence, token by token: who wrote each token, and what it was credited with.
 
 In: a row of a rollout line (`rollouts/*.jsonl`). Out: coloured text for a terminal or a notebook, spans for the report.
 Both come from the same `token_cells`, so they cannot disagree.

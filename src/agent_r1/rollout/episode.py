@@ -1,6 +1,6 @@
 """The episode loop: where a policy and an environment meet. Training, evaluation, chat and verl all run this code.
 
-In: a row (one question). Out: a `Trajectory`. Next: `rows.py` makes training rows of it.
+In: a row (one question). Out: a `Trajectory`. Next: `rows.py` makes training sequences of it.
 
 Episodes are coroutines. Each waits only for its own next token block and its own tools, so a hundred of them keep one
 sampler busy, and none waits for the slowest of its batch.

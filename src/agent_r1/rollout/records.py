@@ -1,6 +1,6 @@
 """A trajectory as one line of JSON: what `rollouts/*.jsonl` holds, and what chat, report and `inspect` read.
 
-In: trajectories and the training rows made of them. Out: records, with the tokens as text and ids.
+In: trajectories and the training sequences made of them. Out: records, with the tokens as text and ids.
 Next: `inspect/tokens.py` draws one.
 """
 

@@ -1,4 +1,4 @@
-"""Trajectories to training rows: what was sampled, what was not, and where the reward sits.
+"""Trajectories to training sequences: what was sampled, what was not, and where the reward sits.
 
 In: `Trajectory`. Out: `TrainingRow`s and, padded, a `Batch` of tensors. Next: `training/advantages.py`.
 
@@ -48,7 +48,7 @@ class TrainingRow:
 
 
 def trajectory_rows(trajectory: Trajectory, index: int) -> list[TrainingRow]:
-    """The training rows of one trajectory (none if nothing was sampled)."""
+    """The training sequences of one trajectory (none if nothing was sampled)."""
     rows: list[TrainingRow] = []
     paid_to, owed = None, 0.0
     for number, step in enumerate(trajectory.steps):

@@ -1,6 +1,6 @@
 """Advantages: how much better was each action token than expected?
 
-In: the rewards, masks (and values) of a batch of training rows (`rollout/rows.py`). Out: one number per action token.
+In: the rewards, masks (and values) of a batch of training sequences (`rollout/rows.py`). Out: one number per action token.
 Next: `losses.py` makes tokens with a positive advantage more likely and the others less. Pure functions of tensors,
 chosen by name from `ESTIMATORS`; the local loop and verl call the same ones.
 

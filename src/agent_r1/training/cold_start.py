@@ -1,6 +1,6 @@
 """Cold start: behaviour cloning of an imperfect demonstrator, so that RL has something to reinforce.
 
-In: training rows, the search index. Out: a model folder that knows the format, can copy names, and plays the task badly.
+In: training sequences, the search index. Out: a model folder that knows the format, can copy names, and plays the task badly.
 Next: `loop.py`. Questions of published data sets are played under other names (`other_names.py`).
 
 RL from nothing does not start: a model that never once searches and answers correctly never sees a reward. A pretrained

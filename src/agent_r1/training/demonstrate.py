@@ -1,7 +1,7 @@
 """Demonstrations of one's own task: played by a function, or recorded by somebody.
 
 In: a function from a row and the conversation so far to the agent's next turn, or a file of recorded conversations. Out:
-training rows for `cold_start.clone`, and the tokenizer that their texts give. Next: `cold_start.py`.
+training sequences for `cold_start.clone`, and the tokenizer that their texts give. Next: `cold_start.py`.
 
     from agent_r1.env.hermes import answer, call
 
@@ -211,7 +211,7 @@ def texts_of(episodes: list[Episode]) -> Iterator[str]:
 
 
 def sequences(episodes: list[Episode], chat: ChatFormat, max_context: int) -> list[TrainingRow]:
-    """Their training rows: the loss is on the agent's turns, and whatever tools and users said is only read.
+    """Their training sequences: the loss is on the agent's turns, and whatever tools and users said is only read.
 
     Raises ConfigError where most are longer than `max_context`.
     """

@@ -1,6 +1,6 @@
 """verl's agent loop around ours: it wraps verl's server client as a `Policy` and runs `rollout/episode.py`.
 
-In: one question as verl's data loader hands it over. Out: its training rows as verl's `AgentLoopOutput`s, with the
+In: one question as verl's data loader hands it over. Out: its training sequences as verl's `AgentLoopOutput`s, with the
 rewards that our environment has paid, token by token. Next: verl's TransferQueue, from which `trainer.py` takes them.
 """
 
@@ -132,7 +132,7 @@ class AgentR1Loop(AgentLoopBase):
 
 
 def row_output(row: TrainingRow, trajectory: Trajectory, metrics: AgentLoopMetrics, extra: dict) -> RowOutput:
-    """A training row in verl's form: the prompt is what stands before the first action, the response all the rest."""
+    """A training sequence in verl's form: the prompt is what stands before the first action, the response all the rest."""
     cut = row.action_mask.index(1)
     return RowOutput(
         prompt_ids=row.input_ids[:cut],
