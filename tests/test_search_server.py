@@ -15,6 +15,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
 import numpy as np
@@ -31,7 +32,7 @@ from agent_r1.search.searcher import Searcher
 from agent_r1.search.service import RemoteIndex
 from agent_r1.tool.base import ToolCall, call_tool
 from agent_r1.tool.search import SearchTool
-from agent_r1.workspace import load_index, load_tools
+from agent_r1.workspace import load_index, load_tools, retriever_of
 
 
 @pytest.fixture(autouse=True)
@@ -332,6 +333,108 @@ def test_one_that_never_answers_costs_its_callers_their_deadline_alone():
         assert waiting == 2  # the request itself goes on
 
 
+# ------------------------------------------------------------------------------------------------ Search-R1's protocol
+
+
+@contextmanager
+def retriever(answer=None, asked=None):
+    """A server of Search-R1's form that shares no code with ours; its address. `answer`: what it says instead; `asked`: a
+    list that gets the bodies."""
+
+    def found(rank, query):
+        return {
+            "document": {"id": str(rank), "contents": f'"{query} ("a")"\nLine one.\nLine two.'},
+            "score": 9.5 - rank,
+        }
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            if asked is not None:
+                asked.append(body)
+            said = answer or {"result": [[found(rank, q) for rank in range(body["topk"])] for q in body["queries"]]}
+            body = json.dumps(said).encode() if self.path == "/retrieve" else b"{}"
+            self.send_response(200 if self.path == "/retrieve" else 404)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def do_GET(self):
+            self.send_error(404)
+
+        def log_message(self, *args):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_a_retriever_of_search_r1_answers_our_agents():
+    asked: list[dict] = []
+    with retriever(asked=asked) as url:
+        said: list[str] = []
+        remote = RemoteIndex(f"{url}/retrieve/", tell=said.append)
+        remote.check("ngram", "c0ffee")
+        assert said == [f"search: {url}/retrieve does not say what it searches; what it finds is taken as it comes"]
+        assert remote.search(["x", "y"], 2)[1] == [
+            Hit("0", 'y ("a")', "Line one.\nLine two.", 9.5), Hit("1", 'y ("a")', "Line one.\nLine two.", 8.5)
+        ]  # fmt: skip
+        assert asked[-1] == {"queries": ["x", "y"], "topk": 2, "return_scores": True}
+        tool = {"search": SearchTool(Searcher(remote), 1)}
+        result = asyncio.run(call_tool(tool, ToolCall("search", {"query": "z"}), 10, 4000))
+        assert result.content == 'z ("a"): Line one. Line two.' and result.data["titles"] == ['z ("a")']
+        with pytest.raises(AgentR1Error, match="404.*named search.url=http://HOST:PORT/retrieve"):
+            RemoteIndex(url).check("ngram", "c0ffee")
+
+
+@pytest.mark.parametrize(
+    ("found", "says"),
+    [
+        ([[{"document": {"id": "1"}, "score": 1.0}]], "result.0.0.document.contents: Field required"),
+        ([[{"id": "1", "contents": "plain"}]], "result.0.0.document: Field required"),
+        ([[{"document": {"contents": 7}}]], "result.0.0.document.contents: Input should be a valid string"),
+        ([[{"document": {"contents": "a"}, "score": float("nan")}]], "result.0.0.score: Input should be a finite"),
+        ([None], "result.0: Input should be a valid list"),
+        ("many", "result: Input should be a valid list"),
+        ([[], []], "answered 2 of 1 queries"),
+    ],
+    ids=["no contents", "no document", "a number", "nan", "null", "text", "too many"],
+)
+def test_a_retriever_that_answers_in_another_form_is_one_line(found, says):
+    with retriever(answer={"result": found}) as url, pytest.raises(AgentR1Error) as refusal:
+        RemoteIndex(f"{url}/retrieve").check("ngram", "c0ffee")
+    assert says in str(refusal.value) and str(refusal.value).endswith("is it a search service?")
+    assert "\n" not in str(refusal.value)
+
+
+def test_what_a_web_search_gives_has_neither_id_nor_score_and_maybe_no_title():
+    found = [[{"document": {"contents": '"T"\nb'}}, {"document": {"contents": "no title"}}]]
+    with retriever(answer={"result": found}) as url:
+        assert RemoteIndex(f"{url}/retrieve").search(["a"], 3) == [
+            [Hit("", "T", "b", 0.0), Hit("", "", "no title", 0.0)]
+        ]
+
+
+def test_our_service_answers_whoever_asks_as_search_r1_does(quick):
+    def asked(**body):
+        return httpx.post(f"{quick}/retrieve", json=body, timeout=100, trust_env=False)
+
+    found = asked(queries=["a", "b"], topk=2, return_scores=True).json()["result"]
+    assert found[1][1] == {"document": {"id": "b/1", "contents": '"b"\ntext'}, "score": 0.5}
+    # What its rollout makes of them (`_passages2string` in search_r1/llm_agent/generation.py): a title, then text.
+    assert [item["document"]["contents"].split("\n") for item in found[0]] == [['"a"', "text"]] * 2
+    assert asked(queries=["a"]).json()["result"][0][0] == {"id": "a/0", "contents": '"a"\ntext'}
+    assert [len(hits) for hits in asked(queries=["a"] * 600, topk=0, model="e5").json()["result"]] == [3] * 600
+    assert asked(queries=[]).json() == {"result": []}
+    assert asked(queries=["x" * 9000]).json()["result"][0][0]["id"] == "x" * 2000 + "/0"
+    for body, says in (({"queries": "a"}, "queries"), ({"queries": ["a"], "topk": 51}, "topk"), ({}, "queries")):
+        assert asked(**body).status_code == 422 and asked(**body).json()["detail"].startswith(f"{says}: ")
+    # Both forms are of one answer: our own agents get the same passages through either.
+    assert RemoteIndex(f"{quick}/retrieve").search(["q"], 3) == RemoteIndex(quick).search(["q"], 3)
+
+
 # ---------------------------------------------------------------------------------------------------- the real command
 
 
@@ -375,6 +478,9 @@ def test_the_command_answers_as_the_index_does_and_is_waited_for_when_killed(hom
         local, remote = load_config("smoke", settings[1:]), load_config("smoke", [*settings[1:], f"search.url={url}"])
         here, there = (asyncio.run(call_tool(load_tools(config), call, 10, 4000)) for config in (local, remote))
         assert here.content == there.content and "Moby-Dick is a novel by Herman Melville" in here.content
+        theirs = load_config("smoke", [*settings[1:], f"search.url={url}/retrieve"])
+        assert asyncio.run(call_tool(load_tools(theirs), call, 10, 4000)).content == here.content
+        assert retriever_of(theirs) == f"{url}/retrieve, top 2" and retriever_of(remote).startswith("ngram")
         index = load_index(local)
         queries = [passage.title for passage in index.passages]
         assert RemoteIndex(url).search(queries, 3) == index.search(queries, 3)  # to the last bit of the scores

@@ -258,8 +258,8 @@ def _conflicts(config: Config) -> Iterator[str]:
         )
     if not re.fullmatch(rf"auto|Flat|(IVF|HNSW)\d+\S*|hub:{hub.NAME}", s.index):
         yield f"search.index={s.index!r} is unknown; choose auto, Flat, HNSW32, IVF4096,PQ64 or the like, or hub:OWNER/NAME"
-    if s.url and not re.fullmatch(r"https?://[^/\s]+/?", s.url):
-        yield f"search.url={s.url!r} is no address; give one such as http://127.0.0.1:8100"
+    if s.url and not re.fullmatch(r"https?://[^/\s]+(/retrieve)?/?", s.url):
+        yield f"search.url={s.url!r} is no address; give one such as http://127.0.0.1:8100 (Search-R1's: .../retrieve)"
     if strangers := [name for name in e.mcp_per_episode if name not in e.mcp]:
         yield f"env.mcp_per_episode names {strangers[0]!r}, and env.mcp has {', '.join(e.mcp) or 'no servers'}"
     if e.url and not re.fullmatch(r"https?://\S+", e.url):

@@ -130,7 +130,13 @@ class SearchConfig(Section):
     """auto (by corpus size and free memory) | a FAISS factory string: Flat, HNSW32, IVF4096,PQ64 and the like |
     hub:OWNER/NAME[@REVISION] (one that somebody has built and published)."""
     url: OutsideFingerprint[str | None] = None
-    """Where `agent-r1 search-server` answers, such as http://127.0.0.1:8100; unset: search in this process."""
+    """Where `agent-r1 search-server` answers, such as http://127.0.0.1:8100, or a retriever of Search-R1's protocol, such as
+    http://127.0.0.1:8000/retrieve; unset: search in this process."""
+
+    @property
+    def foreign(self) -> bool:
+        """Whether `url` is a retriever that does not say what it searches, nor with which encoder."""
+        return (self.url or "").rstrip("/").endswith("/retrieve")
 
 
 class EnvConfig(Section):

@@ -192,7 +192,8 @@ def load_index(config: Config) -> PassageIndex:
 
 
 def remote_index(config: Config, tell: Callable[[str], None] = say) -> RemoteIndex:
-    """The service at search.url. Raises AgentR1Error unless it has the index that this configuration would build."""
+    """The service at search.url. Raises AgentR1Error unless it has the index that this configuration would build, as far as
+    it says what it has."""
     from agent_r1.search.service import RemoteIndex
 
     # Half of an episode's time: whoever waits in vain should hear why, and not that the episode took too long.
@@ -219,6 +220,8 @@ def retriever_of(config: Config) -> str:
     s = config.search
     if "search" not in config.env.tools:
         return "none"
+    if s.foreign:
+        return f"{s.url}, top {s.top_k}"
     return f"{s.encoder} (dim {s.dim}), top {s.top_k}, {Workspace.of(config).index.name}"
 
 

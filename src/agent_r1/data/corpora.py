@@ -52,8 +52,7 @@ class Wiki18(BaseModel):
     contents: Annotated[Text, Field(pattern=r"\n")]
 
     def passages(self) -> list[Passage]:
-        title, _, text = self.contents.partition("\n")
-        return [Passage(self.id, title.strip().removeprefix('"').removesuffix('"'), text)]
+        return [Passage.of_contents(self.id, self.contents)]
 
 
 class Kilt(BaseModel):

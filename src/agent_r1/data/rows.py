@@ -35,6 +35,12 @@ class Passage:
     title: str
     text: str
 
+    @classmethod
+    def of_contents(cls, id: str, contents: str) -> Passage:
+        """Of one text, as wiki-18 and Search-R1 have it: the title, mostly in quotes, is the first of several lines."""
+        title, newline, text = contents.partition("\n")
+        return cls(id, title.strip().removeprefix('"').removesuffix('"'), text) if newline else cls(id, "", contents)
+
 
 def write_rows(path: Path, rows: list[Row]) -> None:
     """Write `rows` (at least one: the column types are read off them) as parquet, the same bytes for the same rows."""

@@ -66,6 +66,8 @@ def code_version() -> dict[str, Any]:
 def _index(config: Config, workspace: Workspace, data: dict[str, Any]) -> dict[str, Any]:
     """Encoder, corpus and kind; the hash is of the vectors. A service's own files are not here to be hashed."""
     facts = {"encoder": config.search.encoder, "corpus_sha256": data.get("files", {}).get("corpus.jsonl")}
+    if config.search.foreign:
+        return {"service": config.search.url}
     if config.search.url:
         return facts | {"service": True}
     made_of, vectors = _manifest(workspace.index), workspace.index / "vectors.faiss"

@@ -3,6 +3,11 @@
     POST /search   {"queries": ["...", ...], "top_k": 3}   ->  {"results": [[{"id", "title", "text", "score"}, ...], ...]}
     GET  /search?q=...&top_k=3                             ->  {"results": [[...]]}
     GET  /health                                           ->  what the index is made of, and counters
+    POST /retrieve {"queries": ["...", ...], "topk": 3, "return_scores": true}
+                   ->  {"result": [[{"document": {"id", "contents": "\\"title\\"\\ntext"}, "score"}, ...], ...]}
+
+The last one is Search-R1's (PeterGriffinJin/Search-R1, search_r1/search/retrieval_server.py), so that whatever asks such a
+retriever can ask this service, and an agent of ours such a retriever.
 
 The serving side has two threads. One speaks HTTP and never computes, so /health and refusals are prompt however busy the
 index is. The other is the `Searcher`'s: while it encodes one batch, queries of all clients line up, and the next batch takes
@@ -29,6 +34,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import httpx
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from agent_r1.data.rows import Passage
 from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.search.index import Hit, PassageIndex
 from agent_r1.search.searcher import MAX_QUERY_CHARS, Searcher
@@ -62,6 +68,16 @@ class SearchRequest(BaseModel):
     top_k: TopK = TOP_K
 
 
+class RetrieveRequest(BaseModel):
+    """The body of POST /retrieve. Search-R1 sends the queries of a whole batch at once, none where all have answered, and as
+    the model wrote them; whatever else a body says is ignored, as by its own server."""
+
+    model_config = ConfigDict(strict=True)
+    queries: Annotated[list[str], Field(max_length=MAX_WAITING)]
+    topk: Annotated[int, Field(ge=0, le=MAX_TOP_K)] | None = None
+    return_scores: bool = False
+
+
 def make_app(index: PassageIndex, timeout_s: float = TIMEOUT_S) -> "FastAPI":
     """The service over `index`."""
     from fastapi import FastAPI, HTTPException, Request
@@ -70,25 +86,29 @@ def make_app(index: PassageIndex, timeout_s: float = TIMEOUT_S) -> "FastAPI":
     app = FastAPI(title="agent-r1 search", docs_url=None, redoc_url=None, openapi_url=None)
     searcher = Searcher(index)
 
-    async def answer(queries: list[str], top_k: int) -> dict:
+    async def answer(queries: list[str], top_k: int) -> list[tuple[Hit, ...]]:
         if searcher.waiting + len(queries) > MAX_WAITING:
             raise HTTPException(503, f"{searcher.waiting} queries are waiting; ask again later", {"Retry-After": "1"})
-        found = await asyncio.gather(*(searcher.ask(query, top_k) for query in queries))
-        return {"results": [[asdict(hit) for hit in hits] for hits in found]}
+        return await asyncio.gather(*(searcher.ask(query, top_k) for query in queries))
 
-    async def read_and_answer(request: Request) -> dict:
+    async def search(queries: list[str], top_k: int) -> dict:
+        return {"results": [[asdict(hit) for hit in hits] for hits in await answer(queries, top_k)]}
+
+    async def retrieve(queries: list[str], topk: int | None, return_scores: bool) -> dict:
+        found = await answer([query[:MAX_QUERY_CHARS] for query in queries], topk or TOP_K)
+        return {"result": [[_document(hit, return_scores) for hit in hits] for hits in found]}
+
+    async def read_and(work: Callable[..., Awaitable[dict]], form: type[BaseModel], request: Request) -> dict:
         body = b""
         async for piece in request.stream():
             body += piece
             if len(body) > MAX_BODY:  # the header may lie about the length, or not give one
                 raise HTTPException(413, f"the body is larger than {MAX_BODY} bytes", {"Connection": "close"})
         try:
-            wanted = SearchRequest.model_validate_json(body)
-        except ValidationError as error:  # where and why; what was sent is not repeated
-            first = error.errors(include_url=False, include_input=False)[0]
-            where = ".".join(str(part) for part in first["loc"]) or "body"
-            raise HTTPException(422, f"{where}: {first['msg']}") from None
-        return await answer(wanted.queries, wanted.top_k)
+            wanted = form.model_validate_json(body)
+        except ValidationError as error:
+            raise HTTPException(422, _first(error)) from None
+        return await work(**wanted.model_dump())
 
     async def in_time(work: Awaitable[dict]) -> dict:
         try:
@@ -99,11 +119,15 @@ def make_app(index: PassageIndex, timeout_s: float = TIMEOUT_S) -> "FastAPI":
 
     @app.post("/search")
     async def post_search(request: Request) -> dict:
-        return await in_time(read_and_answer(request))
+        return await in_time(read_and(search, SearchRequest, request))
+
+    @app.post("/retrieve")
+    async def post_retrieve(request: Request) -> dict:
+        return await in_time(read_and(retrieve, RetrieveRequest, request))
 
     @app.get("/search")
     async def get_search(q: QueryText, top_k: TopK = TOP_K) -> dict:
-        return await in_time(answer([q], top_k))
+        return await in_time(search([q], top_k))
 
     @app.get("/health")
     async def health() -> dict:
@@ -111,6 +135,17 @@ def make_app(index: PassageIndex, timeout_s: float = TIMEOUT_S) -> "FastAPI":
         return {"status": "ok", **made_of, "waiting": searcher.waiting, "stats": asdict(searcher.stats)}
 
     return app
+
+
+def _first(error: ValidationError) -> str:
+    """Where and why; what was sent is not repeated."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    return f"{'.'.join(map(str, first['loc'])) or 'body'}: {first['msg']}"
+
+
+def _document(hit: Hit, with_score: bool) -> dict[str, Any]:
+    document = {"id": hit.id, "contents": f'"{hit.title}"\n{hit.text}'}
+    return {"document": document, "score": hit.score} if with_score else document
 
 
 def open_port(host: str, port: int) -> socket.socket:
@@ -164,9 +199,40 @@ CHUNK = 128
 """Queries in one request, of the `MAX_QUERIES` that the service takes."""
 
 
+class SearchAnswer(BaseModel):
+    results: list[list[Hit]]
+
+    def hits(self) -> list[list[Hit]]:
+        return self.results
+
+
+class Document(BaseModel):
+    contents: str
+    id: str | int = ""
+
+
+class Retrieved(BaseModel):
+    document: Document
+    score: Annotated[float, Field(allow_inf_nan=False)] = 0.0
+    """Search engines on the web give none."""
+
+
+class RetrieveAnswer(BaseModel):
+    result: list[list[Retrieved]]
+
+    def hits(self) -> list[list[Hit]]:
+        return [[_hit(found) for found in row] for row in self.result]
+
+
+def _hit(found: Retrieved) -> Hit:
+    passage = Passage.of_contents(str(found.document.id), found.document.contents)
+    return Hit(passage.id, passage.title, passage.text, found.score)
+
+
 class RemoteIndex:
     """Searches by asking a service. Its call blocks, as that of an index in this process does.
 
+    A `url` that ends in /retrieve is asked in Search-R1's form.
     `timeout_s`: seconds that one request may take. `wait_s`: seconds that a search waits for a service that is gone, or
     there again and still reading its index; `tell` is told of it. `pause`: seconds between two attempts.
     """
@@ -176,20 +242,27 @@ class RemoteIndex:
         tell: Callable[[str], None] = say,
     ):  # fmt: skip
         self.url, self._pause, self._wait_s, self._tell = url.rstrip("/"), pause, wait_s, tell
+        self._foreign = SearchConfig(url=url).foreign
+        self._start = "start it again" if self._foreign else "start it with `agent-r1 search-server`"
         self.deadline_s = wait_s + 2 * timeout_s if wait_s else None
         """What a call must be given, or it is broken off while this waits. Twice: the batch before it takes time, too."""
         self._checked: tuple[str, str] | None = None
         # One connection, kept. Where none can be made, httpx tries again for a second or two. `trust_env`: a proxy has no
         # business between an agent and its search.
         self._client = httpx.Client(
-            base_url=self.url, timeout=httpx.Timeout(timeout_s, connect=5.0), trust_env=False,
+            base_url=self.url.removesuffix("/retrieve"), timeout=httpx.Timeout(timeout_s, connect=5.0), trust_env=False,
             transport=httpx.HTTPTransport(retries=3),
         )  # fmt: skip
 
     def check(self, encoder: str, corpus_sha256: str) -> None:
-        """Raises AgentR1Error unless the service searches that corpus with that encoder."""
+        """Raises AgentR1Error unless the service searches that corpus with that encoder. One of Search-R1's form says nothing of
+        either, and is only asked whether it speaks that form."""
+        if self._foreign:
+            self.search(["a"], 1)
+            return self._tell(f"search: {self.url} does not say what it searches; what it finds is taken as it comes")
         health = self._ask("GET", "/health")
-        theirs = health.get("encoder", {}).get("name"), health.get("corpus_sha256")
+        made_with = health.get("encoder")
+        theirs = made_with.get("name") if isinstance(made_with, dict) else None, health.get("corpus_sha256")
         if theirs != (encoder, corpus_sha256):
             raise AgentR1Error(
                 f"the search service at {self.url} has another index (encoder {theirs[0]}, corpus {str(theirs[1])[:8]}, "
@@ -203,11 +276,15 @@ class RemoteIndex:
         for start in range(0, len(queries), CHUNK):
             # A model may write half of a surrogate pair, which no JSON in UTF-8 can carry.
             mine = [q[:MAX_QUERY_CHARS].encode("utf-8", "replace").decode() for q in queries[start : start + CHUNK]]
-            answer = self._ask("POST", "/search", {"queries": mine, "top_k": top_k}, self._wait_s)
+            path, form, body = "/search", SearchAnswer, {"queries": mine, "top_k": top_k}
+            if self._foreign:
+                path, form, body = "/retrieve", RetrieveAnswer, {"queries": mine, "topk": top_k, "return_scores": True}
             try:
-                hits = [[Hit(**hit) for hit in row] for row in answer["results"]]
-            except (KeyError, TypeError) as error:
-                raise AgentR1Error(f"{self.url} answers in another form ({error!r}); is it a search service?") from None
+                hits = form.model_validate(self._ask("POST", path, body, self._wait_s)).hits()
+            except ValidationError as error:
+                raise AgentR1Error(
+                    f"{self.url} answers in another form ({_first(error)}); is it a search service?"
+                ) from None
             if len(hits) != len(mine):
                 raise AgentR1Error(f"{self.url} answered {len(hits)} of {len(mine)} queries; is it a search service?")
             found += hits
@@ -226,14 +303,12 @@ class RemoteIndex:
                 problem = f"does not answer ({str(error) or type(error).__name__})"
             if time.monotonic() >= until:
                 self._wait_s = 0.0  # once is enough; the next search says so soon
-                raise AgentR1Error(
-                    f"the search service at {self.url} {problem}; start it with `agent-r1 search-server`"
-                )
+                raise AgentR1Error(f"the search service at {self.url} {problem}; {self._start}")
             if not told:
                 told = True
                 self._tell(
-                    f"the search service at {self.url} does not answer; waiting for it, up to {wait_s:.0f} s: start "
-                    "it again with `agent-r1 search-server` and this run's preset and overrides"
+                    f"the search service at {self.url} does not answer; waiting for it, up to {wait_s:.0f} s: "
+                    f"{self._start}, as it was for this run"
                 )
             time.sleep(self._pause)
         if told:
@@ -245,6 +320,10 @@ class RemoteIndex:
         except ValueError:
             answer = None
         if response.status_code != 200 or not isinstance(answer, dict):
-            detail = answer.get("detail") if isinstance(answer, dict) else response.text[:100]
-            raise AgentR1Error(f"the search service at {self.url} refused ({response.status_code}: {detail})")
+            detail = answer.get("detail") if isinstance(answer, dict) else " ".join(response.text.split())[:100]
+            other = "; one that speaks Search-R1's protocol is named search.url=http://HOST:PORT/retrieve"
+            raise AgentR1Error(
+                f"the search service at {self.url} refused {path} ({response.status_code}: {detail})"
+                f"{other if path == '/health' else ''}"
+            )
         return answer
