@@ -22,9 +22,9 @@ from agent_r1.config import Config, load_config
 from agent_r1.data.rows import read_rows
 from agent_r1.errors import AgentR1Error
 from agent_r1.rollout.chat_format import ChatFormat
+from agent_r1.rollout.decoder import Decoder
 from agent_r1.rollout.episode import make_loop
 from agent_r1.rollout.evaluate import evaluate
-from agent_r1.rollout.qwen import Qwen
 from agent_r1.rollout.sampler import LocalPolicy
 from agent_r1.search.index import PassageIndex
 from agent_r1.search.searcher import Searcher
@@ -129,7 +129,7 @@ def run(main: Callable[[], None]) -> None:
         sys.exit(f"benchmark: {error}")
 
 
-def greedy_em(setting: Setting, model: Qwen) -> float | None:
+def greedy_em(setting: Setting, model: Decoder) -> float | None:
     """Exact match on the test questions at temperature 0; None where none were asked for."""
     if not setting.test:
         return None

@@ -24,7 +24,7 @@ from common import (
     run,
 )
 
-from agent_r1.rollout import qwen
+from agent_r1.rollout import decoder
 from agent_r1.training.learner import make_learner
 from agent_r1.training.loop import train
 
@@ -32,9 +32,9 @@ from agent_r1.training.loop import train
 def main() -> None:
     arguments = make_parser(__doc__.splitlines()[0]).parse_args()
     setting = load_setting(arguments)
-    em_before = greedy_em(setting, qwen.load(setting.model)) if setting.test else None
+    em_before = greedy_em(setting, decoder.load(setting.model)) if setting.test else None
     c = setting.config
-    learner = make_learner(qwen.load(setting.model), c.actor, c.critic if c.algorithm == "ppo" else None)
+    learner = make_learner(decoder.load(setting.model), c.actor, c.critic if c.algorithm == "ppo" else None)
     records: list[StepRecord] = []
     zero_advantage: list[float] = []
     cpu = time.process_time()

@@ -22,8 +22,8 @@ from agent_r1.data.build import build
 from agent_r1.data.rows import read_rows
 from agent_r1.env import AgentEnv
 from agent_r1.rollout.chat_format import ChatFormat
+from agent_r1.rollout.decoder import Decoder, DecoderShape
 from agent_r1.rollout.episode import AgentEnvLoop, Limits, Task
-from agent_r1.rollout.qwen import Qwen, QwenShape
 from agent_r1.search.encoders import make_encoder
 from agent_r1.search.index import PassageIndex, build_index
 from agent_r1.search.searcher import Searcher
@@ -92,14 +92,14 @@ def chat(tokenizer) -> ChatFormat:
     return ChatFormat(tokenizer)
 
 
-def random_model(vocab: int = VOCAB, seed: int = 0, **changes) -> Qwen:
+def random_model(vocab: int = VOCAB, seed: int = 0, **changes) -> Decoder:
     """A small model with random weights, sharp enough that greedy choices are not ties."""
-    shape = QwenShape(
+    shape = DecoderShape(
         **{"vocab_size": vocab, "hidden_size": 32, "layers": 2, "heads": 4, "kv_heads": 2, "intermediate_size": 48}
         | {"max_position": 512}
         | changes
     )
-    model = Qwen(shape)
+    model = Decoder(shape)
     g = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, p in model.named_parameters():
@@ -245,14 +245,14 @@ def cloned_weights(micro, chat, demonstrations) -> dict[str, torch.Tensor]:
     return model.state_dict()
 
 
-def tiny_model(config: ModelConfig, vocab: int, seed: int = 0) -> Qwen:
+def tiny_model(config: ModelConfig, vocab: int, seed: int = 0) -> Decoder:
     """The speedrun's model before the cold start."""
-    model = Qwen(shape_of(config, vocab))
+    model = Decoder(shape_of(config, vocab))
     init_weights(model, seed)
     return model
 
 
-def clone_steps(model: Qwen, rows, steps: int, seed: int = 0, tokens: int = 1024, lr: float = 4e-3) -> list[float]:
+def clone_steps(model: Decoder, rows, steps: int, seed: int = 0, tokens: int = 1024, lr: float = 4e-3) -> list[float]:
     """Behaviour cloning; returns the losses."""
     losses: list[float] = []
     clone(model, rows, steps, tokens, lr, seed, lambda step, loss: losses.append(loss))
@@ -260,7 +260,7 @@ def clone_steps(model: Qwen, rows, steps: int, seed: int = 0, tokens: int = 1024
 
 
 @pytest.fixture
-def cloned_model(micro, chat, cloned_weights) -> Qwen:
+def cloned_model(micro, chat, cloned_weights) -> Decoder:
     """A fresh copy of the cloned model."""
     model = tiny_model(micro.config.model, len(chat.tokenizer))
     model.load_state_dict(cloned_weights)
@@ -298,18 +298,18 @@ class TrainingRecord:
         return self.learner.actor.state_dict()
 
 
-def learner_of(config: Config, model: Qwen) -> Learner:
+def learner_of(config: Config, model: Decoder) -> Learner:
     """As training/run.py makes it."""
     return make_learner(model, config.actor, config.critic if config.algorithm == "ppo" else None)
 
 
 def run_training_loop(
     config: Config,
-    model: Qwen | Learner,
+    model: Decoder | Learner,
     chat: ChatFormat,
     tools: dict[str, BaseTool],
     questions: list[Row],
-    reference: Qwen | None = None,
+    reference: Decoder | None = None,
     evaluate: Callable | None = None,
 ) -> TrainingRecord:
     """The one place of the tests that calls `loop.train`. A `Learner` goes on where it stands."""

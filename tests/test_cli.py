@@ -367,17 +367,17 @@ def test_a_reader_that_leaves_early(made):
 
 @pytest.fixture
 def foreign(home, tmp_path):
-    """Folders `llama` (another architecture) and `plain` (a template that shows no tools)."""
+    """Folders `olmo2` (another architecture) and `plain` (a template that shows no tools)."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     start = Workspace.of(load_config("smoke", SMALL[1:])).cold_start
-    for name in ("llama", "plain"):
+    for name in ("olmo2", "plain"):
         shutil.copytree(start, tmp_path / name)
     (tmp_path / "plain" / "chat_template.jinja").write_text(CHATML)
     small = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
-    config = AutoConfig.for_model("llama", **small, intermediate_size=48, vocab_size=400, max_position_embeddings=512)
-    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "llama")
-    settings = tmp_path / "llama" / "tokenizer_config.json"
+    config = AutoConfig.for_model("olmo2", **small, intermediate_size=48, vocab_size=400, max_position_embeddings=512)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "olmo2")
+    settings = tmp_path / "olmo2" / "tokenizer_config.json"
     settings.write_text(json.dumps({k: v for k, v in json.loads(settings.read_text()).items() if k != "auto_map"}))
     return tmp_path
 
@@ -385,7 +385,11 @@ def foreign(home, tmp_path):
 @pytest.mark.parametrize(
     ("name", "code", "said"),
     [
-        ("llama", 1, "is of architecture 'llama'; the local loop trains qwen2 only"),
+        (
+            "olmo2",
+            1,
+            "is of architecture 'olmo2'; the local loop computes llama, qwen2, qwen3; train it with --engine verl",
+        ),
         ("plain", 2, "shows the model no tools"),
     ],
 )
@@ -398,8 +402,8 @@ def test_what_no_run_can_start_from_is_said_before_anything_is_written(home, for
 
 
 def test_the_plan_knows_which_engine_trains_what(home, foreign, capsys):
-    model = f"model.path={foreign / 'llama'}"
-    assert "the local loop trains qwen2 only" in refused(capsys, 1, "train", *SMALL, model, "--dry-run")
+    model = f"model.path={foreign / 'olmo2'}"
+    assert "the local loop computes llama, qwen2, qwen3" in refused(capsys, 1, "train", *SMALL, model, "--dry-run")
     assert main("train", "--engine=verl", *SMALL, model, "--dry-run") == 0
     assert re.search(r"model +0\.04 M parameters", capsys.readouterr().out)
     assert main("cold-start", "--engine=verl", *SMALL, model) == 0

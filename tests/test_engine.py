@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_r1.errors import AgentR1Error
+from agent_r1.rollout.decoder import causal_attention
 from agent_r1.rollout.episode import Task, derive_seed, make_loop, run_episodes
-from agent_r1.rollout.qwen import causal_attention
 from agent_r1.rollout.rows import collate, trajectory_rows
 from agent_r1.rollout.sampler import LocalPolicy, sample_tokens
 from agent_r1.search.index import Hit

@@ -23,7 +23,7 @@ from agent_r1.errors import AgentR1Error
 from agent_r1.inference.agent import find_checkpoint, find_model, open_agent, settings_for
 from agent_r1.inference.chat import known_questions
 from agent_r1.inference.conversation import Conversation
-from agent_r1.rollout import qwen
+from agent_r1.rollout import decoder
 from agent_r1.rollout.episode import Task, make_loop
 from agent_r1.rollout.policies import TransformersPolicy, load_transformers
 from agent_r1.rollout.rows import trajectory_rows
@@ -42,7 +42,7 @@ def folder(tmp_path_factory, chat):
     return path
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen3"])
+@pytest.fixture(scope="module", params=["olmo2", "mistral"])
 def foreign(request, tmp_path_factory, folder):
     """A random model of another architecture, with our tokenizer."""
     path = tmp_path_factory.mktemp(request.param)
@@ -64,7 +64,7 @@ def foreign(request, tmp_path_factory, folder):
 
 
 def both(folder, chat) -> list:
-    local = LocalPolicy(qwen.load(folder), chat.stop_ids, slots=4, max_context=256)
+    local = LocalPolicy(decoder.load(folder), chat.stop_ids, slots=4, max_context=256)
     return [local, TransformersPolicy(load_transformers(folder), chat.stop_ids)]
 
 

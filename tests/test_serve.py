@@ -378,7 +378,7 @@ def test_training_serving_and_transformers_see_the_same_tokens(served, trained):
 @real
 def test_sampled_log_probabilities_are_those_of_the_trainer(served, trained):
     """At another temperature than 1, streamed: recomputed by the model that training uses."""
-    from agent_r1.rollout import qwen
+    from agent_r1.rollout import decoder
     from agent_r1.rollout.rows import TrainingRow, collate
     from agent_r1.training.forward import action_logprobs
 
@@ -388,7 +388,7 @@ def test_sampled_log_probabilities_are_those_of_the_trainer(served, trained):
         policy = policy_of(served, stop_ids=agent.chat.stop_ids)
     streamed: list[int] = []
     policy.on_token = lambda session, ids: streamed.extend(ids)
-    trainer = qwen.load(model)
+    trainer = decoder.load(model)
     for seed, prompt in enumerate(prompts):
         streamed.clear()
         g = asyncio.run(policy.generate(prompt, Sampling(40, 1.7, seed=seed)))

@@ -14,9 +14,9 @@ from transformers import AutoTokenizer
 
 from agent_r1.data.tinyhop import make_world
 from agent_r1.errors import AgentR1Error
-from agent_r1.rollout import qwen
+from agent_r1.rollout import decoder
 from agent_r1.rollout.chat_format import ChatFormat
-from agent_r1.rollout.qwen import Qwen, causal_attention
+from agent_r1.rollout.decoder import Decoder, causal_attention
 from agent_r1.settings import ModelConfig
 from agent_r1.training.tiny_model import SPECIAL, TAGS, load_tokenizer, save_tokenizer, shape_of, train_tokenizer
 
@@ -69,7 +69,7 @@ def test_names_of_unseen_worlds_are_made_of_syllables_and_not_of_letters(chat):
 
 def test_a_saved_tokenizer_is_the_same_for_us_and_for_transformers(tokenizer, tmp_path):
     """Also beside a config.json that says qwen2, where transformers 5 would take Qwen's own splitting instead."""
-    qwen.save(random_model(VOCAB), tmp_path, tokenizer.eos_token_id, tokenizer.pad_token_id)
+    decoder.save(random_model(VOCAB), tmp_path, tokenizer.eos_token_id, tokenizer.pad_token_id)
     save_tokenizer(tokenizer, tmp_path)
     text = "<|im_start|>user\nWho directed Zaxlax in Vexlor?<|im_end|>\n<tool_call>\n{}"
     for again in (load_tokenizer(tmp_path), AutoTokenizer.from_pretrained(tmp_path, local_files_only=True)):
@@ -135,7 +135,7 @@ def test_a_structured_call_is_rendered_as_the_agent_writes_it(tokenizer, as_text
 
 
 @pytest.fixture(scope="module")
-def model() -> Qwen:
+def model() -> Decoder:
     return tiny_model(ModelConfig(vocab_size=VOCAB, hidden_size=128, heads=4, kv_heads=4), VOCAB)
 
 
@@ -160,7 +160,7 @@ def test_weights_depend_on_their_seed_alone(model):
     assert not torch.equal(model.embed.weight, other.embed.weight)
 
 
-def attention_of(model: Qwen, layer: int, head: int, ids: list[int]) -> torch.Tensor:
+def attention_of(model: Decoder, layer: int, head: int, ids: list[int]) -> torch.Tensor:
     """Attention weights [T, T] of one head on a text."""
     seen = {}
 

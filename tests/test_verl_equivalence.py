@@ -20,7 +20,7 @@ from test_verl_compose import composed, smoke
 
 from agent_r1.env import ENVIRONMENTS, HermesToolEnv
 from agent_r1.errors import AgentR1Error
-from agent_r1.rollout import qwen
+from agent_r1.rollout import decoder
 from agent_r1.rollout.rows import TrainingRow, collate
 from agent_r1.settings import AdvantageConfig, LossAggregation
 from agent_r1.training.advantages import get_estimator
@@ -273,7 +273,7 @@ def twins(tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("twin")
     ours = random_model(layers=2)
-    qwen.save(ours, folder, 0, 0)
+    decoder.save(ours, folder, 0, 0)
     return ours, AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
 
 
@@ -351,7 +351,7 @@ def test_policy_losses_and_gradients_agree(twins, mode, kl, tmp_path):
     theirs_by_name = dict(theirs.named_parameters())
     compared = 0
     gradients = replace_weights_by_gradients(ours)
-    for name, gradient in qwen.to_hf(gradients).items():
+    for name, gradient in decoder.to_hf(gradients).items():
         if name == "lm_head.weight":
             continue
         other = theirs_by_name[name].grad
@@ -360,7 +360,7 @@ def test_policy_losses_and_gradients_agree(twins, mode, kl, tmp_path):
     assert compared > 10
 
 
-def replace_weights_by_gradients(model: qwen.Qwen) -> qwen.Qwen:
+def replace_weights_by_gradients(model: decoder.Decoder) -> decoder.Decoder:
     """So that `to_hf`, which knows verl's names, can be used on gradients."""
     gradients = copy.deepcopy(model)
     with torch.no_grad():

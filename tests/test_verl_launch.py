@@ -25,7 +25,7 @@ from agent_r1.config import fingerprint, load_config
 from agent_r1.data.build import build
 from agent_r1.data.rows import read_rows
 from agent_r1.errors import AgentR1Error, ConfigError
-from agent_r1.rollout import qwen
+from agent_r1.rollout import decoder
 from agent_r1.training.batches import prompts_of_step
 from agent_r1.training.checkpoint import read_checkpoint
 from agent_r1.training.run import RunDir
@@ -172,7 +172,7 @@ def test_questions_come_in_the_local_loops_order(tmp_path):
     ],
 )  # fmt: skip
 def test_models_that_verl_cannot_run_here_are_refused(tokenizer, tmp_path, settings, change, said):
-    qwen.save(random_model(hidden_size=128, heads=4), tmp_path, 0, 0)
+    decoder.save(random_model(hidden_size=128, heads=4), tmp_path, 0, 0)
     save_tokenizer(tokenizer, tmp_path)
     shape = json.loads((tmp_path / "config.json").read_text())
     config = load_config("smoke", ["engine=verl", "trainer.micro_tokens=1500", *settings], algorithm="grpo")
@@ -204,13 +204,13 @@ def sharded(tmp_path_factory):
     """A model's weights in the shards of two ranks, whose rows do not divide evenly."""
     folder = tmp_path_factory.mktemp("actor")
     model = random_model(vocab=VOCAB + 1, seed=3)
-    torch.save({name: t.detach().clone() for name, t in qwen.to_hf(model).items()}, folder / "whole.pt")
+    torch.save({name: t.detach().clone() for name, t in decoder.to_hf(model).items()}, folder / "whole.pt")
     ranks = [subprocess.Popen([sys.executable, "-c", SHARDER, str(folder), str(rank)]) for rank in range(2)]
     assert [rank.wait(timeout=100) for rank in ranks] == [0, 0]
     return folder, model
 
 
-def rows_of(model: qwen.Qwen, half: bool = False) -> list[dict]:
+def rows_of(model: decoder.Decoder, half: bool = False) -> list[dict]:
     """A row of 90 tokens with the log-probabilities that training gives them; every other token of the response is one
     that the policy chose."""
     from agent_r1.rollout.rows import TrainingRow, collate
@@ -232,7 +232,7 @@ def trained(sharded, folder: Path, rows: list[dict], dtype: str) -> tuple:
     kept = keep_shards(run, 3, shards, dtype, rows)
     assert not shards.exists() and unverified(run) == kept
     start = folder / "start"
-    qwen.save(random_model(vocab=VOCAB + 1, seed=4), start, 0, 0)
+    decoder.save(random_model(vocab=VOCAB + 1, seed=4), start, 0, 0)
     return run, load_config("smoke", ["engine=verl"], algorithm="grpo"), start, kept
 
 
@@ -246,19 +246,19 @@ def test_shards_become_a_checkpoint_that_everybody_reads(sharded, tmp_path):
     assert read_checkpoint(checkpoint, fingerprint(config)) == (3, {"engine": "verl"})
     assert list(run.checkpoints.iterdir()) == [checkpoint] and unverified(run) is None
     assert tree(checkpoint / "global_step_3" / "actor") == tree(sharded[0])
-    read = qwen.load(checkpoint / "model")
-    for name, value in qwen.to_hf(model).items():
-        assert torch.equal(qwen.to_hf(read)[name], value), name
+    read = decoder.load(checkpoint / "model")
+    for name, value in decoder.to_hf(model).items():
+        assert torch.equal(decoder.to_hf(read)[name], value), name
 
 
-def unchosen(model: qwen.Qwen) -> list[dict]:
+def unchosen(model: decoder.Decoder) -> list[dict]:
     """The text of a tool, which the policy finds next to impossible, has other log-probabilities."""
     (row,) = rows_of(model)
     changed = [value - 5 * (1 - acted) for value, acted in zip(row["logprobs"], row["mask"], strict=True)]
     return [row | {"logprobs": changed}]
 
 
-def rounded(model: qwen.Qwen) -> list[dict]:
+def rounded(model: decoder.Decoder) -> list[dict]:
     """FSDP keeps weights in float32, and each pass of a run in bfloat16 has them in bfloat16."""
     model = copy.deepcopy(model)
     for parameter in model.parameters():

@@ -19,7 +19,7 @@ from common import Setting, load_setting, make_parser
 from common import run as run_main
 from run import TimedTrainer, make_trainer
 
-from agent_r1.rollout import qwen
+from agent_r1.rollout import decoder
 from agent_r1.rollout.episode import Task, derive_seed, make_loop, run_episodes
 from agent_r1.rollout.sampler import LocalPolicy
 from agent_r1.training.batches import prompts_of_step
@@ -29,7 +29,7 @@ from agent_r1.types import Sampling, Trajectory
 def our_episodes(setting: Setting) -> list[Trajectory]:
     """One step's episodes, untrained."""
     c, r = setting.config, setting.config.rollout
-    policy = LocalPolicy(qwen.load(setting.model), setting.chat.stop_ids, slots=r.slots, max_context=r.max_context)
+    policy = LocalPolicy(decoder.load(setting.model), setting.chat.stop_ids, slots=r.slots, max_context=r.max_context)
     tasks = [
         Task(row, str(p), f"{p}-{g}", derive_seed(c.seed, p, g))
         for p, row in enumerate(prompts_of_step(setting.questions, 1, r.prompts_per_step, c.seed))

@@ -334,7 +334,7 @@ def local_plan(config: Config) -> str:
     import torch
 
     from agent_r1.device import matmul_rate, resolve_device, set_threads
-    from agent_r1.rollout import qwen
+    from agent_r1.rollout import decoder
     from agent_r1.workspace import Workspace
 
     set_threads(config.trainer.threads)
@@ -355,7 +355,7 @@ def local_plan(config: Config) -> str:
         folder = Workspace.of(config).start_model
         shape = find_shape(m.path, folder)
         if config.engine == "local" and folder.is_dir():
-            qwen.read_shape(folder)  # raises for other architectures, which verl can train
+            decoder.read_shape(folder)  # raises for other architectures, which verl can train
     P = shape.parameters
     size = dtype.itemsize
     cache = shape.cache // 2 * size * r.max_context * r.slots

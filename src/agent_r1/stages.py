@@ -27,7 +27,7 @@ from agent_r1.env import environment, make_env
 from agent_r1.errors import ConfigError
 from agent_r1.files import home, write_whole
 from agent_r1.reward.own import reward_of
-from agent_r1.rollout import qwen
+from agent_r1.rollout import decoder
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.episode import flow_of, make_loop
 from agent_r1.rollout.rows import TrainingRow
@@ -98,7 +98,7 @@ def _cold_start(config: Config, out: Path) -> str:
     say("  a demonstrator plays its questions ...")  # some seconds to half a minute, before the bar below
     own_task = c.demonstrator or c.episodes
     chat, copy_rows, mix_rows = own_demonstrations(config) if own_task else play_demonstrations(config)
-    model = qwen.Qwen(shape_of(config.model, len(chat.tokenizer)))
+    model = decoder.Decoder(shape_of(config.model, len(chat.tokenizer)))
     init_weights(model, config.seed)
     losses: list[float] = []
     with progress("cloning", c.copy_steps + c.mix_steps) as advance:

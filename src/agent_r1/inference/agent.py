@@ -5,7 +5,7 @@ and the configuration that it was trained with. Next: `chat.py` and `compare.py`
 
 To the user there are two backends:
 
-    transformers   in this process. Qwen2 models run on the training sampler itself, others on `TransformersPolicy`.
+    transformers   in this process. Llama, Qwen2 and Qwen3 run on the training sampler itself, others on `TransformersPolicy`.
     vllm           a vLLM server of our own, for speed and for other clients (`serve.py`)
 """
 
@@ -24,7 +24,7 @@ from agent_r1.data.prompts import instructions, messages
 from agent_r1.device import resolve_device, set_threads
 from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.files import home
-from agent_r1.rollout import qwen
+from agent_r1.rollout import decoder
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.policies import ServerPolicy, TransformersPolicy, load_any
 from agent_r1.rollout.sampler import LocalPolicy
@@ -101,7 +101,7 @@ def open_agent(
 def _in_process(model: Path, chat: ChatFormat, rollout: RolloutConfig, trainer: TrainerConfig) -> Policy:
     device, dtype = resolve_device(trainer)
     network = load_any(model, device, dtype)
-    if not isinstance(network, qwen.Qwen):
+    if not isinstance(network, decoder.Decoder):
         return TransformersPolicy(network, chat.stop_ids)
     # The cache of a large model at training's number of slots would not fit: keep it below 2 GiB.
     shape = network.shape
@@ -140,7 +140,7 @@ def short_name(model: Path) -> str:
 
 def fit_context(config: Config, model: Path) -> Config:
     """`config` with a context that the model has."""
-    longest = qwen.read_config(model).get("max_position_embeddings") or config.rollout.max_context
+    longest = decoder.read_config(model).get("max_position_embeddings") or config.rollout.max_context
     if longest >= config.rollout.max_context:
         return config
     return config.model_copy(update={"rollout": config.rollout.model_copy(update={"max_context": longest})})

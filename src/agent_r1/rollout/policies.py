@@ -30,14 +30,14 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from agent_r1.errors import AgentR1Error, first_line
-from agent_r1.rollout import qwen
+from agent_r1.rollout import decoder
 from agent_r1.rollout.sampler import draw_noise, sample_tokens
 from agent_r1.types import Generation, Policy, Sampling
 
 if TYPE_CHECKING:  # importing its model classes takes seconds, which a conversation with vLLM need not wait for
     from transformers import DynamicCache, PreTrainedModel
 
-AnyModel = Union["PreTrainedModel", qwen.Qwen]
+AnyModel = Union["PreTrainedModel", decoder.Decoder]
 
 
 # --------------------------------------------------------------------------------------------------- transformers
@@ -64,19 +64,19 @@ def load_transformers(folder: Path, device: str = "cpu", dtype: torch.dtype = to
 def load_any(folder: Path, device: str = "cpu", dtype: torch.dtype = torch.float32) -> AnyModel:
     """A model folder as the network that training uses where that fits, else as `transformers` reads it."""
     try:
-        qwen.read_shape(folder)
+        decoder.read_shape(folder)
     except AgentR1Error:  # another architecture
         return load_transformers(folder, device, dtype)
-    return qwen.load(folder, device, dtype)
+    return decoder.load(folder, device, dtype)
 
 
 @torch.inference_mode()
 def token_logprobs(model: AnyModel, ids: list[int]) -> Tensor:
     """log pi(token | all before it), float32 [T], 0 for the first token: what a converted model is held against."""
     ids_T = torch.tensor(ids, device=next(model.parameters()).device)
-    if isinstance(model, qwen.Qwen):
+    if isinstance(model, decoder.Decoder):
         positions = torch.arange(len(ids), device=ids_T.device)
-        logits_TV = model.logits(model(ids_T[None], positions[None], qwen.causal_attention))[0]
+        logits_TV = model.logits(model(ids_T[None], positions[None], decoder.causal_attention))[0]
     else:
         logits_TV = model(ids_T[None]).logits[0]
     logprobs_TV = logits_TV.float().log_softmax(dim=-1)

@@ -28,14 +28,14 @@ from torch import Tensor
 
 from agent_r1.device import SAMPLING_HERE
 from agent_r1.errors import AgentR1Error
-from agent_r1.rollout.qwen import Qwen
+from agent_r1.rollout.decoder import Decoder
 from agent_r1.types import Generation, Policy, Sampling
 
 
 class KVCache:
     """Keys and values of `slots` conversations, [layer][slot, kv head, position, head_dim]; a slot is a row."""
 
-    def __init__(self, model: Qwen, slots: int, length: int):
+    def __init__(self, model: Decoder, slots: int, length: int):
         s, weight = model.shape, model.embed.weight
         shape = (s.layers, slots, s.kv_heads, length, s.head_dim)
         self.keys = torch.zeros(shape, dtype=weight.dtype, device=weight.device)
@@ -82,9 +82,9 @@ IDLE_TURNS = 100
 
 
 class LocalPolicy(Policy):
-    """`Policy` over a `Qwen` in this process. One instance serves all episodes of the event loop that it runs in."""
+    """`Policy` over a `Decoder` in this process. One instance serves all episodes of the event loop that it runs in."""
 
-    def __init__(self, model: Qwen, stop_ids: tuple[int, ...], *, slots: int, max_context: int):
+    def __init__(self, model: Decoder, stop_ids: tuple[int, ...], *, slots: int, max_context: int):
         if max_context > model.shape.max_position:
             raise AgentR1Error(
                 f"a context of {max_context} tokens is longer than the model's {model.shape.max_position}; "
@@ -101,7 +101,7 @@ class LocalPolicy(Policy):
         self._task: asyncio.Task | None = None
         self._numbers = itertools.count()
 
-    def sync(self, actor: Qwen) -> None:
+    def sync(self, actor: Decoder) -> None:
         """Take over the trainer's weights (nothing to do where both are one model) and start new statistics."""
         if actor is not self.model:
             self.model.load_state_dict(actor.state_dict())

@@ -31,8 +31,8 @@ from agent_r1.data.prompts import INSTRUCTIONS
 from agent_r1.data.tinyhop import HEADS, RELATIONS, TAILS, make_questions, make_world
 from agent_r1.errors import ConfigError, nearest
 from agent_r1.rollout.chat_format import ChatFormat
+from agent_r1.rollout.decoder import Decoder
 from agent_r1.rollout.episode import AgentEnvLoop, Task, derive_seed, run_episodes
-from agent_r1.rollout.qwen import Qwen
 from agent_r1.rollout.rows import Batch, TrainingRow, collate, trajectory_rows
 from agent_r1.training.forward import action_logprobs, micro_batches
 from agent_r1.training.learner import optimize
@@ -255,7 +255,7 @@ def published_texts(rows: list[Row], passages: list[str], names: list[str]) -> I
 
 
 def clone(
-    model: Qwen,
+    model: Decoder,
     rows: list[TrainingRow],
     steps: int,
     tokens: int,

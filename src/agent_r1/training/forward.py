@@ -13,14 +13,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from agent_r1.rollout.qwen import Qwen, causal_attention
+from agent_r1.rollout.decoder import Decoder, causal_attention
 from agent_r1.rollout.rows import Batch
 
 
 class Critic(nn.Module):
     """PPO's value model: a transformer of the policy's shape with one number on top instead of a vocabulary."""
 
-    def __init__(self, trunk: Qwen):
+    def __init__(self, trunk: Decoder):
         super().__init__()
         self.trunk = trunk
         self.value = nn.Linear(trunk.shape.hidden_size, 1)
@@ -29,7 +29,7 @@ class Critic(nn.Module):
 
 
 def action_logprobs(
-    model: Qwen, batch: Batch, temperature: float = 1.0, entropy: bool = False
+    model: Decoder, batch: Batch, temperature: float = 1.0, entropy: bool = False
 ) -> tuple[Tensor, Tensor | None]:
     """log pi(token | prefix) and the entropy of pi(. | prefix), both float32 [B, T] at action tokens, 0 elsewhere.
 
@@ -49,7 +49,7 @@ def action_values(critic: Critic, batch: Batch) -> Tensor:
     return _scatter(critic.value(hidden_AD)[:, 0].float(), where)
 
 
-def _before_actions(model: Qwen, batch: Batch) -> tuple[Tensor, Tensor]:
+def _before_actions(model: Decoder, batch: Batch) -> tuple[Tensor, Tensor]:
     """Hidden states [A, D] from which the A action tokens are predicted, and the tokens' mask [B, T] (bool).
 
     The state that predicts token t stands at position t - 1, hence the shift. Position 0 is never an action.
@@ -77,7 +77,7 @@ def micro_batches(lengths_B: Tensor, max_tokens: int, rows: Tensor | None = None
         start += count
 
 
-def batch_logprobs(model: Qwen, batch: Batch, temperature: float, max_tokens: int, dtype: torch.dtype) -> Tensor:
+def batch_logprobs(model: Decoder, batch: Batch, temperature: float, max_tokens: int, dtype: torch.dtype) -> Tensor:
     """log pi [B, T] of the whole batch's action tokens, without gradients."""
     return in_micro_batches(lambda part: action_logprobs(model, part, temperature)[0], batch, max_tokens, dtype)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from agent_r1.errors import AgentR1Error
-from agent_r1.rollout.qwen import Qwen
+from agent_r1.rollout.decoder import Decoder
 from agent_r1.settings import ActorConfig, CriticConfig
 from agent_r1.training.forward import Critic
 
@@ -21,7 +21,7 @@ from agent_r1.training.forward import Critic
 class Learner:
     """Everything that changes during training, and nothing else: what a checkpoint has to hold."""
 
-    actor: Qwen
+    actor: Decoder
     actor_optimizer: torch.optim.Optimizer
     critic: Critic | None = None
     critic_optimizer: torch.optim.Optimizer | None = None
@@ -29,7 +29,7 @@ class Learner:
     """RL steps done."""
 
 
-def make_learner(model: Qwen, actor: ActorConfig, critic: CriticConfig | None = None) -> Learner:
+def make_learner(model: Decoder, actor: ActorConfig, critic: CriticConfig | None = None) -> Learner:
     """Optimisers and, for PPO, a critic that starts from the policy's own trunk: it already can read the task."""
     learner = Learner(model, adamw(model, actor.lr, actor.weight_decay))
     if critic is not None:

@@ -1,6 +1,6 @@
 """The local loop: PPO and GRPO for multi-turn agents, from top to bottom, in one process.
 
-In: a policy that knows the format (cold start, or any Qwen2 instruct model), rows, an environment. Out: a better one.
+In: a policy that knows the format (cold start, or an instruct model), rows, an environment. Out: a better one.
 `train` is the algorithm box; its two updates are below it:
 
     for each step
@@ -34,8 +34,8 @@ from torch import Tensor
 from agent_r1.config import Config
 from agent_r1.device import resolve_device
 from agent_r1.rollout.chat_format import ChatFormat
+from agent_r1.rollout.decoder import Decoder
 from agent_r1.rollout.episode import Task, derive_seed, make_loop, run_episodes
-from agent_r1.rollout.qwen import Qwen
 from agent_r1.rollout.rows import Batch, collate, trajectory_rows
 from agent_r1.rollout.sampler import LocalPolicy
 from agent_r1.tool import BaseTool
@@ -71,7 +71,7 @@ def train(
     on_step: Callable[[dict[str, float], list[Trajectory], Batch], None],
     evaluate: Callable[[LocalPolicy], dict[str, float]],
     save: Callable[[Learner], None],
-    reference: Qwen | None = None,
+    reference: Decoder | None = None,
 ) -> None:
     """Run the remaining RL steps of `learner`, in place. All sections of the configuration meet here.
 
@@ -196,7 +196,7 @@ def update_actor(learner: Learner, batch: Batch, config: Config, step: int, dtyp
     return means.result() | {"actor/lr": lr}
 
 
-def actor_loss(actor: Qwen, part: Batch, normalizer: float, config: Config, means: Means) -> Tensor:
+def actor_loss(actor: Decoder, part: Batch, normalizer: float, config: Config, means: Means) -> Tensor:
     """The loss of one micro-batch, already divided by the minibatch's normalizer."""
     section, mask_BT = config.actor, part.mask_BT
     logprobs_BT, entropy_BT = action_logprobs(actor, part, config.rollout.temperature, section.entropy_coef != 0)
@@ -219,7 +219,7 @@ WATCHED = 8
 """Of the rows that the update skips, every so many-th is looked at for `actor/ppo_kl`: a pass over all would cost time."""
 
 
-def log_skipped(actor: Qwen, batch: Batch, rows_B: Tensor, config: Config, dtype: torch.dtype, means: Means) -> None:
+def log_skipped(actor: Decoder, batch: Batch, rows_B: Tensor, config: Config, dtype: torch.dtype, means: Means) -> None:
     """Count the skipped rows' tokens in the logged means, as verl does. Without an advantage nothing is clipped; how far
     the policy has moved on them is estimated from a part of them."""
     if len(rows_B):

@@ -29,7 +29,7 @@ from agent_r1.config import Config, fingerprint, from_yaml, own_names, to_yaml, 
 from agent_r1.device import resolve_device
 from agent_r1.errors import AgentR1Error
 from agent_r1.files import locked, write_whole
-from agent_r1.rollout import qwen
+from agent_r1.rollout import decoder
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.episode import AgentEnvLoop, make_loop
 from agent_r1.rollout.evaluate import evaluate
@@ -144,7 +144,7 @@ def run_training(
         device, dtype = resolve_device(config.trainer)
         critic = config.critic if config.algorithm == "ppo" else None
         learner = start_learner(run, fingerprint(config), start_model, config.actor, critic, device)
-        reference = qwen.load(start_model, device) if config.actor.kl_coef else None
+        reference = decoder.load(start_model, device) if config.actor.kl_coef else None
         chat = load_chat(start_model)
         run.metrics.truncate_after(learner.step)
         history = run.metrics.read()
@@ -175,9 +175,9 @@ def start_learner(
     """The learner at the run's newest checkpoint, or at the beginning. `made_with`: the configuration's fingerprint."""
     checkpoint = run.latest_checkpoint()
     if checkpoint is None:
-        return make_learner(qwen.load(start_model, device), actor, critic)
+        return make_learner(decoder.load(start_model, device), actor, critic)
     step, state = read_checkpoint(checkpoint, made_with)  # held against its hashes before any of its weights is read
-    learner = make_learner(qwen.load(checkpoint / "model", device), actor, critic)
+    learner = make_learner(decoder.load(checkpoint / "model", device), actor, critic)
     learner.step = step
     learner.actor_optimizer.load_state_dict(state["actor_optimizer"])
     if critic is not None:
@@ -239,10 +239,10 @@ class _Recorder:
         save_checkpoint(self.run.checkpoints, learner.step, write, state, self.made_with, keep)
 
 
-def write_model(model: qwen.Qwen, chat: ChatFormat, folder: Path) -> None:
+def write_model(model: decoder.Decoder, chat: ChatFormat, folder: Path) -> None:
     """A Hugging Face folder: weights, configuration, tokenizer, chat template."""
     ends = list(chat.stop_ids)
-    qwen.save(model, folder, ends if len(ends) > 1 else ends[0], chat.tokenizer.pad_token_id)
+    decoder.save(model, folder, ends if len(ends) > 1 else ends[0], chat.tokenizer.pad_token_id)
     save_tokenizer(chat.tokenizer, folder)
 
 
@@ -311,7 +311,7 @@ def check_start_model(config: Config) -> None:
     if trouble := hub.damage(model):
         raise AgentR1Error(f"this model cannot be trained: {trouble}")
     if config.engine == "local":
-        qwen.read_shape(model)
+        decoder.read_shape(model)
     chat = ChatFormat(load_tokenizer(model))
     if config.env.tools:
         chat.check_tools()

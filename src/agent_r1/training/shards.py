@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from agent_r1.errors import AgentR1Error
-from agent_r1.rollout import qwen
+from agent_r1.rollout import decoder
 from agent_r1.training.checkpoint import refuse_weights
 
 SHARDS = "model_world_size_*_rank_*.pt"
@@ -32,7 +32,7 @@ def write_merged(actor: Path, base: Path, out: Path) -> None:
 
     Raises OSError where it cannot be written.
     """
-    weights, config = merge_shards(actor), qwen.read_config(base)
+    weights, config = merge_shards(actor), decoder.read_config(base)
     refuse_weights(weights.values(), f"the policy in {actor}")
     if config.get("tie_word_embeddings"):
         weights.pop("lm_head.weight", None)

@@ -30,7 +30,7 @@ from transformers import PreTrainedTokenizerFast
 
 from agent_r1.errors import AgentR1Error, first_line
 from agent_r1.rollout.chat_format import ChatFormat
-from agent_r1.rollout.qwen import Qwen, QwenShape, rotate
+from agent_r1.rollout.decoder import Decoder, DecoderShape, rotate
 from agent_r1.settings import ModelConfig
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -154,13 +154,13 @@ def load_chat(folder: Path) -> ChatFormat:
     return ChatFormat(load_tokenizer(folder), ends if isinstance(ends, list) else [ends])
 
 
-def shape_of(config: ModelConfig, vocab_size: int) -> QwenShape:
+def shape_of(config: ModelConfig, vocab_size: int) -> DecoderShape:
     """The tiny model's shape."""
-    return QwenShape(**config.model_dump(exclude={"path"}) | {"vocab_size": vocab_size})
+    return DecoderShape(**config.model_dump(exclude={"path"}) | {"vocab_size": vocab_size})
 
 
 @torch.no_grad()
-def init_weights(model: Qwen, seed: int) -> None:
+def init_weights(model: Decoder, seed: int) -> None:
     """Weights from which copying is soon learnt.
 
     Copying in a transformer is done by an *induction* circuit of two heads (Olsson et al., 2209.11895): a head in an
@@ -209,7 +209,7 @@ PREVIOUS_TOKEN_STRENGTH = 6.0
 """Makes the previous token's attention score about 4 above its neighbours' (head_dim 32): a clear preference."""
 
 
-def _rotate_by(vector: torch.Tensor, distance: int, model: Qwen) -> torch.Tensor:
+def _rotate_by(vector: torch.Tensor, distance: int, model: Decoder) -> torch.Tensor:
     """R(distance) applied to one head's vector; a negative distance turns back."""
     cos, sin = model.cos[abs(distance)], model.sin[abs(distance)] * (1 if distance > 0 else -1)
     return rotate(vector, cos, sin)

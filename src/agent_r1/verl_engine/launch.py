@@ -37,7 +37,7 @@ from agent_r1.device import resolve_device
 from agent_r1.env import ENVIRONMENTS
 from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.files import home, locked
-from agent_r1.rollout import qwen
+from agent_r1.rollout import decoder
 from agent_r1.training.batches import prompts_of_step
 from agent_r1.training.checkpoint import read_checkpoint
 from agent_r1.training.dashboard import Dashboard
@@ -104,7 +104,7 @@ def check_machine(config: Config, device: str, model: Path) -> None:
     if device == "cpu" and v.tensor_parallel > 1:
         raise ConfigError("verl.tensor_parallel is for GPUs; on a CPU use 1")
     load_chat(model)  # says what is wrong with a missing template
-    shape = qwen.read_config(model)
+    shape = decoder.read_config(model)
     if context > (longest := shape.get("max_position_embeddings", context)):
         raise ConfigError(f"rollout.max_context={context} is more than the model's {longest} positions")
     width = shape.get("head_dim") or shape["hidden_size"] // shape["num_attention_heads"]

@@ -1,4 +1,4 @@
-"""Room 5, the model: the arithmetic of Qwen2ForCausalLM, and its folder format both ways."""
+"""Room 5, the model: the arithmetic of Llama, Qwen2 and Qwen3 as `transformers` has it, and its folder format both ways."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from agent_r1.errors import AgentR1Error
-from agent_r1.rollout.qwen import Qwen, causal_attention, load, rope_tables, rotate, save
+from agent_r1.rollout.decoder import FAMILIES, Decoder, causal_attention, load, rope_tables, rotate, save
 
 SHAPES = {
     "tied": {},
@@ -20,10 +20,14 @@ SHAPES = {
     "every head its own keys": {"kv_heads": 4},
     "one key head": {"kv_heads": 1},
     "three layers, other constants": {"layers": 3, "rope_theta": 1e6, "rms_norm_eps": 1e-5, "tied": False},
+    "llama": {"family": "llama", "rope_theta": 1e5},
+    "llama, wide heads": {"family": "llama", "head_width": 12, "tied": False},
+    "qwen3": {"family": "qwen3"},
+    "qwen3, wide heads": {"family": "qwen3", "head_width": 16, "kv_heads": 4, "tied": False},
 }
 
 
-def logits_of(model: Qwen, ids_BT: torch.Tensor) -> torch.Tensor:
+def logits_of(model: Decoder, ids_BT: torch.Tensor) -> torch.Tensor:
     positions = torch.arange(ids_BT.shape[1]).expand(ids_BT.shape)
     return model.logits(model(ids_BT, positions, causal_attention))
 
@@ -34,17 +38,18 @@ def test_logits_are_those_of_transformers(shape, tmp_path):
     model = random_model(vocab=97, seed=1, **shape)
     save(model, tmp_path, eos_token_id=3, pad_token_id=0)
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, local_files_only=True)
-    assert type(theirs).__name__ == "Qwen2ForCausalLM"
+    assert type(theirs).__name__ == FAMILIES[model.shape.family]
     ids_BT = torch.randint(0, 97, (3, 40), generator=torch.Generator().manual_seed(0))
     ours, theirs = logits_of(model, ids_BT), theirs(ids_BT).logits
     assert ours.std() > 0.5  # weights that make a difference, so that agreement means something
     assert (ours - theirs).abs().max() < 1e-4
 
 
+@pytest.mark.parametrize("shape", [{}, {"family": "llama"}, {"family": "qwen3", "head_width": 16}], ids=str)
 @torch.no_grad()
-def test_a_folder_written_by_transformers_can_be_read(tmp_path):
+def test_a_folder_written_by_transformers_can_be_read(shape, tmp_path):
     """Version 5 nests rope_theta in rope_parameters; both spellings are understood."""
-    model = random_model(vocab=97, seed=1, rope_theta=5e5, tied=False)
+    model = random_model(vocab=97, seed=1, rope_theta=5e5, tied=False, **shape)
     save(model, tmp_path / "ours", 3, 0)
     AutoModelForCausalLM.from_pretrained(tmp_path / "ours", dtype=torch.float32).save_pretrained(tmp_path / "theirs")
     again = load(tmp_path / "theirs")
@@ -52,7 +57,7 @@ def test_a_folder_written_by_transformers_can_be_read(tmp_path):
     assert_equal_weights(again, model)
 
 
-def assert_equal_weights(a: Qwen, b: Qwen) -> None:
+def assert_equal_weights(a: Decoder, b: Decoder) -> None:
     ours, theirs = a.state_dict(), b.state_dict()
     assert ours.keys() == theirs.keys()
     assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
@@ -142,11 +147,22 @@ def change_config(folder, **changes):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "llama"}, "is of architecture 'llama'; the local loop trains qwen2 only"),
-        ({"model_type": "qwen3"}, "qwen2 only; train this one with --engine verl"),
-        ({"rope_scaling": {"type": "yarn", "factor": 4}}, "RoPE scaling or a sliding window"),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "RoPE scaling or a sliding window"),
-        ({"use_sliding_window": True}, "RoPE scaling or a sliding window"),
+        (
+            {"model_type": "olmo2"},
+            "is of architecture 'olmo2'; the local loop computes llama, qwen2, qwen3; train it with",
+        ),
+        (
+            {"attention_bias": True},
+            "has a bias in attention's output or in the MLP, which the local loop does not compute; train",
+        ),
+        ({"mlp_bias": True}, "a bias in attention's output or in the MLP"),
+        (
+            {"hidden_act": "gelu"},
+            "has the activation 'gelu', which the local loop does not compute; train it with --engine verl",
+        ),
+        ({"rope_scaling": {"type": "yarn", "factor": 4}}, "RoPE scaling"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "RoPE scaling"),
+        ({"use_sliding_window": True}, "a sliding window"),
         ({"hidden_size": None}, "config.json lacks 'hidden_size'; make or download the model again"),
         ({"intermediate_size": 50}, r"expected \(50, 32\)"),
         ({"num_hidden_layers": 3}, "weights cannot be used .KeyError: 'model.layers.2"),
@@ -179,6 +195,13 @@ def test_a_missing_or_damaged_folder_is_refused(folder, tmp_path):
         load(folder)
     with pytest.raises(AgentR1Error, match="is not a complete model"):
         load(tmp_path / "nowhere")
+
+
+def test_older_llamas_do_not_say_that_each_head_has_its_own_keys(tmp_path):
+    model = random_model(family="llama", kv_heads=4)
+    save(model, tmp_path, 3, 0)
+    change_config(tmp_path, num_key_value_heads=None, head_dim=None)
+    assert_equal_weights(load(tmp_path), model)
 
 
 def test_the_shape_is_what_the_arithmetic_depends_on(folder):

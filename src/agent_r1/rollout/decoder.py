@@ -1,16 +1,19 @@
-"""The Qwen2 architecture in plain PyTorch: what a language model computes, without a framework around it.
+"""A decoder in plain PyTorch, Llama, Qwen2 or Qwen3: what a language model computes, without a framework around it.
 
 In: token ids and their positions. Out: hidden states and logits. Next: `sampler.py` samples from it, `training/` learns it.
 
 Why not `transformers`' class? Because the sampler and the trainer want different attention (a cache that lives across
 turns; a plain causal pass) over the *same* arithmetic, and at half a million parameters its per-call overhead is
 larger than the arithmetic. The weights are the same: `load` and `save` speak Hugging Face's format, and a test holds
-the logits against `Qwen2ForCausalLM`.
+the logits against `transformers`.
 
 The block (pre-norm; RMSNorm 1910.07467, rotary positions 2104.09864, SwiGLU 2002.05202, grouped queries 2305.13245):
 
     x = x + W_o . attention(rope(q), rope(k), v)    with q, k, v = W_qkv . norm(x) + b_qkv
     x = x + W_down . (silu(W_gate . norm(x)) * (W_up . norm(x)))
+
+Three families differ from one another in two switches: Qwen2 has the bias b_qkv, Llama and Qwen3 have none; Qwen3 normalises
+each head's q and k before it turns them (2302.05442).
 """
 
 from __future__ import annotations
@@ -33,9 +36,13 @@ Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """attention(layer, q [B, H, T, head_dim], k and v [B, K, T, head_dim]) -> as q. The caller decides what may be looked at."""
 
 
+FAMILIES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+"""What is computed here: `model_type` in config.json, and the class in `transformers` that computes the same."""
+
+
 @dataclass(frozen=True)
-class QwenShape:
-    """The numbers of a Qwen2 config.json that the arithmetic depends on."""
+class DecoderShape:
+    """What the arithmetic depends on, as in a config.json."""
 
     vocab_size: int
     hidden_size: int
@@ -47,21 +54,27 @@ class QwenShape:
     rope_theta: float = 10000.0
     rms_norm_eps: float = 1e-6
     tied: bool = True
+    """One matrix is the embedding and the output's projection."""
+    family: str = "qwen2"
+    head_width: int | None = None
+    """Width of a head where it is not hidden_size / heads."""
 
     @property
     def head_dim(self) -> int:
-        return self.hidden_size // self.heads
+        return self.head_width or self.hidden_size // self.heads
 
 
 class Block(nn.Module):
     """One transformer layer. q, k, v and gate, up are stored as one matrix each: fewer, larger products."""
 
-    def __init__(self, shape: QwenShape):
+    def __init__(self, shape: DecoderShape):
         super().__init__()
         d, head_dim = shape.hidden_size, shape.head_dim
         self.shape = shape
         self.input_norm = nn.RMSNorm(d, eps=shape.rms_norm_eps)
-        self.qkv = nn.Linear(d, (shape.heads + 2 * shape.kv_heads) * head_dim, bias=True)
+        self.qkv = nn.Linear(d, (shape.heads + 2 * shape.kv_heads) * head_dim, bias=shape.family == "qwen2")
+        if shape.family == "qwen3":
+            self.q_norm, self.k_norm = (nn.RMSNorm(head_dim, eps=shape.rms_norm_eps) for _ in range(2))
         self.o = nn.Linear(shape.heads * head_dim, d, bias=False)
         self.post_norm = nn.RMSNorm(d, eps=shape.rms_norm_eps)
         self.gate_up = nn.Linear(d, 2 * shape.intermediate_size, bias=False)
@@ -74,6 +87,9 @@ class Block(nn.Module):
         # Queries and keys turn by the same angles, so they are rotated together. `split`, because the gradient of a slice
         # is a matrix of zeros to be filled and added, once for each slice.
         qk, v = qkv.split([H + K, K], dim=1)
+        if self.shape.family == "qwen3":
+            q, k = qk.split([H, K], dim=1)
+            qk = torch.cat((self.q_norm(q), self.k_norm(k)), dim=1)
         q, k = rotate(qk, *rope).split([H, K], dim=1)
         out = attention(layer, q, k, v)
         x_BTD = x_BTD + self.o(out.transpose(1, 2).reshape(B, T, H * head_dim))
@@ -81,10 +97,10 @@ class Block(nn.Module):
         return x_BTD + self.down(F.silu(gate) * up)
 
 
-class Qwen(nn.Module):
+class Decoder(nn.Module):
     """A decoder that leaves attention, the only place where tokens meet, to its caller."""
 
-    def __init__(self, shape: QwenShape):
+    def __init__(self, shape: DecoderShape):
         super().__init__()
         self.shape = shape
         self.embed = nn.Embedding(shape.vocab_size, shape.hidden_size)
@@ -120,7 +136,7 @@ def causal_attention(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
 
 
-def rope_tables(shape: QwenShape) -> tuple[Tensor, Tensor]:
+def rope_tables(shape: DecoderShape) -> tuple[Tensor, Tensor]:
     """cos and signed sin of position x frequency, each [max_position, head_dim], the halves as Hugging Face lays them."""
     frequency = shape.rope_theta ** (-torch.arange(0, shape.head_dim, 2).float() / shape.head_dim)
     angle = torch.outer(torch.arange(shape.max_position).float(), frequency)
@@ -145,20 +161,21 @@ CONFIG_NAMES = {
     "max_position": "max_position_embeddings",
     "rms_norm_eps": "rms_norm_eps",
 }
-"""Fields of `QwenShape`, and their names in config.json."""
+"""Fields of `DecoderShape`, and their names in config.json."""
 
 
-def save(model: Qwen, folder: Path, eos_token_id: int | list[int], pad_token_id: int) -> None:
-    """Write config.json, generation_config.json and model.safetensors as `Qwen2ForCausalLM` reads them.
+def save(model: Decoder, folder: Path, eos_token_id: int | list[int], pad_token_id: int) -> None:
+    """Write config.json, generation_config.json and model.safetensors as `transformers` reads them.
 
     Raises OSError where the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     s = model.shape
     config = {
-        "architectures": ["Qwen2ForCausalLM"],
-        "model_type": "qwen2",
+        "architectures": [FAMILIES[s.family]],
+        "model_type": s.family,
         **{name: getattr(s, field) for field, name in CONFIG_NAMES.items()},
+        "head_dim": s.head_dim,
         "rope_theta": s.rope_theta,
         "tie_word_embeddings": s.tied,
         "hidden_act": "silu",
@@ -177,9 +194,9 @@ def save(model: Qwen, folder: Path, eos_token_id: int | list[int], pad_token_id:
         raise OSError(errno.EIO, str(error)) from None
 
 
-def load(folder: Path, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Qwen:
-    """Read a Hugging Face folder of the Qwen2 architecture. Raises AgentR1Error naming what is wrong with it."""
-    model = Qwen(read_shape(folder))
+def load(folder: Path, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Decoder:
+    """Read a Hugging Face folder of one of `FAMILIES`. Raises AgentR1Error naming what is wrong with it."""
+    model = Decoder(read_shape(folder))
     try:
         files = sorted(folder.glob("*.safetensors"))
         if not files:
@@ -205,38 +222,54 @@ def read_config(folder: Path) -> dict:
     return raw
 
 
-def read_shape(folder: Path) -> QwenShape:
-    """The shape in a folder's config.json. Raises AgentR1Error for a folder that is no model of this architecture."""
+def read_shape(folder: Path) -> DecoderShape:
+    """The shape in a folder's config.json. Raises AgentR1Error for a model that is not computed here, with the way out."""
     raw = read_config(folder)
-    if raw.get("model_type") != "qwen2":
+    family, otherwise = raw.get("model_type"), "train it with --engine verl, or start from another model"
+    if family not in FAMILIES:
         raise AgentR1Error(
-            f"{folder} is of architecture {raw.get('model_type')!r}; the local loop trains qwen2 only; train this one "
-            "with --engine verl, or start from a Qwen2 model"
+            f"{folder} is of architecture {family!r}; the local loop computes {', '.join(FAMILIES)}; {otherwise}"
         )
     rope = raw.get("rope_parameters") or {}  # transformers 5 nests what version 4 kept at the top
-    if raw.get("rope_scaling") or rope.get("rope_type", "default") != "default" or raw.get("use_sliding_window"):
-        raise AgentR1Error(f"{folder} uses RoPE scaling or a sliding window, which the local loop does not compute")
+    for what, there in {
+        "RoPE scaling": raw.get("rope_scaling") or rope.get("rope_type", "default") != "default",
+        "a sliding window": raw.get("use_sliding_window"),
+        f"the activation {raw.get('hidden_act')!r}": raw.get("hidden_act", "silu") != "silu",
+        "a bias in attention's output or in the MLP": raw.get("attention_bias") or raw.get("mlp_bias"),
+    }.items():
+        if there:
+            raise AgentR1Error(f"{folder} has {what}, which the local loop does not compute; {otherwise}")
+    raw.setdefault("num_key_value_heads", raw.get("num_attention_heads"))  # older Llamas: every head has its own
     names = {field: raw_name for field, raw_name in CONFIG_NAMES.items() if raw_name in raw}
     if missing := CONFIG_NAMES.keys() - names.keys():
         raise AgentR1Error(
             f"{folder}/config.json lacks {CONFIG_NAMES[min(missing)]!r}; make or download the model again"
         )
-    return QwenShape(
+    return DecoderShape(
         **{field: raw[name] for field, name in names.items()},
         rope_theta=raw.get("rope_theta") or rope.get("rope_theta", 10000.0),
         tied=raw.get("tie_word_embeddings", False),
+        family=family,
+        head_width=None
+        if (width := raw.get("head_dim")) == raw["hidden_size"] // raw["num_attention_heads"]
+        else width,
     )
 
 
-def to_hf(model: Qwen) -> dict[str, Tensor]:
+def to_hf(model: Decoder) -> dict[str, Tensor]:
     """Our parameters under Hugging Face's names, the fused matrices split."""
     s = model.shape
     sizes = [s.heads * s.head_dim, s.kv_heads * s.head_dim, s.kv_heads * s.head_dim]
     out = {"model.embed_tokens.weight": model.embed.weight, "model.norm.weight": model.norm.weight}
     for i, b in enumerate(model.blocks):
         p = f"model.layers.{i}."
-        for x, w, bias in zip("qkv", b.qkv.weight.split(sizes), b.qkv.bias.split(sizes), strict=True):
-            out |= {f"{p}self_attn.{x}_proj.weight": w, f"{p}self_attn.{x}_proj.bias": bias}
+        for x, w in zip("qkv", b.qkv.weight.split(sizes), strict=True):
+            out[f"{p}self_attn.{x}_proj.weight"] = w
+        if s.family == "qwen2":
+            for x, bias in zip("qkv", b.qkv.bias.split(sizes), strict=True):
+                out[f"{p}self_attn.{x}_proj.bias"] = bias
+        if s.family == "qwen3":
+            out |= {f"{p}self_attn.q_norm.weight": b.q_norm.weight, f"{p}self_attn.k_norm.weight": b.k_norm.weight}
         gate, up = b.gate_up.weight.chunk(2)
         out |= {
             f"{p}self_attn.o_proj.weight": b.o.weight,
@@ -251,7 +284,7 @@ def to_hf(model: Qwen) -> dict[str, Tensor]:
     return {name: t.detach() for name, t in out.items()}
 
 
-def from_hf(model: Qwen, tensors: dict[str, Tensor]) -> None:
+def from_hf(model: Decoder, tensors: dict[str, Tensor]) -> None:
     """The reverse of `to_hf`. `to_hf` returns views into the fused matrices, so copying into them fills ours."""
     with torch.no_grad():
         for name, view in to_hf(model).items():
