@@ -148,13 +148,15 @@ def _anchored(layer: dict[str, Any], folder: Path) -> dict[str, Any]:
         values[name] = many if isinstance(values[name], list) else many[0]
     env = layer.get("env")
     servers = env.get("mcp") if isinstance(env, dict) else None
-    own.say(item for item in (servers.values() if isinstance(servers, dict) else ()) if isinstance(item, str))
+    trusted = [*(servers.values() if isinstance(servers, dict) else ()), isinstance(env, dict) and env.get("sandbox")]
+    own.say(item for item in trusted if isinstance(item, str))
     return layer
 
 
 def all_code(config: Config) -> list[str]:
-    """What runs somebody's code: names of code of one's own, and the commands or addresses of MCP servers."""
-    return [*own_names(config), *config.env.mcp.values()]
+    """What runs somebody's code: names of code of one's own, the commands or addresses of MCP servers, and where else than in a
+    sandbox here model-written code may run."""
+    return [*own_names(config), *config.env.mcp.values(), config.env.sandbox]
 
 
 def own_names(config: Config) -> dict[str, str]:

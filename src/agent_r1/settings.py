@@ -27,6 +27,12 @@ def _startable(place: str) -> str:
     return place
 
 
+def _sandbox(place: str) -> str:
+    if place not in ("auto", "unconfined") and not re.fullmatch(r"https?://[^/\s]+/?", place):
+        raise ValueError("choose auto or unconfined, or give the address of a SandboxFusion server, as http://127.0.0.1:8080")
+    return place
+
+
 ServerName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]
 Server = Annotated[str, AfterValidator(_startable)]
 """A command line or a URL."""
@@ -152,6 +158,9 @@ class EnvConfig(Section):
     """MCP servers: NAME=COMMAND, which is started (no shell reads it), or NAME=http://HOST:PORT/mcp."""
     mcp_per_episode: InFingerprintIfChanged[list[str]] = []
     """Those of them with which each episode opens a session of its own, because they remember."""
+    sandbox: OutsideFingerprint[Annotated[str, AfterValidator(_sandbox)]] = "auto"
+    """Where model-written code runs. auto: confined by this machine's kernel, or refused where it cannot (docs/safety.md) |
+    http://HOST:PORT of a SandboxFusion server | unconfined: with your rights, over your files."""
     max_turns: AtLeast1 = 5
     """Assistant turns in an episode, the answer included."""
     max_tool_calls: AtLeast1 = 6

@@ -177,7 +177,10 @@ def load_tools(config: Config, tell: Callable[[str], None] = say) -> dict[str, B
     env = config.env
     for name, server in env.mcp.items():
         own.check_said(server, f"env.mcp.{name}")  # it is a command, or an address that hears what the agent asks
-    return make_tools(env.tools, env.mcp, env.mcp_per_episode, searcher=searcher, top_k=config.search.top_k)
+    if env.sandbox != "auto":
+        own.check_said(env.sandbox, "env.sandbox")
+    resources = {"searcher": searcher, "top_k": config.search.top_k, "env": env}
+    return make_tools(env.tools, env.mcp, env.mcp_per_episode, **resources)
 
 
 def needs_index(config: Config) -> bool:

@@ -5,6 +5,7 @@
     function.py   @tool: a tool from a typed function
     search.py     the tool of the laptop run
     calculator.py arithmetic
+    python.py     model-written code, in a sandbox (sandbox.py; inside.py is what runs in it)
     batch.py      tools that answer many calls at once
     mcp.py        every tool of an MCP server
 
@@ -34,6 +35,7 @@ from agent_r1.tool.batch import BatchTool
 from agent_r1.tool.calculator import Calculator
 from agent_r1.tool.function import tool
 from agent_r1.tool.mcp import mcp_tools
+from agent_r1.tool.python import PythonTool
 from agent_r1.tool.search import SearchTool
 
 __all__ = [
@@ -44,6 +46,7 @@ __all__ = [
 TOOLS: dict[str, Callable[..., BaseTool]] = {
     "search": SearchTool.make,
     "calculator": lambda **_: Calculator(),
+    "python": PythonTool.make,
 }
 
 
@@ -54,7 +57,7 @@ def make_tools(
 
     `servers` are the MCP servers (`env.mcp`): `NAME` stands for all tools of one, `NAME.TOOL` for one of them; of those in
     `own_sessions`, each episode opens a session of its own. `resources` are what our own tools may need: `searcher`
-    (a Searcher) and `top_k` for search. Raises ConfigError for an unknown name, with the nearest known one, for two tools
+    (a Searcher) and `top_k` for search, `env` (an EnvConfig) for python. Raises ConfigError for an unknown name, with the nearest known one, for two tools
     of one name, and for a missing resource.
     """
     servers, tools, asked = servers or {}, {}, {}

@@ -1,0 +1,112 @@
+"""The Python tool: a program that the agent wrote, run where it can hurt nobody. In: code. Out: what it printed.
+
+Two backends: a sandbox of this machine's kernel (`sandbox.py`), or a SandboxFusion server (2412.00535; bytedance/SandboxFusion),
+which `env.sandbox` names. Each call is a fresh process; nothing is left for the next one. An exception in the program is a result
+like another: the agent reads its traceback and may mend it.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any, Protocol
+
+from agent_r1.errors import AgentR1Error, ConfigError, first_line
+from agent_r1.settings import EnvConfig
+from agent_r1.tool import sandbox
+from agent_r1.tool.base import BaseTool, InvalidArgumentsError, ToolOutput
+from agent_r1.tool.sandbox import MAX_OUTPUT, MAX_SOURCE, Ran
+
+
+class Runner(Protocol):
+    """A place where programs run."""
+
+    protections: list[str]
+
+    def run(self, source: str, within_s: float) -> Ran: ...
+
+
+class PythonTool(BaseTool):
+    """Runs programs for an agent."""
+
+    name = "python"
+    description = "Run a Python program and read what it prints."
+    parameters = {
+        "type": "object",
+        "properties": {"code": {"type": "string", "description": "The program. Print what you want to see."}},
+        "required": ["code"],
+        "additionalProperties": False,
+    }
+
+    def __init__(self, runner: Runner, within_s: float):
+        super().__init__()
+        self.runner = runner
+        self.timeout_s = within_s
+        self.within_s = 0.9 * within_s
+        """The rest is for taking the process away and handing on what it has printed so far."""
+
+    @classmethod
+    def make(cls, env: EnvConfig | None = None, **_: Any) -> PythonTool:
+        """From the resources of a run, for `make_tools`. Raises ConfigError where code cannot be confined."""
+        env = env or EnvConfig()
+        return cls(make_runner(env), env.tool_timeout_s)
+
+    def execute(self, args: dict[str, Any]) -> ToolOutput:
+        if "\0" in args["code"] or len(args["code"].encode("utf-8", "replace")) > MAX_SOURCE:
+            raise InvalidArgumentsError(f"a program has at most {MAX_SOURCE} bytes, none of them zero; write a shorter one")
+        ran = self.runner.run(args["code"], self.within_s)
+        notes = {"time": f"[ended: {self.within_s:g} s are over]", "output": f"[ended: it printed over {MAX_OUTPUT} bytes]"}
+        note = notes.get(ran.ended, f"[exit code {ran.code}]" if ran.code not in (0, 1) else "")
+        content = "\n".join(part for part in (ran.output.rstrip(), note) if part)
+        return ToolOutput(content or "[it printed nothing]", {"exit": ran.code, "ended": ran.ended})
+
+
+def make_runner(env: EnvConfig) -> Runner:
+    """Where `env.sandbox` wants model-written code to run. Raises ConfigError where nothing protects this machine from it."""
+    if env.sandbox not in ("auto", "unconfined"):
+        return SandboxFusion(env.sandbox)
+    try:
+        return sandbox.shared(env.sandbox == "unconfined")
+    except AgentR1Error as error:
+        raise ConfigError(
+            f"model-written code is refused, because nothing here can confine it ({error}); name a SandboxFusion server with "
+            "env.sandbox=http://..., or, where this machine has nothing to lose, env.sandbox=unconfined (docs/safety.md)"
+        ) from None
+
+
+class SandboxFusion:
+    """A client of `POST /run_code`. The server has its own limits of memory and processes."""
+
+    def __init__(self, url: str):
+        self.url = url.rstrip("/")
+        self.protections = [f"whatever {self.url} does"]
+
+    def run(self, source: str, within_s: float) -> Ran:
+        """Raises AgentR1Error where the server is gone, refuses, or speaks another language."""
+        import httpx
+
+        source = source.encode("utf-8", "replace").decode()
+        wanted = {"language": "python", "code": source, "run_timeout": within_s, "memory_limit_MB": sandbox.MEMORY >> 20}
+        until, body = time.monotonic() + within_s + 1, b""
+        try:
+            # A proxy has no business in between. What the server says is cut off: it speaks for a program.
+            with httpx.stream("POST", f"{self.url}/run_code", json=wanted, timeout=within_s + 1, trust_env=False) as response:
+                for piece in response.iter_bytes(1 << 16):
+                    body += piece
+                    if len(body) > 16 * MAX_OUTPUT:
+                        return Ran("", None, "output")
+                    if time.monotonic() > until:
+                        raise AgentR1Error(f"the sandbox at {self.url} does not end its answer")
+                said = json.loads(body) if response.status_code == 200 else {"message": f"status {response.status_code}"}
+            result = said.get("run_result") if said.get("status") in ("Success", "Failed") else None
+            if result is None:
+                raise AgentR1Error(f"the sandbox at {self.url} refused: {said.get('message') or 'without a reason'}")
+            output = f"{result.get('stdout') or ''}{result.get('stderr') or ''}"
+            late = result["status"] == "TimeLimitExceeded"
+            return Ran(output[:MAX_OUTPUT], None if late else int(result["return_code"]), "time" if late else None)
+        except httpx.TimeoutException:
+            return Ran("", None, "time")
+        except httpx.HTTPError as error:
+            raise AgentR1Error(f"the sandbox at {self.url} does not answer: {first_line(error)}") from None
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            raise AgentR1Error(f"{self.url} answers in another form; is it a SandboxFusion server?") from None

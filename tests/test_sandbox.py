@@ -1,0 +1,396 @@
+"""Model-written code runs, and does nobody harm: what `tool/sandbox.py` promises, tried with the programs of sandbox_attacks.py."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import platform
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from fastapi import FastAPI
+from runs import ROOT
+from sandbox_attacks import ATTACKS, REAL, Targets
+from serving import serving
+
+from agent_r1.errors import AgentR1Error, ConfigError
+from agent_r1.settings import EnvConfig
+from agent_r1.tool import ToolCall, ToolErrorKind, call_tool, make_tools, sandbox
+from agent_r1.tool.python import PythonTool, SandboxFusion, make_runner
+from agent_r1.tool.sandbox import MAX_OUTPUT, Ran, Sandbox
+
+SECRET = "canary-2f6c1e"
+KINDS = ("bubblewrap", "Landlock")
+pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="the attacks have the numbers of x86-64")
+
+
+def of_kind(kind: str) -> Sandbox:
+    with pytest.MonkeyPatch.context() as patch:
+        if kind == "Landlock":
+            patch.setattr(sandbox, "_bubblewraps", lambda: [])
+        return Sandbox(unconfined=kind == "unconfined")
+
+
+class Victims:
+    """What attacks aim at, and what became of it."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.canary = folder, folder / "canary.txt"
+        self.canary.write_text(SECRET)
+        self.open = os.open(self.canary, os.O_RDWR)
+        os.set_inheritable(self.open, True)
+        self.listeners = [socket.create_server(("127.0.0.1", 0)), socket.socket(socket.AF_INET, socket.SOCK_DGRAM)]
+        self.listeners[1].bind(("127.0.0.1", 0))
+        self.listeners.append(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        self.listeners[2].bind(str(folder / "socket"))
+        self.listeners[2].listen()
+        tcp, udp = (listener.getsockname()[1] for listener in self.listeners[:2])
+        place, repository = str(folder / "socket"), str(ROOT)
+        self.targets = Targets(str(self.canary), str(folder), repository, tcp, udp, place, os.getpid())
+        self.before = self.state()
+
+    def state(self) -> list:
+        stat = self.canary.stat()
+        files = [self.canary, ROOT / "src/agent_r1/types.py", ROOT / "pyproject.toml", Path(os.__file__)]
+        listed = sorted(os.listdir(self.folder)), "eaten" in os.listdir("/"), (Path(os.__file__).parent / "eaten.py").exists()
+        about = stat.st_mode, stat.st_uid, stat.st_mtime, os.listxattr(self.canary), os.sched_getaffinity(0), os.nice(0)
+        return [*(file.read_bytes() for file in files), *listed, *about]
+
+    def heard(self) -> bool:
+        """Whether anything came in from a socket."""
+        for listener in self.listeners:
+            listener.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                return bool(listener.recv(10) if listener.type == socket.SOCK_DGRAM else listener.accept())
+        return False
+
+
+@pytest.fixture(scope="module")
+def victims(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WANDB_API_KEY", SECRET)
+        folder = tmp_path_factory.mktemp("home")
+        yield Victims(Path(os.path.realpath(folder)))
+
+
+@pytest.fixture(scope="module")
+def ran(victims) -> dict[tuple[str, str], Ran]:
+    """(kind, name of the attack) -> what came of it. All of one kind together."""
+    found = {}
+    for kind in KINDS:
+        wall = of_kind(kind)
+        with ThreadPoolExecutor(12) as pool:
+            outcomes = pool.map(lambda code, wall=wall: wall.run(victims.targets.program(code), 3), ATTACKS.values())
+            found |= {(kind, name): outcome for name, outcome in zip(ATTACKS, outcomes, strict=True)}
+        wall.close()
+    return found
+
+
+def descendants() -> list[str]:
+    """The command lines of all processes that have come from this one and still live, those of zombies aside."""
+    table = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            state, parent = re.search(r"\) (\S) (\d+)", (entry / "stat").read_text()).groups()
+            table[int(entry.name)] = int(parent), state, (entry / "cmdline").read_text()
+    mine, found = {os.getpid()}, []
+    for pid in sorted(table):
+        parent, state, command = table[pid]
+        if parent in mine and state != "Z":
+            mine.add(pid)
+            found.append(command)
+    return found
+
+
+def wait_until(true) -> bool:
+    for _ in range(200):
+        if true():
+            return True
+        time.sleep(0.05)
+    return False
+
+
+# ------------------------------------------------------------------------------------------------------- attacks
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_attack_is_contained(ran, kind):
+    """The same of all: no program sees the secret, believes that it got out, prints without bound, or runs without end."""
+    assert len(ATTACKS) >= 40
+    wrong = {}
+    for name in ATTACKS:
+        output, ended = ran[kind, name].output, ran[kind, name].ended
+        if SECRET in output or "ESCAPED" in output or len(output) > MAX_OUTPUT:
+            wrong[name] = output[-300:]
+        if (ended == "time") != name.startswith("time: ") and not name.startswith("bomb: "):
+            wrong[name] = ran[kind, name]
+    assert not wrong
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["bomb: memory", "bomb: one large object", "bomb: shared memory", "bomb: recursion"])
+def test_a_bomb_fails_as_a_program_can_understand(ran, kind, name):
+    assert re.search("MemoryError|Cannot allocate memory|RecursionError", ran[kind, name].output)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_endless_output_is_cut_off(ran, kind):
+    assert {ran[kind, name].ended for name in ATTACKS if name.startswith(("bomb: output", "bomb: an unclosed"))} == {"output"}
+
+
+def test_nothing_happened_to_anybody(ran, victims):
+    assert victims.state() == victims.before and not victims.heard()
+    assert wait_until(lambda: not any("<code>" in command for command in descendants()))
+
+
+def test_the_attacks_are_real(victims):
+    """Where nothing holds them, they do get out."""
+    wall = of_kind("unconfined")
+    before = victims.canary.stat().st_mode
+    tame = {name: wall.run(victims.targets.program(ATTACKS[name]), 20).output for name in REAL}
+    victims.canary.chmod(before)
+    assert {name: output for name, output in tame.items() if "ESCAPED" not in output} == {}
+    assert SECRET in tame["read: open"] and "PATH=" in tame["read: /proc/PARENT/environ"] and victims.heard()
+    wall.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_is_left_for_the_next_program(kind):
+    wall = of_kind(kind)
+    wall.run("import builtins, os\nbuiltins.left = 1\nopen('/tmp/left', 'w').write('left')", 10)
+    found = [wall.run("import builtins, os\nprint(hasattr(builtins, 'left'), os.path.exists('/tmp/left'))", 10).output for _ in range(5)]
+    assert found == ["False False\n"] * 5
+    assert wall.run("open('/tmp/mine', 'w').write('x')\nprint(open('/tmp/mine').read())", 10).output.endswith(
+        {"bubblewrap": "x\n", "Landlock": "Permission denied: '/tmp/mine'\n"}[kind]
+    )
+    wall.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_dies_with_its_parent(kind, tmp_path):
+    """A trainer that is killed leaves no program behind, neither a running one nor one that waits."""
+    script = tmp_path / "trainer.py"
+    script.write_text(
+        "import sys, threading, time\nfrom agent_r1.tool import sandbox\n"
+        f"if {kind!r} == 'Landlock': sandbox._bubblewraps = lambda: []\n"
+        "wall = sandbox.Sandbox()\n"
+        "threading.Thread(target=wall.run, args=['import time\\ntime.sleep(1000)', 1000]).start()\n"
+        "time.sleep(0.5)\nprint('up', flush=True)\ntime.sleep(1000)\n"
+    )
+    trainer = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
+    assert trainer.stdout.readline() == "up\n"
+    assert sum("<code>" in command for command in descendants()) > sandbox.AHEAD
+    os.kill(trainer.pid, signal.SIGKILL)
+    trainer.wait()
+
+    def gone() -> bool:
+        lines = [p.read_bytes() for p in Path("/proc").glob("[0-9]*/cmdline") if readable(p)]
+        return not any(str(script).encode() in line for line in lines) and not orphans()
+
+    def readable(path: Path) -> bool:
+        try:
+            return bool(path.read_bytes())
+        except OSError:
+            return False
+
+    def orphans() -> list[str]:
+        found = []
+        for entry in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if b"sys.argv = json.loads" in (entry / "cmdline").read_bytes() and "PPid:\t1\n" in (entry / "status").read_text():
+                    found.append(entry.name)
+        return found
+
+    assert wait_until(gone)
+
+
+# ------------------------------------------------------------------------------------- where nothing can confine
+
+IN_A_CONTAINER = """
+import ctypes, struct, sys
+from system_calls import syscalls
+from agent_r1.errors import ConfigError
+from agent_r1.settings import EnvConfig
+from agent_r1.tool import make_tools
+instruction = lambda code, k, then=0, otherwise=0: struct.pack("HBBI", code, then, otherwise, k)
+table, program = syscalls().load_arch_table("x86_64"), [instruction(0x20, 0)]
+for name in sys.argv[1].split():
+    program += [instruction(0x15, table[name], 0, 1), instruction(6, 0x50001)]
+program = b"".join([*program, instruction(6, 0x7FFF0000)])
+libc, buffer = ctypes.CDLL(None), ctypes.create_string_buffer(program, len(program))
+libc.prctl(38, 1, 0, 0, 0)
+assert libc.prctl(22, 2, struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(buffer)), 0, 0) == 0
+try:
+    print(make_tools(["python"], env=EnvConfig(sandbox=sys.argv[2]))["python"].execute({"code": "print(1 + 1)"}).content)
+except ConfigError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    "denied, setting, says",
+    [
+        ("mount", "auto", "runs under: Landlock"),
+        ("landlock_create_ruleset", "auto", "runs under: bubblewrap, seccomp"),
+        ("mount landlock_create_ruleset", "auto", "model-written code is refused, because nothing here can confine it"),
+        ("mount landlock_create_ruleset", "unconfined", "runs under: no protection but limits"),
+    ],
+)
+def test_it_takes_what_the_kernel_has_or_refuses(denied, setting, says):
+    """In a process to which the kernel denies these calls, as it does in many containers."""
+    done = subprocess.run([sys.executable, "-c", IN_A_CONTAINER, denied, setting], capture_output=True, text=True)
+    assert says in done.stdout + done.stderr
+    assert ("env.sandbox=unconfined" in done.stdout) if "refused" in says else done.stdout == "2\n"
+
+
+def test_a_wall_that_does_not_hold_is_not_used(monkeypatch):
+    """What is tried is the effect, and not what a process says of itself."""
+    monkeypatch.setattr(sandbox, "_bubblewraps", lambda: ["/usr/bin/env"])
+    monkeypatch.setattr(sandbox, "_bubblewrap", lambda path: [path])
+    monkeypatch.setattr(sandbox, "_filter", lambda: bytes.fromhex("0600000000 00ff7f".replace(" ", "")))  # allow everything
+    monkeypatch.setattr(sandbox, "_readable", lambda: ["/"])
+    with pytest.raises(AgentR1Error, match="the probe could .*steal.*fork.*kill"):
+        Sandbox()
+
+
+# ---------------------------------------------------------------------------------------------------------- the tool
+
+
+@pytest.fixture(scope="module")
+def tools():
+    return make_tools(["python"], env=EnvConfig(tool_timeout_s=5))
+
+
+def told(tools, code: str, max_chars: int = 4000):
+    return asyncio.run(call_tool(tools, ToolCall("python", {"code": code}), 5, max_chars))
+
+
+@pytest.mark.parametrize(
+    "code, content",
+    [
+        ("print(6 * 7)", "42"),
+        ("import numpy as np\nprint(np.arange(4).reshape(2, 2) @ np.ones(2))", "[1. 5.]"),
+        ("x = 1", "[it printed nothing]"),
+        ("print('a')\nraise SystemExit(3)", "a\n[exit code 3]"),
+        ("raise SystemExit('too bad')", "too bad"),
+        ("from dataclasses import dataclass\n@dataclass\nclass P:\n    x: int\nprint(P(1), __name__)", "P(x=1) __main__"),
+        ("print('ü', '\\ud800'.encode('utf-8', 'replace'))", "ü b'?'"),
+        ("print('before')\nimport os\nos.kill", "before"),
+        ("print('half')\nimport time\ntime.sleep(60)", "half\n[ended: 4.5 s are over]"),
+        ("import os\nos.write(1, bytes([255, 254]))", "\ufffd\ufffd"),
+    ],
+    ids=["print", "numpy", "nothing", "exit", "exit with words", "dataclass", "unicode", "quiet", "time", "no utf-8"],
+)
+def test_what_the_agent_reads(tools, code, content):
+    result = told(tools, code if "sleep" not in code else code.replace("print('half')", "print('half', flush=True)"))
+    assert (result.content, result.ok) == (content, True)
+
+
+def test_an_exception_is_told_with_its_line(tools):
+    lines = told(tools, "def half(x):\n    return x / 0\nprint('on the way')\nhalf(1)").content.splitlines()
+    assert lines[:2] == ["on the way", "Traceback (most recent call last):"]
+    assert lines[-1] == "ZeroDivisionError: division by zero" and '  File "<code>", line 2, in half' in lines
+    assert told(tools, "def f(:").content.endswith("SyntaxError: invalid syntax")
+    assert not any("inside" in line or "runcode" in line for line in lines)
+
+
+def test_what_is_no_program_is_refused(tools):
+    for code in ("print(1)\0", "#" + "x" * 60_000, "#" + "ü" * 30_000):
+        result = told(tools, code)
+        assert result.error is ToolErrorKind.INVALID_ARGUMENTS and "at most 50000 bytes" in result.content
+
+
+def test_64_calls_at_once_keep_their_deadline_and_none_is_lost(tools):
+    """Half of them never end. Each of the others gets its own answer all the same."""
+
+    async def all_of_them():
+        calls = [f"print({n} ** 2)" if n % 2 else "while True: pass" for n in range(64)]
+        return await asyncio.gather(*(call_tool(tools, ToolCall("python", {"code": code}), 5, 100) for code in calls))
+
+    results = asyncio.run(all_of_them())
+    assert [result.content for result in results[1::2]] == [str(n**2) for n in range(1, 64, 2)]
+    assert {result.content for result in results[::2]} == {"[ended: 4.5 s are over]"}
+    assert {result.error for result in results} == {None}  # TIME_OUT is what a call gets that misses its deadline
+
+
+def test_it_is_a_setting_that_a_downloaded_model_cannot_make(tmp_path):
+    from agent_r1.config import from_yaml, load_config, to_yaml
+    from agent_r1.workspace import load_tools
+
+    with pytest.raises(ConfigError, match="env.sandbox.*choose auto or unconfined"):
+        load_config("smoke", ["env.sandbox=none"])
+    theirs = load_config("smoke").model_copy(deep=True)
+    theirs.env.sandbox, theirs.env.tools = "http://127.0.0.1:9", ["python"]
+    (tmp_path / "config.yaml").write_text(to_yaml(theirs))
+    with pytest.raises(ConfigError, match="named by a run or a model, not by you"):
+        load_tools(from_yaml(tmp_path / "config.yaml"))
+    ours = load_config("smoke", ["env.sandbox=http://127.0.0.1:9", "env.tools=[python]"])
+    assert isinstance(load_tools(ours)["python"].runner, SandboxFusion)
+
+
+# --------------------------------------------------------------------------------------------------- SandboxFusion
+
+
+@pytest.fixture(scope="module")
+def fusion():
+    """A server with its interface. It runs what it is given in our own sandbox."""
+    app, wall = FastAPI(), of_kind("bubblewrap")
+    other = {
+        "# broken": {"status": "SandboxError", "message": "no room", "run_result": None},
+        "# strange": ["not", "an", "object"],
+        "# halved": {"status": "Success", "message": "", "run_result": {"status": "Finished"}},
+    }
+
+    @app.post("/run_code")
+    def run_code(request: dict):
+        assert set(request) <= {"language", "code", "run_timeout", "memory_limit_MB"} and request["language"] == "python"
+        if request["code"] in other:
+            return other[request["code"]]
+        if request["code"] == "# huge":
+            return {"status": "Success", "run_result": {"status": "Finished", "stdout": "x" * 10_000_000, "return_code": 0}}
+        ran = wall.run(request["code"], request["run_timeout"])
+        status = "TimeLimitExceeded" if ran.ended else "Finished"
+        result = {"status": status, "execution_time": 0.1, "return_code": ran.code, "stdout": ran.output, "stderr": ""}
+        return {"status": "Success" if ran.code == 0 else "Failed", "message": "", "run_result": result, "files": {}}
+
+    with serving(app) as url:
+        yield SandboxFusion(url)
+    wall.close()
+
+
+def test_a_remote_sandbox_says_the_same(fusion):
+    here = of_kind("bubblewrap")
+    for code in ("print(1)", "1 / 0", "import sys; print('x'); sys.exit(4)", "print('\ud800'.isprintable())"):
+        assert fusion.run(code, 10) == here.run(code, 10)
+    assert fusion.run("import time; time.sleep(60)", 1).ended == "time"
+    assert fusion.run("# huge", 10).ended == "output"
+    tool = PythonTool(fusion, 10)
+    assert tool.execute({"code": "print(2)"}).content == "2"
+    here.close()
+
+
+@pytest.mark.parametrize(
+    "code, says", [("# broken", "refused: no room"), ("# strange", "another form"), ("# halved", "another form")]
+)
+def test_a_remote_sandbox_that_fails_says_so(fusion, code, says):
+    with pytest.raises(AgentR1Error, match=says):
+        fusion.run(code, 10)
+
+
+def test_a_remote_sandbox_that_is_gone():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    with pytest.raises(AgentR1Error, match="does not answer"):
+        make_runner(EnvConfig(sandbox=f"http://127.0.0.1:{port}")).run("print(1)", 5)
+    with socket.create_server(("127.0.0.1", 0)) as server:  # takes the call, and says nothing
+        threading.Thread(target=server.accept, daemon=True).start()
+        assert SandboxFusion(f"http://127.0.0.1:{server.getsockname()[1]}").run("print(1)", 0.2).ended == "time"
