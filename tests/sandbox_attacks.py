@@ -1,7 +1,7 @@
 """Programs that want out. tests/test_sandbox.py runs them all, in every kind of sandbox, and looks at what they have done.
 
-Each finds its targets in variables (see `Targets`), and prints ESCAPED where it believes that it succeeded. `REAL` are those that do
-succeed, and harm nobody, where nothing confines them: a test holds that against them, because an attack that never works proves
+Each finds its targets in variables (see `Targets`), and prints ESCAPED where it believes that it succeeded. `REAL` are those that
+do succeed, and harm nobody, where nothing confines them: a test holds that against them, because an attack that never works proves
 nothing about a wall.
 """
 
@@ -48,7 +48,8 @@ READING = {
     "open from elsewhere": "tried(lambda: open('../' * 20 + canary.lstrip('/')).read())",
     "open by libc": "fd = libc.open(canary.encode(), 0)\nb = ctypes.create_string_buffer(99)\n"
     "libc.read(fd, b, 99)\nprint('ESCAPED' if b.value else 'refused', b.value)",
-    "symlink": "def deed():\n  os.symlink(canary, '/tmp/link')\n  return open('/tmp/link').read()\ntried(deed)",
+    "symlink": "def deed():\n  os.symlink(canary, link := f'/tmp/link-{os.getpid()}')\n  try: return open(link).read()\n"
+    "  finally: os.unlink(link)\ntried(deed)",
     "hard link": "def deed():\n  os.link(canary, '/tmp/hard')\n  return open('/tmp/hard').read()\ntried(deed)",
     "rename into reach": "def deed():\n  os.rename(canary, '/tmp/moved')\n  return open('/tmp/moved').read()\ntried(deed)",
     "list its folder": "tried(lambda: os.listdir(folder))",
@@ -59,12 +60,13 @@ READING = {
     "/proc/PARENT/environ": "tried(lambda: open(f'/proc/{parent}/environ').read())",
     "/proc/PARENT/fd": "tried(lambda: os.listdir(f'/proc/{parent}/fd'))",
     "/proc/PARENT/mem": "tried(lambda: open(f'/proc/{parent}/mem', 'rb').read(1))",
-    "all that /proc has": "for base, _, files in os.walk('/proc'):\n  for f in files[:40]:\n    try: print(open(f'{base}/{f}').read(500))\n"
-    "    except (OSError, ValueError): pass",
+    "all that /proc has": "for base, _, files in os.walk('/proc'):\n  for f in files[:40]:\n"
+    "    try: print(open(f'{base}/{f}').read(500))\n    except (OSError, ValueError): pass",
     "environment": "print(os.environ, libc.getenv(b'WANDB_API_KEY'))",
-    "the stack above": "import gc\nprint([o for o in gc.get_objects() if 'canary-' in repr(o)[:500]][:0])\nprint(sys.argv, sys.orig_argv[:1])",
+    "the stack above": "f = sys._getframe()\nwhile f:\n  print(repr(f.f_locals).replace('ESC', ''))\n  f = f.f_back",
     "inherited descriptors": "for fd in range(3, 300):\n  try: print(os.pread(fd, 200, 0))\n  except OSError: pass",
-    "write into inherited descriptors": "for fd in range(3, 300):\n  try: os.write(fd, b'x'); print('ESCAPED', fd)\n  except OSError: pass",
+    "write into inherited descriptors": "for fd in range(3, 300):\n  try: os.write(fd, b'x'); print('ESCAPED')\n"
+    "  except OSError: pass",
     "its own input": "print(os.read(0, 100))",
     "/etc/shadow": "tried(lambda: open('/etc/shadow').read())",
     "the home": "tried(lambda: os.listdir(os.path.expanduser('~root')))",
@@ -89,7 +91,7 @@ WRITING = {
     "a new file beside it": "tried(lambda: open(folder + '/new', 'w'))",
     "a device": "tried(lambda: os.mknod('/tmp/disk', 0o60600, os.makedev(8, 0)))",
     "the repository's source": "tried(lambda: open(repository + '/src/agent_r1/types.py', 'a'))",
-    "a file into the packages": "import sysconfig\ntried(lambda: open([p for p in sys.path if 'packages' in p][-1] + '/sitecustomize.py', 'w'))",
+    "a file into the packages": "tried(lambda: open(sys.path[-1] + '/sitecustomize.py', 'w'))",
     "a file into Python": "tried(lambda: open(os.path.dirname(os.__file__) + '/eaten.py', 'w'))",
     "the interpreter": "tried(lambda: open(sys.executable, 'r+b'))",
     "the home": "tried(lambda: open(os.path.expanduser('~root/.profile'), 'a'))",
@@ -114,8 +116,8 @@ PROCESSES = {
     "kill everybody": "tried(lambda: os.kill(-1, 9))",
     "kill the group": "tried(lambda: os.killpg(0, 9))",
     "a descriptor of the parent": "call(434, parent, 0)",
-    "a file that signals the parent": "import fcntl\nr, w = os.pipe()\ndef deed():\n  fcntl.fcntl(r, 8, parent)\n  fcntl.fcntl(r, 10, 9)\n"
-    "  fcntl.fcntl(r, 4, os.O_ASYNC)\n  os.write(w, b'x')\ntried(deed)",
+    "a file that signals the parent": "import fcntl\nr, w = os.pipe()\ndef deed():\n  fcntl.fcntl(r, 8, parent)\n"
+    "  fcntl.fcntl(r, 10, 9)\n  fcntl.fcntl(r, 4, os.O_ASYNC)\n  os.write(w, b'x')\ntried(deed)",
     "queue a signal": "call(129, parent, 9, ctypes.create_string_buffer(128))",
     "limits of the parent": "call(302, parent, 7, (ctypes.c_long * 2)(3, 3), None)",
     "priority of the parent": "tried(lambda: os.setpriority(0, parent, 19))",
@@ -140,7 +142,8 @@ KERNEL = {
     "a socket by x32's number": "call(0x40000000 + 41, 2, 1, 0)",
     "a socket by i386's number": "import mmap\nm = mmap.mmap(-1, 4096, prot=7)\n"
     "m.write(b'\\xb8\\x67\\x01\\x00\\x00\\x53\\xbb\\x02\\x00\\x00\\x00\\xb9\\x01\\x00\\x00\\x00\\x31\\xd2\\xcd\\x80\\x5b\\xc3')\n"
-    "fd = ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(m)))()\nprint('ESCAPED' if fd >= 0 else 'refused')",
+    "fd = ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(m)))()\n"
+    "print('ESCAPED' if fd >= 0 else 'refused')",
 }
 """Doors of the kernel that no program needs."""
 
@@ -164,7 +167,6 @@ BOMBS = {
     "memory in a file": "fd = call(319, b'bomb', 0)\nwhile fd >= 0: os.write(fd, bytes(1 << 20))",
     "System V's memory": "call(29, 0, 1 << 30, 0o1600)",
     "pipes": "held = []\nwhile True: held.append(os.pipe())",
-    "a large number": "print(len(str(9 ** 9 ** 9)))",
     "recursion": "def f(): return f()\nf()",
     "recursion in C": "sys.setrecursionlimit(10**9)\nx = ()\nfor _ in range(10**6): x = (x,)\nhash(x)",
     "disk": "with open('/tmp/big', 'wb') as f:\n  for _ in range(1000): f.write(bytes(1 << 20))\nprint('ESCAPED')",
@@ -177,11 +179,12 @@ BOMBS = {
 }
 
 TIME = {
+    "a large number": "print(len(str(9 ** 9 ** 9)))",
     "a loop": "while True: pass",
     "sleep": "import time\ntime.sleep(1000)",
     "a silent loop": "os.close(0); os.close(1); os.close(2)\nwhile True: pass",
-    "deaf to signals": "import signal, time\nfor n in range(1, 32):\n  try: signal.signal(n, signal.SIG_IGN)\n  except (OSError, ValueError): pass\n"
-    "time.sleep(1000)",
+    "deaf to signals": "import signal, time\nfor n in range(1, 32):\n  try: signal.signal(n, signal.SIG_IGN)\n"
+    "  except (OSError, ValueError): pass\ntime.sleep(1000)",
     "a regular expression": "import re\nre.match('(a+)+$', 'a' * 60 + 'b')",
     "a finaliser": "class C:\n  def __del__(self):\n    while True: pass\nc = C()\ndel c",
 }

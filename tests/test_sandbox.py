@@ -61,7 +61,11 @@ class Victims:
     def state(self) -> list:
         stat = self.canary.stat()
         files = [self.canary, ROOT / "src/agent_r1/types.py", ROOT / "pyproject.toml", Path(os.__file__)]
-        listed = sorted(os.listdir(self.folder)), "eaten" in os.listdir("/"), (Path(os.__file__).parent / "eaten.py").exists()
+        listed = (
+            sorted(os.listdir(self.folder)),
+            "eaten" in os.listdir("/"),
+            (Path(os.__file__).parent / "eaten.py").exists(),
+        )
         about = stat.st_mode, stat.st_uid, stat.st_mtime, os.listxattr(self.canary), os.sched_getaffinity(0), os.nice(0)
         return [*(file.read_bytes() for file in files), *listed, *about]
 
@@ -89,7 +93,8 @@ def ran(victims) -> dict[tuple[str, str], Ran]:
     for kind in KINDS:
         wall = of_kind(kind)
         with ThreadPoolExecutor(12) as pool:
-            outcomes = pool.map(lambda code, wall=wall: wall.run(victims.targets.program(code), 3), ATTACKS.values())
+            seconds = [3 if name.startswith("time: ") else 20 for name in ATTACKS]
+            outcomes = pool.map(wall.run, map(victims.targets.program, ATTACKS.values()), seconds)
             found |= {(kind, name): outcome for name, outcome in zip(ATTACKS, outcomes, strict=True)}
         wall.close()
     return found
@@ -144,7 +149,9 @@ def test_a_bomb_fails_as_a_program_can_understand(ran, kind, name):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_endless_output_is_cut_off(ran, kind):
-    assert {ran[kind, name].ended for name in ATTACKS if name.startswith(("bomb: output", "bomb: an unclosed"))} == {"output"}
+    assert {ran[kind, name].ended for name in ATTACKS if name.startswith(("bomb: output", "bomb: an unclosed"))} == {
+        "output"
+    }
 
 
 def test_nothing_happened_to_anybody(ran, victims):
@@ -167,7 +174,10 @@ def test_the_attacks_are_real(victims):
 def test_nothing_is_left_for_the_next_program(kind):
     wall = of_kind(kind)
     wall.run("import builtins, os\nbuiltins.left = 1\nopen('/tmp/left', 'w').write('left')", 10)
-    found = [wall.run("import builtins, os\nprint(hasattr(builtins, 'left'), os.path.exists('/tmp/left'))", 10).output for _ in range(5)]
+    found = [
+        wall.run("import builtins, os\nprint(hasattr(builtins, 'left'), os.path.exists('/tmp/left'))", 10).output
+        for _ in range(5)
+    ]
     assert found == ["False False\n"] * 5
     assert wall.run("open('/tmp/mine', 'w').write('x')\nprint(open('/tmp/mine').read())", 10).output.endswith(
         {"bubblewrap": "x\n", "Landlock": "Permission denied: '/tmp/mine'\n"}[kind]
@@ -206,7 +216,10 @@ def test_it_dies_with_its_parent(kind, tmp_path):
         found = []
         for entry in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
-                if b"sys.argv = json.loads" in (entry / "cmdline").read_bytes() and "PPid:\t1\n" in (entry / "status").read_text():
+                if (
+                    b"sys.argv = json.loads" in (entry / "cmdline").read_bytes()
+                    and "PPid:\t1\n" in (entry / "status").read_text()
+                ):
                     found.append(entry.name)
         return found
 
@@ -256,9 +269,9 @@ def test_a_wall_that_does_not_hold_is_not_used(monkeypatch):
     """What is tried is the effect, and not what a process says of itself."""
     monkeypatch.setattr(sandbox, "_bubblewraps", lambda: ["/usr/bin/env"])
     monkeypatch.setattr(sandbox, "_bubblewrap", lambda path: [path])
-    monkeypatch.setattr(sandbox, "_filter", lambda: bytes.fromhex("0600000000 00ff7f".replace(" ", "")))  # allow everything
+    monkeypatch.setattr(sandbox, "seccomp_filter", lambda: bytes.fromhex("060000000000ff7f"))  # allow everything
     monkeypatch.setattr(sandbox, "_readable", lambda: ["/"])
-    with pytest.raises(AgentR1Error, match="the probe could .*steal.*fork.*kill"):
+    with pytest.raises(AgentR1Error, match="the probe could .*steal.*fork.*look"):
         Sandbox()
 
 
@@ -282,7 +295,10 @@ def told(tools, code: str, max_chars: int = 4000):
         ("x = 1", "[it printed nothing]"),
         ("print('a')\nraise SystemExit(3)", "a\n[exit code 3]"),
         ("raise SystemExit('too bad')", "too bad"),
-        ("from dataclasses import dataclass\n@dataclass\nclass P:\n    x: int\nprint(P(1), __name__)", "P(x=1) __main__"),
+        (
+            "from dataclasses import dataclass\n@dataclass\nclass P:\n    x: int\nprint(P(1), __name__)",
+            "P(x=1) __main__",
+        ),
         ("print('ü', '\\ud800'.encode('utf-8', 'replace'))", "ü b'?'"),
         ("print('before')\nimport os\nos.kill", "before"),
         ("print('half')\nimport time\ntime.sleep(60)", "half\n[ended: 4.5 s are over]"),
@@ -352,11 +368,16 @@ def fusion():
 
     @app.post("/run_code")
     def run_code(request: dict):
-        assert set(request) <= {"language", "code", "run_timeout", "memory_limit_MB"} and request["language"] == "python"
+        assert (
+            set(request) <= {"language", "code", "run_timeout", "memory_limit_MB"} and request["language"] == "python"
+        )
         if request["code"] in other:
             return other[request["code"]]
         if request["code"] == "# huge":
-            return {"status": "Success", "run_result": {"status": "Finished", "stdout": "x" * 10_000_000, "return_code": 0}}
+            return {
+                "status": "Success",
+                "run_result": {"status": "Finished", "stdout": "x" * 10_000_000, "return_code": 0},
+            }
         ran = wall.run(request["code"], request["run_timeout"])
         status = "TimeLimitExceeded" if ran.ended else "Finished"
         result = {"status": status, "execution_time": 0.1, "return_code": ran.code, "stdout": ran.output, "stderr": ""}
@@ -392,5 +413,6 @@ def test_a_remote_sandbox_that_is_gone():
     with pytest.raises(AgentR1Error, match="does not answer"):
         make_runner(EnvConfig(sandbox=f"http://127.0.0.1:{port}")).run("print(1)", 5)
     with socket.create_server(("127.0.0.1", 0)) as server:  # takes the call, and says nothing
-        threading.Thread(target=server.accept, daemon=True).start()
+        taken = []
+        threading.Thread(target=lambda: taken.append(server.accept()), daemon=True).start()
         assert SandboxFusion(f"http://127.0.0.1:{server.getsockname()[1]}").run("print(1)", 0.2).ended == "time"

@@ -29,7 +29,9 @@ def _startable(place: str) -> str:
 
 def _sandbox(place: str) -> str:
     if place not in ("auto", "unconfined") and not re.fullmatch(r"https?://[^/\s]+/?", place):
-        raise ValueError("choose auto or unconfined, or give the address of a SandboxFusion server, as http://127.0.0.1:8080")
+        raise ValueError(
+            "choose auto or unconfined, or give the address of a SandboxFusion server, as http://127.0.0.1:8080"
+        )
     return place
 
 

@@ -57,8 +57,8 @@ def make_tools(
 
     `servers` are the MCP servers (`env.mcp`): `NAME` stands for all tools of one, `NAME.TOOL` for one of them; of those in
     `own_sessions`, each episode opens a session of its own. `resources` are what our own tools may need: `searcher`
-    (a Searcher) and `top_k` for search, `env` (an EnvConfig) for python. Raises ConfigError for an unknown name, with the nearest known one, for two tools
-    of one name, and for a missing resource.
+    (a Searcher) and `top_k` for search, `env` (an EnvConfig) for python. Raises ConfigError for an unknown name, with the
+    nearest known one, for two tools of one name, and for a missing resource.
     """
     servers, tools, asked = servers or {}, {}, {}
     for name in names:

@@ -1,4 +1,5 @@
-"""What runs inside of a sandbox. In: a plan (argv), then a program (stdin). Out: one line of JSON, then what the program prints.
+"""What runs inside of a sandbox. In: a plan (argv); then, on stdin, a number of bytes and a program of that size. Out: one line of
+JSON, then what the program prints. What else comes on stdin is the program's.
 
 `sandbox.py` starts it with `python -c`, so it stands alone: nothing but the standard library. It takes away from its own process
 what the program must not have, says what the kernel has agreed to, and waits for the program. What it gave up it cannot take back,
@@ -77,7 +78,13 @@ def run(source: str) -> int:
     interpreter.write = lambda text: failures.append(text) or sys.stdout.write(text)
     try:
         interpreter.runcode(compile(source, "<code>", "exec"))
-    except (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError):  # none of the program's own comes out here
+    except (
+        SyntaxError,
+        ValueError,
+        OverflowError,
+        RecursionError,
+        MemoryError,
+    ):  # none of the program's own comes out here
         interpreter.showsyntaxerror("<code>")
     except SystemExit as end:
         if not isinstance(end.code, int | None):
@@ -101,8 +108,8 @@ if __name__ == "__main__":
     sys.path += plan["packages"]
     sys.stderr = sys.stdout
     os.write(1, json.dumps(active).encode() + b"\n")
-    if given := sys.stdin.buffer.read().decode():  # nothing: nobody wants us any more
-        status, out = run(given), sys.__stdout__
+    if size := sys.stdin.buffer.readline():  # nothing: nobody wants us any more
+        status, out = run(sys.stdin.buffer.read(int(size)).decode()), sys.__stdout__
         with contextlib.suppress(Exception):  # the program may have closed it
             out.flush()
         os._exit(status & 255)  # Python's own end takes ten times as long as most programs

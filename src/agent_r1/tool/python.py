@@ -53,9 +53,14 @@ class PythonTool(BaseTool):
 
     def execute(self, args: dict[str, Any]) -> ToolOutput:
         if "\0" in args["code"] or len(args["code"].encode("utf-8", "replace")) > MAX_SOURCE:
-            raise InvalidArgumentsError(f"a program has at most {MAX_SOURCE} bytes, none of them zero; write a shorter one")
+            raise InvalidArgumentsError(
+                f"a program has at most {MAX_SOURCE} bytes, none of them zero; write a shorter one"
+            )
         ran = self.runner.run(args["code"], self.within_s)
-        notes = {"time": f"[ended: {self.within_s:g} s are over]", "output": f"[ended: it printed over {MAX_OUTPUT} bytes]"}
+        notes = {
+            "time": f"[ended: {self.within_s:g} s are over]",
+            "output": f"[ended: it printed over {MAX_OUTPUT} bytes]",
+        }
         note = notes.get(ran.ended, f"[exit code {ran.code}]" if ran.code not in (0, 1) else "")
         content = "\n".join(part for part in (ran.output.rstrip(), note) if part)
         return ToolOutput(content or "[it printed nothing]", {"exit": ran.code, "ended": ran.ended})
@@ -86,18 +91,27 @@ class SandboxFusion:
         import httpx
 
         source = source.encode("utf-8", "replace").decode()
-        wanted = {"language": "python", "code": source, "run_timeout": within_s, "memory_limit_MB": sandbox.MEMORY >> 20}
+        wanted = {
+            "language": "python",
+            "code": source,
+            "run_timeout": within_s,
+            "memory_limit_MB": sandbox.MEMORY >> 20,
+        }
         until, body = time.monotonic() + within_s + 1, b""
         try:
             # A proxy has no business in between. What the server says is cut off: it speaks for a program.
-            with httpx.stream("POST", f"{self.url}/run_code", json=wanted, timeout=within_s + 1, trust_env=False) as response:
+            with httpx.stream(
+                "POST", f"{self.url}/run_code", json=wanted, timeout=within_s + 1, trust_env=False
+            ) as response:
                 for piece in response.iter_bytes(1 << 16):
                     body += piece
                     if len(body) > 16 * MAX_OUTPUT:
                         return Ran("", None, "output")
                     if time.monotonic() > until:
                         raise AgentR1Error(f"the sandbox at {self.url} does not end its answer")
-                said = json.loads(body) if response.status_code == 200 else {"message": f"status {response.status_code}"}
+                said = (
+                    json.loads(body) if response.status_code == 200 else {"message": f"status {response.status_code}"}
+                )
             result = said.get("run_result") if said.get("status") in ("Success", "Failed") else None
             if result is None:
                 raise AgentR1Error(f"the sandbox at {self.url} refused: {said.get('message') or 'without a reason'}")

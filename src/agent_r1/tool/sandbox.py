@@ -19,11 +19,9 @@ import contextlib
 import functools
 import json
 import os
-import platform
 import select
 import shutil
 import socket
-import struct
 import subprocess
 import sys
 import sysconfig
@@ -37,6 +35,7 @@ from pathlib import Path
 from typing import Literal
 
 from agent_r1.errors import AgentR1Error, first_line
+from agent_r1.tool.seccomp import ALLOWED, seccomp_filter
 
 MEMORY = 512 << 20
 """Bytes of address space of a program, and of its files: `RLIMIT_AS`."""
@@ -51,22 +50,6 @@ AT_ONCE = 64
 AHEAD = 4
 START_S = 20.0
 """Seconds for the start of a process on a busy machine."""
-
-ALLOWED = """
-read write readv writev pread64 pwrite64 preadv pwritev lseek open openat creat close close_range dup dup2 dup3 pipe pipe2
-stat fstat lstat newfstatat statx access faccessat faccessat2 readlink readlinkat getdents getdents64 getcwd chdir fchdir
-statfs fstatfs rename renameat renameat2 mkdir mkdirat rmdir unlink unlinkat link linkat symlink symlinkat truncate ftruncate
-fallocate fsync fdatasync umask copy_file_range sendfile mmap munmap mprotect mremap madvise msync mincore brk
-poll ppoll select pselect6 epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait eventfd2 futex restart_syscall
-sched_yield sched_getaffinity set_robust_list rseq membarrier rt_sigaction rt_sigprocmask rt_sigreturn sigaltstack
-nanosleep clock_nanosleep clock_gettime clock_getres gettimeofday time times getitimer setitimer alarm
-getpid getppid gettid getuid geteuid getgid getegid uname sysinfo getrusage getrandom getcpu arch_prctl exit exit_group
-""".split()
-"""Not among them: chmod, chown, utime and setxattr, of which Landlock knows nothing; memfd_create, whose pages no limit counts."""
-ALLOWED_COMMANDS = {"fcntl": (0, 1, 2, 3, 4, 5, 6, 7, 1030), "ioctl": (0x5401, 0x5413, 0x541B, 0x5450, 0x5451)}
-"""Second arguments. fcntl without F_SETOWN and F_SETSIG, with which a file signals any process."""
-ARCHITECTURES = {"x86_64": ("x86_64", 0xC000003E), "aarch64": ("arm64", 0xC00000B7)}
-"""`uname -m`: the name in `system_calls`, and the kernel's AUDIT_ARCH number."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +95,17 @@ class Sandbox:
                 _end(process)
         finally:
             self._room.release()
+
+    def talk(self, source: str) -> Talk:
+        """A program that stays, and answers line by line. Raises AgentR1Error where no process could be started."""
+        process = self._take().result()
+        try:
+            _hello(process, time.monotonic() + START_S)
+            _hand_over(process, source.encode())
+        except (AgentR1Error, OSError):
+            _end(process)
+            raise
+        return Talk(process)
 
     def close(self) -> None:
         """End the processes that wait. Another `run` starts new ones."""
@@ -159,7 +153,10 @@ class Sandbox:
     def _probe(self, alone: bool) -> dict[str, int]:
         """What `inside.py` says is active. Raises AgentR1Error where a sandbox does not start, or does not hold. `alone`: there is
         no bubblewrap around it."""
-        with tempfile.NamedTemporaryFile("w", suffix=".canary") as canary, socket.create_server(("127.0.0.1", 0)) as server:
+        with (
+            tempfile.NamedTemporaryFile("w", suffix=".canary") as canary,
+            socket.create_server(("127.0.0.1", 0)) as server,
+        ):
             canary.write("sings")
             canary.flush()
             process = self._starter.submit(self._start).result()
@@ -175,6 +172,29 @@ class Sandbox:
         if spoilt or ran.output.strip() != "[]":
             raise AgentR1Error(f"the probe could {'spoil ' * spoilt}{_last_line(ran.output)}")
         return active
+
+
+class Talk:
+    """A conversation with a confined program of ours, about texts of others."""
+
+    def __init__(self, process: subprocess.Popen[bytes]):
+        self._process = process
+
+    def ask(self, line: str, within_s: float) -> str:
+        """The line that it answers. Raises TimeoutError where none comes, also because it is gone; then there is nothing left but
+        `close`."""
+        until, answer = time.monotonic() + within_s, b""
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(line.encode() + b"\n")
+        while not answer.endswith(b"\n"):
+            piece = os.read(self._process.stdout.fileno(), 1 << 16) if _says_something(self._process, until) else b""
+            if not piece or len(answer) > MAX_OUTPUT:
+                raise TimeoutError("no answer")
+            answer += piece
+        return answer.decode(errors="replace")
+
+    def close(self) -> None:
+        _end(self._process)
 
 
 PROBE = """
@@ -224,7 +244,16 @@ def _packages() -> list[str]:
 
 def _readable() -> list[str]:
     """All that a program can read: Python, its packages, and what they link with."""
-    system = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo", "/etc/ld.so.cache", "/dev/null", "/dev/urandom"]
+    system = [
+        "/lib",
+        "/lib64",
+        "/usr/lib",
+        "/usr/lib64",
+        "/usr/share/zoneinfo",
+        "/etc/ld.so.cache",
+        "/dev/null",
+        "/dev/urandom",
+    ]
     own = [str(_python()), str(Path(sys.base_prefix) / "lib"), *_packages()]
     return [path for path in [*system, *own] if os.path.exists(path)]
 
@@ -234,7 +263,7 @@ def _command(prefix: list[str], confined: bool) -> list[str]:
         "limits": {"RLIMIT_AS": MEMORY, "RLIMIT_FSIZE": DISK, "RLIMIT_NOFILE": 64, "RLIMIT_CORE": 0},
         "readable": _readable(),
         "writable": ["/tmp"] if prefix else [],  # Landlock does not count what is written to a disk
-        "filter": _filter().hex() if confined else "",
+        "filter": seccomp_filter().hex() if confined else "",
         "packages": _packages(),
     }
     inside = Path(__file__).with_name("inside.py").read_text(encoding="utf-8")
@@ -267,38 +296,6 @@ def _bubblewrap(path: str) -> list[str]:
     ]  # fmt: skip
 
 
-@functools.cache
-def _filter() -> bytes:
-    """The seccomp program: in classic BPF, eight bytes an instruction. Raises AgentR1Error on an architecture without numbers.
-
-    Whatever is not allowed fails with EPERM. x86's second and third set of numbers (x32, i386) allow nothing.
-    """
-    try:
-        from system_calls import syscalls
-    except ImportError:
-        raise AgentR1Error("the package system-calls is missing; pip install system-calls==7.2") from None
-    if platform.machine() not in ARCHITECTURES:
-        raise AgentR1Error(f"no list of system calls for {platform.machine()}")
-    name, audit = ARCHITECTURES[platform.machine()]
-    numbers = syscalls().load_arch_table(name)
-    load, equal, give, allow = 0x20, 0x15, 0x06, 0x7FFF0000
-
-    def instruction(code: int, k: int, then: int = 0, otherwise: int = 0) -> bytes:
-        return struct.pack("HBBI", code, then, otherwise, k)
-
-    # seccomp_data: the number at 0, the architecture at 4, the second argument's low half at 24.
-    program = [instruction(load, 4), instruction(equal, audit, 1), instruction(give, 0x80000000), instruction(load, 0)]
-    for call in ALLOWED:
-        if call in numbers:  # the newer architecture has no open, only openat
-            program += [instruction(equal, numbers[call], 0, 1), instruction(give, allow)]
-    for call, commands in ALLOWED_COMMANDS.items():
-        program += [instruction(equal, numbers[call], 0, 2 + 2 * len(commands)), instruction(load, 24)]
-        for command in commands:
-            program += [instruction(equal, command, 0, 1), instruction(give, allow)]
-        program.append(instruction(give, 0x00050001))
-    return b"".join([*program, instruction(give, 0x00050001)])
-
-
 # ------------------------------------------------------------------------------------------------- one conversation
 
 
@@ -328,7 +325,7 @@ def _converse(process: subprocess.Popen[bytes], program: bytes, until: float, gr
             return Ran("", None, "time")
         raise
     with contextlib.suppress(BrokenPipeError), process.stdin:
-        process.stdin.write(program)
+        _hand_over(process, program)
     output, ended = bytearray(), None
     while True:
         if not _says_something(process, until):
@@ -347,6 +344,10 @@ def _converse(process: subprocess.Popen[bytes], program: bytes, until: float, gr
         except subprocess.TimeoutExpired:  # it has closed its output, and goes on
             ended = "time"
     return Ran(bytes(output[:MAX_OUTPUT]).decode(errors="replace"), code, ended)
+
+
+def _hand_over(process: subprocess.Popen[bytes], program: bytes) -> None:
+    process.stdin.write(b"%d\n%s" % (len(program), program))
 
 
 def _says_something(process: subprocess.Popen[bytes], until: float) -> bool:
