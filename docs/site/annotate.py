@@ -1,0 +1,152 @@
+"""A module as a page: its prose (docstrings and comments) beside its code. Nothing is written twice, so nothing drifts."""
+
+from __future__ import annotations
+
+import ast
+import html
+import inspect
+import re
+import textwrap
+from dataclasses import dataclass, field
+
+import markdown
+from latex2mathml.converter import convert
+from pygments import highlight
+from pygments.formatters import HtmlFormatter
+from pygments.lexers import PythonLexer
+
+_BANNER = re.compile(r"^# -{5,} ?(.*)$")
+_GREEK = {"gamma": r"\gamma", "lam": r"\lambda", "delta": r"\delta", "pi": r"\pi", "max": r"\max", "min": r"\min", "log": r"\log"}
+
+
+@dataclass
+class Segment:
+    """Prose, and the code that it is about."""
+
+    prose: list[str] = field(default_factory=list)
+    code: list[str] = field(default_factory=list)
+    heading: str = ""
+
+
+def annotated(source: str, name: str) -> str:
+    """Markdown of the page: headings for the table of contents, and between them finished HTML."""
+    parts = [f"# {name.removeprefix('src/agent_r1/')}"]
+    for segment in segments(source):
+        if segment.heading:
+            parts.append(segment.heading)
+        code = "\n".join(segment.code).strip("\n")
+        beside = f'<div class="highlight"><pre><code>{_coloured(code)}</code></pre></div>' if code else ""
+        parts.append(f'<div class="beside"><div class="prose">{_html(segment.prose)}</div><div class="code">{beside}</div></div>')
+    return "\n\n".join(parts)
+
+
+def segments(source: str) -> list[Segment]:
+    """The module cut where prose begins. All lines of code are there, in order; docstrings and comment lines are prose."""
+    lines = source.splitlines()
+    docs, starts, headings = _docstrings(ast.parse(source), lines)
+    found, doc_lines = [Segment()], {n for first, last, _ in docs.values() for n in range(first, last + 1)}
+    for number, line in enumerate(lines, 1):
+        text = line.strip()
+        if banner := _BANNER.match(text):
+            found.append(Segment(heading=f"## {banner[1].strip('- ').capitalize()}" if banner[1].strip("- ") else ""))
+            continue
+        if number in starts:
+            first, last, doc = docs[starts[number]]
+            before = found[-1] if not found[-1].code else Segment()
+            if before is not found[-1]:
+                found.append(before)
+            before.prose += [*([""] if before.prose else []), *doc.splitlines()]
+            before.heading = headings.get(number, before.heading)
+        if number in doc_lines:
+            continue
+        if text.startswith("#") and not text.startswith("#!"):
+            if found[-1].code and any(c.strip() for c in found[-1].code):
+                found.append(Segment())
+            found[-1].prose.append(text.lstrip("#").removeprefix(" "))
+        else:
+            found[-1].code.append(line)
+    return [s for s in found if s.heading or any(p.strip() for p in s.prose) or any(c.strip() for c in s.code)]
+
+
+def _docstrings(tree: ast.Module, lines: list[str]):
+    """Docstrings by line: docs (line -> first, last, text), starts (line where what it is about begins -> docstring's line),
+    and headings for classes and functions of the module."""
+    docs, starts, headings = {}, {}, {}
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if not isinstance(body, list):
+            continue
+        for position, statement in enumerate(body):
+            if not (isinstance(statement, ast.Expr) and isinstance(getattr(statement.value, "value", None), str)):
+                continue
+            docs[statement.lineno] = statement.lineno, statement.end_lineno, inspect.cleandoc(statement.value.value)
+            about = node if position == 0 else body[position - 1]
+            first = min([about.lineno, *(d.lineno for d in getattr(about, "decorator_list", []))]) if hasattr(about, "lineno") else 1
+            starts[first] = statement.lineno
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and ast.get_docstring(node):
+            first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
+            headings[first] = f"### `{node.name}`"
+    return docs, starts, headings
+
+
+def _coloured(code: str) -> str:
+    return highlight(code, PythonLexer(stripnl=False), HtmlFormatter(nowrap=True)).rstrip("\n")
+
+
+def _html(prose: list[str]) -> str:
+    """Docstrings are Markdown but for two habits: `<` means itself, and indented lines are laid out by hand."""
+    text, out, block = textwrap.dedent("\n".join(prose)), [], []
+    for line in [*text.splitlines(), ""]:
+        if line.startswith("  ") or (block and not line.strip()):
+            block.append(line)
+            continue
+        if block:
+            out += ["", _laid_out(block), ""]
+            block = []
+        pieces = re.split(r"(`[^`]*`)", line)
+        out.append("".join(p if p.startswith("`") else html.escape(p, quote=False) for p in pieces))
+    if block:
+        out += ["", _laid_out(block)]
+    return markdown.markdown("\n".join(out), extensions=["tables", "sane_lists"])
+
+
+def _laid_out(block: list[str]) -> str:
+    """Equations become formulas; any other block keeps its spaces. HTML on one line, which Markdown leaves alone."""
+    lines = textwrap.dedent("\n".join(block)).strip("\n").splitlines()
+    formulas = [_equations(line) for line in lines if line.strip()]
+    if formulas and all(formulas):
+        return "<table class='equations'>" + "".join(f"<tr>{f}</tr>" for f in formulas) + "</table>"
+    return "<pre class='aside'>" + "&#10;".join(html.escape(line) or " " for line in lines) + "</pre>"
+
+
+def _equations(line: str) -> str:
+    """Table cells of a line that is one equation or more, with a remark behind: '' where it is not that."""
+    cells = []
+    for column in re.split(r"\s{4,}", line.strip()):
+        column, _, remark = column.partition(": ")
+        if match := re.fullmatch(r"([\w\[\]()| ]{1,24}) = (.+)", column):
+            tex = _tex(match[1]) + " = " + _tex(match[2])
+            cells.append(f"<td>{convert(tex)}{html.escape(', ' + remark) if remark else ''}</td>")
+        elif cells:
+            cells.append(f"<td>{html.escape(column)}</td>")
+        else:
+            return ""
+    return "".join(cells)
+
+
+def _tex(text: str) -> str:
+    """The source's way of writing an equation, in TeX: gamma * V_{t+1} -> \\gamma V_{t+1}."""
+
+    def word(match: re.Match) -> str:
+        name, _, index = match[0].partition("_")
+        if match[0] in _GREEK or (len(name) == 1 and not index):
+            return _GREEK.get(match[0], match[0]) + " "
+        head = _GREEK.get(name) or (name if len(name) == 1 else rf"\text{{{name}}}")
+        if len(index) > 1 and len(name) > 1:
+            return rf"\text{{{match[0]}}} ".replace("_", r"\_")
+        return f"{head}_{{{index}}} " if len(index) < 2 else rf"{head}_{{\text{{{index}}}}} "
+
+    braced = re.split(r"(_\{[^}]*\}|\^\w)", text)
+    out = "".join(p if i % 2 else re.sub(r"[A-Za-z]\w*?(?:_\w+)?(?!\w)", word, p) for i, p in enumerate(braced))
+    return re.sub(r" (?=[_^])", "", out).replace("*", "").replace("%", r"\%")

@@ -1,0 +1,173 @@
+"""What MkDocs does not do by itself for this book.
+
+* The README is the first page. Whatever of the repository a page links to becomes a page too: Python with its prose
+  beside its code (annotate.py), notebooks with their outputs, other files as they are. So links that work on a
+  code-hosting page work on the site, and the annotated source is the source.
+* Formulas ($...$ and $$...$$) become MathML, which browsers draw by themselves.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+import posixpath
+import re
+import sys
+from pathlib import Path
+
+from latex2mathml.converter import convert
+from mkdocs.structure.files import File
+from mkdocs.structure.nav import Navigation
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(Path(__file__).parent))
+from annotate import annotated  # noqa: E402
+
+LINK = re.compile(r"(?<=\]\()([^)#\s]+)((?:#[^)\s]*)?)(?=\))")
+FENCE = re.compile(r"^(?P<fence>```+|~~~+).*?^(?P=fence) *$", re.MULTILINE | re.DOTALL)
+ORIGIN: dict[str, str] = {}
+"""Page of the site -> the file of the repository that it is made of."""
+
+
+def on_config(config):
+    config["nav"] = [*config["nav"], {"Source": ["code/index.md"]}]
+    return config
+
+
+def on_files(files, config):
+    """Add a page for each file of the repository that a page links to, and so on until nothing is new."""
+    ORIGIN.clear()
+    for file in files.documentation_pages():
+        ORIGIN[file.src_uri] = "docs/" + file.src_uri
+    path = reading_path()
+    waiting = ["README.md", *path]
+    waiting += [target for origin in list(ORIGIN.values()) for target in targets(origin)]
+    while waiting:
+        origin = waiting.pop()
+        page = page_of(origin)
+        if page in ORIGIN or (origin.startswith("docs/") and files.get_file_from_path(page)):
+            continue
+        ORIGIN[page] = origin
+        files.append(File.generated(config, page, content=written(origin)))
+        waiting += targets(origin)
+    files.append(File.generated(config, "code/index.md", content=contents(path)))
+    ORIGIN["code/index.md"] = "README.md"
+    return files
+
+
+def reading_path() -> list[str]:
+    """The files of the README's reading path, in its order."""
+    text = (ROOT / "README.md").read_text()
+    table = text[text.index("## Read it in this order") : text.index("## The files")]
+    return list(dict.fromkeys(re.findall(r"\((src/agent_r1/[\w/]+\.py)\)", table)))
+
+
+def contents(path: list[str]) -> str:
+    lines = ["# The annotated source", "", "Prose beside code, made of the source itself, in the order of the reading path.", ""]
+    lines += [f"{i}. [{name.removeprefix('src/agent_r1/')}]({name})" for i, name in enumerate(path, 1)]
+    others = sorted(o for o in ORIGIN.values() if o.endswith(".py") and o not in path)
+    return "\n".join([*lines, "", "Other files that the pages speak of:", "", *(f"- [{name}]({name})" for name in others)])
+
+
+def page_of(origin: str) -> str:
+    """Where a file of the repository stands on the site."""
+    if origin == "README.md":
+        return "index.md"
+    if origin.startswith("docs/"):
+        return origin.removeprefix("docs/")
+    return f"code/{origin}" if origin.endswith(".md") else f"code/{origin}.md"
+
+
+def targets(origin: str) -> list[str]:
+    """Files of the repository that this one links to."""
+    if not origin.endswith((".md", ".ipynb")):
+        return []
+    found = (resolved(origin, link) for link, _ in LINK.findall((ROOT / origin).read_text()))
+    return [target for target in found if target]
+
+
+def resolved(origin: str, link: str) -> str | None:
+    """The file of the repository that a relative link means; None if it means none."""
+    target = posixpath.normpath(posixpath.join(posixpath.dirname(origin), link))
+    return target if not link.startswith("/") and not target.startswith("..") and (ROOT / target).exists() else None
+
+
+def written(origin: str) -> str:
+    """The Markdown of a page that is made of a file outside of docs/."""
+    path = ROOT / origin
+    if path.is_dir():
+        names = sorted(p.name for p in path.iterdir() if p.suffix in (".py", ".md", ".yaml"))
+        return "\n".join([f"# {origin}", "", *(f"- `{name}`" for name in names)])
+    text = path.read_text()
+    if path.suffix == ".md":
+        return text
+    if path.suffix == ".py":
+        return annotated(text, origin)
+    if path.suffix == ".ipynb":
+        return notebook(json.loads(text), origin)
+    return f"# {origin}\n\n~~~~{ {'.yaml': 'yaml', '.sh': 'bash', '.json': 'json'}.get(path.suffix, 'text') }\n{text}\n~~~~\n"
+
+
+def notebook(book: dict, origin: str) -> str:
+    parts = [f"*The notebook `{origin}`.*"]
+    for cell in book["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            parts.append(source)
+            continue
+        parts.append(f"~~~~python\n{source}\n~~~~")
+        for output in cell.get("outputs", []):
+            data = output.get("data", {"text/plain": output.get("text", "")})
+            if "image/svg+xml" in data:
+                parts.append(f"<div>{''.join(data['image/svg+xml'])}</div>")
+            elif "image/png" in data:
+                parts.append(f'<img alt="output" src="data:image/png;base64,{"".join(data["image/png"]).strip()}">')
+            elif "text/html" in data:
+                parts.append(f"<div>{''.join(data['text/html'])}</div>")
+            else:
+                parts.append(f"~~~~text\n{''.join(data['text/plain'])}\n~~~~")
+    return "\n\n".join(parts)
+
+
+def on_page_markdown(markdown, page, config, files):
+    """Links to files of the repository lead to their pages. What stands in a fenced block is left alone."""
+    here = page.file.src_uri
+    origin = ORIGIN[here]
+
+    def moved(match: re.Match) -> str:
+        target = resolved(origin, match[1])
+        if target is None:
+            return match[0]
+        to = page_of(target) if target != "docs" else "index.md"
+        return posixpath.relpath(to, posixpath.dirname(here) or ".") + match[2]
+
+    pieces, end = [], 0
+    for fence in FENCE.finditer(markdown):
+        pieces += [LINK.sub(moved, markdown[end : fence.start()]), fence[0]]
+        end = fence.end()
+    return "".join([*pieces, LINK.sub(moved, markdown[end:])])
+
+
+def on_page_content(content, page, config, files):
+    def formula(match: re.Match) -> str:
+        display = match["tag"] == "div"
+        tex = html.unescape(match["tex"]).strip()[2:-2]
+        return f'<{match["tag"]} class="formula">{convert(tex, display="block" if display else "inline")}</{match["tag"]}>'
+
+    return re.sub(r'<(?P<tag>div|span) class="arithmatex">(?P<tex>.*?)</(?P=tag)>', formula, content, flags=re.DOTALL)
+
+
+def on_nav(nav: Navigation, config, files):
+    """Every page of docs/ can be reached: what the list in mkdocs.yml does not name is said, so that somebody adds it."""
+    named = {page.file.src_uri for page in nav.pages}
+    left = sorted(uri for uri, origin in ORIGIN.items() if origin.startswith("docs/") and uri not in named)
+    if left:
+        print(f"not in the navigation of docs/site/mkdocs.yml, but linked and searchable: {', '.join(left)}")
+    return nav
+
+
+def on_post_build(config):
+    """MkDocs writes a sitemap for a site without an address, which helps nobody."""
+    for name in ("sitemap.xml", "sitemap.xml.gz"):
+        os.unlink(Path(config["site_dir"]) / name)
