@@ -5,7 +5,7 @@ BIN = $(VENV)/bin
 # A process a core. tests/conftest.py says which tests share one, and in which order they are handed out.
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: help install test quick long lint format clean
+.PHONY: help install test quick long lint docs format clean
 
 help:
 	@echo "make install   $(VENV) with pinned CPU packages and agent-r1"
@@ -13,6 +13,7 @@ help:
 	@echo "make quick     the unit tests only (under three minutes on two cores)"
 	@echo "make long      what takes minutes to hours; PART=mutation runs one part (docs/long.md)"
 	@echo "make lint      ruff, shellcheck, hadolint"
+	@echo "make docs      the book as a site, in build/site: open index.html, no server is needed"
 	@echo "make format    ruff format"
 	@echo "make clean     remove caches (never runs/ or artifacts/)"
 
@@ -42,6 +43,9 @@ lint: install
 	$(BIN)/ruff check src tests benchmarks
 	$(BIN)/shellcheck -x *.sh requirements/*.sh .ci/run benchmarks/*.sh docs/cloud/*.sh
 	$(BIN)/hadolint Dockerfile
+
+docs: install
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs --quiet build -f docs/site/mkdocs.yml -d "$(CURDIR)/build/site"
 
 format: install
 	$(BIN)/ruff format src tests benchmarks

@@ -7,9 +7,11 @@ import json
 import math
 import re
 from dataclasses import dataclass
+from xml.etree import ElementTree
 
 import pytest
 import torch
+from benchmarks.book_pictures import PICTURES
 from runs import ROOT
 
 from agent_r1.env.hermes import HermesToolEnv, parse_call
@@ -114,7 +116,9 @@ def test_the_policy_gradient_of_two_actions():
 def test_rewards_of_answers():
     for row in table("04-rewards.md", "answer", "right one").rows:
         answer = None if row["answer"] == "(none)" else row["answer"]
-        reward, _, metrics = qa_outcome(answer, row["well formed"] == "yes", [row["right one"]], EnvConfig().format_penalty)
+        reward, _, metrics = qa_outcome(
+            answer, row["well formed"] == "yes", [row["right one"]], EnvConfig().format_penalty
+        )
         assert [row[name] for name in ("reward", "em", "sub_em", "f1")] == near([reward, *metrics.values()])
     two = qa_outcome("Landir Bumvel", True, ["Landir"], 0)[2]["f1"]
     assert f"F1 {two:.3f}" in (LESSONS / "04-rewards.md").read_text()
@@ -127,7 +131,10 @@ def test_rewards_of_calls():
             call, result = parse_call("search", True), ToolResult("", ok=False, error=ToolErrorKind.MALFORMED_CALL)
         else:
             query = row["call"].split('"')[1]
-            call, result = parse_call(f'{{"name": "search", "arguments": {{"query": "{query}"}}}}', True), ToolResult("")
+            call, result = (
+                parse_call(f'{{"name": "search", "arguments": {{"query": "{query}"}}}}', True),
+                ToolResult(""),
+            )
         assert row["paid"] == env.process_reward(call, result)
 
 
@@ -171,7 +178,10 @@ def test_gae_on_six_tokens():
 def group(scores: list[float], **settings) -> list[float]:
     n = len(scores)
     batch = Batch(
-        mask_BT=torch.ones(n, 1), rewards_BT=torch.tensor(scores)[:, None], groups=["q"] * n, trajectory_B=torch.arange(n)
+        mask_BT=torch.ones(n, 1),
+        rewards_BT=torch.tensor(scores)[:, None],
+        groups=["q"] * n,
+        trajectory_B=torch.arange(n),
     )
     return grpo(batch, AdvantageConfig(**settings))[0][:, 0].tolist()
 
@@ -180,7 +190,9 @@ def test_grpo_on_four_rollouts():
     four = table("05-advantages.md", "rollout", "score", "score - mean")
     scores = four.column("score")
     assert scores == [1, 1, 0, -0.2]
-    assert four.column("A") == near(group(scores)) and four.column("score - mean") == near(group(scores, normalize_std=False))
+    assert four.column("A") == near(group(scores)) and four.column("score - mean") == near(
+        group(scores, normalize_std=False)
+    )
     text = (LESSONS / "05-advantages.md").read_text()
     assert f"mean {torch.tensor(scores).mean():.2f}" in text and f"{torch.tensor(scores).std():.4f}" in text
     assert set(group([1.0] * 4)) == {0.0}
@@ -204,7 +216,9 @@ def test_the_clipped_loss():
         loss, _ = policy_loss(logprob, torch.zeros(1), torch.tensor([row["A"]]), torch.ones(1), *CLIPS)
         loss.sum().backward()
         assert [row["loss"], row["gradient"]] == near([loss.item(), logprob.grad.item()])
-    loss, _ = policy_loss(torch.tensor([0.16]).log(), torch.tensor([0.1]).log(), torch.tensor([2.0]), torch.ones(1), *CLIPS)
+    loss, _ = policy_loss(
+        torch.tensor([0.16]).log(), torch.tensor([0.1]).log(), torch.tensor([2.0]), torch.ones(1), *CLIPS
+    )
     assert f"= {loss.item():.2f}$" in (LESSONS / "06-losses.md").read_text()
 
 
@@ -216,7 +230,9 @@ def test_kl_estimators():
             assert row[f"d = {d}"] == pytest.approx(estimate.item(), abs=5e-5)
     pi, ref = torch.tensor([0.7, 0.3]), torch.tensor([0.5, 0.5])
     for row in table("06-losses.md", "estimator", "mean").rows:
-        assert row["mean"] == pytest.approx((pi * kl_penalty(pi.log(), ref.log(), row["estimator"])).sum().item(), abs=5e-5)
+        assert row["mean"] == pytest.approx(
+            (pi * kl_penalty(pi.log(), ref.log(), row["estimator"])).sum().item(), abs=5e-5
+        )
     assert f"true KL is {(pi * (pi / ref).log()).sum():.4f}" in (LESSONS / "06-losses.md").read_text()
 
 
@@ -286,7 +302,9 @@ def test_the_row_of_the_rollout(two):
     for token in table("02-a-rollout.md", "position", "id").rows:
         i = int(token["position"])
         assert (row["input_ids"][i], row["tokens"][i]) == (token["id"], token["token"].strip("`").replace("\\|", "|"))
-        assert [token["log-probability"], token["probability"]] == near([row["logprobs"][i], math.exp(row["logprobs"][i])])
+        assert [token["log-probability"], token["probability"]] == near(
+            [row["logprobs"][i], math.exp(row["logprobs"][i])]
+        )
     assert row["input_ids"][36:38] == row["input_ids"][76:78] and row["tokens"][28] == "<tool_response>"
     assert row["tokens"][24] == "<|im_end|>" and row["action_mask"][24] == 1
 
@@ -308,10 +326,19 @@ def test_the_group_behind_the_masks(attempts):
     advantages, _ = grpo(batch, AdvantageConfig())
     for r, computed in zip(rows, advantages, strict=True):
         (line,) = (line for line in told.rows if line["tokens in the row"] == len(r["input_ids"]))
-        assert computed[computed != 0].tolist() == near([line["advantage of each sampled token"]] * int(line["sampled"]))
+        assert computed[computed != 0].tolist() == near(
+            [line["advantage of each sampled token"]] * int(line["sampled"])
+        )
         assert r["advantages"] == near(computed[: len(r["advantages"])])
     text = (LESSONS / "03-masks.md").read_text()
     rewards = torch.tensor([a["reward"] for a in attempts])
     assert f"Mean reward {rewards.mean():.3f}, standard deviation {rewards.std():.4f}" in text
     sampled, tokens = sum(sum(r["action_mask"]) for r in rows), sum(len(r["input_ids"]) for r in rows)
     assert f"{sampled} of {tokens} tokens are sampled: **{100 - 100 * sampled / tokens:.0f} of 100" in text
+
+
+@pytest.mark.parametrize("name", list(PICTURES))
+def test_a_picture_is_what_the_code_draws(name):
+    drawn, there = PICTURES[name](), (ROOT / "docs" / "images" / f"{name}.svg").read_text()
+    assert drawn == there, "run python benchmarks/book_pictures.py"
+    ElementTree.fromstring(drawn)

@@ -16,7 +16,15 @@ from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
 
 _BANNER = re.compile(r"^# -{5,} ?(.*)$")
-_GREEK = {"gamma": r"\gamma", "lam": r"\lambda", "delta": r"\delta", "pi": r"\pi", "max": r"\max", "min": r"\min", "log": r"\log"}
+_GREEK = {
+    "gamma": r"\gamma",
+    "lam": r"\lambda",
+    "delta": r"\delta",
+    "pi": r"\pi",
+    "max": r"\max",
+    "min": r"\min",
+    "log": r"\log",
+}
 
 
 @dataclass
@@ -30,13 +38,15 @@ class Segment:
 
 def annotated(source: str, name: str) -> str:
     """Markdown of the page: headings for the table of contents, and between them finished HTML."""
-    parts = [f"# {name.removeprefix('src/agent_r1/')}"]
+    parts = [f"---\nhide: [navigation]\n---\n\n# {name.removeprefix('src/agent_r1/')}"]
     for segment in segments(source):
         if segment.heading:
             parts.append(segment.heading)
         code = "\n".join(segment.code).strip("\n")
         beside = f'<div class="highlight"><pre><code>{_coloured(code)}</code></pre></div>' if code else ""
-        parts.append(f'<div class="beside"><div class="prose">{_html(segment.prose)}</div><div class="code">{beside}</div></div>')
+        parts.append(
+            f'<div class="beside"><div class="prose">{_html(segment.prose)}</div><div class="code">{beside}</div></div>'
+        )
     return "\n\n".join(parts)
 
 
@@ -81,7 +91,11 @@ def _docstrings(tree: ast.Module, lines: list[str]):
                 continue
             docs[statement.lineno] = statement.lineno, statement.end_lineno, inspect.cleandoc(statement.value.value)
             about = node if position == 0 else body[position - 1]
-            first = min([about.lineno, *(d.lineno for d in getattr(about, "decorator_list", []))]) if hasattr(about, "lineno") else 1
+            first = (
+                min([about.lineno, *(d.lineno for d in getattr(about, "decorator_list", []))])
+                if hasattr(about, "lineno")
+                else 1
+            )
             starts[first] = statement.lineno
     for node in tree.body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and ast.get_docstring(node):
@@ -123,7 +137,7 @@ def _laid_out(block: list[str]) -> str:
 def _equations(line: str) -> str:
     """Table cells of a line that is one equation or more, with a remark behind: '' where it is not that."""
     cells = []
-    for column in re.split(r"\s{4,}", line.strip()):
+    for column in re.split(r"\s{4,}", re.sub(r" +=", " =", line.strip())):
         column, _, remark = column.partition(": ")
         if match := re.fullmatch(r"([\w\[\]()| ]{1,24}) = (.+)", column):
             tex = _tex(match[1]) + " = " + _tex(match[2])

@@ -64,10 +64,17 @@ def reading_path() -> list[str]:
 
 
 def contents(path: list[str]) -> str:
-    lines = ["# The annotated source", "", "Prose beside code, made of the source itself, in the order of the reading path.", ""]
+    lines = [
+        "# The annotated source",
+        "",
+        "Prose beside code, made of the source itself, in the order of the reading path.",
+        "",
+    ]
     lines += [f"{i}. [{name.removeprefix('src/agent_r1/')}]({name})" for i, name in enumerate(path, 1)]
     others = sorted(o for o in ORIGIN.values() if o.endswith(".py") and o not in path)
-    return "\n".join([*lines, "", "Other files that the pages speak of:", "", *(f"- [{name}]({name})" for name in others)])
+    return "\n".join(
+        [*lines, "", "Other files that the pages speak of:", "", *(f"- [{name}]({name})" for name in others)]
+    )
 
 
 def page_of(origin: str) -> str:
@@ -153,7 +160,9 @@ def on_page_content(content, page, config, files):
     def formula(match: re.Match) -> str:
         display = match["tag"] == "div"
         tex = html.unescape(match["tex"]).strip()[2:-2]
-        return f'<{match["tag"]} class="formula">{convert(tex, display="block" if display else "inline")}</{match["tag"]}>'
+        return (
+            f'<{match["tag"]} class="formula">{convert(tex, display="block" if display else "inline")}</{match["tag"]}>'
+        )
 
     return re.sub(r'<(?P<tag>div|span) class="arithmatex">(?P<tex>.*?)</(?P=tag)>', formula, content, flags=re.DOTALL)
 

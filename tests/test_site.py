@@ -1,0 +1,71 @@
+"""`make docs`: the book is built strict, loads nothing from elsewhere, and its annotated source is the source."""
+
+from __future__ import annotations
+
+import html
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from runs import ROOT
+
+sys.path.insert(0, str(ROOT / "docs" / "site"))
+from annotate import segments  # noqa: E402
+
+PATH = re.findall(r"\((src/agent_r1/[\w/]+\.py)\)", (ROOT / "README.md").read_text().split("## The files")[0])
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("book") / "site"
+    (command,) = re.findall(r"\$\(BIN\)/(mkdocs .*) -d", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    built = subprocess.run(
+        [f"{sys.prefix}/bin/{command.split()[0]}", *command.split()[1:], "-d", folder],
+        cwd=ROOT, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert built.returncode == 0, built.stdout + built.stderr  # a link or an anchor that leads nowhere is an error
+    return folder
+
+
+def test_every_page_loads_nothing_from_elsewhere(site):
+    pages = sorted(site.rglob("*.html"))
+    assert len(pages) > 30
+    loading = re.compile(r"""<(?:script|img|iframe|source)\b[^>]*\bsrc=["']?((?:https?:)?//[^"'>\s]+)""")
+    sheets = re.compile(
+        r"""<link\b(?=[^>]*rel=["']?(?:stylesheet|preload|preconnect|icon))[^>]*href=["']?((?:https?:)?//\S+)"""
+    )
+    for page in pages:
+        text = page.read_text()
+        assert not loading.findall(text) and not sheets.findall(text), page.name
+    for sheet in site.rglob("*.css"):
+        assert not re.findall(r"url\([\"']?(?:https?:)?//", sheet.read_text()), sheet.name
+
+
+def test_formulas_are_drawn_and_the_book_can_be_searched(site):
+    lesson = (site / "lessons" / "01-agents.html").read_text()
+    assert (
+        lesson.count("<math") > 10
+        and "arithmatex" not in lesson
+        and "$" not in re.sub(r"<script.*?</script>", "", lesson)
+    )
+    index = (site / "search" / "search_index.js").read_text()
+    assert "A real episode" in index and "lessons/01-agents.html" in index
+
+
+@pytest.mark.parametrize("name", PATH)
+def test_the_annotated_source_is_the_source(site, name):
+    """All code of a module on the reading path stands on its page, in order; all else of it is prose there."""
+    source = (ROOT / name).read_text()
+    shown = [line for s in segments(source) for line in s.code if line.strip()]
+    rest = iter(source.splitlines())
+    assert all(line in rest for line in shown), "the page has a line that the source has not, or in another order"
+    prose = " ".join(" ".join(p for s in segments(source) for p in s.prose).split())
+    for line in source.splitlines():
+        words = line.strip().strip('"').lstrip("#").strip().replace("\\\\", "\\")
+        if words and line not in shown and not words.startswith("---"):
+            assert " ".join(words.split()) in prose, line
+    page = html.unescape(re.sub(r"<[^>]+>", "", (site / "code" / f"{name}.html").read_text()))
+    for line in shown:
+        assert line.strip() in page
