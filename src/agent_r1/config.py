@@ -253,6 +253,8 @@ def _conflicts(config: Config) -> Iterator[str]:
         yield f"tinyhop is generated and takes no data.source or data.corpus; set data.name to {', '.join(DATASETS[1:])}"
     if d.name == "rows" and not d.source:
         yield "data.name=rows has no questions; name a JSONL or parquet file of them with data.source"
+    if config.cold_start.closed_book and not config.cold_start.demonstrator:
+        yield "cold_start.closed_book: nobody plays without tools; name a function with cold_start.demonstrator"
     if r.prompts_per_step > d.train:
         yield (
             f"rollout.prompts_per_step={r.prompts_per_step} is more than data.train={d.train} questions; "

@@ -115,7 +115,7 @@ def code_hashes(names: Iterable[str]) -> dict[str, str]:
             continue
         code = path.read_bytes()
         found[path.name] = hashlib.sha256(code).hexdigest()
-        todo += [path.parent / f"{module}.py" for module in _imports(code)]
+        todo += [path.parent / f"{module.rpartition('.')[2]}.py" for module in _imports(code)]
     return dict(sorted(found.items()))
 
 

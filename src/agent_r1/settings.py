@@ -220,6 +220,8 @@ class ColdStartConfig(Section):
     """FILE.py:FUNCTION that plays a task of your own: see training/demonstrate.py."""
     episodes: InFingerprintIfChanged[str | None] = None
     """Or a JSONL file of recorded conversations."""
+    closed_book: InFingerprintIfChanged[Share] = 0.0
+    """The demonstrator plays this share of the training questions a second time, with no tools: see `eval --closed-book`."""
 
 
 class RolloutConfig(Section):

@@ -23,7 +23,7 @@ from agent_r1 import hub
 from agent_r1.config import Config, own_names
 from agent_r1.data.rows import read_corpus
 from agent_r1.device import resolve_device, set_threads
-from agent_r1.env import environment, make_env
+from agent_r1.env import environment, make_env, without_tools
 from agent_r1.errors import ConfigError
 from agent_r1.files import home, write_whole
 from agent_r1.reward.own import reward_of
@@ -148,6 +148,7 @@ def own_demonstrations(config: Config) -> tuple[ChatFormat, list[TrainingRow], l
     c, tools = config.cold_start, load_tools(config)
     if c.demonstrator:
         rows = load_rows(config, "train")
+        rows += [without_tools(row) for row in rows[: round(c.closed_book * len(rows))]]
         episodes = demonstrate.play(c.demonstrator, rows, tools, config.rollout, config.env, config.seed)
     else:
         episodes = demonstrate.read_episodes(Path(c.episodes), tools)

@@ -50,12 +50,15 @@ class Question(BaseModel):
     """Evaluations report each kind by itself."""
     system: Text | None = None
     tools: list[Text] | None = None
+    supporting: list[Text] = []
+    """Titles of the passages that an answer takes: the share that searches find of them is measured."""
     passages: list[Titled] = []
     """Those of all questions are the corpus, unless `data.corpus` is a file."""
 
     def extra(self) -> dict[str, Any]:
         """What stands in the row beside question and answers. Parquet cannot hold an object without keys."""
-        return {key: value for key, value in (("kind", self.kind), ("metadata", self.metadata)) if value}
+        known = {"kind": self.kind, "metadata": self.metadata, "supporting": self.supporting}
+        return {key: value for key, value in known.items() if value}
 
 
 def source_files(config: DataConfig) -> dict[str, Path]:

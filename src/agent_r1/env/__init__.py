@@ -33,6 +33,7 @@ __all__ = [
     "Outcome",
     "as_environment",
     "make_env",
+    "without_tools",
 ]
 
 ENVIRONMENTS: dict[str, Callable[[dict[str, BaseTool], EnvConfig], AgentEnv]] = {
@@ -59,9 +60,10 @@ def _own_environment(name: str) -> Callable[[dict[str, BaseTool], EnvConfig], Ag
 
 
 def make_env(row: Row, tools: dict[str, BaseTool], config: EnvConfig) -> AgentEnv:
-    """A fresh environment for one episode of `row`, with all of `tools`, or with those that the row asks for."""
+    """A fresh environment for one episode of `row`, with all of `tools`, or with those that the row asks for, if only none."""
     made = environment(row["agent_name"])
-    wanted = (row.get("env_kwargs") or {}).get("tools") or list(tools)
+    asked = (row.get("env_kwargs") or {}).get("tools")
+    wanted = list(tools) if asked is None else list(asked)
     missing = [tool for tool in wanted if tool not in tools]
     if missing:
         raise ConfigError(f"the row asks for tool {missing[0]!r}; add it to env.tools (now: {', '.join(tools)})")
@@ -70,3 +72,8 @@ def make_env(row: Row, tools: dict[str, BaseTool], config: EnvConfig) -> AgentEn
     env = made(mine, config)
     env.own_tools = [tool for key, tool in mine.items() if tool is not tools[key]]
     return env
+
+
+def without_tools(row: Row) -> Row:
+    """The same question, asked closed-book."""
+    return row | {"env_kwargs": (row.get("env_kwargs") or {}) | {"tools": []}}

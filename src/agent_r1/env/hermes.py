@@ -121,7 +121,7 @@ class HermesToolEnv(BaseToolEnv):
         if self.config.reward:
             return Outcome(*own_outcome(self.config.reward, answer, closed, self.row, penalty), self.calls_by_tool())
         reward, parts, metrics = qa_outcome(answer, closed, targets, penalty)
-        metrics |= self.calls_by_tool()
+        metrics |= self.calls_by_tool() | {"malformed": float(not closed)}
         if (found := self.evidence()) is not None:
             metrics["evidence"] = found
             if self.config.evidence_reward:

@@ -48,7 +48,7 @@ Maker = Callable[[dict[str, BaseTool], EnvConfig], AgentEnv]
 RESERVED = ("reset", "get_reward")
 READ = ("done", "reward", "score", "score_name")
 """Attributes that we read. A public method would be a tool, so these are values or properties."""
-TAKEN = ("em", "sub_em", "f1", "evidence", "reward", "tool_calls", "invalid_calls", "failed_calls")
+TAKEN = ("em", "sub_em", "f1", "evidence", "malformed", "reward", "tool_calls", "invalid_calls", "failed_calls")
 """Names that a score of one's own may not have: each of them is something else already."""
 
 

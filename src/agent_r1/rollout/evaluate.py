@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from statistics import fmean, pstdev
 from typing import Any
 
+from agent_r1.reward.qa import exact_match
 from agent_r1.rollout.episode import AgentEnvLoop, Task, derive_seed, run_episodes
 from agent_r1.types import Row, Sampling, StopReason, Trajectory
 
@@ -57,7 +58,7 @@ def eval_card(
     by_kind: dict[str, list[Trajectory]] = {}
     for t in trajectories:
         by_kind.setdefault(t.row["extra_info"].get("kind", "all"), []).append(t)
-    found = [t.metrics["evidence"] for t in trajectories if "evidence" in t.metrics]
+    measured = {key: [t.metrics[key] for t in trajectories if key in t.metrics] for key in ("evidence", "malformed")}
     return {
         "model": model,
         "dataset": trajectories[0].row["data_source"],
@@ -65,7 +66,7 @@ def eval_card(
         "n": n,
         "seed": seed,
         **scores(trajectories),
-        **({"evidence": fmean(found)} if found else {}),
+        **{f"{key}_rate" if key == "malformed" else key: fmean(found) for key, found in measured.items() if found},
         "search_rate": fmean(t.metrics.get("tool_calls", 0) > 0 for t in trajectories),
         "mean_turns": fmean(len(t.steps) for t in trajectories),
         "mean_tool_calls": calls / n,
@@ -114,6 +115,23 @@ def score_line(card: dict) -> str:
     return ", ".join(
         words + [f"{name} {card[key]:.3f}" for key, name in (("f1", "F1"), ("sub_em", "sub-EM")) if key in card]
     )
+
+
+def majority(train: list[Row], rows: list[Row]) -> dict[str, Any]:
+    """What it scores to know nothing but what is asked most: for each kind the commonest answer of training, and its EM."""
+
+    def by_kind(some: list[Row]) -> dict[str, list[list[str]]]:
+        found: dict[str, list[list[str]]] = {}
+        for row in some:
+            found.setdefault(row["extra_info"].get("kind", "all"), []).append(list(row["reward_model"]["ground_truth"]))
+        return found
+
+    said, asked = by_kind(train), by_kind(rows)
+    commonest = {kind: Counter(answers[0] for answers in said.get(kind, []) if answers) for kind in asked}
+    best = {kind: max(sorted(counts), key=counts.get, default="") for kind, counts in commonest.items()}
+    right = {kind: [exact_match(best[kind], answers) for answers in asked[kind]] for kind in sorted(asked)}
+    kinds = {kind: {"answer": best[kind], "em": fmean(hits)} for kind, hits in right.items()}
+    return {"em": fmean(hit for hits in right.values() for hit in hits), "by_kind": kinds}
 
 
 def rows_hash(trajectories: list[Trajectory]) -> str:

