@@ -85,7 +85,11 @@ def test_the_same_seed_plays_the_same_episodes(monkeypatch):
 def test_a_demonstrator_that_is_none(monkeypatch, function, found):
     with pytest.raises(ConfigError) as refusal:
         played(monkeypatch, function, ROWS)
-    assert found in str(refusal.value)
+    assert found in str(refusal.value) and "\n" not in str(refusal.value)
+    if (
+        "is no demonstrator" not in found and "Error" not in found
+    ):  # file and line, where nothing raised that has its own
+        assert f"({__file__}, line {function.__code__.co_firstlineno})" in str(refusal.value)
 
 
 def test_recorded_conversations_give_the_same_sequences(monkeypatch, tmp_path):

@@ -8,6 +8,7 @@ import sqlite3
 import threading
 import time
 from abc import ABC, abstractmethod
+from types import SimpleNamespace
 from typing import Literal
 
 import pytest
@@ -15,9 +16,11 @@ from conftest import ScriptedPolicy, call, make_env_loop, question_row
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent_r1.config import load_config
 from agent_r1.env import AgentEnv, BaseToolEnv, HermesToolEnv, as_environment
 from agent_r1.env.world import facts
 from agent_r1.errors import AgentR1Error, ConfigError
+from agent_r1.inference.conversation import Exchange, no_answer
 from agent_r1.rollout.episode import Task, run_episodes
 from agent_r1.rollout.evaluate import scores
 from agent_r1.settings import EnvConfig
@@ -539,3 +542,16 @@ def test_whatever_an_agent_writes_is_answered(calls):
 
     result = asyncio.run(episode())
     assert result.done == (not calls) and len(result.info.get("tool_calls", ())) == len(calls)
+
+
+def test_a_chat_waits_for_no_answer_where_a_call_has_ended_the_episode(chat):
+    class Quick(Counter):
+        @property
+        def done(self):
+            return getattr(self, "count", 0) == 7
+
+    agent = SimpleNamespace(chat=chat, config=load_config("smoke"))
+    for script, why in (([call("add", step=7)], None), ([""], "no answer: its last turn is empty")):
+        (trajectory,) = play(chat, Quick, script)
+        assert trajectory.stop_reason is StopReason.ANSWERED
+        assert no_answer(Exchange("Go.", trajectory, 0.0, True, 0), agent) == why

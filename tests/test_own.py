@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from agent_r1.training.demonstrate import demonstrator_of
 from agent_r1.workspace import Workspace, load_tools
 
 TOOL = '''
-from agent_r1.tool import tool
+from agent_r1.tool import BaseTool, tool
 
 @tool
 def double(x: int) -> str:
@@ -34,6 +35,9 @@ def double(x: int) -> str:
 
 def plain(x): return x
 NUMBER = 7
+class NoSchema(BaseTool):
+    name, description, parameters = "none", "None.", {"type": "objekt"}
+    def execute(self, args): return "x"
 '''
 
 
@@ -69,7 +73,8 @@ def test_files_of_one_folder_import_one_another_once(folder):
 
 @pytest.mark.parametrize(
     ("load", "attribute", "found"),
-    [(lambda n: make_tools([n]), "plain", "@tool plain: "),
+    [(lambda n: make_tools([n]), "plain", "wrong_contract.py, line 13: @tool plain: "),
+     (lambda n: make_tools([n]), "NoSchema", "wrong_contract.py, line 15: tool none: "),
      (lambda n: make_tools([n]), "NUMBER", "is a int and no tool"),
      (lambda n: make_tools([n]), "duoble", "has no 'duoble' (did you mean 'double'?)"),
      (lambda n: make_tools([n, n]), "double", "both bring a tool called 'double'"),
@@ -192,6 +197,60 @@ def test_tools_by_hand(folder, capsys):
     assert main("tools", preset, "--call", "double", "x=21") == 0 and "42" in capsys.readouterr().out
     assert main("tools", preset, "--call", "double", "x=one") == 1 and "error: double" in capsys.readouterr().out
     assert main("tools", preset, "--call", "duoble", "x=1") == 2 and "did you mean 'double'" in capsys.readouterr().err
+
+
+DOOR = '''
+class Door:
+    def reset(self, key, **row): self.key, self.reward, self.done = key, 0.0, False
+
+    def turn(self, key: int) -> str:
+        """Try a key.
+
+        Args:
+            key: From 0 to 9.
+        """
+        self.done, self.reward = True, float(key == self.key)
+        return "click"
+
+def questions(split, count, rng):
+    for i in range(count): yield {"question": f"{split} {i}", "metadata": {"key": 7}}
+'''
+
+
+def test_the_methods_of_an_environment_are_listed_and_played_by_hand_before_anything_is_made(
+    folder, monkeypatch, capsys
+):
+    monkeypatch.setenv("AGENT_R1_HOME", str(folder))
+    (folder / "door_env.py").write_text(DOOR)
+    (folder / "door_tool.py").write_text(TOOL)
+    (folder / "p.yaml").write_text(
+        "extends: smoke\ndata: {name: 'door_env.py:questions', train: 96, val: 2, test: 2}\n"
+        "env: {name: 'door_env.py:Door', tools: ['door_tool.py:double']}"
+    )
+    preset = f"--preset={folder / 'p.yaml'}"
+    assert main("tools", preset) == 0
+    listed = capsys.readouterr().out
+    assert "Double a number." in listed and "Try a key." in listed
+    monkeypatch.setattr("sys.stdin", io.StringIO("turn key=7\n"))
+    assert main("try", preset) == 0
+    said = capsys.readouterr().out
+    assert "turn: ok" in said and "reward +1.000" in said
+    assert main("tools", preset, "--call", "turn", "key=7") == 2 and "`agent-r1 try`" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("tools", "found"),
+    [("['clash_tool.py:turn']", "clash_env.py:Door and env.tools both have a tool 'turn'"),
+     ("['clash_tool.py:turn', 'clash_tool.py:again']", "both bring a tool called 'turn'"),
+     ("['clash_tool.py:turn.py']", "names no code")],
+)  # fmt: skip
+def test_two_tools_of_one_name_are_refused_before_anything_is_made(folder, tools, found):
+    (folder / "clash_env.py").write_text(DOOR)
+    (folder / "clash_tool.py").write_text(TOOL.replace("double", "turn") + "again = turn")
+    (folder / "p.yaml").write_text(f"extends: smoke\nenv: {{name: 'clash_env.py:Door', tools: {tools}}}")
+    with pytest.raises(ConfigError) as refusal:
+        check_own(load_config(str(folder / "p.yaml")))
+    assert found in str(refusal.value)
 
 
 def test_the_written_task_passes_its_own_test(tmp_path):

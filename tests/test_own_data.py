@@ -112,6 +112,18 @@ def test_a_function_makes_them_the_same_for_the_same_seed(tmp_path, monkeypatch)
     assert a == b and len(read_rows(tmp_path / "a" / "test.parquet")) == 3
 
 
+def test_questions_without_answers_are_refused_where_answers_are_paid_for(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path))
+    (tmp_path / "q.jsonl").write_text("".join(json.dumps({"question": r["question"]}) + "\n" for r in GOOD))
+    (tmp_path / "score.py").write_text("def score(answer, row): return 1.0")
+    run = ["data", "data.name=rows", *(f"data.{split}={count}" for split, count in SIZES.items())]
+    run += ["rollout.prompts_per_step=4", f"data.source={tmp_path}/q.jsonl"]
+    assert main(*run) == 1
+    said = capsys.readouterr().err
+    assert "q.jsonl: the question 'What is " in said and "has no answer, and env.name=hermes pays" in said
+    assert main(*run, f"env.reward={tmp_path}/score.py:score") == 0
+
+
 def test_by_the_command_line(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path))
     (tmp_path / "q.jsonl").write_text("".join(json.dumps(record) + "\n" for record in GOOD))

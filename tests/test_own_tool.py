@@ -60,7 +60,17 @@ def test_ten_megabytes_are_cut_to_characters_and_bytes():
     assert len(asyncio.run(ask(make(lambda args: [{"x": "ü" * 99}] * 10**4))).content) == 1000
 
 
-def test_a_run_that_ends_because_of_a_tool_names_file_and_line(chat):
+@pytest.mark.parametrize(
+    ("result", "says"),
+    [
+        (lambda: 1 // 0, "integer division or modulo by zero"),
+        (lambda: b"", "it returned bytes, and an agent reads text; return a str"),
+        (lambda: None, "it returned NoneType, and an agent reads text; return a str"),
+        (lambda: iter_of_one(), "it returned generator, and an agent reads text; return a str"),
+    ],
+    ids=["raises", "bytes", "nothing", "a generator"],
+)
+def test_a_run_that_ends_because_of_a_tool_names_file_and_line(chat, result, says):
     @tool
     def broken(x: int) -> str:
         """Break.
@@ -68,15 +78,14 @@ def test_a_run_that_ends_because_of_a_tool_names_file_and_line(chat):
         Args:
             x: Anything.
         """
-        return str(1 // (x - x))  # the line
+        return result()
 
-    line = broken.function.__code__.co_firstlineno + 7
+    line = (result if "zero" in says else broken.function).__code__.co_firstlineno  # what raised, or what returned it
     policy = ScriptedPolicy(chat, [call("broken", x=1)] * 4 + ["<answer>a</answer>"])
     loop = make_env_loop(policy, lambda row: make_env(row, {"broken": broken}, EnvConfig()))
     with pytest.raises(AgentR1Error) as ended:
         asyncio.run(run_episodes(loop, [task(session=str(n)) for n in range(2)], Sampling(64)))
-    found = f"(error: broken failed: integer division or modulo by zero ({__file__}:{line}))"
-    assert found.removeprefix("(").removesuffix(")") in str(ended.value)
+    assert f"error: broken failed: {says} ({__file__}:{line})" in str(ended.value) and "\n" not in str(ended.value)
     assert __file__ not in chat.decode(policy.seen[-1][1])  # the agent is told nothing of our files
 
 
@@ -121,6 +130,10 @@ def test_two_tools_of_one_name():
         ConfigError, match="calculator and calculator both bring a tool called 'calculator'; leave one out"
     ):
         make_tools(["calculator", "calculator"])
+
+
+def iter_of_one():
+    yield 1
 
 
 # ---------------------------------------------------------------------------------------------------------- batches

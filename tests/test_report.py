@@ -236,6 +236,24 @@ def test_smooth_by_hand():
     assert smooth([2.0]).tolist() == [2.0] and smooth([1.0, 2.0]).tolist() == [1.0, 2.0]
 
 
+def test_calls_by_tool_have_a_chart_where_there_is_a_choice(run):
+    (run / "metrics.jsonl").write_text(
+        "".join(
+            json.dumps(line | {"episode/calls/search": 1.5, "episode/calls/<b>": i}) + "\n"
+            for i, line in enumerate(read_jsonl(run / "metrics.jsonl"))
+        )
+    )
+    drawn = charts(load_run(run))["by_tool"]
+    assert [curve.name for curve in drawn.curves] == ["<b>", "search"]
+    assert [y for _, y in drawn.curves[0].points] == list(range(len(drawn.curves[0].points)))
+    page = report(run)
+    assert (
+        "Calls per question, by tool" in page.text
+        and "<b>" in page.words
+        and sum(t == "svg" for t, _ in page.tags) == 7
+    )
+
+
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("points", [[(1, 0.5)], [(1, 2.0), (2, 2.0)], [(1, -1e-9), (2, 1e9)]])
 def test_charts_survive_odd_data(points):

@@ -318,6 +318,7 @@ def new(a: Namespace) -> None:
 def tools(a: Namespace) -> int:
     import json
 
+    from agent_r1.env import offered
     from agent_r1.inference import by_hand
     from agent_r1.workspace import load_tools
 
@@ -325,6 +326,7 @@ def tools(a: Namespace) -> int:
     found = load_tools(config)
     if a.call:
         return 0 if by_hand.call_by_hand(found, a.call, config.env) else 1
+    found = offered(found, config.env)
     if a.schema:
         print(json.dumps([tool.schema() for tool in found.values()], indent=2, ensure_ascii=False))
     else:

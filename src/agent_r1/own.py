@@ -13,6 +13,7 @@ import ast
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import re
 import sys
 import traceback
@@ -99,6 +100,14 @@ def where(error: BaseException) -> str:
     folders = {Path(name.rpartition(":")[0]).parent for name in _said if ".py:" in name}
     frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).parent in folders]
     return f"{frames[-1].filename}, line {frames[-1].lineno}: " if frames else ""
+
+
+def place(found: Any) -> str:
+    """`file, line 7`: where a function or a class begins."""
+    try:
+        return f"{inspect.getsourcefile(found)}, line {inspect.getsourcelines(found)[1]}"
+    except (OSError, TypeError):  # it is neither, or was not read from a file
+        return f"{found!r:.60}"
 
 
 def _list(names: list[str]) -> str:

@@ -23,15 +23,16 @@ from agent_r1 import hub
 from agent_r1.config import Config, own_names
 from agent_r1.data.rows import read_corpus
 from agent_r1.device import resolve_device, set_threads
-from agent_r1.env import environment, make_env, without_tools
+from agent_r1.env import environment, make_env, offered, without_tools
 from agent_r1.errors import ConfigError
 from agent_r1.files import home, write_whole
+from agent_r1.own import is_own
 from agent_r1.reward.own import reward_of
 from agent_r1.rollout import decoder
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.episode import flow_of, make_loop
 from agent_r1.rollout.rows import TrainingRow
-from agent_r1.tool import own_tool
+from agent_r1.tool import make_tools
 from agent_r1.training.run import RunDir, check_start_model, open_run, run_training, start_model, write_model
 from agent_r1.training.tiny_model import init_weights, shape_of, train_tokenizer
 from agent_r1.ui import progress, say
@@ -164,23 +165,30 @@ def check_own(config: Config) -> None:
     from agent_r1.training.demonstrate import demonstrator_of
 
     loads = {
-        "env.name": environment, "env.tools": own_tool, "env.reward": reward_of, "rollout.flow": flow_of,
-        "cold_start.demonstrator": demonstrator_of,
+        "env.name": environment, "env.reward": reward_of, "rollout.flow": flow_of, "cold_start.demonstrator": demonstrator_of,
     }  # fmt: skip
     for name, setting in own_names(config).items():
         loads.get(setting, lambda name: None)(name)  # the data stage loads what makes the questions
+    named = make_tools([name for name in config.env.tools if is_own(name)])
+    others = (name.rpartition(".")[2] for name in config.env.tools if not is_own(name))
+    offered(named | dict.fromkeys(others), config.env)
+
+
+def make_task(config: Config) -> None:
+    """The stages that need no model, those that are not done."""
+    if not Workspace.of(config).data.exists():
+        make_data(config)
+    if needs_index(config) and not Workspace.of(config).index.exists():
+        make_index(config)
 
 
 def make_missing(config: Config) -> None:
     """The stages before training, those that are not done."""
-    workspace, path = Workspace.of(config), config.model.path
+    path = config.model.path
     if path and not hub.is_name(path):
         check_local_model(path)  # before a minute is spent
-    if not workspace.data.exists():
-        make_data(config)
-    if needs_index(config) and not workspace.index.exists():
-        make_index(config)
-    if not workspace.start_model.exists():
+    make_task(config)
+    if not Workspace.of(config).start_model.exists():
         make_cold_start(config)
 
 
@@ -253,6 +261,7 @@ def run_by_hand(config: Config, split: str, index: int, table: bool) -> None:
     from agent_r1.inference.by_hand import play_by_hand
     from agent_r1.training.tiny_model import byte_chat, load_chat
 
+    make_task(config)
     rows, tools, start = load_rows(config, split), load_tools(config), Workspace.of(config).start_model
     if not 0 <= index < len(rows):
         raise ConfigError(f"--index {index}: {split} has questions 0 to {len(rows) - 1}")
@@ -263,7 +272,8 @@ def run_by_hand(config: Config, split: str, index: int, table: bool) -> None:
         say(f"{start} is not there yet: a byte is a token here, and no limit of tokens holds")
         chat, wide = byte_chat(), {"max_context": 10**6, "max_tokens_per_turn": 10**5}
         rollout = rollout.model_copy(update=wide)
-    play_by_hand(rows[index], chat, tools, rollout, config.env, lambda row: make_env(row, tools, config.env), table)
+    shown = offered(tools, config.env)
+    play_by_hand(rows[index], chat, shown, rollout, config.env, lambda row: make_env(row, tools, config.env), table)
 
 
 def run_report(name: str) -> None:

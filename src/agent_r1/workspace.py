@@ -131,6 +131,8 @@ def make_data(config: Config) -> None:
 
     stage(f"data: {where.get(config.data.data_source, published)}", workspace.data, make)
     verify(workspace.data)
+    for split in ("train", "val", "test") if config.data.data_source == "rows" else ():
+        load_rows(config, split)
 
 
 def make_index(config: Config) -> None:
@@ -207,8 +209,15 @@ def remote_index(config: Config, tell: Callable[[str], None] = say) -> RemoteInd
 
 
 def load_rows(config: Config, split: str) -> list[Row]:
-    """The questions of a split."""
-    return read_rows(data_folder(config) / f"{split}.parquet")
+    """The questions of a split. Raises AgentR1Error for one that could never be answered right."""
+    rows = read_rows(data_folder(config) / f"{split}.parquet")
+    for row in rows if config.env.name == "hermes" and not config.env.reward else ():
+        if not len(row["reward_model"]["ground_truth"]):
+            raise AgentR1Error(
+                f"{config.data.source or config.data.name}: the question {row['prompt'][-1]['content'][:80]!r} has no answer, and "
+                "env.name=hermes pays for the right one; give it one, or score it yourself (env.reward, or an env.name of yours)"
+            )
+    return rows
 
 
 def data_folder(config: Config) -> Path:

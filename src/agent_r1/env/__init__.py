@@ -33,6 +33,7 @@ __all__ = [
     "Outcome",
     "as_environment",
     "make_env",
+    "offered",
     "without_tools",
 ]
 
@@ -57,6 +58,13 @@ def environment(name: str) -> Callable[[dict[str, BaseTool], EnvConfig], AgentEn
 @cache
 def _own_environment(name: str) -> Callable[[dict[str, BaseTool], EnvConfig], AgentEnv]:
     return as_environment(own.load(name, "env.name"), name)
+
+
+def offered(tools: dict[str, BaseTool], config: EnvConfig) -> dict[str, BaseTool]:
+    """`tools`, and beside them the methods of a plain class; what a server offers is known in its episodes only. Raises
+    ConfigError where two have one name."""
+    made = environment(config.name)
+    return tools if isinstance(made, type) else made(tools, config).tools
 
 
 def make_env(row: Row, tools: dict[str, BaseTool], config: EnvConfig) -> AgentEnv:

@@ -22,6 +22,7 @@ from agent_r1 import hub, own
 from agent_r1.config import Config, changed, from_yaml, load_config
 from agent_r1.data.prompts import instructions, messages
 from agent_r1.device import resolve_device, set_threads
+from agent_r1.env import offered
 from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.files import home
 from agent_r1.rollout import decoder
@@ -125,9 +126,9 @@ def describe(agent: Agent, backend: str) -> str:
     world = f" over {workspace.data.name}, {c.search.url or workspace.index.name}" if "search" in agent.tools else ""
     lead = messages(c.data.data_source, "")[:-1] if agent.lead is None else agent.lead
     told = f'"{textwrap.shorten(lead[0]["content"], 80, placeholder="...")}"' if lead else "none"
-    r = c.rollout
+    r, tools = c.rollout, offered(agent.tools, c.env)
     return (
-        f"{short_name(agent.model)}, {backend}; tools: {', '.join(agent.tools) or 'none'}{world}; prompt: {told}; "
+        f"{short_name(agent.model)}, {backend}; tools: {', '.join(tools) or 'none'}{world}; prompt: {told}; "
         f"temperature {r.temperature:g}, {r.max_tokens_per_turn} tokens a turn, {r.max_context} in all"
     )
 

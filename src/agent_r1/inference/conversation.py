@@ -170,10 +170,11 @@ def answer_of(exchange: Exchange, chat: ChatFormat) -> str | None:
 
 
 def no_answer(exchange: Exchange, agent: Agent) -> str | None:
-    """Why there is no answer, in a sentence; None if there is one."""
-    if answer_of(exchange, agent.chat) is not None:
+    """Why there is no answer, in a sentence; None if there is one, or if none is due: the world has said that it is over."""
+    env, rollout, t = agent.config.env, agent.config.rollout, exchange.trajectory
+    done = t.stop_reason is StopReason.ANSWERED and t.steps[-1].info.get("tool_calls")  # a call has ended the episode
+    if done or answer_of(exchange, agent.chat) is not None:
         return None
-    env, rollout = agent.config.env, agent.config.rollout
     return {
         StopReason.ANSWERED: "no answer: its last turn is empty",
         StopReason.NO_ANSWER: "no answer: its last turn is empty",

@@ -15,6 +15,7 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import cycle
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -182,7 +183,10 @@ def _percent(share: float) -> str:
 
 # ------------------------------------------------------------------------------------------------------- the curves
 
+CALLS = "episode/calls/"
+"""Metrics of `BaseToolEnv.calls_by_tool`, one a tool; there are none where an agent has one tool only."""
 COLOURS = {"c1": "#0f766e", "c2": "#2563eb", "c3": "#c2570c", "c4": "#be185d", "c5": "#7c3aed", "c6": "#6b7280"}
+LINES = tuple(COLOURS)
 COLOURS |= {"star": "#c47f00", "rule": "#e4e1d8"}
 """As the page names them; there they have another value in the dark."""
 
@@ -243,10 +247,15 @@ def charts(run: RunFiles) -> dict[str, Chart]:
     parts = [(line[STEP], step_times(line)) for line in run.metrics if "timing_s/step" in line and STEP in line]
     names = [name for name in (parts[0][1] if parts else []) if any(part[name] for _, part in parts)]
     times = [Curve(n, [(step, part[n]) for step, part in parts], c) for n, c in zip(names, COLOURS, strict=False)]
+    tools = sorted({key for line in run.metrics for key in line if key.startswith(CALLS)})
+    by_tool = [
+        Curve(k.removeprefix(CALLS), run.series(k), c, noisy=True) for k, c in zip(tools, cycle(LINES), strict=False)
+    ]
     drawn = {
         "score": draw(score, marks(run), floor=0, top=1),
         "reward": draw([Curve("mean return of a trajectory", returns, "c1", noisy=True)], floor=0, top=1),
         "calls": draw([Curve("calls per question", run.series("tool_calls/mean"), "c5", noisy=True)]),
+        "by_tool": draw(by_tool, floor=0),
         "entropy": draw([Curve("entropy", run.series("actor/entropy"), "c3")], floor=0),
         "kl": draw(kl, floor=0),
         "times": draw(times, floor=0, stacked=True),

@@ -94,4 +94,4 @@ def own_tool(name: str, setting: str = "env.tools") -> BaseTool:
     try:
         return found() if is_class else found if isinstance(found, BaseTool) else tool(found)
     except ConfigError as error:
-        raise ConfigError(f"{setting}={name}: {error}") from None
+        raise ConfigError(f"{setting}: {own.place(found)}: {error}") from None

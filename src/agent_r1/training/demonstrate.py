@@ -89,9 +89,10 @@ class _Played(AgentEnvLoop):
                 f"the demonstrator failed on {asked[:80]!r}: {own.where(error)}{type(error).__name__}: {error}"
             ) from error
         if not isinstance(text, str) or not text.strip():
+            asked = self.row["prompt"][-1]["content"]
             raise ConfigError(
-                f"the demonstrator returned {text!r} on {self.row['prompt'][-1]['content'][:80]!r}; it returns the agent's next "
-                "turn as text, such as call('search', query='...') or answer('...')"
+                f"the demonstrator ({own.place(self.demonstrate)}) returned {text!r} on {asked[:80]!r}; it returns the agent's "
+                "next turn as text, such as call('search', query='...') or answer('...')"
             )
         self.history.append({"role": "assistant", "content": text})
         ids = [*self.chat.encode_trusted(text), self.chat.turn_end_id]
@@ -145,7 +146,7 @@ def play(
     if 2 * len(unfinished) > len(trajectories):
         raise ConfigError(
             f"{len(unfinished)} of {len(trajectories)} demonstrations ended without an answer ({unfinished[0]}); the demonstrator "
-            f"must come to one within env.max_turns={env.max_turns} turns"
+            f"({own.place(demonstrate)}) must come to one within env.max_turns={env.max_turns} turns"
         )
     players = [flow.played[task.session] for task in tasks]
     return [Episode(p.history, p.tools, t.score) for p, t in zip(players, trajectories, strict=True)]
