@@ -11,7 +11,7 @@ usage() {
 usage: bash speedrun-nodocker.sh [ppo|grpo] [--preset NAME] [--run NAME] [--seed N] [--resume] [--dry-run]
                                  [--search-server] [section.key=value ...]
 
-  ppo|grpo           algorithm (default: ppo)
+  ppo|grpo           algorithm (default: ppo; more of them: docs/algorithms.md)
   --preset NAME      laptop, smoke, hotpotqa-tiny: on a CPU; hotpotqa-4xh100, other hotpotqa-*, search-r1-3b: on GPUs
                      (default: what `agent-r1 doctor --suggest-preset` finds for the GPUs here; without one, laptop)
   --run NAME         folder of the run in runs/ (default: PRESET-ALGORITHM)
@@ -57,7 +57,7 @@ while [ $# -gt 0 ]; do
         --dry-run) dry_run=(--dry-run); shift ;;
         --search-server) search=ours; shift ;;
         search.url=?*) search=theirs; config+=("$1"); shift ;;
-        ppo|grpo|*=*) config+=("$1"); shift ;;
+        ppo|grpo|rloo|reinforce++|reinforce++-baseline|remax|steppo|gigpo|*=*) config+=("$1"); shift ;;
         *) die "unknown argument '$1'; see --help" 2 ;;
     esac
 done

@@ -27,7 +27,7 @@ from agent_r1.rollout.episode import AgentEnvLoop, Limits, Task
 from agent_r1.search.encoders import make_encoder
 from agent_r1.search.index import PassageIndex, build_index
 from agent_r1.search.searcher import Searcher
-from agent_r1.settings import DataConfig, ModelConfig
+from agent_r1.settings import WITH_CRITIC, DataConfig, ModelConfig
 from agent_r1.tool import BaseTool, make_tools
 from agent_r1.training.cold_start import Demonstrator, clone, demonstrate, tokenizer_texts
 from agent_r1.training.learner import Learner, make_learner
@@ -300,7 +300,7 @@ class TrainingRecord:
 
 def learner_of(config: Config, model: Decoder) -> Learner:
     """As training/run.py makes it."""
-    return make_learner(model, config.actor, config.critic if config.algorithm == "ppo" else None)
+    return make_learner(model, config.actor, config.critic if config.algorithm in WITH_CRITIC else None)
 
 
 def run_training_loop(

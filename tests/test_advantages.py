@@ -14,21 +14,27 @@ from agent_r1.config import ALGORITHMS
 from agent_r1.errors import ConfigError
 from agent_r1.rollout.rows import Batch
 from agent_r1.settings import AdvantageConfig
-from agent_r1.training.advantages import ESTIMATORS, get_estimator, grpo, ppo
+from agent_r1.training.advantages import grpo, ppo
+from agent_r1.training.estimators import ESTIMATORS, get_estimator
 
 SEEDS = st.integers(0, 10**6)
 NAMES = pytest.mark.parametrize("name", sorted(ESTIMATORS))
 
 
-def inputs_of(rewards, mask, values=None, groups=None, trajectories=None, **settings_) -> tuple[Batch, AdvantageConfig]:
-    """What an estimator takes, from nested lists; by default one group, and each row a trajectory."""
+def inputs_of(
+    rewards, mask, values=None, groups=None, trajectories=None, columns=None, **settings_
+) -> tuple[Batch, AdvantageConfig]:
+    """What an estimator takes, from nested lists; by default one group, each row a trajectory, and one step."""
     rows = len(rewards)
+    same = [[0] * len(rewards[0])] * rows
+    columns = {"steps_BT": same, "states_BT": same, "baseline_B": [0.0] * rows} | (columns or {})
     batch = Batch(
         rewards_BT=torch.tensor(rewards, dtype=torch.float32),
         mask_BT=torch.tensor(mask),
         values_BT=None if values is None else torch.tensor(values, dtype=torch.float32),
         groups=groups or ["q"] * rows,
         trajectory_B=torch.tensor(trajectories or list(range(rows))),
+        **{name: torch.tensor(column) for name, column in columns.items()},
     )
     return batch, AdvantageConfig(**settings_)
 
@@ -56,6 +62,10 @@ def random_inputs(seed: int, *, several_rows: bool = True, **settings_) -> tuple
         values_BT=torch.randn(B, T, generator=g),
         groups=groups,
         trajectory_B=torch.tensor(trajectories),
+        steps_BT=(torch.rand(B, T, generator=g) < 0.3).cumsum(dim=1),
+        states_BT=torch.randint(3, (B, T), generator=g),
+        unpaid_B=torch.zeros(B, dtype=torch.bool),
+        baseline_B=torch.zeros(B),
     )
     return batch, AdvantageConfig(**settings_)
 
@@ -186,6 +196,8 @@ def test_what_stands_on_masked_tokens_is_never_seen(name, seed, normalize_std, g
             rewards_BT=torch.where(batch.mask_BT, batch.rewards_BT, garbage),
             values_BT=torch.where(batch.mask_BT, batch.values_BT, garbage),
             mask_BT=batch.mask_BT.float(),  # a float mask means the same
+            steps_BT=torch.where(batch.mask_BT, batch.steps_BT, 7),
+            states_BT=torch.where(batch.mask_BT, batch.states_BT, 7),
         ),
         section,
     )
@@ -202,10 +214,8 @@ def test_permuting_trajectories_permutes_the_result(name, seed, normalize_std):
     batch, section = random_inputs(seed, gamma=0.9, lam=0.8, normalize_std=normalize_std)
     shuffled = torch.randperm(int(batch.trajectory_B.max()) + 1, generator=torch.Generator().manual_seed(seed))
     order = torch.cat([(batch.trajectory_B == t).nonzero()[:, 0] for t in shuffled])
-    moved = Batch(
-        **{k: getattr(batch, k)[order] for k in ("rewards_BT", "mask_BT", "values_BT", "trajectory_B")},
-        groups=[batch.groups[i] for i in order],
-    )
+    columns = {name: column[order] for name, column in vars(batch).items() if isinstance(column, torch.Tensor)}
+    moved = Batch(**columns, groups=[batch.groups[i] for i in order])
     (out, out_returns), (other, other_returns) = ESTIMATORS[name](batch, section), ESTIMATORS[name](moved, section)
     torch.testing.assert_close(other, out[order])
     torch.testing.assert_close(other_returns, out_returns[order])

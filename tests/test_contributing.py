@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import statistics
 import subprocess
 import sys
 from collections import defaultdict
@@ -21,7 +22,7 @@ STEP = re.compile(
     r"^(?:In )?`(src/\S+)`(?:, (above|instead of) the line with `([^`]+)`)?:\n\n```\w+\n(.*?)```", re.DOTALL | re.M
 )
 SETTINGS = [
-    "rloo",
+    "median",
     "--preset=glance",
     "env.name=frugal",
     "env.tools=[search,add]",
@@ -41,7 +42,7 @@ from agent_r1.workspace import Workspace, load_rows, load_tools
 
 for stage in ("data", "index", "cold-start", "train"):
     assert main([stage, *sys.argv[1:]]) == 0
-config = load_config("glance", sys.argv[3:], algorithm="rloo")
+config = load_config("glance", sys.argv[3:], algorithm="median")
 chat = load_chat(Workspace.of(config).cold_start)
 policy = ScriptedPolicy(chat, [call("add", a=1.5, b=2), "<answer>3.5</answer>"])
 loop = make_loop(policy, chat, load_tools(config), config.rollout, config.env)
@@ -89,9 +90,9 @@ def test_what_is_added_by_following_the_steps_is_trained_with(tree):
     assert done.returncode == 0, done.stdout + done.stderr
 
     # The preset: its name, its four steps, the smoke run beneath it.
-    run = tree / "runs" / "glance-rloo"
+    run = tree / "runs" / "glance-median"
     config = yaml.safe_load((run / "config.yaml").read_text())
-    assert (config["preset"], config["algorithm"], config["env"]["name"]) == ("glance", "rloo", "frugal")
+    assert (config["preset"], config["algorithm"], config["env"]["name"]) == ("glance", "median", "frugal")
     assert len(lines(run)) == config["trainer"]["steps"] == 4 and config["search"]["top_k"] == 2
 
     # The estimator: in each step, every sampled token has what its formula gives for the group. The environment: its price.
@@ -106,7 +107,7 @@ def test_what_is_added_by_following_the_steps_is_trained_with(tree):
         for members in groups.values():
             for record in members:
                 others = [other["reward"] for other in members if other is not record]
-                expected = record["reward"] - sum(others) / len(others)
+                expected = record["reward"] - statistics.median_low(others)
                 moved += abs(expected) > 1e-6
                 for row in record["rows"]:
                     wanted = [expected * sampled for sampled in row["action_mask"]]

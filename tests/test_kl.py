@@ -15,7 +15,7 @@ from agent_r1.config import Config, changed, load_config, preset_names
 from agent_r1.errors import ConfigError
 from agent_r1.rollout.rows import collate, trajectory_rows
 from agent_r1.settings import AdvantageConfig
-from agent_r1.training.advantages import get_estimator
+from agent_r1.training.estimators import get_estimator
 from agent_r1.training.learner import Learner
 from agent_r1.training.loop import update_actor
 from agent_r1.training.losses import reward_less_kl

@@ -23,6 +23,7 @@ from conftest import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent_r1.config import ALGORITHMS
 from agent_r1.device import resolve_device
 from agent_r1.env import ENVIRONMENTS
 from agent_r1.errors import AgentR1Error, ConfigError
@@ -543,11 +544,11 @@ def letters_run(chat, monkeypatch, algorithm, *overrides, env=LetterEnv, model=N
 def learnt(chat) -> dict[str, list[float]]:
     """The score of each step, from noise."""
     with pytest.MonkeyPatch.context() as patch:
-        runs = {algorithm: letters_run(chat, patch, algorithm) for algorithm in ("grpo", "ppo")}
+        runs = {algorithm: letters_run(chat, patch, algorithm) for algorithm in ALGORITHMS}
     return {algorithm: [m["critic/score/mean"] for m in run.metrics] for algorithm, run in runs.items()}
 
 
-@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_small_problem_is_learnt(learnt, algorithm):
     """From noise to nearly always the right letters, in a second or two: all of the loop has the right sign."""
     score = learnt[algorithm]

@@ -18,12 +18,13 @@ import torch
 from conftest import VOCAB, micro_config, random_model, run_training_loop
 from test_verl_compose import composed, smoke
 
+from agent_r1.config import ALGORITHMS
 from agent_r1.env import ENVIRONMENTS, HermesToolEnv
 from agent_r1.errors import AgentR1Error
 from agent_r1.rollout import decoder
 from agent_r1.rollout.rows import TrainingRow, collate
-from agent_r1.settings import AdvantageConfig, LossAggregation
-from agent_r1.training.advantages import get_estimator
+from agent_r1.settings import WITH_CRITIC, AdvantageConfig, LossAggregation
+from agent_r1.training.estimators import get_estimator
 from agent_r1.training.forward import action_logprobs, micro_batches
 from agent_r1.training.learner import linear_decay
 from agent_r1.training.losses import aggregate_loss, kl_penalty, loss_normalizer, policy_loss, value_loss
@@ -65,7 +66,7 @@ def make_rows(seed: int, rewriting: bool = True) -> list[TrainingRow]:
             row._extend([r.randrange(VOCAB) for _ in range(r.randint(3, 9))], None, 0)
             for turn in range(r.randint(1, 3)):
                 ids = [r.randrange(VOCAB) for _ in range(r.randint(1, 7))]
-                row._extend(ids, [-r.random() * 3 for _ in ids], turn)
+                row._extend(ids, [-r.random() * 3 for _ in ids], turn, r.randrange(3) if turn else 7)
                 row.rewards[-1] += r.choice([0.0, 0.1, -0.1])
                 if turn < 2:
                     row._extend([r.randrange(VOCAB) for _ in range(r.randint(1, 12))], None, turn)
@@ -97,13 +98,15 @@ def pad(tensors: list[torch.Tensor]) -> torch.Tensor:
 # ------------------------------------------------------------------------------------------------------- advantages
 
 
-@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("normalize_std", [True, False])
 def test_advantages_agree(algorithm, normalize_std):
     rows = make_rows(1)
     batch = collate(rows)
     g = torch.Generator().manual_seed(2)
     batch.values_BT = torch.randn(batch.mask_BT.shape, generator=g)
+    batch.baseline_B = torch.tensor([0.1 * int(group[1:]) for group in batch.groups])
+    batch.unpaid_B = batch.trajectory_B % 3 == 0
     section = AdvantageConfig(gamma=0.99, lam=0.95, normalize_std=normalize_std)
     advantages_BT, returns_BT = get_estimator(algorithm)(batch, section)
     sent = wire(rows)
@@ -115,12 +118,17 @@ def test_advantages_agree(algorithm, normalize_std):
     values = [batch.values_BT[i, cut : len(rows[i].input_ids)] for i, cut in zip(order, cuts, strict=True)] + [
         torch.ones(1)
     ]
+    padding = torch.zeros(1, dtype=torch.int64)
     advantages, returns = get_adv_estimator_fn(f"agent_r1_{algorithm}")(
         token_level_rewards=pad(rewards),
         response_mask=pad(masks),
         index=np.array([sent[i][0] for i in order] + ["padding_0_0"], dtype=object),
-        config={"gamma": 0.99, "lam": 0.95, "norm_adv_by_std_in_grpo": normalize_std},
-        values=pad(values) if algorithm == "ppo" else None,
+        section=section,
+        values_BT=pad(values) if algorithm in WITH_CRITIC else None,
+        steps_BT=pad([sent[i][1]["step_ids"] for i in order] + [padding]),
+        states_BT=pad([sent[i][1]["states"] for i in order] + [padding]),
+        baseline_B=torch.cat([batch.baseline_B[order], torch.zeros(1)]),
+        unpaid_B=torch.cat([batch.unpaid_B[order], torch.zeros(1, dtype=torch.bool)]),
     )
     for theirs, mine in ((advantages, advantages_BT), (returns, returns_BT)):
         assert theirs[-1].abs().max() == 0
@@ -137,7 +145,7 @@ def test_a_lonely_sample_learns_nothing_instead_of_ending_the_run():
         token_level_rewards=pad([f["rm_scores"] for _, f in sent]),
         response_mask=pad([f["response_mask"] for _, f in sent]),
         index=np.array([key for key, _ in sent], dtype=object),
-        config={"gamma": 1.0, "lam": 1.0, "norm_adv_by_std_in_grpo": True},
+        section=AdvantageConfig(),
     )
     assert advantages[0].abs().max() == 0
     assert advantages[1:].abs().max() > 0

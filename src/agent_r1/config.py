@@ -23,6 +23,8 @@ from agent_r1 import hub, own
 from agent_r1.errors import ConfigError, nearest
 from agent_r1.settings import (
     DATASETS,
+    IN_GROUPS,
+    WITH_CRITIC,
     Algorithm,
     Config,
     Engine,
@@ -58,7 +60,8 @@ def load_config(
     preset = str(Path(preset).resolve()) if _is_file(preset) else preset
     per_algorithm = {name: base.pop(name, {}) for name in ALGORITHMS}
     chosen = said.get("algorithm", base.get("algorithm", Config.model_fields["algorithm"].default))
-    return _validated(_merged(base, per_algorithm.get(str(chosen), {}), {"preset": preset}, said))
+    section = per_algorithm.get(str(chosen)) or per_algorithm["ppo" if chosen in WITH_CRITIC else "grpo"]
+    return _validated(_merged(base, section, {"preset": preset}, said))
 
 
 def changed(config: Config, overrides: list[str]) -> Config:
@@ -287,9 +290,9 @@ def _conflicts(config: Config) -> Iterator[str]:
             f"model.hidden_size={m.hidden_size} must be a multiple of 2 x model.heads={m.heads}, and model.heads one of "
             f"model.kv_heads={m.kv_heads}"
         )
-    if config.algorithm == "grpo" and r.samples_per_prompt < 2:
+    if config.algorithm in IN_GROUPS and r.samples_per_prompt < 2:
         yield (
-            "grpo compares samples of one prompt and has nothing to learn from a group of one; "
+            f"{config.algorithm} compares samples of one prompt and has nothing to learn from a group of one; "
             "set rollout.samples_per_prompt to 2 or more, or use ppo"
         )
     batch = r.prompts_per_step * r.samples_per_prompt
@@ -312,7 +315,7 @@ def _verl_conflicts(config: Config) -> Iterator[str]:
     """What the local loop can do and verl cannot. Raises ConfigError for a GPU that nobody knows."""
     r, v = config.rollout, config.verl
     updates = {"actor": config.actor.minibatches}
-    if config.algorithm == "ppo":
+    if config.algorithm in WITH_CRITIC:
         updates["critic"] = config.critic.minibatches
     for name, count in updates.items():
         if r.prompts_per_step % count:

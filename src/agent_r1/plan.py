@@ -23,6 +23,7 @@ import math
 
 from agent_r1.config import Config, to_yaml
 from agent_r1.errors import AgentR1Error
+from agent_r1.settings import WITH_CRITIC
 from agent_r1.sizes import GIB, Gpu, Shape, check_context, find_gpu, find_shape
 
 # ------------------------------------------------------------------------------------------------------- what is assumed
@@ -78,7 +79,7 @@ def gpu_memory(config: Config, shape: Shape, gpu: Gpu) -> dict[str, tuple[float,
     gathered = 8 * (shape.layer + shape.vocab * shape.hidden * (1 if shape.tied else 2))
     return {
         "actor: weights, Adam": (kept, 12 * P / v.ranks),
-        **({"critic: weights, Adam": (kept, kept)} if config.algorithm == "ppo" else {}),
+        **({"critic: weights, Adam": (kept, kept)} if config.algorithm in WITH_CRITIC else {}),
         "gradients": (0, 4 * P / v.ranks),
         "gathered embeddings, layer": (0, gathered if v.ranks > 1 else gathered / 2),
         f"activations of {tokens:,} tokens": (0, 2 * tokens * (shape.layers * shape.hidden + layer_width(shape))),
@@ -138,7 +139,7 @@ def convert_memory(shape: Shape) -> float:
 
 def host_memory(config: Config, shape: Shape) -> dict[str, float]:
     """Bytes of host memory on one machine, with one search service as the speedrun starts it."""
-    v, P, networks = config.verl, shape.parameters, 2 if config.algorithm == "ppo" else 1
+    v, P, networks = config.verl, shape.parameters, 2 if config.algorithm in WITH_CRITIC else 1
     here = v.ranks / v.nodes
     return {
         "Ray and the driver": HOST + convert_memory(shape),
@@ -163,7 +164,7 @@ def disk(config: Config, shape: Shape) -> dict[str, float]:
 
 def checkpoint(config: Config, shape: Shape) -> float:
     """Bytes of one: model/ in float32; weights and Adam of each network."""
-    return shape.parameters * (4 + 12 * (2 if config.algorithm == "ppo" else 1))
+    return shape.parameters * (4 + 12 * (2 if config.algorithm in WITH_CRITIC else 1))
 
 
 def passages(config: Config) -> int:
@@ -183,12 +184,13 @@ def width(config: Config) -> int:
 
 def step_seconds(config: Config, shape: Shape, gpu: Gpu) -> dict[str, float]:
     """Seconds of each part of a step of the assumed HotpotQA episodes, under the configuration's limits."""
-    r, e, v, ppo = config.rollout, config.env, config.verl, config.algorithm == "ppo"
+    r, e, v, ppo = config.rollout, config.env, config.verl, config.algorithm in WITH_CRITIC
     episodes, said, read, length = lengths(config)
+    sampled = episodes + greedy_episodes(config)
     rate = gpu.flops * MULTIPLY * min(1, math.sqrt(shape.hidden / WIDE))
     forward = episodes * length * shape.forward(length) / v.ranks / rate
 
-    here = episodes * v.tensor_parallel / v.ranks  # episodes of one server, and how many of them it decodes at a time
+    here = sampled * v.tensor_parallel / v.ranks  # episodes of one server, and how many of them it decodes at a time
     slots = min(here, r.slots, max(1, conversations(config, shape, gpu) * r.max_context / length))
     room = r.max_context - PROMPT - (e.max_turns - 1) * read / max(1, TURNS - 1)
     longest = max(said, min(LONGEST * said, e.max_turns * r.max_tokens_per_turn, room))
@@ -200,7 +202,7 @@ def step_seconds(config: Config, shape: Shape, gpu: Gpu) -> dict[str, float]:
     seconds = {
         "sampling: decoding": tokens * (TOKEN_S + token),
         # A group's prompt is read once (prefix cache).
-        "sampling: reading": (r.prompts_per_step * PROMPT + episodes * read) * shape.forward(length) / v.ranks / rate,
+        "sampling: reading": (r.prompts_per_step * PROMPT + sampled * read) * shape.forward(length) / v.ranks / rate,
         "sampling: tools, turns": e.max_turns * TURN_S,
         "log-probabilities": forward,
         "reference": (config.actor.kl_coef > 0) * max(forward, 4 * shape.parameters / v.ranks / HOST_RATE),
@@ -219,6 +221,11 @@ def lengths(config: Config) -> tuple[int, float, float, float]:
     said = turns * min(SAID, config.rollout.max_tokens_per_turn)
     read = (turns - 1) * min(config.search.top_k * READ, config.env.tool_max_chars / 4)
     return config.rollout.prompts_per_step * config.rollout.samples_per_prompt, said, read, PROMPT + said + read
+
+
+def greedy_episodes(config: Config) -> int:
+    """Episodes of a step that are played to be compared with, and not learnt from: remax has one for each prompt."""
+    return config.rollout.prompts_per_step if config.algorithm == "remax" else 0
 
 
 def run_hours(config: Config, shape: Shape, step: dict[str, float]) -> dict[str, float]:
@@ -339,7 +346,7 @@ def local_plan(config: Config) -> str:
 
     set_threads(config.trainer.threads)
     device, dtype = resolve_device(config.trainer)
-    r, t, m, networks = config.rollout, config.trainer, config.model, 2 if config.algorithm == "ppo" else 1
+    r, t, m, networks = config.rollout, config.trainer, config.model, 2 if config.algorithm in WITH_CRITIC else 1
     if m.path is None:
         sizes = (
             m.layers,
@@ -364,12 +371,14 @@ def local_plan(config: Config) -> str:
     # 2 operations a weight and token to sample, 6 to train (forward and backward), 2 more to predict values.
     per_token = P * (2 + 6 * config.actor.epochs + (networks - 1) * (2 + 6 * config.critic.epochs))
     rate = matmul_rate(device, dtype)
-    seconds = r.prompts_per_step * r.samples_per_prompt * TOKENS_PER_EPISODE * per_token / (rate * EFFICIENCY)
+    episodes, greedy = r.prompts_per_step * r.samples_per_prompt, greedy_episodes(config)
+    seconds = TOKENS_PER_EPISODE * (episodes * per_token + greedy * 2 * P) / (rate * EFFICIENCY)
     return (
         f"\nmodel              {P / 1e6:.2f} M parameters on {device}, {str(dtype)[6:]}\n"
         f"memory             {(states + cache) / 2**20:.0f} MiB for weights, optimizer and KV cache; PyTorch takes some 700\n"
         f"disk               {(t.keep_checkpoints + 1) * 12 * P * networks / 2**20:.0f} MiB of checkpoints "
         f"({t.keep_checkpoints} kept)\n"
+        f"episodes           {episodes} a step{f', and {greedy} greedy ones to compare them with' * (greedy > 0)}\n"
         f"time               about {seconds:.2f} s a step, {t.steps * seconds / 60:.1f} min for {t.steps} steps "
         f"(a matmul reaches {rate / 1e9:.0f} GFLOP/s right now, fewer while other programs run; assumed: "
         f"{TOKENS_PER_EPISODE} tokens an episode, {EFFICIENCY:.0%} of that rate)"

@@ -69,7 +69,12 @@ Own = Annotated[str, AfterValidator(_own)]
 Shares = Annotated[dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]], AfterValidator(_some_share)]
 """How much there is of each kind; only the proportions count. A layer above replaces the whole table."""
 
-Algorithm = Literal["grpo", "ppo"]
+Algorithm = Literal[
+    "grpo", "ppo", "rloo", "reinforce++", "reinforce++-baseline", "remax", "steppo", "gigpo"
+]  # fmt: skip
+WITH_CRITIC = ("ppo", "steppo")
+IN_GROUPS = ("grpo", "rloo", "reinforce++-baseline", "gigpo")
+"""These compare the samples of a prompt, and need two or more."""
 Engine = Literal["local", "verl"]
 DATASETS = ("tinyhop", "hotpotqa", "hotpotqa-fullwiki", "twowiki", "musique", "rows")
 LossAggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
@@ -242,14 +247,17 @@ class RolloutConfig(Section):
 
 
 class AdvantageConfig(Section):
-    """Credit assignment (training/advantages.py)."""
+    """Credit assignment (training/advantages.py, training/estimators.py)."""
 
     gamma: Share = 1.0
-    """Discount per action token."""
+    """Discount per action token; of steppo and gigpo per step."""
     lam: Share = 1.0
     """GAE's lambda."""
     normalize_std: bool = True
-    """GRPO: divide by the group's standard deviation (False is Dr. GRPO). PPO: whiten advantages over the batch."""
+    """grpo, gigpo: divide by the group's standard deviation (False is Dr. GRPO). ppo, steppo, reinforce++ and its baseline:
+    whiten advantages over the batch."""
+    step_weight: InFingerprintIfChanged[NonNegativeFloat] = 1.0
+    """gigpo: weight of the comparison of steps beside that of episodes."""
 
 
 class ActorConfig(Section):
@@ -352,7 +360,7 @@ class Config(Section):
 
     preset: str = "laptop"
     algorithm: Algorithm = "ppo"
-    """grpo | ppo: estimator, critic and the preset's section of that name."""
+    """Estimator, critic, and the preset's section of that name (else its `ppo:` with a critic, and its `grpo:` without)."""
     engine: Engine = "local"
     seed: int = 0
     data: DataConfig = DataConfig()

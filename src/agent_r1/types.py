@@ -17,6 +17,7 @@ Names of tensors end in their shape; `logprobs_BT` is of shape [B, T]. The lette
     T tokens of a row            L longest trajectory           D hidden width
     A action tokens of a batch,  G samples of one prompt        H attention heads
       laid end to end              (the group)                  K key-value heads
+    S steps of a batch
 """
 
 from __future__ import annotations
@@ -128,6 +129,8 @@ class Observation:
     """JSON schemas of the callable tools in OpenAI's form; read from the first observation only."""
     rewrite: bool = False
     """False: `messages` are appended to all that came before. True: they replace it (context management)."""
+    state: str | None = None
+    """A name for where the agent stands now; None: `messages` name it. gigpo compares actions taken in one state."""
 
 
 @dataclass
@@ -160,6 +163,8 @@ class Step:
     """Whether the episode ended with it."""
     finish_reason: str = "stop"
     info: dict[str, Any] = field(default_factory=dict)
+    state: int = 0
+    """Hash of `Observation.state`."""
 
 
 @dataclass
@@ -178,6 +183,8 @@ class Trajectory:
     error: str | None = None
     """What broke the episode off, in words; None unless `stop_reason.broken_off`."""
     score_name: str | None = None
+    """See `env.base.Outcome`."""
+    unpaid: bool = False
     """See `env.base.Outcome`."""
 
     @property

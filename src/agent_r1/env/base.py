@@ -41,6 +41,8 @@ class Outcome:
     """Measurements that nobody is paid for; recorded as `episode/NAME`. `sub_em` and `f1` go on the eval card too."""
     score_name: str | None = None
     """Which of `metrics` evaluations report as the score. None: `em` (0 or 1) where it is measured, and else the reward."""
+    unpaid: bool = False
+    """The episode was cut off, and `reward` does not say how it would have ended: steppo goes on with the critic's value."""
 
 
 class AgentEnv(ABC):

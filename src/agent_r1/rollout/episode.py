@@ -117,7 +117,9 @@ class AgentEnvLoop(AgentFlowBase):
             steps[-1].reward += outcome.reward
             steps[-1].done = True
         metrics = outcome.metrics | count_calls(steps)
-        return Trajectory(steps, task.group_id, stop, task.row, outcome.parts, metrics, error, outcome.score_name)
+        return Trajectory(
+            steps, task.group_id, stop, task.row, outcome.parts, metrics, error, outcome.score_name, outcome.unpaid
+        )
 
     async def _converse(self, env: AgentEnv, task: Task, sampling: Sampling, steps: list[Step]) -> StopReason:
         """The loop itself. Steps are appended as they happen, so that a time-out keeps what there is."""
@@ -144,6 +146,7 @@ class AgentEnvLoop(AgentFlowBase):
                     "train anew with a smaller learning rate"
                 )
             step = Step(ids, generation.token_ids, generation.logprobs, finish_reason=generation.finish_reason)
+            step.state = derive_seed(observation.state or str(observation.messages)) >> 1  # fits into an int64
             steps.append(step)
             # The one place where sampled ids become text: for the environment to read, never to be encoded again.
             action = Action(self.chat.turn_text(generation.token_ids), generation.finish_reason)

@@ -37,14 +37,19 @@ class TrainingRow:
     """Each step's reward, on the step's last action token (of a step that sampled nothing: on the one before)."""
     step_ids: list[int] = field(default_factory=list)
     """The step that a token belongs to as an action; -1 for observations."""
+    states: list[int] = field(default_factory=list)
+    """`Step.state` of that step; 0 for observations."""
+    unpaid: bool = False
+    """`Trajectory.unpaid`."""
 
-    def _extend(self, ids: list[int], logprobs: list[float] | None, step: int) -> None:
+    def _extend(self, ids: list[int], logprobs: list[float] | None, step: int, state: int = 0) -> None:
         n, sampled = len(ids), logprobs is not None
         self.input_ids += ids
         self.action_mask += [int(sampled)] * n
         self.logprobs += logprobs if sampled else [0.0] * n
         self.rewards += [0.0] * n
         self.step_ids += [step if sampled else -1] * n
+        self.states += [state if sampled else 0] * n
 
 
 def trajectory_rows(trajectory: Trajectory, index: int) -> list[TrainingRow]:
@@ -54,11 +59,11 @@ def trajectory_rows(trajectory: Trajectory, index: int) -> list[TrainingRow]:
     for number, step in enumerate(trajectory.steps):
         seen = rows[-1].input_ids if rows else None
         if seen is None or step.observation_ids[: len(seen)] != seen:
-            rows.append(TrainingRow(index, trajectory.group_id))
+            rows.append(TrainingRow(index, trajectory.group_id, unpaid=trajectory.unpaid))
             seen = rows[-1].input_ids
         row = rows[-1]
         row._extend(step.observation_ids[len(seen) :], None, number)
-        row._extend(step.action_ids, step.action_logprobs, number)
+        row._extend(step.action_ids, step.action_logprobs, number, step.state)
         # A step may have sampled nothing. What it was paid belongs to the last token that somebody chose before it.
         owed += step.reward
         if step.action_ids:
@@ -93,13 +98,21 @@ class Batch:
     trajectories: list[Trajectory] = field(default_factory=list)
     """Those that the rows come from; `trajectory_B` counts in this list."""
 
+    steps_BT: Tensor | None = None
+    """int64. The step of its trajectory that an action token belongs to."""
+    states_BT: Tensor | None = None
+    """int64. Where the agent stood when that step began (`Step.state`)."""
+    unpaid_B: Tensor | None = None
+    """bool. `Trajectory.unpaid`."""
+    baseline_B: Tensor | None = None
+    """float32. remax: the score of the greedy episode of the row's prompt; NaN where it was broken off."""
     values_BT: Tensor | None = None
-    """V(s_t) at action token t: the critic's value of the state *before* the token. None for grpo."""
+    """V(s_t) at action token t: the critic's value of the state *before* the token. None without a critic."""
     ref_logprobs_BT: Tensor | None = None
     """log pi_ref, where a KL is asked for."""
     advantages_BT: Tensor | None = None
     returns_BT: Tensor | None = None
-    """ppo: the critic's target. grpo: the score of the trajectory (it has no critic; for logs)."""
+    """With a critic: its target. Else the score of the trajectory, or what is left of it (for logs)."""
 
     def __len__(self) -> int:
         return len(self.groups)
@@ -134,6 +147,9 @@ def collate(rows: list[TrainingRow], trajectories: Iterable[Trajectory] = ()) ->
         rewards_BT=pad("rewards", torch.float32),
         lengths_B=torch.tensor([len(row.input_ids) for row in rows]),
         trajectory_B=torch.tensor([row.trajectory for row in rows]),
+        steps_BT=pad("step_ids", torch.long),
+        states_BT=pad("states", torch.long),
+        unpaid_B=torch.tensor([row.unpaid for row in rows]),
         groups=[row.group_id for row in rows],
         trajectories=list(trajectories),
     )

@@ -1,8 +1,8 @@
 """Advantages: how much better was each action token than expected?
 
 In: the rewards, masks (and values) of a batch of training sequences (`rollout/rows.py`). Out: one number per action token.
-Next: `losses.py` makes tokens with a positive advantage more likely and the others less. Pure functions of tensors,
-chosen by name from `ESTIMATORS`; the local loop and verl call the same ones.
+Next: `losses.py` makes tokens with a positive advantage more likely and the others less. Pure functions of tensors; the
+local loop and verl call the same ones. `estimators.py` has the other ways to give credit, and the table of their names.
 
 Beside B and T: N trajectories, G of them samples of one prompt, A action tokens of the batch, L of the longest trajectory.
 
@@ -14,18 +14,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from typing import get_args
 
 import torch
 from torch import Tensor
 
-from agent_r1.errors import ConfigError, nearest
+from agent_r1.errors import ConfigError
 from agent_r1.rollout.rows import Batch
-from agent_r1.settings import AdvantageConfig, Algorithm
+from agent_r1.settings import AdvantageConfig
 
 Estimator = Callable[[Batch, AdvantageConfig], tuple[Tensor, Tensor]]
 """A whole batch (every sample of a prompt must be in it) to `advantages_BT` and `returns_BT`, float32, 0 where the mask is 0.
-Reads `rewards_BT`, `mask_BT`, `groups`, `trajectory_B` and, for ppo, `values_BT`."""
+Reads `rewards_BT`, `mask_BT`, `groups`, `trajectory_B` and, with a critic, `values_BT`."""
 
 
 def _number_trajectories(trajectory_B: Tensor) -> tuple[Tensor, int]:
@@ -153,23 +152,7 @@ def _gae(rewards_NL: Tensor, values_NL: Tensor, gamma: float, lam: float) -> Ten
     return advantages_NL
 
 
-def _whiten(x_A: Tensor) -> Tensor:
+def _whiten(x_A: Tensor, of: str = "action tokens") -> Tensor:
     if len(x_A) < 2:
-        raise ConfigError(
-            f"ppo: cannot whiten {len(x_A)} action tokens; sample more episodes, or set advantage.normalize_std=false"
-        )
+        raise ConfigError(f"cannot whiten {len(x_A)} {of}; sample more episodes, or set advantage.normalize_std=false")
     return (x_A - x_A.mean()) * torch.rsqrt(x_A.var() + 1e-8)
-
-
-# ---------------------------------------------------------------------------------------------------------- by name
-
-
-ESTIMATORS: dict[str, Estimator] = {name: globals()[name] for name in get_args(Algorithm)}
-"""Every estimator: the function of this file that is called as `Algorithm` in settings.py says."""
-
-
-def get_estimator(name: str) -> Estimator:
-    """The estimator called `name`. Raises ConfigError with the nearest match."""
-    if name not in ESTIMATORS:
-        raise ConfigError(f"unknown estimator {name!r}{nearest(name, ESTIMATORS)}; choose from {', '.join(ESTIMATORS)}")
-    return ESTIMATORS[name]

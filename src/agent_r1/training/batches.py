@@ -15,17 +15,18 @@ from torch import Tensor
 from agent_r1.errors import AgentR1Error
 from agent_r1.rollout.episode import derive_seed
 from agent_r1.rollout.rows import Batch
+from agent_r1.settings import IN_GROUPS
 from agent_r1.types import Row, Trajectory
 
 
 def usable_trajectories(trajectories: list[Trajectory], algorithm: str) -> list[Trajectory]:
-    """Without those that were broken off or sampled no token, nor, for grpo, a sample that this has left alone.
+    """Without those that were broken off or sampled no token, nor a sample that this has left alone where it is compared.
 
     Raises AgentR1Error when that leaves none.
     """
     usable = [t for t in trajectories if not t.stop_reason.broken_off and any(s.action_ids for s in t.steps)]
     members = Counter(t.group_id for t in usable)
-    usable = [t for t in usable if algorithm != "grpo" or members[t.group_id] > 1]
+    usable = [t for t in usable if algorithm not in IN_GROUPS or members[t.group_id] > 1]
     if not usable:
         ends = ", ".join(f"{n} {reason}" for reason, n in Counter(t.stop_reason for t in trajectories).items())
         raise AgentR1Error(
@@ -33,6 +34,12 @@ def usable_trajectories(trajectories: list[Trajectory], algorithm: str) -> list[
             "overflow it) or env.episode_timeout_s"
         )
     return usable
+
+
+def greedy_scores(groups: list[str], greedy: list[Trajectory]) -> Tensor:
+    """For each row's group, what the greedy episode of its prompt has scored, [B] float32; NaN where it was broken off."""
+    scores = {t.group_id: float("nan") if t.stop_reason.broken_off else t.reward for t in greedy}
+    return torch.tensor([scores[group] for group in groups])
 
 
 def prompts_of_step(questions: list[Row], step: int, per_step: int, seed: int) -> list[Row]:

@@ -7,7 +7,7 @@ In: a policy that knows the format (cold start, or an instruct model), rows, an 
         1  sample      G episodes for each of P prompts                              rollout/
         2  rows        tokens, action masks, rewards on action tokens                rollout/rows.py
         3  predict     critic: V(s_t) (ppo);  reference: log pi_ref (if there is KL)  training/forward.py
-        4  credit      advantages: grpo compares the group, ppo runs GAE             training/advantages.py
+        4  credit      advantages: grpo compares the group, ppo runs GAE             training/advantages.py, estimators.py
         5  critic      fit V to the returns (ppo)                                    training/losses.py
         6  policy      clipped surrogate on action tokens                            training/losses.py
         7  record      metrics, transcripts, evaluation, checkpoint
@@ -27,6 +27,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -39,8 +40,8 @@ from agent_r1.rollout.episode import Task, derive_seed, make_loop, run_episodes
 from agent_r1.rollout.rows import Batch, collate, trajectory_rows
 from agent_r1.rollout.sampler import LocalPolicy
 from agent_r1.tool import BaseTool
-from agent_r1.training.advantages import get_estimator
-from agent_r1.training.batches import minibatches, prompts_of_step, usable_trajectories
+from agent_r1.training.batches import greedy_scores, minibatches, prompts_of_step, usable_trajectories
+from agent_r1.training.estimators import critic_mask, get_estimator
 from agent_r1.training.forward import (
     action_logprobs,
     action_values,
@@ -98,12 +99,20 @@ def train(
             for g in range(rollout.samples_per_prompt)
         ]
         trajectories = asyncio.run(run_episodes(episode_loop, tasks, sampling, at_once=rollout.slots))
+        greedy = []
+        if config.algorithm == "remax":  # one more episode for each prompt: what it scores is the others' baseline
+            best = Sampling(rollout.max_tokens_per_turn, temperature=0.0)
+            firsts = tasks[:: rollout.samples_per_prompt]
+            greedy = asyncio.run(run_episodes(episode_loop, firsts, best, at_once=rollout.slots))
         clock.lap("gen")
 
         # 2  rows. An episode that was broken off says nothing about the policy.
         usable = usable_trajectories(trajectories, config.algorithm)
         rows = [row for number, trajectory in enumerate(usable) for row in trajectory_rows(trajectory, number)]
-        batch = collate(rows, usable).to(device)
+        batch = collate(rows, usable)
+        if greedy:
+            batch.baseline_B = greedy_scores(batch.groups, greedy)
+        batch = batch.to(device)
 
         # 3  predict, before anything is updated: the trust region is measured from here.
         if dtype is not torch.float32:
@@ -152,6 +161,7 @@ def train(
 def update_critic(learner: Learner, batch: Batch, config: Config, step: int, dtype: torch.dtype) -> dict[str, float]:
     """Step 5: fit V(s_t) to the returns, at action tokens."""
     section, means = config.critic, Means()
+    batch = replace(batch, mask_BT=critic_mask(batch, config.algorithm))
     explained = explained_variance(batch.values_BT, batch.returns_BT, batch.mask_BT)
     for minibatch_B in minibatches(
         batch, section.minibatches, section.epochs, derive_seed(config.seed, "critic", step)

@@ -36,7 +36,7 @@ from agent_r1.rollout.evaluate import evaluate
 from agent_r1.rollout.records import question_of, step_records, training_records, write_rollouts
 from agent_r1.rollout.rows import Batch
 from agent_r1.rollout.sampler import LocalPolicy
-from agent_r1.settings import ActorConfig, CriticConfig, RolloutConfig, TrainerConfig
+from agent_r1.settings import WITH_CRITIC, ActorConfig, CriticConfig, RolloutConfig, TrainerConfig
 from agent_r1.tool import BaseTool
 from agent_r1.training.checkpoint import list_checkpoints, read_checkpoint, refuse_weights, save_checkpoint
 from agent_r1.training.dashboard import Dashboard
@@ -142,7 +142,7 @@ def run_training(
     open_run(run, config, resume)
     with only_trainer(run):
         device, dtype = resolve_device(config.trainer)
-        critic = config.critic if config.algorithm == "ppo" else None
+        critic = config.critic if config.algorithm in WITH_CRITIC else None
         learner = start_learner(run, fingerprint(config), start_model, config.actor, critic, device)
         reference = decoder.load(start_model, device) if config.actor.kl_coef else None
         chat = load_chat(start_model)

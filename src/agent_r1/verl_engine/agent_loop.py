@@ -25,6 +25,7 @@ from agent_r1.rollout.failures import first_failed_call
 from agent_r1.rollout.records import trajectory_record
 from agent_r1.rollout.rows import TrainingRow, trajectory_rows
 from agent_r1.tool import BaseTool
+from agent_r1.training.batches import greedy_scores
 from agent_r1.training.metrics import EpisodeNumbers
 from agent_r1.training.tiny_model import load_chat
 from agent_r1.types import Generation, Sampling, StopReason, Trajectory
@@ -72,10 +73,13 @@ class RowOutput(AgentLoopOutput):
     """verl pays `reward_score` on the last token; ours may be paid on several, and never on a tool's."""
 
     token_rewards: list[float]
+    step_ids: list[int]
+    states: list[int]
 
     def as_dict(self) -> dict[str, Any]:
         out = super().as_dict()
         out["rm_scores"] = torch.tensor(out.pop("token_rewards"), dtype=torch.float32)
+        out |= {name: torch.tensor(out[name], dtype=torch.int64) for name in ("step_ids", "states")}
         return out
 
 
@@ -101,6 +105,12 @@ class AgentR1Loop(AgentLoopBase):
         start = time.perf_counter()
         try:
             trajectory = await loop.run(Task(question, row["uid"], session, seed), sampling)
+            baseline = None
+            if c.algorithm == "remax" and training and row["session_id"] == 0:  # the others of the prompt share it
+                best = Sampling(c.rollout.max_tokens_per_turn, temperature=0.0)
+                (baseline,) = greedy_scores(
+                    [row["uid"]], [await loop.run(Task(question, row["uid"], f"{session}_greedy"), best)]
+                ).tolist()
         except AgentR1Error as error:  # verl logs it and trains on: with a dead server, without any episode
             self._note_failure(str(error))
             raise
@@ -118,6 +128,8 @@ class AgentR1Loop(AgentLoopBase):
             # What verl's validation averages, by name; it reports `acc` as its core metric.
             "reward_extra_info": numbers.metrics | numbers.parts | {"acc": trajectory.score},
             "episode": asdict(numbers),
+            "unpaid": trajectory.unpaid,
+            "baseline": baseline,
             "failed_call": first_failed_call(trajectory),
             "min_global_steps": min(policy.versions),
             "max_global_steps": max(policy.versions),
@@ -140,6 +152,8 @@ def row_output(row: TrainingRow, trajectory: Trajectory, metrics: AgentLoopMetri
         response_mask=row.action_mask[cut:],
         response_logprobs=row.logprobs[cut:],
         token_rewards=row.rewards[cut:],
+        step_ids=row.step_ids[cut:],
+        states=row.states[cut:],
         reward_score=trajectory.reward,  # set, so that verl does not compute one; `token_rewards` is what counts
         num_turns=len(trajectory.steps),
         metrics=metrics,

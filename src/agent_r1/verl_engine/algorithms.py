@@ -1,6 +1,6 @@
 """Our estimators, policy loss and learning rate under the names that verl looks up.
 
-In: verl's tensors of the response part [B, T]. Out: what `training/advantages.py` and `training/losses.py` compute of
+In: verl's tensors of the response part [B, T]. Out: what `training/estimators.py` and `training/losses.py` compute of
 them. verl imports this module in every worker (settings.yaml: `external_lib`); `trainer.py` calls the estimators through
 verl's table. The critic's loss is verl's own: it has no table, and tests/test_verl_equivalence.py holds it against ours.
 """
@@ -21,8 +21,8 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
 from agent_r1.errors import AgentR1Error
 from agent_r1.rollout.rows import Batch
-from agent_r1.settings import AdvantageConfig
-from agent_r1.training.advantages import ESTIMATORS, Estimator
+from agent_r1.settings import IN_GROUPS, AdvantageConfig
+from agent_r1.training.estimators import ESTIMATORS
 from agent_r1.training.learner import linear_decay
 from agent_r1.training.losses import aggregate_loss, policy_loss
 
@@ -46,21 +46,21 @@ def parse_key(key: str) -> RowKey:
 
 
 def estimated(
-    estimate: Estimator,
+    name: str,
     token_level_rewards: Tensor,
     response_mask: Tensor,
     index: np.ndarray,
-    config,
-    values: Tensor | None = None,
+    section: AdvantageConfig,
+    **columns: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Advantages and returns [B, T] in the order of the row keys in `index`.
+    """Advantages and returns [B, T] in the order of the row keys in `index`. `columns` are other tensors of a `Batch`.
 
     verl shuffles rows to balance its workers and adds rows of padding, which have no action. Our estimators want whole
     trajectories in time order, so rows are sorted, padding is left out, and everything is put back at the end.
     """
     keys = [parse_key(key) for key in index]
     order = sorted(response_mask.any(dim=1).nonzero().flatten().tolist(), key=keys.__getitem__)
-    if estimate is ESTIMATORS["grpo"]:  # the environment broke off all but one of a group: nothing to compare it with
+    if name in IN_GROUPS:  # the environment broke off all but one of a group: nothing to compare it with
         left = Counter(group for group, _ in {keys[i].episode for i in order})
         order = [i for i in order if left[keys[i].group] > 1]
     advantages_BT, returns_BT = (torch.zeros_like(token_level_rewards, dtype=torch.float32) for _ in range(2))
@@ -69,18 +69,16 @@ def estimated(
         batch = Batch(
             rewards_BT=token_level_rewards[order],
             mask_BT=response_mask[order],
-            values_BT=None if values is None else values[order],
             groups=[keys[i].group for i in order],
             trajectory_B=torch.tensor([episodes[keys[i].episode] for i in order]),
+            **{column: None if values is None else values[order] for column, values in columns.items()},
         )
-        std = config["norm_adv_by_std_in_grpo"]
-        section = AdvantageConfig(gamma=config["gamma"], lam=config["lam"], normalize_std=std)
-        advantages_BT[order], returns_BT[order] = estimate(batch, section)
+        advantages_BT[order], returns_BT[order] = ESTIMATORS[name](batch, section)
     return advantages_BT, returns_BT
 
 
-for _name, _estimate in ESTIMATORS.items():
-    register_adv_est(f"agent_r1_{_name}")(partial(estimated, _estimate))
+for _name in ESTIMATORS:
+    register_adv_est(f"agent_r1_{_name}")(partial(estimated, _name))
 
 
 @register_policy_loss("agent_r1")

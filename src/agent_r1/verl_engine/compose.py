@@ -23,6 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from agent_r1.config import Config
 from agent_r1.errors import AgentR1Error
+from agent_r1.settings import WITH_CRITIC
 from agent_r1.verl_engine import VERL
 
 KL_NAMES = {"k1": "k1", "k2": "k2", "k3": "low_var_kl"}
@@ -56,7 +57,7 @@ def overrides(config: Config, sources: Sources, device: str) -> dict[str, Any]:
 def worked_out(config: Config, sources: Sources, device: str) -> dict[str, Any]:
     """What settings.yaml calls `run`: values that no setting of ours holds as it stands."""
     r, a, v, dtype = config.rollout, config.actor, config.verl, config.trainer.dtype
-    cpu, ppo, kl = device == "cpu", config.algorithm == "ppo", a.kl_coef > 0
+    cpu, critic, kl = device == "cpu", config.algorithm in WITH_CRITIC, a.kl_coef > 0
     if dtype == "auto":
         dtype = "float32" if cpu else "bfloat16"
     cap = v.tis_cap
@@ -88,11 +89,11 @@ def worked_out(config: Config, sources: Sources, device: str) -> dict[str, Any]:
         "kl_loss": KL_NAMES[a.kl_estimator],
         "tis": "token" if cap else None,
         "tis_cap": cap or 2.0,
-        "ppo": ppo,
+        "critic": critic,
         "actor_minibatch": r.prompts_per_step // a.minibatches,
-        "critic_minibatch": r.prompts_per_step // config.critic.minibatches if ppo else 1,
-        "critic_steps": config.critic.warmup_steps if ppo else 0,
-        "first_actor_step": config.critic.warmup_steps + 1 if ppo else 0,
+        "critic_minibatch": r.prompts_per_step // config.critic.minibatches if critic else 1,
+        "critic_steps": config.critic.warmup_steps if critic else 0,
+        "first_actor_step": config.critic.warmup_steps + 1 if critic else 0,
         "test_freq": config.trainer.eval_every or -1,
     }
 

@@ -29,6 +29,7 @@ from agent_r1.errors import AgentR1Error
 from agent_r1.files import write_whole
 from agent_r1.rollout.failures import refuse_broken_tools
 from agent_r1.rollout.records import write_rollouts
+from agent_r1.training.estimators import first_tokens
 from agent_r1.training.learner import refuse_gradient
 from agent_r1.training.losses import reward_less_kl
 from agent_r1.training.metrics import EpisodeNumbers, episode_metrics
@@ -119,6 +120,7 @@ class AgentR1Trainer(PPOTrainerSync):
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         """Step 4 of `training/loop.py`, with the same functions."""
         fields = ["response_mask", "rm_scores", "rollout_log_probs", "old_log_probs", "ref_log_prob", "values"]
+        fields += ["step_ids", "states"]
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
         nested_mask = data["response_mask"]
         padded = data.to_padded_tensor()
@@ -134,8 +136,11 @@ class AgentR1Trainer(PPOTrainerSync):
             token_level_rewards=rewards_BT,
             response_mask=mask_BT,
             index=np.array(batch.keys, dtype=object),
-            config=algorithm,
-            values=padded.get("values", None),
+            section=self.ours.advantage,
+            values_BT=padded.get("values", None),
+            steps_BT=padded["step_ids"],
+            states_BT=padded["states"],
+            **self._of_episodes(batch),
         )
         acted_B = mask_BT.bool().any(dim=1)
         metrics["groups/zero_advantage"] = (advantages_BT == 0).all(dim=1)[acted_B].float().mean().item()
@@ -154,6 +159,32 @@ class AgentR1Trainer(PPOTrainerSync):
         return tq.kv_batch_put(
             keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(nested, batch_size=len(batch))
         )
+
+    def _of_episodes(self, batch: KVBatchMeta) -> dict[str, torch.Tensor]:
+        """What stands on the episodes of the rows and not on their tokens: columns of a `Batch`, [B]."""
+        if self.ours.algorithm not in ("remax", "steppo"):
+            return {}
+        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["extra_fields"])
+        extras, groups = data.get("extra_fields").tolist(), [parse_key(key).group for key in batch.keys]
+        # One episode of each prompt brought the greedy one's score along.
+        scores = {g: e["baseline"] for g, e in zip(groups, extras, strict=True) if e["baseline"] is not None}
+        return {
+            "unpaid_B": torch.tensor([extra["unpaid"] for extra in extras]),
+            "baseline_B": torch.tensor([scores.get(group, float("nan")) for group in groups]),
+        }
+
+    def _update_critic(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        """verl fits the critic wherever the mask is 1. For steppo the mask is another one meanwhile: see `critic_mask`."""
+        if self.ours.algorithm != "steppo":
+            return super()._update_critic(batch, metrics)
+        place, masks = {"keys": batch.keys, "partition_id": batch.partition_id}, ["response_mask", "loss_mask"]
+        whole = tq.kv_batch_get(**place, select_fields=[*masks, "step_ids"])
+        nested_mask, padded = whole["response_mask"], whole.to_padded_tensor()
+        first = response_to_nested(first_tokens(padded["response_mask"], padded["step_ids"]).long(), nested_mask)
+        tq.kv_batch_put(**place, fields=TensorDict(dict.fromkeys(masks, first), batch_size=len(batch)))
+        batch = super()._update_critic(batch, metrics)
+        tq.kv_batch_put(**place, fields=whole.select(*masks))
+        return batch
 
     # -------------------------------------------------------------------------------------------------- the records
 

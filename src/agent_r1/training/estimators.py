@@ -1,0 +1,227 @@
+"""More ways to give credit than `advantages.py` has, and the table of all estimators by name.
+
+In and out are those of `advantages.py`: a whole batch to `advantages_BT` and `returns_BT`. What differs is the question
+that an estimator asks of an outcome:
+
+    grpo, rloo, reinforce++-baseline   was this episode better than the other samples of its prompt?
+    remax                              was it better than what the policy does when it does not explore?
+    reinforce++                        was it better than the whole batch?
+    ppo                                was this token better than the critic expected?
+    steppo                             was this turn better than the critic expected?
+    gigpo                              was this turn better than the others' turns in the same state?
+
+docs/algorithms.md says when each of them wins, when it is wrong, and what it costs. S counts the steps of a batch.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from typing import get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from agent_r1.errors import ConfigError, nearest
+from agent_r1.rollout.rows import Batch
+from agent_r1.settings import AdvantageConfig, Algorithm
+from agent_r1.training.advantages import (
+    Estimator,
+    _gae,
+    _groups,
+    _number_trajectories,
+    _scores,
+    _standardize,
+    _to_tokens,
+    _whiten,
+    grpo,
+    ppo,
+)
+
+# --------------------------------------------------------------------------------------------- episodes are compared
+
+
+def rloo(batch: Batch, section: AdvantageConfig) -> tuple[Tensor, Tensor]:
+    """REINFORCE leave-one-out (RLOO, 2402.14740, eq. 8): the baseline is the mean of the *other* samples of the prompt.
+
+        A_i = score_i - mean of the others = G / (G - 1) * (score_i - mean_G)
+
+    A baseline that the sample has no part in leaves the gradient unbiased; there is no division by a deviation. A sample
+    whose group was broken off around it gets 0.
+    """
+    mask_BT, (index_B, score_N) = batch.mask_BT.bool(), _scores(batch)
+    advantage_N = torch.zeros_like(score_N)
+    for members in _groups(batch.groups, index_B).values():
+        if (G := len(members)) > 1:
+            advantage_N[members] = G / (G - 1) * _standardize(score_N[members], normalize_std=False)
+    return _to_tokens(advantage_N[index_B], mask_BT), _to_tokens(score_N[index_B], mask_BT)
+
+
+def reinforce_plus_plus_baseline(batch: Batch, section: AdvantageConfig) -> tuple[Tensor, Tensor]:
+    """REINFORCE++ with a baseline (2501.03262, section 3.2): centred in the group, scaled by the whole batch.
+
+        A = whitened over all action tokens (score_i - mean_G)
+
+    The batch's deviation is steadier than that of a group: a prompt on which nearly all agree is not weighed up. Without
+    `normalize_std` it is Dr. GRPO.
+    """
+    centred_BT, returns_BT = grpo(batch, section.model_copy(update={"normalize_std": False}))
+    mask_BT = batch.mask_BT.bool()
+    if section.normalize_std:
+        centred_BT[mask_BT] = _whiten(centred_BT[mask_BT])
+    return centred_BT, returns_BT
+
+
+def remax(batch: Batch, section: AdvantageConfig) -> tuple[Tensor, Tensor]:
+    """ReMax (2310.10505, algorithm 1): the baseline is one greedy episode of the same prompt.
+
+        A_i = score_i - score of the greedy episode
+
+    It works with one sample a prompt. A prompt whose greedy episode was broken off teaches nothing. Raises ConfigError
+    without baselines.
+    """
+    if batch.baseline_B is None:
+        raise ConfigError(
+            "remax needs a greedy episode for each prompt; pass baseline_B, or use rloo, which needs none"
+        )
+    mask_BT, (index_B, score_N) = batch.mask_BT.bool(), _scores(batch)
+    advantage_B = (score_N[index_B] - batch.baseline_B.float()).nan_to_num(0.0)
+    return _to_tokens(advantage_B, mask_BT), _to_tokens(score_N[index_B], mask_BT)
+
+
+# -------------------------------------------------------------------------------------------------- no one to compare
+
+
+def reinforce_plus_plus(batch: Batch, section: AdvantageConfig) -> tuple[Tensor, Tensor]:
+    """REINFORCE++ (2501.03262): the return of each action token, against the whole batch.
+
+        G_k = r_k + gamma * G_{k+1} over action tokens           A = whitened over all action tokens (G)
+
+    This is ppo with a critic that always says 0, and lambda 1.
+    """
+    nothing = replace(batch, values_BT=torch.zeros_like(batch.rewards_BT))
+    return ppo(nothing, section.model_copy(update={"lam": 1.0}))
+
+
+# ------------------------------------------------------------------------------------------------ steps are the actions
+
+
+@dataclass
+class _Steps:
+    """The S steps of a batch, in time order, trajectory by trajectory."""
+
+    first_BT: Tensor
+    """bool: the first action token of each step."""
+    of_A: Tensor
+    """The step of each action token."""
+    trajectory_S: Tensor
+    place_S: Tensor
+    """Which step of its trajectory it is, from 0."""
+    reward_S: Tensor
+    """Sum of the step's rewards, float32."""
+
+    def spread(self, x_S: Tensor) -> Tensor:
+        """[N, L]: a line of steps for each trajectory, 0 behind its last one."""
+        x_NL = x_S.new_zeros(int(self.trajectory_S.max()) + 1, int(self.place_S.max()) + 1)
+        x_NL[self.trajectory_S, self.place_S] = x_S
+        return x_NL
+
+    def to_tokens(self, x_S: Tensor, mask_BT: Tensor) -> Tensor:
+        """[B, T]: each action token gets what its step has."""
+        return torch.zeros(mask_BT.shape, device=x_S.device).masked_scatter(mask_BT, x_S[self.of_A])
+
+
+def first_tokens(mask_BT: Tensor, steps_BT: Tensor) -> Tensor:
+    """[B, T] bool: where a step begins. A step never spans two rows."""
+    step_BT = torch.where(mask_BT.bool(), steps_BT, -1)
+    return step_BT > F.pad(step_BT, (1, -1), value=-1).cummax(dim=1).values
+
+
+def _steps_of(batch: Batch) -> _Steps:
+    mask_BT, first_BT = batch.mask_BT.bool(), first_tokens(batch.mask_BT, batch.steps_BT)
+    index_B, N = _number_trajectories(batch.trajectory_B)
+    of_A = first_BT[mask_BT].cumsum(0) - 1
+    trajectory_S = index_B[first_BT.nonzero()[:, 0]]
+    length_N = torch.bincount(trajectory_S, minlength=N)
+    start_N = length_N.cumsum(0) - length_N
+    place_S = torch.arange(len(trajectory_S), device=of_A.device) - start_N[trajectory_S]
+    rewards_A = batch.rewards_BT[mask_BT].float()
+    reward_S = rewards_A.new_zeros(len(trajectory_S)).index_add_(0, of_A, rewards_A)
+    return _Steps(first_BT, of_A, trajectory_S, place_S, reward_S)
+
+
+def steppo(batch: Batch, section: AdvantageConfig) -> tuple[Tensor, Tensor]:
+    """GAE over steps (StepPO): the turn is the action, and time passes from turn to turn.
+
+        r_t = sum of the step's rewards       V_t = the critic's value at the step's first action token
+        delta_t = r_t + gamma * V_{t+1} - V_t       A_t = delta_t + gamma * lam * A_{t+1}       R_t = A_t + V_t
+
+    All tokens of a step get A_t, whitened over the steps of the batch: a long thought has one vote, as a short one has.
+    gamma and lam below 1 count turns, so a wordy agent is not discounted more than a terse one.
+
+    An episode that was cut off and not paid for its outcome (`Outcome.unpaid`) ends one step earlier, at the value of the
+    state in which its last step began: what that step led to was seen by nobody, so it is neither praised nor blamed.
+    Raises ConfigError without values, or with fewer than two steps to whiten.
+    """
+    if batch.values_BT is None:
+        raise ConfigError("steppo needs the values of a critic; pass values_BT, or use gigpo, which needs none")
+    steps, mask_BT = _steps_of(batch), batch.mask_BT.bool()
+    value_S, reward_S = batch.values_BT[steps.first_BT].detach().float(), steps.reward_S
+    if batch.unpaid_B is not None:
+        row_S = steps.first_BT.nonzero()[:, 0]
+        last_S = F.pad(steps.trajectory_S, (-1, 1), value=-1) != steps.trajectory_S
+        reward_S = torch.where(last_S & batch.unpaid_B[row_S], value_S, reward_S)  # so its delta is 0
+    advantages_NL = _gae(steps.spread(reward_S), steps.spread(value_S), section.gamma, section.lam)
+    advantage_S = advantages_NL[steps.trajectory_S, steps.place_S]
+    returns_BT = steps.to_tokens(advantage_S + value_S, mask_BT)
+    if section.normalize_std:
+        advantage_S = _whiten(advantage_S, "steps")
+    return steps.to_tokens(advantage_S, mask_BT), returns_BT
+
+
+def critic_mask(batch: Batch, algorithm: str) -> Tensor:
+    """[B, T]: the tokens at which the critic is fitted. For steppo the first of each step, the only ones that it reads."""
+    if algorithm != "steppo":
+        return batch.mask_BT
+    return first_tokens(batch.mask_BT, batch.steps_BT).to(batch.mask_BT.dtype)
+
+
+def gigpo(batch: Batch, section: AdvantageConfig) -> tuple[Tensor, Tensor]:
+    """Group-in-group advantages (GiGPO, 2505.10978, eq. 8): episodes are compared, and steps that start in one state.
+
+        A = A_episode (grpo) + step_weight * A_step
+        R_t = r_t + gamma * R_{t+1} over steps        A_step = (R_t - mean) / (std + 1e-6)
+
+    over all steps of a group's episodes that were taken in the same state (`Step.state`). Where samples of one prompt come
+    by the same place and leave it differently, the ways are compared, without a critic. A state that was met once gives 0.
+    """
+    steps, mask_BT = _steps_of(batch), batch.mask_BT.bool()
+    episode_BT, returns_BT = grpo(batch, section)
+    rewards_NL = steps.spread(steps.reward_S)
+    return_S = _gae(rewards_NL, torch.zeros_like(rewards_NL), section.gamma, 1.0)[steps.trajectory_S, steps.place_S]
+    meetings: dict[tuple[str, int], list[int]] = defaultdict(list)
+    row_S, state_S = steps.first_BT.nonzero()[:, 0].tolist(), batch.states_BT[steps.first_BT].tolist()
+    for step, (row, state) in enumerate(zip(row_S, state_S, strict=True)):
+        meetings[batch.groups[row], state].append(step)
+    advantage_S = torch.zeros_like(return_S)
+    for met in meetings.values():
+        if len(met) > 1:
+            advantage_S[met] = _standardize(return_S[met], section.normalize_std)
+    return episode_BT + section.step_weight * steps.to_tokens(advantage_S, mask_BT), returns_BT
+
+
+# ---------------------------------------------------------------------------------------------------------- by name
+
+
+ESTIMATORS: dict[str, Estimator] = {
+    name: globals()[name.replace("++", "_plus_plus").replace("-", "_")] for name in get_args(Algorithm)
+}
+"""Every estimator: the function of this file (or of advantages.py) that is called as `Algorithm` in settings.py says."""
+
+
+def get_estimator(name: str) -> Estimator:
+    """The estimator called `name`. Raises ConfigError with the nearest match."""
+    if name not in ESTIMATORS:
+        raise ConfigError(f"unknown estimator {name!r}{nearest(name, ESTIMATORS)}; choose from {', '.join(ESTIMATORS)}")
+    return ESTIMATORS[name]
