@@ -197,6 +197,20 @@ def test_masked_tokens_reach_neither_loss_nor_gradient(seed, garbage):
         assert not results[1][0][~mask_BT].any() and not results[1][1][~mask_BT].any()
 
 
+def test_the_ratio_of_a_step_is_the_geometric_mean_of_its_tokens():
+    # Two steps of two tokens, ratios 2, 8 and 1, 4: means 4 and 2. A = 1, clip at 1 + 2: 3 and 2. One step of a sequence: the
+    # mean of 2, 8, 1, 4 is 64^(1/4) = 2.83.
+    now = torch.tensor([[2.0, 8.0, 99.0, 1.0, 4.0]]).log().requires_grad_()
+    mask = torch.tensor([[1, 1, 0, 1, 1]])
+    old, one = torch.zeros(1, 5), torch.ones(1, 5)
+    loss_BT, _ = policy_loss(now, old, one, mask, 0.5, 2.0, 0.0, "step")
+    torch.testing.assert_close(loss_BT, torch.tensor([[-3.0, -3, 0, -2, -2]]))
+    loss_BT.sum().backward()
+    torch.testing.assert_close(now.grad, torch.tensor([[0.0, 0, 0, -2, -2]]))  # the first step is clipped as a whole
+    loss_BT, _ = policy_loss(now, old, one, mask, 0.5, 2.0, 0.0, "sequence")
+    torch.testing.assert_close(loss_BT, -(64**0.25) * mask)
+
+
 # ------------------------------------------------------------------------------------------------------------- critic
 
 

@@ -309,12 +309,18 @@ def verl_data(part: list[dict], whole: list[dict], **fields) -> TensorDict:
     return data
 
 
-@pytest.mark.parametrize("mode, kl", [("token-mean", 0.0)] + [(mode, 0.05) for mode in get_args(LossAggregation)])
-def test_policy_losses_and_gradients_agree(twins, mode, kl, tmp_path):
+@pytest.mark.parametrize(
+    "mode, kl, ratio",
+    [("token-mean", 0.0, "token")]
+    + [(mode, 0.05, "token") for mode in get_args(LossAggregation)]
+    + [("token-mean", 0.0, "step"), ("seq-mean-token-mean", 0.0, "sequence")],
+)
+def test_policy_losses_and_gradients_agree(twins, mode, kl, ratio, tmp_path):
     ours, theirs = copy.deepcopy(twins[0]), copy.deepcopy(twins[1])
-    config = smoke(f"actor.loss_aggregation={mode}", f"actor.kl_coef={kl}", "actor.clip_dual=2.0")
+    clip = ["actor.clip_dual=2.0", "actor.mean_clip_low=0.1", "actor.mean_clip_high=0.1"]
+    config = smoke(f"actor.loss_aggregation={mode}", f"actor.kl_coef={kl}", f"actor.ratio={ratio}", *clip)
     a, horizon = config.actor, config.rollout.max_context
-    rows = make_rows(4, rewriting=False)
+    rows = make_rows(4, rewriting=ratio != "token")  # several rows an episode
     batch = collate(rows)
     g = torch.Generator().manual_seed(5)
     advantages_BT = torch.randn(batch.mask_BT.shape, generator=g) * batch.mask_BT
@@ -329,7 +335,7 @@ def test_policy_losses_and_gradients_agree(twins, mode, kl, tmp_path):
         part, T = batch[index], int(batch.lengths_B[index].max())
         logprobs_BT, _ = action_logprobs(ours, part)
         loss_BT, _ = policy_loss(
-            logprobs_BT, part.logprobs_BT, advantages_BT[index, :T], part.mask_BT, a.clip_low, a.clip_high, a.clip_dual
+            logprobs_BT, part.logprobs_BT, advantages_BT[index, :T], part.mask_BT, *a.clip, a.ratio
         )
         loss = aggregate_loss(loss_BT, part.mask_BT, mode, normalizer)
         kl_BT = kl_penalty(logprobs_BT, ref_BT[index, :T], a.kl_estimator)
@@ -347,11 +353,11 @@ def test_policy_losses_and_gradients_agree(twins, mode, kl, tmp_path):
 
     columns = {"old_log_probs": responses(batch.logprobs_BT), "advantages": responses(advantages_BT)}
     columns["ref_log_prob"] = responses(ref_BT)
-    verls = 0.0
-    for start in range(0, len(rows), 5):
-        part = slice(start, start + 5)
-        data = verl_data(fields[part], fields, **{name: values[part] for name, values in columns.items()})
-        loss, _ = verl_losses.ppo_loss(actor, {"log_probs": verl_logprobs(theirs, fields[part])}, data)
+    verls, order = 0.0, torch.randperm(len(rows), generator=g).tolist()
+    for start in range(0, len(rows), 5):  # shuffled, and dealt to whoever's turn it is
+        part = [fields[i] for i in order[start : start + 5]]
+        data = verl_data(part, fields, **{n: [v[i] for i in order[start : start + 5]] for n, v in columns.items()})
+        loss, _ = verl_losses.ppo_loss(actor, {"log_probs": verl_logprobs(theirs, part)}, data)
         loss.backward()
         verls += loss.item()
 
@@ -401,6 +407,31 @@ def test_loss_and_clip_metrics_are_those_of_verls_own_loss(tmp_path, weighted):
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
     assert stats == pytest.approx(expected | expected_weight, abs=1e-6)
     assert stats["actor/pg_clipfrac"] > 0
+
+
+@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean"])
+def test_the_ratio_of_a_sequence_is_that_of_verls_gspo(mode, tmp_path):
+    from verl.trainer.ppo.core_algos import compute_policy_loss_gspo, get_policy_loss_fn
+
+    config = smoke(
+        "actor.ratio=sequence", f"actor.loss_aggregation={mode}", "actor.clip_dual=0", "actor.mean_clip_low=0.05"
+    )
+    actor = omega_conf_to_dataclass(composed(config, tmp_path).actor_rollout_ref.actor)
+    assert (actor.clip_ratio_low, actor.clip_ratio_high) == (0.05, 4e-4)
+    g = torch.Generator().manual_seed(9)
+    new, old, advantages = (torch.randn(6, 9, generator=g) for _ in range(3))
+    mask = torch.rand(6, 9, generator=g) > 0.4
+    actor.global_batch_info.update({"dp_size": 2, "batch_num_tokens": 40, "global_batch_size": 12})
+    results = []
+    for loss_fn in (get_policy_loss_fn(actor.policy_loss.loss_mode), compute_policy_loss_gspo):
+        now = new.clone().requires_grad_()
+        loss, stats = loss_fn(old, now, advantages, mask, loss_agg_mode=mode, config=actor)
+        loss.backward()
+        results.append((loss, now.grad, stats))
+    (ours, gradient, stats), (theirs, expected, their_stats) = results
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
+    torch.testing.assert_close(gradient, expected * mask, rtol=0, atol=1e-6)
+    assert stats["actor/pg_clipfrac"] == pytest.approx(their_stats["actor/pg_clipfrac"]) and gradient.abs().max() > 0
 
 
 def test_a_sampler_with_stale_weights_ends_the_run_and_rounding_does_not(cloned_model, micro, chat):

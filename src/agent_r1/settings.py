@@ -79,6 +79,7 @@ Engine = Literal["local", "verl"]
 DATASETS = ("tinyhop", "hotpotqa", "hotpotqa-fullwiki", "twowiki", "musique", "rows")
 LossAggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
 KlEstimator = Literal["k1", "k2", "k3"]
+Ratio = Literal["token", "step", "sequence"]
 
 # `config.fingerprint` names folders in artifacts/ after settings, and guards `--resume`. These two say what it leaves out.
 T = TypeVar("T")
@@ -275,6 +276,12 @@ class ActorConfig(Section):
     """PPO's clip on the side where the ratio falls."""
     clip_high: NonNegativeFloat = 0.28
     """... and where it rises: higher, so that rare good tokens may grow (clip-higher, DAPO section 3.1)."""
+    ratio: InFingerprintIfChanged[Ratio] = "token"
+    """token | step | sequence: what the clip looks at. The last two are the geometric mean of the token ratios of a step, or of
+    a training sequence (GSPO)."""
+    mean_clip_low: InFingerprintIfChanged[Share] = 3e-4
+    """`clip_low` of such means, which move far less than single tokens do."""
+    mean_clip_high: InFingerprintIfChanged[NonNegativeFloat] = 4e-4
     clip_dual: NonNegativeFloat = 3.0
     """Bound on the loss of a negative advantage (dual clip); at most 1 switches it off."""
     loss_aggregation: LossAggregation = "token-mean"
@@ -288,6 +295,12 @@ class ActorConfig(Section):
     """`loss` adds a term to the loss, `reward` takes it from each action token's reward."""
     grad_clip: float = Field(1.0, ge=1e-06)
     weight_decay: NonNegativeFloat = 0.0
+
+    @property
+    def clip(self) -> tuple[float, float, float]:
+        """The clip's sides for this ratio, and the dual clip."""
+        sides = (self.clip_low, self.clip_high) if self.ratio == "token" else (self.mean_clip_low, self.mean_clip_high)
+        return *sides, self.clip_dual
 
 
 class CriticConfig(Section):

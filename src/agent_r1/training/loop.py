@@ -210,7 +210,7 @@ def actor_loss(actor: Decoder, part: Batch, normalizer: float, config: Config, m
     """The loss of one micro-batch, already divided by the minibatch's normalizer."""
     section, mask_BT = config.actor, part.mask_BT
     logprobs_BT, entropy_BT = action_logprobs(actor, part, config.rollout.temperature, section.entropy_coef != 0)
-    clip = section.clip_low, section.clip_high, section.clip_dual
+    clip = *section.clip, section.ratio
     loss_BT, stats = policy_loss(logprobs_BT, part.logprobs_BT, part.advantages_BT, mask_BT, *clip)
     loss = aggregate_loss(loss_BT, mask_BT, section.loss_aggregation, normalizer)
     means.add(mask_BT.sum().item(), stats)
@@ -235,6 +235,6 @@ def log_skipped(actor: Decoder, batch: Batch, rows_B: Tensor, config: Config, dt
     if len(rows_B):
         part = batch[rows_B[::WATCHED]]
         now_BT = batch_logprobs(actor, part, config.rollout.temperature, config.trainer.micro_tokens, dtype)
-        clip = config.actor.clip_low, config.actor.clip_high, config.actor.clip_dual
+        clip = *config.actor.clip, config.actor.ratio
         _, stats = policy_loss(now_BT, part.logprobs_BT, torch.zeros_like(now_BT), part.mask_BT, *clip)
         means.add(batch.mask_BT[rows_B].sum().item(), stats)

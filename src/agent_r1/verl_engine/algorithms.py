@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
 from agent_r1.errors import AgentR1Error
 from agent_r1.rollout.rows import Batch
-from agent_r1.settings import IN_GROUPS, AdvantageConfig
+from agent_r1.settings import IN_GROUPS, AdvantageConfig, Ratio
 from agent_r1.training.estimators import ESTIMATORS
 from agent_r1.training.learner import linear_decay
 from agent_r1.training.losses import aggregate_loss, policy_loss
@@ -81,7 +81,6 @@ for _name in ESTIMATORS:
     register_adv_est(f"agent_r1_{_name}")(partial(estimated, _name))
 
 
-@register_policy_loss("agent_r1")
 def verl_policy_loss(
     old_log_prob: Tensor,
     log_prob: Tensor,
@@ -90,6 +89,7 @@ def verl_policy_loss(
     loss_agg_mode: str = "token-mean",
     config=None,
     rollout_is_weights: Tensor | None = None,
+    ratio: str = "token",
 ) -> tuple[Tensor, dict[str, float]]:
     """`losses.policy_loss`, aggregated over the whole minibatch, of which this micro-batch on this rank is a part.
 
@@ -99,7 +99,7 @@ def verl_policy_loss(
     """
     loss_BT, stats = policy_loss(
         log_prob, old_log_prob, advantages, response_mask,
-        config.clip_ratio_low, config.clip_ratio_high, config.clip_ratio_c,
+        config.clip_ratio_low, config.clip_ratio_high, config.clip_ratio_c, ratio,
     )  # fmt: skip
     if rollout_is_weights is not None:
         loss_BT = loss_BT * rollout_is_weights
@@ -109,6 +109,10 @@ def verl_policy_loss(
     if mode == "seq-mean-token-sum-norm":
         normalizer *= whole["loss_scale_factor"]
     return aggregate_loss(loss_BT, response_mask, mode, normalizer) * whole["dp_size"], stats
+
+
+for _ratio in get_args(Ratio):
+    register_policy_loss(f"agent_r1_{_ratio}")(partial(verl_policy_loss, ratio=_ratio))
 
 
 class SamplerWatch:

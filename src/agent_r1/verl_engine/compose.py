@@ -84,6 +84,8 @@ def worked_out(config: Config, sources: Sources, device: str) -> dict[str, Any]:
         "ranks_per_node": v.ranks // v.nodes,
         "prompt_tokens": r.max_context - r.max_tokens_per_turn,
         "loss_scale": r.max_context if a.loss_aggregation == "seq-mean-token-sum-norm" else None,
+        "clip_low": a.clip[0],
+        "clip_high": a.clip[1],
         "kl_in_loss": kl and a.kl_in == "loss",
         "kl_in_reward": kl and a.kl_in == "reward",
         "kl_loss": KL_NAMES[a.kl_estimator],
