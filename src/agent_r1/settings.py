@@ -332,6 +332,8 @@ class TrainerConfig(Section):
     """Older checkpoints are deleted."""
     rollouts_every: OutsideFingerprint[NonNegativeInt] = 10
     """Steps between dumps of full trajectories into rollouts/."""
+    stop_on_collapse: OutsideFingerprint[bool] = False
+    """End at a sign of collapse (training/sentinel.py), and keep the last checkpoint from before it."""
     loggers: OutsideFingerprint[list[Literal["wandb", "tensorboard"]]] = []
     """Any of wandb, tensorboard. metrics.jsonl and the dashboard are always there."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -33,6 +33,7 @@ from agent_r1.errors import AgentR1Error
 from agent_r1.files import read_jsonl, write_whole
 from agent_r1.inspect.tokens import TOKEN_CSS, tokens_html
 from agent_r1.training.log import STEP, VAL_EM, step_times, with_val_em
+from agent_r1.training.sentinel import Sign, signs
 from agent_r1.ui import clean, duration
 
 Record = dict[str, Any]
@@ -150,6 +151,12 @@ _reward = itemgetter("reward")
 def _right(record: Record) -> bool:
     """By exact match where its environment measures that, else by the reward."""
     return (record["metrics"] | record["reward_parts"]).get("em", record["reward"]) > 0
+
+
+def _example(run: RunFiles, sign: Sign) -> str:
+    """The last turn of an episode that shows it."""
+    shown = (r["steps"][-1]["text"] for r in run.rollouts_train if r["stop_reason"] == sign.stop_reason and r["steps"])
+    return next(shown, "")
 
 
 def _fallen(run: RunFiles) -> list[tuple[str, float, float]]:
@@ -343,6 +350,7 @@ def write_report(run_dir: Path) -> Path:
     text = page.get_template("report.html.j2").render(
         run=run,
         name=run_dir.resolve().name,
+        signs=[(sign, _example(run, sign)) for sign in signs([line for line in run.metrics if STEP in line])],
         machine=next((card["hardware"] for card in reversed(run.cards) if card.get("hardware")), None),
         step_seconds=[seconds for _, seconds in run.series("timing_s/step")],
         eval_seconds=sum(card.get("wall_seconds") or 0 for card in run.cards),

@@ -25,6 +25,7 @@ from rich.text import Text
 
 from agent_r1.env.hermes import split_turn
 from agent_r1.training.log import STEP, VAL_EM, step_times, with_val_em
+from agent_r1.training.sentinel import Sign, new_signs, signs
 from agent_r1.ui import clean, duration
 
 
@@ -58,8 +59,6 @@ LEGEND = (
     "Ctrl-C finishes the step and saves; --resume goes on from there",
     "EM: share of exact answers · entropy: how undecided it is, nats a token · KL: how far an update moves it",
 )
-AGREED = 3
-"""Steps in a row that teach nothing, after which the dashboard says so."""
 _SECONDS_BETWEEN_PAINTS = 0.25
 
 
@@ -92,8 +91,11 @@ class Dashboard:
         self._transcript: list[tuple[str, Text]] = []
         """Who speaks, and what is said."""
         self._note = ""
-        self._painted, self._agreed = -math.inf, 0
-        for metrics in history:
+        self._painted = -math.inf
+        self._lines = list(history)
+        self._signs = {sign.name for sign in signs(self._lines)}
+        """What has been said."""
+        for metrics in self._lines:
             self._remember(with_val_em(metrics))
         self._progress = Progress(
             *(TextColumn("step {task.completed}/{task.total}"), BarColumn(), TimeElapsedColumn(), TextColumn("passed")),
@@ -116,20 +118,21 @@ class Dashboard:
 
     # ------------------------------------------------------------------------------------------------ what comes in
 
-    def step(self, metrics: Mapping[str, Any]) -> None:
-        """Show one RL step; `metrics` is the line that goes to metrics.jsonl."""
+    def step(self, metrics: Mapping[str, Any]) -> list[Sign]:
+        """Show one RL step; `metrics` is the line that goes to metrics.jsonl. Returns what it shows to be wrong, for the first
+        time."""
+        self._lines.append(metrics)
         metrics = with_val_em(metrics)
         self._remember(metrics)
         self._progress.update(self._progress.task_ids[0], completed=metrics[STEP])
         if self.plain:
             self._say(plain_line(metrics, self.steps, self._progress.tasks[0].time_remaining))
         self._paint()
-        self._agreed = self._agreed + 1 if metrics.get("groups/zero_advantage") == 1 else 0
-        if self._agreed == AGREED:
-            self.note(
-                f"{AGREED} steps in a row no group had a better and a worse sample: nothing was learnt. Look at rollouts/; "
-                "other questions, a higher rollout.temperature or more samples_per_prompt may help"
-            )
+        found = [sign for sign in new_signs(self._lines) if sign.name not in self._signs]
+        self._signs |= {sign.name for sign in found}
+        for sign in found:
+            self.note(str(sign))
+        return found
 
     def transcript(self, question: str, steps: Sequence[Mapping[str, Any]], reward: float) -> None:
         """Show one sampled episode; `steps` are those of a rollout line: {"text": ..., "info": {"tool_calls": ...}}.

@@ -60,6 +60,7 @@ from agent_r1.training.losses import (
     value_loss,
 )
 from agent_r1.training.metrics import Clock, Means, explained_variance, rollout_metrics
+from agent_r1.training.sentinel import GAP, sampler_gap
 from agent_r1.types import Row, Sampling, Trajectory
 
 
@@ -113,6 +114,8 @@ def train(
         if greedy:
             batch.baseline_B = greedy_scores(batch.groups, greedy)
         batch = batch.to(device)
+
+        metrics[GAP] = sampler_gap(learner.actor, batch, temperature, micro_tokens, dtype)
 
         # 3  predict, before anything is updated: the trust region is measured from here.
         if dtype is not torch.float32:

@@ -28,7 +28,7 @@ from agent_r1 import hub, own
 from agent_r1.config import Config, fingerprint, from_yaml, own_names, to_yaml, what_counts
 from agent_r1.device import resolve_device
 from agent_r1.errors import AgentR1Error
-from agent_r1.files import locked, write_whole
+from agent_r1.files import locked, remove, write_whole
 from agent_r1.rollout import decoder
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.episode import AgentEnvLoop, make_loop
@@ -43,6 +43,7 @@ from agent_r1.training.dashboard import Dashboard
 from agent_r1.training.learner import Learner, make_learner
 from agent_r1.training.log import STEP, MetricsFile, Track, trackers
 from agent_r1.training.loop import train
+from agent_r1.training.sentinel import SPAN, new_signs
 from agent_r1.training.tiny_model import load_chat, load_tokenizer, save_tokenizer
 from agent_r1.types import Row, Trajectory
 from agent_r1.workspace import Workspace, check_local_model, data_folder, needed, needs_index
@@ -219,9 +220,13 @@ class _Recorder:
         if every and (step % every == 0 or step == 1):
             records = training_records(batch, self.chat, step)
             write_rollouts(self.run.path / "rollouts" / f"step_{step:06d}.jsonl", records)
-        self.dashboard.step(metrics)
-        shown = trajectories[0]
+        found = [sign.stop_reason for sign in self.dashboard.step(metrics) if sign.stop_reason]
+        shown = next((t for t in trajectories if t.stop_reason in found), trajectories[0])
+        if found:
+            self.dashboard.note(f"for example: {step_records(shown, self.chat)[-1]['text']}")
         self.dashboard.transcript(question_of(shown.row), step_records(shown, self.chat), shown.reward)
+        if self.trainer.stop_on_collapse:
+            refuse_collapse(self.run)
         over = self.limit.reached() and step < self.trainer.steps
         if self.interrupted or over:
             self.save(self.learner)
@@ -237,6 +242,19 @@ class _Recorder:
         keep = self.trainer.keep_checkpoints
         write = partial(write_model, learner.actor, self.chat)
         save_checkpoint(self.run.checkpoints, learner.step, write, state, self.made_with, keep)
+
+
+def refuse_collapse(run: RunDir) -> None:
+    """Raises AgentR1Error when the newest line of metrics.jsonl means collapse, and deletes the checkpoints since it began."""
+    lines = run.metrics.read()
+    if not (found := [sign for sign in new_signs(lines) if sign.collapse]):
+        return
+    healthy = [c for c in list_checkpoints(run.checkpoints) if int(c.name[5:]) <= found[0].step - SPAN]
+    for checkpoint in list_checkpoints(run.checkpoints) if healthy else ():
+        if checkpoint not in healthy:
+            remove(checkpoint)
+    kept = f"the last healthy checkpoint is {healthy[-1]}" if healthy else "no checkpoint is older than that"
+    raise AgentR1Error(f"stopped after step {found[0].step} (trainer.stop_on_collapse); {kept}. {found[0]}")
 
 
 def write_model(model: decoder.Decoder, chat: ChatFormat, folder: Path) -> None:

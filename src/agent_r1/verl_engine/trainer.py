@@ -33,7 +33,7 @@ from agent_r1.training.estimators import first_tokens
 from agent_r1.training.learner import refuse_gradient
 from agent_r1.training.losses import reward_less_kl
 from agent_r1.training.metrics import EpisodeNumbers, episode_metrics
-from agent_r1.training.run import RunDir, TimeLimit
+from agent_r1.training.run import RunDir, TimeLimit, refuse_collapse
 from agent_r1.verl_engine.algorithms import RowKey, SamplerWatch, parse_key  # the import fills verl's tables, too
 from agent_r1.verl_engine.checkpoints import finish, keep_shards
 
@@ -210,6 +210,8 @@ class AgentR1Trainer(PPOTrainerSync):
                 row["advantages"] = [0.0] * (len(row["input_ids"]) - len(advantages)) + advantages
             write_rollouts(self.run.path / "rollouts" / f"step_{global_steps:06d}.jsonl", iter(records.values()))
         self.run.metrics.append(metrics)
+        if self.ours.trainer.stop_on_collapse:
+            refuse_collapse(self.run)
         self.phase("next step")
 
     # ---------------------------------------------------------------------------------------------- the checkpoints

@@ -1,0 +1,216 @@
+"""The sentinel: what a run's own numbers say when it goes wrong, in words, with the first thing to try.
+
+In: the lines of metrics.jsonl so far, of either engine. Out: `Sign`s. The dashboard says each once, the report lists them, and
+`trainer.stop_on_collapse` ends a run at the first that means collapse.
+
+Two questions. *Why is my reward zero?* is asked once, after the first steps: such a run goes on for hours without an error,
+since reward 0, loss 0 and gradient 0 are all numbers. *Has it collapsed?* is asked from then on: the last steps are held
+against the first and the best ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from agent_r1.rollout.decoder import Decoder
+from agent_r1.rollout.rows import Batch
+from agent_r1.training.forward import batch_logprobs
+from agent_r1.training.log import STEP
+
+Line = Mapping[str, Any]
+GAP = "training/rollout_logprobs_diff_mean"
+"""How far trainer and sampler are apart in the log-probability of a sampled token, before any update; verl's name. Rounding in
+bfloat16 gives .01 to .02."""
+FIRST, SPAN, AGREED = 3, 5, 3
+"""Steps that the first question is asked about; steps that are held against others; steps that may teach nothing."""
+
+
+@dataclass(frozen=True)
+class Sign:
+    """Something that is wrong."""
+
+    name: str
+    seen: str
+    """With its figure."""
+    means: str
+    first: str
+    """What to try first."""
+    step: int
+    """The step after which it was seen."""
+    collapse: bool = False
+    stop_reason: str = ""
+    """Episodes that ended so are examples."""
+
+    def __str__(self) -> str:
+        return f"{self.seen}: {self.means}. {self.first}"
+
+
+def signs(lines: Sequence[Line]) -> list[Sign]:
+    """All signs of a run, each where it was first seen."""
+    found: dict[str, Sign] = {}
+    for n in sorted(
+        {FIRST, *range(1, len(lines), max(1, len(lines) // 200)), len(lines)}
+    ):  # of a long run not every step
+        for sign in new_signs(lines[:n]):
+            found.setdefault(sign.name, sign)
+    return list(found.values())
+
+
+def new_signs(lines: Sequence[Line]) -> list[Sign]:
+    """What the last of `lines` shows, seen before or not."""
+    zero = _why_zero(lines) if len(lines) == FIRST else []
+    return zero + _agreement(lines) + (_collapse(lines) if len(lines) >= 2 * SPAN else [])
+
+
+# -------------------------------------------------------------------------------------------- why is my reward zero?
+
+CAUSES = {
+    "max_tokens": (
+        "were cut off in the middle of a turn",
+        "nothing in a cut-off turn is executed or paid",
+        "Raise rollout.max_tokens_per_turn, or teach the format in a longer cold start",
+    ),
+    "context_overflow": (
+        "ran out of context",
+        "prompts and results do not fit",
+        "Raise rollout.max_context, or lower search.top_k and env.tool_max_chars",
+    ),
+    "no_answer": (
+        "ended without an answer that could be read",
+        "the model does not write the tags that the environment reads",
+        "Start from an instruct model, or train a cold start that shows the format",
+    ),
+    "invalid_calls": (
+        "ended because their calls could not be parsed",
+        "the model does not write calls as the environment reads them",
+        "Start from an instruct model, or train a cold start that shows the format",
+    ),
+    "max_turns": (
+        "used up their turns without an answer",
+        "the agent calls and calls, and never speaks",
+        "Raise env.max_turns, or show answers in the cold start",
+    ),
+}
+"""Stop reason: what was seen, what it means, what to try."""
+
+
+def _why_zero(lines: Sequence[Line]) -> list[Sign]:
+    """The reasons of a run in which no episode of the first steps was paid more than nothing."""
+    if any(line.get("reward/em", _score(line)) > 0 for line in lines):
+        return []
+    step, found = lines[-1][STEP], []
+    for reason, (seen, *words) in CAUSES.items():
+        if (share := _mean(lines, f"stop/{reason}")) >= 0.5:
+            found.append(Sign(f"zero: {reason}", f"{share:.0%} of the episodes {seen}", *words, step, False, reason))
+    if _mean(lines, "tool_calls/mean") == 0:
+        words = (
+            "the agent answers from memory, or its calls are not recognised",
+            "Look at a turn in rollouts/; check env.tools",
+        )
+        found.append(Sign("zero: no call", "no tool was called in 100% of the episodes", *words, step))
+    elif (share := _mean(lines, "tool_calls/invalid_rate")) >= 0.5:
+        words = "the model knows the tags and not the tool", "Look at a call in rollouts/; check names and arguments"
+        found.append(Sign("zero: invalid calls", f"{share:.0%} of the calls could not be run", *words, step))
+    if (gap := _mean(lines, GAP)) > 0.2:
+        found.append(_gap(gap, step))
+    if not found:
+        words = (
+            "the answers are read, and all are wrong",
+            "Make the questions easier, or pay a part (env.evidence_reward)",
+        )
+        found.append(Sign("zero: wrong", "no episode was paid", *words, step))
+    return found
+
+
+# ------------------------------------------------------------------------------------------------ has it collapsed?
+
+
+def _agreement(lines: Sequence[Line]) -> list[Sign]:
+    last = lines[-AGREED:]
+    if len(last) < AGREED or any(line.get("groups/zero_advantage") != 1 for line in last):
+        return []
+    return [
+        Sign(
+            "groups agree",
+            f"{AGREED} steps in a row no group had a better and a worse sample",
+            "nothing was learnt",
+            "Look at rollouts/; other questions, a higher rollout.temperature or more samples_per_prompt may help",
+            lines[-1][STEP],
+            collapse=(score := _mean(last, "critic/score/mean")) <= 0
+            or score < _best(lines) - 0.05,  # else it is solved
+        )
+    ]
+
+
+def _collapse(lines: Sequence[Line]) -> list[Sign]:
+    start, now, found = lines[:SPAN], lines[-SPAN:], []
+
+    def add(name: str, seen: str, means: str, first: str) -> None:
+        found.append(Sign(name, seen, means, first, lines[-1][STEP], collapse=True))
+
+    score, best = _mean(now, "critic/score/mean"), _best(lines)
+    if best - score > max(0.1, 0.5 * (best - _mean(start, "critic/score/mean"))):
+        means = "updates were too large, or it learnt to please a part of the reward"
+        first = "Lower actor.lr, or hold it to the start with actor.kl_coef"
+        add("reward falls", f"the reward fell from {best:.2f} to {score:.2f} in {SPAN} steps' mean", means, first)
+    if all("actor/entropy" in line for line in now) and _mean(now, "actor/entropy") < 1e-3 and score < best - 0.05:
+        means, first = (
+            "it tries nothing new and cannot learn from that",
+            "Lower actor.lr, or set actor.entropy_coef=0.001",
+        )
+        add("entropy", "the entropy is at zero", means, first)
+    for key, name, least, first in (
+        ("tool_calls/mean", "calls an episode", 1.0, "Set env.call_reward to 0, and look at what they find"),
+        (
+            "response_length/mean",
+            "tokens an episode",
+            16.0,
+            "Lower rollout.max_tokens_per_turn; try seq-mean-token-mean",
+        ),
+    ):
+        before, after = _mean(start, key), _mean(now, key)
+        if after > 2 * before + least and score <= best - 0.05:
+            add(name, f"{after:.1f} {name}, {before:.1f} at first", "they grow and are paid nothing for it", first)
+    if (gap := _mean(now, GAP)) > max(0.1, 5 * (lines[0].get(GAP) or 0.0)):
+        found.append(_gap(gap, lines[-1][STEP]))
+    return found
+
+
+def _gap(gap: float, step: int) -> Sign:
+    means = "the sampler does not have the trainer's weights, or rounds far otherwise, and the ratio measures that"
+    first = "Check trainer.dtype and how weights reach the sampler; verl.tis_cap=2 truncates what is left"
+    return Sign("sampler", f"sampler and trainer differ by {gap:.2f} nats a token", means, first, step, True)
+
+
+def _score(line: Line) -> float:
+    return line.get("critic/score/mean") or 0.0
+
+
+def _mean(lines: Sequence[Line], key: str) -> float:
+    return fmean(line.get(key) or 0.0 for line in lines)
+
+
+def _best(lines: Sequence[Line]) -> float:
+    """The best mean of SPAN steps in a row."""
+    ends = range(min(SPAN, len(lines)), len(lines) + 1)
+    return max(_mean(lines[max(0, end - SPAN) : end], "critic/score/mean") for end in ends)
+
+
+# -------------------------------------------------------------------------------------------------------- the gap
+
+WATCHED = 32
+"""Every so many-th row is computed again by the trainer, to be held against the sampler."""
+
+
+def sampler_gap(actor: Decoder, batch: Batch, temperature: float, max_tokens: int, dtype: torch.dtype) -> float:
+    """Mean difference between the trainer's and the sampler's log-probability of a sampled token, before any update."""
+    part = batch[torch.arange(0, len(batch), WATCHED, device=batch.ids_BT.device)]
+    mask_BT: Tensor = part.mask_BT.bool()
+    now_BT = batch_logprobs(actor, part, temperature, max_tokens, dtype)
+    return (now_BT - part.logprobs_BT)[mask_BT].abs().mean().item()

@@ -1,0 +1,160 @@
+"""Room 7: the sentinel names what goes wrong, on runs in which it really does."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from conftest import LetterEnv, random_model
+from test_loop import SilentEnv, letters_run
+
+from agent_r1.config import load_config, to_yaml
+from agent_r1.errors import AgentR1Error
+from agent_r1.inspect.report import write_report
+from agent_r1.rollout.sampler import LocalPolicy, SamplerStats
+from agent_r1.training.log import STEP
+from agent_r1.training.run import RunDir, refuse_collapse
+from agent_r1.training.sentinel import GAP, signs
+from agent_r1.types import StepResult, StopReason
+
+
+class EndingEnv(LetterEnv):
+    """Ends every episode in its first turn, as `ends` says, and pays nothing."""
+
+    ends = StopReason.MAX_TOKENS
+
+    async def step(self, action):
+        return StepResult(None, done=True, stop_reason=self.ends)
+
+
+class MisreadEnv(SilentEnv):
+    """Each turn is a call that cannot be parsed."""
+
+    async def step(self, action):
+        call = {"name": "", "arguments": {}, "ok": False, "error": "malformed_call", "content": "error"}
+        return replace(await super().step(action), info={"tool_calls": [call]})
+
+
+class GrowingEnv(LetterEnv):
+    """A right answer at first takes two turns; after five steps of 16 episodes none is right, and the agent calls on."""
+
+    begun = 0
+
+    def reset(self, row):
+        GrowingEnv.begun += 1
+        self.wanted = 2 if GrowingEnv.begun <= 5 * 16 else 10
+        return super().reset(row)
+
+    async def step(self, action):
+        self.turns += 1
+        call = {"name": "look", "arguments": {}, "ok": True, "error": None, "content": "again"}
+        result = StepResult(None, float(self.wanted == 2 and self.turns == 2), info={"tool_calls": [call]})
+        if self.turns == self.wanted:
+            return replace(result, done=True, stop_reason=StopReason.ANSWERED)
+        return replace(result, observation=self.reset_observation())
+
+    def reset_observation(self):
+        return super().reset({"prompt": [{"role": "tool", "content": "again"}]})
+
+
+def lines_of(record) -> list[dict]:
+    return [{STEP: step} | metrics for step, metrics in enumerate(record.metrics, start=1)]
+
+
+@pytest.mark.parametrize("reason", ["max_tokens", "no_answer", "context_overflow", "invalid_calls", "max_turns"])
+def test_why_the_reward_is_zero(chat, monkeypatch, reason):
+    monkeypatch.setattr(EndingEnv, "ends", StopReason(reason))
+    found = signs(lines_of(letters_run(chat, monkeypatch, "ppo", "trainer.steps=3", env=EndingEnv)))
+    assert [sign.name for sign in found] == [f"zero: {reason}", "zero: no call", "groups agree"]
+    assert found[0].seen.startswith("100% of the episodes ") and (found[0].step, found[0].stop_reason) == (3, reason)
+
+
+def test_calls_that_nobody_understands_and_groups_that_agree(chat, monkeypatch):
+    found = signs(lines_of(letters_run(chat, monkeypatch, "grpo", "trainer.steps=3", env=MisreadEnv)))
+    assert [sign.name for sign in found] == ["zero: invalid calls", "groups agree"] and found[1].collapse
+    assert found[0].seen == "100% of the calls could not be run"
+
+
+def test_a_run_that_learns_has_no_sign_and_a_solved_one_has_not_collapsed(chat, monkeypatch):
+    found = signs(lines_of(letters_run(chat, monkeypatch, "grpo", "trainer.steps=14")))
+    assert not [sign.name for sign in found if sign.collapse or sign.name.startswith("zero")]
+
+
+def test_a_run_that_collapses_is_ended_and_its_healthy_checkpoint_is_kept(chat, monkeypatch, tmp_path):
+    GrowingEnv.begun = 0
+    record = letters_run(
+        chat, monkeypatch, "ppo", "trainer.steps=11", "actor.lr=0", "rollout.max_tokens_per_turn=4", env=GrowingEnv
+    )
+    lines = lines_of(record)
+    found = {sign.name: sign for sign in signs(lines)}
+    assert {"reward falls", "calls an episode", "tokens an episode"} == set(found) and found["reward falls"].step == 10
+    assert found["reward falls"].seen == "the reward fell from 1.00 to 0.00 in 5 steps' mean"
+    run = RunDir(tmp_path / "run")
+    for step in (4, 8):
+        (run.checkpoints / f"step_{step:06d}").mkdir(parents=True)
+    (run.path / "rollouts").mkdir()
+    run.config.write_text(to_yaml(load_config("smoke")))
+    for line in lines[:9]:
+        run.metrics.append(line)
+    refuse_collapse(run)  # not yet
+    run.metrics.append(lines[9])
+    with pytest.raises(
+        AgentR1Error, match=r"stopped after step 10 .*checkpoint is \S+step_000004\. the reward fell from"
+    ):
+        refuse_collapse(run)
+    assert [checkpoint.name for checkpoint in run.checkpoints.iterdir()] == ["step_000004"]
+    page = write_report(run.path).read_text()
+    assert "After step 10: the reward fell from 1.00 to 0.00" in page
+
+
+def test_a_policy_that_tries_nothing_new(chat, monkeypatch):
+    """A policy without any doubt has no entropy left; the world changes, and it cannot."""
+
+    class ChangingEnv(LetterEnv):
+        begun = 0
+
+        async def step(self, action):
+            ChangingEnv.begun += 1
+            return replace(await super().step(action), reward=0.5 * (ChangingEnv.begun <= 2 * 16 * 5))
+
+    sure = random_model(len(chat.tokenizer), seed=2)
+    sure.embed.weight.data *= 100
+    record = letters_run(
+        chat,
+        monkeypatch,
+        "ppo",
+        "trainer.steps=10",
+        "actor.lr=0",
+        "rollout.temperature=0.01",
+        env=ChangingEnv,
+        model=sure,
+    )
+    assert {"entropy", "reward falls"} <= {sign.name for sign in signs(lines_of(record)) if sign.collapse}
+
+
+def test_a_sampler_that_keeps_its_old_weights(chat, monkeypatch):
+    def forgets(policy: LocalPolicy, actor) -> None:
+        policy.stats = SamplerStats()
+
+    monkeypatch.setattr(LocalPolicy, "sync", forgets)
+    overrides = ["trainer.dtype=bfloat16", "trainer.steps=10", "actor.lr=0.05"]
+    lines = lines_of(letters_run(chat, monkeypatch, "grpo", *overrides))
+    assert lines[0][GAP] < 0.01
+    assert [sign.name for sign in signs(lines) if sign.name == "sampler"]
+
+
+def test_an_example_of_a_cut_off_turn_stands_in_the_report(tmp_path):
+    run = RunDir(tmp_path / "run")
+    (run.path / "rollouts").mkdir(parents=True)
+    run.config.write_text(to_yaml(load_config("smoke")))
+    for step in (1, 2, 3):
+        run.metrics.append({STEP: step, "critic/score/mean": 0.0, "stop/max_tokens": 0.75, "tool_calls/mean": 1.0})
+    record = {
+        "step": 1, "group_id": "1-0", "question": "Who?", "ground_truth": ["x"], "kind": "", "stop_reason": "max_tokens",
+        "reward": 0.0, "reward_parts": {}, "metrics": {}, "rows": [], "steps": [{"text": "and so on and <so>", "info": {}}],
+    }  # fmt: skip
+    (run.path / "rollouts" / "step_000001.jsonl").write_text(json.dumps(record) + "\n")
+    page = write_report(run.path).read_text()
+    assert "75% of the episodes were cut off in the middle of a turn" in page
+    assert "For example: and so on and &lt;so&gt;" in page
