@@ -63,13 +63,13 @@ def make_rows(seed: int, rewriting: bool = True) -> list[TrainingRow]:
     for number in range(GROUPS * SAMPLES):
         for _ in range(2 if rewriting and number % 5 == 0 else 1):
             row = TrainingRow(number, f"g{number // SAMPLES}")
-            row._extend([r.randrange(VOCAB) for _ in range(r.randint(3, 9))], None, 0)
+            row._extend([r.randrange(1, VOCAB) for _ in range(r.randint(3, 9))], None, 0)
             for turn in range(r.randint(1, 3)):
-                ids = [r.randrange(VOCAB) for _ in range(r.randint(1, 7))]
+                ids = [r.randrange(1, VOCAB) for _ in range(r.randint(1, 7))]
                 row._extend(ids, [-r.random() * 3 for _ in ids], turn, number % 2 if turn else 7)
                 row.rewards[-1] += r.choice([0.0, 0.1, -0.1])
                 if turn < 2:
-                    row._extend([r.randrange(VOCAB) for _ in range(r.randint(1, 12))], None, turn)
+                    row._extend([r.randrange(1, VOCAB) for _ in range(r.randint(1, 12))], None, turn)
             rows.append(row)
         last = max(i for i, m in enumerate(rows[-1].action_mask) if m)
         rows[-1].rewards[last] += r.choice([0.0, 1.0, -0.2])
