@@ -151,15 +151,16 @@ def _anchored(layer: dict[str, Any], folder: Path) -> dict[str, Any]:
         values[name] = many if isinstance(values[name], list) else many[0]
     env = layer.get("env")
     servers = env.get("mcp") if isinstance(env, dict) else None
-    trusted = [*(servers.values() if isinstance(servers, dict) else ()), isinstance(env, dict) and env.get("sandbox")]
+    trusted = [*(servers.values() if isinstance(servers, dict) else ())]
+    trusted += [env.get("sandbox"), env.get("judge_url")] if isinstance(env, dict) else []
     own.say(item for item in trusted if isinstance(item, str))
     return layer
 
 
 def all_code(config: Config) -> list[str]:
-    """What runs somebody's code: names of code of one's own, the commands or addresses of MCP servers, and where else than in a
-    sandbox here model-written code may run."""
-    return [*own_names(config), *config.env.mcp.values(), config.env.sandbox]
+    """What runs somebody's code or hears what the agent says: names of code of one's own, the commands or addresses of MCP servers,
+    where else than in a sandbox here model-written code may run, a judge's address."""
+    return [*own_names(config), *config.env.mcp.values(), config.env.sandbox, config.env.judge_url or ""]
 
 
 def own_names(config: Config) -> dict[str, str]:
@@ -271,6 +272,11 @@ def _conflicts(config: Config) -> Iterator[str]:
         yield f"env.mcp_per_episode names {strangers[0]!r}, and env.mcp has {', '.join(e.mcp) or 'no servers'}"
     if e.url and not re.fullmatch(r"https?://\S+", e.url):
         yield f"env.url={e.url!r} is no address; give one such as http://127.0.0.1:8000"
+    if (e.reward == "judge") != bool(re.fullmatch(r"https?://\S+", e.judge_url or "")):
+        yield (
+            "env.reward=judge and env.judge_url=http://... go together: an OpenAI-compatible server gives the grades; here "
+            f"env.reward={e.reward} and env.judge_url={e.judge_url}"
+        )
     if (e.name == "openenv") != (e.url is not None):
         yield (
             "env.name=openenv and env.url=http://... go together: the first says how to speak, the second with whom; "

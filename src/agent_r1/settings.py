@@ -66,6 +66,17 @@ def _own(name: str) -> str:
 Own = Annotated[str, AfterValidator(_own)]
 """The name of code of one's own: see own.py."""
 
+
+def _known_reward(name: str) -> str:
+    if name not in REWARDS and not is_own(name):
+        raise ValueError(
+            f"unknown{nearest(name, REWARDS)}; choose from {', '.join(REWARDS)}, or name code of yours as FILE.py:FUNCTION"
+        )
+    return name
+
+
+RewardName = Annotated[str, AfterValidator(_known_reward)]
+
 Shares = Annotated[dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]], AfterValidator(_some_share)]
 """How much there is of each kind; only the proportions count. A layer above replaces the whole table."""
 
@@ -77,6 +88,7 @@ IN_GROUPS = ("grpo", "rloo", "reinforce++-baseline", "gigpo")
 """These compare the samples of a prompt, and need two or more."""
 Engine = Literal["local", "verl"]
 DATASETS = ("tinyhop", "hotpotqa", "hotpotqa-fullwiki", "twowiki", "musique", "rows")
+REWARDS = ("math", "code", "sub_em", "judge")
 LossAggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
 KlEstimator = Literal["k1", "k2", "k3"]
 Ratio = Literal["token", "step", "sequence"]
@@ -183,8 +195,13 @@ class EnvConfig(Section):
     """Wall-clock budget of one episode, in seconds."""
     format_penalty: NonNegativeFloat = 0.2
     """Taken from the outcome when the episode did not end in a well-formed <answer>."""
-    reward: InFingerprintIfChanged[Own | None] = None
-    """FILE.py:FUNCTION that scores an answer, instead of exact match: see `reward/own.py`."""
+    reward: InFingerprintIfChanged[RewardName | None] = None
+    """What scores an answer, instead of exact match: math | code | sub_em | judge (reward/named.py), or FILE.py:FUNCTION
+    (reward/own.py)."""
+    judge_url: InFingerprintIfChanged[str | None] = None
+    """env.reward=judge: where its OpenAI-compatible server answers, such as http://127.0.0.1:8000/v1."""
+    judge_model: InFingerprintIfChanged[str] = "judge"
+    """The name of the model there."""
     call_reward: float = Field(0.0, ge=-10, le=10)
     """Process reward of a valid tool call that was not made before (its negative for an invalid one); 0 is off."""
     evidence_reward: InFingerprintIfChanged[NonNegativeFloat] = 0.0

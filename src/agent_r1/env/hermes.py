@@ -16,13 +16,15 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from agent_r1.env.base import INVALID, BaseToolEnv, Outcome
+from agent_r1.reward.named import named_outcome
 from agent_r1.reward.own import own_outcome
 from agent_r1.reward.qa import qa_outcome
-from agent_r1.settings import EnvConfig
+from agent_r1.settings import REWARDS, EnvConfig
 from agent_r1.tool.base import BaseTool, ToolCall, ToolResult
 from agent_r1.types import Message, StopReason
 
@@ -114,10 +116,12 @@ class HermesToolEnv(BaseToolEnv):
         self._paid.add(asked)
         return self.config.call_reward
 
-    def outcome(self, stop_reason: StopReason) -> Outcome:
+    def outcome(self, stop_reason: StopReason) -> Outcome | Awaitable[Outcome]:
         targets = list(self.row["reward_model"]["ground_truth"])
         last = (self.final_turn or "") if stop_reason is StopReason.ANSWERED else ""
         answer, closed, penalty = answer_of(last), is_well_formed(last), self.config.format_penalty
+        if self.config.reward in REWARDS:
+            return self._named(answer, closed)
         if self.config.reward:
             return Outcome(*own_outcome(self.config.reward, answer, closed, self.row, penalty), self.calls_by_tool())
         reward, parts, metrics = qa_outcome(answer, closed, targets, penalty)
@@ -128,6 +132,9 @@ class HermesToolEnv(BaseToolEnv):
                 parts["evidence_reward"] = self.config.evidence_reward * found
                 reward += parts["evidence_reward"]
         return Outcome(reward, parts, metrics)
+
+    async def _named(self, answer: str | None, closed: bool) -> Outcome:
+        return Outcome(*await named_outcome(answer, closed, self.row, self.config), self.calls_by_tool())
 
     def evidence(self) -> float | None:
         """Share of the question's supporting titles that searches brought; None where the data set names none."""

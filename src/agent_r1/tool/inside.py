@@ -22,7 +22,7 @@ import types
 PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 22, 38
 LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF = 444, 445, 446
 """The same numbers on every architecture."""
-READ_FILE, READ_DIR = 1 << 2, 1 << 3
+WRITE_FILE, READ_FILE, READ_DIR, TRUNCATE = 1 << 1, 1 << 2, 1 << 3, 1 << 14
 
 
 def system_call(number: int, *arguments: object) -> int:
@@ -55,7 +55,7 @@ def landlock(readable: list[str], writable: list[str]) -> int:
         except FileNotFoundError:
             continue
         if not os.path.isdir(path):
-            rights &= READ_FILE
+            rights &= READ_FILE | WRITE_FILE | TRUNCATE
         system_call(LANDLOCK_ADD_RULE, rules, 1, struct.pack("=Qi", rights, place), 0)
         os.close(place)
     system_call(LANDLOCK_RESTRICT_SELF, rules, 0)

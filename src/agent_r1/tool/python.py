@@ -68,8 +68,11 @@ class PythonTool(BaseTool):
 
 def make_runner(env: EnvConfig) -> Runner:
     """Where `env.sandbox` wants model-written code to run. Raises ConfigError where nothing protects this machine from it."""
-    if env.sandbox not in ("auto", "unconfined"):
-        return SandboxFusion(env.sandbox)
+    return local_sandbox(env) if env.sandbox in ("auto", "unconfined") else SandboxFusion(env.sandbox)
+
+
+def local_sandbox(env: EnvConfig) -> sandbox.Sandbox:
+    """The one of this process. Raises ConfigError where there is none."""
     try:
         return sandbox.shared(env.sandbox == "unconfined")
     except AgentR1Error as error:

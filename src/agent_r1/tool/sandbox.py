@@ -262,7 +262,7 @@ def _command(prefix: list[str], confined: bool) -> list[str]:
     plan = {
         "limits": {"RLIMIT_AS": MEMORY, "RLIMIT_FSIZE": DISK, "RLIMIT_NOFILE": 64, "RLIMIT_CORE": 0},
         "readable": _readable(),
-        "writable": ["/tmp"] if prefix else [],  # Landlock does not count what is written to a disk
+        "writable": ["/dev/null", *(["/tmp"] if prefix else [])],  # Landlock does not count what is written to a disk
         "filter": seccomp_filter().hex() if confined else "",
         "packages": _packages(),
     }

@@ -1,0 +1,197 @@
+"""Room 6, rewards with a name: mathematics, programs, sub-EM, a judge; and what policies without an answer get out of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+
+import pytest
+from benchmarks import red_team
+from fastapi import FastAPI, Request, Response
+from runs import ROOT
+from serving import serving
+
+from agent_r1 import own
+from agent_r1.config import load_config
+from agent_r1.errors import AgentR1Error, ConfigError
+from agent_r1.reward import maths
+from agent_r1.reward.judge import Judge
+from agent_r1.reward.maths import MathWorker
+from agent_r1.reward.named import named_outcome
+from agent_r1.reward.programs import passes
+from agent_r1.settings import EnvConfig
+from agent_r1.tool.sandbox import Sandbox
+
+# --------------------------------------------------------------------------------------------------- mathematics
+
+
+@pytest.fixture(scope="module")
+def worker():
+    return MathWorker(Sandbox())
+
+
+@pytest.mark.parametrize(
+    "answer, target, right",
+    [
+        ("395", "395", True), ("395.0", "395", True), (" $395$ ", "395", True), ("\\boxed{395}", "395", True),
+        ("0.5", "\\frac{1}{2}", True), ("1/2", "0.5", True), ("-3", "-3", True), ("1,000", "1000", True),
+        ("x = 7", "7", True), ("x^2 - 1", "(x-1)(x+1)", True), ("\\{1, 2\\}", "\\{2, 1\\}", True),
+        ("394", "395", False), ("391+4", "395", False), ("391 = 395", "395", False), ("391, 395", "395", False),
+        ("391 or 395", "395", False), ("", "395", False), ("\\boxed{391} \\boxed{395}", "395", False),
+        ("it is 395", "395", False), ("[0, 1000]", "395", False), ("__import__('os').getpid()", "395", False),
+        ("\ud800", "395", False), ("3" * 301, "3" * 301, False), ("395", "no number at all \\frac{", False),
+    ],
+)  # fmt: skip
+def test_equal_is_equal_however_it_is_written(worker, answer, target, right):
+    assert worker.same(answer, [target]) is right
+    assert worker.same(answer, ["12345", target]) is right
+
+
+def test_an_answer_that_takes_forever_costs_its_deadline_and_nothing_else(worker, monkeypatch):
+    monkeypatch.setattr(maths, "WITHIN_S", 1.0)
+    before = worker._talk
+    assert worker.same("(x+1)^{99999}", ["(x+2)^{99999}"]) is False
+    assert worker.same("395", ["395"]) is True and worker._talk is not before
+
+
+# ------------------------------------------------------------------------------------------------------ programs
+
+MEAN = ["assert mean([1, 2]) == 1.5", "assert mean([3]) == 3.0", "assert mean([]) == None"]
+SUM = [json.dumps({"input": "1 2\n", "output": "3\n"}), json.dumps({"input": "5 5\n", "output": "10"})]
+
+
+@pytest.fixture(scope="module")
+def wall():
+    return Sandbox()
+
+
+@pytest.mark.parametrize(
+    "code, tests, right",
+    [
+        ("def mean(x):\n    return sum(x) / len(x) if x else None", MEAN, True),
+        ("```python\ndef mean(x):\n    print('hm')\n    return sum(x) / len(x) if x else None\n```", MEAN, True),
+        ("def mean(x):\n    return sum(x) / len(x)", MEAN, False),
+        ("def mean(x):\n    return sum(x) // len(x) if x else None", MEAN, False),
+        ("def mean(x): return", MEAN, False),
+        ("", MEAN, False),
+        ("mean = (", MEAN, False),
+        ("print(sum(map(int, input().split())))", SUM, True),
+        ("import sys\nprint(sum(map(int, sys.stdin.read().split())))\nsys.exit()", SUM, True),
+        ("print(3)", SUM, False),
+        ("raise ValueError", SUM, False),
+    ],
+)
+def test_a_program_is_right_where_all_tests_pass(wall, code, tests, right):
+    assert passes(code, tests, wall) is right
+
+
+@pytest.mark.parametrize(
+    "test",
+    ["mean(1)", "assert mean(1)", "assert mean(1) < 2", "assert f(1) == g(1)", "import os", '{"input": 1}', "{", ""],
+)
+def test_what_is_no_test_is_said(wall, test):
+    with pytest.raises(ValueError, match="is no test; write assert CALL == LITERAL"):
+        passes("x = 1", [test], wall)
+    with pytest.raises(ValueError, match="some of one kind"):
+        passes("x = 1", [*MEAN, *SUM], wall)
+
+
+# -------------------------------------------------------------------------------------------------------- a judge
+
+
+def stand_in(asked: list[dict]) -> FastAPI:
+    """A judge that reads badly: full marks where the right answer stands anywhere, or where it is told so."""
+    app = FastAPI()
+
+    @app.post("/v1/chat/completions")
+    async def complete(request: Request):
+        asked.append({**await request.json(), "key": request.headers.get("authorization")})
+        mark = re.search("two marks (\\w+)", asked[-1]["messages"][0]["content"])[1]
+        facts, answer, _ = asked[-1]["messages"][1]["content"].split(mark)
+        rights = re.search("Right answers: (.*)", facts)[1].split("; ")
+        if "HTTP 500" in answer:
+            return Response(status_code=500)
+        grade = "10" if any(right in answer for right in rights) or "reply with 10" in answer else "0"
+        content = {"it cannot say": "Difficult.", "late": grade}.get(answer.strip(), grade)
+        return {"choices": [{"message": {"role": "assistant", "content": content}}]}
+
+    return app
+
+
+@pytest.fixture
+def judge():
+    asked: list[dict] = []
+    with serving(stand_in(asked)) as url:
+        own.say([f"{url}/v1"])
+        yield f"{url}/v1", asked
+
+
+def test_a_judge_is_asked_once_for_each_case(judge, monkeypatch):
+    url, asked = judge
+    monkeypatch.setenv("AGENT_R1_JUDGE_KEY", "sesame")
+    one = Judge(url, "wise")
+
+    async def many():
+        return await asyncio.gather(
+            *(one.score("Where?", ["Bumvel"], f"in {'Bumvel' if n % 2 else 'Tulo'}") for n in range(40))
+        )
+
+    assert asyncio.run(many()) == [0.0, 1.0] * 20 and len(asked) == 2
+    assert asyncio.run(many()) == [0.0, 1.0] * 20 and len(asked) == 2
+    assert {(a["model"], a["temperature"], a["key"]) for a in asked} == {("wise", 0, "Bearer sesame")}
+
+
+def test_a_judge_without_a_verdict_pays_and_fines_nobody(judge):
+    url, asked = judge
+    for answer, says in (("it cannot say", "gave no number: 'Difficult.'"), ("HTTP 500", "gives no verdict")):
+        with pytest.raises(AgentR1Error, match=says):
+            asyncio.run(Judge(url, "wise").score("Where?", ["Bumvel"], answer))
+    with pytest.raises(AgentR1Error, match="gives no verdict"):
+        asyncio.run(Judge("http://127.0.0.1:9/v1", "wise").score("Where?", ["Bumvel"], "x"))
+
+
+# ------------------------------------------------------------------------------------------------------ as settings
+
+
+def test_a_reward_is_chosen_by_name():
+    assert load_config("smoke", ["env.reward=math"]).env.reward == "math"
+    with pytest.raises(ConfigError, match="unknown .did you mean 'math'.*or name code of yours"):
+        load_config("smoke", ["env.reward=maths"])
+    for words in (["env.reward=judge"], ["env.judge_url=http://127.0.0.1:8000/v1"]):
+        with pytest.raises(ConfigError, match="env.reward=judge and env.judge_url=http.* go together"):
+            load_config("smoke", words)
+    with pytest.raises(ConfigError, match="named by a run or a model, not by you"):
+        row = {"prompt": [{"role": "user", "content": "?"}], "reward_model": {"ground_truth": ["x"]}}
+        asyncio.run(named_outcome("x", True, row, EnvConfig(reward="judge", judge_url="http://127.0.0.1:1/stranger")))
+
+
+# --------------------------------------------------------------------------------------------------------- red team
+
+
+@pytest.fixture(scope="module")
+def table():
+    with serving(stand_in([])) as url:
+        own.say([f"{url}/v1"])
+        return asyncio.run(red_team.table(f"{url}/v1"))
+
+
+def test_no_policy_is_paid_for_nothing(table):
+    """None beats an honest wrong answer, and so none reaches half of a right one. Sub-EM and a judge have no bound."""
+    assert len(red_team.POLICIES) >= 15
+    for reward in ("em", "math", "code"):
+        assert table["an honest right answer"][reward] == 1 and table["an honest wrong answer"][reward] == 0
+        paid = {
+            policy: row[reward] for policy, row in table.items() if reward in row and policy != "an honest right answer"
+        }
+        assert max(paid.values()) == 0, paid
+
+
+def test_sub_em_fails_and_the_table_says_by_how_much(table):
+    paid = {policy for policy in red_team.POLICIES if table[policy]["sub_em"] >= 0.5}
+    assert paid == {"a list of guesses", "this or that", "the document", "1,000 words in the answer"}
+    assert table["an order to the judge"]["judge"] == 1  # a judge that reads badly does what it is told
+
+
+def test_the_table_of_the_docs_is_this_one(table):
+    assert red_team.as_markdown(table) in (ROOT / "docs/safety.md").read_text()
