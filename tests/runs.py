@@ -3,10 +3,12 @@ moment, and what a run directory holds, in a form that can be compared."""
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -197,3 +199,15 @@ def orphans(since: float) -> list[str]:
 def leftovers(folder: Path) -> list[str]:
     """What an interrupted stage may leave for a while: half-written files and folders."""
     return [str(path) for path in folder.rglob("*") if "part" in path.suffix or ".part" in path.name]
+
+
+def undocumented(keys) -> list[str]:
+    """Keys of metrics.jsonl that docs/metrics.md says nothing about."""
+    named = metric_patterns()
+    return sorted(key for key in keys if not any(fnmatch.fnmatchcase(key, name) for name in named))
+
+
+def metric_patterns() -> dict[str, str]:
+    """What docs/metrics.md names, and its letters: which engine writes it, and when."""
+    rows = re.findall(r"^\| (`.*?`) \| ([LV].*?) \|", (ROOT / "docs" / "metrics.md").read_text(), re.MULTILINE)
+    return {name: where for names, where in rows for name in re.findall(r"`([^`]+)`", names)}

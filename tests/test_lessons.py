@@ -342,3 +342,32 @@ def test_a_picture_is_what_the_code_draws(name):
     drawn, there = PICTURES[name](), (ROOT / "docs" / "images" / f"{name}.svg").read_text()
     assert drawn == there, "run python benchmarks/book_pictures.py"
     ElementTree.fromstring(drawn)
+
+
+# ------------------------------------------------------------------------------------------------- lessons 7 to 10
+
+
+def curve(name: str) -> list[dict]:
+    return [json.loads(line) for line in (LESSONS / f"{name}.jsonl").read_text().splitlines()]
+
+
+def test_the_bands_are_those_of_the_recorded_runs():
+    runs = {"smoke": curve("healthy"), "laptop": curve("laptop")}
+    for row in table("09-curves.md", "metric", "smoke, first 4").rows:
+        for column, said in list(row.items())[1:]:
+            name, part = column.split(", ")
+            chosen = runs[name][:4] if part == "first 4" else runs[name][-8:]
+            mean = sum(line[row["metric"].strip("`")] for line in chosen) / len(chosen)
+            assert said == pytest.approx(mean, abs=6e-4), (row["metric"], column)
+    assert curve("laptop")[0]["groups/zero_advantage"] == 7 / 16
+
+
+def test_the_collapse_is_the_recorded_run():
+    steps = {line["training/global_step"]: line for line in curve("collapsed")}
+    for row in table("09-curves.md", "step", "`reward/em`").rows:
+        for name, said in list(row.items())[1:]:
+            assert said == pytest.approx(steps[row["step"]].get(name.strip("`"), 0.0), abs=6e-4), (row["step"], name)
+    healthy = max(line["actor/ppo_kl"] for line in curve("healthy"))
+    text = (LESSONS / "09-curves.md").read_text()
+    assert f"largest is {healthy:.3f}" in text and f"has {curve('healthy')[0]['actor/ppo_kl']:.3f}" in text
+    assert max(line["groups/zero_advantage"] for line in steps.values()) == 1

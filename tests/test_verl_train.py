@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from runs import AGENT, TINY, environment, lines, main, orphans, prepare, processes_of
+from runs import AGENT, TINY, environment, lines, main, orphans, prepare, processes_of, undocumented
 
 from agent_r1.config import from_yaml
 from agent_r1.rollout import decoder
@@ -131,6 +131,7 @@ def test_grpo_in_bfloat16_stops_saves_and_goes_on_where_it_was(home):
         assert line["rollout/lost_episodes"] == 0
         assert {"critic/score/mean", "reward/em", "actor/ppo_kl", "tool_calls/mean", "timing_s/step"} <= line.keys()
         assert "actor/kl_loss" in line  # the reference model works, too
+        assert undocumented(line) == []  # docs/metrics.md
         # What dashboard and report read beyond the local loop's keys.
         assert {"timing_s/old_log_prob", "timing_s/ref", "perf/agent_tokens_per_s"} <= line.keys()
         assert step_times(line)["other"] >= 0
@@ -173,6 +174,7 @@ def test_ppo_on_two_ranks_learns_what_we_compute_until_its_servers_die(home):
         assert line["training/rollout_probs_diff_max"] < 1e-3  # in float32 the sampler agrees to the rounding
         assert "actor/rollout_is_weight" not in line  # so there is nothing to correct
         assert {"critic/vf_loss", "actor/reward_kl_penalty"} <= line.keys()
+        assert undocumented(line) == []
     assert loss != 0 and curve[1]["actor/pg_loss"] == pytest.approx(loss, abs=1e-5)
     assert curve[1]["actor/grad_norm"] == pytest.approx(norm, rel=1e-3)
     a = from_yaml(run / "config.yaml").actor
