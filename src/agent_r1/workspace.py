@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent_r1 import hub, own
+from agent_r1 import hub, own, packages
 from agent_r1.config import Config, fingerprint, own_names
 from agent_r1.data.build import build
 from agent_r1.data.rows import read_manifest, read_rows, verify
@@ -65,15 +65,25 @@ class Workspace:
 
     @property
     def fetched(self) -> Path:
-        """What is known of the start model, if it is one of the hub: see `_fetch_model`."""
-        return self.root / "artifacts" / f"model-{re.sub('[/@]', '--', self.config.model.path)}"
+        """The start model that a package was converted into; or what is known of one of the hub: see `_fetch_model`."""
+        path = self.config.model.path
+        if packages.is_name(path):
+            made_of = fingerprint(packages.described(path), packages.tools_template())
+            return self.root / "artifacts" / f"model-{path.removeprefix(packages.PREFIX)}-{made_of}"
+        return self.root / "artifacts" / f"model-{re.sub('[/@]', '--', path)}"
 
     @property
     def start_model(self) -> Path:
         """The model that RL starts from."""
+        c = self.config
+        return self.cold_start if c.model.path is None or c.cold_start.warm_steps else self.pretrained
+
+    @property
+    def pretrained(self) -> Path:
+        """The folder of `model.path`."""
         path = self.config.model.path
-        if path is None:
-            return self.cold_start
+        if packages.is_name(path):
+            return self.fetched
         if not hub.is_name(path):
             return Path(path)
         manifest = self.fetched / "manifest.json"
@@ -247,7 +257,8 @@ def needed(path: Path, command: str, config: Config) -> Path:
 
 
 def check_local_model(path: str) -> None:
-    if not Path(path).is_dir():
+    """Raises AgentR1Error where a folder is named that is not there."""
+    if not Path(path).is_dir() and not hub.is_name(path) and not packages.is_name(path):
         raise AgentR1Error(
             f"there is no model at model.path={path}; set it to a folder in Hugging Face's format, or to a name on the hub"
         )

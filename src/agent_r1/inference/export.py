@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from agent_r1 import packages
 from agent_r1.config import Config, to_yaml
 from agent_r1.errors import AgentR1Error
 from agent_r1.files import read_jsonl, whole
@@ -189,7 +190,7 @@ It came without its run: how it was trained, and how well it does, is not known 
 """
 CARD = """
 A language model that was trained to act in turns: it calls a tool ({tools}), reads the result, acts again, answers.
-Algorithm {algorithm}, {steps} steps, preset {preset}, seed {seed}; it started from {start}.
+Algorithm {algorithm}, {steps} steps, preset {preset}, seed {seed}; it started from {start}.{package}
 
 {evaluation}
 
@@ -206,6 +207,7 @@ The chat template in this folder is the one that the model was trained with.
 
     {command}
 """
+PACKAGED = " That is {origin} (licence: {licence}), out of a Python package; its weights: {weights}."
 SHOWN = (
     *("dataset", "split", "n", "score_name", "score", "em", "em_ci95", "f1"),
     *("mean_tool_calls", "truncated_rate", "retriever", "hardware"),
@@ -226,6 +228,7 @@ def _card(checkpoint: Path, config: Config | None, gap: str, tokens: int) -> str
         tools=", ".join(config.env.tools) or "none",
         algorithm=config.algorithm, steps=config.trainer.steps, preset=config.preset, seed=config.seed,
         start=config.model.path or "a cold start of a tiny model made from nothing",
+        package=PACKAGED.format(**package) if (package := packages.described(config.model.path)) else "",
         evaluation="\n".join(table) if measured else "This checkpoint was not evaluated.",
         command=train_command(config),
     )  # fmt: skip

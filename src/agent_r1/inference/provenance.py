@@ -14,7 +14,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from agent_r1 import __version__
+from agent_r1 import __version__, packages
 from agent_r1.config import Config, fingerprint, load_config, preset_names
 from agent_r1.device import describe_machine
 from agent_r1.files import sha256
@@ -32,6 +32,7 @@ def provenance(config: Config, model: Path) -> dict[str, Any]:
         "model_revision": _revision(model),
         "start_model": config.model.path or workspace.cold_start.name,
         "start_model_revision": _revision(workspace.start_model),
+        "start_model_package": packages.described(config.model.path),
         "data": workspace.data.name,
         "data_revision": data.get("dataset") or sources or None,
         "data_hash": fingerprint(data.get("files")),
@@ -65,7 +66,8 @@ def code_version() -> dict[str, Any]:
 
 def _index(config: Config, workspace: Workspace, data: dict[str, Any]) -> dict[str, Any]:
     """Encoder, corpus and kind; the hash is of the vectors. A service's own files are not here to be hashed."""
-    facts = {"encoder": config.search.encoder, "corpus_sha256": data.get("files", {}).get("corpus.jsonl")}
+    facts = {"encoder": config.search.encoder, "encoder_package": packages.described(config.search.encoder)}
+    facts |= {"corpus_sha256": data.get("files", {}).get("corpus.jsonl")}
     if config.search.foreign:
         return {"service": config.search.url}
     if config.search.url:

@@ -29,6 +29,7 @@ import torch.nn.functional as F
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from agent_r1.errors import AgentR1Error
 
@@ -103,6 +104,8 @@ class Decoder(nn.Module):
     def __init__(self, shape: DecoderShape):
         super().__init__()
         self.shape = shape
+        self.recompute = False
+        """Gradient checkpointing: see `trainer.recompute`."""
         self.embed = nn.Embedding(shape.vocab_size, shape.hidden_size)
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
         self.norm = nn.RMSNorm(shape.hidden_size, eps=shape.rms_norm_eps)
@@ -115,8 +118,10 @@ class Decoder(nn.Module):
         """Hidden states [B, T, D] after the last norm. `positions_BT` count from 0 within each sequence."""
         x = self.embed(ids_BT)
         rope = self.cos[positions_BT].unsqueeze(1), self.sin[positions_BT].unsqueeze(1)
+        again = self.recompute and torch.is_grad_enabled()
         for layer, block in enumerate(self.blocks):
-            x = block(x, rope, layer, attention)
+            read = x, rope, layer, attention
+            x = checkpoint(block, *read, use_reentrant=False) if again else block(*read)
         return self.norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:

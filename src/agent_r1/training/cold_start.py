@@ -34,7 +34,7 @@ from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.decoder import Decoder
 from agent_r1.rollout.episode import AgentEnvLoop, Task, derive_seed, run_episodes
 from agent_r1.rollout.rows import Batch, TrainingRow, collate, trajectory_rows
-from agent_r1.training.forward import action_logprobs, micro_batches
+from agent_r1.training.forward import action_logprobs, autocast, micro_batches
 from agent_r1.training.learner import optimize
 from agent_r1.training.other_names import NAME, OtherNames, RenamedSearch, renamed
 from agent_r1.types import Generation, Policy, Row, Sampling, StopReason
@@ -187,6 +187,17 @@ def demonstrations(
     return copy_rows, [row for play in "12" for row in demonstrate(mixed, behaviours, loop, seed, f"mix-{play}")]
 
 
+def some_of_each(rows: list[Row], tokens: int) -> list[Row]:
+    """As many questions, in any order, as give demonstrations of `tokens` tokens and more; of TinyHop's few that take one hop."""
+    easy = [row for row in rows if row["extra_info"].get("kind") == "1-hop"]
+    mixed = [row for row in rows if row["extra_info"].get("kind") != "1-hop"] + easy[::5]
+    return random.Random(0).sample(mixed, min(len(mixed), tokens // SHORTEST + 1))
+
+
+SHORTEST = 128
+"""Tokens of a demonstration, at least: the tools' schemas and two turns."""
+
+
 def renamed_demonstrations(
     rows: list[Row],
     names: list[str],
@@ -262,17 +273,20 @@ def clone(
     lr: float,
     seed: int,
     on_step: Callable[[int, float], None],
+    dtype: torch.dtype = torch.float32,
 ) -> None:
     """Supervised learning on the action tokens of `rows`: mean cross-entropy, AdamW, warm-up and linear decay."""
     batch = collate(rows)
+    device = model.embed.weight.device
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.98), weight_decay=0.01, fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min(1.0, (step + 1) / 20) * max(0.05, 1 - step / steps)
     )
     batches = _endless_batches(batch, tokens, seed)
     for step in range(steps):
-        part = batch[next(batches)]
-        logprobs_BT, _ = action_logprobs(model, part)
+        part = batch[next(batches)].to(device)
+        with autocast(dtype, device):
+            logprobs_BT, _ = action_logprobs(model, part)
         loss = -logprobs_BT.sum() / part.mask_BT.sum()
         loss.backward()
         optimize(model, optimizer, 1.0, f"cold start, step {step + 1}: the model")

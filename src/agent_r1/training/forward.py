@@ -1,8 +1,8 @@
 """The forward pass of learning: log-probabilities, entropies and values at the action tokens of a batch.
 
-Cold start, policy loss, reference model and critic all read a batch through these functions. Two savings, both exact:
-logits are computed at action positions only (the vocabulary projection is the widest product of a small model), and
-rows are cut into micro-batches of similar length, so that little is padding.
+Cold start, policy loss, reference model and critic all read a batch through these functions. Three savings, all exact:
+logits are computed at action positions only (the vocabulary projection is the widest product of a small model), those of a
+large vocabulary in chunks, and rows are cut into micro-batches of similar length, so that little is padding.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from agent_r1.rollout.decoder import Decoder, causal_attention
 from agent_r1.rollout.rows import Batch
@@ -37,10 +38,27 @@ def action_logprobs(
     asked for: it takes as much memory as the logits, and the sampler has it for free.
     """
     hidden_AD, where = _before_actions(model, batch)
-    logprobs_AV = F.log_softmax(model.logits(hidden_AD).float() / temperature, dim=-1)
-    chosen_A = logprobs_AV.gather(1, batch.ids_BT[where][:, None])[:, 0]
-    entropy_A = -(logprobs_AV.exp() * logprobs_AV).sum(dim=-1) if entropy else None
-    return _scatter(chosen_A, where), None if entropy_A is None else _scatter(entropy_A, where)
+    chosen_A = batch.ids_BT[where]
+
+    def read_off(hidden_CD: Tensor, chosen_C: Tensor) -> tuple[Tensor, Tensor | None]:
+        logprobs_CV = F.log_softmax(model.logits(hidden_CD).float() / temperature, dim=-1)
+        entropy_C = -(logprobs_CV.exp() * logprobs_CV).sum(dim=-1) if entropy else None
+        return logprobs_CV.gather(1, chosen_C[:, None])[:, 0], entropy_C
+
+    chunk = max(1, LOGITS // model.shape.vocab_size)
+    if len(chosen_A) <= chunk:
+        parts = [read_off(hidden_AD, chosen_A)]
+    else:  # the logits of one chunk at a time, in the backward pass again
+        chunks = zip(hidden_AD.split(chunk), chosen_A.split(chunk), strict=True)
+        parts = [checkpoint(read_off, *pair, use_reentrant=False) for pair in chunks]
+    logprobs_A, entropy_A = (
+        torch.cat(column) if column[0] is not None else None for column in zip(*parts, strict=True)
+    )
+    return _scatter(logprobs_A, where), None if entropy_A is None else _scatter(entropy_A, where)
+
+
+LOGITS = 1 << 24
+"""Logits at a time: 64 MiB in float32. All of a tiny model's fit; of a vocabulary of 150,000 those of 111 tokens do."""
 
 
 def action_values(critic: Critic, batch: Batch) -> Tensor:

@@ -27,7 +27,7 @@ from typing import Any
 from agent_r1 import hub, own
 from agent_r1.config import Config, fingerprint, from_yaml, own_names, to_yaml, what_counts
 from agent_r1.device import resolve_device
-from agent_r1.errors import AgentR1Error
+from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.files import locked, remove, write_whole
 from agent_r1.rollout import decoder
 from agent_r1.rollout.chat_format import ChatFormat
@@ -145,6 +145,8 @@ def run_training(
         device, dtype = resolve_device(config.trainer)
         critic = config.critic if config.algorithm in WITH_CRITIC else None
         learner = start_learner(run, fingerprint(config), start_model, config.actor, critic, device)
+        for network in filter(None, (learner.actor, learner.critic and learner.critic.trunk)):
+            network.recompute = config.trainer.recompute
         reference = decoder.load(start_model, device) if config.actor.kl_coef else None
         chat = load_chat(start_model)
         run.metrics.truncate_after(learner.step)
@@ -313,7 +315,7 @@ def _first_difference(old: Config, new: Config) -> str:
 def start_model(config: Config) -> Path:
     """The folder of the model that RL starts from. Raises AgentR1Error when it is not there."""
     path, workspace = config.model.path, Workspace.of(config)
-    if path and not hub.is_name(path):
+    if path:
         check_local_model(path)
     data_folder(config)  # the first that is missing is the one to name
     if needs_index(config):
@@ -329,7 +331,11 @@ def check_start_model(config: Config) -> None:
     if trouble := hub.damage(model):
         raise AgentR1Error(f"this model cannot be trained: {trouble}")
     if config.engine == "local":
-        decoder.read_shape(model)
+        longest = decoder.read_shape(model).max_position
+        if config.rollout.max_context > longest:
+            raise ConfigError(
+                f"rollout.max_context={config.rollout.max_context} is more than the model's {longest} positions"
+            )
     chat = ChatFormat(load_tokenizer(model))
     if config.env.tools:
         chat.check_tools()

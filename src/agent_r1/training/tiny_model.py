@@ -130,7 +130,10 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
         if type(error) is not Exception:
             raise
         raise OSError(errno.EIO, str(error)) from None  # the tokenizers library says a bare "Exception" to a full disk
-    if type(tokenizer) is PreTrainedTokenizerFast:  # a real Qwen tokenizer needs, and has, its own class
+    config = folder / "config.json"
+    family = json.loads(config.read_text()).get("model_type") if config.is_file() else "qwen2"
+    # A real Qwen tokenizer needs, and has, its own class; and of a Llama transformers takes the class that is named.
+    if type(tokenizer) is PreTrainedTokenizerFast and family == "qwen2":
         path = folder / "tokenizer_config.json"
         config = json.loads(path.read_text()) | {"tokenizer_class": "PreTrainedTokenizerFast", "auto_map": [None, None]}
         path.write_text(json.dumps(config, indent=2) + "\n")
