@@ -18,6 +18,7 @@ import pytest
 import torch
 from filelock import FileLock
 
+from agent_r1.choices import WITH_CRITIC
 from agent_r1.config import Config, load_config
 from agent_r1.data.build import build
 from agent_r1.data.rows import read_rows
@@ -28,7 +29,7 @@ from agent_r1.rollout.episode import AgentEnvLoop, Limits, Task
 from agent_r1.search.encoders import make_encoder
 from agent_r1.search.index import PassageIndex, build_index
 from agent_r1.search.searcher import Searcher
-from agent_r1.settings import WITH_CRITIC, DataConfig, ModelConfig
+from agent_r1.settings import DataConfig, ModelConfig
 from agent_r1.tool import BaseTool, make_tools
 from agent_r1.training.cold_start import Demonstrator, clone, demonstrate, tokenizer_texts
 from agent_r1.training.learner import Learner, make_learner

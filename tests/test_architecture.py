@@ -18,7 +18,20 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "src" / "agent_r1"
 
 STOREYS = {
-    "ground": ("types", "config", "settings", "errors", "files", "ui", "device", "sizes", "hub", "packages", "own"),
+    "ground": (
+        "types",
+        "config",
+        "settings",
+        "choices",
+        "errors",
+        "files",
+        "ui",
+        "device",
+        "sizes",
+        "hub",
+        "packages",
+        "own",
+    ),
     "task": ("data", "search", "tool", "env", "reward", "worlds", "workspace"),
     "learner": ("rollout", "training"),
     "around": ("verl_engine", "inference", "inspect"),

@@ -19,6 +19,7 @@ from conftest import ScriptedPolicy, call
 from qa_files import hotpotqa, hub_form, musique, twowiki, write_json, write_jsonl
 from runs import main, tree
 
+from agent_r1.choices import DATASETS as SETTING
 from agent_r1.config import fingerprint, load_config
 from agent_r1.data import corpora
 from agent_r1.data.build import build
@@ -33,7 +34,6 @@ from agent_r1.rollout.evaluate import eval_card
 from agent_r1.search.encoders import make_encoder
 from agent_r1.search.index import PassageIndex, build_index
 from agent_r1.search.searcher import Searcher
-from agent_r1.settings import DATASETS as SETTING
 from agent_r1.settings import DataConfig
 from agent_r1.tool import make_tools
 from agent_r1.types import Sampling

@@ -18,12 +18,13 @@ import torch
 from conftest import VOCAB, micro_config, random_model, run_training_loop
 from test_verl_compose import composed, smoke
 
+from agent_r1.choices import WITH_CRITIC, LossAggregation
 from agent_r1.config import ALGORITHMS
 from agent_r1.env import ENVIRONMENTS, HermesToolEnv
 from agent_r1.errors import AgentR1Error
 from agent_r1.rollout import decoder
 from agent_r1.rollout.rows import TrainingRow, collate
-from agent_r1.settings import WITH_CRITIC, AdvantageConfig, LossAggregation
+from agent_r1.settings import AdvantageConfig
 from agent_r1.training.estimators import get_estimator
 from agent_r1.training.forward import action_logprobs, micro_batches
 from agent_r1.training.learner import linear_decay

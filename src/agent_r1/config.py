@@ -20,17 +20,9 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from agent_r1 import hub, own, packages
+from agent_r1.choices import DATASETS, IN_GROUPS, WITH_CRITIC, Algorithm, Engine
 from agent_r1.errors import ConfigError, nearest
-from agent_r1.settings import (
-    DATASETS,
-    IN_GROUPS,
-    WITH_CRITIC,
-    Algorithm,
-    Config,
-    Engine,
-    InFingerprintIfChanged,
-    OutsideFingerprint,
-)
+from agent_r1.settings import Config, InFingerprintIfChanged, OutsideFingerprint
 from agent_r1.sizes import check_context, find_gpu, known_model
 
 ALGORITHMS, ENGINES = get_args(Algorithm), get_args(Engine)

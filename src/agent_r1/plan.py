@@ -21,9 +21,9 @@ from __future__ import annotations
 
 import math
 
+from agent_r1.choices import WITH_CRITIC
 from agent_r1.config import Config, to_yaml
 from agent_r1.errors import AgentR1Error
-from agent_r1.settings import WITH_CRITIC
 from agent_r1.sizes import GIB, Gpu, Shape, check_context, find_gpu, find_shape
 
 # ------------------------------------------------------------------------------------------------------- what is assumed

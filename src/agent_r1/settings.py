@@ -6,92 +6,29 @@ one another. pydantic refuses unknown names, wrong types and values that lie out
 
 from __future__ import annotations
 
-import re
-import shlex
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt
 
-from agent_r1.errors import nearest
+from agent_r1.choices import (
+    Algorithm,
+    AtLeast1,
+    DataName,
+    Engine,
+    KlEstimator,
+    LearningRate,
+    LossAggregation,
+    Own,
+    Ratio,
+    RewardName,
+    SandboxPlace,
+    Seconds,
+    Server,
+    ServerName,
+    Share,
+    Shares,
+)
 from agent_r1.own import is_own
-
-AtLeast1 = Annotated[int, Field(ge=1)]
-Share = Annotated[float, Field(ge=0, le=1)]
-LearningRate = Annotated[float, Field(ge=0, le=1)]
-Seconds = Annotated[float, Field(ge=0.01)]
-
-
-def _startable(place: str) -> str:
-    if not re.match(r"https?://\S+$", place) and not shlex.split(place):  # raises ValueError for an open quotation mark
-        raise ValueError("give the command that starts the server, or its URL")
-    return place
-
-
-def _sandbox(place: str) -> str:
-    if place not in ("auto", "unconfined") and not re.fullmatch(r"https?://[^/\s]+/?", place):
-        raise ValueError(
-            "choose auto or unconfined, or give the address of a SandboxFusion server, as http://127.0.0.1:8080"
-        )
-    return place
-
-
-ServerName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]
-Server = Annotated[str, AfterValidator(_startable)]
-"""A command line or a URL."""
-
-
-def _some_share(shares: dict[str, float]) -> dict[str, float]:
-    if sum(shares.values()) == 0:
-        raise ValueError("one share must be more than 0")
-    return shares
-
-
-def _known_or_own(name: str) -> str:
-    if name not in DATASETS and not is_own(name):
-        raise ValueError(
-            f"unknown{nearest(name, DATASETS)}; choose from {', '.join(DATASETS)}, or name code of yours as FILE.py:FUNCTION"
-        )
-    return name
-
-
-DataName = Annotated[str, AfterValidator(_known_or_own)]
-
-
-def _own(name: str) -> str:
-    if not is_own(name):
-        raise ValueError("this is code of yours, and named as FILE.py:NAME or MODULE:NAME")
-    return name
-
-
-Own = Annotated[str, AfterValidator(_own)]
-"""The name of code of one's own: see own.py."""
-
-
-def _known_reward(name: str) -> str:
-    if name not in REWARDS and not is_own(name):
-        raise ValueError(
-            f"unknown{nearest(name, REWARDS)}; choose from {', '.join(REWARDS)}, or name code of yours as FILE.py:FUNCTION"
-        )
-    return name
-
-
-RewardName = Annotated[str, AfterValidator(_known_reward)]
-
-Shares = Annotated[dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]], AfterValidator(_some_share)]
-"""How much there is of each kind; only the proportions count. A layer above replaces the whole table."""
-
-Algorithm = Literal[
-    "grpo", "ppo", "rloo", "reinforce++", "reinforce++-baseline", "remax", "steppo", "gigpo"
-]  # fmt: skip
-WITH_CRITIC = ("ppo", "steppo")
-IN_GROUPS = ("grpo", "rloo", "reinforce++-baseline", "gigpo")
-"""These compare the samples of a prompt, and need two or more."""
-Engine = Literal["local", "verl"]
-DATASETS = ("tinyhop", "hotpotqa", "hotpotqa-fullwiki", "twowiki", "musique", "rows")
-REWARDS = ("math", "code", "sub_em", "judge")
-LossAggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
-KlEstimator = Literal["k1", "k2", "k3"]
-Ratio = Literal["token", "step", "sequence"]
 
 # `config.fingerprint` names folders in artifacts/ after settings, and guards `--resume`. These two say what it leaves out.
 T = TypeVar("T")
@@ -179,7 +116,7 @@ class EnvConfig(Section):
     """MCP servers: NAME=COMMAND, which is started (no shell reads it), or NAME=http://HOST:PORT/mcp."""
     mcp_per_episode: InFingerprintIfChanged[list[str]] = []
     """Those of them with which each episode opens a session of its own, because they remember."""
-    sandbox: OutsideFingerprint[Annotated[str, AfterValidator(_sandbox)]] = "auto"
+    sandbox: OutsideFingerprint[SandboxPlace] = "auto"
     """Where model-written code runs. auto: confined by this machine's kernel, or refused where it cannot (docs/safety.md) |
     http://HOST:PORT of a SandboxFusion server | unconfined: with your rights, over your files."""
     max_turns: AtLeast1 = 5

@@ -20,11 +20,12 @@ from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from agent_r1.choices import REWARDS
 from agent_r1.env.base import INVALID, BaseToolEnv, Outcome
 from agent_r1.reward.named import named_outcome
 from agent_r1.reward.own import own_outcome
 from agent_r1.reward.qa import qa_outcome
-from agent_r1.settings import REWARDS, EnvConfig
+from agent_r1.settings import EnvConfig
 from agent_r1.tool.base import BaseTool, ToolCall, ToolResult
 from agent_r1.types import Message, StopReason
 

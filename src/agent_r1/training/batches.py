@@ -12,10 +12,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from agent_r1.choices import IN_GROUPS
 from agent_r1.errors import AgentR1Error
 from agent_r1.rollout.episode import derive_seed
 from agent_r1.rollout.rows import Batch
-from agent_r1.settings import IN_GROUPS
 from agent_r1.types import Row, Trajectory
 
 

@@ -23,9 +23,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from agent_r1.choices import Algorithm
 from agent_r1.errors import ConfigError, nearest
 from agent_r1.rollout.rows import Batch
-from agent_r1.settings import AdvantageConfig, Algorithm
+from agent_r1.settings import AdvantageConfig
 from agent_r1.training.advantages import (
     Estimator,
     _gae,

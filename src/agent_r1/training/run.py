@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1 import hub, own
+from agent_r1.choices import WITH_CRITIC
 from agent_r1.config import Config, fingerprint, from_yaml, own_names, to_yaml, what_counts
 from agent_r1.device import resolve_device
 from agent_r1.errors import AgentR1Error, ConfigError
@@ -36,7 +37,7 @@ from agent_r1.rollout.evaluate import evaluate
 from agent_r1.rollout.records import question_of, step_records, training_records, write_rollouts
 from agent_r1.rollout.rows import Batch
 from agent_r1.rollout.sampler import LocalPolicy
-from agent_r1.settings import WITH_CRITIC, ActorConfig, CriticConfig, RolloutConfig, TrainerConfig
+from agent_r1.settings import ActorConfig, CriticConfig, RolloutConfig, TrainerConfig
 from agent_r1.tool import BaseTool
 from agent_r1.training.checkpoint import list_checkpoints, read_checkpoint, refuse_weights, save_checkpoint
 from agent_r1.training.dashboard import Dashboard

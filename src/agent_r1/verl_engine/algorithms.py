@@ -19,9 +19,10 @@ from verl.trainer.ppo.core_algos import register_adv_est, register_policy_loss
 from verl.workers.engine import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
+from agent_r1.choices import IN_GROUPS, Ratio
 from agent_r1.errors import AgentR1Error
 from agent_r1.rollout.rows import Batch
-from agent_r1.settings import IN_GROUPS, AdvantageConfig, Ratio
+from agent_r1.settings import AdvantageConfig
 from agent_r1.training.estimators import ESTIMATORS
 from agent_r1.training.learner import linear_decay
 from agent_r1.training.losses import aggregate_loss, policy_loss

@@ -21,9 +21,9 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from agent_r1.choices import WITH_CRITIC
 from agent_r1.config import Config
 from agent_r1.errors import AgentR1Error
-from agent_r1.settings import WITH_CRITIC
 from agent_r1.verl_engine import VERL
 
 KL_NAMES = {"k1": "k1", "k2": "k2", "k3": "low_var_kl"}
