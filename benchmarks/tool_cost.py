@@ -1,4 +1,4 @@
-"""What does a tool call cost beside the tool's own work? Of a function, a batch, and an MCP server, and of the SDK alone.
+"""What does a tool call cost beside the tool's own work? Of a function, a batch, a program in the sandbox, an MCP server, the SDK.
 
     PYTHONPATH=src .venv/bin/python benchmarks/tool_cost.py [--calls 2000] [--at-once 64]
 
@@ -92,6 +92,14 @@ def main() -> None:
         print(f"| ms a call | one by one | cpu | {a.at_once} at once | cpu |\n| --- | --- | --- | --- | --- |")
         for name in ("in_the_loop", "in_a_thread", "in_a_batch", "remote"):
             show(name, *(asyncio.run(spent(through(name), a.calls, n)) for n in (1, a.at_once)))
+        program = ToolCall("python", {"code": "print(6 * 7)"})
+        sandboxed = make_tools(["python"])
+        few = a.calls // 10
+
+        async def run() -> None:
+            assert (await call_tool(sandboxed, program, 60, 1000)).content == "42"
+
+        show("python, in its sandbox", *(asyncio.run(spent(run, few, n)) for n in (1, a.at_once)))
         session = tools["remote"].session
         show("asked directly", *(session.ask(lambda c, n=n: directly(c, n)).result() for n in (1, a.at_once)))
 

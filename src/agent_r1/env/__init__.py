@@ -2,7 +2,8 @@
 
 An environment shows observations (chat messages), takes actions (the agent's turns) and pays rewards. `base.py` holds
 the interface `AgentEnv` and `BaseToolEnv`, the environment of everything that is driven by tool calls; `hermes.py`
-fills it in for `<tool_call>` and `<answer>` tags. On top of that stand worlds of one's own (`world.py`): a plain class whose
+fills it in for `<tool_call>` and `<answer>` tags, and `retool.py`, `mathtir.py`, `react.py` and `harmony.py` for other
+dialects. On top of that stand worlds of one's own (`world.py`): a plain class whose
 methods are the tools (`methods.py`), and any server that speaks OpenEnv (`openenv.py`).
 
 Rows choose an environment by their `agent_name`, which is `env.name`. docs/tutorial/your-own-environment.md writes one.
@@ -16,9 +17,13 @@ from typing import Any
 
 from agent_r1 import own
 from agent_r1.env.base import INVALID, AgentEnv, BaseToolEnv, Outcome
+from agent_r1.env.harmony import HarmonyEnv
 from agent_r1.env.hermes import HermesToolEnv
+from agent_r1.env.mathtir import MathTirEnv
 from agent_r1.env.methods import as_environment
 from agent_r1.env.openenv import OpenEnv
+from agent_r1.env.react import ReActEnv
+from agent_r1.env.retool import ReToolEnv
 from agent_r1.errors import ConfigError, nearest
 from agent_r1.settings import EnvConfig
 from agent_r1.tool import BaseTool
@@ -39,6 +44,11 @@ __all__ = [
 
 ENVIRONMENTS: dict[str, Callable[[dict[str, BaseTool], EnvConfig], AgentEnv]] = {
     "hermes": HermesToolEnv,
+    "nous": HermesToolEnv,
+    "retool": ReToolEnv,
+    "mathtir": MathTirEnv,
+    "react": ReActEnv,
+    "harmony": HarmonyEnv,
     "openenv": OpenEnv,
 }
 

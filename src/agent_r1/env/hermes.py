@@ -18,6 +18,7 @@ import math
 import re
 from collections.abc import Awaitable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 from agent_r1.choices import REWARDS
@@ -29,7 +30,20 @@ from agent_r1.settings import EnvConfig
 from agent_r1.tool.base import BaseTool, ToolCall, ToolResult
 from agent_r1.types import Message, StopReason
 
-_TAG = re.compile(r"<(/?)(think|tool_call|answer|tool_response)>")
+
+@dataclass(frozen=True)
+class Tags:
+    """What calls and results are called; thoughts and answers are called so in every dialect of tags."""
+
+    call: str = "tool_call"
+    result: str = "tool_response"
+
+    @cached_property
+    def pattern(self) -> re.Pattern[str]:
+        return re.compile(f"<(/?)(think|{self.call}|answer|{self.result})>")
+
+
+HERMES = Tags()
 
 
 @dataclass(frozen=True)
@@ -41,7 +55,7 @@ class Part:
     closed: bool = True
 
 
-def split_turn(text: str) -> list[Part]:
+def split_turn(text: str, tags: Tags = HERMES) -> list[Part]:
     """The parts of a turn in order, their tags left out.
 
     Whatever opens first holds everything up to its own closing tag, or to the end of the turn: a call or an answer
@@ -49,9 +63,9 @@ def split_turn(text: str) -> list[Part]:
     was closed was never closed. A closing tag that closes nothing, and `<tool_response>`, are text.
     """
     parts: list[Part] = []
-    kind, start = "text", 0
-    for tag in _TAG.finditer(text):
-        opens, name = not tag[1], tag[2]
+    kind, start, kinds = "text", 0, {tags.call: "tool_call", tags.result: "tool_response"}
+    for tag in tags.pattern.finditer(text):
+        opens, name = not tag[1], kinds.get(tag[2], tag[2])
         if kind == "text" and (not opens or name == "tool_response"):
             continue
         if kind != "text" and (name != kind or (opens and kind == "think")):
@@ -62,33 +76,39 @@ def split_turn(text: str) -> list[Part]:
     return [part for part in parts if part.text or part.kind != "text"]
 
 
-def answer_of(text: str) -> str | None:
+def answer_of(text: str, tags: Tags = HERMES) -> str | None:
     """What the last closed `<answer>` of a turn holds, without surrounding blanks; None if there is none, or only blanks.
 
     Give it the agent's last turn only: the system prompt has an example, and a retrieved document may claim anything.
     """
-    answers = [part.text.strip() for part in split_turn(text) if part.kind == "answer" and part.closed]
+    answers = [part.text.strip() for part in split_turn(text, tags) if part.kind == "answer" and part.closed]
     return (answers or [""])[-1] or None
 
 
-def is_well_formed(text: str) -> bool:
+def is_well_formed(text: str, tags: Tags = HERMES) -> bool:
     """Whether a last turn is `(<think>...</think>)* <answer>something</answer>` and then nothing but blanks.
 
     Plain text may stand before and between the tags. So: one non-empty answer, closed thoughts before it, no tag inside
     of either, no call beside it (nobody would run it), and no `<tool_response>`, which only a tool may write.
     """
-    tags = [tag[0] for tag in _TAG.finditer(text)]
-    thoughts, answer = tags[:-2], tags[-2:]
+    found = [tag[0] for tag in tags.pattern.finditer(text)]
+    thoughts, answer = found[:-2], found[-2:]
     return (
         answer == ["<answer>", "</answer>"]
         and thoughts == ["<think>", "</think>"] * (len(thoughts) // 2)
         and text.rstrip().endswith("</answer>")
-        and answer_of(text) is not None
+        and answer_of(text, tags) is not None
     )
 
 
 class HermesToolEnv(BaseToolEnv):
-    """Question answering with tools. The outcome is exact match, less a penalty for a malformed ending."""
+    """Question answering with tools. The outcome is exact match, less a penalty for a malformed ending.
+
+    Another dialect overrides `extract_tool_calls`, `format_tool_response` and `answer_in` (retool.py, mathtir.py, react.py,
+    harmony.py).
+    """
+
+    tags = HERMES
 
     def __init__(self, tools: dict[str, BaseTool], config: EnvConfig):
         super().__init__(tools, config)
@@ -96,15 +116,19 @@ class HermesToolEnv(BaseToolEnv):
         """Calls that were paid for."""
 
     def extract_tool_calls(self, text: str) -> list[ToolCall]:
-        return [parse_call(part.text, part.closed) for part in split_turn(text) if part.kind == "tool_call"]
+        return [parse_call(part.text, part.closed) for part in split_turn(text, self.tags) if part.kind == "tool_call"]
 
     def format_tool_response(self, calls: list[ToolCall], results: list[ToolResult]) -> list[Message]:
         # The chat template wraps each message of role `tool` into <tool_response> tags, inside one user turn.
         return [{"role": "tool", "content": result.content} for result in results]
 
+    def answer_in(self, text: str) -> tuple[str | None, bool]:
+        """The answer in a turn (None: there is none), and whether all of the turn is as a last one should be."""
+        return answer_of(text, self.tags), is_well_formed(text, self.tags)
+
     def stop(self, text: str, calls: list[ToolCall]) -> StopReason | None:
         # An answer ends the episode even beside a call: the agent must not answer and search in one breath.
-        if answer_of(text) is not None:
+        if self.answer_in(text)[0] is not None:
             return StopReason.ANSWERED
         return None if calls else StopReason.NO_ANSWER
 
@@ -120,7 +144,7 @@ class HermesToolEnv(BaseToolEnv):
     def outcome(self, stop_reason: StopReason) -> Outcome | Awaitable[Outcome]:
         targets = list(self.row["reward_model"]["ground_truth"])
         last = (self.final_turn or "") if stop_reason is StopReason.ANSWERED else ""
-        answer, closed, penalty = answer_of(last), is_well_formed(last), self.config.format_penalty
+        (answer, closed), penalty = self.answer_in(last), self.config.format_penalty
         if self.config.reward in REWARDS:
             return self._named(answer, closed)
         if self.config.reward:
@@ -164,6 +188,17 @@ def _thought(text: str) -> str:
 
 
 # ----------------------------------------------------------------------------------------------------- parsed calls
+
+
+def broken_up(text: str, *words: str) -> str:
+    """`text` with a blank behind the first character of each of `words`, so that a result cannot spell the end of results.
+
+    For words that a dialect writes beside data and a vocabulary may have as ordinary text; control tokens are the business of
+    `rollout/chat_format.py`.
+    """
+    for word in words:
+        text = text.replace(word, f"{word[0]} {word[1:]}")
+    return text
 
 
 def parse_call(body: str, closed: bool) -> ToolCall:

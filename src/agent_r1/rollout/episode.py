@@ -167,7 +167,7 @@ class AgentEnvLoop(AgentFlowBase):
         if not steps or observation.rewrite:
             return self.chat.prompt_ids(observation.messages, observation.tools)
         last = steps[-1]
-        closed = bool(last.action_ids) and last.action_ids[-1] == self.chat.turn_end_id
+        closed = bool(last.action_ids) and last.action_ids[-1] in self.chat.closing_ids
         return last.observation_ids + last.action_ids + self.chat.continuation_ids(observation.messages, closed=closed)
 
     def on_action(self, action: Action) -> None:

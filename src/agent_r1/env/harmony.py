@@ -1,0 +1,107 @@
+"""Harmony, the format of GPT-OSS (github.com/openai/harmony): messages with channels, in control tokens of its own.
+
+    <|channel|>analysis<|message|>I have to look it up.<|end|>
+    <|start|>assistant<|channel|>commentary to=functions.search <|constrain|>json<|message|>{"query": "Sosnum"}<|call|>
+
+    <|start|>functions.search to=assistant<|channel|>commentary<|message|>Sosnum is a book by ...<|end|>
+
+    <|start|>assistant<|channel|>final<|message|>Bumvel<|return|>
+
+A turn ends with <|call|> or <|return|>, which have to be among the end tokens of the model (`eos_token_id` of its
+generation_config.json has them). The tokenizer's chat template has to be `TEMPLATE`: the published one takes a result only beside
+the structured form of a call, and here a call stays the ids that were sampled.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from agent_r1.env.hermes import HermesToolEnv, broken_up, parse_call
+from agent_r1.tool.base import ToolCall, ToolResult
+from agent_r1.types import Message
+
+TEMPLATE = """\
+{%- for message in messages -%}
+{%- if message.role == 'assistant' -%}<|start|>assistant{{ message.content }}<|end|>
+{%- elif message.role == 'system' -%}<|start|>developer<|message|># Instructions
+
+{{ message.content }}<|end|>
+{%- elif message.role == 'user' -%}<|start|>user<|message|>{{ message.content }}<|end|>
+{%- else -%}<|start|>{{ message.role }} to=assistant<|channel|>commentary<|message|>{{ message.content }}<|end|>
+{%- endif -%}
+{%- if loop.first and tools -%}<|start|>developer<|message|># Tools
+
+## functions
+
+namespace functions {
+{%- for tool in tools %}
+
+// {{ tool.function.description }}
+type {{ tool.function.name }} = (_: {{ tool.function.parameters | tojson }}) => any;
+{%- endfor %}
+
+} // namespace functions<|end|>
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}<|start|>assistant{%- endif -%}"""
+
+CONTROL = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|return|>", "<|call|>")
+_END = re.compile(r"<\|(?:end|call|return)\|>")
+
+
+@dataclass(frozen=True)
+class Said:
+    """One message of a turn."""
+
+    channel: str
+    to: str
+    text: str
+
+
+def messages_of(turn: str) -> list[Said] | None:
+    """The messages of a turn; None where one has no header, or no text."""
+    found = []
+    for part in _END.split(turn):
+        if not part.strip():
+            continue
+        header, mark, text = part.partition("<|message|>")
+        channel = re.search(r"<\|channel\|>(analysis|commentary|final)\b", header)
+        if not mark or channel is None or any(token in text for token in CONTROL):
+            return None
+        to = re.search(r"\bto=([\w.-]+)", header)
+        found.append(Said(channel[1], to[1] if to else "", text))
+    return found
+
+
+class HarmonyEnv(HermesToolEnv):
+    """Calls to `functions.NAME`, or to `python` with a bare program; an answer in the final channel."""
+
+    def extract_tool_calls(self, text: str) -> list[ToolCall]:
+        said = messages_of(text)
+        if said is None:
+            wanted = "a message is <|channel|>analysis, commentary or final, then <|message|> and its text"
+            return [ToolCall("", {}, error=wanted)] if "to=" in text else []
+        return [self._call(message) for message in said if message.to]
+
+    def _call(self, message: Said) -> ToolCall:
+        if message.to == "python":
+            return ToolCall("python", {"code": message.text})
+        name = message.to.removeprefix("functions.")
+        parsed = parse_call(f'{{"name": "{name}", "arguments": {message.text}}}', True)
+        return ToolCall(name, {}, error="the arguments are no JSON object") if parsed.error else parsed
+
+    def format_tool_response(self, calls: list[ToolCall], results: list[ToolResult]) -> list[Message]:
+        # A name that the agent made up must not become the author of a message.
+        authors = [f"functions.{call.name}" if call.name in self.tools else "functions" for call in calls]
+        contents = [broken_up(result.content, *CONTROL) for result in results]
+        return [{"role": author, "content": text} for author, text in zip(authors, contents, strict=True)]
+
+    def answer_in(self, text: str) -> tuple[str | None, bool]:
+        said = messages_of(text) or []
+        answers = [message.text.strip() for message in said if message.channel == "final" and not message.to]
+        if not answers or not answers[-1]:
+            return None, False
+        return answers[-1], len(answers) == 1 and said[-1].channel == "final" and not any(
+            message.to for message in said
+        )

@@ -1,0 +1,71 @@
+"""ReAct (2210.03629), text only: the untrained baseline, which needs no vocabulary of its own.
+
+    Thought: I have to look it up.
+    Action: search
+    Action Input: {"query": "Sosnum"}      ends the turn; the next message is
+
+    Observation: Sosnum is a book by ...
+
+    Thought: I know it.
+    Final Answer: Bumvel                   ends the episode
+
+A tool with one argument takes plain words for it, as the paper's does.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+from agent_r1.env.hermes import HermesToolEnv
+from agent_r1.tool.base import ToolCall, ToolResult
+from agent_r1.types import Message
+
+_LABEL = re.compile(r"^[ \t]*(Thought|Action Input|Action|Observation|Final Answer):", re.MULTILINE)
+
+
+def sections_of(text: str) -> list[tuple[str, str]]:
+    """(label, text) in order. What stands before the first label is a thought."""
+    labels = list(_LABEL.finditer(text))
+    ends = [label.start() for label in labels[1:]] + [len(text)]
+    found = [(label[1], text[label.end() : end].strip()) for label, end in zip(labels, ends, strict=True)]
+    before = text[: labels[0].start()] if labels else text
+    return [("Thought", before.strip()), *found] if before.strip() else found
+
+
+class ReActEnv(HermesToolEnv):
+    """One action a turn."""
+
+    def extract_tool_calls(self, text: str) -> list[ToolCall]:
+        sections = [section for section in sections_of(text) if section[0] != "Thought"]
+        labels = [label for label, _ in sections]
+        if "Action" not in labels and "Action Input" not in labels:
+            return []
+        if labels != ["Action", "Action Input"]:
+            wanted = "write one Action: and one Action Input: in a turn, and nothing behind them; the Observation is not yours"
+            return [ToolCall("", {}, error=wanted)]
+        return [self._call(sections[0][1], sections[1][1])]
+
+    def _call(self, name: str, written: str) -> ToolCall:
+        try:
+            arguments = json.loads(written)
+        except (ValueError, RecursionError):
+            arguments = written
+        if isinstance(arguments, dict):
+            return ToolCall(name, arguments)
+        properties = self.tools[name].parameters.get("properties", {}) if name in self.tools else {}
+        if len(properties) == 1:
+            return ToolCall(name, {next(iter(properties)): written})
+        return ToolCall(name, {}, error="the Action Input is no JSON object with the arguments" if properties else None)
+
+    def format_tool_response(self, calls: list[ToolCall], results: list[ToolResult]) -> list[Message]:
+        # On one line: no line of it can begin with a label.
+        return [{"role": "user", "content": f"Observation: {' '.join(result.content.split())}"} for result in results]
+
+    def answer_in(self, text: str) -> tuple[str | None, bool]:
+        sections = sections_of(text)
+        answers = [words for label, words in sections if label == "Final Answer"]
+        labels = [label for label, _ in sections if label != "Thought"]
+        if not answers or not answers[-1] or "Action" in labels:
+            return None, False
+        return answers[-1], labels == ["Final Answer"] and sections[-1][0] == "Final Answer"

@@ -1,0 +1,57 @@
+"""ReTool's dialect (2504.11536): programs in tags, in the midst of a thought.
+
+    ... <code>
+    ```python
+    print(17 * 23)
+    ```
+    </code>                            ends the turn; the next message is
+
+    <interpreter>
+    391
+    </interpreter>
+
+    ... <answer>395</answer>           ends the episode
+
+The tool `python` runs them. In the paper, sampling pauses at `</code>`. Here a turn ends with its own token, and a program that
+something follows is not run: what follows can only be a result that the model made up.
+"""
+
+from __future__ import annotations
+
+from agent_r1.env.hermes import HermesToolEnv, Tags, broken_up, split_turn
+from agent_r1.tool.base import ToolCall, ToolResult
+from agent_r1.types import Message
+
+
+class ReToolEnv(HermesToolEnv):
+    """One program a turn, and answers between <answer> tags."""
+
+    tags = Tags("code", "interpreter")
+
+    def extract_tool_calls(self, text: str) -> list[ToolCall]:
+        parts = split_turn(text, self.tags)
+        programs = [place for place, part in enumerate(parts) if part.kind == "tool_call"]
+        if not programs:
+            return []
+        part, after = parts[programs[0]], parts[programs[0] + 1 :]
+        if not part.closed:
+            return [ToolCall("", {}, error="the program is not closed with </code>")]
+        if any(later.text.strip() for later in after):
+            return [
+                ToolCall(
+                    "", {}, error="end your turn behind </code>; what the program prints comes in the next message"
+                )
+            ]
+        return [ToolCall("python", {"code": without_fence(part.text)})]
+
+    def format_tool_response(self, calls: list[ToolCall], results: list[ToolResult]) -> list[Message]:
+        printed = "\n".join(broken_up(result.content, "<interpreter>", "</interpreter>") for result in results)
+        return [{"role": "user", "content": f"<interpreter>\n{printed}\n</interpreter>"}]
+
+
+def without_fence(code: str) -> str:
+    """Without the lines ```python and ``` around it."""
+    lines = code.strip("\n").splitlines()
+    if len(lines) >= 2 and lines[0].strip().startswith("```") and lines[-1].strip() == "```":
+        lines = lines[1:-1]
+    return "\n".join(lines)
