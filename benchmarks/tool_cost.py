@@ -94,7 +94,7 @@ def main() -> None:
             show(name, *(asyncio.run(spent(through(name), a.calls, n)) for n in (1, a.at_once)))
         program = ToolCall("python", {"code": "print(6 * 7)"})
         sandboxed = make_tools(["python"])
-        few = a.calls // 10
+        few = max(a.at_once, a.calls // 10)
 
         async def run() -> None:
             assert (await call_tool(sandboxed, program, 60, 1000)).content == "42"

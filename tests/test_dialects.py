@@ -18,7 +18,7 @@ from agent_r1.env.mathtir import boxes_of
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.settings import EnvConfig
 from agent_r1.tool import BaseTool, ToolCall, ToolResult, make_tools
-from agent_r1.types import StopReason
+from agent_r1.types import Sampling, StopReason
 
 
 class Search(BaseTool):
@@ -82,7 +82,7 @@ GOLDEN = {
 def played(dialect: str, chat: ChatFormat, turns: list):
     policy = ScriptedPolicy(chat, turns)
     loop = make_env_loop(policy, lambda row: make_env(row, TOOLS, EnvConfig(name=dialect)))
-    return asyncio.run(loop.run(task(question_row("17 * 23 + 4?", ("395",), agent_name=dialect))))
+    return asyncio.run(loop.run(task(question_row("17 * 23 + 4?", ("395",), agent_name=dialect)), Sampling(400)))
 
 
 @pytest.mark.parametrize("dialect", GOLDEN)

@@ -107,8 +107,7 @@ class EnvConfig(Section):
     """What the agent lives in (rooms 3, 4 and 6)."""
 
     name: str = "hermes"
-    """Environment by name (hermes, also called nous | retool | mathtir | react | harmony | openenv); it is written into each row as
-    `agent_name`. docs/dialects.md has the dialects."""
+    """hermes (or nous) | retool | mathtir | react | harmony (docs/dialects.md) | openenv; in each row, it is `agent_name`."""
     url: InFingerprintIfChanged[str | None] = None
     """Where the server of env.name=openenv answers, such as http://127.0.0.1:8000."""
     tools: list[str] = ["search"]

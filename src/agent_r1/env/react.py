@@ -28,7 +28,7 @@ def sections_of(text: str) -> list[tuple[str, str]]:
     """(label, text) in order. What stands before the first label is a thought."""
     labels = list(_LABEL.finditer(text))
     ends = [label.start() for label in labels[1:]] + [len(text)]
-    found = [(label[1], text[label.end() : end].strip()) for label, end in zip(labels, ends, strict=True)]
+    found = [(label[1], text[label.end() : end].strip()) for label, end in zip(labels, ends, strict=False)]
     before = text[: labels[0].start()] if labels else text
     return [("Thought", before.strip()), *found] if before.strip() else found
 
