@@ -91,7 +91,7 @@ def test_a_whole_episode(chat, dialect):
     trajectory = played(dialect, chat, turns)
     last = trajectory.steps[-1]
     text = chat.decode(last.observation_ids + last.action_ids)
-    assert text[text.rindex("<|im_start|>assistant\n" + turns[0][:9]) :] == golden
+    assert text[text.index("<|im_start|>assistant\n") :] == golden
     assert (trajectory.stop_reason, trajectory.reward) == (StopReason.ANSWERED, 1.0)
 
 
@@ -112,10 +112,8 @@ def test_a_whole_episode_in_harmony(harmony_chat):
         "<|start|>functions.search to=assistant<|channel|>commentary<|message|>Marn: Marn is in Tulo.<|end|>"
         f"<|start|>assistant{HARMONY[1]}"
     )
-    assert (
-        text.startswith("<|start|>developer<|message|># Tools\n\n## functions\n\nnamespace functions {")
-        or "type search = " in text
-    )
+    assert text.startswith("<|start|>developer<|message|># Tools\n\n## functions\n\nnamespace functions {")
+    assert "// Search.\ntype search = (_: {" in text
     assert (trajectory.stop_reason, trajectory.reward) == (StopReason.ANSWERED, 1.0)
 
 

@@ -22,15 +22,7 @@ from agent_r1.tool.base import ToolCall, ToolResult
 from agent_r1.types import Message
 
 TEMPLATE = """\
-{%- for message in messages -%}
-{%- if message.role == 'assistant' -%}<|start|>assistant{{ message.content }}<|end|>
-{%- elif message.role == 'system' -%}<|start|>developer<|message|># Instructions
-
-{{ message.content }}<|end|>
-{%- elif message.role == 'user' -%}<|start|>user<|message|>{{ message.content }}<|end|>
-{%- else -%}<|start|>{{ message.role }} to=assistant<|channel|>commentary<|message|>{{ message.content }}<|end|>
-{%- endif -%}
-{%- if loop.first and tools -%}<|start|>developer<|message|># Tools
+{%- if tools -%}<|start|>developer<|message|># Tools
 
 ## functions
 
@@ -42,6 +34,14 @@ type {{ tool.function.name }} = (_: {{ tool.function.parameters | tojson }}) => 
 {%- endfor %}
 
 } // namespace functions<|end|>
+{%- endif -%}
+{%- for message in messages -%}
+{%- if message.role == 'assistant' -%}<|start|>assistant{{ message.content }}<|end|>
+{%- elif message.role == 'system' -%}<|start|>developer<|message|># Instructions
+
+{{ message.content }}<|end|>
+{%- elif message.role == 'user' -%}<|start|>user<|message|>{{ message.content }}<|end|>
+{%- else -%}<|start|>{{ message.role }} to=assistant<|channel|>commentary<|message|>{{ message.content }}<|end|>
 {%- endif -%}
 {%- endfor -%}
 {%- if add_generation_prompt -%}<|start|>assistant{%- endif -%}"""
