@@ -62,6 +62,7 @@ def follow(words: list[str], *settings: str) -> int:
     return main(*words, *(settings if takes else ()))
 
 
+@pytest.mark.slow
 def test_your_own_task_in_30_minutes(empty_folder, monkeypatch, capsys):
     typed = b"calculate left=6 operation=* right=7\n= 42\norder item=lamp number=5\n"
     shop = written("your-own-task-in-30-minutes.md", empty_folder)
@@ -70,6 +71,8 @@ def test_your_own_task_in_30_minutes(empty_folder, monkeypatch, capsys):
     for words in commands("your-own-task-in-30-minutes.md"):
         # The hub's model is not here, verl takes minutes (tests/test_verl_train.py), and a server runs until it is stopped.
         if {"--dry-run", "--engine", "serve"} & set(words):
+            continue
+        if "shop" in " ".join(words) and words[0] in ("eval", "report", "export"):  # as of the first task
             continue
         forget(empty_folder)
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(typed)))
