@@ -11,7 +11,7 @@ import sys
 from argparse import Namespace
 from pathlib import Path
 
-from agent_r1.command_line import COMMANDS, command, flag, option, parse
+from agent_r1.command_line import COMMANDS, command, flag, option, parse, taken
 from agent_r1.config import ALGORITHMS, ENGINES, Config, from_yaml, load_config, preset_names, preset_title
 from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.files import home
@@ -175,7 +175,7 @@ def train(a: Namespace) -> None:
 
 @command(
     "eval", "evaluate a model on held-out questions",
-    ["--before --preset laptop", "--preset laptop", "--model runs/laptop-ppo/export --split val",
+    ["--before --preset laptop", "--preset laptop", "--run mine --closed-book", "--model runs/laptop-ppo/export --split val",
      "--model runs/a/export --model runs/b/export --out evals/a-b --backend vllm"],
     *CONFIGURED,
     RUN,
@@ -186,6 +186,8 @@ def train(a: Namespace) -> None:
     option("--limit", type=int, help="only the first so many questions"),
     option("--temperature", type=temperature, default=0.0, help="of sampling, 0 to 10 (default: 0, greedy)"),
     option("--out", type=Path, metavar="DIR", help="keep cards and a line a question; go on where it stopped"),
+    flag("--closed-book", "with no tools, onto a card of its own: what does the model know?"),
+    option("--retriever", choices=("empty", "random"), help="placebo: a search that finds nothing, or passages by lot"),
     PROMPT,
     BACKEND,
 )  # fmt: skip
@@ -201,13 +203,13 @@ def evaluate(a: Namespace) -> None:
     run = RunDir(Workspace.of(config).run(_run_name(a, config)))
     check_same_settings(run, config)
     if a.before:
-        stages.run_eval(config, start_model(config), run.path / "eval_before.json", "evaluate before RL")
+        stages.run_eval(config, start_model(config), run.path / "eval_before.json", "evaluate before RL", taken(a))
         open_run(run, config, resume=True)
         return
     if not run.finished(config.trainer.steps):
         raise AgentR1Error(f"{run.path} has not finished its {config.trainer.steps} steps; run `agent-r1 train` first")
     verify_checkpoint(run.latest_checkpoint())
-    stages.run_eval(config, run.latest_checkpoint() / "model", run.path / "eval.json", "evaluate after RL")
+    stages.run_eval(config, run.latest_checkpoint() / "model", run.path / "eval.json", "evaluate after RL", taken(a))
 
 
 def _evaluate_models(a: Namespace) -> None:
@@ -223,7 +225,7 @@ def _evaluate_models(a: Namespace) -> None:
     config, models = found[0][1], [model for model, _ in found]
     agent.make_world(config)
     rows, split = (read_rows(file), file.stem) if file else (load_rows(config, a.split), a.split)
-    compare.evaluate_models(models, config, rows[: a.limit], split, a.backend, a.temperature, a.out, a.prompt)
+    compare.evaluate_models(models, config, rows[: a.limit], split, a.backend, a.temperature, a.out, a.prompt, taken(a))
 
 
 @command("report", "write report.html of a run", ["--preset laptop", "--run mine"], *CONFIGURED, RUN)

@@ -7,6 +7,7 @@ from argparse import Namespace
 from collections.abc import Callable
 
 from agent_r1 import __version__
+from agent_r1.errors import ConfigError
 
 COMMANDS: dict[str, tuple] = {}
 
@@ -28,6 +29,13 @@ def option(*names: str, **settings) -> tuple:
 
 def flag(name: str, text: str) -> tuple:
     return option(name, action="store_true", help=text)
+
+
+def taken(a: Namespace) -> str | None:
+    """What an evaluation takes away from the agent: see `workspace.under`."""
+    if a.closed_book and a.retriever:
+        raise ConfigError("--closed-book leaves no search that --retriever could replace; give one of them")
+    return "closed-book" if a.closed_book else a.retriever
 
 
 def parse(argv: list[str] | None) -> Namespace:

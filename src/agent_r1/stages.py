@@ -45,8 +45,15 @@ from agent_r1.workspace import (
     make_index,
     needs_index,
     stage,
+    under,
 )
 
+CONDITIONS = {
+    "closed-book": "without tools",
+    "empty": "with a search that finds nothing",
+    "random": "with passages by lot",
+}
+"""What an evaluation may take away: see `workspace.under`."""
 SAMPLED = 1000
 """Questions of an evaluation that are also asked at temperature 1: enough for +-.03, at a seventh of HotpotQA's cost."""
 
@@ -262,17 +269,26 @@ def run_train(config: Config, name: str, resume: bool, plain: bool) -> None:
     say(f"  {time.perf_counter() - start:.1f} s, in {checkpoint}")
 
 
-def run_eval(config: Config, model: Path, out: Path, title: str) -> dict:
-    """Stage: greedy and sampled evaluation of a model folder; the card goes to `out` and is returned."""
+def run_eval(config: Config, model: Path, out: Path, title: str, condition: str | None = None) -> dict:
+    """Stage: greedy and sampled evaluation of a model folder; the card goes to `out` and is returned. Under a `condition`
+    (see `workspace.under`) it is a card of its own, beside it."""
     from agent_r1.inference.agent import open_agent
     from agent_r1.inference.compare import full_card, play
-    from agent_r1.rollout.evaluate import score_line, scores
+    from agent_r1.rollout.evaluate import majority, score_line, scores
     from agent_r1.rollout.records import evaluation_records, write_rollouts
 
+    facts = {}
+    if condition:
+        out, title = out.with_stem(f"{out.stem}_{condition.replace('-', '_')}"), f"{title}, {CONDITIONS[condition]}"
     if out.exists():
         say(f"{title}: done before, in {out}")
         return json.loads(out.read_text())
-    rows, tools, backend = load_rows(config, "test"), load_tools(config), _backend(config)
+    rows, backend = load_rows(config, "test"), _backend(config)
+    if condition:
+        facts = {"condition": condition, "majority": majority(load_rows(config, "train"), rows)}
+        rows, tools = under(condition, config, rows)
+    else:
+        tools = load_tools(config)
     few = rows[:SAMPLED]
     say(f"{title}: {len(rows)} test questions greedily, {len(few)} sampled ...")
     with (
@@ -282,7 +298,7 @@ def run_eval(config: Config, model: Path, out: Path, title: str) -> dict:
         start = time.perf_counter()
         greedy, sampled = (play(agent, some, t, lambda done: advance()) for some, t in ((rows, 0.0), (few, 1.0)))
     kept = {k: v for k, v in scores(sampled).items() if k in ("score", "score_name", "em", "em_ci95")}
-    card = full_card(agent, greedy, "test", start, sampled={"temperature": 1.0, "n": len(sampled)} | kept)
+    card = full_card(agent, greedy, "test", start, sampled={"temperature": 1.0, "n": len(sampled)} | kept, **facts)
     (out.parent / "rollouts").mkdir(parents=True, exist_ok=True)
     write_rollouts(out.parent / "rollouts" / f"{out.stem}.jsonl", evaluation_records(greedy[:60], agent.chat))
     write_whole(out, json.dumps(card, indent=2) + "\n")

@@ -18,13 +18,15 @@ from typing import TYPE_CHECKING
 from agent_r1 import hub, own, packages
 from agent_r1.config import Config, fingerprint, own_names
 from agent_r1.data.build import build
-from agent_r1.data.rows import read_manifest, read_rows, verify
+from agent_r1.data.rows import read_corpus, read_manifest, read_rows, verify
 from agent_r1.device import available_memory
-from agent_r1.errors import AgentR1Error
+from agent_r1.env import brings_tools, without_tools
+from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.files import home, locked, whole
 from agent_r1.search import prebuilt
 from agent_r1.search.encoders import make_encoder
 from agent_r1.search.index import PassageIndex, build_index, recall_at_k, title_recall
+from agent_r1.search.placebo import Placebo
 from agent_r1.search.searcher import Searcher
 from agent_r1.tool import BaseTool, make_tools
 from agent_r1.types import Row
@@ -180,11 +182,12 @@ def _quality(config: Config, index: PassageIndex) -> str:
     )
 
 
-def load_tools(config: Config, tell: Callable[[str], None] = say) -> dict[str, BaseTool]:
-    """The configured tools, `search` over this configuration's index, here or in a service. Raises AgentR1Error when there
-    is none. `tell` hears of a service that is gone."""
-    searcher = None
-    if "search" in config.env.tools:
+def load_tools(
+    config: Config, tell: Callable[[str], None] = say, searcher: Searcher | None = None
+) -> dict[str, BaseTool]:
+    """The configured tools, `search` over `searcher`, or else over this configuration's index, here or in a service. Raises
+    AgentR1Error when there is none. `tell` hears of a service that is gone."""
+    if "search" in config.env.tools and searcher is None:
         searcher = Searcher(remote_index(config, tell) if config.search.url else load_index(config))
     env = config.env
     for name, server in env.mcp.items():
@@ -193,6 +196,20 @@ def load_tools(config: Config, tell: Callable[[str], None] = say) -> dict[str, B
         own.check_said(env.sandbox, "env.sandbox")
     resources = {"searcher": searcher, "top_k": config.search.top_k, "env": env}
     return make_tools(env.tools, env.mcp, env.mcp_per_episode, **resources)
+
+
+def under(condition: str, config: Config, rows: list[Row]) -> tuple[list[Row], dict[str, BaseTool]]:
+    """(rows, tools) of an evaluation that takes the agent's tools away, or what they are good for: `closed-book`, or a search
+    that finds nothing (`empty`) or passages by lot (`random`). Raises ConfigError where the task does not know that."""
+    env = config.env
+    if condition == "closed-book":
+        if brings_tools(env.name):
+            raise ConfigError(f"--closed-book is for questions; the tools of env.name={env.name} are its world")
+        return [without_tools(row) for row in rows], {}
+    if "search" not in env.tools:
+        raise ConfigError(f"--retriever {condition}: this agent does not search; env.tools is {', '.join(env.tools)}")
+    passages = list(read_corpus(data_folder(config) / "corpus.jsonl")) if condition == "random" else ()
+    return rows, load_tools(config, searcher=Searcher(Placebo(passages, config.seed)))
 
 
 def needs_index(config: Config) -> bool:

@@ -24,6 +24,7 @@ from agent_r1.env.methods import as_environment
 from agent_r1.env.openenv import OpenEnv
 from agent_r1.env.react import ReActEnv
 from agent_r1.env.retool import ReToolEnv
+from agent_r1.env.world import WorldEnv
 from agent_r1.errors import ConfigError, nearest
 from agent_r1.settings import EnvConfig
 from agent_r1.tool import BaseTool
@@ -37,6 +38,7 @@ __all__ = [
     "HermesToolEnv",
     "Outcome",
     "as_environment",
+    "brings_tools",
     "make_env",
     "offered",
     "without_tools",
@@ -75,6 +77,12 @@ def offered(tools: dict[str, BaseTool], config: EnvConfig) -> dict[str, BaseTool
     ConfigError where two have one name."""
     made = environment(config.name)
     return tools if isinstance(made, type) else made(tools, config).tools
+
+
+def brings_tools(name: str) -> bool:
+    """Whether the environment of that name is a world, with tools beside those of `env.tools`."""
+    made = environment(name)
+    return not isinstance(made, type) or issubclass(made, WorldEnv)
 
 
 def make_env(row: Row, tools: dict[str, BaseTool], config: EnvConfig) -> AgentEnv:

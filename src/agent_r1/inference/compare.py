@@ -24,7 +24,7 @@ from agent_r1.rollout.evaluate import compare, eval_card, evaluate, score_line, 
 from agent_r1.rollout.records import evaluation_records, write_rollouts
 from agent_r1.types import Row, Step, StopReason, Trajectory
 from agent_r1.ui import progress, say
-from agent_r1.workspace import retriever_of
+from agent_r1.workspace import retriever_of, under
 
 Card = dict[str, Any]
 
@@ -38,21 +38,25 @@ def evaluate_models(
     temperature: float,
     out: Path | None,
     prompt: str | None = None,
+    condition: str | None = None,
 ) -> list[Card]:
     """Evaluate each model, print its card, and compare two. With `out`, everything is kept there, and what is there
-    already (of the very same evaluation) is not done again."""
+    already (of the very same evaluation) is not done again. For a `condition` see `workspace.under`."""
     if not rows:
         raise AgentR1Error("there are no questions; raise --limit or choose another split")
     if len(models) > 2:
         raise ConfigError("--model: give one model, or two to compare")
+    rows, tools = under(condition, config, rows) if condition else (rows, None)
     if out is not None:
         made_of = [[weights_hash(model) for model in models], config, rows, split, backend, temperature, prompt]
+        made_of += [condition] if condition else []
         _claim(out, {"models": [str(model) for model in models], "evaluation": fingerprint(*made_of)})
     cards, measured = [], []
     for number, model in enumerate(models, 1):
-        with open_agent(model, config, backend, prompt=prompt, all_gpus=True) as agent:
+        with open_agent(model, config, backend, tools, prompt=prompt, all_gpus=True) as agent:
             say(describe(agent, backend))
-            card, done = _evaluate(agent, rows, split, temperature, out / f"{number}.jsonl" if out else None)
+            facts = {"condition": condition} if condition else {}
+            card, done = _evaluate(agent, rows, split, temperature, out / f"{number}.jsonl" if out else None, facts)
         before = f", {card['resumed']} of them from before" if card["resumed"] else ""
         say(
             f"{card['model']}\n  {score_line(card)}, {card['mean_tool_calls']:.2f} calls a question; {card['n']} "
@@ -90,7 +94,7 @@ def play(
 def full_card(agent: Agent, trajectories: list[Trajectory], split: str, started: float, **facts: Any) -> Card:
     """The eval card with what it was made from."""
     c = agent.config
-    retriever = retriever_of(c) if "search" in agent.tools else "none"
+    retriever = facts.get("condition") or retriever_of(c) if "search" in agent.tools else "none"
     card = eval_card(
         trajectories, model=str(agent.model), split=split, seed=c.seed, retriever=retriever, started=started
     )
@@ -98,7 +102,7 @@ def full_card(agent: Agent, trajectories: list[Trajectory], split: str, started:
 
 
 def _evaluate(
-    agent: Agent, rows: list[Row], split: str, temperature: float, records: Path | None
+    agent: Agent, rows: list[Row], split: str, temperature: float, records: Path | None, facts: Card
 ) -> tuple[Card, list[Trajectory]]:
     """One episode for each row that `records` does not hold yet; the card is over all rows."""
     start = time.perf_counter()
@@ -119,7 +123,7 @@ def _evaluate(
             advance(f"{name} {fmean(scores):.2f}")
 
         done = play(agent, rows, temperature, on_done, before)
-    return full_card(agent, done, split, start, temperature=temperature, resumed=len(before)), done
+    return full_card(agent, done, split, start, temperature=temperature, resumed=len(before), **facts), done
 
 
 def _restore(path: Path, rows: list[Row]) -> list[Trajectory]:

@@ -42,6 +42,10 @@ Points = list[tuple[float, float]]
 # ---------------------------------------------------------------------------------------------------- what is there
 
 
+UNDER = {"closed_book": "no tools", "empty": "a search that finds nothing", "random": "passages by lot"}
+"""Endings of the names of cards -> what the agent had in the place of its tools."""
+
+
 @dataclass
 class RunFiles:
     """What a run left behind. It may have been interrupted at any moment, so all but the configuration may be missing."""
@@ -55,6 +59,8 @@ class RunFiles:
     """eval_before.json, the card of the model that RL started from."""
     after: Record | None = None
     """eval.json, the card of the trained model."""
+    under: dict[str, list[Record | None]] = field(default_factory=dict)
+    """What was taken away -> the cards of before and after RL that `eval --closed-book` and `--retriever` leave."""
     rollouts_before: list[Record] = field(default_factory=list)
     rollouts_after: list[Record] = field(default_factory=list)
     rollouts_train: list[Record] = field(default_factory=list)
@@ -90,6 +96,9 @@ def load_run(run_dir: Path) -> RunFiles:
     run.metrics = [with_val_em(m) for m in _lines(run, "metrics.jsonl", "there are no learning curves")]
     run.before = _card(run, "eval_before.json", "the model that RL started from was not evaluated")
     run.after = _card(run, "eval.json", "the trained model was not evaluated; was the run interrupted?")
+    for name, words in UNDER.items():
+        cards = [_card(run, f"{card}_{name}.json") for card in ("eval_before", "eval")]
+        run.under |= {words: cards} if any(cards) else {}
     run.rollouts_before = _lines(run, "rollouts/eval_before.jsonl", "there are no transcripts from before RL")
     run.rollouts_after = _lines(run, "rollouts/eval.jsonl", "there are no transcripts from after RL")
     last = max((path.name for path in (run_dir / "rollouts").glob("step_*.jsonl")), default="step_*.jsonl")
@@ -104,11 +113,11 @@ def _lines(run: RunFiles, name: str, consequence: str) -> list[Record]:
     return lines
 
 
-def _card(run: RunFiles, name: str, consequence: str) -> Record | None:
+def _card(run: RunFiles, name: str, consequence: str | None = None) -> Record | None:
     try:
         card = json.loads((run.path / name).read_text(encoding="utf-8"))
     except FileNotFoundError:
-        run.missing.append(f"{name} is missing: {consequence}.")
+        run.missing += [f"{name} is missing: {consequence}."] if consequence else []
         return None
     except ValueError:
         raise AgentR1Error(f"{run.path / name} is no eval card; make it again with `agent-r1 eval`") from None

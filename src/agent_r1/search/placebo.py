@@ -1,0 +1,26 @@
+"""What stands in for an index in an evaluation: how good is the agent when searching is of no use?
+
+In: `--retriever empty` or `random`. Out: no passages, or passages by lot, to `searcher.py`, which asks it as any index.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from agent_r1.data.rows import Passage
+from agent_r1.search.index import Hit
+
+
+class Placebo:
+    """Passages that have nothing to do with the query; none at all without `passages`. Equal queries find equal ones."""
+
+    def __init__(self, passages: Sequence[Passage] = (), seed: int = 0):
+        self.passages, self.seed = passages, seed
+
+    def search(self, queries: list[str], top_k: int) -> list[list[Hit]]:
+        return [self._drawn(query, min(top_k, len(self.passages))) for query in queries]
+
+    def _drawn(self, query: str, count: int) -> list[Hit]:
+        drawn = random.Random(f"{self.seed}/{query}").sample(self.passages, count)
+        return [Hit(passage.id, passage.title, passage.text, 0.0) for passage in drawn]
