@@ -35,19 +35,26 @@ def test_notebook_runs(path, tmp_path, monkeypatch):
     NotebookClient(notebook, timeout=240, kernel_name="python3", resources=where).execute()
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert all(cell.execution_count for cell in code)
-    assert sum("assert" in cell.source for cell in code) >= 5
-    shown = [output.data for cell in code for output in cell.outputs if output.output_type == "execute_result"]
-    assert any("data-tip" in data.get("text/html", "") for data in shown), "no coloured row was shown"
+    assert sum("assert" in cell.source for cell in code) >= 4
+    shown = [output.data for cell in code for output in cell.outputs if "data" in output]
+    if path.stem == "01_rollout_and_masks":
+        assert any("data-tip" in data.get("text/html", "") for data in shown), "no coloured row was shown"
+    else:
+        assert any("image/png" in data for data in shown), "no picture was drawn"
 
 
 @each_notebook
-def test_notebook_is_committed_clean(path):
+def test_notebook_is_committed_with_its_outputs(path):
+    """A code-hosting page shows them. They are of one run from top to bottom, small, and name no folder of a machine."""
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
-    for cell in notebook.cells:
-        if cell.cell_type == "code":
-            assert cell.execution_count is None and cell.outputs == [], f"clear the outputs of {path.name}"
-    assert path.stat().st_size < 100_000
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1)), f"run jupyter execute {path.name}"
+    outputs = [output for cell in code for output in cell.outputs]
+    assert outputs and not any(output.output_type == "error" or output.get("name") == "stderr" for output in outputs)
+    assert not re.search(r"/(?:work|home|root|tmp|Users)/", str(outputs))
+    assert code[0].source.startswith("# On a notebook service, first: ")
+    assert path.stat().st_size < 250_000
 
 
 def links(path: Path) -> set[str]:
