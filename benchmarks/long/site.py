@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGES = ["index.html", "lessons/*.html", "metrics.html", "code/src/agent_r1/**/*.html", "code/notebooks/*.html"]
+PAGES = ["index.html", "lessons/*.html", "metrics.html", "code/src/agent_r1/training/*.html", "code/notebooks/*.html"]
 
 
 def run() -> dict[str, int]:
