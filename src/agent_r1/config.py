@@ -296,6 +296,8 @@ def _conflicts(config: Config) -> Iterator[str]:
             f"{config.algorithm} compares samples of one prompt and has nothing to learn from a group of one; "
             "set rollout.samples_per_prompt to 2 or more, or use ppo"
         )
+    if r.refill_rounds and config.algorithm not in IN_GROUPS:
+        yield f"rollout.refill_rounds replaces groups that agree, and {config.algorithm} has none; leave it at 0"
     batch = r.prompts_per_step * r.samples_per_prompt
     for name, count in (("actor", a.minibatches), ("critic", config.critic.minibatches)):
         if batch % count:
@@ -315,6 +317,8 @@ def _conflicts(config: Config) -> Iterator[str]:
 def _verl_conflicts(config: Config) -> Iterator[str]:
     """What the local loop can do and verl cannot. Raises ConfigError for a GPU that nobody knows."""
     r, v = config.rollout, config.verl
+    if r.refill_rounds:
+        yield "rollout.refill_rounds works with --engine local: verl refills without a budget; set it to 0"
     updates = {"actor": config.actor.minibatches}
     if config.algorithm in WITH_CRITIC:
         updates["critic"] = config.critic.minibatches

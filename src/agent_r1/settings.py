@@ -201,6 +201,8 @@ class RolloutConfig(Section):
     """Tokens of a whole conversation."""
     slots: AtLeast1 = 128
     """Episodes that decode side by side (rows of the KV cache)."""
+    refill_rounds: InFingerprintIfChanged[NonNegativeInt] = 0
+    """Dynamic sampling: so many times a step, groups that agree are replaced by those of new prompts (rollout/refill.py)."""
     flow: InFingerprintIfChanged[Own | None] = None
     """FILE.py:CLASS, a flow of your own (`AgentFlowBase`) in the place of the observe-act-step loop."""
 

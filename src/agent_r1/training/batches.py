@@ -14,8 +14,9 @@ from torch import Tensor
 
 from agent_r1.choices import IN_GROUPS
 from agent_r1.errors import AgentR1Error
-from agent_r1.rollout.episode import derive_seed
+from agent_r1.rollout.episode import Task, derive_seed
 from agent_r1.rollout.rows import Batch
+from agent_r1.settings import RolloutConfig
 from agent_r1.types import Row, Trajectory
 
 
@@ -40,6 +41,20 @@ def greedy_scores(groups: list[str], greedy: list[Trajectory]) -> Tensor:
     """For each row's group, what the greedy episode of its prompt has scored, [B] float32; NaN where it was broken off."""
     scores = {t.group_id: float("nan") if t.stop_reason.broken_off else t.reward for t in greedy}
     return torch.tensor([scores[group] for group in groups])
+
+
+def tasks_of_step(questions: list[Row], step: int, rollout: RolloutConfig, seed: int, again: int = 0) -> list[Task]:
+    """The episodes of a step, prompt by prompt; `again` counts the rounds that replace groups (rollout/refill.py).
+
+    Each episode's randomness hangs on (seed, step, prompt, sample) alone, so a resumed run repeats it.
+    """
+    order = derive_seed(seed, "again", again) if again else seed
+    prompts = prompts_of_step(questions, step, rollout.prompts_per_step, order)
+    return [
+        Task(row, f"{step}-{p}", f"{step}-{p}-{g}", derive_seed(seed, "rollout", step, p, g))
+        for p, row in enumerate(prompts, start=again * rollout.prompts_per_step)
+        for g in range(rollout.samples_per_prompt)
+    ]
 
 
 def prompts_of_step(questions: list[Row], step: int, per_step: int, seed: int) -> list[Row]:

@@ -36,11 +36,12 @@ from agent_r1.config import Config
 from agent_r1.device import resolve_device
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.decoder import Decoder
-from agent_r1.rollout.episode import Task, derive_seed, make_loop, run_episodes
+from agent_r1.rollout.episode import derive_seed, make_loop, run_episodes
+from agent_r1.rollout.refill import play_until_full
 from agent_r1.rollout.rows import Batch, collate, trajectory_rows
 from agent_r1.rollout.sampler import LocalPolicy
 from agent_r1.tool import BaseTool
-from agent_r1.training.batches import greedy_scores, minibatches, prompts_of_step, usable_trajectories
+from agent_r1.training.batches import greedy_scores, minibatches, tasks_of_step, usable_trajectories
 from agent_r1.training.estimators import critic_mask, get_estimator
 from agent_r1.training.forward import (
     action_logprobs,
@@ -91,19 +92,18 @@ def train(
     while learner.step < trainer.steps:
         step, clock, metrics = learner.step + 1, Clock(), {}
 
-        # 1  sample. Each episode's randomness hangs on (seed, step, prompt, sample) alone, so a resumed run repeats it.
+        # 1  sample.
         policy.sync(learner.actor)
-        prompts = prompts_of_step(questions, step, rollout.prompts_per_step, config.seed)
-        tasks = [
-            Task(row, f"{step}-{p}", f"{step}-{p}-{g}", derive_seed(config.seed, "rollout", step, p, g))
-            for p, row in enumerate(prompts)
-            for g in range(rollout.samples_per_prompt)
-        ]
-        trajectories = asyncio.run(run_episodes(episode_loop, tasks, sampling, at_once=rollout.slots))
+
+        def play(again: int, prompts: int, step: int = step) -> list[Trajectory]:
+            tasks = tasks_of_step(questions, step, rollout, config.seed, again)[: prompts * rollout.samples_per_prompt]
+            return asyncio.run(run_episodes(episode_loop, tasks, sampling, at_once=rollout.slots))
+
+        trajectories, played = play_until_full(play, rollout.prompts_per_step, rollout.refill_rounds)
         greedy = []
         if config.algorithm == "remax":  # one more episode for each prompt: what it scores is the others' baseline
             best = Sampling(rollout.max_tokens_per_turn, temperature=0.0)
-            firsts = tasks[:: rollout.samples_per_prompt]
+            firsts = tasks_of_step(questions, step, rollout, config.seed)[:: rollout.samples_per_prompt]
             greedy = asyncio.run(run_episodes(episode_loop, firsts, best, at_once=rollout.slots))
         clock.lap("gen")
 
@@ -147,6 +147,9 @@ def train(
         # 7  record.
         learner.step = step
         metrics |= rollout_metrics(trajectories, batch, policy.stats, clock)
+        if rollout.refill_rounds:  # the chosen groups score otherwise than all that were played
+            score = sum(t.reward for t in played) / len(played)
+            metrics |= {"rollout/episodes_played": len(played), "rollout/score_played": score}
         clock.lap("other")
         if trainer.eval_every and (step % trainer.eval_every == 0 or step == trainer.steps):
             policy.sync(learner.actor)

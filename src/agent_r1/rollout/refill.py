@@ -1,0 +1,49 @@
+"""Dynamic sampling: groups that agree make room for others, until a batch is full of groups that teach something.
+
+In: a way to play prompts. Out: the episodes of a batch, and all that were played. Next: `rows.py`.
+
+Where all samples of a prompt score alike, all of their advantages are 0 (grpo and its kin). DAPO (2503.14476, section 3.2)
+plays other prompts instead, so that every batch has as many rows with a gradient. What it costs is episodes: the later in a
+run, the more groups agree, because they are right. Hence a budget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from agent_r1.types import Trajectory
+
+
+def play_until_full(
+    play: Callable[[int, int], list[Trajectory]], prompts: int, rounds: int
+) -> tuple[list[Trajectory], list[Trajectory]]:
+    """The episodes of `prompts` groups, and all that were played.
+
+    `play(round, n)` plays n prompts that no other round has. After so many further `rounds` groups that agree fill the rest.
+    """
+    differ: list[list[Trajectory]] = []
+    agree: list[list[Trajectory]] = []
+    played: list[Trajectory] = []
+    for number in range(rounds + 1):
+        episodes = play(number, prompts - len(differ))
+        played += episodes
+        for group in _groups(episodes):
+            (differ if _differs(group) else agree).append(group)
+        if len(differ) == prompts:
+            break
+    batch = differ + agree[: prompts - len(differ)]
+    # In the order in which they were played: with no round to spare, this changes nothing.
+    chosen = {group[0].group_id for group in batch}
+    return [episode for episode in played if episode.group_id in chosen], played
+
+
+def _groups(episodes: list[Trajectory]) -> list[list[Trajectory]]:
+    groups: dict[str, list[Trajectory]] = {}
+    for episode in episodes:
+        groups.setdefault(episode.group_id, []).append(episode)
+    return list(groups.values())
+
+
+def _differs(group: list[Trajectory]) -> bool:
+    scores = [episode.reward for episode in group if not episode.stop_reason.broken_off]
+    return bool(scores) and max(scores) - min(scores) > 1e-6 * max(map(abs, scores))
