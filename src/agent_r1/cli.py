@@ -387,11 +387,13 @@ def search_server(a: Namespace) -> None:
     option("rollouts", type=Path, help="a file of runs/<name>/rollouts/"),
     option("-i", "--index", type=int, default=0, help="which trajectory (default: 0)"),
     flag("--table", "one token a line, with id, mask, log-prob, advantage"),
+    option("--compare", metavar="grpo,ppo", help="what these estimators credit the trajectory's group with"),
 )  # fmt: skip
 def inspect(a: Namespace) -> None:
-    from agent_r1.inspect.tokens import print_trajectory
+    from agent_r1.inspect import credit, tokens
 
-    print_trajectory(a.rollouts, a.index, a.table)
+    names = [a.compare.split(",")] if a.compare else []
+    (credit.print_credit if names else tokens.print_trajectory)(a.rollouts, a.index, *names, a.table)
 
 
 if __name__ == "__main__":

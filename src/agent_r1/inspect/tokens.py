@@ -172,8 +172,8 @@ TOKEN_CSS = """
 """Styles of the spans. The page sets the colours: --ink --page --read --sampled --up --down --star --accent."""
 
 
-def print_trajectory(file: Path, index: int, table: bool) -> None:
-    """One trajectory of a rollouts file, as coloured text or with one token a line. Raises AgentR1Error where there is none."""
+def read_trajectories(file: Path, index: int) -> list[dict[str, Any]]:
+    """All of a rollouts file. Raises AgentR1Error where there are none, or none of that number."""
     if not file.is_file():
         raise AgentR1Error(f"{file} does not exist; runs/<name>/rollouts/ holds the trajectories of a run")
     records = read_jsonl(file)
@@ -181,7 +181,12 @@ def print_trajectory(file: Path, index: int, table: bool) -> None:
         raise AgentR1Error(f"{file} holds no trajectories; give a file of runs/<name>/rollouts/")
     if not 0 <= index < len(records):
         raise AgentR1Error(f"{file} has trajectories 0 to {len(records) - 1}; there is no {index}")
-    record, console = records[index], Console()
+    return records
+
+
+def print_trajectory(file: Path, index: int, table: bool) -> None:
+    """One trajectory of a rollouts file, as coloured text or with one token a line. Raises AgentR1Error where there is none."""
+    record, console = read_trajectories(file, index)[index], Console()
     facts = f"{record['question']}  expected {record['ground_truth']}  {record['stop_reason']}  reward {record['reward']:.2f}"
     console.print(clean(facts), markup=False)
     for row in record["rows"]:

@@ -36,6 +36,7 @@ def trajectory_record(
     advantages: list[list[float]] | None,
     chat: ChatFormat,
     step: int | None,
+    values: list[list[float]] | None = None,
 ) -> dict[str, Any]:
     """One line of a rollouts file; `inspect/` and the report read it."""
     row = trajectory.row
@@ -60,6 +61,8 @@ def trajectory_record(
                 "rewards": r.rewards,
                 "advantages": advantages[i] if advantages else None,
                 "step_ids": r.step_ids,
+                "states": r.states,
+                "values": values[i] if values else None,
             }
             for i, r in enumerate(rows)
         ],
@@ -71,8 +74,11 @@ def training_records(batch: Batch, chat: ChatFormat, step: int) -> Iterator[dict
     """The records of a training step, with advantages."""
     for number, trajectory in enumerate(batch.trajectories):
         mine = (batch.trajectory_B == number).nonzero()[:, 0].tolist()
-        advantages = [batch.advantages_BT[i, : batch.lengths_B[i]].tolist() for i in mine]
-        yield trajectory_record(trajectory, trajectory_rows(trajectory, number), advantages, chat, step)
+        advantages, values = (
+            None if x_BT is None else [x_BT[i, : batch.lengths_B[i]].tolist() for i in mine]
+            for x_BT in (batch.advantages_BT, batch.values_BT)
+        )
+        yield trajectory_record(trajectory, trajectory_rows(trajectory, number), advantages, chat, step, values)
 
 
 def evaluation_records(trajectories: list[Trajectory], chat: ChatFormat) -> Iterator[dict[str, Any]]:

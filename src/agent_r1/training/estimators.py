@@ -212,6 +212,28 @@ def gigpo(batch: Batch, section: AdvantageConfig) -> tuple[Tensor, Tensor]:
     return episode_BT + section.step_weight * steps.to_tokens(advantage_S, mask_BT), returns_BT
 
 
+# ------------------------------------------------------------------------------------------------ one vote an episode
+
+
+def one_vote(batch: Batch, advantages_BT: Tensor, aggregation: str) -> Tensor:
+    """The advantages, weighed so that an episode has one vote in the loss, however many rows it has.
+
+    Modes that average over rows would give an episode that rewrote its context three times four votes. The policy's loss
+    grows in proportion with an advantage, clipped or not, so the weight of a row can be put there:
+
+        seq-mean-token-mean     (tokens of the row / tokens of the episode) * rows / episodes
+        seq-mean-token-sum...   rows / episodes
+    """
+    index_B, N = _number_trajectories(batch.trajectory_B)
+    if aggregation == "token-mean" or len(index_B) == N:
+        return advantages_BT
+    weight_B = torch.full(index_B.shape, len(index_B) / N, device=index_B.device)
+    if aggregation == "seq-mean-token-mean":
+        tokens_B = batch.mask_BT.sum(dim=1).float()
+        weight_B *= tokens_B / tokens_B.new_zeros(N).index_add_(0, index_B, tokens_B)[index_B]
+    return advantages_BT * weight_B[:, None]
+
+
 # ---------------------------------------------------------------------------------------------------------- by name
 
 

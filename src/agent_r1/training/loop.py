@@ -42,7 +42,7 @@ from agent_r1.rollout.rows import Batch, collate, trajectory_rows
 from agent_r1.rollout.sampler import LocalPolicy
 from agent_r1.tool import BaseTool
 from agent_r1.training.batches import greedy_scores, minibatches, tasks_of_step, usable_trajectories
-from agent_r1.training.estimators import critic_mask, get_estimator
+from agent_r1.training.estimators import critic_mask, get_estimator, one_vote
 from agent_r1.training.forward import (
     action_logprobs,
     action_values,
@@ -133,7 +133,8 @@ def train(
         clock.lap("values")
 
         # 4  credit.
-        batch.advantages_BT, batch.returns_BT = estimate(batch, config.advantage)
+        advantages_BT, batch.returns_BT = estimate(batch, config.advantage)
+        batch.advantages_BT = one_vote(batch, advantages_BT, config.actor.loss_aggregation)
         clock.lap("adv")
 
         # 5  critic.  6  policy: only once the critic has an idea of the task.

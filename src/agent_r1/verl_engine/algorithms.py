@@ -19,11 +19,11 @@ from verl.trainer.ppo.core_algos import register_adv_est, register_policy_loss
 from verl.workers.engine import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
-from agent_r1.choices import IN_GROUPS, Ratio
+from agent_r1.choices import IN_GROUPS, LossAggregation, Ratio
 from agent_r1.errors import AgentR1Error
 from agent_r1.rollout.rows import Batch
 from agent_r1.settings import AdvantageConfig
-from agent_r1.training.estimators import ESTIMATORS
+from agent_r1.training.estimators import ESTIMATORS, one_vote
 from agent_r1.training.learner import linear_decay
 from agent_r1.training.losses import aggregate_loss, policy_loss
 
@@ -52,6 +52,7 @@ def estimated(
     response_mask: Tensor,
     index: np.ndarray,
     section: AdvantageConfig,
+    aggregation: LossAggregation = "token-mean",
     **columns: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Advantages and returns [B, T] in the order of the row keys in `index`. `columns` are other tensors of a `Batch`.
@@ -74,7 +75,8 @@ def estimated(
             trajectory_B=torch.tensor([episodes[keys[i].episode] for i in order]),
             **{column: None if values is None else values[order] for column, values in columns.items()},
         )
-        advantages_BT[order], returns_BT[order] = ESTIMATORS[name](batch, section)
+        found_BT, returns_BT[order] = ESTIMATORS[name](batch, section)
+        advantages_BT[order] = one_vote(batch, found_BT, aggregation)
     return advantages_BT, returns_BT
 
 

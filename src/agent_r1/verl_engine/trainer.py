@@ -137,6 +137,7 @@ class AgentR1Trainer(PPOTrainerSync):
             response_mask=mask_BT,
             index=np.array(batch.keys, dtype=object),
             section=self.ours.advantage,
+            aggregation=self.ours.actor.loss_aggregation,
             values_BT=padded.get("values", None),
             steps_BT=padded["step_ids"],
             states_BT=padded["states"],
