@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from agent_r1.config import from_yaml
 from agent_r1.errors import AgentR1Error
 from agent_r1.inspect.tokens import read_trajectories, token_cells
 from agent_r1.rollout.rows import Batch, TrainingRow, collate
@@ -33,7 +33,9 @@ def print_credit(file: Path, index: int, names: list[str], by_token: bool) -> No
     records = read_trajectories(file, index)
     batch = batch_of(records, file)
     config = file.parent.parent / "config.yaml"
-    section = from_yaml(config).advantage if config.is_file() else AdvantageConfig()
+    section = (
+        AdvantageConfig(**yaml.safe_load(config.read_text())["advantage"]) if config.is_file() else AdvantageConfig()
+    )
     credit = {name: get_estimator(name)(batch, section)[0] for name in names}
     console, group = Console(), records[index]["group_id"]
     console.print(clean(f"{records[index]['question']}  expected {records[index]['ground_truth']}"), markup=False)
