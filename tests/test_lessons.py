@@ -21,6 +21,7 @@ from agent_r1.settings import AdvantageConfig, EnvConfig
 from agent_r1.tool.base import ToolErrorKind, ToolResult
 from agent_r1.training.advantages import grpo, ppo
 from agent_r1.training.losses import aggregate_loss, kl_penalty, policy_loss, value_loss
+from agent_r1.training.sentinel import signs
 
 LESSONS = ROOT / "docs" / "lessons"
 PAGES = sorted(LESSONS.glob("[0-9]*.md"))
@@ -371,3 +372,5 @@ def test_the_collapse_is_the_recorded_run():
     text = (LESSONS / "09-curves.md").read_text()
     assert f"largest is {healthy:.3f}" in text and f"has {curve('healthy')[0]['actor/ppo_kl']:.3f}" in text
     assert max(line["groups/zero_advantage"] for line in steps.values()) == 1
+    (sign,) = signs(curve("collapsed"))
+    assert sign.collapse and f"here after step {sign.step}" in text and not signs(curve("healthy"))
