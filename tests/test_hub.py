@@ -292,7 +292,7 @@ def test_the_card_says_what_the_result_was_made_from(fake, published, micro_mode
     assert card["model_hash"] == weights_hash(micro_model) and card["seed"] == 0 and card["wall_seconds"] > 0
     assert card["data"] == published[1].name and card["data_revision"] is None  # TinyHop is from nowhere
     assert card["index"] == {
-        "encoder": "ngram", "corpus_sha256": data["files"]["corpus.jsonl"], "kind": "Flat",
+        "encoder": "ngram", "encoder_package": None, "corpus_sha256": data["files"]["corpus.jsonl"], "kind": "Flat",
         "sha256": index["files"]["vectors.faiss"], "hub": None,
     }  # fmt: skip
     vectors = (fetched_plain() / "vectors.faiss").read_bytes()

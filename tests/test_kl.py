@@ -6,6 +6,7 @@ The functions are those of the loop (and of verl's trainer): KL into the reward,
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -30,6 +31,7 @@ class Categorical(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.theta = torch.nn.Parameter(PI.log())
+        self.shape = SimpleNamespace(vocab_size=len(PI))
 
     def forward(self, ids_BT, positions, attention):
         return torch.zeros(*ids_BT.shape, 1)

@@ -313,7 +313,7 @@ def test_servers_are_named_in_the_settings():
         "smoke", ['env.mcp.f="python server.py"', "env.mcp.web=http://127.0.0.1:9/mcp", "env.tools=[f.x]"]
     )
     assert config.env.mcp == {"f": "python server.py", "web": "http://127.0.0.1:9/mcp"}
-    with pytest.raises(ConfigError, match="unknown tool 'g'; choose from calculator, f, search, web"):
+    with pytest.raises(ConfigError, match="unknown tool 'g'; choose from calculator, f, python, search, web"):
         make_tools(["g"], config.env.mcp)
 
 

@@ -121,7 +121,7 @@ FIELDS = [
     (section, name)
     for section in ("data", "search", "env", "model", "cold_start")
     for name in type(getattr(Config(), section)).model_fields
-    if (section, name) not in (("model", "path"), ("search", "url"))  # an address makes nothing new
+    if (section, name) not in (("model", "path"), ("search", "url"), ("env", "sandbox"))  # a place makes nothing new
 ]
 
 

@@ -167,7 +167,7 @@ def test_questions_come_in_the_local_loops_order(tmp_path):
     "settings, change, said",
     [
         (["rollout.max_context=512", "model.max_position=512"], {"max_position_embeddings": 300}, "more than the model's 300"),
-        ([], {"num_attention_heads": 8}, "heads that are"),
+        ([], {"num_attention_heads": 8, "head_dim": 16}, "heads that are"),
         (["verl.ranks=2", "verl.tensor_parallel=2"], {}, "for GPUs"),
     ],
 )  # fmt: skip

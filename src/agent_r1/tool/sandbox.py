@@ -291,8 +291,9 @@ def _bubblewrap(path: str) -> list[str]:
             shown += ["--ro-bind", place, place]
     return [
         path, "--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try",
-        "--uid", "65534", "--gid", "65534", "--cap-drop", "ALL", "--hostname", "sandbox", "--die-with-parent", *shown,
-        "--size", str(DISK), "--tmpfs", "/tmp", "--remount-ro", "/", "--chdir", "/tmp", "--",
+        "--uid", "65534", "--gid", "65534", "--cap-drop", "ALL", "--hostname", "sandbox", "--die-with-parent",
+        "--size", str(DISK), "--tmpfs", "/tmp", *shown,  # in this order: an environment may lie below /tmp
+        "--remount-ro", "/", "--chdir", "/tmp", "--",
     ]  # fmt: skip
 
 
