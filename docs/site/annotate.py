@@ -58,7 +58,9 @@ def segments(source: str) -> list[Segment]:
     for number, line in enumerate(lines, 1):
         text = line.strip()
         if banner := _BANNER.match(text):
-            found.append(Segment(heading=f"## {banner[1].strip('- ').capitalize()}" if banner[1].strip("- ") else ""))
+            title = banner[1].strip("- ")
+            shown = title if f"def {title}(" in source else title.capitalize()  # the name of a function as it is
+            found.append(Segment(heading=f"## {shown}" if title else ""))
             continue
         if number in starts:
             first, last, doc = docs[starts[number]]

@@ -164,6 +164,8 @@ def on_page_content(content, page, config, files):
             f'<{match["tag"]} class="formula">{convert(tex, display="block" if display else "inline")}</{match["tag"]}>'
         )
 
+    # In a cell `\|` is a code-hosting page's way to write a bar in code; here the backslash would be seen.
+    content = re.sub(r"<td[^>]*>.*?</td>", lambda cell: cell[0].replace("\\|", "|"), content)
     return re.sub(r'<(?P<tag>div|span) class="arithmatex">(?P<tex>.*?)</(?P=tag)>', formula, content, flags=re.DOTALL)
 
 
