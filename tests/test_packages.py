@@ -87,6 +87,7 @@ def test_a_package_that_is_not_in_the_table_or_is_something_else(setting, said):
         load_config("smoke", [setting])
 
 
+@pytest.mark.slow  # with the conversion
 def test_a_conversion_that_breaks_off_leaves_nothing_and_one_that_is_whole_is_kept(
     smollm2, tmp_path, monkeypatch, capsys
 ):
@@ -113,6 +114,7 @@ def test_a_conversion_that_breaks_off_leaves_nothing_and_one_that_is_whole_is_ke
     assert "done before" in capsys.readouterr().out
 
 
+@pytest.mark.slow  # with the conversion
 def test_the_cards_say_where_the_weights_are_from(smollm2):
     card = provenance(load_config("smoke", [f"model.path={SMOLLM2}"]), smollm2)
     package = card["start_model_package"]
