@@ -1,6 +1,7 @@
 """Room worlds: whole tasks, in the shape that `agent-r1 new` writes.
 
 geohop/      questions about real countries and cities (docs/geohop.md)
+tinycode/    small problems, and the tool that runs Python (docs/tinycode.md)
 template/    what `agent-r1 new` copies: arithmetic with a calculator, which a model from nothing learns in two minutes
 """
 

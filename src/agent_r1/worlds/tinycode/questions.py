@@ -1,0 +1,66 @@
+"""The problems of TinyCode, with the program that solves each, and programs that nearly do.
+
+    Add the squares of 214, 530 and 877.                               print(214**2+530**2+877**2)
+    How many whole numbers from 1 to 643 can be divided by 12?         print(643//12)
+    Add all whole numbers from 120 to 455.                             print(sum(range(120,455+1)))
+
+No number of a test problem occurs in a training problem: of the numbers from 20 to 999, those that leave 4 when divided by 5
+belong to the test, those that leave 3 to the validation.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+KINDS: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "squares": (
+        "Add the squares of {a}, {b} and {c}.", "{a}**2+{b}**2+{c}**2", ("{a}+{b}+{c}", "({a}+{b}+{c})**2", "{a}**2+{b}**2+{c}"),
+    ),
+    "multiples": (
+        "How many whole numbers from 1 to {c} can be divided by {a}?", "{c}//{a}", ("{c}/{a}", "{c}%{a}", "{a}//{c}"),
+    ),
+    "range": (
+        "Add all whole numbers from {a} to {c}.", "sum(range({a},{c}+1))",
+        ("sum(range({a},{c}))", "{a}+{c}", "len(range({a},{c}))"),
+    ),
+    "remainder": (
+        "What is left when {b} times {c} is divided by {a}?", "{b}*{c}%{a}", ("{b}*{c}//{a}", "{b}+{c}%{a}", "{b}*{c}"),
+    ),
+    "largest": (
+        "Multiply the largest of {a}, {b} and {c} by the smallest.", "max({a},{b},{c})*min({a},{b},{c})",
+        ("max({a},{b},{c})", "max({a},{b},{c})*{b}", "{a}*{b}*{c}"),
+    ),
+}  # fmt: skip
+"""Kind: words, program, near misses."""
+LEFT_OVER = {"train": (0, 1, 2), "val": (3,), "test": (4,)}
+"""Whose numbers are whose: what they leave when divided by 5."""
+
+
+def questions(split: str, count: int, rng: random.Random) -> Iterator[dict[str, Any]]:
+    """`count` problems of a split, no two alike."""
+    numbers = [n for n in range(20, 1000) if n % 5 in LEFT_OVER[split]]
+    asked: set[str] = set()
+    while len(asked) < count:
+        kind = rng.choice(list(KINDS))
+        a, b, c = sorted(rng.sample(numbers, 3))
+        words, program, misses = (
+            [text.format(a=a, b=b, c=c) for text in texts] if isinstance(texts, tuple) else texts.format(a=a, b=b, c=c)
+            for texts in KINDS[kind]
+        )
+        if words not in asked:
+            asked.add(words)
+            known = {"program": program, "misses": misses}
+            yield {"question": words, "answer": str(worth(kind, a, b, c)), "kind": kind, "metadata": known}
+
+
+def worth(kind: str, a: int, b: int, c: int) -> int:
+    """The answer, computed without the program."""
+    return {
+        "squares": a * a + b * b + c * c,
+        "multiples": sum(n % a == 0 for n in range(1, c + 1)),
+        "range": (c - a + 1) * (a + c) // 2,
+        "remainder": b * c - a * (b * c // a),
+        "largest": c * a,
+    }[kind]

@@ -1,0 +1,80 @@
+"""TinyCode: the programs are right, the misses are misses, and no number of the test was seen in training."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+
+import pytest
+
+from agent_r1.config import load_config
+from agent_r1.env import make_env
+from agent_r1.env.hermes import split_turn
+from agent_r1.tool import make_tools
+from agent_r1.types import Action, StopReason
+from agent_r1.worlds.tinycode import demonstrator
+from agent_r1.worlds.tinycode.questions import KINDS, questions
+
+
+@pytest.fixture(scope="module")
+def tools():
+    return make_tools(["python"])
+
+
+def split(name: str, count: int, seed: int = 0) -> list[dict]:
+    return list(questions(name, count, random.Random(seed)))
+
+
+def test_no_number_and_no_program_of_the_test_occurs_in_training():
+    numbers = {
+        name: {int(n) for q in split(name, 400) for n in re.findall(r"\d{2,}", q["question"])}
+        for name in ("train", "val", "test")
+    }
+    assert (
+        not numbers["train"] & numbers["test"]
+        and not numbers["train"] & numbers["val"]
+        and not numbers["val"] & numbers["test"]
+    )
+    programs = {name: {q["metadata"]["program"] for q in split(name, 400)} for name in ("train", "test")}
+    assert not programs["train"] & programs["test"]
+
+
+def test_a_world_is_the_same_again_and_another_for_another_seed():
+    assert split("test", 50) == split("test", 50) != split("test", 50, seed=1)
+    asked = split("train", 500)
+    assert len({q["question"] for q in asked}) == 500 and {q["kind"] for q in asked} == set(KINDS)
+
+
+def test_each_program_prints_the_answer_and_a_miss_hardly_ever_does(tools):
+    asked = split("test", 15)
+    programs = [[f"print({text})" for text in (q["metadata"]["program"], *q["metadata"]["misses"])] for q in asked]
+    printed = [[tools["python"].execute({"code": code}).content for code in four] for four in programs]
+    assert [first for first, *_ in printed] == [q["answer"] for q in asked]
+    misses = [miss == q["answer"] for (_, *rest), q in zip(printed, asked, strict=True) for miss in rest]
+    assert sum(misses) <= 1 and len(misses) >= 45
+
+
+def test_a_demonstrator_that_misses_nothing_is_always_right(tools, monkeypatch):
+    monkeypatch.setattr(demonstrator, "RIGHT", 1.0)
+    config = load_config("tinycode").env
+
+    async def played(question: dict) -> float:
+        prompt = [{"role": "user", "content": question["question"]}]
+        known = {
+            "extra_info": {"metadata": question["metadata"]},
+            "reward_model": {"ground_truth": [question["answer"]]},
+        }
+        row = {"prompt": prompt, "agent_name": "hermes", "env_kwargs": {"tools": None}, **known}
+        env, history = make_env(row, tools, config), []
+        env.reset(row)
+        for _ in range(3):
+            turn = demonstrator.demonstrate(row, history, random.Random(0))
+            result = await env.step(Action(turn))
+            if result.done:
+                assert result.stop_reason is StopReason.ANSWERED and split_turn(turn)[-1].kind == "answer"
+                return env.outcome(result.stop_reason).reward
+            history += [{"role": "assistant", "content": turn}, *result.observation.messages]
+        return 0.0
+
+    assert [asyncio.run(played(question)) for question in split("train", 12)] == [1.0] * 12
