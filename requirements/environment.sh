@@ -63,7 +63,7 @@ while [ $# -gt 0 ]; do
 done
 
 # ----------------------------------------------------------------------------------------------------- environment
-# Pinned packages in a virtual environment. A CPU's are about 1.3 GB, of which PyTorch is 0.75; a GPU's several times that.
+# Pinned packages in a virtual environment. A CPU's are about 1.7 GB, of which PyTorch is 0.75; a GPU's several times that.
 stack=${AGENT_R1_STACK:-}
 if [ -z "$stack" ]; then
     case "$preset" in

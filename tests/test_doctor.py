@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from agent_r1 import device, doctor, plan
-from agent_r1.config import load_config
+from agent_r1.config import load_config, preset_names
 from agent_r1.device import GpuHere
 from agent_r1.doctor import Check, print_checks, run_checks, suggest_preset
 from agent_r1.sizes import GIB, MODELS
@@ -215,6 +215,11 @@ def test_what_is_not_here(nvidia_smi, preset, settings, check, said):
 
 def test_a_model_on_the_hub_is_there_for_all_we_know():
     assert doctor.check_model(load_config("laptop", ["model.path=some/model"])) is None
+
+
+@pytest.mark.parametrize("preset", preset_names())
+def test_the_model_of_a_preset_is_nothing_to_worry_about(preset):
+    assert doctor.check_model(load_config(preset)) is None
 
 
 @pytest.mark.parametrize(
