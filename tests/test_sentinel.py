@@ -81,6 +81,15 @@ def test_a_run_that_learns_has_no_sign_and_a_solved_one_has_not_collapsed(chat, 
     assert not [sign.name for sign in found if sign.collapse or sign.name.startswith("zero")]
 
 
+def test_a_run_that_cannot_get_better_has_agreed_and_not_collapsed(chat, monkeypatch):
+    class PaidEnv(LetterEnv):
+        async def step(self, action):
+            return StepResult(None, 1.0, done=True, stop_reason=StopReason.ANSWERED)
+
+    found = signs(lines_of(letters_run(chat, monkeypatch, "grpo", "trainer.steps=3", env=PaidEnv)))
+    assert [sign.collapse for sign in found if sign.name == "groups agree"] == [False]
+
+
 def test_a_run_that_collapses_is_ended_and_its_healthy_checkpoint_is_kept(chat, monkeypatch, tmp_path):
     GrowingEnv.begun = 0
     record = letters_run(
