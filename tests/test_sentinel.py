@@ -14,8 +14,9 @@ from agent_r1.errors import AgentR1Error
 from agent_r1.inspect.report import write_report
 from agent_r1.rollout.sampler import LocalPolicy, SamplerStats
 from agent_r1.training.log import STEP
+from agent_r1.training.metrics import GAP
 from agent_r1.training.run import RunDir, refuse_collapse
-from agent_r1.training.sentinel import GAP, signs
+from agent_r1.training.sentinel import signs
 from agent_r1.types import StepResult, StopReason
 
 

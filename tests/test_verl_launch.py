@@ -28,7 +28,7 @@ from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.rollout import decoder
 from agent_r1.training.batches import prompts_of_step
 from agent_r1.training.checkpoint import read_checkpoint
-from agent_r1.training.run import RunDir
+from agent_r1.training.run import RunDir, check_start_model
 from agent_r1.training.shards import merge_shards
 from agent_r1.training.tiny_model import save_tokenizer
 from agent_r1.verl_engine import launch
@@ -166,7 +166,6 @@ def test_questions_come_in_the_local_loops_order(tmp_path):
 @pytest.mark.parametrize(
     "settings, change, said",
     [
-        (["rollout.max_context=512", "model.max_position=512"], {"max_position_embeddings": 300}, "more than the model's 300"),
         ([], {"num_attention_heads": 8, "head_dim": 16}, "heads that are"),
         (["verl.ranks=2", "verl.tensor_parallel=2"], {}, "for GPUs"),
     ],
@@ -181,6 +180,16 @@ def test_models_that_verl_cannot_run_here_are_refused(tokenizer, tmp_path, setti
     (tmp_path / "config.json").write_text(json.dumps(shape | change))
     with pytest.raises(ConfigError, match=said):
         launch.check_machine(config, "cpu", tmp_path)
+
+
+@pytest.mark.parametrize("engine", ["local", "verl"])
+def test_a_context_that_the_model_does_not_have_is_refused(tokenizer, tmp_path, engine):
+    decoder.save(random_model(hidden_size=128, heads=4, max_position=300), tmp_path, 0, 0)
+    save_tokenizer(tokenizer, tmp_path)
+    settings = [f"engine={engine}", "trainer.micro_tokens=1500", f"model.path={tmp_path}"]
+    check_start_model(load_config("smoke", [*settings, "rollout.max_context=300"], algorithm="grpo"))
+    with pytest.raises(ConfigError, match="=512 is more than the model's 300 positions"):
+        check_start_model(load_config("smoke", [*settings, "rollout.max_context=512"], algorithm="grpo"))
 
 
 # ------------------------------------------------------------------------------------------------------- checkpoints

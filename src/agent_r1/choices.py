@@ -46,15 +46,24 @@ def _some_share(shares: dict[str, float]) -> dict[str, float]:
     return shares
 
 
-def _known_or_own(name: str) -> str:
-    if name not in DATASETS and not is_own(name):
-        raise ValueError(
-            f"unknown{nearest(name, DATASETS)}; choose from {', '.join(DATASETS)}, or name code of yours as FILE.py:FUNCTION"
-        )
-    return name
+DATASETS = ("tinyhop", "hotpotqa", "hotpotqa-fullwiki", "twowiki", "musique", "rows")
+REWARDS = ("math", "code", "sub_em", "judge")
 
 
-DataName = Annotated[str, AfterValidator(_known_or_own)]
+def _one_of(known: tuple[str, ...]) -> AfterValidator:
+    """One of these names, or code of one's own."""
+
+    def check(name: str) -> str:
+        if name not in known and not is_own(name):
+            raise ValueError(
+                f"unknown{nearest(name, known)}; choose from {', '.join(known)}, or name code of yours as FILE.py:FUNCTION"
+            )
+        return name
+
+    return AfterValidator(check)
+
+
+DataName = Annotated[str, _one_of(DATASETS)]
 
 
 def _own(name: str) -> str:
@@ -67,15 +76,7 @@ Own = Annotated[str, AfterValidator(_own)]
 """The name of code of one's own: see own.py."""
 
 
-def _known_reward(name: str) -> str:
-    if name not in REWARDS and not is_own(name):
-        raise ValueError(
-            f"unknown{nearest(name, REWARDS)}; choose from {', '.join(REWARDS)}, or name code of yours as FILE.py:FUNCTION"
-        )
-    return name
-
-
-RewardName = Annotated[str, AfterValidator(_known_reward)]
+RewardName = Annotated[str, _one_of(REWARDS)]
 
 Shares = Annotated[dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]], AfterValidator(_some_share)]
 """How much there is of each kind; only the proportions count. A layer above replaces the whole table."""
@@ -87,8 +88,6 @@ WITH_CRITIC = ("ppo", "steppo")
 IN_GROUPS = ("grpo", "rloo", "reinforce++-baseline", "gigpo")
 """These compare the samples of a prompt, and need two or more."""
 Engine = Literal["local", "verl"]
-DATASETS = ("tinyhop", "hotpotqa", "hotpotqa-fullwiki", "twowiki", "musique", "rows")
-REWARDS = ("math", "code", "sub_em", "judge")
 LossAggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
 KlEstimator = Literal["k1", "k2", "k3"]
 Ratio = Literal["token", "step", "sequence"]

@@ -318,8 +318,6 @@ def new(a: Namespace) -> None:
     option("--call", nargs="+", metavar=("NAME", "argument=value"), help="call one"),
 )  # fmt: skip
 def tools(a: Namespace) -> int:
-    import json
-
     from agent_r1.env import offered
     from agent_r1.inference import by_hand
     from agent_r1.workspace import load_tools
@@ -328,11 +326,7 @@ def tools(a: Namespace) -> int:
     found = load_tools(config)
     if a.call:
         return 0 if by_hand.call_by_hand(found, a.call, config.env) else 1
-    found = offered(found, config.env)
-    if a.schema:
-        print(json.dumps([tool.schema() for tool in found.values()], indent=2, ensure_ascii=False))
-    else:
-        by_hand.show_tools(found)
+    by_hand.show_tools(offered(found, config.env), a.schema)
     return 0
 
 
@@ -392,8 +386,10 @@ def search_server(a: Namespace) -> None:
 def inspect(a: Namespace) -> None:
     from agent_r1.inspect import credit, tokens
 
-    names = [a.compare.split(",")] if a.compare else []
-    (credit.print_credit if names else tokens.print_trajectory)(a.rollouts, a.index, *names, a.table)
+    if a.compare:
+        credit.print_credit(a.rollouts, a.index, a.compare.split(","), a.table)
+    else:
+        tokens.print_trajectory(a.rollouts, a.index, a.table)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from typing import Literal
 from rich.console import Console
 from rich.text import Text
 
-from agent_r1 import hub, packages, plan
+from agent_r1 import hub, plan
 from agent_r1.config import Config
 from agent_r1.device import GpuHere, available_memory, gpus_here, torch_sees_gpu
 from agent_r1.errors import ConfigError, first_line
@@ -265,7 +265,7 @@ def check_ports(ports: dict[int, str]) -> Finding:
 def check_model(config: Config) -> Finding | None:
     """A finding when the start model is a folder that is not there."""
     path = config.model.path
-    if path is None or Path(path).is_dir() or hub.is_name(path) or packages.is_name(path):
+    if path is None or hub.is_somewhere(path):
         return None
     return "fail", f"there is no model at {path}", "set model.path to a local folder"
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
+from agent_r1 import packages
 from agent_r1.errors import AgentR1Error, first_line
 
 NAME = r"\w[\w.-]*/[\w.-]+(@[\w./-]+)?"
@@ -25,6 +26,11 @@ MODEL_FILES = ["*.safetensors", "*.json", "*.jinja", "merges.txt", "agent_r1.yam
 def is_name(text: str) -> bool:
     """Is it a name on the hub, rather than a folder? A folder that is there wins."""
     return re.fullmatch(NAME, text) is not None and not Path(text).is_dir()
+
+
+def is_somewhere(model: str) -> bool:
+    """Whether a start model is a folder here, or can be fetched: by name from the hub, or out of a package."""
+    return Path(model).is_dir() or is_name(model) or packages.is_name(model)
 
 
 def fetch(name: str, patterns: list[str], kind: str = "model", otherwise: str = "give a local folder") -> Path:

@@ -93,19 +93,8 @@ def fetched(text: str) -> Path:
 
 def _download(name: str, package: Package, box: Path) -> Path:
     wanted = f"{name}=={package.version}"
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "--no-deps",
-        "--only-binary=:all:",
-        "--quiet",
-        "--dest",
-        box,
-        wanted,
-    ]
-    done = subprocess.run(command, capture_output=True, text=True)
+    options = ("--no-deps", "--only-binary=:all:", "--quiet", "--dest", box)
+    done = subprocess.run([sys.executable, "-m", "pip", "download", *options, wanted], capture_output=True, text=True)
     wheels = list(box.glob("*.whl"))
     if done.returncode or not wheels:
         said = [line for line in done.stderr.splitlines() if line.startswith("ERROR:")] or ["ERROR: no wheel came"]

@@ -275,7 +275,7 @@ def needed(path: Path, command: str, config: Config) -> Path:
 
 def check_local_model(path: str) -> None:
     """Raises AgentR1Error where a folder is named that is not there."""
-    if not Path(path).is_dir() and not hub.is_name(path) and not packages.is_name(path):
+    if not hub.is_somewhere(path):
         raise AgentR1Error(
             f"there is no model at model.path={path}; set it to a folder in Hugging Face's format, or to a name on the hub"
         )

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from agent_r1.env.hermes import HermesToolEnv, Tags, broken_up, split_turn
 from agent_r1.tool.base import ToolCall, ToolResult
+from agent_r1.tool.python import without_fence
 from agent_r1.types import Message
 
 
@@ -47,11 +48,3 @@ class ReToolEnv(HermesToolEnv):
     def format_tool_response(self, calls: list[ToolCall], results: list[ToolResult]) -> list[Message]:
         printed = "\n".join(broken_up(result.content, "<interpreter>", "</interpreter>") for result in results)
         return [{"role": "user", "content": f"<interpreter>\n{printed}\n</interpreter>"}]
-
-
-def without_fence(code: str) -> str:
-    """Without the lines ```python and ``` around it."""
-    lines = code.strip("\n").splitlines()
-    if len(lines) >= 2 and lines[0].strip().startswith("```") and lines[-1].strip() == "```":
-        lines = lines[1:-1]
-    return "\n".join(lines)

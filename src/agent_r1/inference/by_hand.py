@@ -132,8 +132,10 @@ def play_by_hand(
 # -------------------------------------------------------------------------------------------------------------- tools
 
 
-def show_tools(tools: dict[str, BaseTool]) -> None:
-    """Name, arguments and description of each."""
+def show_tools(tools: dict[str, BaseTool], schema: bool = False) -> None:
+    """Name, arguments and description of each; or, as JSON, the schema that a model is shown."""
+    if schema:
+        return print(json.dumps([tool.schema() for tool in tools.values()], indent=2, ensure_ascii=False))
     table = Table(box=None, header_style="bold")
     for column in ("tool", "arguments", "what the agent is told"):
         table.add_column(column)

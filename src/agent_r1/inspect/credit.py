@@ -21,7 +21,7 @@ from agent_r1.settings import AdvantageConfig
 from agent_r1.training.estimators import get_estimator
 from agent_r1.ui import clean
 
-LISTS = ("input_ids", "action_mask", "logprobs", "rewards", "step_ids", "states")
+LISTS = ("input_ids", "action_mask", "logprobs", "rewards", "step_ids")
 
 
 def print_credit(file: Path, index: int, names: list[str], by_token: bool) -> None:
@@ -57,11 +57,13 @@ def batch_of(records: list[dict[str, Any]], file: Path) -> Batch:
     rows, values = [], []
     for number, record in enumerate(records):
         for row in record["rows"]:
-            if not all(row.get(name) for name in LISTS):
+            steps = record["steps"]
+            if not all(row.get(name) for name in LISTS) or not all("state" in step for step in steps):
                 raise AgentR1Error(
                     f"{file} lacks what estimators need; give a step_*.jsonl that this version has written"
                 )
-            rows.append(TrainingRow(number, record["group_id"], **{name: row[name] for name in LISTS}))
+            states = [steps[step]["state"] if step >= 0 else 0 for step in row["step_ids"]]
+            rows.append(TrainingRow(number, record["group_id"], **{name: row[name] for name in LISTS}, states=states))
             values.append(torch.tensor(row.get("values") or [0.0] * len(row["input_ids"])))
     batch = collate(rows)
     batch.values_BT = torch.nn.utils.rnn.pad_sequence(values, batch_first=True)

@@ -11,13 +11,12 @@ from __future__ import annotations
 import os
 import re
 import secrets
-from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 
 from agent_r1.errors import AgentR1Error, first_line
-from agent_r1.search.batches import Batches
+from agent_r1.search.batches import Batches, Latest
 
 AT_ONCE = 16
 """Requests to the server at the same time."""
@@ -41,10 +40,8 @@ class Judge:
 
     def __init__(self, url: str, model: str):
         self.url, self.model = url.rstrip("/"), model
-        self._known: OrderedDict[Case, float] = OrderedDict()
-        self._batches: Batches[Case, float] = Batches(
-            self._work, lambda case, callers: self._known.get(case), self._learn
-        )
+        latest: Latest[Case, float] = Latest(REMEMBERED)
+        self._batches: Batches[Case, float] = Batches(self._work, latest.recall, latest.learn)
         key = os.environ.get(KEY)
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._http = httpx.Client(timeout=httpx.Timeout(60, connect=5), trust_env=False, headers=headers)
@@ -56,11 +53,6 @@ class Judge:
     def _work(self, cases: list[Case]) -> dict[Case, float | BaseException]:
         with ThreadPoolExecutor(AT_ONCE) as pool:
             return dict(zip(cases, pool.map(self._verdict, cases), strict=True))
-
-    def _learn(self, case: Case, score: float) -> None:
-        self._known[case] = score
-        if len(self._known) > REMEMBERED:
-            self._known.popitem(last=False)
 
     def _verdict(self, case: Case) -> float | AgentR1Error:
         question, targets, answer = case

@@ -6,7 +6,7 @@
     judge    what a language model behind `env.judge_url` says (judge.py)
 
 Each is paid between 0 and 1, less the penalty for a malformed ending. Add one: a function here, its name in `REWARDS` of
-settings.py.
+choices.py.
 """
 
 from __future__ import annotations

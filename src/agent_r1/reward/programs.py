@@ -12,7 +12,7 @@ import json
 import math
 from typing import Any
 
-from agent_r1.tool.python import Runner
+from agent_r1.tool.python import Runner, without_fence
 
 WITHIN_S = 5.0
 
@@ -55,7 +55,7 @@ def passes(code: str, tests: list[str], runner: Runner) -> bool:
         wanted.append(value if call else value["output"])
     if not tests or calls and inputs:
         raise ValueError("tests of a program are asserts, or inputs with outputs: some of one kind")
-    ran = runner.run(HARNESS.format(facts=json.dumps([_unfenced(code), calls, inputs])), WITHIN_S)
+    ran = runner.run(HARNESS.format(facts=json.dumps([without_fence(code), calls, inputs])), WITHIN_S)
     try:
         found = json.loads(ran.output.rstrip().splitlines()[-1])
     except (ValueError, IndexError, RecursionError):
@@ -96,11 +96,3 @@ def _same_output(found: Any, right: str) -> bool:
     return isinstance(found, str) and [line.rstrip() for line in found.strip().splitlines()] == [
         line.rstrip() for line in right.strip().splitlines()
     ]
-
-
-def _unfenced(code: str) -> str:
-    """Without the fence that models put around code."""
-    lines = code.strip().splitlines()
-    if len(lines) >= 2 and lines[0].startswith("```") and lines[-1].strip() == "```":
-        return "\n".join(lines[1:-1])
-    return code

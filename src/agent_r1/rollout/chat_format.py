@@ -38,7 +38,8 @@ _OPEN, _CLOSE = "\ue0f0", "\ue0f1"
 _PLACEHOLDER = re.compile(f"{_OPEN}(\\d+){_CLOSE}")
 _BESIDE_DATA = re.compile(f"(<[^<>\\s]+>)\\s*(?={_OPEN})|(?<={_CLOSE})\\s*(<[^<>\\s]+>)")
 
-ENDS = ("<|call|>", "<|return|>")
+HARMONY_ENDS = ("<|call|>", "<|return|>")
+"""Harmony closes an assistant's turn with one of these where it calls or answers, and with the template's own end elsewhere."""
 Skeleton = tuple[list[int | str], list[str]]
 
 
@@ -80,8 +81,11 @@ class ChatFormat:
             raise ConfigError("the chat template does not close an assistant turn with a control token")
         self.turn_end_id: int = after_action[0]
         """The control token that closes an assistant turn (`<|im_end|>` for Qwen)."""
-        self.closing_ids = {self.turn_end_id, *(self.control_ids.get(token, self.turn_end_id) for token in ENDS)}
-        """Behind these the template's own end is not added: that, and Harmony's other two (env/harmony.py)."""
+        self.closing_ids = {
+            self.turn_end_id,
+            *(self.control_ids.get(token, self.turn_end_id) for token in HARMONY_ENDS),
+        }
+        """Behind these the template's own end is not added."""
         self.stop_ids = tuple(sorted({self.turn_end_id, tokenizer.eos_token_id, *end_ids} - {None}))
         """Whichever of these is sampled ends the turn, for every policy."""
         opening = "".join(p if isinstance(p, str) else self.decode([p]) for p in self._skeleton(("user",), None)[0])

@@ -25,7 +25,13 @@ def question_of(row: Row) -> str:
 def step_records(trajectory: Trajectory, chat: ChatFormat) -> list[dict[str, Any]]:
     """The turns of a trajectory as text and facts."""
     return [
-        {"text": chat.decode(s.action_ids), "reward": s.reward, "finish_reason": s.finish_reason, "info": s.info}
+        {
+            "text": chat.decode(s.action_ids),
+            "reward": s.reward,
+            "finish_reason": s.finish_reason,
+            "info": s.info,
+            "state": s.state,
+        }
         for s in trajectory.steps
     ]
 
@@ -61,7 +67,6 @@ def trajectory_record(
                 "rewards": r.rewards,
                 "advantages": advantages[i] if advantages else None,
                 "step_ids": r.step_ids,
-                "states": r.states,
                 "values": values[i] if values else None,
             }
             for i, r in enumerate(rows)

@@ -23,6 +23,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -144,6 +145,23 @@ class Batches(Generic[Question, Answer]):
                     future.set_result(answer)
             if not isinstance(answer, BaseException):
                 self._learn(key, answer)
+
+
+class Latest(Generic[Question, Answer]):
+    """The answers to the `most` latest questions, to `recall` and to `learn`."""
+
+    def __init__(self, most: int):
+        self._most = most
+        self._known: OrderedDict[Question, Answer] = OrderedDict()  # the one that was asked longest ago first
+
+    def recall(self, question: Question, callers: int = 1) -> Answer | None:
+        return self._known.get(question)
+
+    def learn(self, question: Question, answer: Answer) -> None:
+        self._known[question] = answer
+        self._known.move_to_end(question)
+        if len(self._known) > self._most:
+            self._known.popitem(last=False)
 
 
 def _still_waiting(futures: list[asyncio.Future]) -> list[asyncio.Future]:

@@ -10,11 +10,10 @@ batch, and a resumed run, whose cache is empty, would differ from the uninterrup
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from dataclasses import dataclass
 
 from agent_r1.errors import AgentR1Error
-from agent_r1.search.batches import Batches
+from agent_r1.search.batches import Batches, Latest
 from agent_r1.search.index import Hit, PassageIndex
 
 MAX_QUERY_CHARS = 2000
@@ -48,9 +47,8 @@ class Searcher:
     def __init__(self, index: PassageIndex, cache_size: int = 10_000):
         self.index = index
         self.stats = SearchStats()
-        self._cache_size = cache_size
-        self._cache: OrderedDict[Query, Hits] = OrderedDict()  # least recently used first
-        self._batches: Batches[Query, Hits] = Batches(self._search, self._recall, self._remember)
+        self._latest: Latest[Query, Hits] = Latest(cache_size)
+        self._batches: Batches[Query, Hits] = Batches(self._search, self._recall, self._latest.learn)
 
     async def search(self, query: str, top_k: int) -> list[Hit]:
         """The `top_k` best passages for `query`, best first. Raises what the index raised for it."""
@@ -84,12 +82,6 @@ class Searcher:
         return {key: answer for query in new for key, answer in self._look_up([query]).items()}
 
     def _recall(self, key: Query, callers: int) -> Hits | None:
-        found = self._cache.get(key)
+        found = self._latest.recall(key)
         self.stats.cache_hits += 0 if found is None else callers
         return found
-
-    def _remember(self, key: Query, hits: Hits) -> None:
-        self._cache[key] = hits
-        self._cache.move_to_end(key)
-        if len(self._cache) > self._cache_size:
-            self._cache.popitem(last=False)

@@ -26,6 +26,13 @@ class Runner(Protocol):
     def run(self, source: str, within_s: float) -> Ran: ...
 
 
+def without_fence(code: str) -> str:
+    """A program without the lines ```python and ``` that models put around one."""
+    lines = code.strip().splitlines()
+    fenced = len(lines) >= 2 and lines[0].startswith("```") and lines[-1].strip() == "```"
+    return "\n".join(lines[1:-1]) if fenced else code.strip("\n")
+
+
 class PythonTool(BaseTool):
     """Runs programs for an agent."""
 

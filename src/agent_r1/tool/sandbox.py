@@ -6,7 +6,7 @@
     limits       of time, memory, file size, open files, output
 
 A program is confined where seccomp holds, and bubblewrap or Landlock (kernel 6.2) with it. That is not believed but tried: a probe
-with the intentions of a thief has to fail in a sandbox of the kind before it is used. `inside.py` is the other side of the pipe.
+with the intentions of a thief has to fail in a sandbox of the kind before it is used. Next: `inside.py`, the pipe's other end.
 
 Processes are started ahead, because bubblewrap and Python take longer than most programs, and each runs one program. One thread
 starts them all: a process that has to die with its parent dies with the *thread* that started it (prctl(2), PR_SET_PDEATHSIG).
@@ -44,9 +44,9 @@ DISK = 64 << 20
 MAX_OUTPUT = 64 << 10
 """Bytes that a program may print."""
 MAX_SOURCE = 50_000
-"""Characters of a program: in UTF-8, and in a pipe that nobody reads yet, it must fit."""
+"""Characters of a program, and bytes in UTF-8. A pipe that nobody reads yet holds 64 KiB."""
 AT_ONCE = 64
-"""Programs that run at the same time; more wait. Together they have a CPU's fair share each."""
+"""Programs that run at the same time; more wait, because too many on a CPU would all be late."""
 AHEAD = 4
 START_S = 20.0
 """Seconds for the start of a process on a busy machine."""

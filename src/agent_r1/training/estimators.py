@@ -1,7 +1,7 @@
 """More ways to give credit than `advantages.py` has, and the table of all estimators by name.
 
-In and out are those of `advantages.py`: a whole batch to `advantages_BT` and `returns_BT`. What differs is the question
-that an estimator asks of an outcome:
+In and out are those of `advantages.py`: a whole batch to `advantages_BT` and `returns_BT`. Next: `losses.py`. What differs is
+the question that an estimator asks of an outcome:
 
     grpo, rloo, reinforce++-baseline   was this episode better than the other samples of its prompt?
     remax                              was it better than what the policy does when it does not explore?
@@ -240,7 +240,7 @@ def one_vote(batch: Batch, advantages_BT: Tensor, aggregation: str) -> Tensor:
 ESTIMATORS: dict[str, Estimator] = {
     name: globals()[name.replace("++", "_plus_plus").replace("-", "_")] for name in get_args(Algorithm)
 }
-"""Every estimator: the function of this file (or of advantages.py) that is called as `Algorithm` in settings.py says."""
+"""Every estimator: the function of this file (or of advantages.py) that is called as `Algorithm` in choices.py says."""
 
 
 def get_estimator(name: str) -> Estimator:

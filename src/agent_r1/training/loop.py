@@ -60,8 +60,7 @@ from agent_r1.training.losses import (
     reward_less_kl,
     value_loss,
 )
-from agent_r1.training.metrics import Clock, Means, explained_variance, rollout_metrics
-from agent_r1.training.sentinel import GAP, sampler_gap
+from agent_r1.training.metrics import GAP, Clock, Means, explained_variance, rollout_metrics, sampler_gap
 from agent_r1.types import Row, Sampling, Trajectory
 
 
@@ -115,11 +114,12 @@ def train(
             batch.baseline_B = greedy_scores(batch.groups, greedy)
         batch = batch.to(device)
 
-        metrics[GAP] = sampler_gap(learner.actor, batch, temperature, micro_tokens, dtype)
-
         # 3  predict, before anything is updated: the trust region is measured from here.
-        if dtype is not torch.float32:
-            batch.logprobs_BT = batch_logprobs(learner.actor, batch, temperature, micro_tokens, dtype)
+        seen = batch if dtype is not torch.float32 else batch[torch.arange(0, len(batch), SEEN, device=device)]
+        now_BT = batch_logprobs(learner.actor, seen, temperature, micro_tokens, dtype)
+        metrics[GAP] = sampler_gap(seen, now_BT)
+        if seen is batch:
+            batch.logprobs_BT = now_BT
         if learner.critic is not None:
             batch.values_BT = in_micro_batches(
                 lambda part: action_values(learner.critic, part), batch, micro_tokens, dtype
@@ -160,6 +160,10 @@ def train(
         on_step(metrics, trajectories, batch)
         if step % trainer.save_every == 0 or step == trainer.steps:
             save(learner)
+
+
+SEEN = 32
+"""In float32, every so many-th row is computed again, to see that sampler and trainer do agree."""
 
 
 # ------------------------------------------------------------------------------------------------------ the updates

@@ -331,12 +331,11 @@ def check_start_model(config: Config) -> None:
     model = Workspace.of(config).start_model
     if trouble := hub.damage(model):
         raise AgentR1Error(f"this model cannot be trained: {trouble}")
+    context = config.rollout.max_context
+    if context > (longest := decoder.read_config(model).get("max_position_embeddings", context)):
+        raise ConfigError(f"rollout.max_context={context} is more than the model's {longest} positions")
     if config.engine == "local":
-        longest = decoder.read_shape(model).max_position
-        if config.rollout.max_context > longest:
-            raise ConfigError(
-                f"rollout.max_context={config.rollout.max_context} is more than the model's {longest} positions"
-            )
+        decoder.read_shape(model)  # raises for what the local loop does not compute
     chat = ChatFormat(load_tokenizer(model))
     if config.env.tools:
         chat.check_tools()

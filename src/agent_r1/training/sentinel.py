@@ -15,18 +15,10 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from agent_r1.rollout.decoder import Decoder
-from agent_r1.rollout.rows import Batch
-from agent_r1.training.forward import batch_logprobs
 from agent_r1.training.log import STEP
+from agent_r1.training.metrics import GAP
 
 Line = Mapping[str, Any]
-GAP = "training/rollout_logprobs_diff_mean"
-"""How far trainer and sampler are apart in the log-probability of a sampled token, before any update; verl's name. Rounding in
-bfloat16 gives .01 to .02."""
 FIRST, SPAN, AGREED = 3, 5, 3
 """Steps that the first question is asked about; steps that are held against others; steps that may teach nothing."""
 
@@ -200,17 +192,3 @@ def _best(lines: Sequence[Line]) -> float:
     """The best mean of SPAN steps in a row."""
     ends = range(min(SPAN, len(lines)), len(lines) + 1)
     return max(_mean(lines[max(0, end - SPAN) : end], "critic/score/mean") for end in ends)
-
-
-# -------------------------------------------------------------------------------------------------------- the gap
-
-WATCHED = 32
-"""Every so many-th row is computed again by the trainer, to be held against the sampler."""
-
-
-def sampler_gap(actor: Decoder, batch: Batch, temperature: float, max_tokens: int, dtype: torch.dtype) -> float:
-    """Mean difference between the trainer's and the sampler's log-probability of a sampled token, before any update."""
-    part = batch[torch.arange(0, len(batch), WATCHED, device=batch.ids_BT.device)]
-    mask_BT: Tensor = part.mask_BT.bool()
-    now_BT = batch_logprobs(actor, part, temperature, max_tokens, dtype)
-    return (now_BT - part.logprobs_BT)[mask_BT].abs().mean().item()

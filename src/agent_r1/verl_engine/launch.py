@@ -91,7 +91,7 @@ def train(run: RunDir, config: Config, start_model: Path, resume: bool, plain: b
 
 def check_machine(config: Config, device: str, model: Path) -> None:
     """What no run can do on this machine or with this model. Raises ConfigError."""
-    v, context = config.verl, config.rollout.max_context
+    v = config.verl
     if device == "cuda" and torch.cuda.device_count() < v.ranks // v.nodes:
         raise ConfigError(
             f"verl.ranks={v.ranks} needs as many GPUs{f' on {v.nodes} machines' if v.nodes > 1 else ''}, and "
@@ -105,8 +105,6 @@ def check_machine(config: Config, device: str, model: Path) -> None:
         raise ConfigError("verl.tensor_parallel is for GPUs; on a CPU use 1")
     load_chat(model)  # says what is wrong with a missing template
     shape = decoder.read_config(model)
-    if context > (longest := shape.get("max_position_embeddings", context)):
-        raise ConfigError(f"rollout.max_context={context} is more than the model's {longest} positions")
     width = shape.get("head_dim") or shape["hidden_size"] // shape["num_attention_heads"]
     if device == "cpu" and width not in CPU_HEADS:
         raise ConfigError(f"vLLM on a CPU computes heads that are {CPU_HEADS} wide, and the model's are {width}")
