@@ -1,4 +1,4 @@
-"""The learning curve of one run: exact match with the evaluations before and after, and calls a question.
+"""The learning curves of one run, or of one preset's seeds: the score with the evaluations before and after, and calls a question.
 
 bash benchmarks/seeds.sh ppo 0 && python benchmarks/curve_picture.py docs/images/laptop.png runs/bench-laptop-ppo-s0
 """
@@ -12,44 +12,55 @@ from pathlib import Path
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from agent_r1.inspect.report import load_run, marks
+from agent_r1.inspect.report import load_run, marks, sampled_score
 from agent_r1.training.log import VAL_EM
 
+SHADES = ("#0f766e", "#2563eb", "#7c3aed", "#be185d", "#6b7280")
+"""One a run."""
+NAMES = {"em": "Exact match"}
 
-def main(out: Path, folder: Path) -> None:
-    run = load_run(folder)
+
+def main(out: Path, folders: list[Path]) -> None:
+    runs = sorted(map(load_run, folders), key=lambda run: run.config["seed"])
     # The object interface with its own canvas: pyplot would keep global state and choose a backend for the screen.
     figure = Figure(figsize=(10, 3.6), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2)
-    left.plot(*zip(*run.series("reward/em"), strict=True), color="#9ccfc4", label="train, sampled")
-    left.plot(
-        *zip(*run.series(VAL_EM), strict=True),
-        color="#0f766e",
-        linewidth=2.2,
-        marker="o",
-        label="validation, greedy",
+    for run, colour in zip(runs, SHADES, strict=False):
+        seed = f"seed {run.config['seed']}: " if len(runs) > 1 else ""
+        left.plot(*zip(*sampled_score(run), strict=True), color=colour, alpha=0.3, label=f"{seed}train, sampled")
+        validated = dict(color=colour, linewidth=2.2, marker="o")
+        left.plot(*zip(*run.series(VAL_EM), strict=True), **validated, label=f"{seed}validation, greedy")
+        for mark in marks(run):
+            error = [[mark.y - mark.low], [mark.high - mark.y]]
+            label = f"{seed}test, {mark.name}: {mark.y:.3f}"
+            left.errorbar([mark.x], [mark.y], yerr=error, fmt="D", color=colour, mfc="#b45309", capsize=4, label=label)
+        calls = zip(*run.series("tool_calls/mean"), strict=True)
+        right.plot(*calls, color=colour, linewidth=2, label=f"{seed}train, sampled")
+    config = runs[0].config
+    seeds = ", ".join(str(run.config["seed"]) for run in runs)
+    score = NAMES.get(runs[0].score_name, runs[0].score_name.capitalize())
+    left.set_title(
+        f"{score} ({config['preset']}, {config['algorithm']}, seed{'s' * (len(runs) > 1)} {seeds})", loc="left"
     )
-    for mark in marks(run):
-        error = [[mark.y - mark.low], [mark.high - mark.y]]
-        label = f"held-out test, {mark.name}: {mark.y:.3f}"
-        left.errorbar([mark.x], [mark.y], yerr=error, fmt="D", color="#b45309", capsize=4, label=label)
-    right.plot(*zip(*run.series("tool_calls/mean"), strict=True), color="#7c3aed", linewidth=2, label="train, sampled")
-    config = run.config
-    left.set_title(f"Exact match ({config['preset']}, {config['algorithm']}, seed {config['seed']})", loc="left")
     left.set_ylim(0, 1)
     right.set_title("Tool calls per question", loc="left")
     for axis in (left, right):
         axis.set_xlabel("RL step")
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)
-        axis.legend(frameon=False, loc="lower right")
-    made_of = {"preset": config["preset"], "algorithm": config["algorithm"], "seed": config["seed"]}
-    made_of |= {"steps": len(run.metrics), "em_before": run.before["em"], "em_after": run.after["em"]}
+        axis.legend(frameon=False, loc="lower right", fontsize=9 if len(runs) == 1 else 6)
+    made_of = [
+        {
+            **{key: run.config[key] for key in ("preset", "algorithm", "seed")},
+            "steps": len(run.metrics), "before": run.before["score"], "after": run.after["score"],
+        }
+        for run in runs
+    ]  # fmt: skip
     figure.savefig(out, metadata={"agent-r1": json.dumps(made_of)})  # tests/test_docs.py holds it against the preset
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 3:
+    if len(sys.argv) < 3:
         sys.exit(__doc__)
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(Path(sys.argv[1]), list(map(Path, sys.argv[2:])))

@@ -3,7 +3,7 @@
     PYTHONPATH=src .venv/bin/python benchmarks/red_team.py [--judge-url http://127.0.0.1:8000/v1 --judge-model NAME]
 
 In: nothing, or the address of a judge. Out: a table in Markdown. Each policy plays a question of each kind (facts, mathematics,
-a program) through the environment of training. `tests/test_red_team.py` holds the bounds and the table.
+a program) through the environment of training. `tests/test_named_rewards.py` holds the bounds and the table.
 """
 
 from __future__ import annotations
@@ -141,7 +141,9 @@ async def paid(turns: list[str], problem: Problem, config: EnvConfig) -> float:
     return round(total + outcome.reward, 3)
 
 
-PAID_FOR = {"em": FACTS, "math": MATHS, "code": PROGRAM, "sub_em": FACTS, "judge": FACTS}
+PAID_FOR = {"em": FACTS, "math": MATHS, "code": PROGRAM, "em + calls": FACTS, "sub_em": FACTS, "judge": FACTS}
+CALLS = 0.05
+"""`env.call_reward` of the column that pays calls as well."""
 
 
 async def table(judge_url: str | None, judge_model: str = "judge") -> dict[str, dict[str, float]]:
@@ -150,7 +152,9 @@ async def table(judge_url: str | None, judge_model: str = "judge") -> dict[str, 
     for reward, problem in PAID_FOR.items():
         if reward == "judge" and judge_url is None:
             continue
-        config = EnvConfig(reward=None if reward == "em" else reward, judge_url=judge_url, judge_model=judge_model)
+        named = None if reward in ("em", "em + calls") else reward
+        calls = CALLS if reward == "em + calls" else 0.0
+        config = EnvConfig(reward=named, call_reward=calls, judge_url=judge_url, judge_model=judge_model)
         cheats = {
             f"{reward}: {name}": lambda p, text=text: [answer(text)] for name, text in CHEATS.get(reward, {}).items()
         }

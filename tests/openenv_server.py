@@ -5,6 +5,7 @@ types that docs/source/reference/core.md lists. One process holds many environme
 
     /guess      an action with a field: guess a number; 1 is paid for it       /guess2   with room for two sessions only
     /echo       MCP: tools are listed by an action and called by another       /strict   takes calls only, lists by message
+    /quest      a text world in ALFWorld's manner: a command in words, what one sees in words, 1 when the task is done
     /bad-KIND   does what its kind says, see `Bad`
 
 `GET /told` says what each session was told and how many are open. Run it: `python openenv_server.py PORT`.
@@ -30,6 +31,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from agent_r1.worlds.tinyquest.env import TinyQuest
+
 OPEN: Counter[str] = Counter()
 TOLD: list[dict[str, Any]] = []
 METADATA = {"type": "object", "additionalProperties": True}
@@ -48,6 +51,7 @@ CALL = action_of(
     tool_name={"type": "string"}, arguments={"type": "object"},
 ) | {"required": ["tool_name"]}  # fmt: skip
 GUESS = action_of(number={"type": "integer"})
+COMMAND = action_of(command={"type": "string"})
 TOOLS = [
     {"name": "echo", "description": "Say it again.", "input_schema": {
         "type": "object", "properties": {"message": {"type": "string"}}, "required": ["message"]}},
@@ -87,6 +91,24 @@ class Guess:
 
     def mcp(self, data: dict[str, Any]) -> dict[str, Any]:
         return {"error": {"code": -32603, "message": "Environment does not support MCP"}}
+
+
+class Quest:
+    def reset(self, data: dict[str, Any]) -> dict[str, Any]:
+        self.world = TinyQuest()
+        return self.seen(self.world.reset(**data))
+
+    async def step(self, data: dict[str, Any]) -> dict[str, Any]:
+        name, _, noun = data["command"].partition(" ")
+        if (name, noun) not in self.world._legal():
+            return self.seen("Nothing happens.")
+        return self.seen(getattr(self.world, name)(noun))
+
+    def seen(self, text: str) -> dict[str, Any]:
+        commands = [" ".join(words) for words in self.world._legal()]
+        return observed(self.world.get_reward(), self.world.done, text=text, admissible_commands=commands)
+
+    mcp = Guess.mcp
 
 
 class Echo:
@@ -178,7 +200,7 @@ class Bad(Guess):
 
 
 def environment(kind: str, socket: WebSocket) -> Any:
-    known = {"guess": Guess, "guess2": Guess, "echo": Echo, "strict": Strict}
+    known = {"guess": Guess, "guess2": Guess, "echo": Echo, "strict": Strict, "quest": Quest}
     return known[kind]() if kind in known else Bad(kind.removeprefix("bad-"), socket)
 
 
@@ -196,7 +218,8 @@ async def schema(request: Request) -> Response:
         return Response(SCHEMAS[kind], media_type="application/json")
     calls = kind in ("echo", "strict") or kind.startswith("tools-")
     state = {"type": "object", "properties": {}}
-    return JSONResponse({"action": CALL if calls else GUESS, "observation": {"type": "object"}, "state": state})
+    action = CALL if calls else COMMAND if kind == "quest" else GUESS
+    return JSONResponse({"action": action, "observation": {"type": "object"}, "state": state})
 
 
 async def session(socket: WebSocket) -> None:

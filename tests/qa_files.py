@@ -1,4 +1,5 @@
-"""A small library in the published formats of HotpotQA, 2WikiMultihopQA and MuSiQue: 24 novels, 48 paragraphs, 72 questions."""
+"""A small library in the published formats of HotpotQA, 2WikiMultihopQA and MuSiQue (24 novels, 48 paragraphs, 72 questions), and
+a few problems in those of GSM8K and DAPO-Math-17k."""
 
 from __future__ import annotations
 
@@ -87,7 +88,7 @@ def hub_form(record: dict) -> dict:
 
 
 def twowiki() -> list[dict]:
-    """24 records as in 2WikiMultihopQA's train.json."""
+    """24 records as in 2WikiMultihopQA's train.json, in its second release."""
     kinds = {"bridge": "compositional", "comparison": "comparison"}
     return [
         {
@@ -98,8 +99,20 @@ def twowiki() -> list[dict]:
             "supporting_facts": record["supporting_facts"],
             "evidences": [[record["supporting_facts"][0][0], "author", record["supporting_facts"][1][0]]],
             "answer": record["answer"],
+            "entity_ids": "Q1_Q2",
+            "evidences_id": [["Q1", "author", "Q2"]],
+            "answer_id": f"Q{100 + i}",
         }
-        for record in hotpotqa()[::3]
+        for i, record in enumerate(hotpotqa()[::3])
+    ]
+
+
+def twowiki_aliases() -> list[dict]:
+    """Lines as in id_aliases.json: of every other answer."""
+    return [
+        {"Q_id": f"Q{100 + i}", "aliases": [f"{record['answer']} (town)"], "demonyms": [f"{record['answer']}er"]}
+        for i, record in enumerate(hotpotqa()[::3])
+        if i % 2
     ]
 
 
@@ -130,6 +143,40 @@ def musique() -> list[dict]:
     return records
 
 
+def gsm8k() -> list[dict]:
+    """24 records as in grade-school-math's train.jsonl and on the hub; the fifth takes one step only."""
+    records = []
+    for i in range(24):
+        pens, price = 30 * i + 7, 3 + i % 5
+        sold, coins = pens * price, 1000 + pens * price
+        first = f"The pens bring {pens}*{price}=<<{pens}*{price}={sold}>>{sold} coins."
+        second = f"\nThen there are 1000+{sold}=<<1000+{sold}={coins}>>{coins:,} coins." if i != 4 else ""
+        asked = "How many coins has she now?" if i != 4 else "How many coins do the pens bring?"
+        records.append(
+            {
+                "question": f"Ida has 1,000 coins and sells {pens} pens for {price} coins each. {asked}",
+                "answer": f"{first}{second}\n#### {coins:,}" if i != 4 else f"{first}\n#### {sold}",
+            }
+        )
+    return records
+
+
+def dapo_math() -> list[dict]:
+    """24 records as in open-r1/DAPO-Math-17k-Processed."""
+    return [
+        {
+            "prompt": f"Find the remainder when $7^{{{i + 2}}}$ is divided by {i + 11}.",
+            "solution": str(pow(7, i + 2, i + 11)),
+            "data_source": "math_dapo",
+            "source_prompt": [{"content": "Solve the following problem ...", "role": "user"}],
+            "ability": "MATH",
+            "reward_model": {"ground_truth": str(pow(7, i + 2, i + 11)), "style": "rule-lighteval/MATH_v2"},
+            "extra_info": {"index": f"{i:08x}-0000-4000-8000-000000000000"},
+        }
+        for i in range(24)
+    ]
+
+
 def write_json(path: Path, records: list) -> Path:
     return _write(path, json.dumps(records))
 
@@ -142,3 +189,14 @@ def _write(path: Path, text: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
     return path
+
+
+def a_step_of_maths(home: Path, model: Path, preset: str, *settings: str) -> list[str]:
+    """What stands behind `agent-r1 train` for a step of the preset gsm8k or dapo-math on records in its published form. The run
+    is called maths; later settings win."""
+    source = write_jsonl(home / "mine.jsonl", {"gsm8k": gsm8k, "dapo-math": dapo_math}[preset]())
+    small = ["data.train=12", "data.val=2", "data.test=4", f"data.source={source}", "data.system=Calculate.",
+             "engine=local", "trainer.device=cpu", "trainer.threads=1", "trainer.steps=1", "trainer.eval_every=0",
+             f"model.path={model}", "rollout.prompts_per_step=2", "rollout.samples_per_prompt=2",
+             "rollout.max_tokens_per_turn=8", "rollout.max_context=512", "rollout.slots=8"]  # fmt: skip
+    return ["grpo", f"--preset={preset}", "--run=maths", *small, *settings]

@@ -36,6 +36,7 @@ from agent_r1.inference.screen import Screen
 from agent_r1.rollout.episode import make_loop
 from agent_r1.rollout.evaluate import evaluate
 from agent_r1.rollout.sampler import LocalPolicy
+from agent_r1.settings import EnvConfig
 from agent_r1.tool import BaseTool, tool
 from agent_r1.types import Action, StopReason
 
@@ -163,7 +164,7 @@ def test_it_is_asked_as_in_training(chat):
     texts = [chat.decode(ids) for _, ids, _ in policy.seen]
     assert all(text.count("Be brief.") == 1 for text in texts) and texts[-1].count("nown?") == 2
     assert {(s.temperature, s.max_tokens) for _, _, s in policy.seen} == {(0.7, 200)}
-    unknown, record = (json.loads(json.dumps(exchange_record(e, chat))) for e in conversation.exchanges)
+    unknown, record = (json.loads(json.dumps(exchange_record(e, agent))) for e in conversation.exchanges)
     assert unknown["answer"] == "Marn" and "reward" not in unknown
     assert (record["answer"], record["stop_reason"], record["error"]) == ("Marn", "answered", None)
     assert record["turns"] == [call("lookup", query="Vexlor"), ANSWER]
@@ -172,6 +173,17 @@ def test_it_is_asked_as_in_training(chat):
     steps = conversation.exchanges[1].trajectory.steps
     assert record["sampled_tokens"] == sum(len(s.action_ids) for s in steps)
     assert record["tokens_before"] == conversation.exchanges[1].start > 0
+
+
+def test_a_dialect_is_told_once_in_a_conversation(chat):
+    policy = ScriptedPolicy(chat, lambda *_: "Thought: so\nFinal Answer: Marn")
+    agent = make_agent(policy, chat)
+    agent.config.env.name, agent.lead = "react", [{"role": "system", "content": "Be brief."}]
+    conversation = converse(agent, "One?", "Two?")
+    texts = [chat.decode(ids) for _, ids, _ in policy.seen]
+    assert conversation.exchanges[1].start > 0 and texts[1].startswith(texts[0])
+    assert [text.count("Be brief.\n\nYour tools:\n- lookup: Look something up.") for text in texts] == [1, 1]
+    assert [text.count("<|im_start|>system") for text in texts] == [1, 1]
 
 
 def test_a_follow_up_that_does_not_fit_begins_anew(chat):
@@ -244,7 +256,7 @@ def test_control_tokens_in_a_document_are_text(chat):
     ],
 )  # fmt: skip
 def test_the_parts_of_a_turn(text, parts):
-    assert read_turn(text, whole=True) == parts
+    assert read_turn(EnvConfig(), text, whole=True) == parts
 
 
 PIECES = st.lists(
@@ -256,14 +268,22 @@ PIECES = st.lists(
 @settings(max_examples=80, deadline=None)
 def test_what_streams_in_plain_text_is_what_a_whole_turn_gives(pieces):
     """Streaming shows each part once, as it grows, and ends with the same text as a turn that came in one piece."""
-    text, streamed, whole = "".join(pieces), io.StringIO(), io.StringIO()
-    screen = Screen(Console(file=streamed))
+    streamed, whole = streamed_and_whole("".join(pieces), EnvConfig())
+    assert streamed == whole
+
+
+def streamed_and_whole(text: str, env: EnvConfig) -> list[str]:
+    """What a screen shows of a turn that came letter by letter, and of one that came in one piece.
+
+    Only at its end does plain text turn out to be the answer, and then the label cannot be there: it is taken out of both.
+    """
+    streamed, whole = io.StringIO(), io.StringIO()
+    screen = Screen(Console(file=streamed), env)
     for end in range(len(text) + 1):
         screen.stream(text[:end])
     screen.turn(Action(text))
-    Screen(Console(file=whole)).turn(Action(text))
-    # Only at its end does plain text turn out to be the answer; then the label cannot be there.
-    assert streamed.getvalue().replace("answer: ", "") == whole.getvalue().replace("answer: ", "")
+    Screen(Console(file=whole), env).turn(Action(text))
+    return [file.getvalue().replace("answer: ", "") for file in (streamed, whole)]
 
 
 @pytest.mark.timeout(120)  # a fraction of a second; anything quadratic takes longer than this
@@ -273,8 +293,8 @@ def test_what_streams_in_plain_text_is_what_a_whole_turn_gives(pieces):
      ("<answer></answer>", 10_000, [])],
 )  # fmt: skip
 def test_a_long_hostile_turn_is_read(piece, times, kinds):
-    assert [kind for kind, _ in read_turn(piece * times, whole=True)] == kinds
-    read_turn(piece * times, whole=False)
+    assert [kind for kind, _ in read_turn(EnvConfig(), piece * times, whole=True)] == kinds
+    read_turn(EnvConfig(), piece * times, whole=False)
 
 
 # ------------------------------------------------------------------------------------------------------- on the screen
@@ -306,7 +326,7 @@ def session(chat, monkeypatch):
             file = io.StringIO()
             console = Console(file=file, width=100, force_terminal=color, color_system="truecolor" if color else None)
             agent = make_agent(policy, chat, options.pop("tools", (lookup,)), **options)
-            return Session(Repl(agent, Screen(console), resources), file)
+            return Session(Repl(agent, Screen(console, agent.config.env), resources), file)
 
         yield open_session
 

@@ -1,8 +1,9 @@
-"""An agent without its tools: evaluations closed-book and with a placebo, on cards of their own."""
+"""An agent without its tools, or among hostile documents: evaluations on cards of their own."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import shutil
 
@@ -12,11 +13,15 @@ from runs import TINY, main
 from agent_r1.data.rows import Passage
 from agent_r1.env import brings_tools, make_env, without_tools
 from agent_r1.env.hermes import call
+from agent_r1.files import read_jsonl
 from agent_r1.rollout.evaluate import majority
+from agent_r1.search.index import Hit
 from agent_r1.search.placebo import Placebo
+from agent_r1.search.poison import DOCUMENTS, PoisonedSearcher, drawn, lie
 from agent_r1.search.searcher import Searcher
 from agent_r1.settings import EnvConfig
 from agent_r1.tool import make_tools
+from agent_r1.training.tiny_model import load_chat
 from agent_r1.types import Action
 
 PASSAGES = [Passage(str(i), f"T{i}", f"T{i} is a town.") for i in range(20)]
@@ -57,6 +62,35 @@ def test_a_placebo_finds_nothing_or_what_the_lot_says():
     assert found[0] == found[2] != found[1] and other.search(["T3"], 3) != found[:1]
     assert all(len({hit.id for hit in hits}) == 3 for hits in found)
     assert len(one.search(["T3"], 50)[0]) == len(PASSAGES)
+
+
+def test_a_share_of_the_queries_gets_a_document_and_equal_ones_the_same():
+    queries = [f"T{i}" for i in range(400)]
+    assert not any(drawn(query, 0.0, 0) for query in queries)
+    assert {drawn(query, 1.0, 0)[0] for query in queries} == set(DOCUMENTS)
+    half = [drawn(query, 0.5, 0) for query in queries]
+    assert 150 < sum(map(bool, half)) < 250 and half == [drawn(query, 0.5, 0) for query in queries]
+    assert half != [drawn(query, 0.5, 1) for query in queries]
+    assert any("T7" in drawn("T7", 1.0, seed)[1] for seed in range(200))  # some speak of what was searched for
+
+
+def test_a_lie_says_of_the_best_passage_what_is_not_so():
+    hits = [
+        Hit("1", "Girzum", "Girzum in Dannir has mayor Gosgos.", 1.0),
+        Hit("2", "Tax Zum", "Tax Zum in Felpir.", 0.5),
+    ]
+    assert lie(hits) == "Girzum in Tax Zum has mayor Tax Zum."
+
+
+def test_a_document_stands_in_front_of_what_was_found():
+    searcher, plain = PoisonedSearcher(Placebo(PASSAGES), 1.0, 0), Placebo(PASSAGES)
+    for query in ("T3", "T4", "T5"):
+        found = asyncio.run(searcher.search(query, 2))
+        assert found[1:] == plain.search([query], 3)[0][:2] and found[0].title == found[1].title
+        assert found[0].id == f"poison {drawn(query, 1.0, 0)[0]}"
+    assert (
+        asyncio.run(PoisonedSearcher(Placebo(), 1.0, 0).search("T3", 2)) == []
+    )  # in front of nothing it stands nowhere
 
 
 async def ask(env) -> str:
@@ -113,19 +147,55 @@ def test_each_has_a_card_of_its_own_and_the_report_shows_them_side_by_side(home,
     )
 
 
+def test_no_hostile_document_brings_a_control_token_into_an_episode(home):
+    run = home / "runs" / "grpo"
+    for words in (["--poison=1"], ["--before", "--poison=0.5"]):
+        assert main("eval", "--run=grpo", *words) == 0
+    card = json.loads((run / "eval_poison_1.json").read_text())
+    assert card["condition"] == "poison 1" and card["index"]["kind"]
+    assert set(card["by_poison"]) <= {*DOCUMENTS, "none"} and len(card["by_poison"]) > 1
+    chat, read = load_chat(next(run.glob("checkpoints/*/model"))), 0
+
+    def controls(ids):
+        return [i for i in ids if i in chat.control_ids.values()]
+
+    for episode in read_jsonl(run / "rollouts" / "eval_poison_1.jsonl"):
+        (row,) = episode["rows"]
+        turns = itertools.groupby(zip(row["action_mask"], row["input_ids"], strict=True), key=lambda pair: pair[0])
+        results = [[i for _, i in pairs] for sampled, pairs in turns if not sampled][1:]  # the first is the prompt
+        for ids, step in zip(results, episode["steps"], strict=False):
+            calls = [{"role": "tool", "content": "a"} for _ in step["info"]["tool_calls"]]
+            closed = ids[0] != chat.turn_end_id
+            assert controls(ids) == controls(chat.continuation_ids(calls, closed=closed))
+            read += sum(call["ok"] for call in step["info"]["tool_calls"])
+    assert read >= 1
+    assert main("report", "--run=grpo") == 0
+    page = (run / "report.html").read_text()
+    assert (
+        "hostile documents in a share of 1 of" in page
+        and "in a share of 0.5 of" in page
+        and "after by what was read" in page
+    )
+
+
 def test_any_model_on_any_questions(home, tmp_path, capsys):
     model, out = str(home / "runs/grpo/checkpoints/step_000008/model"), tmp_path / "out"
     asked = ["eval", f"--model={model}", "--limit=4", f"--out={out}"]
     assert main(*asked, "--closed-book") == 0
     assert json.loads((out / "1.json").read_text())["condition"] == "closed-book"
     assert main(*asked) == 1 and "another evaluation" in capsys.readouterr().err
+    poisoned = ["eval", f"--model={model}", "--limit=4", f"--out={tmp_path / 'poisoned'}", "--poison=1"]
+    cards = [main(*poisoned) == 0 and json.loads((tmp_path / "poisoned/1.json").read_text()) for _ in range(2)]
+    assert [card["resumed"] for card in cards] == [0, 4] and cards[0]["by_poison"] == cards[1]["by_poison"] != {}
 
 
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
         (["--closed-book", "--retriever=empty"], 2, "give one of them"),
+        (["--poison=0.5", "--retriever=empty"], 2, "give one of them"),
         (["--retriever=wrong"], 2, "invalid choice"),
+        (["--poison=2"], 2, "invalid share value: '2'"),
     ],
 )
 def test_what_does_not_go_together(home, capsys, words, code, said):

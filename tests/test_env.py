@@ -315,7 +315,8 @@ def test_every_stop_reason_is_reached_and_pays_on_the_last_action(chat, reason):
     assert last.done and last.action_ids
     [row] = trajectory_rows(trajectory, 0)
     ends = [i for i, mask in enumerate(row.action_mask) if mask and not (row.action_mask + [0])[i + 1]]
-    assert row.rewards[ends[-1]] == pytest.approx(last.reward)
+    assert row.rewards[ends[-1]] == pytest.approx(outcome)
+    assert sum(row.rewards) == pytest.approx(trajectory.reward)
     assert [i for i, r in enumerate(row.rewards) if r and not row.action_mask[i]] == []
     for step in trajectory.steps:
         process = sum(0.1 if c["ok"] else -0.1 for c in step.info.get("tool_calls", []))
@@ -345,14 +346,25 @@ def test_a_prompt_that_fills_the_context_ends_without_a_step(chat):
 # ------------------------------------------------------------------------------------------------------------- rewards
 
 
-def test_process_rewards_sit_on_the_step_of_their_call(chat):
+def test_process_rewards_sit_on_the_last_token_of_their_call(chat):
     script = [call(query="x"), call("find"), call(query="y") + call(query="z"), GOOD]
     trajectory, _ = run_to_the_end(chat, script)
     assert [s.reward for s in trajectory.steps] == pytest.approx([0.1, -0.1, 0.2, 1.0])
+    assert trajectory.process == pytest.approx(0.2)
     [row] = trajectory_rows(trajectory, 0)
-    for number, paid in enumerate([0.1, -0.1, 0.2, 1.0]):
-        places = [i for i, s in enumerate(row.step_ids) if s == number]
-        assert [row.rewards[i] for i in places] == pytest.approx([0.0] * (len(places) - 1) + [paid])
+    paid = {i: reward for i, reward in enumerate(row.rewards) if reward}
+    assert list(paid.values()) == pytest.approx([0.1, -0.1, 0.1, 0.1, 1.0])
+    *calls, outcome = paid
+    assert {i: reward for i, reward in enumerate(row.process) if reward} == {i: paid[i] for i in calls}
+    said = [chat.decode(row.input_ids[row.step_ids.index(row.step_ids[i]) : i + 1]) for i in calls]
+    assert said == [call(query="x"), call("find"), call(query="y"), call(query="y") + call(query="z")]
+    assert outcome == max(i for i, mask in enumerate(row.action_mask) if mask)  # its turn's last token
+
+
+def test_calls_that_end_the_episode_are_paid_on_the_way(chat):
+    trajectory, _ = run_to_the_end(chat, [call("find"), call("find")])
+    assert trajectory.stop_reason is StopReason.INVALID_CALLS
+    assert [len(s.process) for s in trajectory.steps] == [1, 1] and trajectory.process == pytest.approx(-0.2)
 
 
 def test_a_tool_that_fails_is_not_the_agents_fault(chat):
@@ -440,6 +452,7 @@ def test_worked_example_an_environment_of_your_own(chat, monkeypatch):
     trajectory = asyncio.run(loop.run(task(row), Sampling(8)))
     assert trajectory.stop_reason is StopReason.ANSWERED
     assert guess[-1] == 42 and trajectory.reward == pytest.approx(1.0 - 0.1 * len(guess))
+    assert trajectory.process == pytest.approx(-0.1 * len(guess[:-1]))  # what the last step pays is an outcome
     [training_row] = trajectory_rows(trajectory, 0)
     assert sum(training_row.action_mask) == sum(len(s.action_ids) for s in trajectory.steps)
 

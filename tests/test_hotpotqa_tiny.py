@@ -11,13 +11,17 @@ import subprocess
 import sys
 
 import pytest
+import torch
+from conftest import random_model
 from hotpotqa_tiny import make
 from runs import ROOT, TINY, curve, killed_at, leftovers, main, rollouts, speedrun, steps, tree, weights
 
+from agent_r1 import stages
 from agent_r1.config import load_config
 from agent_r1.data.build import build
 from agent_r1.data.rows import read_corpus, read_rows
 from agent_r1.errors import ConfigError
+from agent_r1.rollout import decoder
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.episode import Task, make_loop, run_episodes
 from agent_r1.search.encoders import make_encoder
@@ -26,8 +30,10 @@ from agent_r1.search.searcher import Searcher
 from agent_r1.tool import make_tools
 from agent_r1.training.cold_start import WORLD, Demonstrator, lookups_of, published_texts, renamed_demonstrations
 from agent_r1.training.other_names import OtherNames, RenamedSearch, names_in
-from agent_r1.training.tiny_model import train_tokenizer
+from agent_r1.training.run import write_model
+from agent_r1.training.tiny_model import load_chat, train_tokenizer
 from agent_r1.types import Sampling
+from agent_r1.workspace import Workspace, load_rows
 
 # ------------------------------------------------------------------------------------------------------ the question set
 
@@ -169,6 +175,29 @@ def test_the_others_are_mostly_wrong_and_always_answer(play, behaviour):
     done = play(behaviour)
     assert {t.stop_reason for t in done} == {"answered"}
     assert sum(t.metrics["em"] for t in done) / len(done) < 0.5
+
+
+def test_a_preset_for_gpus_warms_its_model_up_on_supporting_titles(files, chat, tmp_path, monkeypatch, capsys):
+    """A pretrained model's stand-in gets the demonstrations, and RL starts from what came of it."""
+    monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path))
+    write_model(random_model(max_position=2048), chat, tmp_path / "base")
+    words = ["grpo", "--preset=hotpotqa-1x24gb", f"data.source={files}", f"model.path={tmp_path / 'base'}", *FEW]
+    for stage in ("data", "index", "cold-start"):
+        assert main(stage, *words) == 0
+    assert re.search(r"16 demonstrations, loss [\d.]+ -> [\d.]+", capsys.readouterr().out)
+    config = load_config("hotpotqa-1x24gb", words[2:], algorithm="grpo")
+    start = Workspace.of(config).start_model
+    assert not torch.equal(decoder.load(start).embed.weight, decoder.load(tmp_path / "base").embed.weight)
+    _, _, rows = stages.play_demonstrations(config, load_chat(start))
+    titles = {r["prompt"][-1]["content"]: set(r["extra_info"]["supporting"]) for r in load_rows(config, "train")}
+    for text in (chat.decode(row.input_ids) for row in rows):
+        (asked,) = [question for question in titles if question in text]
+        assert set(re.findall(r'"query": "([^"]+)"', text)) == titles[asked] and "<answer>" in text
+
+
+FEW = ["data.train=16", "data.val=4", "data.test=8", "data.corpus=contexts", "search.encoder=ngram", "search.top_k=1",
+       "rollout.prompts_per_step=16", "rollout.max_context=2048", "trainer.device=cpu", "trainer.micro_tokens=2048",
+       "cold_start.warm_steps=2", "cold_start.mix_tokens=2048", "cold_start.lr=0.01"]  # fmt: skip
 
 
 # -------------------------------------------------------------------------------------------------------- other names

@@ -179,12 +179,12 @@ def table():
 def test_no_policy_is_paid_for_nothing(table):
     """None beats an honest wrong answer, and so none reaches half of a right one. Sub-EM and a judge have no bound."""
     assert len(red_team.POLICIES) >= 15
-    for reward in ("em", "math", "code"):
-        assert table["an honest right answer"][reward] == 1 and table["an honest wrong answer"][reward] == 0
+    for reward, call in (("em", 0), ("math", 0), ("code", 0), ("em + calls", red_team.CALLS)):  # the honest make one
+        assert table["an honest right answer"][reward] == 1 + call and table["an honest wrong answer"][reward] == call
         paid = {
             policy: row[reward] for policy, row in table.items() if reward in row and policy != "an honest right answer"
         }
-        assert max(paid.values()) == 0, paid
+        assert max(paid.values()) == call, paid
 
 
 def test_sub_em_fails_and_the_table_says_by_how_much(table):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import re
 import signal
 import time
@@ -23,6 +24,7 @@ from agent_r1.rollout.episode import Task, run_episodes
 from agent_r1.settings import EnvConfig
 from agent_r1.tool import tool
 from agent_r1.types import Sampling, StopReason, Trajectory
+from agent_r1.worlds.tinyquest.quests import questions, solve
 
 
 def told(url: str) -> dict:
@@ -113,6 +115,27 @@ def test_tools_that_a_server_lists_are_the_agents_tools(chat, server, kind):
     assert [step.reward for step in played.steps] == [0, 0, 0, 2.5] and played.stop_reason is StopReason.ANSWERED
     [clash] = {str(error) for error in failures(chat, f"{server}/{kind}", tools={"echo": add})}
     assert "both have a tool 'echo'" in clash
+
+
+def test_a_text_world_in_the_manner_of_alfworld(chat, server):
+    """Commands and what is seen are plain words; four quests side by side, each along its plan."""
+    quests = list(questions("train", 4, random.Random(0)))
+    plans = [
+        [f"{n} {a}" for n, a in solve(json.loads(house), *goal)]
+        for house, *goal in (q["metadata"].values() for q in quests)
+    ]
+    rows = [row("", q["question"], extra_info={"metadata": q["metadata"]}) for q in quests]
+
+    def script(session, turn, ids):
+        commands = ["fly away", *plans[int(session[1:])]]
+        return call("step", command=commands[turn])
+
+    for played, plan in zip(play(chat, f"{server}/quest", script, rows, max_turns=20), plans, strict=True):
+        assert (played.stop_reason, played.score, len(played.steps)) == (StopReason.ANSWERED, 1.0, len(plan) + 1)
+        heard = [json.loads(text) for text in results(played)]
+        assert heard[0]["text"] == "Nothing happens." and heard[-1]["text"] == "over"
+        assert all(command in before["admissible_commands"] for command, before in zip(plan, heard, strict=False))
+    assert "step(command)" in chat.decode(played.steps[0].observation_ids)
 
 
 def test_the_call_of_the_last_turn_is_made(chat, server):

@@ -458,5 +458,7 @@ def test_a_template_without_tools_is_refused_with_a_way_on(published, capsys):
     chat = ["chat", "--model", str(published), *WORLD, *SHORT, "--question", "Who is it?"]
     assert main(*chat) == 2
     assert "shows the model no tools" in (said := capsys.readouterr().err) and "env.tools=[]" in said
-    main(*chat, "env.tools=[]")
-    assert "tools: none" in (said := capsys.readouterr().err) and "shows the model no tools" not in said
+    for way, tools in {"env.tools=[]": "none", "env.name=react": "search"}.items():
+        assert way in said
+        main(*chat, way)
+        assert f"tools: {tools}" in (other := capsys.readouterr().err) and "shows the model no tools" not in other

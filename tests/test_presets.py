@@ -14,6 +14,7 @@ import transformers
 from agent_r1 import config as config_module
 from agent_r1 import plan, stages
 from agent_r1.config import Config, load_config, preset_names
+from agent_r1.data.published import DATASETS
 from agent_r1.errors import ConfigError
 from agent_r1.plan import (  # fmt: skip
     GIB,
@@ -31,6 +32,8 @@ from agent_r1.verl_engine import launch
 
 ROOT = Path(__file__).parents[1]
 GPU_PRESETS = [name for name in preset_names() if load_config(name, algorithm="ppo").verl.gpu]
+MATHS = ("gsm8k", "dapo-math")
+"""These have no evidence to find, and longer turns."""
 PUBLISHED = json.loads((ROOT / "benchmarks" / "published_steps.json").read_text())
 SMALL, LARGE = MODELS["Qwen/Qwen2.5-0.5B-Instruct"], MODELS["Qwen/Qwen2.5-7B-Instruct"]
 
@@ -49,15 +52,20 @@ def test_a_preset_fits_the_gpu_it_names(name, algorithm):
     config, shape = preset(name, algorithm=algorithm)
     assert misfits(config, shape, find_gpu(config.verl.gpu)) == []
     r, a = config.rollout, config.actor
-    assert (config.engine, config.trainer.device, config.data.corpus) == ("verl", "cuda", "beir-hotpotqa")
+    if name in MATHS:
+        assert config.data.train + config.data.val <= DATASETS[config.data.name].counts["train"]
+        assert (r.prompts_per_step * r.samples_per_prompt // a.minibatches) % config.verl.ranks == 0
+        return
+    assert (config.engine, config.trainer.device) == ("verl", "cuda")
+    assert config.data.corpus == ("beir-hotpotqa" if config.data.name == "hotpotqa" else "contexts")
     assert r.samples_per_prompt == (1 if algorithm == "ppo" else 5)
     assert a.kl_coef > 0 and a.kl_in == ("reward" if algorithm == "ppo" else "loss")
     assert a.kl_estimator == ("k1" if algorithm == "ppo" else "k3")
     assert (r.prompts_per_step * r.samples_per_prompt // a.minibatches) % config.verl.ranks == 0
-    assert config.data.train + config.data.val <= 90_447  # HotpotQA's training set
+    assert config.data.train + config.data.val <= DATASETS[config.data.name].counts["train"]
     assert 0.05 <= a.warmup_steps / config.trainer.steps <= 0.3 and r.max_tokens_per_turn <= 512
     small = shape.parameters < 2e9
-    assert config.env.evidence_reward == (0.3 if small else 0)
+    assert config.env.evidence_reward == (0.3 if small else 0) and bool(config.cold_start.warm_steps) == small
     if name != "search-r1-3b":  # it goes through the questions several times
         assert r.prompts_per_step * config.trainer.steps <= config.data.train
     # The longest conversation there can be, at 4 characters a token, is no longer than two contexts: most do fit.
@@ -85,6 +93,24 @@ def test_extending_says_only_what_differs(tmp_path, monkeypatch):
     assert (grpo.seed, grpo.actor.lr, grpo.actor.minibatches) == (3, 0.5, 4)
     assert (ppo.actor.lr, ppo.actor.minibatches, ppo.critic.lr) == (0.25, 4, 0.125)
     assert grpo.preset == "b"
+
+
+def test_what_the_outermost_file_says_wins_over_an_inherited_section(tmp_path, monkeypatch):
+    (tmp_path / "a.yaml").write_text("rollout: {slots: 3}\nppo: {rollout: {slots: 5}, critic: {lr: 0.25}}\n")
+    (tmp_path / "b.yaml").write_text("extends: a\nrollout: {slots: 7}\n")
+    (tmp_path / "c.yaml").write_text("extends: b\nsteppo: {rollout: {slots: 9}}\n")
+    monkeypatch.setattr(config_module, "_preset_dir", lambda: tmp_path)
+    slots = {
+        (name, algorithm): load_config(name, algorithm=algorithm).rollout.slots
+        for name in "abc"
+        for algorithm in ("grpo", "ppo", "steppo")
+    }
+    assert [slots["a", a] for a in ("grpo", "ppo", "steppo")] == [3, 5, 5]
+    assert [slots["b", a] for a in ("grpo", "ppo", "steppo")] == [7, 7, 7]
+    assert [slots["c", a] for a in ("grpo", "ppo", "steppo")] == [7, 7, 9]
+    assert load_config("c", algorithm="steppo").critic.lr == 0.25  # what nobody above speaks of is inherited
+    said = load_config("b", ["rollout.slots=11"], algorithm="ppo")
+    assert said.rollout.slots == 11
 
 
 @pytest.mark.parametrize(
@@ -268,9 +294,9 @@ def test_ranks_share_and_offloading_empties():
 
 def test_remedies_are_named():
     config, shape = preset("hotpotqa-4xh100", "model.path=Qwen/Qwen2.5-7B-Instruct", algorithm="ppo")
-    sampling, training = misfits(config, shape, GPUS["H100"])
+    sampling, warm, training = misfits(config, shape, GPUS["H100"])
     assert "verl.offload=true" in sampling and "verl.gpu_memory" in sampling
-    assert "trainer.micro_tokens=8192" in training
+    assert "trainer.micro_tokens=8192" in training and "cold_start.warm_steps=0" in warm
     (one,) = misfits(*preset("hotpotqa-1x24gb", "verl.gpu_memory=0.05"), GPUS["RTX-4090"])
     assert "raise verl.gpu_memory" in one
 
@@ -306,9 +332,11 @@ def test_disk_by_hand():
 
 def test_the_table_of_the_page_is_what_is_computed():
     rows = re.findall(
-        r"^\| `((?:hotpotqa|search-r1)-\S+)` \| (.+) \|$", (ROOT / "docs" / "presets.md").read_text(), re.MULTILINE
+        r"^\| `(2wiki|musique|(?:hotpotqa|search-r1)-\S+)` \| (.+) \|$",
+        (ROOT / "docs" / "presets.md").read_text(),
+        re.MULTILINE,
     )
-    assert [name for name, _ in rows] == GPU_PRESETS
+    assert [name for name, _ in rows] == [name for name in GPU_PRESETS if name not in MATHS]
     for name, cells in rows:
         first = load_config(name, algorithm="grpo")
         hardware, own, *fits = (cell.strip() for cell in cells.split("|"))

@@ -16,7 +16,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from conftest import ScriptedPolicy, call
-from qa_files import hotpotqa, hub_form, musique, twowiki, write_json, write_jsonl
+from qa_files import (
+    a_step_of_maths,
+    dapo_math,
+    gsm8k,
+    hotpotqa,
+    hub_form,
+    musique,
+    twowiki,
+    twowiki_aliases,
+    write_json,
+    write_jsonl,
+)
 from runs import main, tree
 
 from agent_r1.choices import DATASETS as SETTING
@@ -24,7 +35,7 @@ from agent_r1.config import fingerprint, load_config
 from agent_r1.data import corpora
 from agent_r1.data.build import build
 from agent_r1.data.prompts import INSTRUCTIONS
-from agent_r1.data.published import DATASETS, HotpotQA, MuSiQue
+from agent_r1.data.published import DATASETS, GSM8K, HotpotQA, MuSiQue
 from agent_r1.data.rows import ROW_KEYS, read_corpus, read_rows, verify
 from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.reward.qa import qa_outcome
@@ -40,7 +51,7 @@ from agent_r1.types import Sampling
 
 SIZES = {"name": "hotpotqa", "train": 40, "val": 8, "test": 12}
 SMALL = {"train": 12, "val": 4, "test": 7}
-RECORDS = {"hotpotqa": hotpotqa, "twowiki": twowiki, "musique": musique}
+RECORDS = {"hotpotqa": hotpotqa, "twowiki": twowiki, "musique": musique, "gsm8k": gsm8k, "dapo-math": dapo_math}
 
 
 def made(tmp_path: Path, source: Path | None, folder: str = "data", seed: int = 0, **changes) -> Path:
@@ -59,7 +70,7 @@ def passages_of(folder: Path) -> list[tuple[str, str, str]]:
 
 def written(path: Path, name: str) -> Path:
     """The records of a set in the form that it is published in."""
-    return (write_jsonl if name == "musique" else write_json)(path, RECORDS[name]())
+    return (write_json if name in ("hotpotqa", "twowiki") else write_jsonl)(path, RECORDS[name]())
 
 
 @pytest.fixture
@@ -90,6 +101,9 @@ def test_records_by_hand():
     record = MuSiQue(**musique()[1]).record()
     assert record.answers == ["London", "London, Earth"] and (record.kind, record.hops) == ("2hop", 2)
     assert record.supporting == ["Frankenstein", "Mary Shelley"] and len(record.paragraphs) == 4
+    record = GSM8K(**gsm8k()[3]).record()
+    assert (record.answers, record.kind, record.hops) == (["1582"], "2-step", 2)  # 1000 + 97 * 6, published as 1,582
+    assert GSM8K(**gsm8k()[4]).record().kind == "1-step"
 
 
 def test_an_alias_is_an_answer(tmp_path):
@@ -98,6 +112,24 @@ def test_an_alias_is_an_answer(tmp_path):
     (row,) = (r for found in rows.values() for r in found if "Frankenstein" in r["prompt"][-1]["content"])
     reward, _, metrics = qa_outcome("london, earth", True, list(row["reward_model"]["ground_truth"]), 0.2)
     assert reward == 1 and metrics["em"] == 1
+
+
+def test_the_aliases_of_2wiki_lie_in_a_file_of_their_own(tmp_path):
+    folder = tmp_path / "2wiki"
+    write_json(folder / "train.json", twowiki()[:16])
+    write_json(folder / "dev.json", twowiki()[16:])
+    sizes = {"name": "twowiki", "train": 12, "val": 4, "test": 0}
+    (plain,) = {len(row["reward_model"]["ground_truth"]) for row in rows_of(made(tmp_path, folder, **sizes))["test"]}
+    write_jsonl(folder / "id_aliases.json", twowiki_aliases())
+    made_of = made(tmp_path, folder, "named", **sizes)
+    answers = [list(row["reward_model"]["ground_truth"]) for row in rows_of(made_of)["test"]]
+    assert plain == 1 and sorted(map(len, answers)) == [1] * 4 + [3] * 4
+    assert ["Mondovi", "Mondovi (town)", "Mondovier"] in answers
+    assert len(verify(made_of)["sources"]) == 3
+    assert {row["extra_info"]["kind"] for row in rows_of(made_of)["test"]} == {"compositional"}
+    write_jsonl(folder / "id_aliases.json", [{"id": "Q1"}])
+    with pytest.raises(AgentR1Error, match="not 2WikiMultihopQA's file of aliases"):
+        made(tmp_path, folder, "broken", **sizes)
 
 
 def test_one_file_becomes_three_splits_without_overlap_and_a_corpus(chat: ChatFormat, tmp_path, one_file):
@@ -163,6 +195,10 @@ GONE = object()
         ("hotpotqa", {"context": {"title": ["A"], "sentences": [["x"], ["y"]]}}, "context: value error, zip"),
         ("hotpotqa", {"supporting_facts": None}, "supporting_facts: input should be a valid list"),
         ("hotpotqa", {"_id": "5a" + "0" * 22}, "the id 5a0+ a second time"),
+        ("gsm8k", {"answer": "It is 12."}, "no #### before the answer"),
+        ("gsm8k", {"answer": "It is 12.\n#### "}, "no #### before the answer"),
+        ("dapo-math", {"solution": ""}, "solution: string should have at least 1 character"),
+        ("dapo-math", {"extra_info": {"index": f"{0:08x}-0000-4000-8000-000000000000"}}, "the id 0+-.* a second time"),
         ("musique", {"answerable": False}, "without an answer; take MuSiQue-Ans"),
         ("musique", {"id": "hop2__1"}, "id: string should match pattern"),
         ("musique", {"answer_aliases": [1]}, "answer_aliases.0: input should be a valid string"),
@@ -304,6 +340,61 @@ def test_the_other_two_come_from_the_hub_as_from_files(hub, name):
     here = made(hub, hub / "files", "from-files", name=name, **SMALL)
     assert rows_of(made(hub, None, name=name, **SMALL)) == rows_of(here)
     assert {row["data_source"] for row in rows_of(here)["test"]} == {name}
+
+
+@pytest.mark.parametrize("name", ["hotpotqa", "dapo-math"])
+def test_one_parquet_file_gives_the_rows_of_the_same_records_in_json(hub, name):
+    records = RECORDS[name]()
+    pq.write_table(
+        pa.Table.from_pylist([hub_form(r) if name == "hotpotqa" else r for r in records]), hub / "mine.parquet"
+    )
+    of_json = rows_of(made(hub, write_json(hub / "mine.json", records), "of-json", name=name, **SMALL))
+    assert rows_of(made(hub, hub / "mine.parquet", name=name, **SMALL)) == of_json
+    (hub / "mine.parquet").write_bytes(b"PAR1 half a download")
+    with pytest.raises(
+        AgentR1Error, match=r"^cannot read \S+/mine.parquet \(.*; get it again, or download .*data.source=DIR"
+    ):
+        made(hub, hub / "mine.parquet", "broken", name=name, **SMALL)
+
+
+MATHS = {
+    "gsm8k": {"train": "train", "test": "test"},
+    "dapo-math": {"train": "train"},  # published as one
+}
+
+
+@pytest.mark.parametrize("name", MATHS)
+def test_mathematics_from_the_hub_and_from_files(hub, name, monkeypatch):
+    dataset, records = DATASETS[name], RECORDS[name]()
+    parts = {"train": records[:16], "test": records[16:]} if name == "gsm8k" else {"train": records}
+    for split, part in parts.items():
+        monkeypatch.setitem(dataset.counts, split, len(part))
+    publish(hub / dataset.hub, dataset.config, **parts)
+    folder = made(hub, None, name=name, **SMALL, system="Use your head.")
+    rows = rows_of(folder)
+    assert rows == rows_of(made(hub, hub / dataset.hub, "of a copy", name=name, **SMALL, system="Use your head."))
+    asked = {split: {row["prompt"][-1]["content"] for row in found} for split, found in rows.items()}
+    assert not asked["test"] & (asked["train"] | asked["val"]) and passages_of(folder) == []
+    assert rows["test"][0]["prompt"][0] == {"role": "system", "content": "Use your head."}
+    known = {r.get("question") or r["prompt"]: r.get("answer") or r["solution"] for r in records}
+    for row in rows["train"]:  # the answer, and nothing of a solution, wherever the agent or its tools could read it
+        said = known[row["prompt"][-1]["content"]].rpartition("#### ")[2].replace(",", "")
+        assert row["reward_model"]["ground_truth"] == [said]
+        assert "=" not in json.dumps([row["prompt"][-1], row["extra_info"], row["env_kwargs"]])
+    if name == "gsm8k":
+        for split, part in parts.items():
+            write_jsonl(hub / "files" / dataset.files[split], part)
+        assert rows_of(made(hub, hub / "files", "from-files", name=name, **SMALL, system="Use your head.")) == rows
+
+
+@pytest.mark.parametrize("stage", ["gsm8k env.tools=[] env.max_turns=1", "gsm8k", "dapo-math"])
+def test_a_preset_of_mathematics_trains(tmp_path, monkeypatch, micro_model, stage):
+    monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path))
+    preset, *settings = stage.split()
+    words = a_step_of_maths(tmp_path, micro_model, preset, *settings)
+    assert main("train", *words, "--plain") == 0 and main("eval", *words) == 0
+    card = json.loads((tmp_path / "runs/maths/eval.json").read_text())
+    assert (card["dataset"], card["n"], card["score_name"]) == (preset, 4, "reward")
 
 
 def test_half_a_download_no_network_and_no_package_are_one_line_with_the_way_around(tmp_path, hub, monkeypatch):
@@ -460,7 +551,7 @@ def play(folder: Path, chat: ChatFormat, searches: list[list[str]], answer: str 
     return asyncio.run(run_episodes(make_loop(policy, chat, tools, config.rollout, config.env), tasks, Sampling(200)))
 
 
-@pytest.mark.parametrize("name", RECORDS)
+@pytest.mark.parametrize("name", ["hotpotqa", "twowiki", "musique"])
 def test_evidence_is_the_share_of_the_supporting_titles_that_searches_brought(tmp_path, chat, name):
     folder = made(tmp_path, written(tmp_path / "x.json", name), name=name, **SMALL)
     first, second = rows_of(folder)["train"][0]["extra_info"]["supporting"]

@@ -56,7 +56,7 @@ class Victims:
         tcp, udp = (listener.getsockname()[1] for listener in self.listeners[:2])
         place, repository = str(folder / "socket"), str(ROOT)
         self.targets = Targets(str(self.canary), str(folder), repository, tcp, udp, place, os.getpid())
-        self.before, self.processes = self.state(), set(descendants())
+        self.before, self.processes = self.state(), set(descendants(os.getpid()))
 
     def state(self) -> list:
         stat = self.canary.stat()
@@ -100,14 +100,17 @@ def ran(victims) -> dict[tuple[str, str], Ran]:
     return found
 
 
-def descendants() -> dict[int, str]:
-    """Process number -> command line of all processes that have come from this one and still live, those of zombies aside."""
+def descendants(of: int) -> dict[int, str]:
+    """Process number -> command line of all that have come from the process `of` and still live, zombies aside.
+
+    Of this test's own process only: its worker may keep a sandbox of an earlier test, whose processes rightly live on.
+    """
     table = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             state, parent = re.search(r"\) (\S) (\d+)", (entry / "stat").read_text()).groups()
             table[int(entry.name)] = int(parent), state, (entry / "cmdline").read_text()
-    mine, found = {os.getpid()}, {}
+    mine, found = {of}, {}
     for pid in sorted(table):
         parent, state, command = table[pid]
         if parent in mine and state != "Z":
@@ -157,7 +160,7 @@ def test_an_endless_output_is_cut_off(ran, kind):
 def test_nothing_happened_to_anybody(ran, victims):
     assert victims.state() == victims.before and not victims.heard()
     assert wait_until(
-        lambda: not any("<code>" in c for pid, c in descendants().items() if pid not in victims.processes)
+        lambda: not any("<code>" in c for pid, c in descendants(os.getpid()).items() if pid not in victims.processes)
     )
 
 
@@ -200,32 +203,11 @@ def test_it_dies_with_its_parent(kind, tmp_path):
     )
     trainer = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
     assert trainer.stdout.readline() == "up\n"
-    assert sum("<code>" in command for command in descendants().values()) > sandbox.AHEAD
+    started = descendants(trainer.pid)
+    assert sum("<code>" in command for command in started.values()) > sandbox.AHEAD
     os.kill(trainer.pid, signal.SIGKILL)
     trainer.wait()
-
-    def gone() -> bool:
-        lines = [p.read_bytes() for p in Path("/proc").glob("[0-9]*/cmdline") if readable(p)]
-        return not any(str(script).encode() in line for line in lines) and not orphans()
-
-    def readable(path: Path) -> bool:
-        try:
-            return bool(path.read_bytes())
-        except OSError:
-            return False
-
-    def orphans() -> list[str]:
-        found = []
-        for entry in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                if (
-                    b"sys.argv = json.loads" in (entry / "cmdline").read_bytes()
-                    and "PPid:\t1\n" in (entry / "status").read_text()
-                ):
-                    found.append(entry.name)
-        return found
-
-    assert wait_until(gone)
+    assert wait_until(lambda: not any(Path(f"/proc/{pid}/cmdline").exists() for pid in started))
 
 
 # ------------------------------------------------------------------------------------- where nothing can confine

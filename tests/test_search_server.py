@@ -7,12 +7,14 @@ import ctypes
 import json
 import mmap
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
+from argparse import Namespace
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -21,10 +23,13 @@ import httpx
 import numpy as np
 import pytest
 import uvicorn
+from benchmarks import search_load
+from conftest import question_row
 from qa_files import hotpotqa, write_json
 from runs import AGENT, agent, environment, main
 
 from agent_r1.config import load_config
+from agent_r1.data.rows import write_rows
 from agent_r1.errors import AgentR1Error
 from agent_r1.search import service
 from agent_r1.search.index import Hit
@@ -134,6 +139,15 @@ def get(url: str, path: str, **params) -> httpx.Response:
 def quick():
     with running(SlowIndex()) as url:
         yield url
+
+
+def test_the_benchmark_of_the_service_runs_as_its_page_says(quick, tmp_path, capsys):
+    rows = [question_row(f"query {i % 40}", env_kwargs={"tools": None}) for i in range(50)]
+    write_rows(tmp_path / "rows.parquet", rows)
+    asyncio.run(search_load.measure(Namespace(url=quick, rows=tmp_path / "rows.parquet", clients=4, batch=2, top_k=2)))
+    said = capsys.readouterr().out
+    assert said.startswith("3 passages, Flat, slow (dim 2): 4 clients x 2 queries a request: ")
+    assert re.search(r": \d+ queries/s, p50 \d+ ms, p99 \d+ ms, 40 queries \(this side", said)  # equal ones once
 
 
 def test_post_get_and_health(quick):

@@ -38,6 +38,8 @@ def test_no_number_and_no_program_of_the_test_occurs_in_training():
     )
     programs = {name: {q["metadata"]["program"] for q in split(name, 400)} for name in ("train", "test")}
     assert not programs["train"] & programs["test"]
+    # A digit that never stood last in training would not be copied from there in the test.
+    assert {n % 10 for n in numbers["train"]} == {n % 10 for n in numbers["test"]} == set(range(10))
 
 
 def test_a_world_is_the_same_again_and_another_for_another_seed():
@@ -55,9 +57,11 @@ def test_each_program_prints_the_answer_and_a_miss_hardly_ever_does(tools):
     assert sum(misses) <= 1 and len(misses) >= 45
 
 
-def test_a_demonstrator_that_misses_nothing_is_always_right(tools, monkeypatch):
-    monkeypatch.setattr(demonstrator, "RIGHT", 1.0)
-    config = load_config("tinycode").env
+@pytest.mark.parametrize("offered", [True, False], ids=["with Python", "without"])
+def test_a_demonstrator_that_misses_nothing_is_always_right(tools, monkeypatch, offered):
+    """Without the tool it is told the answers."""
+    monkeypatch.setattr(demonstrator, "RIGHT", float(offered))
+    tools, config = tools if offered else {}, load_config("tinycode").env
 
     async def played(question: dict) -> float:
         prompt = [{"role": "user", "content": question["question"]}]

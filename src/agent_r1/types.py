@@ -1,7 +1,7 @@
 """The words of the domain: what a policy and an environment exchange, and what is recorded of it. Read this file first.
 
 One *episode* is a conversation between a policy (the language model) and an environment. It is recorded as a
-`Trajectory` of `Step`s. A step is one turn of the Markov decision process:
+`Trajectory` of `Step`s. A step is one turn (one transition of the Markov decision process, as the field calls it):
 
     observation ids  ── what the policy saw (prompt, or everything so far plus the tool's reply); nobody sampled these
     action ids       ── what the policy sampled, with the log-probability of each token at sampling time
@@ -11,13 +11,15 @@ Tokens are the truth: `action_ids` are the very ids that came out of the sampler
 environment read them, and never encoded again, because encode(decode(ids)) need not equal ids. A model trained on
 re-encoded ids is trained on actions that it never took.
 
-Names of tensors end in their shape; `logprobs_BT` is of shape [B, T]. The letters, and no others are used:
+Names of tensors end in their shape; `logprobs_BT` is of shape [B, T]. The letters:
 
     B rows of a batch            N trajectories                 V vocabulary
     T tokens of a row            L longest trajectory           D hidden width
     A action tokens of a batch,  G samples of one prompt        H attention heads
       laid end to end              (the group)                  K key-value heads
-    S steps of a batch
+    S steps of a batch           C tokens of a chunk
+
+At the end of a name they are sizes. In formulas A_t is an advantage, V_t a value, R_t a return, r_t a reward and pi the policy.
 """
 
 from __future__ import annotations
@@ -146,6 +148,8 @@ class StepResult:
     """Set when `done`."""
     info: dict[str, Any] = field(default_factory=dict)
     """For people and logs (tool calls, errors); never read by the algorithm."""
+    paid: list[tuple[int, float]] = field(default_factory=list)
+    """What `reward` is the sum of, where calls are paid: (characters of the turn up to the end of the call, its reward)."""
 
 
 # --------------------------------------------------------------------------------------------- what is recorded
@@ -165,6 +169,8 @@ class Step:
     info: dict[str, Any] = field(default_factory=dict)
     state: int = 0
     """Hash of `Observation.state`."""
+    process: list[tuple[int, float]] = field(default_factory=list)
+    """What of `reward` was paid on the way: (number of the action token that earned it, reward)."""
 
 
 @dataclass
@@ -191,6 +197,11 @@ class Trajectory:
     def reward(self) -> float:
         """The return: process rewards of all steps plus the outcome (which sits on the last action)."""
         return sum(step.reward for step in self.steps)
+
+    @property
+    def process(self) -> float:
+        """What of the return was paid on the way."""
+        return sum(paid for step in self.steps for _, paid in step.process)
 
     @property
     def score(self) -> float:

@@ -1,6 +1,6 @@
-"""A small question set in HotpotQA's published format, made of the true statements in facts.txt.
+"""Small question sets in the published formats of HotpotQA, 2WikiMultihopQA and MuSiQue, made of the true statements in facts.txt.
 
-    python tests/hotpotqa_tiny/make.py [FOLDER]        two files, the same bytes each time (default: this folder)
+    python tests/hotpotqa_tiny/make.py [FOLDER]        two files of each, the same bytes each time (default: this folder)
 
 Each record has what HotpotQA's have: ten paragraphs, two of which hold the answer, and the supporting facts. The blocks of
 facts.txt are separate worlds: the validation file asks about people, works, cities and countries that the training file
@@ -21,6 +21,8 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 FILES = {"train": "hotpot_train_v1.1.json", "validation": "hotpot_dev_distractor_v1.json"}
+TWOWIKI = {"train": "2wiki/train.json", "validation": "2wiki/dev.json"}
+MUSIQUE = {"train": "musique/musique_ans_v1.0_train.jsonl", "validation": "musique/musique_ans_v1.0_dev.jsonl"}
 
 
 @dataclass
@@ -104,6 +106,16 @@ def bridges(block: Block) -> Iterator[Question]:
             yield "bridge", f"What is the capital of the country where {city} lies?", capital, facts
 
 
+def chains(block: Block) -> Iterator[Question]:
+    """Three paragraphs: from a work by its maker to a city, and on."""
+    for work, (_, maker) in block.works.items():
+        what, city = block.people[maker]
+        where, facts = f"where the {what} of {work} was born", [(work, 0), (maker, 0)]
+        yield "3hop1", f"In which country is the city {where}?", block.country[0], [*facts, (city, 0)]
+        if river := block.cities[city]:
+            yield "3hop1", f"On which river lies the city {where}?", river, [*facts, (city, 1)]
+
+
 def comparisons(block: Block) -> Iterator[Question]:
     """Two paragraphs, both named in the question; which of them comes first is left to chance."""
     rng = random.Random(block.country[0])
@@ -120,16 +132,16 @@ def comparisons(block: Block) -> Iterator[Question]:
             yield "comparison", f"Which city lies on the river {river}, {first} or {second}?", one, facts
 
 
-def records(split: str) -> list[dict]:
+def records(split: str, kinds=(bridges, comparisons)) -> list[dict]:
     """All questions of a split as HotpotQA publishes them."""
     rng = random.Random(split)
     blocks = [block for block in read_facts() if block.split == split]
     paragraphs = {title: text for block in blocks for title, text in block.paragraphs().items()}
     found = []
     for block in blocks:
-        for kind, question, answer, facts in [*bridges(block), *comparisons(block)]:
+        for kind, question, answer, facts in [one for make in kinds for one in make(block)]:
             needed = [title for title, _ in facts]
-            others = rng.sample(sorted(paragraphs.keys() - set(needed)), 8)
+            others = rng.sample(sorted(paragraphs.keys() - set(needed)), 10 - len(needed))
             context = [[title, paragraphs[title]] for title in rng.sample(needed + others, 10)]
             found.append(
                 {
@@ -146,10 +158,41 @@ def records(split: str) -> list[dict]:
     return found
 
 
+def as_twowiki(record: dict) -> dict:
+    """2Wiki's kinds, and a path of evidence; it has no levels."""
+    (one, _), (other, _) = record["supporting_facts"]
+    kind = "compositional" if record["type"] == "bridge" else "comparison"
+    evidence = [[one, "leads to", other]] if kind == "compositional" else [[one, "against", other]]
+    return {key: record[key] for key in record if key != "level"} | {
+        "type": kind, "evidences": evidence, "entity_ids": "", "evidences_id": [], "answer_id": None,
+    }  # fmt: skip
+
+
+def as_musique(record: dict) -> dict:
+    """MuSiQue marks the paragraphs, and counts the hops in the id."""
+    needed = [title for title, _ in record["supporting_facts"]]
+    paragraphs = [
+        {"idx": i, "title": title, "paragraph_text": "".join(sentences), "is_supporting": title in needed}
+        for i, (title, sentences) in enumerate(record["context"])
+    ]
+    steps = [{"id": i, "question": title, "answer": "", "paragraph_support_idx": 0} for i, title in enumerate(needed)]
+    return {
+        "id": f"{len(needed)}hop__{record['_id']}", "paragraphs": paragraphs, "question": record["question"],
+        "question_decomposition": steps, "answer": record["answer"], "answer_aliases": [], "answerable": True,
+    }  # fmt: skip
+
+
 def write(folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for split, name in FILES.items():
-        (folder / name).write_text(json.dumps(records(split)) + "\n")
+    for split in FILES:
+        asked, composed = records(split), records(split, (bridges, chains))
+        texts = {
+            FILES[split]: json.dumps(asked) + "\n",
+            TWOWIKI[split]: json.dumps([as_twowiki(record) for record in asked]) + "\n",
+            MUSIQUE[split]: "".join(json.dumps(as_musique(record)) + "\n" for record in composed),
+        }
+        for name, text in texts.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Room 1, data: questions become rows, and what there is to know becomes a corpus.
 
     tinyhop.py     a world made from nothing, and questions about it (its words: tinyhop_words.py)
-    published.py   HotpotQA, 2WikiMultihopQA, MuSiQue: their records, read from files or the hub and checked
+    published.py   HotpotQA, 2WikiMultihopQA, MuSiQue, GSM8K, DAPO-Math: their records, read from files or the hub and checked
     corpora.py     the passages of published sets
     build.py       any of these -> the files of a data set
     rows.py        how rows, passages and their folder lie on disk

@@ -8,9 +8,9 @@ TinyHop has a world of its own for each split. The corpus holds the passages of 
 and the agent has to find its passages among those of worlds that it is not asked about.
 
 Published sets: `train` and `val` are drawn from the published training set, without overlap; `test` is the published
-validation set, whole or a sample. The curve during training therefore never sees a test question. One local file alone
-gives all three splits. The cold start has no split: a pretrained model needs none, and the tiny one plays the training
-questions under other names.
+validation set, whole or a sample. The curve during training therefore never sees a test question. One local file alone, or a
+set that is published as one, gives all three splits. The cold start has no split: a pretrained model needs none, and the tiny
+one plays the training questions under other names.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ from agent_r1.settings import DataConfig
 
 SPLITS = ("train", "val", "test", "cold")
 """`cold` is TinyHop's alone, for the cold start: RL must not meet questions whose answers have been demonstrated."""
+KNOWN = ("kind", "hops", "id", "supporting")
+"""What evaluations and environments get to know of a published question."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +63,10 @@ class Made:
     manifest: dict[str, Any]
 
 
-def build(config: DataConfig, seed: int, out: Path, agent_name: str = "hermes") -> dict[str, Any]:
-    """Make the data set in the new folder `out` and return its manifest.
+def build(
+    config: DataConfig, seed: int, out: Path, agent_name: str = "hermes", says_how: bool = False
+) -> dict[str, Any]:
+    """Make the data set in the new folder `out` and return its manifest. `agent_name` and `says_how` are those of the dialect.
 
     Raises ConfigError for sizes that cannot be or that the source does not have; AgentR1Error for a source that is missing
     or corrupt, and if `out` exists or cannot be written.
@@ -76,7 +80,7 @@ def build(config: DataConfig, seed: int, out: Path, agent_name: str = "hermes") 
             rows = [
                 {  # verl's keys
                     "data_source": config.data_source,
-                    "prompt": messages(config.data_source, asked.question, asked.system),
+                    "prompt": messages(config.data_source, asked.question, asked.system, says_how),
                     "ability": "multi-hop-qa",
                     "reward_model": {"style": "rule", "ground_truth": asked.answers},
                     "extra_info": {"index": index, "split": split, **asked.extra},
@@ -150,10 +154,8 @@ def _published(config: DataConfig, seed: int) -> Made:
     def read(split: str) -> list[Record]:
         return published.read(config, split, files.get(split, []), skipped)
 
-    if list(files) == ["all"]:
-        splits = split_one(config, seed, read("all"))
-    else:
-        splits = split_two(config, seed, read("train"), read("validation"))
+    train, *held_out = ["all"] if "all" in files else dataset.files
+    splits = split_two(config, seed, read(train), read(*held_out)) if held_out else split_one(config, seed, read(train))
     everyone = [record for records in splits.values() for record in records]
     local = [*(path for part in files.values() for path in part), *(p for p in [Path(config.corpus)] if p.is_file())]
     manifest = {
@@ -167,8 +169,7 @@ def _published(config: DataConfig, seed: int) -> Made:
     }
     questions = {
         split: [
-            Asked(r.question, r.answers, {"kind": r.kind, "hops": r.hops, "id": r.id, "supporting": r.supporting})
-            for r in records
+            Asked(r.question, r.answers, {name: getattr(r, name) for name in KNOWN}, config.system) for r in records
         ]
         for split, records in splits.items()
     }

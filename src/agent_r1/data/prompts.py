@@ -1,8 +1,8 @@
 """What the agent is told: the one place where prompts are written.
 
-In: the name of a data set and a question. Out: the messages of a row's `prompt`. Next: the chat template, which puts the
-tools' descriptions beside them. Chat and evaluation take the leading messages from the rows, so that a trained agent is
-spoken to as in training.
+In: the name of a data set and a question. Out: the messages of a row's `prompt`. Next: the environment, whose dialect adds the
+tools: by the chat template, or in words of its own. Chat and evaluation take the leading messages from the rows, so that a
+trained agent is spoken to as in training.
 """
 
 from __future__ import annotations
@@ -12,26 +12,25 @@ from collections.abc import Iterable
 from agent_r1.types import Message
 
 _THINK = "Think first, between <think> and </think>."
-_ANSWER = (
-    "When you know the answer, write it between <answer> and </answer>, as short as it can be: a name, a date, a number, "
-    "yes or no."
-)
-INSTRUCTIONS = (
-    f"You answer questions with the help of a search tool. {_THINK} Then search, and let what you read tell you what to "
-    f"search for next: most questions take two searches or more. {_ANSWER}"
-)
+_SHORT = "as short as it can be: a name, a date, a number, yes or no."
+_ANSWER = f"When you know the answer, write it between <answer> and </answer>, {_SHORT}"
+_SEARCHED = "let what you read tell you what to search for next: most questions take two searches or more."
+INSTRUCTIONS = f"You answer questions with the help of a search tool. {_THINK} Then search, and {_SEARCHED} {_ANSWER}"
 """A model that has seen instructions before takes them; the laptop's tiny model knows its one task without any."""
 
 
-def messages(dataset: str, question: str, system: str | None = None) -> list[Message]:
+def messages(dataset: str, question: str, system: str | None = None, says_how: bool = False) -> list[Message]:
     """The prompt for `question`. Those of a published data set are all told the same; questions of one's own bring their
-    `system` message, or none."""
+    `system` message, or none. `says_how`: the dialect itself says how one thinks and answers (`BaseToolEnv.says_how`)."""
     if dataset not in ("tinyhop", "rows"):
-        system = INSTRUCTIONS
+        system = system or instructions(["search"], says_how)
     lead = [{"role": "system", "content": system}] if system else []
     return [*lead, {"role": "user", "content": question}]
 
 
-def instructions(tools: Iterable[str]) -> str:
+def instructions(tools: Iterable[str], says_how: bool = False) -> str:
     """For a model that has not been trained here, and brings no data set whose rows tell it what to do."""
+    if says_how:
+        task = f" with the help of a search tool; {_SEARCHED}" if "search" in tools else "."
+        return f"You answer questions{task} Your answer is {_SHORT}"
     return INSTRUCTIONS if "search" in tools else f"You answer questions. {_THINK} {_ANSWER}"

@@ -64,8 +64,7 @@ class HotpotQA(BaseModel):
          "supporting_facts": [["Title", 0], ...], "context": [["Title", ["First sentence.", " Second."]], ...]}
 
     In the distractor setting the ten paragraphs hold the answer; in fullwiki they are what a retriever found, so a corpus
-    of contexts lacks some answers: take beir-hotpotqa with it. 2WikiMultihopQA (Ho et al. 2020), made from Wikidata, has the
-    same form and other kinds: compositional, inference, comparison (two paragraphs each), bridge_comparison (four).
+    of contexts lacks some answers: take beir-hotpotqa with it.
     """
 
     id: Id
@@ -84,6 +83,18 @@ class HotpotQA(BaseModel):
         return Record(
             self.id, self.question, [self.answer], self.type, len(supporting), paragraphs, supporting
         )  # fmt: skip
+
+
+class TwoWiki(HotpotQA):
+    """2WikiMultihopQA (Ho et al. 2020), made from Wikidata: HotpotQA's form, and other kinds of questions: compositional,
+    inference, comparison (two paragraphs each), bridge_comparison (four).
+
+    Its second release (data_ids.zip) also has the id of the answer in Wikidata, and `id_aliases.json` beside the questions:
+
+        {"Q_id": "Q30", "aliases": ["USA", ...], "demonyms": ["American", ...]}
+    """
+
+    answer_id: str | None = None
 
 
 class MuSiQueParagraph(BaseModel):
@@ -121,6 +132,47 @@ class MuSiQue(BaseModel):
         )  # fmt: skip
 
 
+class GSM8K(BaseModel):
+    """GSM8K (Cobbe et al. 2021): sums in words, with a solution in which each calculation is marked.
+
+        {"question": "...", "answer": "He buys 3*4=<<3*4=12>>12 apples.\\nSo there are 12+5=<<12+5=17>>17.\\n#### 17"}
+
+    Nobody but the reward gets to see the solution. It has no ids.
+    """
+
+    question: Text
+    answer: Text
+
+    def record(self) -> Record:
+        solution, _, value = self.answer.rpartition("####")
+        if not solution or not (value := value.strip().replace(",", "")):
+            raise ValueError("no #### before the answer")
+        steps = solution.count("<<")
+        return Record("", self.question, [value], f"{steps}-step", steps, [], [])
+
+
+class _Index(BaseModel):
+    index: Text
+
+
+class DapoMath(BaseModel):
+    """DAPO-Math-17k (Yu et al. 2025): competition problems whose answers are whole numbers.
+
+        {"prompt": "...", "solution": "34", "data_source": "math_dapo", "ability": "MATH", "extra_info": {"index": "9a9b6eb4-..."},
+         "reward_model": {"ground_truth": "34", "style": "rule-lighteval/MATH_v2"}, "source_prompt": [...]}
+
+    The first release has each problem a hundred times, and words about the answer's form around it. This is the second, by
+    open-r1: each once, and bare.
+    """
+
+    prompt: Text
+    solution: Text
+    extra_info: _Index
+
+    def record(self) -> Record:
+        return Record(self.extra_info.index, self.prompt, [self.solution], "math", 0, [], [])
+
+
 @dataclass(frozen=True)
 class Dataset:
     """A published question set: where it is, how large it must be, and the form of one record."""
@@ -131,10 +183,12 @@ class Dataset:
     revision: str | None
     """Commit on the hub; None takes the newest."""
     files: dict[str, str]
-    """Split (train, validation) -> name of the published file."""
+    """Split -> name of the published file: the one to train on, and the one that is held out, where there is one."""
     counts: dict[str, int]
     """Split -> published number of records. Fewer are half a download."""
-    form: type[HotpotQA | MuSiQue]
+    form: type[HotpotQA | MuSiQue | GSM8K | DapoMath]
+    aliases: str | None = None
+    """Name of a file beside the published ones, which has other names of the answers by their ids."""
 
 
 _HOTPOTQA = Dataset(
@@ -159,6 +213,8 @@ DATASETS: dict[str, Dataset] = {
         revision="fe713bfbd1afbca1a65246741a75890405d56a3a",
         files={"train": "train.json", "validation": "dev.json"},
         counts={"train": 167454, "validation": 12576},
+        form=TwoWiki,
+        aliases="id_aliases.json",
     ),
     "musique": Dataset(
         hub="dgslibisey/MuSiQue",
@@ -168,6 +224,22 @@ DATASETS: dict[str, Dataset] = {
         counts={"train": 19938, "validation": 2417},
         form=MuSiQue,
     ),
+    "gsm8k": Dataset(
+        hub="openai/gsm8k",
+        config="main",
+        revision="e53f048856ff4f594e959d75785d2c2d37b678ee",
+        files={"train": "train.jsonl", "test": "test.jsonl"},
+        counts={"train": 7473, "test": 1319},
+        form=GSM8K,
+    ),
+    "dapo-math": Dataset(
+        hub="open-r1/DAPO-Math-17k-Processed",
+        config="en",
+        revision=None,
+        files={"train": "train-00000-of-00001.parquet"},
+        counts={"train": 14116},
+        form=DapoMath,
+    ),
 }
 
 
@@ -176,7 +248,8 @@ DATASETS: dict[str, Dataset] = {
 
 def source_files(config: DataConfig) -> dict[str, list[Path]]:
     """The local files that `data.source` names: {} for the hub, one for `all` splits, or those of each split in a folder:
-    the published one, or the parquet files of a copy of the hub. Raises AgentR1Error where they are missing."""
+    the published one (and that of the aliases, where it is there), or the parquet files of a copy of the hub. Raises
+    AgentR1Error where they are missing."""
     if config.source is None:
         return {}
     source, dataset = Path(config.source), DATASETS[config.name]
@@ -185,9 +258,11 @@ def source_files(config: DataConfig) -> dict[str, list[Path]]:
     if not source.is_dir():
         raise AgentR1Error(f"data.source={source} does not exist; give a published file, or the folder that has them")
     found = {}
+    beside = [source / dataset.aliases] if dataset.aliases and (source / dataset.aliases).is_file() else []
     for split, name in dataset.files.items():
-        published = [path for path in (source / name, source / f"{name}.gz") if path.is_file()]
-        found[split] = published[:1] or sorted(source.glob(f"{dataset.config or '*'}/{split}-*.parquet"))
+        published = [path for path in (source / name, source / f"{name}.gz") if path.is_file()][:1]
+        copied = sorted(source.glob(f"{dataset.config or '*'}/{split}-*.parquet"))
+        found[split] = published + beside if published else copied
         if not found[split]:
             raise AgentR1Error(f"{source} has no {name} (or {name}.gz); {config.name} is published under that name")
     return found
@@ -196,27 +271,33 @@ def source_files(config: DataConfig) -> dict[str, list[Path]]:
 def read(config: DataConfig, split: str, files: list[Path], skipped: list[str]) -> list[Record]:
     """The records of a split; those that are left out are named in `skipped`. Raises AgentR1Error for corrupt ones."""
     dataset, ids = DATASETS[config.name], set()
+    table = not files or files[0].suffix == ".parquet"
+    aliases = {} if table or not files[1:] else aliases_of(files[1])
 
     def parse(value: Any) -> Record:
-        record = dataset.form.model_validate(value).record()
-        if record.id in ids:  # the same question in two splits would train on the test
+        form = dataset.form.model_validate(value)
+        record = form.record()
+        others = aliases.get(getattr(form, "answer_id", None), [])
+        record = dataclasses.replace(record, answers=list(dict.fromkeys([*record.answers, *others])))
+        if record.id and record.id in ids:  # the same question in two splits would train on the test
             raise ValueError(f"the id {record.id} a second time")
         ids.add(record.id)
         return record
 
-    table = not files or files[0].suffix == ".parquet"
     values = from_datasets(dataset, split, files) if table else from_file(files[0])
     where = str(files[0]) if files else f"{dataset.hub}, {split}"
     return list(checked(values, parse, where, config.skip_bad, skipped))
 
 
 def from_datasets(dataset: Dataset, split: str, files: list[Path]) -> Iterator[tuple[str, Any]]:
-    """(place, value) of each record of a split on the hub, or in a local copy of its parquet files.
+    """(place, value) of each record of a split on the hub, or in a local copy of its parquet files; of `all` in one file.
 
     Raises AgentR1Error without network, or if some are missing.
     """
-    remedy = f"or download {dataset.files[split]} yourself and name its folder with data.source=DIR"
-    where = files[0].parent if files else dataset.hub
+    alone = split == "all"  # how many it should have, nobody knows
+    name = next(iter(dataset.files.values())) if alone else dataset.files[split]
+    remedy = f"or download {name} yourself and name its folder with data.source=DIR"
+    where = files[0] if alone else files[0].parent if files else dataset.hub
     try:
         from datasets import load_dataset  # takes seconds
     except ImportError:
@@ -225,14 +306,15 @@ def from_datasets(dataset: Dataset, split: str, files: list[Path]) -> Iterator[t
         ) from None
     try:
         if files:
-            table = load_dataset("parquet", data_files={split: [str(path) for path in files]}, split=split)
+            table = load_dataset("parquet", data_files={"train": [str(path) for path in files]}, split="train")
         else:
             table = load_dataset(dataset.hub, dataset.config, split=split, revision=dataset.revision)
     except Exception as error:  # no network, no such revision, no space: it has a dozen classes for them
         raise AgentR1Error(
-            f"cannot fetch {where} ({type(error).__name__}: {first_line(error)}); mend the network, {remedy}"
+            f"cannot {'read' if files else 'fetch'} {where} ({type(error).__name__}: {first_line(error)}); "
+            f"{'get it again' if files else 'mend the network'}, {remedy}"
         ) from None
-    if len(table) != dataset.counts[split]:
+    if not alone and len(table) != dataset.counts[split]:
         raise AgentR1Error(
             f"{where} has {len(table)} records in {split} and {dataset.counts[split]} are published; delete its copy "
             f"in the cache of `datasets` and fetch it again, {remedy}"
@@ -265,6 +347,14 @@ def from_file(path: Path) -> Iterator[tuple[str, Any]]:
         raise AgentR1Error(f"{path} is cut off, damaged or no JSON ({error}); get the file again") from None
     except OSError as error:
         raise AgentR1Error(f"{path} cannot be read ({error.strerror or error}); check the path") from None
+
+
+def aliases_of(path: Path) -> dict[str, list[str]]:
+    """Id in Wikidata -> other names. Raises AgentR1Error for a line that is none of 2WikiMultihopQA's."""
+    try:
+        return {v["Q_id"]: [*v["aliases"], *v["demonyms"]] for _, v in from_file(path)}
+    except (KeyError, TypeError):
+        raise AgentR1Error(f"{path} is not 2WikiMultihopQA's file of aliases; get it again, or move it away") from None
 
 
 def checked(

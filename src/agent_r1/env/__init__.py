@@ -17,6 +17,7 @@ from typing import Any
 
 from agent_r1 import own
 from agent_r1.env.base import INVALID, AgentEnv, BaseToolEnv, Outcome
+from agent_r1.env.context import Summary, Window
 from agent_r1.env.harmony import HarmonyEnv
 from agent_r1.env.hermes import HermesToolEnv
 from agent_r1.env.mathtir import MathTirEnv
@@ -39,8 +40,10 @@ __all__ = [
     "Outcome",
     "as_environment",
     "brings_tools",
+    "dialect",
     "make_env",
     "offered",
+    "template_shows_tools",
     "without_tools",
 ]
 
@@ -79,6 +82,17 @@ def offered(tools: dict[str, BaseTool], config: EnvConfig) -> dict[str, BaseTool
     return tools if isinstance(made, type) else made(tools, config).tools
 
 
+def dialect(config: EnvConfig) -> type[BaseToolEnv]:
+    """Which of the environments says how an agent is shown its tools, and how a person its turns, where no episode is played."""
+    made = environment(config.name)
+    return made if isinstance(made, type) and issubclass(made, BaseToolEnv) else HermesToolEnv
+
+
+def template_shows_tools(config: EnvConfig) -> bool:
+    """Whether the agent hears of its tools by the chat template, which therefore has to show them."""
+    return dialect(config).told({}) is None
+
+
 def brings_tools(name: str) -> bool:
     """Whether the environment of that name is a world, with tools beside those of `env.tools`."""
     made = environment(name)
@@ -97,7 +111,8 @@ def make_env(row: Row, tools: dict[str, BaseTool], config: EnvConfig) -> AgentEn
     mine = {tool: tools[tool].for_episode(shared) for tool in wanted}
     env = made(mine, config)
     env.own_tools = [tool for key, tool in mine.items() if tool is not tools[key]]
-    return env
+    forgetful = {"append": lambda env, _: env, "window": Window, "summary": Summary}[config.context]
+    return forgetful(env, config.context_results)
 
 
 def without_tools(row: Row) -> Row:

@@ -3,20 +3,24 @@
 In: the agent's turns. Out: observations and rewards. Next: `rollout/episode.py` drives it.
 
     AgentEnv       reset(row) -> Observation, await step(action) -> StepResult, outcome(stop_reason) -> Outcome
-    BaseToolEnv    the step of a tool-calling agent, with four places to change it:
-                   extract_tool_calls, format_tool_response, stop, process_reward
+    BaseToolEnv    the step of a tool-calling agent, with five places to change it:
+                   extract_tool_calls, format_tool_response, told, stop, process_reward;
+                   and three for who watches or plays: parts, answer_in, written
 
 The outcome is asked for once, by the loop, however the episode ended: also when it was cut off after a tool result or
-by a full context. So a failed episode is always told from a good one, and its reward always has an action to sit on.
+by a full context. So a failed episode never looks like a good one, and the outcome always has an action to be paid to.
 """
 
 from __future__ import annotations
 
 import asyncio
+import inspect
+import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from agent_r1.settings import EnvConfig
 from agent_r1.tool.base import BaseTool, ToolCall, ToolErrorKind, ToolResult, call_tool
@@ -34,7 +38,7 @@ class Outcome:
     """
 
     reward: float = 0.0
-    """Beyond what the steps have paid."""
+    """In addition to what the steps have paid."""
     parts: dict[str, float] = field(default_factory=dict)
     """The summands of `reward` by name; recorded as `reward/NAME`."""
     metrics: dict[str, float] = field(default_factory=dict)
@@ -45,6 +49,17 @@ class Outcome:
     """The episode was cut off, and `reward` does not say how it would have ended: steppo goes on with the critic's value."""
 
 
+@dataclass(frozen=True)
+class Part:
+    """A stretch of a turn."""
+
+    kind: Literal["text", "think", "tool_call", "answer"]
+    text: str
+    closed: bool = True
+    end: int = 0
+    """Behind its closing tag, in characters of the turn."""
+
+
 class AgentEnv(ABC):
     """One episode's world. A fresh object for each episode; nothing is shared but the tools.
 
@@ -53,7 +68,7 @@ class AgentEnv(ABC):
 
     @abstractmethod
     def reset(self, row: Row) -> Observation | Awaitable[Observation]:
-        """Begin: the first observation, with the schemas of the tools."""
+        """Begin: the first observation, with what the agent is to know of its tools."""
 
     @abstractmethod
     async def step(self, action: Action) -> StepResult:
@@ -104,9 +119,35 @@ class BaseToolEnv(AgentEnv):
         """How often each tool was called with success; nothing where there is only one."""
         return {f"calls/{name}": float(self.called[name]) for name in self.tools} if len(self.tools) > 1 else {}
 
+    says_how = False
+    """Whether the dialect says by itself how one thinks and answers (`told`, or channels of its own). Then the task does not."""
+
+    @classmethod
+    def told(cls, tools: dict[str, BaseTool]) -> str | None:
+        """What the system message says of calls to `tools` and of the answer, where the dialect's are not those of chat
+        templates. None: the template shows the tools."""
+        return None
+
+    unfinished = re.compile(r"<[/|]?[a-z_]*\|?\Z")
+    """The end of a turn that still streams, where it may yet become a mark of the dialect's: nobody is shown it."""
+
+    @classmethod
+    def parts(cls, text: str) -> list[Part]:
+        """A turn, or as much of it as came, as a person is shown it. What stands before `unfinished` only grows."""
+        return [Part("text", text)]
+
+    @classmethod
+    def answer_in(cls, text: str) -> tuple[str | None, bool]:
+        """The answer in a turn (None: there is none), and whether all of the turn is as a last one should be."""
+        return None, False
+
+    @classmethod
+    def written(cls, said: ToolCall | str) -> str | None:
+        """A turn that makes this call, or answers so; None where the dialect has no form for it."""
+        return said if isinstance(said, str) else None
+
     def stop(self, text: str, calls: list[ToolCall]) -> StopReason | None:
-        """How the agent ended the episode with this turn; None if it goes on. By default: it called nothing, so it has
-        spoken."""
+        """How the agent ended the episode with this turn; None if it goes on. By default a turn without a call is the answer."""
         return None if calls else StopReason.ANSWERED
 
     def process_reward(self, call: ToolCall, result: ToolResult) -> float:
@@ -115,14 +156,22 @@ class BaseToolEnv(AgentEnv):
 
     # ------------------------------------------------------------------------------------------------- the episode
 
+    @classmethod
+    def shown(cls, prompt: Sequence[Message], tools: dict[str, BaseTool]) -> Observation:
+        """The first observation: `prompt` and `tools`, as this dialect shows them."""
+        if (told := cls.told(tools)) is None:
+            return Observation(list(prompt), tools=[tool.schema() for tool in tools.values()])
+        system = [message["content"] for message in prompt[:1] if message["role"] == "system"]
+        return Observation([{"role": "system", "content": "\n\n".join([*system, told])}, *prompt[len(system) :]])
+
     def reset(self, row: Row) -> Observation:
         self.row = row
-        return Observation(list(row["prompt"]), tools=[tool.schema() for tool in self.tools.values()])
+        return self.shown(row["prompt"], self.tools)
 
     async def step(self, action: Action) -> StepResult:
         self.turns += 1
         if action.finish_reason == "length":
-            # Half a turn is not a turn. A call in it may look complete and still miss what the agent meant to add.
+            # Nothing in a cut-off turn is executed: a call may look complete and still miss what the agent meant to add.
             return _done(StopReason.MAX_TOKENS)
         calls = self.extract_tool_calls(action.text)
         if (reason := self.stop(action.text, calls)) is not None:
@@ -130,12 +179,16 @@ class BaseToolEnv(AgentEnv):
             return _done(reason)
         last = self.turns >= self.config.max_turns
         if last and not self.stateful:
-            return _done(StopReason.MAX_TURNS)  # the result could never be used, so the tool is not bothered
+            # No turn is left in which the result could be used, so the tool is not run.
+            return _done(StopReason.MAX_TURNS)
         if self.tool_calls + len(calls) > self.config.max_tool_calls:
             return _done(StopReason.TOOL_BUDGET)
         self.tool_calls += len(calls)
         results = await self._execute(calls)
-        reward = sum(self.process_reward(c, r) for c, r in zip(calls, results, strict=True))
+        paid = [
+            (len(action.text) if c.end is None else c.end, self.process_reward(c, r))
+            for c, r in zip(calls, results, strict=True)
+        ]
         info = {"tool_calls": [_record(c, r) for c, r in zip(calls, results, strict=True)]}
         self.called.update(c.name for c, r in zip(calls, results, strict=True) if r.ok)
         longest = 0
@@ -150,8 +203,9 @@ class BaseToolEnv(AgentEnv):
             StopReason.MAX_TURNS: last,
         }
         if reason := next((reason for reason, true in ends.items() if true), None):
-            return _done(reason, reward, info)
-        return StepResult(Observation(self.format_tool_response(calls, results)), reward, info=info)
+            return _done(reason, paid, info)
+        observation = Observation(self.format_tool_response(calls, results))
+        return StepResult(observation, sum(reward for _, reward in paid), info=info, paid=paid)
 
     async def _execute(self, calls: list[ToolCall]) -> list[ToolResult]:
         limits = self.config.tool_timeout_s, self.config.tool_max_chars
@@ -161,8 +215,14 @@ class BaseToolEnv(AgentEnv):
         return [unheard if self.over else await call_tool(self.tools, call, *limits) for call in calls]
 
 
-def _done(reason: StopReason, reward: float = 0.0, info: dict | None = None) -> StepResult:
-    return StepResult(None, reward, done=True, stop_reason=reason, info=info or {})
+async def awaited(value):
+    """What an environment returned, or what its coroutine comes to."""
+    return await value if inspect.isawaitable(value) else value
+
+
+def _done(reason: StopReason, paid: Sequence[tuple[int, float]] = (), info: dict | None = None) -> StepResult:
+    reward = sum(reward for _, reward in paid)
+    return StepResult(None, reward, done=True, stop_reason=reason, info=info or {}, paid=list(paid))
 
 
 def _record(call: ToolCall, result: ToolResult) -> dict:

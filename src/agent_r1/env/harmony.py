@@ -14,9 +14,11 @@ the structured form of a call, and here a call stays the ids that were sampled.
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 
+from agent_r1.env.base import Part
 from agent_r1.env.hermes import HermesToolEnv, broken_up, parse_call
 from agent_r1.tool.base import ToolCall, ToolResult
 from agent_r1.types import Message
@@ -48,6 +50,9 @@ type {{ tool.function.name }} = (_: {{ tool.function.parameters | tojson }}) => 
 
 CONTROL = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|return|>", "<|call|>")
 _END = re.compile(r"<\|(?:end|call|return)\|>")
+_HALF = rf"(?:\A|{_END.pattern})(?:(?!<\|message\|>|{_END.pattern}).)*\Z"
+"""A header whose message has not begun."""
+KINDS = {"analysis": "think", "final": "answer"}
 
 
 @dataclass(frozen=True)
@@ -57,29 +62,37 @@ class Said:
     channel: str
     to: str
     text: str
+    whole: bool
+    """Whether it has a header, a channel, and no control token in its text."""
 
 
-def messages_of(turn: str) -> list[Said] | None:
-    """The messages of a turn; None where one has no header, or no text."""
+def messages_of(turn: str) -> list[Said]:
+    """The messages of a turn."""
     found = []
     for part in _END.split(turn):
         if not part.strip():
             continue
         header, mark, text = part.partition("<|message|>")
         channel = re.search(r"<\|channel\|>(analysis|commentary|final)\b", header)
-        if not mark or channel is None or any(token in text for token in CONTROL):
-            return None
+        whole = bool(mark and channel) and not any(token in text for token in CONTROL)
         to = re.search(r"\bto=([\w.-]+)", header)
-        found.append(Said(channel[1], to[1] if to else "", text))
+        found.append(Said(channel[1] if channel else "", to[1] if to else "", text if mark else part, whole))
     return found
 
 
 class HarmonyEnv(HermesToolEnv):
     """Calls to `functions.NAME`, or to `python` with a bare program; an answer in the final channel."""
 
+    says_how = True
+    unfinished = re.compile(f"{_HALF}|{HermesToolEnv.unfinished.pattern}", re.DOTALL)
+
+    @classmethod
+    def parts(cls, text: str) -> list[Part]:
+        return [Part("tool_call" if m.to else KINDS.get(m.channel, "text"), m.text) for m in messages_of(text)]
+
     def extract_tool_calls(self, text: str) -> list[ToolCall]:
         said = messages_of(text)
-        if said is None:
+        if not all(message.whole for message in said):
             wanted = "a message is <|channel|>analysis, commentary or final, then <|message|> and its text"
             return [ToolCall("", {}, error=wanted)] if "to=" in text else []
         return [self._call(message) for message in said if message.to]
@@ -97,11 +110,19 @@ class HarmonyEnv(HermesToolEnv):
         contents = [broken_up(result.content, *CONTROL) for result in results]
         return [{"role": author, "content": text} for author, text in zip(authors, contents, strict=True)]
 
-    def answer_in(self, text: str) -> tuple[str | None, bool]:
-        said = messages_of(text) or []
+    @classmethod
+    def answer_in(cls, text: str) -> tuple[str | None, bool]:
+        said = messages_of(text)
         answers = [message.text.strip() for message in said if message.channel == "final" and not message.to]
-        if not answers or not answers[-1]:
+        if not answers or not answers[-1] or not all(message.whole for message in said):
             return None, False
         return answers[-1], len(answers) == 1 and said[-1].channel == "final" and not any(
             message.to for message in said
         )
+
+    @classmethod
+    def written(cls, said: ToolCall | str) -> str | None:
+        if isinstance(said, str):
+            return f"<|channel|>final<|message|>{said}"
+        arguments = json.dumps(said.arguments, ensure_ascii=False)
+        return f"<|channel|>commentary to=functions.{said.name} <|constrain|>json<|message|>{arguments}"

@@ -17,12 +17,12 @@ import json
 import math
 import re
 from collections.abc import Awaitable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 from agent_r1.choices import REWARDS
-from agent_r1.env.base import INVALID, BaseToolEnv, Outcome
+from agent_r1.env.base import INVALID, BaseToolEnv, Outcome, Part
 from agent_r1.reward.named import named_outcome
 from agent_r1.reward.own import own_outcome
 from agent_r1.reward.qa import qa_outcome
@@ -46,15 +46,6 @@ class Tags:
 HERMES = Tags()
 
 
-@dataclass(frozen=True)
-class Part:
-    """A stretch of a turn."""
-
-    kind: Literal["text", "think", "tool_call", "answer"]
-    text: str
-    closed: bool = True
-
-
 def split_turn(text: str, tags: Tags = HERMES) -> list[Part]:
     """The parts of a turn in order, their tags left out.
 
@@ -70,9 +61,10 @@ def split_turn(text: str, tags: Tags = HERMES) -> list[Part]:
             continue
         if kind != "text" and (name != kind or (opens and kind == "think")):
             continue
-        parts.append(Part(kind, text[start : tag.start()], kind == "text" or not opens))
+        end = tag.start() if kind == "text" or opens else tag.end()
+        parts.append(Part(kind, text[start : tag.start()], kind == "text" or not opens, end))
         kind, start = name if opens else "text", tag.end()
-    parts.append(Part(kind, text[start:], kind == "text"))
+    parts.append(Part(kind, text[start:], kind == "text", len(text)))
     return [part for part in parts if part.text or part.kind != "text"]
 
 
@@ -104,8 +96,8 @@ def is_well_formed(text: str, tags: Tags = HERMES) -> bool:
 class HermesToolEnv(BaseToolEnv):
     """Question answering with tools. The outcome is exact match, less a penalty for a malformed ending.
 
-    Another dialect overrides `extract_tool_calls`, `format_tool_response` and `answer_in` (retool.py, mathtir.py, react.py,
-    harmony.py).
+    Another dialect overrides `extract_tool_calls`, `format_tool_response`, `answer_in`, `told`, `parts` and `written`
+    (retool.py, mathtir.py, react.py, harmony.py).
     """
 
     tags = HERMES
@@ -116,18 +108,27 @@ class HermesToolEnv(BaseToolEnv):
         """Calls that were paid for."""
 
     def extract_tool_calls(self, text: str) -> list[ToolCall]:
-        return [parse_call(part.text, part.closed) for part in split_turn(text, self.tags) if part.kind == "tool_call"]
+        parts = [part for part in self.parts(text) if part.kind == "tool_call"]
+        return [replace(parse_call(part.text, part.closed), end=part.end) for part in parts]
 
     def format_tool_response(self, calls: list[ToolCall], results: list[ToolResult]) -> list[Message]:
         # The chat template wraps each message of role `tool` into <tool_response> tags, inside one user turn.
         return [{"role": "tool", "content": result.content} for result in results]
 
-    def answer_in(self, text: str) -> tuple[str | None, bool]:
-        """The answer in a turn (None: there is none), and whether all of the turn is as a last one should be."""
-        return answer_of(text, self.tags), is_well_formed(text, self.tags)
+    @classmethod
+    def parts(cls, text: str) -> list[Part]:
+        return split_turn(text, cls.tags)
+
+    @classmethod
+    def answer_in(cls, text: str) -> tuple[str | None, bool]:
+        return answer_of(text, cls.tags), is_well_formed(text, cls.tags)
+
+    @classmethod
+    def written(cls, said: ToolCall | str) -> str | None:
+        return answer(said) if isinstance(said, str) else call(said.name, **said.arguments)
 
     def stop(self, text: str, calls: list[ToolCall]) -> StopReason | None:
-        # An answer ends the episode even beside a call: the agent must not answer and search in one breath.
+        # An answer ends the episode even beside a call: the agent must not answer and search in one turn.
         if self.answer_in(text)[0] is not None:
             return StopReason.ANSWERED
         return None if calls else StopReason.NO_ANSWER

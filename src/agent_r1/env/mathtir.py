@@ -16,30 +16,27 @@ The tool `python` runs them. A turn with a program is no answer, whatever it box
 
 from __future__ import annotations
 
+import re
+
+from agent_r1.env.base import Part
 from agent_r1.env.hermes import HermesToolEnv, broken_up
-from agent_r1.tool.base import ToolCall, ToolResult
+from agent_r1.tool.base import BaseTool, ToolCall, ToolResult
 from agent_r1.types import Message
 
 
-def blocks_of(text: str) -> tuple[list[tuple[str, str, bool]], str, str]:
-    """(language, content, closed) of each fenced block, the text outside of all, and the text behind the last."""
-    blocks: list[tuple[str, str, bool]] = []
-    outside, inside, behind, language = [], [], [], None
-    for line in text.splitlines():
+def pieces_of(text: str) -> list[tuple[str | None, str, bool]]:
+    """(language, content, closed) of each fenced block and, with None for a language, of what stands outside, in order."""
+    pieces: list[tuple[str | None, str, bool]] = []
+    language, lines = None, []
+    for line in text.split("\n"):  # and not at every character that Unicode ends a line with
         mark = line.strip()
-        if language is None and mark.startswith("```"):
-            language, inside, behind = mark[3:].strip().lower(), [], []
-        elif language is not None and mark == "```":
-            blocks.append((language, "\n".join(inside), True))
-            language = None
-        elif language is not None:
-            inside.append(line)
+        if mark == "```" or (language is None and mark.startswith("```")):
+            pieces.append((language, "\n".join(lines), True))
+            language, lines = mark[3:].strip().lower() if language is None else None, []
         else:
-            outside.append(line)
-            behind.append(line)
-    if language is not None:
-        blocks.append((language, "\n".join(inside), False))
-    return blocks, "\n".join(outside), "\n".join(behind)
+            lines.append(line)
+    pieces.append((language, "\n".join(lines), language is None))
+    return [piece for piece in pieces if piece[0] is not None or piece[1].strip()]
 
 
 def boxes_of(text: str) -> list[str]:
@@ -62,15 +59,34 @@ def boxes_of(text: str) -> list[str]:
 class MathTirEnv(HermesToolEnv):
     """One program a turn, and an answer in a box."""
 
+    says_how = True
+
+    @classmethod
+    def told(cls, tools: dict[str, BaseTool]) -> str:
+        program = (
+            "To compute, write Python in a block between ```python and ```, print what you want to know, and end your turn "
+            "there; the output comes back in a block between ```output and ```. "
+        )
+        return f"{program if 'python' in tools else ''}Write the answer in \\boxed{{}}."
+
+    unfinished = re.compile(r"^[^\S\n]*`[^\n]*\Z", re.MULTILINE)
+
+    @classmethod
+    def parts(cls, text: str) -> list[Part]:
+        return [
+            Part("tool_call" if language == "python" else "text", content) for language, content, _ in pieces_of(text)
+        ]
+
     def extract_tool_calls(self, text: str) -> list[ToolCall]:
-        blocks, _, behind = blocks_of(text)
+        pieces = pieces_of(text)
+        blocks = [piece for piece in pieces if piece[0] is not None]
         programs = [(content, closed) for language, content, closed in blocks if language == "python"]
         if not programs:
             return []
         content, closed = programs[0]
         if not closed:
             return [ToolCall("", {}, error="the program is not closed with ```")]
-        if len(blocks) > 1 or behind.strip():
+        if len(blocks) > 1 or pieces[-1][0] is None:
             return [
                 ToolCall("", {}, error="end your turn behind the program; what it prints comes in the next message")
             ]
@@ -80,9 +96,18 @@ class MathTirEnv(HermesToolEnv):
         printed = "\n".join(broken_up(result.content, "```") for result in results)
         return [{"role": "user", "content": f"```output\n{printed}\n```"}]
 
-    def answer_in(self, text: str) -> tuple[str | None, bool]:
-        blocks, outside, _ = blocks_of(text)
-        boxes = boxes_of(outside)
-        if not boxes or not boxes[-1] or any(language == "python" for language, _, _ in blocks):
+    @classmethod
+    def answer_in(cls, text: str) -> tuple[str | None, bool]:
+        pieces = pieces_of(text)
+        blocks = [language for language, _, _ in pieces if language is not None]
+        # Each for itself: no box goes on behind a block.
+        boxes = [box for language, content, _ in pieces if language is None for box in boxes_of(content)]
+        if not boxes or not boxes[-1] or "python" in blocks:
             return None, False
         return boxes[-1], len(boxes) == 1 and not blocks
+
+    @classmethod
+    def written(cls, said: ToolCall | str) -> str | None:
+        if isinstance(said, str):
+            return f"\\boxed{{{said}}}"
+        return f"```python\n{said.arguments['code']}\n```" if "code" in said.arguments else None

@@ -18,7 +18,8 @@
 
 This is the contract of TRL's `environment_factory` (docs/source/grpo_trainer.md there, "Environments"). In: such a class.
 Out: what `ENVIRONMENTS` holds. What is ours: `done` ends an episode; `get_reward` may take the agent's `answer`; a class
-without it may keep a number in `self.reward`; and `score` with `score_name` is what evaluations report.
+without it may keep a number in `self.reward`; `score` with `score_name` is what evaluations report; and `state` names where the
+agent stands (`Observation.state`), where it is not called.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.settings import EnvConfig
 from agent_r1.tool.base import BaseTool
 from agent_r1.tool.function import FunctionTool
-from agent_r1.types import Observation, Row, StopReason
+from agent_r1.types import Action, Observation, Row, StepResult, StopReason
 
 Maker = Callable[[dict[str, BaseTool], EnvConfig], AgentEnv]
 RESERVED = ("reset", "get_reward")
@@ -146,7 +147,19 @@ class MethodsEnv(WorldEnv):
                     f"{self.owner}: the attribute {method.name}={value!r:.40} hides the method; rename it"
                 )
         self.world = world
-        return self.first(row, said)
+        return self._named(self.first(row, said))
+
+    async def step(self, action: Action) -> StepResult:
+        result = await super().step(action)
+        if result.observation:
+            self._named(result.observation)
+        return result
+
+    def _named(self, observation: Observation) -> Observation:
+        """With the world's own name for its state, if it has one."""
+        state = getattr(self.world, "state", None)
+        observation.state = None if state is None or callable(state) else str(state)
+        return observation
 
     async def outcome(self, stop_reason: StopReason) -> Outcome:
         if stop_reason.broken_off:

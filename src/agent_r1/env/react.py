@@ -16,28 +16,61 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
+from agent_r1.env.base import Part
 from agent_r1.env.hermes import HermesToolEnv
-from agent_r1.tool.base import ToolCall, ToolResult
+from agent_r1.tool.base import BaseTool, ToolCall, ToolResult
 from agent_r1.types import Message
 
 _LABEL = re.compile(r"^[ \t]*(Thought|Action Input|Action|Observation|Final Answer):", re.MULTILINE)
 
 
 def sections_of(text: str) -> list[tuple[str, str]]:
-    """(label, text) in order. What stands before the first label is a thought."""
+    """(label, text) in order. What stands before the first label has none."""
     labels = list(_LABEL.finditer(text))
     ends = [label.start() for label in labels[1:]] + [len(text)]
     found = [(label[1], text[label.end() : end].strip()) for label, end in zip(labels, ends, strict=False)]
     before = text[: labels[0].start()] if labels else text
-    return [("Thought", before.strip()), *found] if before.strip() else found
+    return [("", before.strip()), *found] if before.strip() else found
+
+
+KINDS = {"Thought": "think", "Action": "tool_call", "Action Input": "tool_call", "Final Answer": "answer"}
+"""Label -> what a person is shown it as; the rest is text."""
+
+
+CALL = """
+To call one, end your turn with
+Thought: what you want to know
+Action: its name
+Action Input: its arguments in JSON
+and the result comes back behind "Observation:"."""
+
+
+def _described(name: str, description: str, parameters: dict[str, Any]) -> str:
+    """A tool in two lines, whatever its author wrote."""
+    return f"- {name}: {' '.join(description.split())}\n  arguments: {json.dumps(parameters, ensure_ascii=False)}"
 
 
 class ReActEnv(HermesToolEnv):
     """One action a turn."""
 
+    says_how = True
+
+    @classmethod
+    def told(cls, tools: dict[str, BaseTool]) -> str:
+        end = "When you know the answer, write\nThought: how you know it\nFinal Answer: the answer"
+        listed = [_described(**tool.schema()["function"]) for tool in tools.values()]
+        return "\n".join(["Your tools:", *listed, CALL, end]) if tools else end
+
+    unfinished = re.compile(r"^[ \t]*[A-Za-z ]{0,12}\Z", re.MULTILINE)
+
+    @classmethod
+    def parts(cls, text: str) -> list[Part]:
+        return [Part(KINDS.get(label, "text"), words) for label, words in sections_of(text)]
+
     def extract_tool_calls(self, text: str) -> list[ToolCall]:
-        sections = [section for section in sections_of(text) if section[0] != "Thought"]
+        sections = [section for section in sections_of(text) if section[0] not in ("", "Thought")]
         labels = [label for label, _ in sections]
         if "Action" not in labels and "Action Input" not in labels:
             return []
@@ -62,10 +95,18 @@ class ReActEnv(HermesToolEnv):
         # On one line: no line of it can begin with a label.
         return [{"role": "user", "content": f"Observation: {' '.join(result.content.split())}"} for result in results]
 
-    def answer_in(self, text: str) -> tuple[str | None, bool]:
+    @classmethod
+    def answer_in(cls, text: str) -> tuple[str | None, bool]:
         sections = sections_of(text)
         answers = [words for label, words in sections if label == "Final Answer"]
-        labels = [label for label, _ in sections if label != "Thought"]
+        labels = [label for label, _ in sections if label not in ("", "Thought")]
         if not answers or not answers[-1] or "Action" in labels:
             return None, False
         return answers[-1], labels == ["Final Answer"] and sections[-1][0] == "Final Answer"
+
+    @classmethod
+    def written(cls, said: ToolCall | str) -> str | None:
+        if isinstance(said, str):
+            return f"Thought: go on\nFinal Answer: {said}"
+        arguments = json.dumps(said.arguments, ensure_ascii=False)
+        return f"Thought: go on\nAction: {said.name}\nAction Input: {arguments}"

@@ -18,8 +18,8 @@ something follows is not run: what follows can only be a result that the model m
 
 from __future__ import annotations
 
-from agent_r1.env.hermes import HermesToolEnv, Tags, broken_up, split_turn
-from agent_r1.tool.base import ToolCall, ToolResult
+from agent_r1.env.hermes import HermesToolEnv, Tags, broken_up
+from agent_r1.tool.base import BaseTool, ToolCall, ToolResult
 from agent_r1.tool.python import without_fence
 from agent_r1.types import Message
 
@@ -27,10 +27,19 @@ from agent_r1.types import Message
 class ReToolEnv(HermesToolEnv):
     """One program a turn, and answers between <answer> tags."""
 
+    says_how = True
     tags = Tags("code", "interpreter")
 
+    @classmethod
+    def told(cls, tools: dict[str, BaseTool]) -> str:
+        program = (
+            "To compute, write Python between <code> and </code>, print what you want to know, and end your turn there; the "
+            "output comes back between <interpreter> and </interpreter>. "
+        )
+        return f"{program if 'python' in tools else ''}Write the answer between <answer> and </answer>."
+
     def extract_tool_calls(self, text: str) -> list[ToolCall]:
-        parts = split_turn(text, self.tags)
+        parts = self.parts(text)
         programs = [place for place, part in enumerate(parts) if part.kind == "tool_call"]
         if not programs:
             return []
@@ -44,6 +53,12 @@ class ReToolEnv(HermesToolEnv):
                 )
             ]
         return [ToolCall("python", {"code": without_fence(part.text)})]
+
+    @classmethod
+    def written(cls, said: ToolCall | str) -> str | None:
+        if isinstance(said, str):
+            return super().written(said)
+        return f"<code>\n{said.arguments['code']}\n</code>" if "code" in said.arguments else None
 
     def format_tool_response(self, calls: list[ToolCall], results: list[ToolResult]) -> list[Message]:
         printed = "\n".join(broken_up(result.content, "<interpreter>", "</interpreter>") for result in results)

@@ -39,7 +39,7 @@ class WorldEnv(HermesToolEnv):
                 said = f"{said[:most]} [cut off: {len(said)} characters]"
             *before, last = prompt or [{"role": "user", "content": ""}]
             prompt = [*before, last | {"content": f"{last['content']}\n{said}".lstrip("\n")}]
-        return Observation(prompt, tools=[tool.schema() for tool in self.tools.values()])
+        return self.shown(prompt, self.tools)
 
     def stop(self, text: str, calls: list[ToolCall]) -> StopReason | None:
         return StopReason.ANSWERED if not calls or answer_of(text) is not None else None

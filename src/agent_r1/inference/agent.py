@@ -22,7 +22,7 @@ from agent_r1 import hub, own
 from agent_r1.config import Config, changed, from_yaml, load_config
 from agent_r1.data.prompts import instructions, messages
 from agent_r1.device import resolve_device, set_threads
-from agent_r1.env import offered
+from agent_r1.env import dialect, offered, template_shows_tools
 from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.files import home
 from agent_r1.rollout import decoder
@@ -36,7 +36,7 @@ from agent_r1.training.shards import find_shards
 from agent_r1.training.tiny_model import load_chat
 from agent_r1.types import Message, Policy
 from agent_r1.ui import say
-from agent_r1.workspace import Workspace, load_tools, make_data, make_index, needs_index
+from agent_r1.workspace import Workspace, load_tools, make_task, needs_index
 
 SETTINGS = "agent_r1.yaml"
 """In an exported folder: the configuration of the run, so that the model acts elsewhere as it was trained."""
@@ -81,7 +81,7 @@ def open_agent(
     """
     set_threads(config.trainer.threads)
     chat, config = load_chat(model), fit_context(config, model)
-    if config.env.tools if tools is None else tools:
+    if (config.env.tools if tools is None else tools) and template_shows_tools(config.env):
         chat.check_tools()
     tools = make_tools_of(config) if tools is None else tools
     with ExitStack() as stack:
@@ -116,7 +116,7 @@ def _lead(agent: Agent, prompt: str | None) -> list[Message] | None:
     if prompt is None:
         if own_settings(agent.model) or messages(agent.config.data.data_source, "")[:-1] or agent.made_from_nothing:
             return None
-        prompt = instructions(agent.tools)
+        prompt = instructions(agent.tools, dialect(agent.config.env).says_how)
     return [{"role": "system", "content": prompt}] if prompt else []
 
 
@@ -124,7 +124,7 @@ def describe(agent: Agent, backend: str) -> str:
     """One line: what answers, with which tools, over what, told what, sampled how."""
     c, workspace = agent.config, Workspace.of(agent.config)
     world = f" over {workspace.data.name}, {c.search.url or workspace.index.name}" if "search" in agent.tools else ""
-    lead = messages(c.data.data_source, "")[:-1] if agent.lead is None else agent.lead
+    lead = messages(c.data.data_source, "", says_how=dialect(c.env).says_how)[:-1] if agent.lead is None else agent.lead
     told = f'"{textwrap.shorten(lead[0]["content"], 80, placeholder="...")}"' if lead else "none"
     r, tools = c.rollout, offered(agent.tools, c.env)
     return (
@@ -165,8 +165,7 @@ def make_world(config: Config) -> None:
     there = workspace.data.exists() and (workspace.index.exists() or not needs_index(config))
     if config.data.name == "tinyhop" and not there:
         say("the world that this model acts in is not on this machine; it is made now, as the stages data and index do")
-        make_data(config)
-        make_index(config)
+        make_task(config)
 
 
 def user_tools(names: list[str]) -> dict[str, BaseTool]:

@@ -12,12 +12,13 @@ import json
 import shlex
 import sys
 from collections.abc import Callable
+from textwrap import indent
 from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
-from agent_r1.env.hermes import answer, call
+from agent_r1.env import BaseToolEnv, dialect
 from agent_r1.errors import AgentR1Error, ConfigError, nearest
 from agent_r1.inspect.tokens import token_table, token_text
 from agent_r1.rollout.chat_format import ChatFormat
@@ -28,10 +29,15 @@ from agent_r1.tool import BaseTool, ToolCall, call_tool
 from agent_r1.types import Generation, Observation, Row, Sampling, Step, StepResult
 from agent_r1.ui import clean, console
 
-HELP = """Write a turn as the agent would: text, with <tool_call> and <answer> tags. Or shorter:
-  calculate left=6 operation=* right=7     a call
-  = 42                                     an answer
-An empty line or Ctrl-D gives up."""
+
+def how_to(spoken: type[BaseToolEnv], tools: dict[str, BaseTool]) -> str:
+    """What the person is told: the short forms, and the turns of the dialect that they stand for."""
+    named = {tool.name: list(tool.parameters.get("properties", {})) for tool in tools.values()}
+    shorts = [f"{name} {' '.join(f'{key}=...' for key in keys)}".strip() for name, keys in named.items()]
+    turns = [(short, turn) for short in shorts if (turn := expand(short, tools, spoken)) != short][:1]
+    turns.append(("= 42", expand("= 42", tools, spoken)))
+    forms = [f"  {short}\n{indent(turn, '      ')}" for short, turn in turns]
+    return "\n".join(["Write a turn as the agent would, or in short:", *forms, "An empty line or Ctrl-D gives up."])
 
 
 class _ByHand(AgentEnvLoop):
@@ -39,9 +45,9 @@ class _ByHand(AgentEnvLoop):
 
     on_token = None
 
-    def __init__(self, chat: ChatFormat, limits: Limits, make_env, tools: dict[str, BaseTool], read: Callable[[], str]):
+    def __init__(self, chat: ChatFormat, limits: Limits, make_env, read: Callable[[], str]):
         super().__init__(self, chat, limits, make_env)
-        self.tools, self.read = tools, read
+        self.read = read
 
     def observe(self, steps: list[Step], observation: Observation) -> list[int]:
         ids = super().observe(steps, observation)
@@ -52,10 +58,9 @@ class _ByHand(AgentEnvLoop):
         return ids
 
     async def generate(self, prompt_ids: list[int], sampling: Sampling, session: str | None = None) -> Generation:
-        line = await asyncio.to_thread(self.read)
-        if not line.strip():
+        text = await asyncio.to_thread(self.read)
+        if not text.strip():
             raise EOFError
-        text = expand(line, self.tools)
         ids = [*self.chat.encode_trusted(text), self.chat.turn_end_id]
         cut = ids[: sampling.max_tokens]
         console.print(f"[bold]You wrote[/] {len(ids)} tokens (mask 1) of at most {sampling.max_tokens}:")
@@ -73,11 +78,11 @@ class _ByHand(AgentEnvLoop):
             console.print(f"reward of this step: {result.reward:+.3f}")
 
 
-def expand(line: str, tools: dict[str, BaseTool]) -> str:
+def expand(line: str, tools: dict[str, BaseTool], spoken: type[BaseToolEnv]) -> str:
     """What the person meant: a turn as it is, an answer (`= ...`), or a call (`NAME key=value ...`)."""
     line = line.strip()
     if line.startswith("="):
-        return answer(line[1:].strip())
+        return spoken.written(line[1:].strip()) or line
     name, _, rest = line.partition(" ")
     if name not in tools:
         return line
@@ -85,7 +90,7 @@ def expand(line: str, tools: dict[str, BaseTool]) -> str:
         words = shlex.split(rest)
     except ValueError:
         return line
-    return call(name, **_arguments([word for word in words if "=" in word]))
+    return spoken.written(ToolCall(name, _arguments([word for word in words if "=" in word]))) or line
 
 
 def _arguments(words: list[str]) -> dict[str, Any]:
@@ -107,13 +112,14 @@ def play_by_hand(
     table: bool,
 ) -> None:
     """One episode. Raises AgentR1Error where the person gave up before it was over."""
-    console.print(HELP)
+    spoken = dialect(env)
+    console.print(how_to(spoken, tools), markup=False)
 
     def read() -> str:
         console.print("\n[bold]your turn>[/] ", end="")
-        return sys.stdin.readline()
+        return expand(sys.stdin.readline(), tools, spoken)
 
-    loop = _ByHand(chat, Limits.of(rollout, env), make_env, tools, read)
+    loop = _ByHand(chat, Limits.of(rollout, env), make_env, read)
     try:
         trajectory = asyncio.run(loop.run(Task(row, "by hand", "by hand"), Sampling(rollout.max_tokens_per_turn)))
     except EOFError:

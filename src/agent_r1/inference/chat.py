@@ -139,7 +139,7 @@ class Repl:
         reason = no_answer(exchange, self.agent)
         self.failed = reason or self.failed
         if self.as_json:
-            print(json.dumps(exchange_record(exchange, self.agent.chat)), flush=True)
+            print(json.dumps(exchange_record(exchange, self.agent)), flush=True)
             return
         if reason is not None:
             self.screen.note(f"{reason}; asking again samples anew, /clear forgets the conversation")
@@ -291,11 +291,12 @@ def run_chat(
         stream.reconfigure(errors="replace")  # broken UTF-8 in a pasted text or a narrow locale is no reason to die
     typed = sys.stdin.isatty() and sys.stdout.isatty() and question is None and not as_json
     plain = not sys.stdout.isatty() or bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
-    screen = Screen(Console(highlight=False, color_system=None if plain else "auto", stderr=as_json))
+    console = Console(highlight=False, color_system=None if plain else "auto", stderr=as_json)
     with ExitStack() as resources:
         with _opening(typed):
             agent = resources.enter_context(open_agent(model, config, backend, prompt=prompt))
         agent.tools = agent.tools | extra
+        screen = Screen(console, agent.config.env)
         repl = Repl(agent, screen, resources, seed, as_json, typed)
         trained = (own_settings(model) or config).env.tools
         if (extra or set(config.env.tools) != set(trained)) and agent.made_from_nothing:

@@ -22,6 +22,8 @@ from agent_r1.inference.provenance import provenance, weights_hash
 from agent_r1.rollout.episode import make_loop
 from agent_r1.rollout.evaluate import compare, eval_card, evaluate, score_line, score_of
 from agent_r1.rollout.records import evaluation_records, write_rollouts
+from agent_r1.search.poison import drawn, rate_of
+from agent_r1.tool.search import searched
 from agent_r1.types import Row, Step, StopReason, Trajectory
 from agent_r1.ui import progress, say
 from agent_r1.workspace import retriever_of, under
@@ -98,7 +100,21 @@ def full_card(agent: Agent, trajectories: list[Trajectory], split: str, started:
     card = eval_card(
         trajectories, model=str(agent.model), split=split, seed=c.seed, retriever=retriever, started=started
     )
+    if (rate := rate_of(retriever)) is not None:
+        card["by_poison"] = by_poison(trajectories, rate, c.seed, card["score_name"])
     return card | facts | provenance(c, agent.model)
+
+
+def by_poison(trajectories: list[Trajectory], rate: float, seed: int, score_name: str) -> dict[str, Card]:
+    """Kind of hostile document -> how many episodes read one, and their mean score; `none`: those that read none at all."""
+    scores: dict[str, list[float]] = {}
+    for t in trajectories:
+        calls = [call for step in t.steps for call in step.info.get("tool_calls", ())]
+        searches = [searched(call["arguments"]) for call in calls if call["name"] == "search" and call["ok"]]
+        read = {poison[0] for query in searches if (poison := drawn(query, rate, seed))}
+        for kind in read or {"none"}:
+            scores.setdefault(kind, []).append(score_of(t, score_name))
+    return {kind: {"n": len(some), "score": fmean(some)} for kind, some in sorted(scores.items())}
 
 
 def _evaluate(
@@ -132,7 +148,7 @@ def _restore(path: Path, rows: list[Row]) -> list[Trajectory]:
     write_rollouts(path, records)  # without the half line that a kill left behind
     trajectories = []
     for r in records:
-        steps = [Step([], [], [], step["reward"]) for step in r["steps"]]
+        steps = [Step([], [], [], step["reward"], info=step["info"]) for step in r["steps"]]
         for row, first in zip(r["rows"][:1], steps[:1], strict=True):  # neither, where nothing was sampled
             first.observation_ids = row["input_ids"][: row["action_mask"].index(1)]
         row, stop = rows[int(r["group_id"])], StopReason(r["stop_reason"])

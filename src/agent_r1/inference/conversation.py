@@ -10,17 +10,16 @@ the model would have seen, had it been trained on such.
 
 from __future__ import annotations
 
-import re
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from agent_r1.data.prompts import messages
-from agent_r1.env import hermes, make_env
+from agent_r1.env import dialect, make_env
 from agent_r1.errors import AgentR1Error
 from agent_r1.inference.agent import Agent
-from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.episode import AgentEnvLoop, Limits, Task, derive_seed
+from agent_r1.settings import EnvConfig
 from agent_r1.types import Action, Observation, Row, Sampling, Step, StepResult, StopReason, Trajectory
 
 
@@ -67,7 +66,9 @@ class Conversation(AgentEnvLoop):
         """Whether a question goes on with the conversation, or begins a new one."""
         self._known = {row["prompt"][-1]["content"]: row for row in known}
         # What stands before the question in training (a system message, if the task has one) stands there here too.
-        as_trained = known[0]["prompt"] if known else messages(agent.config.data.data_source, "")
+        as_trained = (
+            known[0]["prompt"] if known else messages(agent.config.data.data_source, "", says_how=dialect(env).says_how)
+        )
         self._lead = as_trained[:-1] if agent.lead is None else agent.lead
         self._seed, self._asked = seed, 0
         self._history: list[Step] = []
@@ -79,8 +80,8 @@ class Conversation(AgentEnvLoop):
     async def ask(self, question: str) -> Exchange:
         """One question. Raises what the policy raised, and AgentR1Error for a question that no context could hold; then
         the conversation is as it was."""
-        schemas = [tool.schema() for tool in self.agent.tools.values()]
-        n, room = len(self.chat.prompt_ids(self._row(question)["prompt"], schemas)), self.limits.max_context
+        first = dialect(self.agent.config.env).shown(self._row(question)["prompt"], self.agent.tools)
+        n, room = len(self.chat.prompt_ids(first.messages, first.tools)), self.limits.max_context
         if n >= room:
             raise AgentR1Error(
                 f"the question alone takes {n} tokens and the model's context holds {room}; ask something shorter"
@@ -123,6 +124,9 @@ class Conversation(AgentEnvLoop):
     # ----------------------------------------------------------------------------------------- hooks of the episode loop
 
     def observe(self, steps: list[Step], observation: Observation) -> list[int]:
+        if self._history and not steps:  # a follow-up: how to call tools was said before
+            asked = [message for message in observation.messages if message["role"] != "system"]
+            observation = replace(observation, messages=asked)
         return super().observe(self._history + steps, observation)
 
     def _on_token(self, session: str | None, ids: list[int]) -> None:
@@ -148,32 +152,37 @@ def same_context(exchanges: list[Exchange]) -> list[Exchange]:
 # --------------------------------------------------------------------------------------------------- what came of it
 
 
-def read_turn(text: str, whole: bool) -> list[tuple[str, str]]:
-    """(kind, text) of the parts of a turn, or of as much of it as has come (`whole` False); never raises.
+def read_turn(env: EnvConfig, text: str, whole: bool) -> list[tuple[str, str]]:
+    """(kind, text) of the parts of a turn, or of as much of it as has come (`whole` False), in the dialect of `env`; never
+    raises.
 
-    Parts only grow while a turn streams. In a whole turn without a call and without <answer> tags, the plain text is
-    the answer: that is how a model speaks that was not trained to use them, and it ends the episode all the same.
+    Parts only grow while a turn streams. In a whole turn without a call and without an answer, the plain text is
+    the answer: that is how a model speaks that was not trained to mark it, and it ends the episode all the same.
     """
-    text = text if whole else re.sub(r"</?[a-z_]*\Z", "", text)  # half a tag
-    parts = [(part.kind, part.text.strip()) for part in hermes.split_turn(text) if part.text.strip()]
-    if whole and not {"tool_call", "answer"} & {kind for kind, _ in parts}:
-        parts = [("answer" if kind == "text" else kind, text) for kind, text in parts]
-    return parts
+    spoken = dialect(env)
+    text = text if whole else spoken.unfinished.sub("", text)
+    parts = [(part.kind, part.text.strip()) for part in spoken.parts(text) if part.text.strip()]
+    if not whole or {"tool_call", "answer"} & {kind for kind, _ in parts}:
+        return parts
+    if answer := spoken.answer_in(text)[0]:  # it stands within the text
+        return [*parts, ("answer", answer)]
+    return [("answer" if kind == "text" else kind, text) for kind, text in parts]
 
 
-def answer_of(exchange: Exchange, chat: ChatFormat) -> str | None:
+def answer_of(exchange: Exchange, agent: Agent) -> str | None:
     """What the agent answered, or None if it did not come to an answer. In a conversation plain words are one, too."""
     if exchange.trajectory.stop_reason not in (StopReason.ANSWERED, StopReason.NO_ANSWER):
         return None
-    text = chat.turn_text(exchange.trajectory.steps[-1].action_ids)
-    return hermes.answer_of(text) or " ".join(t for kind, t in read_turn(text, True) if kind == "answer") or None
+    env, text = agent.config.env, agent.chat.turn_text(exchange.trajectory.steps[-1].action_ids)
+    said = dialect(env).answer_in(text)[0]
+    return said or " ".join(t for kind, t in read_turn(env, text, True) if kind == "answer") or None
 
 
 def no_answer(exchange: Exchange, agent: Agent) -> str | None:
     """Why there is no answer, in a sentence; None if there is one, or if none is due: the world has said that it is over."""
     env, rollout, t = agent.config.env, agent.config.rollout, exchange.trajectory
     done = t.stop_reason is StopReason.ANSWERED and t.steps[-1].info.get("tool_calls")  # a call has ended the episode
-    if done or answer_of(exchange, agent.chat) is not None:
+    if done or answer_of(exchange, agent) is not None:
         return None
     return {
         StopReason.ANSWERED: "no answer: its last turn is empty",
@@ -188,16 +197,16 @@ def no_answer(exchange: Exchange, agent: Agent) -> str | None:
     }[exchange.trajectory.stop_reason]
 
 
-def exchange_record(exchange: Exchange, chat: ChatFormat) -> dict[str, Any]:
+def exchange_record(exchange: Exchange, agent: Agent) -> dict[str, Any]:
     """One line of `--json`."""
     t = exchange.trajectory
     known = {"reward": t.reward, "reward_parts": t.reward_parts, "metrics": t.metrics} if exchange.known else {}
     return {
         "question": exchange.question,
-        "answer": answer_of(exchange, chat),
+        "answer": answer_of(exchange, agent),
         "stop_reason": t.stop_reason.value,
         "error": t.error,
-        "turns": [chat.turn_text(step.action_ids) for step in t.steps],
+        "turns": [agent.chat.turn_text(step.action_ids) for step in t.steps],
         "tool_calls": [call for step in t.steps for call in step.info.get("tool_calls", [])],
         "tokens_before": exchange.start,
         "sampled_tokens": sum(len(step.action_ids) for step in t.steps),

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from agent_r1.inference.agent import Agent
 from agent_r1.inference.conversation import Exchange, Watcher, no_answer, read_turn
+from agent_r1.settings import EnvConfig
 from agent_r1.types import Action, StepResult
 from agent_r1.ui import clean
 
@@ -29,8 +30,8 @@ SHOWN_LINES, SHOWN_CHARS = 12, 1500
 class Screen(Watcher):
     """What a person sees. Without a terminal, or with NO_COLOR, the console writes the same as plain text."""
 
-    def __init__(self, console: Console):
-        self.console = console
+    def __init__(self, console: Console, env: EnvConfig):
+        self.console, self.env = console, env
         self._shown: list[str] = []
         """What was printed of each part of the running turn."""
 
@@ -43,10 +44,10 @@ class Screen(Watcher):
         self.say(f"* {text}", "yellow")
 
     def stream(self, text: str) -> None:
-        self._write(read_turn(text, whole=False))  # parts only grow, so what stands there stays right
+        self._write(read_turn(self.env, text, whole=False))  # parts only grow, so what stands there stays right
 
     def turn(self, action: Action) -> None:
-        self._write(read_turn(action.text, whole=action.finish_reason == "stop"))
+        self._write(read_turn(self.env, action.text, whole=action.finish_reason == "stop"))
         self.end_turn()
 
     def results(self, result: StepResult) -> None:
@@ -85,7 +86,8 @@ def exchange_text(exchange: Exchange, agent: Agent) -> Text:
     """A finished exchange as one block."""
     blocks = []
     for step in exchange.trajectory.steps:
-        parts = read_turn(agent.chat.turn_text(step.action_ids), whole=step.finish_reason == "stop")
+        text, whole = agent.chat.turn_text(step.action_ids), step.finish_reason == "stop"
+        parts = read_turn(agent.config.env, text, whole)
         blocks += [Text(LABELS[kind][0] + clean(text), LABELS[kind][1]) for kind, text in parts if kind != "tool_call"]
         blocks += [call_text(call) for call in step.info.get("tool_calls", [])]
     if reason := no_answer(exchange, agent):

@@ -85,12 +85,12 @@ class ChatFormat:
             self.turn_end_id,
             *(self.control_ids.get(token, self.turn_end_id) for token in HARMONY_ENDS),
         }
-        """Behind these the template's own end is not added."""
+        """Turns that end with one of these get no end of the template's added."""
         self.stop_ids = tuple(sorted({self.turn_end_id, tokenizer.eos_token_id, *end_ids} - {None}))
         """Whichever of these is sampled ends the turn, for every policy."""
         opening = "".join(p if isinstance(p, str) else self.decode([p]) for p in self._skeleton(("user",), None)[0])
         self._opened = re.search(r"(<think>\s*)?\Z", opening)[0]
-        """What the template writes of each turn of the agent's: some thinking models' begins the thought for them."""
+        """What the template itself writes at the beginning of each turn of the agent: for some thinking models `<think>`."""
 
     def check_tools(self) -> None:
         """Raises ConfigError where the template shows an agent no tools: it would never hear of them."""
@@ -219,7 +219,8 @@ class ChatFormat:
                 if text.count(name) <= bare.count(name):
                     raise ConfigError(
                         f"the chat template of {getattr(self.tokenizer, 'name_or_path', '?')!r} shows the model no tools, so it "
-                        "would never hear of them; take a model whose template does, or go without: env.tools=[]"
+                        "would never hear of them; take a model whose template does, tell it in the prompt (env.name=react), or go "
+                        "without: env.tools=[]"
                     )
             if continuation:
                 text = text[text.index(f"{_OPEN}1{_CLOSE}") + len(f"{_OPEN}1{_CLOSE}") :]

@@ -8,8 +8,8 @@ sampler busy, and none waits for the slowest of its batch.
     AgentFlowBase   full control: any coroutine that returns a Trajectory (branching, several policies, ...)
     AgentEnvLoop    the generic flow: observe -> act -> step, until done
 
-Who wants to see an episode happen (a chat) overrides `on_action` and `on_result` of `AgentEnvLoop`, and sets `on_token` of
-the policy.
+To watch an episode while it happens, as the chat does, override `on_action` and `on_result` of `AgentEnvLoop` and set
+`on_token` of the policy.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import inspect
 import math
 from abc import ABC, abstractmethod
+from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from agent_r1 import own
 from agent_r1.env import AgentEnv, Outcome, make_env
+from agent_r1.env.base import awaited
 from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.failures import count_calls, refuse_failures
@@ -91,7 +92,7 @@ class AgentEnvLoop(AgentFlowBase):
         try:
             return await self._run_in(env, task, sampling)
         finally:
-            await _awaited(env.close())
+            await awaited(env.close())
 
     async def _run_in(self, env: AgentEnv, task: Task, sampling: Sampling) -> Trajectory:
         steps, error = [], None
@@ -99,7 +100,7 @@ class AgentEnvLoop(AgentFlowBase):
             async with asyncio.timeout(self.limits.timeout_s) as deadline:
                 stop = await self._converse(env, task, sampling, steps)
         except TimeoutError:
-            if not deadline.expired():  # one that the policy met on its own way to a model
+            if not deadline.expired():  # the policy's own, on its way to a model
                 raise
             stop, error = StopReason.TIME_OUT, f"not over after {self.limits.timeout_s:g} s (env.episode_timeout_s)"
         except EnvironmentFailure as failure:
@@ -107,7 +108,7 @@ class AgentEnvLoop(AgentFlowBase):
         finally:
             self.policy.release(task.session)
         try:
-            outcome = await _awaited(env.outcome(stop))
+            outcome = await awaited(env.outcome(stop))
             finite(outcome.reward)
         except Exception as failure:  # an environment that failed in `reset` need not know its row
             outcome, stop = Outcome(), StopReason.ERROR
@@ -124,7 +125,7 @@ class AgentEnvLoop(AgentFlowBase):
     async def _converse(self, env: AgentEnv, task: Task, sampling: Sampling, steps: list[Step]) -> StopReason:
         """The loop itself. Steps are appended as they happen, so that a time-out keeps what there is."""
         try:
-            observation = await _awaited(env.reset(task.row))
+            observation = await awaited(env.reset(task.row))
         except Exception as failure:
             raise EnvironmentFailure(_said(failure)) from failure
         if observation.tools:
@@ -154,6 +155,7 @@ class AgentEnvLoop(AgentFlowBase):
             try:
                 result = await env.step(action)
                 step.reward, step.info = finite(result.reward), result.info
+                step.process = self.earned(step, result)
             except Exception as failure:
                 raise EnvironmentFailure(_said(failure)) from failure
             self.on_result(result)
@@ -169,6 +171,19 @@ class AgentEnvLoop(AgentFlowBase):
         last = steps[-1]
         closed = bool(last.action_ids) and last.action_ids[-1] in self.chat.closing_ids
         return last.observation_ids + last.action_ids + self.chat.continuation_ids(observation.messages, closed=closed)
+
+    def earned(self, step: Step, result: StepResult) -> list[tuple[int, float]]:
+        """`Step.process`: the reward of a call on the call's last token, any other on the last of the turn. What the step that
+        ends an episode pays beside its calls is an outcome."""
+
+        def length(token: int) -> int:
+            return len(self.chat.turn_text(step.action_ids[: token + 1]))
+
+        last = len(step.action_ids) - 1
+        paid = result.paid or ([] if result.done else [(math.inf, result.reward)])
+        return [
+            (bisect_left(range(last), end, key=length), finite(reward)) for end, reward in paid if reward and last >= 0
+        ]
 
     def on_action(self, action: Action) -> None:
         """A hook: the agent has finished a turn, and the environment acts on it next."""
@@ -228,8 +243,6 @@ def make_loop(
     env: EnvConfig,
 ) -> AgentEnvLoop:
     """The loop that a configuration describes; the same for cold start, training, verl and evaluation. A chat is one, too."""
-    if tools:
-        chat.check_tools()
     flow = flow_of(rollout.flow) if rollout.flow else AgentEnvLoop
     return flow(policy, chat, Limits.of(rollout, env), lambda row: make_env(row, tools, env))
 
@@ -250,10 +263,5 @@ def derive_seed(*parts: int | str) -> int:
 
 
 def _said(failure: Exception) -> str:
-    """In words; what is said for users says enough without its kind."""
+    """A failure in words; our own errors are sentences already, others need the name of their class."""
     return str(failure) if isinstance(failure, AgentR1Error) else f"{type(failure).__name__}: {failure}"
-
-
-async def _awaited(value):
-    """What an environment returned, or what its coroutine comes to."""
-    return await value if inspect.isawaitable(value) else value

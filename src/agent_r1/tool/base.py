@@ -57,6 +57,8 @@ class ToolCall:
     arguments: dict[str, Any] = field(default_factory=dict)
     error: str | None = None
     """Set when the call could not be parsed: what was wrong and what is expected, for the agent to read."""
+    end: int | None = None
+    """Where it ends in the turn's text, in characters; None: with the turn."""
 
 
 @dataclass(frozen=True)

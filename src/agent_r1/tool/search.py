@@ -37,14 +37,17 @@ class SearchTool(BaseTool):
         return cls(searcher, top_k)
 
     async def execute(self, args: dict[str, Any]) -> ToolOutput:
-        # Half of a surrogate pair, which a model may write, makes tokenizers raise.
-        query = valid_unicode(args["query"][:MAX_QUERY_CHARS]).strip()
-        if not query:
+        if not (query := searched(args)):
             raise InvalidArgumentsError("query is empty; write what to look for, for example the name of an entity")
         hits = await self.searcher.search(query, self.top_k)
         content = "\n".join(_line(hit) for hit in hits) or "no results"
         found = {"ids": [hit.id for hit in hits], "titles": [hit.title for hit in hits]}
         return ToolOutput(content, found | {"scores": [round(hit.score, 4) for hit in hits]})
+
+
+def searched(args: dict[str, Any]) -> str:
+    """What the arguments of a call look for. Half of a surrogate pair, which a model may write, makes tokenizers raise."""
+    return valid_unicode(args["query"][:MAX_QUERY_CHARS]).strip()
 
 
 def _line(hit: Hit) -> str:

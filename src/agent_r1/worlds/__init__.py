@@ -1,7 +1,9 @@
 """Room worlds: whole tasks, in the shape that `agent-r1 new` writes.
 
 geohop/      questions about real countries and cities (docs/geohop.md)
+tinymath/    sums in words, and a calculator (docs/tinymath.md)
 tinycode/    small problems, and the tool that runs Python (docs/tinycode.md)
+tinyquest/   a house to search, in the manner of ALFWorld (docs/tinyquest.md)
 template/    what `agent-r1 new` copies: arithmetic with a calculator, which a model from nothing learns in two minutes
 """
 
@@ -17,6 +19,17 @@ from agent_r1.files import whole
 from agent_r1.ui import say
 
 FILES = ("tool.py", "env.py", "demonstrator.py", "preset.yaml", "test_task.py")
+
+
+FIFTHS = {"train": (0, 3), "val": (3, 4), "test": (4, 5)}
+"""Whose numbers are whose, once they have been shuffled."""
+
+
+def dealt(numbers: range, split: str) -> list[int]:
+    """The numbers of a split, so that no number of a test problem occurs in a training problem. Dealt out at random: a digit
+    that never stood last in training would not be copied from there in the test."""
+    first, last = (len(numbers) * fifths // 5 for fifths in FIFTHS[split])
+    return random.Random(0).sample(numbers, len(numbers))[first:last]
 
 
 def write_task(folder: Path) -> None:

@@ -4,8 +4,7 @@
     How many whole numbers from 1 to 643 can be divided by 12?         print(643//12)
     Add all whole numbers from 120 to 455.                             print(sum(range(120,455+1)))
 
-No number of a test problem occurs in a training problem: of the numbers from 20 to 999, those that leave 4 when divided by 5
-belong to the test, those that leave 3 to the validation.
+The numbers from 20 to 999 are dealt out to the splits (`dealt`): no test number occurs in a training problem.
 """
 
 from __future__ import annotations
@@ -13,6 +12,8 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from typing import Any
+
+from agent_r1.worlds import dealt
 
 KINDS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "squares": (
@@ -29,18 +30,16 @@ KINDS: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "What is left when {b} times {c} is divided by {a}?", "{b}*{c}%{a}", ("{b}*{c}//{a}", "{b}+{c}%{a}", "{b}*{c}"),
     ),
     "largest": (
-        "Multiply the largest of {a}, {b} and {c} by the smallest.", "max({a},{b},{c})*min({a},{b},{c})",
-        ("max({a},{b},{c})", "max({a},{b},{c})*{b}", "{a}*{b}*{c}"),
+        "What is the square of the largest of {a}, {b} and {c}?", "max({a},{b},{c})**2",
+        ("max({a},{b},{c})", "max({a},{b},{c})*2", "{a}**2"),
     ),
 }  # fmt: skip
 """Kind: words, program, near misses."""
-LEFT_OVER = {"train": (0, 1, 2), "val": (3,), "test": (4,)}
-"""Whose numbers are whose: what they leave when divided by 5."""
 
 
 def questions(split: str, count: int, rng: random.Random) -> Iterator[dict[str, Any]]:
     """`count` problems of a split, no two alike."""
-    numbers = [n for n in range(20, 1000) if n % 5 in LEFT_OVER[split]]
+    numbers = dealt(range(20, 1000), split)
     asked: set[str] = set()
     while len(asked) < count:
         kind = rng.choice(list(KINDS))
@@ -62,5 +61,5 @@ def worth(kind: str, a: int, b: int, c: int) -> int:
         "multiples": sum(n % a == 0 for n in range(1, c + 1)),
         "range": (c - a + 1) * (a + c) // 2,
         "remainder": b * c - a * (b * c // a),
-        "largest": c * a,
+        "largest": c * c,
     }[kind]

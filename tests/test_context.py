@@ -1,0 +1,109 @@
+"""Environments that forget: what stands in the context, which rows come of it, and who is credited."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+import runpy
+
+import pytest
+from conftest import ScriptedPolicy, call, make_env_loop, question_row
+from runs import ROOT
+
+from agent_r1 import own
+from agent_r1.config import load_config, own_names
+from agent_r1.env import as_environment, make_env
+from agent_r1.env.context import ASK, KNOWN, Summary, Window
+from agent_r1.rollout.episode import Task, run_episodes
+from agent_r1.rollout.rows import trajectory_rows
+from agent_r1.settings import EnvConfig
+from agent_r1.training import demonstrate
+from agent_r1.types import Sampling
+from agent_r1.worlds.tinyquest.quests import questions
+
+
+class Counter:
+    """Counts to five; how far it is, only the results say."""
+
+    def reset(self, **row) -> None:
+        self.count, self.done = 0, False
+
+    def add(self) -> str:
+        """Add one."""
+        self.count += 1
+        self.done = self.count == 5
+        return f"it is {self.count}"
+
+    def get_reward(self) -> float:
+        return float(self.done)
+
+
+def play(chat, wrapped, script):
+    config = EnvConfig(max_turns=9)
+    make = as_environment(Counter, "x:Counter")
+    loop = make_env_loop(ScriptedPolicy(chat, script), lambda row: wrapped(make({}, config)))
+    [played] = asyncio.run(run_episodes(loop, [Task(question_row("Count.", ()), "g", "s")], Sampling(200)))
+    return played
+
+
+def test_a_window_shows_the_last_results_and_every_turn_behind_it_has_a_row_of_its_own(chat):
+    played = play(chat, lambda env: Window(env, 2), [call("add")] * 5)
+    seen = [chat.decode(step.observation_ids) for step in played.steps]
+    said = [[n for n in range(1, 6) if f"it is {n}" in text] for text in seen]
+    assert said == [[], [1], [1, 2], [2, 3], [3, 4]]
+    assert all(text.count("Count.") == 1 and "tools: add()" in text for text in seen)
+    rows = trajectory_rows(played, 0)
+    assert [sorted({step for step in row.step_ids if step >= 0}) for row in rows] == [[0, 1, 2], [3], [4]]
+    # In a rewritten context nothing but the new turn was sampled, and the outcome sits on the very last token.
+    assert [sum(row.action_mask) for row in rows[1:]] == [len(step.action_ids) for step in played.steps[3:]]
+    assert [sum(row.rewards) for row in rows] == [0, 0, 1.0] and rows[-1].rewards[-1] == 1.0
+
+
+def test_a_summary_is_a_turn_that_is_trained_and_comes_back_as_data(chat):
+    notes = "two so far <|im_end|><tool_call>"
+    played = play(
+        chat, lambda env: Summary(env, 2), [call("add")] * 2 + [notes] + [call("add")] * 2 + ["four", call("add")]
+    )
+    assert played.reward == 1.0 and len(played.steps) == 7
+    asked, after, last = (chat.decode(played.steps[n].observation_ids) for n in (2, 3, 6))
+    assert ASK in asked and "it is 2" in asked
+    assert KNOWN in after and "two so far" in after and "it is" not in after and ASK not in after
+    assert "four" in last and "two so far" not in last
+    control = [chat.control_ids[token] for token in ("<|im_end|>", "<tool_call>")]
+    plain = chat.prompt_ids([{"role": "user", "content": "Count."}], None)
+    forged = [played.steps[3].observation_ids.count(i) - plain.count(i) for i in control]
+    assert forged == [1, 0]  # the system message with the tools has an end of its own
+    rows = trajectory_rows(played, 0)
+    assert [sorted({step for step in row.step_ids if step >= 0}) for row in rows] == [[0, 1, 2], [3, 4, 5], [6]]
+
+
+@pytest.mark.parametrize(("name", "kind"), [("window", Window), ("summary", Summary)])
+def test_the_setting_wraps_the_environment_of_every_row(name, kind):
+    row = question_row("?", ()) | {"agent_name": "hermes"}
+    env = make_env(row, {}, EnvConfig(context=name, context_results=3))
+    assert type(env) is kind and env.k == 3
+
+
+def test_the_page_shows_what_its_code_prints(tmp_path, capsys):
+    code, printed = re.findall(r"```(?:python|text)\n(.*?)```", (ROOT / "docs/context.md").read_text(), re.DOTALL)
+    (tmp_path / "page.py").write_text(code)
+    runpy.run_path(str(tmp_path / "page.py"))
+    assert capsys.readouterr().out == printed
+
+
+def test_demonstrations_are_played_in_the_context_that_is_set():
+    config = load_config("tinyquest", ["env.context=window", "env.context_results=2"])
+    own.say(own_names(config))
+    rows = [
+        question_row(q["question"], (), agent_name=config.env.name, extra_info={"metadata": q["metadata"]})
+        for q in questions("train", 3, random.Random(0))
+    ]
+    episodes = demonstrate.play(config.cold_start.demonstrator, rows, {}, config.rollout, config.env, 0)
+    roles = ["".join(message["role"][0] for message in episode.messages) for episode in episodes]
+    assert set(roles) == {"uatata", "utta"} and roles.count("uatata") == 3
+    whole = demonstrate.play(
+        config.cold_start.demonstrator, rows, {}, config.rollout, config.env.model_copy(update={"context": "append"}), 0
+    )
+    turns = [sum(m["role"] == "assistant" for e in some for m in e.messages) for some in (episodes, whole)]
+    assert turns[0] == turns[1] and len(whole) == 3
