@@ -1,20 +1,24 @@
 #!/usr/bin/env bash
 # The race of docs/algorithms.md: each estimator from the cold start of its seed, read against episodes and against seconds.
-#   bash benchmarks/race.sh                                five seeds for grpo, ppo and steppo, three for the others
-#   bash benchmarks/race.sh --only rloo trainer.threads=1  one arm, with settings; runs that are finished are only read
-#   PRESET=smoke SEEDS=0 bash benchmarks/race.sh           one seed of each, in small
+#   bash benchmarks/race.sh trainer.threads=1              five seeds for grpo, ppo and steppo, three for the others
+#   bash benchmarks/race.sh --only rloo,gigpo              some arms; what is finished is skipped, what was broken off goes on
+#   PRESET=smoke SEEDS="0 1" bash benchmarks/race.sh       another preset, these seeds (by turns: first all arms of seed 0)
+# Afterwards docs/race/PRESET.json holds the curves of these runs beside those of runs that were made elsewhere.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 arms="grpo ppo steppo rloo reinforce++ reinforce++-baseline remax gigpo" preset=${PRESET:-laptop}
-if [ "${1:-}" = --only ]; then arms=${2:?"--only needs the name of an arm: $arms"}; shift 2; fi
+if [ "${1:-}" = --only ]; then arms=${2:?"--only needs names of arms, with commas between them: $arms"}; arms=${arms//,/ }; shift 2; fi
 bin=${AGENT_R1_VENV:-.venv}/bin
-for arm in $arms; do
-    case $arm in grpo|ppo|steppo) seeds=${SEEDS:-0 1 2 3 4} ;; *) seeds=${SEEDS:-0 1 2} ;; esac
-    for seed in $seeds; do
-        options=(--preset "$preset" --seed "$seed" "$arm" "$@")
-        for command in data index cold-start; do "$bin/agent-r1" $command "${options[@]}"; done
-        "$bin/agent-r1" train "${options[@]}" --run "race-$preset-$arm-s$seed" --plain --resume
-        "$bin/agent-r1" eval "${options[@]}" --run "race-$preset-$arm-s$seed"
+for seed in ${SEEDS:-0 1 2 3 4}; do
+    for arm in $arms; do
+        case $arm in grpo|ppo|steppo) ;; *) [ -n "${SEEDS:-}" ] || [ "$seed" -lt 3 ] || continue ;; esac
+        run=race-$preset-$arm-s$seed
+        [ ! -e "${AGENT_R1_HOME:-.}/runs/$run/eval.json" ] || continue
+        # Often validated, which costs time and changes no weight. All arms of a seed share its data, index and cold start.
+        options=(--preset "$preset" --seed "$seed" --run "$run" "$arm" trainer.eval_every=2 "$@")
+        "$bin/agent-r1" train "${options[@]}" --plain --resume
+        "$bin/agent-r1" eval "${options[@]}"
+        "$bin/python" benchmarks/race.py "$preset" > /dev/null
     done
 done
-"$bin/python" benchmarks/race.py "race-$preset-"
+"$bin/python" benchmarks/race.py "$preset"

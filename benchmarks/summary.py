@@ -1,4 +1,4 @@
-"""A Markdown table over finished runs: EM before and after, calls a question, time in RL, memory.
+"""A Markdown table over finished runs: score (of questions: EM) before and after, calls, time in RL, memory.
 
 python benchmarks/summary.py RUN [RUN ...]        names in runs/ (or in $AGENT_R1_HOME/runs)
 """
@@ -16,7 +16,7 @@ from agent_r1.files import read_jsonl
 
 def main(names: list[str]) -> None:
     root = Path(os.environ.get("AGENT_R1_HOME", ".")) / "runs"
-    print("| run | EM before | EM after | sampled after | calls before → after | s a step | GiB |")
+    print("| run | before | after | sampled after | calls before → after | s a step | GiB |")
     print("|---|---|---|---|---|---|---|")
     after = []
     for name in names:
@@ -24,12 +24,12 @@ def main(names: list[str]) -> None:
         metrics = read_jsonl(root / name / "metrics.jsonl")
         step = fmean(m["timing_s/step"] for m in metrics)
         memory = max(m["perf/memory_gb"] for m in metrics)
-        after.append(cards[1]["em"])
+        after.append(cards[1]["score"])
         print(
-            f"| {name} | {cards[0]['em']:.3f} | {cards[1]['em']:.3f} | {cards[1]['sampled']['em']:.3f} "
+            f"| {name} | {cards[0]['score']:.3f} | {cards[1]['score']:.3f} | {cards[1]['sampled']['score']:.3f} "
             f"| {cards[0]['mean_tool_calls']:.2f} → {cards[1]['mean_tool_calls']:.2f} | {step:.2f} | {memory:.2f} |"
         )
-    print(f"\n{len(after)} runs: mean EM {fmean(after):.3f}, worst {min(after):.3f}")
+    print(f"\n{len(after)} runs: mean score {fmean(after):.3f}, worst {min(after):.3f}")
 
 
 if __name__ == "__main__":

@@ -13,11 +13,11 @@ from test_advantages import SEEDS, inputs_of, random_inputs
 
 from agent_r1.config import load_config
 from agent_r1.errors import ConfigError
-from agent_r1.plan import local_plan
+from agent_r1.plan_local import local_plan
 from agent_r1.rollout.rows import collate, trajectory_rows
 from agent_r1.training.advantages import grpo, ppo
 from agent_r1.training.batches import greedy_scores
-from agent_r1.training.estimators import critic_mask, get_estimator, gigpo, one_vote, remax, rloo, steppo
+from agent_r1.training.estimators import balance, critic_mask, get_estimator, gigpo, one_vote, remax, rloo, steppo
 from agent_r1.training.losses import aggregate_loss
 from agent_r1.types import Step, StopReason, Trajectory
 
@@ -63,6 +63,19 @@ def test_remax_by_hand():
     torch.testing.assert_close(advantages_BT, torch.tensor([[0.75, 0.75], [-0.25, -0.25], [0, 0]]))
     with pytest.raises(ConfigError, match="remax needs a greedy episode for each prompt"):
         remax(replace(batch, baseline_B=None), section)
+
+
+def test_rewards_on_the_way_by_hand():
+    # The first row earns .2 - .1 + .2 on the way and 1 at its end, the second -.4. To come: .3 .1 .2 .2 and -.4 -.4 0 0.
+    process_BT = torch.tensor([[0.2, -0.1, 0, 0.2], [0, -0.4, 0, 0]])
+    rewards_BT = process_BT + torch.tensor([[0, 0, 0, 1.0], [0, 0, -0.2, 0]])
+    balanced_BT, scale = balance(rewards_BT, process_BT, 0.5)
+    assert scale == pytest.approx(0.5 / 0.4, rel=1e-5)
+    torch.testing.assert_close(
+        balanced_BT, torch.tensor([[0.25, -0.125, 0, 1.25], [0, -0.5, -0.2, 0]]), atol=1e-5, rtol=0
+    )
+    nothing_BT, _ = balance(rewards_BT, torch.zeros_like(rewards_BT), 0.5)
+    assert torch.equal(nothing_BT, rewards_BT)
 
 
 # Three steps of two, one and two tokens; gamma = lam = 1/2. Rewards of the steps 0, 0, 1; V at their first tokens .5, .2, .4:

@@ -24,11 +24,14 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from test_loop import SilentEnv, letters_run
 from wandb.proto.wandb_internal_pb2 import Record
 
+from agent_r1.env.hermes import split_turn
+from agent_r1.env.react import ReActEnv
 from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.files import read_jsonl
+from agent_r1.settings import RolloutConfig
 from agent_r1.training import dashboard
 from agent_r1.training.dashboard import Dashboard, plain_line, sparkline, style_turn
-from agent_r1.training.log import STEP, MetricsFile, trackers
+from agent_r1.training.log import STEP, MetricsFile, time_to, trackers
 from agent_r1.ui import duration
 
 RUN = ("laptop-ppo-0", "preset laptop · ppo · 0.52 M parameters", 100)
@@ -83,6 +86,17 @@ def test_truncate_after_drops_later_steps_and_is_atomic(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         file.truncate_after(0)
     assert file.path.read_bytes() == before
+
+
+def test_what_it_took_until_validation_reached_a_score_by_hand():
+    """Four steps of 2 x 3 episodes; validated after the second, .7, and the fourth, .9. A refill played 9 in the third."""
+    lines = [{STEP: step, "timing_s/step": 0.5 * step, "timing_s/testing": 100.0} for step in (1, 2, 3, 4)]
+    lines[1]["val-core/tinyhop/acc/mean@1"], lines[3]["val-core/tinyhop/acc/mean@1"] = 0.7, 0.9
+    lines[2]["rollout/episodes_played"] = 9
+    rollout = RolloutConfig(prompts_per_step=2, samples_per_prompt=3)
+    assert time_to(0.9, lines, rollout, "rloo") == {"val": 0.9, "step": 4, "episodes": 27, "seconds": 5.0}
+    assert time_to(0.7, lines, rollout, "remax") == {"val": 0.7, "step": 2, "episodes": 16, "seconds": 1.5}
+    assert time_to(0.95, lines, rollout, "ppo") == {"val": 0.95, "step": None, "episodes": None, "seconds": None}
 
 
 def test_damage_in_the_middle_is_named(tmp_path):
@@ -441,9 +455,20 @@ def test_sparkline_has_one_bar_a_column(values, width):
 
 
 def test_calls_answers_and_thoughts_look_different():
-    text = style_turn("<think>hm</think> <tool_call>{}</tool_call> <answer>Oslo")
+    text = style_turn(split_turn("<think>hm</think> <tool_call>{}</tool_call> <answer>Oslo"))
     styles = {text.plain[span.start : span.end]: span.style for span in text.spans}
     assert styles == {"hm": "dim italic", "{}": "cyan", "Oslo": "bold green"}
+
+
+def test_a_turn_is_shown_as_its_dialect_reads_it():
+    console = Console(file=io.StringIO(), force_terminal=True, width=200, color_system="truecolor")
+    board = Dashboard(*RUN, parts=ReActEnv.parts, console=console)
+    board.transcript("Where?", [{"text": "Thought: hm\nFinal Answer: Oslo", "info": {}}], 1.0)
+    (_, turn) = board._transcript[-1]
+    assert {turn.plain[span.start : span.end]: span.style for span in turn.spans} == {
+        "hm": "dim italic",
+        "Oslo": "bold green",
+    }
 
 
 def test_durations():

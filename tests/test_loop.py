@@ -572,6 +572,23 @@ class RewritingEnv(LetterEnv):
         return result
 
 
+def test_rewards_on_the_way_are_brought_to_the_outcomes_size(chat, monkeypatch):
+    """LetterEnv's first turn is paid 0.5 or nothing on the way, its last one as an outcome."""
+    record, scales = letters_run(chat, monkeypatch, "ppo", "advantage.process_weight=2", "trainer.steps=4"), []
+    for metrics, batch, trajectories in zip(record.metrics, record.batches, record.trajectories, strict=True):
+        paid_N = batch.rewards_BT.new_zeros(len(trajectories)).index_add_(
+            0, batch.trajectory_B, batch.rewards_BT.sum(1)
+        )
+        scales.append(metrics["reward/process_scale"])
+        expected = [scales[-1] * t.steps[0].reward + t.steps[1].reward for t in trajectories]
+        torch.testing.assert_close(paid_N, torch.tensor(expected), atol=1e-5, rtol=0)
+        process = sum(t.steps[0].reward for t in trajectories) / len(trajectories)
+        assert metrics.get("reward/process", 0) == pytest.approx(process)
+    assert max(scales) == pytest.approx(2 / 0.5, rel=1e-5) and {round(scale, 3) for scale in scales} <= {0.0, 4.0}
+    with pytest.raises(ConfigError, match="remax compares with a greedy episode's rewards as they were paid"):
+        micro_config("remax", "advantage.process_weight=1")
+
+
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
 def test_rewritten_contexts_are_learnt_from(chat, monkeypatch, algorithm):
     record = letters_run(chat, monkeypatch, algorithm, env=RewritingEnv)

@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import pytest
 from conftest import LetterEnv, random_model
+from qa_files import a_step_of_maths
+from runs import main
 from test_loop import SilentEnv, letters_run
 
 from agent_r1.config import load_config, to_yaml
@@ -34,6 +36,14 @@ class MisreadEnv(SilentEnv):
 
     async def step(self, action):
         call = {"name": "", "arguments": {}, "ok": False, "error": "malformed_call", "content": "error"}
+        return replace(await super().step(action), info={"tool_calls": [call]})
+
+
+class WrongEnv(SilentEnv):
+    """Each turn makes a call that works, and nothing is right."""
+
+    async def step(self, action):
+        call = {"name": "look", "arguments": {}, "ok": True, "error": None, "content": "a book"}
         return replace(await super().step(action), info={"tool_calls": [call]})
 
 
@@ -77,6 +87,23 @@ def test_calls_that_nobody_understands_and_groups_that_agree(chat, monkeypatch):
     assert found[0].seen == "100% of the calls could not be run"
 
 
+def test_answers_that_are_read_and_all_wrong(chat, monkeypatch):
+    found = signs(lines_of(letters_run(chat, monkeypatch, "grpo", "trainer.steps=3", env=WrongEnv)))
+    assert [sign.name for sign in found] == ["zero: wrong", "groups agree"]
+    assert found[0].seen == "no episode was paid" and not found[0].collapse
+
+
+def test_a_sampler_with_broken_weights_is_a_reason(chat, monkeypatch):
+    def breaks(policy: LocalPolicy, actor) -> None:
+        policy.stats = SamplerStats()
+        policy.model.embed.weight.data *= 30
+
+    monkeypatch.setattr(LocalPolicy, "sync", breaks)
+    overrides = ["trainer.dtype=bfloat16", "trainer.steps=3"]
+    found = signs(lines_of(letters_run(chat, monkeypatch, "grpo", *overrides, env=SilentEnv)))
+    assert "sampler" in [sign.name for sign in found] and found[0].step == 3
+
+
 def test_a_run_that_learns_has_no_sign_and_a_solved_one_has_not_collapsed(chat, monkeypatch):
     found = signs(lines_of(letters_run(chat, monkeypatch, "grpo", "trainer.steps=14")))
     assert not [sign.name for sign in found if sign.collapse or sign.name.startswith("zero")]
@@ -116,6 +143,19 @@ def test_a_run_that_collapses_is_ended_and_its_healthy_checkpoint_is_kept(chat, 
     assert [checkpoint.name for checkpoint in run.checkpoints.iterdir()] == ["step_000004"]
     page = write_report(run.path).read_text()
     assert "After step 10: the reward fell from 1.00 to 0.00" in page
+
+
+def test_the_setting_ends_a_run_of_the_command_line(tmp_path, monkeypatch, micro_model, capsys):
+    """A model that nobody has taught answers nothing: all groups agree."""
+    monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path))
+    longer = ["trainer.steps=5", "trainer.save_every=1", "trainer.stop_on_collapse=true"]
+    assert main("train", *a_step_of_maths(tmp_path, micro_model, "gsm8k", *longer), "--plain") == 1
+    said = capsys.readouterr()
+    assert (
+        "stopped after step 3 (trainer.stop_on_collapse); no checkpoint is older than that. 3 steps in a row"
+        in said.err
+    )
+    assert len((tmp_path / "runs/maths/metrics.jsonl").read_text().splitlines()) == 3
 
 
 def test_a_policy_that_tries_nothing_new(chat, monkeypatch):

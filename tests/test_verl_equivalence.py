@@ -16,6 +16,8 @@ from typing import get_args
 import pytest
 import torch
 from conftest import VOCAB, micro_config, random_model, run_training_loop
+from hypothesis import given
+from hypothesis import strategies as st
 from test_verl_compose import composed, smoke
 
 from agent_r1.choices import WITH_CRITIC, LossAggregation
@@ -34,10 +36,12 @@ from agent_r1.types import StepResult, StopReason, Trajectory
 verl = pytest.importorskip("verl", reason="verl is not installed: see requirements/verl-cpu.txt")
 np = pytest.importorskip("numpy")
 from tensordict import TensorDict  # noqa: E402
+from transfer_queue import KVBatchMeta  # noqa: E402
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, DictConfigWrap, ToolListWrap  # noqa: E402
 from verl.experimental.agent_loop.tool_agent_loop import ToolAgentLoop  # noqa: E402
 from verl.tools.function_tool import FunctionTool  # noqa: E402
 from verl.tools.schemas import OpenAIFunctionToolSchema  # noqa: E402
+from verl.trainer.ppo import padding_utils  # noqa: E402
 from verl.trainer.ppo.core_algos import get_adv_estimator_fn  # noqa: E402
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask  # noqa: E402
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync  # noqa: E402
@@ -51,7 +55,13 @@ from verl.workers.utils import losses as verl_losses  # noqa: E402
 from agent_r1.tool import tool  # noqa: E402
 from agent_r1.verl_engine import agent_loop  # noqa: E402
 from agent_r1.verl_engine.agent_loop import row_output  # noqa: E402
-from agent_r1.verl_engine.algorithms import ActorEngine, SamplerWatch, verl_policy_loss  # noqa: E402  registers
+from agent_r1.verl_engine.algorithms import (  # noqa: E402  registers
+    ActorEngine,
+    SamplerWatch,
+    deal,
+    parse_key,
+    verl_policy_loss,
+)
 from agent_r1.verl_engine.trainer import AgentR1Trainer  # noqa: E402
 
 GROUPS, SAMPLES = 4, 3
@@ -156,7 +166,7 @@ def test_rewards_lie_on_the_tokens_that_earned_them():
     row = TrainingRow(0, "g")
     row._extend([1, 2, 3], None, 0)
     row._extend([4, 5], [-1.0, -2.0], 0)
-    row.rewards[-1] = 0.25
+    row.rewards[-1] = row.process[-1] = 0.25
     row._extend([6, 7, 8], None, 1)
     row._extend([9], [-3.0], 1)
     row.rewards[-1] = 1.0
@@ -166,6 +176,7 @@ def test_rewards_lie_on_the_tokens_that_earned_them():
     assert fields["responses"].tolist() == [4, 5, 6, 7, 8, 9, 10]
     assert fields["response_mask"].tolist() == [1, 1, 0, 0, 0, 1, 0]
     assert fields["rm_scores"].tolist() == [0, 0.25, 0, 0, 0, 1.0, 0]
+    assert fields["process"].tolist() == [0, 0.25, 0, 0, 0, 0, 0]
     assert fields["rollout_log_probs"].tolist() == [-1, -2, 0, 0, 0, -3, 0]
 
 
@@ -298,15 +309,15 @@ def verl_logprobs(model, part: list[dict]) -> torch.Tensor:
     return torch.nested.nested_tensor_from_jagged(logprobs, torch.tensor([0, *lengths]).cumsum(0))
 
 
-def verl_data(part: list[dict], whole: list[dict], **fields) -> TensorDict:
-    """A micro-batch as it reaches verl's loss functions."""
+def verl_data(part: list[dict], whole: list[dict], ranks: int = 1, **fields) -> TensorDict:
+    """A micro-batch as it reaches verl's loss functions on one of `ranks`."""
     data = TensorDict(
         {name: nested([f[name] for f in part]) for name in ("prompts", "responses", "response_mask")}
         | {name: nested(values) for name, values in fields.items()},
         batch_size=len(part),
     )
     tokens = sum(int(f["response_mask"].sum()) for f in whole)
-    tu.assign_non_tensor(data, dp_size=1, batch_num_tokens=tokens, global_batch_size=len(whole))
+    tu.assign_non_tensor(data, dp_size=ranks, batch_num_tokens=tokens, global_batch_size=len(whole))
     return data
 
 
@@ -354,16 +365,20 @@ def test_policy_losses_and_gradients_agree(twins, mode, kl, ratio, tmp_path):
 
     columns = {"old_log_probs": responses(batch.logprobs_BT), "advantages": responses(advantages_BT)}
     columns["ref_log_prob"] = responses(ref_BT)
-    verls, order = 0.0, list(range(len(rows)))
+    verls, order, ranks = 0.0, list(range(len(rows))), 2
     random.Random(6).shuffle(order)
-    for start in range(0, len(rows), 5):  # shuffled: the rows of an episode are apart
-        part = [fields[i] for i in order[start : start + 5]]
-        data = verl_data(part, fields, **{n: [v[i] for i in order[start : start + 5]] for n, v in columns.items()})
-        loss, _ = verl_losses.ppo_loss(actor, {"log_probs": verl_logprobs(theirs, part)}, data)
-        loss.backward()
-        verls += loss.item()
+    for rank in range(ranks):  # shuffled and sharded: the rows of an episode are apart
+        mine_of_rank = order[rank::ranks]
+        for start in range(0, len(mine_of_rank), 4):
+            here = mine_of_rank[start : start + 4]
+            part = [fields[i] for i in here]
+            data = verl_data(part, fields, ranks, **{n: [v[i] for i in here] for n, v in columns.items()})
+            loss, _ = verl_losses.ppo_loss(actor, {"log_probs": verl_logprobs(theirs, part)}, data)
+            loss = loss / ranks  # FSDP takes the mean of the ranks' gradients
+            loss.backward()
+            verls += loss.item()
 
-    assert verls == pytest.approx(mine, abs=1e-5)
+    assert verls == pytest.approx(mine, abs=1e-6)
     theirs_by_name = dict(theirs.named_parameters())
     compared = 0
     gradients = replace_weights_by_gradients(ours)
@@ -406,7 +421,7 @@ def test_loss_and_clip_metrics_are_those_of_verls_own_loss(tmp_path, weighted):
         torch.testing.assert_close(arguments["rollout_is_weights"], by_hand * mask)
         expected_weight = {"actor/rollout_is_weight": by_hand[mask].mean().item()}
     (ours, stats), (theirs, expected) = verl_policy_loss(**arguments), compute_policy_loss_vanilla(**arguments)
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
     assert stats == pytest.approx(expected | expected_weight, abs=1e-6)
     assert stats["actor/pg_clipfrac"] > 0
 
@@ -491,9 +506,60 @@ def test_value_losses_agree():
     loss_BT, _ = value_loss(mine_BT, pad(old), pad(returns), mask_BT, 0.5)
     mine = aggregate_loss(loss_BT, mask_BT, "token-mean")
     mine.backward()
-    torch.testing.assert_close(theirs, mine, rtol=0, atol=1e-5)
+    torch.testing.assert_close(theirs, mine, rtol=0, atol=1e-6)
     for p, expected in zip(predictions, their_gradients, strict=True):
         torch.testing.assert_close(p.grad, expected, rtol=1e-3, atol=1e-8)
+
+
+# ------------------------------------------------------------------------------------------------------ minibatches
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(("algorithm", "step"), [("grpo", 1), ("ppo", 1), ("ppo", 5)])
+def test_verl_cuts_minibatches_in_which_episodes_are_whole(algorithm, step, ranks, monkeypatch, tmp_path):
+    """From its balancing of ranks to the iterator of its workers. Step 1 of ppo is in the critic's warm-up."""
+    config = smoke(
+        "rollout.prompts_per_step=8", "rollout.samples_per_prompt=2", "actor.minibatches=4", "critic.minibatches=2",
+        f"verl.ranks={ranks}", algorithm=algorithm,
+    )  # fmt: skip
+    r, stored = random.Random(step), []
+    keys = [f"g{g}_{s}_{row}" for g in range(8) for s in range(2) for row in range(r.choice([1, 1, 2, 3]))]
+    r.shuffle(keys)
+    row = {"prompts": torch.tensor([1, 2]), "responses": torch.tensor([3])}
+    queue = SimpleNamespace(kv_batch_get=lambda **_: [row], kv_batch_put=lambda keys, **_: stored.extend(keys))
+    monkeypatch.setattr(padding_utils, "tq", queue)
+    trainer = AgentR1Trainer.__new__(AgentR1Trainer)
+    trainer.config, trainer.ours, trainer.global_steps = composed(config, tmp_path), config, step
+    trainer.use_critic, trainer.tokenizer = algorithm == "ppo", SimpleNamespace(eos_token_id=0)
+    trainer.actor_rollout_wg = SimpleNamespace(_dispatch_info={"actor": list(range(ranks))})
+    batch = KVBatchMeta(keys=keys, tags=[{"seq_len": r.randint(20, 300)} for _ in keys], partition_id="train")
+    metrics = {}
+    batch = trainer._in_minibatches(batch, metrics)
+    assert set(batch.keys) == {*keys, *stored} and stored
+    assert metrics["global_seqlen/balanced_max"] < metrics["global_seqlen/mean"] * 1.2
+    learning = [trainer.config.critic] * (algorithm == "ppo")
+    learning += [trainer.config.actor_rollout_ref.actor] * (algorithm == "grpo" or step == 5)
+    for network in learning:
+        size, n, home = network.ppo_mini_batch_size * 2, len(batch) // ranks, {}
+        for rank in range(ranks):
+            data = TensorDict({"place": torch.arange(rank * n, (rank + 1) * n)}, batch_size=n)
+            cuts = tu.make_iterator(data, size // ranks, 1, 42, {"shuffle": network.shuffle})
+            home |= {batch.keys[place]: number for number, part in enumerate(cuts) for place in part["place"].tolist()}
+        homes = {(parse_key(key).episode, home[key]) for key in keys}
+        assert len(home) == len(batch) and len(homes) == 16  # one minibatch for each of the 16 episodes
+        assert {number for _, number in homes} == set(range(len(batch) // size))  # and none of padding alone
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=30), st.integers(1, 12), st.integers(1, 3))
+def test_minibatches_are_as_full_as_whole_episodes_allow(lengths, size, by):
+    keys = [f"g_{episode}_{row}" for episode, rows in enumerate(lengths) for row in range(rows)]
+    parts = deal(keys, size, 1, by)
+    assert sorted(sum(parts, [])) == sorted(keys)
+    assert len(parts) % by == 0 and max(map(len, parts)) <= size
+    assert deal(keys[::-1], size, 1, by) == parts
+    if max(lengths) <= size:
+        assert sum(len({parse_key(key).episode for key in part}) for part in parts) == len(lengths)
+        assert max(map(len, parts)) - min(map(len, parts)) <= max(lengths)
 
 
 # ---------------------------------------------------------------------------------------------------- learning rate

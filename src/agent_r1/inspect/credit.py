@@ -18,7 +18,7 @@ from agent_r1.errors import AgentR1Error
 from agent_r1.inspect.tokens import read_trajectories, token_cells
 from agent_r1.rollout.rows import Batch, TrainingRow, collate
 from agent_r1.settings import AdvantageConfig
-from agent_r1.training.estimators import get_estimator
+from agent_r1.training.estimators import balance, get_estimator
 from agent_r1.ui import clean
 
 LISTS = ("input_ids", "action_mask", "logprobs", "rewards", "step_ids")
@@ -36,6 +36,8 @@ def print_credit(file: Path, index: int, names: list[str], by_token: bool) -> No
     section = (
         AdvantageConfig(**yaml.safe_load(config.read_text())["advantage"]) if config.is_file() else AdvantageConfig()
     )
+    if section.process_weight is not None:
+        batch.rewards_BT, _ = balance(batch.rewards_BT, batch.process_BT, section.process_weight)
     credit = {name: get_estimator(name)(batch, section)[0] for name in names}
     console, group = Console(), records[index]["group_id"]
     console.print(clean(f"{records[index]['question']}  expected {records[index]['ground_truth']}"), markup=False)
@@ -46,7 +48,7 @@ def print_credit(file: Path, index: int, names: list[str], by_token: bool) -> No
     for number, record in enumerate(records):
         for recorded in record["rows"]:
             shown = number == index if by_token else record["group_id"] == group
-            for line in _lines(recorded, record, credit, row, by_token) if shown else ():
+            for line in _lines(recorded, record, batch, credit, row, by_token) if shown else ():
                 table.add_row(str(number), *line)
             row += 1
     console.print(table)
@@ -63,14 +65,17 @@ def batch_of(records: list[dict[str, Any]], file: Path) -> Batch:
                     f"{file} lacks what estimators need; give a step_*.jsonl that this version has written"
                 )
             states = [steps[step]["state"] if step >= 0 else 0 for step in row["step_ids"]]
-            rows.append(TrainingRow(number, record["group_id"], **{name: row[name] for name in LISTS}, states=states))
+            lists = {name: row[name] for name in LISTS} | {"process": row.get("process", [])}
+            rows.append(TrainingRow(number, record["group_id"], **lists, states=states))
             values.append(torch.tensor(row.get("values") or [0.0] * len(row["input_ids"])))
     batch = collate(rows)
     batch.values_BT = torch.nn.utils.rnn.pad_sequence(values, batch_first=True)
     return batch
 
 
-def _lines(recorded: dict, record: dict, credit: dict[str, torch.Tensor], row: int, by_token: bool) -> list[list]:
+def _lines(
+    recorded: dict, record: dict, batch: Batch, credit: dict[str, torch.Tensor], row: int, by_token: bool
+) -> list[list]:
     """Of one training sequence: what was sampled, what it was paid, and each estimator's advantage."""
     cells = [cell for cell in token_cells(recorded) if cell.sampled]
     spans = [[cell] for cell in cells] if by_token else [
@@ -79,8 +84,9 @@ def _lines(recorded: dict, record: dict, credit: dict[str, torch.Tensor], row: i
     lines = []
     for span in spans:
         said = span[0].text if by_token else record["steps"][span[0].step]["text"]
-        paid = sum(cell.reward for cell in span)
-        means = [float(x_BT[row, [cell.position for cell in span]].mean()) for x_BT in credit.values()]
+        places = [cell.position for cell in span]
+        paid = float(batch.rewards_BT[row, places].sum())
+        means = [float(x_BT[row, places].mean()) for x_BT in credit.values()]
         shown = Text(" ".join(clean(said).split())[:60] or "↵")
         lines.append(
             [str(span[0].step + 1), shown, f"{paid:+.2f}" if paid else "", *(f"{mean:+.3f}" for mean in means)]

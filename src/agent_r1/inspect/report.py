@@ -60,7 +60,8 @@ class RunFiles:
     after: Record | None = None
     """eval.json, the card of the trained model."""
     under: dict[str, list[Record | None]] = field(default_factory=dict)
-    """What was taken away -> the cards of before and after RL that `eval --closed-book` and `--retriever` leave."""
+    """What was done to the tools -> the cards of before and after RL that `eval` with `--closed-book`, `--retriever` and
+    `--poison` leaves."""
     rollouts_before: list[Record] = field(default_factory=list)
     rollouts_after: list[Record] = field(default_factory=list)
     rollouts_train: list[Record] = field(default_factory=list)
@@ -96,7 +97,9 @@ def load_run(run_dir: Path) -> RunFiles:
     run.metrics = [with_val_em(m) for m in _lines(run, "metrics.jsonl", "there are no learning curves")]
     run.before = _card(run, "eval_before.json", "the model that RL started from was not evaluated")
     run.after = _card(run, "eval.json", "the trained model was not evaluated; was the run interrupted?")
-    for name, words in UNDER.items():
+    rates = {path.stem.partition("_poison_")[2] for path in run_dir.glob("eval*_poison_*.json")}
+    poisoned = {f"poison_{rate}": f"hostile documents in a share of {rate} of the results" for rate in sorted(rates)}
+    for name, words in (UNDER | poisoned).items():
         cards = [_card(run, f"{card}_{name}.json") for card in ("eval_before", "eval")]
         run.under |= {words: cards} if any(cards) else {}
     run.rollouts_before = _lines(run, "rollouts/eval_before.jsonl", "there are no transcripts from before RL")
@@ -246,14 +249,17 @@ def marks(run: RunFiles) -> list[Mark]:
     ]
 
 
+def sampled_score(run: RunFiles) -> Points:
+    """(step, score) of the episodes that were trained on."""
+    keys = {"em": "reward/em", "reward": "critic/score/mean"}
+    return run.series(keys.get(run.score_name, f"episode/{run.score_name}"))
+
+
 def charts(run: RunFiles) -> dict[str, Chart]:
     """The charts that this run has points for, by the names that the template uses."""
     returns = run.series("critic/score/mean")
-    sampled = {"em": run.series("reward/em"), "reward": returns}.get(run.score_name) or run.series(
-        f"episode/{run.score_name}"
-    )
     score = [
-        Curve("train, sampled", sampled, "c1", noisy=True),
+        Curve("train, sampled", sampled_score(run), "c1", noisy=True),
         Curve("validation, greedy", run.series(VAL_EM), "c2"),
     ]
     kl = [
@@ -267,9 +273,13 @@ def charts(run: RunFiles) -> dict[str, Chart]:
     by_tool = [
         Curve(k.removeprefix(CALLS), run.series(k), c, noisy=True) for k, c in zip(tools, cycle(LINES), strict=False)
     ]
+    paid = [
+        Curve("mean return of a trajectory", returns, "c1", noisy=True),
+        Curve("of it on the way", run.series("reward/process"), "c2", noisy=True),
+    ]
     drawn = {
         "score": draw(score, marks(run), floor=0, top=1),
-        "reward": draw([Curve("mean return of a trajectory", returns, "c1", noisy=True)], floor=0, top=1),
+        "reward": draw(paid, floor=0, top=1),
         "calls": draw([Curve("calls per question", run.series("tool_calls/mean"), "c5", noisy=True)]),
         "by_tool": draw(by_tool, floor=0),
         "entropy": draw([Curve("entropy", run.series("actor/entropy"), "c3")], floor=0),

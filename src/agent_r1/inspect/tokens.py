@@ -48,15 +48,18 @@ class TokenCell:
     reward: float
     advantage: float | None
     """None where nothing was sampled, or when none was computed (evaluation)."""
+    process: float
+    """What of the reward was paid on the way."""
 
 
 def token_cells(row: Mapping[str, Any]) -> list[TokenCell]:
     """The cells of one row of a rollout line. Raises AgentR1Error when its lists are missing or differ in length."""
     n = len(row.get("input_ids", ()))
     advantages = row.get("advantages") or [None] * n
+    process = row.get("process") or [0.0] * n
     names = ("input_ids", "tokens", "action_mask", "logprobs", "rewards", "step_ids")
     lists = [row.get(name, ()) for name in names]
-    if any(len(values) != n for values in (*lists, advantages)):
+    if any(len(values) != n for values in (*lists, advantages, process)):
         raise AgentR1Error(f"a rollout row lacks one of {', '.join(names)} for each of its {n} tokens; dump it again")
     return [
         TokenCell(
@@ -69,9 +72,10 @@ def token_cells(row: Mapping[str, Any]) -> list[TokenCell]:
             logprob=logprob if mask else None,
             reward=reward,
             advantage=advantage if mask else None,
+            process=on_the_way,
         )
-        for position, (token_id, text, mask, logprob, reward, step, advantage) in enumerate(
-            zip(*lists, advantages, strict=True)
+        for position, (token_id, text, mask, logprob, reward, step, advantage, on_the_way) in enumerate(
+            zip(*lists, advantages, process, strict=True)
         )
     ]
 
@@ -145,7 +149,8 @@ def _tip(cell: TokenCell) -> str:
     if cell.advantage is not None:
         parts.append(f"advantage {cell.advantage:+.3f}")
     if cell.reward:
-        parts.append(f"reward {cell.reward:+.2f}")
+        on_the_way = f" ({cell.process:+.2f} of it on the way)" if cell.process else ""
+        parts.append(f"reward {cell.reward:+.2f}{on_the_way}")
     return " · ".join(parts)
 
 
@@ -187,7 +192,8 @@ def read_trajectories(file: Path, index: int) -> list[dict[str, Any]]:
 def print_trajectory(file: Path, index: int, table: bool) -> None:
     """One trajectory of a rollouts file, as coloured text or with one token a line. Raises AgentR1Error where there is none."""
     record, console = read_trajectories(file, index)[index], Console()
-    facts = f"{record['question']}  expected {record['ground_truth']}  {record['stop_reason']}  reward {record['reward']:.2f}"
+    paid = f" ({record['process']:+.2f} of it on the way)" if record.get("process") else ""
+    facts = f"{record['question']}  expected {record['ground_truth']}  {record['stop_reason']}  reward {record['reward']:.2f}{paid}"
     console.print(clean(facts), markup=False)
     for row in record["rows"]:
         console.print(token_table(row) if table else token_text(row))

@@ -37,6 +37,12 @@ def play_until_full(
     return [episode for episode in played if episode.group_id in chosen], played
 
 
+def refill_metrics(played: list[Trajectory], rounds: int) -> dict[str, float]:
+    """What a refill cost, and what all that were played have scored: the chosen groups score otherwise. {} without rounds."""
+    score = sum(episode.reward for episode in played) / len(played)
+    return {"rollout/episodes_played": len(played), "rollout/score_played": score} if rounds else {}
+
+
 def _groups(episodes: list[Trajectory]) -> list[list[Trajectory]]:
     groups: dict[str, list[Trajectory]] = {}
     for episode in episodes:

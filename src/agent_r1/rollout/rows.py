@@ -34,11 +34,14 @@ class TrainingRow:
     logprobs: list[float] = field(default_factory=list)
     """At sampling time; 0 where the mask is 0."""
     rewards: list[float] = field(default_factory=list)
-    """Each step's reward, on the step's last action token (of a step that sampled nothing: on the one before)."""
+    """A call's reward on the call's last token, the rest of a step's on its last action token (of a step that sampled nothing:
+    on the one before)."""
     step_ids: list[int] = field(default_factory=list)
     """The step that a token belongs to as an action; -1 for observations."""
     states: list[int] = field(default_factory=list)
     """`Step.state` of that step; 0 for observations."""
+    process: list[float] = field(default_factory=list)
+    """What of `rewards` was paid on the way (`Step.process`)."""
     unpaid: bool = False
     """`Trajectory.unpaid`."""
 
@@ -48,6 +51,7 @@ class TrainingRow:
         self.action_mask += [int(sampled)] * n
         self.logprobs += logprobs if sampled else [0.0] * n
         self.rewards += [0.0] * n
+        self.process += [0.0] * n
         self.step_ids += [step if sampled else -1] * n
         self.states += [state if sampled else 0] * n
 
@@ -65,7 +69,10 @@ def trajectory_rows(trajectory: Trajectory, index: int) -> list[TrainingRow]:
         row._extend(step.observation_ids[len(seen) :], None, number)
         row._extend(step.action_ids, step.action_logprobs, number, step.state)
         # A step may have sampled nothing. What it was paid belongs to the last token that somebody chose before it.
-        owed += step.reward
+        owed += step.reward - sum(paid for _, paid in step.process)
+        for token, paid in step.process:
+            row.rewards[token - len(step.action_ids)] += paid
+            row.process[token - len(step.action_ids)] += paid
         if step.action_ids:
             paid_to = row, len(row.rewards) - 1
         if paid_to is not None:
@@ -91,6 +98,8 @@ class Batch:
     """The action mask: 1 on sampled tokens."""
     rewards_BT: Tensor
     """float32. The reward on the action token that earned it, 0 elsewhere."""
+    process_BT: Tensor | None = None
+    """float32. What of it was paid on the way."""
     groups: list[str]
     """Prompt group of each row."""
     trajectory_B: Tensor
@@ -145,6 +154,7 @@ def collate(rows: list[TrainingRow], trajectories: Iterable[Trajectory] = ()) ->
         mask_BT=pad("action_mask", torch.float32),
         logprobs_BT=pad("logprobs", torch.float32),
         rewards_BT=pad("rewards", torch.float32),
+        process_BT=pad("process", torch.float32),
         lengths_B=torch.tensor([len(row.input_ids) for row in rows]),
         trajectory_B=torch.tensor([row.trajectory for row in rows]),
         steps_BT=pad("step_ids", torch.long),

@@ -67,14 +67,14 @@ class _Request:
 
 @dataclass
 class SamplerStats:
-    """What the sampler did since `reset`; the loop reports it per step."""
+    """What the sampler did since the last `sync`; the loop reports it per step."""
 
     prefill_tokens: int = 0
     decode_tokens: int = 0
     entropy: float = 0.0
     """Of the distributions that tokens were drawn from, summed up, in nats."""
     seconds: float = 0.0
-    """Time in the model; what is left of a rollout's wall time is the environment and the event loop."""
+    """Time in the model. The rest of a rollout's wall time goes to environments and the event loop."""
 
 
 IDLE_TURNS = 100
@@ -137,13 +137,13 @@ class LocalPolicy(Policy):
     # --------------------------------------------------------------------------------------------------- scheduling
 
     async def _run(self) -> None:
-        """The sampler's heartbeat: read what is new, decode one token for everybody, let the episodes act on it."""
+        """The sampler's loop: read what is new, decode one token for each request, let the episodes act on it."""
         idle = 0
         SAMPLING_HERE.add(asyncio.get_running_loop())
         try:
             while self._waiting or self._running:
-                # A pass over few tokens costs nearly as much as one over many, so newcomers wait for company while
-                # others keep the machine busy.
+                # A pass over few tokens costs nearly as much as one over many, so new requests wait until there are
+                # some of them, as long as others are being decoded.
                 start = time.perf_counter()
                 if len(self._waiting) >= max(1, len(self._running) // 4):
                     self._prefill(self._admit())
@@ -151,12 +151,12 @@ class LocalPolicy(Policy):
                 if self._running:
                     self._decode()
                 self.stats.seconds += time.perf_counter() - start
-                # Two turns of the event loop: one for the environment to send its tool calls, one for the search that
-                # they share.
+                # Give way to the event loop twice: once for environments to send their tool calls, once for the search
+                # that those calls share.
                 await asyncio.sleep(0)
                 # Requests without a slot wait here. Yield with sleep(0): a timer would let the clock decide who joins the
                 # next batch, and the size of a batch changes the last bits of a logit. After many idle turns a tool is
-                # really waiting: stop burning the core.
+                # really waiting: leave the core to others.
                 await asyncio.sleep(0 if idle < IDLE_TURNS else 0.001)
         except Exception as error:
             self._fail(error)

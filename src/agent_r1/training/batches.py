@@ -37,8 +37,11 @@ def usable_trajectories(trajectories: list[Trajectory], algorithm: str) -> list[
     return usable
 
 
-def greedy_scores(groups: list[str], greedy: list[Trajectory]) -> Tensor:
-    """For each row's group, what the greedy episode of its prompt has scored, [B] float32; NaN where it was broken off."""
+def greedy_scores(groups: list[str], greedy: list[Trajectory]) -> Tensor | None:
+    """For each row's group, what the greedy episode of its prompt has scored, [B] float32; NaN where it was broken off. None
+    where no greedy episodes were played."""
+    if not greedy:
+        return None
     scores = {t.group_id: float("nan") if t.stop_reason.broken_off else t.reward for t in greedy}
     return torch.tensor([scores[group] for group in groups])
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -23,6 +23,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 from rich.text import Text
 
+from agent_r1.env.base import Part
 from agent_r1.env.hermes import split_turn
 from agent_r1.training.log import STEP, VAL_EM, step_times, with_val_em
 from agent_r1.training.sentinel import Sign, new_signs, signs
@@ -65,7 +66,8 @@ _SECONDS_BETWEEN_PAINTS = 0.25
 class Dashboard:
     """Shows a run from `with` to its end. `name` and `about` stand in the header; `steps` is the last step of the run.
 
-    `history` are earlier lines of metrics.jsonl, so that the curves of a resumed run go on. `plain` forces one line a
+    `history` are earlier lines of metrics.jsonl, so that the curves of a resumed run go on. `parts` is how the agent's dialect
+    reads a turn. `plain` forces one line a
     step; so does what is no terminal, NO_COLOR, and a terminal that cannot show the bars.
     """
 
@@ -76,10 +78,11 @@ class Dashboard:
         steps: int,
         *,
         history: Iterable[Mapping[str, Any]] = (),
+        parts: Callable[[str], list[Part]] = split_turn,
         plain: bool = False,
         console: Console | None = None,
     ):
-        self.name, self.about, self.steps = name, about, steps
+        self.name, self.about, self.steps, self._parts = name, about, steps, parts
         self.console = screen = console or Console(highlight=False)
         # isatty too: FORCE_COLOR makes rich call a pipe a terminal, and cursor movements would fill the log.
         terminal = screen.is_terminal and screen.file.isatty() and not screen.is_dumb_terminal
@@ -141,7 +144,7 @@ class Dashboard:
         """
         self._transcript = [("asked", Text(f"{_one_line(question)} (reward {reward:.2f})", style="bold"))]
         for step in steps:
-            self._transcript.append(("agent", style_turn(step["text"])))
+            self._transcript.append(("agent", style_turn(self._parts(step["text"]))))
             for call in step["info"].get("tool_calls", []):
                 self._transcript.append(("tool", Text(_one_line(call["content"]), style="dim")))
         self._paint()
@@ -251,10 +254,10 @@ def sparkline(values: Sequence[float], width: int, span: tuple[float, float] | N
 _STYLES = {"think": "dim italic", "tool_call": "cyan", "answer": "bold green", "text": ""}
 
 
-def style_turn(text: str) -> Text:
+def style_turn(parts: list[Part]) -> Text:
     """A turn on one line without its tags: thoughts dim, calls coloured, the answer bold."""
-    parts = [(_one_line(part.text), _STYLES[part.kind]) for part in split_turn(text)]
-    return Text(" ").join(Text(words, style) for words, style in parts if words)
+    styled = [(_one_line(part.text), _STYLES[part.kind]) for part in parts]
+    return Text(" ").join(Text(words, style) for words, style in styled if words)
 
 
 def _one_line(text: str) -> str:

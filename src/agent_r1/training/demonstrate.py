@@ -28,7 +28,7 @@ from statistics import fmean
 from typing import Any
 
 from agent_r1 import own
-from agent_r1.env import make_env
+from agent_r1.env import dialect, make_env
 from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.episode import AgentEnvLoop, AgentFlowBase, Limits, Task, derive_seed, run_episodes
@@ -72,10 +72,15 @@ class _Played(AgentEnvLoop):
         self.demonstrate, self.row, self.rng = demonstrate, row, rng
         self.takes_rng = len(inspect.signature(demonstrate).parameters) > 2
         self.history: list[Message] = []
+        self.contexts: list[list[Message]] = []
+        """What was in sight, from one rewrite to the next."""
         self.tools: list[dict[str, Any]] | None = None
 
     def observe(self, steps: list[Step], observation: Observation) -> list[int]:
         self.history += observation.messages
+        if not steps or observation.rewrite:
+            self.contexts.append([])
+        self.contexts[-1] += observation.messages
         self.tools = self.tools if steps else observation.tools
         return super().observe(steps, observation)
 
@@ -94,7 +99,8 @@ class _Played(AgentEnvLoop):
                 f"the demonstrator ({own.place(self.demonstrate)}) returned {text!r} on {asked[:80]!r}; it returns the agent's "
                 "next turn as text, such as call('search', query='...') or answer('...')"
             )
-        self.history.append({"role": "assistant", "content": text})
+        for messages in (self.history, self.contexts[-1]):
+            messages.append({"role": "assistant", "content": text})
         ids = [*self.chat.encode_trusted(text), self.chat.turn_end_id]
         return Generation(ids, [0.0] * len(ids), "stop")
 
@@ -149,16 +155,16 @@ def play(
             f"({own.place(demonstrate)}) must come to one within env.max_turns={env.max_turns} turns"
         )
     players = [flow.played[task.session] for task in tasks]
-    return [Episode(p.history, p.tools, t.score) for p, t in zip(players, trajectories, strict=True)]
+    played = zip(players, trajectories, strict=True)
+    return [Episode(messages, p.tools, t.score) for p, t in played for messages in p.contexts]
 
 
 # -------------------------------------------------------------------------------------------------------- recorded
 
 
-def read_episodes(path: Path, tools: dict[str, BaseTool]) -> list[Episode]:
+def read_episodes(path: Path, tools: dict[str, BaseTool], env: EnvConfig) -> list[Episode]:
     """Recorded demonstrations, a line each (FORM); `tools` may stand beside `messages`, and are the configured ones otherwise.
     Calls may be text or OpenAI's `tool_calls`. Raises AgentR1Error naming the line."""
-    offered = [tool.schema() for tool in tools.values()]
     episodes = []
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -174,7 +180,9 @@ def read_episodes(path: Path, tools: dict[str, BaseTool]) -> list[Episode]:
             raise AgentR1Error(f"{path}, line {number}: {type(error).__name__} {error}; one line is {FORM}") from None
         if "assistant" not in [m["role"] for m in messages[1:]] or messages[0]["role"] == "assistant":
             raise AgentR1Error(f"{path}, line {number}: no turn of the agent's behind a user's; one line is {FORM}")
-        episodes.append(Episode(messages, record.get("tools") or offered or None))
+        first = dialect(env).shown(messages, tools)
+        schemas = None if first.tools is None else record.get("tools") or first.tools
+        episodes.append(Episode(first.messages, schemas))
     if not episodes:
         raise AgentR1Error(f"{path} holds no demonstrations; one line is {FORM}")
     return episodes

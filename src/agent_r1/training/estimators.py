@@ -1,7 +1,7 @@
 """More ways to give credit than `advantages.py` has, and the table of all estimators by name.
 
-In and out are those of `advantages.py`: a whole batch to `advantages_BT` and `returns_BT`. Next: `losses.py`. What differs is
-the question that an estimator asks of an outcome:
+In and out are those of `advantages.py`: a whole batch to `advantages_BT` and `returns_BT`. What differs is the question
+that an estimator asks of an outcome:
 
     grpo, rloo, reinforce++-baseline   was this episode better than the other samples of its prompt?
     remax                              was it better than what the policy does when it does not explore?
@@ -10,7 +10,9 @@ the question that an estimator asks of an outcome:
     steppo                             was this turn better than the critic expected?
     gigpo                              was this turn better than the others' turns in the same state?
 
-docs/algorithms.md says when each of them wins, when it is wrong, and what it costs. S counts the steps of a batch.
+docs/algorithms.md says when each of them wins, when it is wrong, and what it costs. S counts the steps of a batch. Also
+here: what scales the rewards of calls before any of them (`balance`), and the votes of an episode with several rows after them
+(`one_vote`). Next: `losses.py`, which makes a loss of the advantages.
 """
 
 from __future__ import annotations
@@ -210,6 +212,22 @@ def gigpo(batch: Batch, section: AdvantageConfig) -> tuple[Tensor, Tensor]:
         if len(met) > 1:
             advantage_S[met] = _standardize(return_S[met], section.normalize_std)
     return episode_BT + section.step_weight * steps.to_tokens(advantage_S, mask_BT), returns_BT
+
+
+# ---------------------------------------------------------------------------------------------- rewards on the way
+
+
+def balance(rewards_BT: Tensor, process_BT: Tensor, weight: float) -> tuple[Tensor, float]:
+    """Rewards on the way, brought to the size of the outcome (PRIME, 2502.01456, its normalisation over a batch).
+
+        P_t = p_t + P_{t+1} along a row        scale = weight / (max |P| over the batch + 1e-6)        r = outcome + scale * p
+
+    An outcome is about 1, and what calls are paid may be anything; scaled, the most that a row earns on the way is `weight`.
+    `process_BT` is the part p of `rewards_BT`. Returns the new rewards and the scale.
+    """
+    most = process_BT.flip(1).cumsum(1).abs().max().item()
+    scale = weight / (most + 1e-6) if most else 0.0
+    return rewards_BT + (scale - 1) * process_BT, scale
 
 
 # ------------------------------------------------------------------------------------------------ one vote an episode

@@ -2,7 +2,8 @@
 
 Cold start, policy loss, reference model and critic all read a batch through these functions. Three savings, all exact:
 logits are computed at action positions only (the vocabulary projection is the widest product of a small model), those of a
-large vocabulary in chunks, and rows are cut into micro-batches of similar length, so that little is padding.
+large vocabulary in chunks, and rows are cut into micro-batches of similar length, so that little is padding. `look_again` holds
+the sampler's log-probabilities against the trainer's. Next: `loop.py`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from agent_r1.rollout.decoder import Decoder, causal_attention
+from agent_r1.rollout.mismatch import truncated_weights
 from agent_r1.rollout.rows import Batch
+from agent_r1.settings import RolloutConfig
+from agent_r1.sizes import LOGITS
+from agent_r1.training.metrics import GAP, sampler_gap
 
 
 class Critic(nn.Module):
@@ -25,7 +30,7 @@ class Critic(nn.Module):
         super().__init__()
         self.trunk = trunk
         self.value = nn.Linear(trunk.shape.hidden_size, 1)
-        nn.init.zeros_(self.value.weight)  # start by expecting nothing, rather than noise
+        nn.init.zeros_(self.value.weight)  # every value is 0 at first, and not noise
         nn.init.zeros_(self.value.bias)
 
 
@@ -34,7 +39,7 @@ def action_logprobs(
 ) -> tuple[Tensor, Tensor | None]:
     """log pi(token | prefix) and the entropy of pi(. | prefix), both float32 [B, T] at action tokens, 0 elsewhere.
 
-    With the sampling temperature, the first recomputes exactly what the sampler recorded. The entropy is None unless
+    With the sampling temperature, the first is what the sampler recorded, computed again. The entropy is None unless
     asked for: it takes as much memory as the logits, and the sampler has it for free.
     """
     hidden_AD, where = _before_actions(model, batch)
@@ -55,10 +60,6 @@ def action_logprobs(
         torch.cat(column) if column[0] is not None else None for column in zip(*parts, strict=True)
     )
     return _scatter(logprobs_A, where), None if entropy_A is None else _scatter(entropy_A, where)
-
-
-LOGITS = 1 << 24
-"""Logits at a time: 64 MiB in float32. All of a tiny model's fit; of a vocabulary of 150,000 those of 111 tokens do."""
 
 
 def action_values(critic: Critic, batch: Batch) -> Tensor:
@@ -98,6 +99,30 @@ def micro_batches(lengths_B: Tensor, max_tokens: int, rows: Tensor | None = None
 def batch_logprobs(model: Decoder, batch: Batch, temperature: float, max_tokens: int, dtype: torch.dtype) -> Tensor:
     """log pi [B, T] of the whole batch's action tokens, without gradients."""
     return in_micro_batches(lambda part: action_logprobs(model, part, temperature)[0], batch, max_tokens, dtype)
+
+
+SEEN = 32
+"""In float32 one row in this many is computed again, to see that sampler and trainer do agree."""
+
+
+def look_again(
+    actor: Decoder, batch: Batch, rollout: RolloutConfig, max_tokens: int, dtype: torch.dtype
+) -> tuple[Tensor | float, dict[str, float]]:
+    """How far are sampler and trainer apart, before anything is updated? Weights of the tokens' losses [B, T], and metrics.
+
+    Where the two do not run the same arithmetic, `batch.logprobs_BT` becomes what the trainer computes. The weights are 1.0,
+    but for a sampler that was spoilt by choice (`rollout.mismatch`): what it drew too often counts less.
+    """
+    anew = dtype is not torch.float32 or rollout.mismatch
+    seen = batch if anew else batch[torch.arange(0, len(batch), SEEN, device=batch.ids_BT.device)]
+    now_BT = batch_logprobs(actor, seen, rollout.temperature, max_tokens, dtype)
+    weights_BT, metrics = 1.0, {GAP: sampler_gap(seen, now_BT)}
+    if rollout.mismatch:
+        weights_BT, apart = truncated_weights(batch, now_BT, rollout.mismatch.tis_cap)
+        metrics |= apart
+    if anew:
+        batch.logprobs_BT = now_BT
+    return weights_BT, metrics
 
 
 @torch.no_grad()

@@ -18,6 +18,7 @@ from typing import Any
 
 from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.files import read_jsonl, write_whole
+from agent_r1.settings import RolloutConfig
 from agent_r1.ui import say
 
 STEP = "training/global_step"
@@ -30,6 +31,30 @@ def with_val_em(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """`metrics`, and the validation's exact match under one name: verl's holds the name of the data set."""
     found = [value for key, value in metrics.items() if key.startswith("val-core/") and key.endswith("/acc/mean@1")]
     return dict(metrics) | ({VAL_EM: found[0]} if found else {})
+
+
+def spent(
+    lines: Iterable[Mapping[str, Any]], rollout: RolloutConfig, algorithm: str
+) -> Iterator[tuple[dict[str, Any], int, float]]:
+    """Each line of metrics.jsonl with the episodes and seconds that RL had taken when its step was over.
+
+    Episodes are all that were sampled: to be learnt from, for a baseline (remax), or to be replaced (a refill); not those of
+    validations. Seconds are those of the steps: without validations, and without anything before the first step.
+    """
+    episodes, seconds = 0, 0.0
+    planned = rollout.prompts_per_step * rollout.samples_per_prompt
+    for line in map(with_val_em, lines):
+        episodes += int(line.get("rollout/episodes_played") or planned) + rollout.greedy_episodes(algorithm)
+        seconds += line["timing_s/step"]
+        yield line, episodes, seconds
+
+
+def time_to(score: float, lines: Iterable[Mapping[str, Any]], rollout: RolloutConfig, algorithm: str) -> dict[str, Any]:
+    """What was `spent` until greedy validation first reached `score`; None where it never did."""
+    for line, episodes, seconds in spent(lines, rollout, algorithm):
+        if (line.get(VAL_EM) or 0.0) >= score:
+            return {"val": score, "step": line[STEP], "episodes": episodes, "seconds": round(seconds, 1)}
+    return {"val": score, "step": None, "episodes": None, "seconds": None}
 
 
 def step_times(metrics: Mapping[str, Any]) -> dict[str, float]:

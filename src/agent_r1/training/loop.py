@@ -4,7 +4,7 @@ In: a policy that knows the format (cold start, or an instruct model), rows, an 
 `train` is the algorithm box; its two updates are below it:
 
     for each step
-        1  sample      G episodes for each of P prompts                              rollout/
+        1  sample      G episodes for each of the step's prompts                     rollout/
         2  rows        tokens, action masks, rewards on action tokens                rollout/rows.py
         3  predict     critic: V(s_t) (ppo);  reference: log pi_ref (if there is KL)  training/forward.py
         4  credit      advantages: grpo compares the group, ppo runs GAE             training/advantages.py, estimators.py
@@ -12,7 +12,7 @@ In: a policy that knows the format (cold start, or an instruct model), rows, an 
         6  policy      clipped surrogate on action tokens                            training/losses.py
         7  record      metrics, transcripts, evaluation, checkpoint
 
-What is special about agents is all in 1 and 2; from 3 on it is the PPO of 2017 with a mask. Next on the path is
+What is special about agents is all in 1 and 2; from 3 on it is the PPO of 2017 (1707.06347) with a mask. Next on the path is
 `rollout/sampler.py`, which makes step 1 fast; `run.py` wraps this loop into a run on disk.
 
 Left out, and why. *Recomputing old log-probabilities*: sampler and trainer run the same float32 arithmetic here, they
@@ -37,18 +37,20 @@ from agent_r1.device import resolve_device
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.decoder import Decoder
 from agent_r1.rollout.episode import derive_seed, make_loop, run_episodes
-from agent_r1.rollout.refill import play_until_full
+from agent_r1.rollout.mismatch import MismatchedPolicy
+from agent_r1.rollout.refill import play_until_full, refill_metrics
 from agent_r1.rollout.rows import Batch, collate, trajectory_rows
 from agent_r1.rollout.sampler import LocalPolicy
 from agent_r1.tool import BaseTool
 from agent_r1.training.batches import greedy_scores, minibatches, tasks_of_step, usable_trajectories
-from agent_r1.training.estimators import critic_mask, get_estimator, one_vote
+from agent_r1.training.estimators import balance, critic_mask, get_estimator, one_vote
 from agent_r1.training.forward import (
     action_logprobs,
     action_values,
     autocast,
     batch_logprobs,
     in_micro_batches,
+    look_again,
     micro_batches,
 )
 from agent_r1.training.learner import Learner, linear_decay, optimize
@@ -60,7 +62,7 @@ from agent_r1.training.losses import (
     reward_less_kl,
     value_loss,
 )
-from agent_r1.training.metrics import GAP, Clock, Means, explained_variance, rollout_metrics, sampler_gap
+from agent_r1.training.metrics import Clock, Means, explained_variance, rollout_metrics
 from agent_r1.types import Row, Sampling, Trajectory
 
 
@@ -84,7 +86,10 @@ def train(
     estimate = get_estimator(config.algorithm)
     device, dtype = resolve_device(trainer)
     sampler_model = learner.actor if dtype is torch.float32 else copy.deepcopy(learner.actor).to(dtype)
-    policy = LocalPolicy(sampler_model, chat.stop_ids, slots=rollout.slots, max_context=rollout.max_context)
+    room = {"slots": rollout.slots, "max_context": rollout.max_context}
+    policy = exact = LocalPolicy(sampler_model, chat.stop_ids, **room)
+    if rollout.mismatch:  # an experiment: episodes come from a spoilt copy, and evaluations still from the exact one
+        policy = MismatchedPolicy(learner.actor, chat.stop_ids, rollout.mismatch, **room)
     episode_loop = make_loop(policy, chat, tools, rollout, config.env)
     sampling = Sampling(rollout.max_tokens_per_turn, temperature)
 
@@ -110,20 +115,19 @@ def train(
         usable = usable_trajectories(trajectories, config.algorithm)
         rows = [row for number, trajectory in enumerate(usable) for row in trajectory_rows(trajectory, number)]
         batch = collate(rows, usable)
-        if greedy:
-            batch.baseline_B = greedy_scores(batch.groups, greedy)
+        batch.baseline_B = greedy_scores(batch.groups, greedy)
         batch = batch.to(device)
 
         # 3  predict, before anything is updated: the trust region is measured from here.
-        seen = batch if dtype is not torch.float32 else batch[torch.arange(0, len(batch), SEEN, device=device)]
-        now_BT = batch_logprobs(learner.actor, seen, temperature, micro_tokens, dtype)
-        metrics[GAP] = sampler_gap(seen, now_BT)
-        if seen is batch:
-            batch.logprobs_BT = now_BT
+        # The gap to the sampler is measured; the weights are 1, but for a sampler that was spoilt by choice.
+        weights_BT, gap = look_again(learner.actor, batch, rollout, micro_tokens, dtype)
+        metrics |= gap
         if learner.critic is not None:
             batch.values_BT = in_micro_batches(
                 lambda part: action_values(learner.critic, part), batch, micro_tokens, dtype
             )
+        if (weight := config.advantage.process_weight) is not None:  # or five small rewards of calls outweigh an answer
+            batch.rewards_BT, metrics["reward/process_scale"] = balance(batch.rewards_BT, batch.process_BT, weight)
         if reference is not None:
             batch.ref_logprobs_BT = batch_logprobs(reference, batch, temperature, micro_tokens, dtype)
             if config.actor.kl_in == "reward":
@@ -134,7 +138,7 @@ def train(
 
         # 4  credit.
         advantages_BT, batch.returns_BT = estimate(batch, config.advantage)
-        batch.advantages_BT = one_vote(batch, advantages_BT, config.actor.loss_aggregation)
+        batch.advantages_BT = weights_BT * one_vote(batch, advantages_BT, config.actor.loss_aggregation)
         clock.lap("adv")
 
         # 5  critic.  6  policy: only once the critic has an idea of the task.
@@ -147,23 +151,18 @@ def train(
 
         # 7  record.
         learner.step = step
-        metrics |= rollout_metrics(trajectories, batch, policy.stats, clock)
-        if rollout.refill_rounds:  # the chosen groups score otherwise than all that were played
-            score = sum(t.reward for t in played) / len(played)
-            metrics |= {"rollout/episodes_played": len(played), "rollout/score_played": score}
+        metrics |= rollout_metrics(trajectories, batch, policy.stats, clock) | refill_metrics(
+            played, rollout.refill_rounds
+        )
         clock.lap("other")
         if trainer.eval_every and (step % trainer.eval_every == 0 or step == trainer.steps):
-            policy.sync(learner.actor)
-            metrics |= evaluate(policy)
+            exact.sync(learner.actor)
+            metrics |= evaluate(exact)
             clock.lap("testing")
         metrics |= clock.seconds()
         on_step(metrics, trajectories, batch)
         if step % trainer.save_every == 0 or step == trainer.steps:
             save(learner)
-
-
-SEEN = 32
-"""In float32, every so many-th row is computed again, to see that sampler and trainer do agree."""
 
 
 # ------------------------------------------------------------------------------------------------------ the updates
@@ -237,7 +236,7 @@ def actor_loss(actor: Decoder, part: Batch, normalizer: float, config: Config, m
 
 
 WATCHED = 8
-"""Of the rows that the update skips, every so many-th is looked at for `actor/ppo_kl`: a pass over all would cost time."""
+"""Of the rows that the update skips, one in this many is looked at for `actor/ppo_kl`: a pass over all would cost time."""
 
 
 def log_skipped(actor: Decoder, batch: Batch, rows_B: Tensor, config: Config, dtype: torch.dtype, means: Means) -> None:

@@ -32,17 +32,18 @@ def policy_loss(
 ) -> tuple[Tensor, dict[str, float]]:
     """PPO's clipped surrogate (1707.06347, eq. 7), negated because optimisers minimise.
 
-        ratio r = exp(logprob - old_logprob)         how much more likely the token has become since it was sampled
-        loss    = max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high))
+        ratio = exp(logprob - old_logprob)         how much more likely the token has become since it was sampled
+        loss  = max(-A * ratio, -A * clip(ratio, 1 - clip_low, 1 + clip_high))
 
     The maximum is pessimistic: once a token has moved far enough in the direction that A asks for, its gradient is 0
     and the same samples can be used for several updates. A move in the wrong direction is never clipped.
 
     `clip_high > clip_low` is clip-higher (DAPO, 2503.14476, section 3.1): a token of probability 0.01 may otherwise
-    only reach 0.012, which starves exploration. Dual clip (1912.09729): for A < 0 and r >> 1 the loss -A r has no bound
-    and one token could dominate a batch, so there loss = min(loss, -A clip_dual); `clip_dual <= 1` switches it off.
+    only reach 0.012, which starves exploration. Dual clip (1912.09729): for A < 0 and a large
+    ratio the loss -A * ratio has no bound and one token could dominate a batch, so there loss = min(loss, -A * clip_dual);
+    `clip_dual <= 1` switches it off.
 
-    `of` is actor.ratio: `step` and `sequence` put the geometric mean of such a span's ratios in the place of r (`_span_ratios`).
+    `of` is actor.ratio: `step` and `sequence` put the geometric mean of such a span's ratios in its place (`_span_ratios`).
 
     Returns the loss per token and metrics (means over action tokens): `actor/pg_clipfrac` (share that the clip
     decides), `actor/pg_clipfrac_lower` (share that dual clip decides), `actor/ppo_kl` (k1 estimate of KL(old || new)).
@@ -187,7 +188,7 @@ def kl_penalty(logprobs_BT: Tensor, ref_logprobs_BT: Tensor, estimator: str) -> 
         k3   exp(-d) - 1 + d  unbiased, calm, >= 0             that of KL(ref || pi), the other direction; the two
              (GRPO's eq. 4)                                    agree while pi is near ref
 
-    So: k1 belongs into the *reward* (subtract it from each action token's reward), where the policy gradient treats it
+    So k1 belongs into the *reward* (subtract it from each action token's reward), where the policy gradient treats it
     rightly; in the loss it is only noise. k2 and k3 belong into the loss. Entries outside the mask must be finite.
     """
     return KL_ESTIMATORS[estimator](logprobs_BT.float() - ref_logprobs_BT.float())

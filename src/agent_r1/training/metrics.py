@@ -112,12 +112,14 @@ class EpisodeNumbers:
     """What it was paid for, as the environment names it."""
     metrics: dict[str, float]
     """What else was measured."""
+    process: float = 0.0
+    """`Trajectory.process`."""
 
     @classmethod
     def of(cls, t: Trajectory) -> EpisodeNumbers:
         parts = {name: float(value) for name, value in t.reward_parts.items()}
         metrics = {name: float(value) for name, value in t.metrics.items() if name not in parts}
-        return cls(t.reward, len(t.steps), t.stop_reason.value, parts, metrics)
+        return cls(t.reward, len(t.steps), t.stop_reason.value, parts, metrics, t.process)
 
 
 def episode_metrics(episodes: list[EpisodeNumbers]) -> dict[str, float]:
@@ -137,6 +139,8 @@ def episode_metrics(episodes: list[EpisodeNumbers]) -> dict[str, float]:
     for kind, values in (("reward", [e.parts for e in episodes]), ("episode", [e.metrics for e in episodes])):
         for name in dict.fromkeys(name for each in values for name in each):
             metrics[f"{kind}/{name}"] = fmean(each[name] for each in values if name in each)
+    if any(e.process for e in episodes):
+        metrics["reward/process"] = fmean(e.process for e in episodes)
     for reason, count in Counter(e.stop_reason for e in episodes).items():
         metrics[f"stop/{reason}"] = count / n
     return metrics

@@ -28,6 +28,7 @@ from agent_r1 import hub, own
 from agent_r1.choices import WITH_CRITIC
 from agent_r1.config import Config, fingerprint, from_yaml, own_names, to_yaml, what_counts
 from agent_r1.device import resolve_device
+from agent_r1.env import dialect, template_shows_tools
 from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.files import locked, remove, write_whole
 from agent_r1.rollout import decoder
@@ -151,16 +152,23 @@ def run_training(
         reference = decoder.load(start_model, device) if config.actor.kl_coef else None
         chat = load_chat(start_model)
         run.metrics.truncate_after(learner.step)
-        history = run.metrics.read()
+        history, parts = run.metrics.read(), dialect(config.env).parts
         about = (
             f"preset {config.preset} · {config.algorithm} · {learner.actor.parameter_count / 1e6:.2f} M parameters · "
             f"{device}, {str(dtype)[6:]}"
         )
         with (
             trackers(config.trainer.loggers, run.path, config.model_dump(), history) as track,
-            Dashboard(run.path.name, about, config.trainer.steps, history=history, plain=plain) as dashboard,
+            Dashboard(
+                run.path.name, about, config.trainer.steps, history=history, parts=parts, plain=plain
+            ) as dashboard,
             graceful_interrupt() as interrupted,
         ):
+            if learner.step and config.rollout.mismatch and config.rollout.mismatch.steps_old:
+                dashboard.note(
+                    "rollout.mismatch: old weights are not saved, so the sampler begins with the newest; this run no longer "
+                    "repeats one without the interruption"
+                )
 
             def validate(policy: LocalPolicy) -> dict[str, float]:
                 loop = make_loop(policy, chat, tools, config.rollout, config.env)
@@ -329,6 +337,14 @@ def start_model(config: Config) -> Path:
 def check_start_model(config: Config) -> None:
     """What no run can start from, said before anything is computed or written. Raises AgentR1Error."""
     model = Workspace.of(config).start_model
+    check_network(config, model)
+    chat = ChatFormat(load_tokenizer(model))
+    if config.env.tools and template_shows_tools(config.env):
+        chat.check_tools()
+
+
+def check_network(config: Config, model: Path) -> None:
+    """Weights that are not whole, a context that is too short, arithmetic that is not done here. Raises AgentR1Error."""
     if trouble := hub.damage(model):
         raise AgentR1Error(f"this model cannot be trained: {trouble}")
     context = config.rollout.max_context
@@ -336,6 +352,3 @@ def check_start_model(config: Config) -> None:
         raise ConfigError(f"rollout.max_context={context} is more than the model's {longest} positions")
     if config.engine == "local":
         decoder.read_shape(model)  # raises for what the local loop does not compute
-    chat = ChatFormat(load_tokenizer(model))
-    if config.env.tools:
-        chat.check_tools()

@@ -75,10 +75,12 @@ class RowOutput(AgentLoopOutput):
     token_rewards: list[float]
     step_ids: list[int]
     states: list[int]
+    process: list[float]
 
     def as_dict(self) -> dict[str, Any]:
         out = super().as_dict()
         out["rm_scores"] = torch.tensor(out.pop("token_rewards"), dtype=torch.float32)
+        out["process"] = torch.tensor(out["process"], dtype=torch.float32)
         out |= {name: torch.tensor(out[name], dtype=torch.int64) for name in ("step_ids", "states")}
         return out
 
@@ -154,6 +156,7 @@ def row_output(row: TrainingRow, trajectory: Trajectory, metrics: AgentLoopMetri
         token_rewards=row.rewards[cut:],
         step_ids=row.step_ids[cut:],
         states=row.states[cut:],
+        process=row.process[cut:],
         reward_score=trajectory.reward,  # set, so that verl does not compute one; `token_rewards` is what counts
         num_turns=len(trajectory.steps),
         metrics=metrics,

@@ -7,7 +7,7 @@ verl's table. The critic's loss is verl's own: it has no table, and tests/test_v
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from functools import partial
 from typing import NamedTuple, get_args
 
@@ -21,6 +21,7 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
 from agent_r1.choices import IN_GROUPS, LossAggregation, Ratio
 from agent_r1.errors import AgentR1Error
+from agent_r1.rollout.episode import derive_seed
 from agent_r1.rollout.rows import Batch
 from agent_r1.settings import AdvantageConfig
 from agent_r1.training.estimators import ESTIMATORS, one_vote
@@ -44,6 +45,29 @@ def parse_key(key: str) -> RowKey:
     """Of verl's `{group}_{sample}_{row}`."""
     group, sample, row = key.rsplit("_", 2)
     return RowKey(group, int(sample), int(row))
+
+
+def deal(keys: list[str], size: int, seed: int, by: int = 1) -> list[list[str]]:
+    """Deal rows into minibatches of at most `size` rows, all rows of an episode into one, as the local loop does.
+
+    Whoever has most rows comes first and goes where there are fewest, so all are about equally full. Their number is a
+    multiple of `by`, and no larger than it takes. Where an episode alone has more than `size` rows, rows are cut anywhere.
+    """
+    episodes: dict[tuple[str, int], list[str]] = defaultdict(list)
+    for key in sorted(keys, key=parse_key):
+        episodes[parse_key(key).episode].append(key)
+    order = sorted(episodes, key=lambda episode: (-len(episodes[episode]), derive_seed(seed, *episode)))
+    count = by * -(-len(keys) // (by * size))
+    if len(episodes[order[0]]) > size:
+        rows = [key for episode in order for key in episodes[episode]]
+        return [rows[i * len(rows) // count : (i + 1) * len(rows) // count] for i in range(count)]
+    while True:
+        parts: list[list[str]] = [[] for _ in range(count)]
+        for episode in order:
+            min(parts, key=len).extend(episodes[episode])
+        if max(map(len, parts)) <= size:
+            return parts
+        count += by
 
 
 def estimated(

@@ -4,12 +4,15 @@ In: verl's configuration. Out: metrics.jsonl, rollouts/ and checkpoints/ of the 
 
 verl's `_step_once` reads as the algorithm: sample, old log-probs, reference, values, advantage, critic, actor. Only
 `_compute_advantage` is replaced: verl's own passes neither the values nor the trajectory of a row to a registered
-estimator. The rest records, and each phase tells the launcher's watchdog that it began.
+estimator. `_balance_batch` orders the rows, so that a minibatch holds whole episodes. The rest records, and each phase
+tells the launcher's watchdog that it began.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -20,25 +23,29 @@ import transfer_queue as tq
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.core_algos import get_adv_estimator_fn
+from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions, log_seqlen_unbalance
 from verl.workers.utils.padding import response_from_nested, response_to_nested
 
 from agent_r1.config import from_yaml
 from agent_r1.errors import AgentR1Error
 from agent_r1.files import write_whole
+from agent_r1.rollout.episode import derive_seed
 from agent_r1.rollout.failures import refuse_broken_tools
 from agent_r1.rollout.records import write_rollouts
-from agent_r1.training.estimators import first_tokens
+from agent_r1.training.estimators import balance, first_tokens
 from agent_r1.training.learner import refuse_gradient
 from agent_r1.training.losses import reward_less_kl
 from agent_r1.training.metrics import EpisodeNumbers, episode_metrics
 from agent_r1.training.run import RunDir, TimeLimit, refuse_collapse
-from agent_r1.verl_engine.algorithms import RowKey, SamplerWatch, parse_key  # the import fills verl's tables, too
+from agent_r1.verl_engine.algorithms import RowKey, SamplerWatch, deal, parse_key  # the import fills verl's tables, too
 from agent_r1.verl_engine.checkpoints import finish, keep_shards
 
-PARITY_ROWS = 2
-"""Rows whose log-probabilities go with each checkpoint, so that its conversion can be checked."""
+PARITY_ROWS = 8
+"""Rows whose log-probabilities go with each checkpoint, so that its conversion can be checked. With two short ones the 99th
+percentile is a single token, of which bfloat16 makes nearly anything (checkpoints.LIMITS)."""
 PARITY_TOKENS = 512
 """Where such a row is cut: the check runs on the CPU, while GPUs wait."""
 
@@ -107,7 +114,7 @@ class AgentR1Trainer(PPOTrainerSync):
         return self._batch
 
     def _balance_batch(self, batch: KVBatchMeta, metrics, **kwargs) -> KVBatchMeta:
-        """The first thing that verl does with the episodes; here it is still known how many came back."""
+        """The first thing that verl does with the episodes. Here it is still known how many came back."""
         wanted = self.config.data.train_batch_size * self.config.actor_rollout_ref.rollout.n
         lost = wanted - len({parse_key(key).episode for key in batch.keys})
         metrics["rollout/lost_episodes"] = lost
@@ -115,18 +122,44 @@ class AgentR1Trainer(PPOTrainerSync):
             failure = self.folder / "failure.txt"
             said = failure.read_text() if failure.exists() else "see the log"
             raise AgentR1Error(f"{lost} of {wanted} episodes failed: {said}")
-        return super()._balance_batch(batch, metrics, **kwargs)
+        return self._in_minibatches(batch, metrics)
+
+    def _in_minibatches(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        """verl cuts each rank's rows into minibatches as they stand (it is told not to shuffle). So they are put in the order in
+        which the rows of an episode fall into one minibatch, and each rank gets an equal part of it, about equally long. In the
+        place of verl's own order, which balances the ranks over the whole batch."""
+        c, ranks = self.config, self.config.trainer.n_gpus_per_node * self.config.trainer.nnodes
+        sizes = [c.actor_rollout_ref.actor.ppo_mini_batch_size, *[c.critic.ppo_mini_batch_size] * self.use_critic]
+        size = math.gcd(*sizes) * c.actor_rollout_ref.rollout.n
+        seed = derive_seed(self.ours.seed, "minibatches", self.global_steps)
+        parts = deal(batch.keys, size, seed, self._get_required_batch_multiple(ranks) // size)
+        batch = upsample_batch_to_divisible_size(batch, len(parts) * size, self.tokenizer.eos_token_id)
+        places = {key: place for place, key in enumerate(batch.keys)}
+        lengths = [tag["seq_len"] for tag in batch.tags]
+        filling = (place for place, tag in enumerate(batch.tags) if tag.get("is_padding"))
+        of_rank: list[list[int]] = [[] for _ in range(ranks)]
+        for part in parts:
+            rows = [places[key] for key in part]
+            rows += itertools.islice(filling, size - len(rows))
+            work = calculate_workload(torch.tensor([lengths[row] for row in rows]))
+            for mine, share in zip(of_rank, get_seqlen_balanced_partitions(work, ranks, equal_size=True), strict=True):
+                mine += [rows[place] for place in share]
+        metrics |= log_seqlen_unbalance(lengths, of_rank, "global_seqlen")
+        batch.reorder([row for mine in of_rank for row in mine])
+        return batch
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         """Step 4 of `training/loop.py`, with the same functions."""
         fields = ["response_mask", "rm_scores", "rollout_log_probs", "old_log_probs", "ref_log_prob", "values"]
-        fields += ["step_ids", "states"]
+        fields += ["step_ids", "states", "process"]
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
         nested_mask = data["response_mask"]
         padded = data.to_padded_tensor()
         rewards_BT, mask_BT = padded["rm_scores"], padded["response_mask"]
         old_BT, sampled_BT = padded["old_log_probs"], padded["rollout_log_probs"]
         metrics |= self.sampler.check(old_BT, sampled_BT, mask_BT)
+        if (weight := self.ours.advantage.process_weight) is not None:
+            rewards_BT, metrics["reward/process_scale"] = balance(rewards_BT, padded["process"] * mask_BT, weight)
         algorithm = self.config.algorithm
         if algorithm.use_kl_in_reward:
             rewards_BT, metrics["actor/reward_kl_penalty"] = reward_less_kl(
