@@ -1,7 +1,7 @@
 # Agent-R1 in a box. `./speedrun.sh` builds and starts it; by hand:
 #
 #   docker build -t agent-r1:gpu .                          for NVIDIA GPUs: torch, verl, vLLM, flash-attn
-#   docker build -t agent-r1:cpu --build-arg STACK=cpu .    for a machine without one: the laptop run
+#   docker build -t agent-r1:cpu --build-arg STACK=cpu .    for a machine without one: laptop, pocket
 #
 # What changes rarely comes first, so a change of the source rebuilds the last layers only. No key is needed to build and
 # none goes in: they are passed to `docker run` by name (speedrun.sh).
@@ -47,10 +47,14 @@ RUN useradd --uid 10001 --no-create-home --home-dir /home/agent agent \
 
 # verl, torch, vllm, transformers, flash-attn, faiss-cpu, datasets, rich, huggingface_hub, wandb and what they need, pinned.
 WORKDIR /opt/agent-r1
-COPY requirements/cpu.txt requirements/verl-gpu.txt requirements/
+COPY requirements/cpu.txt requirements/pocket.txt requirements/verl-gpu.txt requirements/
 # Another package index, such as one with PyTorch's CPU wheels for STACK=cpu. It stays in the image's history: no password.
 ARG PIP_EXTRA_INDEX_URL
 RUN pip install --no-cache-dir --disable-pip-version-check -r "$REQUIREMENTS" && pip check
+# The preset pocket runs in the image for a CPU, and whoever starts it may not install anything.
+RUN if [ "$AGENT_R1_STACK" = cpu ]; then \
+        pip install --no-cache-dir --disable-pip-version-check -r requirements/pocket.txt && pip check; \
+    fi
 # A wheel for another torch or CUDA fails here, and not after the download of a corpus.
 RUN if [ "$AGENT_R1_STACK" = gpu ]; then python -c "import flash_attn; print('flash-attn', flash_attn.__version__)"; fi
 

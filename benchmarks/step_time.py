@@ -3,12 +3,14 @@
     PYTHONPATH=src .venv/bin/python benchmarks/step_time.py --steps 20 --eval 500
 
 In: data, index and cold start of a preset (`agent-r1 data`, `index`, `cold-start`), or the paths given. Out: a table
-and a JSON line. It calls `agent_r1.training.loop.train`, the loop of every run, and only reads the clock kept there.
+and a JSON line. It calls `agent_r1.training.loop.train`, the loop of every run, and reads the clock kept there; the losses,
+which share a lap with the passes through the network, are timed by themselves (forwards).
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from statistics import fmean
 
 from common import (
@@ -25,8 +27,11 @@ from common import (
 )
 
 from agent_r1.rollout import decoder
+from agent_r1.rollout.rows import Batch
+from agent_r1.training import loop
 from agent_r1.training.learner import make_learner
 from agent_r1.training.loop import train
+from agent_r1.types import Trajectory
 
 
 def main() -> None:
@@ -37,17 +42,37 @@ def main() -> None:
     learner = make_learner(decoder.load(setting.model), c.actor, c.critic if c.algorithm == "ppo" else None)
     records: list[StepRecord] = []
     zero_advantage: list[float] = []
+    advantages: list[float] = []
     cpu = time.process_time()
 
-    def on_step(metrics: dict[str, float], *_) -> None:
+    def on_step(metrics: dict[str, float], _: list[Trajectory], batch: Batch) -> None:
         nonlocal cpu
         before, cpu = cpu, time.process_time()
-        records.append(read_metrics(metrics, setting, cpu - before))
+        rows_B = (batch.advantages_BT != 0).any(dim=1)  # the others are left out of the update
+        learnt = int(batch.lengths_B[rows_B].sum()), int(batch.mask_BT[rows_B].sum())
+        records.append(read_metrics(metrics, setting, cpu - before, learnt))
         zero_advantage.append(metrics["groups/zero_advantage"])
+        advantages.append(metrics["timing_s/adv"])
 
+    losses = [0.0]
+
+    def timed(loss: Callable) -> Callable:
+        def inside(*arguments):
+            begin = time.perf_counter()
+            result = loss(*arguments)
+            losses[0] += time.perf_counter() - begin
+            return result
+
+        return inside
+
+    loop.policy_loss, loop.aggregate_loss = timed(loop.policy_loss), timed(loop.aggregate_loss)
     s = setting
     train(s.config, learner, s.chat, s.tools, s.questions, on_step, evaluate=lambda _: {}, save=lambda _: None)
-    notes = {"rows skipped (zero advantage)": fmean(zero_advantage[arguments.warmup :])}
+    whole = sum(record.seconds["step"] for record in records)
+    notes = {
+        "rows skipped (zero advantage)": fmean(zero_advantage[arguments.warmup :]),
+        "advantages and losses, share of a step": (sum(advantages) + losses[0]) / whole,
+    }
     memory = max_memory_gb()
     em_after = greedy_em(setting, learner.actor)
     measured_steps = records[arguments.warmup :]
@@ -55,7 +80,7 @@ def main() -> None:
     report(result, setting)
 
 
-def read_metrics(metrics: dict[str, float], setting: Setting, cpu: float) -> StepRecord:
+def read_metrics(metrics: dict[str, float], setting: Setting, cpu: float, learnt: tuple[int, int]) -> StepRecord:
     """The phases of benchmarks/README.md from the metrics of one step, which took `cpu` seconds of processor time."""
     timing = {name.removeprefix("timing_s/"): value for name, value in metrics.items() if name.startswith("timing_s/")}
     seconds = {
@@ -71,6 +96,7 @@ def read_metrics(metrics: dict[str, float], setting: Setting, cpu: float) -> Ste
     return StepRecord(
         seconds,
         agent_tokens=round(metrics["response_length/mean"] * n),
+        learnt=learnt,
         all_tokens=round(metrics["sequence_length/mean"] * n),
         reward=metrics["critic/score/mean"],
     )

@@ -12,7 +12,7 @@ usage: bash speedrun-nodocker.sh [ppo|grpo] [--preset NAME] [--run NAME] [--seed
                                  [--search-server] [section.key=value ...]
 
   ppo|grpo           algorithm (default: ppo; more of them: docs/algorithms.md)
-  --preset NAME      laptop, smoke, hotpotqa-tiny: on a CPU; hotpotqa-4xh100, other hotpotqa-*, search-r1-3b: on GPUs
+  --preset NAME      laptop, smoke, tinymath, hotpotqa-tiny: on a CPU; hotpotqa-*, search-r1-3b, gsm8k, dapo-math: on GPUs
                      (default: what `agent-r1 doctor --suggest-preset` finds for the GPUs here; without one, laptop)
   --run NAME         folder of the run in runs/ (default: PRESET-ALGORITHM)
   --seed N           seed of everything random (default: 0)
@@ -67,7 +67,7 @@ done
 stack=${AGENT_R1_STACK:-}
 if [ -z "$stack" ]; then
     case "$preset" in
-        smoke|laptop|hotpotqa-tiny|pocket) stack=cpu ;;  # also beside a GPU, for which they are too small
+        smoke|laptop|pocket|*tiny*) stack=cpu ;;  # also beside a GPU, for which they are too small
         *) if nvidia-smi -L >/dev/null 2>&1; then stack=gpu; else stack=cpu; fi ;;
     esac
 fi
@@ -114,6 +114,7 @@ start_search() {  # if one is wanted
 
 search_service() {
     case "$stack$search" in gpu|*ours) ;; *) return ;; esac  # nobody asked for one, or somebody has one
+    case "$preset" in gsm8k|dapo-math) return ;; esac         # no tool searches
     local host=${AGENT_R1_SEARCH_HOST:-127.0.0.1} log=${AGENT_R1_HOME:-.}/artifacts/search-server.log
     local url=http://$host:8100
     ! answers "$url" || die "there is a search service at $url already; stop it, or use it with search.url=$url"

@@ -63,7 +63,7 @@ install() {  # install WHAT PIP-ARGUMENTS...: pip's progress, and what it took
 }
 
 make_environment() {
-    local size="about 1.7 GB with PyTorch for a CPU, several GB more with CUDA (README.md); one to five minutes"
+    local size="about 1.7 GB with PyTorch for a CPU, several GB more with CUDA (docs/laptop.md); one to five minutes"
     [ "$stack" = cpu ] || size="tens of GB; many minutes"
     find_python
     [ -x "$venv/bin/pip" ] || "$python" -m venv "$venv" ||

@@ -12,6 +12,7 @@ from agent_r1.config import load_config
 from agent_r1.env import hermes
 from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.rollout.chat_format import ChatFormat
+from agent_r1.settings import EnvConfig
 from agent_r1.tool import tool
 from agent_r1.training import demonstrate as d
 from agent_r1.training.tiny_model import train_tokenizer
@@ -97,7 +98,7 @@ def test_recorded_conversations_give_the_same_sequences(monkeypatch, tmp_path):
     episodes = played(monkeypatch, good, ROWS)
     chat = ChatFormat(train_tokenizer(d.texts_of(episodes), 400))
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"messages": e.messages}) + "\n" for e in episodes))
-    read = d.read_episodes(tmp_path / "a.jsonl", {"double": double})
+    read = d.read_episodes(tmp_path / "a.jsonl", {"double": double}, EnvConfig())
     assert [vars(r) for r in d.sequences(read, chat, 320)] == [vars(r) for r in d.sequences(episodes, chat, 320)]
 
     call = {"id": "1", "type": "function", "function": {"name": "double", "arguments": '{"x": 7}'}}
@@ -105,7 +106,7 @@ def test_recorded_conversations_give_the_same_sequences(monkeypatch, tmp_path):
     messages += [{"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "tool", "content": "14"}]
     messages += [{"role": "assistant", "content": "<answer>14</answer>"}]
     (tmp_path / "b.jsonl").write_text(json.dumps({"messages": messages, "tools": [double.schema()]}))
-    turn = d.read_episodes(tmp_path / "b.jsonl", {})[0].messages[-3]
+    turn = d.read_episodes(tmp_path / "b.jsonl", {}, EnvConfig())[0].messages[-3]
     assert turn == {"role": "assistant", "content": hermes.call("double", x=7).partition("</think>")[2]}
 
 
@@ -118,10 +119,10 @@ def test_recorded_conversations_give_the_same_sequences(monkeypatch, tmp_path):
 def test_a_recording_that_is_none(tmp_path, text, found):
     (tmp_path / "a.jsonl").write_text(text)
     with pytest.raises(AgentR1Error) as refusal:
-        d.read_episodes(tmp_path / "a.jsonl", {})
+        d.read_episodes(tmp_path / "a.jsonl", {}, EnvConfig())
     assert found in str(refusal.value)
     with pytest.raises(AgentR1Error, match="cannot be read"):
-        d.read_episodes(tmp_path / "gone.jsonl", {})
+        d.read_episodes(tmp_path / "gone.jsonl", {}, EnvConfig())
 
 
 def test_what_does_not_fit_is_left_out_and_most_of_it_refused(monkeypatch):

@@ -105,7 +105,9 @@ def test_packages_come_before_the_source_and_only_from_the_requirements():
     assert packages < source
     installs = re.findall(r"pip install ([^&|;]*)", " ".join(arguments("RUN")))
     named = {word for words in installs for word in words.split() if not word.startswith("-")}
-    assert named == {'"$REQUIREMENTS"', "."}, "a version that stands in the Dockerfile is one that nobody compares"
+    assert named == {'"$REQUIREMENTS"', "requirements/pocket.txt", "."}, (
+        "a version that stands in the Dockerfile is one that nobody compares"
+    )
     told = re.findall(r"AGENT_R1_STACK=(\w+) REQUIREMENTS=(\S+)", " ".join(arguments("ENV")))
     script = (ROOT / "requirements" / "packages.sh").read_text()
     assert len(told) == 2 and all(f"{stack}) requirements={file} " in script for stack, file in told)
@@ -129,6 +131,16 @@ def test_every_package_is_pinned_once():
     loose = [line for line in listed if "==" not in line]
     assert len(loose) == 1 and loose[0].startswith("flash-attn @ https://")
     assert len(GPU_PINS) == len(listed) - 1
+
+
+def test_the_image_for_a_cpu_has_what_the_preset_pocket_needs(box):
+    """In a container nobody may install; speedrun.sh takes that image for it, also beside a GPU."""
+    [install] = [words for words in arguments("RUN") if "requirements/pocket.txt" in words]
+    assert install.startswith('if [ "$AGENT_R1_STACK" = cpu ]')
+    cpu, extra = (read_pins((ROOT / "requirements" / name).read_text()) for name in ("cpu.txt", "pocket.txt"))
+    assert extra and not cpu.keys() & extra.keys()
+    box.add("nvidia-smi", GPUS)
+    assert "STACK=cpu" in box.start("grpo", "--preset", "pocket", "--dry-run").stdout
 
 
 def test_flash_attn_is_for_this_python():

@@ -146,6 +146,13 @@ def test_memory(free, status):
     assert doctor.check_memory(2 * GIB, free)[0] == status
 
 
+def test_a_real_model_takes_more_and_settings_count(nvidia_smi, monkeypatch):
+    monkeypatch.setattr(doctor, "available_memory", lambda: 6 * GIB)
+    assert found("laptop")["memory"].status == "ok"
+    assert found("pocket", "algorithm=grpo")["memory"].status == "fail"
+    assert found("pocket", "algorithm=grpo", "trainer.recompute=true", "rollout.slots=8")["memory"].status == "ok"
+
+
 def test_container_limits_count(monkeypatch):
     files = {
         "/proc/meminfo": "MemTotal: 99 kB\nMemAvailable:   8388608 kB\n",

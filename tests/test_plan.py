@@ -8,11 +8,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from conftest import random_model
 from runs import TINY, main
 
 from agent_r1 import device
 from agent_r1.config import from_yaml, load_config, preset_names
-from agent_r1.plan import gpu_plan, local_plan
+from agent_r1.plan import gpu_plan
+from agent_r1.plan_local import kept, local_memory, local_plan, local_shape
+from agent_r1.rollout.decoder import causal_attention
+from agent_r1.sizes import GIB, Shape
 from agent_r1.workspace import Workspace
 
 TITLES = ("data", "index", "start model", "evaluation before", "training", "evaluation after", "report")
@@ -83,7 +87,12 @@ def test_the_estimates_of_a_laptop_by_hand(slow_clock, algorithm, operations, by
     weights = 1024 * 128 + 2 * (4 * 128 * 128 + 3 * 128 * 256)
     assert number(r"([\d.]+) M parameters", text) == pytest.approx(weights / 1e6, abs=0.01)
     cache = 4 * 2 * 2 * 128 * r.max_context * r.slots  # bytes of keys and values, two layers
-    assert number(r"memory +([\d.]+) MiB", text) == pytest.approx((weights * bytes_a_weight + cache) / 2**20, abs=1)
+    # A layer keeps 6 x 128 for norms and adding up, 3 x (4 + 4) x 32 for attention, 4 x 256 for the MLP: 2,560 numbers a token.
+    # All logits fit into one chunk, which is there six times; and the embedding's gradient once more.
+    tokens = config.trainer.micro_tokens
+    update = 4 * tokens * 2 * 2560 + 4 * (6 * tokens * 1024 + 1024 * 128)
+    states = weights * bytes_a_weight + cache + 2**30  # PyTorch itself
+    assert number(r"memory +([\d.]+) MiB", text) == pytest.approx((states + update) / 2**20, abs=1)
     networks = 2 if algorithm == "ppo" else 1
     assert number(r"disk +([\d.]+) MiB", text) == pytest.approx(3 * 12 * weights * networks / 2**20, abs=1)
     seconds = r.prompts_per_step * r.samples_per_prompt * 115 * weights * operations / (0.35 * RATE)
@@ -96,6 +105,49 @@ def test_a_reference_costs_memory():
         return number(r"memory +([\d.]+) MiB", local_plan(load_config("laptop", ["trainer.threads=1", *settings])))
 
     assert memory() < memory("actor.kl_coef=0.1") < memory("actor.kl_coef=0.1", "rollout.slots=512")
+
+
+def test_what_a_layer_keeps_is_what_autograd_keeps():
+    """Of a batch's tensors that the backward pass will read, weights and tables left out."""
+
+    def numbers(layers: int) -> float:
+        model, held = random_model(layers=layers, family="llama"), {}
+        own = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            held[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes() / 4
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            out = model(torch.zeros(1, 64, dtype=torch.long), torch.arange(64)[None], causal_attention)
+        assert out.requires_grad
+        return sum(size for place, size in held.items() if place not in own) / 64
+
+    shape = Shape(2, 32, 4, 2, 8, 48, 384, True, 512)  # of random_model
+    assert kept(shape) == pytest.approx(numbers(3) - numbers(2), rel=0.03)
+
+
+def test_the_memory_of_a_real_model_is_what_a_run_of_it_took():
+    """6.3 GiB at the most, measured (docs/pocket.md)."""
+
+    def gib(*settings: str) -> float:
+        config = load_config("pocket", list(settings), algorithm="grpo")
+        return sum(local_memory(config, local_shape(config)).values()) / GIB
+
+    assert gib() == pytest.approx(6.3, rel=0.1)
+    assert gib("trainer.recompute=true") < gib() - 1
+    assert gib("cold_start.mix_tokens=4096") > gib() + 1  # the warm start takes more then
+
+
+@pytest.mark.parametrize("command", ["train", "cold-start"])
+def test_a_run_that_does_not_fit_is_refused_before_anything_is_made(home, command, monkeypatch, capsys):
+    monkeypatch.setattr(device, "available_memory", lambda: 3 * GIB)
+    assert main(command, "grpo", "--preset", "pocket") == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.search(
+        r"takes about 6\.\d GiB of memory \(.*Adam 2\.0.*\), and 3\.0 are free; .*trainer.recompute=true", line
+    )
+    assert not home.exists()
 
 
 # ---------------------------------------------------------------------------------------------- for GPUs that are not here
@@ -123,6 +175,14 @@ def test_the_plan_of_a_gpu_preset_adds_up(home, preset, algorithm):
     assert low == pytest.approx(parts + 0.3, abs=0.1) and high == pytest.approx(4 * parts + 1.5, abs=0.2)
     assert parts > together * config.trainer.steps / 3600
     assert number(r"\((\d+) to \d+ at 2 a GPU", text) == pytest.approx(2 * low * config.verl.ranks, rel=0.02, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("preset", "published"), [("hotpotqa-4xh100", 7405), ("2wiki", 12576), ("musique", 2417), ("gsm8k", 1319)]
+)
+def test_a_whole_validation_set_counts_as_many_questions_as_are_published(home, preset, published):
+    whole, said = (gpu_plan(load_config(preset, [f"data.test={count}"])) for count in (0, published))
+    assert whole == said != gpu_plan(load_config(preset, ["data.test=100"]))
 
 
 def test_the_range_holds_an_independent_estimate(home):

@@ -2,6 +2,7 @@
 # Both sides in turn, on a quiet machine, then one table. What is given goes to both (see `run.py --help`):
 #   bash benchmarks/trl_compare/compare.sh --steps 30 --eval 500
 #   ROUNDS=3 THREADS=2 bash benchmarks/trl_compare/compare.sh --steps 10
+#   TRL_ROWS=4 bash benchmarks/trl_compare/compare.sh --preset pocket --steps 4 --warmup 1     TRL's rows in a pass
 # Needs: data, index and cold start of the preset (README.md), and setup.sh.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
@@ -14,7 +15,7 @@ trap 'rm -f "$lines"' EXIT
 # Alternating rounds: what the machine does meanwhile hits both sides alike.
 for _ in $(seq "${ROUNDS:-1}"); do
     "${OUR_VENV:-.venv}/bin/python" benchmarks/step_time.py --threads "$threads" "$@" | tee -a "$lines"
-    "${TRL_VENV:-$here/.venv}/bin/python" $here/run.py --threads "$threads" "$@" | tee -a "$lines"
+    "${TRL_VENV:-$here/.venv}/bin/python" $here/run.py --threads "$threads" ${TRL_ROWS:+--rows-per-pass "$TRL_ROWS"} "$@" | tee -a "$lines"
 done
 grep '^{' "$lines" > $here/results.jsonl
 "${OUR_VENV:-.venv}/bin/python" $here/table.py $here/results.jsonl

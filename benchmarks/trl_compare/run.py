@@ -10,6 +10,7 @@ clocks around methods. Two of its defaults are off, bfloat16 and gradient checkp
 from __future__ import annotations
 
 import asyncio
+import functools
 import tempfile
 import time
 from collections import defaultdict
@@ -17,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import common
 import torch
 from common import (
     PHASES,
@@ -51,7 +53,7 @@ class TimedTrainer(GRPOTrainer):
         self.padded_tokens = 0
         """Size of all the padded batches that were trained on, in tokens."""
         self._laps: dict[str, float] = defaultdict(float)
-        self._counts: dict[str, float] = {}
+        self._counts: dict[str, float | tuple[int, int]] = {}
         self._step_began, self._cpu_began = time.perf_counter(), time.process_time()
         self.add_callback(_StepClock(self))
 
@@ -73,6 +75,7 @@ class TimedTrainer(GRPOTrainer):
             "agent_tokens": sum(map(sum, tool_mask)),
             "all_tokens": sum(map(len, prompt_ids)) + sum(map(len, completion_ids)),
         }
+        self._counts["learnt"] = self._counts["all_tokens"], self._counts["agent_tokens"]  # no row is left out
         return result
 
     def _calculate_rewards(self, *args, **kwargs):
@@ -210,12 +213,8 @@ def search_function(setting: Setting):
     """Our search tool as TRL wants it: a typed function. Same index, same text, same cache of earlier queries."""
     tool, loop = setting.tools["search"], asyncio.new_event_loop()
 
-    def search(query: str) -> str:
-        """Search for passages about a query.
-
-        Args:
-            query: What to look for.
-        """
+    @functools.wraps(common.search)
+    def search(query: str):
         return loop.run_until_complete(tool.execute({"query": query})).content
 
     return search

@@ -21,7 +21,7 @@ from typing import Literal
 from rich.console import Console
 from rich.text import Text
 
-from agent_r1 import hub, plan
+from agent_r1 import hub, plan, plan_local
 from agent_r1.config import Config
 from agent_r1.device import GpuHere, available_memory, gpus_here, torch_sees_gpu
 from agent_r1.errors import ConfigError, first_line
@@ -29,7 +29,7 @@ from agent_r1.files import home
 from agent_r1.sizes import GIB, Shape, check_context, find_gpu, find_shape
 
 LAPTOP = 2 * GIB
-"""Of memory and of disk: what a run of the laptop preset takes."""
+"""Of memory and of disk: what a run takes at least."""
 DRIVER = 580
 """NVIDIA's driver for CUDA 13, which the torch in requirements/verl-gpu.txt is built with."""
 REQUIREMENTS = Path(__file__).parents[2] / "requirements"
@@ -64,17 +64,20 @@ def run_checks(config: Config) -> list[Check]:
         from agent_r1.workspace import Workspace  # where FAISS is broken, the others still answer
 
         try:
-            shape = find_shape(config.model.path or "", Workspace.of(config).start_model)
+            shape = find_shape(config.model.path or "", Workspace.of(config).pretrained)
             check_context(config.rollout.max_context, config.verl.tensor_parallel, shape)
         except ConfigError as error:
             trouble = trouble or ("fail", str(error), "set model.path to one that the plan knows")
+    memory, disk = local_needs(config)
+    if shape:
+        memory, disk = sum(plan.host_memory(config, shape).values()), sum(plan.disk(config, shape).values())
     found = {
         "python": check_python(sys.version_info[:2]),
         "packages": check_packages(gpu_preset=shape is not None),
         "verl": check_verl(),
         "torch works": check_torch(),
-        "memory": check_memory(sum(plan.host_memory(config, shape).values()) if shape else LAPTOP, available_memory()),
-        "disk": check_disk(sum(plan.disk(config, shape).values()) if shape else LAPTOP, home()),
+        "memory": check_memory(memory, available_memory()),
+        "disk": check_disk(disk, home()),
         "ports": check_ports(PORTS),
         "GPUs": check_gpus(config, shape, gpus),
     }
@@ -84,6 +87,17 @@ def run_checks(config: Config) -> list[Check]:
         found["GPU memory"] = check_fit(config, shape, gpus)
     found["preset"] = trouble or ("ok", f"{config.preset}: its model can be had")
     return [Check(name, *finding) for name, finding in found.items()]
+
+
+def local_needs(config: Config) -> tuple[float, float]:
+    """Bytes of memory and of disk that a run on this machine takes."""
+    try:
+        shape = plan_local.local_shape(config)
+    except ConfigError:  # a model that has not been fetched yet
+        return LAPTOP, LAPTOP
+    return max(LAPTOP, sum(plan_local.local_memory(config, shape).values())), LAPTOP + plan_local.local_disk(
+        config, shape
+    )
 
 
 def print_checks(checks: list[Check], console: Console | None = None) -> int:

@@ -23,7 +23,9 @@ import math
 
 from agent_r1.choices import WITH_CRITIC
 from agent_r1.config import Config, to_yaml
+from agent_r1.data.published import DATASETS
 from agent_r1.errors import AgentR1Error
+from agent_r1.plan_local import local_memory, local_plan
 from agent_r1.sizes import GIB, Gpu, Shape, check_context, find_gpu, find_shape
 
 # ------------------------------------------------------------------------------------------------------- what is assumed
@@ -113,6 +115,10 @@ def misfits(config: Config, shape: Shape, gpu: Gpu) -> list[str]:
             f"sampling takes {sampling / GIB:.0f} {size}; set {more}a smaller verl.gpu_memory, more verl.ranks or a "
             "smaller model"
         )
+    if config.cold_start.warm_steps and (warm := sum(local_memory(config, shape, 2).values())) > limit:
+        found.append(
+            f"the warm start takes {warm / GIB:.0f} {size}, all on one; set cold_start.warm_steps=0 or a smaller model"
+        )
     if training > limit:
         smaller = config.trainer.micro_tokens > config.rollout.max_context
         less = f"trainer.micro_tokens={config.rollout.max_context}, " if smaller else ""
@@ -158,6 +164,7 @@ def disk(config: Config, shape: Shape) -> dict[str, float]:
         "the hub's cache": HUB + 2 * shape.parameters,
         "corpus and its archive": 1.5 * passages(config) * PASSAGE_DISK,
         "index": passages(config) * (2 * 4 * width(config) + GRAPH),  # its vectors.npy, and those in FAISS's graph
+        "warm-started model": 4 * shape.parameters * bool(config.cold_start.warm_steps),
         f"checkpoints, {kept} kept and one being written": (kept + 1) * checkpoint(config, shape),
     }
 
@@ -186,7 +193,7 @@ def step_seconds(config: Config, shape: Shape, gpu: Gpu) -> dict[str, float]:
     """Seconds of each part of a step of the assumed HotpotQA episodes, under the configuration's limits."""
     r, e, v, ppo = config.rollout, config.env, config.verl, config.algorithm in WITH_CRITIC
     episodes, said, read, length = lengths(config)
-    sampled = episodes + greedy_episodes(config)
+    sampled = episodes + r.greedy_episodes(config.algorithm)
     rate = gpu.flops * MULTIPLY * min(1, math.sqrt(shape.hidden / WIDE))
     forward = episodes * length * shape.forward(length) / v.ranks / rate
 
@@ -223,14 +230,11 @@ def lengths(config: Config) -> tuple[int, float, float, float]:
     return config.rollout.prompts_per_step * config.rollout.samples_per_prompt, said, read, PROMPT + said + read
 
 
-def greedy_episodes(config: Config) -> int:
-    """Episodes of a step that are played to be compared with, and not learnt from: remax has one for each prompt."""
-    return config.rollout.prompts_per_step if config.algorithm == "remax" else 0
-
-
 def run_hours(config: Config, shape: Shape, step: dict[str, float]) -> dict[str, float]:
     """Hours of each part of the whole run, as computed; `INDEX_HOURS` come before it, once."""
-    t, asked = config.trainer, config.data.test or 7405
+    t, d = config.trainer, config.data
+    published = [*DATASETS[d.name].counts.values()] if d.name in DATASETS else [0]
+    asked = d.test or published[-1]  # 0: all that are held out, and those are named last
     sampling = sum(value for name, value in step.items() if name.startswith("sampling"))
     return {
         "training": t.steps * sum(step.values()) / 3600,
@@ -303,7 +307,7 @@ def gpu_plan(config: Config, gpu_hour: float | None = None) -> str:
     from agent_r1.workspace import Workspace
 
     v, gpu = config.verl, find_gpu(config.verl.gpu)
-    shape = find_shape(config.model.path or "", Workspace.of(config).start_model)
+    shape = find_shape(config.model.path or "", Workspace.of(config).pretrained)
     check_context(config.rollout.max_context, v.tensor_parallel, shape)
     memory, step = gpu_memory(config, shape, gpu), step_seconds(config, shape, gpu)
     memory["together"] = tuple(sum(row[i] for row in memory.values()) for i in (0, 1))
@@ -325,61 +329,3 @@ def gpu_plan(config: Config, gpu_hour: float | None = None) -> str:
         "indexes": 0 if config.search.url else index_memory(config) * (v.agent_workers - 1) / GIB,
         "episodes": episodes, "length": length, "steps": config.trainer.steps, "price": price}
     )  # fmt: skip
-
-
-# -------------------------------------------------------------------------------------------------------- this machine
-
-TOKENS_PER_EPISODE = 115
-"""Mean length of a laptop episode in training (metrics: sequence_length/mean)."""
-EFFICIENCY = 0.35
-"""Share of the matmul rate that a whole step reaches. At 194 GFLOP/s it foretells 0.80 s for a GRPO step of 16 x 8; measured
-there: 0.88 s in steps 4 to 23, and 0.69 s over the whole run, whose later batches have more rows without advantage."""
-
-
-def local_plan(config: Config) -> str:
-    """Memory, disk and time of the local loop, each with its assumption."""
-    import torch
-
-    from agent_r1.device import matmul_rate, resolve_device, set_threads
-    from agent_r1.rollout import decoder
-    from agent_r1.workspace import Workspace
-
-    set_threads(config.trainer.threads)
-    device, dtype = resolve_device(config.trainer)
-    r, t, m, networks = config.rollout, config.trainer, config.model, 2 if config.algorithm in WITH_CRITIC else 1
-    if m.path is None:
-        sizes = (
-            m.layers,
-            m.hidden_size,
-            m.heads,
-            m.kv_heads,
-            m.hidden_size // m.heads,
-            m.intermediate_size,
-            m.vocab_size,
-        )
-        shape = Shape(*sizes, tied=True, positions=m.max_position)
-    else:
-        folder = Workspace.of(config).start_model
-        shape = find_shape(m.path, folder)
-        if config.engine == "local" and folder.is_dir():
-            decoder.read_shape(folder)  # raises for other architectures, which verl can train
-    P = shape.parameters
-    size = dtype.itemsize
-    cache = shape.cache // 2 * size * r.max_context * r.slots
-    # float32 weights, gradients and two Adam moments for each trained network; a copy in `dtype` to sample from.
-    states = P * (16 * networks + (0 if dtype is torch.float32 else size) + (4 if config.actor.kl_coef else 0))
-    # 2 operations a weight and token to sample, 6 to train (forward and backward), 2 more to predict values.
-    per_token = P * (2 + 6 * config.actor.epochs + (networks - 1) * (2 + 6 * config.critic.epochs))
-    rate = matmul_rate(device, dtype)
-    episodes, greedy = r.prompts_per_step * r.samples_per_prompt, greedy_episodes(config)
-    seconds = TOKENS_PER_EPISODE * (episodes * per_token + greedy * 2 * P) / (rate * EFFICIENCY)
-    return (
-        f"\nmodel              {P / 1e6:.2f} M parameters on {device}, {str(dtype)[6:]}\n"
-        f"memory             {(states + cache) / 2**20:.0f} MiB for weights, optimizer and KV cache; PyTorch takes some 700\n"
-        f"disk               {(t.keep_checkpoints + 1) * 12 * P * networks / 2**20:.0f} MiB of checkpoints "
-        f"({t.keep_checkpoints} kept)\n"
-        f"episodes           {episodes} a step{f', and {greedy} greedy ones to compare them with' * (greedy > 0)}\n"
-        f"time               about {seconds:.2f} s a step, {t.steps * seconds / 60:.1f} min for {t.steps} steps "
-        f"(a matmul reaches {rate / 1e9:.0f} GFLOP/s right now, fewer while other programs run; assumed: "
-        f"{TOKENS_PER_EPISODE} tokens an episode, {EFFICIENCY:.0%} of that rate)"
-    )

@@ -12,6 +12,9 @@ from pathlib import Path
 from agent_r1.errors import ConfigError, nearest
 
 GIB = 2**30
+LOGITS = 1 << 24
+"""Logits at a time in a training pass (training/forward.py): 64 MiB in float32. All of a tiny model's fit; of a vocabulary of
+150,000 those of 111 tokens do."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,127 @@
+"""The preset `pocket` on SmolLM2 itself, in small: warm start, a step of RL by either engine, export, vLLM, chat.
+
+All of them take one checkpoint that has learnt a few questions by heart: then it calls its tool, and that costs half a minute.
+A package that is missing fails here with its name.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import openai
+import pytest
+import torch
+from runs import agent, lines, main
+
+from agent_r1.config import Config, load_config
+from agent_r1.inference.agent import open_agent
+from agent_r1.inference.serve import vllm_server
+from agent_r1.rollout import decoder
+from agent_r1.rollout.episode import make_loop
+from agent_r1.rollout.evaluate import evaluate
+from agent_r1.rollout.policies import ServerPolicy, load_transformers, token_logprobs
+from agent_r1.training.checkpoint import verify_checkpoint
+from agent_r1.types import Row, StopReason
+from agent_r1.workspace import Workspace, load_rows
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+SMALL = [
+    "data.train=4", "data.val=2", "data.test=2", "cold_start.closed_book=0", "cold_start.mix_tokens=512",
+    "cold_start.demonstrator=agent_r1.worlds.geohop.demonstrator:patient", "cold_start.warm_steps=12", "cold_start.lr=1.5e-3",
+    "rollout.prompts_per_step=2", "rollout.samples_per_prompt=2", "rollout.slots=4", "trainer.steps=1", "trainer.eval_every=0",
+    "trainer.threads=1", "trainer.device=cpu", "actor.lr=1e-6",
+    "actor.entropy_coef=0.01",  # it moves weights also where all answers are alike
+]  # fmt: skip
+POCKET = ["grpo", "--preset=pocket", *SMALL]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory, smollm2, minilm):
+    """AGENT_R1_HOME with data, index and the warm-started model."""
+    folder = tmp_path_factory.mktemp("pocket")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AGENT_R1_HOME", str(folder))
+        (folder / "artifacts").mkdir()
+        for made in (smollm2, minilm):
+            (folder / "artifacts" / made.name).symlink_to(made)
+        for stage in ("data", "index", "cold-start"):
+            assert main(stage, *POCKET) == 0
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def config(home) -> Config:
+    return load_config("pocket", SMALL, algorithm="grpo")
+
+
+@pytest.fixture(scope="module")
+def asked(config) -> Row:
+    """A question that the warm start has taught, with its searches."""
+    return load_rows(config, "train")[0]
+
+
+@pytest.fixture(scope="module")
+def exported(home) -> Path:
+    """What one step of RL has made of it."""
+    assert main("train", *POCKET, "--run=local", "--plain") == 0
+    assert main("export", "--run=local") == 0
+    return home / "runs" / "local" / "export"
+
+
+def test_a_step_of_rl_begins_at_the_sampler_s_probabilities_and_moves_the_weights(home, exported, config):
+    (line,) = (json.loads(text) for text in lines(home / "runs" / "local"))
+    assert line["actor/grad_norm"] > 0 and abs(line["actor/ppo_kl"]) < 1e-4
+    assert line["tool_calls/mean"] > 0
+    before, after = decoder.load(Workspace.of(config).start_model), decoder.load(exported)
+    assert not torch.equal(before.blocks[0].qkv.weight, after.blocks[0].qkv.weight)
+
+
+def test_what_is_exported_says_the_same_in_transformers(exported):
+    ids = list(range(1000, 1064))
+    gaps = token_logprobs(decoder.load(exported), ids) - token_logprobs(load_transformers(exported), ids)
+    assert gaps.abs().max() < 1e-3
+
+
+def test_a_chat_searches_and_answers(home, exported, asked):
+    question = asked["prompt"][-1]["content"]
+    done = agent(home, "chat", "--run=local", f"--question={question}", "--temperature=0", "--json")
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert said["question"] == question and said["answer"] in asked["reward_model"]["ground_truth"]
+
+
+def test_vllm_serves_tool_calls_and_says_what_the_trainer_says(exported, config, asked):
+    with open_agent(exported, config) as agent, vllm_server(exported, config.rollout, config.trainer) as server:
+        policy = ServerPolicy(server.url, server.api_key, server.name, agent.chat.stop_ids, server.diagnose)
+        here, there = (
+            evaluate(
+                make_loop(p, agent.chat, agent.tools, config.rollout, config.env), [asked], temperature=0.0, seed=0
+            )[0]
+            for p in (agent.policy, policy)
+        )
+        assert here.stop_reason is StopReason.ANSWERED and len(here.steps) > 1
+        for mine, theirs in zip(here.steps, there.steps, strict=True):
+            assert mine.action_ids == theirs.action_ids
+            assert theirs.action_logprobs == pytest.approx(mine.action_logprobs, abs=1e-3)
+
+        client = openai.OpenAI(base_url=server.url, api_key=server.api_key)
+        messages, tools = list(asked["prompt"]), [tool.schema() for tool in agent.tools.values()]
+        for step in here.steps[:-1]:
+            reply = client.chat.completions.create(model=server.name, messages=messages, tools=tools, temperature=0)
+            ((call,), (made,)) = reply.choices[0].message.tool_calls, step.info["tool_calls"]
+            assert (call.function.name, json.loads(call.function.arguments)) == (made["name"], made["arguments"])
+            result = {"role": "tool", "tool_call_id": call.id, "content": made["content"]}
+            messages += [reply.choices[0].message, result]
+        last = client.chat.completions.create(model=server.name, messages=messages, tools=tools, temperature=0)
+        assert last.choices[0].finish_reason == "stop" and "<answer>" in last.choices[0].message.content
+
+
+def test_a_step_of_verl_s_own_trainer(home):
+    """Ray, FSDP and vLLM, with the same start model: its sampler has the weights that are trained, in float32."""
+    assert main("train", *POCKET, "verl.patience_s=800", "--engine=verl", "--run=verl", "--plain") == 0
+    (line,) = (json.loads(text) for text in lines(home / "runs" / "verl"))
+    assert line["training/rollout_probs_diff_max"] < 1e-3
+    assert line["actor/grad_norm"] > 0 and line["rollout/lost_episodes"] == 0 and line["tool_calls/mean"] > 0
+    verify_checkpoint(home / "runs" / "verl" / "checkpoints" / "step_000001")
