@@ -16,7 +16,7 @@ begin=$SECONDS
 source requirements/environment.sh
 
 # Can this machine do it? Versions, memory, disk, GPUs, each with a remedy, before any minute is spent.
-"$agent" doctor --preset "$preset"
+"$agent" doctor "${config[@]}"
 
 # Room 1, data: questions with known answers, and the passages that hold them. A world made from nothing, or HotpotQA.
 "$agent" data "${config[@]}"

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
+import textwrap
 from html import escape
 from pathlib import Path
 
@@ -146,17 +148,17 @@ def clip() -> str:
         kind = "good" if A > 0 else "bad"
         d.path([place(r, v) for r, v in zip(ratios.tolist(), loss.tolist(), strict=True)], kind, 3)
         for r in (1, 2, 3, 4):
-            d.text(*place(r, 0.12 if A > 0 else -0.3), f"r = {r}" if r == 4 else str(r), 11, "dim", "middle")
+            d.text(*place(r, 0.12 if A > 0 else -0.3), f"ratio {r}" if r == 4 else str(r), 11, "dim", "middle")
         marks = [(1.28, "1.28: clipped")] if A > 0 else [(0.8, "0.8: clipped"), (3.0, "3: dual clip")]
         for r, words in marks:
             value = loss[(ratios - r).abs().argmin()].item()
             x, y = place(r, value)
             d.parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" class="reward"/>')
-            d.text(x + 8, y + (18 if A > 0 else -10), words, 12, "reward")
+            d.text(x + 8, y + (18 if r < 2 else -10), words, 12, "reward")
     d.text(
         50,
         318,
-        "Thick: the loss. Thin: -A r, without any clip. Where the thick line is level there is no gradient.",
+        "Thick: the loss. Thin: -A x ratio, without any clip. Where the thick line is level there is no gradient.",
         12,
         "dim",
     )
@@ -167,7 +169,7 @@ def step() -> str:
     """The data flow of one training step."""
     d = Drawing(900, 330, "Data flow of one training step")
     boxes = [
-        (14, 40, "1 sample", "P prompts x G episodes", "policy <-> environment", "rollout/episode.py"),
+        (14, 40, "1 sample", "G episodes a question", "policy <-> environment", "rollout/episode.py"),
         (238, 40, "2 rows", "ids, action mask,", "rewards, log pi_old", "rollout/rows.py"),
         (462, 40, "3 predict", "critic: V at actions (ppo)", "reference: log pi_ref (KL)", "training/forward.py"),
         (686, 40, "4 credit", "grpo: against the group", "ppo: GAE over actions", "training/advantages.py"),
@@ -309,7 +311,52 @@ def collapse() -> str:
     return d.done()
 
 
-PICTURES = {"row": row, "masks": masks, "clip": clip, "step": step, "verl": verl, "collapse": collapse}
+def architecture() -> str:
+    """The storeys and rooms of the package, from the tree in docs/architecture.md (which a test holds against the package)."""
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    tree = re.search(r"^src/agent_r1/\n(?P<tree>(?:  .*\n)+)", text, re.MULTILINE)["tree"]
+    storeys: dict[str, list[tuple[str, list[str]]]] = {}
+    for line in tree.splitlines():
+        if entry := re.match(r"  (\w*) +((?:[\w.]+(?:/|\.py) ?)+) *(\d?) +(.*?)(?:  .*)?$", line):
+            storey, names, number, words = entry.groups()
+            rooms = storeys.setdefault(storey or list(storeys)[-1], [])
+            title = textwrap.wrap(names.strip() + f"   {number}" * bool(number), 27, drop_whitespace=False)
+            rooms.append((title, textwrap.wrap(words, 30)))
+    bands, y = [], 44
+    for storey, rooms in storeys.items():
+        rows = [rooms[i : i + 4] for i in range(0, len(rooms), 4)]
+        heights = [18 + 16 * max(len(title) + len(lines) for title, lines in row) for row in rows]
+        bands.append((storey, y, rows, heights))
+        y += sum(heights) + 8 * len(rows) + 22
+    d = Drawing(900, y + 18, "The storeys of the source and the rooms in each")
+    d.text(14, 24, "src/agent_r1: a file imports from its own storey and from those below, never from above.")
+    for storey, top, rows, heights in bands:
+        d.rect(14, top, 872, sum(heights) + 8 * len(rows) + 8, "read", 6)
+        d.text(24, top + 26, storey, 14, "tgood")
+        y = top + 8
+        for row, height in zip(rows, heights, strict=True):
+            for number, (title, lines) in enumerate(row):
+                d.rect(92 + 197 * number, y, 190, height, "box", 6)
+                for i, line in enumerate([*title, *lines]):
+                    kind = (12, "") if i < len(title) else (11, "dim")
+                    d.text(100 + 197 * number, y + 20 + 16 * i + 2 * (i >= len(title)), line, *kind)
+            y += height + 8
+        if storey != list(storeys)[-1]:
+            d.arrow(44, y - 8, 44, y + 18)
+    d.text(14, bands[-1][1] + sum(bands[-1][3]) + 8 * len(bands[-1][2]) + 28,
+           "The numbers are the order in which a run comes through the rooms.", 12, "dim")  # fmt: skip
+    return d.done()
+
+
+PICTURES = {
+    "architecture": architecture,
+    "row": row,
+    "masks": masks,
+    "clip": clip,
+    "step": step,
+    "verl": verl,
+    "collapse": collapse,
+}
 
 
 def main(folder: Path = ROOT / "docs" / "images") -> None:

@@ -11,12 +11,14 @@ import json
 import os
 import resource
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 
 import torch
+from transformers.utils import get_json_schema
 
 from agent_r1.config import Config, load_config
 from agent_r1.data.rows import read_rows
@@ -28,6 +30,7 @@ from agent_r1.rollout.evaluate import evaluate
 from agent_r1.rollout.sampler import LocalPolicy
 from agent_r1.search.index import PassageIndex
 from agent_r1.search.searcher import Searcher
+from agent_r1.sizes import Shape, find_shape
 from agent_r1.tool import BaseTool, make_tools
 from agent_r1.training.tiny_model import load_chat
 from agent_r1.types import Row
@@ -62,6 +65,8 @@ class StepRecord:
     """`step`, each of PHASES, and `cpu`: processor time of all threads, which a busy machine disturbs less."""
     agent_tokens: int
     """Tokens that the policy sampled, over all trajectories."""
+    learnt: tuple[int, int]
+    """Tokens of the trajectories that the update passes over, without padding, and how many of them the policy sampled."""
     all_tokens: int
     """Tokens of all trajectories: prompts, sampled tokens and tool results, without padding."""
     reward: float
@@ -117,8 +122,38 @@ def load_setting(arguments: argparse.Namespace) -> Setting:
             )
     searcher = Searcher(PassageIndex.load(index, data / "corpus.jsonl"))
     tools = make_tools(config.env.tools, searcher=searcher, top_k=config.search.top_k)
+    tools["search"].schema = lambda: get_json_schema(search)  # a template that shows schemas shows both sides the same
     rows = read_rows(data / "train.parquet"), read_rows(data / "test.parquet")[: arguments.eval]
     return Setting(config, model, *rows, tools, load_chat(model))
+
+
+def search(query: str):
+    """Search for passages about a query.
+
+    Args:
+        query: What to look for.
+    """
+
+
+def update_flops(shape: Shape, learnt: tuple[int, int]) -> float:
+    """Operations that an update cannot do without: weights of the layers for each token, the vocabulary for the sampled ones,
+    forward and twice that backward. Attention's own products, a few per cent, are left out."""
+    tokens, sampled = learnt
+    return 6 * (shape.layers * shape.layer * tokens + shape.vocab * shape.hidden * sampled)
+
+
+def matmul_rate(shape: Shape, tokens: int = 1024) -> float:
+    """FLOP/s of the products of this model's own shapes, in float32: those of a layer, and of the vocabulary."""
+    D, heads = shape.hidden, shape.heads * shape.head_dim
+    qkv = heads + 2 * shape.kv_heads * shape.head_dim
+    sizes = [(D, qkv), (heads, D), (D, 2 * shape.intermediate), (shape.intermediate, D)] * shape.layers
+    pairs = {size: (torch.randn(tokens, size[0]), torch.randn(*size)) for size in (*sizes, (D, shape.vocab))}
+    for a, b in pairs.values():
+        a @ b
+    began = time.perf_counter()
+    for size in (*sizes, (D, shape.vocab)):
+        torch.mm(*pairs[size])
+    return 2 * tokens * shape.multiplied / (time.perf_counter() - began)
 
 
 def run(main: Callable[[], None]) -> None:
@@ -147,7 +182,9 @@ def max_memory_gb() -> float:
 
 def report(result: Result, setting: Setting) -> None:
     """A table for people, then one JSON line for `trl_compare/table.py` and for your own scripts."""
-    steps, n = result.steps, setting.episodes
+    steps, n, shape = result.steps, setting.episodes, find_shape("", setting.model)
+    rate = max(matmul_rate(shape) for _ in range(3))
+    needed = sum(update_flops(shape, s.learnt) for s in steps)
     after = f"after {result.warmup} for warm-up"
     print(f"\n{result.side}, {result.threads} threads: {len(steps)} steps of {n} trajectories, {after}")
     print(f"  {'seconds':<16}{'mean':>8}{'min':>8}{'share':>8}")
@@ -160,6 +197,8 @@ def report(result: Result, setting: Setting) -> None:
         "tokens a trajectory": fmean(s.all_tokens for s in steps) / n,
         "agent tokens/s, rollout and environment": _rate(steps, "agent_tokens", ("rollout", "environment")),
         "batch tokens/s, update": _rate(steps, "all_tokens", ("old log-probs", "update")),
+        "matmul rate at the model's shapes, GFLOP/s": rate / 1e9,
+        "update, share of that rate": needed / sum(s.seconds["update"] for s in steps) / rate,
         "reward": fmean(s.reward for s in steps),
         "peak memory, GiB": result.memory_gb,
         **result.notes,

@@ -44,11 +44,11 @@ VOCAB = 384
 
 # ------------------------------------------------------------------------ several processes at once (`make test`, `make quick`)
 
-TOGETHER = {"test_verl_train.py": "verl", "test_verl_launch.py": "verl"}
+TOGETHER = dict.fromkeys(("test_verl_train.py", "test_verl_launch.py", "test_pocket_run.py"), "verl")
 """Files that one process runs one after the other: a machine takes one run of verl at a time. Any other file is a group of its
 own, because its tests share fixtures."""
-DEAREST = ("verl", "test_serve.py", "test_hotpotqa_tiny.py", "test_resume.py", "test_speedrun.py", "test_chat_terminal.py",
-           "test_cli.py", "test_docker.py", "test_inference_sh.py", "test_contributing.py")  # fmt: skip
+DEAREST = ("verl", "test_serve.py", "test_hotpotqa_tiny.py", "test_resume.py", "test_speedrun.py",
+           "test_chat_terminal.py", "test_cli.py", "test_docker.py", "test_inference_sh.py", "test_contributing.py")  # fmt: skip
 """Groups that take minutes. They are begun first, in this order, and the short ones fill the gaps at the end."""
 
 

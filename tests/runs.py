@@ -158,8 +158,9 @@ def weights(run: Path) -> bytes:
 
 
 def tree(folder: Path) -> dict[str, str]:
-    """Path to SHA-256 of every file below `folder`, locks excepted."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".lock"))
+    """Path to SHA-256 of every file below `folder`, locks and noted times excepted."""
+    aside = (".lock", ".seconds")
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(aside))
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 

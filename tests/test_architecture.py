@@ -35,7 +35,7 @@ STOREYS = {
     "task": ("data", "search", "tool", "env", "reward", "worlds", "workspace"),
     "learner": ("rollout", "training"),
     "around": ("verl_engine", "inference", "inspect"),
-    "shell": ("stages", "doctor", "plan", "command_line", "cli"),
+    "shell": ("stages", "doctor", "plan", "plan_local", "command_line", "cli"),
 }
 """From the ground up. A room may import from its own storey and from those below."""
 MOST_LINES = 400
@@ -144,10 +144,21 @@ def test_no_file_outgrows_its_name():
     assert not {name: n for name, n in lines.items() if n > MOST_LINES}
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/architecture.md"])
-def test_the_picture_shows_what_is_there(page):
-    """The tree of the page names every room and file of the package's first level, and nothing else."""
-    text = (PACKAGE.parents[1] / page).read_text()
+@pytest.mark.parametrize("world", sorted(path.parent.name for path in PACKAGE.glob("worlds/*/__init__.py")))
+def test_a_world_is_one_folder_that_nothing_else_names(world):
+    """But for presets, and the list of the worlds."""
+    named = {
+        str(path.relative_to(PACKAGE))
+        for path in PACKAGE.rglob("*.*")
+        if path.suffix in (".py", ".yaml", ".j2") and re.search(rf"\b{world}\b", path.read_text(), re.IGNORECASE)
+    }
+    assert f"presets/{world}.yaml" in named
+    assert {name for name in named if not name.startswith(("presets/", f"worlds/{world}/"))} == {"worlds/__init__.py"}
+
+
+def test_the_picture_shows_what_is_there():
+    """The tree of docs/architecture.md names every room and file of the package's first level, and nothing else."""
+    text = (PACKAGE.parents[1] / "docs/architecture.md").read_text()
     tree = re.search(r"^src/agent_r1/\n(?P<tree>(?:  .*\n)+)", text, re.MULTILINE)["tree"]
     shown = set(re.findall(r"(?<![\w./])(?:\w+\.py|\w+/)(?=[\s,]|$)", tree))
     there = {p.name + "/" * p.is_dir() for p in PACKAGE.iterdir() if p.is_dir() or p.suffix == ".py"}

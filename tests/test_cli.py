@@ -324,7 +324,10 @@ def test_the_stages_after_training(home, capsys):
     assert {"eval_before.json", "eval.json", "report.html", "config.yaml", "metrics.jsonl"} <= {
         p.name for p in run.iterdir()
     }
-    assert json.loads((run / "eval.json").read_text())["model"].endswith("step_000003/model")
+    card = json.loads((run / "eval.json").read_text())
+    assert card["model"].endswith("step_000003/model")
+    assert card["time_to_agent"]["val"] == 0.9 and card["time_to_agent"]["cold_start_seconds"] > 0
+    assert "time_to_agent" not in json.loads((run / "eval_before.json").read_text())
     capsys.readouterr()
     assert main("eval", "grpo", *SMALL, "--run=done") == 0
     assert "done before" in capsys.readouterr().out

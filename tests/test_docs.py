@@ -20,27 +20,31 @@ from agent_r1.workspace import load_rows
 README, LAPTOP = (ROOT / "README.md").read_text(), (ROOT / "docs/laptop.md").read_text()
 
 
-def made_of(picture) -> dict:
+def made_of(picture) -> list[dict]:
     return json.loads(Image.open(picture).text["agent-r1"])
 
 
 def test_the_readmes_curve_is_of_the_preset_as_it_stands():
-    facts = made_of(ROOT / "docs/images/laptop.png")
+    [facts] = made_of(ROOT / "docs/images/laptop.png")
     config = load_config("laptop", algorithm="ppo")
     assert facts["steps"] == config.trainer.steps
     assert (facts["preset"], facts["algorithm"], facts["seed"]) == ("laptop", "ppo", 0)
-    before, after = (f"{facts[name]:.3f}".lstrip("0") for name in ("em_before", "em_after"))
+    before, after = (f"{facts[name]:.3f}".lstrip("0") for name in ("before", "after"))
     assert re.search(rf"\| 0 \| {before} \|.*\| {after} \|", LAPTOP)  # the row of seed 0
     assert before in README and after in README
 
 
 def test_the_curve_is_made_by_the_command_that_the_docs_name(produced, tmp_path):
     pictures = runpy.run_path(str(ROOT / "benchmarks/curve_picture.py"))
-    pictures["main"](tmp_path / "curve.png", produced / "runs/ppo")
-    before, after = (json.loads((produced / f"runs/ppo/{name}.json").read_text()) for name in ("eval_before", "eval"))
-    assert made_of(tmp_path / "curve.png") == {
-        "preset": "smoke", "algorithm": "ppo", "seed": 0, "steps": 8, "em_before": before["em"], "em_after": after["em"],
-    }  # fmt: skip
+    pictures["main"](tmp_path / "curve.png", [produced / "runs/ppo", produced / "runs/grpo"])
+    facts = made_of(tmp_path / "curve.png")
+    for fact, name in zip(facts, ("ppo", "grpo"), strict=True):
+        before, after = (
+            json.loads((produced / f"runs/{name}/{card}.json").read_text()) for card in ("eval_before", "eval")
+        )
+        assert fact == {
+            "preset": "smoke", "algorithm": name, "seed": 0, "steps": 8, "before": before["score"], "after": after["score"],
+        }  # fmt: skip
     assert "benchmarks/curve_picture.py" in LAPTOP
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import fnmatch
 import json
 import math
 import re
@@ -11,8 +12,9 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
+from benchmarks import bands
 from benchmarks.book_pictures import PICTURES
-from runs import ROOT
+from runs import ROOT, metric_patterns
 
 from agent_r1.env.hermes import HermesToolEnv, parse_call
 from agent_r1.reward.qa import qa_outcome
@@ -212,8 +214,8 @@ def test_grpo_where_one_of_eight_differs():
 
 
 def test_the_clipped_loss():
-    for row in table("06-losses.md", "A", "r").rows:
-        logprob = torch.tensor([math.log(row["r"])], requires_grad=True)
+    for row in table("06-losses.md", "A", "ratio").rows:
+        logprob = torch.tensor([math.log(row["ratio"])], requires_grad=True)
         loss, _ = policy_loss(logprob, torch.zeros(1), torch.tensor([row["A"]]), torch.ones(1), *CLIPS)
         loss.sum().backward()
         assert [row["loss"], row["gradient"]] == near([loss.item(), logprob.grad.item()])
@@ -353,13 +355,23 @@ def curve(name: str) -> list[dict]:
 
 
 def test_the_bands_are_those_of_the_recorded_runs():
-    runs = {"smoke": curve("healthy"), "laptop": curve("laptop")}
-    for row in table("09-curves.md", "metric", "smoke, first 4").rows:
-        for column, said in list(row.items())[1:]:
-            name, part = column.split(", ")
-            chosen = runs[name][:4] if part == "first 4" else runs[name][-8:]
-            mean = sum(line[row["metric"].strip("`")] for line in chosen) / len(chosen)
-            assert said == pytest.approx(mean, abs=6e-4), (row["metric"], column)
+    text, runs = (LESSONS / "09-curves.md").read_text(), json.loads(bands.BANDS.read_text())
+    made = [line for line in bands.tables(runs).splitlines() if not line.endswith("|  " * len(runs) + "|")]
+    assert all(line in text for line in made) and len(made) > 50, "run python benchmarks/bands.py"
+    healthy, smoke = curve("healthy"), runs["smoke, grpo"]  # the run of the picture, recorded a second time
+    assert [line["reward/em"] for line in healthy[:4]] == near([line["reward/em"] for line in smoke["first"]])
+    told = set(re.findall(r"^\| `([^`]+)` \|", text, re.MULTILINE))
+    for name, where in metric_patterns().items():
+        if "L" in where.split() and "opt" not in where.split():  # no run that was recorded has switched those on
+            assert fnmatch.filter(told, name), f"lesson 9 has no line for {name}"
+    for names, _where, healthy_is in bands.explained():
+        assert healthy_is, f"docs/metrics.md does not say what is healthy of {names}"
+
+
+def test_the_lines_of_the_loop_are_its_lines():
+    source = (ROOT / "src/agent_r1/training/loop.py").read_text()
+    shown = re.findall(r"^```python\n(.*?)^```$", (LESSONS / "07-the-loop.md").read_text(), re.MULTILINE | re.DOTALL)
+    assert len(shown) == 4 and all(line in source for block in shown for line in block.splitlines())
     assert curve("laptop")[0]["groups/zero_advantage"] == 7 / 16
 
 

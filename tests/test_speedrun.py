@@ -230,7 +230,7 @@ def test_gpus_choose_the_preset_and_get_a_search_service(box):
     words, url = "--preset hotpotqa-4xh100 grpo", "search.url=http://127.0.0.1:8100"
     assert box.calls() == [
         "doctor --suggest-preset",
-        "doctor --preset hotpotqa-4xh100",
+        f"doctor {words}",
         f"data {words}",
         f"index {words}",
         f"cold-start {words}",

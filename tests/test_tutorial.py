@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import re
 import shlex
+import subprocess
 import sys
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 
 import pytest
+from conftest import ScriptedPolicy
 from runs import ROOT, main
 
-from agent_r1 import own
+from agent_r1 import own, stages
+from agent_r1.config import load_config
+from agent_r1.data.build import build
+from agent_r1.data.rows import read_rows
+from agent_r1.rollout.episode import Task, make_loop
+from agent_r1.tool import make_tools
+from agent_r1.training.demonstrate import play
+from agent_r1.types import Sampling
+from agent_r1.workspace import load_rows, load_tools
 
 PAGES = ROOT / "docs/tutorial"
 SMALL = [
@@ -146,3 +159,105 @@ def test_your_own_flow(empty_folder, micro_model):
         metrics = json.loads((empty_folder / "runs" / run[6:] / "metrics.jsonl").read_text())
         assert ("reward/short" in metrics) == ("AskOnce" in words[-2])
         assert metrics["num_turns/mean"] == 1 if "AskOnce" in words[-2] else metrics["num_turns/mean"] >= 1
+
+
+MULTIHOP = "multihopqa.md"
+
+
+def test_multi_hop_questions(empty_folder, chat):
+    """The row and the episode that the page shows are those of the code, and all of its commands run."""
+    subprocess.run([sys.executable, ROOT / "tests/hotpotqa_tiny/make.py", "questions"], check=True)
+    config = load_config("hotpotqa-tiny", ["data.source=questions"], algorithm="grpo")
+    stages.make_task(config)
+    shown = json.loads(blocks(MULTIHOP, "json")[0])
+    (row,) = [row for row in load_rows(config, "test") if row["prompt"][-1] == shown["prompt"][-1]]
+    assert json.loads(json.dumps(row, default=list)) | {"prompt": [row["prompt"][-1]]} == shown
+    shown = [(line[0], line[2:]) for line in blocks(MULTIHOP, "text")[0].splitlines()]
+    turns = [(mark, "\n".join(text for _, text in some)) for mark, some in groupby(shown, key=itemgetter(0))]
+    policy = ScriptedPolicy(chat, [text for mark, text in turns if mark == ">"])
+    wide = config.rollout.model_copy(update={"max_context": 10**6, "max_tokens_per_turn": 10**5})
+    loop = make_loop(policy, chat, load_tools(config), wide, config.env)
+    played = asyncio.run(loop.run(Task(row, "g", "s"), Sampling(10**5)))
+    said = [call["content"] for step in played.steps for call in step.info.get("tool_calls", [])]
+    assert said == [text for mark, text in turns if mark == "<"] and len(said) == 2
+    assert (played.reward, played.metrics["evidence"]) == (1.0, 1.0)
+
+    small = [s for s in SMALL if not s.startswith("data.")] + [
+        "data.cold=100",
+        "rollout.max_context=512",
+        "data.train=60",
+    ]
+    names = ["data.val=4", "data.test=6", "trainer.save_every=2"]
+    for words in commands(MULTIHOP):
+        words = [word.replace("step_000028", "step_000002") for word in words]
+        assert follow(words, *small, *names) == 0, words
+    assert {path.name.split("-")[0] for path in (empty_folder / "artifacts").iterdir()} >= {"twowiki", "musique"}
+    # The presets that evaluate a HotpotQA agent, at the size of this one.
+    here = [
+        "engine=local",
+        "trainer.device=cpu",
+        "trainer.threads=1",
+        "search.encoder=ngram",
+        "rollout.prompts_per_step=4",
+    ]
+    for name in ("2wiki", "musique"):
+        model = f"--model={empty_folder / 'runs/hotpotqa-tiny-grpo/checkpoints/step_000002/model'}"
+        words = ["eval", model, f"--preset={name}", f"data.source=questions/{name}", f"--out={name}", *here, *names]
+        assert main(*words, "data.train=60", "rollout.max_tokens_per_turn=48") == 0
+        card = json.loads((empty_folder / name / "1.json").read_text())
+        assert (card["dataset"], card["n"]) == ({"2wiki": "twowiki"}.get(name, name), 6) and "evidence" in card
+
+
+MATHS = {"retool.md": "problems.py", "mathtir.md": "primes.py"}
+
+
+def shown(page: str) -> str:
+    """The transcript on a page."""
+    return re.findall(r"^(`{3,4})text\n(.*?)^\1$", (PAGES / page).read_text(), re.DOTALL | re.M)[0][1]
+
+
+def world(page: str, folder: Path) -> None:
+    """Write the page's one file."""
+    code = re.search(r"^(`{3,4})python\n(.*?)^\1$", (PAGES / page).read_text(), re.DOTALL | re.M)[2]
+    (folder / MATHS[page]).write_text(code)
+
+
+def test_retool_by_hand(empty_folder, monkeypatch, capsys):
+    world("retool.md", empty_folder)
+    by_hand = commands("retool.md")[0]
+    typed = [line.removeprefix("your turn> ") for line in shown("retool.md").splitlines() if line.startswith("your")]
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO("\n".join(typed).encode())))
+    assert by_hand[0] == "try" and main(*by_hand) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    for line in shown("retool.md").splitlines():
+        assert " ".join(line.removeprefix("your turn> ").split()) in said, line
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", MATHS)
+def test_training_in_the_dialects_of_mathematics(empty_folder, page):
+    world(page, empty_folder)
+    for words in commands(page):
+        if words[0] == "try":
+            continue
+        if "--dry-run" in words:  # of a preset for GPUs; verl composes it in tests/test_verl_compose.py
+            settings = [word for word in words[1:] if "=" in word]
+            assert load_config(words[words.index("--preset") + 1], settings, algorithm="grpo").env.tools == ["python"]
+            continue
+        forget(empty_folder)
+        assert follow(words, *SMALL, *(["--plain"] if words[0] == "train" else [])) == 0, words
+    (card,) = empty_folder.glob("runs/*/eval.json")
+    assert json.loads(card.read_text())["n"] == 6
+
+
+def test_the_episode_on_the_page_of_mathtir(empty_folder):
+    world("mathtir.md", empty_folder)
+    settings = [word for word in commands("mathtir.md")[0] if "=" in word]
+    config = load_config("smoke", settings)
+    few = config.data.model_copy(update={"train": 1, "val": 1, "test": 1})
+    build(few, config.seed, empty_folder / "data", config.env.name)
+    rows = read_rows(empty_folder / "data" / "train.parquet")
+    (episode,) = play(
+        config.cold_start.demonstrator, rows, make_tools(["python"]), config.rollout, config.env, config.seed
+    )
+    assert "\n\n".join(f"{m['role']}: {m['content']}" for m in episode.messages) + "\n" == shown("mathtir.md")

@@ -4,6 +4,7 @@
   beside its code (annotate.py), notebooks with their outputs, other files as they are. So links that work on a
   code-hosting page work on the site, and the annotated source is the source.
 * Formulas ($...$ and $$...$$) become MathML, which browsers draw by themselves.
+* A lesson's first use of a word of the glossary leads to it; the links are made here, so that nobody has to keep them in step.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def on_files(files, config):
 def reading_path() -> list[str]:
     """The files of the README's reading path, in its order."""
     text = (ROOT / "README.md").read_text()
-    table = text[text.index("## Read it in this order") : text.index("## The files")]
+    table = text.split("## Read it in this order")[1].split("\n## ")[0]
     return list(dict.fromkeys(re.findall(r"\((src/agent_r1/[\w/]+\.py)\)", table)))
 
 
@@ -156,6 +157,49 @@ def on_page_markdown(markdown, page, config, files):
     return "".join([*pieces, LINK.sub(moved, markdown[end:])])
 
 
+VERBS_TOO = {"return": r"(?<=the )returns?", "value": r"(?<!keys and )values?", "step": r"(?<!one )steps?"}
+"""Words of the glossary that mean something else as well: what they look like where they mean this."""
+NOT_PROSE = ("a", "code", "pre", "math", "h1", "h2", "h3", "summary", "span")
+
+
+def glossary() -> dict[str, tuple[str, str]]:
+    """Each word, in the order of the glossary -> (its anchor, what it looks like in a text)."""
+    found = {}
+    for cell in re.findall(r"^\| ([^|]+?) \| ", (ROOT / "docs/glossary.md").read_text(), re.MULTILINE)[1:]:
+        for word in cell.split(", "):
+            plain = re.escape(word) + "s?" if word == word.lower() else re.escape(word)
+            anchor = re.sub(r"\W+", "-", cell.lower()).strip("-")
+            found[word] = anchor, VERBS_TOO.get(word, plain if word.isupper() else f"(?i:{plain})")
+    return found
+
+
+def with_words(content: str) -> str:
+    """A lesson's HTML with each word of the glossary linked where it is first used in prose."""
+    words = sorted(glossary().items(), key=lambda item: -len(item[0]))  # "action mask" before "action"
+    looks = re.compile("|".join(rf"(?P<w{n}>\b(?:{look})\b)" for n, (_, (_, look)) in enumerate(words)))
+    seen: set[str] = set()
+
+    def linked(match: re.Match) -> str:
+        anchor = words[int(match.lastgroup[1:])][1][0]
+        if anchor in seen:
+            return match[0]
+        seen.add(anchor)
+        return f'<a class="word" href="../glossary.html#{anchor}">{match[0]}</a>'
+
+    out, inside = [], 0
+    for piece in re.split(r"(<[^>]*>)", content):
+        if tag := re.match(r"<(/?)(\w+)", piece):
+            inside += (tag[2] in NOT_PROSE) * (-1 if tag[1] else 1)
+        out.append(piece if tag or inside else looks.sub(linked, piece))
+    return "".join(out)
+
+
+def with_anchors(content: str) -> str:
+    """The glossary's HTML with an anchor for each line."""
+    anchors = iter(dict.fromkeys(anchor for anchor, _ in glossary().values()))
+    return re.sub(r"<tr>(?=\s*<td>)", lambda _: f'<tr id="{next(anchors)}">', content)
+
+
 def on_page_content(content, page, config, files):
     def formula(match: re.Match) -> str:
         display = match["tag"] == "div"
@@ -166,7 +210,12 @@ def on_page_content(content, page, config, files):
 
     # In a cell `\|` is a code-hosting page's way to write a bar in code; here the backslash would be seen.
     content = re.sub(r"<td[^>]*>.*?</td>", lambda cell: cell[0].replace("\\|", "|"), content)
-    return re.sub(r'<(?P<tag>div|span) class="arithmatex">(?P<tex>.*?)</(?P=tag)>', formula, content, flags=re.DOTALL)
+    content = re.sub(
+        r'<(?P<tag>div|span) class="arithmatex">(?P<tex>.*?)</(?P=tag)>', formula, content, flags=re.DOTALL
+    )
+    if page.file.src_uri == "glossary.md":
+        return with_anchors(content)
+    return with_words(content) if re.match(r"lessons/\d", page.file.src_uri) else content
 
 
 def on_nav(nav: Navigation, config, files):

@@ -46,7 +46,7 @@ def _some_share(shares: dict[str, float]) -> dict[str, float]:
     return shares
 
 
-DATASETS = ("tinyhop", "hotpotqa", "hotpotqa-fullwiki", "twowiki", "musique", "rows")
+DATASETS = ("tinyhop", "hotpotqa", "hotpotqa-fullwiki", "twowiki", "musique", "gsm8k", "dapo-math", "rows")
 REWARDS = ("math", "code", "sub_em", "judge")
 
 

@@ -11,7 +11,7 @@ import sys
 from argparse import Namespace
 from pathlib import Path
 
-from agent_r1.command_line import COMMANDS, command, flag, option, parse, taken
+from agent_r1.command_line import COMMANDS, command, flag, option, parse, share, taken
 from agent_r1.config import ALGORITHMS, ENGINES, Config, from_yaml, load_config, preset_names, preset_title
 from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.files import home
@@ -98,8 +98,7 @@ def _run_name(a: Namespace, config: Config) -> str:
 
 
 @command(
-    "doctor", "check this machine", ["", "--preset smoke"],
-    option("--preset", default="laptop", help=f"what it is to run: {', '.join(preset_names())} (default: laptop)"),
+    "doctor", "check this machine", ["--preset smoke", "grpo --preset pocket trainer.recompute=true"], *CONFIGURED,
     flag("--suggest-preset", "print only the preset for this machine's GPUs"),
 )  # fmt: skip
 def doctor(a: Namespace) -> int:
@@ -109,7 +108,7 @@ def doctor(a: Namespace) -> int:
     if a.suggest_preset:
         print(suggest_preset(gpus_here()))
         return 0
-    return print_checks(run_checks(load_config(a.preset)))
+    return print_checks(run_checks(_config(a)))
 
 
 @command(
@@ -188,6 +187,7 @@ def train(a: Namespace) -> None:
     option("--out", type=Path, metavar="DIR", help="keep cards and a line a question; go on where it stopped"),
     flag("--closed-book", "with no tools, onto a card of its own: what does the model know?"),
     option("--retriever", choices=("empty", "random"), help="placebo: a search that finds nothing, or passages by lot"),
+    option("--poison", type=share, metavar="RATE", help="hostile documents in this share of the search results, 0 to 1"),
     PROMPT,
     BACKEND,
 )  # fmt: skip
@@ -215,7 +215,7 @@ def evaluate(a: Namespace) -> None:
 def _evaluate_models(a: Namespace) -> None:
     from agent_r1.data.rows import read_rows
     from agent_r1.inference import agent, compare
-    from agent_r1.workspace import load_rows
+    from agent_r1.workspace import load_rows, make_task
 
     settings = [f"algorithm={item}" if item in ALGORITHMS else item for item in a.settings]
     settings += [f"{key}={value}" for key, value in (("engine", a.engine), ("seed", a.seed)) if value is not None]
@@ -223,7 +223,7 @@ def _evaluate_models(a: Namespace) -> None:
     settings += [f"data.name={a.dataset}"] if a.dataset and not file else []
     found = [agent.find_model(a.run, hf_path=model, preset=a.preset, overrides=settings) for model in a.model]
     config, models = found[0][1], [model for model, _ in found]
-    agent.make_world(config)
+    make_task(config)
     rows, split = (read_rows(file), file.stem) if file else (load_rows(config, a.split), a.split)
     compare.evaluate_models(models, config, rows[: a.limit], split, a.backend, a.temperature, a.out, a.prompt, taken(a))
 

@@ -31,11 +31,18 @@ def flag(name: str, text: str) -> tuple:
     return option(name, action="store_true", help=text)
 
 
+def share(text: str) -> float:
+    if not 0 < (value := float(text)) <= 1:
+        raise ValueError  # argparse puts it into words
+    return value
+
+
 def taken(a: Namespace) -> str | None:
-    """What an evaluation takes away from the agent: see `workspace.under`."""
-    if a.closed_book and a.retriever:
-        raise ConfigError("--closed-book leaves no search that --retriever could replace; give one of them")
-    return "closed-book" if a.closed_book else a.retriever
+    """What an evaluation does to the agent's tools: see `workspace.under`."""
+    said = ["closed-book"] * a.closed_book + [a.retriever] + ([f"poison {a.poison:g}"] if a.poison else [])
+    if len(said := [word for word in said if word]) > 1:
+        raise ConfigError("--closed-book, --retriever and --poison exclude one another; give one of them")
+    return said[0] if said else None
 
 
 def parse(argv: list[str] | None) -> Namespace:

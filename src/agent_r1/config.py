@@ -1,7 +1,8 @@
 """One configuration: settings from a preset and the command line, held against one another, saved with the run.
 
 Order, later wins:  defaults in settings.py  <-  presets/NAME.yaml  <-  its `ppo:` or `grpo:` section  <-  `section.key=value`.
-A preset may say that it `extends` another one. What no run can do is refused, in one line with the remedy, before any
+A preset may say that it `extends` another one. Then that one comes first, with its own section of the algorithm: what the
+extending file says wins over all of it. What no run can do is refused, in one line with the remedy, before any
 minute is spent. In: names and words. Out: a `Config`. Next: `workspace.py` names folders after its fingerprints, and
 `stages.py` hands its sections down.
 """
@@ -48,12 +49,14 @@ def load_config(
     """
     said = _anchored(_read_overrides(overrides or []), Path.cwd())
     said |= {name: value for name, value in (("algorithm", algorithm), ("seed", seed)) if value is not None}
-    base = _read_preset(preset)
+    files = _read_preset(preset)
     preset = str(Path(preset).resolve()) if _is_file(preset) else preset
-    per_algorithm = {name: base.pop(name, {}) for name in ALGORITHMS}
-    chosen = said.get("algorithm", base.get("algorithm", Config.model_fields["algorithm"].default))
-    section = per_algorithm.get(str(chosen)) or per_algorithm["ppo" if chosen in WITH_CRITIC else "grpo"]
-    return _validated(_merged(base, section, {"preset": preset}, said))
+    chosen = _merged({"algorithm": Config.model_fields["algorithm"].default}, *files, said)["algorithm"]
+    layers: list[dict[str, Any]] = []
+    for file in files:
+        per_algorithm = {name: file.pop(name, None) or {} for name in ALGORITHMS}
+        layers += [file, per_algorithm.get(str(chosen)) or per_algorithm["ppo" if chosen in WITH_CRITIC else "grpo"]]
+    return _validated(_merged(*layers, {"preset": preset}, said))
 
 
 def changed(config: Config, overrides: list[str]) -> Config:
@@ -97,8 +100,8 @@ def _is_file(preset: str) -> bool:
     return preset.endswith((".yaml", ".yml"))
 
 
-def _read_preset(name: str, seen: tuple[str, ...] = ()) -> dict[str, Any]:
-    """A preset of ours by name, or one's own by file; one that `extends` another says only what differs."""
+def _read_preset(name: str, seen: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+    """A preset of ours by name, or one's own by file, behind those that it `extends`."""
     if name in seen:
         raise ConfigError(f"presets extend one another in a circle: {' -> '.join([*seen, name])}")
     if not _is_file(name) and name not in preset_names():
@@ -117,7 +120,7 @@ def _read_preset(name: str, seen: tuple[str, ...] = ()) -> dict[str, Any]:
     parent = preset.pop("extends", None)
     if parent and _is_file(parent):
         parent = str(path.resolve().parent / parent)
-    return _merged(_read_preset(parent, (*seen, name)), preset) if parent else preset
+    return [*(_read_preset(parent, (*seen, name)) if parent else ()), preset]
 
 
 OWN = ("data.name", "env.name", "env.tools", "env.reward", "rollout.flow", "cold_start.demonstrator")
@@ -296,6 +299,8 @@ def _conflicts(config: Config) -> Iterator[str]:
             f"{config.algorithm} compares samples of one prompt and has nothing to learn from a group of one; "
             "set rollout.samples_per_prompt to 2 or more, or use ppo"
         )
+    if config.algorithm == "remax" and config.advantage.process_weight is not None:
+        yield "remax compares with a greedy episode's rewards as they were paid; unset advantage.process_weight, or use rloo"
     if r.refill_rounds and config.algorithm not in IN_GROUPS:
         yield f"rollout.refill_rounds replaces groups that agree, and {config.algorithm} has none; leave it at 0"
     batch = r.prompts_per_step * r.samples_per_prompt
@@ -317,6 +322,8 @@ def _conflicts(config: Config) -> Iterator[str]:
 def _verl_conflicts(config: Config) -> Iterator[str]:
     """What the local loop can do and verl cannot. Raises ConfigError for a GPU that nobody knows."""
     r, v = config.rollout, config.verl
+    if r.mismatch:
+        yield "rollout.mismatch is an experiment with the local loop; with --engine verl the sampler is another program anyway"
     if r.refill_rounds:
         yield "rollout.refill_rounds works with --engine local: verl refills without a budget; set it to 0"
     updates = {"actor": config.actor.minibatches}

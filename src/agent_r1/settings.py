@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
 from agent_r1.choices import (
     Algorithm,
@@ -46,8 +46,8 @@ class DataConfig(Section):
     """Questions and their world (room 1)."""
 
     name: DataName = "tinyhop"
-    """tinyhop (a synthetic world, generated on the spot) | hotpotqa | hotpotqa-fullwiki | twowiki | musique | rows (questions
-    of your own, in `source`) | FILE.py:FUNCTION (that makes them)."""
+    """tinyhop (a synthetic world, generated on the spot) | hotpotqa | hotpotqa-fullwiki | twowiki | musique | gsm8k | dapo-math |
+    rows (questions of your own, in `source`) | FILE.py:FUNCTION (that makes them)."""
     train: AtLeast1 = 4000
     """Questions to train on."""
     val: AtLeast1 = 200
@@ -67,7 +67,7 @@ class DataConfig(Section):
     """Real data sets: a folder with the published files, or one such file, instead of the Hugging Face hub. rows: a JSONL or
     parquet file, or a folder with train, val and test."""
     system: InFingerprintIfChanged[str | None] = None
-    """Questions of your own: the system message of those that bring none."""
+    """The system message: of questions of your own that bring none, and of published ones instead of that in data/prompts.py."""
     corpus: InFingerprintIfChanged[str] = "contexts"
     """Real data sets only: contexts (the questions' own paragraphs) | beir-hotpotqa (5.2 M abstracts) | a JSONL
     file."""
@@ -142,6 +142,11 @@ class EnvConfig(Section):
     """The name of the model there."""
     call_reward: float = Field(0.0, ge=-10, le=10)
     """Process reward of a valid tool call that was not made before (its negative for an invalid one); 0 is off."""
+    context: InFingerprintIfChanged[Literal["append", "window", "summary"]] = "append"
+    """append (the agent sees all of its episode) | window (the last `context_results` results) | summary (it sums up after so many
+    and goes on from that): env/context.py."""
+    context_results: InFingerprintIfChanged[AtLeast1] = 4
+    """How many results `window` keeps, and `summary` waits for."""
     evidence_reward: InFingerprintIfChanged[NonNegativeFloat] = 0.0
     """Paid for the share of the question's supporting titles among all that the episode's searches found. The share is
     measured wherever a data set names such titles (HotpotQA, 2WikiMultihopQA, MuSiQue); 0 pays nothing for it."""
@@ -188,6 +193,19 @@ class ColdStartConfig(Section):
     """The demonstrator plays this share of the training questions a second time, with no tools: see `eval --closed-book`."""
 
 
+class Mismatch(Section):
+    """How the sampler differs from the trainer (rollout/mismatch.py)."""
+
+    bf16: bool = False
+    """It has its weights in bfloat16, and computes in it."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """It draws from the likeliest tokens that together have this probability."""
+    steps_old: NonNegativeInt = 0
+    """Its weights are of so many steps ago."""
+    tis_cap: PositiveFloat | None = None
+    """What mends it: a token's loss is weighted by min(trainer's probability / sampler's, this). Unset: nothing does."""
+
+
 class RolloutConfig(Section):
     """How episodes are sampled (room 5)."""
 
@@ -203,8 +221,15 @@ class RolloutConfig(Section):
     """Episodes that decode side by side (rows of the KV cache)."""
     refill_rounds: InFingerprintIfChanged[NonNegativeInt] = 0
     """Dynamic sampling: so many times a step, groups that agree are replaced by those of new prompts (rollout/refill.py)."""
+    mismatch: InFingerprintIfChanged[Mismatch | None] = None
+    """An experiment with the local loop: a sampler that is not quite the trainer, as {bf16: true, top_p: 0.9, steps_old: 4}, and
+    perhaps tis_cap: 2 to mend it (docs/algorithms.md)."""
     flow: InFingerprintIfChanged[Own | None] = None
     """FILE.py:CLASS, a flow of your own (`AgentFlowBase`) in the place of the observe-act-step loop."""
+
+    def greedy_episodes(self, algorithm: Algorithm) -> int:
+        """Episodes of a step that are played to be compared with, and not learnt from: remax has one for each prompt."""
+        return self.prompts_per_step if algorithm == "remax" else 0
 
 
 class AdvantageConfig(Section):
@@ -217,6 +242,9 @@ class AdvantageConfig(Section):
     normalize_std: bool = True
     """grpo, gigpo: divide by the group's standard deviation (False is Dr. GRPO). ppo, steppo, reinforce++ and its baseline:
     whiten advantages over the batch."""
+    process_weight: InFingerprintIfChanged[NonNegativeFloat | None] = None
+    """Weight of rewards on the way beside the outcome, after PRIME's normalisation: 1 pays 1 to the sequence of the batch that
+    earned most by them. Unset: they are paid as the environment says."""
     step_weight: InFingerprintIfChanged[NonNegativeFloat] = 1.0
     """gigpo: weight of the comparison of steps beside that of episodes."""
 

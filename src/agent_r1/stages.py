@@ -15,6 +15,7 @@ target and renames at the end: an interrupted one leaves nothing behind that loo
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import time
 from pathlib import Path
@@ -27,13 +28,23 @@ from agent_r1.env import environment, make_env, offered, without_tools
 from agent_r1.errors import ConfigError
 from agent_r1.files import home, write_whole
 from agent_r1.own import is_own
+from agent_r1.plan_local import check_memory
 from agent_r1.reward.own import reward_of
 from agent_r1.rollout import decoder
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.episode import flow_of, make_loop
 from agent_r1.rollout.rows import TrainingRow
 from agent_r1.tool import make_tools
-from agent_r1.training.run import RunDir, check_start_model, open_run, run_training, start_model, write_model
+from agent_r1.training.log import time_to
+from agent_r1.training.run import (
+    RunDir,
+    check_network,
+    check_start_model,
+    open_run,
+    run_training,
+    start_model,
+    write_model,
+)
 from agent_r1.training.tiny_model import init_weights, shape_of, train_tokenizer
 from agent_r1.ui import progress, say
 from agent_r1.workspace import (
@@ -41,10 +52,9 @@ from agent_r1.workspace import (
     check_local_model,
     load_rows,
     load_tools,
-    make_data,
-    make_index,
-    needs_index,
+    make_task,
     stage,
+    took,
     under,
 )
 
@@ -52,8 +62,11 @@ CONDITIONS = {
     "closed-book": "without tools",
     "empty": "with a search that finds nothing",
     "random": "with passages by lot",
+    "poison": "with hostile documents in a share of its results",
 }
-"""What an evaluation may take away: see `workspace.under`."""
+"""What an evaluation may do to the tools: see `workspace.under`."""
+AGENT = 0.9
+"""Validation score from which on a run has made an agent."""
 SAMPLED = 1000
 """Questions of an evaluation that are also asked at temperature 1: enough for +-.03, at a seventh of HotpotQA's cost."""
 
@@ -69,7 +82,13 @@ def make_cold_start(config: Config) -> None:
             "search"
         )
     if config.model.path:
+        workspace = Workspace.of(config)
+        teach = config.cold_start.warm_steps and not workspace.cold_start.exists()
+        if teach:
+            check_memory(config)
         _fetch_model(config)
+        if teach:
+            check_network(config, workspace.pretrained)
         if config.cold_start.warm_steps:
             stage(f"warm start: teach {config.model.path} the format", Workspace.of(config).cold_start,
                   lambda part: _warm_start(config, part))  # fmt: skip
@@ -201,7 +220,7 @@ def own_demonstrations(
         rows += [without_tools(row) for row in rows[: round(c.closed_book * len(rows))]]
         episodes = demonstrate.play(c.demonstrator, rows, tools, config.rollout, config.env, config.seed)
     else:
-        episodes = demonstrate.read_episodes(Path(c.episodes), tools)
+        episodes = demonstrate.read_episodes(Path(c.episodes), tools, config.env)
     chat = known or ChatFormat(train_tokenizer(demonstrate.texts_of(episodes), config.model.vocab_size))
     say(f"  {demonstrate.said_of(episodes)}")
     rows = demonstrate.sequences(episodes, chat, config.rollout.max_context)
@@ -221,14 +240,6 @@ def check_own(config: Config) -> None:
     named = make_tools([name for name in config.env.tools if is_own(name)])
     others = (name.rpartition(".")[2] for name in config.env.tools if not is_own(name))
     offered(named | dict.fromkeys(others), config.env)
-
-
-def make_task(config: Config) -> None:
-    """The stages that need no model, those that are not done."""
-    if not Workspace.of(config).data.exists():
-        make_data(config)
-    if needs_index(config) and not Workspace.of(config).index.exists():
-        make_index(config)
 
 
 def make_missing(config: Config) -> None:
@@ -256,6 +267,7 @@ def run_train(config: Config, name: str, resume: bool, plain: bool) -> None:
 
         require_verl()  # said before data, index and start model are made
     check_own(config)
+    check_memory(config)
     make_missing(config)
     set_threads(config.trainer.threads)
     model = start_model(config)
@@ -279,7 +291,8 @@ def run_eval(config: Config, model: Path, out: Path, title: str, condition: str 
 
     facts = {}
     if condition:
-        out, title = out.with_stem(f"{out.stem}_{condition.replace('-', '_')}"), f"{title}, {CONDITIONS[condition]}"
+        words = CONDITIONS[condition.split()[0]]
+        out, title = out.with_name(f"{out.stem}_{re.sub('[ -]', '_', condition)}.json"), f"{title}, {words}"
     if out.exists():
         say(f"{title}: done before, in {out}")
         return json.loads(out.read_text())
@@ -289,6 +302,8 @@ def run_eval(config: Config, model: Path, out: Path, title: str, condition: str 
         rows, tools = under(condition, config, rows)
     else:
         tools = load_tools(config)
+        if out.name == "eval.json":
+            facts = {"time_to_agent": time_to_agent(config, RunDir(out.parent))}
     few = rows[:SAMPLED]
     say(f"{title}: {len(rows)} test questions greedily, {len(few)} sampled ...")
     with (
@@ -307,6 +322,14 @@ def run_eval(config: Config, model: Path, out: Path, title: str, condition: str 
         f"  {card['wall_seconds']:.1f} s, in {out}"
     )
     return card
+
+
+def time_to_agent(config: Config, run: RunDir) -> dict:
+    """What RL took until validation first reached .9 (`log.time_to`), and apart from it what the cold start took, in seconds: None
+    where there was none, or where it was made before this was noted."""
+    noted = took(Workspace.of(config).cold_start)
+    cold = float(noted.read_text()) if noted.exists() else None
+    return time_to(AGENT, run.metrics.read(), config.rollout, config.algorithm) | {"cold_start_seconds": cold}
 
 
 def _backend(config: Config) -> str:

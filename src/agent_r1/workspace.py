@@ -20,13 +20,14 @@ from agent_r1.config import Config, fingerprint, own_names
 from agent_r1.data.build import build
 from agent_r1.data.rows import read_corpus, read_manifest, read_rows, verify
 from agent_r1.device import available_memory
-from agent_r1.env import brings_tools, without_tools
+from agent_r1.env import brings_tools, dialect, without_tools
 from agent_r1.errors import AgentR1Error, ConfigError
-from agent_r1.files import home, locked, whole
+from agent_r1.files import home, locked, whole, write_whole
 from agent_r1.search import prebuilt
 from agent_r1.search.encoders import make_encoder
 from agent_r1.search.index import PassageIndex, build_index, recall_at_k, title_recall
 from agent_r1.search.placebo import Placebo
+from agent_r1.search.poison import PoisonedSearcher, rate_of
 from agent_r1.search.searcher import Searcher
 from agent_r1.tool import BaseTool, make_tools
 from agent_r1.types import Row
@@ -117,12 +118,19 @@ def stage(title: str, target: Path, make: Callable[[Path], str]) -> None:
                 return
             with whole(target) as part:
                 summary = make(part)
+        seconds = time.perf_counter() - start
+        write_whole(took(target), f"{seconds:.1f}\n")
     except OSError as error:
         raise AgentR1Error(
             f"{title}: cannot write {target} ({error.strerror or error}); free space, or set AGENT_R1_HOME to a folder "
             "of yours"
         ) from None
-    say(f"  {summary}\n  {time.perf_counter() - start:.1f} s, in {target}")
+    say(f"  {summary}\n  {seconds:.1f} s, in {target}")
+
+
+def took(target: Path) -> Path:
+    """Where it stands how many seconds it took to make `target`: beside it, since two that are equal may take unequal time."""
+    return target.with_name(f".seconds-{target.name}")
 
 
 def make_data(config: Config) -> None:
@@ -132,7 +140,7 @@ def make_data(config: Config) -> None:
     published = f"{config.data.name} from {config.data.source or 'the hub'}"
 
     def make(part: Path) -> str:
-        manifest = build(config.data, config.seed, part, config.env.name)
+        manifest = build(config.data, config.seed, part, config.env.name, dialect(config.env).says_how)
         splits = manifest["splits"].items()
         if config.data.name == "tinyhop":
             return ", ".join(f"{name} {s['questions']} questions in a world of {s['entities']}" for name, s in splits)
@@ -182,13 +190,21 @@ def _quality(config: Config, index: PassageIndex) -> str:
     )
 
 
+def make_task(config: Config) -> None:
+    """The stages that need no model, those that are not done."""
+    if not Workspace.of(config).data.exists():
+        make_data(config)
+    if needs_index(config) and not Workspace.of(config).index.exists():
+        make_index(config)
+
+
 def load_tools(
     config: Config, tell: Callable[[str], None] = say, searcher: Searcher | None = None
 ) -> dict[str, BaseTool]:
     """The configured tools, `search` over `searcher`, or else over this configuration's index, here or in a service. Raises
     AgentR1Error when there is none. `tell` hears of a service that is gone."""
     if "search" in config.env.tools and searcher is None:
-        searcher = Searcher(remote_index(config, tell) if config.search.url else load_index(config))
+        searcher = Searcher(any_index(config, tell))
     env = config.env
     for name, server in env.mcp.items():
         own.check_said(server, f"env.mcp.{name}")  # it is a command, or an address that hears what the agent asks
@@ -199,15 +215,18 @@ def load_tools(
 
 
 def under(condition: str, config: Config, rows: list[Row]) -> tuple[list[Row], dict[str, BaseTool]]:
-    """(rows, tools) of an evaluation that takes the agent's tools away, or what they are good for: `closed-book`, or a search
-    that finds nothing (`empty`) or passages by lot (`random`). Raises ConfigError where the task does not know that."""
+    """(rows, tools) of an evaluation that takes the agent's tools away, or what they are good for: `closed-book`, a search
+    that finds nothing (`empty`) or passages by lot (`random`), or hostile documents in a share of its results (`poison 0.5`).
+    Raises ConfigError where the task does not know that."""
     env = config.env
     if condition == "closed-book":
         if brings_tools(env.name):
             raise ConfigError(f"--closed-book is for questions; the tools of env.name={env.name} are its world")
         return [without_tools(row) for row in rows], {}
     if "search" not in env.tools:
-        raise ConfigError(f"--retriever {condition}: this agent does not search; env.tools is {', '.join(env.tools)}")
+        raise ConfigError(f"{condition}: this agent does not search; env.tools is {', '.join(env.tools)}")
+    if (rate := rate_of(condition)) is not None:
+        return rows, load_tools(config, searcher=PoisonedSearcher(any_index(config), rate, config.seed))
     passages = list(read_corpus(data_folder(config) / "corpus.jsonl")) if condition == "random" else ()
     return rows, load_tools(config, searcher=Searcher(Placebo(passages, config.seed)))
 
@@ -215,6 +234,11 @@ def under(condition: str, config: Config, rows: list[Row]) -> tuple[list[Row], d
 def needs_index(config: Config) -> bool:
     """Whether the agent searches an index of this process."""
     return "search" in config.env.tools and not config.search.url
+
+
+def any_index(config: Config, tell: Callable[[str], None] = say) -> PassageIndex | RemoteIndex:
+    """This configuration's index, here or in a service."""
+    return remote_index(config, tell) if config.search.url else load_index(config)
 
 
 def load_index(config: Config) -> PassageIndex:

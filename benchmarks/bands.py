@@ -1,0 +1,89 @@
+"""Lesson 9's bands: what healthy runs wrote, metric by metric.
+
+    python benchmarks/bands.py "smoke, grpo=runs/smoke-grpo" ...   # record runs in docs/lessons/bands.json, then
+    python benchmarks/bands.py                                     # write the two tables of the lesson from it
+
+Recorded are the first 4 and the last 8 lines of `metrics.jsonl` and the two eval cards. tests/test_lessons.py holds the lesson
+against them, and asks that every metric of the local loop in docs/metrics.md has a line.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import re
+import sys
+from pathlib import Path
+
+DOCS = Path(__file__).parents[1] / "docs"
+LESSON, BANDS = DOCS / "lessons" / "09-curves.md", DOCS / "lessons" / "bands.json"
+CARD = ("em", "mean_tool_calls", "invalid_call_rate", "search_rate")
+
+
+def recorded(run: Path) -> dict:
+    """Of a run's folder what the tables are made of, in four digits."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    cards = {name: json.loads((run / f"{name}.json").read_text()) for name in ("eval_before", "eval")}
+    short = [{k: float(f"{v:.4g}") for k, v in line.items()} for line in lines]
+    seconds = sum(line["timing_s/step"] for line in lines) / len(lines)
+    return {
+        "steps": len(lines), "seconds": round(seconds, 2), "first": short[:4], "last": short[-8:],
+        **{name: {key: card[key] for key in CARD} for name, card in cards.items()},
+    }  # fmt: skip
+
+
+def explained() -> list[tuple[list[str], str, str]]:
+    """The lines of docs/metrics.md: names or patterns, where they are written, what is healthy."""
+    lines = re.findall(
+        r"^\| (`.+?) \| ([LV][^|]*?) \| [^|]* \|([^|]*)\|$", (DOCS / "metrics.md").read_text(), re.MULTILINE
+    )
+    return [(re.findall(r"`([^`]+)`", names), where, healthy.strip()) for names, where, healthy in lines]
+
+
+def tables(bands: dict[str, dict]) -> str:
+    """Markdown: a line a run, then a line a metric of the local loop: mean of the first 4 steps → mean of the last 8."""
+    out = [
+        "| preset, algorithm | exact match | calls a question | invalid share | search rate | seconds a step |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, run in bands.items():
+        cells = [f"{run['eval_before'][key]:.3g} → {run['eval'][key]:.3g}" for key in CARD]
+        out.append(f"| {name} | {' | '.join(cells)} | {run['seconds']:.1f} |")
+    out += ["", f"| metric | healthy | {' | '.join(bands)} |", "|---|---|" + "---|" * len(bands)]
+    for names, where, healthy in explained():
+        if "L" not in where.split():
+            continue
+        keys = dict.fromkeys(k for run in bands.values() for line in run["first"] + run["last"] for k in line)
+        for key in dict.fromkeys(key for name in names for key in (fnmatch.filter(keys, name) or [name])):
+            cells = (_band(run, key) for run in bands.values())
+            line = f"| `{key}` | {healthy} | {' | '.join(cells)} |"
+            out += [line] * (not any(row.startswith(f"| `{key}` ") for row in out))
+    return "\n".join(out)
+
+
+def _band(run: dict, key: str) -> str:
+    """Means at the beginning and at the end; a way to end that no episode of a step took is 0 there, and not missing."""
+    parts = [run["first"], run["last"]]
+    if not any(key in line for part in parts for line in part):
+        return ""
+    found = [[line.get(key, 0.0) for line in part if key in line or key.startswith("stop/")] for part in parts]
+    return " → ".join(_short(sum(values) / len(values)) if values else "–" for values in found)
+
+
+def _short(value: float) -> str:
+    """Three digits; thousands with a comma, and what is too small to matter as 0."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}" if abs(value) >= 1e-4 else "0"
+
+
+def main(*runs: str) -> None:
+    bands = json.loads(BANDS.read_text()) if BANDS.exists() else {}
+    bands |= {name: recorded(Path(folder)) for name, folder in (run.split("=") for run in runs)}
+    parts = ",\n".join(f'"{name}": {json.dumps(run)}' for name, run in bands.items())
+    BANDS.write_text("{\n" + parts + "\n}\n")
+    text, begin, end = LESSON.read_text(), "<!-- bands -->\n", "<!-- end of bands -->"
+    before, after = text.split(begin)[0], text.split(end)[1]
+    LESSON.write_text(f"{before}{begin}\n{tables(bands)}\n\n{end}{after}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
