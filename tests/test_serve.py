@@ -466,8 +466,9 @@ def test_real_processes_that_are_killed(trained, victim):
             policy, port, pid = policy_of(server, stop_ids=()), server.port, server.process.pid
             family = [pid, *children(pid)]
             assert len(family) > 1
-            target = family[-1]
-            policy.on_token = lambda session, ids: alive(target) and os.kill(target, signal.SIGKILL)
+            # Held before it is asked, it cannot have finished when it dies, however late this process reads its tokens.
+            os.kill(family[-1], signal.SIGSTOP)
+            threading.Timer(1.0, os.kill, (family[-1], signal.SIGKILL)).start()
             prompt = agent.chat.prompt_ids(load_rows(config, "test")[0]["prompt"])
             with pytest.raises(AgentR1Error, match="model server") as failure:
                 asyncio.run(policy.generate(prompt, Sampling(200, 1.0)))
