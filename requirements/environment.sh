@@ -57,8 +57,11 @@ while [ $# -gt 0 ]; do
         --dry-run) dry_run=(--dry-run); shift ;;
         --search-server) search=ours; shift ;;
         search.url=?*) search=theirs; config+=("$1"); shift ;;
-        ppo|grpo|rloo|reinforce++|reinforce++-baseline|remax|steppo|gigpo|*=*) config+=("$1"); shift ;;
-        *) die "unknown argument '$1'; see --help" 2 ;;
+        *=*) config+=("$1"); shift ;;
+        *)  # the name of an algorithm, of which choices.py has the list
+            known=$(<src/agent_r1/choices.py) known=${known#*Algorithm = } known=${known%%]*}
+            [[ $known = *"\"$1\""* ]] || die "unknown argument '$1'; see --help" 2
+            config+=("$1"); shift ;;
     esac
 done
 
