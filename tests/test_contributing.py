@@ -19,7 +19,8 @@ from runs import ROOT, lines
 PAGE = (ROOT / "CONTRIBUTING.md").read_text()
 ADDED = ("A tool", "An environment", "An estimator", "A preset")
 STEP = re.compile(
-    r"^(?:In )?`(src/\S+)`(?:, (above|instead of) the line with `([^`]+)`[^:\n]*)?:\n\n```\w+\n(.*?)```", re.DOTALL | re.M
+    r"^(?:In )?`(src/\S+)`(?:, (above|instead of) the line with `([^`]+)`[^:\n]*)?:\n\n```\w+\n(.*?)```",
+    re.DOTALL | re.M,
 )
 SETTINGS = [
     "median",
