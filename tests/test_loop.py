@@ -372,7 +372,8 @@ def test_a_warm_search_cache_changes_no_bit(micro, chat, cloned_model):
     tools = {"search": type(micro.tools["search"])(Searcher(searcher.index), micro.config.search.top_k)}
     config, questions = micro_config("grpo", "trainer.steps=2"), micro.rows("train")
     cold, warm = (run_training_loop(config, copy.deepcopy(cloned_model), chat, tools, questions) for _ in range(2))
-    assert tools["search"].searcher.stats.cache_hits > tools["search"].searcher.stats.searched > 10
+    stats = tools["search"].searcher.stats
+    assert stats.cache_hits >= stats.searched > 10  # the second run has asked nothing new
     assert_equal_weights(cold, warm)
     assert curve(cold) == curve(warm)
 
