@@ -1,6 +1,7 @@
 """One configuration: settings from a preset and the command line, held against one another, saved with the run.
 
-Order, later wins:  defaults in settings.py  <-  presets/NAME.yaml  <-  its `ppo:` or `grpo:` section  <-  `section.key=value`.
+Order, later wins:  defaults in settings.py  <-  presets/NAME.yaml  <-  its section of the algorithm  <-  `section.key=value`.
+That section has the algorithm's name; without one, `ppo:` serves those with a critic and `grpo:` the others.
 A preset may say that it `extends` another one. Then that one comes first, with its own section of the algorithm: what the
 extending file says wins over all of it. What no run can do is refused, in one line with the remedy, before any
 minute is spent. In: names and words. Out: a `Config`. Next: `workspace.py` names folders after its fingerprints, and

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable, Iterator
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from agent_r1.errors import AgentR1Error
 from agent_r1.files import whole
@@ -30,6 +32,16 @@ def dealt(numbers: range, split: str) -> list[int]:
     that never stood last in training would not be copied from there in the test."""
     first, last = (len(numbers) * fifths // 5 for fifths in FIFTHS[split])
     return random.Random(0).sample(numbers, len(numbers))[first:last]
+
+
+def distinct(count: int, draw: Callable[[], dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """`count` questions that `draw` makes, no two alike."""
+    asked: set[str] = set()
+    while len(asked) < count:
+        drawn = draw()
+        if drawn["question"] not in asked:
+            asked.add(drawn["question"])
+            yield drawn
 
 
 def write_task(folder: Path) -> None:

@@ -13,7 +13,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from agent_r1.worlds import dealt
+from agent_r1.worlds import dealt, distinct
 
 KINDS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "squares": (
@@ -40,18 +40,18 @@ KINDS: dict[str, tuple[str, str, tuple[str, ...]]] = {
 def questions(split: str, count: int, rng: random.Random) -> Iterator[dict[str, Any]]:
     """`count` problems of a split, no two alike."""
     numbers = dealt(range(20, 1000), split)
-    asked: set[str] = set()
-    while len(asked) < count:
+
+    def draw() -> dict[str, Any]:
         kind = rng.choice(list(KINDS))
         a, b, c = sorted(rng.sample(numbers, 3))
         words, program, misses = (
             [text.format(a=a, b=b, c=c) for text in texts] if isinstance(texts, tuple) else texts.format(a=a, b=b, c=c)
             for texts in KINDS[kind]
         )
-        if words not in asked:
-            asked.add(words)
-            known = {"program": program, "misses": misses}
-            yield {"question": words, "answer": str(worth(kind, a, b, c)), "kind": kind, "metadata": known}
+        known = {"program": program, "misses": misses}
+        return {"question": words, "answer": str(worth(kind, a, b, c)), "kind": kind, "metadata": known}
+
+    return distinct(count, draw)
 
 
 def worth(kind: str, a: int, b: int, c: int) -> int:

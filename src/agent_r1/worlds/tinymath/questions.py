@@ -12,7 +12,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from agent_r1.worlds import dealt
+from agent_r1.worlds import dealt, distinct
 
 KINDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "left": ("A shop has {a} boxes of {b} pens and sells {c} pens. How many pens are left?", ("{a}*{b}", "#-{c}")),
@@ -30,16 +30,16 @@ KINDS: dict[str, tuple[str, tuple[str, ...]]] = {
 def questions(split: str, count: int, rng: random.Random) -> Iterator[dict[str, Any]]:
     """`count` problems of a split, no two alike."""
     numbers = dealt(range(100, 1000), split)
-    asked: set[str] = set()
-    while len(asked) < count:
+
+    def draw() -> dict[str, Any]:
         kind = rng.choice(list(KINDS))
         a, b, c, d = sorted(rng.sample(numbers, 4), reverse=True)
-        words, steps = KINDS[kind]
-        text = words.format(a=a, b=b, c=c, d=d)
-        if text not in asked:
-            asked.add(text)
-            known = {"steps": [step.format(a=a, b=b, c=c, d=d) for step in steps]}
-            yield {"question": text, "answer": str(worth(kind, a, b, c, d)), "kind": kind, "metadata": known}
+        text, *steps = [words.format(a=a, b=b, c=c, d=d) for words in (KINDS[kind][0], *KINDS[kind][1])]
+        return {
+            "question": text, "answer": str(worth(kind, a, b, c, d)), "kind": kind, "metadata": {"steps": steps}
+        }  # fmt: skip
+
+    return distinct(count, draw)
 
 
 def worth(kind: str, a: int, b: int, c: int, d: int) -> int:
