@@ -22,18 +22,26 @@ def patient(row: Row, history: list[Message], rng: random.Random) -> str:
     return _turn(row, history, 0.0, rng)
 
 
+def _say(name: str, thought: str) -> str:
+    """The answer with a blank before it, as a name has in the middle of a passage: a copy is then the same tokens.
+
+    To a pretrained tokenizer " Lusaka" and "Lusaka" are two different things. Whoever reads the answer drops the blank.
+    """
+    return answer(f" {name}", thought)
+
+
 def _turn(row: Row, history: list[Message], haste: float, rng: random.Random) -> str:
     known, right = row["extra_info"]["metadata"], row["reward_model"]["ground_truth"][0]
     if row["env_kwargs"]["tools"] == []:
-        return answer(right, "from memory")
+        return _say(right, "from memory")
     results = [message["content"] for message in history if message["role"] == "tool"]
     facts = read(line for result in results for line in result.splitlines())
     found, missing = solve(known["asked"], known["path"], facts)
     if missing is None:
-        return answer(right if right in found else sorted(found)[0], "found")
+        return _say(right if right in found else sorted(found)[0], "found")
     if results and rng.random() < haste:
         seen = sorted(value for (relation, _), values in facts.items() for value in values if relation != "inhabitants")
-        return answer(rng.choice(seen or known["asked"]), "enough")
+        return _say(rng.choice(seen or known["asked"]), "enough")
     asked_before = "\n".join(message["content"] for message in history if message["role"] == "assistant")
     words = next((words for words in (query(*missing), missing[1]) if f'"{words}"' not in asked_before), None)
-    return call("search", "look it up", query=words) if words else answer("unknown", "not found")
+    return call("search", "look it up", query=words) if words else _say("unknown", "not found")
