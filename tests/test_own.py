@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import subprocess
@@ -14,8 +15,9 @@ from agent_r1 import env, own
 from agent_r1.config import from_yaml, load_config, own_names, preset_title, to_yaml
 from agent_r1.env import environment
 from agent_r1.errors import ConfigError
-from agent_r1.reward.own import own_outcome
+from agent_r1.reward.named import named_outcome
 from agent_r1.rollout.episode import flow_of
+from agent_r1.settings import EnvConfig
 from agent_r1.stages import check_own
 from agent_r1.tool import make_tools
 from agent_r1.training.demonstrate import demonstrator_of
@@ -60,6 +62,11 @@ def said(folder, file: str, attribute: str, code: str) -> str:
     return name
 
 
+def paid(name: str, answer: str | None, well_formed: bool = True) -> tuple[float, dict[str, float]]:
+    row = {"reward_model": {"ground_truth": ["x"]}}
+    return asyncio.run(named_outcome(answer, well_formed, row, EnvConfig(reward=name, format_penalty=0.2)))
+
+
 def test_a_tool_is_offered_by_its_own_name(folder):
     name = said(folder, "double_tool.py", "double", TOOL)
     assert list(make_tools([name])) == ["double"]
@@ -80,7 +87,7 @@ def test_files_of_one_folder_import_one_another_once(folder):
      (lambda n: make_tools([n, n]), "double", "both bring a tool called 'double'"),
      (environment, "plain", "(function); name a class"), (flow_of, "double", "no flow; write a subclass of AgentFlowBase"),
      (demonstrator_of, "plain", "no demonstrator; write `def demonstrate(row, history, rng)`"),
-     (lambda n: own_outcome(n, "x", True, {}, 0.2), "NUMBER", "int; write `def reward(answer, row) -> float`")],
+     (lambda n: paid(n, "x"), "NUMBER", "int; write `def reward(answer, row) -> float`")],
 )  # fmt: skip
 def test_what_keeps_no_contract_is_refused_with_what_is_wanted(folder, load, attribute, found):
     name = said(folder, "wrong_contract.py", attribute, TOOL)
@@ -178,13 +185,13 @@ def test_a_changed_file_makes_new_things_and_an_unchanged_configuration_keeps_it
 def test_a_reward_is_a_finite_number(folder, returned):
     name = said(folder, f"reward_{abs(hash(returned))}.py", "score", f"def score(answer, row): return {returned}")
     with pytest.raises(ValueError, match="must be a finite number"):
-        own_outcome(name, "x", True, {}, 0.2)
+        paid(name, "x")
 
 
 def test_a_reward_of_ones_own_is_paid_and_not_called_exact_match(folder):
     name = said(folder, "reward_fine.py", "score", "def score(answer, row): return len(answer) / 10")
-    assert own_outcome(name, "abcde", True, {}, 0.2) == (0.5, {"answer": 0.5, "format": 0.0})
-    assert own_outcome(name, None, False, {}, 0.2) == (-0.2, {"answer": 0.0, "format": -0.2})
+    assert paid(name, "abcde") == (0.5, {"answer": 0.5, "format": 0.0})
+    assert paid(name, None, well_formed=False) == (-0.2, {"answer": 0.0, "format": -0.2})
 
 
 def test_tools_by_hand(folder, capsys):

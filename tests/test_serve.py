@@ -164,7 +164,7 @@ def test_a_port_that_is_taken(fake):
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        with pytest.raises(AgentR1Error, match=f"port {port} cannot be used"), fake(port=port):
+        with pytest.raises(AgentR1Error, match=f"cannot listen on 127.0.0.1:{port} "), fake(port=port):
             pass
     with fake(port=port) as server:
         assert server.port == port

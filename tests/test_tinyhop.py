@@ -479,7 +479,7 @@ def test_damaged_rows_are_reported(copy):
 
 def test_a_damaged_corpus_line_is_named(tmp_path):
     path, passages = tmp_path / "corpus.jsonl", [Passage("a", "A", "caf\u00e9"), Passage("b", "B", "two\nlines")]
-    for line in (b"{", b"\xff\xfe", b"[]", b'{"id": "a", "title": "b"}', b'{"id": 1, "title": "", "text": ""}'):
+    for line in (b"{", b"\xff\xfe", b"[]", b'{"id": "a", "title": "b"}'):
         write_corpus(path, passages)
         assert list(read_corpus(path)) == passages
         path.write_bytes(path.read_bytes() + line + b"\n")

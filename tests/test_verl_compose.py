@@ -14,14 +14,17 @@ from runs import main
 
 from agent_r1 import plan
 from agent_r1.config import Config, load_config, preset_names
+from agent_r1.device import installed
 from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.rollout import decoder
 from agent_r1.training.tiny_model import save_tokenizer
 from agent_r1.verl_engine import compose as room
 from agent_r1.verl_engine import launch
-from agent_r1.verl_engine.compose import Sources, compose, installed_verl, overrides
+from agent_r1.verl_engine.compose import Sources, compose, overrides
 
-needs_verl = pytest.mark.skipif(installed_verl() is None, reason="verl is not installed: see requirements/verl-cpu.txt")
+needs_verl = pytest.mark.skipif(
+    installed("verl") is None, reason="verl is not installed: see requirements/verl-cpu.txt"
+)
 
 
 def smoke(*settings: str, algorithm: str = "grpo") -> Config:
@@ -165,10 +168,10 @@ def test_the_local_loop_is_not_bound_by_verls_limits():
 
 
 def test_another_version_of_verl_is_refused(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(room, "installed_verl", lambda: "0.8.0")
+    monkeypatch.setattr(room, "installed", lambda name: "0.8.0")
     with pytest.raises(AgentR1Error, match=r"verl 0\.8\.0 is installed and 0\.9\.1 is needed"):
         room.require_verl()
-    monkeypatch.setattr(room, "installed_verl", lambda: None)
+    monkeypatch.setattr(room, "installed", lambda name: None)
     remedy = "pip install --no-deps -r requirements/verl-cpu.txt"
     with pytest.raises(AgentR1Error, match=remedy):
         room.require_verl()
@@ -194,5 +197,5 @@ def test_a_dry_run_shows_verls_configuration(capsys, monkeypatch, tmp_path):
     plan.print_plan(smoke(), "dry")
     shown = capsys.readouterr().out
     assert "adv_estimator: agent_r1_grpo" in shown
-    assert ("validated by verl" in shown) == (installed_verl() is not None)
+    assert ("validated by verl" in shown) == (installed("verl") is not None)
     assert not list(tmp_path.iterdir())

@@ -24,6 +24,7 @@ from runs import tree
 from agent_r1.config import fingerprint, load_config
 from agent_r1.data.build import build
 from agent_r1.data.rows import read_rows
+from agent_r1.device import installed
 from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.rollout import decoder
 from agent_r1.training.batches import prompts_of_step
@@ -33,7 +34,6 @@ from agent_r1.training.shards import merge_shards
 from agent_r1.training.tiny_model import save_tokenizer
 from agent_r1.verl_engine import launch
 from agent_r1.verl_engine.checkpoints import finish, keep_shards, unverified
-from agent_r1.verl_engine.compose import installed_verl
 
 POPEN = subprocess.Popen
 HOLDER = """
@@ -365,7 +365,7 @@ driver.main(sys.argv[1], sys.argv[2], "2", "0")
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(installed_verl() is None, reason="verl is not installed: see requirements/verl-cpu.txt")
+@pytest.mark.skipif(installed("verl") is None, reason="verl is not installed: see requirements/verl-cpu.txt")
 @pytest.mark.parametrize(
     "dies, said",
     [

@@ -20,6 +20,7 @@ import torch
 from runs import AGENT, TINY, environment, lines, main, orphans, prepare, processes_of, undocumented
 
 from agent_r1.config import from_yaml
+from agent_r1.device import installed
 from agent_r1.rollout import decoder
 from agent_r1.rollout.rows import TrainingRow, collate
 from agent_r1.training.checkpoint import verify_checkpoint
@@ -28,14 +29,13 @@ from agent_r1.training.learner import linear_decay
 from agent_r1.training.log import step_times
 from agent_r1.training.losses import aggregate_loss, policy_loss
 from agent_r1.training.run import RunDir
-from agent_r1.verl_engine.compose import installed_verl
 from agent_r1.verl_engine.launch import read_phase
 from agent_r1.workspace import Workspace
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(900),
-    pytest.mark.skipif(installed_verl() is None, reason="verl is not installed: see requirements/verl-cpu.txt"),
+    pytest.mark.skipif(installed("verl") is None, reason="verl is not installed: see requirements/verl-cpu.txt"),
 ]
 
 # Heads of 32: vLLM has no kernel for narrower ones on a CPU. The timeout is below the patience of the runs.

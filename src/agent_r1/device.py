@@ -6,6 +6,7 @@ In: /proc, nvidia-smi and the trainer's settings. Out: facts. `doctor.py` judges
 from __future__ import annotations
 
 import asyncio
+import importlib.metadata
 import os
 import platform
 import re
@@ -39,12 +40,14 @@ def cores() -> int:
 
 def available_memory() -> int | None:
     """Bytes that can still be used, by the machine's account and the container's; None if nobody says."""
-    amounts = [_meminfo("MemAvailable")]
+    free = _found(r"^MemAvailable:\s+(\d+) kB", "/proc/meminfo")
+    amounts = [int(free) * 1024] if free else []
     limit, used = _read("/sys/fs/cgroup/memory.max").strip(), _read("/sys/fs/cgroup/memory.current").strip()
     if limit.isdigit() and used.isdigit():
-        amounts.append(int(limit) - int(used) + _reclaimable())
-    known = [amount for amount in amounts if amount is not None]
-    return min(known) if known else total_memory()
+        # File cache counts as used by a container, yet gives way to anyone who needs memory.
+        reclaimable = int(_found(r"^inactive_file (\d+)$", "/sys/fs/cgroup/memory.stat") or 0)
+        amounts.append(int(limit) - int(used) + reclaimable)
+    return min(amounts, default=total_memory())
 
 
 def total_memory() -> int | None:
@@ -55,22 +58,6 @@ def total_memory() -> int | None:
         return None
     limit = _read("/sys/fs/cgroup/memory.max").strip()
     return min(total, int(limit)) if limit.isdigit() else total
-
-
-def _reclaimable() -> int:
-    """File cache counts as used by a container, yet gives way to anyone who needs memory."""
-    match = re.search(r"^inactive_file (\d+)$", _read("/sys/fs/cgroup/memory.stat"), re.MULTILINE)
-    return int(match[1]) if match else 0
-
-
-def _meminfo(key: str) -> int | None:
-    match = re.search(rf"^{key}:\s+(\d+) kB", _read("/proc/meminfo"), re.MULTILINE)
-    return int(match[1]) * 1024 if match else None
-
-
-def _processor() -> str:
-    match = re.search(r"^model name\s*:\s*(.+)$", _read("/proc/cpuinfo"), re.MULTILINE)
-    return match[1].strip() if match else platform.processor() or platform.machine()
 
 
 @dataclass(frozen=True)
@@ -107,6 +94,12 @@ def torch_sees_gpu() -> bool:
     return torch.cuda.is_available()
 
 
+def _found(pattern: str, path: str) -> str | None:
+    """The group of `pattern` in a file of /proc or /sys."""
+    match = re.search(pattern, _read(path), re.MULTILINE)
+    return match and match[1]
+
+
 def _read(path: str) -> str:
     """A file of /proc or /sys; empty on systems that have none."""
     try:
@@ -118,7 +111,8 @@ def _read(path: str) -> str:
 def describe_machine() -> str:
     """The hardware in a few words, for a report: cores, processor, memory and GPU."""
     memory = total_memory()
-    parts = [f"{cores()} core{'s' if cores() > 1 else ''} of {_processor()}"]
+    processor = _found(r"^model name\s*:\s*(.+)$", "/proc/cpuinfo") or platform.processor() or platform.machine()
+    parts = [f"{cores()} core{'s' if cores() > 1 else ''} of {processor.strip()}"]
     if memory:
         parts.append(f"{memory / GIB:.0f} GB")
     return ", ".join([*parts, *map(str, gpus_here())])
@@ -135,6 +129,14 @@ def resolve_device(trainer: TrainerConfig) -> tuple[str, torch.dtype]:
     device = ("cuda" if torch.cuda.is_available() else "cpu") if trainer.device == "auto" else trainer.device
     dtype = ("bfloat16" if device == "cuda" else "float32") if trainer.dtype == "auto" else trainer.dtype
     return device, getattr(torch, dtype)
+
+
+def installed(name: str) -> str | None:
+    """The installed version of a package, or None."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def set_threads(threads: int) -> None:

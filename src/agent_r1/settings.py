@@ -135,7 +135,7 @@ class EnvConfig(Section):
     """Taken from the outcome when the episode did not end in a well-formed <answer>."""
     reward: InFingerprintIfChanged[RewardName | None] = None
     """What scores an answer, instead of exact match: math | code | sub_em | judge (reward/named.py), or FILE.py:FUNCTION
-    (reward/own.py)."""
+    (reward/named.py)."""
     judge_url: InFingerprintIfChanged[str | None] = None
     """env.reward=judge: where its OpenAI-compatible server answers, such as http://127.0.0.1:8000/v1."""
     judge_model: InFingerprintIfChanged[str] = "judge"

@@ -19,6 +19,7 @@ import re
 import shutil
 import time
 from pathlib import Path
+from statistics import fmean
 
 from agent_r1 import hub, packages
 from agent_r1.config import Config, own_names
@@ -29,7 +30,7 @@ from agent_r1.errors import ConfigError
 from agent_r1.files import home, write_whole
 from agent_r1.own import is_own
 from agent_r1.plan_local import check_memory
-from agent_r1.reward.own import reward_of
+from agent_r1.reward.named import reward_of
 from agent_r1.rollout import decoder
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.episode import flow_of, make_loop
@@ -58,13 +59,6 @@ from agent_r1.workspace import (
     under,
 )
 
-CONDITIONS = {
-    "closed-book": "without tools",
-    "empty": "with a search that finds nothing",
-    "random": "with passages by lot",
-    "poison": "with hostile documents in a share of its results",
-}
-"""What an evaluation may do to the tools: see `workspace.under`."""
 AGENT = 0.9
 """Validation score from which on a run has made an agent."""
 SAMPLED = 1000
@@ -90,11 +84,12 @@ def make_cold_start(config: Config) -> None:
         if teach:
             check_network(config, workspace.pretrained)
         if config.cold_start.warm_steps:
-            stage(f"warm start: teach {config.model.path} the format", Workspace.of(config).cold_start,
-                  lambda part: _warm_start(config, part))  # fmt: skip
+            stage(
+                f"warm start: teach {config.model.path} the format", workspace.cold_start, lambda p: _teach(config, p)
+            )
         return check_start_model(config)
-    stage("cold start: teach a new model the format, to copy, and to play badly", Workspace.of(config).cold_start,
-          lambda part: _cold_start(config, part))  # fmt: skip
+    title = "cold start: teach a new model the format, to copy, and to play badly"
+    stage(title, Workspace.of(config).cold_start, lambda part: _teach(config, part))
 
 
 def _fetch_model(config: Config) -> None:
@@ -126,56 +121,44 @@ def _fetch_model(config: Config) -> None:
     stage(f"start model: fetch {name} from the hub", workspace.fetched, make)
 
 
-def _cold_start(config: Config, out: Path) -> str:
+def _teach(config: Config, out: Path) -> str:
+    """Clone demonstrations into `out`: with a model from nothing in two phases, with a pretrained one in a single one."""
     from agent_r1.training.cold_start import clone
 
     set_threads(config.trainer.threads)
-    c = config.cold_start
+    c, base, known, precision = config.cold_start, None, None, []
+    if config.model.path:
+        from agent_r1.training.pretrained import chat_with_tools
+
+        base = Workspace.of(config).pretrained
+        known = chat_with_tools(base)
     say("  a demonstrator plays its questions ...")  # some seconds to half a minute, before the bar below
-    own_task = c.demonstrator or c.episodes
-    chat, copy_rows, mix_rows = own_demonstrations(config) if own_task else play_demonstrations(config)
-    model = decoder.Decoder(shape_of(config.model, len(chat.tokenizer)))
-    init_weights(model, config.seed)
+    play = own_demonstrations if c.demonstrator or c.episodes else play_demonstrations
+    chat, copy_rows, mix_rows = play(config, known)
+    if base:
+        device, *precision = resolve_device(config.trainer)
+        model = decoder.load(base, device)
+        model.recompute = config.trainer.recompute
+        phases = [("warm", mix_rows, c.warm_steps, c.mix_tokens)]
+    else:
+        model = decoder.Decoder(shape_of(config.model, len(chat.tokenizer)))
+        init_weights(model, config.seed)
+        phases = [("copy", copy_rows, c.copy_steps, c.copy_tokens), ("mix", mix_rows, c.mix_steps, c.mix_tokens)]
     losses: list[float] = []
-    with progress("cloning", c.copy_steps + c.mix_steps) as advance:
-        for phase, phase_rows, steps, tokens in (
-            ("copy", copy_rows, c.copy_steps, c.copy_tokens), ("mix", mix_rows, c.mix_steps, c.mix_tokens)
-        ):  # fmt: skip
+    with progress("cloning", sum(steps for _, _, steps, _ in phases)) as advance:
+        for phase, rows, steps, tokens in phases:
 
             def on_step(step: int, loss: float, phase: str = phase) -> None:
                 losses.append(loss)
                 advance(f"{phase} loss {loss:.3f}")
 
-            clone(model, phase_rows, steps, tokens, c.lr, config.seed, on_step)
+            clone(model, rows, steps, tokens, c.lr, config.seed, on_step, *precision)
     write_model(model, chat, out)
+    demonstrations = " + ".join(str(len(rows)) for _, rows, _, _ in phases)
     return (
-        f"{model.parameter_count / 1e6:.2f} M parameters, {len(chat.tokenizer)} tokens, {len(copy_rows)} + {len(mix_rows)} "
-        f"demonstrations, loss {losses[0]:.2f} -> {sum(losses[-20:]) / 20:.2f}"
+        f"{model.parameter_count / 1e6:.2f} M parameters, {len(chat.tokenizer)} tokens, {demonstrations} demonstrations, loss "
+        f"{losses[0]:.2f} -> {fmean(losses[-5:]):.2f}"
     )
-
-
-def _warm_start(config: Config, out: Path) -> str:
-    from agent_r1.training.cold_start import clone
-    from agent_r1.training.pretrained import chat_with_tools
-
-    set_threads(config.trainer.threads)
-    c, base = config.cold_start, Workspace.of(config).pretrained
-    chat, (device, dtype) = chat_with_tools(base), resolve_device(config.trainer)
-    model = decoder.load(base, device)
-    model.recompute = config.trainer.recompute
-    say("  a demonstrator plays its questions ...")
-    own_task = c.demonstrator or c.episodes
-    *_, rows = own_demonstrations(config, chat) if own_task else play_demonstrations(config, chat)
-    losses: list[float] = []
-    with progress("cloning", c.warm_steps) as advance:
-
-        def on_step(step: int, loss: float) -> None:
-            losses.append(loss)
-            advance(f"loss {loss:.3f}")
-
-        clone(model, rows, c.warm_steps, c.mix_tokens, c.lr, config.seed, on_step, dtype)
-    write_model(model, chat, out)
-    return f"{len(rows)} demonstrations, loss {losses[0]:.2f} -> {sum(losses[-5:]) / len(losses[-5:]):.2f}"
 
 
 def play_demonstrations(
@@ -291,8 +274,7 @@ def run_eval(config: Config, model: Path, out: Path, title: str, condition: str 
 
     facts = {}
     if condition:
-        words = CONDITIONS[condition.split()[0]]
-        out, title = out.with_name(f"{out.stem}_{re.sub('[ -]', '_', condition)}.json"), f"{title}, {words}"
+        out, title = out.with_name(f"{out.stem}_{re.sub('[ -]', '_', condition)}.json"), f"{title} ({condition})"
     if out.exists():
         say(f"{title}: done before, in {out}")
         return json.loads(out.read_text())

@@ -106,7 +106,7 @@ class Policy(Protocol):
         ...
 
     def release(self, session: str) -> None:
-        """The episode is over: whatever was kept for `session` may go."""
+        """The episode is over: whatever was kept for `session` may go. By default, nothing was."""
         ...
 
 

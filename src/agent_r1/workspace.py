@@ -22,7 +22,7 @@ from agent_r1.data.rows import read_corpus, read_manifest, read_rows, verify
 from agent_r1.device import available_memory
 from agent_r1.env import brings_tools, dialect, without_tools
 from agent_r1.errors import AgentR1Error, ConfigError
-from agent_r1.files import home, locked, whole, write_whole
+from agent_r1.files import home, locked, whole, write_whole, writing
 from agent_r1.search import prebuilt
 from agent_r1.search.encoders import make_encoder
 from agent_r1.search.index import PassageIndex, build_index, recall_at_k, title_recall
@@ -109,7 +109,7 @@ def stage(title: str, target: Path, make: Callable[[Path], str]) -> None:
         return
     say(f"{title} ...")
     start = time.perf_counter()
-    try:
+    with writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         # Two runs may need the same artefact: the second waits here, and then finds it made.
         with locked(target.parent / f".lock-{target.name}"):
@@ -120,11 +120,6 @@ def stage(title: str, target: Path, make: Callable[[Path], str]) -> None:
                 summary = make(part)
         seconds = time.perf_counter() - start
         write_whole(took(target), f"{seconds:.1f}\n")
-    except OSError as error:
-        raise AgentR1Error(
-            f"{title}: cannot write {target} ({error.strerror or error}); free space, or set AGENT_R1_HOME to a folder "
-            "of yours"
-        ) from None
     say(f"  {summary}\n  {seconds:.1f} s, in {target}")
 
 

@@ -72,23 +72,15 @@ def read_corpus(path: Path) -> Iterator[Passage]:
 
     Raises AgentR1Error for a missing file, and for a damaged line with its number.
     """
+    number = 0
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
-                yield _parse_passage(line, f"{path}, line {number}")
+                yield Passage(**json.loads(line))
     except OSError as error:
         raise AgentR1Error(f"{path} cannot be read ({error.strerror}); make the data first (`agent-r1 data`)") from None
-
-
-def _parse_passage(line: bytes, where: str) -> Passage:
-    try:
-        record = json.loads(line)
-    except ValueError as error:  # both broken JSON and broken UTF-8
-        raise AgentR1Error(f"{where}: not a JSON object ({first_line(error)}); {REMEDY}") from None
-    fields = [record.get(key) for key in ("id", "title", "text")] if isinstance(record, dict) else [None]
-    if not all(isinstance(field, str) for field in fields):
-        raise AgentR1Error(f"{where}: a passage needs the strings id, title and text; {REMEDY}")
-    return Passage(*fields)
+    except (ValueError, TypeError) as error:
+        raise AgentR1Error(f"{path}, line {number}: no passage ({first_line(error)}); {REMEDY}") from None
 
 
 # ------------------------------------------------------------------------------------------------------- the folder

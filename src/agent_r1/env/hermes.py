@@ -21,10 +21,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from agent_r1.choices import REWARDS
 from agent_r1.env.base import INVALID, BaseToolEnv, Outcome, Part
 from agent_r1.reward.named import named_outcome
-from agent_r1.reward.own import own_outcome
 from agent_r1.reward.qa import qa_outcome
 from agent_r1.settings import EnvConfig
 from agent_r1.tool.base import BaseTool, ToolCall, ToolResult
@@ -145,12 +143,10 @@ class HermesToolEnv(BaseToolEnv):
     def outcome(self, stop_reason: StopReason) -> Outcome | Awaitable[Outcome]:
         targets = list(self.row["reward_model"]["ground_truth"])
         last = (self.final_turn or "") if stop_reason is StopReason.ANSWERED else ""
-        (answer, closed), penalty = self.answer_in(last), self.config.format_penalty
-        if self.config.reward in REWARDS:
-            return self._named(answer, closed)
+        answer, closed = self.answer_in(last)
         if self.config.reward:
-            return Outcome(*own_outcome(self.config.reward, answer, closed, self.row, penalty), self.calls_by_tool())
-        reward, parts, metrics = qa_outcome(answer, closed, targets, penalty)
+            return self._named(answer, closed)
+        reward, parts, metrics = qa_outcome(answer, closed, targets, self.config.format_penalty)
         metrics |= self.calls_by_tool() | {"malformed": float(not closed)}
         if (found := self.evidence()) is not None:
             metrics["evidence"] = found

@@ -25,23 +25,18 @@ agent stands (`Observation.state`), where it is not called.
 from __future__ import annotations
 
 import asyncio
-import contextvars
-import copy
 import functools
 import inspect
 import numbers
-import queue
-import threading
 import types
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import Any
 
 from agent_r1.env.base import AgentEnv, Outcome
 from agent_r1.env.world import WorldEnv, facts
 from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.settings import EnvConfig
-from agent_r1.tool.base import BaseTool
+from agent_r1.tool.base import BaseTool, OneThread
 from agent_r1.tool.function import FunctionTool
 from agent_r1.types import Action, Observation, Row, StepResult, StopReason
 
@@ -129,8 +124,10 @@ class MethodsEnv(WorldEnv):
         self, owner: str, cls: type, methods: tuple[MethodTool, ...], tools: dict[str, BaseTool], config: EnvConfig
     ):
         super().__init__(tools, config)
-        self.owner, self.cls, self.methods, self.world, self.thread = owner, cls, methods, None, OneThread()
-        self.add_tools((method.bound_to(self) for method in methods), owner)
+        self.owner, self.cls, self.methods, self.world = owner, cls, methods, None
+        # One for the object: connections to SQLite, browsers and the like belong to the thread that made them.
+        self.thread = OneThread("environment")
+        self.add_tools(methods, owner)
 
     @property
     def over(self) -> bool:
@@ -218,54 +215,12 @@ class MethodTool(FunctionTool):
     env: MethodsEnv
     is_async = True
 
-    def bound_to(self, env: MethodsEnv) -> MethodTool:
-        """A copy that shares the schema, which takes a thousand times as long to make."""
-        tool = copy.copy(self)
-        tool.env = env
-        return tool
-
     async def execute(self, args: dict[str, Any]) -> Any:
         try:
             return await self.env.call(getattr(self.env.world, self.name), **args)
         except asyncio.CancelledError:  # the deadline; the method may still be at work on the object
             self.env.broken = f"{self.name} took longer than {self.env.config.tool_timeout_s:g} s (env.tool_timeout_s)"
             raise
-
-
-class OneThread:
-    """A thread for one object: connections to SQLite, browsers and the like belong to the thread that made them.
-
-    A daemon: a method that hangs cannot be stopped, and must not hold up the end of the program.
-    """
-
-    def __init__(self) -> None:
-        self._jobs: queue.SimpleQueue[tuple[Future, Callable[[], Any]] | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-
-    async def run(self, function: Callable[..., Any], /, **arguments: Any) -> Any:
-        """Call it there; raises what it raised."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="environment", daemon=True)
-            self._thread.start()
-        done: Future[tuple[Any, BaseException | None]] = Future()
-        self._jobs.put((done, functools.partial(contextvars.copy_context().run, function, **arguments)))
-        value, error = await asyncio.wrap_future(done)
-        if error is not None:
-            raise error
-        return value
-
-    def end(self) -> None:
-        self._jobs.put(None)
-
-    def _work(self) -> None:
-        while job := self._jobs.get():
-            done, call = job
-            if not done.set_running_or_notify_cancel():
-                continue
-            try:
-                done.set_result((call(), None))
-            except BaseException as error:  # also StopIteration, which a future of asyncio would not carry
-                done.set_result((None, error))
 
 
 def _what(value: Any) -> str:

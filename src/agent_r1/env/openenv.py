@@ -13,7 +13,6 @@ that connection can be trusted: the episode is broken off. The reward of a step 
 from __future__ import annotations
 
 import asyncio
-import copy
 import functools
 import json
 import math
@@ -62,8 +61,7 @@ class OpenEnv(WorldEnv):
         # Half of an episode's time: whoever waits in vain should hear why, and not that the episode took too long.
         await self.session.open(wait_s=self.config.episode_timeout_s / 2)
         specs = await self._listed() if calls_tools(self.action) else step_tool(self.action)
-        templates = remote_tools(json.dumps(specs), self.owner)
-        self.add_tools((tool.bound_to(self) for tool in templates), self.owner)
+        self.add_tools(remote_tools(json.dumps(specs), self.owner), self.owner)
         try:
             data = await self.session.ask("reset", facts(row))
         except RefusedError as error:
@@ -102,12 +100,9 @@ class RemoteTool(BaseTool):
         self.parameters = spec.get("input_schema") or spec.get("inputSchema")
         super().__init__()
 
-    def bound_to(self, env: OpenEnv) -> RemoteTool:
-        """A copy that shares the checked schema."""
-        tool = copy.copy(self)
-        tool.env = env
-        tool.timeout_s = 2 * env.config.tool_timeout_s  # the session's own deadline comes first, and says more
-        return tool
+    @property
+    def timeout_s(self) -> float:
+        return 2 * self.env.config.tool_timeout_s  # the session's own deadline comes first, and says more
 
     async def execute(self, args: dict[str, Any]) -> ToolOutput:
         action = args if self.name == STEP else {"type": "call_tool", "tool_name": self.name, "arguments": args}

@@ -6,6 +6,7 @@ the world says when it is over, and a turn without a call ends the episode. So d
 
 from __future__ import annotations
 
+import copy
 import zlib
 from collections.abc import Awaitable, Iterable
 from typing import Any
@@ -25,10 +26,11 @@ class WorldEnv(HermesToolEnv):
     """Why the world can no longer be trusted: a method or a server did not come back. Such an episode is broken off."""
 
     def add_tools(self, tools: Iterable[BaseTool], owner: str) -> None:
-        """Offer `tools` beside the configured ones. Raises ConfigError where two have one name."""
-        for tool in tools:
+        """Offer `tools`, bound to this episode, beside the configured ones. Raises ConfigError where two have one name."""
+        for tool in map(copy.copy, tools):  # copies share the schema, which takes a thousand times as long to make
             if tool.name in self.tools:
                 raise ConfigError(f"{owner} and env.tools both have a tool {tool.name!r}; rename one or take it away")
+            tool.env = self
             self.tools = self.tools | {tool.name: tool}
 
     def first(self, row: Row, said: str | None) -> Observation:

@@ -151,21 +151,16 @@ def fit_context(config: Config, model: Path) -> Config:
 
 
 def make_tools_of(config: Config) -> dict[str, BaseTool]:
-    """The configured tools, and what they search."""
+    """The configured tools, and what they search. A generated world is made where it is missing: a model may have come without
+    the machine that it was trained on. Real data are for `agent-r1 data`."""
     if not config.env.tools:
         return {}
-    make_world(config)
-    return load_tools(config)
-
-
-def make_world(config: Config) -> None:
-    """Make a generated world where it is missing, and say so: a model may have come without the machine that it was trained
-    on. Real data are for `agent-r1 data`."""
     workspace = Workspace.of(config)
     there = workspace.data.exists() and (workspace.index.exists() or not needs_index(config))
     if config.data.name == "tinyhop" and not there:
         say("the world that this model acts in is not on this machine; it is made now, as the stages data and index do")
         make_task(config)
+    return load_tools(config)
 
 
 def user_tools(names: list[str]) -> dict[str, BaseTool]:

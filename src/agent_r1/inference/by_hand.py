@@ -26,7 +26,7 @@ from agent_r1.rollout.episode import AgentEnvLoop, Limits, Task
 from agent_r1.rollout.rows import trajectory_rows
 from agent_r1.settings import EnvConfig, RolloutConfig
 from agent_r1.tool import BaseTool, ToolCall, call_tool
-from agent_r1.types import Generation, Observation, Row, Sampling, Step, StepResult
+from agent_r1.types import Generation, Observation, Policy, Row, Sampling, Step, StepResult
 from agent_r1.ui import clean, console
 
 
@@ -40,10 +40,8 @@ def how_to(spoken: type[BaseToolEnv], tools: dict[str, BaseTool]) -> str:
     return "\n".join(["Write a turn as the agent would, or in short:", *forms, "An empty line or Ctrl-D gives up."])
 
 
-class _ByHand(AgentEnvLoop):
+class _ByHand(AgentEnvLoop, Policy):
     """The episode loop with a person as its policy."""
-
-    on_token = None
 
     def __init__(self, chat: ChatFormat, limits: Limits, make_env, read: Callable[[], str]):
         super().__init__(self, chat, limits, make_env)
@@ -66,9 +64,6 @@ class _ByHand(AgentEnvLoop):
         console.print(f"[bold]You wrote[/] {len(ids)} tokens (mask 1) of at most {sampling.max_tokens}:")
         console.print(Text(clean(self.chat.decode(cut)), style="black on bright_cyan"))
         return Generation(cut, [0.0] * len(cut), "stop" if len(cut) == len(ids) else "length")
-
-    def release(self, session: str) -> None:
-        """Nothing is kept."""
 
     def on_result(self, result: StepResult) -> None:
         for made in result.info.get("tool_calls", ()):

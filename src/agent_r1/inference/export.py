@@ -21,7 +21,7 @@ from torch import Tensor
 from agent_r1 import packages
 from agent_r1.config import Config, to_yaml
 from agent_r1.errors import AgentR1Error
-from agent_r1.files import read_jsonl, whole
+from agent_r1.files import read_jsonl, whole, writing
 from agent_r1.inference.agent import SETTINGS, hub_model, model_folder
 from agent_r1.inference.provenance import train_command, weights_hash
 from agent_r1.rollout.policies import AnyModel, load_any, load_transformers, token_logprobs
@@ -68,7 +68,7 @@ def export(checkpoint: Path, config: Config | None, target: Path | None = None, 
     say(f"export: {checkpoint} ...")
     begin = time.perf_counter()
     target.parent.mkdir(parents=True, exist_ok=True)
-    with whole(target) as part:
+    with writing(target), whole(target) as part:
         part.mkdir()
         ours = _merge_adapter(source, part) if adapter else _write_model(source, part, base)
         gaps = differences(ours, load_transformers(part), _rows(checkpoint))

@@ -16,7 +16,6 @@ import os
 import re
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -31,6 +30,7 @@ import torch
 from agent_r1.device import resolve_device
 from agent_r1.errors import AgentR1Error
 from agent_r1.files import home
+from agent_r1.search.service import open_port
 from agent_r1.settings import RolloutConfig, TrainerConfig
 from agent_r1.ui import say, status
 
@@ -83,7 +83,9 @@ def vllm_server(
     `gpus`: for thousands of episodes, an engine on each of so many GPUs, with CUDA graphs. 0 starts sooner: one engine
     that compiles nothing, for a chat or a CPU. The log is kept only where the server died.
     """
-    command, port = [vllm_python(), "-m", "vllm.entrypoints.openai.api_server"], _free_port(port)
+    command = [vllm_python(), "-m", "vllm.entrypoints.openai.api_server"]
+    with open_port("127.0.0.1", port or 0) as free:
+        port = free.getsockname()[1]
     api_key = secrets.token_urlsafe(24)
     log = home() / "logs" / f"vllm-{os.getpid()}-{port}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -196,16 +198,6 @@ def vllm_python() -> str:
     if not named and importlib.util.find_spec("vllm") is None:
         raise AgentR1Error(f"vLLM is not installed here; {INSTALL}; chat and eval do without: --backend transformers")
     return named or sys.executable
-
-
-def _free_port(wanted: int | None) -> int:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", wanted or 0))
-        except (OSError, OverflowError) as error:
-            raise AgentR1Error(f"port {wanted} cannot be used ({error}); choose another, or none") from None
-        return probe.getsockname()[1]
 
 
 def _cause(log: Path) -> str:

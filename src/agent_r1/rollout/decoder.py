@@ -18,7 +18,6 @@ each head's q and k before it turns them (2302.05442).
 
 from __future__ import annotations
 
-import errno
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -172,7 +171,7 @@ CONFIG_NAMES = {
 def save(model: Decoder, folder: Path, eos_token_id: int | list[int], pad_token_id: int) -> None:
     """Write config.json, generation_config.json and model.safetensors as `transformers` reads them.
 
-    Raises OSError where the folder cannot be written.
+    Raises OSError or SafetensorError where the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     s = model.shape
@@ -193,10 +192,7 @@ def save(model: Decoder, folder: Path, eos_token_id: int | list[int], pad_token_
     generation = {"eos_token_id": eos_token_id, "pad_token_id": pad_token_id, "do_sample": True, "temperature": 1.0}
     (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
     tensors = {name: t.contiguous().cpu() for name, t in to_hf(model).items()}
-    try:
-        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    except SafetensorError as error:  # its word for a full disk; callers expect Python's
-        raise OSError(errno.EIO, str(error)) from None
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def load(folder: Path, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Decoder:

@@ -72,8 +72,15 @@ class Limits:
 class AgentFlowBase(ABC):
     """Turns a task into a trajectory. Subclass this when `reset` and `step` cannot express what your agent does."""
 
-    def __init__(self, policy: Policy, chat: ChatFormat, limits: Limits):
-        self.policy, self.chat, self.limits = policy, chat, limits
+    def __init__(
+        self,
+        policy: Policy,
+        chat: ChatFormat,
+        limits: Limits,
+        make_env: Callable[[Row], AgentEnv] | None = None,
+    ):
+        """`make_env` gives a question its environment; a flow of one's own may do without."""
+        self.policy, self.chat, self.limits, self.make_env = policy, chat, limits, make_env
 
     @abstractmethod
     async def run(self, task: Task, sampling: Sampling) -> Trajectory:
@@ -82,10 +89,6 @@ class AgentFlowBase(ABC):
 
 class AgentEnvLoop(AgentFlowBase):
     """The generic flow between a policy and an `AgentEnv`."""
-
-    def __init__(self, policy: Policy, chat: ChatFormat, limits: Limits, make_env: Callable[[Row], AgentEnv]):
-        super().__init__(policy, chat, limits)
-        self.make_env = make_env
 
     async def run(self, task: Task, sampling: Sampling) -> Trajectory:
         env = self.make_env(task.row)
@@ -128,8 +131,6 @@ class AgentEnvLoop(AgentFlowBase):
             observation = await awaited(env.reset(task.row))
         except Exception as failure:
             raise EnvironmentFailure(_said(failure)) from failure
-        if observation.tools:
-            self.chat.check_tools()
         while True:
             ids = self.observe(steps, observation)
             room = self.limits.max_context - len(ids)

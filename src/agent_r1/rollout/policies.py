@@ -239,9 +239,6 @@ class ServerPolicy(Policy):
     def _gone(self, what: str) -> str:
         return f"the model server at {self.url} {what}; {self._diagnose() or 'is it running? its log may say more'}"
 
-    def release(self, session: str) -> None:
-        """Nothing to do: the server's prefix cache looks after itself."""
-
 
 async def _choices(response: httpx.Response, stream: bool) -> AsyncIterator[dict[str, Any]]:
     """The pieces of an answer: server-sent events, or the whole in one."""

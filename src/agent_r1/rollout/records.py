@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from agent_r1.errors import AgentR1Error
-from agent_r1.files import json_line, whole
+from agent_r1.files import RESUME, json_line, whole, writing
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.rows import Batch, TrainingRow, trajectory_rows
 from agent_r1.types import Row, Trajectory
@@ -96,12 +95,6 @@ def evaluation_records(trajectories: list[Trajectory], chat: ChatFormat) -> Iter
 
 def write_rollouts(path: Path, records: Iterator[dict[str, Any]]) -> None:
     """Write a rollouts file, whole or not at all. Raises AgentR1Error when there is no space."""
-    try:
-        # A line at a time: with every token as text, the episodes of a large step would take gigabytes as one string.
-        with whole(path) as part, part.open("w", encoding="utf-8") as file:
-            file.writelines(map(json_line, records))
-    except OSError as error:
-        raise AgentR1Error(
-            f"cannot write {path} ({error.strerror}); free space or mend permissions, then run the same command again "
-            "(`agent-r1 train` with --resume)"
-        ) from None
+    # A line at a time: with every token as text, the episodes of a large step would take gigabytes as one string.
+    with writing(path, RESUME), whole(path) as part, part.open("w", encoding="utf-8") as file:
+        file.writelines(map(json_line, records))

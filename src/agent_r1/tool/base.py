@@ -11,10 +11,11 @@ reads next and learns from. A traceback would teach it nothing, fill its context
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import contextvars
+import functools
 import inspect
 import json
+import queue
 import re
 import threading
 import time
@@ -22,9 +23,9 @@ import traceback
 import types
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from agent_r1.errors import ConfigError
@@ -72,7 +73,7 @@ class ToolResult:
     seconds: float = 0.0
     """Wall-clock time of the call."""
     data: dict[str, Any] = field(default_factory=dict)
-    """For people and logs (ids of passages, for example). The agent never sees it."""
+    """For the environment and for logs (titles of passages, for example). The agent never sees it."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +157,7 @@ class BaseTool(ABC):
         """Whether `execute` runs in the event loop (True) or in a thread (False)."""
         return inspect.iscoroutinefunction(self.execute)
 
-    @cached_property
+    @functools.cached_property
     def validator(self) -> Draft202012Validator:
         """The compiled schema, made once a tool: checking and compiling takes a hundred times as long as validating."""
         owner = f"tool {getattr(self, 'name', None) or type(self).__name__}"
@@ -239,33 +240,50 @@ async def _tried(tool: BaseTool, arguments: dict[str, Any]) -> ToolOutput:
 
 
 async def _in_thread(execute: Callable[[dict[str, Any]], Any], args: dict[str, Any]) -> Any:
-    """Run a blocking `execute` in a daemon thread of its own and await the result.
+    thread = OneThread("tool")
+    try:
+        return await thread.run(execute, args)
+    finally:
+        thread.end()
+
+
+class OneThread:
+    """A thread of one's own for what blocks, awaited.
 
     `asyncio.to_thread` would be shorter, and has a trap: a thread cannot be stopped, so a call that hangs goes on after
     its deadline. In the shared pool (six workers on two cores) six such calls would block every tool for good, and the
     interpreter would wait for them before it exits. A daemon thread that hangs is a leak; it stops nobody.
     """
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
-    context = contextvars.copy_context()
 
-    def settle(outcome: tuple[Any, BaseException | None]) -> None:
-        if not done.done():  # the deadline or a cancellation was first
-            done.set_result(outcome)
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._jobs: queue.SimpleQueue[tuple[Future, Callable[[], Any]] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
 
-    def work() -> None:
-        try:
-            outcome = context.run(execute, args), None
-        except BaseException as error:  # carried over to the coroutine, which raises it
-            outcome = None, error
-        with contextlib.suppress(RuntimeError):  # the event loop was closed meanwhile: nobody waits any more
-            loop.call_soon_threadsafe(settle, outcome)
+    async def run(self, function: Callable[..., Any], /, *args: Any, **arguments: Any) -> Any:
+        """Call it there, after what was asked before; raises what it raised."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name=self.name, daemon=True)
+            self._thread.start()
+        done: Future[tuple[Any, BaseException | None]] = Future()
+        self._jobs.put((done, functools.partial(contextvars.copy_context().run, function, *args, **arguments)))
+        value, error = await asyncio.wrap_future(done)
+        if error is not None:
+            raise error
+        return value
 
-    threading.Thread(target=work, name="tool", daemon=True).start()
-    value, error = await done
-    if error is not None:
-        raise error
-    return value
+    def end(self) -> None:
+        self._jobs.put(None)
+
+    def _work(self) -> None:
+        while job := self._jobs.get():
+            done, call = job
+            if not done.set_running_or_notify_cancel():
+                continue
+            try:
+                done.set_result((call(), None))
+            except BaseException as error:  # also StopIteration, which a future of asyncio would not carry
+                done.set_result((None, error))
 
 
 def _cut(text: str, max_chars: int, max_bytes: int | None) -> str:

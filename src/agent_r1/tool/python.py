@@ -9,21 +9,13 @@ from __future__ import annotations
 
 import json
 import time
-from typing import Any, Protocol
+from typing import Any
 
 from agent_r1.errors import AgentR1Error, ConfigError, first_line
 from agent_r1.settings import EnvConfig
 from agent_r1.tool import sandbox
-from agent_r1.tool.base import BaseTool, InvalidArgumentsError, ToolOutput
+from agent_r1.tool.base import BaseTool, InvalidArgumentsError
 from agent_r1.tool.sandbox import MAX_OUTPUT, MAX_SOURCE, Ran
-
-
-class Runner(Protocol):
-    """A place where programs run."""
-
-    protections: list[str]
-
-    def run(self, source: str, within_s: float) -> Ran: ...
 
 
 def without_fence(code: str) -> str:
@@ -58,7 +50,7 @@ class PythonTool(BaseTool):
         env = env or EnvConfig()
         return cls(make_runner(env), env.tool_timeout_s)
 
-    def execute(self, args: dict[str, Any]) -> ToolOutput:
+    def execute(self, args: dict[str, Any]) -> str:
         if "\0" in args["code"] or len(args["code"].encode("utf-8", "replace")) > MAX_SOURCE:
             raise InvalidArgumentsError(
                 f"a program has at most {MAX_SOURCE} bytes, none of them zero; write a shorter one"
@@ -70,7 +62,7 @@ class PythonTool(BaseTool):
         }
         note = notes.get(ran.ended, f"[exit code {ran.code}]" if ran.code not in (0, 1) else "")
         content = "\n".join(part for part in (ran.output.rstrip(), note) if part)
-        return ToolOutput(content or "[it printed nothing]", {"exit": ran.code, "ended": ran.ended})
+        return content or "[it printed nothing]"
 
 
 def make_runner(env: EnvConfig) -> Runner:
@@ -94,7 +86,6 @@ class SandboxFusion:
 
     def __init__(self, url: str):
         self.url = url.rstrip("/")
-        self.protections = [f"whatever {self.url} does"]
 
     def run(self, source: str, within_s: float) -> Ran:
         """Raises AgentR1Error where the server is gone, refuses, or speaks another language."""
@@ -134,3 +125,7 @@ class SandboxFusion:
             raise AgentR1Error(f"the sandbox at {self.url} does not answer: {first_line(error)}") from None
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise AgentR1Error(f"{self.url} answers in another form; is it a SandboxFusion server?") from None
+
+
+Runner = sandbox.Sandbox | SandboxFusion
+"""A place where programs run."""

@@ -41,8 +41,7 @@ class SearchTool(BaseTool):
             raise InvalidArgumentsError("query is empty; write what to look for, for example the name of an entity")
         hits = await self.searcher.search(query, self.top_k)
         content = "\n".join(_line(hit) for hit in hits) or "no results"
-        found = {"ids": [hit.id for hit in hits], "titles": [hit.title for hit in hits]}
-        return ToolOutput(content, found | {"scores": [round(hit.score, 4) for hit in hits]})
+        return ToolOutput(content, {"titles": [hit.title for hit in hits]})
 
 
 def searched(args: dict[str, Any]) -> str:

@@ -13,7 +13,7 @@ Only sampled tokens are actions. Tool results and prompts stand in the same row,
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from torch import Tensor
 from agent_r1.errors import ConfigError
 from agent_r1.rollout.rows import Batch
 from agent_r1.settings import AdvantageConfig
+from agent_r1.training.forward import scatter
 
 Estimator = Callable[[Batch, AdvantageConfig], tuple[Tensor, Tensor]]
 """A whole batch (every sample of a prompt must be in it) to `advantages_BT` and `returns_BT`, float32, 0 where the mask is 0.
@@ -78,9 +79,9 @@ def _standardize(score_G: Tensor, normalize_std: bool) -> Tensor:
     return centered_G / (score_G.std() + 1e-6) if normalize_std else centered_G
 
 
-def _groups(groups: list[str], index_B: Tensor) -> dict[str, list[int]]:
+def _groups(groups: list[Hashable], index_B: Tensor) -> dict[Hashable, list[int]]:
     """The trajectories (numbers 0..N-1) of each group."""
-    members: dict[str, list[int]] = defaultdict(list)
+    members: dict[Hashable, list[int]] = defaultdict(list)
     for group, trajectory in dict.fromkeys(zip(groups, index_B.tolist(), strict=True)):
         members[group].append(trajectory)  # one of several rows counts once
     return members
@@ -113,43 +114,36 @@ def ppo(batch: Batch, section: AdvantageConfig) -> tuple[Tensor, Tensor]:
     """
     if batch.values_BT is None:
         raise ConfigError("ppo needs the values of a critic; pass values_BT, or use grpo, which needs none")
-    mask_BT = batch.mask_BT.bool()
-    index_B, N = _number_trajectories(batch.trajectory_B)
-    # Throw the other tokens away: lay the A action tokens of the batch out as one line per trajectory, N x L. Row-major
-    # order is time order, across the rows of a trajectory too. Then the recursion is the textbook's.
-    row_A, column_A = mask_BT.nonzero(as_tuple=True)
-    trajectory_A = index_B[row_A]
-    length_N = torch.bincount(trajectory_A, minlength=N)
-    start_N = length_N.cumsum(0) - length_N
-    position_A = torch.arange(len(row_A), device=row_A.device) - start_N[trajectory_A]
-    rewards_NL = batch.rewards_BT.new_zeros(N, int(length_N.max()), dtype=torch.float32)
-    values_NL = torch.zeros_like(rewards_NL)
-    rewards_NL[trajectory_A, position_A] = batch.rewards_BT[row_A, column_A].float()
-    values_NL[trajectory_A, position_A] = batch.values_BT[row_A, column_A].detach().float()
-
-    advantages_NL = _gae(rewards_NL, values_NL, section.gamma, section.lam)
-    advantages_A = advantages_NL[trajectory_A, position_A]
-    returns_A = advantages_A + values_NL[trajectory_A, position_A]
+    # Throw the other tokens away. Row-major order is time order, across the rows of a trajectory too.
+    acted_BT, (index_B, _) = batch.mask_BT.bool(), _number_trajectories(batch.trajectory_B)
+    trajectory_A = index_B[acted_BT.nonzero()[:, 0]]
+    reward_A, value_A = batch.rewards_BT[acted_BT].float(), batch.values_BT[acted_BT].detach().float()
+    advantage_A = _gae(reward_A, value_A, trajectory_A, section.gamma, section.lam)
+    return_A = advantage_A + value_A
     if section.normalize_std:
-        advantages_A = _whiten(advantages_A)
-
-    advantages_BT = torch.zeros_like(batch.rewards_BT, dtype=torch.float32)
-    returns_BT = torch.zeros_like(advantages_BT)
-    advantages_BT[row_A, column_A] = advantages_A
-    returns_BT[row_A, column_A] = returns_A
-    return advantages_BT, returns_BT
+        advantage_A = _whiten(advantage_A)
+    return scatter(advantage_A, acted_BT), scatter(return_A, acted_BT)
 
 
-def _gae(rewards_NL: Tensor, values_NL: Tensor, gamma: float, lam: float) -> Tensor:
-    """The recursion, backwards in time. Shorter trajectories end in zeros, which leave V and A at 0 as they must be."""
-    advantages_NL = torch.zeros_like(rewards_NL)
-    next_value_N = next_advantage_N = rewards_NL.new_zeros(len(rewards_NL))
+def _gae(reward_A: Tensor, value_A: Tensor, trajectory_A: Tensor, gamma: float, lam: float) -> Tensor:
+    """The recursion over actions that stand end to end, trajectory by trajectory: tokens for ppo, steps for steppo and gigpo.
+
+    They are laid out as one line per trajectory, N x L; then it is the textbook's, backwards in time. Shorter trajectories
+    end in zeros, which leave V and A at 0 as they must be.
+    """
+    length_N = torch.bincount(trajectory_A, minlength=1)
+    start_N = length_N.cumsum(0) - length_N
+    place_A = torch.arange(len(trajectory_A), device=trajectory_A.device) - start_N[trajectory_A]
+    rewards_NL = reward_A.new_zeros(len(length_N), int(length_N.max()))
+    values_NL, advantages_NL = torch.zeros_like(rewards_NL), torch.zeros_like(rewards_NL)
+    rewards_NL[trajectory_A, place_A], values_NL[trajectory_A, place_A] = reward_A, value_A
+    next_value_N = next_advantage_N = rewards_NL.new_zeros(len(length_N))
     for t in reversed(range(rewards_NL.shape[1])):
         delta_N = rewards_NL[:, t] + gamma * next_value_N - values_NL[:, t]
         next_advantage_N = delta_N + gamma * lam * next_advantage_N
         next_value_N = values_NL[:, t]
         advantages_NL[:, t] = next_advantage_N
-    return advantages_NL
+    return advantages_NL[trajectory_A, place_A]
 
 
 def _whiten(x_A: Tensor, of: str = "action tokens") -> Tensor:

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from agent_r1.errors import AgentR1Error
-from agent_r1.files import remove, sha256, whole
+from agent_r1.files import RESUME, remove, sha256, whole, writing
 
 FORMAT = 1
 _NAME = re.compile(r"step_(\d{6})")
@@ -37,7 +37,7 @@ def save_checkpoint(
     final = folder / f"step_{step:06d}"
     for stale in folder.glob(".part-*"):  # what a kill in the middle of an earlier save has left
         remove(stale)
-    try:
+    with writing(f"the checkpoint {final}", RESUME):
         folder.mkdir(parents=True, exist_ok=True)
         with whole(final) as part:
             part.mkdir()
@@ -48,11 +48,6 @@ def save_checkpoint(
                 files = dict(zip((str(f.relative_to(part)) for f in found), pool.map(sha256, found), strict=True))
             manifest = {"format": FORMAT, "step": step, "config": fingerprint, "files": files}
             (part / "manifest.json").write_text(json.dumps(manifest, indent=1))
-    except OSError as error:
-        raise AgentR1Error(
-            f"cannot write the checkpoint {final} ({error.strerror}); free space or mend permissions, then continue "
-            "with --resume"
-        ) from None
     for old in list_checkpoints(folder)[:-keep]:
         remove(old)
     return final

@@ -17,7 +17,6 @@ same rows and masks come out. Its own tokens are the ones that the loss is on; t
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import random
 import re
@@ -29,6 +28,7 @@ from torch import Tensor
 
 from agent_r1.data.prompts import INSTRUCTIONS
 from agent_r1.data.tinyhop import HEADS, RELATIONS, TAILS, make_questions, make_world
+from agent_r1.env import hermes
 from agent_r1.errors import ConfigError, nearest
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.decoder import Decoder
@@ -85,7 +85,7 @@ class Demonstrator(Policy):
         names = NAME.findall(row["prompt"][-1]["content"])
         behaviour = script.behaviour
         if behaviour == "guess":
-            return answer_turn("guess", _guess(row, names, rng))
+            return hermes.answer(_guess(row, names, rng), "guess")
         if behaviour == "bad_query" and turn == 0:
             return search_turn(lookups[0], query=lookups[0]["relation"])
         if turn == 0:
@@ -96,11 +96,11 @@ class Demonstrator(Policy):
             name = rng.choice(read) if read else names[0]
             if behaviour == "wrong_entity" and turn < len(lookups):
                 return search_turn(lookups[turn], query=name)
-            return answer_turn("answer", name if answer not in ("yes", "no") else rng.choice(["yes", "no"]))
+            return hermes.answer(name if answer not in ("yes", "no") else rng.choice(["yes", "no"]), "answer")
         if turn == len(lookups):
-            return answer_turn("answer", answer)
+            return hermes.answer(answer, "answer")
         if behaviour == "stop_early":
-            return answer_turn("answer", _premature(row, lookups[turn - 1 : turn + 1], names, rng))
+            return hermes.answer(_premature(row, lookups[turn - 1 : turn + 1], names, rng), "answer")
         return search_turn(lookups[turn])
 
 
@@ -126,13 +126,7 @@ def lookups_of(row: Row) -> list[dict]:
 
 def search_turn(lookup: dict, query: str | None = None) -> str:
     """Think of the relation, search for the entity."""
-    call = json.dumps({"name": "search", "arguments": {"query": query or lookup["entity"]}}, ensure_ascii=False)
-    return f"<think>find the {lookup['relation']}</think><tool_call>\n{call}\n</tool_call>"
-
-
-def answer_turn(thought: str, answer: str) -> str:
-    """The last turn."""
-    return f"<think>{thought}</think><answer>{answer}</answer>"
+    return hermes.call("search", f"find the {lookup['relation']}", query=query or lookup["entity"])
 
 
 def _guess(row: Row, names: list[str], rng: random.Random) -> str:

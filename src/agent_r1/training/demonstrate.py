@@ -37,7 +37,7 @@ from agent_r1.settings import EnvConfig, RolloutConfig
 from agent_r1.tool import BaseTool
 from agent_r1.training.other_names import NAME
 from agent_r1.training.tiny_model import byte_chat
-from agent_r1.types import Generation, Message, Observation, Row, Sampling, Step, StopReason, Trajectory
+from agent_r1.types import Generation, Message, Observation, Policy, Row, Sampling, Step, StopReason, Trajectory
 
 Demonstrate = Callable[..., str]
 """(row, history) or (row, history, rng) -> the agent's next turn as text, tags included."""
@@ -60,15 +60,13 @@ class Episode:
 # ---------------------------------------------------------------------------------------------------------- played
 
 
-class _Played(AgentEnvLoop):
+class _Played(AgentEnvLoop, Policy):
     """One episode of the loop that all agents run in. The function is its policy."""
 
-    on_token = None
-
     def __init__(
-        self, demonstrate: Demonstrate, chat: ChatFormat, limits: Limits, env_of, row: Row, rng: random.Random
+        self, demonstrate: Demonstrate, chat: ChatFormat, limits: Limits, make_env, row: Row, rng: random.Random
     ):
-        super().__init__(self, chat, limits, env_of)
+        super().__init__(self, chat, limits, make_env)
         self.demonstrate, self.row, self.rng = demonstrate, row, rng
         self.takes_rng = len(inspect.signature(demonstrate).parameters) > 2
         self.history: list[Message] = []
@@ -104,9 +102,6 @@ class _Played(AgentEnvLoop):
         ids = [*self.chat.encode_trusted(text), self.chat.turn_end_id]
         return Generation(ids, [0.0] * len(ids), "stop")
 
-    def release(self, session: str) -> None:
-        """Nothing is kept."""
-
 
 def demonstrator_of(name: str) -> Demonstrate:
     """The function of that name. Raises ConfigError where it is none."""
@@ -122,14 +117,14 @@ def demonstrator_of(name: str) -> Demonstrate:
 class _Plays(AgentFlowBase):
     """A flow whose every episode has a player of its own."""
 
-    def __init__(self, demonstrate: Demonstrate, chat: ChatFormat, limits: Limits, env_of, seed: int):
-        super().__init__(None, chat, limits)
-        self.demonstrate, self.env_of, self.seed = demonstrate, env_of, seed
+    def __init__(self, demonstrate: Demonstrate, chat: ChatFormat, limits: Limits, make_env, seed: int):
+        super().__init__(None, chat, limits, make_env)
+        self.demonstrate, self.seed = demonstrate, seed
         self.played: dict[str, _Played] = {}
 
     async def run(self, task: Task, sampling: Sampling) -> Trajectory:
         rng = random.Random(derive_seed(self.seed, task.session))
-        player = _Played(self.demonstrate, self.chat, self.limits, self.env_of, task.row, rng)
+        player = _Played(self.demonstrate, self.chat, self.limits, self.make_env, task.row, rng)
         self.played[task.session] = player
         return await player.run(task, sampling)
 
@@ -236,17 +231,13 @@ def sequences(episodes: list[Episode], chat: ChatFormat, max_context: int) -> li
 
 
 def _trajectory(episode: Episode, chat: ChatFormat) -> Trajectory:
+    loop = AgentEnvLoop(None, chat, None, None)  # for `observe` alone: what it shows in each turn
     steps: list[Step] = []
     start = 0
     for i, message in enumerate(episode.messages):
         if message["role"] != "assistant":
             continue
-        since = episode.messages[start:i]
-        if steps:
-            last = steps[-1]
-            ids = last.observation_ids + last.action_ids + chat.continuation_ids(since, closed=True)
-        else:
-            ids = chat.prompt_ids(since, episode.tools)
+        ids = loop.observe(steps, Observation(episode.messages[start:i], episode.tools))
         action = [*chat.encode_trusted(message["content"]), chat.turn_end_id]
         steps.append(Step(ids, action, [0.0] * len(action)))
         start = i + 1

@@ -17,7 +17,6 @@ here: what scales the rewards of calls before any of them (`balance`), and the v
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import get_args
 
@@ -41,6 +40,7 @@ from agent_r1.training.advantages import (
     grpo,
     ppo,
 )
+from agent_r1.training.forward import scatter
 
 # --------------------------------------------------------------------------------------------- episodes are compared
 
@@ -112,27 +112,19 @@ def reinforce_plus_plus(batch: Batch, section: AdvantageConfig) -> tuple[Tensor,
 
 @dataclass
 class _Steps:
-    """The S steps of a batch, in time order, trajectory by trajectory."""
+    """The S steps of a batch, end to end, trajectory by trajectory."""
 
     first_BT: Tensor
     """bool: the first action token of each step."""
     of_A: Tensor
     """The step of each action token."""
     trajectory_S: Tensor
-    place_S: Tensor
-    """Which step of its trajectory it is, from 0."""
     reward_S: Tensor
     """Sum of the step's rewards, float32."""
 
-    def spread(self, x_S: Tensor) -> Tensor:
-        """[N, L]: a line of steps for each trajectory, 0 behind its last one."""
-        x_NL = x_S.new_zeros(int(self.trajectory_S.max()) + 1, int(self.place_S.max()) + 1)
-        x_NL[self.trajectory_S, self.place_S] = x_S
-        return x_NL
-
     def to_tokens(self, x_S: Tensor, mask_BT: Tensor) -> Tensor:
         """[B, T]: each action token gets what its step has."""
-        return torch.zeros(mask_BT.shape, device=x_S.device).masked_scatter(mask_BT, x_S[self.of_A])
+        return scatter(x_S[self.of_A], mask_BT)
 
 
 def first_tokens(mask_BT: Tensor, steps_BT: Tensor) -> Tensor:
@@ -143,15 +135,12 @@ def first_tokens(mask_BT: Tensor, steps_BT: Tensor) -> Tensor:
 
 def _steps_of(batch: Batch) -> _Steps:
     mask_BT, first_BT = batch.mask_BT.bool(), first_tokens(batch.mask_BT, batch.steps_BT)
-    index_B, N = _number_trajectories(batch.trajectory_B)
+    index_B, _ = _number_trajectories(batch.trajectory_B)
     of_A = first_BT[mask_BT].cumsum(0) - 1
     trajectory_S = index_B[first_BT.nonzero()[:, 0]]
-    length_N = torch.bincount(trajectory_S, minlength=N)
-    start_N = length_N.cumsum(0) - length_N
-    place_S = torch.arange(len(trajectory_S), device=of_A.device) - start_N[trajectory_S]
     rewards_A = batch.rewards_BT[mask_BT].float()
     reward_S = rewards_A.new_zeros(len(trajectory_S)).index_add_(0, of_A, rewards_A)
-    return _Steps(first_BT, of_A, trajectory_S, place_S, reward_S)
+    return _Steps(first_BT, of_A, trajectory_S, reward_S)
 
 
 def steppo(batch: Batch, section: AdvantageConfig) -> tuple[Tensor, Tensor]:
@@ -175,8 +164,7 @@ def steppo(batch: Batch, section: AdvantageConfig) -> tuple[Tensor, Tensor]:
         row_S = steps.first_BT.nonzero()[:, 0]
         last_S = F.pad(steps.trajectory_S, (-1, 1), value=-1) != steps.trajectory_S
         reward_S = torch.where(last_S & batch.unpaid_B[row_S], value_S, reward_S)  # so its delta is 0
-    advantages_NL = _gae(steps.spread(reward_S), steps.spread(value_S), section.gamma, section.lam)
-    advantage_S = advantages_NL[steps.trajectory_S, steps.place_S]
+    advantage_S = _gae(reward_S, value_S, steps.trajectory_S, section.gamma, section.lam)
     returns_BT = steps.to_tokens(advantage_S + value_S, mask_BT)
     if section.normalize_std:
         advantage_S = _whiten(advantage_S, "steps")
@@ -201,14 +189,11 @@ def gigpo(batch: Batch, section: AdvantageConfig) -> tuple[Tensor, Tensor]:
     """
     steps, mask_BT = _steps_of(batch), batch.mask_BT.bool()
     episode_BT, returns_BT = grpo(batch, section)
-    rewards_NL = steps.spread(steps.reward_S)
-    return_S = _gae(rewards_NL, torch.zeros_like(rewards_NL), section.gamma, 1.0)[steps.trajectory_S, steps.place_S]
-    meetings: dict[tuple[str, int], list[int]] = defaultdict(list)
+    return_S = _gae(steps.reward_S, torch.zeros_like(steps.reward_S), steps.trajectory_S, section.gamma, 1.0)
     row_S, state_S = steps.first_BT.nonzero()[:, 0].tolist(), batch.states_BT[steps.first_BT].tolist()
-    for step, (row, state) in enumerate(zip(row_S, state_S, strict=True)):
-        meetings[batch.groups[row], state].append(step)
+    places = [(batch.groups[row], state) for row, state in zip(row_S, state_S, strict=True)]
     advantage_S = torch.zeros_like(return_S)
-    for met in meetings.values():
+    for met in _groups(places, torch.arange(len(places))).values():
         if len(met) > 1:
             advantage_S[met] = _standardize(return_S[met], section.normalize_std)
     return episode_BT + section.step_weight * steps.to_tokens(advantage_S, mask_BT), returns_BT

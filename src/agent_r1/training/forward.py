@@ -59,13 +59,13 @@ def action_logprobs(
     logprobs_A, entropy_A = (
         torch.cat(column) if column[0] is not None else None for column in zip(*parts, strict=True)
     )
-    return _scatter(logprobs_A, where), None if entropy_A is None else _scatter(entropy_A, where)
+    return scatter(logprobs_A, where), None if entropy_A is None else scatter(entropy_A, where)
 
 
 def action_values(critic: Critic, batch: Batch) -> Tensor:
     """V(s_t) [B, T] float32 at action tokens, 0 elsewhere: the value of the state *before* the token was chosen."""
     hidden_AD, where = _before_actions(critic.trunk, batch)
-    return _scatter(critic.value(hidden_AD)[:, 0].float(), where)
+    return scatter(critic.value(hidden_AD)[:, 0].float(), where)
 
 
 def _before_actions(model: Decoder, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -80,7 +80,7 @@ def _before_actions(model: Decoder, batch: Batch) -> tuple[Tensor, Tensor]:
     return hidden[:, :-1][where[:, 1:]], where
 
 
-def _scatter(values_A: Tensor, where_BT: Tensor) -> Tensor:
+def scatter(values_A: Tensor, where_BT: Tensor) -> Tensor:
     """Put A values back on their places in [B, T], zeros elsewhere (differentiable)."""
     return torch.zeros(where_BT.shape, device=values_A.device).masked_scatter(where_BT, values_A)
 

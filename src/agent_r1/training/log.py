@@ -7,7 +7,6 @@ the same numbers to whoever watches.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import secrets
@@ -16,8 +15,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from agent_r1.errors import AgentR1Error, ConfigError
-from agent_r1.files import read_jsonl, write_whole
+from agent_r1.errors import ConfigError
+from agent_r1.files import RESUME, json_line, read_jsonl, write_whole, writing
 from agent_r1.settings import RolloutConfig
 from agent_r1.ui import say
 
@@ -92,14 +91,8 @@ class MetricsFile:
 
         Numbers may be Python, NumPy or one-element tensors; NaN and infinity become null, since JSON has neither.
         """
-        line = json.dumps({key: _plain(value) for key, value in metrics.items()}, allow_nan=False) + "\n"
-        try:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(line)
-        except OSError as error:
-            raise AgentR1Error(
-                f"cannot write {self.path} ({error.strerror}); make room or grant access, then go on with --resume"
-            ) from None
+        with writing(self.path, RESUME), self.path.open("a", encoding="utf-8") as file:
+            file.write(json_line(metrics))
 
     def read(self) -> list[dict[str, Any]]:
         """All whole lines, oldest first; an empty list when there is no file."""
@@ -109,15 +102,7 @@ class MetricsFile:
         """Forget the lines of later steps, which a resumed run does again. Atomic: the old file or the new one."""
         if self.path.exists():
             kept = [line for line in self.read() if line.get(STEP, 0) <= step]
-            write_whole(self.path, "".join(json.dumps(line) + "\n" for line in kept))
-
-
-def _plain(value: Any) -> Any:
-    """A JSON value: strings, integers and None stay, everything else becomes a finite float or None."""
-    if value is None or isinstance(value, str | int):
-        return value
-    number = float(value)
-    return number if math.isfinite(number) else None
+            write_whole(self.path, "".join(map(json_line, kept)))
 
 
 # ------------------------------------------------------------------------------------------- trackers, by choice
@@ -221,5 +206,4 @@ TRACKERS = {"wandb": _wandb, "tensorboard": _tensorboard}
 
 
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
-    plain = {key: _plain(value) for key, value in metrics.items()}
-    return {key: value for key, value in plain.items() if isinstance(value, int | float)}
+    return {key: value for key, value in metrics.items() if isinstance(value, int | float) and math.isfinite(value)}

@@ -30,7 +30,7 @@ from agent_r1.config import Config, fingerprint, from_yaml, own_names, to_yaml, 
 from agent_r1.device import resolve_device
 from agent_r1.env import dialect, template_shows_tools
 from agent_r1.errors import AgentR1Error, ConfigError
-from agent_r1.files import locked, remove, write_whole
+from agent_r1.files import locked, remove, write_whole, writing
 from agent_r1.rollout import decoder
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.episode import AgentEnvLoop, make_loop
@@ -96,15 +96,11 @@ def open_run(run: RunDir, config: Config, resume: bool) -> None:
             f"{run.path} holds an unfinished run ({run.latest_checkpoint().name}); add --resume to continue it, or "
             "choose another name with --run NAME"
         )
-    try:
+    with writing(run.path):
         (run.path / "rollouts").mkdir(parents=True, exist_ok=True)
         write_whole(run.config, to_yaml(config))
         if code := own.code_hashes(own_names(config)):
             write_whole(run.code, json.dumps(code, indent=2) + "\n")
-    except OSError as error:
-        raise AgentR1Error(
-            f"cannot write to {run.path} ({error.strerror}); free space, or set AGENT_R1_HOME to a folder of yours"
-        ) from None
 
 
 def check_same_settings(run: RunDir, config: Config) -> None:

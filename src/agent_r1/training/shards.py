@@ -6,13 +6,11 @@ The files are read with `weights_only=True`: tensors, never code.
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from agent_r1.errors import AgentR1Error
@@ -30,7 +28,7 @@ def find_shards(folder: Path) -> Path | None:
 def write_merged(actor: Path, base: Path, out: Path) -> None:
     """The weights of `actor`, float32, into the folder `out`, with the config.json of the model folder `base`.
 
-    Raises OSError where it cannot be written.
+    Raises OSError or SafetensorError where it cannot be written.
     """
     weights, config = merge_shards(actor), decoder.read_config(base)
     refuse_weights(weights.values(), f"the policy in {actor}")
@@ -38,10 +36,7 @@ def write_merged(actor: Path, base: Path, out: Path) -> None:
         weights.pop("lm_head.weight", None)
     config.pop("torch_dtype", None)
     (out / "config.json").write_text(json.dumps(config | {"dtype": "float32"}, indent=2) + "\n")
-    try:
-        save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
-    except SafetensorError as error:  # its word for a full disk; callers expect Python's
-        raise OSError(errno.EIO, str(error)) from None
+    save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
 
 
 def merge_shards(actor: Path) -> dict[str, torch.Tensor]:

@@ -195,7 +195,7 @@ def init_weights(model: Decoder, seed: int) -> None:
     previous, induction = model.blocks[0], model.blocks[1]
     key = torch.zeros(hd)
     key[: hd // 2] = PREVIOUS_TOKEN_STRENGTH
-    previous.qkv.bias[:hd] = _rotate_by(key, -1, model)
+    previous.qkv.bias[:hd] = rotate(key, model.cos[1], -model.sin[1])  # R(-1)
     previous.qkv.bias[first_key : first_key + hd] = key
     previous.qkv.weight[:hd] *= 0.1
     previous.qkv.weight[first_key : first_key + hd] *= 0.1
@@ -210,9 +210,3 @@ OUTPUT_SCALE = 0.2
 INDUCTION_STRENGTH = 2.0
 PREVIOUS_TOKEN_STRENGTH = 6.0
 """Makes the previous token's attention score about 4 above its neighbours' (head_dim 32): a clear preference."""
-
-
-def _rotate_by(vector: torch.Tensor, distance: int, model: Decoder) -> torch.Tensor:
-    """R(distance) applied to one head's vector; a negative distance turns back."""
-    cos, sin = model.cos[abs(distance)], model.sin[abs(distance)] * (1 if distance > 0 else -1)
-    return rotate(vector, cos, sin)

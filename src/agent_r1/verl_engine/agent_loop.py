@@ -28,11 +28,11 @@ from agent_r1.tool import BaseTool
 from agent_r1.training.batches import greedy_scores
 from agent_r1.training.metrics import EpisodeNumbers
 from agent_r1.training.tiny_model import load_chat
-from agent_r1.types import Generation, Sampling, StopReason, Trajectory
+from agent_r1.types import Generation, Policy, Sampling, StopReason, Trajectory
 from agent_r1.workspace import load_tools
 
 
-class VerlPolicy:
+class VerlPolicy(Policy):
     """`Policy` over verl's client of its vLLM servers. One object an episode: it notes which weights sampled it."""
 
     def __init__(self, client, stop_ids: tuple[int, ...], seeded: bool):
@@ -64,9 +64,6 @@ class VerlPolicy:
         # verl reports "completed" for both ends of a turn; length and last token tell them apart.
         cut = len(ids) >= sampling.max_tokens and ids[-1] not in self.stop_ids
         return Generation(ids, list(out.log_probs), "length" if cut else "stop")
-
-    def release(self, session: str) -> None:
-        """Nothing to do: vLLM's prefix cache forgets by itself."""
 
 
 class RowOutput(AgentLoopOutput):

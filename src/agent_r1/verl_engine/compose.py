@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.metadata
 import io
 import json
 import warnings
@@ -23,6 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from agent_r1.choices import WITH_CRITIC
 from agent_r1.config import Config
+from agent_r1.device import installed
 from agent_r1.errors import AgentR1Error
 from agent_r1.verl_engine import VERL
 
@@ -135,21 +135,13 @@ def _defaults() -> DictConfig:
 
 def require_verl() -> None:
     """Raises AgentR1Error unless verl is here, in the version that this room is written for."""
-    found = installed_verl()
+    found = installed("verl")
     if found is None:
         raise AgentR1Error(
             "--engine verl needs verl, Ray and vLLM: pip install --no-deps -r requirements/verl-cpu.txt (GPU: verl-gpu.txt)"
         )
     if found != VERL:
         raise AgentR1Error(f"verl {found} is installed and {VERL} is needed; install requirements/verl-cpu.txt again")
-
-
-def installed_verl() -> str | None:
-    """The installed version of verl, or None."""
-    try:
-        return importlib.metadata.version("verl")
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def bucket_megabytes(model: Path) -> int:

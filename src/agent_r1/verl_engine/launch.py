@@ -33,7 +33,7 @@ from omegaconf import OmegaConf
 
 from agent_r1.config import Config, fingerprint
 from agent_r1.data.rows import read_rows
-from agent_r1.device import resolve_device
+from agent_r1.device import cores, resolve_device
 from agent_r1.env import ENVIRONMENTS, dialect
 from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.files import home, locked
@@ -241,7 +241,7 @@ def ray_cpus(config: Config) -> int:
     are placed.
     """
     needed = 3 * config.verl.ranks + 12 + config.verl.agent_workers
-    return needed if config.verl.nodes > 1 else max(len(os.sched_getaffinity(0)), needed)
+    return needed if config.verl.nodes > 1 else max(cores(), needed)
 
 
 def environment(config: Config, device: str, mark: str, scratch: Path) -> dict[str, str]:
@@ -274,7 +274,7 @@ def environment(config: Config, device: str, mark: str, scratch: Path) -> dict[s
             "VERL_USE_EXTERNAL_MODULES": "agent_r1.verl_engine.cpu",
             "VERL_ENGINE_DEVICE": "cuda",  # verl's FSDP engine, which is registered under this name only
             "TORCHDYNAMO_DISABLE": "1",  # compiling would cost more than a small model's whole run
-            "OMP_NUM_THREADS": str(config.trainer.threads or len(os.sched_getaffinity(0))),
+            "OMP_NUM_THREADS": str(config.trainer.threads or cores()),
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "VLLM_CACHE_ROOT": str(scratch / "vllm"),

@@ -13,7 +13,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import os
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_
 from verl.workers.utils.padding import response_from_nested, response_to_nested
 
 from agent_r1.config import from_yaml
+from agent_r1.device import set_threads
 from agent_r1.errors import AgentR1Error
 from agent_r1.files import write_whole
 from agent_r1.rollout.episode import derive_seed
@@ -62,7 +62,7 @@ class AgentR1Trainer(PPOTrainerSync):
         self.advantages: dict[RowKey, list[float]] = {}
         self.sampler, self.checked = SamplerWatch(), {}
         # Ray gives this process, as one that asks for one CPU, one thread; it checks each checkpoint's model.
-        torch.set_num_threads(self.ours.trainer.threads or len(os.sched_getaffinity(0)))
+        set_threads(self.ours.trainer.threads)
 
     # ------------------------------------------------------------------------------------------------- the watchdog
 

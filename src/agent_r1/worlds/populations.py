@@ -20,6 +20,7 @@ from typing import Any
 from agent_r1.data.tinyhop import HEADS, TAILS
 from agent_r1.env.hermes import answer, call
 from agent_r1.types import Message, Row
+from agent_r1.worlds import distinct
 
 KINDS = {"search": 0.25, "calculator": 0.25, "together": 0.3, "more": 0.2}
 """Kind of question -> share of it. The last two take both tools."""
@@ -32,8 +33,8 @@ def questions(split: str, count: int, rng: random.Random) -> Iterator[dict[str, 
     names = [(head + tail).capitalize() for head in HEADS for tail in TAILS]
     random.Random(0).shuffle(names)
     towns = {name: rng.randrange(11, 100) for name in names[slice(*PLACES[split])]}
-    asked: set[str] = set()
-    while len(asked) < count:
+
+    def draw() -> dict[str, Any]:
         kind = rng.choices(list(KINDS), list(KINDS.values()))[0]
         a, b = sorted(rng.sample(list(towns), 2), key=towns.get, reverse=True)
         x, y = (towns[a], towns[b]) if kind != "calculator" else (rng.randrange(11, 100), rng.randrange(11, 100))
@@ -44,16 +45,15 @@ def questions(split: str, count: int, rng: random.Random) -> Iterator[dict[str, 
             "together": (f"How many inhabitants do {a} and {b} have together?", x + y, [a, b]),
             "more": (f"How many more inhabitants has {a} than {b}?", x - y, [a, b]),
         }[kind]
-        if text in asked:
-            continue
-        asked.add(text)
-        yield {
+        return {
             "question": text,
             "answer": str(value),
             "kind": kind,
             "metadata": {"towns": about, "sum": "" if kind == "search" else f"{x} {sign} {y}"},
             "passages": [{"title": town, "text": f"{town} has {towns[town]} inhabitants."} for town in about],
         }
+
+    return distinct(count, draw)
 
 
 def demonstrate(row: Row, history: list[Message], rng: random.Random) -> str:
