@@ -129,7 +129,7 @@ search_service() {
     trap 'kill "$server" 2>/dev/null && wait "$server" || true' EXIT
     until answers "$url"; do
         kill -0 "$server" 2>/dev/null || die "the search service ended; $(tail -n 1 "$log")"
-        sleep 1
+        sleep 0.2
     done
     config+=("search.url=$url")
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import ssl
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -47,8 +48,9 @@ VOCAB = 384
 TOGETHER = dict.fromkeys(("test_verl_train.py", "test_verl_launch.py", "test_pocket_run.py"), "verl")
 """Files that one process runs one after the other: a machine takes one run of verl at a time. Any other file is a group of its
 own, because its tests share fixtures."""
-DEAREST = ("verl", "test_serve.py", "test_hotpotqa_tiny.py", "test_resume.py", "test_speedrun.py",
-           "test_chat_terminal.py", "test_cli.py", "test_docker.py", "test_inference_sh.py", "test_contributing.py")  # fmt: skip
+DEAREST = ("verl", "test_serve.py", "test_hotpotqa_tiny.py", "test_resume.py", "test_speedrun.py", "test_chat_terminal.py",
+           "test_cli.py", "test_docker.py", "test_inference_sh.py", "test_contributing.py", "test_export.py", "test_sandbox.py",
+           "test_your_own_environment.py", "test_verl_compose.py", "test_verl_equivalence.py")  # fmt: skip
 """Groups that take minutes. They are begun first, in this order, and the short ones fill the gaps at the end."""
 
 
@@ -72,6 +74,15 @@ def pytest_xdist_make_scheduler(config, log):
             return group_of(nodeid)
 
     return ByGroup(config, log)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_certificates():
+    """Nothing here speaks TLS, and httpx reads all certificates of the world for each client: a tenth of a second."""
+    with pytest.MonkeyPatch.context() as patch:
+        none = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        patch.setattr("httpx._transports.default.create_ssl_context", lambda *_, **__: none)
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -240,11 +251,15 @@ def demonstrations(micro, chat):
 
 
 @pytest.fixture(scope="session")
-def cloned_weights(micro, chat, demonstrations) -> dict[str, torch.Tensor]:
+def cloned_weights(tmp_path_factory, micro, chat, demonstrations) -> dict[str, torch.Tensor]:
     """Weights that know the format and little else, after a few seconds of cloning. See `cloned_model`."""
-    model = tiny_model(micro.config.model, len(chat.tokenizer))
-    clone_steps(model, demonstrations, steps=150)
-    return model.state_dict()
+
+    def make(folder: Path) -> None:
+        model = tiny_model(micro.config.model, len(chat.tokenizer))
+        clone_steps(model, demonstrations, steps=150)
+        torch.save(model.state_dict(), folder / "weights.pt")
+
+    return torch.load(made_once(tmp_path_factory, "cloned", make) / "weights.pt", weights_only=True)
 
 
 def tiny_model(config: ModelConfig, vocab: int, seed: int = 0) -> Decoder:

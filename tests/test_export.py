@@ -261,6 +261,7 @@ def says(model, folder):
     return (logprobs - torch.load(folder / "logprobs.pt", weights_only=True)).abs().max()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen2", "llama", "replicas"])
 def test_shards_of_verl_become_a_model_wherever_they_are(shards, bare, name, capsys):
     out = bare / "out"
@@ -275,6 +276,7 @@ def test_shards_of_verl_become_a_model_wherever_they_are(shards, bare, name, cap
     assert "done before" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_shards_without_their_shape_ask_for_it(shards, bare, capsys):
     actor = bare / "global_step_12" / "actor"
     shutil.copytree(shards / "qwen2" / "global_step_12" / "actor", actor)
@@ -289,6 +291,7 @@ def test_shards_without_their_shape_ask_for_it(shards, bare, capsys):
     assert main(*options, "--base-model", str(shards / "gone" / "qwen2")) == 1 and "1 shards" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_shards_of_a_run_take_its_settings_along(shards, home):
     folder = checkpoint(home) / "global_step_4"
     shutil.copytree(shards / "qwen2" / "global_step_12", folder)
@@ -298,6 +301,7 @@ def test_shards_of_a_run_take_its_settings_along(shards, home):
     assert says(home / "out", shards / "qwen2") < 1e-5
 
 
+@pytest.mark.slow
 def test_shards_that_were_written_on_gpus_are_read_without_one(shards, bare):
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor

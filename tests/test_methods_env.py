@@ -92,14 +92,6 @@ def test_the_schema_is_that_of_a_tool():
                 "sign": {"type": "string", "enum": ["+", "-"], "description": "Up or down."}}}}]  # fmt: skip
 
 
-def test_every_episode_has_an_object_of_its_own(chat):
-    def script(session, turn, ids):
-        return call("add", step=int(session[1:])) if turn == 0 else "done"
-
-    played = play(chat, Counter, script, [question_row("Go.", (str(i),)) for i in range(100)])
-    assert [t.reward for t in played] == [1.0] * 100
-
-
 def test_what_a_row_says_arrives_by_name(chat):
     told = []
 

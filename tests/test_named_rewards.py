@@ -171,7 +171,8 @@ def test_a_reward_is_chosen_by_name():
 
 @pytest.fixture(scope="module")
 def table():
-    with serving(stand_in([])) as url:
+    with serving(stand_in([])) as url, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("agent_r1.reward.programs.WITHIN_S", 2.0)  # one policy writes a program without an end
         own.say([f"{url}/v1"])
         return asyncio.run(red_team.table(f"{url}/v1"))
 

@@ -92,7 +92,7 @@ def test_a_line_that_is_no_question_is_named_and_the_form_shown(tmp_path, line, 
 
 @pytest.mark.parametrize(
     ("records", "found"),
-    [(GOOD[:9], "has 9 questions and data.train=4, data.val=3, data.test=3 take 10; lower them"), ([], "no usable record"),
+    [(GOOD[:9], "has 9 questions and train, val and test take 10; lower data.train"), ([], "no usable record"),
      ([r | {"metadata": {"level": i if i else "none"}} for i, r in enumerate(GOOD)], "the metadata of")],
 )  # fmt: skip
 def test_too_few_none_and_unlike(tmp_path, records, found):

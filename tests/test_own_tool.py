@@ -18,7 +18,7 @@ from agent_r1.env import make_env
 from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.rollout.episode import run_episodes
 from agent_r1.settings import EnvConfig
-from agent_r1.tool import BaseTool, BatchTool, ToolCall, ToolErrorKind, ToolOutput, call_tool, make_tools, tool
+from agent_r1.tool import BaseTool, BatchTool, ToolCall, ToolErrorKind, ToolOutput, call_tool, tool
 from agent_r1.types import Sampling, StopReason
 
 
@@ -123,13 +123,6 @@ def test_two_hundred_calls_of_which_ten_hang(is_async):
         assert result.error == (ToolErrorKind.TIME_OUT if n % 20 == 7 else None)
         assert result.ok is False or result.content == str(n)
     let_go.set()
-
-
-def test_two_tools_of_one_name():
-    with pytest.raises(
-        ConfigError, match="calculator and calculator both bring a tool called 'calculator'; leave one out"
-    ):
-        make_tools(["calculator", "calculator"])
 
 
 def iter_of_one():

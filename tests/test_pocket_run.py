@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import openai
 import pytest
 import torch
 from runs import agent, lines, main
@@ -105,6 +104,8 @@ def test_vllm_serves_tool_calls_and_says_what_the_trainer_says(exported, config,
         for mine, theirs in zip(here.steps, there.steps, strict=True):
             assert mine.action_ids == theirs.action_ids
             assert theirs.action_logprobs == pytest.approx(mine.action_logprobs, abs=1e-3)
+
+        import openai
 
         client = openai.OpenAI(base_url=server.url, api_key=server.api_key)
         messages, tools = list(asked["prompt"]), [tool.schema() for tool in agent.tools.values()]

@@ -402,14 +402,6 @@ def test_the_checkpoint_is_an_ordinary_model_folder(smoke):
 
 
 @pytest.mark.slow
-def test_the_report_loads_nothing_from_elsewhere(smoke):
-    html = (smoke[0] / "runs" / "smoke-grpo" / "report.html").read_text()
-    assert len(html) > 20_000 and "</html>" in html
-    assert not re.search(r"""(src|href|action|data|poster)\s*=\s*["']?\s*(https?:)?//""", html)
-    assert not re.search(r"""url\(\s*["']?\s*(https?:)?//|@import|<link|<iframe|\bfetch\(|XMLHttpRequest""", html)
-
-
-@pytest.mark.slow
 def test_a_second_call_skips_every_stage(smoke):
     home, _ = smoke
     before = tree(home)

@@ -103,6 +103,7 @@ def watched(monkeypatch, tmp_path):
     run, notes, tracked = RunDir(tmp_path / "run"), Notes(), []
     for name in ("verl", "logs"):
         (run.path / name).mkdir(parents=True)
+    monkeypatch.setattr(launch, "POLL_S", 0.05)
 
     def watch(script: str):
         code = f"import json, os, pathlib, time; run = pathlib.Path({str(run.path)!r})\n{script}"
@@ -343,6 +344,9 @@ sys.modules["verl.trainer.constants_ppo"] = variables
 
 @ray.remote(num_cpus=0)
 class AgentLoopWorker:
+    def here(self):
+        pass
+
     def die(self):
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -353,13 +357,14 @@ class Runner:
             os.kill(os.getpid(), signal.SIGKILL)
         if config.trainer.dies == "while nobody looks":
             worker = AgentLoopWorker.options(name="agent_loop_worker_0").remote()
-            time.sleep(5)
+            ray.get(worker.here.remote())
+            time.sleep(1.5)  # the driver looks at it a few times
             worker.die.remote()  # verl does not ask for the result either
             time.sleep(600)
         block = bytearray(600 * 2**20)
         time.sleep(60)
 
-driver.Runner, driver.LOOK_S = Runner, 1
+driver.Runner, driver.LOOK_S = Runner, 0.3
 driver.main(sys.argv[1], sys.argv[2], "2", "0")
 """
 

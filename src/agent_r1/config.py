@@ -65,6 +65,11 @@ def changed(config: Config, overrides: list[str]) -> Config:
     return _validated(_merged(config.model_dump(), _anchored(_read_overrides(overrides), Path.cwd())))
 
 
+def _load(text: str) -> Any:
+    """`yaml.safe_load` in C where that was built: ten times as quick, and every setting on a command line is parsed by itself."""
+    return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+
+
 def to_yaml(config: Config) -> str:
     """The resolved configuration as YAML (what config.yaml of a run holds)."""
     return yaml.safe_dump(config.model_dump(), sort_keys=False, allow_unicode=True)
@@ -73,7 +78,7 @@ def to_yaml(config: Config) -> str:
 def from_yaml(path: Path) -> Config:
     """Read a run's config.yaml back. Raises ConfigError when it is damaged or of another version."""
     try:
-        saved = yaml.safe_load(path.read_text(encoding="utf-8"))
+        saved = _load(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigError(
             f"{path} cannot be read as YAML ({type(error).__name__}); delete the run or restore the file"
@@ -112,7 +117,7 @@ def _read_preset(name: str, seen: tuple[str, ...] = ()) -> list[dict[str, Any]]:
         )
     path = Path(name) if _is_file(name) else _preset_dir() / f"{name}.yaml"
     try:
-        preset = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        preset = _load(path.read_text(encoding="utf-8")) or {}
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"the preset {path} cannot be read: {' '.join(str(error).split())}") from None
     if not isinstance(preset, dict):
@@ -177,7 +182,7 @@ def _read_overrides(overrides: list[str]) -> dict[str, Any]:
         if not equals:
             raise ConfigError(f"override {item!r} is not of the form section.key=value (for example trainer.steps=20)")
         try:
-            value = yaml.safe_load(text)
+            value = _load(text)
         except (ValueError, yaml.YAMLError):  # an open bracket, a date that is none
             raise ConfigError(f"override {item!r} is not valid YAML behind the =") from None
         for name in reversed(key.split(".", 2 if key.startswith("env.mcp.") else 1)):

@@ -143,7 +143,7 @@ def _mix(config: DataConfig, split: str) -> dict[str, float]:
     return mix | {"3-hop": 2 * mix.get("3-hop", 0.0)}
 
 
-# ------------------------------------------------------------------------------------------------------ published sets
+# --------------------------------------------------------------------------------------------- published, and one's own
 
 
 def _published(config: DataConfig, seed: int) -> Made:
@@ -155,58 +155,69 @@ def _published(config: DataConfig, seed: int) -> Made:
         return published.read(config, split, files.get(split, []), skipped)
 
     train, *held_out = ["all"] if "all" in files else dataset.files
-    splits = split_two(config, seed, read(train), read(*held_out)) if held_out else split_one(config, seed, read(train))
-    everyone = [record for records in splits.values() for record in records]
-    local = [*(path for part in files.values() for path in part), *(p for p in [Path(config.corpus)] if p.is_file())]
-    manifest = {
-        "dataset": {"hub": dataset.hub, "revision": dataset.revision} if not files else None,
-        "sources": {str(path.resolve()): sha256(path) for path in local},
-        "skipped": skipped,  # by those of the corpus it grows, while the passages are written
-        "splits": {
-            split: {"questions": len(records), "kinds": dict(sorted(Counter(r.kind for r in records).items()))}
-            for split, records in splits.items()
-        },
-    }
-    questions = {
+    splits = (
+        split_two(config, seed, read(train), read(*held_out))
+        if held_out
+        else split_one(config, f"{seed}/all", read(train))
+    )
+    asked = {
         split: [
             Asked(r.question, r.answers, {name: getattr(r, name) for name in KNOWN}, config.system) for r in records
         ]
         for split, records in splits.items()
     }
-    return Made(questions, corpora.passages(config.corpus, everyone, config.skip_bad, skipped), manifest)
-
-
-# ---------------------------------------------------------------------------------------------------------- one's own
+    made = _of_records(config, splits, asked, [path for part in files.values() for path in part], skipped)
+    made.manifest["dataset"] = {"hub": dataset.hub, "revision": dataset.revision} if not files else None
+    return made
 
 
 def _own(config: DataConfig, seed: int) -> Made:
     corpora.check(config.corpus)
     skipped: list[str] = []
-    splits = own_rows.splits_of(config, seed, skipped)
-    local = [*own_rows.source_files(config).values(), *(p for p in [Path(config.corpus)] if p.is_file())]
-    manifest = {
-        "sources": {str(path.resolve()): sha256(path) for path in local},
-        "skipped": skipped,
-        "splits": {split: {"questions": len(questions)} for split, questions in splits.items()},
-    }
+    files = own_rows.source_files(config)
+    splits = own_rows.splits_of(config, files, seed, skipped)
+    if "all" in splits:
+        splits = split_one(config, f"{seed}/own", splits["all"])
     asked = {
         split: [Asked(q.question, q.answer, q.extra(), q.system or config.system, q.tools) for q in questions]
         for split, questions in splits.items()
     }
-    theirs = config.corpus == "contexts"
-    found = own_rows.passages(splits) if theirs else corpora.passages(config.corpus, [], config.skip_bad, skipped)
-    return Made(asked, found, manifest)
+    return _of_records(config, splits, asked, files.values(), skipped)
+
+
+def _of_records(
+    config: DataConfig,
+    splits: dict[str, list[Any]],
+    asked: dict[str, list[Asked]],
+    files: Iterable[Path],
+    skipped: list[str],
+) -> Made:
+    """`splits` holds the records that were read from `files`, each with its `kind` and its `paragraphs`."""
+    local = [*files, *(path for path in [Path(config.corpus)] if path.is_file())]
+    manifest = {
+        "sources": {str(path.resolve()): sha256(path) for path in local},
+        "skipped": skipped,  # by those of the corpus it grows, while the passages are written
+        "splits": {
+            split: {
+                "questions": len(records),
+                "kinds": dict(sorted(Counter(r.kind for r in records if r.kind).items())),
+            }
+            for split, records in splits.items()
+        },
+    }
+    everyone = [record for records in splits.values() for record in records]
+    return Made(asked, corpora.passages(config.corpus, everyone, config.skip_bad, skipped), manifest)
 
 
 # ------------------------------------------------------------------------------------------------------- their splits
 
 
-def split_one(config: DataConfig, seed: int, records: list[Record]) -> dict[str, list[Record]]:
+def split_one(config: DataConfig, seed: str, records: list[Any]) -> dict[str, list[Any]]:
     """Three samples without overlap."""
     if not config.test:
         raise ConfigError("data.test=0 takes the whole validation set, and one file has none apart; say how many")
     wanted = {split: getattr(config, split) for split in SPLITS[:3]}
-    drawn = iter(_draw(records, sum(wanted.values()), f"{seed}/all", "train, val and test"))
+    drawn = iter(_draw(records, sum(wanted.values()), seed, "train, val and test"))
     return {split: [next(drawn) for _ in range(count)] for split, count in wanted.items()}
 
 
@@ -217,7 +228,7 @@ def split_two(config: DataConfig, seed: int, train: list[Record], test: list[Rec
     return {"train": drawn[: config.train], "val": drawn[config.train :], "test": tested}
 
 
-def _draw(records: list[Record], count: int, seed: str, splits: str) -> list[Record]:
+def _draw(records: list[Any], count: int, seed: str, splits: str) -> list[Any]:
     if count > len(records):
         raise ConfigError(
             f"the source has {len(records)} questions and {splits} take {count}; lower data.train and the like"

@@ -23,7 +23,6 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 from agent_r1 import own
 from agent_r1.data.published import Text, checked, from_file
-from agent_r1.data.rows import Passage
 from agent_r1.errors import AgentR1Error, ConfigError, first_line
 from agent_r1.settings import DataConfig
 
@@ -55,6 +54,11 @@ class Question(BaseModel):
     passages: list[Titled] = []
     """Those of all questions are the corpus, unless `data.corpus` is a file."""
 
+    @property
+    def paragraphs(self) -> list[tuple[str, str]]:
+        """Title and text of each of them, as a published record has them."""
+        return [(passage.title, passage.text) for passage in self.passages]
+
     def extra(self) -> dict[str, Any]:
         """What stands in the row beside question and answers. Parquet cannot hold an object without keys."""
         known = {"kind": self.kind, "metadata": self.metadata, "supporting": self.supporting}
@@ -81,8 +85,8 @@ def _file(folder: Path, split: str) -> Path:
     raise AgentR1Error(f"{folder} has no {split}.jsonl or {split}.parquet; a single file is dealt out to the splits")
 
 
-def splits_of(config: DataConfig, seed: int, skipped: list[str]) -> dict[str, list[Question]]:
-    """The questions of each split; those that are left out are named in `skipped`.
+def splits_of(config: DataConfig, files: dict[str, Path], seed: int, skipped: list[str]) -> dict[str, list[Question]]:
+    """The questions of each split, or `all` of them; those that are left out are named in `skipped`.
 
     Raises AgentR1Error naming the line that is no question; ConfigError where there are fewer than wanted.
     """
@@ -90,9 +94,9 @@ def splits_of(config: DataConfig, seed: int, skipped: list[str]) -> dict[str, li
     if own.is_own(config.name):
         return {split: _made(config.name, seed, split, count) for split, count in wanted.items()}
     asked: dict[str, str] = {}
-    found = {name: read(path, config.skip_bad, skipped, asked) for name, path in source_files(config).items()}
+    found = {name: read(path, config.skip_bad, skipped, asked) for name, path in files.items()}
     if "all" in found:
-        return _dealt(found["all"], wanted, seed, config.source)
+        return found
     for split, count in wanted.items():
         if count > len(found[split]):
             raise ConfigError(f"{config.source} has {len(found[split])} questions in {split}, and data.{split}={count}")
@@ -128,16 +132,6 @@ def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
         yield f"row {number}", {key: item for key, item in value.items() if item is not None}
 
 
-def _dealt(questions: list[Question], wanted: dict[str, int], seed: int, source: str) -> dict[str, list[Question]]:
-    """One file's questions, dealt out without overlap."""
-    total = sum(wanted.values())
-    if total > len(questions):
-        said = ", ".join(f"data.{split}={count}" for split, count in wanted.items())
-        raise ConfigError(f"{source} has {len(questions)} questions and {said} take {total}; lower them")
-    drawn = iter(random.Random(f"{seed}/own").sample(questions, total))
-    return {split: [next(drawn) for _ in range(count)] for split, count in wanted.items()}
-
-
 def _made(name: str, seed: int, split: str, count: int) -> list[Question]:
     """`questions(split, count, rng)` of one's own, asked for one split."""
     make = own.load(name, "data.name")
@@ -155,10 +149,3 @@ def _made(name: str, seed: int, split: str, count: int) -> list[Question]:
     if len(found) < max(count, 1):
         raise ConfigError(f"data.name={name} made {len(found)} questions for {split}, and data.{split}={count}")
     return found
-
-
-def passages(splits: dict[str, list[Question]]) -> Iterator[Passage]:
-    """The passages of all questions, each once."""
-    every = (p for questions in splits.values() for q in questions for p in q.passages)
-    for number, (title, text) in enumerate(dict.fromkeys((p.title, p.text) for p in every)):
-        yield Passage(str(number), title, text)

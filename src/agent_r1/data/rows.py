@@ -72,15 +72,16 @@ def read_corpus(path: Path) -> Iterator[Passage]:
 
     Raises AgentR1Error for a missing file, and for a damaged line with its number.
     """
-    number = 0
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
-                yield Passage(**json.loads(line))
+                try:
+                    passage = Passage(**json.loads(line))
+                except (ValueError, TypeError) as error:
+                    raise AgentR1Error(f"{path}, line {number}: no passage ({first_line(error)}); {REMEDY}") from None
+                yield passage
     except OSError as error:
         raise AgentR1Error(f"{path} cannot be read ({error.strerror}); make the data first (`agent-r1 data`)") from None
-    except (ValueError, TypeError) as error:
-        raise AgentR1Error(f"{path}, line {number}: no passage ({first_line(error)}); {REMEDY}") from None
 
 
 # ------------------------------------------------------------------------------------------------------- the folder
