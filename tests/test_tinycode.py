@@ -51,7 +51,7 @@ def test_a_world_is_the_same_again_and_another_for_another_seed():
 def test_each_program_prints_the_answer_and_a_miss_hardly_ever_does(tools):
     asked = split("test", 15)
     programs = [[f"print({text})" for text in (q["metadata"]["program"], *q["metadata"]["misses"])] for q in asked]
-    printed = [[tools["python"].execute({"code": code}).content for code in four] for four in programs]
+    printed = [[tools["python"].execute({"code": code}) for code in four] for four in programs]
     assert [first for first, *_ in printed] == [q["answer"] for q in asked]
     misses = [miss == q["answer"] for (_, *rest), q in zip(printed, asked, strict=True) for miss in rest]
     assert sum(misses) <= 1 and len(misses) >= 45
