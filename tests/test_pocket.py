@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 
 import pytest
 import torch
@@ -24,6 +25,8 @@ from agent_r1.training.pretrained import chat_with_tools
 from agent_r1.training.run import write_model
 from agent_r1.training.tiny_model import load_chat, save_tokenizer
 from agent_r1.types import Sampling
+from agent_r1.worlds.geohop.demonstrator import demonstrate
+from agent_r1.worlds.geohop.questions import questions
 
 TOOLS = [tool.schema() for tool in make_tools(["calculator"]).values()]
 ASKED = {"role": "user", "content": "What is the capital of France?"}
@@ -56,6 +59,24 @@ def test_no_token_of_the_real_vocabulary_becomes_a_control_token_as_data(smol_ch
 def test_numbers_are_spelled_by_the_digit_as_the_model_was_trained(smol_chat):
     """transformers 5.10 reads the file without this: two blanks before a number are two tokens then."""
     assert smol_chat.tokenizer.tokenize("in  1969") == ["in", "ĠĠ", "1", "9", "6", "9"]
+
+
+@pytest.mark.slow
+def test_an_answer_of_geohop_is_the_same_tokens_as_in_the_passage(smol_chat):
+    """Copied token by token, it needs no spelling. A row without tools: the demonstrator answers at once."""
+    asked = list(questions("train", 40, random.Random(0)))
+    rows = [{"reward_model": {"ground_truth": q["answer"]}, "env_kwargs": {"tools": []}} for q in asked]
+    turns = [demonstrate(r | {"extra_info": q}, [ASKED], random.Random(0)) for q, r in zip(asked, rows, strict=True)]
+    copied = 0
+    for question, turn in zip(asked, turns, strict=True):
+        name = question["answer"][0]
+        ids = smol_chat.encode_trusted(turn.partition("<answer>")[2].partition("</answer>")[0])
+        passages = [p["text"] for p in question["passages"] if f" {name}." in p["text"] or f" {name}," in p["text"]]
+        for text in passages:
+            read = smol_chat.encode_data(text)
+            assert any(read[i : i + len(ids)] == ids for i in range(len(read))), (turn, text)
+        copied += bool(passages)
+    assert copied > 20
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -67,11 +68,11 @@ def end(process: subprocess.Popen) -> tuple[int, str]:
     return process.returncode, (errors.strip().splitlines() or [""])[-1]
 
 
-def until(condition, process: subprocess.Popen) -> None:
+def until(condition, process: subprocess.Popen, every_s: float = 0.2) -> None:
     """A run that hangs ends itself, by verl.patience_s."""
     while not condition():
         assert process.poll() is None, process.stderr.read()[-2000:]
-        time.sleep(0.2)
+        time.sleep(every_s)
 
 
 def named(pids: list[int], part: str) -> list[int]:
@@ -161,11 +162,26 @@ def test_ppo_on_two_ranks_learns_what_we_compute_until_its_servers_die(home):
     until(lambda: len(lines(run)) >= 2, process)
     servers = named(processes_of(run.parents[1]), "EngineCore")
     assert len(servers) >= 2
+
+    def held_while_sampling() -> bool:
+        """Held in the middle of a sampling, which then cannot end: their death is to be met there, and not between two."""
+        if read_phase(RunDir(run))["phase"] != "sampling":
+            return False
+        for pid in servers:
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(1)
+        if read_phase(RunDir(run))["phase"] == "sampling":
+            return True
+        for pid in servers:
+            os.kill(pid, signal.SIGCONT)
+        return False
+
+    until(held_while_sampling, process, every_s=0.01)
     for pid in servers:
         os.kill(pid, signal.SIGKILL)
     code, said = end(process)
     assert code == 1 and "rollout server failed" in said, said
-    assert "logs/verl-" in said and "continue from step_000002 with --resume" in said, said
+    assert "logs/verl-" in said and re.search(r"continue from step_\d{6} with --resume", said), said
     assert left_behind(run) == []
 
     curve, (loss, norm) = metrics(run)[:2], first_update(run, 2)
