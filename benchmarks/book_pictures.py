@@ -134,10 +134,8 @@ def clip() -> str:
         x0, y0 = 50 + 450 * panel, (70 if A > 0 else 280)
 
         def place(r: float, value: float, x0=x0, y0=y0) -> tuple[float, float]:
-            return (
-                x0 + 90 * r,
-                y0 - 56 * value,
-            )  # no point lies half-way between two tenths, which machines round differently
+            # 56: no point then lies half-way between two tenths, which machines round differently.
+            return x0 + 90 * r, y0 - 56 * value
 
         d.text(x0, 30, name)
         d.path([place(0, 0), place(4, 0)], "line", 1)

@@ -80,7 +80,7 @@ def _standardize(score_G: Tensor, normalize_std: bool) -> Tensor:
 
 
 def _groups(groups: list[Hashable], index_B: Tensor) -> dict[Hashable, list[int]]:
-    """The trajectories (numbers 0..N-1) of each group."""
+    """The trajectories (numbers 0..N-1) of each group; for gigpo the steps that were taken at each place."""
     members: dict[Hashable, list[int]] = defaultdict(list)
     for group, trajectory in dict.fromkeys(zip(groups, index_B.tolist(), strict=True)):
         members[group].append(trajectory)  # one of several rows counts once
@@ -131,7 +131,7 @@ def _gae(reward_A: Tensor, value_A: Tensor, trajectory_A: Tensor, gamma: float, 
     They are laid out as one line per trajectory, N x L; then it is the textbook's, backwards in time. Shorter trajectories
     end in zeros, which leave V and A at 0 as they must be.
     """
-    length_N = torch.bincount(trajectory_A, minlength=1)
+    length_N = torch.bincount(trajectory_A, minlength=1)  # 1: a batch without any action still has a line
     start_N = length_N.cumsum(0) - length_N
     place_A = torch.arange(len(trajectory_A), device=trajectory_A.device) - start_N[trajectory_A]
     rewards_NL = reward_A.new_zeros(len(length_N), int(length_N.max()))
