@@ -10,7 +10,7 @@ PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-
 help:
 	@echo "make install   $(VENV) with pinned CPU packages and agent-r1"
 	@echo "make test      install what is missing, verl and vLLM for the CPU too, then run every test"
-	@echo "make quick     the unit tests only (under three minutes on two cores)"
+	@echo "make quick     the unit tests only (under two minutes on two cores)"
 	@echo "make long      what takes minutes to hours; PART=mutation runs one part (docs/long.md)"
 	@echo "make lint      ruff, shellcheck, hadolint"
 	@echo "make docs      the book as a site, in build/site: open index.html, no server is needed"

@@ -6,6 +6,7 @@ a test changes (models, policies) comes from a function that makes a fresh one.
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -41,6 +42,9 @@ from agent_r1.types import Action, Generation, Observation, Row, Sampling, Step,
 # A shell that runs `pytest &` has it ignore Ctrl-C, and its children inherit that; some tests press Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Importing the test files makes a million objects that stay. Looking through them for garbage took half of the collection.
+gc.disable()
+
 VOCAB = 384
 
 # ------------------------------------------------------------------------ several processes at once (`make test`, `make quick`)
@@ -63,6 +67,11 @@ def pytest_collection_modifyitems(items):
     if "PYTEST_XDIST_WORKER" in os.environ:
         order = {group: place for place, group in enumerate(DEAREST)}
         items.sort(key=lambda item: order.get(group_of(item.nodeid), len(order)))
+
+
+def pytest_collection_finish():
+    gc.freeze()  # what has been imported is not looked through again
+    gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)

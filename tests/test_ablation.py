@@ -36,6 +36,7 @@ def commands(tmp_path) -> list[list[str]]:
     return [line.split() for line in log.read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_three_arms_from_one_cold_start_for_each_seed(produced, commands, tmp_path, monkeypatch, capsys):
     *agents, table = commands
     assert table == ["benchmarks/summary.py", *(f"ablation-{arm}-s{seed}" for seed in range(3) for arm in ARMS)]

@@ -276,6 +276,7 @@ NO_SPACE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("argv", "kilobytes"), NO_SPACE.values(), ids=NO_SPACE)
 def test_no_space(home, capsys, argv, kilobytes):
     """One line, no half thing under a whole one's name, everything that was there still there, and then it goes on."""

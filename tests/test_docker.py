@@ -191,6 +191,7 @@ def image(tmp_path) -> dict[str, str]:
     return {"root": str(root), "venv": str(venv.parent)}
 
 
+@pytest.mark.slow
 def test_the_copied_files_are_enough(image, tmp_path):
     root = Path(image["root"])
     project = (root / "pyproject.toml").read_text()
@@ -344,6 +345,7 @@ def test_a_dry_run_builds_nothing(box):
     assert not box.calls("build") and not box.calls("run") and list(box.home.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_what_docker_is_told(box, tmp_path):
     (box.bin / "image").touch()
     (tmp_path / "mine.json").write_text("[]")

@@ -245,7 +245,7 @@ def test_a_server_that_cannot_be_used_costs_no_run_and_no_key(alone, monkeypatch
             pass
 
     asked, server = [], ThreadingHTTPServer(("127.0.0.1", 0), Refuses)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{server.server_port}")
     monkeypatch.setenv("WANDB_API_KEY", KEY)
     with trackers(["wandb"], alone, {}, []) as track:

@@ -168,7 +168,7 @@ def test_a_server_over_http_that_was_started_anew(port):
 def test_a_session_that_a_server_has_forgotten_is_opened_anew():
     sessions: set[str] = set()
     server = mcp_servers.with_sessions(sessions)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     tools = make_tools(["old"], {"old": f"http://127.0.0.1:{server.server_port}/mcp"})
     assert ask(tools, "pid").ok and sessions == {"0"}
     sessions.clear()
@@ -337,6 +337,7 @@ def test_a_tool_that_it_lacks(opened):
 # ------------------------------------------------------------------------------------------ episodes, and the end of it
 
 
+@pytest.mark.slow
 def test_each_episode_may_have_a_session_of_its_own(opened, chat):
     """Two episodes side by side count for themselves, in processes that end with them, also when one is cut off."""
     tools = opened(names=["hand.count", "hand.pid", "hand.hang"], own_sessions=["hand"])

@@ -58,6 +58,7 @@ def test_a_paraphrase_is_found_that_ngrams_miss(folder, minilm, tmp_path, monkey
     assert sum(a == b for a, b in zip(found, PARAPHRASES.values(), strict=True)) < len(PARAPHRASES)
 
 
+@pytest.mark.slow
 def test_both_encoders_find_the_facts_of_geohop(minilm, tmp_path):
     """What the solver asks for comes first, with either; of what the question itself brings, the neural one has more."""
     asked = list(questions("val", 60, random.Random(0)))

@@ -177,6 +177,7 @@ def table():
         return asyncio.run(red_team.table(f"{url}/v1"))
 
 
+@pytest.mark.slow
 def test_no_policy_is_paid_for_nothing(table):
     """None beats an honest wrong answer, and so none reaches half of a right one. Sub-EM and a judge have no bound."""
     assert len(red_team.POLICIES) >= 15
@@ -188,11 +189,13 @@ def test_no_policy_is_paid_for_nothing(table):
         assert max(paid.values()) == call, paid
 
 
+@pytest.mark.slow
 def test_sub_em_fails_and_the_table_says_by_how_much(table):
     paid = {policy for policy in red_team.POLICIES if table[policy]["sub_em"] >= 0.5}
     assert paid == {"a list of guesses", "this or that", "the document", "1,000 words in the answer"}
     assert table["an order to the judge"]["judge"] == 1  # a judge that reads badly does what it is told
 
 
+@pytest.mark.slow
 def test_the_table_of_the_docs_is_this_one(table):
     assert red_team.as_markdown(table) in (ROOT / "docs/safety.md").read_text()

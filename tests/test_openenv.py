@@ -237,6 +237,7 @@ LISTED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [*SAID, *LISTED])
 def test_what_a_server_does_wrong_breaks_off_its_episode_in_one_line_and_the_others_run(chat, server, kind):
     short, wanted = {"tool_timeout_s": 0.3 if kind in ("hang", "slow-reset") else 20}, (SAID | LISTED)[kind]

@@ -260,6 +260,7 @@ def test_two_tools_of_one_name_are_refused_before_anything_is_made(folder, tools
     assert found in str(refusal.value)
 
 
+@pytest.mark.slow
 def test_the_written_task_passes_its_own_test(tmp_path):
     assert main("new", str(tmp_path / "my-task")) == 0
     assert main("new", str(tmp_path / "my-task")) == 1  # nothing is overwritten

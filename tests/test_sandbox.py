@@ -130,6 +130,7 @@ def wait_until(true) -> bool:
 # ------------------------------------------------------------------------------------------------------- attacks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_attack_is_contained(ran, kind):
     """The same of all: no program sees the secret, believes that it got out, prints without bound, or runs without end."""
@@ -144,12 +145,14 @@ def test_every_attack_is_contained(ran, kind):
     assert not wrong
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["bomb: memory", "bomb: one large object", "bomb: shared memory", "bomb: recursion"])
 def test_a_bomb_fails_as_a_program_can_understand(ran, kind, name):
     assert re.search("MemoryError|Cannot allocate memory|RecursionError", ran[kind, name].output)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_endless_output_is_cut_off(ran, kind):
     assert {ran[kind, name].ended for name in ATTACKS if name.startswith(("bomb: output", "bomb: an unclosed"))} == {
@@ -157,6 +160,7 @@ def test_an_endless_output_is_cut_off(ran, kind):
     }
 
 
+@pytest.mark.slow
 def test_nothing_happened_to_anybody(ran, victims):
     assert victims.state() == victims.before and not victims.heard()
     assert wait_until(
@@ -190,6 +194,7 @@ def test_nothing_is_left_for_the_next_program(kind):
     wall.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_dies_with_its_parent(kind, tmp_path):
     """A trainer that is killed leaves no program behind, neither a running one nor one that waits."""
@@ -294,6 +299,7 @@ def test_what_the_agent_reads(tools, code, content):
     assert (result.content, result.ok) == (content, True)
 
 
+@pytest.mark.slow
 def test_what_it_has_printed_when_its_time_is_over():
     tools = make_tools(["python"], env=EnvConfig(tool_timeout_s=2))
     result = told(tools, "print('half', flush=True)\nimport time\ntime.sleep(60)")
@@ -314,6 +320,7 @@ def test_what_is_no_program_is_refused(tools):
         assert result.error is ToolErrorKind.INVALID_ARGUMENTS and "at most 50000 bytes" in result.content
 
 
+@pytest.mark.slow
 def test_64_calls_at_once_keep_their_deadline_and_none_is_lost(tools):
     """Half of them never end. Each of the others gets its own answer all the same."""
 

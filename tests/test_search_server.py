@@ -80,6 +80,7 @@ def nobody() -> str:
         return f"http://127.0.0.1:{free.getsockname()[1]}"
 
 
+@pytest.mark.slow
 def test_the_service_leaves_most_cores_of_a_large_machine_to_the_trainers(tmp_path):
     """Asked in a thread of its own, as the service searches in one: OpenMP's settings belong to threads. How many threads
     16 really are is up to the machine (MKL starts no more than there are cores), so that is asked with one."""
@@ -380,7 +381,7 @@ def retriever(answer=None, asked=None):
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
 
@@ -485,6 +486,7 @@ def command(folder, *argv, url=None):
         process.wait()
 
 
+@pytest.mark.slow
 def test_the_command_answers_as_the_index_does_and_is_waited_for_when_killed(home):
     folder, settings = home
     call, said = ToolCall("search", {"query": "author of Moby-Dick"}), []

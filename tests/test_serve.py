@@ -82,6 +82,7 @@ def answers(port: int) -> bool:
 # ------------------------------------------------------------------------------------------------- starting and stopping
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("modes", ["slow,family", "stubborn,family"])
 def test_it_waits_until_the_server_is_healthy_and_leaves_nothing_behind(fake, tmp_path, monkeypatch, capsys, modes):
     monkeypatch.setattr("agent_r1.inference.serve.STOP_S", 0.5)

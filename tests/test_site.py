@@ -15,6 +15,7 @@ from runs import ROOT
 sys.path.insert(0, str(ROOT / "docs" / "site"))
 from annotate import segments  # noqa: E402
 
+pytestmark = pytest.mark.slow  # the whole book is built
 PATH = re.findall(r"\((src/agent_r1/[\w/]+\.py)\)", (ROOT / "README.md").read_text().split("## What is special")[0])
 
 

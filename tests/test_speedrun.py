@@ -55,6 +55,7 @@ def test_a_dry_run_on_a_bare_machine_installs_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_an_installation_says_its_size_and_moves(tmp_path):
     """With a real pip, and a package that lies beside it, so that nothing is downloaded."""
     wheel = tmp_path / "tiny_part-1.0-py3-none-any.whl"
@@ -81,6 +82,7 @@ def test_an_installation_says_its_size_and_moves(tmp_path):
     assert again.returncode == 1 and "could not be installed" in again.stderr and len(again.stdout.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_a_dry_run_starts_nothing(tmp_path):
     before = {path.name for path in ROOT.iterdir()}
     done = speedrun(tmp_path, "grpo", "--preset", "smoke", "--run", "mine", "--seed", "3", "actor.lr=0.25", "--dry-run")

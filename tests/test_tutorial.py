@@ -164,6 +164,7 @@ def test_your_own_flow(empty_folder, micro_model):
 MULTIHOP = "multihopqa.md"
 
 
+@pytest.mark.slow
 def test_multi_hop_questions(empty_folder, chat):
     """The row and the episode that the page shows are those of the code, and all of its commands run."""
     subprocess.run([sys.executable, ROOT / "tests/hotpotqa_tiny/make.py", "questions"], check=True)

@@ -39,6 +39,7 @@ def composed(config: Config, folder: Path, device: str = "cpu"):
     return compose(overrides(config, sources(folder), device))
 
 
+@pytest.mark.slow
 @needs_verl
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])

@@ -246,6 +246,7 @@ def trained(sharded, folder: Path, rows: list[dict], dtype: str) -> tuple:
     return run, load_config("smoke", ["engine=verl"], algorithm="grpo"), start, kept
 
 
+@pytest.mark.slow
 def test_shards_become_a_checkpoint_that_everybody_reads(sharded, tmp_path):
     phases, (_, model) = [], sharded
     run, config, start, kept = trained(sharded, tmp_path, rows_of(model), "float32")
@@ -276,6 +277,7 @@ def rounded(model: decoder.Decoder) -> list[dict]:
     return rows_of(model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "trainer, dtype, least, most, is_unverified",
     [
@@ -297,6 +299,7 @@ def test_a_model_is_compared_with_the_trainer_as_it_multiplied(
     assert run.latest_checkpoint().name == "step_000003"
 
 
+@pytest.mark.slow
 def test_weights_that_are_not_the_trainers_end_the_run_and_nothing_is_lost(sharded, tmp_path):
     rows = rows_of(random_model(vocab=VOCAB + 1, seed=5))
     run, config, start, kept = trained(sharded, tmp_path, rows, "bfloat16")
@@ -310,6 +313,7 @@ def test_weights_that_are_not_the_trainers_end_the_run_and_nothing_is_lost(shard
     assert "continue from unverified_000003 with --resume" in launch.last_words(run)
 
 
+@pytest.mark.slow
 def test_a_full_disk_loses_no_shard(sharded, tmp_path):
     run, config, start, kept = trained(sharded, tmp_path, rows_of(sharded[1]), "float32")
     before, (soft, hard) = tree(kept), resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -324,6 +328,7 @@ def test_a_full_disk_loses_no_shard(sharded, tmp_path):
     assert [path.name for path in run.checkpoints.iterdir()] == ["step_000003"]
 
 
+@pytest.mark.slow
 def test_a_missing_shard_is_named(sharded, tmp_path):
     (tmp_path / "model_world_size_2_rank_0.pt").write_bytes((sharded[0] / "model_world_size_2_rank_0.pt").read_bytes())
     with pytest.raises(AgentR1Error, match="has 1 shards"):

@@ -29,6 +29,7 @@ def files(empty_folder):  # noqa: F811
     return empty_folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "score"), [(0, "found"), (1, "reward"), (2, "reward")], ids=["class", "env", "openenv"]
 )

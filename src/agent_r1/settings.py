@@ -358,7 +358,7 @@ class VerlConfig(Section):
     """vLLM and the trainer round differently, so a token's loss is weighted by min(trainer's probability / vLLM's, this):
     truncated importance sampling (TIS). Unset: 2 in bfloat16, off in float32. 0: off."""
     gpu: OutsideFingerprint[str | None] = None
-    """The GPU that the preset is sized for, such as H100; the plan is for it unless this machine has enough others."""
+    """The GPU that the preset is sized for, such as H100, and that the plan is for. `doctor` asks those that are here."""
 
 
 class Config(Section):
