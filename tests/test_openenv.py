@@ -204,10 +204,20 @@ def test_an_episode_that_is_called_off_gives_its_session_back(chat, server):
 # ------------------------------------------------------------------------------------------------- what goes wrong
 
 
+def in_a_moment(turns: list[str]):
+    """A script that takes its time, as a model does: what a server sends unasked has arrived when the next turn is due."""
+
+    async def script(session: str, turn: int, prompt_ids: list[int]) -> str:
+        await asyncio.sleep(0.05)
+        return turns[turn]
+
+    return script
+
+
 def failures(chat, url: str, count: int = 1, **config) -> list[Exception]:
     """What a run of nothing but such episodes ends with."""
     with pytest.raises(AgentR1Error) as caught:
-        play(chat, url, [call("step", number=1)] * 9, [row()] * count, **config)
+        play(chat, url, in_a_moment([call("step", number=1)] * 9), [row()] * count, **config)
     return [caught.value]
 
 
@@ -252,7 +262,7 @@ def test_what_a_server_does_wrong_breaks_off_its_episode_in_one_line_and_the_oth
         return make_env(r, {}, EnvConfig(name="openenv", url=url, max_turns=9, **short))
 
     kinds = ["guess", f"bad-{kind}", "guess"]
-    loop = make_env_loop(ScriptedPolicy(chat, [call("step", number=1), call("step", number=7)]), env)
+    loop = make_env_loop(ScriptedPolicy(chat, in_a_moment([call("step", number=1), call("step", number=7)])), env)
     tasks = [Task(row(extra_info={"kind": k}), str(i), f"s{i}") for i, k in enumerate(kinds)]
     good, bad, also_good = asyncio.run(run_episodes(loop, tasks, Sampling(400)))
     assert good.reward == also_good.reward == 1.0
