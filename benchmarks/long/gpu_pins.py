@@ -54,8 +54,8 @@ def run() -> dict[str, Any]:
 def install(root: Path) -> dict[str, Any]:
     """An environment with exactly the pins but flash-attn, and what the tests need."""
     python = os.environ.get("PYTHON312") or shutil.which("python3.12")
-    if python is None:
-        raise RuntimeError("no python3.12 on this machine; name one in PYTHON312")
+    if python is None or subprocess.run([python, "--version"], capture_output=True).returncode:  # pyenv's may not run
+        raise RuntimeError("no python3.12 that runs on this machine; name one in PYTHON312")
     pins = [line.split("#")[0].strip() for line in PINS.read_text().splitlines()]
     pins = [line for line in pins if line and not line.startswith("flash-attn")]
     wanted = root / "pins.txt"
