@@ -118,10 +118,19 @@ def watched(monkeypatch, tmp_path):
 PHASE = '(run / "verl" / "phase.json").write_text(json.dumps({"step": 7, "phase": "weight sync"}))\n'
 
 
+ENGINE = """import signal, subprocess, sys
+engine = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", "VLLM::EngineCore"])
+"""
+
+
 @pytest.mark.parametrize(
     "script, said",
     [
         (PHASE + "time.sleep(600)", r"nothing has moved for 1 s .*in step 7, weight sync; log: .*no checkpoint"),
+        (
+            ENGINE + PHASE + "time.sleep(0.5); engine.kill(); time.sleep(600)",
+            r"verl failed, in step 7, weight sync: a vLLM engine died, and nothing has moved for 1 s since; log: ",
+        ),
         ("raise SystemExit(3)", "while Ray, FSDP and vLLM were starting: the driver ended with code 3; log: "),
         ("failure('an episode broke'); cause('ValueError: small'); raise SystemExit(1)", ": an episode broke; log"),
         # ... which does not hide why the trainer itself ended the run.

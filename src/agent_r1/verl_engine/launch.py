@@ -4,9 +4,9 @@ In: a configuration and a run directory. Out: the same files as the local loop's
 goes to `runs/<name>/logs/`. Next: `driver.py` is the child.
 
 No silent hang: the trainer says which phase it is in (`verl/phase.json`), and when nothing has moved for
-`verl.patience_s` the run ends with that phase, the log to read and the last good checkpoint. Whatever happens, the
-processes, shared memory and temporary files of *this* run are removed, and nobody else's: they are known by a variable
-in their environment.
+`verl.patience_s`, or a vLLM engine has died, the run ends with that phase, the log to read and the last good checkpoint.
+Whatever happens, the processes, shared memory and temporary files of *this* run are removed, and nobody else's: they are
+known by a variable in their environment.
 """
 
 from __future__ import annotations
@@ -53,6 +53,9 @@ MARK = "AGENT_R1_VERL_RUN"
 CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """What vLLM 0.27 has kernels for; it dies of another width in its first batch, and not when it starts."""
 POLL_S = 0.5
+ENGINE, GRACE_S = "EngineCore", 30
+"""In the title of a process in which vLLM computes; and how long verl may take to say itself that one has died. In its weight
+sync it never does: it waits for an answer."""
 UNVERIFIED = (
     "this step's checkpoint is UNVERIFIED: its model is further from the trained one than rounding explains "
     "(checkpoint/logprob_diff in metrics.jsonl); evaluate it before you rely on it"
@@ -160,7 +163,7 @@ def watch(run: RunDir, config: Config, device: str, dashboard: Dashboard, track:
     The first Ctrl-C (or SIGTERM) lets the step finish and saves it; before the first step, and the second time, it ends
     the run at once.
     """
-    stop, patience = run.path / "verl" / "stop", config.verl.patience_s
+    stop, patience, died = run.path / "verl" / "stop", config.verl.patience_s, False
     shown, seen, noted, moved, running = len(run.metrics.read()), None, "", time.monotonic(), True
     dashboard.note("starting Ray, FSDP and vLLM (a minute or two)")
     with graceful_interrupt() as interrupted, started(run, config, device) as child:
@@ -177,6 +180,7 @@ def watch(run: RunDir, config: Config, device: str, dashboard: Dashboard, track:
             if seen != (seen := (phase, run.metrics.path.exists() and run.metrics.path.stat().st_size)):
                 moved = time.monotonic()
                 child.shared |= shared_files(child.mark)
+                child.engines |= set(filter(is_engine, marked(child.mark)))
                 lines = run.metrics.read()
                 for line in lines[shown:]:
                     dashboard.step(line)
@@ -184,12 +188,20 @@ def watch(run: RunDir, config: Config, device: str, dashboard: Dashboard, track:
                     if line.get("checkpoint/unverified"):
                         dashboard.note(UNVERIFIED)
                 shown = len(lines)
+            if not (died or all(map(is_engine, child.engines)) or stop.exists() or run.finished(config.trainer.steps)):
+                died, moved, patience = True, time.monotonic(), min(patience, GRACE_S)
             if time.monotonic() - moved > patience:
-                why = f"nothing has moved for {patience} s (verl.patience_s), {describe(phase)}"
+                still = f"nothing has moved for {patience} s"
+                if died:
+                    why = f"verl failed, {describe(phase)}: {cause(run, f'a vLLM engine died, and {still} since')}"
+                else:
+                    why = f"{still} (verl.patience_s), {describe(phase)}"
                 raise AgentR1Error(f"{why}; {last_words(run)}")
             time.sleep(POLL_S if running else 0)
     if code := child.process.returncode:
-        raise AgentR1Error(f"verl failed, {describe(phase)}: {cause(run, code)}; {last_words(run)}")
+        raise AgentR1Error(
+            f"verl failed, {describe(phase)}: {cause(run, f'the driver ended with code {code}')}; {last_words(run)}"
+        )
     if stop.exists() and not run.finished(config.trainer.steps):
         at = run.latest_checkpoint().name
         raise KeyboardInterrupt(f"{stop.read_text()}stopped after {at}; continue with --resume")
@@ -204,6 +216,8 @@ class Child:
     scratch: Path
     shared: set[Path] = field(default_factory=set)
     """Files in /dev/shm that processes of this run had mapped."""
+    engines: set[int] = field(default_factory=set)
+    """Process numbers of vLLM's engines on this machine."""
 
 
 @contextmanager
@@ -315,6 +329,14 @@ def marked(mark: str) -> list[int]:
     return found
 
 
+def is_engine(pid: int) -> bool:
+    """Is that a living process of vLLM's? A dead one that nobody has waited for has no title."""
+    try:
+        return ENGINE in Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return False
+
+
 def shared_files(mark: str) -> set[Path]:
     """Files in /dev/shm that processes of the run have mapped: told by inode, as a semaphore is renamed once mapped."""
     inodes = set()
@@ -348,11 +370,11 @@ def describe(phase: dict | None) -> str:
     return f"in step {phase['step']}, {phase['phase']}" if phase else "while Ray, FSDP and vLLM were starting"
 
 
-def cause(run: RunDir, code: int) -> str:
+def cause(run: RunDir, otherwise: str) -> str:
     """The most telling line there is about a failure: what the trainer itself says no with, else what an episode met."""
     prefix, lines = "AgentR1Error: ", [said(run, "failure.txt"), said(run, "cause.txt")]
     ours = [line.removeprefix(prefix) for line in lines if line.startswith(prefix)]
-    return next(filter(None, [*ours, *lines]), f"the driver ended with code {code}")
+    return next(filter(None, [*ours, *lines]), otherwise)
 
 
 def last_words(run: RunDir) -> str:
