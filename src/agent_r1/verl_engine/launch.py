@@ -53,7 +53,7 @@ MARK = "AGENT_R1_VERL_RUN"
 CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """What vLLM 0.27 has kernels for; it dies of another width in its first batch, and not when it starts."""
 POLL_S = 0.5
-ENGINE, GRACE_S = "EngineCore", 30
+ENGINE, GRACE_S = b"EngineCore", 30
 """In the title of a process in which vLLM computes; and how long verl may take to say itself that one has died. In its weight
 sync it never does: it waits for an answer."""
 UNVERIFIED = (
@@ -332,7 +332,7 @@ def marked(mark: str) -> list[int]:
 def is_engine(pid: int) -> bool:
     """Is that a living process of vLLM's? A dead one that nobody has waited for has no title."""
     try:
-        return ENGINE in Path(f"/proc/{pid}/cmdline").read_text()
+        return ENGINE in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
 
