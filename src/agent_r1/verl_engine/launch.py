@@ -179,8 +179,9 @@ def watch(run: RunDir, config: Config, device: str, dashboard: Dashboard, track:
                 dashboard.note(noted)
             if seen != (seen := (phase, run.metrics.path.exists() and run.metrics.path.stat().st_size)):
                 moved = time.monotonic()
-                child.shared |= shared_files(child.mark)
-                child.engines |= set(filter(is_engine, marked(child.mark)))
+                alive = marked(child.mark)
+                child.shared |= shared_files(alive)
+                child.engines |= set(filter(is_engine, alive))
                 lines = run.metrics.read()
                 for line in lines[shown:]:
                     dashboard.step(line)
@@ -188,20 +189,17 @@ def watch(run: RunDir, config: Config, device: str, dashboard: Dashboard, track:
                     if line.get("checkpoint/unverified"):
                         dashboard.note(UNVERIFIED)
                 shown = len(lines)
+            # At the end of a run they are told to go.
             if not (died or all(map(is_engine, child.engines)) or stop.exists() or run.finished(config.trainer.steps)):
                 died, moved, patience = True, time.monotonic(), min(patience, GRACE_S)
             if time.monotonic() - moved > patience:
                 still = f"nothing has moved for {patience} s"
                 if died:
-                    why = f"verl failed, {describe(phase)}: {cause(run, f'a vLLM engine died, and {still} since')}"
-                else:
-                    why = f"{still} (verl.patience_s), {describe(phase)}"
-                raise AgentR1Error(f"{why}; {last_words(run)}")
+                    raise failure(run, phase, f"a vLLM engine died, and {still} since")
+                raise AgentR1Error(f"{still} (verl.patience_s), {describe(phase)}; {last_words(run)}")
             time.sleep(POLL_S if running else 0)
     if code := child.process.returncode:
-        raise AgentR1Error(
-            f"verl failed, {describe(phase)}: {cause(run, f'the driver ended with code {code}')}; {last_words(run)}"
-        )
+        raise failure(run, phase, f"the driver ended with code {code}")
     if stop.exists() and not run.finished(config.trainer.steps):
         at = run.latest_checkpoint().name
         raise KeyboardInterrupt(f"{stop.read_text()}stopped after {at}; continue with --resume")
@@ -298,7 +296,7 @@ def environment(config: Config, device: str, mark: str, scratch: Path) -> dict[s
 
 def clean_up(child: Child, logs: Path) -> None:
     """End every process of the run, and remove its shared memory and temporary files."""
-    child.shared |= shared_files(child.mark)  # the dead have nothing mapped
+    child.shared |= shared_files(marked(child.mark))  # the dead have nothing mapped
     child.process.terminate()
     with suppress(subprocess.TimeoutExpired):
         child.process.wait(10)
@@ -337,10 +335,10 @@ def is_engine(pid: int) -> bool:
         return False
 
 
-def shared_files(mark: str) -> set[Path]:
-    """Files in /dev/shm that processes of the run have mapped: told by inode, as a semaphore is renamed once mapped."""
+def shared_files(pids: list[int]) -> set[Path]:
+    """Files in /dev/shm that these processes have mapped: told by inode, as a semaphore is renamed once mapped."""
     inodes = set()
-    for pid in marked(mark):
+    for pid in pids:
         try:
             maps = Path(f"/proc/{pid}/maps").read_text()
         except OSError:
@@ -370,11 +368,12 @@ def describe(phase: dict | None) -> str:
     return f"in step {phase['step']}, {phase['phase']}" if phase else "while Ray, FSDP and vLLM were starting"
 
 
-def cause(run: RunDir, otherwise: str) -> str:
-    """The most telling line there is about a failure: what the trainer itself says no with, else what an episode met."""
+def failure(run: RunDir, phase: dict | None, otherwise: str) -> AgentR1Error:
+    """With the most telling line there is: what the trainer itself says no with, else what an episode met, else this."""
     prefix, lines = "AgentR1Error: ", [said(run, "failure.txt"), said(run, "cause.txt")]
     ours = [line.removeprefix(prefix) for line in lines if line.startswith(prefix)]
-    return next(filter(None, [*ours, *lines]), otherwise)
+    cause = next(filter(None, [*ours, *lines]), otherwise)
+    return AgentR1Error(f"verl failed, {describe(phase)}: {cause}; {last_words(run)}")
 
 
 def last_words(run: RunDir) -> str:
