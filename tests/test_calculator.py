@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_r1.tool import InvalidArgumentsError, ToolCall, ToolErrorKind, call_tool, make_tools
-from agent_r1.tool.calculator import MAX_BITS, MAX_CHARS, value_of
+from agent_r1.tool.calculator import MAX_BITS, MAX_CHARS, value_of, written
 
 BINARY = [
     (ast.Add, operator.add), (ast.Sub, operator.sub), (ast.Mult, operator.mul), (ast.Div, operator.truediv),
@@ -65,6 +65,14 @@ def test_the_value_is_pythons_own(expression):
         assert powers  # an intermediate value was beyond the bounds, or complex
         return
     assert found == wanted and type(found) is type(wanted)
+
+
+@given(st.integers(-(2**1000), 2**1000) | st.floats(-1e300, 1e300))
+@settings(max_examples=300, deadline=None)
+def test_a_number_is_written_with_digits_and_a_point(value):
+    text = written(value)
+    assert set(text) <= set("-.0123456789")
+    assert float(text) == pytest.approx(value, rel=1e-14, abs=0) and (isinstance(value, float) or int(text) == value)
 
 
 @given(st.text("0123456789.+-*/%()[]{}, ^=<>!&|~xeipqrtsnlogmaf_'\"\\\n;:@é\x00", max_size=60))
@@ -139,7 +147,13 @@ def test_it_is_a_tool():
     assert told(expression="(17 * 23 + 4) / 5").content == "79"
     assert told(expression="0.1 + 0.2").content == "0.3"
     assert told(expression="2 ** 100").content == str(2**100)
-    assert told(expression="1 / 3").content == "0.333333333333"
+    assert told(expression="1 / 3").content == "0.333333333333333"
+    assert told(expression="5000000000000 / 2").content == "2500000000000"
+    assert told(expression="1234567890123 / 1").content == "1234567890123"
+    assert (
+        told(expression="2 ** 60 / 1").content == str(2**60) and told(expression="10.0 ** 24").content == "1" + 24 * "0"
+    )
+    assert told(expression="1 / 10 ** 9").content == "0.000000001" and told(expression="-0.0").content == "0"
     assert value_of(f"2 ** {MAX_BITS - 1}") == 2 ** (MAX_BITS - 1)  # the last power of two that is in
     assert told(expression="1 / 0").content == "error: calculator: division by zero"
     assert told(expression="1 / 0").error is ToolErrorKind.INVALID_ARGUMENTS

@@ -13,6 +13,7 @@ import ast
 import math
 import operator
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any
 
 from agent_r1.tool.base import BaseTool, InvalidArgumentsError
@@ -52,7 +53,7 @@ def value_of(expression: str) -> Number:
 
 
 class Calculator(BaseTool):
-    """Whole numbers exactly, others to 12 digits."""
+    """Compute arithmetic: whole numbers exactly, others to 15 digits, never with an exponent."""
 
     name = "calculator"
     description = "Compute the value of an arithmetic expression."
@@ -66,8 +67,14 @@ class Calculator(BaseTool):
     }
 
     async def execute(self, args: dict[str, Any]) -> str:
-        value = value_of(args["expression"])
-        return str(value) if isinstance(value, int) else f"{value:.12g}"
+        return written(value_of(args["expression"]))
+
+
+def written(value: Number) -> str:
+    """Write a number as a reward reads it: 2.5e+12 would be read as a product with Euler's e."""
+    if value == int(value) and abs(value) < 1e22:  # a float holds every power of ten up to this one exactly
+        return str(int(value))
+    return str(value) if isinstance(value, int) else format(Decimal(f"{value:.15g}"), "f")
 
 
 # ------------------------------------------------------------------------------------------------- what is computed
