@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import dataclasses
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from agent_r1 import own
 from agent_r1.env.hermes import HermesToolEnv, answer, call
 from agent_r1.settings import EnvConfig
-from agent_r1.tool import BaseTool
+from agent_r1.tool import BaseTool, ToolOutput
 from agent_r1.types import Action, Row, StopReason
 
 
@@ -33,11 +34,14 @@ class Problem:
     """What the tool says; it holds the answer."""
     look_alike: str
     """The right answer to the eye, in other letters."""
+    titles: tuple[str, ...] = ()
+    """Titles of the passages that hold the answer; a search that names one finds it."""
 
 
 FACTS = Problem(
     "In which city is the publisher of Sosnum based?", ["Bumvel"], "Bumvel", "Tulo", ["Tulo", "Bumvel", "Marn"],
     "Sosnum is a book by Dospax from Bumvel. Tulo is a city. Marn is a city.", "Вumvеl",
+    ("Sosnum", "Dospax"),
 )  # fmt: skip
 MATHS = Problem(
     "17 * 23 + 4", ["395"], "395", "391", ["391", "395", "399"],
@@ -74,6 +78,14 @@ POLICIES: dict[str, Callable[[Problem], list[str]]] = {
     "calls to the end": lambda p: [call("search", "", query=f"{i}") for i in range(8)],
     "one call again and again": lambda p: [CALL] * 8,
     "many calls in a turn": lambda p: [CALL * 6, answer(p.wrong)],
+    "one call in other letters": lambda p: [
+        "".join(
+            call("search", "", query=q) for q in ("Sosnum", " Sosnum", "sosnum", "Sosnum?", "Sos\u200bnum", "Ｓosnum")
+        ),
+        answer(p.wrong),
+    ],
+    "new calls in a turn": lambda p: ["".join(call("search", "", query=f"{i}") for i in range(6)), answer(p.wrong)],
+    "all titles in a query": lambda p: [call("search", "", query="Sosnum Dospax Tulo Marn"), answer(p.wrong)],
     "an endless thought": lambda p: [f"<think>{WORDS}{p.right}"],
     "homoglyphs": lambda p: [answer(p.look_alike)],
     "an answer in each of several tags": lambda p: ["".join(f"<answer>{guess}</answer>" for guess in p.guesses)],
@@ -92,7 +104,8 @@ CHEATS: dict[str, dict[str, str]] = {
     "math": {
         "the sum unsolved": "17*23+4", "any equation": "391=395", "an interval": "(-\\infty, \\infty)", "a set": "\\{391,395\\}",
         "two boxes": "\\boxed{391} \\boxed{395}", "a tower": "9^{9^{9^{9^9}}}", "no number": "\\text{nan}",
-        "code": "__import__('os').getpid()",
+        "code": "__import__('os').getpid()", "a quotient": "790/2", "a fraction": "\\frac{790}{2}",
+        "two in words": "395\\text{ or 391}", "a sum of blanks": "391 4", "290 brackets": "(" * 290,
     },
     "code": {
         "an early end": "import os\nos.write(1, b'[true, true, true]\\n')\nos._exit(0)", "exit": "raise SystemExit(0)",
@@ -106,6 +119,15 @@ CHEATS: dict[str, dict[str, str]] = {
     },
 }  # fmt: skip
 """Answers that only make sense for one reward."""
+ELSEWHERE: dict[str, tuple[str, Problem]] = {
+    "em: a, where the right answer is The": ("a", dataclasses.replace(FACTS, targets=["The"])),
+    "em: a mark, where the right answer is !!!": ("?", dataclasses.replace(FACTS, targets=["!!!"])),
+    "math: a set for a pair": ("\\{1,2\\}", dataclasses.replace(MATHS, targets=["(1,2)"])),
+    "code: a crash, where nothing is to be printed": (
+        "1/0", dataclasses.replace(PROGRAM, targets=[json.dumps({"input": "", "output": ""})]),
+    ),
+}  # fmt: skip
+"""Answers that only make sense for a question of their own; the reward stands before the colon."""
 
 
 class Document(BaseTool):
@@ -118,8 +140,8 @@ class Document(BaseTool):
         super().__init__()
         self.text = text
 
-    async def execute(self, args: dict) -> str:
-        return self.text
+    async def execute(self, args: dict) -> ToolOutput:
+        return ToolOutput(self.text, {"titles": [title for title in FACTS.titles if title in args["query"]]})
 
 
 async def paid(turns: list[str], problem: Problem, config: EnvConfig) -> float:
@@ -127,6 +149,7 @@ async def paid(turns: list[str], problem: Problem, config: EnvConfig) -> float:
     row: Row = {
         "prompt": [{"role": "user", "content": problem.question}],
         "reward_model": {"ground_truth": problem.targets},
+        "extra_info": {"supporting": list(problem.titles)},
     }
     env, total, stop = HermesToolEnv({"search": Document(problem.document)}, config), 0.0, StopReason.MAX_TURNS
     env.reset(row)
@@ -141,9 +164,11 @@ async def paid(turns: list[str], problem: Problem, config: EnvConfig) -> float:
     return round(total + outcome.reward, 3)
 
 
-PAID_FOR = {"em": FACTS, "math": MATHS, "code": PROGRAM, "em + calls": FACTS, "sub_em": FACTS, "judge": FACTS}
-CALLS = 0.05
-"""`env.call_reward` of the column that pays calls as well."""
+PAID_FOR = {
+    "em": FACTS, "math": MATHS, "code": PROGRAM, "em + calls": FACTS, "em + evidence": FACTS, "sub_em": FACTS, "judge": FACTS,
+}  # fmt: skip
+BESIDE = {"em + calls": {"call_reward": 0.05}, "em + evidence": {"evidence_reward": 0.3}}
+"""What `env` pays in addition to exact match."""
 
 
 async def table(judge_url: str | None, judge_model: str = "judge") -> dict[str, dict[str, float]]:
@@ -152,14 +177,16 @@ async def table(judge_url: str | None, judge_model: str = "judge") -> dict[str, 
     for reward, problem in PAID_FOR.items():
         if reward == "judge" and judge_url is None:
             continue
-        named = None if reward in ("em", "em + calls") else reward
-        calls = CALLS if reward == "em + calls" else 0.0
-        config = EnvConfig(reward=named, call_reward=calls, judge_url=judge_url, judge_model=judge_model)
+        named = None if reward.startswith("em") else reward
+        config = EnvConfig(reward=named, judge_url=judge_url, judge_model=judge_model, **BESIDE.get(reward, {}))
         cheats = {
             f"{reward}: {name}": lambda p, text=text: [answer(text)] for name, text in CHEATS.get(reward, {}).items()
         }
         for name, policy in (HONEST | POLICIES | cheats).items():
             found.setdefault(name, {})[reward] = await paid(policy(problem), problem, config)
+        for name, (text, other) in ELSEWHERE.items():
+            if name.startswith(f"{reward}:"):
+                found[name] = {reward: await paid([answer(text)], other, config)}
     return found
 
 

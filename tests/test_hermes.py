@@ -17,6 +17,7 @@ from agent_r1.env.hermes import answer_of, is_well_formed, split_turn
 from agent_r1.errors import ConfigError
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.settings import EnvConfig
+from agent_r1.tool import ToolCall, ToolResult
 from agent_r1.types import Sampling, StopReason
 
 # ---------------------------------------------------------------------------------------------------- the last turn
@@ -161,6 +162,19 @@ def test_the_same_call_is_paid_once(chat):
     loop = make_env_loop(ScriptedPolicy(chat, turns), lambda row: HermesToolEnv({"search": Counting()}, config))
     done = asyncio.run(loop.run(task(), Sampling(400)))
     assert [s.reward for s in done.steps] == pytest.approx([0.15, 0.15, 0.0])
+
+
+def paid_for(name: str, *arguments: dict) -> list[float]:
+    env = HermesToolEnv({}, EnvConfig(call_reward=1))
+    return [env.process_reward(ToolCall(name, one), ToolResult("found")) for one in arguments]
+
+
+def test_a_call_in_other_letters_is_the_same_call():
+    same = ["Sosnum", "sosnum ", "  Sosnum", "SOSNUM", "Sos\u200bnum", "Sosnum?", '"Sosnum"', "Ｓosnum", "Sos num"]
+    assert paid_for("search", *({"query": query} for query in same)) == [1] + [0] * (len(same) - 1)
+    assert paid_for("search", {"queries": ["a", "b "]}, {"queries": ["A", "b"]}, {"queries": ["b", "a"]}) == [1, 0, 1]
+    for calls in (["3+4", "3-4", "3*4", "34"], ["Rome", "Romeo"], ["é", "e"]):  # other calls all the same
+        assert paid_for("calculator", *({"expression": text} for text in calls)) == [1] * len(calls)
 
 
 def test_calls_can_never_pay_as_much_as_a_right_answer():

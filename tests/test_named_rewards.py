@@ -9,7 +9,7 @@ import re
 import pytest
 from benchmarks import red_team
 from fastapi import FastAPI, Request, Response
-from runs import ROOT
+from runs import ROOT, main
 from serving import serving
 
 from agent_r1 import own
@@ -35,8 +35,16 @@ def worker():
     "answer, target, right",
     [
         ("395", "395", True), ("395.0", "395", True), (" $395$ ", "395", True), ("\\boxed{395}", "395", True),
-        ("0.5", "\\frac{1}{2}", True), ("1/2", "0.5", True), ("-3", "-3", True), ("1,000", "1000", True),
+        ("395.", "395", True), ("$395.$", "395", True), ("\\boxed{395}.", "395", True), ("395\\text{ cm}^2", "395", True),
+        ("50%", "50", True), ("50\\%", "50%", True), ("50", "50\\%", True), ("2.5e+12", "2500000000000", True),
+        ("50%", "0.5", False), ("395", "39.5", False),
+        ("0.5", "\\frac{1}{2}", True), ("1/2", "\\frac{1}{2}", True), ("-\\frac12", "-1/2", True), ("3/2", "1\\frac{1}{2}", True),
+        ("-3", "-3", True), ("1,000", "1000", True),
         ("x = 7", "7", True), ("x^2 - 1", "(x-1)(x+1)", True), ("\\{1, 2\\}", "\\{2, 1\\}", True),
+        ("1/2", "0.5", False), ("790/2", "395", False), ("\\frac{790}{2}", "395", False), ("x = 790/2", "395", False),
+        ("{790 \\over 2}", "395", False), ("391 4", "395", False), ("\\binom{6}{2}", "15", False), ("2/4", "\\frac{1}{2}", False),
+        ("395\\text{ or 391}", "395", False), ("\\boxed{395} or 391", "395", False), ("(1, 2)", "(1, 2)", True),
+        ("\\{1, 2\\}", "(1, 2)", False), ("2, 1", "(1, 2)", False), ("(1, 2)", "\\{1, 2\\}", False),
         ("394", "395", False), ("391+4", "395", False), ("391 = 395", "395", False), ("391, 395", "395", False),
         ("391 or 395", "395", False), ("", "395", False), ("\\boxed{391} \\boxed{395}", "395", False),
         ("it is 395", "395", False), ("[0, 1000]", "395", False), ("__import__('os').getpid()", "395", False),
@@ -55,10 +63,28 @@ def test_an_answer_that_takes_forever_costs_its_deadline_and_nothing_else(worker
     assert worker.same("395", ["395"]) is True and worker._talk is not before
 
 
+def test_brackets_cost_no_time(worker, monkeypatch):
+    """290 of them took 8 s, one answer at a time for all episodes. A deadline that is too short for the parser shows who parses."""
+    worker.same("1", ["1"])
+    monkeypatch.setattr(maths, "WITHIN_S", 0.0)
+    before = worker._talk
+    for answer in ("(" * 290, "(" * 140 + "395" + ")" * 140, "{" * 8 + "395" + "}" * 8):
+        assert worker.same(answer, ["395"]) is False
+    assert worker._talk is before  # the process is replaced after an answer that was late
+
+
 # ------------------------------------------------------------------------------------------------------ programs
 
 MEAN = ["assert mean([1, 2]) == 1.5", "assert mean([3]) == 3.0", "assert mean([]) == None"]
 SUM = [json.dumps({"input": "1 2\n", "output": "3\n"}), json.dumps({"input": "5 5\n", "output": "10"})]
+
+
+SILENT = [json.dumps({"input": "", "output": ""})]
+MBPP = [
+    "assert set(f((4, 5, 4))) == set((5, 4))", "assert sorted(f([2, 1])) == sorted((1, 2))", "assert f(()) == tuple()",
+    "assert not f(0)", "assert f(3)", "assert math.isclose(f(61.78), 61.8, rel_tol=0.001)", "assert abs(f(3.1) - 3.14) < 0.05",
+    "assert f(None) is None", "assert f(True) is True", "assert 6 == f(6)", "assert f(7.0) == 7",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +106,14 @@ def wall():
         ("import sys\nprint(sum(map(int, sys.stdin.read().split())))\nsys.exit()", SUM, True),
         ("print(3)", SUM, False),
         ("raise ValueError", SUM, False),
+        ("pass", SILENT, True),
+        ("1/0", SILENT, False),
+        ("raise SystemExit(1)", SILENT, False),
+        ("def f(x): return x", MBPP, True),
+        ("def f(x): return str(x)", MBPP, False),
+        ("def f(x): return 1", MBPP, False),
+        ("def f(x): return 10 ** 400", MBPP, False),
+        ("class E(int):\n    __repr__ = lambda self: 'E'\ndef f(x): return E(x) if type(x) is int else x", MBPP, False),
     ],
 )
 def test_a_program_is_right_where_all_tests_pass(wall, code, tests, right):
@@ -88,7 +122,22 @@ def test_a_program_is_right_where_all_tests_pass(wall, code, tests, right):
 
 @pytest.mark.parametrize(
     "test",
-    ["mean(1)", "assert mean(1)", "assert mean(1) < 2", "assert f(1) == g(1)", "import os", '{"input": 1}', "{", ""],
+    [
+        "mean(1)",
+        "assert mean(1) < 2",
+        "assert f(1) == g(1)",
+        "import os",
+        '{"input": 1}',
+        "{",
+        "",
+        "assert all([f(1) == 2])",
+        "assert f(1) == 2 and f(2) == 3",
+        "assert not f(1) == 2",
+        "assert math.isclose(f(1), g(1))",
+        "assert isinstance(f(1), int)",
+        "assert math.isclose(f(1), 2, abs=1)",
+        "assert f(1) == set(f(2))",
+    ],  # fmt: skip
 )
 def test_what_is_no_test_is_said(wall, test):
     with pytest.raises(ValueError, match="is no test; write assert CALL == LITERAL"):
@@ -181,12 +230,37 @@ def table():
 def test_no_policy_is_paid_for_nothing(table):
     """None beats an honest wrong answer, and so none reaches half of a right one. Sub-EM and a judge have no bound."""
     assert len(red_team.POLICIES) >= 15
-    for reward, call in (("em", 0), ("math", 0), ("code", 0), ("em + calls", red_team.CALLS)):  # the honest make one
+    known = {
+        "em + calls": {"new calls in a turn": 0.3},
+        "em + evidence": {"all titles in a query": 0.3},
+    }  # docs/safety.md
+    columns = {"em": 0, "math": 0, "code": 0, "em + calls": 0.05, "em + evidence": 0.15}
+    for reward, call in columns.items():  # the honest make one call, which finds one of two titles
         assert table["an honest right answer"][reward] == 1 + call and table["an honest wrong answer"][reward] == call
         paid = {
             policy: row[reward] for policy, row in table.items() if reward in row and policy != "an honest right answer"
         }
-        assert max(paid.values()) == call, paid
+        more = {policy: reward for policy, reward in paid.items() if reward > call}
+        assert more == known.get(reward, {}), paid
+
+
+def test_tests_that_are_none_are_refused_before_training(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path))
+    lines = [{"question": f"Write f{n}.", "answer": MEAN if n < 8 else ["assert f(1) == g(1)"]} for n in range(9)]
+    source = tmp_path / "mine.jsonl"
+    source.write_text("\n".join(map(json.dumps, lines)))
+    words = [
+        "data.name=rows",
+        f"data.source={source}",
+        "data.train=4",
+        "data.val=2",
+        "data.test=3",
+        "rollout.prompts_per_step=4",
+    ]
+    assert main("data", "--preset=smoke", *words, "env.reward=code") == 1
+    said = capsys.readouterr().err
+    assert "the question 'Write f8.': 'assert f(1) == g(1)' is no test; write assert CALL == LITERAL" in said
+    assert main("data", "--preset=smoke", *words) == 0
 
 
 @pytest.mark.slow

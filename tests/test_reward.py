@@ -32,7 +32,10 @@ def official_words(text: str) -> list[str]:
 
 
 def official_em(answer: str, target: str) -> float:
-    return float(official_words(answer) == official_words(target))
+    """But for a target without words ("The"), which any answer without words would equal: ours is compared as it is written."""
+    if official_words(answer) or official_words(target):
+        return float(official_words(answer) == official_words(target))
+    return float(answer.strip() == target.strip())
 
 
 def official_f1(answer: str, target: str) -> float:
@@ -97,6 +100,14 @@ def test_how_the_metrics_relate(answer, targets):
         assert f1 == max(f1_score(answer, [t]) for t in targets)
         assert em == max(exact_match(answer, [t]) for t in targets)
     assert normalize_answer(normalize_answer(answer)) == normalize_answer(answer)
+
+
+@pytest.mark.parametrize("target", ["The", "A", "!!!", "a an the", "...", ""])
+def test_a_target_without_words_is_compared_as_it_is_written(target):
+    for answer in ("a", "the", "?", "-", "an", "The A", " "):
+        assert exact_match(answer, [target]) == sub_em(answer, [target]) == float(answer.strip() == target), answer
+    assert exact_match(f" {target} ", ["Oslo", target]) == 1.0
+    assert qa_outcome("a", True, [target], 0.2)[0] == 0.0
 
 
 def test_f1_by_hand():

@@ -23,6 +23,7 @@ from agent_r1.device import available_memory
 from agent_r1.env import brings_tools, dialect, without_tools
 from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.files import home, locked, whole, write_whole, writing
+from agent_r1.reward.programs import taken_apart
 from agent_r1.search import prebuilt
 from agent_r1.search.encoders import make_encoder
 from agent_r1.search.index import PassageIndex, build_index, recall_at_k, title_recall
@@ -263,6 +264,11 @@ def load_rows(config: Config, split: str) -> list[Row]:
                 f"{config.data.source or config.data.name}: the question {row['prompt'][-1]['content'][:80]!r} has no answer, and "
                 "env.name=hermes pays for the right one; give it one, or score it yourself (env.reward, or an env.name of yours)"
             )
+    for row in rows if config.env.reward == "code" else ():
+        try:
+            taken_apart(list(row["reward_model"]["ground_truth"]))
+        except ValueError as error:
+            raise AgentR1Error(f"{split}: the question {row['prompt'][-1]['content'][:80]!r}: {error}") from None
     return rows
 
 

@@ -16,6 +16,8 @@ from __future__ import annotations
 import json
 import math
 import re
+import string
+import unicodedata
 from collections.abc import Awaitable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -134,7 +136,7 @@ class HermesToolEnv(BaseToolEnv):
     def process_reward(self, call: ToolCall, result: ToolResult) -> float:
         if result.error in INVALID:
             return -self.config.call_reward
-        asked = json.dumps([call.name, call.arguments], sort_keys=True) if result.ok else ""
+        asked = json.dumps([call.name, _plain(call.arguments)], sort_keys=True) if result.ok else ""
         if not result.ok or asked in self._paid:  # asking the same again finds nothing, and must not pay
             return 0.0
         self._paid.add(asked)
@@ -211,6 +213,18 @@ def parse_call(body: str, closed: bool) -> ToolCall:
     if not isinstance(call.get("arguments"), dict):
         return ToolCall(call["name"], {}, error='the call has no "arguments" object')
     return ToolCall(call["name"], call["arguments"])
+
+
+def _plain(value: Any) -> Any:
+    """Arguments without what does not make a call another one: case, blanks, invisible characters, marks around a text."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if not isinstance(value, str):
+        return value
+    text = unicodedata.normalize("NFKC", value).casefold()
+    return "".join(c for c in text if unicodedata.category(c)[0] not in "ZC").strip(string.punctuation)
 
 
 def _finite(number: str) -> float:

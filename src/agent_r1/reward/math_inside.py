@@ -6,23 +6,43 @@ In a sandbox, because sympy's parser calls `eval`, and because a short expressio
 
 import json
 import logging
+import re
 import sys
+from decimal import Decimal
+from math import gcd
 
 from math_verify import LatexExtractionConfig, parse, verify
-from sympy import Eq, Mul, Number, Symbol
+from sympy import Eq, FiniteSet, Interval, Mul, Number, Symbol, Tuple
 
 BOXED = [LatexExtractionConfig(boxed_match_priority=0)]
+PERCENT = re.compile(r"(?<=\d)\s*\\?%$")
+SCIENTIFIC = re.compile(r"[-+]?\d+(\.\d+)?[eE][-+]?\d{1,2}")
+UNIT = re.compile(r"\\(text|textrm|mathrm|mbox)\s*\{[^{}\d]*\}(\^\{?\d\}?)?")
+NUMERAL = re.compile(r"\d[\d,.]*|\.\d+")
+FRACTION = re.compile(r"[-+]?(?:\d*\s*\\[dt]?frac\s*\{?\s*[-+]?(\d+?)\s*\}?\s*\{?\s*(\d+)\s*\}?|(\d+)\s*/\s*(\d+))")
+
+
+def plain(text):
+    """`text` without a box, dollars, a final full stop and a percent sign: 50% is 50, not 0.5."""
+    text = bare(text)
+    if boxed := re.fullmatch(r"\\boxed\{(.*)\}", text, re.DOTALL):
+        text = bare(boxed[1])
+    text = PERCENT.sub("", text)  # TeX takes the rest of the line after % for a comment
+    return format(Decimal(text), "f") if SCIENTIFIC.fullmatch(text) else text  # 2.5e+12: TeX reads Euler's e
+
+
+def bare(text):
+    return text.rstrip(".$ \t\n").lstrip("$ \t\n")
 
 
 def value(text):
     """The one expression that all of the text is; None where it is none, or several."""
-    text = text.strip().strip("$").strip()
-    boxed = text if text.startswith("\\boxed{") else f"\\boxed{{{text}}}"
-    if boxed.count("\\boxed") != 1:  # math-verify would make a set of them
+    if "\\boxed" in text:  # math-verify would make a set of them
         return None
     found = parse(
-        boxed, extraction_config=BOXED, fallback_mode="no_fallback", extraction_mode="first_match", parsing_timeout=None
-    )
+        f"\\boxed{{{text}}}", extraction_config=BOXED, fallback_mode="no_fallback", extraction_mode="first_match",
+        parsing_timeout=None,
+    )  # fmt: skip
     return found[0] if found else None
 
 
@@ -33,8 +53,29 @@ def worked_out(expression):
     return isinstance(expression, Number)
 
 
+def numeral(text):
+    """Whether nothing in the text is left to compute: it holds at most one numeral, and no fraction."""
+    text = UNIT.sub("", text.rpartition("=")[2])
+    return len(NUMERAL.findall(text)) <= 1 and "frac" not in text
+
+
+def reduced(text):
+    """Whether the text is a fraction of whole numbers in lowest terms."""
+    found = FRACTION.fullmatch(text.rpartition("=")[2].strip())
+    return bool(found) and gcd(*(int(part) for part in found.groups() if part)) == 1
+
+
 def same(answer, target):
-    mine, right = value(answer), value(target)
+    answer, target = plain(answer), plain(target)
+    right = value(target)
+    # Before the answer is parsed: 497/7 would be parsed as 71, and most texts that take the parser seconds end here.
+    if worked_out(right) and not numeral(answer) and (numeral(target) or not reduced(answer)):
+        return False
+    mine = value(answer)
+    if {isinstance(mine, FiniteSet), isinstance(right, FiniteSet)} == {True, False} and isinstance(
+        right if isinstance(mine, FiniteSet) else mine, Interval | Tuple
+    ):
+        return False  # math-verify takes the set {1, 2} for the pair (1, 2)
     if isinstance(mine, Eq):
         if not isinstance(mine.lhs, Symbol):  # 71=72
             return False

@@ -1,13 +1,15 @@
 """Mathematics: is the answer equal to the right one, however it is written? In: an answer and the accepted ones. Out: 1 or 0.
 
 `math-verify` compares (1/2 is \\frac{1}{2} is 0.5), in a process of its own with a deadline of its own: it is written for honest
-texts, and a policy writes 9^{9^{9^9}}. All of the answer has to be one expression. "71 or 72" is none, and where a number is asked
-for, neither is "70+2": whoever copies the question's sum has not worked it out.
+texts, and a policy writes 9^{9^{9^9}}. All of the answer has to be one expression, which "71 or 72" is not. Where the right answer
+is a number, an unevaluated sum or quotient is wrong: "497/7" may be copied from the question. A fraction in lowest terms is
+accepted where the right answer is written as a fraction. 50% is read as 50.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import threading
 from pathlib import Path
@@ -17,6 +19,8 @@ from agent_r1.tool.sandbox import Sandbox, Talk
 
 MAX_CHARS = 300
 """Of an answer; a longer one is no answer to a question of mathematics."""
+MAX_NESTING = 6
+"""Brackets inside each other in an answer; the parser's time grows with each level."""
 WITHIN_S = 5.0
 START_S = 60.0
 """For the first answer, which waits for the import of sympy."""
@@ -32,7 +36,7 @@ class MathWorker:
 
     def same(self, answer: str, targets: list[str]) -> bool:
         """Whether `answer` equals one of `targets`. Raises AgentR1Error where no process could be started."""
-        if len(answer) > MAX_CHARS:
+        if len(answer) > MAX_CHARS or nesting(answer) > MAX_NESTING:
             return False
         with self._lock:
             if self._talk is None:
@@ -56,6 +60,12 @@ class MathWorker:
                 f"the process that compares answers does not start ({said}); pip install math-verify==0.9.0"
             )
         return talk
+
+
+def nesting(text: str) -> int:
+    """How many brackets are open at most, without regard to their kind."""
+    depths = itertools.accumulate((char in "([{") - (char in ")]}") for char in text)
+    return max(depths, default=0)
 
 
 @functools.cache

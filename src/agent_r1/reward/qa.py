@@ -8,7 +8,8 @@ Paid: exact match (EM), minus a penalty for a malformed ending. Not paid: F1 and
 knowing the answer (a long list of candidates contains it somewhere), so an agent trained on them learns to ramble.
 
 EM and F1 follow the official scorers of SQuAD (1606.05250) and HotpotQA (1809.09600) to the letter, oddities included,
-because a figure is only comparable with published ones if it was computed by the same rules.
+because a figure is only comparable with published ones if it was computed by the same rules. There is one exception: a right
+answer that normalises to nothing ("The", "A", "!!!") is compared as it is written, or the answer "a" would equal all of them.
 
 Everything here reads model output, so nothing here may raise or hang, whatever the text. All of it takes linear time:
 the regular expressions are alternatives of fixed words, and none can backtrack.
@@ -39,9 +40,13 @@ def normalize_answer(text: str) -> str:
 
 
 def exact_match(answer: str, targets: list[str]) -> float:
-    """1.0 if the normalised answer equals any normalised target, else 0.0 (also for an empty list of targets)."""
-    normalized = normalize_answer(answer)
-    return float(any(normalized == normalize_answer(target) for target in targets))
+    """Return 1.0 if the normalised answer equals any normalised target, else 0.0 (also for an empty list of targets)."""
+    normalized = _comparable(answer)
+    return float(any(normalized == _comparable(target) for target in targets))
+
+
+def _comparable(text: str) -> str:
+    return normalize_answer(text) or text.strip()
 
 
 def f1_score(answer: str, targets: list[str]) -> float:
@@ -73,7 +78,7 @@ def sub_em(answer: str, targets: list[str]) -> float:
     """
     normalized = normalize_answer(answer)
     wanted = [normalize_answer(target) for target in targets]
-    return float(any(normalized == target or (target != "" and target in normalized) for target in wanted))
+    return float(exact_match(answer, targets) or any(target and target in normalized for target in wanted))
 
 
 # ------------------------------------------------------------------------------------------------------ the outcome
