@@ -22,6 +22,8 @@ from runs import AGENT, CHATML, TINY, environment, leftovers, lines, main, prepa
 
 from agent_r1 import cli, workspace
 from agent_r1.config import load_config
+from agent_r1.data.rows import read_rows, write_rows
+from agent_r1.inference import compare
 from agent_r1.workspace import Workspace
 
 SMALL = [*TINY, "cold_start.copy_steps=3", "cold_start.mix_steps=3", "trainer.steps=3", "trainer.save_every=1"]
@@ -143,6 +145,7 @@ BAD_USAGE = {  # of settings there is more in test_config.py
     "no command": ([], "COMMAND"),
     "unknown command": (["trian"], "invalid choice: 'trian'"),
     "unknown option": (["data", "--foo"], "--foo"),
+    "no question to evaluate": (["eval", "--limit=0"], "invalid count value: '0'"),
     "option without value": (["data", "--seed"], "expected one argument"),
     "seed that is no number": (["data", "--seed", "one"], "invalid int value: 'one'"),
     "unknown preset of the doctor": (["doctor", "--preset", "laptpo"], "unknown preset 'laptpo' (did you mean 'laptop'?)"),
@@ -167,7 +170,7 @@ def test_wrong_usage(empty, capsys, argv, said):
 MISSING = {  # in which order the stages are asked for: test_stages.py
     "data": (["index", *TINY], "agent-r1 data --preset smoke --seed 0"),
     "everything to evaluate": (["eval", "--before", *TINY], "agent-r1 data"),
-    "run to evaluate": (["eval", *TINY, "--run=nope"], "run `agent-r1 train` first"),
+    "run to evaluate": (["eval", *TINY, "--run=nope"], "nope does not exist; run `agent-r1 train` first"),
     "run to report": (["report", "--run=nope"], "name a run with --run (there are: none yet)"),
     "rollouts": (["inspect", "nope.jsonl"], "nope.jsonl does not exist; runs/<name>/rollouts/"),
     "model to start from": (["train", *TINY, "model.path=/nope"], "no model at model.path=/nope"),
@@ -191,6 +194,63 @@ def test_evaluating_any_model_stores_nothing(home, capsys):
     assert main("eval", *SMALL, "--model", str(model), "--split", "val") == 0
     assert "8 val questions" in capsys.readouterr().out
     assert tree(home) == before
+
+
+def test_an_evaluation_of_a_run_honours_every_option_and_leaves_its_card_alone(home, capsys):
+    """Each of them was ignored without --model: the test set was evaluated instead, into eval.json."""
+    before, out, file = tree(home), home.parent / "cards", home.parent / "mine.parquet"
+    run, card = ["eval", "--run=done"], {}
+    options = {
+        "plain": ["--limit=2"],
+        "val": ["--limit=2", "--split=val"],
+        "sampled": ["--limit=2", "--temperature=0.7"],
+        "told": ["--limit=2", "--prompt=Answer in one word."],
+        "file": [f"--dataset={file}"],
+        "start": ["--limit=2", "--before"],
+    }
+    (data,) = (path.parent for path in home.glob("artifacts/*/test.parquet"))
+    write_rows(file, read_rows(data / "train.parquet")[:3])
+    for name, words in options.items():
+        assert main(*run, *words, f"--out={out / name}") == 0
+        card[name] = json.loads((out / name / "1.json").read_text())
+    assert {name: (c["split"], c["n"], c["temperature"]) for name, c in card.items()} == {
+        "plain": ("test", 2, 0.0), "val": ("val", 2, 0.0), "sampled": ("test", 2, 0.7), "told": ("test", 2, 0.0),
+        "file": ("mine", 3, 0.0), "start": ("test", 2, 0.0),
+    }  # fmt: skip
+    assert card["val"]["rows_hash"] != card["plain"]["rows_hash"]
+    assert card["told"]["prompt_hash"] != card["plain"]["prompt_hash"] == card["start"]["prompt_hash"]
+    assert card["start"]["model_hash"] != card["plain"]["model_hash"]
+    assert tree(home) == before and "temperature 0.7, " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "position", "value"), [("--backend=vllm", 4, "vllm"), ("--dataset=hotpotqa", 1, "hotpotqa")]
+)
+def test_an_evaluation_of_a_run_by_another_program_or_of_other_data(home, monkeypatch, words, position, value):
+    seen = []
+    monkeypatch.setattr("agent_r1.inference.compare.evaluate_models", lambda *said, **_: seen.append(said[position]))
+    monkeypatch.setattr("agent_r1.workspace.make_task", lambda config: None)
+    monkeypatch.setattr("agent_r1.workspace.load_rows", lambda config, split: [])
+    assert main("eval", "--run=done", words) == 0
+    (said,) = seen
+    assert (said if isinstance(said, str) else said.data.name) == value
+
+
+def test_the_words_of_an_evaluation_are_those_of_the_rows(home, monkeypatch):
+    """A pretrained model that RL starts from has no run of its own; it was asked in other words than the run's cards."""
+    leads, open_agent = [], compare.open_agent
+
+    @contextmanager
+    def opened(*said, **options):
+        with open_agent(*said, **options) as agent:
+            agent.lead = [{"role": "system", "content": "Instructions for a stranger."}]
+            leads.append(agent)
+            yield agent
+
+    monkeypatch.setattr(compare, "open_agent", opened)
+    for words, told in ((["--before"], False), (["--before", "--prompt=hi"], True)):
+        assert main("eval", "--run=done", "--limit=1", *words) == 0
+        assert bool(leads.pop().lead) == told
 
 
 # --------------------------------------------------------------------------------------------- damaged checkpoints

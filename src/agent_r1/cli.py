@@ -11,8 +11,24 @@ import sys
 from argparse import Namespace
 from pathlib import Path
 
-from agent_r1.command_line import COMMANDS, command, flag, option, parse, share, taken
-from agent_r1.config import ALGORITHMS, ENGINES, Config, from_yaml, load_config, preset_names, preset_title
+from agent_r1.command_line import (
+    BACKEND,
+    COMMANDS,
+    CONFIGURED,
+    FROM_ANYWHERE,
+    FROM_RUN,
+    PROMPT,
+    RUN,
+    command,
+    count,
+    flag,
+    option,
+    parse,
+    share,
+    taken,
+    temperature,
+)
+from agent_r1.config import ALGORITHMS, Config, changed, from_yaml, load_config, preset_title
 from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.files import home
 
@@ -40,38 +56,7 @@ def _fail(message: str, code: int) -> int:
     return code
 
 
-# -------------------------------------------------------------------------------------------- options of several commands
-
-CONFIGURED = (
-    option("--preset", help=f"{', '.join(preset_names())} (default: laptop, or the run's own)"),
-    option("--seed", type=int, help="seed of everything random (default: 0)"),
-    option("--engine", help=f"executor: {', '.join(ENGINES)}"),
-    option("settings", nargs="*", metavar="ppo|grpo|section.key=value", help="algorithm, and overrides of the preset"),
-)
-RUN = option("--run", help="name of the run's folder in runs/ (default: PRESET-ALGORITHM[-verl][-sSEED])")
-FROM_RUN = (
-    option("--run", help="a run's last checkpoint (default: the newest run)"),
-    option("--step", type=int, help="the run's checkpoint of this step"),
-    option("--checkpoint-dir", type=Path, metavar="DIR", help="any run's checkpoint, or the folder that holds them"),
-)
-FROM_ANYWHERE = (
-    *FROM_RUN,
-    option("--model", metavar="PATH|OWNER/NAME", help="a model folder, or a model on the hub"),
-    option("--preset", help="whose data, index, tools and limits (default: the model's own run, or the newest)"),
-    option("settings", nargs="*", metavar="section.key=value", help="others than those, such as data.name=hotpotqa"),
-)
-BACKEND = option(
-    "--backend", default="transformers", choices=("transformers", "vllm"), help="in this process (default), or a server"
-)
-
-
-def temperature(text: str) -> float:
-    if not 0 <= (value := float(text)) <= 10:
-        raise ValueError  # argparse puts it into words
-    return value
-
-
-PROMPT = option("--prompt", help="the system message (default: that of its training, or one that says how to answer)")
+# -------------------------------------------------------------------------------------------- words of several commands
 
 
 def _config(a: Namespace) -> Config:
@@ -174,22 +159,23 @@ def train(a: Namespace) -> None:
 
 @command(
     "eval", "evaluate a model on held-out questions",
-    ["--before --preset laptop", "--preset laptop", "--run mine --closed-book", "--model runs/laptop-ppo/export --split val",
+    ["--before --preset laptop", "--preset laptop", "--run mine --closed-book", "--run mine --split val --limit 100",
      "--model runs/a/export --model runs/b/export --out evals/a-b --backend vllm"],
     *CONFIGURED,
     RUN,
     flag("--before", "the model that RL starts from, into eval_before.json"),
     option("--model", action="append", metavar="PATH|OWNER/NAME", help="any model instead of the run's; twice: compare two"),
-    option("--split", default="test", choices=("train", "val", "test"), help="with --model, as all below (default: test)"),
-    option("--dataset", metavar="NAME|FILE.parquet", help="other questions than the model's own"),
-    option("--limit", type=int, help="only the first so many questions"),
-    option("--temperature", type=temperature, default=0.0, help="of sampling, 0 to 10 (default: 0, greedy)"),
-    option("--out", type=Path, metavar="DIR", help="keep cards and a line a question; go on where it stopped"),
     flag("--closed-book", "with no tools, onto a card of its own: what does the model know?"),
     option("--retriever", choices=("empty", "random"), help="placebo: a search that finds nothing, or passages by lot"),
     option("--poison", type=share, metavar="RATE", help="hostile documents in this share of the search results, 0 to 1"),
+    option("--split", choices=("train", "val", "test"),
+           help="which questions (default: test); with this option or one below, the card is printed and only --out keeps it"),
+    option("--dataset", metavar="NAME|FILE.parquet", help="other questions than the model's own"),
+    option("--limit", type=count, help="only the first so many questions"),
+    option("--temperature", type=temperature, help="of sampling, 0 to 10 (default: 0, greedy)"),
     PROMPT,
     BACKEND,
+    option("--out", type=Path, metavar="DIR", help="keep cards and a line a question; go on where it stopped"),
 )  # fmt: skip
 def evaluate(a: Namespace) -> None:
     if a.model:
@@ -203,29 +189,43 @@ def evaluate(a: Namespace) -> None:
     run = RunDir(Workspace.of(config).run(_run_name(a, config)))
     check_same_settings(run, config)
     if a.before:
-        stages.run_eval(config, start_model(config), run.path / "eval_before.json", "evaluate before RL", taken(a))
+        model, card, title = start_model(config), "eval_before.json", "evaluate before RL"
+    elif not run.finished(config.trainer.steps):
+        how = f"has not finished its {config.trainer.steps} steps" if run.begun() else "does not exist"
+        raise AgentR1Error(f"{run.path} {how}; run `agent-r1 train` first")
+    else:
+        verify_checkpoint(run.latest_checkpoint())
+        model, card, title = run.latest_checkpoint() / "model", "eval.json", "evaluate after RL"
+    # The run's cards hold the standard evaluation. Any other, such as ten questions of val, is not written there.
+    others = (a.split, a.dataset, a.limit, a.temperature, a.prompt, a.backend, a.out)
+    if any(value is not None for value in others):
+        return _evaluate_models(a, model, config)
+    stages.run_eval(config, model, run.path / card, title, taken(a))
+    if a.before:
         open_run(run, config, resume=True)
-        return
-    if not run.finished(config.trainer.steps):
-        raise AgentR1Error(f"{run.path} has not finished its {config.trainer.steps} steps; run `agent-r1 train` first")
-    verify_checkpoint(run.latest_checkpoint())
-    stages.run_eval(config, run.latest_checkpoint() / "model", run.path / "eval.json", "evaluate after RL", taken(a))
 
 
-def _evaluate_models(a: Namespace) -> None:
+def _evaluate_models(a: Namespace, model: Path | None = None, config: Config | None = None) -> None:
+    """Evaluate the models of --model, or a run's `model` as its `config` says, with all options of `eval`."""
     from agent_r1.data.rows import read_rows
     from agent_r1.inference import agent, compare
     from agent_r1.workspace import load_rows, make_task
 
-    settings = [f"algorithm={item}" if item in ALGORITHMS else item for item in a.settings]
-    settings += [f"{key}={value}" for key, value in (("engine", a.engine), ("seed", a.seed)) if value is not None]
     file = Path(a.dataset) if (a.dataset or "").endswith(".parquet") else None
-    settings += [f"data.name={a.dataset}"] if a.dataset and not file else []
-    found = [agent.find_model(a.run, hf_path=model, preset=a.preset, overrides=settings) for model in a.model]
-    config, models = found[0][1], [model for model, _ in found]
+    other = [f"data.name={a.dataset}"] if a.dataset and not file else []
+    if model and config:
+        models, config = [model], changed(config, other)
+    else:
+        settings = [f"algorithm={item}" if item in ALGORITHMS else item for item in a.settings]
+        settings += [f"{key}={value}" for key, value in (("engine", a.engine), ("seed", a.seed)) if value is not None]
+        found = [agent.find_model(a.run, hf_path=name, preset=a.preset, overrides=settings + other) for name in a.model]
+        models, config = [folder for folder, _ in found], found[0][1]
     make_task(config)
-    rows, split = (read_rows(file), file.stem) if file else (load_rows(config, a.split), a.split)
-    compare.evaluate_models(models, config, rows[: a.limit], split, a.backend, a.temperature, a.out, a.prompt, taken(a))
+    rows, split = (read_rows(file), file.stem) if file else (load_rows(config, a.split or "test"), a.split or "test")
+    compare.evaluate_models(
+        models, config, rows[: a.limit], split, a.backend or "transformers", a.temperature or 0.0, a.out, a.prompt, taken(a),
+        as_trained=model is not None,
+    )  # fmt: skip
 
 
 @command("report", "write report.html of a run", ["--preset laptop", "--run mine"], *CONFIGURED, RUN)
@@ -295,7 +295,7 @@ def chat(a: Namespace) -> None:
     from agent_r1.inference.chat import run_chat
 
     model, config = find_model(a.run, a.step, a.checkpoint_dir, a.model, a.preset, a.settings)
-    run_chat(model, config, a.backend, a.question, a.json, a.tools, a.temperature, a.seed, a.prompt)
+    run_chat(model, config, a.backend or "transformers", a.question, a.json, a.tools, a.temperature, a.seed, a.prompt)
 
 
 @command(
@@ -392,5 +392,5 @@ def inspect(a: Namespace) -> None:
         tokens.print_trajectory(a.rollouts, a.index, a.table)
 
 
-if __name__ == "__main__":
+if __name__ == "__main__":  # `python -m agent_r1.cli`
     sys.exit(main())

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 from argparse import Namespace
 from collections.abc import Callable
+from pathlib import Path
 
 from agent_r1 import __version__
+from agent_r1.config import ENGINES, preset_names
 from agent_r1.errors import ConfigError
 
 COMMANDS: dict[str, tuple] = {}
@@ -31,9 +33,45 @@ def flag(name: str, text: str) -> tuple:
     return option(name, action="store_true", help=text)
 
 
+# -------------------------------------------------------------------------------------------- options of several commands
+
+CONFIGURED = (
+    option("--preset", help=f"{', '.join(preset_names())} (default: laptop, or the run's own)"),
+    option("--seed", type=int, help="seed of everything random (default: 0)"),
+    option("--engine", help=f"executor: {', '.join(ENGINES)}"),
+    option("settings", nargs="*", metavar="ppo|grpo|section.key=value", help="algorithm, and overrides of the preset"),
+)
+RUN = option("--run", help="name of the run's folder in runs/ (default: PRESET-ALGORITHM[-verl][-sSEED])")
+FROM_RUN = (
+    option("--run", help="a run's last checkpoint (default: the newest run)"),
+    option("--step", type=int, help="the run's checkpoint of this step"),
+    option("--checkpoint-dir", type=Path, metavar="DIR", help="any run's checkpoint, or the folder that holds them"),
+)
+FROM_ANYWHERE = (
+    *FROM_RUN,
+    option("--model", metavar="PATH|OWNER/NAME", help="a model folder, or a model on the hub"),
+    option("--preset", help="whose data, index, tools and limits (default: the model's own run, or the newest)"),
+    option("settings", nargs="*", metavar="section.key=value", help="others than those, such as data.name=hotpotqa"),
+)
+BACKEND = option("--backend", choices=("transformers", "vllm"), help="in this process (default), or a server")
+PROMPT = option("--prompt", help="the system message (default: that of its training, or one that says how to answer)")
+
+
 def share(text: str) -> float:
     if not 0 < (value := float(text)) <= 1:
         raise ValueError  # argparse puts it into words
+    return value
+
+
+def temperature(text: str) -> float:
+    if not 0 <= (value := float(text)) <= 10:
+        raise ValueError
+    return value
+
+
+def count(text: str) -> int:
+    if (value := int(text)) < 1:
+        raise ValueError
     return value
 
 

@@ -120,16 +120,17 @@ def _lead(agent: Agent, prompt: str | None) -> list[Message] | None:
     return [{"role": "system", "content": prompt}] if prompt else []
 
 
-def describe(agent: Agent, backend: str) -> str:
-    """One line: what answers, with which tools, over what, told what, sampled how."""
+def describe(agent: Agent, backend: str, temperature: float | None = None) -> str:
+    """One line: what answers, with which tools, over what, told what, sampled how (by default as in training)."""
     c, workspace = agent.config, Workspace.of(agent.config)
     world = f" over {workspace.data.name}, {c.search.url or workspace.index.name}" if "search" in agent.tools else ""
     lead = messages(c.data.data_source, "", says_how=dialect(c.env).says_how)[:-1] if agent.lead is None else agent.lead
     told = f'"{textwrap.shorten(lead[0]["content"], 80, placeholder="...")}"' if lead else "none"
     r, tools = c.rollout, offered(agent.tools, c.env)
+    sampled = r.temperature if temperature is None else temperature
     return (
         f"{short_name(agent.model)}, {backend}; tools: {', '.join(tools) or 'none'}{world}; prompt: {told}; "
-        f"temperature {r.temperature:g}, {r.max_tokens_per_turn} tokens a turn, {r.max_context} in all"
+        f"temperature {sampled:g}, {r.max_tokens_per_turn} tokens a turn, {r.max_context} in all"
     )
 
 

@@ -41,9 +41,11 @@ def evaluate_models(
     out: Path | None,
     prompt: str | None = None,
     condition: str | None = None,
+    as_trained: bool = False,
 ) -> list[Card]:
     """Evaluate each model, print its card, and compare two. With `out`, everything is kept there, and what is there
-    already (of the very same evaluation) is not done again. For a `condition` see `workspace.under`."""
+    already (of the very same evaluation) is not done again. For a `condition` see `workspace.under`. `as_trained`: the
+    models are of a run, and without a `prompt` they are asked in the words of its rows."""
     if not rows:
         raise AgentR1Error("there are no questions; raise --limit or choose another split")
     if len(models) > 2:
@@ -56,7 +58,8 @@ def evaluate_models(
     cards, measured = [], []
     for number, model in enumerate(models, 1):
         with open_agent(model, config, backend, tools, prompt=prompt, all_gpus=True) as agent:
-            say(describe(agent, backend))
+            agent.lead = None if as_trained and prompt is None else agent.lead
+            say(describe(agent, backend, temperature))
             facts = {"condition": condition} if condition else {}
             card, done = _evaluate(agent, rows, split, temperature, out / f"{number}.jsonl" if out else None, facts)
         before = f", {card['resumed']} of them from before" if card["resumed"] else ""
