@@ -14,13 +14,15 @@ from runs import main
 from agent_r1 import env, own
 from agent_r1.config import from_yaml, load_config, own_names, preset_title, to_yaml
 from agent_r1.env import environment
+from agent_r1.env.hermes import call
 from agent_r1.errors import ConfigError
-from agent_r1.reward.named import named_outcome
+from agent_r1.reward.named import Episode, named_outcome
 from agent_r1.rollout.episode import flow_of
 from agent_r1.settings import EnvConfig
 from agent_r1.stages import check_own
 from agent_r1.tool import make_tools
 from agent_r1.training.demonstrate import demonstrator_of
+from agent_r1.types import Action, StopReason
 from agent_r1.workspace import Workspace, load_tools
 
 TOOL = '''
@@ -62,9 +64,11 @@ def said(folder, file: str, attribute: str, code: str) -> str:
     return name
 
 
+ROW = {"reward_model": {"ground_truth": ["x"]}}
+
+
 def paid(name: str, answer: str | None, well_formed: bool = True) -> tuple[float, dict[str, float]]:
-    row = {"reward_model": {"ground_truth": ["x"]}}
-    return asyncio.run(named_outcome(answer, well_formed, row, EnvConfig(reward=name, format_penalty=0.2)))
+    return asyncio.run(named_outcome(answer, well_formed, ROW, EnvConfig(reward=name, format_penalty=0.2)))
 
 
 def test_a_tool_is_offered_by_its_own_name(folder):
@@ -87,7 +91,7 @@ def test_files_of_one_folder_import_one_another_once(folder):
      (lambda n: make_tools([n, n]), "double", "both bring a tool called 'double'"),
      (environment, "plain", "(function); name a class"), (flow_of, "double", "no flow; write a subclass of AgentFlowBase"),
      (demonstrator_of, "plain", "no demonstrator; write `def demonstrate(row, history, rng)`"),
-     (lambda n: paid(n, "x"), "NUMBER", "int; write `def reward(answer, row) -> float`")],
+     (lambda n: paid(n, "x"), "NUMBER", "int; write `def reward(answer, row)` or")],
 )  # fmt: skip
 def test_what_keeps_no_contract_is_refused_with_what_is_wanted(folder, load, attribute, found):
     name = said(folder, "wrong_contract.py", attribute, TOOL)
@@ -192,6 +196,55 @@ def test_a_reward_of_ones_own_is_paid_and_not_called_exact_match(folder):
     name = said(folder, "reward_fine.py", "score", "def score(answer, row): return len(answer) / 10")
     assert paid(name, "abcde") == (0.5, {"answer": 0.5, "format": 0.0})
     assert paid(name, None, well_formed=False) == (-0.2, {"answer": 0.0, "format": -0.2})
+
+
+@pytest.mark.parametrize(
+    ("takes", "returned", "value"),
+    [("answer", "len(answer)", 2), ("row", "row['n']", 70), ("answer, row", "len(answer) + row['n']", 72),
+     ("row, *, answer=None", "len(answer) + row['n']", 72), ("episode, **rest", "episode.turns + len(rest)", 300),
+     ("answer, row, episode", "len(answer) + row['n'] + episode.turns", 372)],
+)  # fmt: skip
+def test_a_reward_takes_what_it_names(folder, takes, returned, value):
+    code = f"def score({takes}): return {returned}"
+    config = EnvConfig(reward=said(folder, f"takes_{abs(hash(takes))}.py", "score", code))
+    assert asyncio.run(named_outcome("ab", True, {"n": 70} | ROW, config, Episode(turns=300)))[0] == value
+
+
+GUESSED = "def score({}): return float(answer in ground_truth)"
+
+
+@pytest.mark.parametrize("takes", ["answer, ground_truth", "a, r", "answer, /", "x=1", "*given", "answer, row, calls"])
+@pytest.mark.parametrize("command", [["train", "--dry-run"], ["try"], ["train"]])
+def test_a_wrong_signature_is_refused_in_one_line_before_anything_is_played(
+    folder, monkeypatch, capsys, takes, command
+):
+    """The right answer was paid 0.000: the second argument is the row, and `in` asks its keys."""
+    monkeypatch.setenv("AGENT_R1_HOME", str(folder / "home"))
+    name = said(folder, f"guessed_{abs(hash(takes))}.py", "score", GUESSED.format(takes))
+    assert main(*command, "--preset=smoke", f"env.reward={name}") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "guessed_" in line and "write `def reward(answer, row)` or `def reward(answer, row, episode)`" in line
+    assert not (folder / "home").exists()
+
+
+def test_a_reward_that_its_environment_never_asks_is_refused(folder, monkeypatch, capsys):
+    monkeypatch.setenv("AGENT_R1_HOME", str(folder / "home"))
+    monkeypatch.chdir(folder)
+    said(folder, "door.py", "Door", DOOR)
+    said(folder, "fine_reward.py", "score", "def score(answer): return 1")
+    words = ["env.name=door.py:Door", "env.tools=[]", "env.reward=fine_reward.py:score", "data.name=door.py:questions"]
+    assert main("try", "--preset=smoke", *words) == 2 and "pays for itself" in capsys.readouterr().err
+
+
+def test_a_reward_hears_of_the_calls_of_an_episode(folder):
+    code = "def score(episode): return [[c['name'], c['ok']] for c in episode.calls] == [['double', True], ['double', False]]"
+    config = EnvConfig(reward=said(folder, "by_calls.py", "score", code))
+    row = ROW | {"prompt": [], "agent_name": "hermes"}
+    made = env.make_env(row, make_tools([said(folder, "for_calls.py", "double", TOOL)]), config)
+    made.reset(row)
+    for turn in (call("double", x=1), call("double"), "<answer>y</answer>"):
+        asyncio.run(made.step(Action(turn)))
+    assert asyncio.run(made.outcome(StopReason.ANSWERED)).parts == {"answer": 1.0, "format": 0.0}
 
 
 def test_tools_by_hand(folder, capsys):

@@ -148,12 +148,13 @@ def cold_start(a: Namespace) -> None:
 def train(a: Namespace) -> None:
     config = _config(a)
     name = _run_name(a, config)
+    from agent_r1 import stages
+
     if a.dry_run:
         from agent_r1.plan import print_plan
 
+        stages.check_own(config)
         return print_plan(config, name, a.gpu_hour)
-    from agent_r1 import stages
-
     stages.run_train(config, name, a.resume, a.plain)
 
 

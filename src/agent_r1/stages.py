@@ -25,7 +25,7 @@ from agent_r1 import hub, packages
 from agent_r1.config import Config, own_names
 from agent_r1.data.rows import read_corpus
 from agent_r1.device import resolve_device, set_threads
-from agent_r1.env import environment, make_env, offered, without_tools
+from agent_r1.env import brings_tools, environment, make_env, offered, without_tools
 from agent_r1.errors import ConfigError
 from agent_r1.files import home, write_whole
 from agent_r1.own import is_own
@@ -220,6 +220,10 @@ def check_own(config: Config) -> None:
     }  # fmt: skip
     for name, setting in own_names(config).items():
         loads.get(setting, lambda name: None)(name)  # the data stage loads what makes the questions
+    if config.env.reward and brings_tools(config.env.name):
+        raise ConfigError(
+            f"env.name={config.env.name} pays for itself and never asks env.reward={config.env.reward}; unset one"
+        )
     named = make_tools([name for name in config.env.tools if is_own(name)])
     others = (name.rpartition(".")[2] for name in config.env.tools if not is_own(name))
     offered(named | dict.fromkeys(others), config.env)
@@ -324,6 +328,7 @@ def run_by_hand(config: Config, split: str, index: int, table: bool) -> None:
     from agent_r1.inference.by_hand import play_by_hand
     from agent_r1.training.tiny_model import byte_chat, load_chat
 
+    check_own(config)
     make_task(config)
     rows, tools, start = load_rows(config, split), load_tools(config), Workspace.of(config).start_model
     if not 0 <= index < len(rows):

@@ -100,6 +100,8 @@ class BaseToolEnv(AgentEnv):
         self.turns = self.tool_calls = self.invalid_in_a_row = 0
         self.final_turn: str | None = None
         """Text of the turn that ended the episode by the agent's own will."""
+        self.calls: list[dict] = []
+        """All calls so far, as rollouts record them."""
         self.called: Counter[str] = Counter()
         """Calls of each tool that succeeded."""
         self.titles: set[str] = set()
@@ -190,6 +192,7 @@ class BaseToolEnv(AgentEnv):
             for c, r in zip(calls, results, strict=True)
         ]
         info = {"tool_calls": [_record(c, r) for c, r in zip(calls, results, strict=True)]}
+        self.calls += info["tool_calls"]
         self.called.update(c.name for c, r in zip(calls, results, strict=True) if r.ok)
         longest = 0
         for result in results:

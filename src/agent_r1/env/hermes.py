@@ -24,7 +24,7 @@ from functools import cached_property
 from typing import Any
 
 from agent_r1.env.base import INVALID, BaseToolEnv, Outcome, Part
-from agent_r1.reward.named import named_outcome
+from agent_r1.reward.named import Episode, named_outcome
 from agent_r1.reward.qa import qa_outcome
 from agent_r1.settings import EnvConfig
 from agent_r1.tool.base import BaseTool, ToolCall, ToolResult
@@ -158,7 +158,8 @@ class HermesToolEnv(BaseToolEnv):
         return Outcome(reward, parts, metrics)
 
     async def _named(self, answer: str | None, closed: bool) -> Outcome:
-        return Outcome(*await named_outcome(answer, closed, self.row, self.config), self.calls_by_tool())
+        episode = Episode(self.turns, self.calls)
+        return Outcome(*await named_outcome(answer, closed, self.row, self.config, episode), self.calls_by_tool())
 
     def evidence(self) -> float | None:
         """Share of the question's supporting titles that searches brought; None where the data set names none."""

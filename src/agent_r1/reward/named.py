@@ -6,10 +6,12 @@
     judge    what a language model behind `env.judge_url` says (judge.py)
 
 Each is paid between 0 and 1, less the penalty for a malformed ending. Add one: a function here, its name in `REWARDS` of
-choices.py. Or without touching this file: `env.reward=FILE.py:FUNCTION`, a function of the answer and the row, in any range.
+choices.py. Or without touching this file: `env.reward=FILE.py:FUNCTION`, a user-defined function that returns any finite number.
+It takes any of `answer`, `row` and `episode`, by these names:
 
-    def close_enough(answer, row):
-        return 1 - abs(float(answer) - float(row["reward_model"]["ground_truth"][0])) / 100
+    def close_enough(answer, row, episode):
+        error = abs(float(answer) - float(row["reward_model"]["ground_truth"][0]))
+        return 1 - error / 100 - 0.02 * len(episode.calls)
 
 The score of an evaluation is then this reward: nothing that is not exact match is called EM.
 """
@@ -18,8 +20,12 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 import math
+import numbers
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
 
 from agent_r1 import own
 from agent_r1.errors import ConfigError
@@ -32,31 +38,61 @@ from agent_r1.tool.python import local_sandbox, make_runner
 from agent_r1.types import Row
 
 
+@dataclass(frozen=True)
+class Episode:
+    """Describe what the agent did, for a reward function that asks for it."""
+
+    turns: int = 0
+    """Turns of the agent, the answer included."""
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    """Its calls in order, as in rollouts/: `name`, `arguments`, `ok`, `error`, `seconds`, `content`."""
+
+
 async def named_outcome(
-    answer: str | None, well_formed: bool, row: Row, config: EnvConfig
+    answer: str | None, well_formed: bool, row: Row, config: EnvConfig, episode: Episode | None = None
 ) -> tuple[float, dict[str, float]]:
     """(reward, parts) of the answer (None: there is none) by the reward that `config` names."""
-    targets = [str(target) for target in row["reward_model"]["ground_truth"]]
-    paid = await PAYS.get(config.reward, _own)(answer, targets, row, config) if answer is not None else 0.0
+    paid = 0.0
+    if answer is not None and config.reward in PAYS:
+        targets = [str(target) for target in row["reward_model"]["ground_truth"]]
+        paid = await PAYS[config.reward](answer, targets, row, config)
+    elif answer is not None:
+        paid = _own(config.reward, {"answer": answer, "row": row, "episode": episode or Episode()})
     parts = {"answer": float(paid), "format": 0.0 if well_formed else -config.format_penalty}
     return sum(parts.values()), parts
 
 
+GIVEN = ("answer", "row", "episode")
+"""What a user-defined reward function is given, by name."""
+
+
 @functools.cache
-def reward_of(name: str) -> Callable[[str, Row], float]:
-    """The function of one's own that has this name. Raises ConfigError where it is none."""
+def reward_of(name: str) -> tuple[Callable[..., float], list[str]]:
+    """Load a user-defined reward function and the names of what it takes. Raises ConfigError where it takes anything else."""
     function = own.load(name, "env.reward")
+    wanted = "write `def reward(answer, row)` or `def reward(answer, row, episode)`"
     if not callable(function):
-        raise ConfigError(f"env.reward={name} is {type(function).__name__}; write `def reward(answer, row) -> float`")
-    return function
+        raise ConfigError(f"env.reward={name} is {type(function).__name__}; {wanted}")
+    try:
+        signature = inspect.signature(function)
+        taken = [key for key in signature.parameters if key in GIVEN]
+        signature.bind(**dict.fromkeys(taken))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"env.reward={name}: {error}; {wanted}: the right answers are in row, in reward_model"
+        ) from None
+    if inspect.iscoroutinefunction(function) or not taken:
+        raise ConfigError(f"env.reward={name}: {signature} cannot be called with {', '.join(GIVEN)}; {wanted}")
+    return function, taken
 
 
-async def _own(answer: str, targets: list[str], row: Row, config: EnvConfig) -> float:
-    """Raises ValueError for what is no finite number; the function's own exceptions pass."""
-    paid = reward_of(config.reward)(answer, row)
-    if not isinstance(paid, int | float) or not math.isfinite(paid):
-        raise ValueError(f"env.reward={config.reward} returned {paid!r}; it must be a finite number")
-    return paid
+def _own(name: str, given: dict[str, Any]) -> float:
+    """Raises ValueError for what is not a finite number; the function's own exceptions pass."""
+    function, taken = reward_of(name)
+    paid = function(**{key: given[key] for key in taken})
+    if not isinstance(paid, numbers.Real) or not math.isfinite(paid):
+        raise ValueError(f"env.reward={name} returned {paid!r}; it must be a finite number")
+    return float(paid)
 
 
 async def _math(answer: str, targets: list[str], row: Row, config: EnvConfig) -> float:
