@@ -145,7 +145,7 @@ BAD_USAGE = {  # of settings there is more in test_config.py
     "no command": ([], "COMMAND"),
     "unknown command": (["trian"], "invalid choice: 'trian'"),
     "unknown option": (["data", "--foo"], "--foo"),
-    "no question to evaluate": (["eval", "--limit=0"], "invalid count value: '0'"),
+    "fewer than no questions": (["eval", "--limit=-1"], "invalid count value: '-1'"),
     "option without value": (["data", "--seed"], "expected one argument"),
     "seed that is no number": (["data", "--seed", "one"], "invalid int value: 'one'"),
     "unknown preset of the doctor": (["doctor", "--preset", "laptpo"], "unknown preset 'laptpo' (did you mean 'laptop'?)"),

@@ -25,8 +25,10 @@ from agent_r1.rollout.evaluate import (
     eval_card,
     evaluate,
     mcnemar,
+    mean_interval,
     paired_interval,
     prompt_hash,
+    score_line,
     wilson_interval,
 )
 from agent_r1.rollout.sampler import LocalPolicy
@@ -74,7 +76,8 @@ def test_the_card_by_hand():
     assert card["invalid_call_rate"] == pytest.approx(1 / 8)  # of calls, not of episodes
     assert card["truncated_rate"] == pytest.approx(2 / 5)
     assert card["stop_reasons"] == {"answered": 3, "max_turns": 1, "max_tokens": 1}
-    assert (card["score_name"], card["score"]) == ("em", card["em"])
+    assert (card["score_name"], card["score"], card["score_ci95"]) == ("em", card["em"], card["em_ci95"])
+    assert card["reward"] == pytest.approx(2 / 5) and card["reward_ci95"] == card["em_ci95"]  # each was paid 0 or 1
     third = pytest.approx(1 / 3)
     assert card["by_kind"] == {
         "1-hop": {"n": 2, "score": 0.5, "em": 0.5},
@@ -98,9 +101,26 @@ def test_only_what_was_measured_stands_on_the_card():
         0,
     )
     assert card["by_kind"] == {"1-hop": {"n": 2, "score": pytest.approx(0.25)}}
+    # 0.75 and -0.25: a mean of 0.25 with a standard error of 0.5.
+    assert card["reward_ci95"] == card["score_ci95"] == pytest.approx([0.25 - 0.98, 0.25 + 0.98])
+    assert score_line(card) == "reward 0.250 (95 % -0.730 to 1.230)"
     assert card_of([bare[1], EPISODES[0]])["score_name"] == "reward"  # EM of some of the episodes is not the EM
     failed = dataclasses.replace(bare[1], stop_reason=StopReason.ERROR)
     assert card_of([EPISODES[0], failed])["em"] == 0.5  # its environment broke down, so it is not right
+
+
+def test_a_score_of_its_own_stands_before_the_reward_and_both_have_an_interval():
+    """The mean reward before and after RL stood nowhere where an environment reports a score."""
+    episodes = [trajectory_of(([1], [2], paid), metrics={"right": right}) for paid, right in ((0.9, 1.0), (0.3, 0.0))]
+    for episode in episodes:
+        episode.score_name = "right"
+    card = card_of(episodes)
+    assert (card["score_name"], card["score"], card["score_ci95"]) == ("right", 0.5, wilson_interval(0.5, 2))
+    assert score_line(card) == "right 0.500 (95 % 0.095 to 0.905), reward 0.600 (95 % 0.012 to 1.188)"
+
+
+def test_one_value_and_equal_ones_have_an_interval_without_width():
+    assert mean_interval([0.3]) == [0.3, 0.3] and mean_interval([0.5, 0.5]) == [0.5, 0.5]
 
 
 @pytest.mark.parametrize(

@@ -20,9 +20,10 @@ from agent_r1.config import load_config
 from agent_r1.env import AgentEnv, BaseToolEnv, HermesToolEnv, as_environment
 from agent_r1.env.world import facts
 from agent_r1.errors import AgentR1Error, ConfigError
+from agent_r1.inference.chat import Repl
 from agent_r1.inference.conversation import Exchange, no_answer
 from agent_r1.rollout.episode import Task, run_episodes
-from agent_r1.rollout.evaluate import scores
+from agent_r1.rollout.evaluate import scores, wilson_interval
 from agent_r1.settings import EnvConfig
 from agent_r1.tool import tool
 from agent_r1.types import Sampling, StopReason, Trajectory
@@ -78,7 +79,7 @@ def test_methods_are_tools_and_the_object_remembers(chat):
     assert results(played) == ["10", "9", "7"]
     assert (played.stop_reason, played.reward, played.score) == (StopReason.ANSWERED, 1.0, 1.0)
     assert [step.reward for step in played.steps] == [0.0, 0.0, 1.0]
-    assert "em" not in played.metrics and scores([played]) == {"score": 1.0, "score_name": "reward"}
+    assert "em" not in played.metrics and scores([played])["score_name"] == "reward"
     prompt = chat.decode(played.steps[0].observation_ids)
     assert "Go.\nThe counter stands at 0." in prompt and "add(step, sign)" in prompt
 
@@ -200,7 +201,51 @@ def test_reward_as_an_attribute_and_a_score_of_its_own(chat):
     [two] = play(chat, Solver, [call("attempt", word="a"), call("attempt", word="b"), "done"])
     [one] = play(chat, Solver, [call("attempt", word="a"), "done"])
     assert two.reward == pytest.approx(-0.2) and two.metrics["solved"] == two.score == 1.0 and one.score == 0.0
-    assert scores([one, two]) == {"score": 0.5, "score_name": "solved"}
+    card = scores([one, two])
+    assert (card["score"], card["score_name"]) == (0.5, "solved") and card["score_ci95"] == wilson_interval(0.5, 2)
+    # What was paid stands beside it: -0.1 and -0.2, with a standard error of 0.05.
+    assert card["reward"] == pytest.approx(-0.15) and card["reward_ci95"] == pytest.approx([-0.248, -0.052])
+
+
+class Desk:
+    """What it pays has two parts; `named` says whether it tells them."""
+
+    named: dict | None = None
+
+    def reset(self, **row):
+        self.calls = 0
+
+    def look(self) -> str:
+        """Look it up."""
+        self.calls += 1
+        return "Marn"
+
+    def get_reward(self, answer) -> float:
+        if self.named:
+            self.reward_parts = self.named | {"price": -0.02 * self.calls}
+        return float(answer == "Marn") - 0.02 * self.calls
+
+
+@pytest.mark.parametrize(
+    ("named", "said"),
+    [(None, "reward +0.96:  outcome +0.96"), ({"right": 1.0}, "reward +0.96:  right +1.00  price -0.04")],
+)
+def test_why_shows_the_parts_of_a_reward_as_the_class_names_them(chat, named, said):
+    """Of a class without names all of the reward was called `calls`, although calls cost it something."""
+    [played] = play(
+        chat, type("Named", (Desk,), {"named": named}), [call("look"), call("look"), "<answer>Marn</answer>"]
+    )
+    lines = []
+    last = SimpleNamespace(trajectory=played, known=True)
+    Repl.why(
+        SimpleNamespace(last=lambda: last, screen=SimpleNamespace(say=lambda text, *style: lines.append(text))), ""
+    )
+    assert said in lines
+
+
+def test_a_part_of_a_reward_has_a_name_of_its_own(chat):
+    taken = type("Taken", (Desk,), {"named": {"em": 1.0}})
+    assert "reward_parts['em'] has a name that means something else" in failure(chat, taken)
 
 
 def test_methods_may_be_coroutines_and_so_may_reset_and_get_reward(chat):

@@ -139,6 +139,32 @@ def test_what_the_cards_say_is_not_rounded_away(run):
     assert "a world that" not in page.text and "imitating" not in page.text
 
 
+def test_a_world_of_methods_with_a_score_of_its_own(run):
+    """It said "its tools (none)", "Reward is what ..." above figures that are not the reward, and a path of this machine."""
+    config = load_config("smoke", ["env.tools=[]", "trainer.steps=8"])
+    config.data.name = "/home/somebody/a-long-folder/desk.py:questions"
+    (run / "config.yaml").write_text(to_yaml(config))
+    lines = [m | {"episode/calls/loan": 1.0, "episode/calls/shelf": 0.5} for m in read_jsonl(run / "metrics.jsonl")]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(m) + "\n" for m in lines))
+    for name, score, low, high in (("eval_before", 0.6, 0.423, 0.754), ("eval", 0.8, 0.627, 0.902)):
+        reward = {"reward": score - 0.05, "reward_ci95": [low - 0.05, high - 0.05]}
+        change_card(run, name, score=score, score_name="right", score_ci95=[low, high], n=30, **reward)
+    text = report(run).text.partition("Agent-R1 run report")[2]
+    assert "with its tools (loan, shelf, search) and" in text
+    assert "On 30 held-out questions of desk.py:questions, the mean of its score, right, rose from 0.60 to 0.80" in text
+    assert "The 95 % intervals overlap, so the difference may be chance." in text
+    assert "right is the score that the environment reports" in text and "Reward is what" not in text
+    assert "0.423 to 0.754, n = 30." in text and "reward 0.55 (0.37 to 0.70) 0.75 (0.58 to 0.85)" in text
+    change_card(run, score_ci95=[0.76, 0.83])
+    assert "may be chance" not in report(run).text
+
+
+def test_an_answer_is_right_by_the_score_of_its_environment():
+    """A partial reward was shown as a right answer."""
+    record = {"metrics": {"right": 0.0}, "reward_parts": {}, "reward": 0.3, "score_name": "right"}
+    assert not report_module._right(record) and report_module._right(record | {"score_name": None})
+
+
 def test_what_is_missing_becomes_a_sentence_and_what_is_damaged_is_refused(run, tmp_path):
     gone = ("eval.json", "eval_before.json", "metrics.jsonl", "rollouts/eval.jsonl")
     for name in gone:

@@ -70,7 +70,7 @@ def temperature(text: str) -> float:
 
 
 def count(text: str) -> int:
-    if (value := int(text)) < 1:
+    if (value := int(text)) < 0:
         raise ValueError
     return value
 

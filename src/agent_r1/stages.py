@@ -298,7 +298,7 @@ def run_eval(config: Config, model: Path, out: Path, title: str, condition: str 
     ):
         start = time.perf_counter()
         greedy, sampled = (play(agent, some, t, lambda done: advance()) for some, t in ((rows, 0.0), (few, 1.0)))
-    kept = {k: v for k, v in scores(sampled).items() if k in ("score", "score_name", "em", "em_ci95")}
+    kept = {k: v for k, v in scores(sampled).items() if k not in ("sub_em", "f1")}
     card = full_card(agent, greedy, "test", start, sampled={"temperature": 1.0, "n": len(sampled)} | kept, **facts)
     (out.parent / "rollouts").mkdir(parents=True, exist_ok=True)
     write_rollouts(out.parent / "rollouts" / f"{out.stem}.jsonl", evaluation_records(greedy[:60], agent.chat))

@@ -18,8 +18,8 @@
 
 This is the contract of TRL's `environment_factory` (docs/source/grpo_trainer.md there, "Environments"). In: such a class.
 Out: what `ENVIRONMENTS` holds. What is ours: `done` ends an episode; `get_reward` may take the agent's `answer`; a class
-without it may keep a number in `self.reward`; `score` with `score_name` is what evaluations report; and `state` names where the
-agent stands (`Observation.state`), where it is not called.
+without it may keep a number in `self.reward`; `reward_parts` are the summands of the reward by name; `score` with `score_name`
+is what evaluations report; and `state` names where the agent stands (`Observation.state`), where it is not called.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from agent_r1.types import Action, Observation, Row, StepResult, StopReason
 
 Maker = Callable[[dict[str, BaseTool], EnvConfig], AgentEnv]
 RESERVED = ("reset", "get_reward")
-READ = ("done", "reward", "score", "score_name")
+READ = ("done", "reward", "reward_parts", "score", "score_name")
 """Attributes that we read. A public method would be a tool, so these are values or properties."""
 TAKEN = ("em", "sub_em", "f1", "evidence", "malformed", "reward", "tool_calls", "invalid_calls", "failed_calls")
 """Names that a score of one's own may not have: each of them is something else already."""
@@ -162,6 +162,12 @@ class MethodsEnv(WorldEnv):
         if stop_reason.broken_off:
             return Outcome()
         outcome = Outcome(await self._earned(stop_reason), metrics=self.calls_by_tool())
+        for name, paid in dict(getattr(self.world, "reward_parts", {})).items():
+            if name in TAKEN:
+                raise AgentR1Error(
+                    f"{self.owner}: reward_parts[{name!r}] has a name that means something else; rename it"
+                )
+            outcome.parts[str(name)] = self._number(paid, f"reward_parts[{name!r}] is")
         if (score := getattr(self.world, "score", None)) is not None:
             outcome.score_name = getattr(self.cls, "score_name", "score")
             outcome.metrics[outcome.score_name] = self._number(score, "score is")

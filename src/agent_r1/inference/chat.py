@@ -183,8 +183,11 @@ class Repl:
             say("no reward: nobody told the program the right answer; /help lists questions that it knows")
             return
         say(f"expected: {' | '.join(t.row['reward_model']['ground_truth'])}")
-        calls = t.reward - sum(t.reward_parts.values())
-        parts = t.reward_parts | ({"calls": calls} if abs(calls) > 1e-9 else {})
+        others = {
+            "calls": t.process,
+            "outcome": t.reward - t.process - sum(t.reward_parts.values()),
+        }  # without names of its own
+        parts = t.reward_parts | {name: value for name, value in others.items() if abs(value) > 1e-9}
         say(f"reward {t.reward:+.2f}:  " + "  ".join(f"{name} {value:+.2f}" for name, value in parts.items()))
         say("measured, not paid: " + ", ".join(f"{k} {v:g}" for k, v in t.metrics.items()), "dim")
 

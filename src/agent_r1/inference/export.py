@@ -209,7 +209,7 @@ The chat template in this folder is the one that the model was trained with.
 """
 PACKAGED = " That is {origin} (licence: {licence}), out of a Python package; its weights: {weights}."
 SHOWN = (
-    *("dataset", "split", "n", "score_name", "score", "em", "em_ci95", "f1"),
+    *("dataset", "split", "n", "score_name", "score", "score_ci95", "em", "em_ci95", "f1", "reward", "reward_ci95"),
     *("mean_tool_calls", "truncated_rate", "retriever", "hardware"),
 )
 """Keys of the eval card that the model card repeats."""

@@ -78,6 +78,16 @@ class RunFiles:
         """What the score of its evaluations is: em, reward, or the environment's own."""
         return next((card["score_name"] for card in reversed(self.cards)), "em")
 
+    @property
+    def tools(self) -> list[str]:
+        """Names of the tools: the configured ones, and the methods of an environment that the run has counted or called."""
+        named = [name.rpartition(":")[2] for name in self.config.get("env", {}).get("tools") or ()]
+        counted = [key.removeprefix(CALLS) for line in self.metrics for key in line if key.startswith(CALLS)]
+        records = (*self.rollouts_after, *self.rollouts_before, *self.rollouts_train)
+        steps = [step for record in records for step in record["steps"]]
+        called = [call["name"] for step in steps for call in step["info"].get("tool_calls", ()) if call["ok"]]
+        return list(dict.fromkeys([*named, *counted, *called]))
+
     def series(self, key: str) -> Points:
         """(step, value) of every line of metrics.jsonl that has a number at `key`."""
         return [(line[STEP], line[key]) for line in self.metrics if STEP in line and line.get(key) is not None]
@@ -124,7 +134,8 @@ def _card(run: RunFiles, name: str, consequence: str | None = None) -> Record | 
         return None
     except ValueError:
         raise AgentR1Error(f"{run.path / name} is no eval card; make it again with `agent-r1 eval`") from None
-    return {"score": card.get("em"), "score_name": "em"} | card  # those of earlier versions say em alone
+    card = {"score": card.get("em"), "score_name": "em"} | card  # those of earlier versions say em alone
+    return {"score_ci95": card.get("em_ci95") or [card["score"]] * 2} | card
 
 
 # ----------------------------------------------------------------------------------------------------- what is shown
@@ -161,8 +172,8 @@ _reward = itemgetter("reward")
 
 
 def _right(record: Record) -> bool:
-    """By exact match where its environment measures that, else by the reward."""
-    return (record["metrics"] | record["reward_parts"]).get("em", record["reward"]) > 0
+    """By the score of its environment, or exact match where that is measured, else by the reward."""
+    return (record["metrics"] | record["reward_parts"]).get(record.get("score_name") or "em", record["reward"]) > 0
 
 
 def _example(run: RunFiles, sign: Sign) -> str:
@@ -244,9 +255,7 @@ def marks(run: RunFiles) -> list[Mark]:
     """The scores of the evaluations before and after RL, at step 0 and at the last step."""
     last = max((step for step, _ in run.series(STEP)), default=1)
     cards = (("before RL", 0, run.before), ("after RL", last, run.after))
-    return [
-        Mark(name, x, card["score"], *(card.get("em_ci95") or [card["score"]] * 2)) for name, x, card in cards if card
-    ]
+    return [Mark(name, x, card["score"], *card["score_ci95"]) for name, x, card in cards if card]
 
 
 def sampled_score(run: RunFiles) -> Points:

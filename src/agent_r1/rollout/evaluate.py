@@ -13,7 +13,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from statistics import fmean, pstdev
+from statistics import fmean, pstdev, stdev
 from typing import Any
 
 from agent_r1.reward.qa import exact_match
@@ -85,20 +85,20 @@ def eval_card(
 
 
 def scores(trajectories: list[Trajectory]) -> dict:
-    """`score`, what it is the mean of (`score_name`: em, reward, or the environment's own), and those of em, sub_em and f1
-    that were measured.
+    """`score`, what it is the mean of (`score_name`: em, reward, or the environment's own), the mean reward, their intervals,
+    and those of em, sub_em and f1 that were measured.
 
     Measured is what each episode reports, except those in which the environment failed; they count as 0.
     """
     whole = [t for t in trajectories if t.stop_reason is not StopReason.ERROR]
     measured = [name for name in ("em", "sub_em", "f1") if whole and all(name in t.metrics for t in whole)]
-    means = {name: fmean(t.metrics.get(name, 0.0) for t in trajectories) for name in measured}
     own = [t.score_name for t in whole if t.score_name]
-    if own or "em" not in means:
-        name = next(iter(own), "reward")
-        return {"score": fmean(score_of(t, name) for t in trajectories), "score_name": name} | means
-    interval = wilson_interval(means["em"], len(trajectories))
-    return {"score": means["em"], "score_name": "em", "em": means.pop("em"), "em_ci95": interval} | means
+    name = next(iter(own), "em" if "em" in measured else "reward")
+    values, rewards = [score_of(t, name) for t in trajectories], [t.reward for t in trajectories]
+    found = {"score": fmean(values), "score_ci95": mean_interval(values), "score_name": name}
+    found |= {"reward": fmean(rewards), "reward_ci95": mean_interval(rewards)}
+    found |= {name: fmean(t.metrics.get(name, 0.0) for t in trajectories) for name in measured}
+    return found | ({"em_ci95": found["score_ci95"]} if name == "em" else {})
 
 
 def score_of(trajectory: Trajectory, name: str) -> float:
@@ -107,14 +107,16 @@ def score_of(trajectory: Trajectory, name: str) -> float:
 
 
 def score_line(card: dict) -> str:
-    """`EM 0.910 (95 % 0.882 to 0.932), F1 0.931, sub-EM 0.940` as far as it was measured, or `reward 0.53`."""
-    words = [f"{card['score_name']} {card['score']:.3f}"]
-    if card["score_name"] == "em":
-        low, high = card["em_ci95"]
-        words = [f"EM {card['em']:.3f} (95 % {low:.3f} to {high:.3f})"]
-    return ", ".join(
-        words + [f"{name} {card[key]:.3f}" for key, name in (("f1", "F1"), ("sub_em", "sub-EM")) if key in card]
-    )
+    """`EM 0.910 (95 % 0.882 to 0.932), F1 0.931, sub-EM 0.940, reward 0.905 (95 % 0.876 to 0.934)` as far as it was measured."""
+    name, words = card["score_name"], {"em": "EM", "f1": "F1", "sub_em": "sub-EM"}
+    others = [f"{words[key]} {card[key]:.3f}" for key in ("f1", "sub_em") if key in card]
+    paid = [_with_interval("reward", card["reward"], card["reward_ci95"])] if name != "reward" else []
+    return ", ".join([_with_interval(words.get(name, name), card["score"], card["score_ci95"]), *others, *paid])
+
+
+def _with_interval(name: str, mean: float, interval: list[float]) -> str:
+    low, high = interval
+    return f"{name} {mean:.3f}" + (f" (95 % {low:.3f} to {high:.3f})" if low < high else "")
 
 
 def majority(train: list[Row], rows: list[Row]) -> dict[str, Any]:
@@ -151,6 +153,15 @@ def wilson_interval(share: float, n: int, z: float = 1.96) -> list[float]:
     centre = (share + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
     return [max(0.0, centre - half), min(1.0, centre + half)]
+
+
+def mean_interval(values: list[float]) -> list[float]:
+    """Return the 95 % interval of a mean: Wilson's for a share, else the normal one, which has no width where all are equal."""
+    mean, n = fmean(values), len(values)
+    if set(values) <= {0, 1}:
+        return wilson_interval(mean, n)
+    half = 1.96 * stdev(values) / math.sqrt(n) if n > 1 else 0.0
+    return [mean - half, mean + half]
 
 
 # ------------------------------------------------------------------------------------------------------ two of them
