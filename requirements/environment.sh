@@ -78,7 +78,7 @@ choose_packages
 
 if ! pinned "$requirements"; then
     if [ -n "$preset" ] && [ ! -f "src/agent_r1/presets/$preset.yaml" ]; then  # said before minutes of installing
-        die "unknown preset '$preset'; choose from $(basename -s .yaml src/agent_r1/presets/*.yaml | paste -sd ' ')" 2
+        die "unknown preset '$preset'; choose from $(basename -s .yaml src/agent_r1/presets/*.yaml | paste -sd ' ' -)" 2
     fi
     if [ ${#dry_run[@]} -gt 0 ]; then
         echo "environment: to do, $requirements into $venv; the plan of the run needs it: call this without --dry-run," \

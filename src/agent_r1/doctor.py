@@ -169,8 +169,15 @@ def held_against(files: list[str], needed: str = "") -> Finding:
 
 
 def read_pins(text: str) -> dict[str, str]:
-    """`name==version` lines of a requirements file; comments, options and unpinned lines are skipped."""
-    pins = re.findall(r"^[ \t]*([A-Za-z0-9][\w.-]*)(?:\[[^\]]*\])?[ \t]*==[ \t]*([^\s;#]+)", text, re.MULTILINE)
+    """Read `name==version` lines of a requirements file; comments, options, unpinned lines and other systems' are skipped."""
+    here = [
+        line
+        for line in text.splitlines()
+        if re.search(r"; *sys_platform == \"(\w+)\"|$", line)[1] in (None, sys.platform)
+    ]
+    pins = re.findall(
+        r"^[ \t]*([A-Za-z0-9][\w.-]*)(?:\[[^\]]*\])?[ \t]*==[ \t]*([^\s;#]+)", "\n".join(here), re.MULTILINE
+    )
     return {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in pins}
 
 

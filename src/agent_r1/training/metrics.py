@@ -6,6 +6,7 @@ In: what a step computed. Out: one flat dictionary, under verl's names where ver
 from __future__ import annotations
 
 import resource
+import sys
 import time
 from collections import Counter, defaultdict
 from dataclasses import dataclass
@@ -96,7 +97,8 @@ def rollout_metrics(
         "rollout/decode_tokens": sampler.decode_tokens,
         "timing_s/env": clock.laps["gen"] - sampler.seconds,
         "perf/agent_tokens_per_s": sampler.decode_tokens / clock.laps["gen"],
-        "perf/memory_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+        "perf/memory_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        / (2**30 if sys.platform == "darwin" else 2**20),
         **episode_metrics([EpisodeNumbers.of(t) for t in trajectories]),
     }
 
