@@ -97,3 +97,19 @@ def test_every_example_question_can_be_answered(laptop_world):
     for quoted in re.findall(r"^> (.+)$", LAPTOP, re.MULTILINE):
         assert quoted in passages.values()
     assert not any("vexlor" in text.lower() for text in told())
+
+
+def test_every_test_that_a_page_names_is_there():
+    """A page that cites a test as evidence must not outlive it: files, functions, and parts of `make long`."""
+    tests = "\n".join(path.read_text() for path in ROOT.glob("tests/*.py"))
+    there = {path.name for path in ROOT.glob("tests/*.py")} | set(re.findall(r"^def (test_\w+)", tests, re.MULTILINE))
+    parts = {path.stem for path in ROOT.glob("benchmarks/long/[a-z]*.py")}
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("notebooks/*.ipynb")]
+    named = {str(page.relative_to(ROOT)): page.read_text() for page in pages}
+    cited = {(page, name) for page, text in named.items() for name in re.findall(r"\btest_\w+(?:\.py)?", text)}
+    # `agent-r1 new` writes this file into the task of the tutorial.
+    cited.remove(("docs/tutorial/your-own-task-in-30-minutes.md", "test_task.py"))
+    long = r"make long`?(?: PART=|, part )'?(\w+)"
+    run = {(page, name) for page, text in named.items() for name in re.findall(long, text)}
+    assert len(cited) > 30 and {pair for pair in cited if pair[1] not in there} == set()
+    assert len(run) > 5 and {pair for pair in run if pair[1] not in parts} == set()
