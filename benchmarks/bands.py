@@ -49,7 +49,9 @@ def tables(bands: dict[str, dict]) -> str:
     for name, run in bands.items():
         cells = [f"{run['eval_before'][key]:.3g} → {run['eval'][key]:.3g}" for key in CARD]
         out.append(f"| {name} | {' | '.join(cells)} | {run['seconds']:.1f} |")
-    out += ["", f"| metric | healthy | {' | '.join(bands)} |", "|---|---|" + "---|" * len(bands)]
+    # Folded: 60 lines would hide the collapse, which comes next on the page.
+    out += ["", "<details markdown><summary>Every metric of these runs</summary>", ""]
+    out += [f"| metric | healthy | {' | '.join(bands)} |", "|---|---|" + "---|" * len(bands)]
     for names, where, healthy in explained():
         if "L" not in where.split():
             continue
@@ -58,7 +60,7 @@ def tables(bands: dict[str, dict]) -> str:
             cells = (_band(run, key) for run in bands.values())
             line = f"| `{key}` | {healthy} | {' | '.join(cells)} |"
             out += [line] * (not any(row.startswith(f"| `{key}` ") for row in out))
-    return "\n".join(out)
+    return "\n".join([*out, "", "</details>"])
 
 
 def _band(run: dict, key: str) -> str:
@@ -71,8 +73,8 @@ def _band(run: dict, key: str) -> str:
 
 
 def _short(value: float) -> str:
-    """Three digits; thousands with a comma, and what is too small to matter as 0."""
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}" if abs(value) >= 1e-4 else "0"
+    """Three digits, also of what is small: a learning rate of 3e-05 is not 0. Thousands with a comma."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def main(*runs: str) -> None:

@@ -12,16 +12,19 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
-from benchmarks import bands
+from benchmarks import bands, corridor
 from benchmarks.book_pictures import PICTURES
 from runs import ROOT, metric_patterns
+from test_advantages import inputs_of
 
 from agent_r1.env.hermes import HermesToolEnv, parse_call
 from agent_r1.reward.qa import qa_outcome
+from agent_r1.rollout.mismatch import nucleus, truncated_weights
 from agent_r1.rollout.rows import Batch, TrainingRow, collate
-from agent_r1.settings import AdvantageConfig, EnvConfig
+from agent_r1.settings import ActorConfig, AdvantageConfig, EnvConfig
 from agent_r1.tool.base import ToolErrorKind, ToolResult
 from agent_r1.training.advantages import grpo, ppo
+from agent_r1.training.estimators import get_estimator
 from agent_r1.training.losses import aggregate_loss, kl_penalty, policy_loss, value_loss
 from agent_r1.training.sentinel import signs
 
@@ -208,6 +211,14 @@ def test_grpo_where_one_of_eight_differs():
     scores = [1.0] * 7 + [0.0]
     plain, divided = group(scores, normalize_std=False), group(scores)
     assert [float(x) for x in found.groups()] == near([plain[0], divided[0], plain[7], divided[7]])
+    squares, sums = [], []
+    for scores in ([1.0] * 7 + [0.0], [1.0] * 4 + [0.0] * 4):
+        assert sum(a * a for a in group(scores)) == pytest.approx(7, abs=1e-3)
+        squares.append(sum(a * a for a in group(scores, normalize_std=False)))
+        sums.append(sum(map(abs, group(scores))))
+    text = (LESSONS / "05-advantages.md").read_text()
+    assert f"sum to {sums[0]:.2f} here and to {sums[1]:.2f} in" in text
+    assert f"squares would sum to {squares[0]:.3f} and {squares[1]:.0f}." in text
 
 
 # ------------------------------------------------------------------------------------------------------- lesson 6
@@ -386,3 +397,83 @@ def test_the_collapse_is_the_recorded_run():
     assert max(line["groups/zero_advantage"] for line in steps.values()) == 1
     (sign,) = signs(curve("collapsed"))
     assert sign.collapse and f"here after step {sign.step}" in text and not signs(curve("healthy"))
+
+
+# ------------------------------------------------------------------------------------------------------ lesson 11
+
+DRIFT = "11-spans-steps-drift.md"
+
+
+def test_ratios_of_tokens_steps_and_sequences():
+    told, text = table(DRIFT, "turn", "ratio"), (LESSONS / DRIFT).read_text()
+    mask = torch.tensor([[1, 1, 1, 0, 1, 1]])
+    ratios_T = torch.ones(6)
+    ratios_T[mask[0].bool()] = torch.tensor(told.column("ratio"))
+    for of, clip in (("token", (0.8, 1.28)), ("step", (0.9, 1.1)), ("sequence", (0.9, 1.1))):
+        logprobs = ratios_T.log()[None].requires_grad_()
+        bounds = 1 - clip[0], clip[1] - 1, 3.0
+        loss, _ = policy_loss(logprobs, torch.zeros(1, 6), torch.ones(1, 6), mask, *bounds, of)
+        loss.sum().backward()
+        assert told.column(f"{of}: gradient") == near(logprobs.grad[mask.bool()])
+        free, _ = policy_loss(logprobs, torch.zeros(1, 6), torch.ones(1, 6), mask, 1.0, 9.0, 3.0, of)
+        if of != "token":
+            assert told.column(f"{of}: mean") == near(-free.detach()[mask.bool()])
+    assert f"here {ratios_T.prod():.4f}" in text and f"have the product {1.01**200:.3f}" in text
+    narrow = ActorConfig(ratio="sequence").clip
+    assert "3e-4 and 4e-4" in text and narrow[:2] == (3e-4, 4e-4)
+    _, seen = policy_loss(ratios_T.log()[None], torch.zeros(1, 6), torch.ones(1, 6), mask, *narrow, "sequence")
+    assert seen["actor/pg_clipfrac"] == 1 and f"$1.02^{{40}} = {1.02**40:.3f}$" in text
+
+
+def test_credit_for_the_steps_of_a_house():
+    told = table(DRIFT, "attempt", "step in the")
+    rooms = {"hall": (0, 0.25), "kitchen": (1, 0.5)}
+    steps = [(int(row["attempt"]) - 1, *rooms[row["step in the"]], row["reward"]) for row in told.rows]
+    batch, _ = inputs_of([[0, 0]] * 4, [[0, 0]] * 4, values=[[0, 0]] * 4)
+    for attempt, room, value, reward in steps:
+        batch.mask_BT[attempt, room], batch.rewards_BT[attempt, room] = 1, reward
+        batch.steps_BT[attempt, room], batch.states_BT[attempt, room] = room, room
+        batch.values_BT[attempt, room] = value
+
+    def credit(name: str, **settings) -> list[float]:
+        advantages_BT, _ = get_estimator(name)(batch, AdvantageConfig(**settings))
+        return [advantages_BT[attempt, room].item() for attempt, room, *_ in steps]
+
+    assert told.column("grpo") == near(credit("grpo")) and told.column("gigpo") == near(credit("gigpo"), 2e-4)
+    assert told.column("steppo, lambda 0") == near(credit("steppo", lam=0.0, normalize_std=False))
+    assert credit("steppo", normalize_std=False)[2:4] == near([-0.25, -0.5])  # exercise 2
+
+
+def test_the_corridor_is_measured():
+    assert corridor.table() in (LESSONS / DRIFT).read_text()
+
+
+def test_drift_by_hand():
+    told, text = table(DRIFT, "token", "trainer", "stale"), (LESSONS / DRIFT).read_text()
+    trainer_V, stale_V = torch.tensor(told.column("trainer")), torch.tensor(told.column("stale"))
+    batch, _ = inputs_of([[0] * 4], [[1] * 4])
+    batch.logprobs_BT = stale_V.log()[None]
+    for column, cap in (("weight", 99.0), ("capped at 2", 2.0)):
+        weights_BT, _ = truncated_weights(batch, trainer_V.log()[None], cap)
+        assert told.column(column) == near(weights_BT[0])
+    assert f"weighted mass is {(stale_V * weights_BT[0]).sum():.2f}" in text
+    cut_V = nucleus(trainer_V.log()[None], 0.79).softmax(-1)[0]
+    kept = cut_V > 0
+    assert told.column("top-p 0.79") == near(cut_V)
+    assert told.column("weight of top-p")[:2] == near((trainer_V / cut_V)[kept]) and kept.tolist() == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    rounded = torch.tensor(-1.5128).bfloat16().item()
+    assert f"becomes {rounded:.6f}" in text and f"factor of {math.exp(-1.5128 - rounded):.4f}" in text
+
+
+def test_drift_is_the_recorded_runs():
+    rows = json.loads((ROOT / "docs/race/mismatch.json").read_text())
+    for row in table(DRIFT, "sampler", "gap").rows:
+        for name, said in list(row.items())[1:]:
+            assert said == pytest.approx(
+                rows[row["sampler"]][name], abs=0.5 if said > 100 else 0.05 if said > 3 else 6e-4
+            )
