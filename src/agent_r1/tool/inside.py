@@ -38,8 +38,21 @@ def limit(limits: dict[str, int]) -> None:
         resource.setrlimit(getattr(resource, name), (most, most))
 
 
-def landlock(readable: list[str], writable: list[str]) -> int:
-    """Refuse every file but those below these paths. The version of Landlock; 0 where there is none that refuses enough."""
+def around(path: str, hidden: list[str]) -> list[tuple[str, int]]:
+    """The rules for `path` without what is hidden below it: Landlock cannot take a part of a folder away."""
+    real = os.path.realpath(path)
+    if real in hidden:
+        return []
+    if not any(one.startswith(f"{real}/") for one in hidden):
+        return [(path, READ_FILE | READ_DIR)]
+    if os.path.islink(path):  # its rule would be one for all of the folder
+        return []
+    return [(path, READ_DIR), *(rule for name in os.listdir(path) for rule in around(f"{path}/{name}", hidden))]
+
+
+def landlock(readable: list[str], hidden: list[str], writable: list[str]) -> int:
+    """Refuse every file but those below these paths, and those hidden among them. The version of Landlock; 0 where there is none
+    that refuses enough."""
     try:
         abi = system_call(LANDLOCK_CREATE_RULESET, None, 0, 1)
     except OSError:
@@ -49,7 +62,8 @@ def landlock(readable: list[str], writable: list[str]) -> int:
     files = (1 << (16 if abi >= 5 else 15)) - 1
     everything = struct.pack("QQQ", files, 3 * (abi >= 4), 3 * (abi >= 6))  # files; TCP; abstract sockets and signals
     rules = system_call(LANDLOCK_CREATE_RULESET, everything, len(everything), 0)
-    for path, rights in [(path, READ_FILE | READ_DIR) for path in readable] + [(path, files) for path in writable]:
+    wanted = [rule for path in readable for rule in around(os.path.realpath(path), hidden)]
+    for path, rights in [*wanted, *((path, files) for path in writable)]:
         try:
             place = os.open(path, os.O_PATH | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -102,7 +116,7 @@ if __name__ == "__main__":
         LIBC.prctl(PR_SET_PDEATHSIG, 9, 0, 0, 0)
         if plan["filter"]:
             LIBC.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-            active["Landlock"] = landlock(plan["readable"], plan["writable"])
+            active["Landlock"] = landlock(plan["readable"], plan["hidden"], plan["writable"])
             seccomp(bytes.fromhex(plan["filter"]))
             active["seccomp"] = True
     sys.path += plan["packages"]

@@ -40,9 +40,10 @@ class PythonTool(BaseTool):
     def __init__(self, runner: Runner, within_s: float):
         super().__init__()
         self.runner = runner
-        self.timeout_s = within_s
+        waits = sandbox.QUEUE_S + sandbox.START_S if isinstance(runner, sandbox.Sandbox) else 0.0
+        self.timeout_s = within_s + waits
         self.within_s = 0.9 * within_s
-        """The rest is for taking the process away and handing on what it has printed so far."""
+        """From the start of the program. The rest is for taking the process away and handing on what it has printed so far."""
 
     @classmethod
     def make(cls, env: EnvConfig | None = None, **_: Any) -> PythonTool:

