@@ -136,7 +136,7 @@ def random_model(vocab: int = VOCAB, seed: int = 0, **changes) -> Decoder:
 
 
 class ScriptedPolicy:
-    """A `Policy` that says what it is told to.
+    """A `Policy` that says what it is told to, and stops where samplers stop: at the first of `chat.stop_ids`.
 
     `script(session, turn, prompt_ids)` returns a text (a closed turn), a list of ids (sampled as they are), or a whole
     `Generation`; it may be a coroutine function, to wait for something. A plain list is the texts turn by turn.
@@ -157,10 +157,13 @@ class ScriptedPolicy:
         said = self.script(session, turn, prompt_ids)
         if hasattr(said, "__await__"):
             said = await said
-        if isinstance(said, Generation):
-            return said
-        ids = self.chat.encode_trusted(said) + [self.chat.turn_end_id] if isinstance(said, str) else list(said)
-        return Generation(ids, [-0.25 * (i + 1) for i in range(len(ids))], "stop")
+        if not isinstance(said, Generation):
+            ids = self.chat.encode_trusted(said) + [self.chat.turn_end_id] if isinstance(said, str) else list(said)
+            said = Generation(ids, [-0.25 * (i + 1) for i in range(len(ids))], "stop")
+        stops = (place for place, i in enumerate(said.token_ids, 1) if i in self.chat.stop_ids)
+        if end := next(stops, 0):
+            said = Generation(said.token_ids[:end], said.logprobs[:end], "stop")
+        return said
 
     def release(self, session: str) -> None:
         self.released.append(session)
@@ -192,10 +195,10 @@ def question_row(text: str = "Who founded Vexlor?", answers: tuple[str, ...] = (
     } | changes
 
 
-def make_env_loop(policy, make_env: Callable[[Row], AgentEnv], **limits) -> AgentEnvLoop:
+def make_env_loop(policy, make_env: Callable[[Row], AgentEnv], chat=None, **limits) -> AgentEnvLoop:
     """The generic loop with generous limits."""
     limits = Limits(**{"max_tokens_per_turn": 400, "max_context": 4000, "timeout_s": 20.0} | limits)
-    return AgentEnvLoop(policy, policy.chat, limits, make_env)
+    return AgentEnvLoop(policy, chat or policy.chat, limits, make_env)
 
 
 def task(row: Row | None = None, session: str = "s", group: str = "g", seed: int | None = None) -> Task:

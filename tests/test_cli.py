@@ -472,6 +472,14 @@ def test_what_no_run_can_start_from_is_said_before_anything_is_written(home, for
     assert main("train", "grpo", *SMALL, "--run=new") == 0  # the same name, other settings
 
 
+def test_a_model_that_cannot_speak_the_dialect_is_refused_before_it_is_taught_or_trained(home, foreign, capsys):
+    chatml = f"model.path={foreign / 'plain'}"
+    for words in ([], [chatml], [chatml, "cold_start.warm_steps=2"]):
+        said = refused(capsys, 2, "train", "--run=new", *SMALL, "env.name=harmony", *words)
+        assert "env.name=harmony is spoken in control tokens, and this model has no <|start|>" in said
+    assert not (home / "runs" / "new").exists()
+
+
 def test_the_plan_knows_which_engine_trains_what(home, foreign, capsys):
     model = f"model.path={foreign / 'olmo2'}"
     assert "the local loop computes llama, qwen2, qwen3" in refused(capsys, 1, "train", *SMALL, model, "--dry-run")

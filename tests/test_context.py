@@ -61,14 +61,14 @@ def test_a_window_shows_the_last_results_and_every_turn_behind_it_has_a_row_of_i
 
 
 def test_a_summary_is_a_turn_that_is_trained_and_comes_back_as_data(chat):
-    notes = "two so far <|im_end|><tool_call>"
+    notes = [*chat.encode_data("two so far <|im_end|>"), chat.control_ids["<tool_call>"], chat.turn_end_id]
     played = play(
         chat, lambda env: Summary(env, 2), [call("add")] * 2 + [notes] + [call("add")] * 2 + ["four", call("add")]
     )
     assert played.reward == 1.0 and len(played.steps) == 7
     asked, after, last = (chat.decode(played.steps[n].observation_ids) for n in (2, 3, 6))
     assert ASK in asked and "it is 2" in asked
-    assert KNOWN in after and "two so far" in after and "it is" not in after and ASK not in after
+    assert KNOWN in after and "two so far <|im_end|><tool_call>" in after and "it is" not in after and ASK not in after
     assert "four" in last and "two so far" not in last
     control = [chat.control_ids[token] for token in ("<|im_end|>", "<tool_call>")]
     plain = chat.prompt_ids([{"role": "user", "content": "Count."}], None)

@@ -6,9 +6,10 @@ import asyncio
 import copy
 import io
 import json
+import re
 
 import pytest
-from conftest import ScriptedPolicy, make_env_loop, question_row, task
+from conftest import ScriptedPolicy, clone_steps, make_env_loop, question_row, random_model, task
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
@@ -18,16 +19,23 @@ from test_env import step
 
 from agent_r1.data.prompts import INSTRUCTIONS, instructions, messages
 from agent_r1.env import ENVIRONMENTS, make_env, without_tools
-from agent_r1.env.harmony import CONTROL, TEMPLATE
+from agent_r1.env.harmony import CONTROL, TEMPLATE, HarmonyEnv
 from agent_r1.env.mathtir import boxes_of
+from agent_r1.errors import ConfigError
 from agent_r1.inference.by_hand import expand, how_to
 from agent_r1.inference.conversation import exchange_record
 from agent_r1.inference.screen import Screen, exchange_text
+from agent_r1.rollout import decoder
 from agent_r1.rollout.chat_format import ChatFormat
+from agent_r1.rollout.episode import check_dialect, make_loop
 from agent_r1.rollout.rows import trajectory_rows
+from agent_r1.rollout.sampler import LocalPolicy
 from agent_r1.settings import EnvConfig
 from agent_r1.tool import BaseTool, ToolCall, ToolResult, make_tools
-from agent_r1.training.demonstrate import read_episodes, sequences
+from agent_r1.training.cold_start import Demonstrator, demonstrate
+from agent_r1.training.demonstrate import Episode, read_episodes, sequences
+from agent_r1.training.run import write_model
+from agent_r1.training.tiny_model import load_chat
 from agent_r1.types import Sampling, StopReason
 
 
@@ -60,7 +68,7 @@ def harmony_chat(tokenizer) -> ChatFormat:
     theirs = copy.deepcopy(tokenizer)
     theirs.add_special_tokens({"additional_special_tokens": list(CONTROL)})
     theirs.chat_template = TEMPLATE
-    return ChatFormat(theirs, [theirs.convert_tokens_to_ids(token) for token in ("<|call|>", "<|return|>")])
+    return ChatFormat(theirs)
 
 
 # -------------------------------------------------------------------------------------------------- whole transcripts
@@ -113,7 +121,7 @@ HARMONY = (
 
 
 def test_a_whole_episode_in_harmony(harmony_chat):
-    """As the published format has it: openai/harmony, docs/format.md."""
+    """As the published format has it (openai/harmony, docs/format.md), by a policy that stops where samplers stop."""
     trajectory = played("harmony", harmony_chat, [harmony_chat.encode_trusted(turn) for turn in HARMONY])
     last = trajectory.steps[-1]
     text = harmony_chat.decode(last.observation_ids + last.action_ids)
@@ -122,9 +130,136 @@ def test_a_whole_episode_in_harmony(harmony_chat):
         "<|start|>functions.search to=assistant<|channel|>commentary<|message|>Marn: Marn is in Tulo.<|end|>"
         f"<|start|>assistant{HARMONY[1]}"
     )
-    assert text.startswith("<|start|>developer<|message|># Tools\n\n## functions\n\nnamespace functions {")
-    assert "// Search.\ntype search = (_: {" in text
+    assert "// Search.\ntype search = (_: {\nquery: string,\n}) => any;\n\n} // namespace functions<|end|>" in text
     assert (trajectory.stop_reason, trajectory.reward) == (StopReason.ANSWERED, 1.0)
+
+
+def function(name: str, description: str, required: tuple[str, ...] = (), **properties) -> dict:
+    parameters = {"type": "object", "properties": properties, "required": list(required)}
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
+
+
+SYSTEM = """\
+<|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI.
+Knowledge cutoff: 2024-06
+
+Reasoning: medium
+
+# Valid channels: analysis, commentary, final. Channel must be included for every message."""
+WEATHER = """
+Calls to these tools must go to the commentary channel: 'functions'.<|end|><|start|>developer<|message|># Instructions
+
+Use a friendly tone.
+
+# Tools
+
+## functions
+
+namespace functions {
+
+// Gets the location of the user.
+type get_location = () => any;
+
+// Gets the current weather in the provided list of locations.
+type get_multiple_weathers = (_: {
+// List of city and state, e.g. ["San Francisco, CA", "New York, NY"]
+locations: string[],
+format?: "celsius" | "fahrenheit", // default: celsius
+}) => any;
+
+} // namespace functions<|end|><|start|>user<|message|>What is the weather like in SF?<|end|><|start|>assistant"""
+"""The example of openai/harmony, docs/format.md, but for the date and one of its functions."""
+
+
+def test_the_prompt_of_harmony_is_the_published_one(harmony_chat):
+    def shown(messages: list, tools: list | None = None) -> str:
+        return harmony_chat.decode(harmony_chat.prompt_ids(messages, tools))
+
+    listed = 'List of city and state, e.g. ["San Francisco, CA", "New York, NY"]'
+    tools = [
+        function("get_location", "Gets the location of the user."),
+        function(
+            "get_multiple_weathers", "Gets the current weather in the provided list of locations.", ("locations",),
+            locations={"type": "array", "items": {"type": "string"}, "description": listed},
+            format={"type": "string", "enum": ["celsius", "fahrenheit"], "default": "celsius"},
+        ),
+    ]  # fmt: skip
+    told, asked = ({"role": "system", "content": "Use a friendly tone."}, {"role": "user", "content": "Who?"})
+    question = asked | {"content": "What is the weather like in SF?"}
+    assert shown([told, question], tools) == SYSTEM + WEATHER
+    end = "<|end|><|start|>user<|message|>Who?<|end|><|start|>assistant"
+    instructions = "<|end|><|start|>developer<|message|># Instructions\n\nUse a friendly tone."
+    assert shown([told, asked]) == SYSTEM + instructions + end and shown([asked]) == SYSTEM + end
+
+
+@pytest.mark.parametrize(
+    ("schema", "typed"),
+    [
+        ({"type": "integer", "default": 3}, "x?: number, // default: 3"),
+        ({"type": "string", "default": "a"}, 'x?: string, // default: "a"'),
+        ({"type": ["boolean", "null"]}, "x?: boolean | null,"),
+        ({"anyOf": [{"type": "number"}, {"type": "null"}], "default": None}, "x?: number | null, // default: null"),
+        ({"type": "array"}, "x?: Array<any>,"),
+        ({}, "x?: any,"),
+        ({"type": "object", "properties": {"y": {"type": "string", "description": "Two\nlines."}}, "required": ["y"]},
+         "x?: {\n    // Two\n    // lines.\n    y: string,\n    },"),
+    ],
+)  # fmt: skip
+def test_harmony_writes_arguments_in_typescript(harmony_chat, schema, typed):
+    ids = harmony_chat.prompt_ids([{"role": "user", "content": "x"}], [function("f", "Do.", x=schema)])
+    assert f"// Do.\ntype f = (_: {{\n{typed}\n}}) => any;\n" in harmony_chat.decode(ids)
+
+
+@pytest.fixture(scope="session")
+def harmony_model(tmp_path_factory, harmony_chat):
+    """A folder with a model that was taught `HARMONY` by the warm start's own functions."""
+    path = tmp_path_factory.mktemp("harmony") / "model"
+    seen = env_of("harmony").reset(question_row("17 * 23 + 4?", ("395",)))
+    result = {"role": "functions.search", "content": "Marn: Marn is in Tulo."}
+    said = [{"role": "assistant", "content": turn.rpartition("<|")[0]} for turn in HARMONY]
+    episode = Episode([*seen.messages, said[0], result, said[1]], seen.tools)
+    rows = sequences([episode], harmony_chat, 2000, HarmonyEnv)
+    model = random_model(len(harmony_chat.tokenizer), max_position=2000)
+    clone_steps(model, rows, steps=80)
+    write_model(model, harmony_chat, path)
+    return path
+
+
+def test_a_model_that_was_taught_harmony_plays_it(harmony_model):
+    """Taught, written, read again and sampled: it goes on after its thought, and stops behind a call and an answer."""
+    chat = load_chat(harmony_model)
+    policy = LocalPolicy(decoder.load(harmony_model), chat.stop_ids, slots=1, max_context=2000)
+    loop = make_env_loop(policy, lambda row: make_env(row, TOOLS, EnvConfig(name="harmony")), chat=chat)
+    row = question_row("17 * 23 + 4?", ("395",), agent_name="harmony")
+    trajectory = asyncio.run(loop.run(task(row), Sampling(100, 0.0)))
+    assert [chat.decode(step.action_ids) for step in trajectory.steps] == list(HARMONY)
+    assert (trajectory.stop_reason, trajectory.reward) == (StopReason.ANSWERED, 1.0)
+    ends = json.loads((harmony_model / "generation_config.json").read_text())["eos_token_id"]
+    assert {"<|call|>", "<|return|>"} <= {chat.decode([i]) for i in ends} and chat.turn_end_id not in ends
+
+
+def test_the_demonstrator_that_searches_speaks_harmony_and_ends_its_turns(harmony_chat, micro):
+    rollout = micro.config.rollout.model_copy(update={"max_context": 4000, "max_tokens_per_turn": 400})
+    env = micro.config.env.model_copy(update={"name": "harmony"})
+    loop = make_loop(Demonstrator(harmony_chat, HarmonyEnv), harmony_chat, micro.tools, rollout, env)
+    rows = [row | {"agent_name": "harmony"} for row in micro.rows("train")[:8]]
+    for row in demonstrate(rows, {"good": 1.0}, loop, 0, "test"):
+        said = harmony_chat.decode([i for i, mine in zip(row.input_ids, row.action_mask, strict=True) if mine])
+        *calls, last, rest = re.split("(?<=<.call.>)|(?<=<.return.>)", said)
+        thought = r"<\|channel\|>analysis<\|message\|>[^<]+<\|end\|><\|start\|>assistant<\|channel\|>"
+        assert calls and all(re.match(f"{thought}commentary to=functions.search .*<.call.>", turn) for turn in calls)
+        assert re.match(rf"{thought}final<\|message\|>.*<.return.>", last) and rest == ""
+
+
+def test_a_model_that_cannot_speak_harmony_is_refused(harmony_chat, qwen_chat):
+    env = EnvConfig(name="harmony")
+    check_dialect(harmony_chat, env, tools=True)
+    with pytest.raises(ConfigError, match="this model has no <.start.>; set model.path to a model that"):
+        check_dialect(qwen_chat, env, tools=True)
+    other = copy.deepcopy(harmony_chat.tokenizer)
+    other.chat_template = QWEN25  # which takes results of role `tool` alone
+    with pytest.raises(ConfigError, match="save the TEMPLATE of env/harmony.py as the model's chat_template.jinja"):
+        check_dialect(ChatFormat(other), env, tools=True)
 
 
 # ------------------------------------------------------------------------------------------- what the agent is told
@@ -384,6 +519,8 @@ def test_by_hand_one_writes_as_the_agent_would(dialect):
     (call,) = env.extract_tool_calls(written)
     assert (call.name, call.arguments, call.error) == (tool.name, {key: value}, None)
     assert env.answer_in(expand("= 395", TOOLS, type(env))) == ("395", True)
+    ends = [env.end_of(turn) for turn in (written, expand("= 395", TOOLS, type(env)))]
+    assert ends == (["<|call|>", "<|return|>"] if dialect == "harmony" else [None, None])
     help_ = " ".join(how_to(type(env), {tool.name: tool}).split())
     assert f"{tool.name} {key}=..." in help_ and " ".join(written.replace(value, "...").split()) in help_
 

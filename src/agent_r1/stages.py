@@ -25,7 +25,7 @@ from agent_r1 import hub, packages
 from agent_r1.config import Config, own_names
 from agent_r1.data.rows import read_corpus
 from agent_r1.device import resolve_device, set_threads
-from agent_r1.env import brings_tools, environment, make_env, offered, without_tools
+from agent_r1.env import brings_tools, dialect, environment, make_env, offered, without_tools
 from agent_r1.errors import ConfigError
 from agent_r1.files import home, write_whole
 from agent_r1.own import is_own
@@ -33,7 +33,7 @@ from agent_r1.plan_local import check_memory
 from agent_r1.reward.named import reward_of
 from agent_r1.rollout import decoder
 from agent_r1.rollout.chat_format import ChatFormat
-from agent_r1.rollout.episode import flow_of, make_loop
+from agent_r1.rollout.episode import check_dialect, flow_of, make_loop
 from agent_r1.rollout.rows import TrainingRow
 from agent_r1.tool import make_tools
 from agent_r1.training.log import time_to
@@ -46,7 +46,7 @@ from agent_r1.training.run import (
     start_model,
     write_model,
 )
-from agent_r1.training.tiny_model import init_weights, shape_of, train_tokenizer
+from agent_r1.training.tiny_model import byte_chat, init_weights, shape_of, train_tokenizer
 from agent_r1.ui import progress, say
 from agent_r1.workspace import (
     Workspace,
@@ -132,6 +132,7 @@ def _teach(config: Config, out: Path) -> str:
 
         base = Workspace.of(config).pretrained
         known = chat_with_tools(base)
+    check_dialect(known or byte_chat(), config.env, tools=False)
     say("  a demonstrator plays its questions ...")  # some seconds to half a minute, before the bar below
     play = own_demonstrations if c.demonstrator or c.episodes else play_demonstrations
     chat, copy_rows, mix_rows = play(config, known)
@@ -171,7 +172,8 @@ def play_demonstrations(
     tools, c, published = load_tools(config), config.cold_start, config.data.name != "tinyhop"
     if known:
         rows = cold_start.some_of_each(load_rows(config, "train" if published else "cold"), c.warm_steps * c.mix_tokens)
-        loop = make_loop(cold_start.Demonstrator(known), known, tools, config.rollout, config.env)
+        player = cold_start.Demonstrator(known, dialect(config.env))
+        loop = make_loop(player, known, tools, config.rollout, config.env)
         return known, [], cold_start.demonstrate(rows, c.behaviours, loop, config.seed, "warm")
     if published:
         rows, tools = load_rows(config, "train"), tools | {"search": other_names.RenamedSearch(tools["search"])}
@@ -181,7 +183,7 @@ def play_demonstrations(
     else:
         rows, texts = load_rows(config, "cold"), cold_start.tokenizer_texts(config.data.mix, config.seed)
     chat = ChatFormat(train_tokenizer(texts, config.model.vocab_size))
-    loop = make_loop(cold_start.Demonstrator(chat), chat, tools, config.rollout, config.env)
+    loop = make_loop(cold_start.Demonstrator(chat, dialect(config.env)), chat, tools, config.rollout, config.env)
     if published:
         phases = cold_start.renamed_demonstrations(
             rows, names, tools["search"], loop, c.behaviours, config.data.cold, config.seed
@@ -206,7 +208,7 @@ def own_demonstrations(
         episodes = demonstrate.read_episodes(Path(c.episodes), tools, config.env)
     chat = known or ChatFormat(train_tokenizer(demonstrate.texts_of(episodes), config.model.vocab_size))
     say(f"  {demonstrate.said_of(episodes)}")
-    rows = demonstrate.sequences(episodes, chat, config.rollout.max_context)
+    rows = demonstrate.sequences(episodes, chat, config.rollout.max_context, dialect(config.env))
     return chat, rows, rows
 
 
@@ -326,7 +328,7 @@ def _backend(config: Config) -> str:
 def run_by_hand(config: Config, split: str, index: int, table: bool) -> None:
     """A person plays one episode. The tokens are those of the start model, or bytes where there is none yet."""
     from agent_r1.inference.by_hand import play_by_hand
-    from agent_r1.training.tiny_model import byte_chat, load_chat
+    from agent_r1.training.tiny_model import load_chat
 
     check_own(config)
     make_task(config)

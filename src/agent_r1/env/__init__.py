@@ -43,7 +43,6 @@ __all__ = [
     "dialect",
     "make_env",
     "offered",
-    "template_shows_tools",
     "without_tools",
 ]
 
@@ -86,11 +85,6 @@ def dialect(config: EnvConfig) -> type[BaseToolEnv]:
     """Which of the environments says how an agent is shown its tools, and how a person its turns, where no episode is played."""
     made = environment(config.name)
     return made if isinstance(made, type) and issubclass(made, BaseToolEnv) else HermesToolEnv
-
-
-def template_shows_tools(config: EnvConfig) -> bool:
-    """Whether the agent hears of its tools by the chat template, which therefore has to show them."""
-    return dialect(config).told({}) is None
 
 
 def brings_tools(name: str) -> bool:

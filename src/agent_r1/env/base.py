@@ -5,7 +5,7 @@ In: the agent's turns. Out: observations and rewards. Next: `rollout/episode.py`
     AgentEnv       reset(row) -> Observation, await step(action) -> StepResult, outcome(stop_reason) -> Outcome
     BaseToolEnv    the step of a tool-calling agent, with five places to change it:
                    extract_tool_calls, format_tool_response, told, stop, process_reward;
-                   and three for who watches or plays: parts, answer_in, written
+                   and four for who watches or plays: parts, answer_in, written, end_of
 
 The outcome is asked for once, by the loop, however the episode ended: also when it was cut off after a tool result or
 by a full context. So a failed episode never looks like a good one, and the outcome always has an action to be paid to.
@@ -144,9 +144,17 @@ class BaseToolEnv(AgentEnv):
         return None, False
 
     @classmethod
-    def written(cls, said: ToolCall | str) -> str | None:
+    def written(cls, said: ToolCall | str, thought: str = "") -> str | None:
         """A turn that makes this call, or answers so; None where the dialect has no form for it."""
         return said if isinstance(said, str) else None
+
+    @classmethod
+    def end_of(cls, turn: str) -> str | None:
+        """The control token that ends this turn; None: the one that the chat template writes."""
+        return None
+
+    control: Sequence[str] = ()
+    """Control tokens in which the dialect is spoken: a model without them cannot speak it."""
 
     def stop(self, text: str, calls: list[ToolCall]) -> StopReason | None:
         """How the agent ended the episode with this turn; None if it goes on. By default a turn without a call is the answer."""

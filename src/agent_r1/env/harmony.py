@@ -7,9 +7,10 @@
 
     <|start|>assistant<|channel|>final<|message|>Bumvel<|return|>
 
-A turn ends with <|call|> or <|return|>, which have to be among the end tokens of the model (`eos_token_id` of its
-generation_config.json has them). The tokenizer's chat template has to be `TEMPLATE`: the published one takes a result only beside
-the structured form of a call, and here a call stays the ids that were sampled.
+<|end|> closes a message; <|call|> or <|return|> ends the turn, and only there a policy stops sampling. The tokenizer's chat
+template has to be `TEMPLATE`: the published one takes a result only with the structured form of a call, and here a call
+stays the ids that were sampled. Its prompt is the published one (docs/format.md there) without the current date, with which
+the same question would have other tokens every day.
 """
 
 from __future__ import annotations
@@ -24,26 +25,56 @@ from agent_r1.tool.base import ToolCall, ToolResult
 from agent_r1.types import Message
 
 TEMPLATE = """\
-{%- if tools -%}<|start|>developer<|message|># Tools
+{%- macro comment(text, indent) -%}
+{%- for line in (text or '').splitlines() -%}{{ indent ~ '// ' ~ line ~ '\\n' }}{%- endfor -%}
+{%- endmacro -%}
+{%- macro typed(schema, indent) -%}
+{%- set kind = schema.type or 'any' -%}
+{%- if schema.enum -%}{{ schema.enum | map('tojson') | join(' | ') }}
+{%- elif schema.anyOf or schema.oneOf -%}
+{%- for one in schema.anyOf or schema.oneOf -%}{{ typed(one, indent) ~ ('' if loop.last else ' | ') }}{%- endfor -%}
+{%- elif kind is not string -%}
+{%- for one in kind -%}{{ typed(dict(schema, type=one), indent) ~ ('' if loop.last else ' | ') }}{%- endfor -%}
+{%- elif kind == 'object' -%}
+{{- '{\\n' }}
+{%- for name, value in (schema.properties or {}).items() -%}
+{{- comment(value.description, indent) }}
+{{- indent ~ name ~ (': ' if name in (schema.required or []) else '?: ') ~ typed(value, indent ~ '    ') ~ ',' }}
+{%- if 'default' in value -%}{{ ' // default: ' ~ (value.default if value.enum else value.default | tojson) }}{%- endif -%}
+{{- '\\n' }}
+{%- endfor -%}
+{{- indent ~ '}' }}
+{%- elif kind == 'array' -%}{{ typed(schema['items'], indent) ~ '[]' if 'items' in schema else 'Array<any>' }}
+{%- else -%}{{ 'number' if kind == 'integer' else kind }}
+{%- endif -%}
+{%- endmacro -%}
+<|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI.
+Knowledge cutoff: 2024-06
 
-## functions
+Reasoning: medium
 
-namespace functions {
-{%- for tool in tools %}
-
-// {{ tool.function.description }}
-type {{ tool.function.name }} = (_: {{ tool.function.parameters | tojson }}) => any;
-{%- endfor %}
-
-} // namespace functions<|end|>
+# Valid channels: analysis, commentary, final. Channel must be included for every message.
+{%- if tools -%}{{ '\\nCalls to these tools must go to the commentary channel: \\'functions\\'.' }}{%- endif -%}
+<|end|>
+{%- set told = messages[0].content if messages[0].role == 'system' else '' -%}
+{%- if told or tools -%}<|start|>developer<|message|>
+{%- if told -%}{{ '# Instructions\\n\\n' ~ told }}{%- endif -%}
+{%- if tools -%}
+{{- ('\\n\\n' if told else '') ~ '# Tools\\n\\n## functions\\n\\nnamespace functions {\\n\\n' }}
+{%- for tool in tools -%}
+{%- set f = tool.function -%}
+{{- comment(f.description, '') ~ 'type ' ~ f.name }}
+{{- ' = (' ~ ('_: ' ~ typed(f.parameters, '') if f.parameters.properties else '') ~ ') => any;\\n\\n' }}
+{%- endfor -%}
+} // namespace functions
+{%- endif -%}<|end|>
 {%- endif -%}
 {%- for message in messages -%}
 {%- if message.role == 'assistant' -%}<|start|>assistant{{ message.content }}<|end|>
-{%- elif message.role == 'system' -%}<|start|>developer<|message|># Instructions
-
-{{ message.content }}<|end|>
 {%- elif message.role == 'user' -%}<|start|>user<|message|>{{ message.content }}<|end|>
-{%- else -%}<|start|>{{ message.role }} to=assistant<|channel|>commentary<|message|>{{ message.content }}<|end|>
+{%- elif message.role != 'system' -%}
+<|start|>{{ message.role }} to=assistant<|channel|>commentary<|message|>{{ message.content }}<|end|>
+{%- elif not loop.first -%}{{ '<|start|>developer<|message|># Instructions\\n\\n' ~ message.content }}<|end|>
 {%- endif -%}
 {%- endfor -%}
 {%- if add_generation_prompt -%}<|start|>assistant{%- endif -%}"""
@@ -84,6 +115,7 @@ class HarmonyEnv(HermesToolEnv):
     """Calls to `functions.NAME`, or to `python` with a bare program; an answer in the final channel."""
 
     says_how = True
+    control = CONTROL
     unfinished = re.compile(f"{_HALF}|{HermesToolEnv.unfinished.pattern}", re.DOTALL)
 
     @classmethod
@@ -121,8 +153,13 @@ class HarmonyEnv(HermesToolEnv):
         )
 
     @classmethod
-    def written(cls, said: ToolCall | str) -> str | None:
+    def written(cls, said: ToolCall | str, thought: str = "") -> str | None:
+        before = f"<|channel|>analysis<|message|>{thought}<|end|><|start|>assistant" if thought else ""
         if isinstance(said, str):
-            return f"<|channel|>final<|message|>{said}"
+            return f"{before}<|channel|>final<|message|>{said}"
         arguments = json.dumps(said.arguments, ensure_ascii=False)
-        return f"<|channel|>commentary to=functions.{said.name} <|constrain|>json<|message|>{arguments}"
+        return f"{before}<|channel|>commentary to=functions.{said.name} <|constrain|>json<|message|>{arguments}"
+
+    @classmethod
+    def end_of(cls, turn: str) -> str:
+        return "<|call|>" if any(message.to for message in messages_of(turn)) else "<|return|>"

@@ -124,8 +124,8 @@ class HermesToolEnv(BaseToolEnv):
         return answer_of(text, cls.tags), is_well_formed(text, cls.tags)
 
     @classmethod
-    def written(cls, said: ToolCall | str) -> str | None:
-        return answer(said) if isinstance(said, str) else call(said.name, **said.arguments)
+    def written(cls, said: ToolCall | str, thought: str = "") -> str | None:
+        return answer(said, thought) if isinstance(said, str) else call(said.name, thought, **said.arguments)
 
     def stop(self, text: str, calls: list[ToolCall]) -> StopReason | None:
         # An answer ends the episode even beside a call: the agent must not answer and search in one turn.

@@ -107,7 +107,7 @@ class MathTirEnv(HermesToolEnv):
         return boxes[-1], len(boxes) == 1 and not blocks
 
     @classmethod
-    def written(cls, said: ToolCall | str) -> str | None:
+    def written(cls, said: ToolCall | str, thought: str = "") -> str | None:
         if isinstance(said, str):
-            return f"\\boxed{{{said}}}"
-        return f"```python\n{said.arguments['code']}\n```" if "code" in said.arguments else None
+            return f"{thought}\n\\boxed{{{said}}}".lstrip()
+        return f"{thought}\n```python\n{said.arguments['code']}\n```".lstrip() if "code" in said.arguments else None

@@ -105,8 +105,9 @@ class ReActEnv(HermesToolEnv):
         return answers[-1], labels == ["Final Answer"] and sections[-1][0] == "Final Answer"
 
     @classmethod
-    def written(cls, said: ToolCall | str) -> str | None:
+    def written(cls, said: ToolCall | str, thought: str = "") -> str | None:
+        thought = f"Thought: {thought or 'go on'}"
         if isinstance(said, str):
-            return f"Thought: go on\nFinal Answer: {said}"
+            return f"{thought}\nFinal Answer: {said}"
         arguments = json.dumps(said.arguments, ensure_ascii=False)
-        return f"Thought: go on\nAction: {said.name}\nAction Input: {arguments}"
+        return f"{thought}\nAction: {said.name}\nAction Input: {arguments}"

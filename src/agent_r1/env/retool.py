@@ -55,10 +55,10 @@ class ReToolEnv(HermesToolEnv):
         return [ToolCall("python", {"code": without_fence(part.text)})]
 
     @classmethod
-    def written(cls, said: ToolCall | str) -> str | None:
+    def written(cls, said: ToolCall | str, thought: str = "") -> str | None:
         if isinstance(said, str):
-            return super().written(said)
-        return f"<code>\n{said.arguments['code']}\n</code>" if "code" in said.arguments else None
+            return super().written(said, thought)
+        return f"{thought}\n<code>\n{said.arguments['code']}\n</code>".lstrip() if "code" in said.arguments else None
 
     def format_tool_response(self, calls: list[ToolCall], results: list[ToolResult]) -> list[Message]:
         printed = "\n".join(broken_up(result.content, "<interpreter>", "</interpreter>") for result in results)

@@ -22,11 +22,12 @@ from agent_r1 import hub, own
 from agent_r1.config import Config, changed, from_yaml, load_config
 from agent_r1.data.prompts import instructions, messages
 from agent_r1.device import resolve_device, set_threads
-from agent_r1.env import dialect, offered, template_shows_tools
+from agent_r1.env import dialect, offered
 from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.files import home
 from agent_r1.rollout import decoder
 from agent_r1.rollout.chat_format import ChatFormat
+from agent_r1.rollout.episode import check_dialect
 from agent_r1.rollout.policies import ServerPolicy, TransformersPolicy, load_any
 from agent_r1.rollout.sampler import LocalPolicy
 from agent_r1.settings import RolloutConfig, TrainerConfig
@@ -81,8 +82,7 @@ def open_agent(
     """
     set_threads(config.trainer.threads)
     chat, config = load_chat(model), fit_context(config, model)
-    if (config.env.tools if tools is None else tools) and template_shows_tools(config.env):
-        chat.check_tools()
+    check_dialect(chat, config.env, bool(config.env.tools if tools is None else tools))
     tools = make_tools_of(config) if tools is None else tools
     with ExitStack() as stack:
         gpus = 0

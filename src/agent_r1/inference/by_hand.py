@@ -43,9 +43,9 @@ def how_to(spoken: type[BaseToolEnv], tools: dict[str, BaseTool]) -> str:
 class _ByHand(AgentEnvLoop, Policy):
     """The episode loop with a person as its policy."""
 
-    def __init__(self, chat: ChatFormat, limits: Limits, make_env, read: Callable[[], str]):
+    def __init__(self, chat: ChatFormat, limits: Limits, make_env, spoken: type[BaseToolEnv], read: Callable[[], str]):
         super().__init__(self, chat, limits, make_env)
-        self.read = read
+        self.spoken, self.read = spoken, read
 
     def observe(self, steps: list[Step], observation: Observation) -> list[int]:
         ids = super().observe(steps, observation)
@@ -59,7 +59,7 @@ class _ByHand(AgentEnvLoop, Policy):
         text = await asyncio.to_thread(self.read)
         if not text.strip():
             raise EOFError
-        ids = [*self.chat.encode_trusted(text), self.chat.turn_end_id]
+        ids = self.chat.turn_ids(text, self.spoken.end_of(text))
         cut = ids[: sampling.max_tokens]
         console.print(f"[bold]You wrote[/] {len(ids)} tokens (mask 1) of at most {sampling.max_tokens}:")
         console.print(Text(clean(self.chat.decode(cut)), style="black on bright_cyan"))
@@ -114,7 +114,7 @@ def play_by_hand(
         console.print("\n[bold]your turn>[/] ", end="")
         return expand(sys.stdin.readline(), tools, spoken)
 
-    loop = _ByHand(chat, Limits.of(rollout, env), make_env, read)
+    loop = _ByHand(chat, Limits.of(rollout, env), make_env, spoken, read)
     try:
         trajectory = asyncio.run(loop.run(Task(row, "by hand", "by hand"), Sampling(rollout.max_tokens_per_turn)))
     except EOFError:

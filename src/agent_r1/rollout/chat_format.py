@@ -39,7 +39,7 @@ _PLACEHOLDER = re.compile(f"{_OPEN}(\\d+){_CLOSE}")
 _BESIDE_DATA = re.compile(f"(<[^<>\\s]+>)\\s*(?={_OPEN})|(?<={_CLOSE})\\s*(<[^<>\\s]+>)")
 
 HARMONY_ENDS = ("<|call|>", "<|return|>")
-"""Harmony closes an assistant's turn with one of these where it calls or answers, and with the template's own end elsewhere."""
+"""What ends a turn in Harmony, where the end that the template writes closes each of the messages in a turn."""
 Skeleton = tuple[list[int | str], list[str]]
 
 
@@ -80,13 +80,14 @@ class ChatFormat:
         if not after_action or not isinstance(after_action[0], int):
             raise ConfigError("the chat template does not close an assistant turn with a control token")
         self.turn_end_id: int = after_action[0]
-        """The control token that closes an assistant turn (`<|im_end|>` for Qwen)."""
-        self.closing_ids = {
-            self.turn_end_id,
-            *(self.control_ids.get(token, self.turn_end_id) for token in HARMONY_ENDS),
-        }
+        """The control token that the template writes after an assistant turn (`<|im_end|>` for Qwen)."""
+        harmony = {self.control_ids[token] for token in HARMONY_ENDS if token in self.control_ids}
+        self.closing_ids = {self.turn_end_id} | harmony
         """Turns that end with one of these get no end of the template's added."""
-        self.stop_ids = tuple(sorted({self.turn_end_id, tokenizer.eos_token_id, *end_ids} - {None}))
+        # A policy that stopped at Harmony's <|end|> would stop after its thought, before it calls or answers.
+        only_closes = self.control_ids.get("<|end|>") if harmony else None
+        ends = {self.turn_end_id, tokenizer.eos_token_id, *end_ids, *harmony}
+        self.stop_ids = tuple(sorted(ends - {None, only_closes}))
         """Whichever of these is sampled ends the turn, for every policy."""
         opening = "".join(p if isinstance(p, str) else self.decode([p]) for p in self._skeleton(("user",), None)[0])
         self._opened = re.search(r"(<think>\s*)?\Z", opening)[0]
@@ -134,6 +135,14 @@ class ChatFormat:
     def encode_trusted(self, text: str) -> list[int]:
         """Encode text in which control tokens are meant (a demonstrator's turn). Never for text from outside."""
         return self._backend.encode(text, add_special_tokens=False).ids
+
+    def turn_ids(self, text: str, end: str | None = None) -> list[int]:
+        """Encode a whole turn of a demonstrator's, with the token that ends it.
+
+        `end`: that token, where the dialect says so (`BaseToolEnv.end_of`) and the vocabulary has it.
+        """
+        ids = self.encode_trusted(text)
+        return ids if ids and ids[-1] in self.stop_ids else [*ids, self.control_ids.get(end, self.turn_end_id)]
 
     def decode(self, ids: list[int]) -> str:
         """The text of sampled ids, control tokens visible. For parsing and display; never encode the result."""

@@ -24,13 +24,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from agent_r1 import own
-from agent_r1.env import AgentEnv, Outcome, make_env
+from agent_r1.env import AgentEnv, Outcome, dialect, make_env
 from agent_r1.env.base import awaited
 from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.failures import count_calls, refuse_failures
 from agent_r1.settings import EnvConfig, RolloutConfig
-from agent_r1.tool import BaseTool
+from agent_r1.tool import BaseTool, ToolCall, ToolResult
 from agent_r1.types import (
     Action,
     Observation,
@@ -246,6 +246,27 @@ def make_loop(
     """The loop that a configuration describes; the same for cold start, training, verl and evaluation. A chat is one, too."""
     flow = flow_of(rollout.flow) if rollout.flow else AgentEnvLoop
     return flow(policy, chat, Limits.of(rollout, env), lambda row: make_env(row, tools, env))
+
+
+def check_dialect(chat: ChatFormat, env: EnvConfig, tools: bool) -> None:
+    """Refuse a model that cannot be told of its tools, or cannot speak, in this dialect. Raises ConfigError."""
+    spoken = dialect(env)
+    if missing := [token for token in spoken.control if token not in chat.control_ids]:
+        raise ConfigError(
+            f"env.name={env.name} is spoken in control tokens, and this model has no {missing[0]}; set model.path to a model that "
+            "was trained in it (GPT-OSS for harmony), or choose another dialect, such as env.name=hermes"
+        )
+    if tools and spoken.told({}) is None:
+        chat.check_tools()
+    if spoken.control:
+        result = spoken({}, env).format_tool_response([ToolCall("probe_it", {})], [ToolResult("")])
+        try:
+            chat.continuation_ids(result, closed=True)
+        except ConfigError as error:
+            raise ConfigError(
+                f"{error}, a tool's result in env.name={env.name}; save the TEMPLATE of env/{env.name}.py as the model's "
+                "chat_template.jinja"
+            ) from None
 
 
 def flow_of(name: str) -> type[AgentFlowBase]:

@@ -21,19 +21,20 @@ import math
 import random
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from agent_r1.data.prompts import INSTRUCTIONS
 from agent_r1.data.tinyhop import HEADS, RELATIONS, TAILS, make_questions, make_world
-from agent_r1.env import hermes
+from agent_r1.env import BaseToolEnv, HermesToolEnv
 from agent_r1.errors import ConfigError, nearest
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.decoder import Decoder
 from agent_r1.rollout.episode import AgentEnvLoop, Task, derive_seed, run_episodes
 from agent_r1.rollout.rows import Batch, TrainingRow, collate, trajectory_rows
+from agent_r1.tool import ToolCall
 from agent_r1.training.forward import action_logprobs, autocast, micro_batches
 from agent_r1.training.learner import optimize
 from agent_r1.training.other_names import NAME, OtherNames, RenamedSearch, renamed
@@ -57,13 +58,16 @@ class _Script:
     behaviour: str
     rng: random.Random
     turn: int = 0
+    """Searches so far."""
+    before: list[int] = field(default_factory=list)
+    """The ids of its conversation, up to the end of its last turn."""
 
 
 class Demonstrator(Policy):
     """Reads the solution from the row and plays it, well or badly."""
 
-    def __init__(self, chat: ChatFormat):
-        self.chat = chat
+    def __init__(self, chat: ChatFormat, spoken: type[BaseToolEnv] = HermesToolEnv):
+        self.chat, self.spoken = chat, spoken
         self._scripts: dict[str, _Script] = {}
 
     def begin(self, session: str, row: Row, behaviour: str, seed: int) -> None:
@@ -71,37 +75,42 @@ class Demonstrator(Policy):
         self._scripts[session] = _Script(row, behaviour, random.Random(seed))
 
     async def generate(self, prompt_ids: list[int], sampling: Sampling, session: str | None = None) -> Generation:
-        script = self._scripts[session]
-        ids = self.chat.encode_trusted(self._turn(script, prompt_ids)) + [self.chat.turn_end_id]
+        script, start = self._scripts[session], 0
+        if prompt_ids[: len(script.before)] == script.before:  # else the context was rewritten
+            start = len(script.before)
+        read = NAME.findall(self.chat.decode(prompt_ids[start:]).rpartition("<tool_response>")[2])
+        text = self.spoken.written(*self._turn(script, read)) or ""
         script.turn += 1
+        ids = self.chat.turn_ids(text, self.spoken.end_of(text))
+        script.before = prompt_ids + ids
         return Generation(ids, [0.0] * len(ids), "stop")
 
     def release(self, session: str) -> None:
         self._scripts.pop(session, None)
 
-    def _turn(self, script: _Script, prompt_ids: list[int]) -> str:
+    def _turn(self, script: _Script, read: list[str]) -> tuple[ToolCall | str, str]:
+        """A search or an answer, and the thought before it; `read`: the names that the last result showed."""
         row, rng, turn = script.row, script.rng, script.turn
         lookups, answer = lookups_of(row), row["reward_model"]["ground_truth"][0]
         names = NAME.findall(row["prompt"][-1]["content"])
         behaviour = script.behaviour
         if behaviour == "guess":
-            return hermes.answer(_guess(row, names, rng), "guess")
+            return _guess(row, names, rng), "guess"
         if behaviour == "bad_query" and turn == 0:
-            return search_turn(lookups[0], query=lookups[0]["relation"])
+            return search(lookups[0], query=lookups[0]["relation"])
         if turn == 0:
-            return search_turn(lookups[0])
-        read = NAME.findall(self.chat.decode(prompt_ids).rpartition("<tool_response>")[2])
+            return search(lookups[0])
         if behaviour in ("bad_query", "wrong_entity"):
             # Whatever it read, it takes some name from it and stops, or follows it for one more hop.
             name = rng.choice(read) if read else names[0]
             if behaviour == "wrong_entity" and turn < len(lookups):
-                return search_turn(lookups[turn], query=name)
-            return hermes.answer(name if answer not in ("yes", "no") else rng.choice(["yes", "no"]), "answer")
+                return search(lookups[turn], query=name)
+            return name if answer not in ("yes", "no") else rng.choice(["yes", "no"]), "answer"
         if turn == len(lookups):
-            return hermes.answer(answer, "answer")
+            return answer, "answer"
         if behaviour == "stop_early":
-            return hermes.answer(_premature(row, lookups[turn - 1 : turn + 1], names, rng), "answer")
-        return search_turn(lookups[turn])
+            return _premature(row, lookups[turn - 1 : turn + 1], names, rng), "answer"
+        return search(lookups[turn])
 
 
 def lookups_of(row: Row) -> list[dict]:
@@ -124,9 +133,14 @@ def lookups_of(row: Row) -> list[dict]:
     return [{"entity": t, "relation": aim, "value": v} for t, aim, v in zip(titles, aims, values, strict=True)]
 
 
-def search_turn(lookup: dict, query: str | None = None) -> str:
-    """Think of the relation, search for the entity."""
-    return hermes.call("search", f"find the {lookup['relation']}", query=query or lookup["entity"])
+def search(lookup: dict, query: str | None = None) -> tuple[ToolCall, str]:
+    """Search for the entity; the thought before it is of the relation."""
+    return ToolCall("search", {"query": query or lookup["entity"]}), f"find the {lookup['relation']}"
+
+
+def search_turn(lookup: dict) -> str:
+    """The same as the tiny model writes it."""
+    return HermesToolEnv.written(*search(lookup))
 
 
 def _guess(row: Row, names: list[str], rng: random.Random) -> str:

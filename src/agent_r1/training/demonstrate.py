@@ -28,7 +28,7 @@ from statistics import fmean
 from typing import Any
 
 from agent_r1 import own
-from agent_r1.env import dialect, make_env
+from agent_r1.env import BaseToolEnv, dialect, make_env
 from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.episode import AgentEnvLoop, AgentFlowBase, Limits, Task, derive_seed, run_episodes
@@ -99,7 +99,7 @@ class _Played(AgentEnvLoop, Policy):
             )
         for messages in (self.history, self.contexts[-1]):
             messages.append({"role": "assistant", "content": text})
-        ids = [*self.chat.encode_trusted(text), self.chat.turn_end_id]
+        ids = self.chat.turn_ids(text)
         return Generation(ids, [0.0] * len(ids), "stop")
 
 
@@ -143,15 +143,15 @@ def play(
     flow = _Plays(demonstrate, chat, limits, lambda row: make_env(row, tools, env), seed)
     tasks = [Task(row, str(i), f"demonstration-{i}") for i, row in enumerate(rows)]
     trajectories = asyncio.run(run_episodes(flow, tasks, Sampling(max_tokens=10**6), at_once=rollout.slots))
+    played = [(flow.played[task.session], t) for task, t in zip(tasks, trajectories, strict=True)]
+    episodes = [Episode(messages, p.tools, t.score) for p, t in played for messages in p.contexts]
     unfinished = [t.stop_reason for t in trajectories if t.stop_reason is not StopReason.ANSWERED]
     if 2 * len(unfinished) > len(trajectories):
         raise ConfigError(
             f"{len(unfinished)} of {len(trajectories)} demonstrations ended without an answer ({unfinished[0]}); the demonstrator "
             f"({own.place(demonstrate)}) must come to one within env.max_turns={env.max_turns} turns"
         )
-    players = [flow.played[task.session] for task in tasks]
-    played = zip(players, trajectories, strict=True)
-    return [Episode(messages, p.tools, t.score) for p, t in played for messages in p.contexts]
+    return episodes
 
 
 # -------------------------------------------------------------------------------------------------------- recorded
@@ -214,12 +214,14 @@ def texts_of(episodes: list[Episode]) -> Iterator[str]:
         yield from sorted(names)
 
 
-def sequences(episodes: list[Episode], chat: ChatFormat, max_context: int) -> list[TrainingRow]:
+def sequences(
+    episodes: list[Episode], chat: ChatFormat, max_context: int, spoken: type[BaseToolEnv] = BaseToolEnv
+) -> list[TrainingRow]:
     """Their training sequences: the loss is on the agent's turns, and whatever tools and users said is only read.
 
-    Raises ConfigError where most are longer than `max_context`.
+    `spoken`: the dialect, which says what ends a turn. Raises ConfigError where most are longer than `max_context`.
     """
-    found = [row for i, e in enumerate(episodes) for row in trajectory_rows(_trajectory(e, chat), i)]
+    found = [row for i, e in enumerate(episodes) for row in trajectory_rows(_trajectory(e, chat, spoken), i)]
     fitting = [row for row in found if len(row.input_ids) <= max_context]
     if 2 * len(fitting) <= len(found):
         longest = max(len(row.input_ids) for row in found)
@@ -230,7 +232,7 @@ def sequences(episodes: list[Episode], chat: ChatFormat, max_context: int) -> li
     return fitting
 
 
-def _trajectory(episode: Episode, chat: ChatFormat) -> Trajectory:
+def _trajectory(episode: Episode, chat: ChatFormat, spoken: type[BaseToolEnv]) -> Trajectory:
     loop = AgentEnvLoop(None, chat, None, None)  # for `observe` alone: what it shows in each turn
     steps: list[Step] = []
     start = 0
@@ -238,7 +240,7 @@ def _trajectory(episode: Episode, chat: ChatFormat) -> Trajectory:
         if message["role"] != "assistant":
             continue
         ids = loop.observe(steps, Observation(episode.messages[start:i], episode.tools))
-        action = [*chat.encode_trusted(message["content"]), chat.turn_end_id]
+        action = chat.turn_ids(message["content"], spoken.end_of(message["content"]))
         steps.append(Step(ids, action, [0.0] * len(action)))
         start = i + 1
     return Trajectory(steps, "", StopReason.ANSWERED, {})

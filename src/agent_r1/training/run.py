@@ -28,12 +28,12 @@ from agent_r1 import hub, own
 from agent_r1.choices import WITH_CRITIC
 from agent_r1.config import Config, fingerprint, from_yaml, own_names, to_yaml, what_counts
 from agent_r1.device import resolve_device
-from agent_r1.env import dialect, template_shows_tools
+from agent_r1.env import dialect
 from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.files import locked, remove, write_whole, writing
 from agent_r1.rollout import decoder
 from agent_r1.rollout.chat_format import ChatFormat
-from agent_r1.rollout.episode import AgentEnvLoop, make_loop
+from agent_r1.rollout.episode import AgentEnvLoop, check_dialect, make_loop
 from agent_r1.rollout.evaluate import evaluate
 from agent_r1.rollout.records import question_of, step_records, training_records, write_rollouts
 from agent_r1.rollout.rows import Batch
@@ -335,8 +335,7 @@ def check_start_model(config: Config) -> None:
     model = Workspace.of(config).start_model
     check_network(config, model)
     chat = ChatFormat(load_tokenizer(model))
-    if config.env.tools and template_shows_tools(config.env):
-        chat.check_tools()
+    check_dialect(chat, config.env, bool(config.env.tools))
 
 
 def check_network(config: Config, model: Path) -> None:
