@@ -17,8 +17,7 @@ from agent_r1.plan_local import local_plan
 from agent_r1.rollout.rows import collate, trajectory_rows
 from agent_r1.training.advantages import grpo, ppo
 from agent_r1.training.batches import greedy_scores
-from agent_r1.training.estimators import balance, critic_mask, get_estimator, gigpo, one_vote, remax, rloo, steppo
-from agent_r1.training.losses import aggregate_loss
+from agent_r1.training.estimators import balance, critic_mask, get_estimator, gigpo, remax, rloo, steppo
 from agent_r1.types import Step, StopReason, Trajectory
 
 reinforce, baseline = get_estimator("reinforce++"), get_estimator("reinforce++-baseline")
@@ -191,26 +190,6 @@ def test_verls_own_agree(seed, gamma):
         )
         expected = expected * batch.mask_BT  # verl leaves numbers on masked tokens (its losses mask them later)
         torch.testing.assert_close(ours(batch, section)[0], expected, atol=1e-4, rtol=1e-4)
-
-
-# ------------------------------------------------------------------------------------------------ one vote an episode
-
-
-@pytest.mark.parametrize("mode", ["seq-mean-token-mean", "seq-mean-token-sum", "token-mean"])
-def test_an_episode_of_several_rows_has_one_vote_in_the_loss(mode):
-    """Laid out in one row or in three, an episode weighs as much."""
-    g = torch.Generator().manual_seed(0)
-    loss = [torch.randn(n, generator=g) for n in (6, 2)]  # of two episodes; a loss of token and advantage 1
-    whole, _ = inputs_of([[0.0] * 6] * 2, [[1] * 6, [1, 1, 0, 0, 0, 0]])
-    parts, _ = inputs_of([[0.0] * 3] * 4, [[1, 1, 1], [1, 0, 0], [1, 1, 0], [1, 1, 0]], trajectories=[0, 0, 0, 1])
-
-    def laid_out(batch) -> torch.Tensor:
-        per_token = torch.zeros_like(batch.rewards_BT).masked_scatter(batch.mask_BT.bool(), torch.cat(loss))
-        weighed = one_vote(batch, torch.ones_like(per_token), mode) * per_token
-        return aggregate_loss(weighed, batch.mask_BT, mode)
-
-    torch.testing.assert_close(laid_out(parts), laid_out(whole))
-    assert one_vote(whole, whole.rewards_BT, mode) is whole.rewards_BT
 
 
 # ------------------------------------------------------------------------------------- what rows bring the estimators

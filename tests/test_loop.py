@@ -171,6 +171,25 @@ def test_skipping_rows_without_advantage_changes_nothing(sampled, aggregation, m
     assert_same_gradient(skipping, everything)
 
 
+@pytest.mark.parametrize("aggregation", AGGREGATIONS[1:])
+@pytest.mark.parametrize(
+    "terms", [{}, {"actor__entropy_coef": 0.1, "actor__kl_coef": 0.3}], ids=["surrogate", "entropy and KL"]
+)
+def test_an_episode_has_one_vote_whatever_else_is_in_its_minibatch(sampled, aggregation, terms):
+    """Episodes of 1, 2 and 4 rows: the gradient of a minibatch is the mean of its episodes' gradients."""
+    batch = with_reference(sampled)
+    batch.advantages_BT = (batch.trajectory_B - 3.0)[:, None] * batch.mask_BT
+    rows = {i: (batch.trajectory_B == i).nonzero()[:, 0] for i in (1, 4, 8)}
+    rows[8] = rows[8].repeat(2)  # the same two rows once more: one more rewrite each
+    alone = {i: gradient(batch[index], actor__loss_aggregation=aggregation, **terms) for i, index in rows.items()}
+    for others in ([1, 4], [1, 8], [1, 4, 8]):
+        minibatch = batch[torch.cat([rows[i] for i in others])]
+        expected = sum(alone[i] for i in others) / len(others)
+        assert_same_gradient(expected, gradient(minibatch, actor__loss_aggregation=aggregation, **terms))
+    once = gradient(batch[rows[8][:2]], actor__loss_aggregation=aggregation, **terms)
+    assert_same_gradient(alone[8], once * (1 if aggregation == "seq-mean-token-mean" else 2))
+
+
 LOGGED = ("actor/pg_clipfrac", "actor/pg_clipfrac_lower", "actor/ppo_kl")
 
 

@@ -14,6 +14,7 @@ from agent_r1.choices import KlEstimator, LossAggregation
 from agent_r1.training.losses import (
     KL_ESTIMATORS,
     aggregate_loss,
+    episode_tokens,
     kl_penalty,
     loss_normalizer,
     policy_loss,
@@ -60,6 +61,35 @@ def test_normalizers_by_hand():
     assert loss_normalizer(MASK, "seq-mean-token-sum-norm", horizon=10) == 20.0
     # A normaliser of one's own: all four tokens in the loss, divided by the three of another mask (the ablation)
     assert aggregate_loss(LOSS, MASK, "token-mean", normalizer=3.0).item() == pytest.approx(10 / 3)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_episode_of_several_rows_has_one_vote_in_the_loss(mode):
+    """Laid out in one row or in three, an episode weighs as much."""
+    losses = torch.arange(1.0, 9.0)  # six tokens of the first episode, two of the second
+    one, three = torch.tensor([[1] * 6, [1, 1, 0, 0, 0, 0]]), torch.tensor([[1, 1, 1], [1, 0, 0], [1, 1, 0], [1, 1, 0]])
+
+    def laid_out(mask_BT: torch.Tensor, trajectories: list[int]) -> float:
+        loss_BT = torch.zeros(mask_BT.shape).masked_scatter(mask_BT.bool(), losses)
+        normalizer = loss_normalizer(mask_BT, mode, 6, torch.tensor(trajectories))
+        tokens_B = episode_tokens(mask_BT, torch.tensor(trajectories))
+        return aggregate_loss(loss_BT, mask_BT, mode, normalizer, tokens_B).item()
+
+    by_hand = {"token-mean": 36 / 8, "seq-mean-token-mean": (21 / 6 + 15 / 2) / 2, "seq-mean-token-sum": 36 / 2}
+    assert laid_out(one, [0, 1]) == laid_out(three, [0, 0, 0, 1]) == pytest.approx(by_hand.get(mode, 36 / 2 / 6))
+
+
+@pytest.mark.parametrize("mode", MODES[1:])
+@pytest.mark.parametrize("rows", [3, 4, 5, 8])
+def test_a_vote_does_not_depend_on_the_rows_of_other_episodes(mode, rows):
+    """Two episodes in a minibatch, of one row and of `rows` - 1: half of the loss each, and not .83 or .31."""
+    mask_BT, trajectory_B = torch.ones(rows, 2, dtype=torch.bool), torch.tensor([0] + [1] * (rows - 1))
+    loss_BT = torch.ones(rows, 2, requires_grad=True)
+    normalizer = loss_normalizer(mask_BT, mode, 2, trajectory_B)
+    aggregate_loss(loss_BT, mask_BT, mode, normalizer, episode_tokens(mask_BT, trajectory_B)).backward()
+    of_first, of_second = loss_BT.grad[0].sum().item(), loss_BT.grad[1:].sum().item()
+    sums = {"seq-mean-token-mean": (0.5, 0.5), "seq-mean-token-sum": (1.0, rows - 1.0)}
+    assert (of_first, of_second) == pytest.approx(sums.get(mode, (0.5, (rows - 1) / 2)))
 
 
 @pytest.mark.parametrize("mode", MODES)

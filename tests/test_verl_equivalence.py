@@ -27,10 +27,12 @@ from agent_r1.errors import AgentR1Error
 from agent_r1.rollout import decoder
 from agent_r1.rollout.rows import TrainingRow, collate
 from agent_r1.settings import AdvantageConfig
+from agent_r1.training import loop
 from agent_r1.training.estimators import get_estimator
 from agent_r1.training.forward import action_logprobs, micro_batches
 from agent_r1.training.learner import linear_decay
-from agent_r1.training.losses import aggregate_loss, kl_penalty, loss_normalizer, policy_loss, value_loss
+from agent_r1.training.losses import aggregate_loss, episode_tokens, loss_normalizer, value_loss
+from agent_r1.training.metrics import Means
 from agent_r1.types import StepResult, StopReason, Trajectory
 
 verl = pytest.importorskip("verl", reason="verl is not installed: see requirements/verl-cpu.txt")
@@ -48,7 +50,7 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync  # noqa: E402
 from verl.utils import tensordict_utils as tu  # noqa: E402
 from verl.utils.config import omega_conf_to_dataclass  # noqa: E402
 from verl.utils.debug.metrics import calculate_debug_metrics  # noqa: E402
-from verl.utils.metric import reduce_metrics  # noqa: E402
+from verl.utils.metric import Metric, reduce_metrics  # noqa: E402
 from verl.workers.rollout.replica import TokenOutput  # noqa: E402
 from verl.workers.utils import losses as verl_losses  # noqa: E402
 
@@ -58,9 +60,10 @@ from agent_r1.verl_engine.agent_loop import row_output  # noqa: E402
 from agent_r1.verl_engine.algorithms import (  # noqa: E402  registers
     ActorEngine,
     SamplerWatch,
+    actor_loss,
     deal,
     parse_key,
-    verl_policy_loss,
+    votes,
 )
 from agent_r1.verl_engine.trainer import AgentR1Trainer  # noqa: E402
 
@@ -68,11 +71,11 @@ GROUPS, SAMPLES = 4, 3
 
 
 def make_rows(seed: int, rewriting: bool = True) -> list[TrainingRow]:
-    """Episodes of several turns; every fifth one rewrote its context and has two rows."""
+    """Episodes of several turns; every fifth one rewrote its context and has two or more rows."""
     r = random.Random(seed)
     rows = []
     for number in range(GROUPS * SAMPLES):
-        for _ in range(2 if rewriting and number % 5 == 0 else 1):
+        for _ in range(2 + number // 5 if rewriting and number % 5 == 0 else 1):
             row = TrainingRow(number, f"g{number // SAMPLES}")
             row._extend([r.randrange(1, VOCAB) for _ in range(r.randint(3, 9))], None, 0)
             for turn in range(r.randint(1, 3)):
@@ -297,16 +300,18 @@ def twins(tmp_path_factory):
     return ours, AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
 
 
-def verl_logprobs(model, part: list[dict]) -> torch.Tensor:
-    """Nested log-probabilities, one longer than needed at the end of each row, as verl's FSDP engine returns them."""
+def verl_output(model, part: list[dict]) -> dict[str, torch.Tensor]:
+    """Nested log-probabilities and entropies, one longer than needed at the end of each row, as verl's FSDP engine returns them."""
     sequences = [torch.cat([f["prompts"], f["responses"]]) for f in part]
     lengths = torch.tensor([len(s) for s in sequences])
     ids = pad(sequences)
     mask = torch.arange(ids.shape[1]) < lengths[:, None]
-    logits = model(input_ids=ids, attention_mask=mask.long()).logits
+    all_logprobs = model(input_ids=ids, attention_mask=mask.long()).logits[mask].log_softmax(-1)
     rolled = torch.cat([torch.roll(s, -1) for s in sequences])
-    logprobs = logits[mask].log_softmax(-1).gather(1, rolled[:, None])[:, 0]
-    return torch.nested.nested_tensor_from_jagged(logprobs, torch.tensor([0, *lengths]).cumsum(0))
+    offsets = torch.tensor([0, *lengths]).cumsum(0)
+    found = {"log_probs": all_logprobs.gather(1, rolled[:, None])[:, 0]}
+    found["entropy"] = -(all_logprobs.exp() * all_logprobs).sum(dim=-1)
+    return {name: torch.nested.nested_tensor_from_jagged(x, offsets) for name, x in found.items()}
 
 
 def verl_data(part: list[dict], whole: list[dict], ranks: int = 1, **fields) -> TensorDict:
@@ -321,6 +326,17 @@ def verl_data(part: list[dict], whole: list[dict], ranks: int = 1, **fields) -> 
     return data
 
 
+def voting(sent: list[tuple[str, dict]], minibatch: list[int] | None = None) -> dict[str, list[torch.Tensor]]:
+    """The columns that the trainer adds, so that rows of one episode share a vote."""
+    masks = [f["response_mask"] for _, f in sent]
+    counts = votes([key for key, _ in sent], minibatch or [0] * len(sent), pad(masks))
+    names = ("episode_tokens", "minibatch_episodes")
+    return {
+        name: [count.expand(len(m)) for count, m in zip(column, masks, strict=True)]
+        for name, column in zip(names, counts, strict=True)
+    }
+
+
 @pytest.mark.parametrize(
     "mode, kl, ratio",
     [("token-mean", 0.0, "token")]
@@ -328,43 +344,38 @@ def verl_data(part: list[dict], whole: list[dict], ranks: int = 1, **fields) -> 
     + [("token-mean", 0.0, "step"), ("seq-mean-token-mean", 0.0, "sequence")],
 )
 def test_policy_losses_and_gradients_agree(twins, mode, kl, ratio, tmp_path):
+    """Of one minibatch with episodes of one to four rows, the entropy in the loss, and the KL."""
     ours, theirs = copy.deepcopy(twins[0]), copy.deepcopy(twins[1])
-    clip = ["actor.clip_dual=2.0", "actor.mean_clip_low=0.1", "actor.mean_clip_high=0.1"]
+    clip = ["actor.clip_dual=2.0", "actor.mean_clip_low=0.1", "actor.mean_clip_high=0.1", "actor.entropy_coef=0.01"]
     config = smoke(f"actor.loss_aggregation={mode}", f"actor.kl_coef={kl}", f"actor.ratio={ratio}", *clip)
-    a, horizon = config.actor, config.rollout.max_context
-    rows = make_rows(4, rewriting=ratio != "token")  # several rows an episode
+    rows = make_rows(4)
     batch = collate(rows)
     g = torch.Generator().manual_seed(5)
-    advantages_BT = torch.randn(batch.mask_BT.shape, generator=g) * batch.mask_BT
+    batch.advantages_BT = torch.randn(batch.mask_BT.shape, generator=g) * batch.mask_BT
     with torch.no_grad():  # far enough from the policy of now that some tokens are clipped, on either side
         now_BT, _ = action_logprobs(ours, batch)
     batch.logprobs_BT = (now_BT + 0.5 * torch.randn(now_BT.shape, generator=g)) * batch.mask_BT
-    ref_BT = (now_BT + 0.3 * torch.randn(now_BT.shape, generator=g)) * batch.mask_BT
+    batch.ref_logprobs_BT = (now_BT + 0.3 * torch.randn(now_BT.shape, generator=g)) * batch.mask_BT
 
     # The local loop, in micro-batches.
-    normalizer, mine = loss_normalizer(batch.mask_BT, mode, horizon), 0.0
+    normalizer = loss_normalizer(batch.mask_BT, mode, config.rollout.max_context, batch.trajectory_B)
+    batch.episode_tokens_B, mine = episode_tokens(batch.mask_BT, batch.trajectory_B), 0.0
     for index in micro_batches(batch.lengths_B, 120):
-        part, T = batch[index], int(batch.lengths_B[index].max())
-        logprobs_BT, _ = action_logprobs(ours, part)
-        loss_BT, _ = policy_loss(
-            logprobs_BT, part.logprobs_BT, advantages_BT[index, :T], part.mask_BT, *a.clip, a.ratio
-        )
-        loss = aggregate_loss(loss_BT, part.mask_BT, mode, normalizer)
-        kl_BT = kl_penalty(logprobs_BT, ref_BT[index, :T], a.kl_estimator)
-        loss = loss + kl * aggregate_loss(kl_BT, part.mask_BT, mode, normalizer)
+        loss = loop.actor_loss(ours, batch[index], normalizer, config, Means())
         loss.backward()
         mine += loss.item()
 
     # verl's worker, in other micro-batches.
     actor = omega_conf_to_dataclass(composed(config, tmp_path).actor_rollout_ref.actor)
-    fields = [f for _, f in wire(rows)]
+    sent = wire(rows)
+    fields = [f for _, f in sent]
     cuts = [row.action_mask.index(1) for row in rows]
 
     def responses(matrix_BT: torch.Tensor) -> list[torch.Tensor]:
         return [matrix_BT[i, cut : len(rows[i].input_ids)] for i, cut in enumerate(cuts)]
 
-    columns = {"old_log_probs": responses(batch.logprobs_BT), "advantages": responses(advantages_BT)}
-    columns["ref_log_prob"] = responses(ref_BT)
+    columns = {"old_log_probs": responses(batch.logprobs_BT), "advantages": responses(batch.advantages_BT)}
+    columns |= {"ref_log_prob": responses(batch.ref_logprobs_BT)} | voting(sent)
     verls, order, ranks = 0.0, list(range(len(rows))), 2
     random.Random(6).shuffle(order)
     for rank in range(ranks):  # shuffled and sharded: the rows of an episode are apart
@@ -373,12 +384,12 @@ def test_policy_losses_and_gradients_agree(twins, mode, kl, ratio, tmp_path):
             here = mine_of_rank[start : start + 4]
             part = [fields[i] for i in here]
             data = verl_data(part, fields, ranks, **{n: [v[i] for i in here] for n, v in columns.items()})
-            loss, _ = verl_losses.ppo_loss(actor, {"log_probs": verl_logprobs(theirs, part)}, data)
+            loss, _ = actor_loss(actor, verl_output(theirs, part), data)
             loss = loss / ranks  # FSDP takes the mean of the ranks' gradients
             loss.backward()
             verls += loss.item()
 
-    assert verls == pytest.approx(mine, abs=1e-6)
+    assert verls == pytest.approx(mine, abs=1e-6, rel=5e-6)
     theirs_by_name = dict(theirs.named_parameters())
     compared = 0
     gradients = replace_weights_by_gradients(ours)
@@ -391,6 +402,28 @@ def test_policy_losses_and_gradients_agree(twins, mode, kl, ratio, tmp_path):
     assert compared > 10
 
 
+def test_votes_are_counted_in_each_minibatch_without_padding():
+    """Episodes a (three rows, the third in another minibatch because it is cut) and b (one), a row of padding, and c."""
+    keys = ["g_0_0", "g_1_0", "padding_0_0", "g_0_1", "g_0_2", "h_0_0"]
+    mask_BT = torch.tensor([[1, 1, 1], [1, 0, 0], [0, 0, 0], [1, 0, 1], [0, 1, 0], [1, 1, 0]])
+    tokens_B, episodes_B = votes(keys, [0, 0, 0, 0, 1, 1], mask_BT)
+    assert tokens_B.tolist() == [5, 1, 0, 5, 1, 2] and episodes_B.tolist() == [2, 2, 2, 2, 2, 2]
+    assert votes(keys[1:3], [0, 1], mask_BT[1:3])[1].tolist() == [1, 0]
+
+
+def test_the_workers_get_our_loss_before_the_first_step(tmp_path, monkeypatch):
+    given = []
+    trainer = AgentR1Trainer.__new__(AgentR1Trainer)
+    trainer.folder, trainer.ours = tmp_path, smoke("actor.ratio=sequence")
+    trainer.config = composed(trainer.ours, tmp_path)
+    trainer.actor_rollout_wg = SimpleNamespace(set_loss_fn=given.append)
+    monkeypatch.setattr(PPOTrainerSync, "on_init_end", lambda self: None)
+    (tmp_path / "config.yaml").touch()
+    trainer.on_init_end()
+    (loss_fn,) = given
+    assert loss_fn.func is actor_loss and loss_fn.args[0].policy_loss.loss_mode == "sequence"
+
+
 def replace_weights_by_gradients(model: decoder.Decoder) -> decoder.Decoder:
     """So that `to_hf`, which knows verl's names, can be used on gradients."""
     gradients = copy.deepcopy(model)
@@ -400,54 +433,73 @@ def replace_weights_by_gradients(model: decoder.Decoder) -> decoder.Decoder:
     return gradients
 
 
-@pytest.mark.parametrize("weighted", [False, True])
-def test_loss_and_clip_metrics_are_those_of_verls_own_loss(tmp_path, weighted):
-    from verl.trainer.ppo.core_algos import compute_policy_loss_vanilla
+def both_losses(config, theirs: str, folder, mode: str, **more) -> tuple[tuple, tuple]:
+    """Loss, gradient and metrics by `actor_loss`, and by verl's `ppo_loss` with its policy loss `theirs`; one row an episode."""
+    rows = make_rows(6, rewriting=False)
+    sent, g = wire(rows), torch.Generator().manual_seed(6)
+    fields = [f for _, f in sent]
+    n = [len(f["responses"]) for f in fields]
+    columns = {
+        name: [torch.randn(k, generator=g) for k in n] for name in ("old_log_probs", "advantages", "ref_log_prob")
+    }
+    columns |= voting(sent) | more
+    lengths = torch.tensor([0] + [len(row.input_ids) for row in rows]).cumsum(0)
+    flat, spread = torch.randn(int(lengths[-1]), generator=g), torch.rand(int(lengths[-1]), generator=g)
+    results = []
+    for name, loss_fn in ((config.actor.ratio, actor_loss), (theirs, verl_losses.ppo_loss)):
+        whole = composed(config, folder)
+        whole.actor_rollout_ref.actor.policy_loss.loss_mode = name
+        actor = omega_conf_to_dataclass(whole.actor_rollout_ref.actor)
+        assert actor.loss_agg_mode == mode
+        data = verl_data(fields, fields, 2, **columns)
+        now, entropy = flat.clone().requires_grad_(), spread.clone().requires_grad_()
+        output = {"log_probs": torch.nested.nested_tensor_from_jagged(now, lengths)}
+        if config.actor.entropy_coef:
+            output["entropy"] = torch.nested.nested_tensor_from_jagged(entropy, lengths)
+        loss, metrics = loss_fn(actor, output, data)
+        loss.backward()
+        metrics = {key: value.aggregate() if isinstance(value, Metric) else value for key, value in metrics.items()}
+        results.append((loss, now.grad, metrics))
+    return tuple(results)
 
-    actor = omega_conf_to_dataclass(composed(smoke(), tmp_path).actor_rollout_ref.actor)
-    g = torch.Generator().manual_seed(6)
-    new, old, advantages, sampled = (torch.randn(6, 9, generator=g) for _ in range(4))
-    mask = torch.rand(6, 9, generator=g) > 0.4
-    actor.global_batch_info.update({"dp_size": 2, "batch_num_tokens": 40, "global_batch_size": 12})
-    arguments = {"old_log_prob": old, "log_prob": new, "advantages": advantages, "response_mask": mask, "config": actor}
-    expected_weight = {}
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("mode", get_args(LossAggregation))
+def test_loss_and_clip_metrics_are_those_of_verls_own_loss(tmp_path, weighted, mode):
+    terms = ["actor.kl_coef=0.05", "actor.entropy_coef=0.01"]
+    config = smoke(f"actor.loss_aggregation={mode}", *terms)
+    more, expected_weight = {}, {}
     if weighted:
         correction = composed(smoke("verl.tis_cap=2"), tmp_path).algorithm.rollout_correction
+        masks = [f["response_mask"] for _, f in wire(make_rows(6, rewriting=False))]
+        g = torch.Generator().manual_seed(7)
+        old, sampled = (torch.randn(pad(masks).shape, generator=g) for _ in range(2))
         weights, _, _ = compute_rollout_correction_and_rejection_mask(
-            old, sampled, mask.long(), correction.rollout_is, correction.rollout_is_threshold
+            old, sampled, pad(masks), correction.rollout_is, correction.rollout_is_threshold
         )
-        arguments["rollout_is_weights"] = weights.batch["rollout_is_weights"]
         by_hand = (old - sampled).exp().clamp(max=2.0)
-        torch.testing.assert_close(arguments["rollout_is_weights"], by_hand * mask)
-        expected_weight = {"actor/rollout_is_weight": by_hand[mask].mean().item()}
-    (ours, stats), (theirs, expected) = verl_policy_loss(**arguments), compute_policy_loss_vanilla(**arguments)
+        torch.testing.assert_close(weights.batch["rollout_is_weights"], by_hand * pad(masks))
+        more["rollout_is_weights"] = [by_hand[i, : len(m)] for i, m in enumerate(masks)]
+        expected_weight = {"actor/rollout_is_weight": by_hand[pad(masks).bool()].mean().item()}
+    (ours, gradient, stats), (theirs, expected_gradient, expected) = both_losses(
+        config, "vanilla", tmp_path, mode, **more
+    )
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
-    assert stats == pytest.approx(expected | expected_weight, abs=1e-6)
-    assert stats["actor/pg_clipfrac"] > 0
+    torch.testing.assert_close(gradient, expected_gradient, rtol=0, atol=1e-6)
+    assert stats == pytest.approx(expected | expected_weight, abs=1e-5)
+    assert stats["actor/pg_clipfrac"] > 0 and {"kl_loss", "kl_coef", "actor/entropy_loss"} <= stats.keys()
 
 
 @pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean"])
 def test_the_ratio_of_a_sequence_is_that_of_verls_gspo(mode, tmp_path):
-    from verl.trainer.ppo.core_algos import compute_policy_loss_gspo, get_policy_loss_fn
-
     config = smoke(
         "actor.ratio=sequence", f"actor.loss_aggregation={mode}", "actor.clip_dual=0", "actor.mean_clip_low=0.05"
     )
-    actor = omega_conf_to_dataclass(composed(config, tmp_path).actor_rollout_ref.actor)
+    actor = composed(config, tmp_path).actor_rollout_ref.actor
     assert (actor.clip_ratio_low, actor.clip_ratio_high) == (0.05, 4e-4)
-    g = torch.Generator().manual_seed(9)
-    new, old, advantages = (torch.randn(6, 9, generator=g) for _ in range(3))
-    mask = torch.rand(6, 9, generator=g) > 0.4
-    actor.global_batch_info.update({"dp_size": 2, "batch_num_tokens": 40, "global_batch_size": 12})
-    results = []
-    for loss_fn in (get_policy_loss_fn(actor.policy_loss.loss_mode), compute_policy_loss_gspo):
-        now = new.clone().requires_grad_()
-        loss, stats = loss_fn(old, now, advantages, mask, loss_agg_mode=mode, config=actor)
-        loss.backward()
-        results.append((loss, now.grad, stats))
-    (ours, gradient, stats), (theirs, expected, their_stats) = results
+    (ours, gradient, stats), (theirs, expected, their_stats) = both_losses(config, "gspo", tmp_path, mode)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
-    torch.testing.assert_close(gradient, expected * mask, rtol=0, atol=1e-6)
+    torch.testing.assert_close(gradient, expected, rtol=0, atol=1e-6)
     assert stats["actor/pg_clipfrac"] == pytest.approx(their_stats["actor/pg_clipfrac"]) and gradient.abs().max() > 0
 
 
@@ -546,6 +598,7 @@ def test_verl_cuts_minibatches_in_which_episodes_are_whole(algorithm, step, rank
             cuts = tu.make_iterator(data, size // ranks, 1, 42, {"shuffle": network.shuffle})
             home |= {batch.keys[place]: number for number, part in enumerate(cuts) for place in part["place"].tolist()}
         homes = {(parse_key(key).episode, home[key]) for key in keys}
+        assert network is trainer.config.critic or [home[key] for key in batch.keys] == trainer._minibatches(len(batch))
         assert len(home) == len(batch) and len(homes) == 16  # one minibatch for each of the 16 episodes
         assert {number for _, number in homes} == set(range(len(batch) // size))  # and none of padding alone
 

@@ -122,6 +122,8 @@ class Batch:
     advantages_BT: Tensor | None = None
     returns_BT: Tensor | None = None
     """With a critic: its target. Else the score of the trajectory, or what is left of it (for logs)."""
+    episode_tokens_B: Tensor | None = None
+    """int64. Tokens of the mask in all rows of the row's trajectory, for the loss (`losses.aggregate_loss`)."""
 
     def __len__(self) -> int:
         return len(self.groups)

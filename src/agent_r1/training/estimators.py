@@ -11,8 +11,7 @@ that an estimator asks of an outcome:
     gigpo                              was this turn better than the others' turns in the same state?
 
 docs/algorithms.md says when each of them wins, when it is wrong, and what it costs. S counts the steps of a batch. Also
-here: what scales the rewards of calls before any of them (`balance`), and the votes of an episode with several rows after them
-(`one_vote`). Next: `losses.py`, which makes a loss of the advantages.
+here: what scales the rewards of calls before any of them (`balance`). Next: `losses.py`, which makes a loss of the advantages.
 """
 
 from __future__ import annotations
@@ -213,28 +212,6 @@ def balance(rewards_BT: Tensor, process_BT: Tensor, weight: float) -> tuple[Tens
     most = process_BT.flip(1).cumsum(1).abs().max().item()
     scale = weight / (most + 1e-6) if most else 0.0
     return rewards_BT + (scale - 1) * process_BT, scale
-
-
-# ------------------------------------------------------------------------------------------------ one vote an episode
-
-
-def one_vote(batch: Batch, advantages_BT: Tensor, aggregation: str) -> Tensor:
-    """The advantages, weighed so that an episode has one vote in the loss, however many rows it has.
-
-    Modes that average over rows would give an episode that rewrote its context three times four votes. The policy's loss
-    grows in proportion with an advantage, clipped or not, so the weight of a row can be put there:
-
-        seq-mean-token-mean     (tokens of the row / tokens of the episode) * rows / episodes
-        seq-mean-token-sum...   rows / episodes
-    """
-    index_B, N = _number_trajectories(batch.trajectory_B)
-    if aggregation == "token-mean" or len(index_B) == N:
-        return advantages_BT
-    weight_B = torch.full(index_B.shape, len(index_B) / N, device=index_B.device)
-    if aggregation == "seq-mean-token-mean":
-        tokens_B = batch.mask_BT.sum(dim=1).float()
-        weight_B *= tokens_B / tokens_B.new_zeros(N).index_add_(0, index_B, tokens_B)[index_B]
-    return advantages_BT * weight_B[:, None]
 
 
 # ---------------------------------------------------------------------------------------------------------- by name

@@ -43,7 +43,7 @@ from agent_r1.rollout.rows import Batch, collate, trajectory_rows
 from agent_r1.rollout.sampler import LocalPolicy
 from agent_r1.tool import BaseTool
 from agent_r1.training.batches import greedy_scores, minibatches, tasks_of_step, usable_trajectories
-from agent_r1.training.estimators import balance, critic_mask, get_estimator, one_vote
+from agent_r1.training.estimators import balance, critic_mask, get_estimator
 from agent_r1.training.forward import (
     action_logprobs,
     action_values,
@@ -56,6 +56,7 @@ from agent_r1.training.forward import (
 from agent_r1.training.learner import Learner, linear_decay, optimize
 from agent_r1.training.losses import (
     aggregate_loss,
+    episode_tokens,
     kl_penalty,
     loss_normalizer,
     policy_loss,
@@ -138,7 +139,7 @@ def train(
 
         # 4  credit.
         advantages_BT, batch.returns_BT = estimate(batch, config.advantage)
-        batch.advantages_BT = weights_BT * one_vote(batch, advantages_BT, config.actor.loss_aggregation)
+        batch.advantages_BT = weights_BT * advantages_BT
         clock.lap("adv")
 
         # 5  critic.  6  policy: only once the critic has an idea of the task.
@@ -197,10 +198,12 @@ def update_actor(learner: Learner, batch: Batch, config: Config, step: int, dtyp
     lr = section.lr * linear_decay(step, config.trainer.steps, section.warmup_steps, section.lr_final)
     for group in learner.actor_optimizer.param_groups:
         group["lr"] = lr
+    batch = replace(batch, episode_tokens_B=episode_tokens(batch.mask_BT, batch.trajectory_B))
     # Without a KL or entropy term, a row of zero advantages has zero gradient: leave it out of the pass.
     skip = section.entropy_coef == 0 and (section.kl_coef == 0 or section.kl_in == "reward")
     for minibatch_B in minibatches(batch, section.minibatches, section.epochs, derive_seed(config.seed, "actor", step)):
-        normalizer = loss_normalizer(batch.mask_BT[minibatch_B], section.loss_aggregation, config.rollout.max_context)
+        whole = batch.mask_BT[minibatch_B], section.loss_aggregation
+        normalizer = loss_normalizer(*whole, config.rollout.max_context, batch.trajectory_B[minibatch_B])
         if skip:
             learns_B = (batch.advantages_BT[minibatch_B] != 0).any(dim=1)
             log_skipped(learner.actor, batch, minibatch_B[~learns_B], config, dtype, means)
@@ -219,17 +222,18 @@ def update_actor(learner: Learner, batch: Batch, config: Config, step: int, dtyp
 def actor_loss(actor: Decoder, part: Batch, normalizer: float, config: Config, means: Means) -> Tensor:
     """The loss of one micro-batch, already divided by the minibatch's normalizer."""
     section, mask_BT = config.actor, part.mask_BT
+    whole = section.loss_aggregation, normalizer, part.episode_tokens_B
     logprobs_BT, entropy_BT = action_logprobs(actor, part, config.rollout.temperature, section.entropy_coef != 0)
     clip = *section.clip, section.ratio
     loss_BT, stats = policy_loss(logprobs_BT, part.logprobs_BT, part.advantages_BT, mask_BT, *clip)
-    loss = aggregate_loss(loss_BT, mask_BT, section.loss_aggregation, normalizer)
+    loss = aggregate_loss(loss_BT, mask_BT, *whole)
     means.add(mask_BT.sum().item(), stats)
     means.add_loss("actor/pg_loss", loss.item())
     if section.entropy_coef:
-        loss = loss - section.entropy_coef * aggregate_loss(entropy_BT, mask_BT, section.loss_aggregation, normalizer)
+        loss = loss - section.entropy_coef * aggregate_loss(entropy_BT, mask_BT, *whole)
     if part.ref_logprobs_BT is not None and section.kl_in == "loss":
         kl_BT = kl_penalty(logprobs_BT, part.ref_logprobs_BT, section.kl_estimator)
-        kl = aggregate_loss(kl_BT, mask_BT, section.loss_aggregation, normalizer)
+        kl = aggregate_loss(kl_BT, mask_BT, *whole)
         means.add_loss("actor/kl_loss", kl.item())
         loss = loss + section.kl_coef * kl
     return loss

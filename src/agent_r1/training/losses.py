@@ -116,29 +116,48 @@ def value_loss(
 # ----------------------------------------------------------------------------------------------------- aggregation
 
 
-def loss_normalizer(mask_BT: Tensor, mode: str, horizon: int | None = None) -> float:
-    """What `aggregate_loss` divides by in this mode: a count of tokens or rows over the mask. Raises KeyError for another.
+def loss_normalizer(
+    mask_BT: Tensor, mode: str, horizon: int | None = None, trajectory_B: Tensor | None = None
+) -> float:
+    """Count what `aggregate_loss` divides by in this mode: tokens or episodes of the mask. Raises KeyError for another.
 
-    Counts add up, so the normalizer of a minibatch is the sum over its micro-batches, however they are padded, as long
-    as `horizon` is given (only seq-mean-token-sum-norm uses it; None takes T, the padded width, as verl does).
+    Rows with one number in `trajectory_B` are one episode; None means that each row is an episode. Only
+    seq-mean-token-sum-norm uses `horizon`; None takes T, the padded width, as verl does.
     """
     length_B = mask_BT.bool().sum(dim=1)
-    rows = float((length_B > 0).sum())
+    acted_B = length_B > 0
+    episodes = float(acted_B.sum() if trajectory_B is None else len(trajectory_B[acted_B].unique()))
     return {
         "token-mean": float(length_B.sum()),
-        "seq-mean-token-mean": rows,
-        "seq-mean-token-sum": rows,
-        "seq-mean-token-sum-norm": rows * (horizon or mask_BT.shape[1]),
+        "seq-mean-token-mean": episodes,
+        "seq-mean-token-sum": episodes,
+        "seq-mean-token-sum-norm": episodes * (horizon or mask_BT.shape[1]),
     }[mode]
 
 
-def aggregate_loss(loss_BT: Tensor, mask_BT: Tensor, mode: str, normalizer: float | None = None) -> Tensor:
+def episode_tokens(mask_BT: Tensor, trajectory_B: Tensor) -> Tensor:
+    """[B]: the tokens of the mask in all rows of a row's episode."""
+    length_B = mask_BT.bool().sum(dim=1)
+    numbers, index_B = trajectory_B.unique(return_inverse=True)
+    return length_B.new_zeros(len(numbers)).index_add_(0, index_B, length_B)[index_B]
+
+
+def aggregate_loss(
+    loss_BT: Tensor,
+    mask_BT: Tensor,
+    mode: str,
+    normalizer: float | None = None,
+    episode_tokens_B: Tensor | None = None,
+) -> Tensor:
     """Per-token losses to one scalar. Rows without any action token count for nothing.
 
-        token-mean               sum over all tokens / number of tokens: long rows weigh more (DAPO, 2503.14476, 3.3)
-        seq-mean-token-mean      mean over rows of the row's mean: a token of a long row weighs less (GRPO, 2402.03300)
-        seq-mean-token-sum       mean over rows of the row's sum
+        token-mean               sum over all tokens / number of tokens: long episodes weigh more (DAPO, 2503.14476, 3.3)
+        seq-mean-token-mean      mean over episodes of the episode's mean: a token of a long one weighs less (GRPO, 2402.03300)
+        seq-mean-token-sum       mean over episodes of the episode's sum
         seq-mean-token-sum-norm  the same / horizon, a constant: neither bias of length (Dr. GRPO, 2503.20783)
+
+    An episode that rewrote its context has several rows and one vote. So its mean is over the tokens of all of its rows:
+    `episode_tokens_B` has their number. None means that each row is an episode.
 
     Gradient accumulation: a minibatch that is too large for one pass is cut into micro-batches whose gradients add up.
     Each would divide by its own count; the average of such averages is not the average of the whole, and a token's
@@ -151,7 +170,8 @@ def aggregate_loss(loss_BT: Tensor, mask_BT: Tensor, mode: str, normalizer: floa
     mask_BT = mask_BT.bool()
     loss_BT = torch.where(mask_BT, loss_BT, 0.0)
     if mode == "seq-mean-token-mean":
-        loss_BT = loss_BT / mask_BT.sum(dim=1, keepdim=True).clamp(min=1)
+        tokens_B = mask_BT.sum(dim=1) if episode_tokens_B is None else episode_tokens_B
+        loss_BT = loss_BT / tokens_B.clamp(min=1)[:, None]
     return loss_BT.sum() / (normalizer or 1.0)  # a minibatch without a single action token has loss 0, not 0/0
 
 

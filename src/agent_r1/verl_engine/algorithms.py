@@ -1,32 +1,37 @@
-"""Our estimators, policy loss and learning rate under the names that verl looks up.
+"""Our estimators, policy loss and learning rate in the places where verl looks for them.
 
 In: verl's tensors of the response part [B, T]. Out: what `training/estimators.py` and `training/losses.py` compute of
 them. verl imports this module in every worker (settings.yaml: `external_lib`); `trainer.py` calls the estimators through
-verl's table. The critic's loss is verl's own: it has no table, and tests/test_verl_equivalence.py holds it against ours.
+verl's table and gives `actor_loss` to the workers. The critic's loss is verl's own; tests/test_verl_equivalence.py holds
+it against ours.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from functools import partial
-from typing import NamedTuple, get_args
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from tensordict import TensorDict
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
-from verl.trainer.ppo.core_algos import register_adv_est, register_policy_loss
+from verl.trainer.ppo.core_algos import kl_penalty, register_adv_est
+from verl.utils.metric import Metric
+from verl.workers.config import ActorConfig
 from verl.workers.engine import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
+from verl.workers.utils.padding import no_padding_2_padding
 
-from agent_r1.choices import IN_GROUPS, LossAggregation, Ratio
+from agent_r1.choices import IN_GROUPS
 from agent_r1.errors import AgentR1Error
 from agent_r1.rollout.episode import derive_seed
 from agent_r1.rollout.rows import Batch
 from agent_r1.settings import AdvantageConfig
-from agent_r1.training.estimators import ESTIMATORS, one_vote
+from agent_r1.training.estimators import ESTIMATORS
 from agent_r1.training.learner import linear_decay
-from agent_r1.training.losses import aggregate_loss, policy_loss
+from agent_r1.training.losses import aggregate_loss, episode_tokens, policy_loss
 
 
 class RowKey(NamedTuple):
@@ -76,7 +81,6 @@ def estimated(
     response_mask: Tensor,
     index: np.ndarray,
     section: AdvantageConfig,
-    aggregation: LossAggregation = "token-mean",
     **columns: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Advantages and returns [B, T] in the order of the row keys in `index`. `columns` are other tensors of a `Batch`.
@@ -99,8 +103,7 @@ def estimated(
             trajectory_B=torch.tensor([episodes[keys[i].episode] for i in order]),
             **{column: None if values is None else values[order] for column, values in columns.items()},
         )
-        found_BT, returns_BT[order] = ESTIMATORS[name](batch, section)
-        advantages_BT[order] = one_vote(batch, found_BT, aggregation)
+        advantages_BT[order], returns_BT[order] = ESTIMATORS[name](batch, section)
     return advantages_BT, returns_BT
 
 
@@ -108,38 +111,56 @@ for _name in ESTIMATORS:
     register_adv_est(f"agent_r1_{_name}")(partial(estimated, _name))
 
 
-def verl_policy_loss(
-    old_log_prob: Tensor,
-    log_prob: Tensor,
-    advantages: Tensor,
-    response_mask: Tensor,
-    loss_agg_mode: str = "token-mean",
-    config=None,
-    rollout_is_weights: Tensor | None = None,
-    ratio: str = "token",
-) -> tuple[Tensor, dict[str, float]]:
-    """`losses.policy_loss`, aggregated over the whole minibatch, of which this micro-batch on this rank is a part.
+def votes(keys: list[str], minibatch_B: list[int], mask_BT: Tensor) -> tuple[Tensor, Tensor]:
+    """[B]: the action tokens of each row's episode, and the number of episodes in the row's minibatch.
 
-    What the minibatch's loss is divided by comes from verl's counts over all ranks and micro-batches. verl averages
-    gradients over `dp_size` ranks, so each rank's share is multiplied by it. `rollout_is_weights` [B, T] correct for a
-    sampler that rounds otherwise than the trainer (verl.tis_cap).
+    verl counts rows instead, those of padding too. An episode with more rows than a minibatch holds is cut (`deal`): each part
+    counts as an episode.
     """
-    loss_BT, stats = policy_loss(
-        log_prob, old_log_prob, advantages, response_mask,
-        config.clip_ratio_low, config.clip_ratio_high, config.clip_ratio_c, ratio,
-    )  # fmt: skip
-    if rollout_is_weights is not None:
-        loss_BT = loss_BT * rollout_is_weights
-        stats["actor/rollout_is_weight"] = rollout_is_weights[response_mask.bool()].mean().item()
-    whole, mode = config.global_batch_info, loss_agg_mode
-    normalizer = whole["batch_num_tokens"] if mode == "token-mean" else whole["global_batch_size"]
+    parts = [(number, parse_key(key).episode) for number, key in zip(minibatch_B, keys, strict=True)]
+    numbers = {part: number for number, part in enumerate(dict.fromkeys(parts))}
+    tokens_B = episode_tokens(mask_BT, torch.tensor([numbers[part] for part in parts]))
+    acted = {part for part, tokens in zip(parts, tokens_B.tolist(), strict=True) if tokens}
+    episodes = Counter(number for number, _ in acted)
+    return tokens_B, torch.tensor([episodes[number] for number in minibatch_B])
+
+
+def actor_loss(
+    config: ActorConfig, model_output: dict[str, Tensor], data: TensorDict, dp_group=None
+) -> tuple[Tensor, dict[str, Metric]]:
+    """Compute `loop.actor_loss` of a micro-batch on one rank, in the place of verl's `ppo_loss`, which weighs rows equally.
+
+    What the minibatch's loss is divided by is counted over all ranks and micro-batches. verl averages gradients over
+    `dp_size` ranks, so each rank's share is multiplied by it. `rollout_is_weights` [B, T] correct for a sampler that
+    rounds otherwise than the trainer (verl.tis_cap).
+    """
+    logprobs_BT = no_padding_2_padding(model_output["log_probs"], data)
+    names = ("response_mask", "old_log_probs", "advantages", "episode_tokens", "minibatch_episodes", "ref_log_prob")
+    columns = data.select(*names, "rollout_is_weights", strict=False).to_padded_tensor()
+    mask_BT, mode = columns["response_mask"].bool(), config.loss_agg_mode
+    normalizer = data["batch_num_tokens"] if mode == "token-mean" else columns["minibatch_episodes"][0, 0].item()
     if mode == "seq-mean-token-sum-norm":
-        normalizer *= whole["loss_scale_factor"]
-    return aggregate_loss(loss_BT, response_mask, mode, normalizer) * whole["dp_size"], stats
+        normalizer *= config.loss_scale_factor
 
+    def aggregated(x_BT: Tensor) -> Tensor:
+        return aggregate_loss(x_BT, mask_BT, mode, normalizer, columns["episode_tokens"][:, 0]) * data["dp_size"]
 
-for _ratio in get_args(Ratio):
-    register_policy_loss(f"agent_r1_{_ratio}")(partial(verl_policy_loss, ratio=_ratio))
+    loss_BT, stats = policy_loss(
+        logprobs_BT, columns["old_log_probs"], columns["advantages"], mask_BT,
+        config.clip_ratio_low, config.clip_ratio_high, config.clip_ratio_c, config.policy_loss.loss_mode,
+    )  # fmt: skip
+    if (weights_BT := columns.get("rollout_is_weights", None)) is not None:
+        loss_BT = loss_BT * weights_BT
+        stats["actor/rollout_is_weight"] = weights_BT[mask_BT].mean().item()
+    loss = aggregated(loss_BT)
+    terms = {"actor/pg_loss": loss.detach()}
+    if config.entropy_coeff:
+        terms["actor/entropy_loss"] = entropy = aggregated(no_padding_2_padding(model_output["entropy"], data))
+        loss = loss - config.entropy_coeff * entropy
+    if config.use_kl_loss:
+        terms["kl_loss"] = kl = aggregated(kl_penalty(logprobs_BT, columns["ref_log_prob"], config.kl_loss_type))
+        loss, stats["kl_coef"] = loss + config.kl_loss_coef * kl, config.kl_loss_coef
+    return loss, Metric.from_dict(stats, "mean") | Metric.from_dict(terms, "sum")
 
 
 class SamplerWatch:

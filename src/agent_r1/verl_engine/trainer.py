@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions, log_seqlen_unbalance
 from verl.workers.utils.padding import response_from_nested, response_to_nested
 
@@ -40,7 +42,7 @@ from agent_r1.training.learner import refuse_gradient
 from agent_r1.training.losses import reward_less_kl
 from agent_r1.training.metrics import EpisodeNumbers, episode_metrics
 from agent_r1.training.run import RunDir, TimeLimit, refuse_collapse
-from agent_r1.verl_engine.algorithms import RowKey, SamplerWatch, deal, parse_key  # the import fills verl's tables, too
+from agent_r1.verl_engine.algorithms import RowKey, SamplerWatch, actor_loss, deal, parse_key, votes
 from agent_r1.verl_engine.checkpoints import finish, keep_shards
 
 PARITY_ROWS = 8
@@ -73,6 +75,8 @@ class AgentR1Trainer(PPOTrainerSync):
 
     def on_init_end(self) -> None:
         self.phase("first weight sync")
+        actor = omega_conf_to_dataclass(self.config.actor_rollout_ref.actor)
+        self.actor_rollout_wg.set_loss_fn(partial(actor_loss, actor))
         super().on_init_end()
         # The launcher writes the configuration just before it starts us: the minutes of starting up count, too.
         self.limit = TimeLimit(self.ours.trainer.max_hours, (self.folder / "config.yaml").stat().st_mtime)
@@ -148,6 +152,12 @@ class AgentR1Trainer(PPOTrainerSync):
         batch.reorder([row for mine in of_rank for row in mine])
         return batch
 
+    def _minibatches(self, rows: int) -> list[int]:
+        """The minibatch of the policy's update into which each of the batch's rows falls, on whichever rank."""
+        c, ranks = self.config, self.config.trainer.n_gpus_per_node * self.config.trainer.nnodes
+        size = c.actor_rollout_ref.actor.ppo_mini_batch_size * c.actor_rollout_ref.rollout.n
+        return [row % (rows // ranks) // (size // ranks) for row in range(rows)]
+
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         """Step 4 of `training/loop.py`, with the same functions."""
         fields = ["response_mask", "rm_scores", "rollout_log_probs", "old_log_probs", "ref_log_prob", "values"]
@@ -170,7 +180,6 @@ class AgentR1Trainer(PPOTrainerSync):
             response_mask=mask_BT,
             index=np.array(batch.keys, dtype=object),
             section=self.ours.advantage,
-            aggregation=self.ours.actor.loss_aggregation,
             values_BT=padded.get("values", None),
             steps_BT=padded["step_ids"],
             states_BT=padded["states"],
@@ -179,6 +188,9 @@ class AgentR1Trainer(PPOTrainerSync):
         acted_B = mask_BT.bool().any(dim=1)
         metrics["groups/zero_advantage"] = (advantages_BT == 0).all(dim=1)[acted_B].float().mean().item()
         fields = {"advantages": advantages_BT, "returns": returns_BT, "token_level_rewards": rewards_BT}
+        tokens_B, episodes_B = votes(batch.keys, self._minibatches(len(batch)), mask_BT)
+        fields["episode_tokens"] = tokens_B[:, None].expand_as(mask_BT)
+        fields["minibatch_episodes"] = episodes_B[:, None].expand_as(mask_BT)
         correction = algorithm.rollout_correction
         if correction.rollout_is:  # verl's own step, which stands in the method that this one replaces
             weights, _, said = compute_rollout_correction_and_rejection_mask(
