@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import yaml
 from hypothesis import given, settings
@@ -132,6 +134,7 @@ def test_the_defaults_of_one_configuration_are_not_shared_with_another():
         (["actor.grad_clip=0"], "actor.grad_clip=0"),
         (["critic.value_clip=0"], "critic.value_clip=0"),
         (["env.format_penalty=.nan"], "env.format_penalty=nan"),
+        (["env.call_reward=-0.1"], "env.call_reward=-0.1: input should be greater than or equal to 0"),
         (["env.max_tool_calls=0"], "env.max_tool_calls=0: input should be greater than or equal to 1"),
         (["env.episode_timeout_s=0"], "env.episode_timeout_s=0"),
         (["rollout.temperature=1e-9"], "rollout.temperature='1e-9': input should be greater than or equal to 0.01"),
@@ -160,6 +163,29 @@ def test_what_no_run_can_do_is_refused_in_one_line(overrides, message):
     with pytest.raises(ConfigError, match=message) as refused:
         load_config("smoke", overrides, algorithm=None)
     assert "\n" not in str(refused.value)
+
+
+def numbers() -> list[str]:
+    """Every setting that takes a number with a fraction, by name."""
+    found = []
+    for section, field in Config.model_fields.items():
+        for name, inner in getattr(field.annotation, "model_fields", {}).items():
+            if re.search(r"\bfloat\b", str(inner.annotation)):
+                found.append(f"{section}.{name}")
+    return found
+
+
+def test_infinity_is_no_number_for_any_setting():
+    assert {"actor.entropy_coef", "actor.kl_coef", "env.evidence_reward", "advantage.process_weight", "data.mix",
+            "verl.tis_cap"} < set(numbers())  # fmt: skip
+    for name in [*numbers(), "rollout.mismatch"]:
+        value = {
+            "data.mix": "{1-hop: .inf}",
+            "cold_start.behaviours": "{good: .inf}",
+            "rollout.mismatch": "{tis_cap: .inf}",
+        }
+        with pytest.raises(ConfigError, match=rf"^{name}.*finite number|^{name}.* less than or equal to"):
+            load_config("smoke", [f"{name}={value.get(name, '.inf')}"])
 
 
 @pytest.mark.parametrize(

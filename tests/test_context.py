@@ -13,13 +13,13 @@ from runs import ROOT
 
 from agent_r1 import own
 from agent_r1.config import load_config, own_names
-from agent_r1.env import as_environment, make_env
+from agent_r1.env import AgentEnv, as_environment, make_env
 from agent_r1.env.context import ASK, KNOWN, Summary, Window
 from agent_r1.rollout.episode import Task, run_episodes
 from agent_r1.rollout.rows import trajectory_rows
 from agent_r1.settings import EnvConfig
 from agent_r1.training import demonstrate
-from agent_r1.types import Sampling
+from agent_r1.types import Action, Observation, Sampling, StepResult
 from agent_r1.worlds.tinyquest.quests import questions
 
 
@@ -76,6 +76,30 @@ def test_a_summary_is_a_turn_that_is_trained_and_comes_back_as_data(chat):
     assert forged == [1, 0]  # the system message with the tools has an end of its own
     rows = trajectory_rows(played, 0)
     assert [sorted({step for step in row.step_ids if step >= 0}) for row in rows] == [[0, 1, 2], [3, 4, 5], [6]]
+
+
+class Rooms(AgentEnv):
+    """A world that names its states, in which nothing ever moves."""
+
+    def reset(self, row):
+        return Observation([{"role": "user", "content": "Go."}], state="kitchen")
+
+    async def step(self, action):
+        return StepResult(Observation([{"role": "tool", "content": "a wall"}], state="kitchen"))
+
+
+def test_writing_notes_is_another_state_than_acting():
+    """gigpo compares what was done in one state, and notes are no way out of the kitchen."""
+
+    async def states() -> list[str]:
+        env = Summary(Rooms(), 2)
+        seen = [await env.reset(question_row())]
+        for _ in range(6):
+            seen.append((await env.step(Action("go on", "stop"))).observation)
+        return [observation.state for observation in seen]
+
+    notes = f"kitchen\n{ASK}"
+    assert asyncio.run(states()) == ["kitchen", "kitchen", notes, "kitchen", "kitchen", notes, "kitchen"]
 
 
 @pytest.mark.parametrize(("name", "kind"), [("window", Window), ("summary", Summary)])

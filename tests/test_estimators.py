@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_advantages import SEEDS, inputs_of, random_inputs
 
-from agent_r1.config import load_config
+from agent_r1.choices import WITH_CRITIC
+from agent_r1.config import ALGORITHMS, load_config
 from agent_r1.errors import ConfigError
 from agent_r1.plan_local import local_plan
 from agent_r1.rollout.rows import collate, trajectory_rows
@@ -80,6 +81,7 @@ def test_rewards_on_the_way_by_hand():
 # Three steps of two, one and two tokens; gamma = lam = 1/2. Rewards of the steps 0, 0, 1; V at their first tokens .5, .2, .4:
 # GAE_A and GAE_R of test_advantages.py.
 STEPS = {"steps_BT": [[0, 0, -1, 1, -1, 2, 2]]}
+STEPS_OF_TWO = {"steps_BT": [[0, 1]] * 2, "states_BT": [[1, 2]] * 2}
 STEP_REWARDS, STEP_MASK = [[0, 0, 9, 0, 9, 0, 1]], [[1, 1, 0, 1, 0, 1, 1]]
 STEP_VALUES = [[0.5, 9, 9, 0.2, 9, 0.4, 9]]
 
@@ -100,15 +102,38 @@ def test_steppo_by_hand():
 
 
 def test_steppo_goes_on_with_the_value_where_the_outcome_was_not_paid():
-    # The third step stands for the future: A3 = 0 and R3 = V3, and the second sees 0.4 / 2 ahead: A2 = 0, R2 = 0.2.
-    # A1 = 0.5 * 0.2 - 0.5 = -0.4.
+    # The state of the third step stands for the future. It was paid nothing: A3 = 0, R3 = V3. The second sees 0.4 / 2 ahead:
+    # A2 = 0, R2 = 0.2. A1 = 0.5 * 0.2 - 0.5 = -0.4. Paid 1 on the way: A3 = 1, A2 = 0.25 * 1, A1 = -0.4 + 0.25 * 0.25.
     columns = STEPS | {"unpaid_B": [True]}
     settings_ = {"gamma": 0.5, "lam": 0.5, "normalize_std": False}
-    advantages_BT, returns_BT = steppo(
-        *inputs_of(STEP_REWARDS, STEP_MASK, values=STEP_VALUES, columns=columns, **settings_)
-    )
-    torch.testing.assert_close(advantages_BT, torch.tensor([[-0.4, -0.4, 0, 0, 0, 0, 0]]))
-    torch.testing.assert_close(returns_BT, torch.tensor([[0.1, 0.1, 0, 0.2, 0, 0.4, 0.4]]))
+    for paid, (a1, a2, a3) in ((0, (-0.4, 0, 0)), (1, (-0.3375, 0.25, 1))):
+        rewards = [[0, 0, 9, 0, 9, 0, paid]]
+        advantages_BT, returns_BT = steppo(
+            *inputs_of(rewards, STEP_MASK, values=STEP_VALUES, columns=columns, **settings_)
+        )
+        torch.testing.assert_close(advantages_BT, torch.tensor([[a1, a1, 0, a2, 0, a3, a3]]))
+        torch.testing.assert_close(returns_BT, torch.tensor([[a1 + 0.5, a1 + 0.5, 0, a2 + 0.2, 0, a3 + 0.4, a3 + 0.4]]))
+
+
+def test_ppo_goes_on_with_the_value_where_the_outcome_was_not_paid():
+    """The same three values at single tokens; the second episode ended, so its V is 0 behind the last token."""
+    columns = {"unpaid_B": [True, False]}
+    batch, section = inputs_of([[0, 0, 0]] * 2, [[1] * 3] * 2, values=[[0.5, 0.2, 0.4]] * 2, columns=columns, gamma=0.5,
+                               lam=0.5, normalize_std=False)  # fmt: skip
+    advantages_BT, returns_BT = ppo(batch, section)
+    torch.testing.assert_close(advantages_BT, torch.tensor([[-0.4, 0, 0], [-0.425, -0.1, -0.4]]))
+    torch.testing.assert_close(returns_BT, torch.tensor([[0.1, 0.2, 0.4], [0.075, 0.1, 0]]))
+
+
+@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name not in WITH_CRITIC])
+def test_without_a_critic_an_unpaid_episode_is_refused(algorithm):
+    """It would count as one that earned nothing, and so would be held against the policy."""
+    columns = STEPS_OF_TWO | {"unpaid_B": [True, False], "baseline_B": [0.0, 0.0]}
+    batch, section = inputs_of([[0, 0], [0, 1]], [[1, 1]] * 2, columns=columns)
+    with pytest.raises(ConfigError, match="^1 episodes were cut off unpaid .* use ppo or steppo"):
+        get_estimator(algorithm)(batch, section)
+    batch.unpaid_B[0] = False
+    assert get_estimator(algorithm)(batch, section)[0].abs().max() > 0
 
 
 def test_gigpo_by_hand():

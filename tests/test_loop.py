@@ -241,11 +241,12 @@ def test_minibatches_deal_out_whole_trajectories(rows_each, count, epochs, seed)
     parts = [part.tolist() for part in minibatches(batch, count, epochs, seed)]
     assert Counter(row for part in parts for row in part) == dict.fromkeys(range(len(batch)), epochs)
     per_epoch = len(parts) // epochs
-    assert per_epoch <= count and len(parts) == per_epoch * epochs
+    assert per_epoch == min(count, len(rows_each)) and len(parts) == per_epoch * epochs
     owner = batch.trajectory_B.tolist()
     for epoch in range(epochs):
         homes = [{owner[row] for row in part} for part in parts[epoch * per_epoch : (epoch + 1) * per_epoch]]
         assert sum(len(home) for home in homes) == len(rows_each)  # no trajectory in two of them
+        assert max(map(len, homes)) - min(map(len, homes)) <= 1
     assert parts == [part.tolist() for part in minibatches(batch, count, epochs, seed)]
 
 
@@ -553,9 +554,11 @@ LETTERS = ["rollout.prompts_per_step=2", "rollout.samples_per_prompt=8", "rollou
            "actor.lr=0.01", "critic.lr=0.005", "actor.minibatches=4", "trainer.steps=18"]  # fmt: skip
 
 
-def letters_run(chat, monkeypatch, algorithm, *overrides, env=LetterEnv, model=None, **options) -> TrainingRecord:
+def letters_run(
+    chat, monkeypatch, algorithm, *overrides, env=LetterEnv, model=None, count=4, **options
+) -> TrainingRecord:
     monkeypatch.setitem(ENVIRONMENTS, "letters", env)
-    questions = [question_row(f"Say {i}.", agent_name="letters") for i in range(4)]
+    questions = [question_row(f"Say {i}.", agent_name="letters") for i in range(count)]
     model = model or random_model(len(chat.tokenizer), seed=2)
     return run_training_loop(micro_config(algorithm, *LETTERS, *overrides), model, chat, {}, questions, **options)
 

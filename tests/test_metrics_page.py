@@ -21,7 +21,7 @@ def test_every_key_of_the_local_loop_is_explained(written):
     assert undocumented(written["grpo"] | written["ppo"]) == []
 
 
-UNASKED = ("actor/reward_kl_penalty", "reward/process_scale", "rollout/episodes_played", "rollout/score_played",
+UNASKED = ("actor/reward_kl_penalty", "reward/process_scale", "rollout/episodes_played", "rollout/score_chosen",
            "training/rollout_kl", "training/rollout_ratio_max", "actor/rollout_is_weight")  # fmt: skip
 """Of settings that the runs looked at here leave at their default."""
 

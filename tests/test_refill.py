@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from statistics import fmean
+
 import pytest
+from conftest import question_row
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_loop import SilentEnv, letters_run
@@ -10,6 +13,8 @@ from test_loop import SilentEnv, letters_run
 from agent_r1.config import load_config
 from agent_r1.errors import ConfigError
 from agent_r1.rollout.refill import play_until_full
+from agent_r1.settings import RolloutConfig
+from agent_r1.training.batches import tasks_of_step
 from agent_r1.types import Step, StopReason, Trajectory
 
 
@@ -43,11 +48,52 @@ def test_the_batch_is_full_and_groups_that_differ_come_first(prompts, rounds, da
 def test_a_run_has_fewer_rows_without_advantage(chat, monkeypatch):
     few = ["trainer.steps=4", "rollout.samples_per_prompt=2", "rollout.prompts_per_step=4", "actor.lr=0.001"]
     plain = letters_run(chat, monkeypatch, "grpo", *few).metrics
-    filled = letters_run(chat, monkeypatch, "grpo", *few, "rollout.refill_rounds=3").metrics
+    filled = letters_run(chat, monkeypatch, "grpo", *few, "rollout.refill_rounds=3", count=16).metrics
     assert sum(m["groups/zero_advantage"] for m in filled) < sum(m["groups/zero_advantage"] for m in plain)
     assert all(8 <= m["rollout/episodes_played"] <= 4 * 8 for m in filled)
-    silent = letters_run(chat, monkeypatch, "grpo", "trainer.steps=1", "rollout.refill_rounds=2", env=SilentEnv).metrics
+    few = ["trainer.steps=1", "rollout.refill_rounds=2"]
+    silent = letters_run(chat, monkeypatch, "grpo", *few, env=SilentEnv, count=12).metrics
     assert silent[0]["rollout/episodes_played"] == 3 * 16 and silent[0]["groups/zero_advantage"] == 1
+    silent = letters_run(chat, monkeypatch, "grpo", *few, env=SilentEnv, count=5).metrics
+    assert silent[0]["rollout/episodes_played"] == 5 * 8  # no question is left to be asked
+
+
+def test_what_is_reported_is_what_was_played(chat, monkeypatch):
+    """The chosen groups are the undecided ones: their score is nearer to a half."""
+    run = letters_run(chat, monkeypatch, "grpo", "trainer.steps=2", "rollout.samples_per_prompt=2", "rollout.refill_rounds=2",
+                      "rollout.prompts_per_step=4", count=12)  # fmt: skip
+    for metrics, played, batch in zip(run.metrics, run.trajectories, run.batches, strict=True):
+        assert metrics["rollout/episodes_played"] == len(played) > 8
+        assert metrics["critic/score/mean"] == pytest.approx(fmean(t.reward for t in played))
+        assert metrics["rollout/score_chosen"] == pytest.approx(fmean(t.reward for t in batch.trajectories))
+        tokens = [sum(len(step.action_ids) for step in t.steps) for t in played]
+        assert metrics["response_length/mean"] == pytest.approx(fmean(tokens))
+    assert run.metrics[0]["critic/score/mean"] != pytest.approx(run.metrics[0]["rollout/score_chosen"], abs=0.01)
+
+
+def test_the_entropy_is_that_of_sampled_episodes(chat, monkeypatch):
+    """remax also plays greedy episodes, and from one start model both algorithms sample the same ones."""
+    remax, rloo = (letters_run(chat, monkeypatch, name, "trainer.steps=1").metrics[0] for name in ("remax", "rloo"))
+    assert (
+        remax["actor/entropy"] == rloo["actor/entropy"]
+        and remax["rollout/decode_tokens"] > rloo["rollout/decode_tokens"]
+    )
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(4, 40), st.integers(1, 30), st.integers(0, 3))
+def test_the_rounds_of_a_step_ask_different_questions_under_different_names(n, step, seed):
+    rollout = RolloutConfig(prompts_per_step=4, samples_per_prompt=2)
+    questions = [question_row(f"Say {i}.") for i in range(n)]
+    rounds = [tasks_of_step(questions, step, rollout, seed, again) for again in range(4)]
+    first, *later = [[task.row["prompt"][0]["content"] for task in tasks] for tasks in rounds]
+    asked = [text for texts in later for text in texts[::2]]
+    assert len(set(asked)) == len(asked) == min(12, n - len(set(first))) and not set(asked) & set(first)
+    tasks = sum(rounds, [])
+    groups = {task.group_id: task.row["prompt"][0]["content"] for task in tasks}
+    assert len(groups) == len(tasks) // 2 and all(groups[t.group_id] == t.row["prompt"][0]["content"] for t in tasks)
+    assert len({task.session for task in tasks}) == len({task.seed for task in tasks}) == len(tasks)
+    assert rounds == [tasks_of_step(questions, step, rollout, seed, again) for again in range(4)]
 
 
 def test_where_it_means_nothing_it_is_refused():

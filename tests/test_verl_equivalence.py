@@ -56,6 +56,7 @@ from verl.workers.utils import losses as verl_losses  # noqa: E402
 
 from agent_r1.tool import tool  # noqa: E402
 from agent_r1.verl_engine import agent_loop  # noqa: E402
+from agent_r1.verl_engine import trainer as trainer_module  # noqa: E402
 from agent_r1.verl_engine.agent_loop import row_output  # noqa: E402
 from agent_r1.verl_engine.algorithms import (  # noqa: E402  registers
     ActorEngine,
@@ -120,7 +121,7 @@ def test_advantages_agree(algorithm, normalize_std):
     g = torch.Generator().manual_seed(2)
     batch.values_BT = torch.randn(batch.mask_BT.shape, generator=g)
     batch.baseline_B = torch.tensor([0.1 * int(group[1:]) for group in batch.groups])
-    batch.unpaid_B = batch.trajectory_B % 3 == 0
+    batch.unpaid_B = (batch.trajectory_B % 3 == 0) & (algorithm in WITH_CRITIC)  # the others refuse such episodes
     section = AdvantageConfig(gamma=0.99, lam=0.95, normalize_std=normalize_std)
     advantages_BT, returns_BT = get_estimator(algorithm)(batch, section)
     sent = wire(rows)
@@ -150,6 +151,22 @@ def test_advantages_agree(algorithm, normalize_std):
             n = len(rows[i].input_ids) - cut
             torch.testing.assert_close(theirs[place, :n], mine[i, cut : cut + n], rtol=0, atol=1e-6)
     assert advantages_BT.abs().max() > 0.1  # zeros would agree, too
+
+
+def test_every_algorithm_hears_which_episodes_were_not_paid(monkeypatch):
+    """ppo goes on with the critic's value then, and the algorithms without a critic must be able to refuse them."""
+    extras = [
+        {"baseline": 0.5, "unpaid": False},
+        {"baseline": None, "unpaid": True},
+        {"baseline": None, "unpaid": False},
+    ]
+    column = {"extra_fields": SimpleNamespace(tolist=lambda: extras)}
+    monkeypatch.setattr(trainer_module.tq, "kv_batch_get", lambda **_: column)
+    trainer = AgentR1Trainer.__new__(AgentR1Trainer)
+    trainer.ours = smoke(algorithm="ppo")
+    found = trainer._of_episodes(KVBatchMeta(keys=["a_0_0", "a_1_0", "b_0_0"], tags=[{}] * 3, partition_id="train"))
+    assert found["unpaid_B"].tolist() == [False, True, False]
+    torch.testing.assert_close(found["baseline_B"], torch.tensor([0.5, 0.5, math.nan]), equal_nan=True)
 
 
 def test_a_lonely_sample_learns_nothing_instead_of_ending_the_run():

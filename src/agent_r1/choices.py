@@ -78,7 +78,7 @@ Own = Annotated[str, AfterValidator(_own)]
 
 RewardName = Annotated[str, _one_of(REWARDS)]
 
-Shares = Annotated[dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]], AfterValidator(_some_share)]
+Shares = Annotated[dict[str, Annotated[float, Field(ge=0)]], AfterValidator(_some_share)]
 """How much there is of each kind; only the proportions count. A layer above replaces the whole table."""
 
 Algorithm = Literal[

@@ -39,7 +39,7 @@ InFingerprintIfChanged = Annotated[T, "in the fingerprint if changed"]
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
+    model_config = ConfigDict(extra="forbid", coerce_numbers_to_str=True, allow_inf_nan=False)
 
 
 class DataConfig(Section):
@@ -140,8 +140,9 @@ class EnvConfig(Section):
     """env.reward=judge: where its OpenAI-compatible server answers, such as http://127.0.0.1:8000/v1."""
     judge_model: InFingerprintIfChanged[str] = "judge"
     """The name of the model there."""
-    call_reward: float = Field(0.0, ge=-10, le=10)
-    """Process reward of a valid tool call that was not made before (its negative for an invalid one); 0 is off."""
+    call_reward: float = Field(0.0, ge=0, le=10)
+    """Process reward of a valid tool call that was not made before (its negative for an invalid one); 0 is off. A price for each
+    call is an environment of its own: CONTRIBUTING.md has it."""
     context: InFingerprintIfChanged[Literal["append", "window", "summary"]] = "append"
     """append (the agent sees all of its episode) | window (the last `context_results` results) | summary (it sums up after so many
     and goes on from that): env/context.py."""
@@ -266,7 +267,7 @@ class ActorConfig(Section):
     """... and where it rises: higher, so that rare good tokens may grow (clip-higher, DAPO section 3.1)."""
     ratio: InFingerprintIfChanged[Ratio] = "token"
     """token | step | sequence: what the clip looks at. The last two are the geometric mean of the token ratios of a step, or of
-    a training sequence (GSPO)."""
+    a training sequence. GSPO's objective is `sequence` with loss_aggregation=seq-mean-token-mean, and not with token-mean."""
     mean_clip_low: InFingerprintIfChanged[Share] = 3e-4
     """`clip_low` of such means, which move far less than single tokens do."""
     mean_clip_high: InFingerprintIfChanged[NonNegativeFloat] = 4e-4

@@ -46,7 +46,8 @@ class Outcome:
     score_name: str | None = None
     """Which of `metrics` evaluations report as the score. None: `em` (0 or 1) where it is measured, and else the reward."""
     unpaid: bool = False
-    """The episode was cut off, and `reward` does not say how it would have ended: steppo goes on with the critic's value."""
+    """The episode was cut off, and `reward` does not say how it would have ended: ppo and steppo go on with the critic's value.
+    The other algorithms have none and end the run."""
 
 
 @dataclass(frozen=True)

@@ -68,5 +68,8 @@ class Summary(Window):
             self.results.append(seen.messages)
             if len(self.results) % self.k == 0:
                 self.asked = seen
-                result.observation = replace(seen, messages=[*seen.messages, {"role": "user", "content": ASK}])
+                # Writing notes is another decision than acting, so gigpo must not compare the two: a state of its own.
+                place = seen.state and f"{seen.state}\n{ASK}"
+                asking = [*seen.messages, {"role": "user", "content": ASK}]
+                result.observation = replace(seen, messages=asking, state=place)
         return result

@@ -19,7 +19,8 @@ def play_until_full(
 ) -> tuple[list[Trajectory], list[Trajectory]]:
     """The episodes of `prompts` groups, and all that were played.
 
-    `play(round, n)` plays n prompts that no other round has. After so many further `rounds` groups that agree fill the rest.
+    `play(round, n)` plays n prompts that no other round has, or as many as there are. After so many further `rounds` groups
+    that agree fill the rest.
     """
     differ: list[list[Trajectory]] = []
     agree: list[list[Trajectory]] = []
@@ -37,10 +38,13 @@ def play_until_full(
     return [episode for episode in played if episode.group_id in chosen], played
 
 
-def refill_metrics(played: list[Trajectory], rounds: int) -> dict[str, float]:
-    """What a refill cost, and what all that were played have scored: the chosen groups score otherwise. {} without rounds."""
-    score = sum(episode.reward for episode in played) / len(played)
-    return {"rollout/episodes_played": len(played), "rollout/score_played": score} if rounds else {}
+def refill_metrics(chosen: list[Trajectory], played: list[Trajectory], rounds: int) -> dict[str, float]:
+    """What a refill cost, and the mean score of the groups that it chose; {} without rounds.
+
+    Undecided groups say less about the agent: all other numbers of a step are of what was played.
+    """
+    score = sum(episode.reward for episode in chosen) / len(chosen)
+    return {"rollout/episodes_played": len(played), "rollout/score_chosen": score} if rounds else {}
 
 
 def _groups(episodes: list[Trajectory]) -> list[list[Trajectory]]:

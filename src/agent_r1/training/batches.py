@@ -51,25 +51,30 @@ def tasks_of_step(questions: list[Row], step: int, rollout: RolloutConfig, seed:
 
     Each episode's randomness hangs on (seed, step, prompt, sample) alone, so a resumed run repeats it.
     """
-    order = derive_seed(seed, "again", again) if again else seed
-    prompts = prompts_of_step(questions, step, rollout.prompts_per_step, order)
+    n, per_step = len(questions), rollout.prompts_per_step
+    chosen = _places(n, step, per_step, seed)
+    if again:  # a question that the step has asked already would make two groups with two baselines
+        asked = set(chosen)
+        others = [place for place in epoch_order(n, step, derive_seed(seed, "again")) if place not in asked]
+        chosen = others[(again - 1) * per_step : again * per_step]
     return [
-        Task(row, f"{step}-{p}", f"{step}-{p}-{g}", derive_seed(seed, "rollout", step, p, g))
-        for p, row in enumerate(prompts, start=again * rollout.prompts_per_step)
+        Task(questions[place], f"{step}-{p}", f"{step}-{p}-{g}", derive_seed(seed, "rollout", step, p, g))
+        for p, place in enumerate(chosen, start=again * per_step)
         for g in range(rollout.samples_per_prompt)
     ]
 
 
 def prompts_of_step(questions: list[Row], step: int, per_step: int, seed: int) -> list[Row]:
     """The questions of one step: each epoch is a shuffle of its own, and a step may straddle two epochs."""
-    n, rows = len(questions), []
-    for position in range((step - 1) * per_step, step * per_step):
-        epoch, place = divmod(position, n)
-        rows.append(questions[epoch_order(n, epoch, seed)[place]])
-    return rows
+    return [questions[place] for place in _places(len(questions), step, per_step, seed)]
 
 
-@functools.lru_cache(maxsize=2)
+def _places(n: int, step: int, per_step: int, seed: int) -> list[int]:
+    positions = (divmod(position, n) for position in range((step - 1) * per_step, step * per_step))
+    return [epoch_order(n, epoch, seed)[place] for epoch, place in positions]
+
+
+@functools.lru_cache(maxsize=4)
 def epoch_order(n: int, epoch: int, seed: int) -> list[int]:
     return torch.randperm(
         n, generator=torch.Generator().manual_seed(derive_seed(seed, "epoch", epoch) % 2**63)
@@ -77,7 +82,7 @@ def epoch_order(n: int, epoch: int, seed: int) -> list[int]:
 
 
 def minibatches(batch: Batch, count: int, epochs: int, seed: int) -> Iterator[Tensor]:
-    """Row indices of each optimiser step: trajectories are shuffled and dealt into `count` parts, `epochs` times.
+    """Row indices of each optimiser step: trajectories are shuffled and dealt into `count` equal parts, `epochs` times.
 
     Whole trajectories, never single rows: the rows of one episode share its advantage.
     """
@@ -85,5 +90,5 @@ def minibatches(batch: Batch, count: int, epochs: int, seed: int) -> Iterator[Te
     trajectory_B = batch.trajectory_B.cpu()
     for _ in range(epochs):
         order = torch.randperm(int(trajectory_B.max()) + 1, generator=g)
-        for part in order.chunk(count):
+        for part in order.tensor_split(min(count, len(order))):  # chunk(4) of 5 would make 3 parts
             yield torch.isin(trajectory_B, part).nonzero()[:, 0].to(batch.ids_BT.device)

@@ -38,6 +38,7 @@ from agent_r1.training.advantages import (
     _whiten,
     grpo,
     ppo,
+    refuse_unpaid,
 )
 from agent_r1.training.forward import scatter
 
@@ -102,6 +103,7 @@ def reinforce_plus_plus(batch: Batch, section: AdvantageConfig) -> tuple[Tensor,
 
     This is ppo with a critic that always says 0, and lambda 1.
     """
+    refuse_unpaid(batch)
     nothing = replace(batch, values_BT=torch.zeros_like(batch.rewards_BT))
     return ppo(nothing, section.model_copy(update={"lam": 1.0}))
 
@@ -151,19 +153,16 @@ def steppo(batch: Batch, section: AdvantageConfig) -> tuple[Tensor, Tensor]:
     All tokens of a step get A_t, whitened over the steps of the batch: a long thought has one vote, as a short one has.
     gamma and lam below 1 count turns, so a wordy agent is not discounted more than a terse one.
 
-    An episode that was cut off and not paid for its outcome (`Outcome.unpaid`) ends one step earlier, at the value of the
-    state in which its last step began: what that step led to was seen by nobody, so it is neither praised nor blamed.
+    An episode that was cut off and not paid for its outcome (`Outcome.unpaid`) goes on at the value of the state in which its
+    last step began, the last that the critic has seen. So that step is credited with what it was paid, and with no more.
     Raises ConfigError without values, or with fewer than two steps to whiten.
     """
     if batch.values_BT is None:
         raise ConfigError("steppo needs the values of a critic; pass values_BT, or use gigpo, which needs none")
     steps, mask_BT = _steps_of(batch), batch.mask_BT.bool()
-    value_S, reward_S = batch.values_BT[steps.first_BT].detach().float(), steps.reward_S
-    if batch.unpaid_B is not None:
-        row_S = steps.first_BT.nonzero()[:, 0]
-        last_S = F.pad(steps.trajectory_S, (-1, 1), value=-1) != steps.trajectory_S
-        reward_S = torch.where(last_S & batch.unpaid_B[row_S], value_S, reward_S)  # so its delta is 0
-    advantage_S = _gae(reward_S, value_S, steps.trajectory_S, section.gamma, section.lam)
+    value_S = batch.values_BT[steps.first_BT].detach().float()
+    unpaid_S = None if batch.unpaid_B is None else batch.unpaid_B[steps.first_BT.nonzero()[:, 0]]
+    advantage_S = _gae(steps.reward_S, value_S, steps.trajectory_S, section.gamma, section.lam, unpaid_S)
     returns_BT = steps.to_tokens(advantage_S + value_S, mask_BT)
     if section.normalize_std:
         advantage_S = _whiten(advantage_S, "steps")

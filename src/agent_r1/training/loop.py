@@ -105,6 +105,7 @@ def train(
             return asyncio.run(run_episodes(episode_loop, tasks, sampling, at_once=rollout.slots))
 
         trajectories, played = play_until_full(play, rollout.prompts_per_step, rollout.refill_rounds)
+        entropy = policy.stats.entropy / policy.stats.decode_tokens  # without remax's greedy episodes
         greedy = []
         if config.algorithm == "remax":  # one more episode for each prompt: what it scores is the others' baseline
             best = Sampling(rollout.max_tokens_per_turn, temperature=0.0)
@@ -152,16 +153,15 @@ def train(
 
         # 7  record.
         learner.step = step
-        metrics |= rollout_metrics(trajectories, batch, policy.stats, clock) | refill_metrics(
-            played, rollout.refill_rounds
-        )
+        metrics |= rollout_metrics(played, batch, policy.stats, clock) | {"actor/entropy": entropy}
+        metrics |= refill_metrics(trajectories, played, rollout.refill_rounds)
         clock.lap("other")
         if trainer.eval_every and (step % trainer.eval_every == 0 or step == trainer.steps):
             exact.sync(learner.actor)
             metrics |= evaluate(exact)
             clock.lap("testing")
         metrics |= clock.seconds()
-        on_step(metrics, trajectories, batch)
+        on_step(metrics, played, batch)
         if step % trainer.save_every == 0 or step == trainer.steps:
             save(learner)
 

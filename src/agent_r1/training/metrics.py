@@ -81,25 +81,23 @@ def explained_variance(values_BT: Tensor, returns_BT: Tensor, mask_BT: Tensor) -
     return (1 - (returns - values).var() / returns.var().clamp(min=1e-8)).item()
 
 
-def rollout_metrics(
-    trajectories: list[Trajectory], batch: Batch, sampler: SamplerStats, clock: Clock
-) -> dict[str, float]:
-    """What this step was like, under verl's names where verl has one."""
-    n = len(trajectories)
+def rollout_metrics(played: list[Trajectory], batch: Batch, sampler: SamplerStats, clock: Clock) -> dict[str, float]:
+    """What this step was like, under verl's names where verl has one.
+
+    Episodes are reported as they were played. `batch` may be a choice of them (rollout/refill.py), which scores otherwise.
+    """
     zero_B = (batch.advantages_BT == 0).all(dim=1)
-    tokens = int(batch.mask_BT.sum())
     return {
-        "response_length/mean": tokens / n,
+        "response_length/mean": fmean(sum(len(step.action_ids) for step in t.steps) for t in played),
         "sequence_length/mean": batch.lengths_B.float().mean().item(),
         "groups/zero_advantage": zero_B.float().mean().item(),
-        "actor/entropy": sampler.entropy / sampler.decode_tokens,  # at each sampled token, before the update
         "rollout/prefill_tokens": sampler.prefill_tokens,
         "rollout/decode_tokens": sampler.decode_tokens,
         "timing_s/env": clock.laps["gen"] - sampler.seconds,
         "perf/agent_tokens_per_s": sampler.decode_tokens / clock.laps["gen"],
         "perf/memory_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         / (2**30 if sys.platform == "darwin" else 2**20),
-        **episode_metrics([EpisodeNumbers.of(t) for t in trajectories]),
+        **episode_metrics([EpisodeNumbers.of(t) for t in played]),
     }
 
 

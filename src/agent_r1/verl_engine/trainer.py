@@ -208,8 +208,6 @@ class AgentR1Trainer(PPOTrainerSync):
 
     def _of_episodes(self, batch: KVBatchMeta) -> dict[str, torch.Tensor]:
         """What stands on the episodes of the rows and not on their tokens: columns of a `Batch`, [B]."""
-        if self.ours.algorithm not in ("remax", "steppo"):
-            return {}
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["extra_fields"])
         extras, groups = data.get("extra_fields").tolist(), [parse_key(key).group for key in batch.keys]
         # One episode of each prompt brought the greedy one's score along.
