@@ -1,7 +1,9 @@
-"""A FastAPI app on loopback, in a thread, for as long as a test wants it."""
+"""Servers on loopback, in threads, for as long as a test wants them: a FastAPI app, or one that means harm."""
 
 from __future__ import annotations
 
+import gzip
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -23,3 +25,44 @@ def serving(app: FastAPI) -> Iterator[str]:
     yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     server.should_exit = True
     thread.join()
+
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+HOSTILE = {
+    "header": [HEAD, *[b"x"] * 50],
+    "drip": [HEAD + b"Content-Length: 100000\r\n\r\n", *[b" "] * 50],
+    "flood": [HEAD + b"Content-Length: 100000000\r\n\r\n" + b" " * 20_000_000],
+    "gzip": [HEAD + b"Content-Encoding: gzip\r\nConnection: close\r\n\r\n" + gzip.compress(b" " * 20_000_000)],
+    "deep": [HEAD + b"Connection: close\r\n\r\n" + b"[" * 10_000 + b"]" * 10_000],
+}
+"""What a hostile server answers, a piece every 0.2 s. All but the last two then keep the connection open."""
+
+
+@contextmanager
+def hostile(kind: str) -> Iterator[str]:
+    """The address of a server that answers every connection so."""
+    over = threading.Event()
+
+    def answer(connection: socket.socket) -> None:
+        with connection:
+            try:
+                connection.recv(65536)
+                for piece in HOSTILE[kind]:
+                    connection.sendall(piece)
+                    over.wait(0.2 if len(HOSTILE[kind]) > 1 else 0)
+                over.wait(0 if kind in ("gzip", "deep") else None)
+            except OSError:  # the other side has had enough
+                pass
+
+    def accept() -> None:
+        while not over.is_set():
+            try:
+                threading.Thread(target=answer, args=(listener.accept()[0],), daemon=True).start()
+            except OSError:
+                return
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=accept, daemon=True).start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        over.set()
+        listener.shutdown(socket.SHUT_RDWR)  # `close` would leave the thread in `accept`

@@ -25,6 +25,7 @@ STOREYS = {
         "choices",
         "errors",
         "files",
+        "bounds",
         "ui",
         "device",
         "sizes",

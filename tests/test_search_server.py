@@ -42,7 +42,7 @@ from agent_r1.workspace import load_index, load_tools, retriever_of
 
 @pytest.fixture(autouse=True)
 def _no_pause_between_attempts_to_connect(monkeypatch):
-    monkeypatch.setattr("httpcore._sync.connection.RETRIES_BACKOFF_FACTOR", 0)
+    monkeypatch.setattr("httpcore._async.connection.RETRIES_BACKOFF_FACTOR", 0)
 
 
 class SlowIndex:

@@ -130,7 +130,7 @@ class EnvConfig(Section):
     tool_max_chars: AtLeast1 = 4000
     """Longest text that a tool may put into the context."""
     episode_timeout_s: Seconds = 300.0
-    """Wall-clock budget of one episode, in seconds."""
+    """Wall-clock budget of one episode, in seconds. Its reward has as many again, and then the episode is broken off."""
     format_penalty: NonNegativeFloat = 0.2
     """Taken from the outcome when the episode did not end in a well-formed <answer>."""
     reward: InFingerprintIfChanged[RewardName | None] = None

@@ -20,6 +20,7 @@ import time
 from contextlib import suppress
 from typing import Any
 
+from agent_r1 import bounds
 from agent_r1.env.world import WorldEnv, facts
 from agent_r1.errors import AgentR1Error, first_line
 from agent_r1.settings import EnvConfig
@@ -123,21 +124,17 @@ def action_schema(url: str, timeout_s: float) -> dict[str, Any]:
     """The JSON schema of an action, asked for once. Raises AgentR1Error where nobody answers, or something else does."""
     import httpx
 
-    where, body, deadline = f"{url.rstrip('/')}/schema", b"", time.monotonic() + timeout_s
+    where = f"{url.rstrip('/')}/schema"
     try:
-        with httpx.stream("GET", where, timeout=timeout_s, trust_env=False) as response:
-            for chunk in response.iter_bytes():
-                body += chunk
-                if len(body) > MAX_MESSAGE or time.monotonic() > deadline:
-                    raise ValueError(f"more than {MAX_MESSAGE} bytes, or {timeout_s:g} s")
-        found = json.loads(body)["action"]
-        if response.status_code != 200 or not isinstance(found.get("properties"), dict):
-            raise ValueError(f"HTTP {response.status_code}, {body[:100]!r}")
+        answer = bounds.ask("GET", where, within_s=timeout_s, max_bytes=MAX_MESSAGE)
+        found = answer.json()["action"]
+        if answer.status != 200 or not isinstance(found.get("properties"), dict):
+            raise ValueError(f"HTTP {answer.status}, {answer.body[:100]!r}")
     except (
         httpx.HTTPError,
         httpx.InvalidURL,
+        TimeoutError,
         ValueError,
-        RecursionError,
         LookupError,
         TypeError,
         AttributeError,
@@ -266,14 +263,14 @@ class Session:
     def _read(self, kind: str, raw: str | bytes, unasked: bool) -> dict[str, Any]:
         wanted = {"reset": "observation", "step": "observation"}.get(kind, kind)
         try:
-            message = json.loads(raw)
+            message = bounds.parse_json(raw)
             found, data = message["type"], message["data"]
             if found == "error":
                 raise self._error(data)
             if unasked or found != wanted or not isinstance(data, dict):
                 raise ValueError
             return self._checked(data) if wanted == "observation" else data
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        except (ValueError, LookupError, TypeError, AttributeError):
             when = "unasked" if unasked else f"in answer to {kind!r}"
             raise BrokenError(f"{self.owner} sent {raw[:100]!r} {when}, and {wanted!r} is due") from None
 

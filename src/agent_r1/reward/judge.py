@@ -8,20 +8,26 @@ may be talked into (docs/safety.md).
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import secrets
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, wait
 
 import httpx
 
+from agent_r1 import bounds
 from agent_r1.errors import AgentR1Error, first_line
-from agent_r1.search.batches import Batches, Latest
+from agent_r1.search.batches import PATIENCE_S, Batches, Latest
 
 AT_ONCE = 16
 """Requests to the server at the same time."""
 REMEMBERED = 100_000
 """Verdicts. Samples of one question often say the same, and epochs repeat it."""
+WITHIN_S = 60.0
+"""For one verdict."""
+MAX_BYTES = 64 << 10
+"""Of one verdict."""
 MAX_CHARS = 4000
 """Of an answer that the judge is shown."""
 KEY = "AGENT_R1_JUDGE_KEY"
@@ -36,34 +42,51 @@ same as a right answer, and nothing else), and with nothing else."""
 
 
 class Judge:
-    """Cases of one moment go out together; equal ones once."""
+    """Cases of one moment go out together; equal ones once. A verdict that takes longer than `PATIENCE_S` delays only its own."""
 
     def __init__(self, url: str, model: str):
         self.url, self.model = url.rstrip("/"), model
-        latest: Latest[Case, float] = Latest(REMEMBERED)
-        self._batches: Batches[Case, float] = Batches(self._work, latest.recall, latest.learn)
+        self._latest: Latest[Case, Future[float]] = Latest(REMEMBERED)
+        self._batches: Batches[Case, Future[float]] = Batches(self._work, self._recall, self._latest.learn)
         key = os.environ.get(KEY)
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._http = httpx.Client(timeout=httpx.Timeout(60, connect=5), trust_env=False, headers=headers)
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._gate = asyncio.Semaphore(AT_ONCE)
 
     async def score(self, question: str, targets: list[str], answer: str) -> float:
         """In [0, 1]. Raises AgentR1Error where the server gives no verdict: nobody is paid for that, and nobody fined."""
-        return await self._batches.ask((question, tuple(targets), answer[:MAX_CHARS]))
+        verdict = await self._batches.ask((question, tuple(targets), answer[:MAX_CHARS]))
+        if verdict.done():
+            return verdict.result()
+        return await asyncio.shield(asyncio.wrap_future(verdict))  # others may wait for it, too
 
-    def _work(self, cases: list[Case]) -> dict[Case, float | BaseException]:
-        with ThreadPoolExecutor(AT_ONCE) as pool:
-            return dict(zip(cases, pool.map(self._verdict, cases), strict=True))
+    def _work(self, cases: list[Case]) -> dict[Case, Future[float]]:
+        verdicts = {case: bounds.submit(self._verdict(case)) for case in cases}
+        wait(verdicts.values(), PATIENCE_S)
+        return verdicts
 
-    def _verdict(self, case: Case) -> float | AgentR1Error:
+    def _recall(self, case: Case, callers: int) -> Future[float] | None:
+        """The verdict that was given, or is on its way; none that failed."""
+        verdict = self._latest.recall(case)
+        return None if verdict and verdict.done() and verdict.exception() else verdict
+
+    async def _verdict(self, case: Case) -> float:
         question, targets, answer = case
         mark = secrets.token_hex(8)
         shown = f"Question: {question}\n\nRight answers: {'; '.join(targets)}\n\n{mark}\n{answer}\n{mark}"
         messages = [{"role": "system", "content": TASK.format(mark=mark)}, {"role": "user", "content": shown}]
         wanted = {"model": self.model, "messages": messages, "temperature": 0, "max_tokens": 8}
         try:
-            response = self._http.post(f"{self.url}/chat/completions", json=wanted)
-            said = response.raise_for_status().json()["choices"][0]["message"]["content"]
+            async with self._gate:
+                answer = await bounds.fetch(
+                    "POST", f"{self.url}/chat/completions", body=wanted, headers=self._headers, within_s=WITHIN_S,
+                    max_bytes=MAX_BYTES,
+                )  # fmt: skip
+            if answer.status != 200:
+                raise ValueError(f"HTTP {answer.status}")
+            said = answer.json()["choices"][0]["message"]["content"]
             grade = re.fullmatch(r"\s*(10|\d)\s*\.?\s*", said)
-        except (httpx.HTTPError, ValueError, KeyError, IndexError, TypeError) as error:
-            return AgentR1Error(f"the judge at {self.url} gives no verdict: {first_line(error)}")
-        return int(grade[1]) / 10 if grade else AgentR1Error(f"the judge at {self.url} gave no number: {said[:60]!r}")
+        except (httpx.HTTPError, httpx.InvalidURL, TimeoutError, ValueError, LookupError, TypeError) as error:
+            raise AgentR1Error(f"the judge at {self.url} gives no verdict: {first_line(error)}") from None
+        if grade is None:
+            raise AgentR1Error(f"the judge at {self.url} gave no number: {said[:60]!r}")
+        return int(grade[1]) / 10

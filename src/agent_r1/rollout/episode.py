@@ -95,7 +95,9 @@ class AgentEnvLoop(AgentFlowBase):
         try:
             return await self._run_in(env, task, sampling)
         finally:
-            await awaited(env.close())
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self.limits.timeout_s):
+                    await awaited(env.close())
 
     async def _run_in(self, env: AgentEnv, task: Task, sampling: Sampling) -> Trajectory:
         steps, error = [], None
@@ -111,11 +113,14 @@ class AgentEnvLoop(AgentFlowBase):
         finally:
             self.policy.release(task.session)
         try:
-            outcome = await awaited(env.outcome(stop))
+            # Its own seconds: an episode that has used all of its time is paid as well.
+            async with asyncio.timeout(self.limits.timeout_s) as deadline:
+                outcome = await awaited(env.outcome(stop))
             finite(outcome.reward)
         except Exception as failure:  # an environment that failed in `reset` need not know its row
             outcome, stop = Outcome(), StopReason.ERROR
-            error = error or f"outcome: {_said(failure)}"
+            late = f"not there after {self.limits.timeout_s:g} s (env.episode_timeout_s)"
+            error = error or f"outcome: {late if deadline.expired() else _said(failure)}"
         if steps:
             # Credit goes only to actions: the outcome is paid to the last one, also when a tool result came after it.
             steps[-1].reward += outcome.reward

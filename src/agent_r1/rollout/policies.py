@@ -29,6 +29,7 @@ import torch.nn.functional as F
 from safetensors import SafetensorError
 from torch import Tensor
 
+from agent_r1 import bounds
 from agent_r1.errors import AgentR1Error, first_line
 from agent_r1.rollout import decoder
 from agent_r1.rollout.sampler import draw_noise, sample_tokens
@@ -145,6 +146,10 @@ class TransformersPolicy(Policy):
 # --------------------------------------------------------------------------------------------------------- a server
 
 
+MAX_ANSWER = 64 << 20
+"""Bytes of a turn; in a stream a token takes some 500."""
+
+
 class ServerPolicy(Policy):
     """`Policy` over a vLLM server, which may be shared by any number of episodes and event loops."""
 
@@ -219,11 +224,17 @@ class ServerPolicy(Policy):
         """One client for all requests that an event loop has under way, closed behind the last of them: none outlives
         its loop, and none keeps a connection to a server that was restarted since."""
         loop = asyncio.get_running_loop()
+
         # `trust_env`: a proxy has no business on the loopback. No read timeout: a turn may stand in line, and the episode
         # has a deadline of its own. As many connections as episodes; idle ones go before vLLM drops them (5 s).
+        async def bound(response: httpx.Response) -> None:
+            bounds.cap(httpx, response, MAX_ANSWER)
+
         client, users = self._clients.get(loop) or (
             httpx.AsyncClient(
-                timeout=httpx.Timeout(5.0, read=None, pool=None), trust_env=False, verify=False, headers=self._headers,
+                event_hooks={"response": [bound]},
+                timeout=httpx.Timeout(5.0, read=None, pool=None), trust_env=False, verify=False,
+                headers=self._headers | {"Accept-Encoding": "identity"},
                 limits=httpx.Limits(max_connections=None, keepalive_expiry=2.0),
             ), 0,
         )  # fmt: skip

@@ -34,8 +34,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import httpx
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from agent_r1 import bounds
 from agent_r1.data.rows import Passage
-from agent_r1.errors import AgentR1Error, ConfigError
+from agent_r1.errors import AgentR1Error, ConfigError, first_line
 from agent_r1.search.index import Hit, PassageIndex
 from agent_r1.search.searcher import MAX_QUERY_CHARS, Searcher
 from agent_r1.settings import SearchConfig
@@ -197,6 +198,8 @@ def serve(index: PassageIndex, listener: socket.socket) -> None:
 
 CHUNK = 128
 """Queries in one request, of the `MAX_QUERIES` that the service takes."""
+MAX_ANSWER = 16 << 20
+"""Bytes of an answer: twice those of 128 queries with 50 passages of 100 words each."""
 
 
 class SearchAnswer(BaseModel):
@@ -247,12 +250,7 @@ class RemoteIndex:
         self.deadline_s = wait_s + 2 * timeout_s if wait_s else None
         """What a call must be given, or it is broken off while this waits. Twice: the batch before it takes time, too."""
         self._checked: tuple[str, str] | None = None
-        # One connection, kept. Where none can be made, httpx tries again for a second or two. `trust_env`: a proxy has no
-        # business between an agent and its search.
-        self._client = httpx.Client(
-            base_url=self.url.removesuffix("/retrieve"), timeout=httpx.Timeout(timeout_s, connect=5.0), trust_env=False,
-            transport=httpx.HTTPTransport(retries=3),
-        )  # fmt: skip
+        self._base, self._timeout_s = self.url.removesuffix("/retrieve"), timeout_s
 
     def check(self, encoder: str, corpus_sha256: str) -> None:
         """Raises AgentR1Error unless the service searches that corpus with that encoder. One of Search-R1's form says nothing of
@@ -295,12 +293,19 @@ class RemoteIndex:
         until, told = time.monotonic() + wait_s, False
         while True:
             try:
-                response = self._client.request(method, path, json=body)
-                if response.status_code != 503:
+                # Where no connection can be made, this tries again for a second or two.
+                response = bounds.ask(
+                    method, self._base + path, body=body, within_s=self._timeout_s, max_bytes=MAX_ANSWER, retries=3
+                )
+                if response.status != 503:
                     break
                 problem = "is overloaded"
-            except httpx.TransportError as error:
-                problem = f"does not answer ({str(error) or type(error).__name__})"
+            except (httpx.TransportError, TimeoutError) as error:
+                problem = f"does not answer ({first_line(error)})"
+            except ValueError as error:
+                raise AgentR1Error(
+                    f"the search service at {self.url} cannot be used: {error}; is it a search service?"
+                ) from None
             if time.monotonic() >= until:
                 self._wait_s = 0.0  # once is enough; the next search says so soon
                 raise AgentR1Error(f"the search service at {self.url} {problem}; {self._start}")
@@ -319,11 +324,12 @@ class RemoteIndex:
             answer = response.json()
         except ValueError:
             answer = None
-        if response.status_code != 200 or not isinstance(answer, dict):
-            detail = answer.get("detail") if isinstance(answer, dict) else " ".join(response.text.split())[:100]
+        if response.status != 200 or not isinstance(answer, dict):
+            text = response.body[:1000].decode(errors="replace")
+            detail = answer.get("detail") if isinstance(answer, dict) else " ".join(text.split())[:100]
             other = "; one that speaks Search-R1's protocol is named search.url=http://HOST:PORT/retrieve"
             raise AgentR1Error(
-                f"the search service at {self.url} refused {path} ({response.status_code}: {detail})"
+                f"the search service at {self.url} refused {path} ({response.status}: {detail})"
                 f"{other if path == '/health' else ''}"
             )
         return answer

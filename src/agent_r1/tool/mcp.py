@@ -34,7 +34,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from agent_r1 import __version__
+from agent_r1 import __version__, bounds
 from agent_r1.errors import AgentR1Error, ConfigError, first_line, nearest
 from agent_r1.tool.base import BaseTool, InvalidArgumentsError, ToolOutput
 
@@ -237,8 +237,10 @@ class Session:
         import httpx2
         from mcp.client.streamable_http import streamable_http_client
 
-        # A compressed answer could be small and unfold to gigabytes.
-        plain, hooks = {"Accept-Encoding": "identity"}, {"response": [_cap]}
+        async def bound(response: httpx2.Response) -> None:
+            bounds.cap(httpx2, response, MAX_BYTES)
+
+        plain, hooks = {"Accept-Encoding": "identity"}, {"response": [bound]}
         patience = httpx2.Timeout(30, read=300)
         async with (
             httpx2.AsyncClient(headers=plain, timeout=patience, event_hooks=hooks) as http,
@@ -367,26 +369,3 @@ def _why(error: BaseException) -> str:
     if isinstance(error, FileNotFoundError | PermissionError):
         return f"{error.strerror}: {error.filename}"
     return first_line(error)
-
-
-async def _cap(response: httpx2.Response) -> None:
-    """A response hook: its body ends with an error after `MAX_BYTES`."""
-    import httpx2
-
-    if response.headers.get("content-encoding", "identity") != "identity":
-        raise httpx2.StreamError("the server compresses its answers, unasked")
-    body = response.stream
-
-    class Capped(httpx2.AsyncByteStream):
-        async def __aiter__(self):
-            got = 0
-            async for piece in body:
-                got += len(piece)
-                if got > MAX_BYTES:
-                    raise httpx2.StreamError(f"the answer has more than {MAX_BYTES} bytes")
-                yield piece
-
-        async def aclose(self):
-            await body.aclose()
-
-    response.stream = Capped()

@@ -7,10 +7,9 @@ like another: the agent reads its traceback and may mend it.
 
 from __future__ import annotations
 
-import json
-import time
 from typing import Any
 
+from agent_r1 import bounds
 from agent_r1.errors import AgentR1Error, ConfigError, first_line
 from agent_r1.settings import EnvConfig
 from agent_r1.tool import sandbox
@@ -99,32 +98,25 @@ class SandboxFusion:
             "run_timeout": within_s,
             "memory_limit_MB": sandbox.MEMORY >> 20,
         }
-        until, body = time.monotonic() + within_s + 1, b""
         try:
-            # A proxy has no business in between. What the server says is cut off: it speaks for a program.
-            with httpx.stream(
-                "POST", f"{self.url}/run_code", json=wanted, timeout=within_s + 1, trust_env=False
-            ) as response:
-                for piece in response.iter_bytes(1 << 16):
-                    body += piece
-                    if len(body) > 16 * MAX_OUTPUT:
-                        return Ran("", None, "output")
-                    if time.monotonic() > until:
-                        raise AgentR1Error(f"the sandbox at {self.url} does not end its answer")
-                said = (
-                    json.loads(body) if response.status_code == 200 else {"message": f"status {response.status_code}"}
-                )
+            # What the server says is cut off: it speaks for a program.
+            answer = bounds.ask(
+                "POST", f"{self.url}/run_code", body=wanted, within_s=within_s + 1, max_bytes=16 * MAX_OUTPUT
+            )
+            said = answer.json() if answer.status == 200 else {"message": f"status {answer.status}"}
             result = said.get("run_result") if said.get("status") in ("Success", "Failed") else None
             if result is None:
                 raise AgentR1Error(f"the sandbox at {self.url} refused: {said.get('message') or 'without a reason'}")
             output = f"{result.get('stdout') or ''}{result.get('stderr') or ''}"
             late = result["status"] == "TimeLimitExceeded"
             return Ran(output[:MAX_OUTPUT], None if late else int(result["return_code"]), "time" if late else None)
-        except httpx.TimeoutException:
+        except bounds.TooLongError:
+            return Ran("", None, "output")
+        except (httpx.TimeoutException, TimeoutError):
             return Ran("", None, "time")
         except httpx.HTTPError as error:
             raise AgentR1Error(f"the sandbox at {self.url} does not answer: {first_line(error)}") from None
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
             raise AgentR1Error(f"{self.url} answers in another form; is it a SandboxFusion server?") from None
 
 
