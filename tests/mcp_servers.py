@@ -73,9 +73,22 @@ LIES = {  # what `tools/list` brings
     "novel": {"tools": [{"name": "a", "description": "word " * 5000, "inputSchema": OBJECT}]},
     "empty": {"tools": []},
     "endless": {"tools": [{"name": "a", "inputSchema": OBJECT}] * 200, "nextCursor": "more"},
+    "no-answer": None,
+    "deep-list": {"tools": json.loads("[" * 500 + "]" * 500)},
+    "deep-schema": {"tools": [{"name": "a", "inputSchema": OBJECT}]},
 }
 TOOLS = [{"name": name, "inputSchema": OBJECT} for name in ("pid", "hang", "die", "line", "chatter", "wrong", "count")]
 TOOLS[5]["outputSchema"] = {**OBJECT, "properties": {"x": {"type": "integer"}}, "required": ["x"]}
+for _ in range(60):
+    schema = LIES["deep-schema"]["tools"][0]
+    schema["inputSchema"] = {**OBJECT, "properties": {"a": schema["inputSchema"]}}
+TOOLS.append(
+    {
+        "name": "evil",
+        "inputSchema": OBJECT,
+        "outputSchema": {**OBJECT, "properties": {"x": {"type": "string", "pattern": "^(a+)+$"}}},
+    }
+)
 TOOLS.append({"name": "flaky", "inputSchema": OBJECT, "annotations": {"readOnlyHint": True}})
 
 
@@ -103,6 +116,8 @@ def by_hand(kind: str, file: str) -> None:
                 "serverInfo": {"name": "x", "version": "1"},
             }
             say({"id": request["id"], "result": info})
+        elif method == "tools/list" and LIES.get(kind, {}) is None:
+            continue
         elif method == "tools/list":
             say({"id": request["id"], "result": LIES.get(kind, {"tools": TOOLS})})
         elif method != "tools/call":
@@ -127,6 +142,8 @@ def by_hand(kind: str, file: str) -> None:
         elif tool == "chatter":
             while True:
                 say({"method": "notifications/message", "params": {"level": "info", "data": "x" * 1000}})
+        elif tool == "evil":
+            answer(request, "x", structuredContent={"x": "a" * 40 + "!"})
         elif tool == "wrong":
             answer(request, "x", structuredContent={"x": "no integer"})
     if file:

@@ -157,11 +157,14 @@ ANSWERS = {
 SCHEMAS = {
     "schema-html": "<html>a wiki</html>", "schema-empty": "{}", "schema-list": '{"action": []}',
     "schema-none": '{"action": {"type": "object", "properties": {"x": {"type": "colour"}}}}',
+    "schema-huge": json.dumps({"action": {"type": "object", "properties": {"x": {"enum": list(range(5000))}}}}),
+    "schema-deep": '{"action":' * 100_000,
     "schema-union": '{"action": {"anyOf": [{}], "properties": {"x": {"type": "string"}}}}',
 }  # fmt: skip
 LISTS = {
     "tools-none": [], "tools-words": ["echo"], "tools-nameless": [{"input_schema": TOOLS[1]["input_schema"]}],
     "tools-schemaless": [{"name": "echo"}], "tools-twice": [TOOLS[0], TOOLS[0]],
+    "tools-many": [{**TOOLS[0], "name": f"echo{n}"} for n in range(1000)],
     "tools-odd": [{"name": "echo it", "input_schema": TOOLS[1]["input_schema"]}],
 }  # fmt: skip
 

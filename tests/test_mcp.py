@@ -227,7 +227,7 @@ def test_a_flood_without_end_is_ended(opened, monkeypatch, tool, says):
 def test_what_is_not_as_declared(opened):
     content = ask(opened(), "wrong").content
     assert content.startswith(
-        "error: wrong failed: MCP server 'hand' does not keep its word: Invalid structured content"
+        "error: wrong failed: MCP server 'hand' does not keep its word: its structured content is wrong: "
     )
 
 
@@ -267,12 +267,24 @@ def test_two_hundred_calls_of_which_ten_hang(opened):
         ("novel", "its description and schema have 2"),
         ("empty", "has no tools"),
         ("endless", "it lists more than 1000 tools"),
+        ("deep-schema", "tool a: parameters is no JSON schema (JSON nested deeper than 64 levels)"),
     ],
 )
 def test_a_server_that_lies_is_refused_before_the_run(opened, kind, says):
     with pytest.raises(AgentR1Error) as refused:
         opened(kind)
     assert says in str(refused.value) and "hand" in str(refused.value) and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("kind", ["no-answer", "deep-list"])
+def test_a_server_that_does_not_list_its_tools_holds_the_start_up_no_longer_than_that(opened, monkeypatch, kind):
+    monkeypatch.setattr(mcp, "OPEN_S", 0.6)
+    with pytest.raises(AgentR1Error, match=r"'hand' does not keep its word: it did not list its tools within 0.6 s"):
+        opened(kind)
+
+
+def test_a_result_is_checked_within_bounds(opened):
+    assert ask(opened(), "evil").content == "x"  # its schema's pattern would take hours, in the thread of all sessions
 
 
 def test_a_server_that_does_not_come_up(opened, monkeypatch):

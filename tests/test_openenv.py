@@ -240,6 +240,8 @@ LISTED = {
     "tools-words": "offers what is no tool: ",
     "tools-nameless": "offers what is no tool: tool RemoteTool has no name",
     "tools-schemaless": "offers what is no tool: tool echo has no parameters",
+    "tools-many": r"lists tools of \d{6} characters, and every prompt would carry them",
+    "schema-huge": r"offers what is no tool: tool step: its description and schema have \d{5} characters",
     "tools-odd": "offers what is no tool: tool echo it: a tool's name has",
     "tools-twice": "both have a tool 'echo'",
     "schema-none": "offers what is no tool: tool step: parameters is no JSON schema",
@@ -289,7 +291,9 @@ def test_a_server_that_refuses_what_its_schema_allows_ends_the_run(chat, server)
     )
 
 
-@pytest.mark.parametrize("kind", ["schema-html", "schema-empty", "schema-list", "schema-404", "schema-endless"])
+@pytest.mark.parametrize(
+    "kind", ["schema-html", "schema-empty", "schema-list", "schema-404", "schema-endless", "schema-deep"]
+)
 def test_what_is_no_openenv_server_is_said_before_anything_runs(server, kind):
     with pytest.raises(AgentR1Error, match=f"no OpenEnv server answers at env.url={server}/bad-{kind}: ") as caught:
         make_env(row(), {}, EnvConfig(name="openenv", url=f"{server}/bad-{kind}"))

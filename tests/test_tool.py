@@ -7,6 +7,7 @@ import functools
 import subprocess
 import sys
 import threading
+import time
 from typing import Any, Literal
 
 import pytest
@@ -337,7 +338,58 @@ def test_absurdly_nested_arguments():
     assert call(Echo(), {"text": 10**5000}).error is ToolErrorKind.INVALID_ARGUMENTS
 
 
+EVIL = {"type": "string", "pattern": "^(a+)+$"}
+STEP = {"$ref": "#/$defs/0"}
+DOUBLING = {str(n): {"allOf": [{"$ref": f"#/$defs/{n + 1}"}] * 2} for n in range(40)} | {"40": {"type": "string"}}
+TREE = {"anyOf": [{"properties": {"x": {"$ref": "#/$defs/tree"}}, "required": [name]} for name in "bc"]}
+DRAFT7 = {"$schema": "http://json-schema.org/draft-07/schema#"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "value", "fits"),
+    [
+        ({"properties": {"x": STEP}, "$defs": DOUBLING}, "a", False),
+        ({"properties": {"x": {**STEP, **DRAFT7}}, "$defs": DOUBLING, **DRAFT7}, "a", False),
+        ({"properties": {"x": TREE}, "$defs": {"tree": TREE}}, functools.reduce(lambda x, _: {"x": x}, range(40), {}), False),
+        ({"properties": {"x": {"items": {"enum": list(range(1500))}}}}, [-1] * 100_000, False),
+        ({"properties": {"x": EVIL}}, "a" * 40 + "!", True),  # it is the server's to refuse
+        ({"properties": {"x": EVIL}}, 7, False),
+        ({"properties": {"x": {"propertyNames": EVIL}}}, {"a" * 40 + "!": 1}, True),
+        ({"patternProperties": {EVIL["pattern"]: {}}, "additionalProperties": False}, "a" * 40 + "!", True),
+        ({"properties": {"x": {"uniqueItems": True}}}, [n if n % 2 else str(n) for n in range(20_000)], True),
+        ({"properties": {"pattern": {"type": "integer"}, "x": {}}, "additionalProperties": False, **DRAFT7}, 1, True),
+    ],
+    ids=["doubling", "dialect", "tree", "enum", "pattern", "type", "names", "pattern names", "unique", "a name"],
+)  # fmt: skip
+def test_the_check_of_a_strangers_schema_is_bounded(schema, value, fits):
+    foreign = make(lambda args: "done", parameters={"type": "object", **schema}, foreign=True)
+    began = time.monotonic()
+    result = call(foreign, {"x": value})
+    assert result.error is (None if fits else ToolErrorKind.INVALID_ARGUMENTS)
+    assert time.monotonic() - began < 2
+
+
+def test_a_schema_of_ones_own_is_checked_whole():
+    own = make(lambda args: "done", parameters={"type": "object", "properties": {"x": {"pattern": "^a+$"}}})
+    assert call(own, {"x": "aa"}).ok and call(own, {"x": "b"}).error is ToolErrorKind.INVALID_ARGUMENTS
+
+
 # ---------------------------------------------------------------------------------------------------- wrong tools
+
+
+def nested(depth: int) -> dict:
+    return functools.reduce(lambda inner, _: {"type": "object", "properties": {"a": inner}}, range(depth), {})
+
+
+@pytest.mark.parametrize("depth", [100, 100_000])
+def test_a_schema_that_is_nested_too_deeply_is_refused_in_one_line(depth):
+    for foreign in (False, True):
+        with pytest.raises(
+            ConfigError, match="tool .*(nested deeper than 64 levels|characters, and every prompt)"
+        ) as said:
+            make(lambda args: "", parameters=nested(depth), foreign=foreign)
+        assert "\n" not in str(said.value) and len(str(said.value)) < 200
+    assert make(lambda args: "", parameters=nested(30), foreign=True).schema()
 
 
 @pytest.mark.parametrize(

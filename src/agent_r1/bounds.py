@@ -44,11 +44,17 @@ def parse_json(text: str | bytes) -> Any:
         value = json.loads(text)
     except RecursionError:
         raise ValueError(f"JSON nested deeper than {MAX_DEPTH} levels") from None
+    check_depth(value)
+    return value
+
+
+def check_depth(value: Any) -> None:
+    """Raises ValueError where lists and objects are nested deeper than `MAX_DEPTH`."""
     level = [value]
     for _ in range(MAX_DEPTH + 1):
         level = [inner for inner in level if isinstance(inner, dict | list)]
         if not level:
-            return value
+            return
         level = [inner for outer in level for inner in (outer.values() if isinstance(outer, dict) else outer)]
     raise ValueError(f"JSON nested deeper than {MAX_DEPTH} levels")
 

@@ -29,6 +29,8 @@ from agent_r1.types import Observation, Row
 
 MAX_MESSAGE = 4 * 2**20
 """Bytes of the longest answer that is read; of its text the agent sees env.tool_max_chars."""
+MAX_LISTED = 100_000
+"""Characters of the descriptions of all tools."""
 LISTED = {"type": "list_tools"}
 """The action that lists tools, of which an action is to call one."""
 STEP = "step"
@@ -95,6 +97,7 @@ class RemoteTool(BaseTool):
     """An action of the server's. Bound to the session of one episode."""
 
     env: OpenEnv
+    foreign = True
 
     def __init__(self, spec: dict[str, Any], owner: str):
         self.name, self.description = spec.get("name"), spec.get("description") or "Acts in the environment."
@@ -162,6 +165,8 @@ def step_tool(action: dict[str, Any]) -> list[dict[str, Any]]:
 @functools.lru_cache(maxsize=256)
 def remote_tools(specs: str, owner: str) -> list[RemoteTool]:
     """Tools of what the server lists (as JSON, so that the same list is checked once). Raises AgentR1Error for a lie."""
+    if len(specs) > MAX_LISTED:
+        raise BrokenError(f"{owner} lists tools of {len(specs)} characters, and every prompt would carry them")
     try:
         return [RemoteTool(spec, owner) for spec in json.loads(specs)]
     except (AgentR1Error, TypeError, AttributeError) as error:

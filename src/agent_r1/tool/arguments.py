@@ -2,13 +2,20 @@
 
 Next: `call_tool` in base.py hands that line to the agent. It names the argument, quotes what was given, and lists what
 would be right: jsonschema's own sentences repeat the whole value, and do not say what else is accepted.
+
+The check runs among all episodes, so its work is bounded: schemas that refer to one another can double it at each step. A
+server's schema is a stranger's. What could take forever in a single step, such as a regular expression, is left to that server,
+which checks its arguments itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
+from agent_r1 import bounds
 from agent_r1.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
@@ -16,16 +23,68 @@ if TYPE_CHECKING:
     from jsonschema.exceptions import ValidationError
 
 
-def compiled(parameters: dict[str, Any], owner: str) -> Draft202012Validator:
-    """The checker of that schema. Raises ConfigError, naming `owner`, where it is none for an object."""
+STEPS = 20_000
+"""Work of one check: rules, and a quarter of the entries that each looks at. An ordinary call takes fewer than a hundred."""
+UNCHECKED = ("pattern", "patternProperties", "uniqueItems", "unevaluatedItems", "unevaluatedProperties")
+"""Rules of a stranger's schema that are not checked here: a step of these has no bound."""
+
+_steps_left: ContextVar[list[int]] = ContextVar("steps_left")
+
+
+@functools.cache
+def _checker(foreign: bool) -> type[Draft202012Validator]:
+    """The class that checks; `foreign` for a stranger's schema."""
     from jsonschema import Draft202012Validator
+    from jsonschema.validators import extend
+
+    if not foreign:
+        return extend(Draft202012Validator, {name: _counted(r) for name, r in Draft202012Validator.VALIDATORS.items()})
+    others = _checker(False).VALIDATORS["additionalProperties"]
+
+    def additional(validator: Any, wanted: Any, instance: Any, schema: dict[str, Any]) -> Any:
+        return () if "patternProperties" in schema else others(validator, wanted, instance, schema)
+
+    return extend(
+        _checker(False), {**dict.fromkeys(UNCHECKED, lambda *_: ()), "additionalProperties": additional}
+    )  # fmt: skip
+
+
+def _counted(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """`rule`, which takes steps of those that are left."""
+
+    def check(validator: Any, wanted: Any, instance: Any, schema: Any) -> Any:
+        if left := _steps_left.get(None):
+            left[0] -= 1 + sum(len(value) // 4 for value in (wanted, instance) if isinstance(value, list | dict))
+            if left[0] < 0:
+                raise OverflowError(f"more than {STEPS} steps")
+        return rule(validator, wanted, instance, schema)
+
+    return check
+
+
+def _without_dialect(schema: Any) -> Any:
+    """A copy without "$schema", which would make jsonschema check with a class of its own."""
+    if isinstance(schema, dict):
+        return {k: _without_dialect(v) for k, v in schema.items() if not (k == "$schema" and isinstance(v, str))}
+    return [_without_dialect(v) for v in schema] if isinstance(schema, list) else schema
+
+
+def compiled(parameters: dict[str, Any], owner: str, foreign: bool = False) -> Draft202012Validator:
+    """The checker of that schema, which a stranger wrote if `foreign`. Raises ConfigError, naming `owner`, where it is none for
+    an object."""
     from jsonschema.exceptions import SchemaError
     from referencing import Registry
     from referencing.exceptions import Unresolvable
     from referencing.jsonschema import DRAFT202012
 
+    checker = _checker(foreign)
     try:
-        Draft202012Validator.check_schema(parameters)
+        bounds.check_depth(parameters)
+        parameters = _without_dialect(parameters)
+        checker.check_schema(parameters)
+    except (ValueError, RecursionError) as error:
+        why = "JSON nested too deeply" if isinstance(error, RecursionError) else error
+        raise ConfigError(f"{owner}: parameters is no JSON schema ({why}); make it flatter") from None
     except SchemaError as error:
         where = ".".join(map(str, error.absolute_path)) or "its top"
         raise ConfigError(f"{owner}: parameters is no JSON schema (at {where}: {error.message}); mend it") from None
@@ -40,7 +99,7 @@ def compiled(parameters: dict[str, Any], owner: str) -> Draft202012Validator:
             raise ConfigError(
                 f"{owner}: parameters refers to {reference}, which is not in it; write that out"
             ) from None
-    return Draft202012Validator(parameters, registry=Registry())
+    return checker(parameters, registry=Registry())
 
 
 def _references(schema: Any) -> Iterator[str]:
@@ -58,10 +117,13 @@ def complaint(validator: Draft202012Validator, arguments: Any) -> str | None:
     schema = validator.schema
     if not isinstance(arguments, dict):
         return f"arguments must be an object; {_accepted(schema)}"
+    token = _steps_left.set([STEPS])
     try:
         return None if validator.is_valid(arguments) else f"{_wrong(validator, arguments)}; {_accepted(schema)}"
     except Exception:  # a validator gives up in many ways on lists nested a thousand deep, or a 5,000-digit number
         return "arguments are too large or nested too deeply"
+    finally:
+        _steps_left.reset(token)
 
 
 def quote(value: Any) -> str:
@@ -89,7 +151,7 @@ def _wrong(validator: Draft202012Validator, arguments: dict[str, Any]) -> str:
         return f"missing argument {', '.join(map(repr, missing))}"
     properties = schema.get("properties", {})
     unknown = [key for key in arguments if key not in properties]
-    if unknown and schema.get("additionalProperties") is False:
+    if unknown and schema.get("additionalProperties") is False and "patternProperties" not in schema:
         return f"unknown argument {quote(unknown[0])}{nearest(unknown[0], properties)}"
     return _describe(best_match(validator.iter_errors(arguments)))
 

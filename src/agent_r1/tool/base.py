@@ -84,6 +84,8 @@ class ToolOutput:
     data: dict[str, Any] = field(default_factory=dict)
 
 
+MAX_SCHEMA = 10_000
+"""Characters of a foreign tool's description and schema, which every prompt carries."""
 NO_TEXT = (bytes, bytearray, memoryview, types.GeneratorType, types.AsyncGeneratorType)
 """Results in which a tool's author has made a mistake; everything else has some form as JSON."""
 
@@ -116,6 +118,8 @@ class BaseTool(ABC):
     max_bytes: int | None = None
     """Longest content in UTF-8, for scripts of which a byte-level tokenizer makes several tokens a character; None: no
     limit but `env.tool_max_chars`."""
+    foreign = False
+    """Whether a server wrote its description and schema: then they are bounded (see also arguments.py)."""
     retries: int = 0
     """How often a call that failed is made again within its deadline. Only for a tool that may do its work twice."""
 
@@ -166,7 +170,17 @@ class BaseTool(ABC):
                 raise ConfigError(f"{owner} has no {attribute}; set it as a class attribute")
         if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", self.name):
             raise ConfigError(f"{owner}: a tool's name has 1 to 64 letters, digits, '_' or '-'; rename it")
-        return compiled(self.parameters, owner)
+        if self.foreign and isinstance(self.parameters, dict):
+            try:
+                size = len(json.dumps(self.schema()))
+            except RecursionError:
+                size = MAX_SCHEMA + 1
+            if size > MAX_SCHEMA:
+                raise ConfigError(
+                    f"{owner}: its description and schema have {size} characters, and every prompt would carry them; at most "
+                    f"{MAX_SCHEMA}"
+                )
+        return compiled(self.parameters, owner, self.foreign)
 
 
 async def call_tool(tools: dict[str, BaseTool], call: ToolCall, timeout_s: float, max_chars: int) -> ToolResult:

@@ -36,7 +36,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from agent_r1 import __version__, bounds
 from agent_r1.errors import AgentR1Error, ConfigError, first_line, nearest
-from agent_r1.tool.base import BaseTool, InvalidArgumentsError, ToolOutput
+from agent_r1.tool.arguments import compiled, complaint
+from agent_r1.tool.base import MAX_SCHEMA, BaseTool, InvalidArgumentsError, ToolOutput
 
 if TYPE_CHECKING:  # the SDK takes a second to import
     import httpx2
@@ -44,11 +45,9 @@ if TYPE_CHECKING:  # the SDK takes a second to import
 
 MAX_BYTES = 4 * 2**20
 """Of one message, and of what a server may say between two answers."""
-MAX_SCHEMA = 10_000
-"""Characters of a tool's description and schema, which every prompt carries."""
 MAX_TOOLS = 1000
 OPEN_S = 60.0
-"""Within which a server must be ready; `npx` and `uvx` download it first."""
+"""Within which a server must be ready, and then list its tools; `npx` and `uvx` download it first."""
 GRACE_S = 2.0
 """For a server to end by itself, once its input is closed, and then once it is told to."""
 
@@ -61,6 +60,7 @@ class McpTool(BaseTool):
     """One tool of a server. Where each episode has a session of its own, the tools of one server share it."""
 
     body = None  # its code is elsewhere
+    foreign = True
 
     def __init__(self, session: Session, listed: types.Tool, session_an_episode: bool):
         self.session, self.remote_name, self.session_an_episode = session, listed.name, session_an_episode
@@ -69,15 +69,14 @@ class McpTool(BaseTool):
         self.parameters = listed.input_schema
         hints = listed.annotations
         self.retries = 2 if hints and (hints.read_only_hint or hints.idempotent_hint) else 0
+        self.output = None
+        """The checker of its structured results, where it declares them in a schema of bounded size."""
         try:
             super().__init__()
+            if listed.output_schema is not None and len(json.dumps(listed.output_schema)) <= MAX_SCHEMA:
+                self.output = compiled(listed.output_schema, f"tool {self.name}, outputSchema", foreign=True)
         except ConfigError as error:
             raise ConfigError(f"{session}: {error}") from None
-        if (size := len(json.dumps(self.schema()))) > MAX_SCHEMA:
-            raise ConfigError(
-                f"{session}: tool {self.name}: its description and schema have {size} characters, and every prompt would "
-                f"carry them; at most {MAX_SCHEMA}"
-            )
 
     async def execute(self, args: dict[str, Any]) -> ToolOutput:
         result = await asyncio.wrap_future(self.session.ask(lambda client: client.call_tool(self.remote_name, args)))
@@ -86,6 +85,10 @@ class McpTool(BaseTool):
             text = json.dumps(result.structured_content, ensure_ascii=False)
         if result.is_error:  # by the protocol this is for the agent, to do better
             raise InvalidArgumentsError(text)
+        if self.output and (wrong := complaint(self.output, result.structured_content)):
+            raise AgentR1Error(
+                f"MCP server {self.session.name!r} does not keep its word: its structured content is wrong: {wrong}"
+            )
         return ToolOutput(text)
 
     def for_episode(self, shared: dict[Any, Any]) -> BaseTool:
@@ -125,16 +128,24 @@ def mcp_tools(name: str, place: str, wanted: str = "", session_an_episode: bool 
 
 
 async def _list_tools(client: Client) -> list[types.Tool]:
-    page = await client.list_tools()
-    tools = page.tools
-    while page.next_cursor and len(tools) <= MAX_TOOLS:
-        page = await client.list_tools(cursor=page.next_cursor)
-        tools += page.tools
-        if not page.tools:
-            break
+    try:
+        async with asyncio.timeout(OPEN_S):
+            page = await client.list_tools()
+            tools = page.tools
+            while page.next_cursor and len(tools) <= MAX_TOOLS:
+                page = await client.list_tools(cursor=page.next_cursor)
+                tools += page.tools
+                if not page.tools:
+                    break
+    except TimeoutError:
+        raise ValueError(f"it did not list its tools within {OPEN_S:g} s") from None
     if len(tools) > MAX_TOOLS:
         raise ValueError(f"it lists more than {MAX_TOOLS} tools")
     return tools
+
+
+async def _taken_as_it_is(name: str, result: types.CallToolResult) -> None:
+    """In the place of the SDK's check of a result."""
 
 
 def _text(part: types.ContentBlock) -> str:
@@ -220,6 +231,8 @@ class Session:
                 async with asyncio.timeout(OPEN_S):
                     info = Implementation(name="agent-r1", version=__version__)
                     client = await stack.enter_async_context(Client(transport, client_info=info))
+                # The SDK would check results without a bound, and list the tools once more for it; `execute` checks them.
+                client.session.validate_tool_result = _taken_as_it_is
                 opened.set_result(client)
                 await over.wait()
         except (Exception, BaseExceptionGroup, asyncio.CancelledError) as error:
