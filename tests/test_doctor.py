@@ -50,7 +50,7 @@ def found(preset: str, *settings: str) -> dict[str, Check]:
 @pytest.mark.parametrize("preset", ["laptop", "hotpotqa-4xh100"])
 def test_every_check_answers_with_a_remedy_for_each_trouble(preset, nvidia_smi):
     checks = found(preset)
-    names = ["python", "packages", "verl", "torch works", "memory", "disk", "ports", "GPUs"]
+    names = ["python", "packages", "verl", "torch works", "memory", "disk", "ports", "open files", "GPUs"]
     assert [*checks] == [*names, *(["flash-attn", "shared memory"] if preset != "laptop" else []), "preset"]
     assert all(check.remedy for check in checks.values() if check.status != "ok")
 
@@ -219,6 +219,27 @@ def test_port_in_use_is_a_warning():
         status, detail, _ = doctor.check_ports({port: "the oracle"})
         assert (status, detail) == ("warn", f"{port} (the oracle) taken")
     assert doctor.check_ports({port: "the oracle"}) == ("ok", f"{port} are free")
+
+
+@pytest.mark.parametrize(
+    ("preset", "gpus", "limit", "status"),
+    [("hotpotqa-4xh100", 4, 1024, "fail"), ("hotpotqa-4xh100", 4, 2048, "ok"), ("laptop", 0, 256, "ok")],
+)
+def test_an_evaluation_has_as_many_connections_as_episodes(nvidia_smi, monkeypatch, preset, gpus, limit, status):
+    nvidia_smi(*[H100] * gpus)
+    monkeypatch.setattr(doctor, "raise_file_limit", lambda: limit)
+    assert found(preset)["open files"].status == status
+
+
+def test_the_soft_limit_of_open_files_becomes_the_hard_one(monkeypatch):
+    limits = [256, 4096]
+    monkeypatch.setattr(device.resource, "getrlimit", lambda which: tuple(limits))
+    monkeypatch.setattr(device.resource, "setrlimit", lambda which, wanted: limits.__setitem__(slice(None), wanted))
+    assert device.raise_file_limit() == 4096 and limits == [4096, 4096]
+    limits[:] = [256, device.resource.RLIM_INFINITY]
+    assert device.raise_file_limit() == device.OPEN_FILES and limits == [65536, device.resource.RLIM_INFINITY]
+    limits[:] = [100_000, 200_000]  # more than is asked for: it stays
+    assert device.raise_file_limit() == 100_000 and limits == [100_000, 200_000]
 
 
 # ---------------------------------------------------------------------------------------------------- models and GPUs

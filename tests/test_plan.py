@@ -199,9 +199,8 @@ def test_what_does_not_fit_is_said_with_a_remedy(home):
 
 
 def test_a_dry_run_for_gpus_on_a_laptop(home, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(
-        "agent_r1.plan.print_verl", lambda *_: print("verl's configuration")
-    )  # see test_verl_compose.py
+    # test_verl_compose.py has the real one
+    monkeypatch.setattr("agent_r1.verl_engine.compose.page", lambda *_: "verl's configuration")
     argv = ["grpo", "--preset", "hotpotqa-4xh100", "--gpu-hour", "3"]
     stages, said = plan(capsys, *argv)
     assert {state for state, _ in stages.values()} == {"to do"}

@@ -29,6 +29,7 @@ from agent_r1.command_line import (
     temperature,
 )
 from agent_r1.config import ALGORITHMS, Config, changed, from_yaml, load_config, preset_title
+from agent_r1.device import raise_file_limit
 from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.files import home
 
@@ -39,6 +40,7 @@ from agent_r1.files import home
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit code."""
     arguments = parse(argv)
+    raise_file_limit()
     try:
         return COMMANDS[arguments.command][0](arguments) or 0
     except AgentR1Error as error:

@@ -10,10 +10,12 @@ import importlib.metadata
 import os
 import platform
 import re
+import resource
 import shutil
 import subprocess
 import time
 import weakref
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +27,8 @@ from agent_r1.sizes import GIB
 if TYPE_CHECKING:
     import torch  # it takes seconds to import, and `doctor` has to answer where it is broken
 
+OPEN_FILES = 65536
+"""The most that `raise_file_limit` asks for, as Ray does: programs that close each possible file take long with more."""
 SAMPLING_HERE: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
 """The event loops that a sampler of this process runs in. `rollout/sampler.py` adds them; `search/batches.py` waits in them."""
 
@@ -36,6 +40,20 @@ def cores() -> int:
     if quota.isdigit() and period.strip().isdigit():
         count = min(count, max(1, round(int(quota) / int(period))))
     return count
+
+
+def raise_file_limit() -> int:
+    """Raise this process's limit of open files to the hard limit, and return it.
+
+    Each episode under way has a connection to its model server, and a login shell allows 1,024. Child processes inherit the limit.
+    """
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = (OPEN_FILES if limit == resource.RLIM_INFINITY else limit for limit in limits)
+    if soft < (most := min(hard, OPEN_FILES)):
+        with suppress(OSError, ValueError):  # macOS has a further limit
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, limits[1]))
+            return most
+    return soft
 
 
 def available_memory() -> int | None:

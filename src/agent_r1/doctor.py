@@ -23,7 +23,7 @@ from rich.text import Text
 
 from agent_r1 import hub, plan, plan_local
 from agent_r1.config import Config
-from agent_r1.device import GpuHere, available_memory, gpus_here, installed, torch_sees_gpu
+from agent_r1.device import GpuHere, available_memory, gpus_here, installed, raise_file_limit, torch_sees_gpu
 from agent_r1.errors import ConfigError, first_line
 from agent_r1.files import home
 from agent_r1.sizes import GIB, Shape, check_context, find_gpu, find_shape
@@ -79,6 +79,7 @@ def run_checks(config: Config) -> list[Check]:
         "memory": check_memory(memory, available_memory()),
         "disk": check_disk(disk, home()),
         "ports": check_ports(PORTS),
+        "open files": check_files(2 * config.rollout.slots * max(1, len(gpus)), raise_file_limit()),
         "GPUs": check_gpus(config, shape, gpus),
     }
     if shape:
@@ -243,6 +244,16 @@ def check_disk(need: float, home: Path) -> Finding:
     if free < need:
         return "fail", detail, "free space, or set AGENT_R1_HOME to a larger disk"
     return "ok", detail
+
+
+def check_files(need: int, limit: int) -> Finding:
+    """An evaluation has a connection for each episode under way: `rollout.slots` on each GPU, and as many files again."""
+    detail = f"{limit} allowed, {need} may be needed"
+    return (
+        ("ok", detail)
+        if limit >= need
+        else ("fail", detail, "raise the hard limit (ulimit -Hn), or lower rollout.slots")
+    )
 
 
 def check_shm(path: str = "/dev/shm") -> Finding:

@@ -14,6 +14,10 @@ class AgentR1Error(Exception):
     exit_code = 1
 
 
+class LostConnection(AgentR1Error):
+    """A request to a model server that lives was not answered: it costs one episode, where other errors end them all."""
+
+
 class ConfigError(AgentR1Error):
     """The request itself cannot be met: an unknown name, an impossible split, a wrong flag."""
 

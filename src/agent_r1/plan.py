@@ -277,27 +277,9 @@ def print_plan(config: Config, run_name: str, gpu_hour: float | None = None) -> 
         say(f"\n{error}")
     say(page)
     if config.engine == "verl":
-        print_verl(config, workspace, run_name)
+        from agent_r1.verl_engine import compose
 
-
-def print_verl(config: Config, workspace, run_name: str) -> None:
-    """verl's whole configuration, validated by verl where it is installed; else what we would set."""
-    from omegaconf import OmegaConf
-
-    from agent_r1.device import installed, resolve_device
-    from agent_r1.ui import say
-    from agent_r1.verl_engine.compose import Sources, compose, overrides
-
-    device = "cuda" if config.verl.gpu else resolve_device(config.trainer)[0]
-    run = workspace.run(run_name)
-    sources = Sources(workspace.start_model, run / "verl" / "train.parquet", workspace.data / "val.parquet", run)
-    ours = overrides(config, sources, device)
-    if installed("verl") is None:
-        say("\nverl is not installed, so nobody has validated this; what differs from its defaults:")
-        say(OmegaConf.to_yaml(OmegaConf.create(ours)))
-        return
-    say("\nverl's configuration, validated by verl:")
-    say(OmegaConf.to_yaml(compose(ours), resolve=False))
+        say(compose.page(config, workspace.start_model, workspace.data, run.path))
 
 
 def gpu_plan(config: Config, gpu_hour: float | None = None) -> str:

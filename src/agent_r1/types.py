@@ -56,7 +56,7 @@ class StopReason(StrEnum):
     TIME_OUT = "time_out"
     """The episode's wall-clock budget ran out."""
     ERROR = "error"
-    """The environment raised; the message is in `Trajectory.error`."""
+    """The environment raised, or the model server was lost; the message is in `Trajectory.error`."""
 
     @property
     def broken_off(self) -> bool:

@@ -26,9 +26,9 @@ from dataclasses import dataclass, replace
 from agent_r1 import own
 from agent_r1.env import AgentEnv, Outcome, dialect, make_env
 from agent_r1.env.base import awaited
-from agent_r1.errors import AgentR1Error, ConfigError
+from agent_r1.errors import AgentR1Error, ConfigError, LostConnection
 from agent_r1.rollout.chat_format import ChatFormat
-from agent_r1.rollout.failures import count_calls, refuse_failures
+from agent_r1.rollout.failures import count_calls, refuse_failures, refuse_lost
 from agent_r1.settings import EnvConfig, RolloutConfig
 from agent_r1.tool import BaseTool, ToolCall, ToolResult
 from agent_r1.types import (
@@ -213,13 +213,20 @@ async def run_episodes(
 
     With `at_once`, only so many run at a time: of thousands, most would stand in line for the policy past their deadline.
 
-    Raises AgentR1Error when the world failed most of them (`failures.py`). What a policy raised is raised as it is.
+    Raises AgentR1Error when the world failed most of them (`failures.py`). A lost connection to a model server fails one episode;
+    what else a policy raised is raised as it is.
     """
+    tasks, lost = list(tasks), []
     gate = asyncio.Semaphore(at_once) if at_once else contextlib.nullcontext()
 
     async def one(task: Task) -> Trajectory:
         async with gate:
-            trajectory = await flow.run(task, sampling)
+            try:
+                trajectory = await flow.run(task, sampling)
+            except LostConnection as error:
+                lost.append(str(error))
+                refuse_lost(lost, len(tasks))
+                trajectory = Trajectory([], task.group_id, StopReason.ERROR, task.row, error=str(error))
         if on_done is not None:
             on_done(trajectory)
         return trajectory

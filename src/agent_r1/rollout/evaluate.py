@@ -111,7 +111,9 @@ def score_line(card: dict) -> str:
     name, words = card["score_name"], {"em": "EM", "f1": "F1", "sub_em": "sub-EM"}
     others = [f"{words[key]} {card[key]:.3f}" for key in ("f1", "sub_em") if key in card]
     paid = [_with_interval("reward", card["reward"], card["reward_ci95"])] if name != "reward" else []
-    return ", ".join([_with_interval(words.get(name, name), card["score"], card["score_ci95"]), *others, *paid])
+    failed = card["stop_reasons"].get(StopReason.ERROR)
+    lost = [f"episodes that failed, and counted as wrong: {failed}"] if failed else []
+    return ", ".join([_with_interval(words.get(name, name), card["score"], card["score_ci95"]), *others, *paid, *lost])
 
 
 def _with_interval(name: str, mean: float, interval: list[float]) -> str:

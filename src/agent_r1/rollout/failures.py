@@ -9,6 +9,9 @@ from agent_r1.env.base import INVALID
 from agent_r1.errors import AgentR1Error
 from agent_r1.types import Step, Trajectory
 
+LOST = 0.05
+"""Share of an evaluation's episodes that may lose their connection. They count as wrong: the score is so much too low at most."""
+
 
 def count_calls(steps: list[Step]) -> dict[str, int]:
     """`tool_calls`, those that the agent got wrong, and those that failed through no fault of the agent's."""
@@ -30,6 +33,12 @@ def refuse_failures(trajectories: list[Trajectory]) -> None:
     calls = sum(t.metrics.get("tool_calls", 0) for t in trajectories)
     failed = sum(t.metrics.get("failed_calls", 0) for t in trajectories)
     refuse_broken_tools(calls, failed, next(filter(None, map(first_failed_call, trajectories)), ""))
+
+
+def refuse_lost(causes: list[str], episodes: int) -> None:
+    """Raise AgentR1Error when more than LOST of the episodes lost their connection to the model server."""
+    if len(causes) > max(1, LOST * episodes):
+        raise AgentR1Error(f"{len(causes)} of {episodes} episodes lost the model server, the first: {causes[0]}")
 
 
 def refuse_broken_tools(calls: float, failed: float, example: str) -> None:

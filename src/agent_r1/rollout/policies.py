@@ -30,7 +30,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from agent_r1 import bounds
-from agent_r1.errors import AgentR1Error, first_line
+from agent_r1.errors import AgentR1Error, LostConnection, first_line
 from agent_r1.rollout import decoder
 from agent_r1.rollout.sampler import draw_noise, sample_tokens
 from agent_r1.types import Generation, Policy, Sampling
@@ -172,7 +172,7 @@ class ServerPolicy(Policy):
         self._diagnose = diagnose or (lambda: None)
 
     async def generate(self, prompt_ids: list[int], sampling: Sampling, session: str | None = None) -> Generation:
-        """See `Policy.generate`. Raises AgentR1Error when the server refuses, fails or dies."""
+        """See `Policy.generate`. Raises AgentR1Error when the server refuses or dies, LostConnection while it lives."""
         request = {
             "model": self.model,
             "prompt": prompt_ids,
@@ -187,13 +187,13 @@ class ServerPolicy(Policy):
         for attempt in range(self.ATTEMPTS):
             try:
                 return await self._ask(request, session)
-            except httpx.ConnectError:
+            except (httpx.ConnectError, httpx.ConnectTimeout) as error:
                 if self._diagnose() or attempt + 1 == self.ATTEMPTS:
-                    raise AgentR1Error(self._gone("does not answer")) from None
+                    raise self._gone(f"does not answer ({first_line(error)})") from None
                 await asyncio.sleep(0.5)
             except (httpx.HTTPError, httpx.StreamError, ValueError, KeyError, TypeError, IndexError) as error:
                 await asyncio.sleep(0.2)  # a process that has just broken the connection is not quite dead yet
-                raise AgentR1Error(self._gone(f"broke off ({type(error).__name__}: {first_line(error)})")) from None
+                raise self._gone(f"broke off ({type(error).__name__}: {first_line(error)})") from None
         raise AssertionError("unreachable")
 
     async def _ask(self, request: dict[str, Any], session: str | None) -> Generation:
@@ -247,8 +247,10 @@ class ServerPolicy(Policy):
                 del self._clients[loop]
                 await client.aclose()
 
-    def _gone(self, what: str) -> str:
-        return f"the model server at {self.url} {what}; {self._diagnose() or 'is it running? its log may say more'}"
+    def _gone(self, what: str) -> AgentR1Error:
+        cause = self._diagnose()
+        said = f"the model server at {self.url} {what}; {cause or 'is it running? its log may say more'}"
+        return AgentR1Error(said) if cause else LostConnection(said)
 
 
 async def _choices(response: httpx.Response, stream: bool) -> AsyncIterator[dict[str, Any]]:

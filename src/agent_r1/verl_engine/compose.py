@@ -22,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from agent_r1.choices import WITH_CRITIC
 from agent_r1.config import Config
-from agent_r1.device import installed
+from agent_r1.device import installed, resolve_device
 from agent_r1.errors import AgentR1Error
 from agent_r1.verl_engine import VERL
 
@@ -44,6 +44,18 @@ class Sources:
     @property
     def folder(self) -> Path:
         return self.run / "verl"
+
+
+def page(config: Config, model: Path, data: Path, run: Path) -> str:
+    """verl's whole configuration for `--dry-run`, validated by verl where that is installed; else what differs."""
+    device = "cuda" if config.verl.gpu else resolve_device(config.trainer)[0]
+    ours = overrides(config, Sources(model, run / "verl" / "train.parquet", data / "val.parquet", run), device)
+    if installed("verl") is None:
+        return (
+            "\nverl is not installed, so this is not validated; what differs from its defaults:\n"
+            f"{OmegaConf.to_yaml(OmegaConf.create(ours))}"
+        )
+    return f"\nverl's configuration, validated by verl:\n{OmegaConf.to_yaml(compose(ours), resolve=False)}"
 
 
 def overrides(config: Config, sources: Sources, device: str) -> dict[str, Any]:
