@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+import torch
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,6 +19,7 @@ from agent_r1.config import (
     to_yaml,
     what_counts,
 )
+from agent_r1.device import resolve_device
 from agent_r1.errors import ConfigError, nearest
 
 # ---------------------------------------------------------------------------------------------------------- layers
@@ -280,4 +282,15 @@ def test_a_fingerprint_changes_with_all_that_weights_depend_on_and_with_nothing_
     assert len({fingerprint(c) for c in (base, *changed)}) == 5
     aside = ("trainer.loggers=[wandb]", "trainer.save_every=7", "search.url=http://127.0.0.1:8100", "verl.patience_s=9")
     assert {fingerprint(load_config("smoke", [o])) for o in aside} == {fingerprint(base)}
+    assert fingerprint(load_config("smoke", ["trainer.device=auto"])) == fingerprint(base)  # as it was called at first
+    assert fingerprint(load_config("smoke", ["trainer.device=cuda"])) != fingerprint(base)
     assert fingerprint(base.data, 1) != fingerprint(base.data, 2)
+
+
+def test_a_preset_for_a_cpu_stays_there_on_a_machine_with_a_gpu(monkeypatch):
+    """`auto` is bfloat16 on CUDA wherever there is a GPU, and none of their figures was measured so."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    here = [name for name in preset_names() if not load_config(name).verl.gpu]
+    assert {"laptop", "smoke", "pocket", "tinyquest", "hotpotqa-tiny"} < set(here)
+    assert {resolve_device(load_config(name).trainer) for name in here} == {("cpu", torch.float32)}
+    assert resolve_device(load_config("laptop", ["trainer.device=cuda"]).trainer) == ("cuda", torch.bfloat16)

@@ -455,7 +455,8 @@ def test_statistics_count_tokens_and_a_request_without_a_session_leaves_nothing_
 # ------------------------------------------------------------------------------------------------------------ failures
 
 
-def test_a_failure_of_the_engine_reaches_everyone_who_waits(model):
+@pytest.mark.parametrize("part", ["_decode", "_extend"])
+def test_a_failure_of_the_engine_reaches_everyone_who_waits(model, part):
     async def main():
         calls = [policy.generate(prompt(i), GREEDY, f"s{i}") for i in range(6)]  # two of them get no slot
         return await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 20)
@@ -464,10 +465,11 @@ def test_a_failure_of_the_engine_reaches_everyone_who_waits(model):
         raise RuntimeError("out of memory")
 
     policy = make_policy(model, slots=4)
-    decode, policy._decode = policy._decode, fail
+    works = getattr(policy, part)
+    setattr(policy, part, fail)
     errors = asyncio.run(main())
     assert [str(e) for e in errors] == ["out of memory"] * 6
-    policy._decode = decode  # and it is of use again
+    setattr(policy, part, works)  # and it is of use again
     for i in range(6):
         policy.release(f"s{i}")
     assert_greedy(model, prompt(0), asyncio.run(policy.generate(prompt(0), GREEDY)))

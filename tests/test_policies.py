@@ -334,6 +334,7 @@ def test_settings_come_from_beside_the_model_or_from_the_newest_run(home, micro_
         laptop.env,
     )  # the world that a run has
     assert (config.rollout.max_tokens_per_turn, config.rollout.max_context) == (512, 4096)
+    assert (config.trainer.device, laptop.trainer.device) == ("auto", "cpu")  # a model of billions takes the GPU
     wide = settings_for(foreign, preset="hotpotqa-4xh100").rollout
     assert wide.max_context == load_config("hotpotqa-4xh100").rollout.max_context > 4096
 

@@ -242,7 +242,8 @@ def what_counts(part: Any) -> Any:
     values = [(name, field, getattr(part, name)) for name, field in type(part).model_fields.items()]
     gone = next((GONE[name] for name in GONE if isinstance(part, Config.model_fields[name].annotation)), {})
     return gone | {
-        name: what_counts(value)
+        # The CPU presets once said `auto`, and their runs keep their names.
+        name: "auto" if (name, value) == ("device", "cpu") else what_counts(value)
         for name, field, value in values
         if never not in field.metadata and not (if_changed in field.metadata and value == field.default)
     }

@@ -326,7 +326,7 @@ class TrainerConfig(Section):
     loggers: OutsideFingerprint[list[Literal["wandb", "tensorboard"]]] = []
     """Any of wandb, tensorboard. metrics.jsonl and the dashboard are always there."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto | cpu | cuda."""
+    """auto | cpu | cuda. A preset names what it was measured on."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """auto (float32 on a CPU, bfloat16 on CUDA) | float32 | bfloat16."""
     threads: NonNegativeInt = 0

@@ -267,7 +267,10 @@ def settings_for(
     room = {"max_tokens_per_turn": max(512, r.max_tokens_per_turn), "max_context": max(4096, r.max_context)}
     # What is checked must be this model's length, not that of the tiny one; `fit_context` knows it.
     other = trained.model_copy(update={"path": str(model)})
-    config = changed(config.model_copy(update={"rollout": r.model_copy(update=room), "model": other}), list(overrides))
+    sections = {"rollout": r.model_copy(update=room), "model": other}
+    if preset is None:  # the laptop preset's CPU is for its tiny model
+        sections["trainer"] = config.trainer.model_copy(update={"device": "auto"})
+    config = changed(config.model_copy(update=sections), list(overrides))
     return config.model_copy(update={"model": trained})
 
 

@@ -45,7 +45,7 @@ class KVCache:
 
     def copy(self, sources: list[int], targets: list[int], length: int) -> None:
         """Give `targets` the conversations of `sources`, of which `length` positions are in use at most."""
-        source, target = torch.tensor(sources), torch.tensor(targets)
+        source, target = torch.tensor([sources, targets], device=self.lengths.device)
         self.keys[:, target, :, :length] = self.keys[:, source, :, :length]
         self.values[:, target, :, :length] = self.values[:, source, :, :length]
         self.lengths[target] = self.lengths[source]
@@ -138,7 +138,7 @@ class LocalPolicy(Policy):
 
     async def _run(self) -> None:
         """The sampler's loop: read what is new, decode one token for each request, let the episodes act on it."""
-        idle = 0
+        idle, reading = 0, []
         SAMPLING_HERE.add(asyncio.get_running_loop())
         try:
             while self._waiting or self._running:
@@ -146,7 +146,8 @@ class LocalPolicy(Policy):
                 # some of them, as long as others are being decoded.
                 start = time.perf_counter()
                 if len(self._waiting) >= max(1, len(self._running) // 4):
-                    self._prefill(self._admit())
+                    reading = self._admit()
+                    self._prefill(reading)
                 idle = 0 if self._running else idle + 1
                 if self._running:
                     self._decode()
@@ -159,11 +160,11 @@ class LocalPolicy(Policy):
                 # really waiting: leave the core to others.
                 await asyncio.sleep(0 if idle < IDLE_TURNS else 0.001)
         except Exception as error:
-            self._fail(error)
+            self._fail(error, reading)
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: Exception, reading: list[_Request]) -> None:
         """Hand a failure to everyone who waits for it; a silent one would leave them waiting for ever."""
-        for request in [*self._waiting, *self._running.values()]:
+        for request in [*reading, *self._waiting, *self._running.values()]:
             if not request.future.done():
                 request.future.set_exception(error)
         self._waiting, self._running = [], {}
