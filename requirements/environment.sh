@@ -8,10 +8,11 @@
 
 usage() {
     cat <<'TEXT'
-usage: bash speedrun-nodocker.sh [ppo|grpo] [--preset NAME] [--run NAME] [--seed N] [--resume] [--dry-run]
+usage: bash speedrun-nodocker.sh [ALGORITHM] [--preset NAME] [--run NAME] [--seed N] [--resume] [--dry-run]
                                  [--search-server] [section.key=value ...]
 
-  ppo|grpo           algorithm (default: ppo; more of them: docs/algorithms.md)
+  ALGORITHM          ppo (default), grpo, rloo, reinforce++, reinforce++-baseline, remax, steppo or gigpo
+                     (docs/algorithms.md)
   --preset NAME      laptop, smoke, tinymath, hotpotqa-tiny: on a CPU; hotpotqa-*, search-r1-3b, gsm8k, dapo-math: on GPUs
                      (default: what `agent-r1 doctor --suggest-preset` finds for the GPUs here; without one, laptop)
   --run NAME         folder of the run in runs/ (default: PRESET-ALGORITHM)
@@ -42,7 +43,9 @@ source requirements/packages.sh
 
 # ------------------------------------------------------------------------------------------------------- arguments
 preset="" search="" resume="" config=() run=() dry_run=()
+known=$(<src/agent_r1/choices.py) known=${known#*Algorithm = Literal\[} known=${known%%]*}  # the names of the algorithms
 while [ $# -gt 0 ]; do
+    case "$1" in --preset=*|--run=*|--seed=*) set -- "${1%%=*}" "${1#*=}" "${@:2}" ;; esac
     case "$1" in
         -h|--help) usage; exit 0 ;;
         --preset|--run|--seed)
@@ -57,10 +60,11 @@ while [ $# -gt 0 ]; do
         --dry-run) dry_run=(--dry-run); shift ;;
         --search-server) search=ours; shift ;;
         search.url=?*) search=theirs; config+=("$1"); shift ;;
-        *=*) config+=("$1"); shift ;;
-        *)  # the name of an algorithm, of which choices.py has the list
-            known=$(<src/agent_r1/choices.py) known=${known#*Algorithm = } known=${known%%]*}
-            [[ $known = *"\"$1\""* ]] || die "unknown argument '$1'; see --help" 2
+        [!-]*=*) config+=("$1"); shift ;;
+        *)
+            # shellcheck disable=SC2086  # one word each
+            [[ $known = *"\"$1\""* ]] || die "unknown argument '$1'$(nearest "${1%%=*}" ${known//[\",]/ } \
+                --preset --run --seed --resume --dry-run --search-server --help); see --help" 2
             config+=("$1"); shift ;;
     esac
 done
@@ -76,10 +80,15 @@ if [ -z "$stack" ]; then
 fi
 choose_packages
 
+case "$preset" in
+    *.yaml|*.yml) [ -f "$preset" ] || die "there is no preset file $preset; see --help" 2 ;;
+    ?*) if [ ! -f "src/agent_r1/presets/$preset.yaml" ]; then  # said before minutes of installing
+        presets=$(basename -s .yaml src/agent_r1/presets/*.yaml)
+        # shellcheck disable=SC2086  # one word each
+        die "unknown preset '$preset'$(nearest "$preset" $presets); choose from ${presets//$'\n'/ }" 2
+    fi ;;
+esac
 if ! pinned "$requirements"; then
-    if [ -n "$preset" ] && [ ! -f "src/agent_r1/presets/$preset.yaml" ]; then  # said before minutes of installing
-        die "unknown preset '$preset'; choose from $(basename -s .yaml src/agent_r1/presets/*.yaml | paste -sd ' ' -)" 2
-    fi
     if [ ${#dry_run[@]} -gt 0 ]; then
         echo "environment: to do, $requirements into $venv; the plan of the run needs it: call this without --dry-run," \
             "or make install for a CPU's"

@@ -40,6 +40,7 @@ source requirements/packages.sh
 # ------------------------------------------------------------------------------------------------------- arguments
 backend=vllm model="" use_hf="" export=() chat=()
 while [ $# -gt 0 ]; do
+    case "$1" in --*=*) set -- "${1%%=*}" "${1#*=}" "${@:2}" ;; esac
     case "$1" in
         -h|--help) usage; exit 0 ;;
         --run|--step|--checkpoint-dir|--base-model|--target-dir|--hf-model-path|--backend)
@@ -51,10 +52,19 @@ while [ $# -gt 0 ]; do
             esac
             shift 2 ;;
         --use-hf-model) use_hf=yes; shift ;;
-        *) chat+=("$1"); shift ;;
+        --question|--temperature|--tools|--seed|--prompt|--preset)
+            [ $# -ge 2 ] || die "$1 needs a value; see --help" 2
+            chat+=("$1" "$2"); shift 2 ;;
+        --json|[!-]*=*) chat+=("$1"); shift ;;
+        *)  # said before an environment is made or a model exported
+            die "unknown argument '$1'$(nearest "$1" --run --step --checkpoint-dir --base-model --target-dir --use-hf-model \
+                --hf-model-path --backend --question --json --temperature --tools --seed --prompt --preset --help); see --help" 2 ;;
     esac
 done
-case "$backend" in vllm|transformers) ;; *) die "unknown backend '$backend'; choose vllm or transformers" 2 ;; esac
+case "$backend" in
+    vllm|transformers) ;;
+    *) die "unknown backend '$backend'$(nearest "$backend" vllm transformers); choose vllm or transformers" 2 ;;
+esac
 [ -z "$use_hf" ] || [ -n "$model" ] || die "--use-hf-model needs --hf-model-path; see --help" 2
 [ -z "$use_hf" ] || [ ${#export[@]} -eq 0 ] || die "${export[0]} is for checkpoints, not for --hf-model-path; see --help" 2
 

@@ -7,6 +7,16 @@
 
 die() { echo "$me: $1" >&2; exit "${2:-1}"; }
 
+nearest() {  # nearest WORD KNOWN...: " (did you mean 'preset'?)", where a Python is there and a known word is close
+    "${PYTHON:-python3}" - "$@" 2>/dev/null <<'PY' || true
+import sys
+from difflib import get_close_matches
+
+for close in get_close_matches(sys.argv[1], sys.argv[2:], 1):
+    print(f" (did you mean '{close}'?)", end="")
+PY
+}
+
 choose_packages() {
     case "$stack" in
         cpu) requirements=requirements/cpu.txt venv=${AGENT_R1_VENV:-.venv} ;;

@@ -21,9 +21,10 @@ import pytest
 from runs import AGENT, CHATML, TINY, environment, leftovers, lines, main, prepare, tree
 
 from agent_r1 import cli, workspace
-from agent_r1.config import load_config
+from agent_r1.config import ALGORITHMS, load_config
 from agent_r1.data.rows import read_rows, write_rows
 from agent_r1.inference import compare
+from agent_r1.training.run import RunDir, only_trainer
 from agent_r1.workspace import Workspace
 
 SMALL = [*TINY, "cold_start.copy_steps=3", "cold_start.mix_steps=3", "trainer.steps=3", "trainer.save_every=1"]
@@ -150,8 +151,11 @@ def test_a_dry_run_says_that_the_run_there_has_other_settings(home, capsys):
 
 BAD_USAGE = {  # of settings there is more in test_config.py
     "no command": ([], "COMMAND"),
-    "unknown command": (["trian"], "invalid choice: 'trian'"),
-    "unknown option": (["data", "--foo"], "--foo"),
+    "unknown command": (["trian"], "invalid choice: 'trian' (did you mean 'train'?) (choose from 'doctor', "),
+    "unknown option": (["data", "--foo"], "agent-r1 data: error: unrecognized arguments: --foo"),
+    "option with a typing error": (["train", "--presett", "smoke"], "unrecognized arguments: --presett (did you mean '--preset'?)"),
+    "the same before a value": (["chat", "--bakend=vllm"], "(did you mean '--backend'?)"),
+    "unknown value": (["eval", "--split", "tset"], "invalid choice: 'tset' (did you mean 'test'?)"),
     "fewer than no questions": (["eval", "--limit=-1"], "invalid count value: '-1'"),
     "option without value": (["data", "--seed"], "expected one argument"),
     "seed that is no number": (["data", "--seed", "one"], "invalid int value: 'one'"),
@@ -258,6 +262,27 @@ def test_the_words_of_an_evaluation_are_those_of_the_rows(home, monkeypatch):
     for words, told in ((["--before"], False), (["--before", "--prompt=hi"], True)):
         assert main("eval", "--run=done", "--limit=1", *words) == 0
         assert bool(leads.pop().lead) == told
+
+
+@pytest.mark.parametrize("command", ["data", "train"])
+def test_the_help_names_every_algorithm(command, capsys):
+    assert main(command, "--help") == 0
+    assert set(ALGORITHMS) <= set(re.findall(r"[\w+-]+", capsys.readouterr().out))
+
+
+def test_another_number_of_threads_is_said_and_does_not_cost_the_run(home, capsys):
+    resume = ["train", "grpo", *SMALL, "--run=half", "--resume", "trainer.threads=2"]
+    assert main(*resume) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.count("trainer.threads: 1 there, 2 now. Sums are rounded in another order") == 1
+    assert (home / "runs" / "half" / "checkpoints" / "step_000003").exists()
+
+
+def test_a_run_that_is_running_is_not_called_unfinished(home, capsys):
+    train = ["train", "grpo", *SMALL, "--run=half"]
+    assert "add --resume to continue it" in refused(capsys, 1, *train)
+    with only_trainer(RunDir(home / "runs" / "half")):
+        assert "another process is training" in refused(capsys, 1, *train)
 
 
 # --------------------------------------------------------------------------------------------- damaged checkpoints

@@ -280,7 +280,13 @@ def test_a_fingerprint_changes_with_all_that_weights_depend_on_and_with_nothing_
     assert fingerprint(base) == fingerprint(load_config("smoke")) and len(fingerprint(base)) == 8
     changed = [load_config("smoke", [o]) for o in ("seed=1", "actor.lr=0.5", "data.mix={1-hop: 1}", "verl.ranks=2")]
     assert len({fingerprint(c) for c in (base, *changed)}) == 5
-    aside = ("trainer.loggers=[wandb]", "trainer.save_every=7", "search.url=http://127.0.0.1:8100", "verl.patience_s=9")
+    aside = (
+        "trainer.threads=3",
+        "trainer.loggers=[wandb]",
+        "trainer.save_every=7",
+        "search.url=http://127.0.0.1:8100",
+        "verl.patience_s=9",
+    )
     assert {fingerprint(load_config("smoke", [o])) for o in aside} == {fingerprint(base)}
     assert fingerprint(load_config("smoke", ["trainer.device=auto"])) == fingerprint(base)  # as it was called at first
     assert fingerprint(load_config("smoke", ["trainer.device=cuda"])) != fingerprint(base)

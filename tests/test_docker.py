@@ -288,7 +288,7 @@ def box(tmp_path) -> Box:
 def test_help_and_wrong_words_need_no_docker(box):
     done = box.start("--help", path="/usr/bin:/bin")
     assert done.returncode == 0
-    for word in ("In Docker", "AGENT_R1_IMAGE", "ppo|grpo", "--preset", "--resume", "--dry-run", "examples:"):
+    for word in ("In Docker", "AGENT_R1_IMAGE", "ALGORITHM", "--preset", "--resume", "--dry-run", "examples:"):
         assert word in done.stdout
     for argv in (["--foo"], ["--preset"], ["--preset", "smokey"]):
         done = box.start(*argv)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,8 @@ import time
 
 import pytest
 from runs import ROOT, environment, orphans, processes_of
+
+from agent_r1.cli import COMMANDS
 
 SCRIPT = ROOT / "inference.sh"
 
@@ -39,7 +42,9 @@ def test_help(tmp_path):
 
 @pytest.mark.parametrize(
     ("argv", "said"),
-    [(["--run"], "--run needs a value"), (["--backend", "vlm"], "unknown backend 'vlm'"),
+    [(["--run"], "--run needs a value"), (["--backend", "vlm"], "unknown backend 'vlm' (did you mean 'vllm'?)"),
+     (["--bakend", "transformers"], "unknown argument '--bakend' (did you mean '--backend'?)"),
+     (["--questoin=x"], "unknown argument '--questoin' (did you mean '--question'?)"), (["smoke"], "unknown argument 'smoke'"),
      (["--use-hf-model"], "needs --hf-model-path"), (["--hf-model-path", "a/b", "--step", "3"], "--step is for checkpoints")],
 )  # fmt: skip
 def test_wrong_usage(tmp_path, argv, said):
@@ -79,6 +84,10 @@ def venv(tmp_path):
             ],
         ),
         (["--use-hf-model", "--hf-model-path", "o/n"], ["chat --model o/n --backend vllm "]),
+        (
+            ["--backend=transformers", "--prompt", "a=b", "env.max_turns=3"],
+            ["export ", "chat --model /models/my\\ agent --backend transformers --prompt a=b env.max_turns=3 "],
+        ),
     ],
 )
 def test_what_it_calls(tmp_path, venv, argv, calls):
@@ -86,6 +95,12 @@ def test_what_it_calls(tmp_path, venv, argv, calls):
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "calls").read_text().splitlines() == calls
     assert done.stdout == "", "standard output is the chat's alone"
+
+
+def test_what_goes_to_the_chat_is_what_the_chat_takes():
+    """Else a new option of the chat would be refused here."""
+    options = {name for names, _ in COMMANDS["chat"][3] for name in names if name.startswith("--")}
+    assert options <= set(re.findall(r"--[\w-]+", (ROOT / "requirements/inference.sh").read_text())) | {"--model"}
 
 
 @pytest.mark.parametrize("command", ["export", "chat"])

@@ -5,9 +5,14 @@ from __future__ import annotations
 import io
 import json
 import os
+import pty
+import signal
 import struct
 import sys
+import termios
 import threading
+import time
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,6 +37,7 @@ from agent_r1.settings import RolloutConfig
 from agent_r1.training import dashboard
 from agent_r1.training.dashboard import Dashboard, plain_line, sparkline, style_turn
 from agent_r1.training.log import STEP, MetricsFile, time_to, trackers
+from agent_r1.training.run import graceful_interrupt
 from agent_r1.ui import duration
 
 RUN = ("laptop-ppo-0", "preset laptop · ppo · 0.52 M parameters", 100)
@@ -336,6 +342,47 @@ def test_pipe_gets_one_line_a_step_and_no_control_characters(now):
     assert len(lines) == 4
     assert lines[2].startswith("step  92/100") and lines[2].endswith("eta 16 s")  # 2 s a step, 8 to go
     assert not any(ord(c) < 32 or 127 <= ord(c) < 160 for text in lines for c in text)
+
+
+def test_ctrl_c_is_acknowledged_before_the_step_ends(now):
+    out = io.StringIO()
+    with Dashboard(*RUN, console=Console(file=out)) as board, graceful_interrupt(board.finishing) as interrupted:
+        board.step(line(8) | {"timing_s/step": 90.0})
+        now[0] += 20.0
+        os.kill(os.getpid(), signal.SIGINT)
+        assert interrupted and out.getvalue().splitlines()[-1] == (
+            "finishing step 9, about 70 s; press Ctrl-C again to stop now"
+        )
+        now[0] += 80.0  # it takes longer than the one before: how much is not known
+        board.finishing()
+        assert out.getvalue().splitlines()[-1] == "finishing step 9; press Ctrl-C again to stop now"
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_terminal_echoes_no_mark_that_would_draw_the_dashboard_twice(monkeypatch):
+    """`^C` wrapped the last line, and from then on the frame was drawn below itself."""
+    monkeypatch.setenv("TERM", "xterm")
+    child, terminal = pty.fork()
+    if not child:  # its terminal is the other end
+        with suppress(BaseException), os.fdopen(1, "w") as screen:
+            console = Console(file=screen, force_terminal=True, width=80, height=24)
+            with Dashboard(*RUN, console=console) as board, graceful_interrupt(board.finishing) as interrupted:
+                board.note("ready")
+                while not interrupted:
+                    time.sleep(0.01)
+            board._say("over")
+        os._exit(0)
+    seen = b""
+    for word in (b"ready", b"over"):
+        while word not in seen:
+            seen += os.read(terminal, 4096)
+        if word == b"ready":
+            os.write(terminal, b"\x03")
+    os.waitpid(child, 0)
+    assert b"finishing step 1" in seen and b"^C" not in seen
+    assert termios.tcgetattr(terminal)[3] & termios.ECHOCTL  # as it was before
+    os.close(terminal)
 
 
 class Tty(io.StringIO):

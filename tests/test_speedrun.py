@@ -16,13 +16,15 @@ from pathlib import Path
 import pytest
 from runs import CARD_KEYS, ROOT, SMOKE, curve, environment, leftovers, speedrun, steps, tree
 
+from agent_r1.config import ALGORITHMS
+
 # ------------------------------------------------------------------------------------------------- nothing is started
 
 
 def test_help(tmp_path):
     done = speedrun(tmp_path, "--help", AGENT_R1_VENV=str(tmp_path / "none"))
     assert done.returncode == 0
-    for word in ("ppo|grpo", "--preset", "--run", "--seed", "--resume", "--dry-run", "section.key=value", "examples:"):
+    for word in (*ALGORITHMS, "--preset", "--run", "--seed", "--resume", "--dry-run", "section.key=value", "examples:"):
         assert word in done.stdout
     assert list(tmp_path.iterdir()) == []
 
@@ -34,6 +36,18 @@ def test_an_unknown_argument_is_wrong_usage(tmp_path, argv):
     done = speedrun(tmp_path, *argv, AGENT_R1_VENV=str(tmp_path / "none"))
     assert done.returncode == 2
     assert argv[-1] in done.stderr and "--help" in done.stderr.splitlines()[-1]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [(["grop"], "unknown argument 'grop' (did you mean 'grpo'?)"), (["--presett", "smoke"], "(did you mean '--preset'?)"),
+     (["--presett=smoke"], "(did you mean '--preset'?)"), (["--preset=smok"], "unknown preset 'smok' (did you mean 'smoke'?)"),
+     (["--preset", "mine/preset.yaml"], "there is no preset file mine/preset.yaml")],
+)  # fmt: skip
+def test_a_typing_error_gets_the_nearest_word_before_anything_is_installed(tmp_path, argv, said):
+    done = speedrun(tmp_path, *argv, AGENT_R1_VENV=str(tmp_path / "none"))
+    assert done.returncode == 2 and said in done.stderr.splitlines()[-1]
     assert list(tmp_path.iterdir()) == []
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import re
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 from agent_r1 import __version__
-from agent_r1.config import ENGINES, preset_names
-from agent_r1.errors import ConfigError
+from agent_r1.config import ALGORITHMS, ENGINES, preset_names
+from agent_r1.errors import ConfigError, nearest
 
 COMMANDS: dict[str, tuple] = {}
 
@@ -39,7 +41,12 @@ CONFIGURED = (
     option("--preset", help=f"{', '.join(preset_names())} (default: laptop, or the run's own)"),
     option("--seed", type=int, help="seed of everything random (default: 0)"),
     option("--engine", help=f"executor: {', '.join(ENGINES)}"),
-    option("settings", nargs="*", metavar="ppo|grpo|section.key=value", help="algorithm, and overrides of the preset"),
+    option(
+        "settings",
+        nargs="*",
+        metavar="ALGORITHM|section.key=value",
+        help=f"algorithm ({', '.join(ALGORITHMS)}), and overrides of the preset",
+    ),  # fmt: skip
 )
 RUN = option("--run", help="name of the run's folder in runs/ (default: PRESET-ALGORITHM[-verl][-sSEED])")
 FROM_RUN = (
@@ -83,9 +90,24 @@ def taken(a: Namespace) -> str | None:
     return said[0] if said else None
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser that names the nearest word."""
+
+    def error(self, message: str) -> NoReturn:
+        if found := re.search(r"invalid choice: '(.*?)'(?= \(choose from (.*)\))", message):
+            choices = re.findall(r"[^', ]+", found[2])
+            message = message.replace(found[0], found[0] + nearest(found[1], choices))
+        super().error(message)
+
+    def refuse(self, unknown: list[str]) -> NoReturn:
+        """End with what no command takes; of an option the value may be among `unknown` too."""
+        word, known = unknown[0].partition("=")[0], [name for action in self._actions for name in action.option_strings]
+        self.error(f"unrecognized arguments: {' '.join(unknown)}{nearest(word, known)}")
+
+
 def parse(argv: list[str] | None) -> Namespace:
     """argparse takes positionals only in one place; people write overrides before, between and behind the options."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="agent-r1",
         description="Train LLM agents end to end with multi-turn reinforcement learning.",
         epilog="The stages of a run, in order: data, index, cold-start, eval --before, train, eval, report.",
@@ -102,7 +124,7 @@ def parse(argv: list[str] | None) -> Namespace:
     arguments, rest = parser.parse_known_args(argv)
     unknown = [item for item in rest if item.startswith("-") or not hasattr(arguments, "settings")]
     if unknown:
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+        commands.choices[arguments.command].refuse(unknown)
     if rest:
         arguments.settings += rest
     return arguments

@@ -24,7 +24,7 @@ from pydantic import BaseModel, ValidationError
 from agent_r1 import hub, own, packages
 from agent_r1.choices import DATASETS, IN_GROUPS, WITH_CRITIC, Algorithm, Engine
 from agent_r1.errors import ConfigError, nearest
-from agent_r1.settings import Config, InFingerprintIfChanged, OutsideFingerprint
+from agent_r1.settings import Config, CountedAsDefault, InFingerprintIfChanged, OutsideFingerprint
 from agent_r1.sizes import check_context, find_gpu, known_model
 
 ALGORITHMS, ENGINES = get_args(Algorithm), get_args(Engine)
@@ -235,11 +235,12 @@ def fingerprint(*parts: Any) -> str:
 
 
 def what_counts(part: Any) -> Any:
-    """`part` as plain values; of a section without what `OutsideFingerprint` and `InFingerprintIfChanged` leave out."""
+    """`part` as plain values; of a section without what `OutsideFingerprint` and the like leave out."""
     if not isinstance(part, BaseModel):
         return part
     never, if_changed = OutsideFingerprint.__metadata__[0], InFingerprintIfChanged.__metadata__[0]
-    values = [(name, field, getattr(part, name)) for name, field in type(part).model_fields.items()]
+    as_default, fields = CountedAsDefault.__metadata__[0], type(part).model_fields.items()
+    values = [(name, f, f.default if as_default in f.metadata else getattr(part, name)) for name, f in fields]
     gone = next((GONE[name] for name in GONE if isinstance(part, Config.model_fields[name].annotation)), {})
     return gone | {
         # The CPU presets once said `auto`, and their runs keep their names.

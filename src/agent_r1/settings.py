@@ -30,10 +30,12 @@ from agent_r1.choices import (
 )
 from agent_r1.own import is_own
 
-# `config.fingerprint` names folders in artifacts/ after settings, and guards `--resume`. These two say what it leaves out.
+# `config.fingerprint` names folders in artifacts/ after settings, and guards `--resume`. These three say what it leaves out.
 T = TypeVar("T")
 OutsideFingerprint = Annotated[T, "outside the fingerprint"]
 """No weight depends on it: where a run is logged, how often it is measured. A run may be resumed with another value."""
+CountedAsDefault = Annotated[T, "counted as its default"]
+"""The same of a setting that was in the fingerprint once, so that folders keep their names."""
 InFingerprintIfChanged = Annotated[T, "in the fingerprint if changed"]
 """It came after the first release. At its default it is left out, so older folders keep their names."""
 
@@ -329,8 +331,8 @@ class TrainerConfig(Section):
     """auto | cpu | cuda. A preset names what it was measured on."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """auto (float32 on a CPU, bfloat16 on CUDA) | float32 | bfloat16."""
-    threads: NonNegativeInt = 0
-    """CPU threads for PyTorch; 0 takes every core."""
+    threads: CountedAsDefault[NonNegativeInt] = 0
+    """CPU threads for PyTorch; 0 takes every core. Another number gives other last bits."""
     micro_tokens: AtLeast1 = 8192
     """Largest padded batch (rows x longest row) in one forward and backward pass."""
     recompute: OutsideFingerprint[bool] = False

@@ -11,11 +11,13 @@ markup.
 from __future__ import annotations
 
 import math
+import os
+import termios
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -95,6 +97,10 @@ class Dashboard:
         """Who speaks, and what is said."""
         self._note = ""
         self._painted = -math.inf
+        self._began = time.monotonic()
+        """When the step began that is computed now."""
+        self._terminal: list | None = None
+        """How the terminal was set before the live view."""
         self._lines = list(history)
         self._signs = {sign.name for sign in signs(self._lines)}
         """What has been said."""
@@ -110,6 +116,7 @@ class Dashboard:
 
     def __enter__(self) -> Dashboard:
         if not self.plain:
+            self._terminal = _without_marks(self.console.file)
             self._live = Live(self._view(), console=self.console, auto_refresh=False, vertical_overflow="crop")
             self._live.start(refresh=True)
         return self
@@ -118,6 +125,8 @@ class Dashboard:
         if self._live:
             self._live.update(self._view(), refresh=True)
             self._live.stop()
+        if self._terminal:
+            _set_terminal(self.console.file, self._terminal)
 
     # ------------------------------------------------------------------------------------------------ what comes in
 
@@ -125,6 +134,7 @@ class Dashboard:
         """Show one RL step; `metrics` is the line that goes to metrics.jsonl. Returns what it shows to be wrong, for the first
         time."""
         self._lines.append(metrics)
+        self._began = time.monotonic()
         metrics = with_val_em(metrics)
         self._remember(metrics)
         self._progress.update(self._progress.task_ids[0], completed=metrics[STEP])
@@ -155,6 +165,12 @@ class Dashboard:
         if self.plain:
             self._say(self._note)
         self._paint(now=True)
+
+    def finishing(self) -> None:
+        """Answer Ctrl-C at once: the step that is computed now ends and is saved first."""
+        left = self._last.get("timing_s/step", 0) - (time.monotonic() - self._began)
+        about = f", about {duration(left)}" if left >= 1 else ""
+        self.note(f"finishing step {self._last.get(STEP, 0) + 1}{about}; press Ctrl-C again to stop now")
 
     # ------------------------------------------------------------------------------------------------- bookkeeping
 
@@ -249,6 +265,20 @@ def sparkline(values: Sequence[float], width: int, span: tuple[float, float] | N
     low, high = span or (min(bars, default=0.0), max(bars, default=0.0))
     scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
     return "".join(_BARS[round((min(max(bar, low), high) - low) * scale)] for bar in bars)
+
+
+def _without_marks(screen: IO[str]) -> list | None:
+    """Let the terminal echo no `^C`, which would wrap the last line and so draw the frame twice; return its settings before."""
+    with suppress(OSError, ValueError, termios.error):
+        before = termios.tcgetattr(screen.fileno())
+        _set_terminal(screen, [*before[:3], before[3] & ~termios.ECHOCTL, *before[4:]])
+        return before
+
+
+def _set_terminal(screen: IO[str], settings: list) -> None:
+    with suppress(OSError, ValueError, termios.error):
+        if os.tcgetpgrp(screen.fileno()) == os.getpgrp():  # a job in the background would be stopped
+            termios.tcsetattr(screen.fileno(), termios.TCSANOW, settings)
 
 
 _STYLES = {"think": "dim italic", "tool_call": "cyan", "answer": "bold green", "text": ""}

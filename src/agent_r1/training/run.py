@@ -18,8 +18,8 @@ import dataclasses
 import json
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,7 @@ from agent_r1.training.loop import train
 from agent_r1.training.sentinel import SPAN, new_signs
 from agent_r1.training.tiny_model import load_chat, load_tokenizer, save_tokenizer
 from agent_r1.types import Row, Trajectory
+from agent_r1.ui import say
 from agent_r1.workspace import Workspace, check_local_model, data_folder, needed, needs_index
 
 
@@ -91,10 +92,18 @@ class RunDir:
 def open_run(run: RunDir, config: Config, resume: bool) -> None:
     """Make the run's folder, or check that an existing one can be continued. Raises AgentR1Error with the remedy."""
     check_same_settings(run, config)
-    if run.latest_checkpoint() is not None and not resume and not run.finished(config.trainer.steps):
+    unfinished = run.latest_checkpoint() is not None and not run.finished(config.trainer.steps)
+    if unfinished and not resume:
+        with only_trainer(run):
+            pass  # a run that another process is training is not for --resume
         raise AgentR1Error(
             f"{run.path} holds an unfinished run ({run.latest_checkpoint().name}); add --resume to continue it, or "
             "choose another name with --run NAME"
+        )
+    if unfinished and (threads := from_yaml(run.config).trainer.threads) != config.trainer.threads:
+        say(
+            f"trainer.threads: {threads} there, {config.trainer.threads} now. Sums are rounded in another order, so the last bits "
+            "of weights and metrics may differ from those of an uninterrupted run"
         )
     with writing(run.path):
         (run.path / "rollouts").mkdir(parents=True, exist_ok=True)
@@ -158,7 +167,7 @@ def run_training(
             Dashboard(
                 run.path.name, about, config.trainer.steps, history=history, parts=parts, plain=plain
             ) as dashboard,
-            graceful_interrupt() as interrupted,
+            graceful_interrupt(dashboard.finishing) as interrupted,
         ):
             if learner.step and config.rollout.mismatch and config.rollout.mismatch.steps_old:
                 dashboard.note(
@@ -272,14 +281,16 @@ def write_model(model: decoder.Decoder, chat: ChatFormat, folder: Path) -> None:
 
 
 @contextmanager
-def graceful_interrupt() -> Iterator[list[int]]:
-    """The first Ctrl-C lets the step finish and saves it; the second one stops at once."""
+def graceful_interrupt(acknowledge: Callable[[], None] = lambda: None) -> Iterator[list[int]]:
+    """Let the step finish at the first Ctrl-C, which `acknowledge` answers; stop at once at the second."""
     received: list[int] = []
 
     def on_signal(number, frame):
         if received:
             raise KeyboardInterrupt
         received.append(number)
+        with suppress(RuntimeError):  # the signal came in the middle of another line's output
+            acknowledge()
 
     previous = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
