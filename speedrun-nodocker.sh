@@ -18,6 +18,9 @@ source requirements/environment.sh
 # Can this machine do it? Versions, memory, disk, GPUs, each with a remedy, before any minute is spent.
 "$agent" doctor "${config[@]}"
 
+# With GPUs: do Ray, FSDP2, NCCL and vLLM work here? The run in small, in five minutes, before an hour of it (--no-check: skip).
+check_gpus
+
 # Room 1, data: questions with known answers, and the passages that hold them. A world made from nothing, or HotpotQA.
 "$agent" data "${config[@]}"
 

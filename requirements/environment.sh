@@ -2,14 +2,14 @@
 # What speedrun-nodocker.sh needs before its first stage: its words, an environment with the pinned packages, and with GPUs a
 # search service beside the run. It is read by that script (`source`), and not run by itself.
 #
-# In: the words of the call. Out: `agent`, the command; `config`, the words that every stage takes; `start_search`, which
-# leaves in `run` the words of the stages that belong to a run; `preset`, `resume`.
+# In: the words of the call. Out: `agent`, the command; `config`, the words that every stage takes; `check_gpus`;
+# `start_search`, which leaves in `run` the words of the stages that belong to a run; `preset`, `resume`.
 # shellcheck disable=SC2034  # they are used there
 
 usage() {
     cat <<'TEXT'
 usage: bash speedrun-nodocker.sh [ALGORITHM] [--preset NAME] [--run NAME] [--seed N] [--resume] [--dry-run]
-                                 [--search-server] [section.key=value ...]
+                                 [--search-server] [--no-check] [section.key=value ...]
 
   ALGORITHM          ppo (default), grpo, rloo, reinforce++, reinforce++-baseline, remax, steppo or gigpo
                      (docs/algorithms.md)
@@ -21,6 +21,7 @@ usage: bash speedrun-nodocker.sh [ALGORITHM] [--preset NAME] [--run NAME] [--see
   --dry-run          print configuration, plan and estimates; start nothing
   --search-server    hold the index once, in a service on 127.0.0.1:8100, instead of in every process that searches
                      (always so with a GPU preset, unless search.url=... names a service of yours)
+  --no-check         with GPUs: skip `agent-r1 gpu-check`, which tries verl's stack on a tiny model for five minutes
   section.key=value  any setting, for example trainer.steps=50 actor.lr=5e-4
 
 environment: PYTHON (default: python3.11, python3.12 or python3; for GPUs python3.12)
@@ -42,7 +43,7 @@ me=speedrun
 source requirements/packages.sh
 
 # ------------------------------------------------------------------------------------------------------- arguments
-preset="" search="" resume="" config=() run=() dry_run=()
+preset="" search="" check=yes resume="" config=() run=() dry_run=()
 known=$(<src/agent_r1/choices.py) known=${known#*Algorithm = Literal\[} known=${known%%]*}  # the names of the algorithms
 while [ $# -gt 0 ]; do
     case "$1" in --preset=*|--run=*|--seed=*) set -- "${1%%=*}" "${1#*=}" "${@:2}" ;; esac
@@ -59,12 +60,13 @@ while [ $# -gt 0 ]; do
         --resume) resume=--resume; shift ;;
         --dry-run) dry_run=(--dry-run); shift ;;
         --search-server) search=ours; shift ;;
+        --no-check) check=""; shift ;;
         search.url=?*) search=theirs; config+=("$1"); shift ;;
         [!-]*=*) config+=("$1"); shift ;;
         *)
             # shellcheck disable=SC2086  # one word each
             [[ $known = *"\"$1\""* ]] || die "unknown argument '$1'$(nearest "${1%%=*}" ${known//[\",]/ } \
-                --preset --run --seed --resume --dry-run --search-server --help); see --help" 2
+                --preset --run --seed --resume --dry-run --search-server --no-check --help); see --help" 2
             config+=("$1"); shift ;;
     esac
 done
@@ -113,6 +115,9 @@ config=(--preset "$preset" ${config[@]+"${config[@]}"})
 if [ ${#dry_run[@]} -gt 0 ]; then
     exec "$agent" train "${config[@]}" ${run[@]+"${run[@]}"} --dry-run
 fi
+
+# ------------------------------------------------------------------------------------------------------- GPU check
+check_gpus() { [ "$stack" != gpu ] || [ -z "$check" ] || "$agent" gpu-check "${config[@]}"; }
 
 # -------------------------------------------------------------------------------------------------- search service
 # 5 million passages fit into memory once, not once for each process that runs episodes. So one process holds them, and

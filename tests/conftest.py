@@ -49,7 +49,9 @@ VOCAB = 384
 
 # ------------------------------------------------------------------------ several processes at once (`make test`, `make quick`)
 
-TOGETHER = dict.fromkeys(("test_verl_train.py", "test_verl_launch.py", "test_pocket_run.py"), "verl")
+TOGETHER = dict.fromkeys(
+    ("test_verl_train.py", "test_verl_launch.py", "test_gpu_check_run.py", "test_pocket_run.py"), "verl"
+)
 """Files that one process runs one after the other: a machine takes one run of verl at a time. Any other file is a group of its
 own, because its tests share fixtures."""
 DEAREST = ("verl", "test_serve.py", "test_hotpotqa_tiny.py", "test_resume.py", "test_speedrun.py", "test_chat_terminal.py",

@@ -36,7 +36,7 @@ STOREYS = {
     "task": ("data", "search", "tool", "env", "reward", "worlds", "workspace"),
     "learner": ("rollout", "training"),
     "around": ("verl_engine", "inference", "inspect"),
-    "shell": ("stages", "doctor", "plan", "plan_local", "command_line", "cli"),
+    "shell": ("stages", "doctor", "gpu_check", "plan", "plan_local", "command_line", "cli"),
 }
 """From the ground up. A room may import from its own storey and from those below."""
 MOST_LINES = 400

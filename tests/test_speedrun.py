@@ -247,6 +247,7 @@ def test_gpus_choose_the_preset_and_get_a_search_service(box):
     assert box.calls() == [
         "doctor --suggest-preset",
         f"doctor {words}",
+        f"gpu-check {words}",
         f"data {words}",
         f"index {words}",
         f"cold-start {words}",
@@ -268,7 +269,13 @@ def test_a_preset_that_is_named_is_taken(box):
 
 def test_the_laptop_preset_beside_gpus_searches_in_its_own_process(box):
     done = speedrun(box.home, "--preset", "laptop", **box.variables)
-    assert done.returncode == 0 and not any("search" in call for call in box.calls())
+    assert done.returncode == 0 and not any("search" in call or "check" in call for call in box.calls())
+
+
+@pytest.mark.parametrize(("words", "code", "last"), [([], 7, "gpu-check"), (["--no-check"], 0, "report")])
+def test_gpus_are_checked_unless_that_is_left_out(box, words, code, last):
+    done = speedrun(box.home, *words, **box.variables | {"FAIL": "gpu-check"})
+    assert done.returncode == code and box.calls()[-1].startswith(last)
 
 
 def test_a_failing_stage_ends_the_service_too(box):

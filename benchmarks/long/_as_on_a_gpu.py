@@ -80,6 +80,7 @@ def main(argv: list[str]) -> int:
         "cpu",
         torch.bfloat16,
     )  # where tensors lie; the others import it from there
+    stages.resolve_device = device.resolve_device
     stages._backend = lambda config: "vllm"
     from agent_r1.verl_engine import launch
 

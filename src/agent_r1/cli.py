@@ -29,7 +29,7 @@ from agent_r1.command_line import (
     temperature,
 )
 from agent_r1.config import ALGORITHMS, Config, changed, from_yaml, load_config, preset_title
-from agent_r1.device import raise_file_limit
+from agent_r1.device import cores, raise_file_limit
 from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.files import home
 
@@ -96,6 +96,18 @@ def doctor(a: Namespace) -> int:
         print(suggest_preset(gpus_here()))
         return 0
     return print_checks(run_checks(_config(a)))
+
+
+@command(
+    "gpu-check", "run a preset for verl in small, before the run itself",
+    ["--preset hotpotqa-4xh100", "grpo --preset hotpotqa-1x80gb --json", "grpo --preset smoke --engine verl"],
+    *CONFIGURED, flag("--json", "the result as the last line (docs/verl.md)"),
+)  # fmt: skip
+def gpu_check(a: Namespace) -> None:
+    config = _config(a)
+    from agent_r1.gpu_check import check_machine
+
+    check_machine(config, a.json)
 
 
 @command(
@@ -358,24 +370,12 @@ def search_server(a: Namespace) -> None:
     config = _config(a)
     if config.search.url:
         raise ConfigError("search.url is for those who ask; leave it out here")
-    from agent_r1.device import cores
-
     # PyTorch and FAISS would each take every core for a handful of queries, and spin beside the trainers and vLLM. Both
     # read this when they are imported, and it holds for all of their threads.
     os.environ.setdefault("OMP_NUM_THREADS", str(min(16, cores())))
-    try:
-        import fastapi  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ImportError as error:
-        raise AgentR1Error(f"the search service needs {error.name}; run `pip install 'agent-r1[serve]'`") from None
-    from agent_r1.search import service
-    from agent_r1.ui import say
-    from agent_r1.workspace import load_index
+    from agent_r1 import workspace
 
-    listener = service.open_port(a.host, a.port)
-    index = load_index(config)
-    say(f"search: {len(index.passages)} passages at http://{a.host}:{a.port} (Ctrl-C ends it)")
-    service.serve(index, listener)
+    workspace.serve_index(config, a.host, a.port)
 
 
 @command(

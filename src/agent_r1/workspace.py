@@ -227,6 +227,21 @@ def under(condition: str, config: Config, rows: list[Row]) -> tuple[list[Row], d
     return rows, load_tools(config, searcher=Searcher(Placebo(passages, config.seed)))
 
 
+def serve_index(config: Config, host: str, port: int) -> None:
+    """Answer searches over this configuration's index until the process ends. Raises AgentR1Error where it cannot."""
+    try:
+        import fastapi  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise AgentR1Error(f"the search service needs {error.name}; run `pip install 'agent-r1[serve]'`") from None
+    from agent_r1.search import service
+
+    listener = service.open_port(host, port)
+    index = load_index(config)
+    say(f"search: {len(index.passages)} passages at http://{host}:{port} (Ctrl-C ends it)")
+    service.serve(index, listener)
+
+
 def needs_index(config: Config) -> bool:
     """Whether the agent searches an index of this process."""
     return "search" in config.env.tools and not config.search.url

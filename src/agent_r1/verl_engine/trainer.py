@@ -123,6 +123,7 @@ class AgentR1Trainer(PPOTrainerSync):
         lost = wanted - len({parse_key(key).episode for key in batch.keys})
         metrics["rollout/lost_episodes"] = lost
         if lost * 2 > wanted:
+            self.phase("sampling")
             failure = self.folder / "failure.txt"
             said = failure.read_text() if failure.exists() else "see the log"
             raise AgentR1Error(f"{lost} of {wanted} episodes failed: {said}")

@@ -1,0 +1,97 @@
+"""`agent-r1` with a fault inside verl's processes: `python -m benchmarks.long._planted FAULT gpu-check ...`.
+
+The launcher hands this module to verl (VERL_USE_EXTERNAL_MODULES): each of verl's processes imports it, and the fault with it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+NAME = "PLANTED_FAULT"
+
+
+def engine(cpu) -> None:
+    """vLLM's worker does not start."""
+    cpu.__getattr__ = lambda name: (_ for _ in ()).throw(RuntimeError("Failed to find C compiler"))
+
+
+def deaf(cpu) -> None:
+    """vLLM takes new weights and goes on with its old ones."""
+    real = cpu.__getattr__
+
+    def extension(name: str):
+        class Deaf(real(name)):
+            def update_weights_from_ipc(self, *args, **kwargs) -> None:
+                runner, self.model_runner = self.model_runner, SimpleNamespace(reload_weights=lambda **_: None)
+                try:
+                    super().update_weights_from_ipc(*args, **kwargs)
+                finally:
+                    self.model_runner = runner
+
+        return Deaf
+
+    cpu.__getattr__ = extension
+
+
+def episodes(cpu) -> None:
+    """No episode comes back."""
+    from agent_r1.rollout import episode
+
+    def broken(*args, **kwargs):
+        raise RuntimeError("rollout server failed")
+
+    episode.make_loop = broken
+
+
+def gradient(cpu) -> None:
+    """The loss is not a number."""
+    from agent_r1.training import losses
+
+    real = losses.policy_loss
+    losses.policy_loss = lambda *args, **kwargs: ((found := real(*args, **kwargs))[0] * float("nan"), found[1])
+
+
+def shards(cpu) -> None:
+    """The converted model is not the trained one."""
+    import torch
+
+    from agent_r1.rollout import policies
+
+    real = policies.load_transformers
+
+    def other(*args, **kwargs):
+        network = real(*args, **kwargs)
+        with torch.no_grad():
+            next(network.parameters()).mul_(1.5)
+        return network
+
+    policies.load_transformers = other
+
+
+FAULTS = {"engine": engine, "deaf": deaf, "episodes": episodes, "gradient": gradient, "shards": shards}
+
+
+def main(fault: str, argv: list[str]) -> int:
+    """The command, whose verl has the fault."""
+    from agent_r1 import cli
+    from agent_r1.verl_engine import launch
+
+    def environment(real, *args) -> dict[str, str]:
+        paths = filter(None, (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")))
+        ours = {"VERL_USE_EXTERNAL_MODULES": "benchmarks.long._planted", NAME: fault, "PYTHONPATH": ":".join(paths)}
+        return real(*args) | ours
+
+    launch.environment = partial(environment, launch.environment)
+    return cli.main(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2:]))
+elif NAME in os.environ:
+    import agent_r1.verl_engine.cpu
+
+    FAULTS[os.environ[NAME]](agent_r1.verl_engine.cpu)

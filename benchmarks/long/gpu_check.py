@@ -1,0 +1,64 @@
+"""`agent-r1 gpu-check` on two ranks, and with a fault inside verl's processes: each time the phase and its remedy are named.
+
+Preset smoke with `verl.ranks=2`, on gloo. The faults are those of `_planted.py`; `make test` plants others around verl.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks.long._planted import FAULTS
+
+ROOT = Path(__file__).parents[2]
+WORDS = [
+    "gpu-check",
+    "grpo",
+    "--preset=smoke",
+    "--engine=verl",
+    "trainer.threads=1",
+    "cold_start.warm_steps=2",
+    "--json",
+]
+NAMED = {
+    "engine": "Ray, FSDP2 and vLLM",
+    "deaf": "weight sync",
+    "episodes": "sampling",
+    "gradient": "update",
+    "shards": "checkpoint",
+}
+"""The fault, and the phase that must be named."""
+
+
+def run() -> dict[str, float]:
+    """Seconds of the sound check, and how many faults were named. Raises where a check finds something else."""
+    began = time.perf_counter()
+    sound = checked([sys.executable, "-m", "agent_r1.cli", *WORDS, "verl.ranks=2"])
+    seconds = round(time.perf_counter() - began)
+    status = {one["phase"]: one["status"] for one in sound["phases"]}
+    if not sound["passed"] or status["several ranks"] != "passed" or status["CUDA IPC"] != "not run":
+        raise AssertionError(f"the sound check: {status}")
+    for fault in FAULTS:
+        found = checked([sys.executable, "-m", "benchmarks.long._planted", fault, *WORDS])
+        failed = [one for one in found["phases"] if one["status"] == "failed"]
+        print(f"  {fault}: {[one['seen'] for one in failed]}", flush=True)
+        if found["passed"] or [one["phase"] for one in failed] != [NAMED[fault]] or not failed[0]["remedy"]:
+            raise AssertionError(f"{fault}: {failed} in the place of {NAMED[fault]}")
+    return {"seconds_two_ranks": seconds, "passed": list(status.values()).count("passed"), "faults_named": len(FAULTS)}
+
+
+def checked(command: list[str]) -> dict:
+    """The result of a check in a home of its own."""
+    with tempfile.TemporaryDirectory(prefix="agent-r1-check-") as home:
+        paths = os.pathsep.join((str(ROOT / "src"), str(ROOT)))
+        environment = os.environ | {"AGENT_R1_HOME": home, "PYTHONPATH": paths}
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    try:
+        return json.loads(done.stdout.strip().splitlines()[-1])
+    except (IndexError, ValueError):
+        raise RuntimeError(f"no result: {done.stderr[-500:]}") from None

@@ -1,0 +1,82 @@
+"""`agent-r1 gpu-check` without a run: what it keeps of a preset, its key, and what it says of a phase."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from runs import main
+
+from agent_r1 import gpu_check
+from agent_r1.config import changed, load_config
+from agent_r1.device import installed
+from agent_r1.gpu_check import Check, made_of, small, walk
+
+ON_VERL = ["hotpotqa-4xh100", "hotpotqa-1x24gb", "gsm8k", "search-r1-3b", "dapo-math"]
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+@pytest.mark.parametrize("preset", ON_VERL)
+def test_only_model_task_and_sizes_are_small(preset, algorithm):
+    whole = load_config(preset, algorithm=algorithm)
+    tiny = small(whole)
+    assert tiny.verl == whole.verl.model_copy(update={"patience_s": 600})
+    for section, names in {
+        "actor": "minibatches kl_coef kl_in kl_estimator grad_clip loss_aggregation clip_high ratio",
+        "critic": "minibatches",
+        "rollout": "samples_per_prompt slots",
+        "trainer": "device dtype micro_tokens recompute",
+    }.items():
+        for name in names.split():
+            assert getattr(getattr(tiny, section), name) == getattr(getattr(whole, section), name), name
+    assert (tiny.algorithm, tiny.data.name, tiny.model.path, tiny.trainer.steps) == (algorithm, "tinyhop", None, 2)
+    assert bool(tiny.cold_start.warm_steps) == bool(whole.cold_start.warm_steps)
+
+
+def test_the_key_is_of_preset_commit_packages_driver_and_gpus(monkeypatch):
+    config = load_config("hotpotqa-1x80gb", algorithm="grpo")
+    about = made_of(config)
+    assert made_of(config) == about == made_of(changed(config, ["trainer.steps=7", "data.train=500"]))
+    assert about != made_of(changed(config, ["verl.offload=true"]))
+    assert about != made_of(load_config("hotpotqa-1x80gb", algorithm="ppo"))
+    assert {"version", "commit", "source"} <= about["code"].keys() and about["packages"]["torch"] == installed("torch")
+    for name, other in {
+        "code_version": dict,
+        "installed": lambda name: "0",
+        "gpus_here": lambda: ["H100, 580.65"],
+    }.items():
+        with monkeypatch.context() as patch:
+            patch.setattr(gpu_check, name, other)
+            assert made_of(config) != about
+
+
+def test_it_is_not_needed_without_verl(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path))
+    assert main("gpu-check", "--preset", "smoke") == 0
+    assert "not needed" in capsys.readouterr().out and list(tmp_path.iterdir()) == []
+
+
+def test_what_cannot_be_run_never_passes_and_what_fails_is_named(tmp_path, capsys):
+    def fail(check):
+        raise RuntimeError("CUDA error: no kernel image\nand an essay")
+
+    def absent(check):
+        raise gpu_check.NotRun("no GPU")
+
+    phases = [gpu_check.Phase(name, look, "driver", "another one") for name, look in
+              {"a": lambda check: "two", "b": absent, "c": fail, "d": lambda check: "never"}.items()]  # fmt: skip
+    found = walk(Check(load_config("smoke"), tmp_path), tuple(phases))
+    assert [(one["phase"], one["status"], one["seen"]) for one in found] == [
+        ("a", "passed", "two"), ("b", "not run", "no GPU"), ("c", "failed", "RuntimeError: CUDA error: no kernel image"),
+        ("d", "not run", "c failed"),
+    ]  # fmt: skip
+    assert found[2]["means"] == "driver" and found[2]["remedy"] == "another one" and "means" not in found[0]
+    assert "no kernel image" in capsys.readouterr().err  # the traceback, for a report
+
+
+def test_every_word_of_the_trainer_belongs_to_a_phase():
+    """`trainer.py` and `checkpoints.py` say what begins; a word that is not known would be taken for a failure to start."""
+    package = Path(gpu_check.__file__).parent / "verl_engine"
+    text = "".join((package / name).read_text() for name in ("trainer.py", "checkpoints.py"))
+    said = {part.split('"')[0].partition(":")[0] for part in text.split('phase("')[1:]}
+    assert said == gpu_check.OWNER.keys()
