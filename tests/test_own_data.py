@@ -12,7 +12,7 @@ from runs import main
 from agent_r1 import own
 from agent_r1.data.build import build
 from agent_r1.data.rows import read_corpus, read_rows
-from agent_r1.errors import AgentR1Error
+from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.settings import DataConfig
 
 GOOD = [{"question": f"What is {i} + {i}?", "answer": str(2 * i)} for i in range(10)]
@@ -77,6 +77,7 @@ def test_a_folder_with_splits_is_taken_as_it_is(tmp_path):
      ('{"question": "q", "answer": ""}', "(answer.0: string should have at least 1"),
      ('{"question": "q", "answer": [null]}', "(answer.0: input should be a valid string"),
      (json.dumps(GOOD[2]), "the same question as q.jsonl, line 3"),
+     (json.dumps(GOOD[2] | {"question": GOOD[2]["question"].replace(" ", "  ")}), "the same question as q.jsonl, line 3"),
      ('{"question": "q", "answer": "1", "level": 2}', "(level: extra inputs are not permitted"),
      ('{"question": "q", "answer": "1", "passages": [{"title": "T"}]}', "no passages.0.text"),
      ('{"question": "q", "answer": "1", "metadata": 2}', "metadata: input should be a valid"),
@@ -110,6 +111,23 @@ def test_a_function_makes_them_the_same_for_the_same_seed(tmp_path, monkeypatch)
         build(DataConfig(name=name, **SIZES), 3, tmp_path / out)
     a, b = ((tmp_path / out / "train.parquet").read_bytes() for out in ("a", "b"))
     assert a == b and len(read_rows(tmp_path / "a" / "test.parquet")) == 3
+
+
+def test_what_a_function_holds_out_is_not_trained_on(tmp_path, monkeypatch):
+    code = "def questions(split, count, rng):\n    for i in range(count):\n"
+    code += "        yield {'question': f'What is {i}?', 'answer': i, 'metadata': {'level': LEVEL}}\n"
+    for name, level in (("same.py", "0"), ("other.py", "split")):
+        (tmp_path / name).write_text(code.replace("LEVEL", level))
+        monkeypatch.setattr(own, "_said", {f"{tmp_path / name}:questions"})
+        config = DataConfig(name=f"{tmp_path / name}:questions", train=8, val=4, test=2)
+        manifest = build(config, 0, tmp_path / f"{name}.data")
+        counts = [len(read_rows(tmp_path / f"{name}.data" / f"{split}.parquet")) for split in ("train", "val", "test")]
+        assert counts == ([4, 2, 2] if level == "0" else [8, 4, 2])
+        assert manifest["skipped"][:1] == (["val: 'What is 0?' is held out"] if level == "0" else [])
+    config = DataConfig(name=f"{tmp_path / 'same.py'}:questions", train=3, val=4, test=2)
+    monkeypatch.setattr(own, "_said", {config.name})
+    with pytest.raises(ConfigError, match="made for train is held out as well .* put the split into their metadata"):
+        build(config, 0, tmp_path / "none")
 
 
 def test_questions_without_answers_are_refused_where_answers_are_paid_for(tmp_path, monkeypatch, capsys):

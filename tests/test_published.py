@@ -34,19 +34,23 @@ from agent_r1.choices import DATASETS as SETTING
 from agent_r1.config import fingerprint, load_config
 from agent_r1.data import corpora
 from agent_r1.data.build import build
+from agent_r1.data.forms import GSM8K, HotpotQA, MuSiQue
 from agent_r1.data.prompts import INSTRUCTIONS
-from agent_r1.data.published import DATASETS, GSM8K, HotpotQA, MuSiQue
+from agent_r1.data.published import DATASETS
 from agent_r1.data.rows import ROW_KEYS, read_corpus, read_rows, verify
+from agent_r1.data.spellings import title_key
+from agent_r1.env import HermesToolEnv
 from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.reward.qa import qa_outcome
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.episode import Task, make_loop, run_episodes
 from agent_r1.rollout.evaluate import eval_card
 from agent_r1.search.encoders import make_encoder
-from agent_r1.search.index import PassageIndex, build_index
+from agent_r1.search.index import PassageIndex, build_index, title_recall
 from agent_r1.search.searcher import Searcher
-from agent_r1.settings import DataConfig
+from agent_r1.settings import DataConfig, EnvConfig
 from agent_r1.tool import make_tools
+from agent_r1.training.cold_start import lookups_of
 from agent_r1.types import Sampling
 
 SIZES = {"name": "hotpotqa", "train": 40, "val": 8, "test": 12}
@@ -189,7 +193,6 @@ GONE = object()
         ("hotpotqa", {"type": GONE, "context": GONE}, "no type, no context"),  # all that is missing is said at once
         ("hotpotqa", {"answer": "  "}, "answer: string should have at least 1 character"),
         ("hotpotqa", {"question": 7}, "question: input should be a valid string"),
-        ("hotpotqa", {"context": []}, "context: list should have at least 1 item"),
         ("hotpotqa", {"context": [["Title"]]}, "no context.0.1"),
         ("hotpotqa", {"context": [["Title", "not a list"]]}, "context.0.1: input should be a valid list"),
         ("hotpotqa", {"context": {"title": ["A"], "sentences": [["x"], ["y"]]}}, "context: value error, zip"),
@@ -216,6 +219,66 @@ def test_a_corrupt_record_is_named_and_left_out_only_when_asked(tmp_path, name, 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.json"] and "\n" not in str(refused.value)
     (skipped,) = verify(made(tmp_path, source, skip_bad=True, **sizes))["skipped"]
     assert skipped.startswith(f"{source}: record 17 (")
+
+
+def test_a_question_for_which_a_retriever_found_nothing_is_asked_all_the_same(tmp_path):
+    records = hotpotqa()
+    records[16]["context"] = []
+    rows = rows_of(made(tmp_path, write_json(tmp_path / "mine.json", records), train=50, val=10, test=12))
+    assert records[16]["_id"] in {row["extra_info"]["id"] for found in rows.values() for row in found}
+
+
+@pytest.mark.parametrize("name", ["gsm8k", "hotpotqa"])
+def test_the_same_question_is_never_in_two_splits(tmp_path, name):
+    """GSM8K has no ids; 40 equal questions went into train, val and test."""
+    records = RECORDS[name]()
+    again = [r | {"_id": f"again{i}", "question": f" {r['question']}  "} for i, r in enumerate(records[:8])]
+    held_out = {"gsm8k": "test", "hotpotqa": "validation"}[name]
+    write = write_jsonl if name == "gsm8k" else write_json
+    write(tmp_path / "d" / DATASETS[name].files["train"], [*records[:16], *again[:4]])
+    write(tmp_path / "d" / DATASETS[name].files[held_out], [*records[16:], *again[4:]])
+    sizes = {"name": name, "train": 10, "val": 2}
+    one_file = made(tmp_path, write(tmp_path / "all.json", [*records, *again]), "one", test=4, **sizes)
+    two_files = made(tmp_path, tmp_path / "d", "two", test=0, **sizes)
+    for folder in (one_file, two_files):
+        asked = {
+            split: {row["prompt"][-1]["content"].strip() for row in found} for split, found in rows_of(folder).items()
+        }
+        assert len(asked["train"]) == 10 and len(set.union(*asked.values())) == sum(map(len, asked.values()))
+        assert len(skipped := verify(folder)["skipped"]) == 8 and "is asked twice" in skipped[0]
+    assert len(rows_of(two_files)["test"]) == len(records) - 16 + 4  # the published validation set, whole
+    with pytest.raises(ConfigError, match="the source has 12 questions and train and val take 13"):
+        made(tmp_path, tmp_path / "d", "three", test=0, **sizes | {"train": 11})
+
+
+def test_the_first_release_of_dapo_math_gives_each_problem_once(tmp_path):
+    words = (
+        "Solve the following math problem step by step. The last line of your response should be of the form Answer: $Answer "
+        "(without quotes) where $Answer is the answer to the problem.\n\n{}\n\n"
+        'Remember to put your answer on its own line after "Answer:".'
+    )
+    first = [
+        {key: r[key] for key in ("data_source", "ability", "reward_model", "extra_info")}
+        | {"prompt": [{"role": "user", "content": words.format(r["prompt"])}]}
+        for r in dapo_math()
+    ]
+    sizes = {"name": "dapo-math", **SMALL}
+    second = rows_of(made(tmp_path, write_json(tmp_path / "second.json", dapo_math()), **sizes))
+    pq.write_table(pa.Table.from_pylist(3 * first), tmp_path / "dapo-math-17k.parquet")
+    assert rows_of(made(tmp_path, tmp_path / "dapo-math-17k.parquet", "first", **sizes)) == second
+    assert {row["ability"] for row in second["train"]} == {"math"}
+    first[3] = first[3] | {"prompt": [{"role": "user", "content": "Another."}]}
+    with pytest.raises(
+        AgentR1Error, match="2 of 48 records are corrupt: .*the id .* a second time|1 of 48 records are corrupt"
+    ):
+        made(tmp_path, write_json(tmp_path / "mixed.json", first[:4] + dapo_math() + first[4:]), "mixed", **sizes)
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_a_row_says_what_ability_it_takes(tmp_path, name):
+    folder = made(tmp_path, written(tmp_path / "mine.json", name), name=name, **SMALL)
+    wanted = "math" if name in MATHS else "multi-hop-qa"
+    assert {row["ability"] for found in rows_of(folder).values() for row in found} == {wanted}
 
 
 def test_a_broken_line_is_named_by_its_number(tmp_path):
@@ -325,9 +388,9 @@ def test_the_hub_gives_the_same_rows_as_the_files_and_as_a_copy_of_it(tmp_path, 
 
 def test_fullwiki_is_another_configuration_of_the_same(hub):
     records = [hub_form(record) for record in hotpotqa()]
-    publish(hub / HOTPOTQA.hub, "fullwiki", train=records[:56], validation=records[40:56])
+    publish(hub / HOTPOTQA.hub, "fullwiki", train=records[:56], validation=records[56:])
     held_out = rows_of(made(hub, None, name="hotpotqa-fullwiki"))["test"]
-    assert {row["prompt"][-1]["content"] for row in held_out} <= {record["question"] for record in records[40:56]}
+    assert {row["prompt"][-1]["content"] for row in held_out} <= {record["question"] for record in records[56:]}
 
 
 @pytest.mark.parametrize("name", ["twowiki", "musique"])
@@ -562,6 +625,38 @@ def test_evidence_is_the_share_of_the_supporting_titles_that_searches_brought(tm
     assert {t.reward for t in done} == {0} and all("evidence_reward" not in t.reward_parts for t in done)
     card = eval_card(done, model="m", split="train", seed=0, retriever="r", started=0.0)
     assert card["evidence"] == pytest.approx(0.4)
+
+
+SPELLINGS = [
+    ("Björk Guðmundsdóttir", "Bjo\u0308rk Guðmundsdo\u0301ttir"), ("AT&T Corporation", "AT&amp;T Corporation"),
+    ("IPod Touch", "iPod_Touch"), ("The  Wire", "The Wire"), ("Rock 'n' Roll", "Rock &#39;n&#39; Roll"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("ours", "theirs"), SPELLINGS)
+def test_a_title_is_the_same_however_it_is_spelt(ours, theirs):
+    assert title_key(ours) == title_key(theirs) and title_key(title_key(theirs)) == title_key(theirs)
+    env = HermesToolEnv({}, EnvConfig())
+    env.row = {"extra_info": {"supporting": [ours, "Other", theirs]}}
+    env.titles = {theirs}
+    assert env.evidence() == 0.5
+    row = {"prompt": [{"content": f"Is {theirs} older than Other?"}], "reward_model": {"ground_truth": ["yes"]}}
+    row["extra_info"] = {"supporting": ["Other", ours]}
+    assert [lookup["entity"] for lookup in lookups_of(row)] == [ours, "Other"]
+
+
+def test_titles_that_differ_are_two():
+    pairs = [("Wasp", "WASP"), ("Faust", "Faust (opera)"), ("Résumé", "Resume"), ("A B", "AB")]
+    assert not [pair for pair in pairs if title_key(pair[0]) == title_key(pair[1])]
+
+
+def test_the_recall_of_an_index_counts_titles_in_any_spelling(tmp_path):
+    corpus = write_jsonl(
+        tmp_path / "c.jsonl", [{"id": str(i), "title": t, "text": "x"} for i, (_, t) in enumerate(SPELLINGS)]
+    )
+    build_index(corpus, tmp_path / "index", make_encoder("ngram", 512))
+    rows = [{"prompt": [{"content": ours}], "extra_info": {"supporting": [ours]}} for ours, _ in SPELLINGS]
+    assert title_recall(PassageIndex.load(tmp_path / "index"), rows, len(SPELLINGS)) == 1.0
 
 
 def test_evidence_is_paid_by_choice_and_beside_the_answer(tmp_path, chat, one_file):

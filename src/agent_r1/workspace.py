@@ -142,7 +142,7 @@ def make_data(config: Config) -> None:
             return ", ".join(f"{name} {s['questions']} questions in a world of {s['entities']}" for name, s in splits)
         counts, skipped = ", ".join(f"{name} {s['questions']}" for name, s in splits), manifest["skipped"]
         few = ", ".join(skipped[:3]) + (", ..." if len(skipped) > 3 else "")
-        bad = f"; left out {len(skipped)} corrupt records: {few}" if skipped else ""
+        bad = f"; left out {len(skipped)} records: {few}" if skipped else ""
         return f"questions: {counts}; corpus: {config.data.corpus}{bad}"
 
     stage(f"data: {where.get(config.data.data_source, published)}", workspace.data, make)

@@ -26,9 +26,11 @@ from typing import Any
 import pyarrow as pa
 
 from agent_r1.data import corpora, own_rows, published
+from agent_r1.data.forms import Record
 from agent_r1.data.prompts import messages
-from agent_r1.data.published import DATASETS, Record
+from agent_r1.data.published import DATASETS
 from agent_r1.data.rows import Passage, make_folder, write_corpus, write_rows
+from agent_r1.data.spellings import question_key
 from agent_r1.data.tinyhop import KINDS, make_questions, make_world
 from agent_r1.errors import AgentR1Error, ConfigError, first_line
 from agent_r1.files import sha256
@@ -73,6 +75,8 @@ def build(
     """
     make = _tinyhop if config.name == "tinyhop" else _published if config.name in DATASETS else _own
     splits = SPLITS if config.name == "tinyhop" else SPLITS[:3]
+    published_as = "multi-hop-qa" if config.name == "tinyhop" else "question-answering"
+    ability = DATASETS[config.name].ability if config.name in DATASETS else published_as
 
     def write(folder: Path) -> dict[str, Any]:
         made = make(config, seed)
@@ -81,7 +85,7 @@ def build(
                 {  # verl's keys
                     "data_source": config.data_source,
                     "prompt": messages(config.data_source, asked.question, asked.system, says_how),
-                    "ability": "multi-hop-qa",
+                    "ability": ability,
                     "reward_model": {"style": "rule", "ground_truth": asked.answers},
                     "extra_info": {"index": index, "split": split, **asked.extra},
                     "agent_name": agent_name,
@@ -156,9 +160,9 @@ def _published(config: DataConfig, seed: int) -> Made:
 
     train, *held_out = ["all"] if "all" in files else dataset.files
     splits = (
-        split_two(config, seed, read(train), read(*held_out))
+        split_two(config, seed, read(train), read(*held_out), skipped)
         if held_out
-        else split_one(config, f"{seed}/all", read(train))
+        else split_one(config, f"{seed}/all", read(train), skipped)
     )
     asked = {
         split: [
@@ -177,7 +181,7 @@ def _own(config: DataConfig, seed: int) -> Made:
     files = own_rows.source_files(config)
     splits = own_rows.splits_of(config, files, seed, skipped)
     if "all" in splits:
-        splits = split_one(config, f"{seed}/own", splits["all"])
+        splits = split_one(config, f"{seed}/own", splits["all"], skipped)
     asked = {
         split: [Asked(q.question, q.answer, q.extra(), q.system or config.system, q.tools) for q in questions]
         for split, questions in splits.items()
@@ -212,8 +216,25 @@ def _of_records(
 # ------------------------------------------------------------------------------------------------------- their splits
 
 
-def split_one(config: DataConfig, seed: str, records: list[Any]) -> dict[str, list[Any]]:
+def different(records: list[Any], skipped: list[str], held_out: Iterable[Any] = ()) -> list[Any]:
+    """Those whose questions nobody asked before, here or in `held_out`; the others are named in `skipped`.
+
+    GSM8K has no ids, and where there are ids the same question may have two: dealt out, it would be trained and tested.
+    """
+    known = {question_key(record.question) for record in held_out}
+    kept = []
+    for record in records:
+        if (key := question_key(record.question)) in known:
+            skipped.append(f"{record.question[:80]!r} is asked twice")
+            continue
+        known.add(key)
+        kept.append(record)
+    return kept
+
+
+def split_one(config: DataConfig, seed: str, records: list[Any], skipped: list[str]) -> dict[str, list[Any]]:
     """Three samples without overlap."""
+    records = different(records, skipped)
     if not config.test:
         raise ConfigError("data.test=0 takes the whole validation set, and one file has none apart; say how many")
     wanted = {split: getattr(config, split) for split in SPLITS[:3]}
@@ -221,8 +242,11 @@ def split_one(config: DataConfig, seed: str, records: list[Any]) -> dict[str, li
     return {split: [next(drawn) for _ in range(count)] for split, count in wanted.items()}
 
 
-def split_two(config: DataConfig, seed: int, train: list[Record], test: list[Record]) -> dict[str, list[Record]]:
-    """Two samples of the training set without overlap, and the validation set."""
+def split_two(
+    config: DataConfig, seed: int, train: list[Record], test: list[Record], skipped: list[str]
+) -> dict[str, list[Record]]:
+    """Two samples of the training set without overlap, and the validation set, which stays as it is published."""
+    train = different(train, skipped, test)
     drawn = _draw(train, config.train + config.val, f"{seed}/train", "train and val")
     tested = _draw(test, config.test, f"{seed}/test", "test") if config.test else test
     return {"train": drawn[: config.train], "val": drawn[config.train :], "test": tested}

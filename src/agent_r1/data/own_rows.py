@@ -22,7 +22,9 @@ import pyarrow.parquet as pq
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 from agent_r1 import own
-from agent_r1.data.published import Text, checked, from_file
+from agent_r1.data.forms import Text
+from agent_r1.data.published import checked, from_file
+from agent_r1.data.spellings import question_key
 from agent_r1.errors import AgentR1Error, ConfigError, first_line
 from agent_r1.settings import DataConfig
 
@@ -92,7 +94,7 @@ def splits_of(config: DataConfig, files: dict[str, Path], seed: int, skipped: li
     """
     wanted = {split: getattr(config, split) for split in SPLITS}
     if own.is_own(config.name):
-        return {split: _made(config.name, seed, split, count) for split, count in wanted.items()}
+        return _apart({split: _made(config.name, seed, split, count) for split, count in wanted.items()}, skipped)
     asked: dict[str, str] = {}
     found = {name: read(path, config.skip_bad, skipped, asked) for name, path in files.items()}
     if "all" in found:
@@ -111,9 +113,9 @@ def read(path: Path, skip_bad: bool, skipped: list[str], asked: dict[str, str]) 
         if isinstance(record, ValueError):
             raise record
         question = Question.model_validate(record)
-        if question.question in asked:
-            raise ValueError(f"the same question as {asked[question.question]}")
-        asked[question.question] = f"{path.name}, {place}"
+        if (key := question_key(question.question)) in asked:
+            raise ValueError(f"the same question as {asked[key]}")
+        asked[key] = f"{path.name}, {place}"
         return question
 
     values = _parquet(path) if path.suffix == ".parquet" else from_file(path)
@@ -121,6 +123,23 @@ def read(path: Path, skip_bad: bool, skipped: list[str], asked: dict[str, str]) 
         return list(checked(((place, (place, v)) for place, v in values), parse, str(path), skip_bad, skipped))
     except AgentR1Error as error:
         raise AgentR1Error(f"{error} A question is a line such as {FORM}") from None
+
+
+def _apart(made: dict[str, list[Question]], skipped: list[str]) -> dict[str, list[Question]]:
+    """Leave out of train what val or test asks, and out of val what test asks. Raises ConfigError where nothing else is there."""
+    asked: set[tuple[str, str]] = set()
+    kept = {}
+    for split in reversed(SPLITS):
+        keys = [(question_key(q.question), q.model_dump_json(exclude={"question", "answer"})) for q in made[split]]
+        kept[split] = [question for question, key in zip(made[split], keys, strict=True) if key not in asked]
+        skipped += [f"{split}: {key[0][:80]!r} is held out" for key in keys if key in asked]
+        if not kept[split]:
+            raise ConfigError(
+                f"every question that was made for {split} is held out as well (val, test); make other ones for each split, or put "
+                "the split into their metadata where that is meant"
+            )
+        asked.update(keys)
+    return {split: kept[split] for split in SPLITS}
 
 
 def _parquet(path: Path) -> Iterator[tuple[str, Any]]:

@@ -1,7 +1,7 @@
-"""Published question sets: their forms, read from local files or from the Hugging Face hub, and checked.
+"""Published question sets, read from local files or from the Hugging Face hub, and checked.
 
-In: a local file in a published form, or a data set on the hub. Out: `Record`s, the same whichever it was. Next: `build.py`
-makes rows of them. A set of the same kind is one entry of `DATASETS`, and a form if it has one of its own.
+In: a local file in a published form (forms.py), or a data set on the hub. Out: `Record`s, the same whichever it was. Next:
+`build.py` makes rows of them. A set of the same kind is one entry of `DATASETS`, and a form if it has one of its own.
 
 A downloaded file is not trusted: every record is checked, and one that does not fit is counted and named. It is left out
 only where the user asked for that. `datasets` reads what it has written itself, on the hub or in a local copy
@@ -17,160 +17,15 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
-from pydantic import AliasChoices, BaseModel, BeforeValidator, Field, StringConstraints, ValidationError
+from pydantic import ValidationError
 
+from agent_r1.data.forms import GSM8K, DapoMath, HotpotQA, MuSiQue, Record, TwoWiki
 from agent_r1.errors import AgentR1Error, first_line
 from agent_r1.settings import DataConfig
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Record:
-    """One question, whatever data set it is from."""
-
-    id: str
-    question: str
-    answers: list[str]
-    """The answer, then its aliases."""
-    kind: str
-    """What the data set calls this kind of question; the evaluation reports each."""
-    hops: int
-    paragraphs: list[tuple[str, str]]
-    """(title, text): those that hold the answer, and distractors."""
-    supporting: list[str]
-    """Titles of the paragraphs that an answer takes."""
-
-
-# ------------------------------------------------------------------------------------------------- the published forms
-
-Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
-Id = Annotated[Text, Field(validation_alias=AliasChoices("_id", "id"))]
-
-
-def _pairs(value: Any) -> Any:
-    """The published JSON writes [[title, x], ...], and the hub {"title": [...], "x": [...]}."""
-    if not isinstance(value, dict) or "title" not in value:
-        return value
-    return list(zip(value["title"], *(column for key, column in value.items() if key != "title"), strict=True))
-
-
-class HotpotQA(BaseModel):
-    """HotpotQA (Yang et al. 2018): questions over two Wikipedia paragraphs, ten paragraphs with each.
-
-        {"_id": "5a7a...", "question": "...", "answer": "...", "type": "bridge", "level": "hard",
-         "supporting_facts": [["Title", 0], ...], "context": [["Title", ["First sentence.", " Second."]], ...]}
-
-    In the distractor setting the ten paragraphs hold the answer; in fullwiki they are what a retriever found, so a corpus
-    of contexts lacks some answers: take beir-hotpotqa with it.
-    """
-
-    id: Id
-    question: Text
-    answer: Text
-    type: Text
-    supporting_facts: Annotated[list[tuple[str, Any]], Field(min_length=1), BeforeValidator(_pairs)]
-    context: Annotated[list[tuple[str, list[str]]], Field(min_length=1), BeforeValidator(_pairs)]
-
-    def record(self) -> Record:
-        supporting = list(dict.fromkeys(title.strip() for title, _ in self.supporting_facts))
-        paragraphs = [
-            (title.strip(), " ".join(sentence.strip() for sentence in sentences).strip())
-            for title, sentences in self.context
-        ]
-        return Record(
-            self.id, self.question, [self.answer], self.type, len(supporting), paragraphs, supporting
-        )  # fmt: skip
-
-
-class TwoWiki(HotpotQA):
-    """2WikiMultihopQA (Ho et al. 2020), made from Wikidata: HotpotQA's form, and other kinds of questions: compositional,
-    inference, comparison (two paragraphs each), bridge_comparison (four).
-
-    Its second release (data_ids.zip) also has the id of the answer in Wikidata, and `id_aliases.json` beside the questions:
-
-        {"Q_id": "Q30", "aliases": ["USA", ...], "demonyms": ["American", ...]}
-    """
-
-    answer_id: str | None = None
-
-
-class MuSiQueParagraph(BaseModel):
-    title: Text
-    paragraph_text: Text
-    is_supporting: bool = False
-
-
-class MuSiQue(BaseModel):
-    """MuSiQue-Ans (Trivedi et al. 2022): questions composed of two to four single-hop ones, twenty paragraphs each.
-
-        {"id": "3hop1__...", "question": "...", "answer": "...", "answer_aliases": ["..."], "answerable": true,
-         "paragraphs": [{"idx": 0, "title": "...", "paragraph_text": "...", "is_supporting": false}, ...], ...}
-
-    MuSiQue-Full also has questions without an answer, which this project has no reward for.
-    """
-
-    id: Annotated[Text, Field(pattern="^[2-4]hop")]
-    question: Text
-    answer: Text
-    answer_aliases: list[str] | None = None
-    answerable: bool | None = None
-    paragraphs: list[MuSiQueParagraph]
-
-    def record(self) -> Record:
-        if self.answerable is False:
-            raise ValueError("without an answer; take MuSiQue-Ans")
-        supporting = list(dict.fromkeys(p.title for p in self.paragraphs if p.is_supporting))
-        if not supporting:
-            raise ValueError("no supporting paragraph")
-        aliases = [alias.strip() for alias in self.answer_aliases or [] if alias.strip()]
-        return Record(
-            self.id, self.question, list(dict.fromkeys([self.answer, *aliases])), f"{self.id[0]}hop", int(self.id[0]),
-            [(p.title, p.paragraph_text) for p in self.paragraphs], supporting,
-        )  # fmt: skip
-
-
-class GSM8K(BaseModel):
-    """GSM8K (Cobbe et al. 2021): sums in words, with a solution in which each calculation is marked.
-
-        {"question": "...", "answer": "He buys 3*4=<<3*4=12>>12 apples.\\nSo there are 12+5=<<12+5=17>>17.\\n#### 17"}
-
-    Nobody but the reward gets to see the solution. It has no ids.
-    """
-
-    question: Text
-    answer: Text
-
-    def record(self) -> Record:
-        solution, _, value = self.answer.rpartition("####")
-        if not solution or not (value := value.strip().replace(",", "")):
-            raise ValueError("no #### before the answer")
-        steps = solution.count("<<")
-        return Record("", self.question, [value], f"{steps}-step", steps, [], [])
-
-
-class _Index(BaseModel):
-    index: Text
-
-
-class DapoMath(BaseModel):
-    """DAPO-Math-17k (Yu et al. 2025): competition problems whose answers are whole numbers.
-
-        {"prompt": "...", "solution": "34", "data_source": "math_dapo", "ability": "MATH", "extra_info": {"index": "9a9b6eb4-..."},
-         "reward_model": {"ground_truth": "34", "style": "rule-lighteval/MATH_v2"}, "source_prompt": [...]}
-
-    The first release has each problem a hundred times, and words about the answer's form around it. This is the second, by
-    open-r1: each once, and bare.
-    """
-
-    prompt: Text
-    solution: Text
-    extra_info: _Index
-
-    def record(self) -> Record:
-        return Record(self.extra_info.index, self.prompt, [self.solution], "math", 0, [], [])
 
 
 @dataclass(frozen=True)
@@ -187,6 +42,8 @@ class Dataset:
     counts: dict[str, int]
     """Split -> published number of records. Fewer are half a download."""
     form: type[HotpotQA | MuSiQue | GSM8K | DapoMath]
+    ability: str = "multi-hop-qa"
+    """What verl's rows call this kind of task."""
     aliases: str | None = None
     """Name of a file beside the published ones, which has other names of the answers by their ids."""
 
@@ -231,6 +88,7 @@ DATASETS: dict[str, Dataset] = {
         files={"train": "train.jsonl", "test": "test.jsonl"},
         counts={"train": 7473, "test": 1319},
         form=GSM8K,
+        ability="math",
     ),
     "dapo-math": Dataset(
         hub="open-r1/DAPO-Math-17k-Processed",
@@ -239,6 +97,7 @@ DATASETS: dict[str, Dataset] = {
         files={"train": "train-00000-of-00001.parquet"},
         counts={"train": 14116},
         form=DapoMath,
+        ability="math",
     ),
 }
 
@@ -270,18 +129,19 @@ def source_files(config: DataConfig) -> dict[str, list[Path]]:
 
 def read(config: DataConfig, split: str, files: list[Path], skipped: list[str]) -> list[Record]:
     """The records of a split; those that are left out are named in `skipped`. Raises AgentR1Error for corrupt ones."""
-    dataset, ids = DATASETS[config.name], set()
+    dataset, records = DATASETS[config.name], {}
     table = not files or files[0].suffix == ".parquet"
     aliases = {} if table or not files[1:] else aliases_of(files[1])
 
-    def parse(value: Any) -> Record:
+    def parse(value: Any) -> Record | None:
         form = dataset.form.model_validate(value)
         record = form.record()
         others = aliases.get(getattr(form, "answer_id", None), [])
         record = dataclasses.replace(record, answers=list(dict.fromkeys([*record.answers, *others])))
-        if record.id and record.id in ids:  # the same question in two splits would train on the test
-            raise ValueError(f"the id {record.id} a second time")
-        ids.add(record.id)
+        if record.id and (known := records.setdefault(record.id, record)) is not record:
+            if known == record:  # word for word, as in the first release of DAPO-Math
+                return None
+            raise ValueError(f"the id {record.id} a second time")  # in two splits, it would train on the test
         return record
 
     values = from_datasets(dataset, split, files) if table else from_file(files[0])
@@ -358,9 +218,10 @@ def aliases_of(path: Path) -> dict[str, list[str]]:
 
 
 def checked(
-    values: Iterable[tuple[str, Any]], parse: Callable[[Any], T], where: str, skip_bad: bool, skipped: list[str]
+    values: Iterable[tuple[str, Any]], parse: Callable[[Any], T | None], where: str, skip_bad: bool, skipped: list[str]
 ) -> Iterator[T]:
-    """What `parse` makes of each (place, value). It raises ValueError for what does not fit, which is named in `skipped`.
+    """What `parse` makes of each (place, value); None is left out without a word. It raises ValueError for what does not fit,
+    which is named in `skipped`.
 
     Raises AgentR1Error in the end if that is not wanted, or if nothing else was there.
     """
@@ -374,7 +235,8 @@ def checked(
         except ValueError as error:
             corrupt.append(f"{place} ({_reason(error)})")
         else:
-            yield parsed
+            if parsed is not None:
+                yield parsed
     if corrupt and not skip_bad:
         few = ", ".join(corrupt[:5]) + (", ..." if len(corrupt) > 5 else "")
         raise AgentR1Error(

@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from agent_r1.data.spellings import title_key
 from agent_r1.env.base import INVALID, BaseToolEnv, Outcome, Part
 from agent_r1.reward.named import Episode, named_outcome
 from agent_r1.reward.qa import qa_outcome
@@ -166,7 +167,8 @@ class HermesToolEnv(BaseToolEnv):
         supporting = (self.row.get("extra_info") or {}).get("supporting")
         if supporting is None or not len(supporting):
             return None
-        return len(self.titles & set(supporting)) / len(set(supporting))
+        wanted = {title_key(title) for title in supporting}
+        return len(wanted & {title_key(title) for title in self.titles}) / len(wanted)
 
 
 # ---------------------------------------------------------------------------------------------------- written turns

@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from agent_r1.data.spellings import title_key
 from agent_r1.errors import AgentR1Error, ConfigError, first_line
 from agent_r1.files import locked, sha256, write_whole
 from agent_r1.search.encoders import Encoder, make_encoder
@@ -358,6 +359,6 @@ def title_recall(index: PassageIndex, rows: list[dict[str, Any]], k: int, sample
     """
     rows = rows[:sample]
     results = index.search([row["prompt"][-1]["content"] for row in rows], k)
-    wanted = [set(row["extra_info"]["supporting"]) for row in rows]
-    found = [len(titles & {hit.title for hit in hits}) for titles, hits in zip(wanted, results, strict=True)]
+    wanted = [{title_key(title) for title in row["extra_info"]["supporting"]} for row in rows]
+    found = [len(titles & {title_key(hit.title) for hit in hits}) for titles, hits in zip(wanted, results, strict=True)]
     return sum(found) / sum(map(len, wanted))

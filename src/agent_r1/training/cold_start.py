@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from agent_r1.data.prompts import INSTRUCTIONS
+from agent_r1.data.spellings import title_key
 from agent_r1.data.tinyhop import HEADS, RELATIONS, TAILS, make_questions, make_world
 from agent_r1.env import BaseToolEnv, HermesToolEnv
 from agent_r1.errors import ConfigError, nearest
@@ -121,11 +122,12 @@ def lookups_of(row: Row) -> list[dict]:
     """
     if "lookups" in row["extra_info"]:
         return row["extra_info"]["lookups"]
-    question = row["prompt"][-1]["content"]
+    question = title_key(row["prompt"][-1]["content"])
 
     def place(title: str) -> int:
-        found = question.find(title.partition(" (")[0])  # "Faust (opera)" is the title, and the question says Faust
-        return found if found >= 0 else len(question)
+        name = title_key(title).partition(" (")[0]  # "Faust (opera)" is the title, and the question says Faust
+        found = [question.find(one) for one in (name, name[:1].lower() + name[1:])]
+        return min((start for start in found if start >= 0), default=len(question))
 
     titles = sorted(row["extra_info"]["supporting"], key=place)
     values = [*titles[1:], row["reward_model"]["ground_truth"][0]]

@@ -1,0 +1,178 @@
+"""The published forms of one question: HotpotQA's, 2WikiMultihopQA's, MuSiQue's, GSM8K's, DAPO-Math's.
+
+In: what a file or the hub holds, as JSON or a row of a table. Out: a `Record`, the same for all of them. Next: `published.py`,
+which reads files of them.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import AliasChoices, BaseModel, BeforeValidator, Field, StringConstraints, model_validator
+
+
+@dataclass(frozen=True)
+class Record:
+    """One question, whatever data set it is from."""
+
+    id: str
+    question: str
+    answers: list[str]
+    """The answer, then its aliases."""
+    kind: str
+    """What the data set calls this kind of question; the evaluation reports each."""
+    hops: int
+    paragraphs: list[tuple[str, str]]
+    """(title, text): those that hold the answer, and distractors."""
+    supporting: list[str]
+    """Titles of the paragraphs that an answer takes."""
+
+
+# ------------------------------------------------------------------------------------------------- the published forms
+
+Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
+Id = Annotated[Text, Field(validation_alias=AliasChoices("_id", "id"))]
+
+
+def _pairs(value: Any) -> Any:
+    """The published JSON writes [[title, x], ...], and the hub {"title": [...], "x": [...]}."""
+    if not isinstance(value, dict) or "title" not in value:
+        return value
+    return list(zip(value["title"], *(column for key, column in value.items() if key != "title"), strict=True))
+
+
+class HotpotQA(BaseModel):
+    """HotpotQA (Yang et al. 2018): questions over two Wikipedia paragraphs, ten paragraphs with each.
+
+        {"_id": "5a7a...", "question": "...", "answer": "...", "type": "bridge", "level": "hard",
+         "supporting_facts": [["Title", 0], ...], "context": [["Title", ["First sentence.", " Second."]], ...]}
+
+    In the distractor setting the ten paragraphs hold the answer; in fullwiki they are what a retriever found, so a corpus
+    of contexts lacks some answers: take beir-hotpotqa with it.
+    """
+
+    id: Id
+    question: Text
+    answer: Text
+    type: Text
+    supporting_facts: Annotated[list[tuple[str, Any]], Field(min_length=1), BeforeValidator(_pairs)]
+    context: Annotated[list[tuple[str, list[str]]], BeforeValidator(_pairs)]
+    """Empty where a retriever found nothing; such a question can be asked over any other corpus."""
+
+    def record(self) -> Record:
+        supporting = list(dict.fromkeys(title.strip() for title, _ in self.supporting_facts))
+        paragraphs = [
+            (title.strip(), " ".join(sentence.strip() for sentence in sentences).strip())
+            for title, sentences in self.context
+        ]
+        return Record(
+            self.id, self.question, [self.answer], self.type, len(supporting), paragraphs, supporting
+        )  # fmt: skip
+
+
+class TwoWiki(HotpotQA):
+    """2WikiMultihopQA (Ho et al. 2020), made from Wikidata: HotpotQA's form, and other kinds of questions: compositional,
+    inference, comparison (two paragraphs each), bridge_comparison (four).
+
+    Its second release (data_ids.zip) also has the id of the answer in Wikidata, and `id_aliases.json` beside the questions:
+
+        {"Q_id": "Q30", "aliases": ["USA", ...], "demonyms": ["American", ...]}
+    """
+
+    answer_id: str | None = None
+
+
+class MuSiQueParagraph(BaseModel):
+    title: Text
+    paragraph_text: Text
+    is_supporting: bool = False
+
+
+class MuSiQue(BaseModel):
+    """MuSiQue-Ans (Trivedi et al. 2022): questions composed of two to four single-hop ones, twenty paragraphs each.
+
+        {"id": "3hop1__...", "question": "...", "answer": "...", "answer_aliases": ["..."], "answerable": true,
+         "paragraphs": [{"idx": 0, "title": "...", "paragraph_text": "...", "is_supporting": false}, ...], ...}
+
+    MuSiQue-Full also has questions without an answer, which this project has no reward for.
+    """
+
+    id: Annotated[Text, Field(pattern="^[2-4]hop")]
+    question: Text
+    answer: Text
+    answer_aliases: list[str] | None = None
+    answerable: bool | None = None
+    paragraphs: list[MuSiQueParagraph]
+
+    def record(self) -> Record:
+        if self.answerable is False:
+            raise ValueError("without an answer; take MuSiQue-Ans")
+        supporting = list(dict.fromkeys(p.title for p in self.paragraphs if p.is_supporting))
+        if not supporting:
+            raise ValueError("no supporting paragraph")
+        aliases = [alias.strip() for alias in self.answer_aliases or [] if alias.strip()]
+        return Record(
+            self.id, self.question, list(dict.fromkeys([self.answer, *aliases])), f"{self.id[0]}hop", int(self.id[0]),
+            [(p.title, p.paragraph_text) for p in self.paragraphs], supporting,
+        )  # fmt: skip
+
+
+class GSM8K(BaseModel):
+    """GSM8K (Cobbe et al. 2021): sums in words, with a solution in which each calculation is marked.
+
+        {"question": "...", "answer": "He buys 3*4=<<3*4=12>>12 apples.\\nSo there are 12+5=<<12+5=17>>17.\\n#### 17"}
+
+    Nobody but the reward gets to see the solution. It has no ids.
+    """
+
+    question: Text
+    answer: Text
+
+    def record(self) -> Record:
+        solution, _, value = self.answer.rpartition("####")
+        if not solution or not (value := value.strip().replace(",", "")):
+            raise ValueError("no #### before the answer")
+        steps = solution.count("<<")
+        return Record("", self.question, [value], f"{steps}-step", steps, [], [])
+
+
+class _Index(BaseModel):
+    index: Text
+
+
+BARE = re.compile(
+    r"Solve the following math problem.*?is the answer to the problem\.(.*)Remember to put your answer on .*", re.DOTALL
+)
+"""A problem among the words that the first release of DAPO-Math puts around it."""
+
+
+class DapoMath(BaseModel):
+    """DAPO-Math-17k (Yu et al. 2025): competition problems whose answers are whole numbers.
+
+        {"prompt": "...", "solution": "34", "data_source": "math_dapo", "ability": "MATH", "extra_info": {"index": "9a9b6eb4-..."},
+         "reward_model": {"ground_truth": "34", "style": "rule-lighteval/MATH_v2"}, "source_prompt": [...]}
+
+    This is the second release, by open-r1. The first, by ByteDance, has each problem a hundred times, as the content of a message,
+    and words about the answer's form around it:
+
+        {"prompt": [{"role": "user", "content": "Solve the following math problem step by step. ..."}],
+         "reward_model": {"ground_truth": "34", ...}, "extra_info": {"index": "9a9b6eb4-..."}, ...}
+    """
+
+    prompt: Text
+    solution: Text
+    extra_info: _Index
+
+    @model_validator(mode="before")
+    @classmethod
+    def _first_release(cls, value: Any) -> Any:
+        match value:
+            case {"prompt": [{"content": str(text)}], "reward_model": {"ground_truth": answer}}:
+                bare = BARE.fullmatch(text.strip())
+                return value | {"prompt": bare[1] if bare else text, "solution": answer}
+        return value
+
+    def record(self) -> Record:
+        return Record(self.extra_info.index, self.prompt, [self.solution], "math", 0, [], [])
