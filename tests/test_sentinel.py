@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import html
 import json
 from dataclasses import replace
 
 import pytest
+from benchmarks import sentinel
 from conftest import LetterEnv, random_model
 from qa_files import a_step_of_maths
-from runs import main
+from runs import ROOT, main
 from test_loop import SilentEnv, letters_run
 
 from agent_r1.config import load_config, to_yaml
@@ -18,7 +20,7 @@ from agent_r1.rollout.sampler import LocalPolicy, SamplerStats
 from agent_r1.training.log import STEP
 from agent_r1.training.metrics import GAP
 from agent_r1.training.run import RunDir, refuse_collapse
-from agent_r1.training.sentinel import signs
+from agent_r1.training.sentinel import new_signs, signs
 from agent_r1.types import StepResult, StopReason
 
 
@@ -67,6 +69,16 @@ class GrowingEnv(LetterEnv):
 
     def reset_observation(self):
         return super().reset({"prompt": [{"role": "tool", "content": "again"}]})
+
+
+class DippingEnv(LetterEnv):
+    """Pays every episode of 5 steps, none of the next 5, and every one of the rest, as where a tool was down for a while."""
+
+    begun = 0
+
+    async def step(self, action):
+        step, DippingEnv.begun = DippingEnv.begun // 16, DippingEnv.begun + 1
+        return StepResult(None, float(not 5 <= step < 10), done=True, stop_reason=StopReason.ANSWERED)
 
 
 def lines_of(record) -> list[dict]:
@@ -143,6 +155,70 @@ def test_a_run_that_collapses_is_ended_and_its_healthy_checkpoint_is_kept(chat, 
     assert [checkpoint.name for checkpoint in run.checkpoints.iterdir()] == ["step_000004"]
     page = write_report(run.path).read_text()
     assert "After step 10: the reward fell from 1.00 to 0.00" in page
+
+
+def test_a_fall_that_is_over_is_not_told_as_if_it_lasted(chat, monkeypatch, tmp_path):
+    DippingEnv.begun = 0
+    lines = lines_of(letters_run(chat, monkeypatch, "ppo", "trainer.steps=16", "actor.lr=0", env=DippingEnv))
+    assert [(sign.name, sign.step, sign.over) for sign in signs(lines)] == [("reward falls", 10, 15)]
+    assert str(signs(lines[:12])[0]).startswith(
+        "the reward fell from 1.00 to 0.00 in 5 steps' mean: updates were too large"
+    )
+    run = RunDir(tmp_path / "run")
+    (run.path / "rollouts").mkdir(parents=True)
+    run.config.write_text(to_yaml(load_config("smoke")))
+    for line in lines:
+        run.metrics.append(line)
+    page = html.unescape(write_report(run.path).read_text())
+    assert "Something went wrong here, and was over at the end." in page and "Something is wrong here." not in page
+    assert "After step 10: the reward fell from 1.00 to 0.00 in 5 steps' mean; over after step 15<" in page
+
+
+@pytest.mark.parametrize(
+    ("levels", "falls"),
+    [
+        ((0.1, 1.0, 0.8), False),  # more than a tenth, less than half of what was gained
+        ((0.5, 0.5, 0.45), False),  # more than half of what was gained (nothing), less than a tenth
+        ((0.1, 1.0, 0.4), True),
+        ((0.5, 0.5, 0.3), True),
+    ],
+)
+def test_a_fall_is_half_of_the_rise_and_a_tenth(levels, falls):
+    lines = [{STEP: 5 * i + k, "critic/score/mean": level} for i, level in enumerate(levels) for k in range(1, 6)]
+    assert [sign.name for sign in new_signs(lines)] == ["reward falls"] * falls
+
+
+@pytest.mark.parametrize(("swing", "falls"), [(0.05, True), (0.2, False)])
+def test_a_fall_is_held_against_the_runs_own_noise(swing, falls):
+    """The same fall of .2, in a run whose steps differ little and in one whose steps differ much."""
+    lines = [
+        {STEP: n, "critic/score/mean": (0.6 if n <= 10 else 0.4) + swing * (-1) ** n} for n in range(1, 21)
+    ]  # means of five steps move by a fifth of the swing
+    assert [sign.name for sign in new_signs(lines)] == ["reward falls"] * falls
+
+
+def test_recorded_runs_that_were_held_back():
+    """The runs that no threshold was chosen on: `benchmarks/sentinel.py`, whose table docs/algorithms.md prints."""
+    page = (ROOT / "docs/algorithms.md").read_text()
+    assert sentinel.table(sentinel.HELD_BACK) in page and sentinel.table(sentinel.CHOSEN_ON) in page
+    alarms = {
+        (arm, seed): [sign for sign in signs(lines) if sign.collapse]
+        for arm, cold, seed, lines in sentinel.recorded()
+        if cold == sentinel.HELD_BACK
+    }
+    healthy = [found for (arm, _), found in alarms.items() if arm == sentinel.HEALTHY]
+    assert len(healthy) >= 2 and not any(healthy)
+    assert all(found for (arm, _), found in alarms.items() if arm == sentinel.LR)
+
+
+def test_the_setting_does_not_end_a_healthy_run_that_dips(tmp_path):
+    """Steps of a recorded run, one by one, as training writes them."""
+    run = RunDir(tmp_path / "run")
+    run.path.mkdir()
+    (lines,) = (lines for *which, lines in sentinel.recorded() if which == [sentinel.HEALTHY, 1, 1])
+    for line in lines:
+        run.metrics.append(line)
+        refuse_collapse(run)
 
 
 def test_the_setting_ends_a_run_of_the_command_line(tmp_path, monkeypatch, micro_model, capsys):

@@ -375,10 +375,12 @@ def write_report(run_dir: Path) -> Path:
     )  # fmt: skip
     page.filters |= {"number": _number, "percent": _percent, "duration": duration, "right": _right, "score": _score}
     pairs, group = pick_pairs(run.rollouts_before, run.rollouts_after), pick_group(run.rollouts_train)
+    found = signs([line for line in run.metrics if STEP in line])
     text = page.get_template("report.html.j2").render(
         run=run,
         name=run_dir.resolve().name,
-        signs=[(sign, _example(run, sign)) for sign in signs([line for line in run.metrics if STEP in line])],
+        signs=[(sign, _example(run, sign)) for sign in found],
+        over=all(sign.over for sign in found),
         machine=next((card["hardware"] for card in reversed(run.cards) if card.get("hardware")), None),
         step_seconds=[seconds for _, seconds in run.series("timing_s/step")],
         eval_seconds=sum(card.get("wall_seconds") or 0 for card in run.cards),

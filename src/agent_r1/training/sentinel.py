@@ -11,8 +11,9 @@ against the first and the best ones.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from statistics import fmean
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from statistics import fmean, median
 from typing import Any
 
 from agent_r1.training.log import STEP
@@ -21,6 +22,8 @@ from agent_r1.training.metrics import GAP
 Line = Mapping[str, Any]
 FIRST, SPAN, AGREED = 3, 5, 3
 """Steps that the first question is asked about; steps that are held against others; steps that may teach nothing."""
+NOISE = 3.0
+"""Standard errors that a fall between two means of SPAN steps must exceed; chosen by benchmarks/sentinel.py."""
 
 
 @dataclass(frozen=True)
@@ -38,19 +41,27 @@ class Sign:
     collapse: bool = False
     stop_reason: str = ""
     """Episodes that ended so are examples."""
+    over: int | None = None
+    """The step after which it was no longer seen."""
 
     def __str__(self) -> str:
-        return f"{self.seen}: {self.means}. {self.first}"
+        return f"{self.seen}; over after step {self.over}" if self.over else f"{self.seen}: {self.means}. {self.first}"
 
 
 def signs(lines: Sequence[Line]) -> list[Sign]:
-    """All signs of a run, each where it was first seen."""
+    """List all signs of a run: where each was first seen, and whether it was over at the end."""
     found: dict[str, Sign] = {}
     for n in sorted(
         {FIRST, *range(1, len(lines), max(1, len(lines) // 200)), len(lines)}
     ):  # of a long run not every step
-        for sign in new_signs(lines[:n]):
-            found.setdefault(sign.name, sign)
+        now = {sign.name: sign for sign in new_signs(lines[:n])}
+        for name, sign in found.items():
+            if name in now:
+                found[name] = replace(sign, over=None)
+            # Reasons of a zero are asked for once: they hold until an episode is paid. A collapse is asked for from 2 SPAN on.
+            elif not sign.over and n >= 2 * SPAN and (not name.startswith("zero") or _paid(lines[n - 1])):
+                found[name] = replace(sign, over=lines[n - 1][STEP])
+        found = now | found
     return list(found.values())
 
 
@@ -94,7 +105,7 @@ CAUSES = {
 
 def _why_zero(lines: Sequence[Line]) -> list[Sign]:
     """The reasons of a run in which no episode of the first steps was paid more than nothing."""
-    if any(line.get("reward/em", _score(line)) > 0 for line in lines):
+    if any(map(_paid, lines)):
         return []
     step, found = lines[-1][STEP], []
     for reason, (seen, *words) in CAUSES.items():
@@ -147,7 +158,8 @@ def _collapse(lines: Sequence[Line]) -> list[Sign]:
         found.append(Sign(name, seen, means, first, lines[-1][STEP], collapse=True))
 
     score, best = _mean(now, "critic/score/mean"), _best(lines)
-    if best - score > max(0.1, 0.5 * (best - _mean(start, "critic/score/mean"))):
+    fall = max(0.1, 0.5 * (best - _mean(start, "critic/score/mean")))
+    if best - score > max(fall, NOISE * _deviation(lines) * (2 / SPAN) ** 0.5):
         means = "updates were too large, or it learnt to please a part of the reward"
         first = "Lower actor.lr, or hold it to the start with actor.kl_coef"
         add("reward falls", f"the reward fell from {best:.2f} to {score:.2f} in {SPAN} steps' mean", means, first)
@@ -156,7 +168,7 @@ def _collapse(lines: Sequence[Line]) -> list[Sign]:
             "it tries nothing new and cannot learn from that",
             "Lower actor.lr, or set actor.entropy_coef=0.001",
         )
-        add("entropy", "the entropy is at zero", means, first)
+        add("entropy", "the entropy fell to zero", means, first)
     for key, name, least, first in (
         ("tool_calls/mean", "calls an episode", 1.0, "Set env.call_reward to 0, and look at what they find"),
         (
@@ -177,7 +189,11 @@ def _collapse(lines: Sequence[Line]) -> list[Sign]:
 def _gap(gap: float, step: int) -> Sign:
     means = "the sampler does not have the trainer's weights, or rounds far otherwise, and the ratio measures that"
     first = "Check trainer.dtype and how weights reach the sampler; verl.tis_cap=2 truncates what is left"
-    return Sign("sampler", f"sampler and trainer differ by {gap:.2f} nats a token", means, first, step, True)
+    return Sign("sampler", f"sampler and trainer differed by {gap:.2f} nats a token", means, first, step, True)
+
+
+def _paid(line: Line) -> bool:
+    return line.get("reward/em", _score(line)) > 0
 
 
 def _score(line: Line) -> float:
@@ -186,6 +202,15 @@ def _score(line: Line) -> float:
 
 def _mean(lines: Sequence[Line], key: str) -> float:
     return fmean(line.get(key) or 0.0 for line in lines)
+
+
+def _deviation(lines: Sequence[Line]) -> float:
+    """The standard deviation of one step's score around its trend.
+
+    The distance of two steps in a row leaves the trend out, and the median leaves a sudden fall out. For a normal
+    distribution, the median distance is 0.95 standard deviations.
+    """
+    return median(abs(_score(b) - _score(a)) for a, b in pairwise(lines)) / 0.95
 
 
 def _best(lines: Sequence[Line]) -> float:
