@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from agent_r1.config import load_config
 from agent_r1.data.tinyhop import HEADS, TAILS
+from agent_r1.env.context import ASK
 from agent_r1.env.hermes import answer_of, is_well_formed
 from agent_r1.errors import ConfigError
 from agent_r1.rollout.episode import Task, make_loop, run_episodes
@@ -23,6 +24,7 @@ from agent_r1.rollout.sampler import LocalPolicy
 from agent_r1.training import cold_start
 from agent_r1.training.cold_start import BEHAVIOURS, Demonstrator, demonstrate, search_turn, tokenizer_texts
 from agent_r1.training.forward import action_logprobs
+from agent_r1.training.other_names import NAME
 from agent_r1.types import Row, Sampling, StopReason, Trajectory
 
 
@@ -30,10 +32,11 @@ from agent_r1.types import Row, Sampling, StopReason, Trajectory
 def play(micro, chat):
     """play(behaviour, kind): the demonstrator's trajectories for all questions of a kind."""
 
-    def episodes(behaviour: str, kind: str) -> list[Trajectory]:
+    def episodes(behaviour: str, kind: str, **context) -> list[Trajectory]:
         rows = [row for row in micro.rows("cold") + micro.rows("train") if row["extra_info"]["kind"] == kind]
         demonstrator = Demonstrator(chat)
-        loop = make_loop(demonstrator, chat, micro.tools, micro.config.rollout, micro.config.env)
+        env = micro.config.env.model_copy(update=context)
+        loop = make_loop(demonstrator, chat, micro.tools, micro.config.rollout, env)
         for i, row in enumerate(rows):
             demonstrator.begin(str(i), row, behaviour, seed=i)
         tasks = [Task(row, str(i), str(i)) for i, row in enumerate(rows)]
@@ -106,6 +109,21 @@ def test_the_confused_one_follows_a_name_that_it_has_read(play, chat):
 def test_presets_name_behaviours_that_exist():
     for preset in ("laptop", "smoke"):
         assert set(load_config(preset).cold_start.behaviours) <= set(BEHAVIOURS)
+
+
+@pytest.mark.parametrize("behaviour", BEHAVIOURS)
+def test_asked_for_notes_it_writes_what_it_found(play, chat, behaviour):
+    """env.context=summary: the request is no turn of its script, and its notes are plain text."""
+    for one in play(behaviour, "2-hop", context="summary", context_results=1):
+        said = [chat.decode(step.action_ids[:-1]) for step in one.steps]
+        notes = [text for step, text in zip(one.steps, said, strict=True) if ASK in chat.decode(step.observation_ids)]
+        assert one.stop_reason is StopReason.ANSWERED and len(notes) == len(queries(one))
+        assert said[1::2] == notes and not any("<" in text for text in notes)
+        if behaviour == "good":
+            assert one.reward == 1.0 and len(notes) == 2
+            assert notes[1] == "; ".join(f"{found['relation']} {found['value']}" for found in lookups(one.row))
+        elif behaviour != "stop_early":
+            assert all(re.fullmatch(f"{NAME.pattern}|nothing", text) for text in notes)
 
 
 # ---------------------------------------------------------------------------------------------------- demonstrations

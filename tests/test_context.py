@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import re
 import runpy
@@ -15,11 +16,13 @@ from agent_r1 import own
 from agent_r1.config import load_config, own_names
 from agent_r1.env import AgentEnv, as_environment, make_env
 from agent_r1.env.context import ASK, KNOWN, Summary, Window
+from agent_r1.errors import ConfigError
 from agent_r1.rollout.episode import Task, run_episodes
 from agent_r1.rollout.rows import trajectory_rows
 from agent_r1.settings import EnvConfig
 from agent_r1.training import demonstrate
 from agent_r1.types import Action, Observation, Sampling, StepResult
+from agent_r1.worlds.tinyquest import demonstrator
 from agent_r1.worlds.tinyquest.quests import questions
 
 
@@ -116,18 +119,46 @@ def test_the_page_shows_what_its_code_prints(tmp_path, capsys):
     assert capsys.readouterr().out == printed
 
 
-def test_demonstrations_are_played_in_the_context_that_is_set():
-    config = load_config("tinyquest", ["env.context=window", "env.context_results=2"])
+def demonstrated(count: int, **context) -> list[demonstrate.Episode]:
+    """TinyQuest's demonstrations of so many quests."""
+    config = load_config("tinyquest")
     own.say(own_names(config))
     rows = [
         question_row(q["question"], (), agent_name=config.env.name, extra_info={"metadata": q["metadata"]})
-        for q in questions("train", 3, random.Random(0))
+        for q in questions("train", count, random.Random(0))
     ]
-    episodes = demonstrate.play(config.cold_start.demonstrator, rows, {}, config.rollout, config.env, 0)
+    env = config.env.model_copy(update=context)
+    return demonstrate.play(config.cold_start.demonstrator, rows, {}, config.rollout, env, 0)
+
+
+def test_demonstrations_are_played_in_the_context_that_is_set():
+    episodes = demonstrated(3, context="window", context_results=2)
     roles = ["".join(message["role"][0] for message in episode.messages) for episode in episodes]
     assert set(roles) == {"uatata", "utta"} and roles.count("uatata") == 3
-    whole = demonstrate.play(
-        config.cold_start.demonstrator, rows, {}, config.rollout, config.env.model_copy(update={"context": "append"}), 0
-    )
+    whole = demonstrated(3)
     turns = [sum(m["role"] == "assistant" for e in some for m in e.messages) for some in (episodes, whole)]
     assert turns[0] == turns[1] and len(whole) == 3
+
+
+def test_tinyquest_can_be_taught_with_notes():
+    """The demonstrator writes notes where it is asked for them, and plays the same quest as without."""
+    whole, noted = demonstrated(12), demonstrated(12, context="summary", context_results=2)
+
+    def said(episodes, notes: bool) -> list[str]:
+        pairs = (pair for e in episodes for pair in itertools.pairwise(e.messages) if pair[1]["role"] == "assistant")
+        return [turn["content"] for asked, turn in pairs if (asked["content"] == ASK) is notes]
+
+    assert said(noted, notes=False) == said(whole, notes=False) and len(noted) > 2 * len(whole)
+    notes = said(noted, notes=True)
+    assert len(notes) == len(noted) - len(whole) and not any("<" in text for text in notes)
+    first = [e for e in noted if KNOWN not in e.messages[0]["content"]]
+    assert [e.score for e in first] == [e.score for e in whole]
+
+
+def test_a_demonstrator_that_takes_the_request_for_a_turn_is_refused(monkeypatch):
+    def deaf(row, history):
+        return demonstrator.demonstrate(row, [m for m in history if m["content"] != ASK], random.Random(0))
+
+    monkeypatch.setattr(demonstrate.own, "load", lambda name, setting: deaf)
+    with pytest.raises(ConfigError, match=r"was asked for notes \(env.context=summary\) and returned '<tool_call>"):
+        demonstrated(2, context="summary", context_results=2)

@@ -238,13 +238,24 @@ def test_a_model_that_was_taught_harmony_plays_it(harmony_model):
     assert {"<|call|>", "<|return|>"} <= {chat.decode([i]) for i in ends} and chat.turn_end_id not in ends
 
 
-def test_the_demonstrator_that_searches_speaks_harmony_and_ends_its_turns(harmony_chat, micro):
+def taught(dialect: str, chat: ChatFormat, micro, count: int) -> list[str]:
+    """What the demonstrator that searches says in each of so many episodes."""
     rollout = micro.config.rollout.model_copy(update={"max_context": 4000, "max_tokens_per_turn": 400})
-    env = micro.config.env.model_copy(update={"name": "harmony"})
-    loop = make_loop(Demonstrator(harmony_chat, HarmonyEnv), harmony_chat, micro.tools, rollout, env)
-    rows = [row | {"agent_name": "harmony"} for row in micro.rows("train")[:8]]
-    for row in demonstrate(rows, {"good": 1.0}, loop, 0, "test"):
-        said = harmony_chat.decode([i for i, mine in zip(row.input_ids, row.action_mask, strict=True) if mine])
+    env = micro.config.env.model_copy(update={"name": dialect})
+    loop = make_loop(Demonstrator(chat, ENVIRONMENTS[dialect]), chat, micro.tools, rollout, env)
+    rows = [row | {"agent_name": dialect} for row in micro.rows("train")[:count]]
+    turns = demonstrate(rows, {"good": 1.0}, loop, 0, "test")
+    return [chat.decode([i for i, mine in zip(r.input_ids, r.action_mask, strict=True) if mine]) for r in turns]
+
+
+def test_the_demonstrator_that_searches_speaks_react(chat, micro):
+    call, last = r"Thought: find the .*\nAction: search\nAction Input: .*", r"Thought: answer\nFinal Answer: .*"
+    for said in taught("react", chat, micro, 8):
+        assert re.fullmatch(rf"({call}<\|im_end\|>)+{last}<\|im_end\|>", said)
+
+
+def test_the_demonstrator_that_searches_speaks_harmony_and_ends_its_turns(harmony_chat, micro):
+    for said in taught("harmony", harmony_chat, micro, 8):
         *calls, last, rest = re.split("(?<=<.call.>)|(?<=<.return.>)", said)
         thought = r"<\|channel\|>analysis<\|message\|>[^<]+<\|end\|><\|start\|>assistant<\|channel\|>"
         assert calls and all(re.match(f"{thought}commentary to=functions.search .*<.call.>", turn) for turn in calls)

@@ -30,6 +30,7 @@ from agent_r1.data.prompts import INSTRUCTIONS
 from agent_r1.data.spellings import title_key
 from agent_r1.data.tinyhop import HEADS, RELATIONS, TAILS, make_questions, make_world
 from agent_r1.env import BaseToolEnv, HermesToolEnv
+from agent_r1.env.context import ASK, KNOWN
 from agent_r1.errors import ConfigError, nearest
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.decoder import Decoder
@@ -79,9 +80,13 @@ class Demonstrator(Policy):
         script, start = self._scripts[session], 0
         if prompt_ids[: len(script.before)] == script.before:  # else the context was rewritten
             start = len(script.before)
-        read = NAME.findall(self.chat.decode(prompt_ids[start:]).rpartition("<tool_response>")[2])
-        text = self.spoken.written(*self._turn(script, read)) or ""
-        script.turn += 1
+        shown, asked, _ = self.chat.decode(prompt_ids[start:]).partition(ASK)
+        read = NAME.findall(shown.rpartition("<tool_response>")[2].rpartition(KNOWN)[2])
+        if asked:
+            text = _notes(script, read)
+        else:
+            text = self.spoken.written(*self._turn(script, read)) or ""
+            script.turn += 1
         ids = self.chat.turn_ids(text, self.spoken.end_of(text))
         script.before = prompt_ids + ids
         return Generation(ids, [0.0] * len(ids), "stop")
@@ -143,6 +148,13 @@ def search(lookup: dict, query: str | None = None) -> tuple[ToolCall, str]:
 def search_turn(lookup: dict) -> str:
     """The same as the tiny model writes it."""
     return HermesToolEnv.written(*search(lookup))
+
+
+def _notes(script: _Script, read: list[str]) -> str:
+    """What a request for notes is answered with: what was found so far, or in the bad behaviours a name that was read."""
+    if script.behaviour in ("bad_query", "wrong_entity"):
+        return script.rng.choice(read or ["nothing"])
+    return "; ".join(f"{lookup['relation']} {lookup['value']}" for lookup in lookups_of(script.row)[: script.turn])
 
 
 def _guess(row: Row, names: list[str], rng: random.Random) -> str:

@@ -23,12 +23,14 @@ import random
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from agent_r1 import own
 from agent_r1.env import BaseToolEnv, dialect, make_env
+from agent_r1.env.context import ASK
 from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.episode import AgentEnvLoop, AgentFlowBase, Limits, Task, derive_seed, run_episodes
@@ -134,7 +136,8 @@ def play(
 ) -> list[Episode]:
     """One episode of each row by the function of that name, in the real environment with its real tools.
 
-    Raises ConfigError where the function fails, or where most episodes end without an answer.
+    Raises ConfigError where the function fails, where it takes a request for notes for a turn, or where most episodes end without
+    an answer.
     """
     demonstrate = demonstrator_of(name)
     # No tokenizer has been trained yet: a byte is a token, and the limits of a context do not hold.
@@ -145,6 +148,12 @@ def play(
     trajectories = asyncio.run(run_episodes(flow, tasks, Sampling(max_tokens=10**6), at_once=rollout.slots))
     played = [(flow.played[task.session], t) for task, t in zip(tasks, trajectories, strict=True)]
     episodes = [Episode(messages, p.tools, t.score) for p, t in played for messages in p.contexts]
+    for text in (said["content"] for e in episodes for asked, said in pairwise(e.messages) if asked["content"] == ASK):
+        if any(part.kind in ("tool_call", "answer") for part in dialect(env).parts(text)):
+            raise ConfigError(
+                f"the demonstrator ({own.place(demonstrate)}) was asked for notes (env.context=summary) and returned "
+                f"{text[:80]!r}; where history[-1]['content'] is agent_r1.env.context.ASK, it returns notes as plain text"
+            )
     unfinished = [t.stop_reason for t in trajectories if t.stop_reason is not StopReason.ANSWERED]
     if 2 * len(unfinished) > len(trajectories):
         raise ConfigError(

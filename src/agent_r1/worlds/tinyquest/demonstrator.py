@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 
+from agent_r1.env.context import ASK
 from agent_r1.types import Message, Row
 from agent_r1.worlds.tinyquest.env import TinyQuest
 
@@ -15,13 +16,19 @@ UNWASHED, ANY_THING, ANY_BOX = 0.75, 0.25, 0.25
 def demonstrate(row: Row, history: list[Message], rng: random.Random) -> str:
     """The agent's next turn. What it forgets it forgets for the whole quest: the quest is what it draws by."""
     habits = random.Random(json.dumps(row["extra_info"]["metadata"]))
-    slips = [habits.random() < share for share in (UNWASHED, ANY_THING, ANY_BOX)]
-    return said(*move(replayed(row, history), *slips))
+    return _turn(row, history, *(habits.random() < share for share in (UNWASHED, ANY_THING, ANY_BOX)))
 
 
 def patient(row: Row, history: list[Message], rng: random.Random) -> str:
     """Who forgets nothing."""
-    return said(*move(replayed(row, history), False, False, False))
+    return _turn(row, history, False, False, False)
+
+
+def _turn(row: Row, history: list[Message], *slips: bool) -> str:
+    """A call, or notes where the agent is asked for them (env.context=summary)."""
+    if history and history[-1]["content"] == ASK:
+        return notes(history[-2]["content"])
+    return said(*move(replayed(row, history), *slips))
 
 
 def said(name: str, noun: str) -> str:
@@ -30,12 +37,17 @@ def said(name: str, noun: str) -> str:
     return "<tool_call>\n" + json.dumps({"name": name, "arguments": {field: noun}}) + "\n</tool_call>"
 
 
+def notes(seen: str) -> str:
+    """What to keep of the last result: all but the task, which the prompt repeats, and the doors, of which the map names one."""
+    return "; ".join(part for part in seen.split("; ") if part.split()[0] not in ("no", "to", "want"))
+
+
 def replayed(row: Row, history: list[Message]) -> TinyQuest:
     """The world after all that was done so far."""
     world = TinyQuest()
     world.reset(**row["extra_info"]["metadata"])
     for message in history:
-        if message["role"] == "assistant":
+        if message["role"] == "assistant" and "tool_call>" in message["content"]:
             call = json.loads(message["content"].split("tool_call>")[1].removesuffix("</"))
             getattr(world, call["name"])(**call["arguments"])
     return world
