@@ -8,6 +8,7 @@ import itertools
 import json
 import random
 import re
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -598,3 +599,25 @@ def test_a_turn_is_read_without_the_token_that_ended_it_and_no_other(any_chat):
         assert any_chat.turn_text(ids + end) == f"{opened}<answer>Oslo</answer>"
     twice = any_chat.turn_text([any_chat.turn_end_id, *ids, any_chat.turn_end_id])
     assert twice == f"{opened}{any_chat.decode([any_chat.turn_end_id])}<answer>Oslo</answer>"
+
+
+@pytest.mark.parametrize(
+    ("attack", "says"),
+    [
+        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "TimeoutError: not done"),
+        ("{% for a in range(10**9) %}{% endfor %}", "OverflowError"),
+        ("{{ messages.__class__.__mro__ }}", "SecurityError"),
+        ("{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}", "RecursionError"),
+        ("{{ 1 // 0 }}", "ZeroDivisionError"),
+        ("{{ raise_exception('no such role') }}", "TemplateError: no such role"),
+        ("{% for %}", "TemplateSyntaxError"),
+    ],
+    ids=["endless", "range", "class", "recursion", "division", "refusal", "syntax"],
+)
+def test_a_hostile_template_is_refused_in_one_line(tokenizer, monkeypatch, attack, says):
+    monkeypatch.setattr("agent_r1.rollout.chat_format.RENDER_S", 0.05)
+    before = sys.gettrace()
+    with pytest.raises(ConfigError, match=f"cannot be rendered \\({says}") as refused:
+        ChatFormat(with_template(tokenizer, attack + tokenizer.chat_template))
+    assert "\n" not in str(refused.value)
+    assert sys.gettrace() is before

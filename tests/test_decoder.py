@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
+import resource
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from agent_r1.errors import AgentR1Error
 from agent_r1.rollout.decoder import FAMILIES, Decoder, causal_attention, load, rope_tables, rotate, save
+from agent_r1.rollout.policies import load_any
 
 SHAPES = {
     "tied": {},
@@ -176,6 +181,61 @@ def test_what_cannot_be_computed_is_refused(folder, changes, message):
         load(folder)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_hidden_layers": 10**6}, "num_hidden_layers=1000000, which no model has"),
+        ({"num_hidden_layers": 1000}, "KeyError: 'model.layers.999"),
+        ({"num_hidden_layers": 1}, "num_hidden_layers=1, and there are more"),
+        ({"hidden_size": 10**9}, "hidden_size=1000000000, which no model has"),
+        ({"hidden_size": 2**16}, r"expected \(\d+, 65536\)"),
+        ({"vocab_size": -1}, "vocab_size=-1, which no model has"),
+        ({"num_attention_heads": 0}, "num_attention_heads=0, which no model has"),
+        ({"num_attention_heads": 3}, "its heads, rope_theta, rms_norm_eps or max_position_embeddings fit no model"),
+        ({"head_dim": "64"}, "its heads"),
+        ({"head_dim": 2**11}, r"q_proj.weight is .*, expected \(8192, 32\)"),
+        ({"max_position_embeddings": 2**24, "head_dim": 64}, "max_position_embeddings fit no model"),
+        ({"max_position_embeddings": 2**40}, "max_position_embeddings=1099511627776, which no model has"),
+        ({"rope_theta": float("inf")}, "rope_theta"),
+        ({"rms_norm_eps": "tiny"}, "rms_norm_eps"),
+        ({"intermediate_size": True}, "intermediate_size=True, which no model has"),
+        ({"vocab_size": 10**3000}, "vocab_size=1000"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_config_that_does_not_fit_its_weights_is_refused_before_it_takes_memory(folder, changes, message):
+    change_config(folder, **changes)
+    with limited_memory(2 << 30), pytest.raises(AgentR1Error, match=message) as refused:
+        load_any(folder)
+    assert "\n" not in str(refused.value) and len(str(refused.value)) < 400
+
+
+@contextmanager
+def limited_memory(most: int):
+    """A larger allocation fails, and does not fill the machine where the code is wrong."""
+    used = int(re.search(r"VmSize:\s+(\d+)", Path("/proc/self/status").read_text())[1]) << 10
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (used + most, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def test_another_architecture_that_does_not_fit_its_weights_is_refused_too(folder):
+    for changes in (
+        {"hidden_size": 2**16},
+        {"num_hidden_layers": 1000},
+        {"vocab_size": 2**20},
+        {"num_hidden_layers": -1},
+    ):
+        whole = (folder / "config.json").read_text()
+        change_config(folder, **{"model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"], **changes})
+        with limited_memory(2 << 30), pytest.raises(AgentR1Error, match="than its weights|which no model has"):
+            load_any(folder)
+        (folder / "config.json").write_text(whole)
+
+
 def test_a_missing_or_damaged_folder_is_refused(folder, tmp_path):
     weights = folder / "model.safetensors"
     whole = weights.read_bytes()
@@ -186,7 +246,7 @@ def test_a_missing_or_damaged_folder_is_refused(folder, tmp_path):
     weights.unlink()
     with pytest.raises(AgentR1Error, match="no .*safetensors"):
         load(folder)
-    for broken in ("{", "[]", "", "null", "\x00"):
+    for broken in ("{", "[]", "", "null", "\x00", "[" * 100_000, '{"a":' * 100_000):
         (folder / "config.json").write_text(broken)
         with pytest.raises(AgentR1Error, match="make or download it again"):
             load(folder)

@@ -81,7 +81,10 @@ def test_a_folder_with_splits_is_taken_as_it_is(tmp_path):
      ('{"question": "q", "answer": "1", "level": 2}', "(level: extra inputs are not permitted"),
      ('{"question": "q", "answer": "1", "passages": [{"title": "T"}]}', "no passages.0.text"),
      ('{"question": "q", "answer": "1", "metadata": 2}', "metadata: input should be a valid"),
-     (b'{"question": "\xff"}', "line 11 (no JSON)")],
+     (b'{"question": "\xff"}', "line 11 (no JSON)"),
+     ('{"question": "?", "answer": NaN}', "line 11 (value error, nan or infinity"),
+     ('{"question": "?", "answer": "1", "metadata": {"x": [1e999]}}', "line 11 (value error, nan or infinity"),
+     (f'{{"question": "?", "answer": "1", "metadata": {{"x": {"[" * 70 + "]" * 70}}}}}', "line 11 (value error, json nested")],
 )  # fmt: skip
 def test_a_line_that_is_no_question_is_named_and_the_form_shown(tmp_path, line, found):
     text = "".join(json.dumps(record) + "\n" for record in GOOD).encode()

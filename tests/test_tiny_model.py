@@ -18,9 +18,27 @@ from agent_r1.rollout import decoder
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.decoder import Decoder, causal_attention
 from agent_r1.settings import ModelConfig
-from agent_r1.training.tiny_model import SPECIAL, TAGS, load_tokenizer, save_tokenizer, shape_of, train_tokenizer
+from agent_r1.training.tiny_model import (
+    SPECIAL,
+    TAGS,
+    load_chat,
+    load_tokenizer,
+    save_tokenizer,
+    shape_of,
+    train_tokenizer,
+)
 
 # --------------------------------------------------------------------------------------------------------- tokenizer
+
+
+@pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json", "generation_config.json"])
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, "[]", "\0"], ids=lambda text: text[:5])
+def test_a_damaged_tokenizer_is_refused_in_one_line(tokenizer, tmp_path, file, text):
+    save_tokenizer(tokenizer, tmp_path)
+    (tmp_path / file).write_text(text)
+    with pytest.raises(AgentR1Error, match="cannot be read .*make or download the model again") as refused:
+        load_chat(tmp_path)
+    assert "\n" not in str(refused.value) and len(str(refused.value)) < 600
 
 
 def test_the_vocabulary_is_as_large_as_asked_with_every_control_token_in_it(tokenizer):

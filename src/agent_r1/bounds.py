@@ -17,6 +17,7 @@ import threading
 from collections.abc import AsyncIterable, AsyncIterator, Coroutine
 from concurrent.futures import Future
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
 MAX_DEPTH = 64
 """Nesting of lists and objects in JSON; a schema of a tool has about ten levels."""
+
+MAX_FILE = 64 << 20
+"""Bytes of a JSON file that is read at once."""
 
 T = TypeVar("T")
 
@@ -57,6 +61,13 @@ def check_depth(value: Any) -> None:
             return
         level = [inner for outer in level for inner in (outer.values() if isinstance(outer, dict) else outer)]
     raise ValueError(f"JSON nested deeper than {MAX_DEPTH} levels")
+
+
+def read_json(path: Path) -> Any:
+    """Read a small file, such as a model's config.json. Raises ValueError and OSError."""
+    if path.stat().st_size > MAX_FILE:
+        raise ValueError(f"{path.name} has more than {MAX_FILE} bytes")
+    return parse_json(path.read_bytes())
 
 
 # --------------------------------------------------------------------------------------------------- HTTP, by request

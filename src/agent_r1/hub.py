@@ -10,13 +10,12 @@ where it stopped, in the hub's own cache (HF_HOME).
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
-from agent_r1 import packages
+from agent_r1 import bounds, packages
 from agent_r1.errors import AgentR1Error, first_line
 
 NAME = r"\w[\w.-]*/[\w.-]+(@[\w./-]+)?"
@@ -64,13 +63,13 @@ def damage(folder: Path) -> str | None:
     """What a model folder lacks, and what to do; None if all of its weights are there, in their whole length."""
     file = folder / "model.safetensors.index.json"
     try:
-        wanted = set(json.loads(file.read_text())["weight_map"].values()) if file.is_file() else {"model.safetensors"}
+        wanted = set(bounds.read_json(file)["weight_map"].values()) if file.is_file() else {"model.safetensors"}
         for file in [folder / name for name in ("config.json", *sorted(wanted))]:
             if not file.is_file():
                 return f"there is no {file.name} in {folder}; make or download it again"
             if file.suffix == ".safetensors":
                 safe_open(file, framework="pt")  # reads the header, and holds the file's length against it
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         return f"{file.resolve()} is cut short or broken ({first_line(error)}); delete it and make or download it again"
     return None
 

@@ -12,6 +12,7 @@ A parquet file has the same names as columns.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,11 +20,12 @@ from typing import Annotated, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 
-from agent_r1 import own
+from agent_r1 import bounds, own
 from agent_r1.data.forms import Text
-from agent_r1.data.published import checked, from_file
+from agent_r1.data.json_files import from_file
+from agent_r1.data.published import checked
 from agent_r1.data.spellings import question_key
 from agent_r1.errors import AgentR1Error, ConfigError, first_line
 from agent_r1.settings import DataConfig
@@ -56,6 +58,15 @@ class Question(BaseModel):
     passages: list[Titled] = []
     """Those of all questions are the corpus, unless `data.corpus` is a file."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _sound(cls, value: Any) -> Any:
+        """Refuse what JSON, parquet or Python may hold and no row can: NaN, Infinity, and lists nested without end."""
+        bounds.check_depth(value)
+        if not _finite(value):
+            raise ValueError("NaN or Infinity, which is not a number")
+        return value
+
     @property
     def paragraphs(self) -> list[tuple[str, str]]:
         """Title and text of each of them, as a published record has them."""
@@ -65,6 +76,12 @@ class Question(BaseModel):
         """What stands in the row beside question and answers. Parquet cannot hold an object without keys."""
         known = {"kind": self.kind, "metadata": self.metadata, "supporting": self.supporting}
         return {key: value for key, value in known.items() if value}
+
+
+def _finite(value: Any) -> bool:
+    if isinstance(value, dict | list):
+        return all(map(_finite, value.values() if isinstance(value, dict) else value))
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def source_files(config: DataConfig) -> dict[str, Path]:

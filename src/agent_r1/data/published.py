@@ -5,15 +5,12 @@ In: a local file in a published form (forms.py), or a data set on the hub. Out: 
 
 A downloaded file is not trusted: every record is checked, and one that does not fit is counted and named. It is left out
 only where the user asked for that. `datasets` reads what it has written itself, on the hub or in a local copy
-of it. JSON is read here: one corrupt line, and datasets 5.2.0 refuses the whole file without saying which record it was.
+of it. `json_files.py` reads JSON: one corrupt line, and datasets 5.2.0 refuses the whole file without saying which record it was.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import gzip
-import json
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,10 +19,13 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from agent_r1.data.forms import GSM8K, DapoMath, HotpotQA, MuSiQue, Record, TwoWiki
+from agent_r1.data.json_files import from_file
 from agent_r1.errors import AgentR1Error, first_line
 from agent_r1.settings import DataConfig
 
 T = TypeVar("T")
+MAX_CORRUPT = 100_000
+"""Records that are named before a file is given up."""
 
 
 @dataclass(frozen=True)
@@ -183,32 +183,6 @@ def from_datasets(dataset: Dataset, split: str, files: list[Path]) -> Iterator[t
         yield f"{split} record {number}", value
 
 
-def from_file(path: Path) -> Iterator[tuple[str, Any]]:
-    """(place, value) of each record of a JSON list, or of each line of a JSONL file; either may be gzipped.
-
-    The value of a broken line is the error. Raises AgentR1Error where the file cannot be opened, or is cut off.
-    """
-    try:
-        with path.open("rb") as raw:
-            gzipped = raw.read(2) == b"\x1f\x8b"
-        with gzip.open(path) if gzipped else path.open("rb") as file:
-            lines = ((number, line) for number, line in enumerate(file, start=1) if not line.isspace())
-            for index, (number, line) in enumerate(lines):
-                if index == 0 and line.lstrip().startswith(b"["):
-                    values = json.loads(line + file.read())
-                    yield from ((f"record {n}", value) for n, value in enumerate(values, start=1))
-                    return
-                try:
-                    value = json.loads(line)
-                except (ValueError, RecursionError):  # broken JSON, broken UTF-8, or ten thousand brackets
-                    value = ValueError("no JSON")
-                yield f"line {number}", value
-    except (ValueError, RecursionError, EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise AgentR1Error(f"{path} is cut off, damaged or no JSON ({error}); get the file again") from None
-    except OSError as error:
-        raise AgentR1Error(f"{path} cannot be read ({error.strerror or error}); check the path") from None
-
-
 def aliases_of(path: Path) -> dict[str, list[str]]:
     """Id in Wikidata -> other names. Raises AgentR1Error for a line that is none of 2WikiMultihopQA's."""
     try:
@@ -234,6 +208,10 @@ def checked(
             parsed = parse(value)
         except ValueError as error:
             corrupt.append(f"{place} ({_reason(error)})")
+            if len(corrupt) > MAX_CORRUPT:
+                raise AgentR1Error(
+                    f"{where}: more than {MAX_CORRUPT} records are corrupt, the first: {corrupt[0]}; is it the right file?"
+                ) from None
         else:
             if parsed is not None:
                 yield parsed

@@ -25,12 +25,12 @@ import contextlib
 import itertools
 import json
 import re
-from collections.abc import Iterable
+import sys
+import time
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from jinja2 import TemplateError
-
-from agent_r1.errors import ConfigError
+from agent_r1.errors import ConfigError, first_line
 from agent_r1.types import Message
 
 # A placeholder is a number between two private-use characters, which no chat template contains.
@@ -40,7 +40,25 @@ _BESIDE_DATA = re.compile(f"(<[^<>\\s]+>)\\s*(?={_OPEN})|(?<={_CLOSE})\\s*(<[^<>
 
 HARMONY_ENDS = ("<|call|>", "<|return|>")
 """What ends a turn in Harmony, where the end that the template writes closes each of the messages in a turn."""
+RENDER_S = 3.0
+"""Within which a chat template must be rendered; it takes milliseconds, and a loop of a stranger's need not end."""
 Skeleton = tuple[list[int | str], list[str]]
+
+
+def _in_time() -> Callable[..., Any]:
+    """Make a trace function (`sys.settrace`) that ends a template `RENDER_S` seconds after its first line."""
+    until: list[float] = []
+
+    def line(frame: Any, event: str, arg: Any) -> Callable[..., Any] | None:
+        if frame.f_code.co_filename != "<template>":  # Jinja's name for all of them
+            return None
+        if not until:
+            until.append(time.monotonic() + RENDER_S)
+        elif time.monotonic() > until[0]:
+            raise TimeoutError(f"not done after {RENDER_S:g} s")
+        return line
+
+    return line
 
 
 def _any_of(words: Iterable[str]) -> re.Pattern:
@@ -188,17 +206,25 @@ class ChatFormat:
         messages = [{"role": role, "content": f"{_OPEN}{i}{_CLOSE}"} for i, role in enumerate(roles)]
         # Qwen3 without its own thinking mode: its template then opens each turn with an empty thought, and a turn of
         # some hundred tokens is not used up by thinking. Other templates do not know the word.
-        return self.tokenizer.apply_chat_template(
-            messages, tools=tools, add_generation_prompt=True, tokenize=False, enable_thinking=False
-        )
+        before = sys.gettrace()
+        sys.settrace(_in_time())
+        try:
+            return self.tokenizer.apply_chat_template(
+                messages, tools=tools, add_generation_prompt=True, tokenize=False, enable_thinking=False
+            )
+        except Exception as error:  # a template is a program of whoever made the model
+            raise ConfigError(
+                f"the chat template of {getattr(self.tokenizer, 'name_or_path', '?')!r} cannot be rendered "
+                f"({type(error).__name__}: {first_line(error)}); take an instruct model with another template"
+            ) from None
+        finally:
+            sys.settrace(before)
 
     def _tags_beside_data(self) -> set[str]:
         """Each literal `<...>` that the template puts directly before or behind a content."""
         tags: set[str] = set()
         for roles in (("user", "assistant"), ("system", "user"), ("user", "assistant", "tool", "tool")):
-            with contextlib.suppress(
-                TemplateError, TypeError
-            ):  # a template may refuse a role, and then it has no tags for it
+            with contextlib.suppress(ConfigError):  # a template may refuse a role, and then it has no tags for it
                 tags |= {tag for pair in _BESIDE_DATA.findall(self._render(roles)) for tag in pair if tag}
         return tags
 

@@ -19,17 +19,19 @@ each head's q and k before it turns them (2302.05442).
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from agent_r1 import bounds
 from agent_r1.errors import AgentR1Error
 
 Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -166,6 +168,24 @@ CONFIG_NAMES = {
     "rms_norm_eps": "rms_norm_eps",
 }
 """Fields of `DecoderShape`, and their names in config.json."""
+LARGEST = {
+    "vocab_size": 2**22,
+    "hidden_size": 2**17,
+    "num_hidden_layers": 2**10,
+    "num_attention_heads": 2**12,
+    "num_key_value_heads": 2**12,
+    "intermediate_size": 2**20,
+    "max_position_embeddings": 2**24,
+}
+"""What config.json may say, of any architecture: beyond every model that is published."""
+
+
+MOST_ANGLES = 2**28
+"""Positions times the width of a head: two tables of 1 GB. A million positions of 256 wide heads."""
+
+
+class OtherModelError(AgentR1Error):
+    """A model that is not computed here. `transformers` may read it."""
 
 
 def save(model: Decoder, folder: Path, eos_token_id: int | list[int], pad_token_id: int) -> None:
@@ -197,11 +217,13 @@ def save(model: Decoder, folder: Path, eos_token_id: int | list[int], pad_token_
 
 def load(folder: Path, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Decoder:
     """Read a Hugging Face folder of one of `FAMILIES`. Raises AgentR1Error naming what is wrong with it."""
-    model = Decoder(read_shape(folder))
+    shape = read_shape(folder)
     try:
         files = sorted(folder.glob("*.safetensors"))
         if not files:
             raise FileNotFoundError("it has no *.safetensors")
+        _fit(shape, files)  # before memory is taken for what config.json says
+        model = Decoder(shape)
         from_hf(model, {name: t for file in files for name, t in load_file(file).items()})
     except (OSError, KeyError, RuntimeError, SafetensorError) as error:
         raise AgentR1Error(
@@ -213,9 +235,12 @@ def load(folder: Path, device: str = "cpu", dtype: torch.dtype = torch.float32) 
 def read_config(folder: Path) -> dict:
     """A model folder's config.json, of whatever architecture. Raises AgentR1Error when the folder is no model."""
     try:
-        raw = json.loads((folder / "config.json").read_text())
+        raw = bounds.read_json(folder / "config.json")
         if not isinstance(raw, dict):
             raise ValueError("config.json is not an object")
+        for name, most in LARGEST.items():
+            if type(value := raw.get(name, 1)) is not int or not 1 <= value <= most:
+                raise ValueError(f"config.json has {name}={str(value):.20}, which no model has")
     except (OSError, ValueError) as error:
         raise AgentR1Error(
             f"{folder} is not a complete model ({type(error).__name__}: {error}); make or download it again"
@@ -228,7 +253,7 @@ def read_shape(folder: Path) -> DecoderShape:
     raw = read_config(folder)
     family, otherwise = raw.get("model_type"), "train it with --engine verl, or start from another model"
     if family not in FAMILIES:
-        raise AgentR1Error(
+        raise OtherModelError(
             f"{folder} is of architecture {family!r}; the local loop computes {', '.join(FAMILIES)}; {otherwise}"
         )
     rope = raw.get("rope_parameters") or {}  # transformers 5 nests what version 4 kept at the top
@@ -239,14 +264,14 @@ def read_shape(folder: Path) -> DecoderShape:
         "a bias in attention's output or in the MLP": raw.get("attention_bias") or raw.get("mlp_bias"),
     }.items():
         if there:
-            raise AgentR1Error(f"{folder} has {what}, which the local loop does not compute; {otherwise}")
+            raise OtherModelError(f"{folder} has {what}, which the local loop does not compute; {otherwise}")
     raw.setdefault("num_key_value_heads", raw.get("num_attention_heads"))  # older Llamas: every head has its own
     names = {field: raw_name for field, raw_name in CONFIG_NAMES.items() if raw_name in raw}
     if missing := CONFIG_NAMES.keys() - names.keys():
-        raise AgentR1Error(
+        raise OtherModelError(
             f"{folder}/config.json lacks {CONFIG_NAMES[min(missing)]!r}; make or download the model again"
         )
-    return DecoderShape(
+    shape = DecoderShape(
         **{field: raw[name] for field, name in names.items()},
         rope_theta=raw.get("rope_theta") or rope.get("rope_theta", 10000.0),
         tied=raw.get("tie_word_embeddings", False),
@@ -255,6 +280,14 @@ def read_shape(folder: Path) -> DecoderShape:
         if (width := raw.get("head_dim")) == raw["hidden_size"] // raw["num_attention_heads"]
         else width,
     )
+    real = all(isinstance(x, int | float) and 0 < x < math.inf for x in (shape.rope_theta, shape.rms_norm_eps))
+    heads = shape.heads % shape.kv_heads == 0 and type(shape.head_dim) is int and shape.head_dim in range(2, 2**12, 2)
+    if not (real and heads and shape.max_position * shape.head_dim <= MOST_ANGLES):
+        raise AgentR1Error(
+            f"{folder}/config.json: its heads, rope_theta, rms_norm_eps or max_position_embeddings fit no model; make or download "
+            "it again"
+        )
+    return shape
 
 
 def to_hf(model: Decoder) -> dict[str, Tensor]:
@@ -283,6 +316,28 @@ def to_hf(model: Decoder) -> dict[str, Tensor]:
     if model.head is not None:
         out["lm_head.weight"] = model.head.weight
     return {name: t.detach() for name, t in out.items()}
+
+
+def sizes_in(files: list[Path]) -> dict[str, tuple[int, ...]]:
+    """The shape of each weight, from the headers of safetensors. Raises OSError and SafetensorError."""
+    sizes = {}
+    for file in files:
+        with safe_open(file, framework="pt") as weights:
+            sizes |= {name: tuple(weights.get_slice(name).get_shape()) for name in weights.keys()}  # noqa: SIM118
+    return sizes
+
+
+def _fit(shape: DecoderShape, files: list[Path]) -> None:
+    """Raises RuntimeError or KeyError where the weights in `files` are not those of a model of this shape. Reads headers only."""
+    sizes = sizes_in(files)
+    if f"model.layers.{shape.layers}.input_layernorm.weight" in sizes:
+        raise RuntimeError(f"config.json has num_hidden_layers={shape.layers}, and there are more")
+    _ = sizes[f"model.layers.{shape.layers - 1}.input_layernorm.weight"]  # before any layer is made
+    with torch.device("meta"):  # shapes without memory
+        model = Decoder(shape)
+    for name, view in to_hf(model).items():
+        if sizes[name] != tuple(view.shape):
+            raise RuntimeError(f"{name} is {sizes[name]}, expected {tuple(view.shape)}")
 
 
 def from_hf(model: Decoder, tensors: dict[str, Tensor]) -> None:

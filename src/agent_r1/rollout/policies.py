@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -26,7 +27,6 @@ from typing import TYPE_CHECKING, Any, Union
 import httpx
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError
 from torch import Tensor
 
 from agent_r1 import bounds
@@ -50,12 +50,19 @@ def load_transformers(folder: Path, device: str = "cpu", dtype: torch.dtype = to
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
+    raw = decoder.read_config(folder)
     try:
+        sizes = decoder.sizes_in(sorted(folder.glob("*.safetensors")))
+        wanted = raw.get("vocab_size"), raw.get("hidden_size")
+        layers = 1 + max((int(n) for name in sizes for n in re.findall(r"\.(\d+)\.", name)), default=-1)
+        # What is missing, transformers makes of random numbers, whatever memory that takes.
+        if sizes and (None not in wanted and wanted not in sizes.values() or layers < raw.get("num_hidden_layers", 0)):
+            raise ValueError("config.json has another vocab_size, hidden_size or num_hidden_layers than its weights")
         model, told = AutoModelForCausalLM.from_pretrained(
             folder, dtype=dtype, local_files_only=True, use_safetensors=True, trust_remote_code=False,
             output_loading_info=True,
         )  # fmt: skip
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
+    except Exception as error:  # a config.json can break its model classes anywhere
         raise AgentR1Error(f"{folder} cannot be loaded by transformers ({first_line(error)})") from None
     if missing := sorted(told["missing_keys"]):  # transformers would go on with random numbers
         raise AgentR1Error(f"{folder} lacks {len(missing)} weights of its model, the first {missing[0]}; make it again")
@@ -66,7 +73,7 @@ def load_any(folder: Path, device: str = "cpu", dtype: torch.dtype = torch.float
     """A model folder as the network that training uses where that fits, else as `transformers` reads it."""
     try:
         decoder.read_shape(folder)
-    except AgentR1Error:  # another architecture
+    except decoder.OtherModelError:
         return load_transformers(folder, device, dtype)
     return decoder.load(folder, device, dtype)
 

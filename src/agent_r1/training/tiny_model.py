@@ -28,6 +28,7 @@ import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from agent_r1 import bounds
 from agent_r1.errors import AgentR1Error, first_line
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.decoder import Decoder, DecoderShape, rotate
@@ -143,7 +144,15 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     """The tokenizer of a model folder, exactly as its tokenizer.json has it; asks no hub and runs no code from there."""
     if not (folder / "tokenizer.json").is_file():
         raise AgentR1Error(f"{folder} has no tokenizer.json; make or download the model again")
-    return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+    try:
+        return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+    except (
+        Exception
+    ) as error:  # the tokenizers library raises a bare Exception, transformers whatever a file leads it to
+        why = f"{type(error).__name__}: {first_line(error)}"
+        raise AgentR1Error(
+            f"the tokenizer of {folder} cannot be read ({why}); make or download the model again"
+        ) from None
 
 
 def load_chat(folder: Path) -> ChatFormat:
@@ -151,7 +160,7 @@ def load_chat(folder: Path) -> ChatFormat:
     `transformers` take `eos_token_id` (one id or several) from generation_config.json, else from config.json."""
     path = next((p for name in ("generation_config", "config") if (p := folder / f"{name}.json").is_file()), None)
     try:
-        ends = json.loads(path.read_text()).get("eos_token_id") if path else None
+        ends = bounds.read_json(path).get("eos_token_id") if path else None
     except (OSError, ValueError, AttributeError) as error:
         raise AgentR1Error(f"{path} cannot be read ({first_line(error)}); make or download the model again") from None
     return ChatFormat(load_tokenizer(folder), ends if isinstance(ends, list) else [ends])

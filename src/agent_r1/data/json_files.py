@@ -1,0 +1,93 @@
+"""Records of a JSON list or a JSONL file, plain or gzipped, one at a time.
+
+In: a local file that was downloaded or written by hand. Out: (place, value) of each record. Next: `published.py`, `own_rows.py`
+and `corpora.py` check the values. Memory holds one record, never the file: a gzip of megabytes may unfold to gigabytes.
+"""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import json
+import re
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from agent_r1.errors import AgentR1Error
+
+MAX_RECORD = 16 << 20
+"""Bytes of one record: a thousand times one of HotpotQA's, with its ten paragraphs."""
+MAX_RATIO, ALWAYS = 100, 64 << 20
+"""How many times its size a gzip may unfold to (text: ten times), and the bytes that any may."""
+CHUNK = 1 << 20
+_BLANKS = re.compile(r"[ \t\r\n]*")
+
+
+def from_file(path: Path) -> Iterator[tuple[str, Any]]:
+    """(place, value) of each record of a JSON list, or of each line of a JSONL file; either may be gzipped.
+
+    The value of a broken line is the error. Raises AgentR1Error where the file cannot be opened, is cut off, or is too large for a
+    record.
+    """
+    try:
+        with path.open("rb") as raw:
+            gzipped = raw.read(2) == b"\x1f\x8b"
+        most = max(ALWAYS, MAX_RATIO * path.stat().st_size) if gzipped else None
+        with gzip.open(path) if gzipped else path.open("rb") as file:
+
+            def read(one: Callable[[int], bytes], size: int) -> bytes:
+                if most and file.tell() > most:
+                    raise ValueError(f"its gzip unfolds to more than {most} bytes")
+                return one(size)
+
+            number, begun = 0, False
+            while line := read(file.readline, MAX_RECORD + 1):
+                number += 1
+                if not begun and line.lstrip().startswith(b"["):
+                    yield from _of_list(line, lambda size: read(file.read, size))
+                    return
+                if len(line) > MAX_RECORD:
+                    raise ValueError(f"line {number} has more than {MAX_RECORD} bytes")
+                if line.isspace():
+                    continue
+                begun = True
+                try:
+                    value = json.loads(line)
+                except (ValueError, RecursionError):  # broken JSON, broken UTF-8, or ten thousand brackets
+                    value = ValueError("no JSON")
+                yield f"line {number}", value
+    except (ValueError, RecursionError, EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise AgentR1Error(f"{path} is cut off, damaged or no JSON ({error}); get the file again") from None
+    except OSError as error:
+        raise AgentR1Error(f"{path} cannot be read ({error.strerror or error}); check the path") from None
+
+
+def _of_list(head: bytes, read: Callable[[int], bytes]) -> Iterator[tuple[str, Any]]:
+    """(place, value) of each record of a JSON list that begins with `head`; `read` gives the rest. Raises ValueError."""
+    utf8, decode = codecs.getincrementaldecoder("utf-8")(), json.JSONDecoder().raw_decode
+    text, at, ended, number, mark = utf8.decode(head).lstrip()[1:], 0, False, 1, "["
+    while mark != "]":
+        at = _BLANKS.match(text, at).end()
+        try:
+            if mark == "[" and text[at : at + 1] == "]":
+                at, mark = at + 1, "]"
+                continue
+            value, end = decode(text, at)
+            end = _BLANKS.match(text, end).end()
+            if text[end : end + 1] in (",", "]"):  # else it may be the first half of a number
+                yield f"record {number}", value
+                at, mark, number = end + 1, text[end], number + 1
+                continue
+            why = "no comma after it"
+        except json.JSONDecodeError as error:
+            why = error.msg
+        if ended or len(text) - at > MAX_RECORD:
+            raise ValueError(f"record {number}, of {MAX_RECORD} bytes at most: {why}")
+        piece = read(max(CHUNK, len(text) - at))
+        text, at, ended = text[at:] + utf8.decode(piece, final=not piece), 0, not piece
+    while not (more := text[at:].strip()) and (piece := read(CHUNK)):
+        text, at = utf8.decode(piece), 0
+    if more:
+        raise ValueError("there is more after the list")

@@ -1,0 +1,71 @@
+"""Room 1, files of records: read one at a time, the same as at once, in memory that no file decides on."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import tracemalloc
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent_r1.data import json_files
+from agent_r1.data.json_files import from_file
+from agent_r1.data.published import checked
+from agent_r1.errors import AgentR1Error
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text('é"[]{},\\: \n0', max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(VALUES, max_size=5), st.sampled_from([1, 2, 7, 1 << 20]), st.booleans(), st.sampled_from([None, 1]))
+def test_a_list_is_read_as_json_reads_it_wherever_its_pieces_end(tmp_path_factory, values, chunk, ascii, indent):
+    path, text = tmp_path_factory.mktemp("list") / "x.json", json.dumps(values, ensure_ascii=ascii, indent=indent)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json_files, "CHUNK", chunk)
+        path.write_text(f" \n{text}\n ")
+        assert list(from_file(path)) == [(f"record {n}", value) for n, value in enumerate(values, 1)]
+        for broken in (text[:-1], f"{text}x", f"[{text}", text[:-1] + ",]", text.replace("[", "[,", 1)):
+            path.write_text(broken)
+            with pytest.raises(AgentR1Error, match="cut off, damaged or no JSON"):
+                list(from_file(path))
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b" " * 10_000_000, "line 1 has more than 65536 bytes"),
+        (b'{"question": "' + b"x" * 10_000_000, "line 1 has more than 65536 bytes"),
+        (b'["' + b"x" * 10_000_000, "record 1, of 65536 bytes at most: Unterminated string"),
+        (b"[" + b" " * 10_000_000, "its gzip unfolds to more than"),
+        (b"[" + b"{}," * 20_000, "its gzip unfolds to more than"),
+        (b"x\n" * 20_000, "its gzip unfolds to more than"),
+    ],
+    ids=["blanks", "a line", "a text", "blanks in a list", "records", "lines"],
+)
+def test_a_small_gzip_that_unfolds_to_a_large_file_takes_little_memory(tmp_path, monkeypatch, content, says):
+    for name in ("MAX_RECORD", "CHUNK"):
+        monkeypatch.setattr(json_files, name, 1 << 16)
+    monkeypatch.setattr(json_files, "ALWAYS", 10_000)
+    (tmp_path / "x.json").write_bytes(gzip.compress(content, 9))
+    tracemalloc.start()
+    try:
+        with pytest.raises(AgentR1Error, match=says) as refused:
+            for _ in from_file(tmp_path / "x.json"):
+                pass
+        assert tracemalloc.get_traced_memory()[1] < 2_000_000
+    finally:
+        tracemalloc.stop()
+    assert "\n" not in str(refused.value)
+
+
+def test_a_file_of_nothing_but_corrupt_records_is_given_up(monkeypatch):
+    monkeypatch.setattr("agent_r1.data.published.MAX_CORRUPT", 100)
+    endless = ((f"line {n}", ValueError("no JSON")) for n in range(10**9))
+    with pytest.raises(AgentR1Error, match=r"x.json: more than 100 records are corrupt, the first: line 0 \(no JSON\)"):
+        list(checked(endless, lambda value: value, "x.json", True, []))
