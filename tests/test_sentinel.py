@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import html
 import json
+import math
+import random
+import re
 from dataclasses import replace
 
 import pytest
@@ -18,9 +21,9 @@ from agent_r1.errors import AgentR1Error
 from agent_r1.inspect.report import write_report
 from agent_r1.rollout.sampler import LocalPolicy, SamplerStats
 from agent_r1.training.log import STEP
-from agent_r1.training.metrics import GAP
+from agent_r1.training.metrics import GAP, HOST_FREE
 from agent_r1.training.run import RunDir, refuse_collapse
-from agent_r1.training.sentinel import new_signs, signs
+from agent_r1.training.sentinel import Sign, new_signs, signs
 from agent_r1.types import StepResult, StopReason
 
 
@@ -284,3 +287,34 @@ def test_an_example_of_a_cut_off_turn_stands_in_the_report(tmp_path):
     page = write_report(run.path).read_text()
     assert "75% of the episodes were cut off in the middle of a turn" in page
     assert "For example: and so on and &lt;so&gt;" in page
+
+
+# ---------------------------------------------------------------------------------------------------------- host memory
+
+
+def memory_signs(free: list[float]) -> list[Sign]:
+    return [s for s in signs([{STEP: n, HOST_FREE: gib} for n, gib in enumerate(free, 1)]) if s.name == "host memory"]
+
+
+def test_a_leak_of_host_memory_is_named_before_it_ends_the_run():
+    noise = random.Random(0)
+    (sign,) = memory_signs([180 - 1.5 * n + noise.gauss(0, 2) for n in range(60)])
+    assert 30 <= sign.step <= 60 and not sign.collapse
+    rate, left = map(float, re.search(r"falls by (\d+) MiB a step, and ([\d.]+) GiB are left", sign.seen).groups())
+    assert rate == pytest.approx(1.5 * 1024, rel=0.1) and left == pytest.approx(136, abs=10)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(
+    "free",
+    [
+        lambda n, noise: 180 + noise.gauss(0, 10),  # other programs come and go
+        lambda n, noise: 180 - 60 * (1 - math.exp(-n / 8)) + noise.gauss(0, 1),  # workers warm up
+        lambda n, noise: 180 - 3 * (n % 20) + noise.gauss(0, 1),  # given back with each checkpoint
+        lambda n, noise: 180 - 40 * (n > 50) + noise.gauss(0, 1),  # another program starts, and stays
+        lambda n, noise: 180 - 0.01 * n,  # 10 MiB a step
+    ],
+)
+def test_memory_that_is_given_back_is_no_leak(seed, free):
+    noise = random.Random(seed)
+    assert memory_signs([free(n, noise) for n in range(200)]) == []

@@ -13,6 +13,9 @@ import re
 import resource
 import shutil
 import subprocess
+import sys
+import sysconfig
+import tempfile
 import time
 import weakref
 from contextlib import suppress
@@ -20,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent_r1.errors import ConfigError
+from agent_r1.errors import ConfigError, first_line
 from agent_r1.settings import TrainerConfig
 from agent_r1.sizes import GIB
 
@@ -29,6 +32,8 @@ if TYPE_CHECKING:
 
 OPEN_FILES = 65536
 """The most that `raise_file_limit` asks for, as Ray does: programs that close each possible file take long with more."""
+ALLOCATOR = {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}
+"""Hidden from vLLM: its sleep mode has a memory pool of its own, which expandable segments break (vllm#40812, trl#5794)."""
 SAMPLING_HERE: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
 """The event loops that a sampler of this process runs in. `rollout/sampler.py` adds them; `search/batches.py` waits in them."""
 
@@ -85,6 +90,13 @@ class GpuHere:
     name: str
     mib: int
     driver: str
+    capability: float | None = None
+    """CUDA's number for what the hardware can do: 7.5 is a T4, 8.0 an A100, 9.0 an H100. None where nvidia-smi is too old."""
+
+    @property
+    def too_old(self) -> bool:
+        """From before Ampere: no bfloat16, and no FlashAttention 2."""
+        return self.capability is not None and self.capability < 8.0
 
     def __str__(self) -> str:
         return f"{self.name}, {self.mib} MiB, driver {self.driver}"
@@ -95,13 +107,46 @@ def gpus_here() -> list[GpuHere]:
     program = shutil.which("nvidia-smi")
     if program is None:
         return []
-    query = [program, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
-    try:
-        answer = subprocess.run(query, capture_output=True, text=True, timeout=5, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return []
-    lines = (re.fullmatch(r"(.+), (\d+) MiB, ([\d.]+)", line.strip()) for line in answer.splitlines())
-    return [GpuHere(line[1], int(line[2]), line[3]) for line in lines if line]
+    for more in (",compute_cap", ""):  # which drivers before 510 do not know
+        query = [program, f"--query-gpu=name,memory.total,driver_version{more}", "--format=csv,noheader"]
+        with suppress(OSError, subprocess.SubprocessError):
+            answer = subprocess.run(query, capture_output=True, text=True, timeout=5, check=True).stdout
+            form = r"(.+), (\d+) MiB, ([\d.]+)(?:, ([\d.]+))?"
+            lines = (re.fullmatch(form, line.strip()) for line in answer.splitlines())
+            return [GpuHere(line[1], int(line[2]), line[3], line[4] and float(line[4])) for line in lines if line]
+    return []
+
+
+LAUNCHER = """#include <Python.h>
+static PyObject *launch(PyObject *self, PyObject *grid) { return PyLong_FromLong(2 * PyLong_AsLong(grid)); }
+static PyMethodDef methods[] = {{"launch", launch, METH_O, ""}, {NULL, NULL, 0, NULL}};
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "launcher", "", -1, methods};
+PyMODINIT_FUNC PyInit_launcher(void) { return PyModule_Create(&module); }
+"""
+"""What Triton writes for each kernel, without the kernel: an extension of Python's in C."""
+
+
+def compile_launcher(folder: Path) -> str | None:
+    """Compile and load LAUNCHER in `folder` as Triton would. Return what is missing, or None."""
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        return "there is no C compiler"
+    include = f"-I{sysconfig.get_path('include')}"
+    load = "import sys; sys.path.insert(0, '.'); import launcher; sys.exit(launcher.launch(21) != 42)"
+    with tempfile.TemporaryDirectory(dir=folder) as box:
+        (Path(box) / "launcher.c").write_text(LAUNCHER)
+        for command in (
+            [compiler, "launcher.c", "-O3", "-shared", "-fPIC", include, "-o", "launcher.so"],
+            [sys.executable, "-c", load],
+        ):
+            try:
+                subprocess.run(command, cwd=box, capture_output=True, text=True, timeout=60, check=True)
+            except subprocess.CalledProcessError as error:
+                said = error.stderr.splitlines() or [f"exit code {error.returncode}"]
+                return next((line for line in said if "rror" in line), said[-1])[:300]
+            except (OSError, subprocess.SubprocessError) as error:
+                return first_line(error)
+    return None
 
 
 def torch_sees_gpu() -> bool:
@@ -155,6 +200,24 @@ def installed(name: str) -> str | None:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def read_pins(text: str) -> dict[str, str]:
+    """Read `name==version` lines of a requirements file; comments, options, unpinned lines and other systems' are skipped."""
+    here = [
+        line
+        for line in text.splitlines()
+        if re.search(r"; *sys_platform == \"(\w+)\"|$", line)[1] in (None, sys.platform)
+    ]
+    pins = re.findall(
+        r"^[ \t]*([A-Za-z0-9][\w.-]*)(?:\[[^\]]*\])?[ \t]*==[ \t]*([^\s;#]+)", "\n".join(here), re.MULTILINE
+    )
+    return {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in pins}
+
+
+def same_version(have: str | None, want: str) -> bool:
+    """Equal, or equal up to a local part (`+cpu`) that the pin does not name."""
+    return have == want or (have is not None and "+" not in want and have.split("+")[0] == want)
 
 
 def set_threads(threads: int) -> None:

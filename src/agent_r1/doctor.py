@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import importlib.metadata
-import re
+import os
 import shutil
 import socket
 import sys
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -21,7 +21,7 @@ from typing import Literal
 from rich.console import Console
 from rich.text import Text
 
-from agent_r1 import hub, plan, plan_local
+from agent_r1 import device, hub, plan, plan_local
 from agent_r1.config import Config
 from agent_r1.device import GpuHere, available_memory, gpus_here, installed, raise_file_limit, torch_sees_gpu
 from agent_r1.errors import ConfigError, first_line
@@ -37,6 +37,11 @@ NEEDED = "torch transformers tokenizers safetensors numpy faiss-cpu pyarrow pyda
 NEEDED_ON_GPUS = "verl vllm ray fastapi uvicorn datasets sentence-transformers huggingface-hub"
 """Without one of these nothing runs. What else requirements/ pins, and is missing or of another version, is a warning."""
 PORTS = {8000: "the model server", 8100: "the search service"}
+CACHES = {
+    "PIP_CACHE_DIR": "~/.cache/pip", "HF_HOME": "~/.cache/huggingface", "VLLM_CACHE_ROOT": "~/.cache/vllm",
+    "TRITON_CACHE_DIR": "~/.triton/cache",
+}  # fmt: skip
+SETTINGS = f"AGENT_R1_HOME, TMPDIR, {', '.join(CACHES)}"
 PRESETS_80GB = ((8, "hotpotqa-8xh100"), (4, "hotpotqa-4xh100"), (2, "hotpotqa-2x80gb"), (1, "hotpotqa-1x80gb"))
 """By the number of GPUs."""
 
@@ -68,37 +73,46 @@ def run_checks(config: Config) -> list[Check]:
             check_context(config.rollout.max_context, config.verl.tensor_parallel, shape)
         except ConfigError as error:
             trouble = trouble or ("fail", str(error), "set model.path to one that the plan knows")
-    memory, disk = local_needs(config)
-    if shape:
-        memory, disk = sum(plan.host_memory(config, shape).values()), sum(plan.disk(config, shape).values())
+    memory, folders = needs_of_gpus(config, shape) if shape else local_needs(config)
     found = {
         "python": check_python(sys.version_info[:2]),
         "packages": check_packages(gpu_preset=shape is not None),
         "verl": check_verl(),
         "torch works": check_torch(),
         "memory": check_memory(memory, available_memory()),
-        "disk": check_disk(disk, home()),
+        "disk": check_disk(folders),
         "ports": check_ports(PORTS),
         "open files": check_files(2 * config.rollout.slots * max(1, len(gpus)), raise_file_limit()),
         "GPUs": check_gpus(config, shape, gpus),
     }
     if shape:
-        found |= {"flash-attn": check_flash_attn(), "shared memory": check_shm()}
+        found |= {"flash-attn": check_flash_attn(), "shared memory": check_shm(), "C compiler": check_compiler()}
     if shape and gpus:
         found["GPU memory"] = check_fit(config, shape, gpus)
     found["preset"] = trouble or ("ok", f"{config.preset}: its model can be had")
     return [Check(name, *finding) for name, finding in found.items()]
 
 
-def local_needs(config: Config) -> tuple[float, float]:
-    """Bytes of memory and of disk that a run on this machine takes."""
-    try:
+def local_needs(config: Config) -> tuple[float, dict[Path, float]]:
+    """Bytes of memory, and of disk in each folder, that a run on this machine takes."""
+    memory = disk = 0.0
+    with suppress(ConfigError):  # a model that has not been fetched yet
         shape = plan_local.local_shape(config)
-    except ConfigError:  # a model that has not been fetched yet
-        return LAPTOP, LAPTOP
-    return max(LAPTOP, sum(plan_local.local_memory(config, shape).values())), LAPTOP + plan_local.local_disk(
-        config, shape
-    )
+        memory, disk = sum(plan_local.local_memory(config, shape).values()), plan_local.local_disk(config, shape)
+    return max(LAPTOP, memory), {home(): LAPTOP + disk, Path(tempfile.gettempdir()): 0}
+
+
+def needs_of_gpus(config: Config, shape: Shape) -> tuple[float, dict[Path, float]]:
+    """The same of a run with verl, with the caches that pip, the hub's client, vLLM and Triton keep elsewhere."""
+    disk, install = plan.disk(config, shape), installed("vllm") is None
+    packages, hub_cache = disk.pop("packages"), disk.pop("the hub's cache")
+    made = sum(f.stat().st_size for part in ("artifacts", "runs") for f in (home() / part).rglob("*") if f.is_file())
+    folders = {home(): max(sum(disk.values()) - made, LAPTOP), Path(tempfile.gettempdir()): plan.KERNELS}
+    folders |= {Path(sys.prefix): packages} if install else {}
+    needs = (packages * install, hub_cache, plan.KERNELS, plan.KERNELS)
+    for (variable, usual), need in zip(CACHES.items(), needs, strict=True):
+        folders |= {Path(os.environ.get(variable) or usual).expanduser(): need} if need else {}
+    return sum(plan.host_memory(config, shape).values()), folders
 
 
 def print_checks(checks: list[Check], console: Console | None = None) -> int:
@@ -120,7 +134,7 @@ def print_checks(checks: list[Check], console: Console | None = None) -> int:
 
 def suggest_preset(gpus: list[GpuHere]) -> str:
     """The preset for such GPUs; of unlike ones, the smallest decides."""
-    memory = min((gpu.mib for gpu in gpus), default=0) / 1024
+    memory = min((gpu.mib * (not gpu.too_old) for gpu in gpus), default=0) / 1024
     if memory >= 70:
         return next(name for count, name in PRESETS_80GB if len(gpus) >= count)
     return "hotpotqa-1x24gb" if memory >= 20 else "laptop"
@@ -161,30 +175,14 @@ def held_against(files: list[str], needed: str = "") -> Finding:
         return "fail", f"{', '.join(missing)} missing", remedy
     if not texts:  # an installed wheel has no requirements/
         return "ok", "are installed"
-    have = {name: (installed(name), pin) for name, pin in read_pins("\n".join(texts)).items()}
-    wrong = [f"{n} {v or 'is missing'} ({pin} is pinned)" for n, (v, pin) in have.items() if not same_version(v, pin)]
+    have = {name: (installed(name), pin) for name, pin in device.read_pins("\n".join(texts)).items()}
+    wrong = [
+        f"{n} {v or 'is missing'} ({pin} is pinned)" for n, (v, pin) in have.items() if not device.same_version(v, pin)
+    ]
     if wrong:
         more = f" and {len(wrong) - 4} more" if len(wrong) > 4 else ""
         return "warn", f"an untested mix: {', '.join(wrong[:4])}{more}", remedy
     return "ok", f"the {len(have)} that requirements/{files[0]} pins"
-
-
-def read_pins(text: str) -> dict[str, str]:
-    """Read `name==version` lines of a requirements file; comments, options, unpinned lines and other systems' are skipped."""
-    here = [
-        line
-        for line in text.splitlines()
-        if re.search(r"; *sys_platform == \"(\w+)\"|$", line)[1] in (None, sys.platform)
-    ]
-    pins = re.findall(
-        r"^[ \t]*([A-Za-z0-9][\w.-]*)(?:\[[^\]]*\])?[ \t]*==[ \t]*([^\s;#]+)", "\n".join(here), re.MULTILINE
-    )
-    return {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in pins}
-
-
-def same_version(have: str | None, want: str) -> bool:
-    """Equal, or equal up to a local part (`+cpu`) that the pin does not name."""
-    return have == want or (have is not None and "+" not in want and have.split("+")[0] == want)
 
 
 def check_torch() -> Finding:
@@ -222,51 +220,51 @@ def check_memory(need: float, free: int | None) -> Finding:
     if free is None:
         return "warn", "cannot tell how much is free", f"see that {need / GIB:.0f} GiB are"
     detail = f"{free / GIB:.1f} GiB free, {need / GIB:.0f} may be needed"
-    if free < need:
-        return "fail", detail, "close programs, or take a machine with more or a smaller model"
-    return "ok", detail
+    remedy = "close programs, or take a machine with more or a smaller model"
+    return ("ok", detail) if free >= need else ("fail", detail, remedy)
 
 
-def check_disk(need: float, home: Path) -> Finding:
-    """Space, and whether it can be written. That is tried: permission bits do not tell of read-only mounts and quotas."""
-    home = home.resolve()
-    place = next(folder for folder in (home, *home.parents) if folder.exists())
-    # What is in artifacts/ and runs/ already need not be found again.
-    made = sum(f.stat().st_size for part in ("artifacts", "runs") for f in (home / part).rglob("*") if f.is_file())
-    need = max(need - made, LAPTOP)
-    try:
-        free = shutil.disk_usage(place).free
-        with tempfile.TemporaryFile(dir=place):
-            pass
-    except OSError as error:
-        return "fail", f"{place}: {error.strerror}", "go to a directory of yours, or set AGENT_R1_HOME to one"
-    detail = f"{free / GIB:.1f} GiB free at {place}, {need / GIB:.0f} may be needed"
-    if free < need:
-        return "fail", detail, "free space, or set AGENT_R1_HOME to a larger disk"
-    return "ok", detail
+def check_disk(folders: dict[Path, float]) -> Finding:
+    """Space on each file system, and whether it can be written: tried, as mounts and quotas forbid what permissions allow."""
+    disks: dict[int, list] = {}
+    for folder, need in folders.items():
+        folder = folder.resolve()
+        place = next(there for there in (folder, *folder.parents) if there.exists())
+        try:
+            free = shutil.disk_usage(place).free
+            with tempfile.TemporaryFile(dir=place):
+                disks.setdefault(place.stat().st_dev, [place, free, 0.0])[2] += need
+        except OSError as error:
+            return "fail", f"{place}: {error.strerror}", f"go to a directory of yours, or set {SETTINGS} to one"
+    found = disks.values()
+    said = "; ".join(
+        f"{free / GIB:.1f} GiB free at {place}, {need / GIB:.0f} may be needed" for place, free, need in found
+    )
+    enough = all(free >= need for _, free, need in found)
+    return ("ok", said) if enough else ("fail", said, f"free space, or set {SETTINGS} to a larger disk")
 
 
 def check_files(need: int, limit: int) -> Finding:
     """An evaluation has a connection for each episode under way: `rollout.slots` on each GPU, and as many files again."""
     detail = f"{limit} allowed, {need} may be needed"
-    return (
-        ("ok", detail)
-        if limit >= need
-        else ("fail", detail, "raise the hard limit (ulimit -Hn), or lower rollout.slots")
-    )
+    return ("ok", detail) if limit >= need else ("fail", detail, "raise `ulimit -Hn`, or lower rollout.slots")
 
 
 def check_shm(path: str = "/dev/shm") -> Finding:
     """Where Ray's processes hand each other tensors. Docker gives 64 MB of it."""
-    try:
-        free = shutil.disk_usage(path).free
-    except OSError:
+    if not Path(path).exists():
         return "warn", f"there is no {path}", "Ray falls back on the disk, which is slow"
-    detail = f"{free / GIB:.1f} GiB free at {path}"
-    if free < plan.SHM:
-        remedy = f"give the container --shm-size={plan.SHM // GIB}g; Ray is slow on the disk"
-        return "warn", detail, remedy
-    return "ok", detail
+    detail = f"{(free := shutil.disk_usage(path).free) / GIB:.1f} GiB free at {path}"
+    remedy = f"give the container --shm-size={plan.SHM // GIB}g; Ray is slow on the disk"
+    return ("ok", detail) if free >= plan.SHM else ("warn", detail, remedy)
+
+
+def check_compiler() -> Finding:
+    """Triton compiles a launcher for each kernel: without compiler or headers, the first evaluation fails after an hour."""
+    if missing := device.compile_launcher(Path(tempfile.gettempdir())):
+        headers = "python{}.{}-dev".format(*sys.version_info[:2])
+        return "fail", missing, f"install a C compiler and Python's headers (Ubuntu: build-essential {headers})"
+    return "ok", "compiles what Triton writes"
 
 
 def check_ports(ports: dict[int, str]) -> Finding:
@@ -289,8 +287,7 @@ def check_ports(ports: dict[int, str]) -> Finding:
 
 def check_model(config: Config) -> Finding | None:
     """A finding when the start model is a folder that is not there."""
-    path = config.model.path
-    if path is None or hub.is_somewhere(path):
+    if (path := config.model.path) is None or hub.is_somewhere(path):
         return None
     return "fail", f"there is no model at {path}", "set model.path to a local folder"
 
@@ -302,6 +299,8 @@ def check_gpus(config: Config, shape: Shape | None, gpus: list[GpuHere]) -> Find
     if len(gpus) < want:
         remedy = f"use --preset {suggest_preset(gpus)} here, or a machine with {want} GPUs"
         return "fail", f"{len(gpus)}, and {config.preset} takes {want}", remedy
+    if want and (old := [gpu.name for gpu in gpus if gpu.too_old]):
+        return "fail", f"{old[0]} has no bfloat16 and no FlashAttention 2", "take an A10, L4, RTX 3090, A100 or newer"
     if not gpus:
         return "ok", f"none: the preset {config.preset} needs none"
     detail, works, lame = ", ".join(map(str, gpus)), torch_sees_gpu(), "fail" if want else "warn"

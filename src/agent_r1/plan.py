@@ -56,8 +56,8 @@ RANK_HOST, HOST, SHM = 6 * GIB, 8 * GIB, 8 * GIB
 """Host memory of a training process with its vLLM server, and of Ray's head and the driver; Ray's object store."""
 PASSAGE_DISK, PASSAGE_HOST, GRAPH = 340, 800, 300
 """Bytes of a BEIR passage as JSON, as a Python object, and of its node in an HNSW graph."""
-PACKAGES, HUB = 11 * GIB, 2 * GIB
-"""On disk: requirements/verl-gpu.txt (measured), and of the hub's cache what is not the model (questions, encoder)."""
+PACKAGES, HUB, KERNELS = 11 * GIB, 2 * GIB, GIB
+"""On disk: requirements/verl-gpu.txt (measured); of the hub's cache questions and encoder; compiled kernels of one program."""
 WIDTHS = {"small": 384, "base": 768, "large": 1024}
 """Of the vectors of bge and e5."""
 INDEX_HOURS = (0.3, 1.5)

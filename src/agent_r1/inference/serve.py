@@ -27,7 +27,7 @@ from pathlib import Path
 import httpx
 import torch
 
-from agent_r1.device import resolve_device
+from agent_r1.device import ALLOCATOR, resolve_device
 from agent_r1.errors import AgentR1Error
 from agent_r1.files import home
 from agent_r1.search.service import open_port
@@ -132,7 +132,7 @@ def _environment(api_key: str, gpus: int) -> dict[str, str]:
     ours = {"VLLM_API_KEY": api_key, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONUNBUFFERED": "1"}
     # Of vLLM's CPU build: GiB of KV cache, and no compilation (20 s at the first batch).
     defaults = {"VLLM_CPU_KVCACHE_SPACE": "1", **({} if gpus else {"TORCHDYNAMO_DISABLE": "1"})}
-    return defaults | os.environ | ours
+    return defaults | {name: value for name, value in os.environ.items() if name not in ALLOCATOR} | ours
 
 
 def _wait(server: Server, tell: Callable[[float], None]) -> None:

@@ -14,13 +14,19 @@ from statistics import fmean
 
 from torch import Tensor
 
+from agent_r1.device import available_memory
 from agent_r1.rollout.rows import Batch
 from agent_r1.rollout.sampler import SamplerStats
+from agent_r1.sizes import GIB
 from agent_r1.types import Trajectory
 
 GAP = "training/rollout_logprobs_diff_mean"
 """How far trainer and sampler are apart in the log-probability of a sampled token, before any update; in both engines. Rounding
 in bfloat16 gives .01 to .02."""
+
+
+HOST_FREE = "perf/host_free_gib"
+"""Memory of the machine that can still be used: what a leak in any of its processes takes away."""
 
 
 def sampler_gap(batch: Batch, now_BT: Tensor) -> float:
@@ -95,10 +101,17 @@ def rollout_metrics(played: list[Trajectory], batch: Batch, sampler: SamplerStat
         "rollout/decode_tokens": sampler.decode_tokens,
         "timing_s/env": clock.laps["gen"] - sampler.seconds,
         "perf/agent_tokens_per_s": sampler.decode_tokens / clock.laps["gen"],
+        **host_memory(),
         "perf/memory_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         / (2**30 if sys.platform == "darwin" else 2**20),
         **episode_metrics([EpisodeNumbers.of(t) for t in played]),
     }
+
+
+def host_memory() -> dict[str, float]:
+    """What this machine has left, for either engine; nothing where the system does not say."""
+    free = available_memory()
+    return {} if free is None else {HOST_FREE: free / GIB}
 
 
 @dataclass(frozen=True)

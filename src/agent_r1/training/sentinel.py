@@ -17,13 +17,17 @@ from statistics import fmean, median
 from typing import Any
 
 from agent_r1.training.log import STEP
-from agent_r1.training.metrics import GAP
+from agent_r1.training.metrics import GAP, HOST_FREE
 
 Line = Mapping[str, Any]
 FIRST, SPAN, AGREED = 3, 5, 3
 """Steps that the first question is asked about; steps that are held against others; steps that may teach nothing."""
 NOISE = 3.0
 """Standard errors that a fall between two means of SPAN steps must exceed; chosen by benchmarks/sentinel.py."""
+
+
+LEAK = 30
+"""Steps over which host memory is looked at."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,7 @@ def signs(lines: Sequence[Line]) -> list[Sign]:
 def new_signs(lines: Sequence[Line]) -> list[Sign]:
     """What the last of `lines` shows, seen before or not."""
     zero = _why_zero(lines) if len(lines) == FIRST else []
-    return zero + _agreement(lines) + (_collapse(lines) if len(lines) >= 2 * SPAN else [])
+    return zero + _agreement(lines) + _leak(lines) + (_collapse(lines) if len(lines) >= 2 * SPAN else [])
 
 
 # -------------------------------------------------------------------------------------------- why is my reward zero?
@@ -184,6 +188,23 @@ def _collapse(lines: Sequence[Line]) -> list[Sign]:
     if (gap := _mean(now, GAP)) > max(0.1, 5 * (lines[0].get(GAP) or 0.0)):
         found.append(_gap(gap, lines[-1][STEP]))
     return found
+
+
+def _leak(lines: Sequence[Line]) -> list[Sign]:
+    """Host memory that falls all the time over the last LEAK steps. A run ends when none is left."""
+    free = [line.get(HOST_FREE) for line in lines[-LEAK:]]
+    if len(free) < LEAK or None in free:
+        return []
+    means = [fmean(free[start : start + SPAN]) for start in range(0, LEAK, SPAN)]
+    drops = [before - after for before, after in zip(means, means[1:], strict=False)]
+    a_step, now = fmean(drops) / SPAN, means[-1]
+    # What starts and stays falls once; what warms up falls less and less; what is given back rises.
+    if a_step < 0.02 or now > 0.9 * means[0] or min(drops) < 0.6 * fmean(drops):
+        return []
+    seen = f"the machine's free memory falls by {1024 * a_step:.0f} MiB a step, and {now:.1f} GiB are left"
+    meaning = f"a process leaks, and in {now / a_step:.0f} steps there is none (verl#6468 is such a leak)"
+    first = "See which process grows; trainer.max_hours and --resume start all of them anew"
+    return [Sign("host memory", seen, meaning, first, lines[-1][STEP])]
 
 
 def _gap(gap: float, step: int) -> Sign:

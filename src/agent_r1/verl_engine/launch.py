@@ -33,7 +33,7 @@ from omegaconf import OmegaConf
 
 from agent_r1.config import Config, fingerprint
 from agent_r1.data.rows import read_rows
-from agent_r1.device import cores, resolve_device
+from agent_r1.device import ALLOCATOR, cores, resolve_device
 from agent_r1.env import ENVIRONMENTS, dialect
 from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.files import home, locked
@@ -271,7 +271,7 @@ def environment(config: Config, device: str, mark: str, scratch: Path) -> dict[s
         "RAY_DISABLE_IMPORT_WARNING": "1",
     }
     hidden = {"WANDB_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"}  # no worker needs one: Ray shows its environment
-    hidden.add("RAY_TMPDIR")
+    hidden |= {"RAY_TMPDIR"} | ALLOCATOR
     if config.verl.nodes == 1:  # else it is a Ray of the user's: its address, its token, its network
         hidden |= {"RAY_ADDRESS", "RAY_AUTH_TOKEN"}
         ours |= {

@@ -40,7 +40,7 @@ from agent_r1.rollout.records import write_rollouts
 from agent_r1.training.estimators import balance, first_tokens
 from agent_r1.training.learner import refuse_gradient
 from agent_r1.training.losses import reward_less_kl
-from agent_r1.training.metrics import EpisodeNumbers, episode_metrics
+from agent_r1.training.metrics import EpisodeNumbers, episode_metrics, host_memory
 from agent_r1.training.run import RunDir, TimeLimit, refuse_collapse
 from agent_r1.verl_engine.algorithms import RowKey, SamplerWatch, actor_loss, deal, parse_key, votes
 from agent_r1.verl_engine.checkpoints import finish, keep_shards
@@ -244,6 +244,7 @@ class AgentR1Trainer(PPOTrainerSync):
         extras = {key.episode: extra for key, extra in zip(keys, data.get("extra_fields").tolist(), strict=True)}
         episodes = [EpisodeNumbers(**extra["episode"]) for extra in extras.values()]
         metrics |= episode_metrics(episodes) | {"response_length/mean": tokens / len(episodes)} | self.checked
+        metrics |= host_memory()
         self.checked = {}
         metrics["perf/agent_tokens_per_s"] = tokens / timing_raw["gen"]
         calls, failed = (sum(e.metrics.get(name, 0.0) for e in episodes) for name in ("tool_calls", "failed_calls"))
