@@ -40,6 +40,8 @@ def worker():
         ("50%", "0.5", False), ("395", "39.5", False),
         ("0.5", "\\frac{1}{2}", True), ("1/2", "\\frac{1}{2}", True), ("-\\frac12", "-1/2", True), ("3/2", "1\\frac{1}{2}", True),
         ("-3", "-3", True), ("1,000", "1000", True),
+        ("1{,}450{,}000", "1450000", True), ("11,\\! 025", "11025", True),
+        ("a^" * 20 + "a", "395", False), ("|" * 90 + "395", "395", False), ("\\sin " * 9 + "395", "395", False),
         ("x = 7", "7", True), ("x^2 - 1", "(x-1)(x+1)", True), ("\\{1, 2\\}", "\\{2, 1\\}", True),
         ("1/2", "0.5", False), ("790/2", "395", False), ("\\frac{790}{2}", "395", False), ("x = 790/2", "395", False),
         ("{790 \\over 2}", "395", False), ("391 4", "395", False), ("\\binom{6}{2}", "15", False), ("2/4", "\\frac{1}{2}", False),
@@ -68,7 +70,7 @@ def test_brackets_cost_no_time(worker, monkeypatch):
     worker.same("1", ["1"])
     monkeypatch.setattr(maths, "WITHIN_S", 0.0)
     before = worker._talk
-    for answer in ("(" * 290, "(" * 140 + "395" + ")" * 140, "{" * 8 + "395" + "}" * 8):
+    for answer in ("(" * 290, "(" * 140 + "395" + ")" * 140, "{" * 8 + "395" + "}" * 8, "[" * 7):
         assert worker.same(answer, ["395"]) is False
     assert worker._talk is before  # the process is replaced after an answer that was late
 

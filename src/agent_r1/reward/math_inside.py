@@ -15,9 +15,11 @@ from math_verify import LatexExtractionConfig, parse, verify
 from sympy import Eq, FiniteSet, Interval, Mul, Number, Symbol, Tuple
 
 BOXED = [LatexExtractionConfig(boxed_match_priority=0)]
+COMMA = re.compile(r"\{,\}|,\\!\s*")  # as TeX writes thousands
 PERCENT = re.compile(r"(?<=\d)\s*\\?%$")
 SCIENTIFIC = re.compile(r"[-+]?\d+(\.\d+)?[eE][-+]?\d{1,2}")
 UNIT = re.compile(r"\\(text|textrm|mathrm|mbox)\s*\{[^{}\d]*\}(\^\{?\d\}?)?")
+MARK = re.compile(r"[\\^_|(\[{=]")
 NUMERAL = re.compile(r"\d[\d,.]*|\.\d+")
 FRACTION = re.compile(r"[-+]?(?:\d*\s*\\[dt]?frac\s*\{?\s*[-+]?(\d+?)\s*\}?\s*\{?\s*(\d+)\s*\}?|(\d+)\s*/\s*(\d+))")
 
@@ -27,7 +29,7 @@ def plain(text):
     text = bare(text)
     if boxed := re.fullmatch(r"\\boxed\{(.*)\}", text, re.DOTALL):
         text = bare(boxed[1])
-    text = PERCENT.sub("", text)  # TeX takes the rest of the line after % for a comment
+    text = PERCENT.sub("", COMMA.sub(",", text))  # TeX takes the rest of the line after % for a comment
     return format(Decimal(text), "f") if SCIENTIFIC.fullmatch(text) else text  # 2.5e+12: TeX reads Euler's e
 
 
@@ -54,9 +56,14 @@ def worked_out(expression):
 
 
 def numeral(text):
-    """Whether nothing in the text is left to compute: it holds at most one numeral, and no fraction."""
-    text = UNIT.sub("", text.rpartition("=")[2])
-    return len(NUMERAL.findall(text)) <= 1 and "frac" not in text
+    """Whether nothing in the text is left to compute: it is short, and holds at most one numeral, no fraction and little TeX."""
+    text = UNIT.sub("", text)
+    return (
+        len(text) <= 100
+        and len(MARK.findall(text)) <= 4
+        and len(NUMERAL.findall(text.rpartition("=")[2])) <= 1
+        and "frac" not in text
+    )
 
 
 def reduced(text):
