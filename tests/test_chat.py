@@ -525,7 +525,10 @@ def test_commands_in_a_conversation(session, tmp_path, capsys):
         ("/", "unknown command /"),
         ("/foo", "unknown command /foo; /help lists them"),
         ("/save", "/save needs a file name"),
-        ("/save /proc/nowhere/x.json", "No such file"),
+        (
+            "/save /proc/nowhere/x.json",
+            "cannot write /proc/nowhere/x.json (No such file or directory); choose another name",
+        ),
         ("", "type a question, or /help"),
         ("   ", "type a question, or /help"),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import re
 import shutil
 
 import pytest
@@ -124,6 +125,8 @@ def test_each_has_a_card_of_its_own_and_the_report_shows_them_side_by_side(home,
     plain = (run / "eval.json").read_text()
     for words in (["--closed-book"], ["--retriever=empty"], ["--retriever=random"], ["--before", "--closed-book"]):
         assert main("eval", "--run=grpo", *words) == 0
+        said = capsys.readouterr().out  # without tools, an agent only tries to call some
+        assert ("calls a question tried, without a tool" in said) == ("--closed-book" in words)
     cards = {name: json.loads((run / f"eval_{name}.json").read_text()) for name in ("closed_book", "empty", "random")}
     assert (run / "eval.json").read_text() == plain and (run / "eval_before_closed_book.json").exists()
     card = json.loads(plain)
@@ -142,6 +145,7 @@ def test_each_has_a_card_of_its_own_and_the_report_shows_them_side_by_side(home,
     assert cards["closed_book"]["prompt_hash"] != card["prompt_hash"] == cards["empty"]["prompt_hash"]
     assert main("report", "--run=grpo") == 0
     page = (run / "report.html").read_text()
+    assert len(re.findall(r"\d tried\s*</td>", page)) == 1
     assert all(
         words in page for words in ("Without its tools", "no tools", "finds nothing", "by lot", "commonest answer")
     )

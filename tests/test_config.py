@@ -10,6 +10,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent_r1 import cli
 from agent_r1.config import (
     Config,
     fingerprint,
@@ -165,6 +166,24 @@ def test_what_no_run_can_do_is_refused_in_one_line(overrides, message):
     with pytest.raises(ConfigError, match=message) as refused:
         load_config("smoke", overrides, algorithm=None)
     assert "\n" not in str(refused.value)
+
+
+def test_a_gpu_preset_is_prepared_in_small():
+    """The batches of training have nothing to do with the data: `agent-r1 data --preset musique data.train=40` was refused."""
+    few = ["data.train=40", "data.val=4", "data.test=4"]
+    for command in ("data", "index", "tools", "try", "search-server"):
+        assert cli._config(cli.parse([command, "--preset", "musique", *few])).data.train == 40
+        with pytest.raises(ConfigError, match="search.index='x' is unknown"):
+            cli._config(cli.parse([command, "--preset", "musique", *few, "search.index=x"]))
+    with pytest.raises(ConfigError, match="is more than data.train=40 questions"):
+        cli._config(cli.parse(["train", "--preset", "musique", *few]))
+
+
+def test_a_preset_file_that_is_not_there():
+    with pytest.raises(
+        ConfigError, match="^there is no preset file nowhere/preset.yaml; `agent-r1 new FOLDER` writes one"
+    ):
+        load_config("nowhere/preset.yaml")
 
 
 def numbers() -> list[str]:

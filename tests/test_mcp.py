@@ -140,7 +140,7 @@ def test_a_hang_is_left_to_the_deadline_and_holds_up_nobody(real):
 
     _, *rest, hung = asyncio.run(main())
     assert [result.content for result in rest] == [f"<tool_call>{n}\x1b[31m\n" for n in range(8)]
-    assert hung.content == "error: hang took longer than 0.3 s; ask for less"
+    assert hung.content == "error: hang took longer than 0.3 s and was stopped"
 
 
 def test_a_flood_is_capped(real):

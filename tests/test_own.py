@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import shlex
 import subprocess
 import sys
 
@@ -168,7 +169,7 @@ def test_a_preset_that_is_none(folder, text, found):
     with pytest.raises(ConfigError) as refusal:
         load_config(str(folder / "a.yaml"))
     assert found in str(refusal.value)
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="there is no preset file"):
         load_config(str(folder / "not-there.yaml"))
 
 
@@ -314,9 +315,13 @@ def test_two_tools_of_one_name_are_refused_before_anything_is_made(folder, tools
 
 
 @pytest.mark.slow
-def test_the_written_task_passes_its_own_test(tmp_path):
+def test_the_written_task_passes_its_own_test(tmp_path, capsys):
     assert main("new", str(tmp_path / "my-task")) == 0
     assert main("new", str(tmp_path / "my-task")) == 1  # nothing is overwritten
+    capsys.readouterr()
+    assert main("new", str(tmp_path / "a b")) == 0
+    commands = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  agent-r1 ")]
+    assert commands and all(shlex.split(line)[-1] == str(tmp_path / "a b" / "preset.yaml") for line in commands)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path / "my-task")]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -90,7 +91,10 @@ def test_a_line_that_is_no_question_is_named_and_the_form_shown(tmp_path, line, 
     text = "".join(json.dumps(record) + "\n" for record in GOOD).encode()
     with pytest.raises(AgentR1Error) as refusal:
         made(tmp_path, text + (line if isinstance(line, bytes) else line.encode()))
-    assert found in str(refusal.value) and '{"question": "What is 6 * 7?", "answer": "42"}' in str(refusal.value)
+    assert found in str(refusal.value) and str(refusal.value).endswith(
+        '; fix the file (a question is a line such as {"question": "What is 6 * 7?", "answer": "42"}), or leave them out with '
+        "data.skip_bad=true (10 are left)"
+    )
     assert sum(map(len, made(tmp_path, (tmp_path / "q.jsonl").read_bytes(), skip_bad=True).values())) == 10
 
 
@@ -151,7 +155,14 @@ def test_by_the_command_line(tmp_path, monkeypatch, capsys):
     sizes = [f"data.{split}={count}" for split, count in SIZES.items()]
     run = ["data", "data.name=rows", *sizes, "rollout.prompts_per_step=4"]
     assert main(*run) == 2 and "name a JSONL or parquet file of them with data.source" in capsys.readouterr().err
-    assert main(*run, f"data.source={tmp_path}/gone.jsonl") == 1 and "does not exist" in capsys.readouterr().err
+    assert (
+        main(*run, f"data.source={tmp_path}/gone.jsonl") == 1 and "gone.jsonl does not exist" in capsys.readouterr().err
+    )
+    assert main(*run, "data.source=gone.jsonl") == 1
+    assert (
+        f"data.source={Path.cwd() / 'gone.jsonl'} does not exist, nor is it next to the preset"
+        in capsys.readouterr().err
+    )
     assert main(*run, f"data.source={tmp_path}/q.jsonl") == 0 and "train 4, val 3, test 3" in capsys.readouterr().out
     (tmp_path / "q.jsonl").write_text("{}")
     assert main(*run, f"data.source={tmp_path}/q.jsonl") == 1 and "has changed since" in capsys.readouterr().err

@@ -452,7 +452,7 @@ def test_a_search_that_hangs_ends_at_its_deadline_and_stops_nobody_else(hanging)
     assert still and at_deadline  # all of that while the index hung
     assert shouted.content == "HEY" and remembered == dataclasses.replace(before, seconds=remembered.seconds)
     assert [r.error for r in (result, new)] == [ToolErrorKind.TIME_OUT] * 2
-    assert result.content == "error: search took longer than 0.3 s; ask for less"
+    assert result.content == "error: search took longer than 0.3 s and was stopped"
     assert after.ok and hanging.calls == [["a"], ["hang"], ["c"]]  # nobody waits for b any more
 
 

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import runpy
 
 import pytest
+from conftest import question_row
 from openenv_server import serving
 from runs import ROOT, main
 from test_tutorial import SMALL, blocks, commands, empty_folder, follow  # noqa: F401, the fixture
+
+from agent_r1 import own
+from agent_r1.env import make_env
+from agent_r1.settings import EnvConfig
+from agent_r1.types import Action
 
 PAGE = "your-own-environment.md"
 ROWS = [
@@ -24,7 +31,7 @@ ROWS = [
 @pytest.fixture
 def files(empty_folder):  # noqa: F811
     """What the page has one write."""
-    for name, code in zip(("guess.py", "words.py"), blocks(PAGE, "python"), strict=False):
+    for name, code in zip(("guess.py", "desk.py", "words.py"), blocks(PAGE, "python"), strict=False):
         (empty_folder / name).write_text(code)
     return empty_folder
 
@@ -54,9 +61,29 @@ def test_a_small_model_learns_to_play_from_the_demonstrator(files):
     assert follow(words, *SMALL, *ROWS[:4], "--run=mine", "--plain") == 0
 
 
+def test_the_desk_pays_for_an_answer_and_names_the_parts(files):
+    name = f"{files / 'desk.py'}:Desk"
+    own.say([name, name.replace(":Desk", ":play")])
+    play = own.load(name.replace(":Desk", ":play"), "cold_start.demonstrator")
+    row = question_row("Until when?", agent_name=name, extra_info={"metadata": {"reader": "Ada"}})
+    env, history = make_env(row, {}, EnvConfig(name=name)), []
+
+    async def episode():
+        await env.reset(row)
+        result = None
+        while result is None or not result.done:
+            result = await env.step(Action(play(row, history, None)))
+            history.extend(result.observation.messages if result.observation else ())
+        return await env.outcome(result.stop_reason)
+
+    outcome = asyncio.run(episode())
+    env.close()
+    assert outcome.parts == {"right": 1.0, "calls": -0.02} and outcome.reward == 0.98
+
+
 def test_what_an_agent_would_see(tmp_path, capsys):
     with serving() as url:
-        (tmp_path / "look.py").write_text(blocks(PAGE, "python")[2].replace("http://127.0.0.1:8000", f"{url}/guess"))
+        (tmp_path / "look.py").write_text(blocks(PAGE, "python")[3].replace("http://127.0.0.1:8000", f"{url}/guess"))
         runpy.run_path(str(tmp_path / "look.py"))
     observation, result = capsys.readouterr().out.splitlines()
     assert "Find the number.\\na number below 100" in observation and "'required': ['number']" in observation

@@ -106,9 +106,9 @@ def logits(root: Path) -> dict[str, Any]:
         name: ((found[f"{name} {2 * tokens}"] - found[f"{name} {tokens}"]) / tokens - inside) / NARROW.vocab
         for name in ("update", "logprobs")
     }
-    if max(grown.values()) > plan.LOGITS:
-        raise AssertionError(f"the logits take {grown} bytes a token and word, the plan {plan.LOGITS}")
-    return {name: round(value, 2) for name, value in grown.items()} | {"plan, at most": plan.LOGITS}
+    if max(grown.values()) > plan.BYTES_PER_LOGIT:
+        raise AssertionError(f"the logits take {grown} bytes a token and word, the plan {plan.BYTES_PER_LOGIT}")
+    return {name: round(value, 2) for name, value in grown.items()} | {"plan, at most": plan.BYTES_PER_LOGIT}
 
 
 # --------------------------------------------------------------------------------------------------- 0.5B, the whole way

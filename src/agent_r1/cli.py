@@ -70,7 +70,8 @@ def _config(a: Namespace) -> Config:
             return from_yaml(saved)
     algorithm = " ".join(item for item in a.settings if "=" not in item)
     overrides = [item for item in a.settings if "=" in item] + ([f"engine={a.engine}"] if a.engine else [])
-    return load_config(a.preset or "laptop", overrides, algorithm=algorithm or None, seed=a.seed)
+    trains = a.command not in ("data", "index", "tools", "try", "search-server")
+    return load_config(a.preset or "laptop", overrides, algorithm=algorithm or None, seed=a.seed, trains=trains)
 
 
 def _run_name(a: Namespace, config: Config) -> str:

@@ -15,6 +15,7 @@ import json
 import re
 from collections.abc import Iterator
 from importlib import resources
+from itertools import chain
 from pathlib import Path
 from typing import Any, get_args
 
@@ -42,11 +43,17 @@ def preset_names() -> list[str]:
 
 
 def load_config(
-    preset: str, overrides: list[str] | None = None, *, algorithm: str | None = None, seed: int | None = None
+    preset: str,
+    overrides: list[str] | None = None,
+    *,
+    algorithm: str | None = None,
+    seed: int | None = None,
+    trains: bool = True,
 ) -> Config:
     """Resolve a configuration.
 
-    `overrides` are `section.key=value` strings; values are YAML. Raises ConfigError naming the key and its nearest match.
+    `overrides` are `section.key=value` strings; values are YAML. Raises ConfigError naming the key and its nearest match. Where
+    nothing `trains`, such as for `agent-r1 data`, batches need not fit together.
     """
     said = _anchored(_read_overrides(overrides or []), Path.cwd())
     said |= {name: value for name, value in (("algorithm", algorithm), ("seed", seed)) if value is not None}
@@ -57,7 +64,7 @@ def load_config(
     for file in files:
         per_algorithm = {name: file.pop(name, None) or {} for name in ALGORITHMS}
         layers += [file, per_algorithm.get(str(chosen)) or per_algorithm["ppo" if chosen in WITH_CRITIC else "grpo"]]
-    return _validated(_merged(*layers, {"preset": preset}, said))
+    return _validated(_merged(*layers, {"preset": preset}, said), trains)
 
 
 def changed(config: Config, overrides: list[str]) -> Config:
@@ -118,6 +125,10 @@ def _read_preset(name: str, seen: tuple[str, ...] = ()) -> list[dict[str, Any]]:
     path = Path(name) if _is_file(name) else _preset_dir() / f"{name}.yaml"
     try:
         preset = _load(path.read_text(encoding="utf-8")) or {}
+    except FileNotFoundError:
+        raise ConfigError(
+            f"there is no preset file {path}; `agent-r1 new FOLDER` writes one, FOLDER/preset.yaml"
+        ) from None
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"the preset {path} cannot be read: {' '.join(str(error).split())}") from None
     if not isinstance(preset, dict):
@@ -201,13 +212,13 @@ def _merged(*layers: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def _validated(values: Any) -> Config:
+def _validated(values: Any, trains: bool = True) -> Config:
     """Raises ConfigError."""
     try:
         config = Config.model_validate(values)
     except ValidationError as error:
         raise ConfigError(_explain(error)) from None
-    for conflict in _conflicts(config):
+    for conflict in chain(_conflicts(config), _batch_conflicts(config) if trains else ()):
         raise ConfigError(conflict)
     return config
 
@@ -265,11 +276,6 @@ def _conflicts(config: Config) -> Iterator[str]:
         yield "data.name=rows has no questions; name a JSONL or parquet file of them with data.source"
     if config.cold_start.closed_book and not config.cold_start.demonstrator:
         yield "cold_start.closed_book: nobody plays without tools; name a function with cold_start.demonstrator"
-    if r.prompts_per_step > d.train:
-        yield (
-            f"rollout.prompts_per_step={r.prompts_per_step} is more than data.train={d.train} questions; "
-            "raise the second or lower the first"
-        )
     if not re.fullmatch(rf"auto|Flat|(IVF|HNSW)\d+\S*|hub:{hub.NAME}", s.index):
         yield f"search.index={s.index!r} is unknown; choose auto, Flat, HNSW32, IVF4096,PQ64 or the like, or hub:OWNER/NAME"
     if s.url and not re.fullmatch(r"https?://[^/\s]+(/retrieve)?/?", s.url):
@@ -311,6 +317,21 @@ def _conflicts(config: Config) -> Iterator[str]:
         yield "remax compares with a greedy episode's rewards as they were paid; unset advantage.process_weight, or use rloo"
     if r.refill_rounds and config.algorithm not in IN_GROUPS:
         yield f"rollout.refill_rounds replaces groups that agree, and {config.algorithm} has none; leave it at 0"
+    if (a.kl_in == "reward") != (a.kl_estimator == "k1"):
+        yield (
+            f"actor.kl_estimator={a.kl_estimator} with actor.kl_in={a.kl_in} does not pull the policy to the reference "
+            f"(losses.kl_penalty says why); set actor.kl_estimator={'k1' if a.kl_in == 'reward' else 'k3'}"
+        )
+
+
+def _batch_conflicts(config: Config) -> Iterator[str]:
+    """What does not fit together in a step of training."""
+    d, r, a = config.data, config.rollout, config.actor
+    if r.prompts_per_step > d.train:
+        yield (
+            f"rollout.prompts_per_step={r.prompts_per_step} is more than data.train={d.train} questions; "
+            "raise the second or lower the first"
+        )
     batch = r.prompts_per_step * r.samples_per_prompt
     for name, count in (("actor", a.minibatches), ("critic", config.critic.minibatches)):
         if batch % count:
@@ -318,11 +339,6 @@ def _conflicts(config: Config) -> Iterator[str]:
                 f"a batch of {r.prompts_per_step} prompts x {r.samples_per_prompt} samples = {batch} trajectories does not "
                 f"divide into {name}.minibatches={count}; choose a divisor of {batch}"
             )
-    if (a.kl_in == "reward") != (a.kl_estimator == "k1"):
-        yield (
-            f"actor.kl_estimator={a.kl_estimator} with actor.kl_in={a.kl_in} does not pull the policy to the reference "
-            f"(losses.kl_penalty says why); set actor.kl_estimator={'k1' if a.kl_in == 'reward' else 'k3'}"
-        )
     if config.engine == "verl":
         yield from _verl_conflicts(config)
 

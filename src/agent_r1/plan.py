@@ -47,7 +47,7 @@ SYNC_S, SYNC_RATE, HOST_RATE = 3.0, 5e9, 20e9
 """After a step vLLM wakes up and gets new weights, so many bytes a second; from host memory a GPU reads so many (PCIe 4)."""
 SLOWER = 4
 """Published steps took 1.0 to 3.7 times as long as computed here (benchmarks/published_steps.json): the plan's range."""
-LOGITS = 8
+BYTES_PER_LOGIT = 8
 """Bytes for each token of a pass and each word of the vocabulary, at most: bfloat16, its gradient, float32 for the softmax. A
 cross entropy in place and a compiled entropy take less (`make long PART=real_shapes`); where one of them is not, it is this."""
 CONTEXT, VLLM_WORK = 3 * GIB, 2 * GIB
@@ -85,7 +85,7 @@ def gpu_memory(config: Config, shape: Shape, gpu: Gpu) -> dict[str, tuple[float,
         "gradients": (0, 4 * P / v.ranks),
         "gathered embeddings, layer": (0, gathered if v.ranks > 1 else gathered / 2),
         f"activations of {tokens:,} tokens": (0, 2 * tokens * (shape.layers * shape.hidden + layer_width(shape))),
-        f"logits of {tokens:,} tokens": (0, LOGITS * tokens * shape.vocab),
+        f"logits of {tokens:,} tokens": (0, BYTES_PER_LOGIT * tokens * shape.vocab),
         "vLLM: weights, cache, work": (v.gpu_memory * gpu.memory, 0),
         "vLLM: bucket of new weights": (4 * shape.vocab * shape.hidden, 0),
         "CUDA, NCCL, graphs": (CONTEXT, CONTEXT),

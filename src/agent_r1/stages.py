@@ -275,7 +275,7 @@ def run_eval(config: Config, model: Path, out: Path, title: str, condition: str 
     (see `workspace.under`) it is a card of its own, beside it."""
     from agent_r1.inference.agent import open_agent
     from agent_r1.inference.compare import full_card, play
-    from agent_r1.rollout.evaluate import majority, score_line, scores
+    from agent_r1.rollout.evaluate import calls_line, majority, score_line, scores
     from agent_r1.rollout.records import evaluation_records, write_rollouts
 
     facts = {}
@@ -306,7 +306,7 @@ def run_eval(config: Config, model: Path, out: Path, title: str, condition: str 
     write_rollouts(out.parent / "rollouts" / f"{out.stem}.jsonl", evaluation_records(greedy[:60], agent.chat))
     write_whole(out, json.dumps(card, indent=2) + "\n")
     say(
-        f"  {score_line(card)}; sampled {card['sampled']['score']:.3f}, {card['mean_tool_calls']:.2f} calls a question\n"
+        f"  {score_line(card)}; sampled {card['sampled']['score']:.3f}, {calls_line(card)}\n"
         f"  {card['wall_seconds']:.1f} s, in {out}"
     )
     return card

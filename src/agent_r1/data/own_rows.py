@@ -92,7 +92,8 @@ def source_files(config: DataConfig) -> dict[str, Path]:
     source = Path(config.source)
     if not source.exists():
         raise AgentR1Error(
-            f"data.source={source} does not exist; give a JSONL or parquet file, one question a line: {FORM}"
+            f"data.source={source.absolute()} does not exist, nor is it next to the preset; give a JSONL or parquet file, one "
+            f"question a line: {FORM}"
         )
     return {split: _file(source, split) for split in SPLITS} if source.is_dir() else {"all": source}
 
@@ -136,10 +137,8 @@ def read(path: Path, skip_bad: bool, skipped: list[str], asked: dict[str, str]) 
         return question
 
     values = _parquet(path) if path.suffix == ".parquet" else from_file(path)
-    try:
-        return list(checked(((place, (place, v)) for place, v in values), parse, str(path), skip_bad, skipped))
-    except AgentR1Error as error:
-        raise AgentR1Error(f"{error} A question is a line such as {FORM}") from None
+    remedy = f"fix the file (a question is a line such as {FORM})"
+    return list(checked(((place, (place, v)) for place, v in values), parse, str(path), skip_bad, skipped, remedy))
 
 
 def _apart(made: dict[str, list[Question]], skipped: list[str]) -> dict[str, list[Question]]:

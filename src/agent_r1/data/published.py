@@ -115,7 +115,9 @@ def source_files(config: DataConfig) -> dict[str, list[Path]]:
     if source.is_file():
         return {"all": [source]}
     if not source.is_dir():
-        raise AgentR1Error(f"data.source={source} does not exist; give a published file, or the folder that has them")
+        raise AgentR1Error(
+            f"data.source={source.absolute()} does not exist; give a published file, or the folder that has them"
+        )
     found = {}
     beside = [source / dataset.aliases] if dataset.aliases and (source / dataset.aliases).is_file() else []
     for split, name in dataset.files.items():
@@ -192,7 +194,12 @@ def aliases_of(path: Path) -> dict[str, list[str]]:
 
 
 def checked(
-    values: Iterable[tuple[str, Any]], parse: Callable[[Any], T | None], where: str, skip_bad: bool, skipped: list[str]
+    values: Iterable[tuple[str, Any]],
+    parse: Callable[[Any], T | None],
+    where: str,
+    skip_bad: bool,
+    skipped: list[str],
+    remedy: str = "get the file again or fix it (docs/data.md shows the form)",
 ) -> Iterator[T]:
     """What `parse` makes of each (place, value); None is left out without a word. It raises ValueError for what does not fit,
     which is named in `skipped`.
@@ -218,8 +225,8 @@ def checked(
     if corrupt and not skip_bad:
         few = ", ".join(corrupt[:5]) + (", ..." if len(corrupt) > 5 else "")
         raise AgentR1Error(
-            f"{where}: {len(corrupt)} of {seen} records are corrupt: {few}; get the file again, mend it (docs/data.md "
-            "shows the form), or leave them out with data.skip_bad=true"
+            f"{where}: {len(corrupt)} of {seen} records are corrupt: {few}; {remedy}, or leave them out with data.skip_bad=true "
+            f"({seen - len(corrupt)} are left)"
         )
     if seen == len(corrupt):
         raise AgentR1Error(f"{where} holds no usable record; is it the right file?")

@@ -226,7 +226,10 @@ class Repl:
             raise AgentR1Error(f"{path} exists; choose another name")
         exchanges = self.conversation.exchanges
         records = evaluation_records([exchange.trajectory for exchange in exchanges], self.agent.chat)
-        write_whole(path, "".join(map(json_line, records)))
+        try:
+            write_whole(path, "".join(map(json_line, records)))
+        except OSError as error:
+            raise AgentR1Error(f"cannot write {path} ({error.strerror}); choose another name") from None
         self.screen.say(f"{len(exchanges)} questions and answers in {path}; `agent-r1 inspect {path}` shows them")
 
     def clear(self, argument: str) -> None:

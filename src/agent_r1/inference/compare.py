@@ -20,7 +20,7 @@ from agent_r1.files import json_line, read_jsonl, write_whole
 from agent_r1.inference.agent import Agent, describe, open_agent
 from agent_r1.inference.provenance import provenance, weights_hash
 from agent_r1.rollout.episode import make_loop
-from agent_r1.rollout.evaluate import compare, eval_card, evaluate, score_line, score_of
+from agent_r1.rollout.evaluate import calls_line, compare, eval_card, evaluate, score_line, score_of
 from agent_r1.rollout.records import evaluation_records, write_rollouts
 from agent_r1.search.poison import drawn, rate_of
 from agent_r1.tool.search import searched
@@ -64,7 +64,7 @@ def evaluate_models(
             card, done = _evaluate(agent, rows, split, temperature, out / f"{number}.jsonl" if out else None, facts)
         before = f", {card['resumed']} of them from before" if card["resumed"] else ""
         say(
-            f"{card['model']}\n  {score_line(card)}, {card['mean_tool_calls']:.2f} calls a question; {card['n']} "
+            f"{card['model']}\n  {score_line(card)}, {calls_line(card)}; {card['n']} "
             f"{card['split']} questions{before}, {card['wall_seconds']:.1f} s"
         )
         _write(out and out / f"{number}.json", card)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agent_r1.data.prompts import messages
-from agent_r1.env import dialect, make_env
+from agent_r1.env import brings_tools, dialect, make_env
 from agent_r1.errors import AgentR1Error
 from agent_r1.inference.agent import Agent
 from agent_r1.rollout.episode import AgentEnvLoop, Limits, Task, derive_seed
@@ -184,6 +184,8 @@ def no_answer(exchange: Exchange, agent: Agent) -> str | None:
     done = t.stop_reason is StopReason.ANSWERED and t.steps[-1].info.get("tool_calls")  # a call has ended the episode
     if done or answer_of(exchange, agent) is not None:
         return None
+    unknown = not exchange.known and brings_tools(env.name)
+    foreign = "; it knows the world of questions of the test set only: type 1 for one of them" if unknown else ""
     return {
         StopReason.ANSWERED: "no answer: its last turn is empty",
         StopReason.NO_ANSWER: "no answer: its last turn is empty",
@@ -193,7 +195,7 @@ def no_answer(exchange: Exchange, agent: Agent) -> str | None:
         StopReason.TOOL_BUDGET: f"no answer: it asked for more than {env.max_tool_calls} tool calls",
         StopReason.INVALID_CALLS: f"no answer: {env.max_invalid_calls} invalid calls in a row",
         StopReason.TIME_OUT: f"no answer within {env.episode_timeout_s:g} s",
-        StopReason.ERROR: f"no answer: the environment failed ({exchange.trajectory.error})",
+        StopReason.ERROR: f"no answer: the environment failed ({exchange.trajectory.error}){foreign}",
     }[exchange.trajectory.stop_reason]
 
 

@@ -106,6 +106,12 @@ def score_of(trajectory: Trajectory, name: str) -> float:
     return trajectory.reward if name == "reward" else trajectory.metrics.get(name, 0.0)
 
 
+def calls_line(card: dict) -> str:
+    """`1.98 calls a question`; without tools, calls were only tried."""
+    tried = " tried, without a tool" if card.get("condition") == "closed-book" else ""
+    return f"{card['mean_tool_calls']:.2f} calls a question{tried}"
+
+
 def score_line(card: dict) -> str:
     """`EM 0.910 (95 % 0.882 to 0.932), F1 0.931, sub-EM 0.940, reward 0.905 (95 % 0.876 to 0.934)` as far as it was measured."""
     name, words = card["score_name"], {"em": "EM", "f1": "F1", "sub_em": "sub-EM"}

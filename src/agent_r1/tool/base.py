@@ -115,9 +115,6 @@ class BaseTool(ABC):
     """JSON schema of the arguments; its type is `object`."""
     timeout_s: float | None = None
     """Deadline of one call in seconds; None takes the caller's (`env.tool_timeout_s`)."""
-    max_bytes: int | None = None
-    """Longest content in UTF-8, for scripts of which a byte-level tokenizer makes several tokens a character; None: no
-    limit but `env.tool_max_chars`."""
     foreign = False
     """Whether a server wrote its description and schema: then they are bounded (see also arguments.py)."""
     retries: int = 0
@@ -202,13 +199,13 @@ async def call_tool(tools: dict[str, BaseTool], call: ToolCall, timeout_s: float
         # SystemExit is no Exception; a tool that calls sys.exit() must not end the training run.
         except (Exception, SystemExit) as error:
             if isinstance(error, TimeoutError) and deadline.expired():  # ours, and not one that the tool met on its way
-                failure = ToolErrorKind.TIME_OUT, f"{tool.name} took longer than {timeout_s:g} s; ask for less"
+                failure = ToolErrorKind.TIME_OUT, f"{tool.name} took longer than {timeout_s:g} s and was stopped"
             else:
                 failure = ToolErrorKind.TOOL_ERROR, f"{tool.name} failed: {_safe(error)}"
                 data = {"at": _place(tool, error)}
     seconds = time.perf_counter() - start
     if failure is None:
-        return ToolResult(_cut(output.content, max_chars, tool.max_bytes), seconds=seconds, data=output.data)
+        return ToolResult(_cut(output.content, max_chars), seconds=seconds, data=output.data)
     kind, message = failure  # short as it is; its beginning is what matters
     return ToolResult(f"error: {_one_line(message)}"[:max_chars], ok=False, error=kind, seconds=seconds, data=data)
 
@@ -300,12 +297,10 @@ class OneThread:
                 done.set_result((None, error))
 
 
-def _cut(text: str, max_chars: int, max_bytes: int | None) -> str:
-    """At most so many characters and bytes. The cut is marked, or the agent would take what is left for all there is."""
+def _cut(text: str, max_chars: int) -> str:
+    """Keep at most so many characters. The cut is marked, or the agent would take what is left for all there is."""
     mark = f" [cut off: {len(text)} characters]"
     kept = valid_unicode(text[:max_chars])  # first cut, then read: a tool may return gigabytes
-    if max_bytes is not None and len(kept.encode()) > max_bytes:
-        kept = kept.encode()[:max_bytes].decode(errors="ignore")
     if len(kept) == len(text):
         return kept
     return kept[: -len(mark)] + mark if len(mark) < len(kept) else kept

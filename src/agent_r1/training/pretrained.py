@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 CONTROL = 3
 """GGUF's `token_type` of a token that no text spells."""
-GAP = 1e-3
+TOLERANCE = 1e-3
 """What another order of sums may change in a log-probability (float32). Measured on SmolLM2: 2e-5 at most."""
 
 
@@ -52,9 +52,9 @@ def convert(name: str, folder: Path) -> str:
     ids = torch.randint(theirs.config.vocab_size, (4, 64), generator=torch.Generator().manual_seed(0)).tolist()
     ours = decoder.load(folder)
     gap = max((token_logprobs(ours, row) - token_logprobs(theirs, row)).abs().max().item() for row in ids)
-    if not gap <= GAP:  # also where it is NaN
+    if not gap <= TOLERANCE:  # also where it is NaN
         raise AgentR1Error(
-            f"{name}: a converted log-probability differs by {gap:.1e} (at most {GAP:.0e}); it was not kept"
+            f"{name}: a converted log-probability differs by {gap:.1e} (at most {TOLERANCE:.0e}); it was not kept"
         )
     return (
         f"{ours.parameter_count / 1e6:.1f} M parameters, weights {packages.described(name)['weights']}; log-probabilities of 252 "

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import random
+import shlex
 from collections.abc import Callable, Iterator
 from importlib import resources
 from pathlib import Path
@@ -55,12 +56,12 @@ def write_task(folder: Path) -> None:
             (part / name).write_text((resources.files(__name__) / "template" / name).read_text(encoding="utf-8"))
         lines = (json.dumps({"question": q, "answer": a}) + "\n" for q, a in arithmetic(random.Random(0), 1800))
         (part / "questions.jsonl").write_text("".join(lines))
-    preset = folder / "preset.yaml"
+    preset, quoted = shlex.quote(str(folder / "preset.yaml")), shlex.quote(str(folder))
     say(f"{folder}: {', '.join(FILES)}, questions.jsonl. Now, in this order:")
     for words in ("data", "cold-start", "eval --before grpo", "train grpo", "eval grpo", "report grpo", "chat"):
         command, *rest = words.split()
         say(f"  agent-r1 {' '.join([command, *rest])} --preset {preset}")
-    say(f"and at any time: agent-r1 tools --preset {preset}; agent-r1 try --preset {preset}; python -m pytest {folder}")
+    say(f"and at any time: agent-r1 tools --preset {preset}; agent-r1 try --preset {preset}; python -m pytest {quoted}")
 
 
 def arithmetic(rng: random.Random, count: int) -> list[tuple[str, str]]:
