@@ -46,7 +46,7 @@ def test_a_run_of_an_older_version_is_still_read_and_resumed(tmp_path):
     assert from_yaml(file) == config
     assert old["rollout"].pop("flow") is None and old["rollout"].pop("mismatch") is None  # newer than they are
     assert old["rollout"].pop("refill_rounds") == 0
-    newer = {"ratio": "token", "mean_clip_low": 3e-4, "mean_clip_high": 4e-4}
+    newer = {"ratio": "token", "mean_clip_low": 3e-4, "mean_clip_high": 4e-4, "lora_rank": 0}
     assert {name: old["actor"].pop(name) for name in newer} == newer
     assert what_counts(config.actor) == old["actor"] and what_counts(config.rollout) == old["rollout"]
     for section, name, value in (("actor", "mask_tool_tokens", False), ("rollout", "top_p", 0.9)):

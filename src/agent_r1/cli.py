@@ -198,6 +198,7 @@ def evaluate(a: Namespace) -> None:
         return _evaluate_models(a)
     config = _config(a)
     from agent_r1 import stages
+    from agent_r1.inference.agent import model_folder
     from agent_r1.training.checkpoint import verify_checkpoint
     from agent_r1.training.run import RunDir, check_same_settings, open_run, start_model
     from agent_r1.workspace import Workspace
@@ -211,7 +212,7 @@ def evaluate(a: Namespace) -> None:
         raise AgentR1Error(f"{run.path} {how}; run `agent-r1 train` first")
     else:
         verify_checkpoint(run.latest_checkpoint())
-        model, card, title = run.latest_checkpoint() / "model", "eval.json", "evaluate after RL"
+        model, card, title = model_folder(run.latest_checkpoint()), "eval.json", "evaluate after RL"
     # The run's cards hold the standard evaluation. Any other, such as ten questions of val, is not written there.
     others = (a.split, a.dataset, a.limit, a.temperature, a.prompt, a.backend, a.out)
     if any(value is not None for value in others):

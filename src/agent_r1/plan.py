@@ -5,7 +5,7 @@ starts nothing (plan.txt.j2 is the page for GPUs); `doctor.py` holds them agains
 key-value heads, V words, R ranks; a token of a sequence of T tokens has on average T/2 before it:
 
     weights, Adam      12 P / R bytes for each trained network: float32, and two moments (FSDP divides all by R)
-    gradients           4 P / R, of the one network that is updated
+    gradients           4 P / R, of the one network that is updated; LoRA has Adam and gradients of its adapters
     logits              8 V bytes a token of a pass, at most; usually the largest part
     vLLM                its share of the GPU: 2 P of weights, and 4 K (layers x width of a head) of cache a token
     reference, offload  nothing on the GPU but what is at work; the rest waits in host memory
@@ -27,6 +27,7 @@ from agent_r1.data.published import DATASETS
 from agent_r1.errors import AgentR1Error
 from agent_r1.plan_local import local_memory, local_plan
 from agent_r1.sizes import GIB, Gpu, Shape, check_context, find_gpu, find_shape
+from agent_r1.training.lora import learnt_parameters
 
 # ------------------------------------------------------------------------------------------------------- what is assumed
 
@@ -75,14 +76,16 @@ def layer_width(shape: Shape) -> int:
 def gpu_memory(config: Config, shape: Shape, gpu: Gpu) -> dict[str, tuple[float, float]]:
     """What lies on each GPU: bytes while sampling, bytes while training."""
     v, tokens, P = config.verl, config.trainer.micro_tokens, shape.parameters
-    kept = 0 if v.offload else 12 * P / v.ranks
+    learnt = learnt_parameters(shape, config.actor.lora_rank)
+    critic = 0 if v.offload else 12 * P / v.ranks
+    actor = (4 * P + 8 * learnt) / v.ranks
     # In bfloat16, with the gradient in bfloat16 and in float32 for the sum over the ranks: what a unit of FSDP takes at
     # the end of backward. Embeddings and output are one unit, and by far the largest.
     gathered = 8 * (shape.layer + shape.vocab * shape.hidden * (1 if shape.tied else 2))
     return {
-        "actor: weights, Adam": (kept, 12 * P / v.ranks),
-        **({"critic: weights, Adam": (kept, kept)} if config.algorithm in WITH_CRITIC else {}),
-        "gradients": (0, 4 * P / v.ranks),
+        "actor: weights, Adam": (0 if v.offload else actor, actor),
+        **({"critic: weights, Adam": (critic, critic)} if config.algorithm in WITH_CRITIC else {}),
+        "gradients": (0, 4 * learnt / v.ranks),
         "gathered embeddings, layer": (0, gathered if v.ranks > 1 else gathered / 2),
         f"activations of {tokens:,} tokens": (0, 2 * tokens * (shape.layers * shape.hidden + layer_width(shape))),
         f"logits of {tokens:,} tokens": (0, BYTES_PER_LOGIT * tokens * shape.vocab),

@@ -12,6 +12,7 @@ from agent_r1.choices import WITH_CRITIC
 from agent_r1.config import Config
 from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.sizes import GIB, LOGITS, Shape, find_shape
+from agent_r1.training.lora import learnt_parameters
 
 TOKENS_PER_EPISODE = 115
 """Mean length of a laptop episode in training (metrics: sequence_length/mean)."""
@@ -46,7 +47,7 @@ def local_memory(config: Config, shape: Shape, itemsize: int = 4) -> dict[str, f
     """Bytes that the local loop takes at the most, part by part: in RL, or in a warm start where that takes more. Of a run with
     verl those of its warm start."""
     r, t, c, P = config.rollout, config.trainer, config.cold_start, shape.parameters
-    networks = 2 if config.algorithm in WITH_CRITIC else 1
+    networks, learnt = 2 if config.algorithm in WITH_CRITIC else 1, learnt_parameters(shape, config.actor.lora_rank)
 
     def update(tokens: int) -> dict[str, float]:
         layers = shape.layers * (shape.hidden if t.recompute else kept(shape)) + kept(shape) * t.recompute
@@ -54,7 +55,7 @@ def local_memory(config: Config, shape: Shape, itemsize: int = 4) -> dict[str, f
         return {f"activations of {tokens:,} tokens": itemsize * tokens * layers, "logits": 4 * logits}
 
     rl = {
-        "weights, gradients, Adam": 16 * P * networks,
+        "weights, gradients, Adam": (4 * P + 12 * learnt) * networks,
         "copy to sample from": 0 if itemsize == 4 else itemsize * P,
         "reference": 4 * P if config.actor.kl_coef else 0,
         "KV cache": shape.cache // 2 * itemsize * r.max_context * r.slots,
@@ -94,7 +95,8 @@ def said_of(parts: dict[str, float]) -> str:
 def local_disk(config: Config, shape: Shape) -> float:
     """Bytes of the local loop's checkpoints, one being written, and of a pretrained model's folders."""
     networks, models = 2 if config.algorithm in WITH_CRITIC else 1, 2 if config.model.path else 0
-    return 4 * shape.parameters * (3 * networks * (config.trainer.keep_checkpoints + 1) + models)
+    learnt = learnt_parameters(shape, config.actor.lora_rank)
+    return 12 * learnt * networks * (config.trainer.keep_checkpoints + 1) + 4 * shape.parameters * models
 
 
 def local_plan(config: Config) -> str:

@@ -286,6 +286,8 @@ class ActorConfig(Section):
     """`loss` adds a term to the loss, `reward` takes it from each action token's reward."""
     grad_clip: float = Field(1.0, ge=1e-06)
     weight_decay: NonNegativeFloat = 0.0
+    lora_rank: InFingerprintIfChanged[NonNegativeInt] = 0
+    """Train LoRA adapters of this rank instead of the weights (training/lora.py); it wants about ten times the learning rate."""
 
     @property
     def clip(self) -> tuple[float, float, float]:

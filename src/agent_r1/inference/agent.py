@@ -32,6 +32,7 @@ from agent_r1.rollout.policies import ServerPolicy, TransformersPolicy, load_any
 from agent_r1.rollout.sampler import LocalPolicy
 from agent_r1.settings import RolloutConfig, TrainerConfig
 from agent_r1.tool import BaseTool, own_tool
+from agent_r1.training import lora
 from agent_r1.training.checkpoint import list_checkpoints
 from agent_r1.training.shards import find_shards
 from agent_r1.training.tiny_model import load_chat
@@ -228,7 +229,9 @@ def hub_model(name: str) -> Path:
 
 
 def model_folder(checkpoint: Path) -> Path:
-    """The Hugging Face folder of a checkpoint: itself, or its `model/`."""
+    """The Hugging Face folder of a checkpoint: itself, or its `model/`; where that holds LoRA adapters, they are merged."""
+    if lora.is_adapter(checkpoint / "model"):
+        return lora.merged(checkpoint)
     for folder in (checkpoint / "model", checkpoint):
         if (folder / "config.json").is_file():
             return folder

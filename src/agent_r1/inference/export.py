@@ -4,7 +4,7 @@ In: a checkpoint of the local loop or of verl, or a LoRA adapter. Out: weights a
 generation settings as trained, the run's configuration, and a model card. Next: `serve.py`.
 
 The model in a checkpoint is in Hugging Face's format already, so it is verified and copied; shards of verl are put
-together, an adapter is merged by `peft` (nothing here trains one). Then the exported folder, read by `transformers`, must give
+together, an adapter is merged by `peft`. Then the exported folder, read by `transformers`, must give
 the checkpoint's own log-probabilities on episodes of the run, token by token. What does not is not kept.
 """
 
@@ -26,6 +26,7 @@ from agent_r1.inference.agent import SETTINGS, hub_model, model_folder
 from agent_r1.inference.provenance import train_command, weights_hash
 from agent_r1.rollout.policies import AnyModel, load_any, load_transformers, token_logprobs
 from agent_r1.training.checkpoint import verify_checkpoint
+from agent_r1.training.lora import is_adapter
 from agent_r1.training.shards import find_shards, write_merged
 from agent_r1.training.tiny_model import load_chat
 from agent_r1.ui import say
@@ -53,8 +54,8 @@ def export(checkpoint: Path, config: Config | None, target: Path | None = None, 
     """
     if (checkpoint / "manifest.json").is_file():
         verify_checkpoint(checkpoint)
-    adapter = (checkpoint / "adapter_config.json").is_file()
-    source = checkpoint if adapter else find_shards(checkpoint) or model_folder(checkpoint)
+    adapter = next((place for place in (checkpoint, checkpoint / "model") if is_adapter(place)), None)
+    source = adapter or find_shards(checkpoint) or model_folder(checkpoint)
     if target is None:
         above = checkpoint.absolute().parent
         target = (above.parent if above.name == "checkpoints" else above) / "export"

@@ -40,6 +40,7 @@ from agent_r1.rollout.rows import Batch
 from agent_r1.rollout.sampler import LocalPolicy
 from agent_r1.settings import ActorConfig, CriticConfig, RolloutConfig, TrainerConfig
 from agent_r1.tool import BaseTool
+from agent_r1.training import lora
 from agent_r1.training.checkpoint import list_checkpoints, read_checkpoint, refuse_weights, save_checkpoint
 from agent_r1.training.dashboard import Dashboard
 from agent_r1.training.learner import Learner, make_learner
@@ -179,8 +180,11 @@ def run_training(
                 loop = make_loop(policy, chat, tools, config.rollout, config.env)
                 return validation(loop, val, config.rollout, config.seed)
 
+            write = partial(write_model, learner.actor, chat)
+            if config.actor.lora_rank:
+                write = partial(lora.save, learner.actor, chat, start_model)
             recorder = _Recorder(
-                run, config.trainer, fingerprint(config), learner, chat, dashboard, track, limit, interrupted
+                run, config.trainer, fingerprint(config), learner, chat, dashboard, track, limit, interrupted, write
             )
             train(config, learner, chat, tools, questions, recorder.step, validate, recorder.save, reference)
     return run.latest_checkpoint()
@@ -190,15 +194,21 @@ def start_learner(
     run: RunDir, made_with: str, start_model: Path, actor: ActorConfig, critic: CriticConfig | None, device: str
 ) -> Learner:
     """The learner at the run's newest checkpoint, or at the beginning. `made_with`: the configuration's fingerprint."""
+
+    def read(folder: Path) -> decoder.Decoder:
+        if actor.lora_rank:
+            return lora.load(folder, start_model, device, actor.lora_rank)
+        return decoder.load(folder, device)
+
     checkpoint = run.latest_checkpoint()
     if checkpoint is None:
-        return make_learner(decoder.load(start_model, device), actor, critic)
+        return make_learner(read(start_model), actor, critic)
     step, state = read_checkpoint(checkpoint, made_with)  # held against its hashes before any of its weights is read
-    learner = make_learner(decoder.load(checkpoint / "model", device), actor, critic)
+    learner = make_learner(read(checkpoint / "model"), actor, critic)
     learner.step = step
     learner.actor_optimizer.load_state_dict(state["actor_optimizer"])
     if critic is not None:
-        learner.critic.load_state_dict(state["critic"])
+        learner.critic.load_state_dict(state["critic"], strict=not actor.lora_rank)  # what is frozen is not saved
         learner.critic_optimizer.load_state_dict(state["critic_optimizer"])
     return learner
 
@@ -227,6 +237,8 @@ class _Recorder:
     limit: TimeLimit
     interrupted: list[int]
     """Signals that have come; see `graceful_interrupt`."""
+    write_model: Callable[[Path], None]
+    """Writes a checkpoint's model folder: the whole model, or LoRA's adapters."""
 
     def step(self, metrics: dict[str, float], trajectories: list[Trajectory], batch: Batch) -> None:
         step, every = self.learner.step, self.trainer.rollouts_every
@@ -254,10 +266,11 @@ class _Recorder:
         refuse_weights(learner.actor.parameters(), f"step {learner.step}: the policy")
         if learner.critic is not None:
             refuse_weights(learner.critic.parameters(), f"step {learner.step}: the critic")
-            state |= {"critic": learner.critic.state_dict(), "critic_optimizer": learner.critic_optimizer.state_dict()}
+            learnt = {name for name, weight in learner.critic.named_parameters() if weight.requires_grad}
+            state["critic"] = {name: w for name, w in learner.critic.state_dict().items() if name in learnt}
+            state["critic_optimizer"] = learner.critic_optimizer.state_dict()
         keep = self.trainer.keep_checkpoints
-        write = partial(write_model, learner.actor, self.chat)
-        save_checkpoint(self.run.checkpoints, learner.step, write, state, self.made_with, keep)
+        save_checkpoint(self.run.checkpoints, learner.step, self.write_model, state, self.made_with, keep)
 
 
 def refuse_collapse(run: RunDir) -> None:

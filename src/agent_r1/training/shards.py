@@ -25,18 +25,46 @@ def find_shards(folder: Path) -> Path | None:
     return next((place for place in (folder / "actor", folder) if any(place.glob(SHARDS))), None)
 
 
+ALPHA = 2
+"""LoRA's alpha / r, for every rank: a rank that is doubled then does not halve the step (lora.py)."""
+
+
 def write_merged(actor: Path, base: Path, out: Path) -> None:
     """The weights of `actor`, float32, into the folder `out`, with the config.json of the model folder `base`.
 
     Raises OSError or SafetensorError where it cannot be written.
     """
-    weights, config = merge_shards(actor), decoder.read_config(base)
-    refuse_weights(weights.values(), f"the policy in {actor}")
+    write_weights(merge_shards(actor), base, out)
+
+
+def write_weights(weights: dict[str, torch.Tensor], base: Path, out: Path) -> None:
+    """Write weights under Hugging Face's names into the folder `out`, with the config.json of the model folder `base`.
+
+    Raises AgentR1Error for NaN or infinity, OSError or SafetensorError where it cannot be written.
+    """
+    config = decoder.read_config(base)
+    refuse_weights(weights.values(), f"the policy for {out.name}")
     if config.get("tie_word_embeddings"):
         weights.pop("lm_head.weight", None)
     config.pop("torch_dtype", None)
     (out / "config.json").write_text(json.dumps(config | {"dtype": "float32"}, indent=2) + "\n")
     save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
+
+
+def fold(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Merge LoRA adapters into the weights they belong to, float32: W + ALPHA B A. Without adapters nothing changes.
+
+    `weights` has the names of `peft`, or Hugging Face's for what has no adapter.
+    """
+    plain = {
+        name.removeprefix("base_model.model.").replace(".base_layer.", ".").replace(".default.", "."): tensor.float()
+        for name, tensor in weights.items()
+    }
+    for name in [name for name in plain if name.endswith(".lora_A.weight")]:
+        A, B = plain.pop(name), plain.pop(name.replace(".lora_A.", ".lora_B."))
+        target = name.replace(".lora_A.weight", ".weight")
+        plain[target] = plain[target] + ALPHA * B @ A  # not in place: what is read from a file may be mapped from it
+    return {name: tensor.contiguous() for name, tensor in plain.items()}
 
 
 def merge_shards(actor: Path) -> dict[str, torch.Tensor]:
@@ -60,4 +88,4 @@ def merge_shards(actor: Path) -> dict[str, torch.Tensor]:
     logging.getLogger("torch.distributed.device_mesh").setLevel(logging.ERROR)
     # `mmap`: mapped, not read into memory, which has to hold the whole weights as well.
     ranks = [torch.load(file, map_location="cpu", weights_only=True, mmap=True) for file in files]
-    return {name: whole([rank[name] for rank in ranks]).float().contiguous() for name in ranks[0]}
+    return fold({name: whole([rank[name] for rank in ranks]) for name in ranks[0]})

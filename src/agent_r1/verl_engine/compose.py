@@ -24,6 +24,7 @@ from agent_r1.choices import WITH_CRITIC
 from agent_r1.config import Config
 from agent_r1.device import installed, resolve_device
 from agent_r1.errors import AgentR1Error
+from agent_r1.training.shards import ALPHA
 from agent_r1.verl_engine import VERL
 
 KL_NAMES = {"k1": "k1", "k2": "k2", "k3": "low_var_kl"}
@@ -96,6 +97,7 @@ def worked_out(config: Config, sources: Sources, device: str) -> dict[str, Any]:
         "ranks_per_node": v.ranks // v.nodes,
         "prompt_tokens": r.max_context - r.max_tokens_per_turn,
         "loss_scale": r.max_context if a.loss_aggregation == "seq-mean-token-sum-norm" else None,
+        "lora_alpha": ALPHA * a.lora_rank,
         "clip_low": a.clip[0],
         "clip_high": a.clip[1],
         "kl_in_loss": kl and a.kl_in == "loss",

@@ -1,0 +1,147 @@
+"""LoRA: train two thin matrices next to each weight matrix, and leave the matrix as it is (2106.09685, section 4.1).
+
+    y = W x + (alpha / r) B A x        A: [r, in], random;  B: [out, r], zero, so training begins at the start model
+
+Adam then keeps two numbers for each of the (in + out) r weights of A and B instead of for each of the in x out weights of W: a
+model of 1.5B parameters takes 6 GB to train instead of 25. The loop, the losses and the sampler do not change: `peft` puts A and
+B into the decoder's linear layers, and everything that calls the layer computes with them.
+
+In: a `Decoder`, or a checkpoint of one with adapters. Out: a decoder of which only A and B learn; an adapter folder in the format
+of `peft`; a merged model, which has one matrix W + (alpha / r) B A again. A checkpoint holds the adapters alone, `agent-r1 export`
+and every command that reads a checkpoint merge them. With verl, `peft` is verl's own (`actor_rollout_ref.model.lora_rank`), and
+`shards.fold` merges what its shards hold.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from agent_r1.errors import AgentR1Error
+from agent_r1.files import whole, writing
+from agent_r1.rollout import decoder
+from agent_r1.rollout.chat_format import ChatFormat
+from agent_r1.rollout.decoder import Decoder
+from agent_r1.sizes import Shape
+from agent_r1.training.shards import ALPHA, fold, write_weights
+from agent_r1.training.tiny_model import save_tokenizer
+
+TARGETS = ("qkv", "o", "gate_up", "down")
+"""The linear layers of a `Block`: attention's and the MLP's, as "LoRA Without Regret" (Thinking Machines, 2025) advises."""
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+MERGED = "merged"
+"""In a checkpoint, next to `model/`: made when something first reads the model."""
+
+
+def adapter_parameters(shape: Shape, rank: int) -> int:
+    """Count the weights of A and B in a model of that shape."""
+    heads, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    sizes = [(shape.hidden, heads + 2 * kv), (heads, shape.hidden)]
+    sizes += [(shape.hidden, 2 * shape.intermediate), (shape.intermediate, shape.hidden)]
+    return rank * shape.layers * sum(map(sum, sizes))
+
+
+def learnt_parameters(shape: Shape, rank: int) -> int:
+    """Count the weights that a run learns: those of the adapters, or all where `rank` is 0."""
+    return adapter_parameters(shape, rank) if rank else shape.parameters
+
+
+def add_adapters(model: Decoder, rank: int) -> None:
+    """Put adapters into the linear layers of `model`, in place, and freeze all other weights."""
+    try:
+        from peft import LoraConfig, inject_adapter_in_model
+    except ImportError:
+        raise AgentR1Error("actor.lora_rank needs peft: pip install peft==0.21.2") from None
+    with torch.random.fork_rng():  # A of every run is the same: a resumed run, and another algorithm, begin alike
+        torch.manual_seed(0)
+        inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=ALPHA * rank, target_modules=list(TARGETS)), model)
+
+
+def load(folder: Path, base: Path, device: str, rank: int) -> Decoder:
+    """Read a model with adapters: `base` with new ones, or with those of the checkpoint's model folder `folder`."""
+    model = decoder.load(base, device)
+    add_adapters(model, rank)
+    if is_adapter(folder):
+        saved = load_file(folder / WEIGHTS, device=device)
+        with torch.no_grad():
+            for name, tensor in _by_name(model).items():
+                tensor.copy_(saved[name])
+    return model
+
+
+def save(model: Decoder, chat: ChatFormat, base: Path, folder: Path) -> None:
+    """Write the adapters of `model` and the tokenizer as `peft` and `transformers` read them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {name: tensor.cpu().clone() for name, tensor in _by_name(model).items()}  # safetensors shares no memory
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    rank = len(model.blocks[0].qkv.lora_A["default"].weight)
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": str(base.resolve()),
+        "r": rank,
+        "lora_alpha": ALPHA * rank,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": sorted({name.split(".")[-3] for name in tensors}),
+    }
+    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+    save_tokenizer(chat.tokenizer, folder)
+
+
+def is_adapter(folder: Path) -> bool:
+    """Tell whether a folder holds adapters instead of a whole model."""
+    return (folder / CONFIG).is_file()
+
+
+def merged(checkpoint: Path) -> Path:
+    """Return the merged model of a checkpoint with adapters, in Hugging Face's format; made at the first call.
+
+    Raises AgentR1Error when the base model is no longer where training found it, or when the disk is full.
+    """
+    target, adapter = checkpoint / MERGED, checkpoint / "model"
+    if target.is_dir():
+        return target
+    base = Path(json.loads((adapter / CONFIG).read_text())["base_model_name_or_path"])
+    files = sorted(base.glob("*.safetensors"))
+    if not files:
+        raise AgentR1Error(
+            f"{checkpoint} holds LoRA adapters of {base}, which is not there; put the model back, or run `agent-r1 cold-start` "
+            "with the run's settings again"
+        )
+    weights = {name: tensor for file in (*files, adapter / WEIGHTS) for name, tensor in load_file(file).items()}
+    with writing(target), whole(target) as part:
+        part.mkdir()
+        for file in (*base.glob("*token*.json"), *base.glob("*.jinja"), *base.glob("generation_config.json")):
+            shutil.copyfile(file, part / file.name)
+        write_weights(fold(weights), base, part)
+    return target
+
+
+def _by_name(model: Decoder) -> dict[str, Tensor]:
+    """The adapters under the names of `peft` and Hugging Face, as views of the trained tensors.
+
+    Hugging Face splits what is one matrix here (qkv, gate_up). The parts share A, and each has its own rows of B.
+    """
+    s = model.shape
+    heads = [s.heads * s.head_dim, s.kv_heads * s.head_dim, s.kv_heads * s.head_dim]
+    parts = {
+        "qkv": dict(zip(("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), heads, strict=True)),
+        "o": {"self_attn.o_proj": s.hidden_size},
+        "gate_up": {"mlp.gate_proj": s.intermediate_size, "mlp.up_proj": s.intermediate_size},
+        "down": {"mlp.down_proj": s.hidden_size},
+    }
+    found = {}
+    for number, block in enumerate(model.blocks):
+        for layer, rows in parts.items():
+            adapted = getattr(block, layer)
+            A, B = adapted.lora_A["default"].weight.data, adapted.lora_B["default"].weight.data
+            for name, part in zip(rows, B.split(list(rows.values())), strict=True):
+                place = f"base_model.model.model.layers.{number}.{name}"
+                found |= {f"{place}.lora_A.weight": A, f"{place}.lora_B.weight": part}
+    return found
