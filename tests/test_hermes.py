@@ -181,6 +181,9 @@ def test_calls_can_never_pay_as_much_as_a_right_answer():
     with pytest.raises(ConfigError, match=r"env.call_reward=0.2 pays 6 calls .*set it below 0.17"):
         load_config("laptop", ["env.call_reward=0.2"])
     assert load_config("laptop", ["env.call_reward=0.16"]).env.call_reward == 0.16
+    for words, below in ((["env.evidence_reward=1"], "1"), (["env.evidence_reward=.5", "env.call_reward=.1"], "0.4")):
+        with pytest.raises(ConfigError, match=rf"env.evidence_reward=\S+ pays a wrong answer .*set it below {below}"):
+            load_config("laptop", words)
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "[1.5, -1e999]"])

@@ -299,6 +299,11 @@ def _conflicts(config: Config) -> Iterator[str]:
             f"env.call_reward={e.call_reward:g} pays {e.max_tool_calls} calls (env.max_tool_calls) as much as a right "
             f"answer; set it below {1 / e.max_tool_calls:.2g}"
         )
+    elif e.call_reward * e.max_tool_calls + e.evidence_reward >= 1:
+        yield (
+            f"env.evidence_reward={e.evidence_reward:g} pays a wrong answer as much as a right one, with what calls earn; set it "
+            f"below {1 - e.call_reward * e.max_tool_calls:.2g}"
+        )
     if r.max_tokens_per_turn >= r.max_context:
         yield "rollout.max_tokens_per_turn must be smaller than rollout.max_context"
     if m.path is None and r.max_context > m.max_position:
