@@ -203,7 +203,7 @@ def test_reward_as_an_attribute_and_a_score_of_its_own(chat):
     assert two.reward == pytest.approx(-0.2) and two.metrics["solved"] == two.score == 1.0 and one.score == 0.0
     card = scores([one, two])
     assert (card["score"], card["score_name"]) == (0.5, "solved") and card["score_ci95"] == wilson_interval(0.5, 2)
-    # What was paid stands beside it: -0.1 and -0.2, with a standard error of 0.05.
+    # What was paid stands next to it: -0.1 and -0.2, with a standard error of 0.05.
     assert card["reward"] == pytest.approx(-0.15) and card["reward_ci95"] == pytest.approx([-0.248, -0.052])
 
 
@@ -590,7 +590,7 @@ def test_a_chat_waits_for_no_answer_where_a_call_has_ended_the_episode(chat):
     world = load_config("smoke", ["env.name=openenv", "env.url=http://127.0.0.1:1"])
     broken = Trajectory([], "g", StopReason.ERROR, question_row(), error="reset wants 'number', which the row lacks")
     said = no_answer(Exchange("Go.", broken, 0.0, False, 0), SimpleNamespace(chat=chat, config=world))
-    assert said.endswith("; it knows the world of questions of the test set only: type 1 for one of them")
+    assert said.endswith("; only questions of the test set have what this world needs: type 1 for one of them")
     agent = SimpleNamespace(chat=chat, config=load_config("smoke"))
     for script, why in (([call("add", step=7)], None), ([""], "no answer: its last turn is empty")):
         (trajectory,) = play(chat, Quick, script)

@@ -157,6 +157,8 @@ def test_a_world_of_methods_with_a_score_of_its_own(run):
     assert "0.423 to 0.754, n = 30." in text and "reward 0.55 (0.37 to 0.70) 0.75 (0.58 to 0.85)" in text
     change_card(run, score_ci95=[0.76, 0.83])
     assert "may be chance" not in report(run).text
+    change_card(run, score=0.6, score_ci95=[0.423, 0.754])
+    assert "its score, right, stayed at 0.60" in (text := report(run).text) and "may be chance" not in text
 
 
 def test_an_answer_is_right_by_the_score_of_its_environment():

@@ -182,7 +182,8 @@ class Repl:
         if not self.last().known:
             say("no reward: nobody told the program the right answer; /help lists questions that it knows")
             return
-        say(f"expected: {' | '.join(t.row['reward_model']['ground_truth'])}")
+        if len(right := t.row["reward_model"]["ground_truth"]):
+            say(f"expected: {' | '.join(right)}")
         others = {
             "calls": t.process,
             "outcome": t.reward - t.process - sum(t.reward_parts.values()),

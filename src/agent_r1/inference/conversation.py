@@ -185,7 +185,7 @@ def no_answer(exchange: Exchange, agent: Agent) -> str | None:
     if done or answer_of(exchange, agent) is not None:
         return None
     unknown = not exchange.known and brings_tools(env.name)
-    foreign = "; it knows the world of questions of the test set only: type 1 for one of them" if unknown else ""
+    foreign = "; only questions of the test set have what this world needs: type 1 for one of them" if unknown else ""
     return {
         StopReason.ANSWERED: "no answer: its last turn is empty",
         StopReason.NO_ANSWER: "no answer: its last turn is empty",
