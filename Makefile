@@ -42,7 +42,7 @@ long: $(VENV)/.installed-verl
 
 lint: install
 	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/shellcheck -x *.sh requirements/*.sh .ci/run benchmarks/*.sh docs/cloud/*.sh
+	$(BIN)/shellcheck -x *.sh requirements/*.sh .ci/run benchmarks/*.sh benchmarks/gpu/*.sh docs/cloud/*.sh
 	$(BIN)/hadolint Dockerfile
 
 docs: install

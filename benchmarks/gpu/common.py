@@ -1,0 +1,37 @@
+"""What both measurements share: the model's sizes on this machine, the GPU's clock and its memory."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import torch
+
+from agent_r1.sizes import GIB, MODELS, Shape
+
+CUDA = torch.cuda.is_available()
+DEVICE = "cuda" if CUDA else "cpu"
+
+
+def shape_here(name: str) -> Shape:
+    """Return the sizes of a model in `sizes.MODELS`; much smaller ones without a GPU, to test the script."""
+    small = {"layers": 2, "hidden": 64, "heads": 4, "kv_heads": 2, "head_dim": 16, "intermediate": 128, "vocab": 1024}
+    return MODELS[name] if CUDA else replace(MODELS[name], **small)
+
+
+def reset_peak() -> None:
+    """Forget the largest amount of GPU memory seen so far."""
+    if CUDA:
+        torch.cuda.reset_peak_memory_stats()
+
+
+def peak_gib() -> float:
+    """Return the largest amount of GPU memory held since the last reset, in GiB; 0 without a GPU."""
+    return round(torch.cuda.max_memory_allocated() / GIB, 2) if CUDA else 0.0
+
+
+def finished() -> float:
+    """Wait for the GPU, and return the clock in seconds."""
+    if CUDA:
+        torch.cuda.synchronize()
+    return time.perf_counter()
