@@ -12,25 +12,31 @@
 ARG STACK=gpu
 
 # CUDA 13.0, which torch 2.11.0 and vLLM 0.24.0 are built for. -devel, because FlashInfer compiles kernels when it first
-# needs them, and wants nvcc.
+# needs them, and wants nvcc. Python 3.12 is Ubuntu's own, and the only one that flash-attn's wheel is built for. Compiler and
+# headers are Triton's, which builds a launcher for each kernel; the certificates are W&B's, which brings none. No versions:
+# the archive keeps the newest patch only, so a pin (DL3008) would break the build within weeks.
 FROM nvidia/cuda:13.0.2-devel-ubuntu24.04 AS gpu
 ENV AGENT_R1_STACK=gpu REQUIREMENTS=requirements/verl-gpu.txt
-
-FROM ubuntu:24.04 AS cpu
-ENV AGENT_R1_STACK=cpu REQUIREMENTS=requirements/cpu.txt
-
-FROM ${STACK}
-SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
-
-# Python 3.12: Ubuntu's own, and the only one that flash-attn's wheel is built for. Compiler and headers are Triton's, which
-# builds a launcher for each kernel; the certificates are W&B's, which brings none. No versions: Ubuntu's archive keeps the
-# newest patch only, so a pin (DL3008) would break the build within weeks.
 # hadolint ignore=DL3008
 RUN apt-get update \
     && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends \
         build-essential ca-certificates python3.12 python3.12-dev python3.12-venv \
     && rm -rf /var/lib/apt/lists/* \
     && python3.12 -m venv /opt/venv
+
+# Python 3.11 is Debian's own. Nothing here is compiled. `make long PART=image` builds this stage without a Docker engine.
+FROM debian:bookworm-slim AS cpu
+ENV AGENT_R1_STACK=cpu REQUIREMENTS=requirements/cpu.txt
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends ca-certificates python3-venv \
+    && rm -rf /var/lib/apt/lists/* \
+    && python3 -m venv /opt/venv
+
+# Everything below is the same for both.
+# hadolint ignore=DL3006
+FROM ${STACK}
+SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
 
 # Any user may run it (speedrun.sh takes the caller's id), so what is written at run time is open to all, like /tmp. USER
 # and HOME are told because such a user is in no passwd, where PyTorch would look them up. An init that signals the whole

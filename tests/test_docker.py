@@ -85,7 +85,7 @@ def test_nothing_else_reaches_the_builder(path):
 
 def test_bases_are_pinned_and_the_user_is_not_root():
     bases = [words.split()[0] for words in arguments("FROM")]
-    assert bases == ["nvidia/cuda:13.0.2-devel-ubuntu24.04", "ubuntu:24.04", "${STACK}"]
+    assert bases == ["nvidia/cuda:13.0.2-devel-ubuntu24.04", "debian:bookworm-slim", "${STACK}"]
     assert arguments("ARG")[0] == "STACK=gpu"
     user = arguments("USER")[-1]
     assert user.isdigit() and int(user) > 0

@@ -204,6 +204,17 @@ def test_disk_looks_where_runs_will_be(monkeypatch, tmp_path):
     assert status == "fail" and "/proc/1: " in detail and "AGENT_R1_HOME" in remedy
 
 
+def test_disk_is_tried_in_the_folders_that_a_container_shares(monkeypatch, tmp_path):
+    """speedrun.sh mounts runs/ and artifacts/; the folder above them is root's in a container."""
+    for part in ("runs", "artifacts"):
+        (tmp_path / part).mkdir()
+    monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path))
+    tried = []
+    monkeypatch.setattr(doctor.tempfile, "TemporaryFile", lambda dir: tried.append(dir) or io.BytesIO())
+    assert doctor.check_disk(doctor.local_needs(load_config("smoke"))[1])[0] == "ok"
+    assert {tmp_path / "artifacts", tmp_path / "runs"} <= set(tried) and tmp_path not in tried
+
+
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="needs a second file system")
 def test_each_file_system_is_judged_by_itself(tmp_path):
     status, detail, remedy = doctor.check_disk({tmp_path: 0, Path("/dev/shm/cache"): 1e18})
@@ -219,13 +230,12 @@ def test_a_gpu_run_needs_room_in_the_caches_of_the_programs_it_starts(monkeypatc
     folders = doctor.needs_of_gpus(config, SHAPE)[1]
     assert folders[tmp_path / "hub"] == plan.HUB + 2 * SHAPE.parameters  # weights in bfloat16
     assert Path("~/.triton/cache").expanduser() in folders and Path("~/.cache/pip").expanduser() not in folders
-    need = folders[tmp_path / "home"]
+    need = folders[tmp_path / "home" / "artifacts"]
     (tmp_path / "home" / "artifacts").mkdir(parents=True)
     with (tmp_path / "home" / "artifacts" / "vectors.npy").open("wb") as file:
         file.truncate(2 * GIB)  # sparse: it takes no room here
-    assert (
-        doctor.needs_of_gpus(config, SHAPE)[1][tmp_path / "home"] == need - 2 * GIB
-    )  # what is there need not fit again
+    again = doctor.needs_of_gpus(config, SHAPE)[1]
+    assert again[tmp_path / "home" / "artifacts"] == need - 2 * GIB  # what is there need not fit again
     monkeypatch.setattr(doctor, "installed", {}.get)
     assert doctor.needs_of_gpus(config, SHAPE)[1][Path("~/.cache/pip").expanduser()] == plan.PACKAGES
 

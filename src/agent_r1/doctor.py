@@ -99,7 +99,12 @@ def local_needs(config: Config) -> tuple[float, dict[Path, float]]:
     with suppress(ConfigError):  # a model that has not been fetched yet
         shape = plan_local.local_shape(config)
         memory, disk = sum(plan_local.local_memory(config, shape).values()), plan_local.local_disk(config, shape)
-    return max(LAPTOP, memory), {home(): LAPTOP + disk, Path(tempfile.gettempdir()): 0}
+    return max(LAPTOP, memory), ours(LAPTOP + disk) | {Path(tempfile.gettempdir()): 0}
+
+
+def ours(need: float) -> dict[Path, float]:
+    """The two folders that a run writes. A container gets these alone, below a folder that belongs to root."""
+    return {home() / "artifacts": need, home() / "runs": 0}
 
 
 def needs_of_gpus(config: Config, shape: Shape) -> tuple[float, dict[Path, float]]:
@@ -107,7 +112,7 @@ def needs_of_gpus(config: Config, shape: Shape) -> tuple[float, dict[Path, float
     disk, install = plan.disk(config, shape), installed("vllm") is None
     packages, hub_cache = disk.pop("packages"), disk.pop("the hub's cache")
     made = sum(f.stat().st_size for part in ("artifacts", "runs") for f in (home() / part).rglob("*") if f.is_file())
-    folders = {home(): max(sum(disk.values()) - made, LAPTOP), Path(tempfile.gettempdir()): plan.KERNELS}
+    folders = ours(max(sum(disk.values()) - made, LAPTOP)) | {Path(tempfile.gettempdir()): plan.KERNELS}
     folders |= {Path(sys.prefix): packages} if install else {}
     needs = (packages * install, hub_cache, plan.KERNELS, plan.KERNELS)
     for (variable, usual), need in zip(CACHES.items(), needs, strict=True):
