@@ -83,8 +83,8 @@ def test_a_saved_model_with_adapters_is_read_back_to_the_bit(checkpoint, base):
 def test_the_count_of_adapter_weights(base):
     model = lora.load(base, base, "cpu", rank=3)
     learns = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    assert learns == lora.adapter_parameters(SHAPE, 3) == lora.learnt_parameters(SHAPE, 3)
-    assert lora.learnt_parameters(SHAPE, 0) == SHAPE.parameters
+    assert learns == SHAPE.learnt(3)
+    assert SHAPE.learnt(0) == SHAPE.parameters
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
@@ -134,7 +134,7 @@ def test_the_plan_counts_adapters_and_not_the_frozen_weights():
     full, thin = (load_config("hotpotqa-1x80gb", [*words, f"actor.lora_rank={rank}"]) for rank in (0, 32))
     shape = MODELS[model]
     sizes = [gpu_memory(c, shape, GPUS["H100"]) for c in (full, thin)]
-    adapters = lora.adapter_parameters(shape, 32)
+    adapters = shape.learnt(32)
     assert sizes[0]["actor: weights, Adam"][1] == 12 * shape.parameters
     assert sizes[1]["actor: weights, Adam"][1] == 4 * shape.parameters + 8 * adapters
     assert sizes[1]["gradients"][1] == 4 * adapters < sizes[0]["gradients"][1] / 20

@@ -53,6 +53,8 @@ def run() -> dict[str, float]:
 def adapters(checkpoint: Path) -> float:
     """Return the largest weight of B in verl's shards of a checkpoint; B begins at zero."""
     [file] = checkpoint.glob(f"global_step_*/actor/{SHARDS}")
+    from torch.distributed import tensor as _  # noqa: F401  torch.load has to know it
+
     state = torch.load(file, map_location="cpu", weights_only=True)
     return max(tensor.to_local().abs().max().item() for name, tensor in state.items() if ".lora_B." in name)
 

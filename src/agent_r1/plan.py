@@ -27,7 +27,6 @@ from agent_r1.data.published import DATASETS
 from agent_r1.errors import AgentR1Error
 from agent_r1.plan_local import local_memory, local_plan
 from agent_r1.sizes import GIB, Gpu, Shape, check_context, find_gpu, find_shape
-from agent_r1.training.lora import learnt_parameters
 
 # ------------------------------------------------------------------------------------------------------- what is assumed
 
@@ -76,7 +75,7 @@ def layer_width(shape: Shape) -> int:
 def gpu_memory(config: Config, shape: Shape, gpu: Gpu) -> dict[str, tuple[float, float]]:
     """What lies on each GPU: bytes while sampling, bytes while training."""
     v, tokens, P = config.verl, config.trainer.micro_tokens, shape.parameters
-    learnt = learnt_parameters(shape, config.actor.lora_rank)
+    learnt = shape.learnt(config.actor.lora_rank)
     critic = 0 if v.offload else 12 * P / v.ranks
     actor = (4 * P + 8 * learnt) / v.ranks
     # In bfloat16, with the gradient in bfloat16 and in float32 for the sum over the ranks: what a unit of FSDP takes at

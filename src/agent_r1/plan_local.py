@@ -12,7 +12,6 @@ from agent_r1.choices import WITH_CRITIC
 from agent_r1.config import Config
 from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.sizes import GIB, LOGITS, Shape, find_shape
-from agent_r1.training.lora import learnt_parameters
 
 TOKENS_PER_EPISODE = 115
 """Mean length of a laptop episode in training (metrics: sequence_length/mean)."""
@@ -47,7 +46,7 @@ def local_memory(config: Config, shape: Shape, itemsize: int = 4) -> dict[str, f
     """Bytes that the local loop takes at the most, part by part: in RL, or in a warm start where that takes more. Of a run with
     verl those of its warm start."""
     r, t, c, P = config.rollout, config.trainer, config.cold_start, shape.parameters
-    networks, learnt = 2 if config.algorithm in WITH_CRITIC else 1, learnt_parameters(shape, config.actor.lora_rank)
+    networks, learnt = 2 if config.algorithm in WITH_CRITIC else 1, shape.learnt(config.actor.lora_rank)
 
     def update(tokens: int) -> dict[str, float]:
         layers = shape.layers * (shape.hidden if t.recompute else kept(shape)) + kept(shape) * t.recompute
@@ -95,7 +94,7 @@ def said_of(parts: dict[str, float]) -> str:
 def local_disk(config: Config, shape: Shape) -> float:
     """Bytes of the local loop's checkpoints, one being written, and of a pretrained model's folders."""
     networks, models = 2 if config.algorithm in WITH_CRITIC else 1, 2 if config.model.path else 0
-    learnt = learnt_parameters(shape, config.actor.lora_rank)
+    learnt = shape.learnt(config.actor.lora_rank)
     return 12 * learnt * networks * (config.trainer.keep_checkpoints + 1) + 4 * shape.parameters * models
 
 

@@ -67,6 +67,12 @@ class Shape:
     def parameters(self) -> int:
         return self.multiplied + (0 if self.tied else self.vocab * self.hidden)
 
+    def learnt(self, lora_rank: int) -> int:
+        """Weights that training changes: all, or with LoRA those of the adapters (training/lora.py)."""
+        attention = 2 * self.hidden + 2 * self.head_dim * (self.heads + self.kv_heads)  # what goes in and what comes out
+        adapters = lora_rank * self.layers * (attention + 2 * self.hidden + 3 * self.intermediate)
+        return adapters if lora_rank else self.parameters
+
     @property
     def cache(self) -> int:
         """Bytes of keys and values for a token."""

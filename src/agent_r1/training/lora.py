@@ -27,7 +27,6 @@ from agent_r1.files import whole, writing
 from agent_r1.rollout import decoder
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.decoder import Decoder
-from agent_r1.sizes import Shape
 from agent_r1.training.shards import ALPHA, fold, write_weights
 from agent_r1.training.tiny_model import save_tokenizer
 
@@ -36,19 +35,6 @@ TARGETS = ("qkv", "o", "gate_up", "down")
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MERGED = "merged"
 """In a checkpoint, next to `model/`: made when something first reads the model."""
-
-
-def adapter_parameters(shape: Shape, rank: int) -> int:
-    """Count the weights of A and B in a model of that shape."""
-    heads, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    sizes = [(shape.hidden, heads + 2 * kv), (heads, shape.hidden)]
-    sizes += [(shape.hidden, 2 * shape.intermediate), (shape.intermediate, shape.hidden)]
-    return rank * shape.layers * sum(map(sum, sizes))
-
-
-def learnt_parameters(shape: Shape, rank: int) -> int:
-    """Count the weights that a run learns: those of the adapters, or all where `rank` is 0."""
-    return adapter_parameters(shape, rank) if rank else shape.parameters
 
 
 def add_adapters(model: Decoder, rank: int) -> None:
