@@ -214,8 +214,7 @@ def evaluate(a: Namespace) -> None:
         verify_checkpoint(run.latest_checkpoint())
         model, card, title = model_folder(run.latest_checkpoint()), "eval.json", "evaluate after RL"
     # The run's cards hold the standard evaluation. Any other, such as ten questions of val, is not written there.
-    others = (a.split, a.dataset, a.limit, a.temperature, a.prompt, a.backend, a.out)
-    if any(value is not None for value in others):
+    if any(value is not None for value in (a.split, a.dataset, a.limit, a.temperature, a.prompt, a.backend, a.out)):
         return _evaluate_models(a, model, config)
     stages.run_eval(config, model, run.path / card, title, taken(a))
     if a.before:
