@@ -11,6 +11,7 @@ of it. `json_files.py` reads JSON: one corrupt line, and datasets 5.2.0 refuses 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -181,8 +182,10 @@ def from_datasets(dataset: Dataset, split: str, files: list[Path]) -> Iterator[t
             f"{where} has {len(table)} records in {split} and {dataset.counts[split]} are published; delete its copy "
             f"in the cache of `datasets` and fetch it again, {remedy}"
         )
-    for number, value in enumerate(table, start=1):
-        yield f"{split} record {number}", value
+    # Row by row takes three times as long: minutes for DAPO's 1.8 million.
+    rows = (zip(*batch.values(), strict=True) for batch in table.iter(1000))
+    for number, values in enumerate(itertools.chain.from_iterable(rows), start=1):
+        yield f"{split} record {number}", dict(zip(table.column_names, values, strict=True))
 
 
 def aliases_of(path: Path) -> dict[str, list[str]]:
