@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 from runs import main, tree
 
 from agent_r1 import gpu_check, stages
@@ -23,6 +24,7 @@ from agent_r1.errors import AgentR1Error
 from agent_r1.gpu_check import CHECKPOINT, PHASES, SAMPLING, START, SYNC, UPDATE, Check, at_home, small, walk
 from agent_r1.inference import export
 from agent_r1.verl_engine import launch
+from agent_r1.verl_engine.compose import Sources, compose, overrides
 from agent_r1.workspace import Workspace
 
 pytestmark = [
@@ -33,15 +35,15 @@ pytestmark = [
 NOT_HERE = {
     "warm start",
     "several ranks",
-    "bfloat16",
     "packed rows",
     "offload",
     "sleep and wake",
     "CUDA IPC",
     "data-parallel vLLM",
 }
-"""On one CPU rank in float32, with a preset that has no warm start."""
-WORDS = ["grpo", "--preset=smoke", "--engine=verl", "trainer.threads=2", "rollout.samples_per_prompt=4"]
+"""On one CPU rank, with a preset that has no warm start."""
+WORDS = ["grpo", "--preset=smoke", "--engine=verl", "trainer.threads=1", "rollout.samples_per_prompt=4", "actor.minibatches=2",
+         "trainer.dtype=bfloat16"]  # fmt: skip
 POPEN = subprocess.Popen
 
 
@@ -67,6 +69,23 @@ def test_a_cpu_goes_through_all_that_it_can_run(checked, monkeypatch, capsys):
     assert main("gpu-check", *WORDS, "--json") == 0
     said, last = capsys.readouterr().out.strip().rsplit("\n", 1)
     assert "checked before" in said and json.loads(last) == result and tree(checked) == before
+
+
+@pytest.mark.parametrize(
+    ("preset", "missing"), [("hotpotqa-4xh100", {"offload"}), ("hotpotqa-1x24gb", {"several ranks"})]
+)
+def test_gpus_have_every_part_that_the_preset_has(tmp_path, preset, missing):
+    """As verl's configuration of a GPU run says: verl composes it, and nothing is started."""
+    check = Check(small(load_config(preset, algorithm="grpo")), tmp_path)
+    (check.run.path / "verl").mkdir(parents=True)
+    sources = Sources(tmp_path / "model", tmp_path / "train.parquet", tmp_path / "val.parquet", check.run.path)
+    OmegaConf.save(compose(overrides(check.config, sources, "cuda")), sources.folder / "config.yaml")
+    check.run.metrics.append({"training/global_step": 1})
+    parts = "several ranks", "bfloat16", "packed rows", "offload", "sleep and wake", "CUDA IPC"
+    found = walk(check, tuple(phase for phase in PHASES if phase.name in parts))
+    assert {one["phase"]: one["status"] for one in found} == {
+        name: "not run" if name in missing else "passed" for name in parts
+    }
 
 
 @pytest.fixture
@@ -189,7 +208,7 @@ def test_a_model_server_that_does_not_start(go, tmp_path, monkeypatch):
     assert "Failed to find C compiler" in go("evaluation")["seen"]
 
 
-def test_a_check_that_failed_is_done_again_and_ends_the_speedrun(checked, tmp_path, monkeypatch, capsys):
+def test_a_check_that_failed_is_done_again_and_ends_the_speedrun(tmp_path, monkeypatch, capsys):
     """With the phase and the remedy on the last line."""
 
     def broken(check):

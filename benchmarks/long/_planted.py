@@ -12,32 +12,31 @@ from pathlib import Path
 from types import SimpleNamespace
 
 NAME = "PLANTED_FAULT"
+EXTENSIONS = {"engine": "broken", "deaf": "Deaf"}
+"""Faults of vLLM's worker, which gets them as its extension: vLLM's worker does not start; or it takes new weights and goes on
+with its old ones."""
 
 
-def engine(cpu) -> None:
-    """vLLM's worker does not start."""
-    cpu.__getattr__ = lambda name: (_ for _ in ()).throw(RuntimeError("Failed to find C compiler"))
+def __getattr__(name: str):
+    """Make the extension when vLLM asks for it, as cpu.py does."""
+    if name == "broken":
+        raise RuntimeError("Failed to find C compiler")
+    if name != "Deaf":
+        raise AttributeError(name)
+    from agent_r1.verl_engine.cpu import CpuWorkerExtension
+
+    class Deaf(CpuWorkerExtension):
+        def update_weights_from_ipc(self, *args, **kwargs) -> None:
+            runner, self.model_runner = self.model_runner, SimpleNamespace(reload_weights=lambda **_: None)
+            try:
+                super().update_weights_from_ipc(*args, **kwargs)
+            finally:
+                self.model_runner = runner
+
+    return Deaf
 
 
-def deaf(cpu) -> None:
-    """vLLM takes new weights and goes on with its old ones."""
-    real = cpu.__getattr__
-
-    def extension(name: str):
-        class Deaf(real(name)):
-            def update_weights_from_ipc(self, *args, **kwargs) -> None:
-                runner, self.model_runner = self.model_runner, SimpleNamespace(reload_weights=lambda **_: None)
-                try:
-                    super().update_weights_from_ipc(*args, **kwargs)
-                finally:
-                    self.model_runner = runner
-
-        return Deaf
-
-    cpu.__getattr__ = extension
-
-
-def episodes(cpu) -> None:
+def episodes() -> None:
     """No episode comes back."""
     from agent_r1.rollout import episode
 
@@ -47,7 +46,7 @@ def episodes(cpu) -> None:
     episode.make_loop = broken
 
 
-def gradient(cpu) -> None:
+def gradient() -> None:
     """The loss is not a number."""
     from agent_r1.training import losses
 
@@ -55,7 +54,7 @@ def gradient(cpu) -> None:
     losses.policy_loss = lambda *args, **kwargs: ((found := real(*args, **kwargs))[0] * float("nan"), found[1])
 
 
-def shards(cpu) -> None:
+def shards() -> None:
     """The converted model is not the trained one."""
     import torch
 
@@ -72,7 +71,7 @@ def shards(cpu) -> None:
     policies.load_transformers = other
 
 
-FAULTS = {"engine": engine, "deaf": deaf, "episodes": episodes, "gradient": gradient, "shards": shards}
+PATCHES = {"episodes": episodes, "gradient": gradient, "shards": shards}
 
 
 def main(fault: str, argv: list[str]) -> int:
@@ -85,13 +84,21 @@ def main(fault: str, argv: list[str]) -> int:
         ours = {"VERL_USE_EXTERNAL_MODULES": "benchmarks.long._planted", NAME: fault, "PYTHONPATH": ":".join(paths)}
         return real(*args) | ours
 
+    def overrides(real, *args) -> dict:
+        told = real(*args)
+        if fault in EXTENSIONS:
+            vllm = told["added"]["actor_rollout_ref"]["rollout"]["engine_kwargs"]["vllm"]
+            vllm["worker_extension_cls"] = f"benchmarks.long._planted.{EXTENSIONS[fault]}"
+        return told
+
     launch.environment = partial(environment, launch.environment)
+    launch.overrides = partial(overrides, launch.overrides)
     return cli.main(argv)
 
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1], sys.argv[2:]))
 elif NAME in os.environ:
-    import agent_r1.verl_engine.cpu
+    import agent_r1.verl_engine.cpu  # noqa: F401
 
-    FAULTS[os.environ[NAME]](agent_r1.verl_engine.cpu)
+    PATCHES.get(os.environ[NAME], lambda: None)()

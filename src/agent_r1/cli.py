@@ -100,8 +100,7 @@ def doctor(a: Namespace) -> int:
 
 
 @command(
-    "gpu-check", "run a preset for verl in small, before the run itself",
-    ["--preset hotpotqa-4xh100", "grpo --preset hotpotqa-1x80gb --json", "grpo --preset smoke --engine verl"],
+    "gpu-check", "run a preset for verl in small", ["grpo --preset hotpotqa-4xh100", "--preset smoke --engine verl --json"],
     *CONFIGURED, flag("--json", "the result as the last line (docs/verl.md)"),
 )  # fmt: skip
 def gpu_check(a: Namespace) -> None:

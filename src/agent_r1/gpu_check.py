@@ -1,7 +1,7 @@
-"""`agent-r1 gpu-check`: a small run in a preset's own configuration, before an hour goes into its index.
+"""Run a preset for verl in small, before an hour goes into its index: `agent-r1 gpu-check`.
 
 In: a configuration for verl. A tiny model takes two steps on a made-up task, with the preset's ranks, precision, offload, vLLM
-and algorithm; then resume, export and one evaluation. Out: for each phase what was seen, or what its failure means and the
+and algorithm. Resume, export and one evaluation follow. Out: for each phase what was seen, or what its failure means and the
 remedy. A phase that this machine cannot run is "not run". Next: `result.json`, under a key of all that it depends on.
 """
 
@@ -40,11 +40,11 @@ from agent_r1.verl_engine.launch import read_phase
 from agent_r1.workspace import Workspace
 
 SMALL = [
-    *("data.val=8", "data.test=16", "data.cold=250", "data.cold_entities=250", "search.dim=256", "model.vocab_size=400"),
-    *("cold_start.copy_steps=40", "cold_start.mix_steps=30", "rollout.max_tokens_per_turn=48", "rollout.max_context=400"),
+    *("data.val=8", "data.test=16", "data.cold=120", "data.cold_entities=120", "search.dim=256", "model.vocab_size=400"),
+    *("cold_start.copy_steps=20", "cold_start.mix_steps=20", "rollout.max_tokens_per_turn=48", "rollout.max_context=400"),
     *("rollout.temperature=1", "rollout.flow=null", "env.episode_timeout_s=120", "verl.patience_s=600"),
     # The first update must move the weights: without the preset's warm-up, and where every episode is paid the same.
-    *("actor.lr=3e-3", "actor.warmup_steps=0", "actor.lr_final=1", "actor.entropy_coef=0.01", "critic.warmup_steps=0"),
+    *("actor.warmup_steps=0", "actor.lr_final=1", "actor.entropy_coef=0.01", "critic.warmup_steps=0"),
     *("trainer.steps=2", "trainer.save_every=1", "trainer.eval_every=2", "trainer.rollouts_every=1", "trainer.loggers=[]"),
     *("trainer.keep_checkpoints=2", "trainer.max_hours=0", "trainer.stop_on_collapse=false"),
 ]  # fmt: skip
@@ -117,7 +117,7 @@ def launch(check: Check) -> str:
     except AgentR1Error as error:
         check.ended = error
     check.raise_ending(START)
-    return f"they came up, with {check.config.verl.ranks} rank(s) of {check.told.trainer.device}"
+    return f"up; ranks: {check.config.verl.ranks}, device: {check.told.trainer.device}"
 
 
 def sampling(check: Check) -> str:
@@ -153,7 +153,7 @@ def checkpoint(check: Check) -> str:
     if line["checkpoint/unverified"]:
         raise AgentR1Error("the converted model is further from the trained one than rounding explains")
     files, apart = sum(len(manifest["files"]) for manifest in found), line["checkpoint/logprob_diff_mean"]
-    return f"two of them, {files} files as hashed; the converted model is {apart:.1e} from the trained one"
+    return f"2 checkpoints, {files} files match their hashes; the converted model is {apart:.1e} from the trained one"
 
 
 def weight_sync(check: Check) -> str:
@@ -261,7 +261,7 @@ def walk(check: Check, phases: tuple[Phase, ...] = PHASES) -> list[dict[str, Any
             seen = phase.look(check)
         except NotRun as reason:
             status, seen = "not run", str(reason)
-        except Exception as error:  # PyTorch, verl and vLLM raise whatever they like on a GPU
+        except Exception as error:  # a GPU's libraries have many
             status, seen = "failed", str(error)
             if not isinstance(error, AgentR1Error):
                 seen = f"{type(error).__name__}: {first_line(error)}"
@@ -282,6 +282,7 @@ def small(config: Config) -> Config:
     prompts = 2 * v.ranks * math.lcm(config.actor.minibatches, config.critic.minibatches)
     heads = max(2, v.tensor_parallel)  # 64 wide: vLLM and flash-attn have kernels for these everywhere
     return changed(config, [*SMALL, f"rollout.prompts_per_step={prompts}", f"data.train={max(64, prompts)}",
+                            f"actor.lr={1e-2 if config.actor.lora_rank else 1e-3}",
                             f"model.hidden_size={64 * heads}", f"model.heads={heads}", "model.kv_heads=2"])  # fmt: skip
 
 
