@@ -68,13 +68,13 @@ def train(name: str, settings: list[str], cold: int, seed: int, kl_sign: int = 1
 
 
 def record(rounds: int) -> None:
-    with KEPT.open("w") as file:
-        for arm, cold, seed in plan(rounds):
-            lines = train(f"sentinel {arm}", SETTINGS[arm], cold, seed, -1 if arm == KL else 1)
-            keys = sorted({key for line in lines for key in line if key in READ or key.startswith("stop/")})
-            columns = {key: [float(f"{line.get(key, 0):.4g}") for line in lines] for key in keys}
-            file.write(json.dumps({"arm": arm, "cold": cold, "seed": seed, "lines": columns}) + "\n")
-            file.flush()
+    kept = []
+    for arm, cold, seed in plan(rounds):
+        lines = train(f"sentinel {arm}", SETTINGS[arm], cold, seed, -1 if arm == KL else 1)
+        keys = sorted({key for line in lines for key in line if key in READ or key.startswith("stop/")})
+        columns = {key: [float(f"{line.get(key, 0):.4g}") for line in lines] for key in keys}
+        kept.append(json.dumps({"arm": arm, "cold": cold, "seed": seed, "lines": columns}) + "\n")
+    KEPT.write_text("".join(kept))
 
 
 def recorded() -> list[tuple[str, int, int, list[Line]]]:

@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
-from benchmarks import bands, corridor
+from benchmarks import bands, corridor, ratios
 from benchmarks.book_pictures import PICTURES
 from runs import ROOT, metric_patterns
 from test_advantages import inputs_of
@@ -423,6 +423,11 @@ def test_ratios_of_tokens_steps_and_sequences():
     assert "3e-4 and 4e-4" in text and narrow[:2] == (3e-4, 4e-4)
     _, seen = policy_loss(ratios_T.log()[None], torch.zeros(1, 6), torch.ones(1, 6), mask, *narrow, "sequence")
     assert seen["actor/pg_clipfrac"] == 1 and f"$1.02^{{40}} = {1.02**40:.3f}$" in text
+
+
+def test_ratios_that_are_noise_and_those_of_recorded_runs():
+    page = (LESSONS / DRIFT).read_text()
+    assert ratios.noise_table() in page and ratios.table(json.loads(ratios.KEPT.read_text())) in page
 
 
 def test_credit_for_the_steps_of_a_house():

@@ -210,7 +210,7 @@ def test_recorded_runs_that_were_held_back():
         if cold == sentinel.HELD_BACK
     }
     healthy = [found for (arm, _), found in alarms.items() if arm == sentinel.HEALTHY]
-    assert len(healthy) >= 2 and not any(healthy)
+    assert len(healthy) >= 4 and not any(healthy)
     assert all(found for (arm, _), found in alarms.items() if arm == sentinel.LR)
 
 
