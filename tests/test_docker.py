@@ -105,7 +105,7 @@ def test_packages_come_before_the_source_and_only_from_the_requirements():
     assert packages < source
     installs = re.findall(r"pip install ([^&|;]*)", " ".join(arguments("RUN")))
     named = {word for words in installs for word in words.split() if not word.startswith("-")}
-    assert named == {'"$REQUIREMENTS"', "requirements/pocket.txt", "."}, (
+    assert named == {'"$REQUIREMENTS"', "requirements/pocket.txt", "/dev/stdin", "."}, (
         "a version that stands in the Dockerfile is one that nobody compares"
     )
     told = re.findall(r"AGENT_R1_STACK=(\w+) REQUIREMENTS=(\S+)", " ".join(arguments("ENV")))

@@ -385,6 +385,11 @@ class Infinite(Counter):
         return float("inf")
 
 
+class Giant(Counter):
+    def get_reward(self):
+        return -1e300
+
+
 class Sleeper(Counter):
     def get_reward(self):
         time.sleep(60)
@@ -418,6 +423,7 @@ AT_RUN = {
     NoReward: "pays nothing; write get_reward(self), or set self.reward in reset",
     Words: "get_reward returned 'much' (str), and must be a number",
     Infinite: "a reward must be a finite number, and the environment paid inf",
+    Giant: "a reward must lie within -1e+06 and 1e+06, and the environment paid -1e+300",
     Sleeper: "get_reward took longer than 0.5 s (env.tool_timeout_s)",
     Wants: "reset wants 'colour', which the row lacks; it has data_source, prompt",
     Speaks: "reset returned ['a', 'list'] (list); it returns text for the agent, or None",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -85,6 +86,8 @@ def test_an_installation_says_its_size_and_moves(tmp_path):
     script = shutil.copy(ROOT / "speedrun-nodocker.sh", tmp_path)
     for name in ("environment.sh", "packages.sh"):
         shutil.copy(ROOT / "requirements" / name, tmp_path / "requirements")
+    (tmp_path / "src/agent_r1").mkdir(parents=True)
+    shutil.copy(ROOT / "src/agent_r1/choices.py", tmp_path / "src/agent_r1")
     settings = environment(tmp_path) | {"PYTHON": sys.executable, "AGENT_R1_STACK": "cpu", "AGENT_R1_VENV": "venv"}
     done = subprocess.run(["bash", script], env=settings, capture_output=True, text=True, timeout=120)
     # There is no agent-r1 here to be installed behind it; a pipe must not hide that pip failed.
@@ -94,6 +97,19 @@ def test_an_installation_says_its_size_and_moves(tmp_path):
     (tmp_path / "requirements/cpu.txt").write_text(f"{tmp_path}/none.whl\n")
     again = subprocess.run(["bash", script], env=settings, capture_output=True, text=True, timeout=120)
     assert again.returncode == 1 and "could not be installed" in again.stderr and len(again.stdout.splitlines()) == 1
+    # A package whose hash is known is that very file, or none.
+    (tmp_path / "requirements/cpu.txt").write_text("tiny_part[x]==1.0  # the only one\n")
+    settings |= {"PIP_FIND_LINKS": str(tmp_path), "PIP_NO_INDEX": "1"}
+    [installed] = tmp_path.glob("venv/lib/*/site-packages/tiny_part-1.0.dist-info")
+    shutil.rmtree(installed)
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    for expected in (f"{'0' * 63}1", digest):
+        lines = f"# two\ntiny-part==1.0 --hash=sha256:{expected}\nother==1 --hash=sha256:{digest}\n"
+        (tmp_path / "requirements/hashes.txt").write_text(lines)
+        done = subprocess.run(["bash", script], env=settings, capture_output=True, text=True, timeout=120)
+        assert "could not be installed" in done.stderr  # agent-r1 itself is not here
+        assert ("DO NOT MATCH THE HASHES" in done.stderr) == (expected != digest)
+        assert installed.exists() == (expected == digest)
 
 
 @pytest.mark.slow
@@ -154,7 +170,7 @@ def test_a_gpu_box_without_python_312_gets_one_from_uv_or_the_line_that_does(tmp
         assert len(calls) == 1
     else:
         assert calls[1] == f"uv venv --quiet --seed --python 3.12 {venv}"
-        assert calls[2].startswith("pip install") and "verl-gpu.txt" in calls[2]  # and on with the packages
+        assert calls[2].startswith("pip install") and "--require-hashes" in calls[2]  # and on with the packages
         assert not (tmp_path / "venv gpu.uv").exists()
 
 

@@ -43,6 +43,9 @@ from agent_r1.types import (
     Trajectory,
 )
 
+MAX_REWARD = 1e6
+"""Of one step or outcome, either way. Sums and squares of such rewards stay far below the largest float32."""
+
 
 @dataclass(frozen=True)
 class Task:
@@ -242,9 +245,13 @@ async def run_episodes(
 
 
 def finite(reward: float) -> float:
-    """A reward that may be learnt from; a single NaN would spread to all weights. Raises ValueError for another."""
+    """A reward that may be learnt from: NaN would spread to all weights, and 1e300 overflow them. Raises ValueError for another."""
     if not math.isfinite(reward):
         raise ValueError(f"a reward must be a finite number, and the environment paid {reward}")
+    if abs(reward) > MAX_REWARD:
+        raise ValueError(
+            f"a reward must lie within {-MAX_REWARD:g} and {MAX_REWARD:g}, and the environment paid {reward:g}"
+        )
     return float(reward)
 
 
