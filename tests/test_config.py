@@ -264,6 +264,13 @@ def test_whatever_is_overridden_the_answer_is_a_configuration_or_one_line(overri
         ("trainer: {steps: many}", "was this run made by another version"),
         ("algorithm: gpro", "algorithm='gpro' is unknown"),
         ("\x00", "cannot be read as YAML"),
+        ("[" * 50_000, "cannot be read as YAML"),  # libyaml's own reader would end the process
+        ("- " * 50_000 + "a", "cannot be read as YAML"),
+        ("a" + ": {a" * 50_000, "cannot be read as YAML"),
+        (
+            "a: [&a0 [x, x], " + ", ".join(f"&a{n} [{f'*a{n - 1}, ' * 10}]" for n in range(1, 9)) + "]",
+            "cannot be read as YAML",
+        ),
         (None, "cannot be read"),
         ("- a\n- b", "input should be a valid dictionary.*was this run made by another version"),
     ],

@@ -1,4 +1,4 @@
-"""Bounds on what strangers send: seconds, bytes and nesting of an answer over HTTP, and nesting of any JSON.
+"""Bounds on what strangers send: seconds, bytes and nesting of an answer over HTTP, and nesting of any JSON or YAML.
 
 In: a request, or a text. Out: an answer or a value within its bounds, or an error of one line. Next: judges, retrievers,
 SandboxFusion and OpenEnv servers are asked with `ask`. A client with connections of its own (the model server's, MCP's) puts
@@ -21,6 +21,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import yaml
+
 from agent_r1.errors import first_line
 
 if TYPE_CHECKING:
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 MAX_DEPTH = 64
 """Nesting of lists and objects in JSON; a schema of a tool has about ten levels."""
 
+MAX_ALIASES = 20
+"""Of a YAML text."""
 MAX_FILE = 64 << 20
 """Bytes of a JSON file that is read at once."""
 
@@ -39,7 +43,7 @@ class TooLongError(ValueError):
     """A body with more bytes than its reader takes."""
 
 
-# ------------------------------------------------------------------------------------------------------------- JSON
+# ---------------------------------------------------------------------------------------------------- JSON and YAML
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -61,6 +65,19 @@ def check_depth(value: Any) -> None:
             return
         level = [inner for outer in level for inner in (outer.values() if isinstance(outer, dict) else outer)]
     raise ValueError(f"JSON nested deeper than {MAX_DEPTH} levels")
+
+
+def parse_yaml(text: str) -> Any:
+    """Read plain YAML whose nesting and repetition are bounded. Raises ValueError and yaml.YAMLError."""
+    # In C where that was built: ten times as fast, and each setting on a command line is parsed by itself. But it crashes where
+    # brackets fill its stack, which a short text cannot do; and nine lines of aliases of aliases are a billion values.
+    loader, depth, aliases = getattr(yaml, "CSafeLoader", yaml.SafeLoader), 0, 0
+    for event in yaml.parse(text, Loader=loader) if len(text) > 1000 or "*" in text else ():
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        aliases += isinstance(event, yaml.AliasEvent)
+        if depth > MAX_DEPTH or aliases > MAX_ALIASES:
+            raise ValueError(f"YAML with more than {MAX_DEPTH} levels or {MAX_ALIASES} aliases")
+    return yaml.load(text, loader)
 
 
 def read_json(path: Path) -> Any:
