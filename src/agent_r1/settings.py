@@ -128,7 +128,7 @@ class EnvConfig(Section):
     max_invalid_calls: AtLeast1 = 2
     """Invalid calls in a row that end an episode."""
     tool_timeout_s: Seconds = 10.0
-    """Deadline of one tool call, in seconds."""
+    """Deadline of one tool call, in seconds; of `python` from the start of its program."""
     tool_max_chars: AtLeast1 = 4000
     """Longest text that a tool may put into the context."""
     episode_timeout_s: Seconds = 300.0
