@@ -141,6 +141,7 @@ search_service() {
     CUDA_VISIBLE_DEVICES='' setsid "$agent" search-server "${config[@]}" --host "$host" --port 8100 >"$log" 2>&1 </dev/null &
     server=$!
     trap 'kill "$server" 2>/dev/null && wait "$server" || true' EXIT
+    trap : HUP  # where a connection breaks, the trainer finishes its step, and needs the service for that
     until answers "$url"; do
         kill -0 "$server" 2>/dev/null || die "the search service ended; $(tail -n 1 "$log")"
         sleep 0.2

@@ -351,3 +351,9 @@ def test_the_table_of_the_page_is_what_is_computed():
             for algorithm in ("grpo", "ppo"):
                 config, shape = preset(name, f"model.path={model}", algorithm=algorithm)
                 assert (algorithm in said) == (not misfits(config, shape, find_gpu(config.verl.gpu))), (name, model)
+
+
+@pytest.mark.parametrize("preset", [name for name in preset_names() if load_config(name).verl.gpu])
+def test_a_bad_run_on_rented_gpus_ends_by_itself(preset):
+    trainer = load_config(preset, algorithm="grpo").trainer
+    assert trainer.stop_on_collapse and 0 < trainer.max_hours <= 72

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import select
 import shutil
 import signal
 import subprocess
@@ -11,9 +13,11 @@ from pathlib import Path
 
 import pytest
 from runs import (
+    AGENT,
     STAGES,
     TINY,
     curve,
+    environment,
     killed_at,
     killed_sometime,
     leftovers,
@@ -168,6 +172,30 @@ def test_a_run_whose_time_is_up_saves_and_so_does_one_that_slurm_ends(home, caps
     assert errors.splitlines()[-1] == "agent-r1: interrupted: stopped after step 3; continue with --resume"
     assert main(*train("grpo", "late", "--resume")) == 0
     assert_same(run, home / "runs" / "grpo")
+
+
+@pytest.mark.parametrize("watched", [True, False])
+def test_a_terminal_that_goes_away_saves_the_step(home, watched):
+    """As when an SSH connection breaks: SIGHUP, and then no line can be written. Under nohup nothing happens at all."""
+    name = f"hung-up-{watched}"
+    run, (ours, theirs) = home / "runs" / name, os.openpty()
+    command = [AGENT, *train("grpo", name, "trainer.steps=8")]
+    process = subprocess.Popen(
+        command if watched else ["nohup", *command], env=environment(home) | {"TERM": "xterm"}, start_new_session=True,
+        stdin=theirs, stdout=theirs if watched else subprocess.DEVNULL, stderr=theirs, preexec_fn=lambda: os.login_tty(theirs),
+    )  # fmt: skip
+    os.close(theirs)
+    deadline = time.monotonic() + 100
+    while len(lines(run)) < 2 and time.monotonic() < deadline:
+        if select.select([ours], [], [], 0.01)[0]:
+            os.read(ours, 65536)
+    os.close(ours)
+    assert process.wait(timeout=100) == (130 if watched else 0)
+    done = len(lines(run))
+    assert steps(run)[-1] == f"step_{done:06d}" and (2 <= done < 8 if watched else done == 8)
+    if watched:
+        assert main(*train("grpo", name, "--resume")) == 0
+        assert curve(run) == curve(home / "runs" / "grpo")
 
 
 def test_an_unfinished_run_is_not_begun_again_by_mistake(interrupted, capsys):

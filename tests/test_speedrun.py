@@ -313,7 +313,7 @@ def test_somebody_elses_service_is_not_taken_for_ours(box):
     assert done.returncode == 1 and "use it with search.url=http://127.0.0.1:8100" in done.stderr.splitlines()[-1]
 
 
-@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_the_service_ends_when_the_script_is_ended(box, end):
     command = ["bash", ROOT / "speedrun-nodocker.sh"]
     variables = environment(box.home) | box.variables | {"HANG": "train"}
@@ -351,6 +351,43 @@ def test_the_slurm_script(box, nodes):
         )
         assert told[0].endswith(" KEY="), "Ray shows its environment"
     assert not list(box.home.glob(".ray-token*")) and not box.up.exists()
+
+
+def test_a_slurm_job_that_ran_out_of_time_goes_back_into_the_queue(box):
+    scontrol = box.log.parent / "bin" / "scontrol"
+    scontrol.write_text(f"#!/bin/sh\necho scontrol $* >> {box.log}\n")
+    scontrol.chmod(0o755)
+    slurm = {"SLURM_SUBMIT_DIR": str(ROOT), "SLURM_NNODES": "1", "SLURM_JOB_ID": "7", "FAIL": "train"}
+    for code, requeued in ((130, True), (7, False)):
+        box.log.write_text("")
+        agent = box.log.parent / "venv/bin/agent-r1"
+        agent.write_text(re.sub(r"exit \d+ ;;", f"exit {code} ;;", agent.read_text()))
+        done = subprocess.run(
+            ["bash", ROOT / "docs/cloud/slurm.sh", "grpo", "--preset", "hotpotqa-4xh100"],
+            env=environment(box.home) | box.variables | slurm, capture_output=True, text=True, timeout=100,
+        )  # fmt: skip
+        assert done.returncode == code, done.stderr
+        assert ("scontrol requeue 7" in box.calls()) == requeued
+
+
+def test_a_checkpoint_is_kept_whole_or_not_at_all(tmp_path):
+    """docs/cloud/keep.sh, with folders in place of a disk and a bucket."""
+    runs, kept = tmp_path / "runs", tmp_path / "kept"
+
+    def keep() -> list[str]:
+        subprocess.run(["bash", ROOT / "docs/cloud/keep.sh", runs, kept], check=True, timeout=60)
+        return sorted(p.name for p in (kept / "mine" / "checkpoints").iterdir())
+
+    for step in (20, 40, 60):
+        (runs / "mine/checkpoints" / f"step_{step:06d}").mkdir(parents=True)
+        (runs / "mine/checkpoints" / f"step_{step:06d}" / "manifest.json").write_text(str(step))
+        (runs / "mine/metrics.jsonl").write_text("line\n" * step)
+        assert len(keep()) == min(step // 20, 2)
+    assert keep() == ["step_000040", "step_000060"]
+    assert (kept / "mine/metrics.jsonl").read_text() == "line\n" * 60
+    (kept / "mine/checkpoints/step_000060").rename(kept / "mine/checkpoints/.part-step_000060")  # killed in the copying
+    assert keep() == ["step_000040", "step_000060"]
+    assert (kept / "mine/checkpoints/step_000060/manifest.json").read_text() == "60"
 
 
 @pytest.mark.parametrize("version", ["3.11.9", "3.13.1"])

@@ -26,10 +26,16 @@ export AGENT_R1_STACK=gpu AGENT_R1_HOME=${AGENT_R1_HOME:-$PWD} AGENT_R1_VENV=${A
 bin=$AGENT_R1_VENV/bin
 [ -x "$bin/agent-r1" ] || die "there is no environment in $AGENT_R1_VENV; make it once, as docs/cloud.md says"
 words=("$@" --resume)  # after a requeue it goes on; on the first day there is nothing to resume
+speedrun() {  # 130: trainer.max_hours is over and the step is saved, so the job goes back into the queue
+    local code=0
+    bash speedrun-nodocker.sh "${words[@]}" "$@" || code=$?
+    [ "$code" -ne 130 ] || scontrol requeue "$SLURM_JOB_ID"
+    exit "$code"
+}
 
 # Slurm runs this script on the first node, with all of that node's GPUs. One node needs no more than that.
 if [ "$SLURM_NNODES" -eq 1 ]; then
-    exec bash speedrun-nodocker.sh "${words[@]}"
+    speedrun
 fi
 
 # Several nodes: a Ray of our own over all of them, which verl then joins (RAY_ADDRESS) instead of starting one. Whoever can
@@ -53,4 +59,4 @@ until [ "$("$bin/python" -c "$count" 2>/dev/null)" = "$gpus" ]; do
     [ "$SECONDS" -lt 600 ] || die "after 10 minutes Ray does not see $gpus GPUs on $SLURM_NNODES nodes; see above"
     sleep 5
 done
-bash speedrun-nodocker.sh "${words[@]}" verl.nodes="$SLURM_NNODES" verl.ranks="$gpus"
+speedrun verl.nodes="$SLURM_NNODES" verl.ranks="$gpus"

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -295,17 +296,28 @@ def write_model(model: decoder.Decoder, chat: ChatFormat, folder: Path) -> None:
 
 @contextmanager
 def graceful_interrupt(acknowledge: Callable[[], None] = lambda: None) -> Iterator[list[int]]:
-    """Let the step finish at the first Ctrl-C, which `acknowledge` answers; stop at once at the second."""
+    """Let the step finish at the first Ctrl-C, which `acknowledge` answers; stop at once at the second.
+
+    SIGTERM (Slurm, a machine that is taken away) and SIGHUP (an SSH connection that broke) count as one.
+    """
     received: list[int] = []
+    terminals = [stream for stream in (1, 2) if os.isatty(stream)]
 
     def on_signal(number, frame):
         if received:
             raise KeyboardInterrupt
         received.append(number)
+        if number == signal.SIGHUP:  # nothing can be written to that terminal, and its shell sends the signal again
+            signal.signal(number, signal.SIG_IGN)
+            for stream in terminals:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
         with suppress(RuntimeError):  # the signal came in the middle of another line's output
             acknowledge()
 
-    previous = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup leaves it
+        numbers.append(signal.SIGHUP)
+    previous = {number: signal.signal(number, on_signal) for number in numbers}
     try:
         yield received
     finally:
