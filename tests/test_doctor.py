@@ -342,7 +342,7 @@ def test_gpus_for_a_preset(nvidia_smi, monkeypatch, gpus, works, status, said):
     assert answer.status == status and said in answer.detail
     assert bool(answer.remedy) == (status != "ok")
     if gpus == [RTX] * 2:
-        assert answer.remedy == "use --preset hotpotqa-1x24gb here, or a machine with 4 GPUs"
+        assert answer.remedy == "use --preset first-agent-1x24gb here, or a machine with 4 GPUs"
 
 
 def test_the_memory_of_the_smallest_gpu_decides(nvidia_smi):
@@ -374,8 +374,8 @@ def test_the_need_of_a_gpu_preset_is_that_of_the_plan(nvidia_smi, monkeypatch):
 @pytest.mark.parametrize(
     ("count", "gib", "preset"),
     [
-        (0, 0, "laptop"), (1, 24, "hotpotqa-1x24gb"), (4, 24, "hotpotqa-1x24gb"), (1, 48, "hotpotqa-1x24gb"),
-        (2, 12, "laptop"), (1, 80, "hotpotqa-1x80gb"), (2, 80, "hotpotqa-2x80gb"), (3, 80, "hotpotqa-2x80gb"),
+        (0, 0, "laptop"), (1, 24, "first-agent-1x24gb"), (4, 24, "first-agent-1x24gb"), (1, 48, "first-agent-1x24gb"),
+        (2, 12, "laptop"), (1, 80, "first-agent-1xh100"), (2, 80, "hotpotqa-2x80gb"), (3, 80, "hotpotqa-2x80gb"),
         (4, 140, "hotpotqa-4xh100"), (7, 80, "hotpotqa-4xh100"), (8, 80, "hotpotqa-8xh100"),
     ],
 )  # fmt: skip
@@ -400,4 +400,4 @@ def test_the_suggestion_is_all_that_is_printed_and_needs_no_torch(nvidia_smi):
         "import sys; from agent_r1.cli import main; main(['doctor', '--suggest-preset']); print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
-    assert (done.stdout, done.stderr) == ("hotpotqa-1x24gb\nFalse\n", "")
+    assert (done.stdout, done.stderr) == ("first-agent-1x24gb\nFalse\n", "")

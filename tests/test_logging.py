@@ -537,3 +537,13 @@ def test_steps_that_teach_nothing_are_said_once(chat, monkeypatch):
     lines = printed(SilentEnv, 5).splitlines()  # three steps; why nothing was paid, and the note; two steps
     assert [line.startswith(note) for line in lines] == [0, 0, 0, 0, 1, 0, 0]
     assert note not in printed(SilentEnv, 2) and note not in printed(LetterEnv, 4)
+
+
+def test_under_nohup_a_terminal_that_goes_away_is_nothing():
+    previous = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup leaves it
+    try:
+        with graceful_interrupt() as interrupted:
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert interrupted == []
+    finally:
+        signal.signal(signal.SIGHUP, previous)

@@ -33,6 +33,7 @@ from agent_r1.verl_engine import launch
 
 ROOT = Path(__file__).parents[1]
 GPU_PRESETS = [name for name in preset_names() if load_config(name, algorithm="ppo").verl.gpu]
+FIRST = ("first-agent-1x24gb", "first-agent-1xh100")
 MATHS = ("gsm8k", "dapo-math")
 """These have no evidence to find, and longer turns."""
 PUBLISHED = json.loads((ROOT / "benchmarks" / "published_steps.json").read_text())
@@ -58,6 +59,11 @@ def test_a_preset_fits_the_gpu_it_names(name, algorithm):
         assert (r.prompts_per_step * r.samples_per_prompt // a.minibatches) % config.verl.ranks == 0
         return
     assert (config.engine, config.trainer.device) == ("verl", "cuda")
+    if name in FIRST:
+        assert r.prompts_per_step * r.samples_per_prompt == 256 and config.actor.kl_coef == 0
+        assert config.data.corpus == "contexts" and r.prompts_per_step * config.trainer.steps <= config.data.train
+        assert config.env.tool_max_chars / 4 * (config.env.max_turns - 1) < r.max_context
+        return
     assert config.data.corpus == ("beir-hotpotqa" if config.data.name == "hotpotqa" else "contexts")
     assert r.samples_per_prompt == (1 if algorithm == "ppo" else 5)
     assert a.kl_coef > 0 and a.kl_in == ("reward" if algorithm == "ppo" else "loss")
@@ -167,7 +173,7 @@ def test_several_machines_share_a_ray_of_the_users(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "billions"),  # the model cards' own figures
-    zip(MODELS, (0.49, 1.54, 1.72, 3.09, 4.02, 7.61), strict=True),
+    zip(MODELS, (0.49, 0.60, 1.54, 1.72, 3.09, 4.02, 7.61), strict=True),
 )
 def test_parameters_are_those_of_the_model_cards(name, billions):
     assert MODELS[name].parameters / 1e9 == pytest.approx(billions, rel=0.01)
@@ -337,7 +343,7 @@ def test_disk_by_hand():
 
 def test_the_table_of_the_page_is_what_is_computed():
     rows = re.findall(
-        r"^\| `(2wiki|musique|(?:hotpotqa|search-r1)-\S+)` \| (.+) \|$",
+        r"^\| `(2wiki|musique|(?:first-agent|hotpotqa|search-r1)-\S+)` \| (.+) \|$",
         (ROOT / "docs" / "presets.md").read_text(),
         re.MULTILINE,
     )
@@ -357,3 +363,16 @@ def test_the_table_of_the_page_is_what_is_computed():
 def test_a_bad_run_on_rented_gpus_ends_by_itself(preset):
     trainer = load_config(preset, algorithm="grpo").trainer
     assert trainer.stop_on_collapse and 0 < trainer.max_hours <= 72
+
+
+def test_adapters_save_host_memory_and_disk_too():
+    """Of 1.5B with rank 32 weights and, for the adapters alone, Adam; a checkpoint has the merged model as well."""
+    config, shape = preset("first-agent-1x24gb")
+    adapters = 28 * 32 * ((1536 + 2048) + (1536 + 1536) + (1536 + 17920) + (8960 + 1536))  # qkv, o, gate and up, down
+    state = 4 * 1.5436e9 + 8 * adapters
+    assert host_memory(config, shape)["offloaded networks"] == pytest.approx(state, rel=1e-3)
+    assert plan.checkpoint(config, shape) == pytest.approx(state + 4 * 1.5436e9, rel=1e-3)
+    (one,) = misfits(
+        *preset("first-agent-1x24gb", "model.path=Qwen/Qwen2.5-1.5B-Instruct", algorithm="ppo"), GPUS["L4"]
+    )
+    assert one.startswith("training takes 3")  # a whole critic

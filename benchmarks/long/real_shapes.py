@@ -152,7 +152,7 @@ def whole(root: Path) -> dict[str, Any]:
         "weights and Adam of a rank": (planned["actor: weights, Adam"][1], measured["weights"] + measured["adam"]),
         f"an update of {TOKENS} tokens": (at_work, measured["update"]),
         # Here the shard stays in host memory. The first rank sends the others theirs, which on GPUs would lie there.
-        "host memory to load, a rank": (plan.load_memory(shape), ranks[0]["load"] - ranks[0]["weights"]),
+        "host memory to load, a rank": (4 * shape.parameters, ranks[0]["load"] - ranks[0]["weights"]),
         "host memory to convert": (plan.convert_memory(shape), max(peak.bytes for peak in phases.values())),
         "a checkpoint on disk": (plan.checkpoint(config, shape), sum(files.values())),
     }

@@ -60,8 +60,8 @@ PACKAGES, HUB, KERNELS = 11 * GIB, 2 * GIB, GIB
 """On disk: requirements/verl-gpu.txt (measured); of the hub's cache questions and encoder; compiled kernels of one program."""
 WIDTHS = {"small": 384, "base": 768, "large": 1024}
 """Of the vectors of bge and e5."""
-INDEX_HOURS = (0.3, 1.5)
-"""To download and encode 5.2 million passages and to build their graph: an estimate, by cores and network."""
+INDEX_HOURS, BEIR = (0.3, 1.5), 5_233_329
+"""To download and encode so many passages and to build their graph: an estimate, by cores and network. Fewer in proportion."""
 
 
 # -------------------------------------------------------------------------------------------------------------- memory
@@ -72,19 +72,26 @@ def layer_width(shape: Shape) -> int:
     return 3 * shape.intermediate + 4 * (shape.heads * shape.head_dim + shape.hidden)
 
 
+def states(config: Config, shape: Shape) -> tuple[float, float]:
+    """Bytes of weights and Adam's moments, of the actor and of the critic. A critic has no adapters with verl."""
+    actor = 4 * shape.parameters + 8 * shape.learnt(config.actor.lora_rank)
+    return actor, 12 * shape.parameters * (config.algorithm in WITH_CRITIC)
+
+
 def gpu_memory(config: Config, shape: Shape, gpu: Gpu) -> dict[str, tuple[float, float]]:
     """What lies on each GPU: bytes while sampling, bytes while training."""
-    v, tokens, P = config.verl, config.trainer.micro_tokens, shape.parameters
+    v, tokens = config.verl, config.trainer.micro_tokens
     learnt = shape.learnt(config.actor.lora_rank)
-    critic = 0 if v.offload else 12 * P / v.ranks
-    actor = (4 * P + 8 * learnt) / v.ranks
+    actor, critic = (part / v.ranks for part in states(config, shape))
     # In bfloat16, with the gradient in bfloat16 and in float32 for the sum over the ranks: what a unit of FSDP takes at
     # the end of backward. Embeddings and output are one unit, and by far the largest.
     gathered = 8 * (shape.layer + shape.vocab * shape.hidden * (1 if shape.tied else 2))
     return {
-        "actor: weights, Adam": (0 if v.offload else actor, actor),
-        **({"critic: weights, Adam": (critic, critic)} if config.algorithm in WITH_CRITIC else {}),
-        "gradients": (0, 4 * learnt / v.ranks),
+        "actor: weights, Adam": (0, max(actor, critic))
+        if v.offload
+        else (actor, actor),  # one is at work, the larger counts
+        **({"critic: weights, Adam": (0, 0) if v.offload else (critic, critic)} if critic else {}),
+        "gradients": (0, 4 * (shape.parameters if critic else learnt) / v.ranks),
         "gathered embeddings, layer": (0, gathered if v.ranks > 1 else gathered / 2),
         f"activations of {tokens:,} tokens": (0, 2 * tokens * (shape.layers * shape.hidden + layer_width(shape))),
         f"logits of {tokens:,} tokens": (0, BYTES_PER_LOGIT * tokens * shape.vocab),
@@ -103,29 +110,20 @@ def conversations(config: Config, shape: Shape, gpu: Gpu) -> float:
 
 def misfits(config: Config, shape: Shape, gpu: Gpu) -> list[str]:
     """Why the run does not fit on such GPUs, each with the remedy; empty when it does."""
-    v, found = config.verl, []
+    v, context, limit = config.verl, config.rollout.max_context, 0.97 * gpu.memory
     sampling, training = (sum(row[i] for row in gpu_memory(config, shape, gpu).values()) for i in (0, 1))
-    size, limit = f"of {gpu.memory / GIB:.0f} GiB", 0.97 * gpu.memory
-    more = "" if v.offload else "verl.offload=true, "
-    if conversations(config, shape, gpu) < 1:
-        found.append(
-            f"vLLM's share ({v.gpu_memory:.0%} {size}) does not hold the weights and one conversation of "
-            f"{config.rollout.max_context} tokens; raise verl.gpu_memory or verl.tensor_parallel, or take a smaller model"
-        )
-    if sampling > limit:
-        found.append(
-            f"sampling takes {sampling / GIB:.0f} {size}; set {more}a smaller verl.gpu_memory, more verl.ranks or a "
-            "smaller model"
-        )
-    if config.cold_start.warm_steps and (warm := sum(local_memory(config, shape, 2).values())) > limit:
-        found.append(
-            f"the warm start takes {warm / GIB:.0f} {size}, all on one; set cold_start.warm_steps=0 or a smaller model"
-        )
-    if training > limit:
-        smaller = config.trainer.micro_tokens > config.rollout.max_context
-        less = f"trainer.micro_tokens={config.rollout.max_context}, " if smaller else ""
-        found.append(f"training takes {training / GIB:.0f} {size}; set {less}{more}more verl.ranks or a smaller model")
-    return found
+    warm = sum(local_memory(config, shape, 2).values()) if config.cold_start.warm_steps else 0
+    size, more = f"of {gpu.memory / GIB:.0f} GiB", "" if v.offload else "verl.offload=true, "
+    less = f"trainer.micro_tokens={context}, " if config.trainer.micro_tokens > context else ""
+    found = {
+        f"vLLM's share ({v.gpu_memory:.0%} {size}) does not hold the weights and one conversation of {context} tokens; raise "
+        "verl.gpu_memory or verl.tensor_parallel, or take a smaller model": conversations(config, shape, gpu) < 1,
+        f"sampling takes {sampling / GIB:.0f} {size}; set {more}a smaller verl.gpu_memory, more verl.ranks or a smaller "
+        "model": sampling > limit,
+        f"the warm start takes {warm / GIB:.0f} {size}, all on one; set cold_start.warm_steps=0 or a smaller model": warm > limit,
+        f"training takes {training / GIB:.0f} {size}; set {less}{more}more verl.ranks or a smaller model": training > limit,
+    }  # fmt: skip
+    return [problem for problem, found_it in found.items() if found_it]
 
 
 def index_memory(config: Config) -> float:
@@ -133,27 +131,20 @@ def index_memory(config: Config) -> float:
     return passages(config) * (PASSAGE_HOST + 4 * width(config) + GRAPH)
 
 
-def load_memory(shape: Shape) -> float:
-    """Bytes that verl takes in each training process before its shard is on the GPU: the whole model in float32. Where the
-    output has weights of its own, all but the first process skip this."""
-    return 4 * shape.parameters
-
-
 def convert_memory(shape: Shape) -> float:
-    """Bytes that the driver takes to make one model of a checkpoint's shards, which it maps: the whole weights in float32; a
-    copy of embeddings that are the output as well; and two more while it looks for broken numbers."""
+    """Bytes to make one model of a checkpoint's shards: float32 weights, a copy of tied embeddings, two to look for NaN."""
     return 4 * (shape.parameters + shape.vocab * shape.hidden * (3 if shape.tied else 2))
 
 
 def host_memory(config: Config, shape: Shape) -> dict[str, float]:
     """Bytes of host memory on one machine, with one search service as the speedrun starts it."""
-    v, P, networks = config.verl, shape.parameters, 2 if config.algorithm in WITH_CRITIC else 1
+    v, P = config.verl, shape.parameters
     here = v.ranks / v.nodes
     return {
         "Ray and the driver": HOST + convert_memory(shape),
-        "training processes": here * RANK_HOST + (here if shape.tied else 1) * load_memory(shape),
+        "training processes": here * RANK_HOST + (here if shape.tied else 1) * 4 * P,  # loaded in float32
         "reference": 4 * P / v.nodes if config.actor.kl_coef else 0,
-        "offloaded networks": 12 * P * networks / v.nodes if v.offload else 0,
+        "offloaded networks": sum(states(config, shape)) / v.nodes if v.offload else 0,
         "search service": index_memory(config),
     }
 
@@ -173,12 +164,12 @@ def disk(config: Config, shape: Shape) -> dict[str, float]:
 
 def checkpoint(config: Config, shape: Shape) -> float:
     """Bytes of one: model/ in float32; weights and Adam of each network."""
-    return shape.parameters * (4 + 12 * (2 if config.algorithm in WITH_CRITIC else 1))
+    return 4 * shape.parameters + sum(states(config, shape))
 
 
 def passages(config: Config) -> int:
-    """Passages to search in. The questions' own are few; of a file of the user's own nothing is known here."""
-    return {"beir-hotpotqa": 5_233_329}.get(config.data.corpus, 0)
+    """Passages to search in: some five of each question are in no other's; of a user-defined file nothing is known here."""
+    return {"beir-hotpotqa": BEIR, "contexts": 500_000 * (config.data.name == "hotpotqa")}.get(config.data.corpus, 0)
 
 
 def width(config: Config) -> int:
@@ -296,7 +287,8 @@ def gpu_plan(config: Config, gpu_hour: float | None = None) -> str:
     memory, step = gpu_memory(config, shape, gpu), step_seconds(config, shape, gpu)
     memory["together"] = tuple(sum(row[i] for row in memory.values()) for i in (0, 1))
     (episodes, _, _, length), hours = lengths(config), run_hours(config, shape, step)
-    low, high = sum(hours.values()) + INDEX_HOURS[0], SLOWER * sum(hours.values()) + INDEX_HOURS[1]
+    index = [hours * passages(config) / BEIR for hours in INDEX_HOURS]
+    low, high = sum(hours.values()) + index[0], SLOWER * sum(hours.values()) + index[1]
     price = "--gpu-hour PRICE makes it money"
     if gpu_hour is not None:
         low_cost, high_cost = (hours * v.ranks * gpu_hour for hours in (low, high))
@@ -309,7 +301,7 @@ def gpu_plan(config: Config, gpu_hour: float | None = None) -> str:
     return page.get_template("plan.txt.j2").render(
         globals() | {"v": v, "r": config.rollout, "gpu": gpu, "shape": shape, "model": config.model.path, "memory": memory,
         "conversations": max(0, conversations(config, shape, gpu)), "misfits": misfits(config, shape, gpu),
-        "host": host_memory(config, shape), "disk": disk(config, shape), "step": step, "hours": hours, "low": low, "high": high,
-        "indexes": 0 if config.search.url else index_memory(config) * (v.agent_workers - 1) / GIB,
+        "host": host_memory(config, shape), "disk": disk(config, shape), "step": step, "hours": hours, "low": low,
+        "high": high, "index": index, "indexes": 0 if config.search.url else index_memory(config) * (v.agent_workers - 1) / GIB,
         "episodes": episodes, "length": length, "steps": config.trainer.steps, "price": price}
     )  # fmt: skip

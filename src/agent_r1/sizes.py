@@ -13,8 +13,7 @@ from agent_r1.errors import ConfigError, nearest
 
 GIB = 2**30
 LOGITS = 1 << 24
-"""Logits at a time in a training pass (training/forward.py): 64 MiB in float32. All of a tiny model's fit; of a vocabulary of
-150,000 those of 111 tokens do."""
+"""Logits at a time in a training pass (training/forward.py): all of a tiny model's, or of 111 tokens and 150,000 words."""
 
 
 @dataclass(frozen=True)
@@ -67,11 +66,10 @@ class Shape:
     def parameters(self) -> int:
         return self.multiplied + (0 if self.tied else self.vocab * self.hidden)
 
-    def learnt(self, lora_rank: int) -> int:
-        """Weights that training changes: all, or with LoRA those of the adapters (training/lora.py)."""
-        attention = 2 * self.hidden + 2 * self.head_dim * (self.heads + self.kv_heads)  # what goes in and what comes out
-        adapters = lora_rank * self.layers * (attention + 2 * self.hidden + 3 * self.intermediate)
-        return adapters if lora_rank else self.parameters
+    def learnt(self, rank: int) -> int:
+        """Weights that a run learns: of LoRA's adapters in attention and MLP (training/lora.py), or all where `rank` is 0."""
+        widths = 4 * self.hidden + 2 * self.head_dim * (self.heads + self.kv_heads) + 3 * self.intermediate
+        return rank * self.layers * widths if rank else self.parameters
 
     @property
     def cache(self) -> int:
@@ -85,6 +83,7 @@ class Shape:
 
 MODELS = {  # from the config.json of each
     "Qwen/Qwen2.5-0.5B-Instruct": Shape(24, 896, 14, 2, 64, 4864, 151936, True, 32768),
+    "Qwen/Qwen3-0.6B": Shape(28, 1024, 16, 8, 128, 3072, 151936, True, 40960),
     "Qwen/Qwen2.5-1.5B-Instruct": Shape(28, 1536, 12, 2, 128, 8960, 151936, True, 32768),
     "Qwen/Qwen3-1.7B": Shape(28, 2048, 16, 8, 128, 6144, 151936, True, 40960),
     "Qwen/Qwen2.5-3B-Instruct": Shape(36, 2048, 16, 2, 128, 11008, 151936, True, 32768),
