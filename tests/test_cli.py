@@ -150,7 +150,7 @@ def test_a_dry_run_says_that_the_run_there_has_other_settings(home, capsys):
 
 BAD_USAGE = {  # of settings there is more in test_config.py
     "no command": ([], "COMMAND"),
-    "unknown command": (["trian"], "invalid choice: 'trian' (did you mean 'train'?) (choose from 'doctor', "),
+    "unknown command": (["trian"], "invalid choice: 'trian' (did you mean 'train'?) (choose from "),
     "unknown option": (["data", "--foo"], "agent-r1 data: error: unrecognized arguments: --foo"),
     "option with a typing error": (["train", "--presett", "smoke"], "unrecognized arguments: --presett (did you mean '--preset'?)"),
     "the same before a value": (["chat", "--bakend=vllm"], "(did you mean '--backend'?)"),

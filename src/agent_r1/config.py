@@ -325,7 +325,7 @@ def _conflicts(config: Config) -> Iterator[str]:
 
 
 def _batch_conflicts(config: Config) -> Iterator[str]:
-    """What does not fit together in a step of training."""
+    """Find what does not fit together in a training step."""
     d, r, a = config.data, config.rollout, config.actor
     if r.prompts_per_step > d.train:
         yield (

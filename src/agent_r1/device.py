@@ -203,7 +203,7 @@ def installed(name: str) -> str | None:
 
 
 def read_pins(text: str) -> dict[str, str]:
-    """Read `name==version` lines of a requirements file; comments, options, unpinned lines and other systems' are skipped."""
+    """Read the `name==version` lines of a requirements file that hold on this system."""
     here = [
         line
         for line in text.splitlines()

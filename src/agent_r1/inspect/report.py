@@ -80,7 +80,7 @@ class RunFiles:
 
     @property
     def tools(self) -> list[str]:
-        """Names of the tools: the configured ones, and the methods of an environment that the run has counted or called."""
+        """List the tools: the configured ones, and methods that the run has counted or called."""
         named = [name.rpartition(":")[2] for name in self.config.get("env", {}).get("tools") or ()]
         counted = [key.removeprefix(CALLS) for line in self.metrics for key in line if key.startswith(CALLS)]
         records = (*self.rollouts_after, *self.rollouts_before, *self.rollouts_train)

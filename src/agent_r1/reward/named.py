@@ -68,7 +68,10 @@ GIVEN = ("answer", "row", "episode")
 
 @functools.cache
 def reward_of(name: str) -> tuple[Callable[..., float], list[str]]:
-    """Load a user-defined reward function and the names of what it takes. Raises ConfigError where it takes anything else."""
+    """Load a user-defined reward function and the names of what it takes.
+
+    Raises ConfigError where it requires anything else than `GIVEN`.
+    """
     function = own.load(name, "env.reward")
     wanted = "write `def reward(answer, row)` or `def reward(answer, row, episode)`"
     if not callable(function):

@@ -107,7 +107,7 @@ def score_of(trajectory: Trajectory, name: str) -> float:
 
 
 def calls_line(card: dict) -> str:
-    """`1.98 calls a question`; without tools, calls were only tried."""
+    """Write `1.98 calls a question`; without tools, calls were only tried."""
     tried = " tried, without a tool" if card.get("condition") == "closed-book" else ""
     return f"{card['mean_tool_calls']:.2f} calls a question{tried}"
 
@@ -164,7 +164,10 @@ def wilson_interval(share: float, n: int, z: float = 1.96) -> list[float]:
 
 
 def mean_interval(values: list[float]) -> list[float]:
-    """Return the 95 % interval of a mean: Wilson's for a share, else the normal one, which has no width where all are equal."""
+    """Return the 95 % confidence interval of a mean.
+
+    Wilson's where all values are 0 or 1, else the normal one, which has no width where all values are equal.
+    """
     mean, n = fmean(values), len(values)
     if set(values) <= {0, 1}:
         return wilson_interval(mean, n)

@@ -268,7 +268,8 @@ def sparkline(values: Sequence[float], width: int, span: tuple[float, float] | N
 
 
 def _without_marks(screen: IO[str]) -> list | None:
-    """Let the terminal echo no `^C`, which would wrap the last line and so draw the frame twice; return its settings before."""
+    """Let the terminal echo no `^C`; return its settings before."""
+    # The mark would wrap the last line, and from then on the frame would be drawn below itself.
     with suppress(OSError, ValueError, termios.error):
         before = termios.tcgetattr(screen.fileno())
         _set_terminal(screen, [*before[:3], before[3] & ~termios.ECHOCTL, *before[4:]])

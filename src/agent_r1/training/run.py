@@ -296,7 +296,7 @@ def write_model(model: decoder.Decoder, chat: ChatFormat, folder: Path) -> None:
 
 @contextmanager
 def graceful_interrupt(acknowledge: Callable[[], None] = lambda: None) -> Iterator[list[int]]:
-    """Let the step finish at the first Ctrl-C, which `acknowledge` answers; stop at once at the second.
+    """Finish the step at the first Ctrl-C, which `acknowledge` answers; stop at the second.
 
     SIGTERM (Slurm, a machine that is taken away) and SIGHUP (an SSH connection that broke) count as one.
     """
