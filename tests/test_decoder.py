@@ -264,6 +264,15 @@ def test_older_llamas_do_not_say_that_each_head_has_its_own_keys(tmp_path):
     assert_equal_weights(load(tmp_path), model)
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_a_config_without_a_word_about_tied_embeddings_is_untied(family, tmp_path):
+    """transformers writes what differs from its default, and that is untied: the output projection would be lost."""
+    model = random_model(family=family, tied=False)
+    save(model, tmp_path, 3, 0)
+    change_config(tmp_path, tie_word_embeddings=None)
+    assert_equal_weights(load(tmp_path), model)
+
+
 def test_the_shape_is_what_the_arithmetic_depends_on(folder):
     changed = dataclasses.replace(random_model().shape, max_position=99)
     change_config(folder, max_position_embeddings=99)

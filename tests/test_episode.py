@@ -36,6 +36,20 @@ def run(loop, *tasks: Task, sampling=Sampling(400), **options) -> list[Trajector
     return asyncio.run(run_episodes(loop, tasks, sampling, **options))
 
 
+def test_an_environment_is_closed_before_its_episode_is_over(chat):
+    """A session with a server: what is not awaited stays open."""
+    closed = []
+
+    class Session(HermesToolEnv):
+        async def close(self):
+            await asyncio.sleep(0)
+            closed.append(self.row["prompt"][-1]["content"])
+
+    loop = make_env_loop(ScriptedPolicy(chat, [ANSWER]), lambda row: Session({}, EnvConfig()))
+    played = asyncio.run(loop.run(task(), Sampling(400)))
+    assert played.stop_reason is StopReason.ANSWERED and closed == ["Who founded Vexlor?"]
+
+
 # ----------------------------------------------------------------------------------------------- side by side
 
 

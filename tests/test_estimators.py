@@ -65,6 +65,16 @@ def test_remax_by_hand():
         remax(replace(batch, baseline_B=None), section)
 
 
+def test_the_greedy_baseline_is_what_the_episode_was_paid_less_its_penalty():
+    """Right and malformed: EM 1, and a reward of 0.8, which is what the samples are paid by."""
+    greedy = [
+        Trajectory([Step([1], [2], [-1.0], 0.8)], "a", StopReason.ANSWERED, {}, metrics={"em": 1.0}, score_name="em"),
+        Trajectory([Step([1], [2], [-1.0], 0.5)], "b", StopReason.TIME_OUT, {}),
+    ]
+    assert greedy[0].score == 1.0
+    torch.testing.assert_close(greedy_scores(["a", "b", "a"], greedy), torch.tensor([0.8, np.nan, 0.8]), equal_nan=True)
+
+
 def test_rewards_on_the_way_by_hand():
     # The first row earns .2 - .1 + .2 on the way and 1 at its end, the second -.4. To come: .3 .1 .2 .2 and -.4 -.4 0 0.
     process_BT = torch.tensor([[0.2, -0.1, 0, 0.2], [0, -0.4, 0, 0]])
@@ -74,6 +84,8 @@ def test_rewards_on_the_way_by_hand():
     torch.testing.assert_close(
         balanced_BT, torch.tensor([[0.25, -0.125, 0, 1.25], [0, -0.5, -0.2, 0]]), atol=1e-5, rtol=0
     )
+    # What is to come counts, not what has been paid: 1 and 2 of [-1, 2], where sums from the left are -1 and 1.
+    assert balance(torch.zeros(1, 2), torch.tensor([[-1.0, 2.0]]), 0.5)[1] == pytest.approx(0.25, rel=1e-5)
     nothing_BT, _ = balance(rewards_BT, torch.zeros_like(rewards_BT), 0.5)
     assert torch.equal(nothing_BT, rewards_BT)
 
@@ -116,7 +128,7 @@ def test_steppo_goes_on_with_the_value_where_the_outcome_was_not_paid():
 
 
 def test_ppo_goes_on_with_the_value_where_the_outcome_was_not_paid():
-    """The same three values at single tokens; the second episode ended, so its V is 0 behind the last token."""
+    """The same three values at single tokens; the second episode ended, so its V is 0 after the last token."""
     columns = {"unpaid_B": [True, False]}
     batch, section = inputs_of([[0, 0, 0]] * 2, [[1] * 3] * 2, values=[[0.5, 0.2, 0.4]] * 2, columns=columns, gamma=0.5,
                                lam=0.5, normalize_std=False)  # fmt: skip

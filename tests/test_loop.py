@@ -31,13 +31,14 @@ from agent_r1.rollout.episode import make_loop
 from agent_r1.rollout.rows import Batch, collate, trajectory_rows
 from agent_r1.search.searcher import Searcher
 from agent_r1.training import loop
+from agent_r1.training import run as training_run
 from agent_r1.training.batches import minibatches, prompts_of_step
 from agent_r1.training.forward import Critic, action_logprobs, action_values
 from agent_r1.training.learner import Learner, linear_decay
 from agent_r1.training.loop import update_actor, update_critic
 from agent_r1.training.metrics import explained_variance
 from agent_r1.training.run import validation
-from agent_r1.types import Observation, StepResult, StopReason
+from agent_r1.types import Observation, StepResult, StopReason, Trajectory
 
 FP32 = torch.float32
 
@@ -578,6 +579,14 @@ def test_a_small_problem_is_learnt(learnt, algorithm):
     assert sum(score[:2]) / 2 < 0.45 and sum(score[-3:]) / 3 > 0.85
 
 
+def test_the_reference_is_read_at_the_temperature_of_the_policy(chat, monkeypatch):
+    """Before the first update the two are one model, so the KL is 0 at any temperature."""
+    same = random_model(len(chat.tokenizer), seed=2)
+    hot = ["rollout.temperature=1.7", "actor.kl_coef=0.1", "actor.minibatches=1", "actor.epochs=1", "trainer.steps=1"]
+    [metrics] = letters_run(chat, monkeypatch, "grpo", *hot, reference=same).metrics
+    assert abs(metrics["actor/kl_loss"]) < 1e-6
+
+
 def test_a_kl_weight_holds_the_policy_back(chat, monkeypatch, learnt):
     reference = random_model(len(chat.tokenizer), seed=2)
     held = letters_run(chat, monkeypatch, "grpo", "actor.kl_coef=2.0", reference=reference)
@@ -690,6 +699,19 @@ class CrowdEnv(LetterEnv):
     def outcome(self, stop_reason):
         CrowdEnv.now -= 1
         return super().outcome(stop_reason)
+
+
+def test_sampled_validation_is_at_the_temperature_of_training(monkeypatch):
+    """Else the curve shows another policy than the one that learns."""
+    asked = []
+
+    def played(loop, rows, *, temperature, **_):
+        asked.append(temperature)
+        return [Trajectory([], "g", StopReason.ANSWERED, {}, metrics={"em": float(temperature > 0)})]
+
+    monkeypatch.setattr(training_run, "evaluate", played)
+    found = validation(None, [question_row()], micro_config("grpo", "rollout.temperature=1.7").rollout, 0)
+    assert asked == [0.0, 1.7] and found == {"val-core/test/acc/mean@1": 0.0, "val-core/test/sampled_acc": 1.0}
 
 
 def test_episodes_in_line_for_a_slot_have_not_begun(chat, monkeypatch):

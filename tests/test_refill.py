@@ -45,6 +45,14 @@ def test_the_batch_is_full_and_groups_that_differ_come_first(prompts, rounds, da
         assert len(asked) == rounds + 1
 
 
+def test_an_episode_that_was_broken_off_decides_nothing():
+    """Its reward is no judgement, so a group in which it alone differs has nothing to teach."""
+    cut_off = Trajectory([Step([1], [2], [-1.0], 0.0)], "0-0", StopReason.TIME_OUT, {})
+    rounds = [[*group("0-0", [0.3, 0.3]), cut_off], group("1-0", [0.3, 0.3, 1.0])]
+    batch, played = play_until_full(lambda number, n: rounds[number], 1, 1)
+    assert {t.group_id for t in batch} == {"1-0"} and len(played) == 6
+
+
 def test_a_run_has_fewer_rows_without_advantage(chat, monkeypatch):
     few = ["trainer.steps=4", "rollout.samples_per_prompt=2", "rollout.prompts_per_step=4", "actor.lr=0.001"]
     plain = letters_run(chat, monkeypatch, "grpo", *few).metrics
