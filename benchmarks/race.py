@@ -9,10 +9,11 @@ arm's seeds, its band goes from the worst to the best.
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from pathlib import Path
-from statistics import fmean, pstdev
+from statistics import fmean, median_high, stdev
 from typing import Any
 
 import matplotlib
@@ -23,13 +24,16 @@ from matplotlib.figure import Figure
 from agent_r1.config import ALGORITHMS
 from agent_r1.files import read_jsonl, write_whole
 from agent_r1.settings import RolloutConfig
-from agent_r1.training.log import VAL_EM, spent, time_to
+from agent_r1.training.log import VAL_EM, spent
 
 DOCS = Path(__file__).parents[1] / "docs"
 REACHED = (0.8, 0.85, 0.9)
 COLOURS = ("#0f766e", "#2563eb", "#c2570c", "#be185d", "#7c3aed", "#6b7280", "#ca8a04", "#111827")
-HEAD = ("arm", "seeds", "score (worst to best)", "deviation", *(f"episodes to {r}" for r in REACHED), "seconds to 0.85",
-        "s a step", "in advantages", "rows without advantage", "GB")  # fmt: skip
+STUDENT = (math.nan, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+"""The 97.5 % quantile of Student's t with so many degrees of freedom."""
+HEAD = ("arm", "seeds", "score (95 % over seeds)", "worst to best", "deviation",
+        *(f"episodes to {r}" for r in REACHED), "seconds to 0.85", "s a step", "in advantages", "rows without advantage",
+        "GB")  # fmt: skip
 
 
 def figures(run: Path) -> dict[str, Any]:
@@ -41,7 +45,6 @@ def figures(run: Path) -> dict[str, Any]:
         "arm": config["algorithm"],
         "seed": config["seed"],
         "score": card["score"],
-        "reached": {str(score): time_to(score, lines, *of) for score in REACHED},
         "cold_start_seconds": card["time_to_agent"]["cold_start_seconds"],
         "s_step": seconds / len(lines),
         "credit": sum(line["timing_s/adv"] for line in lines) / seconds,
@@ -56,27 +59,42 @@ def arms(runs: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     return {arm: mine for arm in ALGORITHMS if (mine := [run for run in runs if run["arm"] == arm])}
 
 
+def reached(run: dict[str, Any], score: float) -> tuple[float, float]:
+    """Episodes and seconds until two validations running were at `score` or above; infinity where that never happened."""
+    for (episodes, seconds, first), (_, _, second) in zip(run["curve"], run["curve"][1:], strict=False):
+        if min(first, second) >= score:
+            return episodes, seconds
+    return math.inf, math.inf
+
+
+def middle(values: list[float]) -> str:
+    """The median, in which a seed that never got there counts as slower than all others; and how many got there."""
+    there, half = sum(map(math.isfinite, values)), median_high(values)
+    some = f" ({there} of {len(values)})" if there < len(values) else ""
+    return f"{half:,.0f}{some}" if math.isfinite(half) else f"not reached{some}"
+
+
+def spread(scores: list[float]) -> list[str]:
+    """Mean with its interval over seeds (Student's t), worst to best, standard deviation; of one seed the score alone."""
+    mean, n = fmean(scores), len(scores)
+    if n == 1:
+        return [f"{mean:.3f}", "-", "-"]
+    deviation = stdev(scores)
+    half = STUDENT[n - 1] * deviation / math.sqrt(n)
+    interval = f"{mean:.3f} ({mean - half:.3f} to {min(1, mean + half):.3f})"
+    return [interval, f"{min(scores):.3f} to {max(scores):.3f}", f"{deviation:.3f}"]
+
+
 def table(runs: list[dict[str, Any]]) -> str:
-    """Markdown, one line an arm: means over its seeds."""
+    """Markdown, one line an arm: means over its seeds, and medians of how long it took."""
     lines = [" | ".join(HEAD), "|".join("---" for _ in HEAD)]
     for arm, mine in arms(runs).items():
-        scores = [run["score"] for run in mine]
-
-        def mean(values: list[float | None], digits: int) -> str:
-            known = [value for value in values if value is not None]
-            some = f" ({len(known)} of {len(values)})" if len(known) < len(values) else ""
-            return f"{fmean(known):,.{digits}f}{some}" if known else "not reached"
-
-        cells = [
-            arm,
-            str(len(mine)),
-            f"{fmean(scores):.3f} ({min(scores):.3f} to {max(scores):.3f})",
-            f"{pstdev(scores):.3f}",
-        ]
-        cells += [mean([run["reached"][str(r)]["episodes"] for run in mine], 0) for r in REACHED]
-        cells += [mean([run["reached"]["0.85"]["seconds"] for run in mine], 0)]
+        cells = [arm, str(len(mine)), *spread([run["score"] for run in mine])]
+        cells += [middle([reached(run, score)[0] for run in mine]) for score in REACHED]
+        cells += [middle([reached(run, 0.85)[1] for run in mine])]
         cells += [
-            mean([run[key] for run in mine], n) for key, n in (("s_step", 2), ("credit", 4), ("idle", 2), ("gb", 2))
+            f"{fmean(run[key] for run in mine):.{n}f}"
+            for key, n in (("s_step", 2), ("credit", 4), ("idle", 2), ("gb", 2))
         ]
         lines.append(" | ".join(cells))
     return "\n".join(f"| {line} |" for line in lines)
