@@ -105,7 +105,7 @@ def train(
             return asyncio.run(run_episodes(episode_loop, tasks, sampling, at_once=rollout.slots))
 
         trajectories, played = play_until_full(play, rollout.prompts_per_step, rollout.refill_rounds)
-        entropy = policy.stats.entropy / policy.stats.decode_tokens  # without remax's greedy episodes
+        entropy = policy.stats.entropy / max(policy.stats.decode_tokens, 1)  # without remax's greedy episodes
         greedy = []
         if config.algorithm == "remax":  # one more episode for each prompt: what it scores is the others' baseline
             best = Sampling(rollout.max_tokens_per_turn, temperature=0.0)
