@@ -82,7 +82,7 @@ def reward_of(name: str) -> tuple[Callable[..., float], list[str]]:
         signature.bind(**dict.fromkeys(taken))
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"env.reward={name}: {error}; {wanted}: the right answers are in row, in reward_model"
+            f"env.reward={name}: {error}; {wanted}; row['reward_model']['ground_truth'] has the right answers"
         ) from None
     if inspect.iscoroutinefunction(function) or not taken:
         raise ConfigError(f"env.reward={name}: {signature} cannot be called with {', '.join(GIVEN)}; {wanted}")
