@@ -44,7 +44,6 @@ source requirements/packages.sh
 
 # ------------------------------------------------------------------------------------------------------- arguments
 preset="" search="" check=yes resume="" config=() run=() dry_run=()
-known=$(<src/agent_r1/choices.py) known=${known#*Algorithm = Literal\[} known=${known%%]*}  # the names of the algorithms
 while [ $# -gt 0 ]; do
     case "$1" in --preset=*|--run=*|--seed=*) set -- "${1%%=*}" "${1#*=}" "${@:2}" ;; esac
     case "$1" in
@@ -63,7 +62,8 @@ while [ $# -gt 0 ]; do
         --no-check) check=""; shift ;;
         search.url=?*) search=theirs; config+=("$1"); shift ;;
         [!-]*=*) config+=("$1"); shift ;;
-        *)
+        *)  # the name of an algorithm, of which choices.py has the list
+            known=$(<src/agent_r1/choices.py) known=${known#*Algorithm = Literal\[} known=${known%%]*}
             # shellcheck disable=SC2086  # one word each
             [[ $known = *"\"$1\""* ]] || die "unknown argument '$1'$(nearest "${1%%=*}" ${known//[\",]/ } \
                 --preset --run --seed --resume --dry-run --search-server --no-check --help); see --help" 2
