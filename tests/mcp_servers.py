@@ -74,7 +74,6 @@ LIES = {  # what `tools/list` brings
     "empty": {"tools": []},
     "endless": {"tools": [{"name": "a", "inputSchema": OBJECT}] * 200, "nextCursor": "more"},
     "no-answer": None,
-    "deep-list": {"tools": json.loads("[" * 500 + "]" * 500)},
     "deep-schema": {"tools": [{"name": "a", "inputSchema": OBJECT}]},
 }
 TOOLS = [{"name": name, "inputSchema": OBJECT} for name in ("pid", "hang", "die", "line", "chatter", "wrong", "count")]

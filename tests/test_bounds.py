@@ -86,10 +86,9 @@ def test_a_hostile_environment_is_refused_before_it_is_entered(kind):
     assert "no OpenEnv server answers" in said
 
 
-@pytest.mark.parametrize("kind", ["flood", "gzip"])
-def test_a_hostile_model_server_is_cut_off(kind, monkeypatch):
+def test_a_hostile_model_server_is_cut_off(monkeypatch):
     monkeypatch.setattr("agent_r1.rollout.policies.MAX_ANSWER", 100_000)
-    with hostile(kind) as url, soon(), pytest.raises(AgentR1Error, match="more than 100000 bytes|compresses"):
+    with hostile("flood") as url, soon(), pytest.raises(AgentR1Error, match="more than 100000 bytes"):
         asyncio.run(ServerPolicy(url, "key", "model", (1,)).generate([1], Sampling(5)))
 
 

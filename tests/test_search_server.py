@@ -91,7 +91,7 @@ def show():
     import faiss, torch
     print(os.environ.pop("OMP_NUM_THREADS"), torch.get_num_threads(), faiss.omp_get_max_threads())
 for cores in (1, 192):
-    device.cores = lambda: cores
+    cli.cores = device.cores = lambda: cores
     assert cli.main(["search-server", "--preset=smoke", "--port=0"]) == 1  # there is no index
     thread = threading.Thread(target=show)
     thread.start()

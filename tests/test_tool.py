@@ -381,7 +381,7 @@ def nested(depth: int) -> dict:
     return functools.reduce(lambda inner, _: {"type": "object", "properties": {"a": inner}}, range(depth), {})
 
 
-@pytest.mark.parametrize("depth", [100, 100_000])
+@pytest.mark.parametrize("depth", [100, 10_000])
 def test_a_schema_that_is_nested_too_deeply_is_refused_in_one_line(depth):
     for foreign in (False, True):
         with pytest.raises(
