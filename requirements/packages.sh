@@ -50,12 +50,21 @@ where there is a network: pip install uv && uv venv --seed --python 3.12 $venv; 
     rm -rf "$own"
 }
 
+pythons() {  # those of these names, and for GPUs the 3.12s that pyenv, conda and uv keep
+    local found
+    command -v "${names[@]}" || true
+    [ "$stack" = cpu ] || for found in "$HOME"/.pyenv/versions/3.12.*/bin/python "$HOME"/*conda3/bin/python3.12 \
+        /opt/*/bin/python3.12 "$HOME"/.local/share/uv/python/cpython-3.12.*/bin/python3.12; do
+        [ ! -x "$found" ] || echo "$found"
+    done
+}
+
 find_python() {  # for a CPU 3.11 or 3.12; for GPUs 3.12, because flash-attn's wheel exists for no other
     local names=(python3.11 python3.12 python3) wanted="3.11 or 3.12" least=11
     [ "$stack" = cpu ] || names=(python3.12) wanted="3.12" least=12
     python=$venv/bin/python
     if [ ! -x "$venv/bin/pip" ]; then  # none yet, or one that was interrupted in the making
-        python=${PYTHON:-$({ command -v "${names[@]}" || true; } | head -n 1)}
+        python=${PYTHON:-$(pythons | head -n 1)}
     fi
     if [ -z "$python" ] && [ "$stack" = gpu ]; then bring_python; python=$venv/bin/python; fi
     [ -n "$python" ] || die "no Python $wanted found; install it, or set PYTHON"

@@ -18,7 +18,7 @@ from runs import TINY, leftovers, main
 from agent_r1 import hub, workspace
 from agent_r1.config import load_config
 from agent_r1.errors import AgentR1Error
-from agent_r1.inference.provenance import code_version, weights_hash
+from agent_r1.inference.provenance import code_version, provenance, weights_hash
 from agent_r1.workspace import Workspace
 
 INDEX = "hub:me/index"
@@ -292,7 +292,8 @@ def test_the_card_says_what_the_result_was_made_from(fake, published, micro_mode
     assert card["model_hash"] == weights_hash(micro_model) and card["seed"] == 0 and card["wall_seconds"] > 0
     assert card["data"] == published[1].name and card["data_revision"] is None  # TinyHop is from nowhere
     assert card["index"] == {
-        "encoder": "ngram", "encoder_package": None, "corpus_sha256": data["files"]["corpus.jsonl"], "kind": "Flat",
+        "encoder": "ngram", "encoder_package": None, "corpus": "contexts",
+        "corpus_sha256": data["files"]["corpus.jsonl"], "kind": "Flat",
         "sha256": index["files"]["vectors.faiss"], "hub": None,
     }  # fmt: skip
     vectors = (fetched_plain() / "vectors.faiss").read_bytes()
@@ -332,3 +333,34 @@ def test_other_weights_have_another_hash(micro_model, tmp_path):
         file.seek(-1, 2)
         file.write(bytes([last[0] ^ 1]))
     assert weights_hash(copy) != weights_hash(micro_model) and weights_hash(tmp_path) is None
+
+
+def test_only_what_may_pass_is_tried_again(monkeypatch):
+    monkeypatch.setattr(hub, "PAUSES_S", (0, 0))
+
+    def tries(error: Exception) -> int:
+        made = []
+
+        def download():
+            made.append(1)
+            raise error
+
+        with pytest.raises(type(error)):
+            hub.patiently("a/b", download)
+        return len(made)
+
+    wrapped = RuntimeError("cannot reach the hub")
+    wrapped.__cause__ = ConnectionError("reset by peer")
+    assert tries(ConnectionError("broken")) == tries(wrapped) == 3
+    errors = huggingface_hub.errors
+    assert [tries(errors.HfHubHTTPError("", response=_response(code))) for code in (429, 503, 403, 404)] == [3, 3, 1, 1]
+    assert tries(errors.OfflineModeIsEnabled("HF_HUB_OFFLINE")) == tries(ValueError("no space")) == 1
+
+
+def test_a_card_says_that_the_questions_own_paragraphs_are_a_corpus_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path))
+    notes = [
+        provenance(load_config(preset, algorithm="grpo"), tmp_path)["index"].get("note")
+        for preset in ("first-agent-1xh100", "hotpotqa-4xh100", "laptop")
+    ]
+    assert "do not compare" in notes[0] and notes[1:] == [None, None]

@@ -514,8 +514,38 @@ def test_a_copy_on_the_hub_that_is_not_whole(beir, monkeypatch):
         raise ConnectionError("no route")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", offline)
-    with pytest.raises(AgentR1Error, match=r"ConnectionError: no route.*corpus.jsonl with data.corpus=FILE"):
+    with pytest.raises(AgentR1Error, match=r"ConnectionError: no route.*or the folder, with data.corpus=PATH"):
         list(corpora.beir_hotpotqa(50))
+
+
+def test_a_second_publisher_stands_in_for_the_first(tmp_path, beir, monkeypatch):
+    """BeIR's parquet branch is made by the hub, and may go. mteb has the same passages as JSON lines."""
+    (tmp_path / "second").mkdir()
+    lines = [json.dumps({"_id": str(i), "title": f"T{i}", "text": "x"}) for i in range(50)]
+    (tmp_path / "second" / "corpus.jsonl").write_text("\n".join(lines))
+    asked = []
+
+    def snapshot_download(repo_id, *, repo_type, revision, allow_patterns) -> str:
+        asked.append(repo_id)
+        if repo_id == "BeIR/hotpotqa":
+            raise ValueError("404: no branch refs/convert/parquet")
+        assert (repo_type, len(revision), allow_patterns) == ("dataset", 40, ["corpus.jsonl"])
+        return str(tmp_path / "second")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    assert [p.id for p in corpora.beir_hotpotqa(50)] == [str(i) for i in range(50)]
+    assert asked == ["BeIR/hotpotqa", "mteb/hotpotqa"]
+
+
+def test_a_folder_with_the_files_of_either_publisher_is_a_corpus(tmp_path, beir):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "corpus.jsonl").write_text('{"_id": "1", "title": "T", "text": "x"}\n')
+    for folder, count in ((tmp_path / "server", 50), (tmp_path / "mine", 1)):
+        corpora.check(str(folder))
+        assert len(list(corpora.passages(str(folder), [], False, []))) == count
+    assert beir.asked == []
+    with pytest.raises(ConfigError, match="has neither .*parquet nor corpus.jsonl"):
+        list(corpora.passages(str(tmp_path / "server" / "corpus"), [], False, []))
 
 
 WORDS = [f"w{i}" for i in range(230)]

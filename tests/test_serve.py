@@ -113,6 +113,9 @@ def test_what_vllm_is_told(fake):
     # Published models set these in their generation_config.json, and vLLM would follow.
     wanted |= {"repetition_penalty": 1.0, "top_k": 0, "min_p": 0.0, "return_token_ids": True}
     assert wanted.items() <= sent.items() and 0 <= sent["seed"] < 2**63
+    with fake() as server:
+        asyncio.run(policy_of(server, seeded=False).generate([1, 2, 3], Sampling(8, 0.7, seed=5)))
+        assert json.loads(server.log.read_text().split("request ")[1].splitlines()[0])["seed"] is None
 
 
 def test_an_evaluation_has_all_gpus_with_cuda_graphs_and_a_chat_starts_at_once(fake, monkeypatch):

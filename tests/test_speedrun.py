@@ -159,6 +159,7 @@ def test_a_gpu_box_without_python_312_gets_one_from_uv_or_the_line_that_does(tmp
     (programs / "python3").write_text(OLD_PYTHON.replace("{calls}", str(tmp_path / "calls")))
     (programs / "python3").chmod(0o755)
     variables = {"PATH": str(programs), "AGENT_R1_STACK": "gpu", "AGENT_R1_VENV": str(venv), "OFFLINE": offline}
+    variables["HOME"] = str(tmp_path)  # pyenv's and conda's are found there
     done = speedrun(tmp_path, "grpo", "--preset", "hotpotqa-4xh100", **variables)
     calls = (tmp_path / "calls").read_text().splitlines()
     assert (
@@ -388,6 +389,20 @@ def test_a_checkpoint_is_kept_whole_or_not_at_all(tmp_path):
     (kept / "mine/checkpoints/step_000060").rename(kept / "mine/checkpoints/.part-step_000060")  # killed in the copying
     assert keep() == ["step_000040", "step_000060"]
     assert (kept / "mine/checkpoints/step_000060/manifest.json").read_text() == "60"
+
+
+@pytest.mark.parametrize("place", [".pyenv/versions/3.12.7/bin/python", "miniconda3/bin/python3.12"])
+def test_a_python_312_that_is_not_on_the_path_is_found(tmp_path, place):
+    python = tmp_path / "home" / place
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\necho "$*" >> {tmp_path}/calls\n[ "$1" != -m ] || exit 1\n')
+    python.chmod(0o755)
+    variables = {"HOME": str(tmp_path / "home"), "AGENT_R1_STACK": "gpu", "AGENT_R1_VENV": str(tmp_path / "venv")}
+    variables["PATH"] = "/usr/bin:/bin"
+    if shutil.which("python3.12", path=variables["PATH"]):
+        pytest.skip("this machine has one on the path")
+    done = speedrun(tmp_path, "grpo", "--preset", "hotpotqa-4xh100", **variables)
+    assert done.returncode == 1 and f"-m venv {tmp_path / 'venv'}" in (tmp_path / "calls").read_text()
 
 
 @pytest.mark.parametrize("version", ["3.11.9", "3.13.1"])

@@ -11,13 +11,19 @@ where it stopped, in the hub's own cache (HF_HOME).
 from __future__ import annotations
 
 import re
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 from safetensors import SafetensorError, safe_open
 
 from agent_r1 import bounds, packages
 from agent_r1.errors import AgentR1Error, first_line
 
+T = TypeVar("T")
+PAUSES_S = (2.0, 8.0, 30.0)
+"""Seconds before a download is tried again. The hub counts requests over minutes."""
 NAME = r"\w[\w.-]*/[\w.-]+(@[\w./-]+)?"
 MODEL_FILES = ["*.safetensors", "*.json", "*.jinja", "merges.txt", "agent_r1.yaml"]
 
@@ -33,19 +39,49 @@ def is_somewhere(model: str) -> bool:
 
 
 def fetch(name: str, patterns: list[str], kind: str = "model", otherwise: str = "give a local folder") -> Path:
-    """The files of OWNER/NAME[@REVISION] that match; `kind` is model or dataset.
+    """Download the files of OWNER/NAME[@REVISION] that match; `kind` is model or dataset.
 
-    Raises AgentR1Error where they cannot be had, with what to do `otherwise`.
+    Raises AgentR1Error where that fails, with what to do `otherwise`.
     """
     from huggingface_hub import snapshot_download
 
     repo, _, revision = name.partition("@")
     try:
-        return Path(snapshot_download(repo, repo_type=kind, revision=revision or None, allow_patterns=patterns))
+        return Path(
+            patiently(name, snapshot_download, repo, repo_type=kind, revision=revision or None, allow_patterns=patterns)
+        )
     except Exception as error:  # the hub's client has many: no network, no such name, gated, no space
         raise AgentR1Error(
             f"cannot download {name!r} ({type(error).__name__}: {first_line(error)}); mend name, network or space, or {otherwise}"
         ) from None
+
+
+def patiently(name: str, download: Callable[..., T], *words: Any, **options: Any) -> T:
+    """Call `download` up to four times, as long as what it raises may pass."""
+    from agent_r1.ui import say
+
+    for pause in PAUSES_S:
+        try:
+            return download(*words, **options)
+        except Exception as error:
+            if not passes(error):
+                raise
+            say(f"{name}: {first_line(error)}; again in {pause:g} s")
+            time.sleep(pause)
+    return download(*words, **options)
+
+
+def passes(error: BaseException | None) -> bool:
+    """Tell whether a download may work a moment later: too many requests, a server in trouble, a connection that broke."""
+    import httpx
+    from huggingface_hub.errors import OfflineModeIsEnabled
+
+    if isinstance(error, OfflineModeIsEnabled):  # HF_HUB_OFFLINE, by choice
+        return False
+    if (response := getattr(error, "response", None)) is not None:
+        return response.status_code == 429 or response.status_code >= 500
+    broken = isinstance(error, httpx.TransportError | ConnectionError | TimeoutError)
+    return broken or (error is not None and passes(error.__cause__))
 
 
 def fetch_model(name: str) -> Path:

@@ -7,6 +7,7 @@ twice. Next: `build.py` writes corpus.jsonl, `search/` indexes it.
     beir-hotpotqa   the abstracts of the English Wikipedia of October 2017, as BEIR publishes them on the hub: what HotpotQA
                     is about
     a file          JSONL, plain or gzipped, in one of the published forms below
+    a folder        of BEIR's HotpotQA, downloaded by other means
 """
 
 from __future__ import annotations
@@ -26,9 +27,14 @@ from agent_r1.data.json_files import from_file
 from agent_r1.data.published import checked
 from agent_r1.data.rows import Passage
 from agent_r1.errors import AgentR1Error, ConfigError, first_line, nearest
+from agent_r1.ui import say
 
 NAMES = ("contexts", "beir-hotpotqa")
-BEIR_HUB, BEIR_FILES = "BeIR/hotpotqa@refs/convert/parquet", "corpus/corpus/*.parquet"
+BEIR_SOURCES = {
+    "BeIR/hotpotqa@refs/convert/parquet": "corpus/corpus/*.parquet",
+    "mteb/hotpotqa@ab518f4d6fcca38d87c25209f94beba119d02014": "corpus.jsonl",
+}
+"""The same passages, by two publishers of the hub: repository, and its files."""
 BEIR_PASSAGES = 5_233_329
 WORDS = 100
 """In a passage of KILT: the cut of dense passage retrieval (Karpukhin et al. 2020), and of wiki-18."""
@@ -84,7 +90,7 @@ def parse(value: Any) -> list[Passage]:
 
 def check(corpus: str) -> None:
     """Raises ConfigError when there is no such corpus, before an hour is spent on the questions."""
-    if corpus not in NAMES and not Path(corpus).is_file():
+    if corpus not in NAMES and not Path(corpus).exists():
         raise ConfigError(
             f"data.corpus={corpus!r} is neither a file nor one of {', '.join(NAMES)}{nearest(corpus, NAMES)}; check the "
             "path"
@@ -99,23 +105,45 @@ def passages(corpus: str, records: Iterable[Record], skip_bad: bool, skipped: li
             yield Passage(str(number), title, text)
     elif corpus == "beir-hotpotqa":
         yield from beir_hotpotqa()
+    elif Path(corpus).is_dir():
+        yield from read_folder(Path(corpus))
     else:
         for found in checked(from_file(Path(corpus)), parse, corpus, skip_bad, skipped):
             yield from found
 
 
 def beir_hotpotqa(count: int = BEIR_PASSAGES) -> Iterator[Passage]:
-    """BEIR's corpus as the hub has it: parquet with the columns _id, title and text; a download that broke off goes on."""
-    otherwise = "download BEIR's hotpotqa yourself and name its corpus.jsonl with data.corpus=FILE"
-    folder, seen = hub.fetch(BEIR_HUB, [BEIR_FILES], kind="dataset", otherwise=otherwise), 0
+    """Yield BEIR's corpus, from the first publisher that can be reached; a download that broke off goes on."""
+    otherwise = "download BEIR's hotpotqa yourself and name its corpus.jsonl, or the folder, with data.corpus=PATH"
+    (first, files), (second, others) = BEIR_SOURCES.items()
     try:
-        for path in sorted(folder.glob(BEIR_FILES)):
-            for batch in pq.ParquetFile(path).iter_batches(columns=["_id", "title", "text"]):
-                values = ((f"{path.name}, record {seen + n}", value) for n, value in enumerate(batch.to_pylist(), 1))
-                for found in checked(values, parse, str(folder), False, []):
-                    yield from found
-                seen += len(batch)
-    except (pa.ArrowException, OSError) as error:
-        raise AgentR1Error(f"{folder} cannot be read ({first_line(error)}); delete it and run this again") from None
+        folder = hub.fetch(first, [files], "dataset", otherwise)
+    except AgentR1Error as error:
+        say(f"  {error}; {second} has the same and is tried next")
+        folder = hub.fetch(second, [others], "dataset", otherwise)
+    seen = 0
+    for seen, passage in enumerate(read_folder(folder), 1):  # noqa: B007
+        yield passage
     if seen != count:
         raise AgentR1Error(f"{folder} has {seen} passages and {count} are published; delete it and run this again")
+
+
+def read_folder(folder: Path) -> Iterator[Passage]:
+    """Yield the passages of a folder with files as a publisher has them: parquet with _id, title and text, or corpus.jsonl."""
+    found = [path for files in BEIR_SOURCES.values() for path in sorted(folder.glob(files))]
+    if not found:
+        raise ConfigError(f"{folder} has neither {' nor '.join(BEIR_SOURCES.values())}; name a file or another folder")
+    try:
+        for path in found:
+            values = _parquet_records(path) if path.suffix == ".parquet" else from_file(path)
+            for some in checked(values, parse, str(path), False, []):
+                yield from some
+    except (pa.ArrowException, OSError) as error:
+        raise AgentR1Error(f"{folder} cannot be read ({first_line(error)}); delete it and run this again") from None
+
+
+def _parquet_records(path: Path) -> Iterator[tuple[str, Any]]:
+    seen = 0
+    for batch in pq.ParquetFile(path).iter_batches(columns=["_id", "title", "text"]):
+        yield from ((f"record {seen + n}", value) for n, value in enumerate(batch.to_pylist(), 1))
+        seen += len(batch)

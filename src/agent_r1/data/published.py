@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from agent_r1 import hub
 from agent_r1.data.forms import GSM8K, DapoMath, HotpotQA, MuSiQue, Record, TwoWiki
 from agent_r1.data.json_files import from_file
 from agent_r1.errors import AgentR1Error, first_line
@@ -171,7 +172,9 @@ def from_datasets(dataset: Dataset, split: str, files: list[Path]) -> Iterator[t
         if files:
             table = load_dataset("parquet", data_files={"train": [str(path) for path in files]}, split="train")
         else:
-            table = load_dataset(dataset.hub, dataset.config, split=split, revision=dataset.revision)
+            table = hub.patiently(
+                dataset.hub, load_dataset, dataset.hub, dataset.config, split=split, revision=dataset.revision
+            )
     except Exception as error:  # no network, no such revision, no space: it has a dozen classes for them
         raise AgentR1Error(
             f"cannot {'read' if files else 'fetch'} {where} ({type(error).__name__}: {first_line(error)}); "

@@ -92,7 +92,8 @@ def open_agent(
 
             gpus = gpus_for(config.trainer) if all_gpus else 0
             server = stack.enter_context(vllm_server(model, config.rollout, config.trainer, gpus=gpus))
-            policy = ServerPolicy(server.url, server.api_key, server.name, chat.stop_ids, server.diagnose)
+            place = server.url, server.api_key, server.name
+            policy = ServerPolicy(*place, chat.stop_ids, server.diagnose, seeded=gpus == 0)  # a chat has few requests
         else:
             policy = _in_process(model, chat, config.rollout, config.trainer)
         agent = Agent(policy, chat, tools, config, model, config.rollout.slots * max(1, gpus))

