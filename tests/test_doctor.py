@@ -200,7 +200,7 @@ def test_disk_looks_where_runs_will_be(monkeypatch, tmp_path):
     assert (
         doctor.check_disk({tmp_path: 2 * GIB, tmp_path / "cache": 2 * GIB})[0] == "fail"
     )  # on one file system they add up
-    status, detail, remedy = doctor.check_disk({tmp_path: 0, Path("/proc/1"): 0})  # nobody can write there
+    status, detail, remedy = doctor.check_disk({tmp_path: 0, Path("/proc/1"): 0})  # no one can write there
     assert status == "fail" and "/proc/1: " in detail and "AGENT_R1_HOME" in remedy
 
 
