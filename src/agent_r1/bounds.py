@@ -174,7 +174,7 @@ def _client(retries: int) -> httpx.AsyncClient:
 
 
 def cap(library: ModuleType, response: Any, max_bytes: int) -> None:
-    """Bound the body of a response of `library` (httpx or httpx2) that nobody has read yet; its StreamError says so."""
+    """Bound the body of a response of `library` (httpx or httpx2) that was not read yet; its StreamError says so."""
     body = response.stream
 
     class Capped(library.AsyncByteStream):

@@ -212,7 +212,7 @@ class ChatFormat:
             return self.tokenizer.apply_chat_template(
                 messages, tools=tools, add_generation_prompt=True, tokenize=False, enable_thinking=False
             )
-        except Exception as error:  # a template is a program of whoever made the model
+        except Exception as error:  # a template is a program, which came with the model
             raise ConfigError(
                 f"the chat template of {getattr(self.tokenizer, 'name_or_path', '?')!r} cannot be rendered "
                 f"({type(error).__name__}: {first_line(error)}); take an instruct model with another template"
