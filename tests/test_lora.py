@@ -131,7 +131,9 @@ def test_verls_shards_are_folded_like_ours(checkpoint, base):
 
 def test_the_plan_counts_adapters_and_not_the_frozen_weights():
     model, words = "Qwen/Qwen2.5-1.5B-Instruct", ["model.path=Qwen/Qwen2.5-1.5B-Instruct", "actor.kl_coef=0"]
-    full, thin = (load_config("hotpotqa-1x80gb", [*words, f"actor.lora_rank={rank}"], algorithm="grpo") for rank in (0, 32))
+    full, thin = (
+        load_config("hotpotqa-1x80gb", [*words, f"actor.lora_rank={rank}"], algorithm="grpo") for rank in (0, 32)
+    )
     shape = MODELS[model]
     sizes = [gpu_memory(c, shape, GPUS["H100"]) for c in (full, thin)]
     adapters = shape.learnt(32)
