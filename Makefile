@@ -2,12 +2,12 @@
 PYTHON ?= python3.11
 VENV ?= .venv
 BIN = $(VENV)/bin
-# A process a core. tests/conftest.py says which tests share one, and in which order they are handed out.
 # First the packages whose hash is known, and no file with another one.
 define verify
 bash -c 'source requirements/packages.sh; verified $(1)' >$(VENV)/verified.txt
 $(BIN)/pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r $(VENV)/verified.txt
 endef
+# A process a core. tests/conftest.py says which tests share one, and in which order they are handed out.
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 .PHONY: help install test quick long lint docs format clean
