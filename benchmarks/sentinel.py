@@ -1,6 +1,6 @@
 """How often the sentinel raises a false alarm, and how often it finds a broken run: docs/algorithms.md, "the sentinel".
 
-    python -m benchmarks.sentinel record 6     # 6 rounds of four runs; finished runs are only read; then the tables
+    python -m benchmarks.sentinel record 10    # 10 rounds of four runs; finished runs are only read; then the tables
     python -m benchmarks.sentinel              # the tables, from benchmarks/sentinel_runs.jsonl
 
 Each run is GRPO on the smoke preset with one thread: 32 steps, or 20 where it is broken on purpose. Two cold starts serve all

@@ -210,8 +210,8 @@ def test_recorded_runs_that_were_held_back():
         if cold == sentinel.HELD_BACK
     }
     healthy = [found for (arm, _), found in alarms.items() if arm == sentinel.HEALTHY]
-    assert len(healthy) >= 4 and not any(healthy)
-    assert all(found for (arm, _), found in alarms.items() if arm == sentinel.LR)
+    assert len(healthy) == 10 and not any(healthy)
+    assert all(found for (arm, _), found in alarms.items() if arm != sentinel.HEALTHY)
 
 
 def test_the_setting_does_not_end_a_healthy_run_that_dips(tmp_path):
