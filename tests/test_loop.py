@@ -20,6 +20,7 @@ from conftest import (
     tiny_model,
     trajectory_of,
 )
+from devices import CreatedWithDevice
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,12 +28,14 @@ from agent_r1.config import ALGORITHMS
 from agent_r1.device import resolve_device
 from agent_r1.env import ENVIRONMENTS
 from agent_r1.errors import AgentR1Error, ConfigError
+from agent_r1.rollout import sampler
 from agent_r1.rollout.episode import make_loop
 from agent_r1.rollout.rows import Batch, collate, trajectory_rows
 from agent_r1.search.searcher import Searcher
 from agent_r1.training import loop
 from agent_r1.training import run as training_run
 from agent_r1.training.batches import minibatches, prompts_of_step
+from agent_r1.training.cold_start import clone
 from agent_r1.training.forward import Critic, action_logprobs, action_values
 from agent_r1.training.learner import Learner, linear_decay
 from agent_r1.training.loop import update_actor, update_critic
@@ -748,3 +751,80 @@ def test_a_batch_in_which_all_groups_agree_changes_nothing(chat, monkeypatch):
     record = letters_run(chat, monkeypatch, "grpo", "trainer.steps=2", env=SilentEnv, model=model)
     assert all(torch.equal(start[name], record.weights[name]) for name in start)
     assert [m["groups/zero_advantage"] for m in record.metrics] == [1.0, 1.0]
+
+
+# -------------------------------------------------------------------------------------- trainer.device=cuda, a choice
+
+
+def one_step(micro, chat, model, algorithm: str, *overrides: str) -> None:
+    small = (
+        "actor.minibatches=1",
+        "critic.minibatches=1",
+        "rollout.prompts_per_step=2",
+        "rollout.samples_per_prompt=3",
+        "rollout.max_tokens_per_turn=24",
+    )
+    config = micro_config(algorithm, "trainer.steps=1", "trainer.dtype=bfloat16", *small, *overrides)
+    reference = copy.deepcopy(model) if config.actor.kl_coef else None
+    with CreatedWithDevice():
+        loop.train(
+            config, learner_of(config, model), chat, micro.tools, micro.rows("train"), lambda *_: None, lambda policy: {},
+            lambda learner: None, reference,
+        )  # fmt: skip
+
+
+IN_REWARD = ("actor.kl_coef=0.01", "actor.kl_in=reward", "actor.kl_estimator=k1", "advantage.process_weight=0.5")
+CASES = [
+    ("ppo", IN_REWARD),
+    ("grpo", ("actor.kl_coef=0.01", "actor.entropy_coef=0.001", "trainer.recompute=true")),
+    ("gigpo", ("rollout.mismatch={bf16: true, top_p: 0.9, steps_old: 1, tis_cap: 2}",)),
+    ("remax", ("actor.loss_aggregation=seq-mean-token-mean",)),
+]
+
+
+@pytest.mark.parametrize(("algorithm", "overrides"), CASES, ids=[name for name, _ in CASES])
+def test_a_step_reads_only_tensors_of_the_models_device(micro, chat, cloned_model, algorithm, overrides):
+    one_step(micro, chat, cloned_model, algorithm, *overrides)
+
+
+def test_cloning_reads_only_tensors_of_the_models_device(demonstrations, cloned_model):
+    with CreatedWithDevice():
+        clone(cloned_model, demonstrations, 2, 1024, 1e-3, 0, lambda step, loss: None, torch.bfloat16)
+
+
+def in_sampler(monkeypatch) -> None:
+    draw = sampler.sample_tokens
+    monkeypatch.setattr(
+        sampler, "sample_tokens", lambda logits, heat, noise: draw(logits, heat, torch.tensor(noise.tolist()))
+    )
+
+
+def in_cache(monkeypatch) -> None:
+    extend = sampler.LocalPolicy._extend
+
+    def forgetful(self, chunk):
+        self.cache.lengths = torch.tensor(self.cache.lengths.tolist())
+        return extend(self, chunk)
+
+    monkeypatch.setattr(sampler.LocalPolicy, "_extend", forgetful)
+
+
+def in_batch(monkeypatch) -> None:
+    monkeypatch.setattr(Batch, "to", lambda self, device: self)
+
+
+def in_loss(monkeypatch) -> None:
+    mean = loop.aggregate_loss
+    monkeypatch.setattr(loop, "aggregate_loss", lambda x, *rest: mean(x * torch.ones(x.shape), *rest))
+
+
+def in_critics_loss(monkeypatch) -> None:
+    mask = loop.critic_mask
+    monkeypatch.setattr(loop, "critic_mask", lambda batch, name: torch.tensor(mask(batch, name).tolist()))
+
+
+@pytest.mark.parametrize("plant", [in_sampler, in_cache, in_batch, in_loss, in_critics_loss])
+def test_a_planted_fault_is_caught(micro, chat, cloned_model, monkeypatch, plant):
+    plant(monkeypatch)
+    with pytest.raises(AssertionError, match="takes tensors of host and GPU"):
+        one_step(micro, chat, cloned_model, "ppo")
