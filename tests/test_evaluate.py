@@ -119,6 +119,14 @@ def test_a_score_of_its_own_stands_before_the_reward_and_both_have_an_interval()
     assert score_line(card) == "right 0.500 (95 % 0.095 to 0.905), reward 0.600 (95 % 0.012 to 1.188)"
 
 
+def test_a_question_whose_environment_failed_counts_as_wrong():
+    """Left out, a world that breaks on its hard questions would raise the score."""
+    failed = trajectory_of(([1], [2], 0.0))
+    failed.stop_reason = StopReason.ERROR
+    card = card_of([EPISODES[0], failed])
+    assert (card["n"], card["score_name"], card["score"], card["em"]) == (2, "em", 0.5, 0.5)
+
+
 def test_one_value_and_equal_ones_have_an_interval_without_width():
     assert mean_interval([0.3]) == [0.3, 0.3] and mean_interval([0.5, 0.5]) == [0.5, 0.5]
 
