@@ -29,7 +29,7 @@ from agent_r1.workspace import Workspace
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(900),
     pytest.mark.skipif(installed("verl") is None, reason="verl is not installed: see requirements/verl-cpu.txt"),
 ]
 NOT_HERE = {
