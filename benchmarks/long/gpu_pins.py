@@ -17,6 +17,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from agent_r1.device import read_pins
+
 ROOT = Path(__file__).parents[2]
 PINS = ROOT / "requirements" / "verl-gpu.txt"
 TESTS = ("tests/test_verl_compose.py", "tests/test_verl_equivalence.py")
@@ -69,10 +71,10 @@ def install(root: Path) -> dict[str, Any]:
     seconds = round(time.monotonic() - began)
     call([*uv, "check", "--python", root / "venv/bin/python"])
     listed = call([*uv, "list", "--python", root / "venv/bin/python", "--format", "json"])
-    found = {package["name"].replace("_", "-").lower(): package["version"] for package in json.loads(listed)}
-    names = [re.split(r"[\[=]+", pin)[0].replace("_", "-").lower() for pin in pins]
-    if missing := [pin for pin, name in zip(pins, names, strict=True) if found.get(name) != pin.rpartition("==")[2]]:
-        raise RuntimeError(f"installed, but not in the pinned version: {', '.join(missing)}")
+    found = {re.sub(r"[-_.]+", "-", package["name"]).lower(): package["version"] for package in json.loads(listed)}
+    wrong = [f"{name}=={pin}" for name, pin in read_pins("\n".join(pins)).items() if found.get(name) != pin]
+    if wrong:
+        raise RuntimeError(f"installed, but not in the pinned version: {', '.join(wrong)}")
     size = sum(file.stat().st_size for file in (root / "venv").rglob("*") if file.is_file() and not file.is_symlink())
     call([*uv, "install", "--python", root / "venv/bin/python", "pytest", "pytest-timeout", "hypothesis"])
     return {"pins": len(pins), "gigabytes": round(size / 1e9, 1), "install_seconds": seconds}
