@@ -167,7 +167,7 @@ async def paid(turns: list[str], problem: Problem, config: EnvConfig) -> float:
 PAID_FOR = {
     "em": FACTS, "math": MATHS, "code": PROGRAM, "em + calls": FACTS, "em + evidence": FACTS, "sub_em": FACTS, "judge": FACTS,
 }  # fmt: skip
-BESIDE = {"em + calls": {"call_reward": 0.05}, "em + evidence": {"evidence_reward": 0.3}}
+ALSO = {"em + calls": {"call_reward": 0.05}, "em + evidence": {"evidence_reward": 0.3}}
 """What `env` pays in addition to exact match."""
 
 
@@ -178,7 +178,7 @@ async def table(judge_url: str | None, judge_model: str = "judge") -> dict[str, 
         if reward == "judge" and judge_url is None:
             continue
         named = None if reward.startswith("em") else reward
-        config = EnvConfig(reward=named, judge_url=judge_url, judge_model=judge_model, **BESIDE.get(reward, {}))
+        config = EnvConfig(reward=named, judge_url=judge_url, judge_model=judge_model, **ALSO.get(reward, {}))
         cheats = {
             f"{reward}: {name}": lambda p, text=text: [answer(text)] for name, text in CHEATS.get(reward, {}).items()
         }

@@ -28,9 +28,13 @@ BRINGS = {Tensor.to, Tensor.copy_, Tensor.cuda, torch.nn.Module.load_state_dict}
 class CreatedWithDevice(TorchFunctionMode):
     """See the module's docstring. Raises AssertionError with the operation that would fail."""
 
+    operations = 0
+    """Operations on tensors so far."""
+
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         given = [*tensors((args, kwargs))]
+        self.operations += bool(given)
         mixed = {on_host(tensor) for tensor in given if tensor.dim()}  # a number goes with tensors of any device
         if func not in BRINGS and len(mixed) == 2:
             shapes = ", ".join(f"{'host' if on_host(t) else 'GPU'} {list(t.shape)}" for t in given)

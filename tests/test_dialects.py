@@ -226,7 +226,7 @@ def harmony_model(tmp_path_factory, harmony_chat):
 
 
 def test_a_model_that_was_taught_harmony_plays_it(harmony_model):
-    """Taught, written, read again and sampled: it goes on after its thought, and stops behind a call and an answer."""
+    """Taught, written, read again and sampled: it goes on after its thought, and stops after a call and an answer."""
     chat = load_chat(harmony_model)
     policy = LocalPolicy(decoder.load(harmony_model), chat.stop_ids, slots=1, max_context=2000)
     loop = make_env_loop(policy, lambda row: make_env(row, TOOLS, EnvConfig(name="harmony")), chat=chat)

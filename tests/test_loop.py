@@ -756,7 +756,8 @@ def test_a_batch_in_which_all_groups_agree_changes_nothing(chat, monkeypatch):
 # -------------------------------------------------------------------------------------- trainer.device=cuda, a choice
 
 
-def one_step(micro, chat, model, algorithm: str, *overrides: str) -> None:
+def one_step(micro, chat, model, algorithm: str, *overrides: str) -> int:
+    """Train one step by the rule; the operations that were looked at."""
     small = (
         "actor.minibatches=1",
         "critic.minibatches=1",
@@ -766,11 +767,12 @@ def one_step(micro, chat, model, algorithm: str, *overrides: str) -> None:
     )
     config = micro_config(algorithm, "trainer.steps=1", "trainer.dtype=bfloat16", *small, *overrides)
     reference = copy.deepcopy(model) if config.actor.kl_coef else None
-    with CreatedWithDevice():
+    with CreatedWithDevice() as mode:
         loop.train(
             config, learner_of(config, model), chat, micro.tools, micro.rows("train"), lambda *_: None, lambda policy: {},
             lambda learner: None, reference,
         )  # fmt: skip
+    return mode.operations
 
 
 IN_REWARD = ("actor.kl_coef=0.01", "actor.kl_in=reward", "actor.kl_estimator=k1", "advantage.process_weight=0.5")
@@ -784,12 +786,13 @@ CASES = [
 
 @pytest.mark.parametrize(("algorithm", "overrides"), CASES, ids=[name for name, _ in CASES])
 def test_a_step_reads_only_tensors_of_the_models_device(micro, chat, cloned_model, algorithm, overrides):
-    one_step(micro, chat, cloned_model, algorithm, *overrides)
+    assert one_step(micro, chat, cloned_model, algorithm, *overrides) > 1000
 
 
 def test_cloning_reads_only_tensors_of_the_models_device(demonstrations, cloned_model):
-    with CreatedWithDevice():
+    with CreatedWithDevice() as mode:
         clone(cloned_model, demonstrations, 2, 1024, 1e-3, 0, lambda step, loss: None, torch.bfloat16)
+    assert mode.operations > 100, "hardly anything was looked at"
 
 
 def in_sampler(monkeypatch) -> None:

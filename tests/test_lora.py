@@ -1,4 +1,4 @@
-"""LoRA: what learns, what is saved, and that adapters beside a matrix and a merged matrix compute the same."""
+"""LoRA: what learns, what is saved, and that adapters next to a matrix compute what the merged matrix does."""
 
 from __future__ import annotations
 

@@ -222,6 +222,7 @@ def test_the_setting_does_not_end_a_healthy_run_that_dips(tmp_path):
     for line in lines:
         run.metrics.append(line)
         refuse_collapse(run)
+    assert len(run.metrics.read()) == len(lines) == 32
 
 
 def test_the_setting_ends_a_run_of_the_command_line(tmp_path, monkeypatch, micro_model, capsys):

@@ -3,7 +3,7 @@
 Preset hotpotqa-4xh100 as `_as_on_a_gpu.py` gives it to verl: four ranks and four samplers, bf16, dynamic batches, rows
 without padding, the environment of a GPU run. Scaled down are the model, the data, the batch, the context and the steps.
 speedrun-nodocker.sh runs the stages: doctor, gpu-check, data, index, cold-start, the search service, eval, train, and a rank is
-killed behind the first checkpoint. Called again with `--resume` it goes on: train, eval, report. Then export, serve and chat.
+killed after the first checkpoint. Called again with `--resume` it goes on: train, eval, report. Then export, serve and chat.
 """
 
 from __future__ import annotations

@@ -217,7 +217,7 @@ def _of_records(
 
 
 def different(records: list[Any], skipped: list[str], held_out: Iterable[Any] = ()) -> list[Any]:
-    """Those whose questions nobody asked before, here or in `held_out`; the others are named in `skipped`.
+    """Keep the rows whose questions are new, here and in `held_out`; the others are named in `skipped`.
 
     GSM8K has no ids, and where there are ids the same question may have two: dealt out, it would be trained and tested.
     """

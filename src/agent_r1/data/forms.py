@@ -76,7 +76,7 @@ class TwoWiki(HotpotQA):
     """2WikiMultihopQA (Ho et al. 2020), made from Wikidata: HotpotQA's form, and other kinds of questions: compositional,
     inference, comparison (two paragraphs each), bridge_comparison (four).
 
-    Its second release (data_ids.zip) also has the id of the answer in Wikidata, and `id_aliases.json` beside the questions:
+    Its second release (data_ids.zip) also has the id of the answer in Wikidata, and `id_aliases.json` next to the questions:
 
         {"Q_id": "Q30", "aliases": ["USA", ...], "demonyms": ["American", ...]}
     """
@@ -124,7 +124,7 @@ class GSM8K(BaseModel):
 
         {"question": "...", "answer": "He buys 3*4=<<3*4=12>>12 apples.\\nSo there are 12+5=<<12+5=17>>17.\\n#### 17"}
 
-    Nobody but the reward gets to see the solution. It has no ids.
+    Only the reward sees the solution. It has no ids.
     """
 
     question: Text
