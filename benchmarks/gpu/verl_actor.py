@@ -67,11 +67,7 @@ def start_worker(shape: Shape, name: str, tokens: int, folder: Path):
     from benchmarks.long import _real_shapes_rank, real_shapes
 
     real_shapes.make_model(real_shapes.hf_config(name, shape), folder)
-    from verl.workers.engine_workers import ActorRolloutRefWorker
-
-    worker = ActorRolloutRefWorker(_real_shapes_rank.composed(folder, folder, tokens), role="actor")
-    worker.init_model()
-    return worker
+    return _real_shapes_rank.make_worker(_real_shapes_rank.composed(folder, folder, tokens))
 
 
 def timed(work: Callable[[Any], Any], tokens: int, vocab: int) -> dict[str, float]:

@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -84,6 +85,8 @@ def batch(tokens: int, rows: int, vocab: int, rank: int):
         "input_ids": ids_BT, "position_ids": positions_BT, "prompts": ids_BT[:, :half], "responses": answers_BT,
         "response_mask": torch.ones_like(answers_BT), "loss_mask": torch.ones_like(answers_BT),
         "old_log_probs": torch.full(answers_BT.shape, -12.0), "advantages": torch.randn(answers_BT.shape, generator=g),
+        "episode_tokens": torch.full(answers_BT.shape, tokens - half),
+        "minibatch_episodes": torch.full(answers_BT.shape, 4 * rows),
     }  # fmt: skip
     settings = {
         "calculate_entropy": False, "distillation_use_topk": False, "distillation_only": False,
@@ -92,6 +95,19 @@ def batch(tokens: int, rows: int, vocab: int, rank: int):
     }  # fmt: skip
     nested = {n: torch.nested.as_nested_tensor(list(x), layout=torch.jagged) for n, x in columns.items()}
     return tu.get_tensordict(nested, settings)
+
+
+def make_worker(settings):
+    """Start verl's worker with our loss, as `AgentR1Trainer` does. `settings` is verl's `actor_rollout_ref`."""
+    from verl.utils.config import omega_conf_to_dataclass
+    from verl.workers.engine_workers import ActorRolloutRefWorker
+
+    from agent_r1.verl_engine.algorithms import actor_loss
+
+    worker = ActorRolloutRefWorker(settings, role="actor")
+    worker.init_model()
+    worker.set_loss_fn(partial(actor_loss, omega_conf_to_dataclass(settings.actor)))
+    return worker
 
 
 def update(worker, data) -> Peak:
@@ -122,13 +138,10 @@ def logprobs(worker, data, entropy: bool) -> tuple[torch.Tensor, Peak]:
 
 def whole(model: Path, out: Path, tokens: int) -> dict:
     """verl's worker: build, update, save."""
-    from verl.workers.engine_workers import ActorRolloutRefWorker
-
     rank = int(os.environ["RANK"])
-    worker = ActorRolloutRefWorker(composed(model, out, tokens), role="actor")
     load, save = Peak(), Peak()
     with load.measured():
-        worker.init_model()
+        worker = make_worker(composed(model, out, tokens))
     engine = worker.actor.engine
     vocab = engine.model_config.hf_config.vocab_size
     passes = update(worker, batch(tokens, 2, vocab, rank))
@@ -152,10 +165,7 @@ def whole(model: Path, out: Path, tokens: int) -> dict:
 
 def passes(model: Path, out: Path, tokens: int) -> dict:
     """What a pass takes with `tokens` tokens, and with twice as many."""
-    from verl.workers.engine_workers import ActorRolloutRefWorker
-
-    worker = ActorRolloutRefWorker(composed(model, out, 2 * tokens), role="actor")
-    worker.init_model()
+    worker = make_worker(composed(model, out, 2 * tokens))
     vocab, found = worker.actor.engine.model_config.hf_config.vocab_size, {}
     for count in (tokens, tokens, 2 * tokens):  # the first one compiles
         data = [batch(count, 1, vocab, int(os.environ["RANK"])) for _ in range(2)]
