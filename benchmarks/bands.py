@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import fnmatch
 import json
+import math
 import re
 import sys
 from pathlib import Path
@@ -25,7 +26,7 @@ def recorded(run: Path) -> dict:
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     cards = {name: json.loads((run / f"{name}.json").read_text()) for name in ("eval_before", "eval")}
     short = [{k: float(f"{v:.4g}") for k, v in line.items()} for line in lines]
-    seconds = sum(line["timing_s/step"] for line in lines) / len(lines)
+    seconds = math.fsum(line["timing_s/step"] for line in lines) / len(lines)
     return {
         "steps": len(lines), "seconds": round(seconds, 2), "first": short[:4], "last": short[-8:],
         **{name: {key: card[key] for key in CARD} for name, card in cards.items()},
@@ -69,7 +70,7 @@ def _band(run: dict, key: str) -> str:
     if not any(key in line for part in parts for line in part):
         return ""
     found = [[line.get(key, 0.0) for line in part if key in line or key.startswith("stop/")] for part in parts]
-    return " → ".join(_short(sum(values) / len(values)) if values else "–" for values in found)
+    return " → ".join(_short(math.fsum(values) / len(values)) if values else "–" for values in found)
 
 
 def _short(value: float) -> str:
