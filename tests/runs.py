@@ -62,7 +62,8 @@ def prepare(home: Path, *overrides: str) -> None:
 
 
 def environment(home: Path) -> dict[str, str]:
-    return os.environ | {"AGENT_R1_HOME": str(home), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    here = {name: value for name, value in os.environ.items() if name != "PYTHON"}  # of `make quick PYTHON=python3.12`
+    return here | {"AGENT_R1_HOME": str(home), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
 
 
 def agent(home: Path, *argv: str, **options) -> subprocess.CompletedProcess:
