@@ -110,6 +110,14 @@ def test_a_base_that_is_gone_is_named(checkpoint, base):
         lora.merged(folder)
 
 
+def test_adapters_of_another_scale_are_refused(checkpoint):
+    folder, _ = checkpoint
+    config = folder / "model" / lora.CONFIG
+    config.write_text(config.read_text().replace('"lora_alpha": 8', '"lora_alpha": 16'))
+    with pytest.raises(AgentR1Error, match="another scale"):
+        lora.merged(folder)
+
+
 def test_without_peft_the_remedy_is_said(monkeypatch, base):
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(AgentR1Error, match="pip install peft"):

@@ -93,7 +93,10 @@ def merged(checkpoint: Path) -> Path:
     target, adapter = checkpoint / MERGED, checkpoint / "model"
     if target.is_dir():
         return target
-    base = Path(json.loads((adapter / CONFIG).read_text())["base_model_name_or_path"])
+    config = json.loads((adapter / CONFIG).read_text())
+    if config["lora_alpha"] != ALPHA * config["r"]:  # another program's: merged by our scale it would be another model
+        raise AgentR1Error(f"{adapter} has another scale than this program's adapters; merge it with `agent-r1 export`")
+    base = Path(config["base_model_name_or_path"])
     files = sorted(base.glob("*.safetensors"))
     if not files:
         raise AgentR1Error(
