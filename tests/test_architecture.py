@@ -32,6 +32,7 @@ STOREYS = {
         "hub",
         "packages",
         "own",
+        "tables",
     ),
     "task": ("data", "search", "tool", "env", "reward", "worlds", "workspace"),
     "learner": ("rollout", "training"),

@@ -18,6 +18,8 @@ import re
 import sys
 import traceback
 from collections.abc import Iterable
+from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +62,11 @@ def load(name: str, setting: str) -> Any:
     check_said(name, setting)
     if not re.fullmatch(r".+:\w+", name):
         raise ConfigError(f"{setting}={name!r} names no code; give FILE.py:NAME or MODULE:NAME")
+    return imported(name, setting)
+
+
+def imported(name: str, setting: str) -> Any:
+    """The object called `name` (FILE.py:NAME or MODULE:NAME), for names that are trusted already."""
     place, _, attribute = name.rpartition(":")
     module = _imported(place, setting)
     if not hasattr(module, attribute):
@@ -100,6 +107,15 @@ def where(error: BaseException) -> str:
     folders = {Path(name.rpartition(":")[0]).parent for name in _said if ".py:" in name}
     frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).parent in folders]
     return f"{frames[-1].filename}, line {frames[-1].lineno}: " if frames else ""
+
+
+def manifests() -> list[Traversable]:
+    """The tables of names: that of the core, and one for each recipe."""
+    found = [resources.files("agent_r1") / "names.toml"]
+    if importlib.util.find_spec("agent_r1_recipes") is not None:
+        folders = resources.files("agent_r1_recipes").iterdir()
+        found += [f / "recipe.toml" for f in sorted(folders, key=lambda f: f.name) if (f / "recipe.toml").is_file()]
+    return found
 
 
 def place(found: Any) -> str:
