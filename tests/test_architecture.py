@@ -22,6 +22,7 @@ STOREYS = {
         "types",
         "config",
         "settings",
+        "renamed",
         "choices",
         "errors",
         "files",

@@ -25,13 +25,11 @@ from pydantic import BaseModel, ValidationError
 from agent_r1 import bounds, hub, own, packages
 from agent_r1.choices import DATASETS, IN_GROUPS, WITH_CRITIC, Algorithm, Engine
 from agent_r1.errors import ConfigError, nearest
-from agent_r1.settings import Config, CountedAsDefault, InFingerprintIfChanged, OutsideFingerprint
+from agent_r1.renamed import renamed
+from agent_r1.settings import Config, OutsideFingerprint
 from agent_r1.sizes import check_context, find_gpu, known_model
 
 ALGORITHMS, ENGINES = get_args(Algorithm), get_args(Engine)
-GONE = {"actor": {"mask_tool_tokens": True, "ablation_normalizer": "masked"}, "rollout": {"top_p": 1.0}}
-"""Settings that older runs have, with the only values that are still accepted. They stay in the fingerprint, so that such runs
-resume."""
 
 
 # ------------------------------------------------------------------------------------------------------------ load, save
@@ -85,11 +83,8 @@ def from_yaml(path: Path) -> Config:
         raise ConfigError(
             f"{path} cannot be read as YAML ({type(error).__name__}); delete the run or restore the file"
         ) from None
-    for section, gone in GONE.items():
-        if isinstance(saved, dict) and isinstance(saved.get(section), dict):
-            saved[section] = {name: value for name, value in saved[section].items() if gone.get(name, ...) != value}
     try:
-        return _validated(saved)
+        return _validated(renamed(saved) if isinstance(saved, dict) else saved)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}; was this run made by another version?") from None
 
@@ -241,19 +236,11 @@ def fingerprint(*parts: Any) -> str:
 
 
 def what_counts(part: Any) -> Any:
-    """`part` as plain values; of a section without what `OutsideFingerprint` and the like leave out."""
+    """`part` as plain values; of a section without what is `OutsideFingerprint`."""
     if not isinstance(part, BaseModel):
         return part
-    never, if_changed = OutsideFingerprint.__metadata__[0], InFingerprintIfChanged.__metadata__[0]
-    as_default, fields = CountedAsDefault.__metadata__[0], type(part).model_fields.items()
-    values = [(name, f, f.default if as_default in f.metadata else getattr(part, name)) for name, f in fields]
-    gone = next((GONE[name] for name in GONE if isinstance(part, Config.model_fields[name].annotation)), {})
-    return gone | {
-        # The CPU presets once said `auto`, and their runs keep their names.
-        name: "auto" if (name, value) == ("device", "cpu") else what_counts(value)
-        for name, field, value in values
-        if never not in field.metadata and not (if_changed in field.metadata and value == field.default)
-    }
+    fields, outside = type(part).model_fields.items(), OutsideFingerprint.__metadata__[0]
+    return {name: what_counts(getattr(part, name)) for name, field in fields if outside not in field.metadata}
 
 
 # ------------------------------------------------------------------------------------------- what no run can do

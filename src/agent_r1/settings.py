@@ -30,14 +30,10 @@ from agent_r1.choices import (
 )
 from agent_r1.own import is_own
 
-# `config.fingerprint` names folders in artifacts/ after settings, and guards `--resume`. These three say what it leaves out.
 T = TypeVar("T")
 OutsideFingerprint = Annotated[T, "outside the fingerprint"]
-"""No weight depends on it: where a run is logged, how often it is measured. A run may be resumed with another value."""
-CountedAsDefault = Annotated[T, "counted as its default"]
-"""The same of a setting that was in the fingerprint once, so that folders keep their names."""
-InFingerprintIfChanged = Annotated[T, "in the fingerprint if changed"]
-"""It came after the first release. At its default it is left out, so older folders keep their names."""
+"""No weight depends on it: where a run is logged, how often it is measured. `config.fingerprint`, which names folders in
+artifacts/ and guards `--resume`, leaves it out. A run may be resumed with another value."""
 
 
 class Section(BaseModel):
@@ -65,15 +61,15 @@ class DataConfig(Section):
     """Entities in that world. Many, because copying is learnt from the variety of names."""
     mix: Shares = {"1-hop": 0.2, "2-hop": 0.4, "3-hop": 0.2, "yes-no": 0.1, "which": 0.1}
     """Share of each kind of question."""
-    source: InFingerprintIfChanged[str | None] = None
+    source: str | None = None
     """Real data sets: a folder with the published files, or one such file, instead of the Hugging Face hub. rows: a JSONL or
     parquet file, or a folder with train, val and test."""
-    system: InFingerprintIfChanged[str | None] = None
+    system: str | None = None
     """The system message: of questions of your own that bring none, and of published ones instead of that in data/prompts.py."""
-    corpus: InFingerprintIfChanged[str] = "contexts"
+    corpus: str = "contexts"
     """Real data sets only: contexts (the questions' own paragraphs) | beir-hotpotqa (5.2 M abstracts) | a JSONL
     file."""
-    skip_bad: InFingerprintIfChanged[bool] = False
+    skip_bad: bool = False
     """Leave corrupt records out instead of refusing the file."""
 
     @property
@@ -92,7 +88,7 @@ class SearchConfig(Section):
     """Width of the hashed n-gram vectors."""
     top_k: AtLeast1 = 3
     """Passages in one search result."""
-    index: InFingerprintIfChanged[str] = "auto"
+    index: str = "auto"
     """auto (by corpus size and free memory) | a FAISS factory string: Flat, HNSW32, IVF4096,PQ64 and the like |
     hub:OWNER/NAME[@REVISION] (one that somebody has built and published)."""
     url: OutsideFingerprint[str | None] = None
@@ -110,13 +106,13 @@ class EnvConfig(Section):
 
     name: str = "hermes"
     """hermes (or nous) | retool | mathtir | react | harmony (docs/dialects.md) | openenv; in each row, it is `agent_name`."""
-    url: InFingerprintIfChanged[str | None] = None
+    url: str | None = None
     """Where the server of env.name=openenv answers, such as http://127.0.0.1:8000."""
     tools: list[str] = ["search"]
     """Tools by name; of an MCP server `SERVER` (all of its tools) or `SERVER.TOOL`."""
-    mcp: InFingerprintIfChanged[dict[ServerName, Server]] = {}
+    mcp: dict[ServerName, Server] = {}
     """MCP servers: NAME=COMMAND, which is started (no shell reads it), or NAME=http://HOST:PORT/mcp."""
-    mcp_per_episode: InFingerprintIfChanged[list[str]] = []
+    mcp_per_episode: list[str] = []
     """Those of them with which each episode opens a session of its own, because they remember."""
     sandbox: OutsideFingerprint[SandboxPlace] = "auto"
     """Where model-written code runs. auto: confined by this machine's kernel, or refused where it cannot (docs/safety.md) |
@@ -135,22 +131,22 @@ class EnvConfig(Section):
     """Wall-clock budget of one episode, in seconds. Its reward has as many again, and then the episode is broken off."""
     format_penalty: NonNegativeFloat = 0.2
     """Taken from the outcome when the episode did not end in a well-formed <answer>."""
-    reward: InFingerprintIfChanged[RewardName | None] = None
+    reward: RewardName | None = None
     """What scores an answer, instead of exact match: math | code | sub_em | judge (reward/named.py), or FILE.py:FUNCTION
     (reward/named.py)."""
-    judge_url: InFingerprintIfChanged[str | None] = None
+    judge_url: str | None = None
     """env.reward=judge: where its OpenAI-compatible server answers, such as http://127.0.0.1:8000/v1."""
-    judge_model: InFingerprintIfChanged[str] = "judge"
+    judge_model: str = "judge"
     """The name of the model there."""
     call_reward: float = Field(0.0, ge=0, le=10)
     """Process reward of a valid tool call that was not made before (its negative for an invalid one); 0 is off. A price for each
     call is an environment of its own: CONTRIBUTING.md has it."""
-    context: InFingerprintIfChanged[Literal["append", "window", "summary"]] = "append"
+    context: Literal["append", "window", "summary"] = "append"
     """append (the agent sees all of its episode) | window (the last `context_results` results) | summary (it sums up after so many
     and goes on from that): env/context.py."""
-    context_results: InFingerprintIfChanged[AtLeast1] = 4
+    context_results: AtLeast1 = 4
     """How many results `window` keeps, and `summary` waits for."""
-    evidence_reward: InFingerprintIfChanged[NonNegativeFloat] = 0.0
+    evidence_reward: NonNegativeFloat = 0.0
     """Paid for the share of the question's supporting titles among all that the episode's searches found. The share is
     measured wherever a data set names such titles (HotpotQA, 2WikiMultihopQA, MuSiQue); 0 pays nothing for it."""
 
@@ -186,13 +182,13 @@ class ColdStartConfig(Section):
     """Peak learning rate of both phases."""
     behaviours: Shares = {"good": 0.24, "stop_early": 0.38, "guess": 0.12, "bad_query": 0.18, "wrong_entity": 0.08}
     """How often the demonstrator of phase (b) does what; the names are explained in training/cold_start.py."""
-    warm_steps: InFingerprintIfChanged[NonNegativeInt] = 0
+    warm_steps: NonNegativeInt = 0
     """With a pretrained `model.path`: optimiser steps of cloning before RL, `mix_tokens` each. 0: it knows the format."""
-    demonstrator: InFingerprintIfChanged[Own | None] = None
+    demonstrator: Own | None = None
     """FILE.py:FUNCTION that plays a task of your own: see training/demonstrate.py."""
-    episodes: InFingerprintIfChanged[str | None] = None
+    episodes: str | None = None
     """Or a JSONL file of recorded conversations."""
-    closed_book: InFingerprintIfChanged[Share] = 0.0
+    closed_book: Share = 0.0
     """The demonstrator plays this share of the training questions a second time, with no tools: see `eval --closed-book`."""
 
 
@@ -222,12 +218,12 @@ class RolloutConfig(Section):
     """Tokens of a whole conversation."""
     slots: AtLeast1 = 128
     """Episodes that decode side by side (rows of the KV cache)."""
-    refill_rounds: InFingerprintIfChanged[NonNegativeInt] = 0
+    refill_rounds: NonNegativeInt = 0
     """Dynamic sampling: so many times a step, groups that agree are replaced by those of new prompts (rollout/refill.py)."""
-    mismatch: InFingerprintIfChanged[Mismatch | None] = None
+    mismatch: Mismatch | None = None
     """An experiment with the local loop: a sampler that is not quite the trainer, as {bf16: true, top_p: 0.9, steps_old: 4}, and
     perhaps tis_cap: 2 to mend it (docs/algorithms.md)."""
-    flow: InFingerprintIfChanged[Own | None] = None
+    flow: Own | None = None
     """FILE.py:CLASS, a flow of your own (`AgentFlowBase`) in the place of the observe-act-step loop."""
 
     def greedy_episodes(self, algorithm: Algorithm) -> int:
@@ -245,10 +241,10 @@ class AdvantageConfig(Section):
     normalize_std: bool = True
     """grpo, gigpo: divide by the group's standard deviation (False is Dr. GRPO). ppo, steppo, reinforce++ and its baseline:
     whiten advantages over the batch."""
-    process_weight: InFingerprintIfChanged[NonNegativeFloat | None] = None
+    process_weight: NonNegativeFloat | None = None
     """Weight of rewards on the way beside the outcome, after PRIME's normalisation: 1 pays 1 to the sequence of the batch that
     earned most by them. Unset: they are paid as the environment says."""
-    step_weight: InFingerprintIfChanged[NonNegativeFloat] = 1.0
+    step_weight: NonNegativeFloat = 1.0
     """gigpo: weight of the comparison of steps beside that of episodes."""
 
 
@@ -267,12 +263,12 @@ class ActorConfig(Section):
     """PPO's clip on the side where the ratio falls."""
     clip_high: NonNegativeFloat = 0.28
     """... and where it rises: higher, so that rare good tokens may grow (clip-higher, DAPO section 3.1)."""
-    ratio: InFingerprintIfChanged[Ratio] = "token"
+    ratio: Ratio = "token"
     """token | step | sequence: what the clip looks at. The last two are the geometric mean of the token ratios of a step, or of
     a training sequence. GSPO's objective is `sequence` with loss_aggregation=seq-mean-token-mean, and not with token-mean."""
-    mean_clip_low: InFingerprintIfChanged[Share] = 3e-4
+    mean_clip_low: Share = 3e-4
     """`clip_low` of such means, which move far less than single tokens do."""
-    mean_clip_high: InFingerprintIfChanged[NonNegativeFloat] = 4e-4
+    mean_clip_high: NonNegativeFloat = 4e-4
     clip_dual: NonNegativeFloat = 3.0
     """Bound on the loss of a negative advantage (dual clip); at most 1 switches it off."""
     loss_aggregation: LossAggregation = "token-mean"
@@ -286,7 +282,7 @@ class ActorConfig(Section):
     """`loss` adds a term to the loss, `reward` takes it from each action token's reward."""
     grad_clip: float = Field(1.0, ge=1e-06)
     weight_decay: NonNegativeFloat = 0.0
-    lora_rank: InFingerprintIfChanged[NonNegativeInt] = 0
+    lora_rank: NonNegativeInt = 0
     """Train LoRA adapters of this rank instead of the weights (training/lora.py); it wants about ten times the learning rate."""
 
     @property
@@ -333,7 +329,7 @@ class TrainerConfig(Section):
     """auto | cpu | cuda. A preset names what it was measured on."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """auto (float32 on a CPU, bfloat16 on CUDA) | float32 | bfloat16."""
-    threads: CountedAsDefault[NonNegativeInt] = 0
+    threads: OutsideFingerprint[NonNegativeInt] = 0
     """CPU threads for PyTorch; 0 takes every core. Another number gives other last bits."""
     micro_tokens: AtLeast1 = 8192
     """Largest padded batch (rows x longest row) in one forward and backward pass."""
@@ -345,7 +341,7 @@ class TrainerConfig(Section):
 class VerlConfig(Section):
     """The executor `--engine verl` (room 8); without effect on the local loop."""
 
-    ranks: InFingerprintIfChanged[AtLeast1] = 1
+    ranks: AtLeast1 = 1
     """Training processes that share the model (FSDP2): on GPUs one each, on a CPU just processes."""
     tensor_parallel: OutsideFingerprint[AtLeast1] = 1
     """GPUs that one vLLM server spans."""
@@ -359,7 +355,7 @@ class VerlConfig(Section):
     """Machines that the ranks are spread over; with several, RAY_ADDRESS names the head of a Ray that runs on all."""
     offload: OutsideFingerprint[bool] = False
     """Keep weights and optimizer in host memory while their network is not at work: slower, for small GPUs."""
-    tis_cap: InFingerprintIfChanged[float | None] = None
+    tis_cap: float | None = None
     """vLLM and the trainer round differently, so a token's loss is weighted by min(trainer's probability / vLLM's, this):
     truncated importance sampling (TIS). Unset: 2 in bfloat16, off in float32. 0: off."""
     gpu: OutsideFingerprint[str | None] = None

@@ -314,7 +314,7 @@ def run_eval(config: Config, model: Path, out: Path, title: str, condition: str 
 
 def time_to_agent(config: Config, run: RunDir) -> dict:
     """What RL took until validation first reached .9 (`log.time_to`), and apart from it what the cold start took, in seconds: None
-    where there was none, or where it was made before this was noted."""
+    where there was none."""
     noted = took(Workspace.of(config).cold_start)
     cold = float(noted.read_text()) if noted.exists() else None
     return time_to(AGENT, run.metrics.read(), config.rollout, config.algorithm) | {"cold_start_seconds": cold}

@@ -58,8 +58,7 @@ class Workspace:
     @property
     def index(self) -> Path:
         s = self.config.search
-        kind = [] if s.index == "auto" else [s.index]
-        return self.root / "artifacts" / f"index-{fingerprint(s.encoder, s.dim, self.data.name, *kind)}"
+        return self.root / "artifacts" / f"index-{fingerprint(s.encoder, s.dim, s.index, self.data.name)}"
 
     @property
     def cold_start(self) -> Path:

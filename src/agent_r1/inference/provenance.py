@@ -74,8 +74,8 @@ def _index(config: Config, workspace: Workspace, data: dict[str, Any]) -> dict[s
         return {"service": config.search.url}
     if config.search.url:
         return facts | {"service": True}
-    made_of, vectors = _manifest(workspace.index), workspace.index / "vectors.faiss"
-    digest = made_of.get("files", {}).get(vectors.name) or (sha256(vectors) if vectors.is_file() else None)
+    made_of = _manifest(workspace.index)
+    digest = made_of.get("files", {}).get("vectors.faiss")
     return facts | {"kind": made_of.get("index"), "sha256": digest, "hub": made_of.get("hub")}
 
 

@@ -134,8 +134,7 @@ def _card(run: RunFiles, name: str, consequence: str | None = None) -> Record | 
         return None
     except ValueError:
         raise AgentR1Error(f"{run.path / name} is no eval card; make it again with `agent-r1 eval`") from None
-    card = {"score": card.get("em"), "score_name": "em"} | card  # those of earlier versions say em alone
-    return {"score_ci95": card.get("em_ci95") or [card["score"]] * 2} | card
+    return card
 
 
 # ----------------------------------------------------------------------------------------------------- what is shown
@@ -190,8 +189,8 @@ def _fallen(run: RunFiles) -> list[tuple[str, float, float]]:
 
 
 def _score(part: Record) -> float:
-    """Of a part of a card. Those of earlier versions say em alone."""
-    return part.get("score", part.get("em")) or 0.0
+    """Of a part of a card."""
+    return part["score"] or 0.0
 
 
 def _shown(record: Record) -> Record:

@@ -1,0 +1,42 @@
+"""Settings of earlier runs under their present names, so that `report`, `inspect`, `eval` and `chat` still open those runs.
+
+In: the config.yaml of a run, as plain values. Out: the same with today's keys. `--resume` needs the settings that the
+checkpoint was made with, so it refuses such a run; presets and the command line never come through here.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+
+class Dropped(NamedTuple):
+    """A setting that is gone. A run opens only where the setting had this value."""
+
+    default: Any
+
+
+RENAMED: dict[str, str | Dropped] = {
+    "actor.mask_tool_tokens": Dropped(True),
+    "actor.ablation_normalizer": Dropped("masked"),
+    "rollout.top_p": Dropped(1.0),
+}
+"""Old `section.key` -> the new one, or `Dropped`."""
+
+
+def renamed(saved: dict[str, Any]) -> dict[str, Any]:
+    """Return `saved` under today's keys. A dropped key of another value stays, and is refused as unknown."""
+    result = {section: dict(values) if isinstance(values, dict) else values for section, values in saved.items()}
+    for old, new in RENAMED.items():
+        section, _, key = old.partition(".")
+        values = result.get(section)
+        if (
+            not isinstance(values, dict)
+            or key not in values
+            or (isinstance(new, Dropped) and values[key] != new.default)
+        ):
+            continue
+        value = values.pop(key)
+        if isinstance(new, str):
+            section, _, key = new.partition(".")
+            result.setdefault(section, {})[key] = value
+    return result
