@@ -64,7 +64,7 @@ def random_inputs(seed: int, *, several_rows: bool = True, **settings_) -> tuple
         trajectory_B=torch.tensor(trajectories),
         steps_BT=(torch.rand(B, T, generator=g) < 0.3).cumsum(dim=1),
         states_BT=torch.randint(3, (B, T), generator=g),
-        unpaid_B=torch.zeros(B, dtype=torch.bool),
+        truncated_B=torch.zeros(B, dtype=torch.bool),
         baseline_B=torch.zeros(B),
     )
     return batch, AdvantageConfig(**settings_)

@@ -85,10 +85,10 @@ class Rooms(AgentEnv):
     """A world that names its states, in which nothing ever moves."""
 
     def reset(self, row):
-        return Observation([{"role": "user", "content": "Go."}], state="kitchen")
+        return Observation([{"role": "user", "content": "Go."}], extra={"state": "kitchen"})
 
     async def step(self, action):
-        return StepResult(Observation([{"role": "tool", "content": "a wall"}], state="kitchen"))
+        return StepResult(Observation([{"role": "tool", "content": "a wall"}], extra={"state": "kitchen"}))
 
 
 def test_writing_notes_is_another_state_than_acting():
@@ -99,7 +99,7 @@ def test_writing_notes_is_another_state_than_acting():
         seen = [await env.reset(question_row())]
         for _ in range(6):
             seen.append((await env.step(Action("go on", "stop"))).observation)
-        return [observation.state for observation in seen]
+        return [observation.extra.get("state") for observation in seen]
 
     notes = f"kitchen\n{ASK}"
     assert asyncio.run(states()) == ["kitchen", "kitchen", notes, "kitchen", "kitchen", notes, "kitchen"]

@@ -116,7 +116,7 @@ def test_steppo_by_hand():
 def test_steppo_goes_on_with_the_value_where_the_outcome_was_not_paid():
     # The state of the third step stands for the future. It was paid nothing: A3 = 0, R3 = V3. The second sees 0.4 / 2 ahead:
     # A2 = 0, R2 = 0.2. A1 = 0.5 * 0.2 - 0.5 = -0.4. Paid 1 on the way: A3 = 1, A2 = 0.25 * 1, A1 = -0.4 + 0.25 * 0.25.
-    columns = STEPS | {"unpaid_B": [True]}
+    columns = STEPS | {"truncated_B": [True]}
     settings_ = {"gamma": 0.5, "lam": 0.5, "normalize_std": False}
     for paid, (a1, a2, a3) in ((0, (-0.4, 0, 0)), (1, (-0.3375, 0.25, 1))):
         rewards = [[0, 0, 9, 0, 9, 0, paid]]
@@ -129,7 +129,7 @@ def test_steppo_goes_on_with_the_value_where_the_outcome_was_not_paid():
 
 def test_ppo_goes_on_with_the_value_where_the_outcome_was_not_paid():
     """The same three values at single tokens; the second episode ended, so its V is 0 after the last token."""
-    columns = {"unpaid_B": [True, False]}
+    columns = {"truncated_B": [True, False]}
     batch, section = inputs_of([[0, 0, 0]] * 2, [[1] * 3] * 2, values=[[0.5, 0.2, 0.4]] * 2, columns=columns, gamma=0.5,
                                lam=0.5, normalize_std=False)  # fmt: skip
     advantages_BT, returns_BT = ppo(batch, section)
@@ -138,13 +138,13 @@ def test_ppo_goes_on_with_the_value_where_the_outcome_was_not_paid():
 
 
 @pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name not in WITH_CRITIC])
-def test_without_a_critic_an_unpaid_episode_is_refused(algorithm):
+def test_without_a_critic_a_truncated_episode_is_refused(algorithm):
     """It would count as one that earned nothing, and so would be held against the policy."""
-    columns = STEPS_OF_TWO | {"unpaid_B": [True, False], "baseline_B": [0.0, 0.0]}
+    columns = STEPS_OF_TWO | {"truncated_B": [True, False], "baseline_B": [0.0, 0.0]}
     batch, section = inputs_of([[0, 0], [0, 1]], [[1, 1]] * 2, columns=columns)
-    with pytest.raises(ConfigError, match="^1 episodes were cut off unpaid .* use ppo or steppo"):
+    with pytest.raises(ConfigError, match="^1 episodes were truncated .* use an estimator with a critic, such as ppo"):
         get_estimator(algorithm)(batch, section)
-    batch.unpaid_B[0] = False
+    batch.truncated_B[0] = False
     assert get_estimator(algorithm)(batch, section)[0].abs().max() > 0
 
 
@@ -233,12 +233,15 @@ def test_verls_own_agree(seed, gamma):
 
 
 def test_rows_know_their_steps_states_and_whether_the_outcome_was_paid():
-    steps = [Step([1, 2], [3, 4], [-1.0, -1.0], state=11), Step([1, 2, 3, 4, 5], [6], [-1.0], state=12)]
-    trajectory = Trajectory(steps, "g", StopReason.MAX_TURNS, {}, unpaid=True)
+    steps = [
+        Step([1, 2], [3, 4], [-1.0, -1.0], extra={"state": 11}),
+        Step([1, 2, 3, 4, 5], [6], [-1.0], extra={"state": 12}),
+    ]
+    trajectory = Trajectory(steps, "g", StopReason.MAX_TURNS, {}, truncated=True)
     batch = collate(trajectory_rows(trajectory, 0))
     assert batch.steps_BT.tolist() == [[-1, -1, 0, 0, -1, 1]]
     assert batch.states_BT.tolist() == [[0, 0, 11, 11, 0, 12]]
-    assert batch.unpaid_B.tolist() == [True]
+    assert batch.truncated_B.tolist() == [True]
 
 
 def test_greedy_scores():

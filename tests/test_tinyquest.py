@@ -185,5 +185,5 @@ def test_two_ways_into_one_state_meet_there(played):
 
     straight = played(lambda row, history, rng: demonstrator.said(*steps[len(history)]), [quest])[0]
     around = played(detour, [quest])[0]
-    assert [s.state for s in around.steps[2:]] == [s.state for s in straight.steps]
-    assert around.steps[0].state == straight.steps[0].state != around.steps[1].state
+    assert [s.extra["state"] for s in around.steps[2:]] == [s.extra["state"] for s in straight.steps]
+    assert around.steps[0].extra == straight.steps[0].extra != around.steps[1].extra

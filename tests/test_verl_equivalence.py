@@ -121,7 +121,7 @@ def test_advantages_agree(algorithm, normalize_std):
     g = torch.Generator().manual_seed(2)
     batch.values_BT = torch.randn(batch.mask_BT.shape, generator=g)
     batch.baseline_B = torch.tensor([0.1 * int(group[1:]) for group in batch.groups])
-    batch.unpaid_B = (batch.trajectory_B % 3 == 0) & (algorithm in WITH_CRITIC)  # the others refuse such episodes
+    batch.truncated_B = (batch.trajectory_B % 3 == 0) & (algorithm in WITH_CRITIC)  # the others refuse such episodes
     section = AdvantageConfig(gamma=0.99, lam=0.95, normalize_std=normalize_std)
     advantages_BT, returns_BT = get_estimator(algorithm)(batch, section)
     sent = wire(rows)
@@ -143,7 +143,7 @@ def test_advantages_agree(algorithm, normalize_std):
         steps_BT=pad([sent[i][1]["step_ids"] for i in order] + [padding]),
         states_BT=pad([sent[i][1]["states"] for i in order] + [padding]),
         baseline_B=torch.cat([batch.baseline_B[order], torch.zeros(1)]),
-        unpaid_B=torch.cat([batch.unpaid_B[order], torch.zeros(1, dtype=torch.bool)]),
+        truncated_B=torch.cat([batch.truncated_B[order], torch.zeros(1, dtype=torch.bool)]),
     )
     for theirs, mine in ((advantages, advantages_BT), (returns, returns_BT)):
         assert theirs[-1].abs().max() == 0
@@ -156,16 +156,16 @@ def test_advantages_agree(algorithm, normalize_std):
 def test_every_algorithm_hears_which_episodes_were_not_paid(monkeypatch):
     """ppo goes on with the critic's value then, and the algorithms without a critic must be able to refuse them."""
     extras = [
-        {"baseline": 0.5, "unpaid": False},
-        {"baseline": None, "unpaid": True},
-        {"baseline": None, "unpaid": False},
+        {"baseline": 0.5, "truncated": False},
+        {"baseline": None, "truncated": True},
+        {"baseline": None, "truncated": False},
     ]
     column = {"extra_fields": SimpleNamespace(tolist=lambda: extras)}
     monkeypatch.setattr(trainer_module.tq, "kv_batch_get", lambda **_: column)
     trainer = AgentR1Trainer.__new__(AgentR1Trainer)
     trainer.ours = smoke(algorithm="ppo")
     found = trainer._of_episodes(KVBatchMeta(keys=["a_0_0", "a_1_0", "b_0_0"], tags=[{}] * 3, partition_id="train"))
-    assert found["unpaid_B"].tolist() == [False, True, False]
+    assert found["truncated_B"].tolist() == [False, True, False]
     torch.testing.assert_close(found["baseline_B"], torch.tensor([0.5, 0.5, math.nan]), equal_nan=True)
 
 

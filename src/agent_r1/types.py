@@ -131,8 +131,8 @@ class Observation:
     """JSON schemas of the callable tools in OpenAI's form; read from the first observation only."""
     rewrite: bool = False
     """False: `messages` are appended to all that came before. True: they replace it (context management)."""
-    state: str | None = None
-    """A name for where the agent stands now; None: `messages` name it. gigpo compares actions taken in one state."""
+    extra: dict[str, Any] = field(default_factory=dict)
+    """What an estimator may ask of this place, by name. `state` names it; without that, `messages` do."""
 
 
 @dataclass
@@ -167,8 +167,8 @@ class Step:
     """Whether the episode ended with it."""
     finish_reason: str = "stop"
     info: dict[str, Any] = field(default_factory=dict)
-    state: int = 0
-    """Hash of `Observation.state`."""
+    extra: dict[str, Any] = field(default_factory=dict)
+    """What an estimator may ask of it: that of the observation, whose `state` is now a number that fits into an int64."""
     process: list[tuple[int, float]] = field(default_factory=list)
     """What of `reward` was paid on the way: (number of the action token that earned it, reward)."""
 
@@ -190,8 +190,10 @@ class Trajectory:
     """What broke the episode off, in words; None unless `stop_reason.broken_off`."""
     score_name: str | None = None
     """See `env.base.Outcome`."""
-    unpaid: bool = False
+    truncated: bool = False
     """See `env.base.Outcome`."""
+    extra: dict[str, Any] = field(default_factory=dict)
+    """What an estimator may ask of the episode; who plays it fills this in."""
 
     @property
     def reward(self) -> float:

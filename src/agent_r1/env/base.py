@@ -45,9 +45,9 @@ class Outcome:
     """Measurements that nobody is paid for; recorded as `episode/NAME`. `sub_em` and `f1` go on the eval card too."""
     score_name: str | None = None
     """Which of `metrics` evaluations report as the score. None: `em` (0 or 1) where it is measured, and else the reward."""
-    unpaid: bool = False
-    """The episode was cut off, and `reward` does not say how it would have ended: ppo and steppo go on with the critic's value.
-    The other algorithms have none and end the run."""
+    truncated: bool = False
+    """The episode was cut off, and `reward` does not say how it would have ended: a critic's value stands for the rest. An
+    algorithm without a critic ends the run."""
 
 
 @dataclass(frozen=True)

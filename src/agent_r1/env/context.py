@@ -69,7 +69,7 @@ class Summary(Window):
             if len(self.results) % self.k == 0:
                 self.asked = seen
                 # Writing notes is another decision than acting, so gigpo must not compare the two: a state of its own.
-                place = seen.state and f"{seen.state}\n{ASK}"
+                extra = seen.extra | ({"state": f"{seen.extra['state']}\n{ASK}"} if "state" in seen.extra else {})
                 asking = [*seen.messages, {"role": "user", "content": ASK}]
-                result.observation = replace(seen, messages=asking, state=place)
+                result.observation = replace(seen, messages=asking, extra=extra)
         return result

@@ -19,7 +19,7 @@
 This is the contract of TRL's `environment_factory` (docs/source/grpo_trainer.md there, "Environments"). In: such a class.
 Out: what `ENVIRONMENTS` holds. What is ours: `done` ends an episode; `get_reward` may take the agent's `answer`; a class
 without it may keep a number in `self.reward`; `reward_parts` are the summands of the reward by name; `score` with `score_name`
-is what evaluations report; and `state` names where the agent stands (`Observation.state`), where it is not called.
+is what evaluations report; and `state` names where the agent stands (`Observation.extra`), where it is not called.
 """
 
 from __future__ import annotations
@@ -155,7 +155,8 @@ class MethodsEnv(WorldEnv):
     def _named(self, observation: Observation) -> Observation:
         """With the world's own name for its state, if it has one."""
         state = getattr(self.world, "state", None)
-        observation.state = None if state is None or callable(state) else str(state)
+        if state is not None and not callable(state):
+            observation.extra["state"] = str(state)
         return observation
 
     async def outcome(self, stop_reason: StopReason) -> Outcome:

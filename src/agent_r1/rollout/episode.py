@@ -130,7 +130,7 @@ class AgentEnvLoop(AgentFlowBase):
             steps[-1].done = True
         metrics = outcome.metrics | count_calls(steps)
         return Trajectory(
-            steps, task.group_id, stop, task.row, outcome.parts, metrics, error, outcome.score_name, outcome.unpaid
+            steps, task.group_id, stop, task.row, outcome.parts, metrics, error, outcome.score_name, outcome.truncated
         )
 
     async def _converse(self, env: AgentEnv, task: Task, sampling: Sampling, steps: list[Step]) -> StopReason:
@@ -155,8 +155,9 @@ class AgentEnvLoop(AgentFlowBase):
                     "the model's log-probabilities are not finite: its weights are broken. Use an earlier checkpoint, or "
                     "train anew with a smaller learning rate"
                 )
+            state = derive_seed(observation.extra.get("state") or str(observation.messages)) >> 1  # fits into an int64
             step = Step(ids, generation.token_ids, generation.logprobs, finish_reason=generation.finish_reason)
-            step.state = derive_seed(observation.state or str(observation.messages)) >> 1  # fits into an int64
+            step.extra = observation.extra | {"state": state}
             steps.append(step)
             # The one place where sampled ids become text: for the environment to read, never to be encoded again.
             action = Action(self.chat.turn_text(generation.token_ids), generation.finish_reason)

@@ -29,7 +29,7 @@ def step_records(trajectory: Trajectory, chat: ChatFormat) -> list[dict[str, Any
             "reward": s.reward,
             "finish_reason": s.finish_reason,
             "info": s.info,
-            "state": s.state,
+            **s.extra,
         }
         for s in trajectory.steps
     ]

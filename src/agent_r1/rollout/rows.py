@@ -39,11 +39,11 @@ class TrainingRow:
     step_ids: list[int] = field(default_factory=list)
     """The step that a token belongs to as an action; -1 for observations."""
     states: list[int] = field(default_factory=list)
-    """`Step.state` of that step; 0 for observations."""
+    """The `state` of that step; 0 for observations."""
     process: list[float] = field(default_factory=list)
     """What of `rewards` was paid on the way (`Step.process`)."""
-    unpaid: bool = False
-    """`Trajectory.unpaid`."""
+    truncated: bool = False
+    """`Trajectory.truncated`."""
 
     def _extend(self, ids: list[int], logprobs: list[float] | None, step: int, state: int = 0) -> None:
         n, sampled = len(ids), logprobs is not None
@@ -63,11 +63,11 @@ def trajectory_rows(trajectory: Trajectory, index: int) -> list[TrainingRow]:
     for number, step in enumerate(trajectory.steps):
         seen = rows[-1].input_ids if rows else None
         if seen is None or step.observation_ids[: len(seen)] != seen:
-            rows.append(TrainingRow(index, trajectory.group_id, unpaid=trajectory.unpaid))
+            rows.append(TrainingRow(index, trajectory.group_id, truncated=trajectory.truncated))
             seen = rows[-1].input_ids
         row = rows[-1]
         row._extend(step.observation_ids[len(seen) :], None, number)
-        row._extend(step.action_ids, step.action_logprobs, number, step.state)
+        row._extend(step.action_ids, step.action_logprobs, number, step.extra.get("state", 0))
         # A step may have sampled nothing. What it was paid belongs to the last token that somebody chose before it.
         owed += step.reward - sum(paid for _, paid in step.process)
         for token, paid in step.process:
@@ -110,9 +110,9 @@ class Batch:
     steps_BT: Tensor | None = None
     """int64. The step of its trajectory that an action token belongs to."""
     states_BT: Tensor | None = None
-    """int64. Where the agent stood when that step began (`Step.state`)."""
-    unpaid_B: Tensor | None = None
-    """bool. `Trajectory.unpaid`."""
+    """int64. Where the agent stood when that step began (`Step.extra`)."""
+    truncated_B: Tensor | None = None
+    """bool. `Trajectory.truncated`."""
     baseline_B: Tensor | None = None
     """float32. remax: the score of the greedy episode of the row's prompt; NaN where it was broken off."""
     values_BT: Tensor | None = None
@@ -161,7 +161,7 @@ def collate(rows: list[TrainingRow], trajectories: Iterable[Trajectory] = ()) ->
         trajectory_B=torch.tensor([row.trajectory for row in rows]),
         steps_BT=pad("step_ids", torch.long),
         states_BT=pad("states", torch.long),
-        unpaid_B=torch.tensor([row.unpaid for row in rows]),
+        truncated_B=torch.tensor([row.truncated for row in rows]),
         groups=[row.group_id for row in rows],
         trajectories=list(trajectories),
     )

@@ -38,19 +38,19 @@ def _number_trajectories(trajectory_B: Tensor) -> tuple[Tensor, int]:
 
 
 def _scores(batch: Batch) -> tuple[Tensor, Tensor]:
-    """The number of each row's trajectory, and the sum of all rewards of each trajectory. Raises ConfigError for unpaid ones."""
-    refuse_unpaid(batch)
+    """The number of each row's trajectory, and the sum of all rewards of each trajectory. Raises ConfigError for truncated ones."""
+    refuse_truncated(batch)
     (index_B, N), mask_BT = _number_trajectories(batch.trajectory_B), batch.mask_BT.bool()
     earned_B = torch.where(mask_BT, batch.rewards_BT.float(), 0.0).sum(dim=1)
     return index_B, earned_B.new_zeros(N).index_add_(0, index_B, earned_B)
 
 
-def refuse_unpaid(batch: Batch) -> None:
-    """Raises ConfigError for an episode that was cut off unpaid: without a critic, the rest of its score is unknown."""
-    if batch.unpaid_B is not None and (cut := batch.trajectory_B[batch.unpaid_B].unique()).numel():
+def refuse_truncated(batch: Batch) -> None:
+    """Raises ConfigError for a truncated episode: without a critic, the rest of its score is unknown."""
+    if batch.truncated_B is not None and (cut := batch.trajectory_B[batch.truncated_B].unique()).numel():
         raise ConfigError(
-            f"{len(cut)} episodes were cut off unpaid (Outcome.unpaid), and only a critic can say what they were worth; use ppo or "
-            "steppo, or let the environment pay for the cut"
+            f"{len(cut)} episodes were truncated (Outcome.truncated), and only a critic can say what the rest was worth; use an "
+            "estimator with a critic, such as ppo, or let the environment pay for the cut"
         )
 
 
@@ -119,7 +119,7 @@ def ppo(batch: Batch, section: AdvantageConfig) -> tuple[Tensor, Tensor]:
     where the critic is never trained.
 
     A cut-off episode is over as well: its outcome has been paid, so nothing is bootstrapped. An outcome that is marked as
-    `unpaid` says otherwise. Then the last state that the critic has valued stands for the rest, and delta_L = r_L.
+    `truncated` says otherwise. Then the last state that the critic has valued stands for the rest, and delta_L = r_L.
 
     With `normalize_std` the advantages (not R_t) are then whitened over all action tokens of the batch: mean 0,
     unbiased variance 1, as in verl. Raises ConfigError without values, or with fewer than two tokens to whiten.
@@ -130,8 +130,8 @@ def ppo(batch: Batch, section: AdvantageConfig) -> tuple[Tensor, Tensor]:
     acted_BT, (index_B, _) = batch.mask_BT.bool(), _number_trajectories(batch.trajectory_B)
     trajectory_A = index_B[acted_BT.nonzero()[:, 0]]
     reward_A, value_A = batch.rewards_BT[acted_BT].float(), batch.values_BT[acted_BT].detach().float()
-    unpaid_A = None if batch.unpaid_B is None else batch.unpaid_B[acted_BT.nonzero()[:, 0]]
-    advantage_A = _gae(reward_A, value_A, trajectory_A, section.gamma, section.lam, unpaid_A)
+    truncated_A = None if batch.truncated_B is None else batch.truncated_B[acted_BT.nonzero()[:, 0]]
+    advantage_A = _gae(reward_A, value_A, trajectory_A, section.gamma, section.lam, truncated_A)
     return_A = advantage_A + value_A
     if section.normalize_std:
         advantage_A = _whiten(advantage_A)
@@ -139,17 +139,17 @@ def ppo(batch: Batch, section: AdvantageConfig) -> tuple[Tensor, Tensor]:
 
 
 def _gae(
-    reward_A: Tensor, value_A: Tensor, trajectory_A: Tensor, gamma: float, lam: float, unpaid_A: Tensor | None = None
+    reward_A: Tensor, value_A: Tensor, trajectory_A: Tensor, gamma: float, lam: float, truncated_A: Tensor | None = None
 ) -> Tensor:
     """The recursion over actions that stand end to end, trajectory by trajectory: tokens for ppo, steps for steppo and gigpo.
 
     They are laid out as one line per trajectory, N x L; then it is the textbook's, backwards in time. Shorter trajectories
-    end in zeros, which leave V and A at 0 as they must be. The last action of an unpaid trajectory is followed by a state of
+    end in zeros, which leave V and A at 0 as they must be. The last action of a truncated trajectory is followed by a state of
     its own value, so its delta is what it was paid.
     """
-    if unpaid_A is not None:
+    if truncated_A is not None:
         last_A = F.pad(trajectory_A, (-1, 1), value=-1) != trajectory_A
-        reward_A = torch.where(last_A & unpaid_A, reward_A + value_A, reward_A)
+        reward_A = torch.where(last_A & truncated_A, reward_A + value_A, reward_A)
     length_N = torch.bincount(trajectory_A, minlength=1)  # 1: a batch without any action still has a line
     start_N = length_N.cumsum(0) - length_N
     place_A = torch.arange(len(trajectory_A), device=trajectory_A.device) - start_N[trajectory_A]

@@ -38,7 +38,7 @@ from agent_r1.training.advantages import (
     _whiten,
     grpo,
     ppo,
-    refuse_unpaid,
+    refuse_truncated,
 )
 from agent_r1.training.forward import scatter
 
@@ -103,7 +103,7 @@ def reinforce_plus_plus(batch: Batch, section: AdvantageConfig) -> tuple[Tensor,
 
     This is ppo with a critic that always says 0, and lambda 1.
     """
-    refuse_unpaid(batch)
+    refuse_truncated(batch)
     nothing = replace(batch, values_BT=torch.zeros_like(batch.rewards_BT))
     return ppo(nothing, section.model_copy(update={"lam": 1.0}))
 
@@ -153,7 +153,7 @@ def steppo(batch: Batch, section: AdvantageConfig) -> tuple[Tensor, Tensor]:
     All tokens of a step get A_t, whitened over the steps of the batch: a long thought has one vote, as a short one has.
     gamma and lam below 1 count turns, so a wordy agent is not discounted more than a terse one.
 
-    An episode that was cut off and not paid for its outcome (`Outcome.unpaid`) goes on at the value of the state in which its
+    An episode that was cut off and not paid for its outcome (`Outcome.truncated`) goes on at the value of the state in which its
     last step began, the last that the critic has seen. So that step is credited with what it was paid, and with no more.
     Raises ConfigError without values, or with fewer than two steps to whiten.
     """
@@ -161,8 +161,8 @@ def steppo(batch: Batch, section: AdvantageConfig) -> tuple[Tensor, Tensor]:
         raise ConfigError("steppo needs the values of a critic; pass values_BT, or use gigpo, which needs none")
     steps, mask_BT = _steps_of(batch), batch.mask_BT.bool()
     value_S = batch.values_BT[steps.first_BT].detach().float()
-    unpaid_S = None if batch.unpaid_B is None else batch.unpaid_B[steps.first_BT.nonzero()[:, 0]]
-    advantage_S = _gae(steps.reward_S, value_S, steps.trajectory_S, section.gamma, section.lam, unpaid_S)
+    truncated_S = None if batch.truncated_B is None else batch.truncated_B[steps.first_BT.nonzero()[:, 0]]
+    advantage_S = _gae(steps.reward_S, value_S, steps.trajectory_S, section.gamma, section.lam, truncated_S)
     returns_BT = steps.to_tokens(advantage_S + value_S, mask_BT)
     if section.normalize_std:
         advantage_S = _whiten(advantage_S, "steps")
@@ -182,7 +182,7 @@ def gigpo(batch: Batch, section: AdvantageConfig) -> tuple[Tensor, Tensor]:
         A = A_episode (grpo) + step_weight * A_step
         R_t = r_t + gamma * R_{t+1} over steps        A_step = (R_t - mean) / (std + 1e-6)
 
-    over all steps of a group's episodes that were taken in the same state (`Step.state`). Where samples of one prompt come
+    over all steps of a group's episodes that were taken in the same state (`Observation.extra`). Where samples of one prompt come
     by the same place and leave it differently, the ways are compared, without a critic. A state that was met once gives 0.
     """
     steps, mask_BT = _steps_of(batch), batch.mask_BT.bool()

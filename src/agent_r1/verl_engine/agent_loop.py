@@ -127,7 +127,7 @@ class AgentR1Loop(AgentLoopBase):
             # What verl's validation averages, by name; it reports `acc` as its core metric.
             "reward_extra_info": numbers.metrics | numbers.parts | {"acc": trajectory.score},
             "episode": asdict(numbers),
-            "unpaid": trajectory.unpaid,
+            "truncated": trajectory.truncated,
             "baseline": baseline,
             "failed_call": first_failed_call(trajectory),
             "min_global_steps": min(policy.versions),

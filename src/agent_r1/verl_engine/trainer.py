@@ -214,7 +214,7 @@ class AgentR1Trainer(PPOTrainerSync):
         # One episode of each prompt brought the greedy one's score along.
         scores = {g: e["baseline"] for g, e in zip(groups, extras, strict=True) if e["baseline"] is not None}
         return {
-            "unpaid_B": torch.tensor([extra["unpaid"] for extra in extras]),
+            "truncated_B": torch.tensor([extra["truncated"] for extra in extras]),
             "baseline_B": torch.tensor([scores.get(group, float("nan")) for group in groups]),
         }
 
