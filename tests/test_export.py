@@ -167,12 +167,11 @@ def test_upload(home, monkeypatch, capsys):
     calls = []
 
     class Hub:
-        def create_repo(self, name, repo_type, private, exist_ok):
-            assert repo_type == "model"
+        def create_repo(self, name, private, exist_ok):
             calls.append((name, private))
             return f"https://hub.example/{name}"
 
-        def upload_folder(self, repo_id, repo_type, folder_path, commit_message):
+        def upload_folder(self, repo_id, folder_path, commit_message):
             if repo_id == "me/forbidden":
                 raise huggingface_hub.errors.HfHubHTTPError("403 Forbidden", response=_forbidden())
             calls.append({path.name for path in folder_path.iterdir()})

@@ -123,18 +123,12 @@ def data(a: Namespace) -> None:
 
 @command(
     "index", "build the search index", ["--preset smoke", "--preset laptop --seed 3 data.entities=1000"], *CONFIGURED,
-    option("--push", metavar="OWNER/NAME", help="also publish it on the hub (private, if new)"),
 )  # fmt: skip
 def index(a: Namespace) -> None:
     config = _config(a)
     from agent_r1 import workspace
 
     workspace.make_index(config)
-    if a.push:
-        from agent_r1.search import prebuilt
-        from agent_r1.ui import say
-
-        say(f"uploaded to {prebuilt.push(workspace.Workspace.of(config).index, a.push)}")
 
 
 @command(

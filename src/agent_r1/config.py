@@ -22,7 +22,7 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from agent_r1 import bounds, hub, own, packages
+from agent_r1 import bounds, own, packages
 from agent_r1.choices import DATASETS, IN_GROUPS, WITH_CRITIC, Algorithm, Engine
 from agent_r1.errors import ConfigError, nearest
 from agent_r1.renamed import renamed
@@ -132,7 +132,7 @@ def _read_preset(name: str, seen: tuple[str, ...] = ()) -> list[dict[str, Any]]:
 
 OWN = ("data.name", "env.name", "env.tools", "env.reward", "rollout.flow", "cold_start.demonstrator")
 """Settings that may name code of one's own."""
-FILES = ("data.source", "data.corpus", "cold_start.episodes")
+FILES = ("data.source", "data.corpus", "search.index", "cold_start.episodes")
 """Settings that may name a file of one's own."""
 
 
@@ -258,8 +258,8 @@ def _conflicts(config: Config) -> Iterator[str]:
         yield "data.name=rows has no questions; name a JSONL or parquet file of them with data.source"
     if config.cold_start.closed_book and not config.cold_start.demonstrator:
         yield "cold_start.closed_book: nobody plays without tools; name a function with cold_start.demonstrator"
-    if not re.fullmatch(rf"auto|Flat|(IVF|HNSW)\d+\S*|hub:{hub.NAME}", s.index):
-        yield f"search.index={s.index!r} is unknown; choose auto, Flat, HNSW32, IVF4096,PQ64 or the like, or hub:OWNER/NAME"
+    if not re.fullmatch(r"auto|Flat|(IVF|HNSW)\d+\S*", s.index) and not Path(s.index).is_dir():
+        yield f"search.index={s.index!r} is unknown; choose auto, Flat, HNSW32, IVF4096,PQ64 or the like, or an index's folder"
     if s.url and not re.fullmatch(r"https?://[^/\s]+(/retrieve)?/?", s.url):
         yield f"search.url={s.url!r} is no address; give one such as http://127.0.0.1:8100 (Search-R1's: .../retrieve)"
     if strangers := [name for name in e.mcp_per_episode if name not in e.mcp]:

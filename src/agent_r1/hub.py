@@ -1,7 +1,7 @@
-"""The Hugging Face hub: models and indexes come from there by name, and go there.
+"""The Hugging Face hub: models and data sets come from there by name, and models go there.
 
 In: OWNER/NAME, or OWNER/NAME@REVISION. Out: a local folder that is called by the commit that was fetched, so that a result
-can say what it was made from. Next: `stages.py` starts from such a model, `search/prebuilt.py` takes such an index, and
+can say what it was made from. Next: `stages.py` starts from such a model, `data/` reads such a data set, and
 `inference/` talks to any model.
 
 Only data is asked for: safetensors, JSON, templates, vectors; never code, never a pickle. A download that breaks off goes on
@@ -110,13 +110,13 @@ def damage(folder: Path) -> str | None:
     return None
 
 
-def push(folder: Path, name: str, kind: str = "model") -> str:
+def push(folder: Path, name: str) -> str:
     """Upload a folder as OWNER/NAME (made private if it is new); returns its address."""
     from huggingface_hub import HfApi
 
     try:
-        address = HfApi().create_repo(name, repo_type=kind, private=True, exist_ok=True)
-        HfApi().upload_folder(repo_id=name, repo_type=kind, folder_path=folder, commit_message="Upload by agent-r1")
+        address = HfApi().create_repo(name, private=True, exist_ok=True)
+        HfApi().upload_folder(repo_id=name, folder_path=folder, commit_message="Upload by agent-r1")
     except Exception as error:  # not logged in, no network, name taken
         raise AgentR1Error(
             f"cannot upload to {name!r} ({type(error).__name__}: {first_line(error)}); log in with `hf auth login`, check the name"

@@ -90,7 +90,7 @@ class SearchConfig(Section):
     """Passages in one search result."""
     index: str = "auto"
     """auto (by corpus size and free memory) | a FAISS factory string: Flat, HNSW32, IVF4096,PQ64 and the like |
-    hub:OWNER/NAME[@REVISION] (one that somebody has built and published)."""
+    the folder of an index over the same corpus, such as one that another machine has built."""
     url: OutsideFingerprint[str | None] = None
     """Where `agent-r1 search-server` answers, such as http://127.0.0.1:8100, or a retriever of Search-R1's protocol, such as
     http://127.0.0.1:8000/retrieve; unset: search in this process."""

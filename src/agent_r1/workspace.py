@@ -24,7 +24,6 @@ from agent_r1.env import brings_tools, dialect, without_tools
 from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.files import home, locked, whole, write_whole, writing
 from agent_r1.reward.programs import taken_apart
-from agent_r1.search import prebuilt
 from agent_r1.search.encoders import make_encoder
 from agent_r1.search.index import PassageIndex, build_index, recall_at_k, title_recall
 from agent_r1.search.placebo import Placebo
@@ -58,6 +57,8 @@ class Workspace:
     @property
     def index(self) -> Path:
         s = self.config.search
+        if Path(s.index).is_dir():
+            return Path(s.index)
         return self.root / "artifacts" / f"index-{fingerprint(s.encoder, s.dim, s.index, self.data.name)}"
 
     @property
@@ -160,15 +161,13 @@ def make_index(config: Config) -> None:
 
     def make(part: Path) -> str:
         encoder = make_encoder(config.search.encoder, config.search.dim)
-        if ready:
-            manifest = prebuilt.fetch(config.search.index.removeprefix(prebuilt.PREFIX), part, encoder, corpus)
-            return f"{_quality(config, PassageIndex.load(part, corpus, encoder))}; commit {manifest['hub']['revision']}"
         build_index(corpus, part, encoder, config.search.index, available_memory() or math.inf)
         return _quality(config, PassageIndex.load(part, corpus, encoder))
 
-    ready = config.search.index.startswith(prebuilt.PREFIX)
-    title = f"fetch {config.search.index}" if ready else f"{config.search.encoder} vectors in FAISS"
-    stage(f"index: {title}", workspace.index, make)
+    if Path(config.search.index).is_dir():
+        say(f"index: {_quality(config, load_index(config))}, in {config.search.index}")
+        return
+    stage(f"index: {config.search.encoder} vectors in FAISS", workspace.index, make)
 
 
 def _quality(config: Config, index: PassageIndex) -> str:
@@ -253,8 +252,9 @@ def any_index(config: Config, tell: Callable[[str], None] = say) -> PassageIndex
 
 def load_index(config: Config) -> PassageIndex:
     """This configuration's index. Raises AgentR1Error when there is none."""
-    corpus = data_folder(config) / "corpus.jsonl"
-    return PassageIndex.load(needed(Workspace.of(config).index, "agent-r1 index", config), corpus)
+    corpus, s = data_folder(config) / "corpus.jsonl", config.search
+    folder = needed(Workspace.of(config).index, "agent-r1 index", config)
+    return PassageIndex.load(folder, corpus, make_encoder(s.encoder, s.dim))
 
 
 def remote_index(config: Config, tell: Callable[[str], None] = say) -> RemoteIndex:

@@ -76,7 +76,7 @@ def _index(config: Config, workspace: Workspace, data: dict[str, Any]) -> dict[s
         return facts | {"service": True}
     made_of = _manifest(workspace.index)
     digest = made_of.get("files", {}).get("vectors.faiss")
-    return facts | {"kind": made_of.get("index"), "sha256": digest, "hub": made_of.get("hub")}
+    return facts | {"kind": made_of.get("index"), "sha256": digest}
 
 
 def _manifest(folder: Path) -> dict[str, Any]:

@@ -5,7 +5,6 @@
     batches.py    what running coroutines ask in the same moment, as one batch in a thread
     searcher.py   the queries of all running episodes, batched and cached
     service.py    the same for other processes, over HTTP: both sides
-    prebuilt.py   an index that somebody has published
 
 In comes `corpus.jsonl` of room 1 (`data/`); out go `Hit`s to the search tool of room 3 (`tool/search.py`).
 """

@@ -49,8 +49,7 @@ if TYPE_CHECKING:
 FORMAT = 1
 METRIC = "inner product of unit vectors"
 MANIFEST = "manifest.json"
-FILES = {"vectors.faiss", "vectors.npy", "encoder.npz"}
-REBUILD = "delete that folder, and `agent-r1 index` builds it again"
+REBUILD = "delete that folder, or set search.index=auto, and `agent-r1 index` builds it again"
 CHUNK = 256
 """Queries that are encoded and compared at a time; it bounds memory."""
 ADDED = 50_000
@@ -115,7 +114,7 @@ def build_index(
             else:
                 encoded.rename(out / "vectors.npy")
                 manifest["recall_at_10"] = recall_against_flat(PassageIndex(passages, index, vectors, encoder))
-        manifest["files"] = {path.name: sha256(path) for path in sorted(out.iterdir())}  # for `prebuilt.py`
+        manifest["files"] = {path.name: sha256(path) for path in sorted(out.iterdir())}  # for eval cards
         write_whole(out / MANIFEST, json.dumps(manifest, indent=2) + "\n")
     except (OSError, RuntimeError) as error:  # FAISS reports a full disk as a RuntimeError
         reason = getattr(error, "strerror", None) or first_line(error)
