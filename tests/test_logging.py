@@ -30,7 +30,7 @@ from test_loop import SilentEnv, letters_run
 from wandb.proto.wandb_internal_pb2 import Record
 
 from agent_r1.env.hermes import split_turn
-from agent_r1.env.react import ReActEnv
+from agent_r1.env.react import ReAct
 from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.files import read_jsonl
 from agent_r1.settings import RolloutConfig
@@ -509,7 +509,7 @@ def test_calls_answers_and_thoughts_look_different():
 
 def test_a_turn_is_shown_as_its_dialect_reads_it():
     console = Console(file=io.StringIO(), force_terminal=True, width=200, color_system="truecolor")
-    board = Dashboard(*RUN, parts=ReActEnv.parts, console=console)
+    board = Dashboard(*RUN, parts=ReAct().parts, console=console)
     board.transcript("Where?", [{"text": "Thought: hm\nFinal Answer: Oslo", "info": {}}], 1.0)
     (_, turn) = board._transcript[-1]
     assert {turn.plain[span.start : span.end]: span.style for span in turn.spans} == {

@@ -25,7 +25,7 @@ from agent_r1 import hub, packages
 from agent_r1.config import Config, own_names
 from agent_r1.data.rows import read_corpus
 from agent_r1.device import resolve_device, set_threads
-from agent_r1.env import brings_tools, dialect, environment, make_env, offered, without_tools
+from agent_r1.env import brings_tools, dialect_of, environment, make_env, offered, without_tools
 from agent_r1.errors import ConfigError
 from agent_r1.files import home, write_whole
 from agent_r1.own import is_own
@@ -172,7 +172,7 @@ def play_demonstrations(
     tools, c, published = load_tools(config), config.cold_start, config.data.name != "tinyhop"
     if known:
         rows = cold_start.some_of_each(load_rows(config, "train" if published else "cold"), c.warm_steps * c.mix_tokens)
-        player = cold_start.Demonstrator(known, dialect(config.env))
+        player = cold_start.Demonstrator(known, dialect_of(config.env))
         loop = make_loop(player, known, tools, config.rollout, config.env)
         return known, [], cold_start.demonstrate(rows, c.behaviours, loop, config.seed, "warm")
     if published:
@@ -183,7 +183,7 @@ def play_demonstrations(
     else:
         rows, texts = load_rows(config, "cold"), cold_start.tokenizer_texts(config.data.mix, config.seed)
     chat = ChatFormat(train_tokenizer(texts, config.model.vocab_size))
-    loop = make_loop(cold_start.Demonstrator(chat, dialect(config.env)), chat, tools, config.rollout, config.env)
+    loop = make_loop(cold_start.Demonstrator(chat, dialect_of(config.env)), chat, tools, config.rollout, config.env)
     if published:
         phases = cold_start.renamed_demonstrations(
             rows, names, tools["search"], loop, c.behaviours, config.data.cold, config.seed
@@ -208,7 +208,7 @@ def own_demonstrations(
         episodes = demonstrate.read_episodes(Path(c.episodes), tools, config.env)
     chat = known or ChatFormat(train_tokenizer(demonstrate.texts_of(episodes), config.model.vocab_size))
     say(f"  {demonstrate.said_of(episodes)}")
-    rows = demonstrate.sequences(episodes, chat, config.rollout.max_context, dialect(config.env))
+    rows = demonstrate.sequences(episodes, chat, config.rollout.max_context, dialect_of(config.env))
     return chat, rows, rows
 
 

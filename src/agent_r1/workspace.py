@@ -20,7 +20,7 @@ from agent_r1.config import Config, fingerprint, own_names
 from agent_r1.data.build import build
 from agent_r1.data.rows import read_corpus, read_manifest, read_rows, verify
 from agent_r1.device import available_memory
-from agent_r1.env import brings_tools, dialect, without_tools
+from agent_r1.env import brings_tools, dialect_of, without_tools
 from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.files import home, locked, whole, write_whole, writing
 from agent_r1.reward.programs import taken_apart
@@ -136,7 +136,7 @@ def make_data(config: Config) -> None:
     published = f"{config.data.name} from {config.data.source or 'the hub'}"
 
     def make(part: Path) -> str:
-        manifest = build(config.data, config.seed, part, config.env.name, dialect(config.env).says_how)
+        manifest = build(config.data, config.seed, part, config.env.name, dialect_of(config.env).says_how)
         splits = manifest["splits"].items()
         if config.data.name == "tinyhop":
             return ", ".join(f"{name} {s['questions']} questions in a world of {s['entities']}" for name, s in splits)

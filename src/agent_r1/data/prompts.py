@@ -21,7 +21,7 @@ INSTRUCTIONS = f"You answer questions with the help of a search tool. {_THINK} T
 
 def messages(dataset: str, question: str, system: str | None = None, says_how: bool = False) -> list[Message]:
     """The prompt for `question`. Those of a published data set are all told the same; questions of one's own bring their
-    `system` message, or none. `says_how`: the dialect itself says how one thinks and answers (`BaseToolEnv.says_how`)."""
+    `system` message, or none. `says_how`: the dialect itself says how one thinks and answers (`Dialect.says_how`)."""
     if dataset not in ("tinyhop", "rows"):
         system = system or instructions(["search"], says_how)
     lead = [{"role": "system", "content": system}] if system else []

@@ -1,10 +1,11 @@
 """Room 4, env: what an agent lives in.
 
 An environment shows observations (chat messages), takes actions (the agent's turns) and pays rewards. `base.py` holds
-the interface `AgentEnv` and `BaseToolEnv`, the environment of everything that is driven by tool calls; `hermes.py`
-fills it in for `<tool_call>` and `<answer>` tags, and `retool.py`, `mathtir.py`, `react.py` and `harmony.py` for other
-dialects. On top of that stand worlds of one's own (`world.py`): a plain class whose
-methods are the tools (`methods.py`), and any server that speaks OpenEnv (`openenv.py`).
+the interface `AgentEnv` and `BaseToolEnv`, the environment of everything that is driven by tool calls. `dialect.py` says
+what a dialect is, `hermes.py` is the one in `<tool_call>` and `<answer>` tags, and `retool.py`, `mathtir.py`, `react.py` and
+`harmony.py` are others. `calls.py` plays calls in a dialect and `questions.py` pays the answer. User-defined worlds
+(`world.py`) pay what was done: a plain class whose methods are the tools (`methods.py`), and any server that speaks OpenEnv
+(`openenv.py`).
 
 Rows choose an environment by their `agent_name`, which is `env.name`. docs/tutorial/your-own-environment.md writes one.
 """
@@ -18,13 +19,15 @@ from typing import Any
 from agent_r1 import own
 from agent_r1.env.base import INVALID, AgentEnv, BaseToolEnv, Outcome
 from agent_r1.env.context import Summary, Window
-from agent_r1.env.harmony import HarmonyEnv
-from agent_r1.env.hermes import HermesToolEnv
-from agent_r1.env.mathtir import MathTirEnv
+from agent_r1.env.dialect import Dialect
+from agent_r1.env.harmony import Harmony
+from agent_r1.env.hermes import HERMES, HermesToolEnv
+from agent_r1.env.mathtir import MathTir
 from agent_r1.env.methods import as_environment
 from agent_r1.env.openenv import OpenEnv
-from agent_r1.env.react import ReActEnv
-from agent_r1.env.retool import ReToolEnv
+from agent_r1.env.questions import in_dialect
+from agent_r1.env.react import ReAct
+from agent_r1.env.retool import ReTool
 from agent_r1.env.world import WorldEnv
 from agent_r1.errors import ConfigError, nearest
 from agent_r1.settings import EnvConfig
@@ -36,11 +39,12 @@ __all__ = [
     "INVALID",
     "AgentEnv",
     "BaseToolEnv",
+    "Dialect",
     "HermesToolEnv",
     "Outcome",
     "as_environment",
     "brings_tools",
-    "dialect",
+    "dialect_of",
     "make_env",
     "offered",
     "without_tools",
@@ -49,10 +53,10 @@ __all__ = [
 ENVIRONMENTS: dict[str, Callable[[dict[str, BaseTool], EnvConfig], AgentEnv]] = {
     "hermes": HermesToolEnv,
     "nous": HermesToolEnv,
-    "retool": ReToolEnv,
-    "mathtir": MathTirEnv,
-    "react": ReActEnv,
-    "harmony": HarmonyEnv,
+    "retool": in_dialect(ReTool),
+    "mathtir": in_dialect(MathTir),
+    "react": in_dialect(ReAct),
+    "harmony": in_dialect(Harmony),
     "openenv": OpenEnv,
 }
 
@@ -71,7 +75,8 @@ def environment(name: str) -> Callable[[dict[str, BaseTool], EnvConfig], AgentEn
 
 @cache
 def _own_environment(name: str) -> Callable[[dict[str, BaseTool], EnvConfig], AgentEnv]:
-    return as_environment(own.load(name, "env.name"), name)
+    found = own.load(name, "env.name")
+    return in_dialect(found) if isinstance(found, type) and issubclass(found, Dialect) else as_environment(found, name)
 
 
 def offered(tools: dict[str, BaseTool], config: EnvConfig) -> dict[str, BaseTool]:
@@ -81,10 +86,10 @@ def offered(tools: dict[str, BaseTool], config: EnvConfig) -> dict[str, BaseTool
     return tools if isinstance(made, type) else made(tools, config).tools
 
 
-def dialect(config: EnvConfig) -> type[BaseToolEnv]:
-    """Which of the environments says how an agent is shown its tools, and how a person its turns, where no episode is played."""
+def dialect_of(config: EnvConfig) -> Dialect:
+    """How turns are written and read in the configured environment; in Hermes tags where it does not say."""
     made = environment(config.name)
-    return made if isinstance(made, type) and issubclass(made, BaseToolEnv) else HermesToolEnv
+    return made.dialect if isinstance(made, type) and issubclass(made, BaseToolEnv) else HERMES
 
 
 def brings_tools(name: str) -> bool:

@@ -3,9 +3,10 @@
 In: the agent's turns. Out: observations and rewards. Next: `rollout/episode.py` drives it.
 
     AgentEnv       reset(row) -> Observation, await step(action) -> StepResult, outcome(stop_reason) -> Outcome
-    BaseToolEnv    the step of a tool-calling agent, with five places to change it:
-                   extract_tool_calls, format_tool_response, told, stop, process_reward;
-                   and four for who watches or plays: parts, answer_in, written, end_of
+    BaseToolEnv    the step of a tool-calling agent, with four places to change it:
+                   extract_tool_calls, format_tool_response, stop, process_reward
+
+How turns are written and read is the business of a `Dialect` (dialect.py); what an answer is worth, of `questions.py`.
 
 The outcome is asked for once, by the loop, however the episode ended: also when it was cut off after a tool result or
 by a full context. So a failed episode never looks like a good one, and the outcome always has an action to be paid to.
@@ -14,14 +15,15 @@ by a full context. So a failed episode never looks like a good one, and the outc
 from __future__ import annotations
 
 import asyncio
+import copy
 import inspect
-import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any
 
+from agent_r1.env.dialect import HOOKS, Dialect
 from agent_r1.settings import EnvConfig
 from agent_r1.tool.base import BaseTool, ToolCall, ToolErrorKind, ToolResult, call_tool
 from agent_r1.types import Action, Message, Observation, Row, StepResult, StopReason
@@ -48,17 +50,6 @@ class Outcome:
     truncated: bool = False
     """The episode was cut off, and `reward` does not say how it would have ended: a critic's value stands for the rest. An
     algorithm without a critic ends the run."""
-
-
-@dataclass(frozen=True)
-class Part:
-    """A stretch of a turn."""
-
-    kind: Literal["text", "think", "tool_call", "answer"]
-    text: str
-    closed: bool = True
-    end: int = 0
-    """Behind its closing tag, in characters of the turn."""
 
 
 class AgentEnv(ABC):
@@ -95,6 +86,14 @@ class BaseToolEnv(AgentEnv):
     """Whether calls change a world. Then those of one turn run one after the other, those of the last turn run too, and the
     call that makes `over` true ends the episode."""
     over = False
+    dialect = Dialect()
+    """How turns are written, for screens and demonstrators, too. A class may define one of its methods itself (`HOOKS`)."""
+
+    def __init_subclass__(cls, **options: Any):
+        super().__init_subclass__(**options)
+        if own := {name: getattr(cls, name) for name in HOOKS if name in vars(cls)}:
+            cls.dialect = copy.copy(cls.dialect)
+            vars(cls.dialect).update(own)
 
     def __init__(self, tools: dict[str, BaseTool], config: EnvConfig):
         self.tools, self.config = tools, config
@@ -103,10 +102,6 @@ class BaseToolEnv(AgentEnv):
         """Text of the turn that ended the episode by the agent's own will."""
         self.calls: list[dict] = []
         """All calls so far, as rollouts record them."""
-        self.called: Counter[str] = Counter()
-        """Calls of each tool that succeeded."""
-        self.titles: set[str] = set()
-        """Titles of all passages that searches brought."""
 
     # ------------------------------------------------------------------------------------- what a subclass decides
 
@@ -118,45 +113,6 @@ class BaseToolEnv(AgentEnv):
     def format_tool_response(self, calls: list[ToolCall], results: list[ToolResult]) -> list[Message]:
         """What the agent sees of the results."""
 
-    def calls_by_tool(self) -> dict[str, float]:
-        """How often each tool was called with success; nothing where there is only one."""
-        return {f"calls/{name}": float(self.called[name]) for name in self.tools} if len(self.tools) > 1 else {}
-
-    says_how = False
-    """Whether the dialect says by itself how one thinks and answers (`told`, or channels of its own). Then the task does not."""
-
-    @classmethod
-    def told(cls, tools: dict[str, BaseTool]) -> str | None:
-        """What the system message says of calls to `tools` and of the answer, where the dialect's are not those of chat
-        templates. None: the template shows the tools."""
-        return None
-
-    unfinished = re.compile(r"<[/|]?[a-z_]*\|?\Z")
-    """The end of a turn that still streams, where it may yet become a mark of the dialect's: nobody is shown it."""
-
-    @classmethod
-    def parts(cls, text: str) -> list[Part]:
-        """A turn, or as much of it as came, as a person is shown it. What stands before `unfinished` only grows."""
-        return [Part("text", text)]
-
-    @classmethod
-    def answer_in(cls, text: str) -> tuple[str | None, bool]:
-        """The answer in a turn (None: there is none), and whether all of the turn is as a last one should be."""
-        return None, False
-
-    @classmethod
-    def written(cls, said: ToolCall | str, thought: str = "") -> str | None:
-        """A turn that makes this call, or answers so; None where the dialect has no form for it."""
-        return said if isinstance(said, str) else None
-
-    @classmethod
-    def end_of(cls, turn: str) -> str | None:
-        """The control token that ends this turn; None: the one that the chat template writes."""
-        return None
-
-    control: Sequence[str] = ()
-    """Control tokens in which the dialect is spoken: a model without them cannot speak it."""
-
     def stop(self, text: str, calls: list[ToolCall]) -> StopReason | None:
         """How the agent ended the episode with this turn; None if it goes on. By default a turn without a call is the answer."""
         return None if calls else StopReason.ANSWERED
@@ -167,17 +123,9 @@ class BaseToolEnv(AgentEnv):
 
     # ------------------------------------------------------------------------------------------------- the episode
 
-    @classmethod
-    def shown(cls, prompt: Sequence[Message], tools: dict[str, BaseTool]) -> Observation:
-        """The first observation: `prompt` and `tools`, as this dialect shows them."""
-        if (told := cls.told(tools)) is None:
-            return Observation(list(prompt), tools=[tool.schema() for tool in tools.values()])
-        system = [message["content"] for message in prompt[:1] if message["role"] == "system"]
-        return Observation([{"role": "system", "content": "\n\n".join([*system, told])}, *prompt[len(system) :]])
-
     def reset(self, row: Row) -> Observation:
         self.row = row
-        return self.shown(row["prompt"], self.tools)
+        return self.dialect.shown(row["prompt"], self.tools)
 
     async def step(self, action: Action) -> StepResult:
         self.turns += 1
@@ -195,17 +143,15 @@ class BaseToolEnv(AgentEnv):
         if self.tool_calls + len(calls) > self.config.max_tool_calls:
             return _done(StopReason.TOOL_BUDGET)
         self.tool_calls += len(calls)
-        results = await self._execute(calls)
+        results = await self.execute(calls)
         paid = [
             (len(action.text) if c.end is None else c.end, self.process_reward(c, r))
             for c, r in zip(calls, results, strict=True)
         ]
         info = {"tool_calls": [_record(c, r) for c, r in zip(calls, results, strict=True)]}
         self.calls += info["tool_calls"]
-        self.called.update(c.name for c, r in zip(calls, results, strict=True) if r.ok)
         longest = 0
         for result in results:
-            self.titles.update(result.data.get("titles", ()))
             invalid = result.error in INVALID
             self.invalid_in_a_row = self.invalid_in_a_row + 1 if invalid else 0
             longest = max(longest, self.invalid_in_a_row)
@@ -219,12 +165,18 @@ class BaseToolEnv(AgentEnv):
         observation = Observation(self.format_tool_response(calls, results))
         return StepResult(observation, sum(reward for _, reward in paid), info=info, paid=paid)
 
-    async def _execute(self, calls: list[ToolCall]) -> list[ToolResult]:
+    async def execute(self, calls: list[ToolCall]) -> list[ToolResult]:
+        """Run the calls of one turn."""
         limits = self.config.tool_timeout_s, self.config.tool_max_chars
         if not self.stateful:
             return await asyncio.gather(*(call_tool(self.tools, call, *limits) for call in calls))
         unheard = ToolResult("error: not run, because the call before it ended the episode", ok=False)
         return [unheard if self.over else await call_tool(self.tools, call, *limits) for call in calls]
+
+    def calls_by_tool(self) -> dict[str, float]:
+        """How often each tool was called with success; nothing where there is only one."""
+        called = Counter(call["name"] for call in self.calls if call["ok"])
+        return {f"calls/{name}": float(called[name]) for name in self.tools} if len(self.tools) > 1 else {}
 
 
 async def awaited(value):

@@ -19,9 +19,9 @@ import json
 import re
 from dataclasses import dataclass
 
-from agent_r1.env.base import Part
-from agent_r1.env.hermes import HermesToolEnv, broken_up, parse_call
-from agent_r1.tool.base import ToolCall, ToolResult
+from agent_r1.env.dialect import Dialect, Part, broken_up
+from agent_r1.env.hermes import parse_call
+from agent_r1.tool.base import BaseTool, ToolCall, ToolResult
 from agent_r1.types import Message
 
 TEMPLATE = """\
@@ -111,39 +111,38 @@ def messages_of(turn: str) -> list[Said]:
     return found
 
 
-class HarmonyEnv(HermesToolEnv):
+def _call(message: Said) -> ToolCall:
+    if message.to == "python":
+        return ToolCall("python", {"code": message.text})
+    name = message.to.removeprefix("functions.")
+    parsed = parse_call(f'{{"name": "{name}", "arguments": {message.text}}}', True)
+    return ToolCall(name, {}, error="the arguments are no JSON object") if parsed.error else parsed
+
+
+class Harmony(Dialect):
     """Calls to `functions.NAME`, or to `python` with a bare program; an answer in the final channel."""
 
     says_how = True
     control = CONTROL
-    unfinished = re.compile(f"{_HALF}|{HermesToolEnv.unfinished.pattern}", re.DOTALL)
+    unfinished = re.compile(f"{_HALF}|{Dialect.unfinished.pattern}", re.DOTALL)
 
-    @classmethod
-    def parts(cls, text: str) -> list[Part]:
+    def parts(self, text: str) -> list[Part]:
         return [Part("tool_call" if m.to else KINDS.get(m.channel, "text"), m.text) for m in messages_of(text)]
 
-    def extract_tool_calls(self, text: str) -> list[ToolCall]:
+    def calls(self, text: str, tools: dict[str, BaseTool]) -> list[ToolCall]:
         said = messages_of(text)
         if not all(message.whole for message in said):
             wanted = "a message is <|channel|>analysis, commentary or final, then <|message|> and its text"
             return [ToolCall("", {}, error=wanted)] if "to=" in text else []
-        return [self._call(message) for message in said if message.to]
+        return [_call(message) for message in said if message.to]
 
-    def _call(self, message: Said) -> ToolCall:
-        if message.to == "python":
-            return ToolCall("python", {"code": message.text})
-        name = message.to.removeprefix("functions.")
-        parsed = parse_call(f'{{"name": "{name}", "arguments": {message.text}}}', True)
-        return ToolCall(name, {}, error="the arguments are no JSON object") if parsed.error else parsed
-
-    def format_tool_response(self, calls: list[ToolCall], results: list[ToolResult]) -> list[Message]:
+    def responses(self, calls: list[ToolCall], results: list[ToolResult], tools: dict[str, BaseTool]) -> list[Message]:
         # A name that the agent made up must not become the author of a message.
-        authors = [f"functions.{call.name}" if call.name in self.tools else "functions" for call in calls]
+        authors = [f"functions.{call.name}" if call.name in tools else "functions" for call in calls]
         contents = [broken_up(result.content, *CONTROL) for result in results]
         return [{"role": author, "content": text} for author, text in zip(authors, contents, strict=True)]
 
-    @classmethod
-    def answer_in(cls, text: str) -> tuple[str | None, bool]:
+    def answer_in(self, text: str) -> tuple[str | None, bool]:
         said = messages_of(text)
         answers = [message.text.strip() for message in said if message.channel == "final" and not message.to]
         if not answers or not answers[-1] or not all(message.whole for message in said):
@@ -152,14 +151,12 @@ class HarmonyEnv(HermesToolEnv):
             message.to for message in said
         )
 
-    @classmethod
-    def written(cls, said: ToolCall | str, thought: str = "") -> str | None:
+    def written(self, said: ToolCall | str, thought: str = "") -> str | None:
         before = f"<|channel|>analysis<|message|>{thought}<|end|><|start|>assistant" if thought else ""
         if isinstance(said, str):
             return f"{before}<|channel|>final<|message|>{said}"
         arguments = json.dumps(said.arguments, ensure_ascii=False)
         return f"{before}<|channel|>commentary to=functions.{said.name} <|constrain|>json<|message|>{arguments}"
 
-    @classmethod
-    def end_of(cls, turn: str) -> str:
+    def end_of(self, turn: str) -> str:
         return "<|call|>" if any(message.to for message in messages_of(turn)) else "<|return|>"

@@ -16,20 +16,13 @@ from __future__ import annotations
 import json
 import math
 import re
-import string
-import unicodedata
-from collections.abc import Awaitable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from agent_r1.data.spellings import title_key
-from agent_r1.env.base import INVALID, BaseToolEnv, Outcome, Part
-from agent_r1.reward.named import Episode, named_outcome
-from agent_r1.reward.qa import qa_outcome
-from agent_r1.settings import EnvConfig
-from agent_r1.tool.base import BaseTool, ToolCall, ToolResult
-from agent_r1.types import Message, StopReason
+from agent_r1.env.dialect import Dialect, Part
+from agent_r1.env.questions import QuestionEnv
+from agent_r1.tool.base import BaseTool, ToolCall
 
 
 @dataclass(frozen=True)
@@ -44,10 +37,10 @@ class Tags:
         return re.compile(f"<(/?)(think|{self.call}|answer|{self.result})>")
 
 
-HERMES = Tags()
+TAGS = Tags()
 
 
-def split_turn(text: str, tags: Tags = HERMES) -> list[Part]:
+def split_turn(text: str, tags: Tags = TAGS) -> list[Part]:
     """The parts of a turn in order, their tags left out.
 
     Whatever opens first holds everything up to its own closing tag, or to the end of the turn: a call or an answer
@@ -69,7 +62,7 @@ def split_turn(text: str, tags: Tags = HERMES) -> list[Part]:
     return [part for part in parts if part.text or part.kind != "text"]
 
 
-def answer_of(text: str, tags: Tags = HERMES) -> str | None:
+def answer_of(text: str, tags: Tags = TAGS) -> str | None:
     """What the last closed `<answer>` of a turn holds, without surrounding blanks; None if there is none, or only blanks.
 
     Give it the agent's last turn only: the system prompt has an example, and a retrieved document may claim anything.
@@ -78,7 +71,7 @@ def answer_of(text: str, tags: Tags = HERMES) -> str | None:
     return (answers or [""])[-1] or None
 
 
-def is_well_formed(text: str, tags: Tags = HERMES) -> bool:
+def is_well_formed(text: str, tags: Tags = TAGS) -> bool:
     """Whether a last turn is `(<think>...</think>)* <answer>something</answer>` and then nothing but blanks.
 
     Plain text may stand before and between the tags. So: one non-empty answer, closed thoughts before it, no tag inside
@@ -94,81 +87,36 @@ def is_well_formed(text: str, tags: Tags = HERMES) -> bool:
     )
 
 
-class HermesToolEnv(BaseToolEnv):
-    """Question answering with tools. The outcome is exact match, less a penalty for a malformed ending.
+class Hermes(Dialect):
+    """Calls as JSON, thoughts and answers, all in tags."""
 
-    Another dialect overrides `extract_tool_calls`, `format_tool_response`, `answer_in`, `told`, `parts` and `written`
-    (retool.py, mathtir.py, react.py, harmony.py).
-    """
+    tags = TAGS
 
-    tags = HERMES
-
-    def __init__(self, tools: dict[str, BaseTool], config: EnvConfig):
-        super().__init__(tools, config)
-        self._paid: set[str] = set()
-        """Calls that were paid for."""
-
-    def extract_tool_calls(self, text: str) -> list[ToolCall]:
+    def calls(self, text: str, tools: dict[str, BaseTool]) -> list[ToolCall]:
         parts = [part for part in self.parts(text) if part.kind == "tool_call"]
         return [replace(parse_call(part.text, part.closed), end=part.end) for part in parts]
 
-    def format_tool_response(self, calls: list[ToolCall], results: list[ToolResult]) -> list[Message]:
-        # The chat template wraps each message of role `tool` into <tool_response> tags, inside one user turn.
-        return [{"role": "tool", "content": result.content} for result in results]
+    def answer_in(self, text: str) -> tuple[str | None, bool]:
+        return answer_of(text, self.tags), is_well_formed(text, self.tags)
 
-    @classmethod
-    def parts(cls, text: str) -> list[Part]:
-        return split_turn(text, cls.tags)
+    def parts(self, text: str) -> list[Part]:
+        return split_turn(text, self.tags)
 
-    @classmethod
-    def answer_in(cls, text: str) -> tuple[str | None, bool]:
-        return answer_of(text, cls.tags), is_well_formed(text, cls.tags)
+    def written(self, said: ToolCall | str, thought: str = "") -> str | None:
+        thought = f"<think>{thought or 'go on'}</think>"
+        if isinstance(said, str):
+            return f"{thought}<answer>{said}</answer>"
+        body = json.dumps({"name": said.name, "arguments": said.arguments}, ensure_ascii=False)
+        return f"{thought}<tool_call>\n{body}\n</tool_call>"
 
-    @classmethod
-    def written(cls, said: ToolCall | str, thought: str = "") -> str | None:
-        return answer(said, thought) if isinstance(said, str) else call(said.name, thought, **said.arguments)
 
-    def stop(self, text: str, calls: list[ToolCall]) -> StopReason | None:
-        # An answer ends the episode even beside a call: the agent must not answer and search in one turn.
-        if self.answer_in(text)[0] is not None:
-            return StopReason.ANSWERED
-        return None if calls else StopReason.NO_ANSWER
+HERMES = Hermes()
 
-    def process_reward(self, call: ToolCall, result: ToolResult) -> float:
-        if result.error in INVALID:
-            return -self.config.call_reward
-        asked = json.dumps([call.name, _plain(call.arguments)], sort_keys=True) if result.ok else ""
-        if not result.ok or asked in self._paid:  # asking the same again finds nothing, and must not pay
-            return 0.0
-        self._paid.add(asked)
-        return self.config.call_reward
 
-    def outcome(self, stop_reason: StopReason) -> Outcome | Awaitable[Outcome]:
-        targets = list(self.row["reward_model"]["ground_truth"])
-        last = (self.final_turn or "") if stop_reason is StopReason.ANSWERED else ""
-        answer, closed = self.answer_in(last)
-        if self.config.reward:
-            return self._named(answer, closed)
-        reward, parts, metrics = qa_outcome(answer, closed, targets, self.config.format_penalty)
-        metrics |= self.calls_by_tool() | {"malformed": float(not closed)}
-        if (found := self.evidence()) is not None:
-            metrics["evidence"] = found
-            if self.config.evidence_reward:
-                parts["evidence_reward"] = self.config.evidence_reward * found
-                reward += parts["evidence_reward"]
-        return Outcome(reward, parts, metrics)
+class HermesToolEnv(QuestionEnv):
+    """Question answering with tools, in this dialect."""
 
-    async def _named(self, answer: str | None, closed: bool) -> Outcome:
-        episode = Episode(self.turns, self.calls)
-        return Outcome(*await named_outcome(answer, closed, self.row, self.config, episode), self.calls_by_tool())
-
-    def evidence(self) -> float | None:
-        """Share of the question's supporting titles that searches brought; None where the data set names none."""
-        supporting = (self.row.get("extra_info") or {}).get("supporting")
-        if supporting is None or not len(supporting):
-            return None
-        wanted = {title_key(title) for title in supporting}
-        return len(wanted & {title_key(title) for title in self.titles}) / len(wanted)
+    dialect = HERMES
 
 
 # ---------------------------------------------------------------------------------------------------- written turns
@@ -176,31 +124,15 @@ class HermesToolEnv(BaseToolEnv):
 
 def call(name: str, thought: str = "", /, **arguments: Any) -> str:
     """A turn that calls a tool, as a demonstrator writes it."""
-    body = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
-    return f"{_thought(thought)}<tool_call>\n{body}\n</tool_call>"
+    return HERMES.written(ToolCall(name, arguments), thought)
 
 
 def answer(text: object, thought: str = "") -> str:
     """The last turn of an episode."""
-    return f"{_thought(thought)}<answer>{text}</answer>"
-
-
-def _thought(text: str) -> str:
-    return f"<think>{text or 'go on'}</think>"
+    return HERMES.written(str(text), thought)
 
 
 # ----------------------------------------------------------------------------------------------------- parsed calls
-
-
-def broken_up(text: str, *words: str) -> str:
-    """`text` with a blank behind the first character of each of `words`, so that a result cannot spell the end of results.
-
-    For words that a dialect writes beside data and a vocabulary may have as ordinary text; control tokens are the business of
-    `rollout/chat_format.py`.
-    """
-    for word in words:
-        text = text.replace(word, f"{word[0]} {word[1:]}")
-    return text
 
 
 def parse_call(body: str, closed: bool) -> ToolCall:
@@ -216,18 +148,6 @@ def parse_call(body: str, closed: bool) -> ToolCall:
     if not isinstance(call.get("arguments"), dict):
         return ToolCall(call["name"], {}, error='the call has no "arguments" object')
     return ToolCall(call["name"], call["arguments"])
-
-
-def _plain(value: Any) -> Any:
-    """Arguments without what does not make a call another one: case, blanks, invisible characters, marks around a text."""
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_plain(item) for item in value]
-    if not isinstance(value, str):
-        return value
-    text = unicodedata.normalize("NFKC", value).casefold()
-    return "".join(c for c in text if unicodedata.category(c)[0] not in "ZC").strip(string.punctuation)
 
 
 def _finite(number: str) -> float:

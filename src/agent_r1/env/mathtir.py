@@ -18,8 +18,7 @@ from __future__ import annotations
 
 import re
 
-from agent_r1.env.base import Part
-from agent_r1.env.hermes import HermesToolEnv, broken_up
+from agent_r1.env.dialect import Dialect, Part, broken_up
 from agent_r1.tool.base import BaseTool, ToolCall, ToolResult
 from agent_r1.types import Message
 
@@ -56,13 +55,12 @@ def boxes_of(text: str) -> list[str]:
     return found
 
 
-class MathTirEnv(HermesToolEnv):
+class MathTir(Dialect):
     """One program a turn, and an answer in a box."""
 
     says_how = True
 
-    @classmethod
-    def told(cls, tools: dict[str, BaseTool]) -> str:
+    def told(self, tools: dict[str, BaseTool]) -> str:
         program = (
             "To compute, write Python in a block between ```python and ```, print what you want to know, and end your turn "
             "there; the output comes back in a block between ```output and ```. "
@@ -71,13 +69,12 @@ class MathTirEnv(HermesToolEnv):
 
     unfinished = re.compile(r"^[^\S\n]*`[^\n]*\Z", re.MULTILINE)
 
-    @classmethod
-    def parts(cls, text: str) -> list[Part]:
+    def parts(self, text: str) -> list[Part]:
         return [
             Part("tool_call" if language == "python" else "text", content) for language, content, _ in pieces_of(text)
         ]
 
-    def extract_tool_calls(self, text: str) -> list[ToolCall]:
+    def calls(self, text: str, tools: dict[str, BaseTool]) -> list[ToolCall]:
         pieces = pieces_of(text)
         blocks = [piece for piece in pieces if piece[0] is not None]
         programs = [(content, closed) for language, content, closed in blocks if language == "python"]
@@ -92,12 +89,11 @@ class MathTirEnv(HermesToolEnv):
             ]
         return [ToolCall("python", {"code": content})]
 
-    def format_tool_response(self, calls: list[ToolCall], results: list[ToolResult]) -> list[Message]:
+    def responses(self, calls: list[ToolCall], results: list[ToolResult], tools: dict[str, BaseTool]) -> list[Message]:
         printed = "\n".join(broken_up(result.content, "```") for result in results)
         return [{"role": "user", "content": f"```output\n{printed}\n```"}]
 
-    @classmethod
-    def answer_in(cls, text: str) -> tuple[str | None, bool]:
+    def answer_in(self, text: str) -> tuple[str | None, bool]:
         pieces = pieces_of(text)
         blocks = [language for language, _, _ in pieces if language is not None]
         # Each for itself: no box goes on behind a block.
@@ -106,8 +102,7 @@ class MathTirEnv(HermesToolEnv):
             return None, False
         return boxes[-1], len(boxes) == 1 and not blocks
 
-    @classmethod
-    def written(cls, said: ToolCall | str, thought: str = "") -> str | None:
+    def written(self, said: ToolCall | str, thought: str = "") -> str | None:
         if isinstance(said, str):
             return f"{thought}\n\\boxed{{{said}}}".lstrip()
         return f"{thought}\n```python\n{said.arguments['code']}\n```".lstrip() if "code" in said.arguments else None

@@ -18,8 +18,7 @@ import json
 import re
 from typing import Any
 
-from agent_r1.env.base import Part
-from agent_r1.env.hermes import HermesToolEnv
+from agent_r1.env.dialect import Dialect, Part
 from agent_r1.tool.base import BaseTool, ToolCall, ToolResult
 from agent_r1.types import Message
 
@@ -52,24 +51,35 @@ def _described(name: str, description: str, parameters: dict[str, Any]) -> str:
     return f"- {name}: {' '.join(description.split())}\n  arguments: {json.dumps(parameters, ensure_ascii=False)}"
 
 
-class ReActEnv(HermesToolEnv):
+def _call(name: str, written: str, tools: dict[str, BaseTool]) -> ToolCall:
+    try:
+        arguments = json.loads(written)
+    except (ValueError, RecursionError):
+        arguments = written
+    if isinstance(arguments, dict):
+        return ToolCall(name, arguments)
+    properties = tools[name].parameters.get("properties", {}) if name in tools else {}
+    if len(properties) == 1:
+        return ToolCall(name, {next(iter(properties)): written})
+    return ToolCall(name, {}, error="the Action Input is no JSON object with the arguments" if properties else None)
+
+
+class ReAct(Dialect):
     """One action a turn."""
 
     says_how = True
 
-    @classmethod
-    def told(cls, tools: dict[str, BaseTool]) -> str:
+    def told(self, tools: dict[str, BaseTool]) -> str:
         end = "When you know the answer, write\nThought: how you know it\nFinal Answer: the answer"
         listed = [_described(**tool.schema()["function"]) for tool in tools.values()]
         return "\n".join(["Your tools:", *listed, CALL, end]) if tools else end
 
     unfinished = re.compile(r"^[ \t]*[A-Za-z ]{0,12}\Z", re.MULTILINE)
 
-    @classmethod
-    def parts(cls, text: str) -> list[Part]:
+    def parts(self, text: str) -> list[Part]:
         return [Part(KINDS.get(label, "text"), words) for label, words in sections_of(text)]
 
-    def extract_tool_calls(self, text: str) -> list[ToolCall]:
+    def calls(self, text: str, tools: dict[str, BaseTool]) -> list[ToolCall]:
         sections = [section for section in sections_of(text) if section[0] not in ("", "Thought")]
         labels = [label for label, _ in sections]
         if "Action" not in labels and "Action Input" not in labels:
@@ -77,26 +87,13 @@ class ReActEnv(HermesToolEnv):
         if labels != ["Action", "Action Input"]:
             wanted = "write one Action: and one Action Input: in a turn, and nothing behind them; the Observation is not yours"
             return [ToolCall("", {}, error=wanted)]
-        return [self._call(sections[0][1], sections[1][1])]
+        return [_call(sections[0][1], sections[1][1], tools)]
 
-    def _call(self, name: str, written: str) -> ToolCall:
-        try:
-            arguments = json.loads(written)
-        except (ValueError, RecursionError):
-            arguments = written
-        if isinstance(arguments, dict):
-            return ToolCall(name, arguments)
-        properties = self.tools[name].parameters.get("properties", {}) if name in self.tools else {}
-        if len(properties) == 1:
-            return ToolCall(name, {next(iter(properties)): written})
-        return ToolCall(name, {}, error="the Action Input is no JSON object with the arguments" if properties else None)
-
-    def format_tool_response(self, calls: list[ToolCall], results: list[ToolResult]) -> list[Message]:
+    def responses(self, calls: list[ToolCall], results: list[ToolResult], tools: dict[str, BaseTool]) -> list[Message]:
         # On one line: no line of it can begin with a label.
         return [{"role": "user", "content": f"Observation: {' '.join(result.content.split())}"} for result in results]
 
-    @classmethod
-    def answer_in(cls, text: str) -> tuple[str | None, bool]:
+    def answer_in(self, text: str) -> tuple[str | None, bool]:
         sections = sections_of(text)
         answers = [words for label, words in sections if label == "Final Answer"]
         labels = [label for label, _ in sections if label not in ("", "Thought")]
@@ -104,8 +101,7 @@ class ReActEnv(HermesToolEnv):
             return None, False
         return answers[-1], labels == ["Final Answer"] and sections[-1][0] == "Final Answer"
 
-    @classmethod
-    def written(cls, said: ToolCall | str, thought: str = "") -> str | None:
+    def written(self, said: ToolCall | str, thought: str = "") -> str | None:
         thought = f"Thought: {thought or 'go on'}"
         if isinstance(said, str):
             return f"{thought}\nFinal Answer: {said}"

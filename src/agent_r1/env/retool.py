@@ -18,27 +18,27 @@ something follows is not run: what follows can only be a result that the model m
 
 from __future__ import annotations
 
-from agent_r1.env.hermes import HermesToolEnv, Tags, broken_up
+from agent_r1.env.dialect import broken_up
+from agent_r1.env.hermes import Hermes, Tags
 from agent_r1.tool.base import BaseTool, ToolCall, ToolResult
 from agent_r1.tool.python import without_fence
 from agent_r1.types import Message
 
 
-class ReToolEnv(HermesToolEnv):
+class ReTool(Hermes):
     """One program a turn, and answers between <answer> tags."""
 
     says_how = True
     tags = Tags("code", "interpreter")
 
-    @classmethod
-    def told(cls, tools: dict[str, BaseTool]) -> str:
+    def told(self, tools: dict[str, BaseTool]) -> str:
         program = (
             "To compute, write Python between <code> and </code>, print what you want to know, and end your turn there; the "
             "output comes back between <interpreter> and </interpreter>. "
         )
         return f"{program if 'python' in tools else ''}Write the answer between <answer> and </answer>."
 
-    def extract_tool_calls(self, text: str) -> list[ToolCall]:
+    def calls(self, text: str, tools: dict[str, BaseTool]) -> list[ToolCall]:
         parts = self.parts(text)
         programs = [place for place, part in enumerate(parts) if part.kind == "tool_call"]
         if not programs:
@@ -54,12 +54,11 @@ class ReToolEnv(HermesToolEnv):
             ]
         return [ToolCall("python", {"code": without_fence(part.text)})]
 
-    @classmethod
-    def written(cls, said: ToolCall | str, thought: str = "") -> str | None:
+    def written(self, said: ToolCall | str, thought: str = "") -> str | None:
         if isinstance(said, str):
             return super().written(said, thought)
         return f"{thought}\n<code>\n{said.arguments['code']}\n</code>".lstrip() if "code" in said.arguments else None
 
-    def format_tool_response(self, calls: list[ToolCall], results: list[ToolResult]) -> list[Message]:
+    def responses(self, calls: list[ToolCall], results: list[ToolResult], tools: dict[str, BaseTool]) -> list[Message]:
         printed = "\n".join(broken_up(result.content, "<interpreter>", "</interpreter>") for result in results)
         return [{"role": "user", "content": f"<interpreter>\n{printed}\n</interpreter>"}]

@@ -12,15 +12,17 @@ from collections.abc import Awaitable, Iterable
 from typing import Any
 
 from agent_r1.env.base import Outcome
-from agent_r1.env.hermes import HermesToolEnv, answer_of, split_turn
+from agent_r1.env.calls import ToolEnv
+from agent_r1.env.hermes import HERMES
 from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.tool.base import BaseTool, ToolCall, valid_unicode
 from agent_r1.types import Action, Observation, Row, StepResult, StopReason
 
 
-class WorldEnv(HermesToolEnv):
+class WorldEnv(ToolEnv):
     """Tools that act on one world. A subclass adds them, and says what the episode is worth."""
 
+    dialect = HERMES
     stateful = True
     broken: str | None = None
     """Why the world can no longer be trusted: a method or a server did not come back. Such an episode is broken off."""
@@ -41,10 +43,10 @@ class WorldEnv(HermesToolEnv):
                 said = f"{said[:most]} [cut off: {len(said)} characters]"
             *before, last = prompt or [{"role": "user", "content": ""}]
             prompt = [*before, last | {"content": f"{last['content']}\n{said}".lstrip("\n")}]
-        return self.shown(prompt, self.tools)
+        return self.dialect.shown(prompt, self.tools)
 
     def stop(self, text: str, calls: list[ToolCall]) -> StopReason | None:
-        return StopReason.ANSWERED if not calls or answer_of(text) is not None else None
+        return StopReason.ANSWERED if not calls or self.dialect.answer_in(text)[0] is not None else None
 
     async def step(self, action: Action) -> StepResult:
         result = await super().step(action)
@@ -58,8 +60,8 @@ class WorldEnv(HermesToolEnv):
     def answer(self) -> str:
         """What the agent said in the end: between <answer> tags, or else in plain words."""
         last = self.final_turn or ""
-        plain = "".join(part.text for part in split_turn(last) if part.kind == "text").strip()
-        return answer_of(last) or plain
+        plain = "".join(part.text for part in self.dialect.parts(last) if part.kind == "text").strip()
+        return self.dialect.answer_in(last)[0] or plain
 
 
 def facts(row: Row) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from agent_r1 import hub, own
 from agent_r1.config import Config, changed, from_yaml, load_config
 from agent_r1.data.prompts import instructions, messages
 from agent_r1.device import resolve_device, set_threads
-from agent_r1.env import dialect, offered
+from agent_r1.env import dialect_of, offered
 from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.files import home
 from agent_r1.rollout import decoder
@@ -118,7 +118,7 @@ def _lead(agent: Agent, prompt: str | None) -> list[Message] | None:
     if prompt is None:
         if own_settings(agent.model) or messages(agent.config.data.data_source, "")[:-1] or agent.made_from_nothing:
             return None
-        prompt = instructions(agent.tools, dialect(agent.config.env).says_how)
+        prompt = instructions(agent.tools, dialect_of(agent.config.env).says_how)
     return [{"role": "system", "content": prompt}] if prompt else []
 
 
@@ -126,7 +126,9 @@ def describe(agent: Agent, backend: str, temperature: float | None = None) -> st
     """One line: what answers, with which tools, over what, told what, sampled how (by default as in training)."""
     c, workspace = agent.config, Workspace.of(agent.config)
     world = f" over {workspace.data.name}, {c.search.url or workspace.index.name}" if "search" in agent.tools else ""
-    lead = messages(c.data.data_source, "", says_how=dialect(c.env).says_how)[:-1] if agent.lead is None else agent.lead
+    lead = (
+        messages(c.data.data_source, "", says_how=dialect_of(c.env).says_how)[:-1] if agent.lead is None else agent.lead
+    )
     told = f'"{textwrap.shorten(lead[0]["content"], 80, placeholder="...")}"' if lead else "none"
     r, tools = c.rollout, offered(agent.tools, c.env)
     sampled = r.temperature if temperature is None else temperature

@@ -18,7 +18,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from agent_r1.env import BaseToolEnv, dialect
+from agent_r1.env import Dialect, dialect_of
 from agent_r1.errors import AgentR1Error, ConfigError, nearest
 from agent_r1.inspect.tokens import token_table, token_text
 from agent_r1.rollout.chat_format import ChatFormat
@@ -30,7 +30,7 @@ from agent_r1.types import Generation, Observation, Policy, Row, Sampling, Step,
 from agent_r1.ui import clean, console
 
 
-def how_to(spoken: type[BaseToolEnv], tools: dict[str, BaseTool]) -> str:
+def how_to(spoken: Dialect, tools: dict[str, BaseTool]) -> str:
     """What the person is told: the short forms, and the turns of the dialect that they stand for."""
     named = {tool.name: list(tool.parameters.get("properties", {})) for tool in tools.values()}
     shorts = [f"{name} {' '.join(f'{key}=...' for key in keys)}".strip() for name, keys in named.items()]
@@ -43,7 +43,7 @@ def how_to(spoken: type[BaseToolEnv], tools: dict[str, BaseTool]) -> str:
 class _ByHand(AgentEnvLoop, Policy):
     """The episode loop with a person as its policy."""
 
-    def __init__(self, chat: ChatFormat, limits: Limits, make_env, spoken: type[BaseToolEnv], read: Callable[[], str]):
+    def __init__(self, chat: ChatFormat, limits: Limits, make_env, spoken: Dialect, read: Callable[[], str]):
         super().__init__(self, chat, limits, make_env)
         self.spoken, self.read = spoken, read
 
@@ -73,7 +73,7 @@ class _ByHand(AgentEnvLoop, Policy):
             console.print(f"reward of this step: {result.reward:+.3f}")
 
 
-def expand(line: str, tools: dict[str, BaseTool], spoken: type[BaseToolEnv]) -> str:
+def expand(line: str, tools: dict[str, BaseTool], spoken: Dialect) -> str:
     """What the person meant: a turn as it is, an answer (`= ...`), or a call (`NAME key=value ...`)."""
     line = line.strip()
     if line.startswith("="):
@@ -107,7 +107,7 @@ def play_by_hand(
     table: bool,
 ) -> None:
     """One episode. Raises AgentR1Error where the person gave up before it was over."""
-    spoken = dialect(env)
+    spoken = dialect_of(env)
     console.print(how_to(spoken, tools), markup=False)
 
     def read() -> str:

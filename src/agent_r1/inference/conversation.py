@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agent_r1.data.prompts import messages
-from agent_r1.env import brings_tools, dialect, make_env
+from agent_r1.env import brings_tools, dialect_of, make_env
 from agent_r1.errors import AgentR1Error
 from agent_r1.inference.agent import Agent
 from agent_r1.rollout.episode import AgentEnvLoop, Limits, Task, derive_seed
@@ -67,7 +67,9 @@ class Conversation(AgentEnvLoop):
         self._known = {row["prompt"][-1]["content"]: row for row in known}
         # What stands before the question in training (a system message, if the task has one) stands there here too.
         as_trained = (
-            known[0]["prompt"] if known else messages(agent.config.data.data_source, "", says_how=dialect(env).says_how)
+            known[0]["prompt"]
+            if known
+            else messages(agent.config.data.data_source, "", says_how=dialect_of(env).says_how)
         )
         self._lead = as_trained[:-1] if agent.lead is None else agent.lead
         self._seed, self._asked = seed, 0
@@ -80,7 +82,7 @@ class Conversation(AgentEnvLoop):
     async def ask(self, question: str) -> Exchange:
         """One question. Raises what the policy raised, and AgentR1Error for a question that no context could hold; then
         the conversation is as it was."""
-        first = dialect(self.agent.config.env).shown(self._row(question)["prompt"], self.agent.tools)
+        first = dialect_of(self.agent.config.env).shown(self._row(question)["prompt"], self.agent.tools)
         n, room = len(self.chat.prompt_ids(first.messages, first.tools)), self.limits.max_context
         if n >= room:
             raise AgentR1Error(
@@ -159,7 +161,7 @@ def read_turn(env: EnvConfig, text: str, whole: bool) -> list[tuple[str, str]]:
     Parts only grow while a turn streams. In a whole turn without a call and without an answer, the plain text is
     the answer: that is how a model speaks that was not trained to mark it, and it ends the episode all the same.
     """
-    spoken = dialect(env)
+    spoken = dialect_of(env)
     text = text if whole else spoken.unfinished.sub("", text)
     parts = [(part.kind, part.text.strip()) for part in spoken.parts(text) if part.text.strip()]
     if not whole or {"tool_call", "answer"} & {kind for kind, _ in parts}:
@@ -174,7 +176,7 @@ def answer_of(exchange: Exchange, agent: Agent) -> str | None:
     if exchange.trajectory.stop_reason not in (StopReason.ANSWERED, StopReason.NO_ANSWER):
         return None
     env, text = agent.config.env, agent.chat.turn_text(exchange.trajectory.steps[-1].action_ids)
-    said = dialect(env).answer_in(text)[0]
+    said = dialect_of(env).answer_in(text)[0]
     return said or " ".join(t for kind, t in read_turn(env, text, True) if kind == "answer") or None
 
 

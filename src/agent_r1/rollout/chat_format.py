@@ -30,6 +30,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from agent_r1.env.dialect import TURN_ENDS
 from agent_r1.errors import ConfigError, first_line
 from agent_r1.types import Message
 
@@ -38,8 +39,6 @@ _OPEN, _CLOSE = "\ue0f0", "\ue0f1"
 _PLACEHOLDER = re.compile(f"{_OPEN}(\\d+){_CLOSE}")
 _BESIDE_DATA = re.compile(f"(<[^<>\\s]+>)\\s*(?={_OPEN})|(?<={_CLOSE})\\s*(<[^<>\\s]+>)")
 
-HARMONY_ENDS = ("<|call|>", "<|return|>")
-"""What ends a turn in Harmony, where the end that the template writes closes each of the messages in a turn."""
 RENDER_S = 3.0
 """Within which a chat template must be rendered; it takes milliseconds, and a loop of a stranger's need not end."""
 Skeleton = tuple[list[int | str], list[str]]
@@ -99,17 +98,21 @@ class ChatFormat:
             raise ConfigError("the chat template does not close an assistant turn with a control token")
         self.turn_end_id: int = after_action[0]
         """The control token that the template writes after an assistant turn (`<|im_end|>` for Qwen)."""
-        harmony = {self.control_ids[token] for token in HARMONY_ENDS if token in self.control_ids}
-        self.closing_ids = {self.turn_end_id} | harmony
+        own_ends = [self._ids_of(tokens) for tokens in TURN_ENDS.values()]
+        self.closing_ids = {self.turn_end_id}.union(*own_ends)
         """Turns that end with one of these get no end of the template's added."""
-        # A policy that stopped at Harmony's <|end|> would stop after its thought, before it calls or answers.
-        only_closes = self.control_ids.get("<|end|>") if harmony else None
-        ends = {self.turn_end_id, tokenizer.eos_token_id, *end_ids, *harmony}
-        self.stop_ids = tuple(sorted(ends - {None, only_closes}))
+        # A policy that stopped where a message of several ends would stop after its thought, before it calls or answers.
+        only_close = self._ids_of(token for token, ends in zip(TURN_ENDS, own_ends, strict=True) if ends)
+        ends = {tokenizer.eos_token_id, *end_ids} | self.closing_ids
+        self.stop_ids = tuple(sorted(ends - {None} - only_close))
         """Whichever of these is sampled ends the turn, for every policy."""
         opening = "".join(p if isinstance(p, str) else self.decode([p]) for p in self._skeleton(("user",), None)[0])
         self._opened = re.search(r"(<think>\s*)?\Z", opening)[0]
         """What the template itself writes at the beginning of each turn of the agent: for some thinking models `<think>`."""
+
+    def _ids_of(self, tokens: Iterable[str]) -> set[int]:
+        """The ids of those `tokens` that are control tokens of the vocabulary."""
+        return {self.control_ids[token] for token in tokens if token in self.control_ids}
 
     def check_tools(self) -> None:
         """Raises ConfigError where the template shows an agent no tools: it would never hear of them."""
@@ -157,7 +160,7 @@ class ChatFormat:
     def turn_ids(self, text: str, end: str | None = None) -> list[int]:
         """Encode a whole turn of a demonstrator's, with the token that ends it.
 
-        `end`: that token, where the dialect says so (`BaseToolEnv.end_of`) and the vocabulary has it.
+        `end`: that token, where the dialect says so (`Dialect.end_of`) and the vocabulary has it.
         """
         ids = self.encode_trusted(text)
         return ids if ids and ids[-1] in self.stop_ids else [*ids, self.control_ids.get(end, self.turn_end_id)]

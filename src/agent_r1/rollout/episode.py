@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from agent_r1 import own
-from agent_r1.env import AgentEnv, Outcome, dialect, make_env
+from agent_r1.env import AgentEnv, Outcome, dialect_of, make_env
 from agent_r1.env.base import awaited
 from agent_r1.errors import AgentR1Error, ConfigError, LostConnection
 from agent_r1.rollout.chat_format import ChatFormat
@@ -270,7 +270,7 @@ def make_loop(
 
 def check_dialect(chat: ChatFormat, env: EnvConfig, tools: bool) -> None:
     """Refuse a model that cannot be told of its tools, or cannot speak, in this dialect. Raises ConfigError."""
-    spoken = dialect(env)
+    spoken = dialect_of(env)
     if missing := [token for token in spoken.control if token not in chat.control_ids]:
         raise ConfigError(
             f"env.name={env.name} is spoken in control tokens, and this model has no {missing[0]}; set model.path to a model that "
@@ -279,7 +279,7 @@ def check_dialect(chat: ChatFormat, env: EnvConfig, tools: bool) -> None:
     if tools and spoken.told({}) is None:
         chat.check_tools()
     if spoken.control:
-        result = spoken({}, env).format_tool_response([ToolCall("probe_it", {})], [ToolResult("")])
+        result = spoken.responses([ToolCall("probe_it", {})], [ToolResult("")], {})
         try:
             chat.continuation_ids(result, closed=True)
         except ConfigError as error:

@@ -29,8 +29,9 @@ from torch import Tensor
 from agent_r1.data.prompts import INSTRUCTIONS
 from agent_r1.data.spellings import title_key
 from agent_r1.data.tinyhop import HEADS, RELATIONS, TAILS, make_questions, make_world
-from agent_r1.env import BaseToolEnv, HermesToolEnv
+from agent_r1.env import Dialect
 from agent_r1.env.context import ASK, KNOWN
+from agent_r1.env.hermes import HERMES
 from agent_r1.errors import ConfigError, nearest
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.decoder import Decoder
@@ -68,7 +69,7 @@ class _Script:
 class Demonstrator(Policy):
     """Reads the solution from the row and plays it, well or badly."""
 
-    def __init__(self, chat: ChatFormat, spoken: type[BaseToolEnv] = HermesToolEnv):
+    def __init__(self, chat: ChatFormat, spoken: Dialect = HERMES):
         self.chat, self.spoken = chat, spoken
         self._scripts: dict[str, _Script] = {}
 
@@ -147,7 +148,7 @@ def search(lookup: dict, query: str | None = None) -> tuple[ToolCall, str]:
 
 def search_turn(lookup: dict) -> str:
     """The same as the tiny model writes it."""
-    return HermesToolEnv.written(*search(lookup))
+    return HERMES.written(*search(lookup))
 
 
 def _notes(script: _Script, read: list[str]) -> str:

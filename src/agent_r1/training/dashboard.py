@@ -25,7 +25,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 from rich.text import Text
 
-from agent_r1.env.base import Part
+from agent_r1.env.dialect import Part
 from agent_r1.env.hermes import split_turn
 from agent_r1.training.log import STEP, VAL_EM, step_times, with_val_em
 from agent_r1.training.sentinel import Sign, new_signs, signs

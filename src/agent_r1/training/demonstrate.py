@@ -29,7 +29,7 @@ from statistics import fmean
 from typing import Any
 
 from agent_r1 import own
-from agent_r1.env import BaseToolEnv, dialect, make_env
+from agent_r1.env import Dialect, dialect_of, make_env
 from agent_r1.env.context import ASK
 from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.rollout.chat_format import ChatFormat
@@ -149,7 +149,7 @@ def play(
     played = [(flow.played[task.session], t) for task, t in zip(tasks, trajectories, strict=True)]
     episodes = [Episode(messages, p.tools, t.score) for p, t in played for messages in p.contexts]
     for text in (said["content"] for e in episodes for asked, said in pairwise(e.messages) if asked["content"] == ASK):
-        if any(part.kind in ("tool_call", "answer") for part in dialect(env).parts(text)):
+        if any(part.kind in ("tool_call", "answer") for part in dialect_of(env).parts(text)):
             raise ConfigError(
                 f"the demonstrator ({own.place(demonstrate)}) was asked for notes (env.context=summary) and returned "
                 f"{text[:80]!r}; where history[-1]['content'] is agent_r1.env.context.ASK, it returns notes as plain text"
@@ -184,7 +184,7 @@ def read_episodes(path: Path, tools: dict[str, BaseTool], env: EnvConfig) -> lis
             raise AgentR1Error(f"{path}, line {number}: {type(error).__name__} {error}; one line is {FORM}") from None
         if "assistant" not in [m["role"] for m in messages[1:]] or messages[0]["role"] == "assistant":
             raise AgentR1Error(f"{path}, line {number}: no turn of the agent's behind a user's; one line is {FORM}")
-        first = dialect(env).shown(messages, tools)
+        first = dialect_of(env).shown(messages, tools)
         schemas = None if first.tools is None else record.get("tools") or first.tools
         episodes.append(Episode(first.messages, schemas))
     if not episodes:
@@ -224,13 +224,15 @@ def texts_of(episodes: list[Episode]) -> Iterator[str]:
 
 
 def sequences(
-    episodes: list[Episode], chat: ChatFormat, max_context: int, spoken: type[BaseToolEnv] = BaseToolEnv
+    episodes: list[Episode], chat: ChatFormat, max_context: int, spoken: Dialect | None = None
 ) -> list[TrainingRow]:
     """Their training sequences: the loss is on the agent's turns, and whatever tools and users said is only read.
 
     `spoken`: the dialect, which says what ends a turn. Raises ConfigError where most are longer than `max_context`.
     """
-    found = [row for i, e in enumerate(episodes) for row in trajectory_rows(_trajectory(e, chat, spoken), i)]
+    found = [
+        row for i, e in enumerate(episodes) for row in trajectory_rows(_trajectory(e, chat, spoken or Dialect()), i)
+    ]
     fitting = [row for row in found if len(row.input_ids) <= max_context]
     if 2 * len(fitting) <= len(found):
         longest = max(len(row.input_ids) for row in found)
@@ -241,7 +243,7 @@ def sequences(
     return fitting
 
 
-def _trajectory(episode: Episode, chat: ChatFormat, spoken: type[BaseToolEnv]) -> Trajectory:
+def _trajectory(episode: Episode, chat: ChatFormat, spoken: Dialect) -> Trajectory:
     loop = AgentEnvLoop(None, chat, None, None)  # for `observe` alone: what it shows in each turn
     steps: list[Step] = []
     start = 0

@@ -29,7 +29,7 @@ from agent_r1 import hub, own
 from agent_r1.choices import WITH_CRITIC
 from agent_r1.config import Config, fingerprint, from_yaml, own_names, to_yaml, what_counts
 from agent_r1.device import resolve_device
-from agent_r1.env import dialect
+from agent_r1.env import dialect_of
 from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.files import locked, remove, write_whole, writing
 from agent_r1.rollout import decoder
@@ -159,7 +159,7 @@ def run_training(
         reference = decoder.load(start_model, device) if config.actor.kl_coef else None
         chat = load_chat(start_model)
         run.metrics.truncate_after(learner.step)
-        history, parts = run.metrics.read(), dialect(config.env).parts
+        history, parts = run.metrics.read(), dialect_of(config.env).parts
         about = (
             f"preset {config.preset} · {config.algorithm} · {learner.actor.parameter_count / 1e6:.2f} M parameters · "
             f"{device}, {str(dtype)[6:]}"

@@ -34,7 +34,7 @@ from omegaconf import OmegaConf
 from agent_r1.config import Config, fingerprint
 from agent_r1.data.rows import read_rows
 from agent_r1.device import ALLOCATOR, cores, resolve_device
-from agent_r1.env import ENVIRONMENTS, dialect
+from agent_r1.env import ENVIRONMENTS, dialect_of
 from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.files import home, locked
 from agent_r1.rollout import decoder
@@ -81,7 +81,7 @@ def train(run: RunDir, config: Config, start_model: Path, resume: bool, plain: b
         sources = prepare(run, config, start_model, latest / f"global_step_{step}" if latest else None)
         OmegaConf.save(compose(overrides(config, sources, device)), sources.folder / "config.yaml")
         about = f"preset {config.preset} · {config.algorithm} · verl · {device}"
-        history, parts = run.metrics.read(), dialect(config.env).parts
+        history, parts = run.metrics.read(), dialect_of(config.env).parts
         with (
             trackers(config.trainer.loggers, run.path, config.model_dump(), history) as track,
             Dashboard(

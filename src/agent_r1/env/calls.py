@@ -1,0 +1,53 @@
+"""Tool calls in a dialect.
+
+In: the agent's turns. Out: calls, results as messages, and what each call is paid (`env.call_reward`). Next: `questions.py` pays
+the answer, `world.py` what was done.
+"""
+
+from __future__ import annotations
+
+import json
+import string
+import unicodedata
+from typing import Any
+
+from agent_r1.env.base import INVALID, BaseToolEnv
+from agent_r1.settings import EnvConfig
+from agent_r1.tool.base import BaseTool, ToolCall, ToolResult
+from agent_r1.types import Message
+
+
+class ToolEnv(BaseToolEnv):
+    """Tool calls, read and answered by `dialect`."""
+
+    def __init__(self, tools: dict[str, BaseTool], config: EnvConfig):
+        super().__init__(tools, config)
+        self._paid: set[str] = set()
+        """Calls that were paid for."""
+
+    def extract_tool_calls(self, text: str) -> list[ToolCall]:
+        return self.dialect.calls(text, self.tools)
+
+    def format_tool_response(self, calls: list[ToolCall], results: list[ToolResult]) -> list[Message]:
+        return self.dialect.responses(calls, results, self.tools)
+
+    def process_reward(self, call: ToolCall, result: ToolResult) -> float:
+        if result.error in INVALID:
+            return -self.config.call_reward
+        asked = json.dumps([call.name, _plain(call.arguments)], sort_keys=True) if result.ok else ""
+        if not result.ok or asked in self._paid:  # asking the same again finds nothing, and must not pay
+            return 0.0
+        self._paid.add(asked)
+        return self.config.call_reward
+
+
+def _plain(value: Any) -> Any:
+    """Arguments without what does not make a call another one: case, blanks, invisible characters, marks around a text."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if not isinstance(value, str):
+        return value
+    text = unicodedata.normalize("NFKC", value).casefold()
+    return "".join(c for c in text if unicodedata.category(c)[0] not in "ZC").strip(string.punctuation)
