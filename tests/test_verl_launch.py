@@ -348,13 +348,10 @@ def test_a_missing_shard_is_named(sharded, tmp_path):
 
 DYING = """
 import os, signal, sys, time
-from types import SimpleNamespace
 import ray
 from agent_r1.verl_engine import driver
 
-# All that the driver itself wants of verl, whose import takes longer than all the rest.
-variables = SimpleNamespace(get_ppo_ray_runtime_env=lambda config: {"env_vars": {}})
-sys.modules["verl.trainer.constants_ppo"] = variables
+sys.modules["verl"] = None  # the driver does without: its import takes longer than all the rest
 
 @ray.remote(num_cpus=0)
 class AgentLoopWorker:
@@ -396,6 +393,7 @@ driver.main(sys.argv[1], sys.argv[2], "2", "0")
 def test_a_process_that_dies_is_told_of_in_one_line_with_a_remedy(tmp_path, dies, said):
     """By the real Ray; to its watch over the memory, this machine is full when two hundredths of it are taken."""
     (tmp_path / "config.yaml").write_text(json.dumps({"trainer": {"nnodes": 1, "dies": dies}, "transfer_queue": {}}))
+    (tmp_path / "runtime.json").write_text(json.dumps({"env_vars": {}}))
     config = load_config("smoke", ["engine=verl"], algorithm="grpo")
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as scratch:  # short, for Ray's sockets
         (Path(scratch) / "auth_token").write_text("0" * 64)

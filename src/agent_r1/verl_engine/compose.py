@@ -12,6 +12,7 @@ import contextlib
 import functools
 import io
 import json
+import logging
 import warnings
 from dataclasses import dataclass
 from importlib import resources
@@ -132,6 +133,17 @@ def compose(ours: dict[str, Any]) -> DictConfig:
         said = str(error.__cause__ or error).strip().splitlines()[0]
         raise AgentR1Error(f"verl {VERL} refuses the configuration: {said}") from None
     return merged
+
+
+def ray_environment(config: DictConfig) -> dict[str, Any]:
+    """Return verl's runtime environment for Ray: variables that every process of the run gets."""
+    logging.disable(logging.WARNING)  # without a GPU, verl warns of that
+    try:
+        from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
+
+        return get_ppo_ray_runtime_env(config)
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 @functools.cache

@@ -15,12 +15,17 @@ from types import SimpleNamespace
 import psutil
 import torch
 import torch.distributed.fsdp
+import transformers.utils
 import verl
 
 from agent_r1.verl_engine import VERL
 
 if verl.__version__ != VERL:
     raise ImportError(f"agent_r1.verl_engine.cpu is for verl {VERL}, and {verl.__version__} is installed")
+
+# transformers looks into scikit-learn, and so imports SciPy and pandas, for a way of decoding that is not used here: that was a
+# second of processor time in each of the five processes that import verl.
+transformers.utils.is_sklearn_available = lambda: False
 
 import verl.utils.distributed  # noqa: E402
 import verl.utils.fsdp_utils  # noqa: E402

@@ -9,6 +9,7 @@ line of `verl/cause.txt` when anything fails.
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import re
 import signal
@@ -99,13 +100,13 @@ def in_a_line(cause: BaseException) -> str:
 
 def main(file: str, ray_folder: str, cpus: str, gpus: str) -> int:
     """Train; 0 when done, 1 with the cause in cause.txt."""
-    from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
-
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG: a launcher that is killed outright takes us along
     config = OmegaConf.load(file)
     config.transfer_queue.enable = True
-    runtime = get_ppo_ray_runtime_env(config)
-    runtime["env_vars"]["TRANSFER_QUEUE_ENABLE"] = "1"
+    # Written by the launcher, which has imported verl: here that alone would take longer than Ray's start.
+    runtime = json.loads(Path(file).with_name("runtime.json").read_text())
+    unset = {name: value for name, value in runtime["env_vars"].items() if name not in os.environ}
+    runtime["env_vars"] = unset | {"TRANSFER_QUEUE_ENABLE": "1"}
     ours = {
         "address": "local",  # never another Ray that happens to run here
         "num_cpus": int(cpus),

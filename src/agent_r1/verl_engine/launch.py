@@ -36,7 +36,7 @@ from agent_r1.data.rows import read_rows
 from agent_r1.device import ALLOCATOR, cores, resolve_device
 from agent_r1.env import ENVIRONMENTS, dialect_of
 from agent_r1.errors import AgentR1Error, ConfigError
-from agent_r1.files import home, locked
+from agent_r1.files import home, locked, write_whole
 from agent_r1.rollout import decoder
 from agent_r1.training.batches import prompts_of_step
 from agent_r1.training.checkpoint import read_checkpoint
@@ -45,7 +45,7 @@ from agent_r1.training.log import trackers
 from agent_r1.training.run import RunDir, graceful_interrupt, only_trainer, open_run
 from agent_r1.training.tiny_model import load_chat
 from agent_r1.verl_engine.checkpoints import finish, unverified
-from agent_r1.verl_engine.compose import Sources, compose, overrides
+from agent_r1.verl_engine.compose import Sources, compose, overrides, ray_environment
 from agent_r1.workspace import Workspace
 
 MARK = "AGENT_R1_VERL_RUN"
@@ -79,7 +79,9 @@ def train(run: RunDir, config: Config, start_model: Path, resume: bool, plain: b
             step, _ = read_checkpoint(latest, fingerprint(config))
         run.metrics.truncate_after(step)
         sources = prepare(run, config, start_model, latest / f"global_step_{step}" if latest else None)
-        OmegaConf.save(compose(overrides(config, sources, device)), sources.folder / "config.yaml")
+        composed = compose(overrides(config, sources, device))
+        write_whole(sources.folder / "runtime.json", json.dumps(ray_environment(composed)))
+        OmegaConf.save(composed, sources.folder / "config.yaml")
         about = f"preset {config.preset} · {config.algorithm} · verl · {device}"
         history, parts = run.metrics.read(), dialect_of(config.env).parts
         with (
@@ -289,7 +291,6 @@ def environment(config: Config, device: str, mark: str, scratch: Path) -> dict[s
             "OMP_NUM_THREADS": str(config.trainer.threads or cores()),
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "VLLM_CACHE_ROOT": str(scratch / "vllm"),
         }
     return {name: value for name, value in os.environ.items() if name not in hidden} | ours
 
