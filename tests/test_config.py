@@ -21,7 +21,7 @@ from agent_r1.config import (
 )
 from agent_r1.device import resolve_device
 from agent_r1.errors import ConfigError, nearest
-from agent_r1.renamed import RENAMED
+from agent_r1.renamed import RENAMED, renamed_card
 
 # ---------------------------------------------------------------------------------------------------------- layers
 
@@ -55,6 +55,12 @@ def test_a_renamed_key_keeps_its_value(tmp_path, monkeypatch):
     file.write_text("actor: {learning_rate: 0.25, epochs: 3}\nseed: 4\n")
     config = from_yaml(file)
     assert (config.critic.lr, config.actor.epochs, config.seed) == (0.25, 3, 4)
+
+
+def test_a_card_of_an_earlier_run_has_an_interval():
+    assert renamed_card({"score": 0.5, "em_ci95": [0.4, 0.6]})["score_ci95"] == [0.4, 0.6]
+    assert renamed_card({"score": 0.5})["score_ci95"] == [0.5, 0.5]
+    assert renamed_card({"score": 0.5, "score_ci95": [0.3, 0.7], "em_ci95": [0.4, 0.6]})["score_ci95"] == [0.3, 0.7]
 
 
 def test_later_layers_win(tmp_path, monkeypatch):

@@ -194,7 +194,7 @@ def evaluate(a: Namespace) -> None:
     from agent_r1.inference.agent import model_folder
     from agent_r1.training.checkpoint import verify_checkpoint
     from agent_r1.training.run import RunDir, check_same_settings, open_run, start_model
-    from agent_r1.workspace import Workspace
+    from agent_r1.workspace import Workspace, make_task
 
     run = RunDir(Workspace.of(config).run(_run_name(a, config)))
     check_same_settings(run, config)
@@ -209,6 +209,7 @@ def evaluate(a: Namespace) -> None:
     # The run's cards hold the standard evaluation. Any other, such as ten questions of val, is not written there.
     if any(value is not None for value in (a.split, a.dataset, a.limit, a.temperature, a.prompt, a.backend, a.out)):
         return _evaluate_models(a, model, config)
+    make_task(config)
     stages.run_eval(config, model, run.path / card, title, taken(a))
     if a.before:
         open_run(run, config, resume=True)

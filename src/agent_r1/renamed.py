@@ -1,7 +1,7 @@
-"""Settings of earlier runs under their present names, so that `report`, `inspect`, `eval` and `chat` still open those runs.
+"""Keys of earlier runs under their present names, so that `report`, `inspect`, `eval` and `chat` still open those runs.
 
-In: the config.yaml of a run, as plain values. Out: the same with today's keys. `--resume` needs the settings that the
-checkpoint was made with, so it refuses such a run; presets and the command line never come through here.
+In: the config.yaml or an eval card of a run, as plain values. Out: the same with today's keys. `--resume` needs the very
+settings that the checkpoint was made with, so it refuses such a run; presets and the command line never come through here.
 """
 
 from __future__ import annotations
@@ -40,3 +40,8 @@ def renamed(saved: dict[str, Any]) -> dict[str, Any]:
             section, _, key = new.partition(".")
             result.setdefault(section, {})[key] = value
     return result
+
+
+def renamed_card(card: dict[str, Any]) -> dict[str, Any]:
+    """Return an eval card under today's keys. Earlier ones have the interval of exact match alone."""
+    return {"score_ci95": card.get("em_ci95") or [card["score"]] * 2} | card

@@ -32,6 +32,7 @@ import agent_r1
 from agent_r1.errors import AgentR1Error
 from agent_r1.files import read_jsonl, write_whole
 from agent_r1.inspect.tokens import TOKEN_CSS, tokens_html
+from agent_r1.renamed import renamed_card
 from agent_r1.training.log import STEP, VAL_EM, step_times, with_val_em
 from agent_r1.training.sentinel import Sign, signs
 from agent_r1.ui import clean, duration
@@ -128,13 +129,12 @@ def _lines(run: RunFiles, name: str, consequence: str) -> list[Record]:
 
 def _card(run: RunFiles, name: str, consequence: str | None = None) -> Record | None:
     try:
-        card = json.loads((run.path / name).read_text(encoding="utf-8"))
+        return renamed_card(json.loads((run.path / name).read_text(encoding="utf-8")))
     except FileNotFoundError:
         run.missing += [f"{name} is missing: {consequence}."] if consequence else []
         return None
     except ValueError:
         raise AgentR1Error(f"{run.path / name} is no eval card; make it again with `agent-r1 eval`") from None
-    return card
 
 
 # ----------------------------------------------------------------------------------------------------- what is shown

@@ -75,8 +75,8 @@ def read_checkpoint(path: Path, fingerprint: str) -> tuple[int, dict[str, Any]]:
     manifest = verify_checkpoint(path)
     if manifest["config"] != fingerprint:
         raise AgentR1Error(
-            f"{path} was made with another configuration; resume with the settings in the run's config.yaml, or start "
-            "a new run with --run NAME"
+            f"{path} was made with another configuration, or by another version; resume with the settings in the run's "
+            "config.yaml, or start a new run with --run NAME"
         )
     return manifest["step"], torch.load(path / "trainer.pt", map_location="cpu", weights_only=True)
 

@@ -112,10 +112,9 @@ Track = Callable[[Mapping[str, Any]], None]
 
 
 @contextmanager
-def trackers(
-    names: Iterable[str], run_dir: Path, config: dict[str, Any], history: list[dict[str, Any]]
-) -> Iterator[Track]:
-    """A function that sends one line of metrics.jsonl to all trackers, for either engine. `history`: the lines so far.
+def trackers(names: Iterable[str], run_dir: Path, config: dict[str, Any], first: int = 0) -> Iterator[Track]:
+    """A function that sends one line of metrics.jsonl to all trackers, for either engine; of a resumed run, from the step
+    `first` on.
 
     Raises ConfigError for one that is not installed.
     """
@@ -123,7 +122,7 @@ def trackers(
         tracks = []
         for name in names:
             try:
-                tracks.append(stack.enter_context(TRACKERS[name](run_dir, config, history)))
+                tracks.append(stack.enter_context(TRACKERS[name](run_dir, config, first)))
             except ImportError:
                 raise ConfigError(
                     f"trainer.loggers names {name}, which is not installed; run `pip install {name}`"
@@ -137,30 +136,26 @@ def trackers(
 
 
 @contextmanager
-def _wandb(run_dir: Path, config: dict[str, Any], history: list[dict[str, Any]]) -> Iterator[Track]:
-    """Weights & Biases. A resumed run keeps its id.
-
-    An offline recording cannot be added to a run that was uploaded, it replaces it. So each recording begins with the whole
-    history, and the newest is all there is to upload. Online, what the server has is not sent again.
-    """
+def _wandb(run_dir: Path, config: dict[str, Any], first: int) -> Iterator[Track]:
+    """Weights & Biases. A resumed run keeps its id, by which W&B puts the recordings of an offline run together."""
     identity = run_dir / "wandb.id"  # the same for every process of a run, another for a new run of the same name
     if not identity.exists():
         write_whole(identity, secrets.token_hex(4))
-    settings = {"project": "agent-r1", "name": run_dir.name, "id": identity.read_text(), "dir": str(run_dir)}
+    settings = {
+        "project": "agent-r1",
+        "name": run_dir.name,
+        "id": identity.read_text(),
+        "dir": str(run_dir),
+        "resume": "allow",
+    }
     run, offline = _start_wandb(settings | {"config": config})
     if offline:
-        say(f"W&B: offline ({offline}); upload with `wandb sync {run_dir / 'wandb' / 'latest-run'}`")
+        say(f"W&B: offline ({offline}); upload with `wandb sync {run_dir / 'wandb'}/offline-run-*`")
     elif not run.disabled:
         say(f"W&B: {run.url}")
 
-    def track(metrics: Mapping[str, Any]) -> None:
-        if metrics[STEP] >= run.starting_step:  # 0, or behind what the server has of a resumed run
-            run.log(_numbers(metrics), step=metrics[STEP])
-
     try:
-        for metrics in history:
-            track(metrics)
-        yield track
+        yield lambda metrics: run.log(_numbers(metrics), step=metrics[STEP])
     finally:
         run.finish()
 
@@ -176,7 +171,7 @@ def _start_wandb(settings: dict[str, Any]) -> tuple[Any, str]:
         try:
             # Without a key, wandb.init would ask for one at the terminal, and an unattended run would hang there.
             if wandb.login(prompt=False, verify=False):
-                return wandb.init(**settings, settings=quiet, mode="online", resume="allow"), ""
+                return wandb.init(**settings, settings=quiet, mode="online"), ""
             why = "no key in WANDB_API_KEY or ~/.netrc"
         except Exception as error:  # a wrong key or no network: no reason to lose a training run
             why = f"the server cannot be used: {type(error).__name__}"  # its text may quote the key
@@ -186,12 +181,11 @@ def _start_wandb(settings: dict[str, Any]) -> tuple[Any, str]:
 
 
 @contextmanager
-def _tensorboard(run_dir: Path, config: dict[str, Any], history: list[dict[str, Any]]) -> Iterator[Track]:
+def _tensorboard(run_dir: Path, config: dict[str, Any], first: int) -> Iterator[Track]:
     """TensorBoard: `tensorboard --logdir runs` shows all runs."""
     from torch.utils.tensorboard import SummaryWriter
 
-    # What an earlier process logged behind the history is purged: this one does those steps again.
-    first = history[-1][STEP] + 1 if history else 0
+    # What an earlier process logged of these steps is purged: this one does them again.
     with SummaryWriter(str(run_dir / "tensorboard"), purge_step=first) as writer:
 
         def track(metrics: Mapping[str, Any]) -> None:

@@ -165,7 +165,7 @@ def run_training(
             f"{device}, {str(dtype)[6:]}"
         )
         with (
-            trackers(config.trainer.loggers, run.path, config.model_dump(), history) as track,
+            trackers(config.trainer.loggers, run.path, config.model_dump(), learner.step + 1) as track,
             Dashboard(
                 run.path.name, about, config.trainer.steps, history=history, parts=parts, plain=plain
             ) as dashboard,

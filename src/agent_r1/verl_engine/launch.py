@@ -85,7 +85,7 @@ def train(run: RunDir, config: Config, start_model: Path, resume: bool, plain: b
         about = f"preset {config.preset} · {config.algorithm} · verl · {device}"
         history, parts = run.metrics.read(), dialect_of(config.env).parts
         with (
-            trackers(config.trainer.loggers, run.path, config.model_dump(), history) as track,
+            trackers(config.trainer.loggers, run.path, config.model_dump(), step + 1) as track,
             Dashboard(
                 run.path.name, about, config.trainer.steps, history=history, parts=parts, plain=plain
             ) as dashboard,
