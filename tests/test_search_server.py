@@ -182,13 +182,8 @@ def test_an_answer_does_not_wait_for_an_acknowledgement():
     [
         (b"", 422, "body: Invalid JSON"),
         (b"[" * 200_000, 422, "Invalid JSON"),
-        (b"\xff\xfe", 422, "Invalid JSON"),
-        (b"[]", 422, "body"),
         (b'{"queries": []}', 422, "queries"),
-        (b'{"queries": [1]}', 422, "queries.0"),
-        (b'{"queries": ["a"], "top_k": 0}', 422, "top_k"),
         (b'{"queries": ["a"], "top_k": 51}', 422, "top_k"),
-        (b'{"queries": ["a"], "top_k": "3"}', 422, "top_k"),
         (b'{"queries": ["a"], "file": "/etc/passwd"}', 422, "file"),
         (json.dumps({"queries": ["a" * 2001]}).encode(), 422, "queries.0"),
         (json.dumps({"queries": ["a"] * 257}).encode(), 422, "queries"),
@@ -408,14 +403,11 @@ def test_a_retriever_of_search_r1_answers_our_agents():
     ("found", "says"),
     [
         ([[{"document": {"id": "1"}, "score": 1.0}]], "result.0.0.document.contents: Field required"),
-        ([[{"id": "1", "contents": "plain"}]], "result.0.0.document: Field required"),
-        ([[{"document": {"contents": 7}}]], "result.0.0.document.contents: Input should be a valid string"),
         ([[{"document": {"contents": "a"}, "score": float("nan")}]], "result.0.0.score: Input should be a finite"),
-        ([None], "result.0: Input should be a valid list"),
         ("many", "result: Input should be a valid list"),
         ([[], []], "answered 2 of 1 queries"),
     ],
-    ids=["no contents", "no document", "a number", "nan", "null", "text", "too many"],
+    ids=["no contents", "nan", "text", "too many"],
 )
 def test_a_retriever_that_answers_in_another_form_is_one_line(found, says):
     with retriever(answer={"result": found}) as url, pytest.raises(AgentR1Error) as refusal:

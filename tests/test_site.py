@@ -6,7 +6,6 @@ import html
 import re
 import subprocess
 import sys
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -54,49 +53,6 @@ def test_formulas_are_drawn_and_the_book_can_be_searched(site):
     )
     index = (site / "search" / "search_index.js").read_text()
     assert "A real episode" in index and "lessons/01-agents.html" in index
-
-
-class Prose(HTMLParser):
-    """Of a page's article: its prose (no code, formula or heading), with \x01 before and \x02 behind a word that is linked."""
-
-    def __init__(self, page: str):
-        super().__init__()
-        self.open, self.said, self.words = [], [], []
-        self.feed(page)
-
-    def handle_starttag(self, tag, attrs):
-        if tag not in ("br", "img", "input", "meta", "link", "hr"):
-            self.open.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag):
-        while any(tag == name for name, _ in self.open) and self.open.pop()[0] != tag:
-            pass
-
-    def handle_data(self, data):
-        tags = [tag for tag, _ in self.open]
-        if "article" in tags and not {"code", "pre", "math", "h1", "h2", "h3", "summary"} & set(tags):
-            links = [attrs for tag, attrs in self.open if tag == "a"]
-            if links and links[-1].get("class") == "word":
-                self.words.append((data, links[-1]["href"].split("#")[1]))
-                self.said.append(f"\x01{data}\x02")
-            elif not links:
-                self.said.append(data)
-
-
-def test_a_lessons_first_use_of_a_word_leads_to_the_glossary(site):
-    there = (site / "glossary.html").read_text()
-    words = re.findall(r"^\| ([^|]+?) \| ", (ROOT / "docs/glossary.md").read_text(), re.MULTILINE)[1:]
-    for page in sorted((site / "lessons").glob("[0-9]*.html")):
-        prose = Prose(page.read_text())
-        anchors = [anchor for _, anchor in prose.words]
-        assert len(set(anchors)) == len(anchors) > 5, "linked once each"
-        assert all(f'id="{a}"' in there or f"id={a}>" in there for a in anchors)
-        text = " ".join("".join(prose.said).split())
-        for word in ("action mask", "advantage", "group", "GRPO", "reward", "policy", "episode", "entropy"):
-            first = re.search(rf"\b{word}s?\b", text, 0 if word.isupper() else re.IGNORECASE)
-            longer = [w for w in words if w != word and word in w]  # "advantage mask" is a word of its own
-            if first and not any(text[max(0, first.start() - 20) : first.end() + 20].count(w) for w in longer):
-                assert text[first.start() - 1] == "\x01" and text[first.end()] == "\x02", (page.name, word)
 
 
 @pytest.mark.parametrize("name", PATH)
