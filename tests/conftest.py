@@ -433,6 +433,22 @@ def produced(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def checked(tmp_path_factory) -> Path:
+    """The folder of a gpu-check that this machine has gone through, with a run of verl's in it. Read it, never change it."""
+    from runs import CHECK, main
+
+    from agent_r1.gpu_check import at_home
+
+    def make(home: Path) -> None:
+        with at_home(home):
+            assert main("gpu-check", *CHECK) == 0
+        torch.set_num_threads(1)
+
+    [folder] = (made_once(tmp_path_factory, "gpu-check", make) / "artifacts").glob("gpu-check-*")
+    return folder
+
+
+@pytest.fixture(scope="session")
 def smoke(tmp_path_factory):
     """Home and output of the smoke run: a trained agent, for slow tests. Read it, never change it."""
     from runs import SMOKE, speedrun

@@ -32,6 +32,9 @@ TINY = [
 """Options and overrides of a run that takes a second or two."""
 SMOKE = ["grpo", "--preset", "smoke", "trainer.threads=1"]
 """Of the run that all slow tests share. One thread, because another test runs beside it."""
+CHECK = ["grpo", "--preset=smoke", "engine=verl", "trainer.threads=1", "rollout.samples_per_prompt=4", "actor.minibatches=2",
+         "actor.kl_coef=0.05", "trainer.dtype=bfloat16"]  # fmt: skip
+"""Of the gpu-check that the slow tests of verl share: one rank."""
 STAGES = ("data", "index", "cold-start")
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from omegaconf import OmegaConf
-from runs import main, tree
+from runs import CHECK, main, tree
 
 from agent_r1 import gpu_check, stages
 from agent_r1.config import changed, load_config
@@ -42,20 +42,7 @@ NOT_HERE = {
     "data-parallel vLLM",
 }
 """On one CPU rank, with a preset that has no warm start."""
-WORDS = ["grpo", "--preset=smoke", "--engine=verl", "trainer.threads=1", "rollout.samples_per_prompt=4", "actor.minibatches=2",
-         "trainer.dtype=bfloat16"]  # fmt: skip
 POPEN = subprocess.Popen
-
-
-@pytest.fixture(scope="module")
-def checked(tmp_path_factory):
-    """The folder of a check that this machine has gone through. Read it, never change it."""
-    home = tmp_path_factory.mktemp("gpu-check")
-    with at_home(home):
-        assert main("gpu-check", *WORDS) == 0
-    torch.set_num_threads(1)
-    [folder] = (home / "artifacts").glob("gpu-check-*")
-    return folder
 
 
 def test_a_cpu_goes_through_all_that_it_can_run(checked, monkeypatch, capsys):
@@ -67,7 +54,7 @@ def test_a_cpu_goes_through_all_that_it_can_run(checked, monkeypatch, capsys):
     before = tree(checked)
     monkeypatch.setattr(gpu_check, "made_of", lambda config: result["made_of"])  # a commit meanwhile makes another key
     monkeypatch.setenv("AGENT_R1_HOME", str(checked.parents[1]))
-    assert main("gpu-check", *WORDS, "--json") == 0
+    assert main("gpu-check", *CHECK, "--json") == 0
     said, last = capsys.readouterr().out.strip().rsplit("\n", 1)
     assert "checked before" in said and json.loads(last) == result and tree(checked) == before
 
@@ -94,7 +81,7 @@ def go(checked, tmp_path, monkeypatch):
     """Go through some phases again, in a copy of the check, after a fault has been planted there."""
     folder = tmp_path / "copy"
     shutil.copytree(checked, folder, ignore=shutil.ignore_patterns("logs"))
-    config = small(load_config("smoke", ["engine=verl", *WORDS[3:]], algorithm="grpo"))
+    config = small(load_config("smoke", CHECK[2:], algorithm="grpo"))
 
     def through(*names: str, settings: tuple[str, ...] = ()) -> dict:
         """What was found in the last of them, which failed."""
@@ -123,7 +110,7 @@ def test_a_fault_of_the_start_model(go):
 
 def test_a_fault_of_the_warm_start(go):
     """With a preset that has a warm start, and so another name for its tiny model."""
-    settings = ["engine=verl", *WORDS[3:], "cold_start.warm_steps=2"]
+    settings = [*CHECK[2:], "cold_start.warm_steps=2"]
     with at_home(go.folder):
         model = Workspace.of(small(load_config("smoke", settings, algorithm="grpo"))).cold_start
     next(go.folder.glob("artifacts/cold-start-*")).rename(model)
@@ -219,7 +206,7 @@ def test_a_check_that_failed_is_done_again_and_ends_the_speedrun(tmp_path, monke
     monkeypatch.setattr(gpu_check, "PHASES", (gpu_check.Phase("export", broken, "that", "this"),))
     monkeypatch.setattr(gpu_check.walk, "__defaults__", (gpu_check.PHASES,))
     for _ in range(2):
-        assert main("gpu-check", *WORDS, "--json") == 1
+        assert main("gpu-check", *CHECK, "--json") == 1
         out, errors = capsys.readouterr()
         assert "checked before" not in out and not json.loads(out.splitlines()[-1])["passed"]
         assert errors.splitlines()[-1] == "agent-r1: gpu-check, export: no space. This means: that. Remedy: this"

@@ -119,9 +119,13 @@ def test_vllm_serves_tool_calls_and_says_what_the_trainer_says(exported, config,
         assert last.choices[0].finish_reason == "stop" and "<answer>" in last.choices[0].message.content
 
 
-def test_a_step_of_verl_s_own_trainer(home):
-    """Ray, FSDP and vLLM, with the same start model: its sampler has the weights that are trained, in float32."""
-    assert main("train", *POCKET, "verl.patience_s=800", "--engine=verl", "--run=verl", "--plain") == 0
+def test_a_step_of_verl_s_own_trainer(home, capsys):
+    """Ray, FSDP and vLLM, with the same start model: its sampler has the weights that are trained, in float32. Then the time is
+    up, and the step is saved, although no checkpoint was due."""
+    words = ["trainer.steps=2", "trainer.max_hours=0.0001", "verl.patience_s=800", "--engine=verl", "--run=verl"]
+    assert main("train", *POCKET, *words, "--plain") == 130
+    said = capsys.readouterr().err
+    assert "would be over in the next step; stopped after step_000001; continue with --resume" in said
     (line,) = (json.loads(text) for text in lines(home / "runs" / "verl"))
     assert line["training/rollout_probs_diff_max"] < 1e-3
     assert line["actor/grad_norm"] > 0 and line["rollout/lost_episodes"] == 0 and line["tool_calls/mean"] > 0

@@ -1,7 +1,7 @@
 """verl's real trainer on the CPU: Ray, FSDP2 and vLLM, with our episodes in it. Slow, and bounded in time.
 
-A run of grpo in bfloat16 that is stopped and resumed, and one of ppo on two ranks whose servers are killed. A start takes
-half a minute of two cores.
+gpu-check's run of grpo in bfloat16, resumed after a kill, and one of ppo on two ranks whose servers are killed. A start takes
+half a minute of two cores; that of `trainer.max_hours` is in test_pocket_run.py.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from runs import AGENT, TINY, environment, lines, main, orphans, prepare, processes_of, undocumented
+from runs import AGENT, CHECK, TINY, environment, lines, main, orphans, prepare, processes_of, undocumented
 
 from agent_r1.config import from_yaml
 from agent_r1.device import installed
+from agent_r1.gpu_check import SMALL
 from agent_r1.rollout import decoder
 from agent_r1.rollout.rows import TrainingRow, collate
 from agent_r1.training.checkpoint import verify_checkpoint
@@ -56,8 +57,8 @@ def home(tmp_path_factory):
     os.environ.pop("AGENT_R1_HOME") if before is None else os.environ.update(AGENT_R1_HOME=before)
 
 
-def start(home: Path, name: str, *argv: str) -> subprocess.Popen:
-    command = [AGENT, "train", *RUN, "--run", name, *argv]
+def start(home: Path, name: str, *argv: str, words: list[str] = RUN) -> subprocess.Popen:
+    command = [AGENT, "train", *words, "--run", name, *argv]
     pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
     return subprocess.Popen(command, env=environment(home) | {"OMP_NUM_THREADS": "2"}, text=True, **pipes)
 
@@ -98,29 +99,29 @@ def left_behind(run: Path) -> list[str]:
     return [*map(str, processes_of(run.parents[1])), *orphans(begun), *folders]
 
 
-def test_grpo_in_bfloat16_stops_saves_and_goes_on_where_it_was(home):
-    """In the arithmetic of a GPU: out of time, shards that nobody has converted yet, SIGTERM, and to the end."""
-    run, half = home / "runs" / "grpo", "trainer.dtype=bfloat16"
-    first = start(home, "grpo", "grpo", half, "trainer.steps=3", "trainer.save_every=3", "trainer.max_hours=0.0001")
-    code, said = end(first)
-    assert (
-        code == 130 and "would be over in the next step; stopped after step_000001; continue with --resume" in said
-    ), said
-    assert left_behind(run) == []
-    assert len(lines(run)) == 1  # the step was finished and saved, although no checkpoint was due
+def test_grpo_in_bfloat16_goes_on_where_it_was_killed_and_saves_at_sigterm(checked, tmp_path, monkeypatch):
+    """In the arithmetic of a GPU: the run of gpu-check, whose shards nobody has converted yet, and SIGTERM."""
+    monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path / "home"))
+    home = shutil.copytree(checked, tmp_path / "home", ignore=shutil.ignore_patterns("logs", "export", "eval.json"))
+    run, sizes = home / "runs" / "check", [f"model.{n}=2" for n in ("heads", "kv_heads")]
+    words = [*CHECK, *SMALL, *sizes, "model.hidden_size=128", "rollout.prompts_per_step=4", "data.train=64",
+             "actor.lr=1e-3"]  # fmt: skip
 
     # What a kill in the middle of the conversion leaves: no checkpoint, and all that verl has saved.
     checkpoints = run / "checkpoints"
     (checkpoints / "step_000001" / "global_step_1").rename(checkpoints / "unverified_000001")
-    shutil.rmtree(checkpoints / "step_000001")
-    second = start(home, "grpo", "grpo", half, "trainer.steps=3", "trainer.save_every=1", "--resume")
-    until(lambda: (read_phase(RunDir(run)) or {}).get("step") == 3, second)
-    second.send_signal(signal.SIGTERM)
-    code, said = end(second)
+    for step in (1, 2):
+        shutil.rmtree(checkpoints / f"step_00000{step}")
+    shutil.rmtree(run / "verl")
+    os.utime(run / "config.yaml")
+    process = start(home, "check", "--resume", "--plain", words=words)
+    until(lambda: (read_phase(RunDir(run)) or {}).get("step") == 2 and len(lines(run)) == 1, process)
+    process.send_signal(signal.SIGTERM)
+    code, said = end(process)
     assert code == 0, said  # the step that it came in was the last one
     assert left_behind(run) == []
     curve = metrics(run)
-    assert [line["training/global_step"] for line in curve] == [1, 2, 3]
+    assert [line["training/global_step"] for line in curve] == [1, 2]
     for line in curve:
         assert line["training/rollout_probs_diff_mean"] < 0.05  # vLLM sampled from the weights that are trained
         assert 0 < line["training/rollout_logprobs_diff_mean"] < 0.2
@@ -136,20 +137,20 @@ def test_grpo_in_bfloat16_stops_saves_and_goes_on_where_it_was(home):
         # What dashboard and report read beyond the local loop's keys.
         assert {"timing_s/old_log_prob", "timing_s/ref", "perf/agent_tokens_per_s"} <= line.keys()
         assert step_times(line)["other"] >= 0
-    assert sorted(path.name for path in checkpoints.iterdir()) == ["step_000002", "step_000003"]
-    checkpoint = checkpoints / "step_000003"
+    assert sorted(path.name for path in checkpoints.iterdir()) == ["step_000001", "step_000002"]
+    checkpoint = checkpoints / "step_000002"
     verify_checkpoint(checkpoint)
-    assert main("eval", *TINY, *SIZE, "--model", str(checkpoint / "model")) == 0
-    assert main("export", "--run", "grpo") == 0
+    assert main("eval", *words, "--model", str(checkpoint / "model")) == 0
+    assert main("export", "--run", "check") == 0
 
     # The questions are the local loop's: the same ones in the same step.
-    episodes = [json.loads(line) for line in (run / "rollouts" / "step_000003.jsonl").read_text().splitlines()]
+    episodes = [json.loads(line) for line in (run / "rollouts" / "step_000002.jsonl").read_text().splitlines()]
     assert len(episodes) == 16 and len({e["group_id"] for e in episodes}) == 4
     row = episodes[0]["rows"][0]
     assert len(row["input_ids"]) == len(row["advantages"]) == len(row["action_mask"])
     # A finished run is not trained again.
-    assert main("train", *RUN, "--run", "grpo", "grpo", half, "trainer.steps=3", "trainer.save_every=1") == 0
-    assert len(lines(run)) == 3
+    assert main("train", *words, "--run", "check") == 0
+    assert len(lines(run)) == 2
 
 
 def test_ppo_on_two_ranks_learns_what_we_compute_until_its_servers_die(home):
