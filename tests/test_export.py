@@ -157,7 +157,7 @@ def test_an_adapter_is_merged(home, monkeypatch):
     assert (merged - apart).abs().max() < 1e-3 < (plain - apart).abs().max()
     assert AutoTokenizer.from_pretrained(out).chat_template
     monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(AgentR1Error, match="pip install peft"):
+    with pytest.raises(AgentR1Error, match=r"pip install .agent-r1\[lora\]"):
         export(home / "adapter", load_config("smoke"), home / "again")
 
 

@@ -158,7 +158,7 @@ def test_what_is_not_installed_names_the_remedy(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     for name in ("wandb", "tensorboard"):
-        with pytest.raises(ConfigError, match=f"pip install {name}"), trackers([name], tmp_path, {}):
+        with pytest.raises(ConfigError, match=rf"pip install .agent-r1\[{name}\]"), trackers([name], tmp_path, {}):
             pass
 
 

@@ -120,7 +120,7 @@ def test_adapters_of_another_scale_are_refused(checkpoint):
 
 def test_without_peft_the_remedy_is_said(monkeypatch, base):
     monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(AgentR1Error, match="pip install peft"):
+    with pytest.raises(AgentR1Error, match=r"pip install .agent-r1\[lora\]"):
         lora.load(base, base, "cpu", rank=2)
 
 

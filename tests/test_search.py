@@ -147,7 +147,7 @@ def test_models_get_the_prefixes_they_were_trained_with(model, query, passage):
 
 def test_sentence_transformers_missing_is_one_clear_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "sentence_transformers", None)
-    with pytest.raises(AgentR1Error, match="pip install sentence-transformers"):
+    with pytest.raises(AgentR1Error, match=r"pip install .agent-r1\[encoders\]"):
         make_encoder("intfloat/e5-base-v2", 1024).encode_queries(["x"])
 
 

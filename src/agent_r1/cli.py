@@ -30,7 +30,7 @@ from agent_r1.command_line import (
 )
 from agent_r1.config import ALGORITHMS, Config, changed, from_yaml, load_config, preset_title
 from agent_r1.device import cores, raise_file_limit
-from agent_r1.errors import AgentR1Error, ConfigError
+from agent_r1.errors import AgentR1Error, ConfigError, extra
 from agent_r1.files import home
 
 # The rooms are imported inside the commands, behind the configuration: `agent-r1 --help` and a misspelt setting are
@@ -105,7 +105,8 @@ def doctor(a: Namespace) -> int:
 )  # fmt: skip
 def gpu_check(a: Namespace) -> None:
     config = _config(a)
-    from agent_r1.gpu_check import check_machine
+    with extra("verl", "gpu-check"):
+        from agent_r1.gpu_check import check_machine
 
     check_machine(config, a.json)
 

@@ -33,7 +33,7 @@ LAPTOP = 2 * GIB
 DRIVER = 580
 """NVIDIA's driver for CUDA 13, which the torch in requirements/verl-gpu.txt is built with."""
 REQUIREMENTS = Path(__file__).parents[2] / "requirements"
-NEEDED = "torch transformers tokenizers safetensors numpy faiss-cpu pyarrow pydantic pyyaml rich jinja2 matplotlib"
+NEEDED = "torch transformers tokenizers safetensors numpy faiss-cpu pyarrow pydantic pyyaml rich jinja2"
 NEEDED_ON_GPUS = "verl vllm ray fastapi uvicorn datasets sentence-transformers huggingface-hub"
 """Without one of these nothing runs. What else requirements/ pins, and is missing or of another version, is a warning."""
 PORTS = {8000: "the model server", 8100: "the search service"}
@@ -170,12 +170,14 @@ def check_verl() -> Finding:
 
 
 def held_against(files: list[str], needed: str = "") -> Finding:
-    """The packages that are installed, and the pins in these files of requirements/."""
+    """The packages that are installed, and in a checkout the pins in these files of requirements/."""
     texts = [(REQUIREMENTS / f).read_text(encoding="utf-8") for f in files if (REQUIREMENTS / f).exists()]
     remedy = f"pip install {'--no-deps ' if len(files) > 1 else ''}-r requirements/{files[0]}"
+    if not texts:  # an installed wheel has no requirements/
+        remedy = f"pip install 'agent-r1{'[all]' if files[0] == 'cpu.txt' else '[verl]'}'"
     if missing := [name for name in needed.split() if installed(name) is None]:
         return "fail", f"{', '.join(missing)} missing", remedy
-    if not texts:  # an installed wheel has no requirements/
+    if not texts:
         return "ok", "are installed"
     have = {name: (installed(name), pin) for name, pin in device.read_pins("\n".join(texts)).items()}
     wrong = [
@@ -194,7 +196,11 @@ def check_torch() -> Finding:
         torch.ones(64, 64) @ torch.ones(64, 64)
     except Exception as error:  # a broken installation fails in many ways: a missing library, a wrong architecture
         detail = f"cannot be used ({type(error).__name__}: {first_line(error)})"
-        return "fail", detail, "install torch again, see requirements/cpu.txt"
+        return (
+            "fail",
+            detail,
+            "pip install --force-reinstall torch (requirements/cpu.txt has the version that was tested)",
+        )
     return "ok", f"{torch.__version__}, {torch.get_num_threads()} threads"
 
 
@@ -205,7 +211,7 @@ def check_flash_attn() -> Finding:
     except Exception as error:  # ImportError for a symbol or a library, OSError for glibc, and whatever torch raises
         detail = f"does not load ({type(error).__name__}: {first_line(error)})"
         remedy = (
-            "pip install -r requirements/verl-gpu.txt; the wheel is built for torch 2.11, CUDA 13, Python 3.12 and a recent glibc: "
+            "in a checkout, pip install -r requirements/verl-gpu.txt; its wheel is for torch 2.11, CUDA 13, Python 3.12, a recent glibc: "
             "elsewhere use Docker (./speedrun.sh), or compile it: "
             "MAX_JOBS=8 pip install --no-build-isolation --no-binary :all: flash-attn==2.8.3"
         )
@@ -306,7 +312,8 @@ def check_gpus(config: Config, shape: Shape | None, gpus: list[GpuHere]) -> Find
     detail, works, lame = ", ".join(map(str, gpus)), torch_sees_gpu(), "fail" if want else "warn"
     if all(int(gpu.driver.split(".")[0]) >= DRIVER for gpu in gpus):
         remedy = (
-            "install a CUDA build of torch (pip install -r requirements/verl-gpu.txt), and unset CUDA_VISIBLE_DEVICES"
+            "install a CUDA build of torch (pip install 'agent-r1[verl]', in a checkout -r requirements/verl-gpu.txt), "
+            "and unset CUDA_VISIBLE_DEVICES"
         )
         return ("ok", detail) if works else (lame, f"{detail}; PyTorch sees none", remedy)
     detail += f"; CUDA 13 is made for driver {DRIVER}"

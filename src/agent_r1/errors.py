@@ -5,7 +5,8 @@ other exception that reaches the command line is a bug of ours and keeps its tra
 """
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 
 class AgentR1Error(Exception):
@@ -22,6 +23,18 @@ class ConfigError(AgentR1Error):
     """The request itself cannot be met: an unknown name, an impossible split, a wrong flag."""
 
     exit_code = 2
+
+
+@contextmanager
+def extra(name: str, what: str) -> Iterator[None]:
+    """Around imports that `what` needs and the extra `name` brings: raises AgentR1Error with pip's command where one fails.
+
+    The command adds what is missing to an installed wheel and to a checkout.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise AgentR1Error(f"{what} needs {error.name or first_line(error)}: pip install 'agent-r1[{name}]'") from None
 
 
 def first_line(error: BaseException) -> str:

@@ -24,7 +24,7 @@ import math
 from agent_r1.choices import WITH_CRITIC
 from agent_r1.config import Config, to_yaml
 from agent_r1.data.published import DATASETS
-from agent_r1.errors import AgentR1Error
+from agent_r1.errors import AgentR1Error, extra
 from agent_r1.plan_local import local_memory, local_plan
 from agent_r1.sizes import GIB, Gpu, Shape, check_context, find_gpu, find_shape
 
@@ -270,7 +270,8 @@ def print_plan(config: Config, run_name: str, gpu_hour: float | None = None) -> 
         say(f"\n{error}")
     say(page)
     if config.engine == "verl":
-        from agent_r1.verl_engine import compose
+        with extra("verl", "a plan of verl's settings"):
+            from agent_r1.verl_engine import compose
 
         say(compose.page(config, workspace.start_model, workspace.data, run.path))
 

@@ -26,7 +26,7 @@ from agent_r1.config import Config, own_names
 from agent_r1.data.rows import read_corpus
 from agent_r1.device import resolve_device, set_threads
 from agent_r1.env import brings_tools, dialect_of, environment, make_env, offered, without_tools
-from agent_r1.errors import ConfigError
+from agent_r1.errors import ConfigError, extra
 from agent_r1.files import home, write_whole
 from agent_r1.own import is_own
 from agent_r1.plan_local import check_memory
@@ -251,8 +251,9 @@ def run_train(config: Config, name: str, resume: bool, plain: bool) -> None:
             say(f"train: done before, in {run.latest_checkpoint()}")
             return
     if config.engine == "verl":
-        from agent_r1.verl_engine import launch
-        from agent_r1.verl_engine.compose import require_verl
+        with extra("verl", "--engine verl"):
+            from agent_r1.verl_engine import launch
+            from agent_r1.verl_engine.compose import require_verl
 
         require_verl()  # said before data, index and start model are made
     check_own(config)
@@ -348,7 +349,8 @@ def run_by_hand(config: Config, split: str, index: int, table: bool) -> None:
 
 def run_report(name: str) -> None:
     """Stage: one HTML page about a run."""
-    from agent_r1.inspect.report import write_report
+    with extra("report", "report.html"):
+        from agent_r1.inspect.report import write_report
 
     start = time.perf_counter()
     path = write_report(home() / "runs" / name)

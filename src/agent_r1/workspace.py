@@ -21,7 +21,7 @@ from agent_r1.data.build import build
 from agent_r1.data.rows import read_corpus, read_manifest, read_rows, verify
 from agent_r1.device import available_memory
 from agent_r1.env import brings_tools, dialect_of, without_tools
-from agent_r1.errors import AgentR1Error, ConfigError
+from agent_r1.errors import AgentR1Error, ConfigError, extra
 from agent_r1.files import home, locked, whole, write_whole, writing
 from agent_r1.reward.programs import taken_apart
 from agent_r1.search.encoders import make_encoder
@@ -227,11 +227,9 @@ def under(condition: str, config: Config, rows: list[Row]) -> tuple[list[Row], d
 
 def serve_index(config: Config, host: str, port: int) -> None:
     """Answer searches over this configuration's index until the process ends. Raises AgentR1Error where it cannot."""
-    try:
+    with extra("serve", "the search service"):
         import fastapi  # noqa: F401
         import uvicorn  # noqa: F401
-    except ImportError as error:
-        raise AgentR1Error(f"the search service needs {error.name}; run `pip install 'agent-r1[serve]'`") from None
     from agent_r1.search import service
 
     listener = service.open_port(host, port)

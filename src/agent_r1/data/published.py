@@ -165,9 +165,7 @@ def from_datasets(dataset: Dataset, split: str, files: list[Path]) -> Iterator[t
     try:
         from datasets import load_dataset  # takes seconds
     except ImportError:
-        raise AgentR1Error(
-            f"reading {where} needs the package datasets; run `pip install 'agent-r1[qa]'`, {remedy}"
-        ) from None
+        raise AgentR1Error(f"reading {where} needs datasets: pip install 'agent-r1[qa]', {remedy}") from None
     try:
         if files:
             table = load_dataset("parquet", data_files={"train": [str(path) for path in files]}, split="train")

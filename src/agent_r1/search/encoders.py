@@ -272,8 +272,8 @@ class SentenceTransformerEncoder(Encoder):
             from sentence_transformers import SentenceTransformer
         except ImportError:
             raise AgentR1Error(
-                f"the encoder {self.name!r} needs sentence-transformers, which is not installed; "
-                "run `pip install sentence-transformers`, or set search.encoder=ngram"
+                f"the encoder {self.name!r} needs sentence-transformers: pip install 'agent-r1[encoders]', "
+                "or set search.encoder=ngram"
             ) from None
         try:
             name = str(packages.fetched(self.name)) if packages.is_name(self.name) else self.name

@@ -22,7 +22,6 @@ import contextlib
 import copy
 import ctypes
 import functools
-import importlib.util
 import json
 import logging
 import os
@@ -35,7 +34,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from agent_r1 import __version__, bounds
-from agent_r1.errors import AgentR1Error, ConfigError, first_line, nearest
+from agent_r1.errors import AgentR1Error, ConfigError, extra, first_line, nearest
 from agent_r1.tool.arguments import compiled, complaint
 from agent_r1.tool.base import MAX_SCHEMA, BaseTool, InvalidArgumentsError, ToolOutput
 
@@ -109,10 +108,8 @@ def mcp_tools(name: str, place: str, wanted: str = "", session_an_episode: bool 
 
     Raises AgentR1Error where it cannot be reached, and ConfigError for a tool that it lacks or lies about.
     """
-    if importlib.util.find_spec("mcp") is None:
-        raise ConfigError(
-            "env.mcp needs the package mcp: pip install mcp==2.3.0, or install requirements/cpu.txt again"
-        )
+    with extra("mcp", "env.mcp"):
+        import mcp  # noqa: F401
     session = Session(name, place)
     try:
         listed = session.ask(_list_tools).result()

@@ -6,7 +6,7 @@ import functools
 import platform
 import struct
 
-from agent_r1.errors import AgentR1Error
+from agent_r1.errors import AgentR1Error, extra
 
 _NAMES = """
 read write readv writev pread64 pwrite64 preadv pwritev lseek open openat creat close close_range dup dup2 dup3 pipe pipe2
@@ -32,10 +32,8 @@ def seccomp_filter() -> bytes:
 
     Whatever is not allowed fails with EPERM. x86's second and third set of numbers (x32, i386) allow nothing.
     """
-    try:
+    with extra("code", "the sandbox"):
         from system_calls import syscalls
-    except ImportError:
-        raise AgentR1Error("the package system-calls is missing; pip install system-calls==7.2") from None
     if platform.machine() not in ARCHITECTURES:
         raise AgentR1Error(f"no list of system calls for {platform.machine()}")
     name, audit = ARCHITECTURES[platform.machine()]

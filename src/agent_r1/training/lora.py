@@ -22,7 +22,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from agent_r1.errors import AgentR1Error
+from agent_r1.errors import AgentR1Error, extra
 from agent_r1.files import whole, writing
 from agent_r1.rollout import decoder
 from agent_r1.rollout.chat_format import ChatFormat
@@ -39,10 +39,8 @@ MERGED = "merged"
 
 def add_adapters(model: Decoder, rank: int) -> None:
     """Put adapters into the linear layers of `model`, in place, and freeze all other weights."""
-    try:
+    with extra("lora", "actor.lora_rank"):
         from peft import LoraConfig, inject_adapter_in_model
-    except ImportError:
-        raise AgentR1Error("actor.lora_rank needs peft: pip install peft==0.21.2") from None
     with torch.random.fork_rng():  # A of every run is the same: a resumed run, and another algorithm, begin alike
         torch.manual_seed(0)
         inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=ALPHA * rank, target_modules=list(TARGETS)), model)

@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from agent_r1 import packages
-from agent_r1.errors import AgentR1Error, ConfigError, first_line
+from agent_r1.errors import AgentR1Error, ConfigError, extra
 from agent_r1.rollout import decoder
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.policies import token_logprobs
@@ -36,17 +36,13 @@ def convert(name: str, folder: Path) -> str:
     """
     source = packages.fetched(name)
     file = next(source.glob("*.gguf"))
-    try:
+    with extra("pocket", f"reading {name}, a GGUF file,"):
         from gguf import GGUFReader
         from transformers import AutoModelForCausalLM
         from transformers.utils.logging import disable_progress_bar
 
         disable_progress_bar()
         theirs = AutoModelForCausalLM.from_pretrained(source, gguf_file=file.name, dtype=torch.float32).eval()
-    except ImportError as error:
-        raise AgentR1Error(
-            f"{name} is a GGUF file, and what reads it is missing ({first_line(error)}); pip install -r requirements/pocket.txt"
-        ) from None
     theirs.save_pretrained(folder)
     save_tokenizer(_tokenizer(GGUFReader(file)), folder)
     ids = torch.randint(theirs.config.vocab_size, (4, 64), generator=torch.Generator().manual_seed(0)).tolist()

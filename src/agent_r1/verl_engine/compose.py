@@ -164,10 +164,11 @@ def require_verl() -> None:
     found = installed("verl")
     if found is None:
         raise AgentR1Error(
-            "--engine verl needs verl, Ray and vLLM: pip install --no-deps -r requirements/verl-cpu.txt (GPU: verl-gpu.txt)"
+            "--engine verl needs verl, Ray and vLLM: pip install 'agent-r1[verl]' (GPU) or, in a checkout, "
+            "pip install --no-deps -r requirements/verl-cpu.txt (CPU; GPU with the tested pins: verl-gpu.txt)"
         )
     if found != VERL:
-        raise AgentR1Error(f"verl {found} is installed and {VERL} is needed; install requirements/verl-cpu.txt again")
+        raise AgentR1Error(f"verl {found} is installed and {VERL} is needed: pip install 'agent-r1[verl]'")
 
 
 def bucket_megabytes(model: Path) -> int:

