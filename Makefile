@@ -10,14 +10,15 @@ endef
 # A process a core. tests/conftest.py says which tests share one, and in which order they are handed out.
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: help install test quick long lint docs format clean
+.PHONY: help install test quick long lint types docs format clean
 
 help:
 	@echo "make install   $(VENV) with pinned CPU packages and agent-r1"
 	@echo "make test      install what is missing, verl and vLLM for the CPU too, then run every test"
 	@echo "make quick     the unit tests only (under two minutes on two cores)"
 	@echo "make long      what takes minutes to hours; PART=mutation runs one part (docs/long.md)"
-	@echo "make lint      ruff, shellcheck, hadolint"
+	@echo "make lint      ruff, shellcheck, hadolint, the workflows"
+	@echo "make types     basedpyright"
 	@echo "make docs      the book as a site, in build/site: open index.html, no server is needed"
 	@echo "make format    ruff format"
 	@echo "make clean     remove caches (never runs/ or artifacts/)"
@@ -51,6 +52,11 @@ lint: install
 	$(BIN)/ruff check src tests benchmarks
 	$(BIN)/shellcheck -x *.sh requirements/*.sh .ci/run benchmarks/*.sh benchmarks/gpu/*.sh docs/cloud/*.sh
 	$(BIN)/hadolint Dockerfile
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
+
+# Not part of `lint`: half a minute on one core.
+types: install
+	$(BIN)/basedpyright --pythonpath $(BIN)/python
 
 docs: install
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs --quiet build -f docs/site/mkdocs.yml -d "$(CURDIR)/build/site"

@@ -211,8 +211,8 @@ def check_flash_attn() -> Finding:
     except Exception as error:  # ImportError for a symbol or a library, OSError for glibc, and whatever torch raises
         detail = f"does not load ({type(error).__name__}: {first_line(error)})"
         remedy = (
-            "in a checkout, pip install -r requirements/verl-gpu.txt; its wheel is for torch 2.11, CUDA 13, Python 3.12, a recent glibc: "
-            "elsewhere use Docker (./speedrun.sh), or compile it: "
+            "in a checkout, pip install -r requirements/verl-gpu.txt; its wheel is for torch 2.11, CUDA 13, Python 3.12, "
+            "a recent glibc: elsewhere use Docker (./speedrun.sh), or compile it: "
             "MAX_JOBS=8 pip install --no-build-isolation --no-binary :all: flash-attn==2.8.3"
         )
         return "fail", detail, remedy
