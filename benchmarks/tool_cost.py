@@ -18,7 +18,8 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from agent_r1.tool import BatchTool, ToolCall, call_tool, make_tools, tool
+from agent_r1.tool import ToolCall, call_tool, make_tools, tool
+from agent_r1.tool.batch import BatchTool
 
 SERVER = """
 from mcp.server.mcpserver import MCPServer

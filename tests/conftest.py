@@ -33,7 +33,8 @@ from agent_r1.search.index import PassageIndex, build_index
 from agent_r1.search.searcher import Searcher
 from agent_r1.settings import DataConfig, ModelConfig
 from agent_r1.tool import BaseTool, make_tools
-from agent_r1.training.cold_start import Demonstrator, clone, demonstrate, tokenizer_texts
+from agent_r1.training.clone import clone
+from agent_r1.training.cold_start import Demonstrator, demonstrate, tokenizer_texts
 from agent_r1.training.learner import Learner, make_learner
 from agent_r1.training.loop import train
 from agent_r1.training.tiny_model import init_weights, shape_of, train_tokenizer

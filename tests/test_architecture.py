@@ -111,6 +111,8 @@ def circle(package: Path) -> list[str]:
 
 DOORS = {
     "workspace": "names what is on disk by everything that it was made of",
+    "training.cold_start": "teaches with the questions and tools of the run",
+    "training.other_names": "teaches with the questions and tools of the run",
     "training.loop": "the algorithm box, where all sections meet",
     "training.run": "opens a run folder, and says what changed since",
     "verl_engine.agent_loop": "opens the run again inside a worker",

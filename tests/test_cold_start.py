@@ -21,10 +21,9 @@ from agent_r1.rollout.episode import Task, make_loop, run_episodes
 from agent_r1.rollout.evaluate import evaluate
 from agent_r1.rollout.rows import collate
 from agent_r1.rollout.sampler import LocalPolicy
-from agent_r1.training import cold_start
-from agent_r1.training.cold_start import BEHAVIOURS, Demonstrator, demonstrate, search_turn, tokenizer_texts
+from agent_r1.training import clone, cold_start
+from agent_r1.training.cold_start import BEHAVIOURS, NAME, Demonstrator, demonstrate, search_turn, tokenizer_texts
 from agent_r1.training.forward import action_logprobs
-from agent_r1.training.other_names import NAME
 from agent_r1.types import Row, Sampling, StopReason, Trajectory
 
 
@@ -220,7 +219,7 @@ def test_nothing_is_learnt_of_what_a_tool_said(micro, chat, demonstrations):
 @given(st.integers(0, 1000), st.integers(200, 2000))
 def test_an_epoch_of_cloning_sees_every_row_once(demonstrations, seed, tokens):
     batch = collate(demonstrations)
-    batches, seen = cold_start._endless_batches(batch, tokens, seed), []
+    batches, seen = clone._endless_batches(batch, tokens, seed), []
     while len(seen) < len(batch):
         seen += next(batches).tolist()
     assert sorted(seen) == list(range(len(batch)))

@@ -14,8 +14,9 @@ from runs import ROOT
 
 from agent_r1 import own
 from agent_r1.config import load_config, own_names
-from agent_r1.env import AgentEnv, as_environment, make_env
+from agent_r1.env import AgentEnv, make_env
 from agent_r1.env.context import ASK, KNOWN, Summary, Window
+from agent_r1.env.methods import as_environment
 from agent_r1.errors import ConfigError
 from agent_r1.rollout.episode import Task, run_episodes
 from agent_r1.rollout.rows import trajectory_rows

@@ -14,7 +14,8 @@ from conftest import ScriptedPolicy, call, cut, make_env_loop, question_row, tas
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_r1.env import ENVIRONMENTS, AgentEnv, BaseToolEnv, HermesToolEnv, Outcome, make_env
+from agent_r1 import tables
+from agent_r1.env import AgentEnv, BaseToolEnv, HermesToolEnv, Outcome, make_env
 from agent_r1.env.hermes import parse_call
 from agent_r1.errors import ConfigError
 from agent_r1.rollout.rows import trajectory_rows
@@ -396,7 +397,7 @@ def test_a_row_chooses_its_environment_and_its_tools(search):
 
 
 def test_unknown_names_are_refused_with_the_nearest(search):
-    with pytest.raises(ConfigError, match=r"unknown environment 'hermse' \(did you mean 'hermes'\?\)"):
+    with pytest.raises(ConfigError, match=r"env.name='hermse' is unknown \(did you mean 'hermes'\?\)"):
         make_env(question_row(agent_name="hermse"), {}, EnvConfig())
     with pytest.raises(ConfigError, match="asks for tool 'calculator'; add it to env.tools .now: search."):
         make_env(question_row(env_kwargs={"tools": ["calculator"]}), {"search": search}, EnvConfig())
@@ -434,7 +435,7 @@ class GuessTheNumber(AgentEnv):
 
 
 def test_worked_example_an_environment_of_your_own(chat, monkeypatch):
-    monkeypatch.setitem(ENVIRONMENTS, "guess", GuessTheNumber)  # in a pull request: one line in ENVIRONMENTS
+    monkeypatch.setitem(tables.entries("env"), "guess", {"code": GuessTheNumber})  # in a pull request: one line of TOML
     row = question_row("Guess my number.", ("42",), agent_name="guess")
     low, high = 0, 99
 

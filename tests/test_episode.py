@@ -14,7 +14,8 @@ from agent_r1.rollout.episode import AgentEnvLoop, AgentFlowBase, Task, derive_s
 from agent_r1.rollout.rows import trajectory_rows
 from agent_r1.search.searcher import Searcher
 from agent_r1.settings import EnvConfig, RolloutConfig
-from agent_r1.tool import BaseTool, SearchTool
+from agent_r1.tool import BaseTool
+from agent_r1.tool.search import SearchTool
 from agent_r1.types import Generation, Observation, Sampling, Step, StepResult, StopReason, Trajectory
 
 ANSWER = "<answer>Marn</answer>"

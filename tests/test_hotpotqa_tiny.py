@@ -28,8 +28,15 @@ from agent_r1.search.encoders import make_encoder
 from agent_r1.search.index import PassageIndex, build_index
 from agent_r1.search.searcher import Searcher
 from agent_r1.tool import make_tools
-from agent_r1.training.cold_start import WORLD, Demonstrator, lookups_of, published_texts, renamed_demonstrations
-from agent_r1.training.other_names import OtherNames, RenamedSearch, names_in
+from agent_r1.training.cold_start import Demonstrator, lookups_of
+from agent_r1.training.other_names import (
+    WORLD,
+    OtherNames,
+    RenamedSearch,
+    names_in,
+    published_texts,
+    renamed_demonstrations,
+)
 from agent_r1.training.run import write_model
 from agent_r1.training.tiny_model import load_chat, train_tokenizer
 from agent_r1.types import Sampling

@@ -65,7 +65,7 @@ def test_a_small_gzip_that_unfolds_to_a_large_file_takes_little_memory(tmp_path,
 
 
 def test_a_file_of_nothing_but_corrupt_records_is_given_up(monkeypatch):
-    monkeypatch.setattr("agent_r1.data.published.MAX_CORRUPT", 100)
+    monkeypatch.setattr("agent_r1.data.json_files.MAX_CORRUPT", 100)
     endless = ((f"line {n}", ValueError("no JSON")) for n in range(10**9))
     with pytest.raises(AgentR1Error, match=r"x.json: more than 100 records are corrupt, the first: line 0 \(no JSON\)"):
         list(checked(endless, lambda value: value, "x.json", True, []))

@@ -24,9 +24,9 @@ from devices import CreatedWithDevice
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent_r1 import tables
 from agent_r1.config import ALGORITHMS
 from agent_r1.device import resolve_device
-from agent_r1.env import ENVIRONMENTS
 from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.rollout import sampler
 from agent_r1.rollout.episode import make_loop
@@ -35,7 +35,7 @@ from agent_r1.search.searcher import Searcher
 from agent_r1.training import loop
 from agent_r1.training import run as training_run
 from agent_r1.training.batches import minibatches, prompts_of_step
-from agent_r1.training.cold_start import clone
+from agent_r1.training.clone import clone
 from agent_r1.training.forward import Critic, action_logprobs, action_values
 from agent_r1.training.learner import Learner, linear_decay
 from agent_r1.training.loop import update_actor, update_critic
@@ -561,7 +561,7 @@ LETTERS = ["rollout.prompts_per_step=2", "rollout.samples_per_prompt=8", "rollou
 def letters_run(
     chat, monkeypatch, algorithm, *overrides, env=LetterEnv, model=None, count=4, **options
 ) -> TrainingRecord:
-    monkeypatch.setitem(ENVIRONMENTS, "letters", env)
+    monkeypatch.setitem(tables.entries("env"), "letters", {"code": env})
     questions = [question_row(f"Say {i}.", agent_name="letters") for i in range(count)]
     model = model or random_model(len(chat.tokenizer), seed=2)
     return run_training_loop(micro_config(algorithm, *LETTERS, *overrides), model, chat, {}, questions, **options)

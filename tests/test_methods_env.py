@@ -17,7 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_r1.config import load_config
-from agent_r1.env import AgentEnv, BaseToolEnv, HermesToolEnv, as_environment
+from agent_r1.env import AgentEnv, BaseToolEnv, HermesToolEnv
+from agent_r1.env.methods import as_environment
 from agent_r1.env.world import facts
 from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.inference.chat import Repl

@@ -15,11 +15,10 @@ from conftest import question_row
 from runs import curve, main
 from test_env import CapitalEnv, GuessTheNumber, capital
 
+from agent_r1 import tables
 from agent_r1.config import load_config
-from agent_r1.data.build import SPLITS
 from agent_r1.data.rows import Passage, make_folder, write_corpus, write_rows
-from agent_r1.env import ENVIRONMENTS
-from agent_r1.tool import TOOLS
+from agent_r1.data.tinyhop_source import TINYHOP
 from agent_r1.workspace import Workspace
 
 SETTINGS = [
@@ -46,9 +45,9 @@ def home(request, tmp_path, monkeypatch, micro_model):
     """Environment, tool and rows of one's own in place; returns the options of every command."""
     env = request.param
     monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path))
-    monkeypatch.setitem(ENVIRONMENTS, "guess", GuessTheNumber)
-    monkeypatch.setitem(ENVIRONMENTS, "capital", CapitalEnv)
-    monkeypatch.setitem(TOOLS, "capital", lambda **_: capital)
+    monkeypatch.setitem(tables.entries("env"), "guess", {"code": GuessTheNumber})
+    monkeypatch.setitem(tables.entries("env"), "capital", {"code": CapitalEnv})
+    monkeypatch.setitem(tables.entries("tool"), "capital", {"code": lambda **_: capital})
     settings = [*SETTINGS, f"env.name={env}", f"env.tools=[{'capital' if env == 'capital' else ''}]"]
     settings.append(f"model.path={micro_model}")
     config = load_config("smoke", settings, algorithm="grpo")
@@ -59,7 +58,7 @@ def home(request, tmp_path, monkeypatch, micro_model):
         write_corpus(folder / "corpus.jsonl", [Passage("p", "Paris", "Paris is a city.")])
         return {}
 
-    files = [*(f"{split}.parquet" for split in SPLITS), "corpus.jsonl"]
+    files = [*(f"{split}.parquet" for split in TINYHOP.splits), "corpus.jsonl"]
     make_folder(Workspace.of(config).data, write, files)
     return env, tmp_path, ["--preset=smoke", "--run=mine", *settings]
 

@@ -18,7 +18,8 @@ from agent_r1.env import make_env
 from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.rollout.episode import run_episodes
 from agent_r1.settings import EnvConfig
-from agent_r1.tool import BaseTool, BatchTool, ToolCall, ToolErrorKind, ToolOutput, call_tool, tool
+from agent_r1.tool import BaseTool, ToolCall, ToolErrorKind, ToolOutput, call_tool, tool
+from agent_r1.tool.batch import BatchTool
 from agent_r1.types import Sampling, StopReason
 
 

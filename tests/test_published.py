@@ -30,7 +30,7 @@ from qa_files import (
 )
 from runs import main, tree
 
-from agent_r1.choices import DATASETS as SETTING
+from agent_r1 import tables
 from agent_r1.config import fingerprint, load_config
 from agent_r1.data import corpora
 from agent_r1.data.build import build
@@ -715,4 +715,4 @@ def test_settings_that_make_no_sense_together(override, says):
 
 
 def test_every_data_set_has_a_reader():
-    assert set(SETTING) == {"tinyhop", "rows", *DATASETS}
+    assert set(tables.names("data")) == {"tinyhop", "rows", *DATASETS}

@@ -25,7 +25,8 @@ from agent_r1.search.encoders import NgramEncoder, SentenceTransformerEncoder, m
 from agent_r1.search.index import Hit, PassageIndex, build_index, recall_at_k
 from agent_r1.search.searcher import MAX_QUERY_CHARS, Searcher
 from agent_r1.settings import DataConfig
-from agent_r1.tool import SearchTool, ToolCall, ToolErrorKind, call_tool, tool
+from agent_r1.tool import ToolCall, ToolErrorKind, call_tool, tool
+from agent_r1.tool.search import SearchTool
 
 PASSAGES = [
     ("Vexlor", "Vexlor is a company founded by Marn in Tulo."),

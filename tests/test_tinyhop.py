@@ -20,15 +20,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_r1.data import build as building
 from agent_r1.data import tinyhop
-from agent_r1.data.build import SPLITS, build
+from agent_r1.data.build import build
 from agent_r1.data.rows import Passage, read_corpus, read_rows, verify, write_corpus, write_rows
 from agent_r1.data.tinyhop import KINDS, RELATIONS, Chain, Same, Which, World, make_questions, make_world, solve
+from agent_r1.data.tinyhop_source import TINYHOP, _world_size
 from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.settings import DataConfig
 
-FILES = (*(f"{split}.parquet" for split in SPLITS), "corpus.jsonl")
+FILES = (*(f"{split}.parquet" for split in TINYHOP.splits), "corpus.jsonl")
 SMALL = DataConfig(train=600, val=60, test=100, entities=160, cold=400, cold_entities=300)
 
 
@@ -41,7 +41,7 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def rows(folder) -> dict[str, list[dict]]:
-    return {split: read_rows(folder / f"{split}.parquet") for split in SPLITS}
+    return {split: read_rows(folder / f"{split}.parquet") for split in TINYHOP.splits}
 
 
 @pytest.fixture(scope="module")
@@ -341,7 +341,7 @@ def test_pairs_meet_once():
 def test_held_out_worlds_are_large_enough_for_any_single_kind():
     for kind in KINDS:
         for split in ("val", "test"):
-            world = make_world(random.Random(1), building._world_size(SMALL, split), set())
+            world = make_world(random.Random(1), _world_size(SMALL, split), set())
             assert len(make_questions(world, random.Random(1), getattr(SMALL, split), {kind: 1.0}))
 
 
@@ -354,10 +354,10 @@ def test_an_unknown_kind_is_refused():
 
 
 def test_splits_share_no_name_and_no_question(folder, rows):
-    worlds = {split: set().union(*(names_in(question_of(row)) for row in rows[split])) for split in SPLITS}
-    for a, b in combinations(SPLITS, 2):
+    worlds = {split: set().union(*(names_in(question_of(row)) for row in rows[split])) for split in TINYHOP.splits}
+    for a, b in combinations(TINYHOP.splits, 2):
         assert worlds[a] and not worlds[a] & worlds[b]
-    texts = [question_of(row) for split in SPLITS for row in rows[split]]
+    texts = [question_of(row) for split in TINYHOP.splits for row in rows[split]]
     assert len(texts) == len(set(texts)) == 760 + 400
     sizes = [split["entities"] for split in verify(folder)["splits"].values()]
     assert sizes == [160, 150, 150, 300]
@@ -405,7 +405,7 @@ def test_a_failed_build_leaves_nothing(tmp_path, monkeypatch):
     def no_space(path, passages):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(building, "write_corpus", no_space)
+    monkeypatch.setattr("agent_r1.data.build.write_corpus", no_space)
     with pytest.raises(AgentR1Error, match="No space left.*free some space"):
         build(SMALL, seed=0, out=tmp_path / "data")
     assert not list(tmp_path.iterdir())

@@ -13,13 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent_r1 import tables
 from agent_r1.errors import ConfigError
 from agent_r1.search.index import Hit
 from agent_r1.tool import (
-    TOOLS,
     BaseTool,
     InvalidArgumentsError,
-    SearchTool,
     ToolCall,
     ToolErrorKind,
     ToolOutput,
@@ -27,6 +26,7 @@ from agent_r1.tool import (
     make_tools,
     tool,
 )
+from agent_r1.tool.search import SearchTool
 
 
 class Echo(BaseTool):
@@ -559,5 +559,5 @@ def test_make_tools():
 
 
 def test_every_name_in_the_table_is_the_name_of_its_tool():
-    for name in TOOLS:
+    for name in tables.names("tool"):
         assert make_tools([name], searcher=FakeSearcher([]), top_k=3)[name].name == name

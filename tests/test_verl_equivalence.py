@@ -20,9 +20,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_verl_compose import composed, smoke
 
+from agent_r1 import tables
 from agent_r1.choices import WITH_CRITIC, LossAggregation
 from agent_r1.config import ALGORITHMS
-from agent_r1.env import ENVIRONMENTS, HermesToolEnv
+from agent_r1.env import HermesToolEnv
 from agent_r1.errors import AgentR1Error
 from agent_r1.rollout import decoder
 from agent_r1.rollout.rows import TrainingRow, collate
@@ -288,7 +289,7 @@ def test_an_episode_that_was_broken_off_does_not_train_and_a_time_out_counts_in_
         async def step(self, action):
             return StepResult(None, done=True, stop_reason=StopReason(reason))
 
-    monkeypatch.setitem(ENVIRONMENTS, "ending", Ending)
+    monkeypatch.setitem(tables.entries("env"), "ending", {"code": Ending})
     monkeypatch.setattr(agent_loop, "_shared", lambda *_: (smoke(), chat, {}))
     (tmp_path / "verl").mkdir()
     wrapped = DictConfigWrap(composed(smoke(), tmp_path))

@@ -23,7 +23,7 @@ from agent_r1.rollout.decoder import Decoder, DecoderShape
 from agent_r1.rollout.rows import TrainingRow, collate
 from agent_r1.rollout.sampler import LocalPolicy
 from agent_r1.sizes import GIB, GPUS, MODELS, Shape
-from agent_r1.training.cold_start import clone
+from agent_r1.training.clone import clone
 from agent_r1.training.forward import batch_logprobs
 from agent_r1.training.tiny_model import init_weights
 from agent_r1.types import Generation, Sampling

@@ -1,8 +1,38 @@
 """Agent-R1: train LLM agents end to end with multi-turn reinforcement learning, and read how it works.
 
-The packages are numbered rooms; read them in this order (docs/architecture.md follows one question through them):
-
-    1 data -> 2 search -> 3 tool -> 4 env -> 5 rollout -> 6 reward -> 7 training -> 8 verl_engine -> 9 inference
+The names in `PUBLIC` are the interface for recipes, notebooks and your own code: `from agent_r1 import AgentEnv`. Each is imported
+when it is first asked for. The decorator `tool` has the name of its room: `from agent_r1.tool import tool`.
 """
 
+from typing import Any
+
 __version__ = "0.1.0"
+
+PUBLIC = {
+    "types": ("Action", "Generation", "Message", "Observation", "Policy", "Row", "Sampling", "Step", "StepResult", "StopReason",
+              "Trajectory"),
+    "errors": ("AgentR1Error", "ConfigError"),
+    "tool.base": ("BaseTool", "InvalidArgumentsError", "ToolCall", "ToolOutput", "ToolResult", "call_tool"),
+    "tool.batch": ("BatchTool",),
+    "tool.search": ("SearchTool",),
+    "env.base": ("AgentEnv", "BaseToolEnv", "Outcome"),
+    "env.hermes": ("HermesToolEnv", "answer", "call"),
+    "env": ("make_env",),
+    "rollout.episode": ("AgentEnvLoop", "AgentFlowBase", "Task"),
+    "rollout.rows": ("Batch", "trajectory_rows"),
+    "config": ("load_config",),
+}  # fmt: skip
+"""Module -> the names that it makes public."""
+_MODULES = {name: module for module, names in PUBLIC.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'agent_r1' has no attribute {name!r}")
+    from agent_r1.own import imported
+
+    return imported(f"agent_r1.{_MODULES[name]}:{name}", "import")
+
+
+def __dir__() -> list[str]:
+    return sorted([*_MODULES, "PUBLIC", "__version__"])

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
+from agent_r1 import tables
 from agent_r1.errors import nearest
 from agent_r1.own import is_own
 
@@ -46,14 +47,11 @@ def _some_share(shares: dict[str, float]) -> dict[str, float]:
     return shares
 
 
-DATASETS = ("tinyhop", "hotpotqa", "hotpotqa-fullwiki", "twowiki", "musique", "gsm8k", "dapo-math", "rows")
-REWARDS = ("math", "code", "sub_em", "judge")
-
-
-def _one_of(known: tuple[str, ...]) -> AfterValidator:
-    """One of these names, or code of one's own."""
+def _one_of(kind: str) -> AfterValidator:
+    """One of the names of a table, or user-defined code."""
 
     def check(name: str) -> str:
+        known = tables.names(kind)
         if name not in known and not is_own(name):
             raise ValueError(
                 f"unknown{nearest(name, known)}; choose from {', '.join(known)}, or name code of yours as FILE.py:FUNCTION"
@@ -63,7 +61,7 @@ def _one_of(known: tuple[str, ...]) -> AfterValidator:
     return AfterValidator(check)
 
 
-DataName = Annotated[str, _one_of(DATASETS)]
+DataName = Annotated[str, _one_of("data")]
 
 
 def _own(name: str) -> str:
@@ -76,7 +74,7 @@ Own = Annotated[str, AfterValidator(_own)]
 """The name of code of one's own: see own.py."""
 
 
-RewardName = Annotated[str, _one_of(REWARDS)]
+RewardName = Annotated[str, _one_of("reward")]
 
 Shares = Annotated[dict[str, Annotated[float, Field(ge=0)]], AfterValidator(_some_share)]
 """How much there is of each kind; only the proportions count. A layer above replaces the whole table."""

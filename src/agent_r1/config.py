@@ -22,8 +22,8 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from agent_r1 import bounds, own, packages
-from agent_r1.choices import DATASETS, IN_GROUPS, WITH_CRITIC, Algorithm, Engine
+from agent_r1 import bounds, own, packages, tables
+from agent_r1.choices import IN_GROUPS, WITH_CRITIC, Algorithm, Engine
 from agent_r1.errors import ConfigError, nearest
 from agent_r1.renamed import renamed
 from agent_r1.settings import Config, OutsideFingerprint
@@ -252,10 +252,11 @@ def _conflicts(config: Config) -> Iterator[str]:
     for text, setting in ((m.path, "model.path"), (s.encoder, "search.encoder")):
         if packages.is_name(text):
             packages.find(text, setting)
-    if d.name == "tinyhop" and (d.source or d.corpus != "contexts"):
-        yield f"tinyhop is generated and takes no data.source or data.corpus; set data.name to {', '.join(DATASETS[1:])}"
-    if d.name == "rows" and not d.source:
-        yield "data.name=rows has no questions; name a JSONL or parquet file of them with data.source"
+    if d.facts.get("generated") and (d.source or d.corpus != "contexts"):
+        others = [name for name in tables.names("data") if not tables.facts("data", name, "").get("generated")]
+        yield f"{d.name} is generated and takes no data.source or data.corpus; set data.name to {', '.join(others)}"
+    if d.facts.get("needs_source") and not own.is_own(d.name) and not d.source:
+        yield f"data.name={d.name} has no questions; name a JSONL or parquet file of them with data.source"
     if config.cold_start.closed_book and not config.cold_start.demonstrator:
         yield "cold_start.closed_book: nobody plays without tools; name a function with cold_start.demonstrator"
     if not re.fullmatch(r"auto|Flat|(IVF|HNSW)\d+\S*", s.index) and not Path(s.index).is_dir():

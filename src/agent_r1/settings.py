@@ -6,10 +6,11 @@ one another. pydantic refuses unknown names, wrong types and values that lie out
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
+from agent_r1 import tables
 from agent_r1.choices import (
     Algorithm,
     AtLeast1,
@@ -76,6 +77,11 @@ class DataConfig(Section):
     def data_source(self) -> str:
         """verl's word for the data set of a row: `rows` for all questions of one's own, also where a function makes them."""
         return "rows" if is_own(self.name) else self.name
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the table of data sets says of it: `generated`, `instructed` and the like."""
+        return tables.facts("data", self.data_source, "data.name")
 
 
 class SearchConfig(Section):
@@ -149,6 +155,11 @@ class EnvConfig(Section):
     evidence_reward: NonNegativeFloat = 0.0
     """Paid for the share of the question's supporting titles among all that the episode's searches found. The share is
     measured wherever a data set names such titles (HotpotQA, 2WikiMultihopQA, MuSiQue); 0 pays nothing for it."""
+
+    @property
+    def searches(self) -> bool:
+        """Whether one of `tools` needs the run's index."""
+        return tables.stated("tool", self.tools, "index")
 
 
 class ModelConfig(Section):

@@ -21,9 +21,8 @@ import time
 from pathlib import Path
 from statistics import fmean
 
-from agent_r1 import hub, packages
+from agent_r1 import hub, own, packages
 from agent_r1.config import Config, own_names
-from agent_r1.data.rows import read_corpus
 from agent_r1.device import resolve_device, set_threads
 from agent_r1.env import brings_tools, dialect_of, environment, make_env, offered, without_tools
 from agent_r1.errors import ConfigError, extra
@@ -33,7 +32,7 @@ from agent_r1.plan_local import check_memory
 from agent_r1.reward.named import reward_of
 from agent_r1.rollout import decoder
 from agent_r1.rollout.chat_format import ChatFormat
-from agent_r1.rollout.episode import check_dialect, flow_of, make_loop
+from agent_r1.rollout.episode import check_dialect, flow_of
 from agent_r1.rollout.rows import TrainingRow
 from agent_r1.tool import make_tools
 from agent_r1.training.log import time_to
@@ -69,7 +68,7 @@ def make_cold_start(config: Config) -> None:
     """Stage: tokenizer, tiny model, and behaviour cloning of an imperfect demonstrator."""
     own_task = config.cold_start.demonstrator or config.cold_start.episodes
     taught = not config.model.path or config.cold_start.warm_steps
-    if taught and not own_task and (config.data.data_source == "rows" or "search" not in config.env.tools):
+    if taught and not own_task and ("teacher" not in config.data.facts or not config.env.searches):
         raise ConfigError(
             "nobody can play this task yet: set cold_start.demonstrator to a function of yours (FILE.py:FUNCTION), "
             "cold_start.episodes to recorded conversations, or model.path to a pretrained model; the demonstrators that come along "
@@ -123,7 +122,7 @@ def _fetch_model(config: Config) -> None:
 
 def _teach(config: Config, out: Path) -> str:
     """Clone demonstrations into `out`: with a model from nothing in two phases, with a pretrained one in a single one."""
-    from agent_r1.training.cold_start import clone
+    from agent_r1.training.clone import clone
 
     set_threads(config.trainer.threads)
     c, base, known, precision = config.cold_start, None, None, []
@@ -134,7 +133,8 @@ def _teach(config: Config, out: Path) -> str:
         known = chat_with_tools(base)
     check_dialect(known or byte_chat(), config.env, tools=False)
     say("  a demonstrator plays its questions ...")  # some seconds to half a minute, before the bar below
-    play = own_demonstrations if c.demonstrator or c.episodes else play_demonstrations
+    own_task = c.demonstrator or c.episodes
+    play = own_demonstrations if own_task else own.imported(config.data.facts["teacher"], "data.name")
     chat, copy_rows, mix_rows = play(config, known)
     if base:
         device, *precision = resolve_device(config.trainer)
@@ -162,41 +162,10 @@ def _teach(config: Config, out: Path) -> str:
     )
 
 
-def play_demonstrations(
-    config: Config, known: ChatFormat | None = None
-) -> tuple[ChatFormat, list[TrainingRow], list[TrainingRow]]:
-    """A chat format for the task, and what the two phases of the cold start learn from. A pretrained model has a format that is
-    `known`, and needs no phase of copying."""
-    from agent_r1.training import cold_start, other_names
-
-    tools, c, published = load_tools(config), config.cold_start, config.data.name != "tinyhop"
-    if known:
-        rows = cold_start.some_of_each(load_rows(config, "train" if published else "cold"), c.warm_steps * c.mix_tokens)
-        player = cold_start.Demonstrator(known, dialect_of(config.env))
-        loop = make_loop(player, known, tools, config.rollout, config.env)
-        return known, [], cold_start.demonstrate(rows, c.behaviours, loop, config.seed, "warm")
-    if published:
-        rows, tools = load_rows(config, "train"), tools | {"search": other_names.RenamedSearch(tools["search"])}
-        passages = [passage.text for passage in read_corpus(Workspace.of(config).data / "corpus.jsonl")]
-        names = other_names.names_in(passages)
-        texts = cold_start.published_texts(rows, passages, names)
-    else:
-        rows, texts = load_rows(config, "cold"), cold_start.tokenizer_texts(config.data.mix, config.seed)
-    chat = ChatFormat(train_tokenizer(texts, config.model.vocab_size))
-    loop = make_loop(cold_start.Demonstrator(chat, dialect_of(config.env)), chat, tools, config.rollout, config.env)
-    if published:
-        phases = cold_start.renamed_demonstrations(
-            rows, names, tools["search"], loop, c.behaviours, config.data.cold, config.seed
-        )
-    else:
-        phases = cold_start.demonstrations(rows, loop, c.behaviours, config.seed)
-    return chat, *phases
-
-
 def own_demonstrations(
     config: Config, known: ChatFormat | None = None
 ) -> tuple[ChatFormat, list[TrainingRow], list[TrainingRow]]:
-    """The same of a task of one's own: played by its function on the training questions, or recorded."""
+    """What a user-defined task is taught by: its function that plays the training questions, or recorded episodes."""
     from agent_r1.training import demonstrate
 
     c, tools = config.cold_start, load_tools(config)

@@ -15,6 +15,7 @@ MODULE:NAME in the setting (`own.py`).
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
@@ -35,9 +36,19 @@ def _tables() -> dict[str, dict[str, dict[str, Any]]]:
     return found
 
 
+def entries(kind: str) -> dict[str, dict[str, Any]]:
+    """The table of a kind (data, env, tool, reward, estimator, encoder): name -> `code` and facts."""
+    return _tables()[kind]
+
+
 def names(kind: str) -> list[str]:
-    """Every name of a kind: data, env, tool, reward, estimator, encoder."""
-    return list(_tables()[kind])
+    """Every name of a kind."""
+    return list(entries(kind))
+
+
+def register(kind: str, name: str, found: Any, **facts: Any) -> None:
+    """Give an object a name for this process, as a notebook or a test does."""
+    entries(kind)[name] = {"code": found, **facts}
 
 
 def facts(kind: str, name: str, setting: str) -> dict[str, Any]:
@@ -45,7 +56,7 @@ def facts(kind: str, name: str, setting: str) -> dict[str, Any]:
 
     Raises ConfigError for an unknown name, with the nearest one.
     """
-    known = _tables()[kind]
+    known = entries(kind)
     if name not in known:
         raise ConfigError(
             f"{setting}={name!r} is unknown{nearest(name, known)}; choose from {', '.join(known)}, or name code of yours "
@@ -54,8 +65,14 @@ def facts(kind: str, name: str, setting: str) -> dict[str, Any]:
     return known[name]
 
 
+def stated(kind: str, names: Iterable[str], fact: str) -> bool:
+    """Whether the table states `fact` of any of `names`; of unknown names and user-defined code it states nothing."""
+    return any(entries(kind).get(name, {}).get(fact) for name in names)
+
+
 def resolve(kind: str, name: str, setting: str) -> Any:
     """Import the object behind `name`: user-defined code, or an entry of a table. `setting` is for messages."""
     if own.is_own(name):
         return own.load(name, setting)
-    return own.imported(facts(kind, name, setting)["code"], setting)
+    found = facts(kind, name, setting)["code"]
+    return own.imported(found, setting) if isinstance(found, str) else found

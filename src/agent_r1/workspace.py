@@ -13,17 +13,17 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from agent_r1 import hub, own, packages
+from agent_r1 import hub, own, packages, tables
 from agent_r1.config import Config, fingerprint, own_names
 from agent_r1.data.build import build
 from agent_r1.data.rows import read_corpus, read_manifest, read_rows, verify
+from agent_r1.data.source import SPLITS, source_of
 from agent_r1.device import available_memory
 from agent_r1.env import brings_tools, dialect_of, without_tools
 from agent_r1.errors import AgentR1Error, ConfigError, extra
 from agent_r1.files import home, locked, whole, write_whole, writing
-from agent_r1.reward.programs import taken_apart
 from agent_r1.search.encoders import make_encoder
 from agent_r1.search.index import PassageIndex, build_index, recall_at_k, title_recall
 from agent_r1.search.placebo import Placebo
@@ -132,22 +132,15 @@ def took(target: Path) -> Path:
 def make_data(config: Config) -> None:
     """Stage: questions and passages."""
     workspace = Workspace.of(config)
-    where = {"tinyhop": "a world made from nothing", "rows": "your own"}
-    published = f"{config.data.name} from {config.data.source or 'the hub'}"
+    source = source_of(config.data)
 
     def make(part: Path) -> str:
         manifest = build(config.data, config.seed, part, config.env.name, dialect_of(config.env).says_how)
-        splits = manifest["splits"].items()
-        if config.data.name == "tinyhop":
-            return ", ".join(f"{name} {s['questions']} questions in a world of {s['entities']}" for name, s in splits)
-        counts, skipped = ", ".join(f"{name} {s['questions']}" for name, s in splits), manifest["skipped"]
-        few = ", ".join(skipped[:3]) + (", ..." if len(skipped) > 3 else "")
-        bad = f"; left out {len(skipped)} records: {few}" if skipped else ""
-        return f"questions: {counts}; corpus: {config.data.corpus}{bad}"
+        return source.summary(config.data, manifest)
 
-    stage(f"data: {where.get(config.data.data_source, published)}", workspace.data, make)
+    stage(f"data: {source.title(config.data)}", workspace.data, make)
     verify(workspace.data)
-    for split in ("train", "val", "test") if config.data.data_source == "rows" else ():
+    for split in SPLITS:
         load_rows(config, split)
 
 
@@ -174,7 +167,7 @@ def _quality(config: Config, index: PassageIndex) -> str:
     """How much of what the test questions need an index finds."""
     rows, top_k, made_of = load_rows(config, "test"), config.search.top_k, index.made_of
     recall = f"; of the exact 10 nearest it finds {made_of['recall_at_10']:.3f}" if "recall_at_10" in made_of else ""
-    if config.data.name == "tinyhop":
+    if "lookups" in rows[0]["extra_info"]:  # the queries of an ideal agent are known
         return f"recall@{top_k} of a correct query on the test questions: {recall_at_k(index, rows, top_k):.3f}{recall}"
     if "supporting" not in rows[0]["extra_info"]:  # questions of one's own say nothing of passages
         return f"{made_of['index']} over {made_of['count']} passages{recall}"
@@ -197,7 +190,7 @@ def load_tools(
 ) -> dict[str, BaseTool]:
     """The configured tools, `search` over `searcher`, or else over this configuration's index, here or in a service. Raises
     AgentR1Error when there is none. `tell` hears of a service that is gone."""
-    if "search" in config.env.tools and searcher is None:
+    if config.env.searches and searcher is None:
         searcher = Searcher(any_index(config, tell))
     env = config.env
     for name, server in env.mcp.items():
@@ -217,7 +210,7 @@ def under(condition: str, config: Config, rows: list[Row]) -> tuple[list[Row], d
         if brings_tools(env.name):
             raise ConfigError(f"--closed-book is for questions; the tools of env.name={env.name} are its world")
         return [without_tools(row) for row in rows], {}
-    if "search" not in env.tools:
+    if not env.searches:
         raise ConfigError(f"{condition}: this agent does not search; env.tools is {', '.join(env.tools)}")
     if (rate := rate_of(condition)) is not None:
         return rows, load_tools(config, searcher=PoisonedSearcher(any_index(config), rate, config.seed))
@@ -240,7 +233,7 @@ def serve_index(config: Config, host: str, port: int) -> None:
 
 def needs_index(config: Config) -> bool:
     """Whether the agent searches an index of this process."""
-    return "search" in config.env.tools and not config.search.url
+    return config.env.searches and not config.search.url
 
 
 def any_index(config: Config, tell: Callable[[str], None] = say) -> PassageIndex | RemoteIndex:
@@ -276,12 +269,19 @@ def load_rows(config: Config, split: str) -> list[Row]:
                 f"{config.data.source or config.data.name}: the question {row['prompt'][-1]['content'][:80]!r} has no answer, and "
                 "env.name=hermes pays for the right one; give it one, or score it yourself (env.reward, or an env.name of yours)"
             )
-    for row in rows if config.env.reward == "code" else ():
+    reward = config.env.reward
+    if reward and not own.is_own(reward) and (check := tables.facts("reward", reward, "env.reward").get("check")):
+        check_rows(rows, split, own.imported(check, "env.reward"))
+    return rows
+
+
+def check_rows(rows: list[Row], split: str, check: Callable[[list[str]], Any]) -> None:
+    """Raise AgentR1Error for a question whose right answers the reward cannot read."""
+    for row in rows:
         try:
-            taken_apart(list(row["reward_model"]["ground_truth"]))
+            check(list(row["reward_model"]["ground_truth"]))
         except ValueError as error:
             raise AgentR1Error(f"{split}: the question {row['prompt'][-1]['content'][:80]!r}: {error}") from None
-    return rows
 
 
 def data_folder(config: Config) -> Path:
@@ -294,7 +294,7 @@ def data_folder(config: Config) -> Path:
 def retriever_of(config: Config) -> str:
     """What the agent searches with, for the eval card."""
     s = config.search
-    if "search" not in config.env.tools:
+    if not config.env.searches:
         return "none"
     if s.foreign:
         return f"{s.url}, top {s.top_k}"

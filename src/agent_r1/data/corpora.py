@@ -23,8 +23,7 @@ from pydantic import BaseModel, Field
 
 from agent_r1 import hub
 from agent_r1.data.forms import Id, Record, Text
-from agent_r1.data.json_files import from_file
-from agent_r1.data.published import checked
+from agent_r1.data.json_files import checked, from_file
 from agent_r1.data.rows import Passage
 from agent_r1.errors import AgentR1Error, ConfigError, first_line, nearest
 from agent_r1.ui import say

@@ -11,12 +11,17 @@ import gzip
 import json
 import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
 
 from agent_r1.errors import AgentR1Error
 
+T = TypeVar("T")
+MAX_CORRUPT = 100_000
+"""Records that are named before a file is given up."""
 MAX_RECORD = 16 << 20
 """Bytes of one record: a thousand times one of HotpotQA's, with its ten paragraphs."""
 MAX_RATIO, ALWAYS = 100, 64 << 20
@@ -91,3 +96,54 @@ def _of_list(head: bytes, read: Callable[[int], bytes]) -> Iterator[tuple[str, A
         text, at = utf8.decode(piece), 0
     if more:
         raise ValueError("there is more after the list")
+
+
+def checked(
+    values: Iterable[tuple[str, Any]],
+    parse: Callable[[Any], T | None],
+    where: str,
+    skip_bad: bool,
+    skipped: list[str],
+    remedy: str = "get the file again or fix it (docs/data.md shows the form)",
+) -> Iterator[T]:
+    """What `parse` makes of each (place, value); None is left out without a word. It raises ValueError for what does not fit,
+    which is named in `skipped`.
+
+    Raises AgentR1Error in the end if that is not wanted, or if nothing else was there.
+    """
+    seen, corrupt = 0, []
+    for place, value in values:
+        seen += 1
+        try:
+            if isinstance(value, ValueError):
+                raise value
+            parsed = parse(value)
+        except ValueError as error:
+            corrupt.append(f"{place} ({_reason(error)})")
+            if len(corrupt) > MAX_CORRUPT:
+                raise AgentR1Error(
+                    f"{where}: more than {MAX_CORRUPT} records are corrupt, the first: {corrupt[0]}; is it the right file?"
+                ) from None
+        else:
+            if parsed is not None:
+                yield parsed
+    if corrupt and not skip_bad:
+        few = ", ".join(corrupt[:5]) + (", ..." if len(corrupt) > 5 else "")
+        raise AgentR1Error(
+            f"{where}: {len(corrupt)} of {seen} records are corrupt: {few}; {remedy}, or leave them out with data.skip_bad=true "
+            f"({seen - len(corrupt)} are left)"
+        )
+    if seen == len(corrupt):
+        raise AgentR1Error(f"{where} holds no usable record; is it the right file?")
+    skipped.extend(f"{where}: {one}" for one in corrupt)
+
+
+def _reason(error: ValueError) -> str:
+    """One line; of a form all that does not fit, without what was there instead."""
+    if not isinstance(error, ValidationError):
+        return str(error)
+    found = [(".".join(map(str, e["loc"])), e["msg"].lower()) for e in error.errors(include_url=False)]
+    missing = [f"no {where}" for where, said in found if said == "field required"]
+    return ", ".join(
+        missing + [f"{where}: {said}".removeprefix(": ") for where, said in found if said != "field required"]
+    )

@@ -23,15 +23,16 @@ import pyarrow.parquet as pq
 from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 
 from agent_r1 import bounds, own
+from agent_r1.data import corpora
 from agent_r1.data.forms import Text
-from agent_r1.data.json_files import from_file
-from agent_r1.data.published import checked
+from agent_r1.data.json_files import checked, from_file
+from agent_r1.data.source import SPLITS, Asked, Made, Source
 from agent_r1.data.spellings import question_key
+from agent_r1.data.splits import made_of_records, split_one
 from agent_r1.errors import AgentR1Error, ConfigError, first_line
 from agent_r1.settings import DataConfig
 
 FORM = '{"question": "What is 6 * 7?", "answer": "42"}'
-SPLITS = ("train", "val", "test")
 
 
 class Titled(BaseModel):
@@ -184,3 +185,26 @@ def _made(name: str, seed: int, split: str, count: int) -> list[Question]:
     if len(found) < max(count, 1):
         raise ConfigError(f"data.name={name} made {len(found)} questions for {split}, and data.{split}={count}")
     return found
+
+
+class OwnRows(Source):
+    """User-defined questions."""
+
+    def title(self, config: DataConfig) -> str:
+        return "your own"
+
+    def make(self, config: DataConfig, seed: int) -> Made:
+        corpora.check(config.corpus)
+        skipped: list[str] = []
+        files = source_files(config)
+        splits = splits_of(config, files, seed, skipped)
+        if "all" in splits:
+            splits = split_one(config, f"{seed}/own", splits["all"], skipped)
+        asked = {
+            split: [Asked(q.question, q.answer, q.extra(), q.system or config.system, q.tools) for q in questions]
+            for split, questions in splits.items()
+        }
+        return made_of_records(config, splits, asked, files.values(), skipped)
+
+
+ROWS = OwnRows()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from agent_r1 import tables
 from agent_r1.types import Message
 
 _THINK = "Think first, between <think> and </think>."
@@ -22,7 +23,7 @@ INSTRUCTIONS = f"You answer questions with the help of a search tool. {_THINK} T
 def messages(dataset: str, question: str, system: str | None = None, says_how: bool = False) -> list[Message]:
     """The prompt for `question`. Those of a published data set are all told the same; questions of one's own bring their
     `system` message, or none. `says_how`: the dialect itself says how one thinks and answers (`Dialect.says_how`)."""
-    if dataset not in ("tinyhop", "rows"):
+    if tables.facts("data", dataset, "data.name").get("instructed", True):
         system = system or instructions(["search"], says_how)
     lead = [{"role": "system", "content": system}] if system else []
     return [*lead, {"role": "user", "content": question}]
@@ -31,6 +32,6 @@ def messages(dataset: str, question: str, system: str | None = None, says_how: b
 def instructions(tools: Iterable[str], says_how: bool = False) -> str:
     """For a model that has not been trained here, and brings no data set whose rows tell it what to do."""
     if says_how:
-        task = f" with the help of a search tool; {_SEARCHED}" if "search" in tools else "."
+        task = f" with the help of a search tool; {_SEARCHED}" if tables.stated("tool", tools, "index") else "."
         return f"You answer questions{task} Your answer is {_SHORT}"
-    return INSTRUCTIONS if "search" in tools else f"You answer questions. {_THINK} {_ANSWER}"
+    return INSTRUCTIONS if tables.stated("tool", tools, "index") else f"You answer questions. {_THINK} {_ANSWER}"

@@ -12,28 +12,32 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import ValidationError
-
 from agent_r1 import hub
-from agent_r1.data.forms import GSM8K, DapoMath, HotpotQA, MuSiQue, Record, TwoWiki
-from agent_r1.data.json_files import from_file
+from agent_r1.data import corpora
+from agent_r1.data.forms import GSM8K as Gsm8k
+from agent_r1.data.forms import DapoMath, HotpotQA, MuSiQue, Record, TwoWiki
+from agent_r1.data.json_files import checked, from_file
+from agent_r1.data.source import Asked, Made, Source
+from agent_r1.data.splits import made_of_records, split_one, split_two
 from agent_r1.errors import AgentR1Error, first_line
 from agent_r1.settings import DataConfig
 
 T = TypeVar("T")
-MAX_CORRUPT = 100_000
-"""Records that are named before a file is given up."""
+KNOWN = ("kind", "hops", "id", "supporting")
+"""What evaluations and environments get to know of a published question."""
 
 
 @dataclass(frozen=True)
-class Dataset:
+class Dataset(Source):
     """A published question set: where it is, how large it must be, and the form of one record."""
 
+    name: str
+    """As in `data.name`."""
     hub: str
     """owner/name on the Hugging Face hub."""
     config: str | None
@@ -43,14 +47,39 @@ class Dataset:
     """Split -> name of the published file: the one to train on, and the one that is held out, where there is one."""
     counts: dict[str, int]
     """Split -> published number of records. Fewer are half a download."""
-    form: type[HotpotQA | MuSiQue | GSM8K | DapoMath]
+    form: type[HotpotQA | MuSiQue | Gsm8k | DapoMath]
     ability: str = "multi-hop-qa"
     """What verl's rows call this kind of task."""
     aliases: str | None = None
     """Name of a file beside the published ones, which has other names of the answers by their ids."""
 
+    def make(self, config: DataConfig, seed: int) -> Made:
+        skipped: list[str] = []
+        files = source_files(config)
+        corpora.check(config.corpus)
 
-_HOTPOTQA = Dataset(
+        def records_of(split: str) -> list[Record]:
+            return read(config, split, files.get(split, []), skipped)
+
+        train, *held_out = ["all"] if "all" in files else self.files
+        splits = (
+            split_two(config, seed, records_of(train), records_of(*held_out), skipped)
+            if held_out
+            else split_one(config, f"{seed}/all", records_of(train), skipped)
+        )
+        asked = {
+            split: [
+                Asked(r.question, r.answers, {name: getattr(r, name) for name in KNOWN}, config.system) for r in records
+            ]
+            for split, records in splits.items()
+        }
+        made = made_of_records(config, splits, asked, [path for part in files.values() for path in part], skipped)
+        made.manifest["dataset"] = {"hub": self.hub, "revision": self.revision} if not files else None
+        return made
+
+
+HOTPOTQA = Dataset(
+    name="hotpotqa",
     hub="hotpotqa/hotpot_qa",
     config="distractor",
     revision="1908d6afbbead072334abe2965f91bd2709910ab",
@@ -58,50 +87,53 @@ _HOTPOTQA = Dataset(
     counts={"train": 90447, "validation": 7405},
     form=HotpotQA,
 )
-DATASETS: dict[str, Dataset] = {
-    "hotpotqa": _HOTPOTQA,
-    "hotpotqa-fullwiki": dataclasses.replace(
-        _HOTPOTQA,
-        config="fullwiki",
-        files=_HOTPOTQA.files | {"validation": "hotpot_dev_fullwiki_v1.json"},
-    ),
-    "twowiki": dataclasses.replace(
-        _HOTPOTQA,
-        hub="framolfese/2WikiMultihopQA",
-        config=None,
-        revision="fe713bfbd1afbca1a65246741a75890405d56a3a",
-        files={"train": "train.json", "validation": "dev.json"},
-        counts={"train": 167454, "validation": 12576},
-        form=TwoWiki,
-        aliases="id_aliases.json",
-    ),
-    "musique": Dataset(
-        hub="dgslibisey/MuSiQue",
-        config=None,
-        revision=None,
-        files={"train": "musique_ans_v1.0_train.jsonl", "validation": "musique_ans_v1.0_dev.jsonl"},
-        counts={"train": 19938, "validation": 2417},
-        form=MuSiQue,
-    ),
-    "gsm8k": Dataset(
-        hub="openai/gsm8k",
-        config="main",
-        revision="e53f048856ff4f594e959d75785d2c2d37b678ee",
-        files={"train": "train.jsonl", "test": "test.jsonl"},
-        counts={"train": 7473, "test": 1319},
-        form=GSM8K,
-        ability="math",
-    ),
-    "dapo-math": Dataset(
-        hub="open-r1/DAPO-Math-17k-Processed",
-        config="en",
-        revision=None,
-        files={"train": "train-00000-of-00001.parquet"},
-        counts={"train": 14116},
-        form=DapoMath,
-        ability="math",
-    ),
-}
+HOTPOTQA_FULLWIKI = dataclasses.replace(
+    HOTPOTQA,
+    name="hotpotqa-fullwiki",
+    config="fullwiki",
+    files=HOTPOTQA.files | {"validation": "hotpot_dev_fullwiki_v1.json"},
+)
+TWOWIKI = dataclasses.replace(
+    HOTPOTQA,
+    name="twowiki",
+    hub="framolfese/2WikiMultihopQA",
+    config=None,
+    revision="fe713bfbd1afbca1a65246741a75890405d56a3a",
+    files={"train": "train.json", "validation": "dev.json"},
+    counts={"train": 167454, "validation": 12576},
+    form=TwoWiki,
+    aliases="id_aliases.json",
+)
+MUSIQUE = Dataset(
+    name="musique",
+    hub="dgslibisey/MuSiQue",
+    config=None,
+    revision=None,
+    files={"train": "musique_ans_v1.0_train.jsonl", "validation": "musique_ans_v1.0_dev.jsonl"},
+    counts={"train": 19938, "validation": 2417},
+    form=MuSiQue,
+)
+GSM8K = Dataset(
+    name="gsm8k",
+    hub="openai/gsm8k",
+    config="main",
+    revision="e53f048856ff4f594e959d75785d2c2d37b678ee",
+    files={"train": "train.jsonl", "test": "test.jsonl"},
+    counts={"train": 7473, "test": 1319},
+    form=Gsm8k,
+    ability="math",
+)
+DAPO_MATH = Dataset(
+    name="dapo-math",
+    hub="open-r1/DAPO-Math-17k-Processed",
+    config="en",
+    revision=None,
+    files={"train": "train-00000-of-00001.parquet"},
+    counts={"train": 14116},
+    form=DapoMath,
+    ability="math",
+)
+DATASETS = {one.name: one for one in (HOTPOTQA, HOTPOTQA_FULLWIKI, TWOWIKI, MUSIQUE, GSM8K, DAPO_MATH)}
 
 
 # -------------------------------------------------------------------------------------------------------- where from
@@ -195,54 +227,3 @@ def aliases_of(path: Path) -> dict[str, list[str]]:
         return {v["Q_id"]: [*v["aliases"], *v["demonyms"]] for _, v in from_file(path)}
     except (KeyError, TypeError):
         raise AgentR1Error(f"{path} is not 2WikiMultihopQA's file of aliases; get it again, or move it away") from None
-
-
-def checked(
-    values: Iterable[tuple[str, Any]],
-    parse: Callable[[Any], T | None],
-    where: str,
-    skip_bad: bool,
-    skipped: list[str],
-    remedy: str = "get the file again or fix it (docs/data.md shows the form)",
-) -> Iterator[T]:
-    """What `parse` makes of each (place, value); None is left out without a word. It raises ValueError for what does not fit,
-    which is named in `skipped`.
-
-    Raises AgentR1Error in the end if that is not wanted, or if nothing else was there.
-    """
-    seen, corrupt = 0, []
-    for place, value in values:
-        seen += 1
-        try:
-            if isinstance(value, ValueError):
-                raise value
-            parsed = parse(value)
-        except ValueError as error:
-            corrupt.append(f"{place} ({_reason(error)})")
-            if len(corrupt) > MAX_CORRUPT:
-                raise AgentR1Error(
-                    f"{where}: more than {MAX_CORRUPT} records are corrupt, the first: {corrupt[0]}; is it the right file?"
-                ) from None
-        else:
-            if parsed is not None:
-                yield parsed
-    if corrupt and not skip_bad:
-        few = ", ".join(corrupt[:5]) + (", ..." if len(corrupt) > 5 else "")
-        raise AgentR1Error(
-            f"{where}: {len(corrupt)} of {seen} records are corrupt: {few}; {remedy}, or leave them out with data.skip_bad=true "
-            f"({seen - len(corrupt)} are left)"
-        )
-    if seen == len(corrupt):
-        raise AgentR1Error(f"{where} holds no usable record; is it the right file?")
-    skipped.extend(f"{where}: {one}" for one in corrupt)
-
-
-def _reason(error: ValueError) -> str:
-    """One line; of a form all that does not fit, without what was there instead."""
-    if not isinstance(error, ValidationError):
-        return str(error)
-    found = [(".".join(map(str, e["loc"])), e["msg"].lower()) for e in error.errors(include_url=False)]
-    missing = [f"no {where}" for where, said in found if said == "field required"]
-    return ", ".join(
-        missing + [f"{where}: {said}".removeprefix(": ") for where, said in found if said != "field required"]
-    )

@@ -16,67 +16,49 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from agent_r1 import own
+from agent_r1 import tables
 from agent_r1.env.base import INVALID, AgentEnv, BaseToolEnv, Outcome
-from agent_r1.env.context import Summary, Window
 from agent_r1.env.dialect import Dialect
-from agent_r1.env.harmony import Harmony
 from agent_r1.env.hermes import HERMES, HermesToolEnv
-from agent_r1.env.mathtir import MathTir
-from agent_r1.env.methods import as_environment
-from agent_r1.env.openenv import OpenEnv
 from agent_r1.env.questions import in_dialect
-from agent_r1.env.react import ReAct
-from agent_r1.env.retool import ReTool
-from agent_r1.env.world import WorldEnv
-from agent_r1.errors import ConfigError, nearest
+from agent_r1.errors import ConfigError
 from agent_r1.settings import EnvConfig
 from agent_r1.tool import BaseTool
 from agent_r1.types import Row
 
 __all__ = [
-    "ENVIRONMENTS",
     "INVALID",
     "AgentEnv",
     "BaseToolEnv",
     "Dialect",
     "HermesToolEnv",
     "Outcome",
-    "as_environment",
     "brings_tools",
     "dialect_of",
+    "environment",
     "make_env",
     "offered",
     "without_tools",
 ]
 
-ENVIRONMENTS: dict[str, Callable[[dict[str, BaseTool], EnvConfig], AgentEnv]] = {
-    "hermes": HermesToolEnv,
-    "nous": HermesToolEnv,
-    "retool": in_dialect(ReTool),
-    "mathtir": in_dialect(MathTir),
-    "react": in_dialect(ReAct),
-    "harmony": in_dialect(Harmony),
-    "openenv": OpenEnv,
-}
-
 
 def environment(name: str) -> Callable[[dict[str, BaseTool], EnvConfig], AgentEnv]:
-    """What makes environments of that name. Raises ConfigError where there is none, or where one's own keeps no contract."""
-    if own.is_own(name):
-        return _own_environment(name)
-    if name not in ENVIRONMENTS:
-        raise ConfigError(
-            f"unknown environment {name!r}{nearest(name, ENVIRONMENTS)}; choose from {', '.join(ENVIRONMENTS)}, or name one of "
-            "your own as FILE.py:CLASS"
-        )
-    return ENVIRONMENTS[name]
+    """Return what makes environments of that name.
+
+    Raises ConfigError where there is none, or where a user-defined one keeps no contract.
+    """
+    found = tables.resolve("env", name, "env.name")
+    if isinstance(found, type) and issubclass(found, Dialect):
+        return in_dialect(found)
+    if isinstance(found, type) and issubclass(found, AgentEnv):
+        return found
+    return _world_of(found, name)
 
 
 @cache
-def _own_environment(name: str) -> Callable[[dict[str, BaseTool], EnvConfig], AgentEnv]:
-    found = own.load(name, "env.name")
-    return in_dialect(found) if isinstance(found, type) and issubclass(found, Dialect) else as_environment(found, name)
+def _world_of(found: Any, name: str) -> Callable[[dict[str, BaseTool], EnvConfig], AgentEnv]:
+    """What is no environment may become one: a plain class, whose methods are tools."""
+    return tables.resolve("adapter", "methods", "env.name")(found, name)
 
 
 def offered(tools: dict[str, BaseTool], config: EnvConfig) -> dict[str, BaseTool]:
@@ -95,7 +77,7 @@ def dialect_of(config: EnvConfig) -> Dialect:
 def brings_tools(name: str) -> bool:
     """Whether the environment of that name is a world, with tools beside those of `env.tools`."""
     made = environment(name)
-    return not isinstance(made, type) or issubclass(made, WorldEnv)
+    return not isinstance(made, type) or getattr(made, "stateful", False)
 
 
 def make_env(row: Row, tools: dict[str, BaseTool], config: EnvConfig) -> AgentEnv:
@@ -110,8 +92,7 @@ def make_env(row: Row, tools: dict[str, BaseTool], config: EnvConfig) -> AgentEn
     mine = {tool: tools[tool].for_episode(shared) for tool in wanted}
     env = made(mine, config)
     env.own_tools = [tool for key, tool in mine.items() if tool is not tools[key]]
-    forgetful = {"append": lambda env, _: env, "window": Window, "summary": Summary}[config.context]
-    return forgetful(env, config.context_results)
+    return tables.resolve("context", config.context, "env.context")(env, config.context_results)
 
 
 def without_tools(row: Row) -> Row:

@@ -20,6 +20,11 @@ ASK = "Write down what you know and what is left to do. All else will be forgott
 KNOWN = "Your notes: "
 
 
+def append(env: AgentEnv, k: int) -> AgentEnv:
+    """Leave `env` as it is: the agent sees all of its episode."""
+    return env
+
+
 class Window(AgentEnv):
     """`env`, with only the last `k` results in sight: the agent's own turns go with the results that they brought."""
 

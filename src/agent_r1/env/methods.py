@@ -17,7 +17,7 @@
             return float(self.done)
 
 This is the contract of TRL's `environment_factory` (docs/source/grpo_trainer.md there, "Environments"). In: such a class.
-Out: what `ENVIRONMENTS` holds. What is ours: `done` ends an episode; `get_reward` may take the agent's `answer`; a class
+Out: what the table of environments holds. What is ours: `done` ends an episode; `get_reward` may take the agent's `answer`; a class
 without it may keep a number in `self.reward`; `reward_parts` are the summands of the reward by name; `score` with `score_name`
 is what evaluations report; and `state` names where the agent stands (`Observation.extra`), where it is not called.
 """
@@ -49,7 +49,7 @@ TAKEN = ("em", "sub_em", "f1", "evidence", "malformed", "reward", "tool_calls", 
 
 
 def as_environment(found: Any, name: str) -> Maker:
-    """`found` as an entry of `ENVIRONMENTS`: an AgentEnv class as it is, a plain class by way of `MethodsEnv`. `name` is what
+    """`found` as an entry of the table of environments: an AgentEnv class as it is, a plain class by way of `MethodsEnv`. `name` is what
     the user called it.
 
     Raises ConfigError, before anything runs, where the contract is not met: what was found, and what is wanted.

@@ -18,7 +18,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent_r1 import hub, own
+from agent_r1 import hub, own, tables
 from agent_r1.config import Config, changed, from_yaml, load_config
 from agent_r1.data.prompts import instructions, messages
 from agent_r1.device import resolve_device, set_threads
@@ -125,7 +125,11 @@ def _lead(agent: Agent, prompt: str | None) -> list[Message] | None:
 def describe(agent: Agent, backend: str, temperature: float | None = None) -> str:
     """One line: what answers, with which tools, over what, told what, sampled how (by default as in training)."""
     c, workspace = agent.config, Workspace.of(agent.config)
-    world = f" over {workspace.data.name}, {c.search.url or workspace.index.name}" if "search" in agent.tools else ""
+    world = (
+        f" over {workspace.data.name}, {c.search.url or workspace.index.name}"
+        if tables.stated("tool", agent.tools, "index")
+        else ""
+    )
     lead = (
         messages(c.data.data_source, "", says_how=dialect_of(c.env).says_how)[:-1] if agent.lead is None else agent.lead
     )
@@ -162,7 +166,7 @@ def make_tools_of(config: Config) -> dict[str, BaseTool]:
         return {}
     workspace = Workspace.of(config)
     there = workspace.data.exists() and (workspace.index.exists() or not needs_index(config))
-    if config.data.name == "tinyhop" and not there:
+    if config.data.facts.get("generated") and not there:
         say("the world that this model acts in is not on this machine; it is made now, as the stages data and index do")
         make_task(config)
     return load_tools(config)

@@ -27,6 +27,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from agent_r1 import tables
 from agent_r1.config import Config
 from agent_r1.data.rows import read_corpus
 from agent_r1.errors import AgentR1Error, ConfigError, nearest
@@ -251,7 +252,7 @@ def known_questions(config: Config) -> list[Row]:
 def only_world(agent: Agent) -> set[str]:
     """What the passages are about, where the agent knows nothing else. Empty for a pretrained model."""
     corpus = Workspace.of(agent.config).data / "corpus.jsonl"
-    if "search" not in agent.tools or not agent.made_from_nothing or not corpus.exists():
+    if not tables.stated("tool", agent.tools, "index") or not agent.made_from_nothing or not corpus.exists():
         return set()
     return {passage.title.partition(" (")[0] for passage in read_corpus(corpus)}  # Faust (opera) is asked for as Faust
 

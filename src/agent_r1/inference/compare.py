@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from agent_r1 import tables
 from agent_r1.config import Config, fingerprint
 from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.files import json_line, read_jsonl, write_whole
@@ -99,7 +100,7 @@ def play(
 def full_card(agent: Agent, trajectories: list[Trajectory], split: str, started: float, **facts: Any) -> Card:
     """The eval card with what it was made from."""
     c = agent.config
-    retriever = facts.get("condition") or retriever_of(c) if "search" in agent.tools else "none"
+    retriever = facts.get("condition") or retriever_of(c) if tables.stated("tool", agent.tools, "index") else "none"
     card = eval_card(
         trajectories, model=str(agent.model), split=split, seed=c.seed, retriever=retriever, started=started
     )

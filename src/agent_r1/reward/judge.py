@@ -9,6 +9,7 @@ may be talked into (docs/safety.md).
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import re
 import secrets
@@ -16,9 +17,11 @@ from concurrent.futures import Future, wait
 
 import httpx
 
-from agent_r1 import bounds
+from agent_r1 import bounds, own
 from agent_r1.errors import AgentR1Error, first_line
 from agent_r1.search.batches import PATIENCE_S, Batches, Latest
+from agent_r1.settings import EnvConfig
+from agent_r1.types import Row
 
 AT_ONCE = 16
 """Requests to the server at the same time."""
@@ -90,3 +93,14 @@ class Judge:
         if grade is None:
             raise AgentR1Error(f"the judge at {self.url} gave no number: {said[:60]!r}")
         return int(grade[1]) / 10
+
+
+async def reward(answer: str, targets: list[str], row: Row, config: EnvConfig) -> float:
+    """Pay what the judge at `env.judge_url` says."""
+    return await _judge_at(config.judge_url, config.judge_model).score(row["prompt"][-1]["content"], targets, answer)
+
+
+@functools.cache
+def _judge_at(url: str, model: str) -> Judge:
+    own.check_said(url, "env.judge_url")  # it hears what the agent answers, and the key
+    return Judge(url, model)

@@ -8,6 +8,7 @@ accepted where the right answer is written as a fraction. 50% is read as 50.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import itertools
 import json
@@ -15,7 +16,10 @@ import threading
 from pathlib import Path
 
 from agent_r1.errors import AgentR1Error
+from agent_r1.settings import EnvConfig
+from agent_r1.tool.python import local_sandbox
 from agent_r1.tool.sandbox import Sandbox, Talk
+from agent_r1.types import Row
 
 MAX_CHARS = 300
 """Of an answer; a longer one is no answer to a question of mathematics."""
@@ -72,3 +76,8 @@ def nesting(text: str) -> int:
 def worker(sandbox: Sandbox) -> MathWorker:
     """The one of this process."""
     return MathWorker(sandbox)
+
+
+async def reward(answer: str, targets: list[str], row: Row, config: EnvConfig) -> float:
+    """Pay 1 for an answer that is equal to one of `targets`."""
+    return await asyncio.to_thread(worker(local_sandbox(config)).same, answer, targets)

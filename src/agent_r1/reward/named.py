@@ -5,9 +5,9 @@
     sub_em   contains the right answer. Much of the literature pays this and calls it EM; an agent learns to list (docs/safety.md)
     judge    what a language model behind `env.judge_url` says (judge.py)
 
-Each is paid between 0 and 1, less the penalty for a malformed ending. Add one: a function here, its name in `REWARDS` of
-choices.py. Or without touching this file: `env.reward=FILE.py:FUNCTION`, a user-defined function that returns any finite number.
-It takes any of `answer`, `row` and `episode`, by these names:
+Each is paid between 0 and 1, less the penalty for a malformed ending. Add one: an async function `reward(answer, targets, row,
+config)`, and its name in the table `[reward]` of names.toml. Or `env.reward=FILE.py:FUNCTION`, a user-defined function that
+returns any finite number. It takes any of `answer`, `row` and `episode`, by these names:
 
     def close_enough(answer, row, episode):
         error = abs(float(answer) - float(row["reward_model"]["ground_truth"][0]))
@@ -18,7 +18,6 @@ The score of an evaluation is then this reward: nothing that is not exact match 
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import inspect
 import math
@@ -27,14 +26,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from agent_r1 import own
+from agent_r1 import own, tables
 from agent_r1.errors import ConfigError
-from agent_r1.reward.judge import Judge
-from agent_r1.reward.maths import worker
-from agent_r1.reward.programs import passes
-from agent_r1.reward.qa import sub_em
 from agent_r1.settings import EnvConfig
-from agent_r1.tool.python import local_sandbox, make_runner
 from agent_r1.types import Row
 
 
@@ -53,11 +47,11 @@ async def named_outcome(
 ) -> tuple[float, dict[str, float]]:
     """(reward, parts) of the answer (None: there is none) by the reward that `config` names."""
     paid = 0.0
-    if answer is not None and config.reward in PAYS:
-        targets = [str(target) for target in row["reward_model"]["ground_truth"]]
-        paid = await PAYS[config.reward](answer, targets, row, config)
-    elif answer is not None:
+    if answer is not None and own.is_own(config.reward):
         paid = _own(config.reward, {"answer": answer, "row": row, "episode": episode or Episode()})
+    elif answer is not None:
+        targets = [str(target) for target in row["reward_model"]["ground_truth"]]
+        paid = await tables.resolve("reward", config.reward, "env.reward")(answer, targets, row, config)
     parts = {"answer": float(paid), "format": 0.0 if well_formed else -config.format_penalty}
     return sum(parts.values()), parts
 
@@ -96,28 +90,3 @@ def _own(name: str, given: dict[str, Any]) -> float:
     if not isinstance(paid, numbers.Real) or not math.isfinite(paid):
         raise ValueError(f"env.reward={name} returned {paid!r}; it must be a finite number")
     return float(paid)
-
-
-async def _math(answer: str, targets: list[str], row: Row, config: EnvConfig) -> float:
-    return await asyncio.to_thread(worker(local_sandbox(config)).same, answer, targets)
-
-
-async def _code(answer: str, targets: list[str], row: Row, config: EnvConfig) -> float:
-    return await asyncio.to_thread(passes, answer, targets, make_runner(config))
-
-
-async def _sub_em(answer: str, targets: list[str], row: Row, config: EnvConfig) -> float:
-    return sub_em(answer, targets)
-
-
-async def _judge(answer: str, targets: list[str], row: Row, config: EnvConfig) -> float:
-    return await _judge_at(config.judge_url, config.judge_model).score(row["prompt"][-1]["content"], targets, answer)
-
-
-@functools.cache
-def _judge_at(url: str, model: str) -> Judge:
-    own.check_said(url, "env.judge_url")  # it hears what the agent answers, and the key
-    return Judge(url, model)
-
-
-PAYS = {"math": _math, "code": _code, "sub_em": _sub_em, "judge": _judge}

@@ -13,6 +13,7 @@ So a program that ends early, prints "passed", or redefines equality has answere
 from __future__ import annotations
 
 import ast
+import asyncio
 import builtins
 import contextlib
 import json
@@ -22,7 +23,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from agent_r1.tool.python import Runner, without_fence
+from agent_r1.settings import EnvConfig
+from agent_r1.tool.python import Runner, make_runner, without_fence
+from agent_r1.types import Row
 
 WITHIN_S = 5.0
 
@@ -159,3 +162,8 @@ def _same_output(found: Any, right: str) -> bool:
     return isinstance(found, str) and [line.rstrip() for line in found.strip().splitlines()] == [
         line.rstrip() for line in right.strip().splitlines()
     ]
+
+
+async def reward(answer: str, targets: list[str], row: Row, config: EnvConfig) -> float:
+    """Pay 1 for a program that passes the question's tests."""
+    return await asyncio.to_thread(passes, answer, targets, make_runner(config))

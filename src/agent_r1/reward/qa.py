@@ -21,6 +21,9 @@ import re
 import string
 from collections import Counter
 
+from agent_r1.settings import EnvConfig
+from agent_r1.types import Row
+
 _DROP_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLE = re.compile(r"\b(?:a|an|the)\b")
 _ALL_OR_NOTHING = ("yes", "no", "noanswer")
@@ -102,3 +105,8 @@ def qa_outcome(
     }
     parts = {"em": metrics["em"], "format": 0.0 if well_formed else -format_penalty}
     return sum(parts.values()), parts, metrics
+
+
+async def sub_em_reward(answer: str, targets: list[str], row: Row, config: EnvConfig) -> float:
+    """Pay `sub_em`, for comparison with work that does (`env.reward=sub_em`)."""
+    return sub_em(answer, targets)

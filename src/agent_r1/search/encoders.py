@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from agent_r1 import hub, packages
+from agent_r1 import hub, packages, tables
 from agent_r1.errors import AgentR1Error, ConfigError, first_line
 
 if TYPE_CHECKING:
@@ -76,8 +76,8 @@ def make_encoder(name: str, dim: int) -> Encoder:
 
     `dim` is the width of n-gram vectors; a neural model has its own. Raises ConfigError for an impossible one.
     """
-    if name == NgramEncoder.name:
-        return NgramEncoder(dim)
+    if name in tables.names("encoder"):
+        return tables.resolve("encoder", name, "search.encoder")(dim)
     if "/" not in name and not packages.is_name(name):
         raise ConfigError(
             f"unknown encoder {name!r}; use 'ngram' or a sentence-transformers model, given as owner/model "

@@ -11,16 +11,16 @@
 
 In come the names in `env.tools` and the resources of a run; out go tools to the environments of room 4 (`env/`).
 
-To add a tool: one file here, and one name in `TOOLS` (CONTRIBUTING.md has the steps). Its maker gets the resources as
-keyword arguments, takes those it needs and ignores the rest. A `@tool` function needs none: `"clock": lambda **_: clock`.
+To add a tool: one file, and one name in the table `[tool]` of names.toml (CONTRIBUTING.md has the steps). The name stands for a
+maker, which gets the resources as keyword arguments, takes those it needs and ignores the rest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
-from agent_r1 import own
+from agent_r1 import own, tables
 from agent_r1.errors import ConfigError, nearest
 from agent_r1.tool.base import (
     BaseTool,
@@ -31,23 +31,12 @@ from agent_r1.tool.base import (
     ToolResult,
     call_tool,
 )
-from agent_r1.tool.batch import BatchTool
-from agent_r1.tool.calculator import Calculator
 from agent_r1.tool.function import tool
-from agent_r1.tool.mcp import mcp_tools
-from agent_r1.tool.python import PythonTool
-from agent_r1.tool.search import SearchTool
 
 __all__ = [
-    "TOOLS", "BaseTool", "BatchTool", "InvalidArgumentsError", "SearchTool", "ToolCall", "ToolErrorKind", "ToolOutput",
-    "ToolResult", "call_tool", "make_tools", "own_tool", "tool",
+    "BaseTool", "InvalidArgumentsError", "ToolCall", "ToolErrorKind", "ToolOutput", "ToolResult", "call_tool", "make_tools",
+    "own_tool", "tool",
 ]  # fmt: skip
-
-TOOLS: dict[str, Callable[..., BaseTool]] = {
-    "search": SearchTool.make,
-    "calculator": lambda **_: Calculator(),
-    "python": PythonTool.make,
-}
 
 
 def make_tools(
@@ -66,11 +55,12 @@ def make_tools(
         if own.is_own(name):
             found = [own_tool(name)]
         elif server in servers:
-            found = mcp_tools(server, servers[server], wanted, server in own_sessions)
-        elif name in TOOLS:
-            found = [TOOLS[name](**resources)]
+            open_server = tables.resolve("tool server", "mcp", "env.mcp")
+            found = open_server(server, servers[server], wanted, server in own_sessions)
+        elif name in tables.names("tool"):
+            found = [tables.resolve("tool", name, "env.tools")(**resources)]
         else:
-            known = sorted([*TOOLS, *servers])
+            known = sorted([*tables.names("tool"), *servers])
             raise ConfigError(
                 f"unknown tool {name!r}{nearest(name, known)}; choose from {', '.join(known)}, name one of your own as "
                 f"FILE.py:NAME, or say what MCP server it is: env.mcp.{server}=COMMAND"

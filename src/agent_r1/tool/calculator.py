@@ -70,6 +70,11 @@ class Calculator(BaseTool):
         return written(value_of(args["expression"]))
 
 
+def make(**_: Any) -> Calculator:
+    """Make the tool, for `make_tools`; it needs no resources of a run."""
+    return Calculator()
+
+
 def written(value: Number) -> str:
     """Write a number as a reward reads it: 2.5e+12 would be read as a product with Euler's e."""
     if value == int(value) and abs(value) < 1e22:  # a float holds every power of ten up to this one exactly

@@ -44,12 +44,6 @@ class PythonTool(BaseTool):
         self.within_s = 0.9 * within_s
         """From the start of the program. The rest is for taking the process away and handing on what it has printed so far."""
 
-    @classmethod
-    def make(cls, env: EnvConfig | None = None, **_: Any) -> PythonTool:
-        """From the resources of a run, for `make_tools`. Raises ConfigError where code cannot be confined."""
-        env = env or EnvConfig()
-        return cls(make_runner(env), env.tool_timeout_s)
-
     def execute(self, args: dict[str, Any]) -> str:
         if "\0" in args["code"] or len(args["code"].encode("utf-8", "replace")) > MAX_SOURCE:
             raise InvalidArgumentsError(
@@ -63,6 +57,12 @@ class PythonTool(BaseTool):
         note = notes.get(ran.ended, f"[exit code {ran.code}]" if ran.code not in (0, 1) else "")
         content = "\n".join(part for part in (ran.output.rstrip(), note) if part)
         return content or "[it printed nothing]"
+
+
+def make(env: EnvConfig | None = None, **_: Any) -> PythonTool:
+    """Make the tool from the resources of a run, for `make_tools`. Raises ConfigError where code cannot be confined."""
+    env = env or EnvConfig()
+    return PythonTool(make_runner(env), env.tool_timeout_s)
 
 
 def make_runner(env: EnvConfig) -> Runner:

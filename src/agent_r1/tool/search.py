@@ -29,19 +29,19 @@ class SearchTool(BaseTool):
         self.top_k = top_k
         self.timeout_s = getattr(searcher.index, "deadline_s", None)  # the index may wait for a service
 
-    @classmethod
-    def make(cls, searcher: Searcher | None = None, top_k: int = SearchConfig().top_k, **_: Any) -> SearchTool:
-        """From the resources of a run, for `make_tools`."""
-        if searcher is None:
-            raise ConfigError("the tool 'search' needs an index; build one with `agent-r1 index`, or drop the tool")
-        return cls(searcher, top_k)
-
     async def execute(self, args: dict[str, Any]) -> ToolOutput:
         if not (query := searched(args)):
             raise InvalidArgumentsError("query is empty; write what to look for, for example the name of an entity")
         hits = await self.searcher.search(query, self.top_k)
         content = "\n".join(_line(hit) for hit in hits) or "no results"
         return ToolOutput(content, {"titles": [hit.title for hit in hits]})
+
+
+def make(searcher: Searcher | None = None, top_k: int = SearchConfig().top_k, **_: Any) -> SearchTool:
+    """Make the tool from the resources of a run, for `make_tools`."""
+    if searcher is None:
+        raise ConfigError("the tool 'search' needs an index; build one with `agent-r1 index`, or drop the tool")
+    return SearchTool(searcher, top_k)
 
 
 def searched(args: dict[str, Any]) -> str:

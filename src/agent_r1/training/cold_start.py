@@ -17,16 +17,12 @@ same rows and masks come out. Its own tokens are the ones that the loss is on; t
 from __future__ import annotations
 
 import asyncio
-import math
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-import torch
-from torch import Tensor
-
-from agent_r1.data.prompts import INSTRUCTIONS
+from agent_r1.config import Config
 from agent_r1.data.spellings import title_key
 from agent_r1.data.tinyhop import HEADS, RELATIONS, TAILS, make_questions, make_world
 from agent_r1.env import Dialect
@@ -34,15 +30,15 @@ from agent_r1.env.context import ASK, KNOWN
 from agent_r1.env.hermes import HERMES
 from agent_r1.errors import ConfigError, nearest
 from agent_r1.rollout.chat_format import ChatFormat
-from agent_r1.rollout.decoder import Decoder
-from agent_r1.rollout.episode import AgentEnvLoop, Task, derive_seed, run_episodes
-from agent_r1.rollout.rows import Batch, TrainingRow, collate, trajectory_rows
-from agent_r1.tool import ToolCall
-from agent_r1.training.forward import action_logprobs, autocast, micro_batches
-from agent_r1.training.learner import optimize
-from agent_r1.training.other_names import NAME, OtherNames, RenamedSearch, renamed
+from agent_r1.rollout.episode import AgentEnvLoop, Task, derive_seed, make_loop, run_episodes
+from agent_r1.rollout.rows import TrainingRow, trajectory_rows
+from agent_r1.tool import BaseTool, ToolCall
+from agent_r1.training.tiny_model import train_tokenizer
 from agent_r1.types import Generation, Policy, Row, Sampling, StopReason
+from agent_r1.workspace import load_rows, load_tools
 
+NAME = re.compile(r"[A-Z]\w*(?:[ '-][A-Z]\w*)*")
+"""What a name looks like: words with capitals, side by side."""
 BEHAVIOURS = {
     "good": "looks up every hop, then answers",
     "stop_early": "searches once and answers with what it has found, however many hops there are",
@@ -221,38 +217,6 @@ SHORTEST = 128
 """Tokens of a demonstration, at least: the tools' schemas and two turns."""
 
 
-def renamed_demonstrations(
-    rows: list[Row],
-    names: list[str],
-    search: RenamedSearch,
-    loop: AgentEnvLoop,
-    behaviours: dict[str, float],
-    questions: int,
-    seed: int,
-) -> tuple[list[TrainingRow], list[TrainingRow]]:
-    """The same of a published data set: its training questions, each time in a world of other names, half of `questions`
-    in each phase. `search` is the loop's tool.
-
-    There are no easy questions to learn copying from, so phase (a) has whole chains, played well.
-    """
-
-    def play(behaviours: dict[str, float], label: str) -> list[TrainingRow]:
-        rng, left, played = random.Random(f"{seed}/{label}"), [], []
-        for world in range(math.ceil(questions / 2 / WORLD)):
-            while len(left) < WORLD:
-                left += rng.sample(rows, len(rows))
-            search.names = OtherNames(names, rng)
-            there, left = [search.names.row(row) for row in left[:WORLD]], left[WORLD:]
-            played += demonstrate(there, behaviours, loop, seed, f"{label}-{world}")
-        return played
-
-    return play({"good": 1.0}, "copy"), play(behaviours, "mix")
-
-
-WORLD = 60
-"""Questions that are played in one world of other names. Few: it is the variety of names that copying is learnt from."""
-
-
 def tokenizer_texts(mix: dict[str, float], seed: int) -> Iterator[str]:
     """Pieces of conversations in a throw-away world, to train the tokenizer on.
 
@@ -273,56 +237,19 @@ def tokenizer_texts(mix: dict[str, float], seed: int) -> Iterator[str]:
         yield from (head.capitalize() for head in HEADS)
 
 
-def published_texts(rows: list[Row], passages: list[str], names: list[str]) -> Iterator[str]:
-    """The same of a published data set: its own phrases, and all names, each as often as any other."""
-    texts = [f"user\n{row['prompt'][-1]['content']}" for row in rows] + [f"\n{passage}\n" for passage in passages]
-    turns = [*map(search_turn, lookups_of(rows[0])), "assistant\n", "answer", "guess", "yes", "no"]
-    texts += [*turns, f"system\n{INSTRUCTIONS}\n\ntools: search(query)"] * len(rows)
-    nothing = dict.fromkeys(names, "\0")
-    for text in texts:
-        yield from re.split(r"\0|<[a-z_/]+>", renamed(text, nothing))
-    for _ in range(20):  # often enough that the names are not the first to be left without a token
-        yield from names
+def teach(config: Config, known: ChatFormat | None = None) -> tuple[ChatFormat, list[TrainingRow], list[TrainingRow]]:
+    """A chat format for the task, and what the two phases of the cold start learn from. A pretrained model has a format that is
+    `known`, and needs no phase of copying."""
+    rows, tools, c = load_rows(config, "cold"), load_tools(config), config.cold_start
+    if known:
+        return known, [], warm_rows(config, rows, known, tools)
+    chat = ChatFormat(train_tokenizer(tokenizer_texts(config.data.mix, config.seed), config.model.vocab_size))
+    loop = make_loop(Demonstrator(chat, dialect_of(config.env)), chat, tools, config.rollout, config.env)
+    return chat, *demonstrations(rows, loop, c.behaviours, config.seed)
 
 
-# ------------------------------------------------------------------------------------------------------- cloning
-
-
-def clone(
-    model: Decoder,
-    rows: list[TrainingRow],
-    steps: int,
-    tokens: int,
-    lr: float,
-    seed: int,
-    on_step: Callable[[int, float], None],
-    dtype: torch.dtype = torch.float32,
-) -> None:
-    """Supervised learning on the action tokens of `rows`: mean cross-entropy, AdamW, warm-up and linear decay."""
-    batch = collate(rows)
-    device = model.embed.weight.device
-    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.98), weight_decay=0.01, fused=True)
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min(1.0, (step + 1) / 20) * max(0.05, 1 - step / steps)
-    )
-    batches = _endless_batches(batch, tokens, seed)
-    for step in range(steps):
-        part = batch[next(batches)].to(device)
-        with autocast(dtype, device):
-            logprobs_BT, _ = action_logprobs(model, part)
-        loss = -logprobs_BT.sum() / part.mask_BT.sum()
-        loss.backward()
-        optimize(model, optimizer, 1.0, f"cold start, step {step + 1}: the model")
-        schedule.step()
-        on_step(step, loss.item())
-
-
-def _endless_batches(batch: Batch, tokens: int, seed: int) -> Iterator[Tensor]:
-    """Row indices of about `tokens` tokens each: alike in length within a batch, in random order between batches."""
-    g = torch.Generator().manual_seed(seed)
-    while True:
-        # A little noise on the lengths, so that the same rows do not meet in each epoch.
-        noisy = batch.lengths_B + torch.randint(0, 8, batch.lengths_B.shape, generator=g)
-        groups = list(micro_batches(noisy, tokens))
-        for i in torch.randperm(len(groups), generator=g).tolist():
-            yield groups[i]
+def warm_rows(config: Config, rows: list[Row], chat: ChatFormat, tools: dict[str, BaseTool]) -> list[TrainingRow]:
+    """What a pretrained model is taught before RL: one play of as many questions as it has time for."""
+    c = config.cold_start
+    loop = make_loop(Demonstrator(chat, dialect_of(config.env)), chat, tools, config.rollout, config.env)
+    return demonstrate(some_of_each(rows, c.warm_steps * c.mix_tokens), c.behaviours, loop, config.seed, "warm")

@@ -37,7 +37,7 @@ from agent_r1.rollout.episode import AgentEnvLoop, AgentFlowBase, Limits, Task, 
 from agent_r1.rollout.rows import TrainingRow, trajectory_rows
 from agent_r1.settings import EnvConfig, RolloutConfig
 from agent_r1.tool import BaseTool
-from agent_r1.training.other_names import NAME
+from agent_r1.training.cold_start import NAME
 from agent_r1.training.tiny_model import byte_chat
 from agent_r1.types import Generation, Message, Observation, Policy, Row, Sampling, Step, StopReason, Trajectory
 

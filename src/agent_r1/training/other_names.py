@@ -12,17 +12,25 @@ the answers to its questions.
 from __future__ import annotations
 
 import copy
+import math
 import random
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from agent_r1.config import Config
 from agent_r1.data.prompts import INSTRUCTIONS
+from agent_r1.data.rows import read_corpus
+from agent_r1.env import dialect_of
+from agent_r1.rollout.chat_format import ChatFormat
+from agent_r1.rollout.episode import AgentEnvLoop, make_loop
+from agent_r1.rollout.rows import TrainingRow
 from agent_r1.tool import BaseTool, ToolOutput
+from agent_r1.training.cold_start import NAME, Demonstrator, demonstrate, lookups_of, search_turn, warm_rows
+from agent_r1.training.tiny_model import train_tokenizer
 from agent_r1.types import Row
-
-NAME = re.compile(r"[A-Z]\w*(?:[ '-][A-Z]\w*)*")
-"""What a name looks like: words with capitals, side by side."""
+from agent_r1.workspace import Workspace, load_rows, load_tools
 
 
 def names_in(passages: list[str]) -> list[str]:
@@ -78,3 +86,63 @@ class RenamedSearch(BaseTool):
     async def execute(self, args: dict[str, Any]) -> ToolOutput:
         found = await self._search.execute({"query": self.names.restore(args["query"])})
         return replace(found, content=self.names.rename(found.content))
+
+
+def renamed_demonstrations(
+    rows: list[Row],
+    names: list[str],
+    search: RenamedSearch,
+    loop: AgentEnvLoop,
+    behaviours: dict[str, float],
+    questions: int,
+    seed: int,
+) -> tuple[list[TrainingRow], list[TrainingRow]]:
+    """The same of a published data set: its training questions, each time in a world of other names, half of `questions`
+    in each phase. `search` is the loop's tool.
+
+    There are no easy questions to learn copying from, so phase (a) has whole chains, played well.
+    """
+
+    def play(behaviours: dict[str, float], label: str) -> list[TrainingRow]:
+        rng, left, played = random.Random(f"{seed}/{label}"), [], []
+        for world in range(math.ceil(questions / 2 / WORLD)):
+            while len(left) < WORLD:
+                left += rng.sample(rows, len(rows))
+            search.names = OtherNames(names, rng)
+            there, left = [search.names.row(row) for row in left[:WORLD]], left[WORLD:]
+            played += demonstrate(there, behaviours, loop, seed, f"{label}-{world}")
+        return played
+
+    return play({"good": 1.0}, "copy"), play(behaviours, "mix")
+
+
+WORLD = 60
+"""Questions that are played in one world of other names. Few: it is the variety of names that copying is learnt from."""
+
+
+def published_texts(rows: list[Row], passages: list[str], names: list[str]) -> Iterator[str]:
+    """The same of a published data set: its own phrases, and all names, each as often as any other."""
+    texts = [f"user\n{row['prompt'][-1]['content']}" for row in rows] + [f"\n{passage}\n" for passage in passages]
+    turns = [*map(search_turn, lookups_of(rows[0])), "assistant\n", "answer", "guess", "yes", "no"]
+    texts += [*turns, f"system\n{INSTRUCTIONS}\n\ntools: search(query)"] * len(rows)
+    nothing = dict.fromkeys(names, "\0")
+    for text in texts:
+        yield from re.split(r"\0|<[a-z_/]+>", renamed(text, nothing))
+    for _ in range(20):  # often enough that the names are not the first to be left without a token
+        yield from names
+
+
+def teach(config: Config, known: ChatFormat | None = None) -> tuple[ChatFormat, list[TrainingRow], list[TrainingRow]]:
+    """As `cold_start.teach`, for a published data set: its training questions, played under other names."""
+    rows, tools = load_rows(config, "train"), load_tools(config)
+    if known:
+        return known, [], warm_rows(config, rows, known, tools)
+    tools |= {"search": RenamedSearch(tools["search"])}
+    passages = [passage.text for passage in read_corpus(Workspace.of(config).data / "corpus.jsonl")]
+    names = names_in(passages)
+    chat = ChatFormat(train_tokenizer(published_texts(rows, passages, names), config.model.vocab_size))
+    loop = make_loop(Demonstrator(chat, dialect_of(config.env)), chat, tools, config.rollout, config.env)
+    c = config.cold_start
+    return chat, *renamed_demonstrations(
+        rows, names, tools["search"], loop, c.behaviours, config.data.cold, config.seed
+    )

@@ -31,10 +31,11 @@ import pyarrow.parquet as pq
 import torch
 from omegaconf import OmegaConf
 
+from agent_r1 import tables
 from agent_r1.config import Config, fingerprint
 from agent_r1.data.rows import read_rows
 from agent_r1.device import ALLOCATOR, cores, resolve_device
-from agent_r1.env import ENVIRONMENTS, dialect_of
+from agent_r1.env import dialect_of
 from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.files import home, locked, write_whole
 from agent_r1.rollout import decoder
@@ -127,7 +128,8 @@ def prepare(run: RunDir, config: Config, model: Path, resume: Path | None) -> So
     write_questions(data / "train.parquet", config, sources.train)
     target, place = "agent_r1.verl_engine.agent_loop.AgentR1Loop", str(run.path.resolve())
     loops = [
-        {"name": name, "_target_": target, "env_name": name, "run": place} for name in {*ENVIRONMENTS, config.env.name}
+        {"name": name, "_target_": target, "env_name": name, "run": place}
+        for name in {*tables.names("env"), config.env.name}
     ]
     OmegaConf.save(OmegaConf.create(loops), sources.folder / "agent_loops.yaml")
     return sources

@@ -1,0 +1,90 @@
+"""Records to splits without overlap: train, val and test of one source or of two.
+
+In: records of a published or user-defined data set. Out: the records of each split, and what the manifest says of them.
+
+`train` and `val` are drawn from the published training set; `test` is the published validation set, whole or a sample. The
+curve during training therefore never sees a test question. One file alone gives all three splits.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from agent_r1.data import corpora
+from agent_r1.data.source import SPLITS, Asked, Made
+from agent_r1.data.spellings import question_key
+from agent_r1.errors import ConfigError
+from agent_r1.files import sha256
+from agent_r1.settings import DataConfig
+
+
+def made_of_records(
+    config: DataConfig,
+    splits: dict[str, list[Any]],
+    asked: dict[str, list[Asked]],
+    files: Iterable[Path],
+    skipped: list[str],
+) -> Made:
+    """`splits` holds the records that were read from `files`, each with its `kind` and its `paragraphs`."""
+    local = [*files, *(path for path in [Path(config.corpus)] if path.is_file())]
+    manifest = {
+        "sources": {str(path.resolve()): sha256(path) for path in local},
+        "skipped": skipped,  # by those of the corpus it grows, while the passages are written
+        "splits": {
+            split: {
+                "questions": len(records),
+                "kinds": dict(sorted(Counter(r.kind for r in records if r.kind).items())),
+            }
+            for split, records in splits.items()
+        },
+    }
+    everyone = [record for records in splits.values() for record in records]
+    return Made(asked, corpora.passages(config.corpus, everyone, config.skip_bad, skipped), manifest)
+
+
+def different(records: list[Any], skipped: list[str], held_out: Iterable[Any] = ()) -> list[Any]:
+    """Keep the rows whose questions are new, here and in `held_out`; the others are named in `skipped`.
+
+    GSM8K has no ids, and where there are ids the same question may have two: dealt out, it would be trained and tested.
+    """
+    known = {question_key(record.question) for record in held_out}
+    kept = []
+    for record in records:
+        if (key := question_key(record.question)) in known:
+            skipped.append(f"{record.question[:80]!r} is asked twice")
+            continue
+        known.add(key)
+        kept.append(record)
+    return kept
+
+
+def split_one(config: DataConfig, seed: str, records: list[Any], skipped: list[str]) -> dict[str, list[Any]]:
+    """Three samples without overlap."""
+    records = different(records, skipped)
+    if not config.test:
+        raise ConfigError("data.test=0 takes the whole validation set, and one file has none apart; say how many")
+    wanted = {split: getattr(config, split) for split in SPLITS}
+    drawn = iter(_draw(records, sum(wanted.values()), seed, "train, val and test"))
+    return {split: [next(drawn) for _ in range(count)] for split, count in wanted.items()}
+
+
+def split_two(
+    config: DataConfig, seed: int, train: list[Any], test: list[Any], skipped: list[str]
+) -> dict[str, list[Any]]:
+    """Two samples of the training set without overlap, and the validation set, which stays as it is published."""
+    train = different(train, skipped, test)
+    drawn = _draw(train, config.train + config.val, f"{seed}/train", "train and val")
+    tested = _draw(test, config.test, f"{seed}/test", "test") if config.test else test
+    return {"train": drawn[: config.train], "val": drawn[config.train :], "test": tested}
+
+
+def _draw(records: list[Any], count: int, seed: str, splits: str) -> list[Any]:
+    if count > len(records):
+        raise ConfigError(
+            f"the source has {len(records)} questions and {splits} take {count}; lower data.train and the like"
+        )
+    return random.Random(seed).sample(records, count)
