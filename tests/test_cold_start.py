@@ -21,7 +21,7 @@ from agent_r1.rollout.episode import Task, make_loop, run_episodes
 from agent_r1.rollout.evaluate import evaluate
 from agent_r1.rollout.rows import collate
 from agent_r1.rollout.sampler import LocalPolicy
-from agent_r1.training import clone, cold_start
+from agent_r1.training import clone
 from agent_r1.training.cold_start import BEHAVIOURS, NAME, Demonstrator, demonstrate, search_turn, tokenizer_texts
 from agent_r1.training.forward import action_logprobs
 from agent_r1.types import Row, Sampling, StopReason, Trajectory

@@ -49,7 +49,7 @@ TAKEN = ("em", "sub_em", "f1", "evidence", "malformed", "reward", "tool_calls", 
 
 
 def as_environment(found: Any, name: str) -> Maker:
-    """`found` as an entry of the table of environments: an AgentEnv class as it is, a plain class by way of `MethodsEnv`. `name` is what
+    """`found` as an environment: an AgentEnv class as it is, a plain class by way of `MethodsEnv`. `name` is what
     the user called it.
 
     Raises ConfigError, before anything runs, where the contract is not met: what was found, and what is wanted.

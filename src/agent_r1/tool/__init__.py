@@ -12,7 +12,7 @@
 In come the names in `env.tools` and the resources of a run; out go tools to the environments of room 4 (`env/`).
 
 To add a tool: one file, and one name in the table `[tool]` of names.toml (CONTRIBUTING.md has the steps). The name stands for a
-maker, which gets the resources as keyword arguments, takes those it needs and ignores the rest.
+tool, or for a maker, which gets the resources as keyword arguments, takes those it needs and ignores the rest.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ def make_tools(
             open_server = tables.resolve("tool server", "mcp", "env.mcp")
             found = open_server(server, servers[server], wanted, server in own_sessions)
         elif name in tables.names("tool"):
-            found = [tables.resolve("tool", name, "env.tools")(**resources)]
+            make = tables.resolve("tool", name, "env.tools")
+            found = [make if isinstance(make, BaseTool) else make(**resources)]
         else:
             known = sorted([*tables.names("tool"), *servers])
             raise ConfigError(

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from agent_r1.config import Config
 from agent_r1.data.spellings import title_key
 from agent_r1.data.tinyhop import HEADS, RELATIONS, TAILS, make_questions, make_world
-from agent_r1.env import Dialect
+from agent_r1.env import Dialect, dialect_of
 from agent_r1.env.context import ASK, KNOWN
 from agent_r1.env.hermes import HERMES
 from agent_r1.errors import ConfigError, nearest
