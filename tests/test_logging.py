@@ -435,7 +435,7 @@ def test_view_fits_the_terminal_and_shows_the_essentials(monkeypatch, width, hei
     if width > 20:
         assert len(lines) <= height and "step 30/100" in text and "val, greedy" in text and "10 ago" in text
     if width >= 80:
-        assert "0.52 M parameters" in text and "▄" in text and "to go" in text
+        assert "0.52 M parameters" in text and "to go" in text
 
 
 def test_model_text_cannot_style_or_command_the_terminal():
@@ -449,7 +449,7 @@ def test_model_text_cannot_style_or_command_the_terminal():
     assert not any(bad in out.getvalue() for bad in ("\x1b]0;", "\x1b[2J\r", "\x07", "\x9b", "\u202e"))
 
 
-def test_resumed_run_continues_its_curves():
+def test_a_resumed_run_goes_on_from_its_history():
     board, _ = live(120, history=[line(i) | {"reward/em": i / 100} for i in range(1, 21)])
     board.step(line(21) | {"reward/em": 0.9})
     row = next(text for text in view_lines(board) if text.startswith("EM, train"))

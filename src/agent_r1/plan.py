@@ -23,6 +23,7 @@ import math
 
 from agent_r1.choices import WITH_CRITIC
 from agent_r1.config import Config, to_yaml
+from agent_r1.data.corpora import BEIR_PASSAGES
 from agent_r1.data.published import DATASETS
 from agent_r1.errors import AgentR1Error, extra
 from agent_r1.plan_local import local_memory, local_plan
@@ -60,8 +61,8 @@ PACKAGES, HUB, KERNELS = 11 * GIB, 2 * GIB, GIB
 """On disk: requirements/verl-gpu.txt (measured); of the hub's cache questions and encoder; compiled kernels of one program."""
 WIDTHS = {"small": 384, "base": 768, "large": 1024}
 """Of the vectors of bge and e5."""
-INDEX_HOURS, BEIR = (0.3, 1.5), 5_233_329
-"""To download and encode so many passages and to build their graph: an estimate, by cores and network. Fewer in proportion."""
+INDEX_HOURS = (0.3, 1.5)
+"""To download and encode BEIR's passages and to build their graph: an estimate, by cores and network. Fewer in proportion."""
 
 
 # -------------------------------------------------------------------------------------------------------------- memory
@@ -169,7 +170,9 @@ def checkpoint(config: Config, shape: Shape) -> float:
 
 def passages(config: Config) -> int:
     """Passages to search in: some five of each question are in no other's; of a user-defined file nothing is known here."""
-    return {"beir-hotpotqa": BEIR, "contexts": 500_000 * (config.data.name == "hotpotqa")}.get(config.data.corpus, 0)
+    return {"beir-hotpotqa": BEIR_PASSAGES, "contexts": 500_000 * (config.data.name == "hotpotqa")}.get(
+        config.data.corpus, 0
+    )
 
 
 def width(config: Config) -> int:
@@ -288,7 +291,7 @@ def gpu_plan(config: Config, gpu_hour: float | None = None) -> str:
     memory, step = gpu_memory(config, shape, gpu), step_seconds(config, shape, gpu)
     memory["together"] = tuple(sum(row[i] for row in memory.values()) for i in (0, 1))
     (episodes, _, _, length), hours = lengths(config), run_hours(config, shape, step)
-    index = [hours * passages(config) / BEIR for hours in INDEX_HOURS]
+    index = [hours * passages(config) / BEIR_PASSAGES for hours in INDEX_HOURS]
     low, high = sum(hours.values()) + index[0], SLOWER * sum(hours.values()) + index[1]
     price = "--gpu-hour PRICE makes it money"
     if gpu_hour is not None:

@@ -1,4 +1,4 @@
-"""What a person sees while the agent learns: curves in a terminal, plain lines in a pipe.
+"""What a person sees while the agent learns: a table in a terminal, plain lines in a pipe.
 
 In: the metrics of each step and, now and then, a transcript, from the loop. Out: characters on a screen. The same
 numbers go to `metrics.jsonl` (`log.py`), and `inspect/report.py` draws them in report.html.
@@ -16,7 +16,6 @@ import termios
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from itertools import pairwise
 from typing import IO, Any, NamedTuple
 
 from rich.console import Console, Group
@@ -39,21 +38,18 @@ class Gauge(NamedTuple):
     label: str
     digits: int
     short: str = ""
-    colour: str = "cyan"
-    span: tuple[float, float] | None = None
-    """Fixed ends of the sparkline's scale; without it, its smallest and largest value."""
 
 
 GAUGES = (
-    Gauge("reward/em", "EM, train sampled", 2, "em", "green", (0, 1)),
-    Gauge(VAL_EM, "val, greedy", 2, "val", "bright_green", (0, 1)),
-    Gauge("critic/score/mean", "reward", 2, "reward", "green"),
-    Gauge("tool_calls/mean", "calls per question", 2, "calls", "magenta"),
-    Gauge("episode/evidence", "evidence found", 2, "", "magenta", (0, 1)),
+    Gauge("reward/em", "EM, train sampled", 2, "em"),
+    Gauge(VAL_EM, "val, greedy", 2, "val"),
+    Gauge("critic/score/mean", "reward", 2, "reward"),
+    Gauge("tool_calls/mean", "calls per question", 2, "calls"),
+    Gauge("episode/evidence", "evidence found", 2),
     Gauge("actor/entropy", "entropy", 2, "entropy"),
     Gauge("actor/ppo_kl", "KL to the sampler", 4, "kl"),
-    Gauge("timing_s/step", "seconds per step", 2, "s", "yellow"),
-    Gauge("perf/agent_tokens_per_s", "sampled tokens/s", 0, "", "yellow"),
+    Gauge("timing_s/step", "seconds per step", 2, "s"),
+    Gauge("perf/agent_tokens_per_s", "sampled tokens/s", 0),
 )
 """Keys that both engines write (tests/test_report.py). An evaluation comes now and then; until the first one its gauge has
 no line."""
@@ -68,9 +64,9 @@ _SECONDS_BETWEEN_PAINTS = 0.25
 class Dashboard:
     """Shows a run from `with` to its end. `name` and `about` stand in the header; `steps` is the last step of the run.
 
-    `history` are earlier lines of metrics.jsonl, so that the curves of a resumed run go on. `parts` is how the agent's dialect
-    reads a turn. `plain` forces one line a
-    step; so does what is no terminal, NO_COLOR, and a terminal that cannot show the bars.
+    `history` are earlier lines of metrics.jsonl, for the columns "start" and "10 ago" of a resumed run. `parts` is how the agent's
+    dialect reads a turn. `plain` forces one line a step; so does what is no terminal, NO_COLOR, and a terminal that cannot show
+    the progress bar.
     """
 
     def __init__(
@@ -178,7 +174,7 @@ class Dashboard:
         self._last = metrics
         for key in (gauge.key for gauge in GAUGES):
             value, values = metrics.get(key), self._values[key]
-            # A diverging run must be seen, not crash the screen: NaN and infinity leave the curve where it was. So does
+            # A diverging run must be seen, not crash the screen: NaN and infinity leave the number where it was. So does
             # a step without an evaluation.
             if value is not None and math.isfinite(value):
                 values.append(value)
@@ -214,18 +210,16 @@ class Dashboard:
         return Group(*lines, self._episode())
 
     def _gauges(self) -> Table:
-        """One line a gauge: its value now, at the start, ten steps ago, and its curve, as far as the width allows."""
+        """One line a gauge: its value now, at the start and ten steps ago."""
         table = Table("", box=None, padding=(0, 2, 0, 0), header_style="dim")
         for name, style in (("now", "bold"), ("start", ""), ("10 ago", "")):
             table.add_column(name, style=style, justify="right")
-        table.add_column("")
         for column in table.columns:
             column.no_wrap = True
         for gauge in GAUGES:
             if values := self._values[gauge.key]:
                 ago = _figure(gauge, values[-11]) if len(values) > 10 else ""
-                curve = Text(sparkline(values, max(0, self.console.width - 56), gauge.span), style=gauge.colour)
-                table.add_row(gauge.label, _figure(gauge, values[-1]), _figure(gauge, values[0]), ago, curve)
+                table.add_row(gauge.label, _figure(gauge, values[-1]), _figure(gauge, values[0]), ago)
         return table
 
     def _episode(self) -> Table:
@@ -249,22 +243,6 @@ def plain_line(metrics: Mapping[str, Any], steps: int, eta: float | None) -> str
     numbers = "".join(f"  {gauge.short} {_figure(gauge, value)}" for gauge, value in shown)
     line = f"step {metrics[STEP]:>{len(str(steps))}}/{steps}{numbers}"
     return line if eta is None else f"{line}  eta {duration(eta)}"
-
-
-_BARS = "▁▂▃▄▅▆▇█"
-
-
-def sparkline(values: Sequence[float], width: int, span: tuple[float, float] | None = None) -> str:
-    """`values` as at most `width` bars; more values than bars are averaged, so the picture covers all of them.
-
-    `span` are the ends of the scale (by default the smallest and the largest bar).
-    """
-    n = min(len(values), width)
-    edges = [i * len(values) // n for i in range(n + 1)] if n else []
-    bars = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
-    low, high = span or (min(bars, default=0.0), max(bars, default=0.0))
-    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
-    return "".join(_BARS[round((min(max(bar, low), high) - low) * scale)] for bar in bars)
 
 
 def _without_marks(screen: IO[str]) -> list | None:
