@@ -199,7 +199,7 @@ def saved(tmp_path):
 
 def test_another_configuration_is_refused(saved):
     with pytest.raises(
-        AgentR1Error, match="made with another configuration; resume with the settings in the run's config.yaml"
+        AgentR1Error, match="made with another configuration, or by another version; resume with the settings in the run's config.yaml"
     ):
         read_checkpoint(saved, "beef")
 
