@@ -37,7 +37,7 @@ STOREYS = {
     ),
     "task": ("data", "search", "tool", "env", "reward", "worlds", "workspace"),
     "learner": ("rollout", "training"),
-    "around": ("verl_engine", "inference", "inspect"),
+    "around": ("verl_engine", "inference", "inspect", "conditions"),
     "shell": ("stages", "doctor", "gpu_check", "plan", "plan_local", "command_line", "cli"),
 }
 """From the ground up. A room may import from its own storey and from those below."""
@@ -120,6 +120,7 @@ DOORS = {
     "verl_engine.compose": "translates every section into verl's words",
     "verl_engine.launch": "opens the run for verl",
     "verl_engine.trainer": "opens the run again inside a worker",
+    "conditions": "opens the index and tools of an evaluation",
     "inference.agent": "opens whatever was trained",
     "inference.chat": "opens a second agent beside the first",
     "inference.compare": "opens two agents one after the other",

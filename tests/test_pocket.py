@@ -21,9 +21,8 @@ from agent_r1.sizes import find_shape
 from agent_r1.tool import make_tools
 from agent_r1.training import cold_start, forward
 from agent_r1.training.demonstrate import Episode, sequences
-from agent_r1.training.pretrained import chat_with_tools
 from agent_r1.training.run import write_model
-from agent_r1.training.tiny_model import load_chat, save_tokenizer
+from agent_r1.training.tiny_model import chat_with_tools, load_chat, save_tokenizer
 from agent_r1.types import Sampling
 from agent_r1.worlds.geohop.demonstrator import demonstrate
 from agent_r1.worlds.geohop.questions import questions

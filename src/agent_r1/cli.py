@@ -11,6 +11,7 @@ import sys
 from argparse import Namespace
 from pathlib import Path
 
+from agent_r1 import tables
 from agent_r1.command_line import (
     BACKEND,
     COMMANDS,
@@ -383,10 +384,10 @@ def search_server(a: Namespace) -> None:
     option("--compare", metavar="grpo,ppo", help="what these estimators credit the trajectory's group with"),
 )  # fmt: skip
 def inspect(a: Namespace) -> None:
-    from agent_r1.inspect import credit, tokens
+    from agent_r1.inspect import tokens
 
     if a.compare:
-        credit.print_credit(a.rollouts, a.index, a.compare.split(","), a.table)
+        tables.resolve("view", "credit", "--compare")(a.rollouts, a.index, a.compare.split(","), a.table)
     else:
         tokens.print_trajectory(a.rollouts, a.index, a.table)
 

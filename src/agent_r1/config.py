@@ -22,7 +22,7 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from agent_r1 import bounds, own, packages, tables
+from agent_r1 import bounds, own, tables
 from agent_r1.choices import IN_GROUPS, WITH_CRITIC, Algorithm, Engine
 from agent_r1.errors import ConfigError, nearest
 from agent_r1.renamed import renamed
@@ -250,8 +250,8 @@ def _conflicts(config: Config) -> Iterator[str]:
     """Settings that are possible each by itself and not together: the cause of each, and the remedy."""
     d, s, e, r, a, m = config.data, config.search, config.env, config.rollout, config.actor, config.model
     for text, setting in ((m.path, "model.path"), (s.encoder, "search.encoder")):
-        if packages.is_name(text):
-            packages.find(text, setting)
+        if scheme := tables.scheme_of(text):
+            scheme.find(text, setting)
     if d.facts.get("generated") and (d.source or d.corpus != "contexts"):
         others = [name for name in tables.names("data") if not tables.facts("data", name, "").get("generated")]
         yield f"{d.name} is generated and takes no data.source or data.corpus; set data.name to {', '.join(others)}"

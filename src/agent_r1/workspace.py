@@ -15,19 +15,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent_r1 import hub, own, packages, tables
+from agent_r1 import hub, own, tables
 from agent_r1.config import Config, fingerprint, own_names
 from agent_r1.data.build import build
-from agent_r1.data.rows import read_corpus, read_manifest, read_rows, verify
+from agent_r1.data.rows import read_manifest, read_rows, verify
 from agent_r1.data.source import SPLITS, source_of
 from agent_r1.device import available_memory
-from agent_r1.env import brings_tools, dialect_of, without_tools
-from agent_r1.errors import AgentR1Error, ConfigError, extra
+from agent_r1.env import dialect_of
+from agent_r1.errors import AgentR1Error, extra
 from agent_r1.files import home, locked, whole, write_whole, writing
 from agent_r1.search.encoders import make_encoder
 from agent_r1.search.index import PassageIndex, build_index, recall_at_k, title_recall
-from agent_r1.search.placebo import Placebo
-from agent_r1.search.poison import PoisonedSearcher, rate_of
 from agent_r1.search.searcher import Searcher
 from agent_r1.tool import BaseTool, make_tools
 from agent_r1.types import Row
@@ -71,9 +69,8 @@ class Workspace:
     def fetched(self) -> Path:
         """The start model that a package was converted into; or what is known of one of the hub: see `_fetch_model`."""
         path = self.config.model.path
-        if packages.is_name(path):
-            made_of = fingerprint(packages.described(path), packages.tools_template())
-            return self.root / "artifacts" / f"model-{path.removeprefix(packages.PREFIX)}-{made_of}"
+        if scheme := tables.scheme_of(path):
+            return self.root / "artifacts" / f"model-{path.partition(':')[2]}-{fingerprint(*scheme.made_of(path))}"
         return self.root / "artifacts" / f"model-{re.sub('[/@]', '--', path)}"
 
     @property
@@ -86,7 +83,7 @@ class Workspace:
     def pretrained(self) -> Path:
         """The folder of `model.path`."""
         path = self.config.model.path
-        if packages.is_name(path):
+        if tables.scheme_of(path):
             return self.fetched
         if not hub.is_name(path):
             return Path(path)
@@ -199,23 +196,6 @@ def load_tools(
         own.check_said(env.sandbox, "env.sandbox")
     resources = {"searcher": searcher, "top_k": config.search.top_k, "env": env}
     return make_tools(env.tools, env.mcp, env.mcp_per_episode, **resources)
-
-
-def under(condition: str, config: Config, rows: list[Row]) -> tuple[list[Row], dict[str, BaseTool]]:
-    """(rows, tools) of an evaluation that takes the agent's tools away, or what they are good for: `closed-book`, a search
-    that finds nothing (`empty`) or passages by lot (`random`), or hostile documents in a share of its results (`poison 0.5`).
-    Raises ConfigError where the task does not know that."""
-    env = config.env
-    if condition == "closed-book":
-        if brings_tools(env.name):
-            raise ConfigError(f"--closed-book is for questions; the tools of env.name={env.name} are its world")
-        return [without_tools(row) for row in rows], {}
-    if not env.searches:
-        raise ConfigError(f"{condition}: this agent does not search; env.tools is {', '.join(env.tools)}")
-    if (rate := rate_of(condition)) is not None:
-        return rows, load_tools(config, searcher=PoisonedSearcher(any_index(config), rate, config.seed))
-    passages = list(read_corpus(data_folder(config) / "corpus.jsonl")) if condition == "random" else ()
-    return rows, load_tools(config, searcher=Searcher(Placebo(passages, config.seed)))
 
 
 def serve_index(config: Config, host: str, port: int) -> None:

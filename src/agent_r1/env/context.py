@@ -59,6 +59,7 @@ class Window(AgentEnv):
 class Summary(Window):
     """`env`, whose agent writes a summary after every `k` results. Such turns are beside those of `env.max_turns`."""
 
+    ask = ASK
     asked: Observation | None = None
     """Set while the next turn is a summary."""
 

@@ -23,11 +23,9 @@ from agent_r1.inference.provenance import provenance, weights_hash
 from agent_r1.rollout.episode import make_loop
 from agent_r1.rollout.evaluate import calls_line, compare, eval_card, evaluate, score_line, score_of
 from agent_r1.rollout.records import evaluation_records, write_rollouts
-from agent_r1.search.poison import drawn, rate_of
-from agent_r1.tool.search import searched
 from agent_r1.types import Row, Step, StopReason, Trajectory
 from agent_r1.ui import progress, say
-from agent_r1.workspace import retriever_of, under
+from agent_r1.workspace import retriever_of
 
 Card = dict[str, Any]
 
@@ -51,7 +49,7 @@ def evaluate_models(
         raise AgentR1Error("there are no questions; raise --limit or choose another split")
     if len(models) > 2:
         raise ConfigError("--model: give one model, or two to compare")
-    rows, tools = under(condition, config, rows) if condition else (rows, None)
+    rows, tools = condition_of(condition).apply(config, rows) if condition else (rows, None)
     if out is not None:
         made_of = [[weights_hash(model) for model in models], config, rows, split, backend, temperature, prompt]
         made_of += [condition] if condition else []
@@ -104,21 +102,15 @@ def full_card(agent: Agent, trajectories: list[Trajectory], split: str, started:
     card = eval_card(
         trajectories, model=str(agent.model), split=split, seed=c.seed, retriever=retriever, started=started
     )
-    if (rate := rate_of(retriever)) is not None:
-        card["by_poison"] = by_poison(trajectories, rate, c.seed, card["score_name"])
+    if said := facts.get("condition"):
+        card |= condition_of(said).report(trajectories, c.seed, card["score_name"])
     return card | facts | provenance(c, agent.model)
 
 
-def by_poison(trajectories: list[Trajectory], rate: float, seed: int, score_name: str) -> dict[str, Card]:
-    """Kind of hostile document -> how many episodes read one, and their mean score; `none`: those that read none at all."""
-    scores: dict[str, list[float]] = {}
-    for t in trajectories:
-        calls = [call for step in t.steps for call in step.info.get("tool_calls", ())]
-        searches = [searched(call["arguments"]) for call in calls if call["name"] == "search" and call["ok"]]
-        read = {poison[0] for query in searches if (poison := drawn(query, rate, seed))}
-        for kind in read or {"none"}:
-            scores.setdefault(kind, []).append(score_of(t, score_name))
-    return {kind: {"n": len(some), "score": fmean(some)} for kind, some in sorted(scores.items())}
+def condition_of(said: str) -> Any:
+    """The condition of an evaluation, such as `poison 0.5`: a name of the table of conditions, and its argument."""
+    name, _, argument = said.partition(" ")
+    return tables.resolve("condition", name, "the condition")(argument)
 
 
 def _evaluate(

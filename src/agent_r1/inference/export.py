@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from agent_r1 import packages
+from agent_r1 import tables
 from agent_r1.config import Config, to_yaml
 from agent_r1.errors import AgentR1Error, extra
 from agent_r1.files import read_jsonl, whole, writing
@@ -221,13 +221,14 @@ def _card(checkpoint: Path, config: Config | None, gap: str, tokens: int) -> str
     run, last = checkpoint.resolve().parents[1], f"step_{config.trainer.steps:06d}"
     measured = checkpoint.name == last and (run / "eval.json").is_file()
     card = json.loads((run / "eval.json").read_text()) if measured else {}
+    scheme = tables.scheme_of(config.model.path)
     table = ["| evaluation | |", "|---|---|", *(f"| {key} | {card[key]} |" for key in SHOWN if key in card)]
     return (HEAD + CARD).format(
         name=run.name if measured else checkpoint.name, gap=gap, tokens=tokens,
         tools=", ".join(config.env.tools) or "none",
         algorithm=config.algorithm, steps=config.trainer.steps, preset=config.preset, seed=config.seed,
         start=config.model.path or "a cold start of a tiny model made from nothing",
-        package=PACKAGED.format(**package) if (package := packages.described(config.model.path)) else "",
+        package=PACKAGED.format(**scheme.described(config.model.path)) if scheme else "",
         evaluation="\n".join(table) if measured else "This checkpoint was not evaluated.",
         command=train_command(config),
     )  # fmt: skip

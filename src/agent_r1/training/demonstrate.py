@@ -28,16 +28,14 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from agent_r1 import own
+from agent_r1 import own, tables
 from agent_r1.env import Dialect, dialect_of, make_env
-from agent_r1.env.context import ASK
 from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.episode import AgentEnvLoop, AgentFlowBase, Limits, Task, derive_seed, run_episodes
 from agent_r1.rollout.rows import TrainingRow, trajectory_rows
 from agent_r1.settings import EnvConfig, RolloutConfig
 from agent_r1.tool import BaseTool
-from agent_r1.training.cold_start import NAME
 from agent_r1.training.tiny_model import byte_chat
 from agent_r1.types import Generation, Message, Observation, Policy, Row, Sampling, Step, StopReason, Trajectory
 
@@ -46,6 +44,10 @@ Demonstrate = Callable[..., str]
 
 FORM = '{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "<answer>...</answer>"}]}'
 """One line of recorded demonstrations."""
+
+
+NAME = re.compile(r"[A-Z]\w*(?:[ '-][A-Z]\w*)*")
+"""What a name looks like: words with capitals, side by side."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +150,9 @@ def play(
     trajectories = asyncio.run(run_episodes(flow, tasks, Sampling(max_tokens=10**6), at_once=rollout.slots))
     played = [(flow.played[task.session], t) for task, t in zip(tasks, trajectories, strict=True)]
     episodes = [Episode(messages, p.tools, t.score) for p, t in played for messages in p.contexts]
-    for text in (said["content"] for e in episodes for asked, said in pairwise(e.messages) if asked["content"] == ASK):
+    ask = getattr(tables.resolve("context", env.context, "env.context"), "ask", None)
+    turns = (pair for e in episodes for pair in pairwise(e.messages))
+    for text in (said["content"] for asked, said in turns if asked["content"] == ask):
         if any(part.kind in ("tool_call", "answer") for part in dialect_of(env).parts(text)):
             raise ConfigError(
                 f"the demonstrator ({own.place(demonstrate)}) was asked for notes (env.context=summary) and returned "

@@ -7,18 +7,17 @@ Next: `cold_start.py` clones a demonstrator into it, `loop.py` trains it.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from agent_r1 import packages
-from agent_r1.errors import AgentR1Error, ConfigError, extra
+from agent_r1.errors import AgentR1Error, extra
 from agent_r1.rollout import decoder
-from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.policies import token_logprobs
-from agent_r1.training.tiny_model import load_chat, load_tokenizer, save_tokenizer
+from agent_r1.training.tiny_model import save_tokenizer, tools_template
 
 if TYPE_CHECKING:
     from gguf import GGUFReader
@@ -81,26 +80,25 @@ def _tokenizer(reader: GGUFReader) -> PreTrainedTokenizerFast:
     named = {"bos_token": "bos", "eos_token": "eos", "pad_token": "padding", "unk_token": "unknown"}
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
-        chat_template=packages.tools_template(),
+        chat_template=tools_template(),
         clean_up_tokenization_spaces=False,
         **{ours: tokens[field(f"{theirs}_token_id")] for ours, theirs in named.items()},
     )
 
 
-def chat_with_tools(folder: Path) -> ChatFormat:
-    """The chat format of a pretrained model: its own, or chat_tools.j2 where that shows no tools.
+class Packages:
+    """Names of the form package:NAME, as `tables.scheme_of` opens them."""
 
-    Raises ConfigError where the model does not know ChatML's control tokens.
-    """
-    try:
-        chat = load_chat(folder)
-        chat.check_tools()
-        return chat
-    except ConfigError as error:
-        tokenizer = load_tokenizer(folder)
-        if missing := {"<|im_start|>", "<|im_end|>"} - {
-            token.content for token in tokenizer.added_tokens_decoder.values()
-        }:
-            raise ConfigError(f"{error}; nor can it be given ours, for it has no token {min(missing)}") from None
-    tokenizer.chat_template = packages.tools_template()
-    return ChatFormat(tokenizer)
+    find, described, fetched = (
+        staticmethod(packages.find),
+        staticmethod(packages.described),
+        staticmethod(packages.fetched),
+    )
+    convert = staticmethod(convert)
+
+    def made_of(self, text: str) -> list[Any]:
+        """What a model folder that `convert` makes depends on."""
+        return [packages.described(text), tools_template()]
+
+
+PACKAGES = Packages()

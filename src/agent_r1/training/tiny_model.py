@@ -22,6 +22,7 @@ import errno
 import json
 import math
 from collections.abc import Iterable
+from importlib import resources
 from pathlib import Path
 
 import torch
@@ -29,7 +30,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from transformers import PreTrainedTokenizerFast
 
 from agent_r1 import bounds
-from agent_r1.errors import AgentR1Error, first_line
+from agent_r1.errors import AgentR1Error, ConfigError, first_line
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.decoder import Decoder, DecoderShape, rotate
 from agent_r1.settings import ModelConfig
@@ -219,3 +220,27 @@ OUTPUT_SCALE = 0.2
 INDUCTION_STRENGTH = 2.0
 PREVIOUS_TOKEN_STRENGTH = 6.0
 """Makes the previous token's attention score about 4 above its neighbours' (head_dim 32): a clear preference."""
+
+
+def chat_with_tools(folder: Path) -> ChatFormat:
+    """The chat format of a pretrained model: its own, or chat_tools.j2 where that shows no tools.
+
+    Raises ConfigError where the model does not know ChatML's control tokens.
+    """
+    try:
+        chat = load_chat(folder)
+        chat.check_tools()
+        return chat
+    except ConfigError as error:
+        tokenizer = load_tokenizer(folder)
+        if missing := {"<|im_start|>", "<|im_end|>"} - {
+            token.content for token in tokenizer.added_tokens_decoder.values()
+        }:
+            raise ConfigError(f"{error}; nor can it be given ours, for it has no token {min(missing)}") from None
+    tokenizer.chat_template = tools_template()
+    return ChatFormat(tokenizer)
+
+
+def tools_template() -> str:
+    """The chat template that shows tools to a model whose own shows none (chat_tools.j2 says how)."""
+    return resources.files("agent_r1").joinpath("chat_tools.j2").read_text(encoding="utf-8")
