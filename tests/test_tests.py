@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import warnings
 from pathlib import Path
 
 import pytest
@@ -53,3 +54,11 @@ def test_a_time_is_recognised():
     assert timed_asserts("def f():\n  a = time.perf_counter()\n  b()\n  assert time.perf_counter() - a < 5") == [4]
     assert timed_asserts("def f():\n  a = t.monotonic()\n  b = t.monotonic() - a\n  assert b < 5") == [4]
     assert timed_asserts("def f():\n  limit = t.monotonic() + 60\n  while x():\n    assert t.monotonic() < limit") == []
+
+
+@pytest.mark.parametrize("kind", [UserWarning, DeprecationWarning])
+def test_a_warning_of_our_own_modules_is_an_error(kind):
+    with pytest.raises(kind):
+        warnings.warn_explicit("ours", kind, "ours.py", 1, module="agent_r1.rollout.decoder")
+    if kind is DeprecationWarning:
+        warnings.warn_explicit("theirs", kind, "theirs.py", 1, module="somebody.else")
