@@ -13,7 +13,7 @@ from torch import Tensor
 
 from agent_r1.rollout.rows import Batch
 from agent_r1.settings import AdvantageConfig
-from agent_r1.training.estimators import get_estimator
+from agent_r1.training.parts import get_estimator
 
 ROOMS = (2, 8, 32)
 ARMS = {
@@ -37,7 +37,7 @@ def walks(rooms: int, paid: str, groups: int, size: int = 8) -> tuple[Batch, Ten
     room_BR = torch.arange(rooms).repeat(B, 1)
     batch = Batch(
         mask_BT=torch.ones(B, rooms, dtype=torch.long), rewards_BT=reward_BR, groups=[f"{i // size}" for i in range(B)],
-        trajectory_B=torch.arange(B), steps_BT=room_BR, states_BT=room_BR,
+        trajectory_B=torch.arange(B), steps_BT=room_BR, columns={"states_BT": room_BR},
         values_BT=(0.5 * left_R).repeat(B, 1),  # what a perfect critic that knows the room would say
     )  # fmt: skip
     return batch, right_BR

@@ -21,10 +21,10 @@ from torch import Tensor
 from agent_r1.config import load_config
 from agent_r1.rollout import decoder
 from agent_r1.rollout.episode import make_loop, run_episodes
-from agent_r1.rollout.rows import Batch, collate, trajectory_rows
+from agent_r1.rollout.rows import Batch
 from agent_r1.rollout.sampler import LocalPolicy
 from agent_r1.training.advantages import ppo
-from agent_r1.training.batches import tasks_of_step, usable_trajectories
+from agent_r1.training.batches import make_batch, tasks_of_step
 from agent_r1.training.forward import _before_actions, action_values, in_micro_batches
 from agent_r1.training.learner import make_learner
 from agent_r1.training.loop import update_critic
@@ -63,8 +63,7 @@ def main(preset: str = "smoke", count: str = "16") -> None:
     for step in range(1, int(count) + 1):
         tasks = tasks_of_step(rows, step, r, config.seed)
         played = asyncio.run(run_episodes(loop, tasks, Sampling(r.max_tokens_per_turn), at_once=r.slots))
-        usable = usable_trajectories(played, "ppo")
-        batch = collate([row for n, t in enumerate(usable) for row in trajectory_rows(t, n)], usable)
+        batch = make_batch(played, "ppo")
         batch.values_BT = torch.zeros_like(batch.rewards_BT)
         _, batch.returns_BT = ppo(batch, config.advantage)  # lambda 1: what is still to come
         batches.append(batch)

@@ -17,6 +17,7 @@ from statistics import fmean
 import torch
 
 from agent_r1.training.losses import policy_loss
+from agent_r1.training.parts import get_ratios
 from benchmarks.sentinel import train
 
 KEPT = Path(__file__).parents[1] / "docs" / "race" / "ratios.json"
@@ -58,7 +59,7 @@ def clipped_by_noise(noise: float, length: int, ratio: str, clip: float) -> floa
     """The share of tokens that a clip decides when log-ratios are random and all advantages are 1."""
     log_ratios_BT = noise * torch.randn(500, length, generator=torch.Generator().manual_seed(0))
     ones_BT = torch.ones_like(log_ratios_BT)
-    _, seen = policy_loss(log_ratios_BT, 0 * ones_BT, ones_BT, ones_BT, clip, clip, 3.0, ratio)
+    _, seen = policy_loss(log_ratios_BT, 0 * ones_BT, ones_BT, ones_BT, clip, clip, 3.0, get_ratios(ratio))
     return seen["actor/pg_clipfrac"]
 
 

@@ -20,7 +20,7 @@ import pytest
 import torch
 from filelock import FileLock
 
-from agent_r1.choices import WITH_CRITIC
+from agent_r1.choices import algorithm_has
 from agent_r1.config import Config, load_config
 from agent_r1.data.build import build
 from agent_r1.data.rows import read_rows
@@ -334,7 +334,7 @@ class TrainingRecord:
 
 def learner_of(config: Config, model: Decoder) -> Learner:
     """As training/run.py makes it."""
-    return make_learner(model, config.actor, config.critic if config.algorithm in WITH_CRITIC else None)
+    return make_learner(model, config.actor, config.critic if algorithm_has(config.algorithm, "critic") else None)
 
 
 def run_training_loop(

@@ -60,7 +60,7 @@ def test_what_was_paid_on_the_way_is_told_apart(chat, monkeypatch, tmp_path, cap
 def test_what_cannot_be_compared(file, capsys):
     path, _ = file
     assert main("inspect", str(path), "--compare", "gpro") == 2
-    assert "unknown estimator 'gpro' (did you mean 'grpo'?)" in capsys.readouterr().err
+    assert "algorithm='gpro' is unknown (did you mean 'grpo'?)" in capsys.readouterr().err
     path.write_text(path.read_text().replace('"state"', '"other"'))
     assert main("inspect", str(path), "--compare", "ppo") == 1
     assert "lacks what estimators need" in capsys.readouterr().err

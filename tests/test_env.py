@@ -18,7 +18,7 @@ from agent_r1 import tables
 from agent_r1.env import AgentEnv, BaseToolEnv, HermesToolEnv, Outcome, make_env
 from agent_r1.env.hermes import parse_call
 from agent_r1.errors import ConfigError
-from agent_r1.rollout.rows import trajectory_rows
+from agent_r1.rollout.rows import PROCESS, trajectory_rows
 from agent_r1.settings import EnvConfig
 from agent_r1.tool import BaseTool, ToolCall, ToolErrorKind, tool
 from agent_r1.types import Action, Observation, Sampling, StepResult, StopReason, Trajectory
@@ -352,11 +352,11 @@ def test_process_rewards_sit_on_the_last_token_of_their_call(chat):
     trajectory, _ = run_to_the_end(chat, script)
     assert [s.reward for s in trajectory.steps] == pytest.approx([0.1, -0.1, 0.2, 1.0])
     assert trajectory.process == pytest.approx(0.2)
-    [row] = trajectory_rows(trajectory, 0)
+    [row] = trajectory_rows(trajectory, 0, [PROCESS])
     paid = {i: reward for i, reward in enumerate(row.rewards) if reward}
     assert list(paid.values()) == pytest.approx([0.1, -0.1, 0.1, 0.1, 1.0])
     *calls, outcome = paid
-    assert {i: reward for i, reward in enumerate(row.process) if reward} == {i: paid[i] for i in calls}
+    assert {i: reward for i, reward in enumerate(row.columns["process_BT"]) if reward} == {i: paid[i] for i in calls}
     said = [chat.decode(row.input_ids[row.step_ids.index(row.step_ids[i]) : i + 1]) for i in calls]
     assert said == [call(query="x"), call("find"), call(query="y"), call(query="y") + call(query="z")]
     assert outcome == max(i for i, mask in enumerate(row.action_mask) if mask)  # its turn's last token
@@ -365,7 +365,7 @@ def test_process_rewards_sit_on_the_last_token_of_their_call(chat):
 def test_calls_that_end_the_episode_are_paid_on_the_way(chat):
     trajectory, _ = run_to_the_end(chat, [call("find"), call("find")])
     assert trajectory.stop_reason is StopReason.INVALID_CALLS
-    assert [len(s.process) for s in trajectory.steps] == [1, 1] and trajectory.process == pytest.approx(-0.2)
+    assert [len(s.paid) for s in trajectory.steps] == [1, 1] and trajectory.process == pytest.approx(-0.2)
 
 
 def test_a_tool_that_fails_is_not_the_agents_fault(chat):

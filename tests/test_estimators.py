@@ -11,14 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_advantages import SEEDS, inputs_of, random_inputs
 
-from agent_r1.choices import WITH_CRITIC
+from agent_r1.choices import algorithm_has
 from agent_r1.config import ALGORITHMS, load_config
 from agent_r1.errors import ConfigError
 from agent_r1.plan_local import local_plan
-from agent_r1.rollout.rows import collate, trajectory_rows
+from agent_r1.rollout.rollouts import GREEDY, Greedy, Rollouts
+from agent_r1.rollout.rows import Column, collate, trajectory_rows
+from agent_r1.rollout.sampler import SamplerStats
 from agent_r1.training.advantages import grpo, ppo
-from agent_r1.training.batches import greedy_scores
-from agent_r1.training.estimators import balance, critic_mask, get_estimator, gigpo, remax, rloo, steppo
+from agent_r1.training.estimators import BASELINE, STATES, gigpo, remax, rloo, steppo
+from agent_r1.training.parts import get_estimator
+from agent_r1.training.process import balance
 from agent_r1.types import Step, StopReason, Trajectory
 
 reinforce, baseline = get_estimator("reinforce++"), get_estimator("reinforce++-baseline")
@@ -61,18 +64,40 @@ def test_remax_by_hand():
     batch, section = inputs_of([[0, 1], [0, 0], [1, 0]], [[1, 1]] * 3, groups=["a", "a", "b"], columns=columns)
     advantages_BT, _ = remax(batch, section)
     torch.testing.assert_close(advantages_BT, torch.tensor([[0.75, 0.75], [-0.25, -0.25], [0, 0]]))
-    with pytest.raises(ConfigError, match="remax needs a greedy episode for each prompt"):
-        remax(replace(batch, baseline_B=None), section)
+    with pytest.raises(ConfigError, match="the batch has no column baseline_B; declare it"):
+        remax(replace(batch, columns={}), section)
+
+
+class Recorded(Rollouts):
+    """Two prompts of two samples; the greedy ones are given."""
+
+    def __init__(self, greedy: list[Trajectory]):
+        self.greedy, self.policy = greedy, LocalPolicyStats()
+
+    def episodes(self, step, again=0, prompts=None, *, samples=None, greedy=False):
+        if greedy:
+            assert samples == 1
+            return self.greedy
+        return [Trajectory([Step([1], [2], [-1.0])], group, StopReason.ANSWERED, {}) for group in "aabb"]
+
+
+class LocalPolicyStats:
+    stats = SamplerStats()
 
 
 def test_the_greedy_baseline_is_what_the_episode_was_paid_less_its_penalty():
-    """Right and malformed: EM 1, and a reward of 0.8, which is what the samples are paid by."""
+    """Right and malformed: EM 1, and a reward of 0.8, which is what the samples are paid by. The other was broken off."""
     greedy = [
         Trajectory([Step([1], [2], [-1.0], 0.8)], "a", StopReason.ANSWERED, {}, metrics={"em": 1.0}, score_name="em"),
         Trajectory([Step([1], [2], [-1.0], 0.5)], "b", StopReason.TIME_OUT, {}),
     ]
     assert greedy[0].score == 1.0
-    torch.testing.assert_close(greedy_scores(["a", "b", "a"], greedy), torch.tensor([0.8, np.nan, 0.8]), equal_nan=True)
+    played = Greedy(Recorded(greedy)).play(1)
+    assert [t.extra[GREEDY] for t in played.chosen] == pytest.approx([0.8, 0.8, np.nan, np.nan], nan_ok=True)
+    assert greedy[0] not in played.played
+    rows = [row for n, t in enumerate(played.chosen) for row in trajectory_rows(t, n, [BASELINE])]
+    baseline_B = collate(rows, columns=[BASELINE]).columns["baseline_B"]
+    torch.testing.assert_close(baseline_B, torch.tensor([0.8, 0.8, np.nan, np.nan]), equal_nan=True)
 
 
 def test_rewards_on_the_way_by_hand():
@@ -105,8 +130,8 @@ def test_steppo_by_hand():
     a1, a2, a3, r1, r2, r3 = -0.3625, 0.15, 0.6, 0.1375, 0.35, 1.0
     torch.testing.assert_close(advantages_BT, torch.tensor([[a1, a1, 0, a2, 0, a3, a3]]))
     torch.testing.assert_close(returns_BT, torch.tensor([[r1, r1, 0, r2, 0, r3, r3]]))
-    assert critic_mask(batch, "steppo").tolist() == [[1, 0, 0, 1, 0, 1, 0]]
-    assert critic_mask(batch, "ppo") is batch.mask_BT
+    assert steppo.critic_mask(batch).tolist() == [[1, 0, 0, 1, 0, 1, 0]]
+    assert ppo.critic_mask(batch) is batch.mask_BT
     # Whitened over three steps, not over five tokens.
     whitened_BT, _ = steppo(batch, section.model_copy(update={"normalize_std": True}))
     a = torch.tensor([a1, a2, a3])
@@ -137,7 +162,7 @@ def test_ppo_goes_on_with_the_value_where_the_outcome_was_not_paid():
     torch.testing.assert_close(returns_BT, torch.tensor([[0.1, 0.2, 0.4], [0.075, 0.1, 0]]))
 
 
-@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name not in WITH_CRITIC])
+@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if not algorithm_has(name, "critic")])
 def test_without_a_critic_a_truncated_episode_is_refused(algorithm):
     """It would count as one that earned nothing, and so would be held against the policy."""
     columns = STEPS_OF_TWO | {"truncated_B": [True, False], "baseline_B": [0.0, 0.0]}
@@ -162,7 +187,7 @@ def test_gigpo_by_hand():
     torch.testing.assert_close(halved_BT, torch.tensor([[0.5625, 0.625, 0.5], [-0.5625, -0.625, 0]]))
     # The same states of another prompt are other states.
     apart, _ = inputs_of([[0, 0, 1], [0, 0, 0]] * 2, [[1, 1, 1]] * 4, groups=["a", "a", "b", "b"], gamma=0.5)
-    apart.states_BT = torch.tensor([[1, 2, 3], [4, 5, 6], [4, 5, 6], [1, 2, 3]])
+    apart.columns["states_BT"] = torch.tensor([[1, 2, 3], [4, 5, 6], [4, 5, 6], [1, 2, 3]])
     torch.testing.assert_close(gigpo(apart, section)[0], grpo(apart, section)[0])
 
 
@@ -210,7 +235,7 @@ def test_verls_own_agree(seed, gamma):
     )  # the outcome alone, on the last action
     outcome_BT = torch.zeros_like(batch.rewards_BT)
     outcome_BT[torch.arange(len(batch)), last_B] = batch.rewards_BT.sum(dim=1)
-    batch = replace(batch, rewards_BT=outcome_BT, baseline_B=torch.randn(len(batch)))
+    batch = replace(batch, rewards_BT=outcome_BT, columns={"baseline_B": torch.randn(len(batch))})
     theirs = {
         rloo: core_algos.compute_rloo_outcome_advantage,
         reinforce: core_algos.compute_reinforce_plus_plus_outcome_advantage,
@@ -222,7 +247,7 @@ def test_verls_own_agree(seed, gamma):
             token_level_rewards=batch.rewards_BT.clone(),
             response_mask=batch.mask_BT.float(),
             index=np.array(batch.groups, dtype=object),
-            reward_baselines=batch.baseline_B,
+            reward_baselines=batch.columns["baseline_B"],
             config=core_algos.AlgoConfig(gamma=gamma),
         )
         expected = expected * batch.mask_BT  # verl leaves numbers on masked tokens (its losses mask them later)
@@ -238,19 +263,25 @@ def test_rows_know_their_steps_states_and_whether_the_outcome_was_paid():
         Step([1, 2, 3, 4, 5], [6], [-1.0], extra={"state": 12}),
     ]
     trajectory = Trajectory(steps, "g", StopReason.MAX_TURNS, {}, truncated=True)
-    batch = collate(trajectory_rows(trajectory, 0))
+    batch = collate(trajectory_rows(trajectory, 0, [STATES]), columns=[STATES])
     assert batch.steps_BT.tolist() == [[-1, -1, 0, 0, -1, 1]]
-    assert batch.states_BT.tolist() == [[0, 0, 11, 11, 0, 12]]
+    assert batch.columns["states_BT"].tolist() == [[0, 0, 11, 11, 0, 12]]
     assert batch.truncated_B.tolist() == [True]
 
 
-def test_greedy_scores():
-    def episode(group: str, reward: float, stop: StopReason = StopReason.ANSWERED) -> Trajectory:
-        return Trajectory([Step([1], [2], [-1.0], reward)], group, stop, {})
-
-    greedy = [episode("a", 1.0), episode("b", 0.5, StopReason.TIME_OUT)]
-    scores = greedy_scores(["b", "a", "a"], greedy)
-    assert scores[1:].tolist() == [1.0, 1.0] and scores[0].isnan()
+def test_a_column_that_is_not_declared_is_refused_where_rows_meet_and_where_it_is_read():
+    trajectory = Trajectory([Step([1], [2, 3], [-1.0, -1.0], extra={"state": 4})], "g", StopReason.ANSWERED, {})
+    with pytest.raises(ValueError, match="rows and estimator differ in the columns states_BT"):
+        collate(trajectory_rows(trajectory, 0), columns=[STATES])
+    with pytest.raises(ValueError, match="rows and estimator differ in the columns states_BT"):
+        collate(trajectory_rows(trajectory, 0, [STATES]))
+    with pytest.raises(ConfigError, match="the batch has no column states_BT; declare it"):
+        gigpo(
+            collate([row for n in range(2) for row in trajectory_rows(trajectory, n)]), load_config("smoke").advantage
+        )
+    short = Column("short_BT", torch.int64, lambda step: [1])
+    with pytest.raises(ValueError, match="column short_BT: 1 values for a step of 2 action tokens"):
+        trajectory_rows(trajectory, 0, [short])
 
 
 def test_a_critic_or_a_group_decides_which_section_of_the_preset_counts():

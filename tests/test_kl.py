@@ -16,10 +16,10 @@ from agent_r1.config import Config, changed, load_config, preset_names
 from agent_r1.errors import ConfigError
 from agent_r1.rollout.rows import collate, trajectory_rows
 from agent_r1.settings import AdvantageConfig
-from agent_r1.training.estimators import get_estimator
 from agent_r1.training.learner import Learner
 from agent_r1.training.loop import update_actor
 from agent_r1.training.losses import reward_less_kl
+from agent_r1.training.parts import get_estimator
 
 PI = torch.tensor([1.0, 2, 5, 8]) / 16
 AWAY = torch.tensor([0.4, -0.3, 0.3, -0.2])

@@ -24,8 +24,8 @@ from agent_r1.rollout.rows import Batch, TrainingRow, collate
 from agent_r1.settings import ActorConfig, AdvantageConfig, EnvConfig
 from agent_r1.tool.base import ToolErrorKind, ToolResult
 from agent_r1.training.advantages import grpo, ppo
-from agent_r1.training.estimators import get_estimator
 from agent_r1.training.losses import aggregate_loss, kl_penalty, policy_loss, value_loss
+from agent_r1.training.parts import get_estimator, get_ratios
 from agent_r1.training.sentinel import signs
 
 LESSONS = ROOT / "docs" / "lessons"
@@ -412,16 +412,18 @@ def test_ratios_of_tokens_steps_and_sequences():
     for of, clip in (("token", (0.8, 1.28)), ("step", (0.9, 1.1)), ("sequence", (0.9, 1.1))):
         logprobs = ratios_T.log()[None].requires_grad_()
         bounds = 1 - clip[0], clip[1] - 1, 3.0
-        loss, _ = policy_loss(logprobs, torch.zeros(1, 6), torch.ones(1, 6), mask, *bounds, of)
+        loss, _ = policy_loss(logprobs, torch.zeros(1, 6), torch.ones(1, 6), mask, *bounds, get_ratios(of))
         loss.sum().backward()
         assert told.column(f"{of}: gradient") == near(logprobs.grad[mask.bool()])
-        free, _ = policy_loss(logprobs, torch.zeros(1, 6), torch.ones(1, 6), mask, 1.0, 9.0, 3.0, of)
+        free, _ = policy_loss(logprobs, torch.zeros(1, 6), torch.ones(1, 6), mask, 1.0, 9.0, 3.0, get_ratios(of))
         if of != "token":
             assert told.column(f"{of}: mean") == near(-free.detach()[mask.bool()])
     assert f"here {ratios_T.prod():.4f}" in text and f"have the product {1.01**200:.3f}" in text
     narrow = ActorConfig(ratio="sequence").clip
     assert "3e-4 and 4e-4" in text and narrow[:2] == (3e-4, 4e-4)
-    _, seen = policy_loss(ratios_T.log()[None], torch.zeros(1, 6), torch.ones(1, 6), mask, *narrow, "sequence")
+    _, seen = policy_loss(
+        ratios_T.log()[None], torch.zeros(1, 6), torch.ones(1, 6), mask, *narrow, get_ratios("sequence")
+    )
     assert seen["actor/pg_clipfrac"] == 1 and f"$1.02^{{40}} = {1.02**40:.3f}$" in text
 
 
@@ -437,7 +439,7 @@ def test_credit_for_the_steps_of_a_house():
     batch, _ = inputs_of([[0, 0]] * 4, [[0, 0]] * 4, values=[[0, 0]] * 4)
     for attempt, room, value, reward in steps:
         batch.mask_BT[attempt, room], batch.rewards_BT[attempt, room] = 1, reward
-        batch.steps_BT[attempt, room], batch.states_BT[attempt, room] = room, room
+        batch.steps_BT[attempt, room] = batch.columns["states_BT"][attempt, room] = room
         batch.values_BT[attempt, room] = value
 
     def credit(name: str, **settings) -> list[float]:
@@ -459,7 +461,7 @@ def test_drift_by_hand():
     batch, _ = inputs_of([[0] * 4], [[1] * 4])
     batch.logprobs_BT = stale_V.log()[None]
     for column, cap in (("weight", 99.0), ("capped at 2", 2.0)):
-        weights_BT, _ = truncated_weights(batch, trainer_V.log()[None], cap)
+        weights_BT, _ = truncated_weights(batch.logprobs_BT, trainer_V.log()[None], batch.mask_BT, cap)
         assert told.column(column) == near(weights_BT[0])
     assert f"weighted mass is {(stale_V * weights_BT[0]).sum():.2f}" in text
     cut_V = nucleus(trainer_V.log()[None], 0.79).softmax(-1)[0]

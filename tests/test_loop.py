@@ -28,7 +28,7 @@ from agent_r1 import tables
 from agent_r1.config import ALGORITHMS
 from agent_r1.device import resolve_device
 from agent_r1.errors import AgentR1Error, ConfigError
-from agent_r1.rollout import sampler
+from agent_r1.rollout import rollouts, sampler
 from agent_r1.rollout.episode import make_loop
 from agent_r1.rollout.rows import Batch, collate, trajectory_rows
 from agent_r1.search.searcher import Searcher
@@ -540,13 +540,13 @@ def test_no_step_is_taken_along_a_gradient_that_is_no_number(sampled, who):
 
 
 def test_no_two_episodes_of_a_run_draw_the_same_noise(micro, chat, cloned_model, monkeypatch):
-    seeds, run_episodes = [], loop.run_episodes
+    seeds, run_episodes = [], rollouts.run_episodes
 
     def listening(flow, tasks, *arguments, **options):
         seeds.extend(task.seed for task in tasks)
         return run_episodes(flow, tasks, *arguments, **options)
 
-    monkeypatch.setattr(loop, "run_episodes", listening)
+    monkeypatch.setattr(rollouts, "run_episodes", listening)
     micro_run(micro, chat, cloned_model, "grpo", "trainer.steps=2")
     assert len(set(seeds)) == len(seeds) == 2 * 4 * 4  # steps, prompts, samples
 
@@ -822,8 +822,10 @@ def in_loss(monkeypatch) -> None:
 
 
 def in_critics_loss(monkeypatch) -> None:
-    mask = loop.critic_mask
-    monkeypatch.setattr(loop, "critic_mask", lambda batch, name: torch.tensor(mask(batch, name).tolist()))
+    def on_host(learner, batch, *others):
+        return update_critic(learner, dataclasses.replace(batch, mask_BT=torch.tensor(batch.mask_BT.tolist())), *others)
+
+    monkeypatch.setattr(loop, "update_critic", on_host)
 
 
 @pytest.mark.parametrize("plant", [in_sampler, in_cache, in_batch, in_loss, in_critics_loss])

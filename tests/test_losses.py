@@ -20,6 +20,7 @@ from agent_r1.training.losses import (
     policy_loss,
     value_loss,
 )
+from agent_r1.training.spans import sequence_ratios, step_ratios
 
 SEEDS = st.integers(0, 10**6)
 MODES = get_args(LossAggregation)
@@ -233,11 +234,11 @@ def test_the_ratio_of_a_step_is_the_geometric_mean_of_its_tokens():
     now = torch.tensor([[2.0, 8.0, 99.0, 1.0, 4.0]]).log().requires_grad_()
     mask = torch.tensor([[1, 1, 0, 1, 1]])
     old, one = torch.zeros(1, 5), torch.ones(1, 5)
-    loss_BT, _ = policy_loss(now, old, one, mask, 0.5, 2.0, 0.0, "step")
+    loss_BT, _ = policy_loss(now, old, one, mask, 0.5, 2.0, 0.0, step_ratios)
     torch.testing.assert_close(loss_BT, torch.tensor([[-3.0, -3, 0, -2, -2]]))
     loss_BT.sum().backward()
     torch.testing.assert_close(now.grad, torch.tensor([[0.0, 0, 0, -2, -2]]))  # the first step is clipped as a whole
-    loss_BT, _ = policy_loss(now, old, one, mask, 0.5, 2.0, 0.0, "sequence")
+    loss_BT, _ = policy_loss(now, old, one, mask, 0.5, 2.0, 0.0, sequence_ratios)
     torch.testing.assert_close(loss_BT, -(64**0.25) * mask)
 
 

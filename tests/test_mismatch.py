@@ -15,8 +15,8 @@ from test_loop import letters_run
 from agent_r1.errors import ConfigError
 from agent_r1.rollout.mismatch import nucleus, truncated_weights
 from agent_r1.rollout.sampler import LocalPolicy
-from agent_r1.training.estimators import get_estimator
 from agent_r1.training.metrics import GAP
+from agent_r1.training.parts import get_estimator
 
 
 def test_a_nucleus_by_hand():
@@ -33,12 +33,12 @@ def test_truncated_weights_by_hand():
     batch, _ = inputs_of([[0, 0, 0, 0]], [[1, 1, 1, 0]])
     batch.logprobs_BT = torch.tensor([[0.2, 0.4, 0.01, 1.0]]).log()
     now_BT = torch.tensor([[0.4, 0.2, 0.1, 0.5]]).log()
-    weights_BT, said = truncated_weights(batch, now_BT, 3.0)
+    weights_BT, said = truncated_weights(batch.logprobs_BT, now_BT, batch.mask_BT, 3.0)
     torch.testing.assert_close(weights_BT, torch.tensor([[2.0, 0.5, 3.0, 1.0]]))
     assert said["training/rollout_kl"] == pytest.approx(torch.tensor([0.5, 2, 0.1]).log().mean().item())
     assert said["training/rollout_ratio_max"] == pytest.approx(10)
     assert said["actor/rollout_is_weight"] == pytest.approx(5.5 / 3)
-    assert truncated_weights(batch, now_BT, None)[0].eq(1).all()
+    assert truncated_weights(batch.logprobs_BT, now_BT, batch.mask_BT, None)[0].eq(1).all()
 
 
 def test_each_dial_parts_the_sampler_from_the_trainer_and_validation_from_neither(chat, monkeypatch):

@@ -10,6 +10,7 @@ import asyncio
 import copy
 import math
 import random
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import get_args
 
@@ -21,20 +22,20 @@ from hypothesis import strategies as st
 from test_verl_compose import composed, smoke
 
 from agent_r1 import tables
-from agent_r1.choices import WITH_CRITIC, LossAggregation
+from agent_r1.choices import LossAggregation, algorithm_has
 from agent_r1.config import ALGORITHMS
 from agent_r1.env import HermesToolEnv
 from agent_r1.errors import AgentR1Error
 from agent_r1.rollout import decoder
-from agent_r1.rollout.rows import TrainingRow, collate
+from agent_r1.rollout.rows import PROCESS, Column, TrainingRow, _fill, collate
 from agent_r1.settings import AdvantageConfig
 from agent_r1.training import loop
-from agent_r1.training.estimators import get_estimator
 from agent_r1.training.forward import action_logprobs, micro_batches
 from agent_r1.training.learner import linear_decay
 from agent_r1.training.losses import aggregate_loss, episode_tokens, loss_normalizer, value_loss
 from agent_r1.training.metrics import Means
-from agent_r1.types import StepResult, StopReason, Trajectory
+from agent_r1.training.parts import get_estimator
+from agent_r1.types import Step, StepResult, StopReason, Trajectory
 
 verl = pytest.importorskip("verl", reason="verl is not installed: see requirements/verl-cpu.txt")
 np = pytest.importorskip("numpy")
@@ -72,8 +73,8 @@ from agent_r1.verl_engine.trainer import AgentR1Trainer  # noqa: E402
 GROUPS, SAMPLES = 4, 3
 
 
-def make_rows(seed: int, rewriting: bool = True) -> list[TrainingRow]:
-    """Episodes of several turns; every fifth one rewrote its context and has two or more rows."""
+def make_rows(seed: int, rewriting: bool = True, columns: Sequence[Column] = ()) -> list[TrainingRow]:
+    """Episodes of several turns; every fifth one rewrote its context and has two or more rows. The only column is of states."""
     r = random.Random(seed)
     rows = []
     for number in range(GROUPS * SAMPLES):
@@ -82,23 +83,27 @@ def make_rows(seed: int, rewriting: bool = True) -> list[TrainingRow]:
             row._extend([r.randrange(1, VOCAB) for _ in range(r.randint(3, 9))], None, 0)
             for turn in range(r.randint(1, 3)):
                 ids = [r.randrange(1, VOCAB) for _ in range(r.randint(1, 7))]
-                row._extend(ids, [-r.random() * 3 for _ in ids], turn, number % 2 if turn else 7)
+                row._extend(ids, [-r.random() * 3 for _ in ids], turn)
+                for column in columns:
+                    _fill(row, column, Step([], ids, [], extra={"state": number % 2 if turn else 7}))
                 row.rewards[-1] += r.choice([0.0, 0.1, -0.1])
                 if turn < 2:
                     row._extend([r.randrange(1, VOCAB) for _ in range(r.randint(1, 12))], None, turn)
+            for column in columns:
+                row.columns[column.name] += [0] * (len(row.input_ids) - len(row.columns[column.name]))
             rows.append(row)
         last = max(i for i, m in enumerate(rows[-1].action_mask) if m)
         rows[-1].rewards[last] += r.choice([0.0, 1.0, -0.2])
     return rows
 
 
-def wire(rows: list[TrainingRow]) -> list[tuple[str, dict]]:
+def wire(rows: list[TrainingRow], columns: Sequence[Column] = ()) -> list[tuple[str, dict]]:
     """The rows as they lie in verl's TransferQueue: its key, and the fields of `AgentLoopOutput.as_dict`."""
     out, seen = [], {}
     for row in rows:
         trajectory = Trajectory([], row.group_id, StopReason.ANSWERED, {})
         index = seen[row.trajectory] = seen.get(row.trajectory, -1) + 1
-        fields = row_output(row, trajectory, AgentLoopMetrics(), {}).as_dict()
+        fields = row_output(row, trajectory, AgentLoopMetrics(), {}, columns).as_dict()
         out.append((f"{row.group_id}_{row.trajectory % SAMPLES}_{index}", fields))
     return out
 
@@ -117,15 +122,20 @@ def pad(tensors: list[torch.Tensor]) -> torch.Tensor:
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("normalize_std", [True, False])
 def test_advantages_agree(algorithm, normalize_std):
-    rows = make_rows(1)
-    batch = collate(rows)
+    estimate = get_estimator(algorithm)
+    of_tokens = [column for column in estimate.columns if column.of_tokens]
+    rows = make_rows(1, columns=of_tokens)
+    batch = collate(rows, columns=of_tokens)
     g = torch.Generator().manual_seed(2)
     batch.values_BT = torch.randn(batch.mask_BT.shape, generator=g)
-    batch.baseline_B = torch.tensor([0.1 * int(group[1:]) for group in batch.groups])
-    batch.truncated_B = (batch.trajectory_B % 3 == 0) & (algorithm in WITH_CRITIC)  # the others refuse such episodes
+    baseline_B = torch.tensor([0.1 * int(group[1:]) for group in batch.groups])
+    batch.truncated_B = (batch.trajectory_B % 3 == 0) & (
+        algorithm_has(algorithm, "critic")
+    )  # the others refuse such episodes
+    batch.columns["baseline_B"] = baseline_B
     section = AdvantageConfig(gamma=0.99, lam=0.95, normalize_std=normalize_std)
-    advantages_BT, returns_BT = get_estimator(algorithm)(batch, section)
-    sent = wire(rows)
+    advantages_BT, returns_BT = estimate(batch, section)
+    sent = wire(rows, of_tokens)
     # verl's order is another one, and it fills the batch up with rows that have no action.
     order = torch.randperm(len(rows), generator=g).tolist()
     masks = [sent[i][1]["response_mask"] for i in order] + [torch.zeros(1, dtype=torch.int64)]
@@ -140,10 +150,10 @@ def test_advantages_agree(algorithm, normalize_std):
         response_mask=pad(masks),
         index=np.array([sent[i][0] for i in order] + ["padding_0_0"], dtype=object),
         section=section,
-        values_BT=pad(values) if algorithm in WITH_CRITIC else None,
+        values_BT=pad(values) if algorithm_has(algorithm, "critic") else None,
         steps_BT=pad([sent[i][1]["step_ids"] for i in order] + [padding]),
-        states_BT=pad([sent[i][1]["states"] for i in order] + [padding]),
-        baseline_B=torch.cat([batch.baseline_B[order], torch.zeros(1)]),
+        columns={c.name: pad([sent[i][1][c.name] for i in order] + [padding.to(c.dtype)]) for c in of_tokens}
+        | {"baseline_B": torch.cat([baseline_B[order], torch.zeros(1)])},
         truncated_B=torch.cat([batch.truncated_B[order], torch.zeros(1, dtype=torch.bool)]),
     )
     for theirs, mine in ((advantages, advantages_BT), (returns, returns_BT)):
@@ -157,16 +167,19 @@ def test_advantages_agree(algorithm, normalize_std):
 def test_every_algorithm_hears_which_episodes_were_not_paid(monkeypatch):
     """ppo goes on with the critic's value then, and the algorithms without a critic must be able to refuse them."""
     extras = [
-        {"baseline": 0.5, "truncated": False},
-        {"baseline": None, "truncated": True},
-        {"baseline": None, "truncated": False},
+        {"columns": {"baseline_B": 0.5}, "truncated": False},
+        {"columns": {"baseline_B": math.nan}, "truncated": True},
+        {"columns": {"baseline_B": math.nan}, "truncated": False},
     ]
     column = {"extra_fields": SimpleNamespace(tolist=lambda: extras)}
     monkeypatch.setattr(trainer_module.tq, "kv_batch_get", lambda **_: column)
     trainer = AgentR1Trainer.__new__(AgentR1Trainer)
     trainer.ours = smoke(algorithm="ppo")
-    found = trainer._of_episodes(KVBatchMeta(keys=["a_0_0", "a_1_0", "b_0_0"], tags=[{}] * 3, partition_id="train"))
-    assert found["truncated_B"].tolist() == [False, True, False]
+    trainer.estimate = get_estimator("remax")
+    truncated_B, found = trainer._of_episodes(
+        KVBatchMeta(keys=["a_0_0", "a_1_0", "b_0_0"], tags=[{}] * 3, partition_id="train")
+    )
+    assert truncated_B.tolist() == [False, True, False]
     torch.testing.assert_close(found["baseline_B"], torch.tensor([0.5, 0.5, math.nan]), equal_nan=True)
 
 
@@ -187,17 +200,18 @@ def test_rewards_lie_on_the_tokens_that_earned_them():
     row = TrainingRow(0, "g")
     row._extend([1, 2, 3], None, 0)
     row._extend([4, 5], [-1.0, -2.0], 0)
-    row.rewards[-1] = row.process[-1] = 0.25
+    row.rewards[-1] = 0.25
     row._extend([6, 7, 8], None, 1)
     row._extend([9], [-3.0], 1)
     row.rewards[-1] = 1.0
     row._extend([10], None, 2)  # cut off behind a tool's result
-    ((_, fields),) = wire([row])
+    row.columns["process_BT"] = [0, 0, 0, 0, 0.25, 0, 0, 0, 0, 0]
+    ((_, fields),) = wire([row], [PROCESS])
     assert fields["prompts"].tolist() == [1, 2, 3]
     assert fields["responses"].tolist() == [4, 5, 6, 7, 8, 9, 10]
     assert fields["response_mask"].tolist() == [1, 1, 0, 0, 0, 1, 0]
     assert fields["rm_scores"].tolist() == [0, 0.25, 0, 0, 0, 1.0, 0]
-    assert fields["process"].tolist() == [0, 0.25, 0, 0, 0, 0, 0]
+    assert fields["process_BT"].tolist() == [0, 0.25, 0, 0, 0, 0, 0]
     assert fields["rollout_log_probs"].tolist() == [-1, -2, 0, 0, 0, -3, 0]
 
 

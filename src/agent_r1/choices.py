@@ -10,6 +10,7 @@ import shlex
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
 
 from agent_r1 import tables
 from agent_r1.errors import nearest
@@ -79,13 +80,27 @@ RewardName = Annotated[str, _one_of("reward")]
 Shares = Annotated[dict[str, Annotated[float, Field(ge=0)]], AfterValidator(_some_share)]
 """How much there is of each kind; only the proportions count. A layer above replaces the whole table."""
 
-Algorithm = Literal[
-    "grpo", "ppo", "rloo", "reinforce++", "reinforce++-baseline", "remax", "steppo", "gigpo"
-]  # fmt: skip
-WITH_CRITIC = ("ppo", "steppo")
-IN_GROUPS = ("grpo", "rloo", "reinforce++-baseline", "gigpo")
-"""These compare the samples of a prompt, and need two or more."""
+
+def _named(kind: str) -> AfterValidator:
+    """A name of the tables."""
+
+    def check(name: str) -> str:
+        if name not in (known := tables.names(kind)):
+            raise PydanticCustomError("literal_error", "unknown", {"expected": f"{known}"})
+        return name
+
+    return AfterValidator(check)
+
+
+Algorithm = Annotated[str, _named("estimator")]
+Ratio = Annotated[str, _named("ratio")]
+
+
+def algorithm_has(name: str, fact: Literal["critic", "groups", "greedy"]) -> bool:
+    """Whether an estimator fits a critic, compares the samples of a prompt, or plays a greedy episode of each."""
+    return bool(tables.facts("estimator", name, "algorithm").get(fact))
+
+
 Engine = Literal["local", "verl"]
 LossAggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
 KlEstimator = Literal["k1", "k2", "k3"]
-Ratio = Literal["token", "step", "sequence"]

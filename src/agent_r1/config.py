@@ -23,13 +23,13 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from agent_r1 import bounds, own, tables
-from agent_r1.choices import IN_GROUPS, WITH_CRITIC, Algorithm, Engine
+from agent_r1.choices import Engine, algorithm_has
 from agent_r1.errors import ConfigError, nearest
 from agent_r1.renamed import renamed
 from agent_r1.settings import Config, OutsideFingerprint
 from agent_r1.sizes import check_context, find_gpu, known_model
 
-ALGORITHMS, ENGINES = get_args(Algorithm), get_args(Engine)
+ALGORITHMS, ENGINES = tables.names("estimator"), get_args(Engine)
 
 
 # ------------------------------------------------------------------------------------------------------------ load, save
@@ -61,7 +61,8 @@ def load_config(
     layers: list[dict[str, Any]] = []
     for file in files:
         per_algorithm = {name: file.pop(name, None) or {} for name in ALGORITHMS}
-        layers += [file, per_algorithm.get(str(chosen)) or per_algorithm["ppo" if chosen in WITH_CRITIC else "grpo"]]
+        critic = chosen in ALGORITHMS and algorithm_has(chosen, "critic")
+        layers += [file, per_algorithm.get(str(chosen)) or per_algorithm["ppo" if critic else "grpo"]]
     return _validated(_merged(*layers, {"preset": preset}, said), trains)
 
 
@@ -296,14 +297,17 @@ def _conflicts(config: Config) -> Iterator[str]:
             f"model.hidden_size={m.hidden_size} must be a multiple of 2 x model.heads={m.heads}, and model.heads one of "
             f"model.kv_heads={m.kv_heads}"
         )
-    if config.algorithm in IN_GROUPS and r.samples_per_prompt < 2:
+    if algorithm_has(config.algorithm, "groups") and r.samples_per_prompt < 2:
         yield (
             f"{config.algorithm} compares samples of one prompt and has nothing to learn from a group of one; "
             "set rollout.samples_per_prompt to 2 or more, or use ppo"
         )
-    if config.algorithm == "remax" and config.advantage.process_weight is not None:
-        yield "remax compares with a greedy episode's rewards as they were paid; unset advantage.process_weight, or use rloo"
-    if r.refill_rounds and config.algorithm not in IN_GROUPS:
+    if algorithm_has(config.algorithm, "greedy") and config.advantage.process_weight is not None:
+        yield (
+            f"{config.algorithm} compares with a greedy episode's rewards as they were paid; unset advantage.process_weight, or "
+            "use another algorithm"
+        )
+    if r.refill_rounds and not algorithm_has(config.algorithm, "groups"):
         yield f"rollout.refill_rounds replaces groups that agree, and {config.algorithm} has none; leave it at 0"
     if (a.kl_in == "reward") != (a.kl_estimator == "k1"):
         yield (
@@ -339,7 +343,7 @@ def _verl_conflicts(config: Config) -> Iterator[str]:
     if r.refill_rounds:
         yield "rollout.refill_rounds works with --engine local: verl refills without a budget; set it to 0"
     updates = {"actor": config.actor.minibatches}
-    if config.algorithm in WITH_CRITIC:
+    if algorithm_has(config.algorithm, "critic"):
         updates["critic"] = config.critic.minibatches
     for name, count in updates.items():
         if r.prompts_per_step % count:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 
-from agent_r1.choices import WITH_CRITIC
+from agent_r1.choices import algorithm_has
 from agent_r1.config import Config, to_yaml
 from agent_r1.data.corpora import BEIR_PASSAGES
 from agent_r1.data.published import DATASETS
@@ -76,7 +76,7 @@ def layer_width(shape: Shape) -> int:
 def states(config: Config, shape: Shape) -> tuple[float, float]:
     """Bytes of weights and Adam's moments, of the actor and of the critic. A critic has no adapters with verl."""
     actor = 4 * shape.parameters + 8 * shape.learnt(config.actor.lora_rank)
-    return actor, 12 * shape.parameters * (config.algorithm in WITH_CRITIC)
+    return actor, 12 * shape.parameters * (algorithm_has(config.algorithm, "critic"))
 
 
 def gpu_memory(config: Config, shape: Shape, gpu: Gpu) -> dict[str, tuple[float, float]]:
@@ -187,7 +187,7 @@ def width(config: Config) -> int:
 
 def step_seconds(config: Config, shape: Shape, gpu: Gpu) -> dict[str, float]:
     """Seconds of each part of a step of the assumed HotpotQA episodes, under the configuration's limits."""
-    r, e, v, ppo = config.rollout, config.env, config.verl, config.algorithm in WITH_CRITIC
+    r, e, v, ppo = config.rollout, config.env, config.verl, algorithm_has(config.algorithm, "critic")
     episodes, said, read, length = lengths(config)
     sampled = episodes + r.greedy_episodes(config.algorithm)
     rate = gpu.flops * MULTIPLY * min(1, math.sqrt(shape.hidden / WIDE))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from agent_r1.choices import WITH_CRITIC
+from agent_r1.choices import algorithm_has
 from agent_r1.config import Config
 from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.sizes import GIB, LOGITS, Shape, find_shape
@@ -46,7 +46,7 @@ def local_memory(config: Config, shape: Shape, itemsize: int = 4) -> dict[str, f
     """Bytes that the local loop takes at the most, part by part: in RL, or in a warm start where that takes more. Of a run with
     verl those of its warm start."""
     r, t, c, P = config.rollout, config.trainer, config.cold_start, shape.parameters
-    networks, learnt = 2 if config.algorithm in WITH_CRITIC else 1, shape.learnt(config.actor.lora_rank)
+    networks, learnt = 2 if algorithm_has(config.algorithm, "critic") else 1, shape.learnt(config.actor.lora_rank)
 
     def update(tokens: int) -> dict[str, float]:
         layers = shape.layers * (shape.hidden if t.recompute else kept(shape)) + kept(shape) * t.recompute
@@ -93,7 +93,7 @@ def said_of(parts: dict[str, float]) -> str:
 
 def local_disk(config: Config, shape: Shape) -> float:
     """Bytes of the local loop's checkpoints, one being written, and of a pretrained model's folders."""
-    networks, models = 2 if config.algorithm in WITH_CRITIC else 1, 2 if config.model.path else 0
+    networks, models = 2 if algorithm_has(config.algorithm, "critic") else 1, 2 if config.model.path else 0
     learnt = shape.learnt(config.actor.lora_rank)
     return 12 * learnt * networks * (config.trainer.keep_checkpoints + 1) + 4 * shape.parameters * models
 
@@ -106,7 +106,7 @@ def local_plan(config: Config) -> str:
 
     set_threads(config.trainer.threads)
     device, dtype = resolve_device(config.trainer)
-    r, t, networks = config.rollout, config.trainer, 2 if config.algorithm in WITH_CRITIC else 1
+    r, t, networks = config.rollout, config.trainer, 2 if algorithm_has(config.algorithm, "critic") else 1
     shape = local_shape(config)
     parts = local_memory(config, shape, dtype.itemsize)
     if config.model.path and config.engine == "local" and Workspace.of(config).pretrained.is_dir():

@@ -28,6 +28,7 @@ from agent_r1.choices import (
     ServerName,
     Share,
     Shares,
+    algorithm_has,
 )
 from agent_r1.own import is_own
 
@@ -238,8 +239,8 @@ class RolloutConfig(Section):
     """FILE.py:CLASS, a flow of your own (`AgentFlowBase`) in the place of the observe-act-step loop."""
 
     def greedy_episodes(self, algorithm: Algorithm) -> int:
-        """Episodes of a step that are played to be compared with, and not learnt from: remax has one for each prompt."""
-        return self.prompts_per_step if algorithm == "remax" else 0
+        """Episodes of a step that are played to be compared with, and not learnt from."""
+        return self.prompts_per_step if algorithm_has(algorithm, "greedy") else 0
 
 
 class AdvantageConfig(Section):
@@ -299,7 +300,8 @@ class ActorConfig(Section):
     @property
     def clip(self) -> tuple[float, float, float]:
         """The clip's sides for this ratio, and the dual clip."""
-        sides = (self.clip_low, self.clip_high) if self.ratio == "token" else (self.mean_clip_low, self.mean_clip_high)
+        means = tables.facts("ratio", self.ratio, "actor.ratio").get("means")
+        sides = (self.mean_clip_low, self.mean_clip_high) if means else (self.clip_low, self.clip_high)
         return *sides, self.clip_dual
 
 

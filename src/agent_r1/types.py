@@ -169,8 +169,8 @@ class Step:
     info: dict[str, Any] = field(default_factory=dict)
     extra: dict[str, Any] = field(default_factory=dict)
     """What an estimator may ask of it: that of the observation, whose `state` is now a number that fits into an int64."""
-    process: list[tuple[int, float]] = field(default_factory=list)
-    """What of `reward` was paid on the way: (number of the action token that earned it, reward)."""
+    paid: list[tuple[int, float]] = field(default_factory=list)
+    """What of `reward` was paid on the way: (number of the action token that earned it, reward). The rest is an outcome's."""
 
 
 @dataclass
@@ -203,7 +203,7 @@ class Trajectory:
     @property
     def process(self) -> float:
         """What of the return was paid on the way."""
-        return sum(paid for step in self.steps for _, paid in step.process)
+        return sum(paid for step in self.steps for _, paid in step.paid)
 
     @property
     def score(self) -> float:

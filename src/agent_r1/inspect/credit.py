@@ -5,6 +5,7 @@ In: a file of rollouts/ of a training step (whitening needs the whole batch). Ou
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ from rich.text import Text
 
 from agent_r1.errors import AgentR1Error
 from agent_r1.inspect.tokens import read_trajectories, token_cells
-from agent_r1.rollout.rows import Batch, TrainingRow, collate
-from agent_r1.settings import AdvantageConfig
-from agent_r1.training.estimators import balance, get_estimator
+from agent_r1.rollout.rows import Batch, Column, collate, trajectory_rows
+from agent_r1.settings import AdvantageConfig, Config
+from agent_r1.training.parts import get_estimator, with_settings
+from agent_r1.types import Step, StopReason, Trajectory
 from agent_r1.ui import clean
 
 LISTS = ("input_ids", "action_mask", "logprobs", "rewards", "step_ids")
@@ -31,14 +33,13 @@ def print_credit(file: Path, index: int, names: list[str], by_token: bool) -> No
     file that is no training step's, and for an unknown name.
     """
     records = read_trajectories(file, index)
-    batch = batch_of(records, file)
-    config = file.parent.parent / "config.yaml"
-    section = (
-        AdvantageConfig(**yaml.safe_load(config.read_text())["advantage"]) if config.is_file() else AdvantageConfig()
-    )
-    if section.process_weight is not None:
-        batch.rewards_BT, _ = balance(batch.rewards_BT, batch.process_BT, section.process_weight)
-    credit = {name: get_estimator(name)(batch, section)[0] for name in names}
+    run = file.parent.parent / "config.yaml"
+    section = AdvantageConfig(**yaml.safe_load(run.read_text())["advantage"]) if run.is_file() else AdvantageConfig()
+    credit = {}
+    for name in names:
+        estimate = with_settings(get_estimator(name), Config(advantage=section))
+        batch = batch_of(records, file, estimate.columns)
+        credit[name] = estimate(batch, section)[0]
     console, group = Console(), records[index]["group_id"]
     console.print(clean(f"{records[index]['question']}  expected {records[index]['ground_truth']}"), markup=False)
     table = Table(box=None, header_style="bold")
@@ -54,23 +55,33 @@ def print_credit(file: Path, index: int, names: list[str], by_token: bool) -> No
     console.print(table)
 
 
-def batch_of(records: list[dict[str, Any]], file: Path) -> Batch:
-    """The batch of a training step, as the estimators took it."""
+def batch_of(records: list[dict[str, Any]], file: Path, columns: Sequence[Column] = ()) -> Batch:
+    """The batch of a training step, as an estimator with these columns took it."""
     rows, values = [], []
     for number, record in enumerate(records):
-        for row in record["rows"]:
-            steps = record["steps"]
-            if not all(row.get(name) for name in LISTS) or not all("state" in step for step in steps):
-                raise AgentR1Error(
-                    f"{file} lacks what estimators need; give a step_*.jsonl that this version has written"
-                )
-            states = [steps[step]["state"] if step >= 0 else 0 for step in row["step_ids"]]
-            lists = {name: row[name] for name in LISTS} | {"process": row.get("process", [])}
-            rows.append(TrainingRow(number, record["group_id"], **lists, states=states))
-            values.append(torch.tensor(row.get("values") or [0.0] * len(row["input_ids"])))
-    batch = collate(rows)
+        steps = record["steps"]
+        if not all(row.get(name) for row in record["rows"] for name in LISTS) or not all("state" in s for s in steps):
+            raise AgentR1Error(f"{file} lacks what estimators need; give a step_*.jsonl that this version has written")
+        played = [step for row in record["rows"] for step in _steps(row, steps)]
+        trajectory = Trajectory(played, record["group_id"], StopReason(record["stop_reason"]), {})
+        rows += trajectory_rows(trajectory, number, columns)
+        values += [torch.tensor(row.get("values") or [0.0] * len(row["input_ids"])) for row in record["rows"]]
+    batch = collate(rows, columns=columns)
     batch.values_BT = torch.nn.utils.rnn.pad_sequence(values, batch_first=True)
     return batch
+
+
+def _steps(row: dict[str, Any], steps: list[dict[str, Any]]) -> Iterator[Step]:
+    """The steps of a recorded row, as they were played."""
+    process = row.get("process") or [0.0] * len(row["input_ids"])
+    for number in dict.fromkeys(step for step in row["step_ids"] if step >= 0):
+        places = [place for place, step in enumerate(row["step_ids"]) if step == number]
+        ids, logprobs, rewards, paid = ([values[p] for p in places] for values in
+                                        (row["input_ids"], row["logprobs"], row["rewards"], process))  # fmt: skip
+        yield Step(
+            row["input_ids"][: places[0]], ids, logprobs, sum(rewards), extra={"state": steps[number]["state"]},
+            paid=[(token, reward) for token, reward in enumerate(paid) if reward],
+        )  # fmt: skip
 
 
 def _lines(

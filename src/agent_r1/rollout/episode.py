@@ -165,7 +165,7 @@ class AgentEnvLoop(AgentFlowBase):
             try:
                 result = await env.step(action)
                 step.reward, step.info = finite(result.reward), result.info
-                step.process = self.earned(step, result)
+                step.paid = self.earned(step, result)
             except Exception as failure:
                 raise EnvironmentFailure(_said(failure)) from failure
             self.on_result(result)
@@ -183,7 +183,7 @@ class AgentEnvLoop(AgentFlowBase):
         return last.observation_ids + last.action_ids + self.chat.continuation_ids(observation.messages, closed=closed)
 
     def earned(self, step: Step, result: StepResult) -> list[tuple[int, float]]:
-        """`Step.process`: the reward of a call on the call's last token, any other on the last of the turn. What the step that
+        """`Step.paid`: the reward of a call on the call's last token, any other on the last of the turn. What the step that
         ends an episode pays beside its calls is an outcome."""
 
         def length(token: int) -> int:

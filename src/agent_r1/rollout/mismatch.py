@@ -14,14 +14,15 @@ import torch
 from torch import Tensor
 
 from agent_r1.rollout.decoder import Decoder
-from agent_r1.rollout.rows import Batch
 from agent_r1.rollout.sampler import LocalPolicy
-from agent_r1.settings import Mismatch
+from agent_r1.settings import Mismatch, RolloutConfig
 
 
 class MismatchedPolicy(LocalPolicy):
     """`LocalPolicy` with a copy of the trainer's model, spoilt as the dial says. Records the log-probabilities that it drew
     from. A resumed run has no old weights and begins with the newest."""
+
+    exact = False
 
     def __init__(self, actor: Decoder, stop_ids: tuple[int, ...], dial: Mismatch, *, slots: int, max_context: int):
         model = copy.deepcopy(actor).to(torch.bfloat16 if dial.bf16 else torch.float32)
@@ -44,15 +45,22 @@ def nucleus(logits_BV: Tensor, top_p: float) -> Tensor:
     return logits_BV.masked_fill(beyond_BV.scatter(1, order_BV, beyond_BV), -torch.inf)
 
 
-def truncated_weights(batch: Batch, now_BT: Tensor, cap: float | None) -> tuple[Tensor, dict[str, float]]:
+def mismatched(actor: Decoder, stop_ids: tuple[int, ...], rollout: RolloutConfig) -> MismatchedPolicy:
+    """The policy that plays a step's episodes with `rollout.mismatch`; evaluations keep the exact one."""
+    return MismatchedPolicy(actor, stop_ids, rollout.mismatch, slots=rollout.slots, max_context=rollout.max_context)
+
+
+def truncated_weights(
+    sampled_BT: Tensor, now_BT: Tensor, mask_BT: Tensor, cap: float | None
+) -> tuple[Tensor, dict[str, float]]:
     """Truncated importance sampling: min(trainer's probability / sampler's, cap) of each action token, and 1 without a cap.
 
     The gradient is an expectation over what the *trainer's* policy would sample; weights put back what the sampler drew too
     often or too seldom, and the cap keeps one token from outweighing a batch. A token's loss grows in proportion with its
     advantage, so the weight may stand there. Also says how far the two are apart.
     """
-    mask_BT = batch.mask_BT.bool()
-    apart_BT = torch.where(mask_BT, now_BT - batch.logprobs_BT, 0.0)
+    mask_BT = mask_BT.bool()
+    apart_BT = torch.where(mask_BT, now_BT - sampled_BT, 0.0)
     ratio_BT = apart_BT.exp()
     weights_BT = torch.ones_like(ratio_BT) if cap is None else ratio_BT.clamp(max=cap)
     return weights_BT, {

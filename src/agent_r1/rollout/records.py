@@ -12,7 +12,7 @@ from typing import Any
 
 from agent_r1.files import RESUME, json_line, whole, writing
 from agent_r1.rollout.chat_format import ChatFormat
-from agent_r1.rollout.rows import Batch, TrainingRow, trajectory_rows
+from agent_r1.rollout.rows import PROCESS, Batch, TrainingRow, trajectory_rows
 from agent_r1.types import Row, Trajectory
 
 
@@ -65,7 +65,7 @@ def trajectory_record(
                 "action_mask": r.action_mask,
                 "logprobs": r.logprobs,
                 "rewards": r.rewards,
-                "process": r.process,
+                "process": r.columns[PROCESS.name],
                 "advantages": advantages[i] if advantages else None,
                 "step_ids": r.step_ids,
                 "values": values[i] if values else None,
@@ -84,13 +84,15 @@ def training_records(batch: Batch, chat: ChatFormat, step: int) -> Iterator[dict
             None if x_BT is None else [x_BT[i, : batch.lengths_B[i]].tolist() for i in mine]
             for x_BT in (batch.advantages_BT, batch.values_BT)
         )
-        yield trajectory_record(trajectory, trajectory_rows(trajectory, number), advantages, chat, step, values)
+        yield trajectory_record(
+            trajectory, trajectory_rows(trajectory, number, [PROCESS]), advantages, chat, step, values
+        )
 
 
 def evaluation_records(trajectories: list[Trajectory], chat: ChatFormat) -> Iterator[dict[str, Any]]:
     """The records of an evaluation: no advantages there."""
     for number, trajectory in enumerate(trajectories):
-        yield trajectory_record(trajectory, trajectory_rows(trajectory, number), None, chat, None)
+        yield trajectory_record(trajectory, trajectory_rows(trajectory, number, [PROCESS]), None, chat, None)
 
 
 def write_rollouts(path: Path, records: Iterator[dict[str, Any]]) -> None:

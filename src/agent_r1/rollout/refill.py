@@ -1,6 +1,6 @@
 """Dynamic sampling: groups that agree make room for others, until a batch is full of groups that teach something.
 
-In: a way to play prompts. Out: the episodes of a batch, and all that were played. Next: `rows.py`.
+In: `Rollouts`, a way to play prompts. Out: `Rollouts`, whose batches are full. Next: `rows.py`.
 
 Where all samples of a prompt score alike, all of their advantages are 0 (grpo and its kin). DAPO (2503.14476, section 3.2)
 plays other prompts instead, so that every batch has as many rows with a gradient. What it costs is episodes: the later in a
@@ -11,7 +11,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from agent_r1.rollout.rollouts import Played, Rollouts
+from agent_r1.settings import RolloutConfig
 from agent_r1.types import Trajectory
+
+
+class Refilled(Rollouts):
+    """Rollouts whose groups that agree make room for others, `rollout.refill_rounds` times."""
+
+    def __init__(self, inner: Rollouts, rollout: RolloutConfig):
+        self.policy, self.rollout, self.episodes = inner.policy, rollout, inner.episodes
+
+    def play(self, step: int) -> Played:
+        prompts, rounds = self.rollout.prompts_per_step, self.rollout.refill_rounds
+        chosen, played = play_until_full(lambda again, n: self.episodes(step, again, n), prompts, rounds)
+        # Undecided groups say less about the agent: all other numbers of a step are of what was played.
+        score = sum(episode.reward for episode in chosen) / len(chosen)
+        metrics = {"rollout/episodes_played": len(played), "rollout/score_chosen": score}
+        return Played(chosen, played, metrics | self.policy.stats.mean_entropy())
 
 
 def play_until_full(
@@ -36,15 +53,6 @@ def play_until_full(
     # In the order in which they were played: with no round to spare, this changes nothing.
     chosen = {group[0].group_id for group in batch}
     return [episode for episode in played if episode.group_id in chosen], played
-
-
-def refill_metrics(chosen: list[Trajectory], played: list[Trajectory], rounds: int) -> dict[str, float]:
-    """What a refill cost, and the mean score of the groups that it chose; {} without rounds.
-
-    Undecided groups say less about the agent: all other numbers of a step are of what was played.
-    """
-    score = sum(episode.reward for episode in chosen) / len(chosen)
-    return {"rollout/episodes_played": len(played), "rollout/score_chosen": score} if rounds else {}
 
 
 def _groups(episodes: list[Trajectory]) -> list[list[Trajectory]]:

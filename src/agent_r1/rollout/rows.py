@@ -13,13 +13,41 @@ and RL for agents: tool tokens are in the context, but the policy did not choose
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from agent_r1.types import Trajectory
+from agent_r1.errors import ConfigError
+from agent_r1.types import Step, Trajectory
+
+
+@dataclass(frozen=True)
+class Column:
+    """What an estimator asks of every token or row, in addition to what all batches have."""
+
+    name: str
+    """Ends in its shape: `states_BT` has a value for each token, `baseline_B` one for each row."""
+    dtype: torch.dtype
+    fill: Callable[[Step], list] | Callable[[Trajectory], Any]
+    """_BT: the values of a step's action tokens; all other tokens get 0. _B: the value of a trajectory's rows."""
+
+    @property
+    def of_tokens(self) -> bool:
+        return self.name.endswith("_BT")
+
+
+def _paid(step: Step) -> list[float]:
+    paid = [0.0] * len(step.action_ids)
+    for token, reward in step.paid:
+        paid[token] += reward
+    return paid
+
+
+PROCESS = Column("process_BT", torch.float32, _paid)
+"""What of the rewards was paid on the way (`Step.paid`); rollouts record it."""
 
 
 @dataclass
@@ -38,26 +66,22 @@ class TrainingRow:
     on the one before)."""
     step_ids: list[int] = field(default_factory=list)
     """The step that a token belongs to as an action; -1 for observations."""
-    states: list[int] = field(default_factory=list)
-    """The `state` of that step; 0 for observations."""
-    process: list[float] = field(default_factory=list)
-    """What of `rewards` was paid on the way (`Step.process`)."""
     truncated: bool = False
     """`Trajectory.truncated`."""
+    columns: dict[str, Any] = field(default_factory=dict)
+    """By the name of a `Column`: as many values as tokens, or one."""
 
-    def _extend(self, ids: list[int], logprobs: list[float] | None, step: int, state: int = 0) -> None:
+    def _extend(self, ids: list[int], logprobs: list[float] | None, step: int) -> None:
         n, sampled = len(ids), logprobs is not None
         self.input_ids += ids
         self.action_mask += [int(sampled)] * n
         self.logprobs += logprobs if sampled else [0.0] * n
         self.rewards += [0.0] * n
-        self.process += [0.0] * n
         self.step_ids += [step if sampled else -1] * n
-        self.states += [state if sampled else 0] * n
 
 
-def trajectory_rows(trajectory: Trajectory, index: int) -> list[TrainingRow]:
-    """The training sequences of one trajectory (none if nothing was sampled)."""
+def trajectory_rows(trajectory: Trajectory, index: int, columns: Sequence[Column] = ()) -> list[TrainingRow]:
+    """The training sequences of one trajectory (none if nothing was sampled), with these columns."""
     rows: list[TrainingRow] = []
     paid_to, owed = None, 0.0
     for number, step in enumerate(trajectory.steps):
@@ -67,18 +91,41 @@ def trajectory_rows(trajectory: Trajectory, index: int) -> list[TrainingRow]:
             seen = rows[-1].input_ids
         row = rows[-1]
         row._extend(step.observation_ids[len(seen) :], None, number)
-        row._extend(step.action_ids, step.action_logprobs, number, step.extra.get("state", 0))
+        row._extend(step.action_ids, step.action_logprobs, number)
+        for column in columns:
+            _fill(row, column, step if column.of_tokens else trajectory)
         # A step may have sampled nothing. What it was paid belongs to the last token that somebody chose before it.
-        owed += step.reward - sum(paid for _, paid in step.process)
-        for token, paid in step.process:
+        owed += step.reward - sum(paid for _, paid in step.paid)
+        for token, paid in step.paid:
             row.rewards[token - len(step.action_ids)] += paid
-            row.process[token - len(step.action_ids)] += paid
         if step.action_ids:
             paid_to = row, len(row.rewards) - 1
         if paid_to is not None:
             paid_to[0].rewards[paid_to[1]] += owed
             owed = 0.0
     return [row for row in rows if any(row.action_mask)]
+
+
+def _fill(row: TrainingRow, column: Column, of: Step | Trajectory) -> None:
+    """Extend a column to the end of the row, whose last tokens are those of the step. Raises ValueError for a wrong number."""
+    value = column.fill(of)
+    if not column.of_tokens:
+        row.columns[column.name] = value
+        return
+    if len(value) != len(of.action_ids):
+        raise ValueError(f"column {column.name}: {len(value)} values for a step of {len(of.action_ids)} action tokens")
+    before = row.columns.setdefault(column.name, [])
+    nothing = [0.0 if column.dtype.is_floating_point else 0]
+    before += nothing * (len(row.input_ids) - len(before) - len(value)) + value
+
+
+class Columns(dict[str, Tensor]):
+    """Columns by name."""
+
+    def __missing__(self, name: str) -> Tensor:
+        raise ConfigError(
+            f"the batch has no column {name}; declare it in the estimator's `columns`, with what fills it (rollout/rows.py)"
+        )
 
 
 @dataclass(kw_only=True)
@@ -98,23 +145,21 @@ class Batch:
     """The action mask: 1 on sampled tokens."""
     rewards_BT: Tensor
     """float32. The reward on the action token that earned it, 0 elsewhere."""
-    process_BT: Tensor | None = None
-    """float32. What of it was paid on the way."""
     groups: list[str]
     """Prompt group of each row."""
     trajectory_B: Tensor
     """int64. Rows with one number are one trajectory; they are consecutive and in time order."""
     trajectories: list[Trajectory] = field(default_factory=list)
     """Those that the rows come from; `trajectory_B` counts in this list."""
+    columns: Columns = field(default_factory=Columns)
+    """What the estimator declares. Raises ConfigError where a name is asked for that nothing declared."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """What was measured of it, for the step's line in metrics.jsonl."""
 
     steps_BT: Tensor | None = None
     """int64. The step of its trajectory that an action token belongs to."""
-    states_BT: Tensor | None = None
-    """int64. Where the agent stood when that step began (`Step.extra`)."""
     truncated_B: Tensor | None = None
-    """bool. `Trajectory.truncated`."""
-    baseline_B: Tensor | None = None
-    """float32. remax: the score of the greedy episode of the row's prompt; NaN where it was broken off."""
+    """bool. `Trajectory.truncated`; None: none is."""
     values_BT: Tensor | None = None
     """V(s_t) at action token t: the critic's value of the state *before* the token. None without a critic."""
     ref_logprobs_BT: Tensor | None = None
@@ -124,6 +169,9 @@ class Batch:
     """With a critic: its target. Else the score of the trajectory, or what is left of it (for logs)."""
     episode_tokens_B: Tensor | None = None
     """int64. Tokens of the mask in all rows of the row's trajectory, for the loss (`losses.aggregate_loss`)."""
+
+    def __post_init__(self):
+        self.columns = Columns(self.columns)
 
     def __len__(self) -> int:
         return len(self.groups)
@@ -140,28 +188,32 @@ class Batch:
 
     def _with(self, change: Callable[[str, Tensor], Tensor]) -> Batch:
         tensors = {name: change(name, value) for name, value in vars(self).items() if isinstance(value, Tensor)}
-        return replace(self, **tensors)
+        return replace(self, **tensors, columns={name: change(name, value) for name, value in self.columns.items()})
 
 
-def collate(rows: list[TrainingRow], trajectories: Iterable[Trajectory] = ()) -> Batch:
-    """Pad rows into one batch."""
+def collate(rows: list[TrainingRow], trajectories: Iterable[Trajectory] = (), columns: Sequence[Column] = ()) -> Batch:
+    """Pad rows into one batch. Raises ValueError where rows bring other columns than these."""
     T = max(len(row.input_ids) for row in rows)
+    if other := {name for row in rows for name in row.columns.keys() ^ {column.name for column in columns}}:
+        raise ValueError(f"rows and estimator differ in the columns {', '.join(sorted(other))}")
 
-    def pad(name: str, dtype: torch.dtype) -> Tensor:
-        lists = [getattr(row, name) for row in rows]
+    def pad(lists: list[list], dtype: torch.dtype) -> Tensor:
         return torch.tensor([values + [0] * (T - len(values)) for values in lists], dtype=dtype)
 
+    def column_of(column: Column) -> Tensor:
+        values = [row.columns[column.name] for row in rows]
+        return pad(values, column.dtype) if column.of_tokens else torch.tensor(values, dtype=column.dtype)
+
     return Batch(
-        ids_BT=pad("input_ids", torch.long),
-        mask_BT=pad("action_mask", torch.float32),
-        logprobs_BT=pad("logprobs", torch.float32),
-        rewards_BT=pad("rewards", torch.float32),
-        process_BT=pad("process", torch.float32),
+        ids_BT=pad([row.input_ids for row in rows], torch.long),
+        mask_BT=pad([row.action_mask for row in rows], torch.float32),
+        logprobs_BT=pad([row.logprobs for row in rows], torch.float32),
+        rewards_BT=pad([row.rewards for row in rows], torch.float32),
         lengths_B=torch.tensor([len(row.input_ids) for row in rows]),
         trajectory_B=torch.tensor([row.trajectory for row in rows]),
-        steps_BT=pad("step_ids", torch.long),
-        states_BT=pad("states", torch.long),
+        steps_BT=pad([row.step_ids for row in rows], torch.long),
         truncated_B=torch.tensor([row.truncated for row in rows]),
         groups=[row.group_id for row in rows],
         trajectories=list(trajectories),
+        columns=Columns({column.name: column_of(column) for column in columns}),
     )

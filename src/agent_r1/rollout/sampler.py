@@ -76,6 +76,10 @@ class SamplerStats:
     seconds: float = 0.0
     """Time in the model. The rest of a rollout's wall time goes to environments and the event loop."""
 
+    def mean_entropy(self) -> dict[str, float]:
+        """As the metric of a step."""
+        return {"actor/entropy": self.entropy / max(self.decode_tokens, 1)}
+
 
 IDLE_TURNS = 100
 """Turns of the event loop without anything to decode, after which a tool must be one that waits for something."""
@@ -83,6 +87,9 @@ IDLE_TURNS = 100
 
 class LocalPolicy(Policy):
     """`Policy` over a `Decoder` in this process. One instance serves all episodes of the event loop that it runs in."""
+
+    exact = True
+    """Whether it samples from the trainer's weights with the trainer's arithmetic, but for the rounding of a smaller dtype."""
 
     def __init__(self, model: Decoder, stop_ids: tuple[int, ...], *, slots: int, max_context: int):
         if max_context > model.shape.max_position:

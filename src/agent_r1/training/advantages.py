@@ -2,7 +2,7 @@
 
 In: the rewards, masks (and values) of a batch of training sequences (`rollout/rows.py`). Out: one number per action token.
 Next: `losses.py` makes tokens with a positive advantage more likely and the others less. Pure functions of tensors; the
-local loop and verl call the same ones. `estimators.py` has the other ways to give credit, and the table of their names.
+local loop and verl call the same ones. `estimators.py` has other ways to give credit; names.toml has the names of all.
 
 Beside B and T: N trajectories, G of them samples of one prompt, A action tokens of the batch, L of the longest trajectory.
 
@@ -14,19 +14,39 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from agent_r1.errors import ConfigError
-from agent_r1.rollout.rows import Batch
+from agent_r1.rollout.rows import Batch, Column
 from agent_r1.settings import AdvantageConfig
 from agent_r1.training.forward import scatter
 
-Estimator = Callable[[Batch, AdvantageConfig], tuple[Tensor, Tensor]]
+Credit = Callable[[Batch, AdvantageConfig], tuple[Tensor, Tensor]]
 """A whole batch (every sample of a prompt must be in it) to `advantages_BT` and `returns_BT`, float32, 0 where the mask is 0.
 Reads `rewards_BT`, `mask_BT`, `groups`, `trajectory_B` and, with a critic, `values_BT`."""
+
+
+@dataclass(frozen=True)
+class Estimator:
+    """A way to give credit, and what it asks of a batch. Whether it has a critic or compares groups stands in names.toml."""
+
+    credit: Credit
+    columns: tuple[Column, ...] = ()
+    """What it reads in addition to what every batch has."""
+    critic_mask: Callable[[Batch], Tensor] = lambda batch: batch.mask_BT
+    """[B, T]: the tokens at which the critic is fitted."""
+
+    def __call__(self, batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
+        return self.credit(batch, advantage)
+
+
+def estimator(*columns: Column, **asks: Callable[[Batch], Tensor]) -> Callable[[Credit], Estimator]:
+    """Decorate a function that gives credit."""
+    return lambda credit: Estimator(credit, columns, **asks)
 
 
 def _number_trajectories(trajectory_B: Tensor) -> tuple[Tensor, int]:
@@ -57,7 +77,8 @@ def refuse_truncated(batch: Batch) -> None:
 # ------------------------------------------------------------------------------------------------------------- grpo
 
 
-def grpo(batch: Batch, section: AdvantageConfig) -> tuple[Tensor, Tensor]:
+@estimator()
+def grpo(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
     """Group-relative advantages (GRPO, 2402.03300, section 4.1.2, outcome supervision).
 
         score_i = sum of all rewards of trajectory i        A_i = (score_i - mean_G) / (std_G + 1e-6)
@@ -77,7 +98,7 @@ def grpo(batch: Batch, section: AdvantageConfig) -> tuple[Tensor, Tensor]:
                 f"grpo: group {group!r} has a single trajectory and nothing to compare it with; set "
                 "rollout.samples_per_prompt to 2 or more and keep the samples of a prompt in one batch, or use ppo"
             )
-        advantage_N[members] = _standardize(score_N[members], section.normalize_std)
+        advantage_N[members] = _standardize(score_N[members], advantage.normalize_std)
     return _to_tokens(advantage_N[index_B], mask_BT), _to_tokens(score_N[index_B], mask_BT)
 
 
@@ -105,7 +126,8 @@ def _to_tokens(score_B: Tensor, mask_BT: Tensor) -> Tensor:
 # -------------------------------------------------------------------------------------------------------------- ppo
 
 
-def ppo(batch: Batch, section: AdvantageConfig) -> tuple[Tensor, Tensor]:
+@estimator()
+def ppo(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
     """Generalised advantage estimation (GAE, 1506.02438, eq. 16) over the action tokens a_1 ... a_L of a trajectory.
 
         delta_t = r_t + gamma * V_{t+1} - V_t                V_{L+1} = 0: the episode is over
@@ -131,9 +153,9 @@ def ppo(batch: Batch, section: AdvantageConfig) -> tuple[Tensor, Tensor]:
     trajectory_A = index_B[acted_BT.nonzero()[:, 0]]
     reward_A, value_A = batch.rewards_BT[acted_BT].float(), batch.values_BT[acted_BT].detach().float()
     truncated_A = None if batch.truncated_B is None else batch.truncated_B[acted_BT.nonzero()[:, 0]]
-    advantage_A = _gae(reward_A, value_A, trajectory_A, section.gamma, section.lam, truncated_A)
+    advantage_A = _gae(reward_A, value_A, trajectory_A, advantage.gamma, advantage.lam, truncated_A)
     return_A = advantage_A + value_A
-    if section.normalize_std:
+    if advantage.normalize_std:
         advantage_A = _whiten(advantage_A)
     return scatter(advantage_A, acted_BT), scatter(return_A, acted_BT)
 

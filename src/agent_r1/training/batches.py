@@ -7,17 +7,24 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from agent_r1.choices import IN_GROUPS
+from agent_r1.choices import algorithm_has
 from agent_r1.errors import AgentR1Error
 from agent_r1.rollout.episode import Task, derive_seed
-from agent_r1.rollout.rows import Batch
+from agent_r1.rollout.rows import Batch, Column, collate, trajectory_rows
 from agent_r1.settings import RolloutConfig
 from agent_r1.types import Row, Trajectory
+
+
+def make_batch(played: list[Trajectory], algorithm: str, columns: Sequence[Column] = ()) -> Batch:
+    """The batch of a step, from its usable episodes, with what the estimator declares."""
+    usable = usable_trajectories(played, algorithm)
+    rows = [row for number, trajectory in enumerate(usable) for row in trajectory_rows(trajectory, number, columns)]
+    return collate(rows, usable, columns)
 
 
 def usable_trajectories(trajectories: list[Trajectory], algorithm: str) -> list[Trajectory]:
@@ -27,7 +34,7 @@ def usable_trajectories(trajectories: list[Trajectory], algorithm: str) -> list[
     """
     usable = [t for t in trajectories if not t.stop_reason.broken_off and any(s.action_ids for s in t.steps)]
     members = Counter(t.group_id for t in usable)
-    usable = [t for t in usable if algorithm not in IN_GROUPS or members[t.group_id] > 1]
+    usable = [t for t in usable if not algorithm_has(algorithm, "groups") or members[t.group_id] > 1]
     if not usable:
         ends = ", ".join(f"{n} {reason}" for reason, n in Counter(t.stop_reason for t in trajectories).items())
         raise AgentR1Error(
@@ -35,15 +42,6 @@ def usable_trajectories(trajectories: list[Trajectory], algorithm: str) -> list[
             "overflow it) or env.episode_timeout_s"
         )
     return usable
-
-
-def greedy_scores(groups: list[str], greedy: list[Trajectory]) -> Tensor | None:
-    """For each row's group, what the greedy episode of its prompt has scored, [B] float32; NaN where it was broken off. None
-    where no greedy episodes were played."""
-    if not greedy:
-        return None
-    scores = {t.group_id: float("nan") if t.stop_reason.broken_off else t.reward for t in greedy}
-    return torch.tensor([scores[group] for group in groups])
 
 
 def tasks_of_step(questions: list[Row], step: int, rollout: RolloutConfig, seed: int, again: int = 0) -> list[Task]:

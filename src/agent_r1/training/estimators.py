@@ -1,4 +1,4 @@
-"""More ways to give credit than `advantages.py` has, and the table of all estimators by name.
+"""More ways to give credit than `advantages.py` has.
 
 In and out are those of `advantages.py`: a whole batch to `advantages_BT` and `returns_BT`. What differs is the question
 that an estimator asks of an outcome:
@@ -10,25 +10,23 @@ that an estimator asks of an outcome:
     steppo                             was this turn better than the critic expected?
     gigpo                              was this turn better than the others' turns in the same state?
 
-docs/algorithms.md says when each of them wins, when it is wrong, and what it costs. S counts the steps of a batch. Also
-here: what scales the rewards of calls before any of them (`balance`). Next: `losses.py`, which makes a loss of the advantages.
+docs/algorithms.md says when each of them wins, when it is wrong, and what it costs. S counts the steps of a batch.
+Next: `losses.py`, which makes a loss of the advantages.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from agent_r1.choices import Algorithm
-from agent_r1.errors import ConfigError, nearest
-from agent_r1.rollout.rows import Batch
+from agent_r1.errors import ConfigError
+from agent_r1.rollout.rollouts import GREEDY
+from agent_r1.rollout.rows import Batch, Column
 from agent_r1.settings import AdvantageConfig
 from agent_r1.training.advantages import (
-    Estimator,
     _gae,
     _groups,
     _number_trajectories,
@@ -36,6 +34,7 @@ from agent_r1.training.advantages import (
     _standardize,
     _to_tokens,
     _whiten,
+    estimator,
     grpo,
     ppo,
     refuse_truncated,
@@ -45,7 +44,8 @@ from agent_r1.training.forward import scatter
 # --------------------------------------------------------------------------------------------- episodes are compared
 
 
-def rloo(batch: Batch, section: AdvantageConfig) -> tuple[Tensor, Tensor]:
+@estimator()
+def rloo(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
     """REINFORCE leave-one-out (RLOO, 2402.14740, eq. 8): the baseline is the mean of the *other* samples of the prompt.
 
         A_i = score_i - mean of the others = G / (G - 1) * (score_i - mean_G)
@@ -61,7 +61,8 @@ def rloo(batch: Batch, section: AdvantageConfig) -> tuple[Tensor, Tensor]:
     return _to_tokens(advantage_N[index_B], mask_BT), _to_tokens(score_N[index_B], mask_BT)
 
 
-def reinforce_plus_plus_baseline(batch: Batch, section: AdvantageConfig) -> tuple[Tensor, Tensor]:
+@estimator()
+def reinforce_plus_plus_baseline(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
     """REINFORCE++ with a baseline (2501.03262, section 3.2): centred in the group, scaled by the whole batch.
 
         A = whitened over all action tokens (score_i - mean_G)
@@ -69,34 +70,35 @@ def reinforce_plus_plus_baseline(batch: Batch, section: AdvantageConfig) -> tupl
     The batch's deviation is steadier than that of a group: a prompt on which nearly all agree is not weighed up. Without
     `normalize_std` it is Dr. GRPO.
     """
-    centred_BT, returns_BT = grpo(batch, section.model_copy(update={"normalize_std": False}))
+    centred_BT, returns_BT = grpo(batch, advantage.model_copy(update={"normalize_std": False}))
     mask_BT = batch.mask_BT.bool()
-    if section.normalize_std:
+    if advantage.normalize_std:
         centred_BT[mask_BT] = _whiten(centred_BT[mask_BT])
     return centred_BT, returns_BT
 
 
-def remax(batch: Batch, section: AdvantageConfig) -> tuple[Tensor, Tensor]:
+BASELINE = Column("baseline_B", torch.float32, lambda trajectory: trajectory.extra.get(GREEDY, float("nan")))
+"""What the greedy episode of the row's prompt was paid; NaN where it was broken off."""
+
+
+@estimator(BASELINE)
+def remax(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
     """ReMax (2310.10505, algorithm 1): the baseline is one greedy episode of the same prompt.
 
         A_i = score_i - score of the greedy episode
 
-    It works with one sample a prompt. A prompt whose greedy episode was broken off teaches nothing. Raises ConfigError
-    without baselines.
+    It works with one sample a prompt. A prompt whose greedy episode was broken off teaches nothing.
     """
-    if batch.baseline_B is None:
-        raise ConfigError(
-            "remax needs a greedy episode for each prompt; pass baseline_B, or use rloo, which needs none"
-        )
     mask_BT, (index_B, score_N) = batch.mask_BT.bool(), _scores(batch)
-    advantage_B = (score_N[index_B] - batch.baseline_B.float()).nan_to_num(0.0)
+    advantage_B = (score_N[index_B] - batch.columns[BASELINE.name]).nan_to_num(0.0)
     return _to_tokens(advantage_B, mask_BT), _to_tokens(score_N[index_B], mask_BT)
 
 
 # -------------------------------------------------------------------------------------------------- no one to compare
 
 
-def reinforce_plus_plus(batch: Batch, section: AdvantageConfig) -> tuple[Tensor, Tensor]:
+@estimator()
+def reinforce_plus_plus(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
     """REINFORCE++ (2501.03262): the return of each action token, against the whole batch.
 
         G_k = r_k + gamma * G_{k+1} over action tokens           A = whitened over all action tokens (G)
@@ -105,7 +107,7 @@ def reinforce_plus_plus(batch: Batch, section: AdvantageConfig) -> tuple[Tensor,
     """
     refuse_truncated(batch)
     nothing = replace(batch, values_BT=torch.zeros_like(batch.rewards_BT))
-    return ppo(nothing, section.model_copy(update={"lam": 1.0}))
+    return ppo(nothing, advantage.model_copy(update={"lam": 1.0}))
 
 
 # ------------------------------------------------------------------------------------------------ steps are the actions
@@ -144,14 +146,16 @@ def _steps_of(batch: Batch) -> _Steps:
     return _Steps(first_BT, of_A, trajectory_S, reward_S)
 
 
-def steppo(batch: Batch, section: AdvantageConfig) -> tuple[Tensor, Tensor]:
+@estimator(critic_mask=lambda batch: first_tokens(batch.mask_BT, batch.steps_BT).to(batch.mask_BT.dtype))
+def steppo(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
     """GAE over steps (StepPO): the turn is the action, and time passes from turn to turn.
 
         r_t = sum of the step's rewards       V_t = the critic's value at the step's first action token
         delta_t = r_t + gamma * V_{t+1} - V_t       A_t = delta_t + gamma * lam * A_{t+1}       R_t = A_t + V_t
 
-    All tokens of a step get A_t, whitened over the steps of the batch: a long thought has one vote, as a short one has.
-    gamma and lam below 1 count turns, so a wordy agent is not discounted more than a terse one.
+    The critic is fitted at those first tokens, the only ones that are read. All tokens of a step get A_t, whitened over the
+    steps of the batch: a long thought has one vote, as a short one has. gamma and lam below 1 count turns, so a wordy agent
+    is not discounted more than a terse one.
 
     An episode that was cut off and not paid for its outcome (`Outcome.truncated`) goes on at the value of the state in which its
     last step began, the last that the critic has seen. So that step is credited with what it was paid, and with no more.
@@ -162,21 +166,19 @@ def steppo(batch: Batch, section: AdvantageConfig) -> tuple[Tensor, Tensor]:
     steps, mask_BT = _steps_of(batch), batch.mask_BT.bool()
     value_S = batch.values_BT[steps.first_BT].detach().float()
     truncated_S = None if batch.truncated_B is None else batch.truncated_B[steps.first_BT.nonzero()[:, 0]]
-    advantage_S = _gae(steps.reward_S, value_S, steps.trajectory_S, section.gamma, section.lam, truncated_S)
+    advantage_S = _gae(steps.reward_S, value_S, steps.trajectory_S, advantage.gamma, advantage.lam, truncated_S)
     returns_BT = steps.to_tokens(advantage_S + value_S, mask_BT)
-    if section.normalize_std:
+    if advantage.normalize_std:
         advantage_S = _whiten(advantage_S, "steps")
     return steps.to_tokens(advantage_S, mask_BT), returns_BT
 
 
-def critic_mask(batch: Batch, algorithm: str) -> Tensor:
-    """[B, T]: the tokens at which the critic is fitted. For steppo the first of each step, the only ones that it reads."""
-    if algorithm != "steppo":
-        return batch.mask_BT
-    return first_tokens(batch.mask_BT, batch.steps_BT).to(batch.mask_BT.dtype)
+STATES = Column("states_BT", torch.int64, lambda step: [step.extra["state"]] * len(step.action_ids))
+"""Where the agent stood when the token's step began."""
 
 
-def gigpo(batch: Batch, section: AdvantageConfig) -> tuple[Tensor, Tensor]:
+@estimator(STATES)
+def gigpo(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
     """Group-in-group advantages (GiGPO, 2505.10978, eq. 8): episodes are compared, and steps that start in one state.
 
         A = A_episode (grpo) + step_weight * A_step
@@ -186,44 +188,12 @@ def gigpo(batch: Batch, section: AdvantageConfig) -> tuple[Tensor, Tensor]:
     by the same place and leave it differently, the ways are compared, without a critic. A state that was met once gives 0.
     """
     steps, mask_BT = _steps_of(batch), batch.mask_BT.bool()
-    episode_BT, returns_BT = grpo(batch, section)
-    return_S = _gae(steps.reward_S, torch.zeros_like(steps.reward_S), steps.trajectory_S, section.gamma, 1.0)
-    row_S, state_S = steps.first_BT.nonzero()[:, 0].tolist(), batch.states_BT[steps.first_BT].tolist()
+    episode_BT, returns_BT = grpo(batch, advantage)
+    return_S = _gae(steps.reward_S, torch.zeros_like(steps.reward_S), steps.trajectory_S, advantage.gamma, 1.0)
+    row_S, state_S = steps.first_BT.nonzero()[:, 0].tolist(), batch.columns[STATES.name][steps.first_BT].tolist()
     places = [(batch.groups[row], state) for row, state in zip(row_S, state_S, strict=True)]
     advantage_S = torch.zeros_like(return_S)
     for met in _groups(places, torch.arange(len(places))).values():
         if len(met) > 1:
-            advantage_S[met] = _standardize(return_S[met], section.normalize_std)
-    return episode_BT + section.step_weight * steps.to_tokens(advantage_S, mask_BT), returns_BT
-
-
-# ---------------------------------------------------------------------------------------------- rewards on the way
-
-
-def balance(rewards_BT: Tensor, process_BT: Tensor, weight: float) -> tuple[Tensor, float]:
-    """Rewards on the way, brought to the size of the outcome (PRIME, 2502.01456, its normalisation over a batch).
-
-        P_t = p_t + P_{t+1} along a row        scale = weight / (max |P| over the batch + 1e-6)        r = outcome + scale * p
-
-    An outcome is about 1, and what calls are paid may be anything; scaled, the most that a row earns on the way is `weight`.
-    `process_BT` is the part p of `rewards_BT`. Returns the new rewards and the scale.
-    """
-    most = process_BT.flip(1).cumsum(1).abs().max().item()
-    scale = weight / (most + 1e-6) if most else 0.0
-    return rewards_BT + (scale - 1) * process_BT, scale
-
-
-# ---------------------------------------------------------------------------------------------------------- by name
-
-
-ESTIMATORS: dict[str, Estimator] = {
-    name: globals()[name.replace("++", "_plus_plus").replace("-", "_")] for name in get_args(Algorithm)
-}
-"""Every estimator: the function of this file (or of advantages.py) that is called as `Algorithm` in choices.py says."""
-
-
-def get_estimator(name: str) -> Estimator:
-    """The estimator called `name`. Raises ConfigError with the nearest match."""
-    if name not in ESTIMATORS:
-        raise ConfigError(f"unknown estimator {name!r}{nearest(name, ESTIMATORS)}; choose from {', '.join(ESTIMATORS)}")
-    return ESTIMATORS[name]
+            advantage_S[met] = _standardize(return_S[met], advantage.normalize_std)
+    return episode_BT + advantage.step_weight * steps.to_tokens(advantage_S, mask_BT), returns_BT

@@ -2,8 +2,8 @@
 
 Cold start, policy loss, reference model and critic all read a batch through these functions. Three savings, all exact:
 logits are computed at action positions only (the vocabulary projection is the widest product of a small model), those of a
-large vocabulary in chunks, and rows are cut into micro-batches of similar length, so that little is padding. `look_again` holds
-the sampler's log-probabilities against the trainer's. Next: `loop.py`.
+large vocabulary in chunks, and rows are cut into micro-batches of similar length, so that little is padding.
+Next: `loop.py`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from agent_r1.rollout.decoder import Decoder, causal_attention
-from agent_r1.rollout.mismatch import truncated_weights
 from agent_r1.rollout.rows import Batch
-from agent_r1.settings import RolloutConfig
 from agent_r1.sizes import LOGITS
-from agent_r1.training.metrics import GAP, sampler_gap
 
 
 class Critic(nn.Module):
@@ -99,30 +96,6 @@ def micro_batches(lengths_B: Tensor, max_tokens: int, rows: Tensor | None = None
 def batch_logprobs(model: Decoder, batch: Batch, temperature: float, max_tokens: int, dtype: torch.dtype) -> Tensor:
     """log pi [B, T] of the whole batch's action tokens, without gradients."""
     return in_micro_batches(lambda part: action_logprobs(model, part, temperature)[0], batch, max_tokens, dtype)
-
-
-SEEN = 32
-"""In float32 one row in this many is computed again, to see that sampler and trainer do agree."""
-
-
-def look_again(
-    actor: Decoder, batch: Batch, rollout: RolloutConfig, max_tokens: int, dtype: torch.dtype
-) -> tuple[Tensor | float, dict[str, float]]:
-    """How far are sampler and trainer apart, before anything is updated? Weights of the tokens' losses [B, T], and metrics.
-
-    Where the two do not run the same arithmetic, `batch.logprobs_BT` becomes what the trainer computes. The weights are 1.0,
-    but for a sampler that was spoilt by choice (`rollout.mismatch`): what it drew too often counts less.
-    """
-    anew = dtype is not torch.float32 or rollout.mismatch
-    seen = batch if anew else batch[torch.arange(0, len(batch), SEEN, device=batch.ids_BT.device)]
-    now_BT = batch_logprobs(actor, seen, rollout.temperature, max_tokens, dtype)
-    weights_BT, metrics = 1.0, {GAP: sampler_gap(seen, now_BT)}
-    if rollout.mismatch:
-        weights_BT, apart = truncated_weights(batch, now_BT, rollout.mismatch.tis_cap)
-        metrics |= apart
-    if anew:
-        batch.logprobs_BT = now_BT
-    return weights_BT, metrics
 
 
 @torch.no_grad()

@@ -7,7 +7,7 @@ In: a policy that knows the format (cold start, or an instruct model), rows, an 
         1  sample      G episodes for each of the step's prompts                     rollout/
         2  rows        tokens, action masks, rewards on action tokens                rollout/rows.py
         3  predict     critic: V(s_t) (ppo);  reference: log pi_ref (if there is KL)  training/forward.py
-        4  credit      advantages: grpo compares the group, ppo runs GAE             training/advantages.py, estimators.py
+        4  credit      advantages: grpo compares the group, ppo runs GAE             training/advantages.py
         5  critic      fit V to the returns (ppo)                                    training/losses.py
         6  policy      clipped surrogate on action tokens                            training/losses.py
         7  record      metrics, transcripts, evaluation, checkpoint
@@ -24,7 +24,6 @@ still count in the loss's denominator, so skipping changes the time, not the gra
 
 from __future__ import annotations
 
-import asyncio
 import copy
 from collections.abc import Callable
 from dataclasses import replace
@@ -36,21 +35,17 @@ from agent_r1.config import Config
 from agent_r1.device import resolve_device
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.decoder import Decoder
-from agent_r1.rollout.episode import derive_seed, make_loop, run_episodes
-from agent_r1.rollout.mismatch import MismatchedPolicy
-from agent_r1.rollout.refill import play_until_full, refill_metrics
-from agent_r1.rollout.rows import Batch, collate, trajectory_rows
+from agent_r1.rollout.episode import derive_seed
+from agent_r1.rollout.rows import Batch
 from agent_r1.rollout.sampler import LocalPolicy
 from agent_r1.tool import BaseTool
-from agent_r1.training.batches import greedy_scores, minibatches, tasks_of_step, usable_trajectories
-from agent_r1.training.estimators import balance, critic_mask, get_estimator
+from agent_r1.training.batches import make_batch, minibatches
 from agent_r1.training.forward import (
     action_logprobs,
     action_values,
     autocast,
     batch_logprobs,
     in_micro_batches,
-    look_again,
     micro_batches,
 )
 from agent_r1.training.learner import Learner, linear_decay, optimize
@@ -60,11 +55,11 @@ from agent_r1.training.losses import (
     kl_penalty,
     loss_normalizer,
     policy_loss,
-    reward_less_kl,
     value_loss,
 )
-from agent_r1.training.metrics import Clock, Means, explained_variance, rollout_metrics
-from agent_r1.types import Row, Sampling, Trajectory
+from agent_r1.training.metrics import GAP, SEEN, Clock, Means, explained_variance, rollout_metrics, sampler_gap
+from agent_r1.training.parts import get_ratios, make_estimator, make_policy, make_rollouts
+from agent_r1.types import Row, Trajectory
 
 
 def train(
@@ -82,97 +77,76 @@ def train(
 
     `on_step` records a finished step, `evaluate` measures a policy on held-out questions, `save` writes a checkpoint.
     """
-    rollout, trainer = config.rollout, config.trainer
-    temperature, micro_tokens = rollout.temperature, trainer.micro_tokens
-    estimate = get_estimator(config.algorithm)
+    trainer, critic, estimate = config.trainer, config.critic, make_estimator(config)
     device, dtype = resolve_device(trainer)
     sampler_model = learner.actor if dtype is torch.float32 else copy.deepcopy(learner.actor).to(dtype)
-    room = {"slots": rollout.slots, "max_context": rollout.max_context}
-    policy = exact = LocalPolicy(sampler_model, chat.stop_ids, **room)
-    if rollout.mismatch:  # an experiment: episodes come from a spoilt copy, and evaluations still from the exact one
-        policy = MismatchedPolicy(learner.actor, chat.stop_ids, rollout.mismatch, **room)
-    episode_loop = make_loop(policy, chat, tools, rollout, config.env)
-    sampling = Sampling(rollout.max_tokens_per_turn, temperature)
+    room = {"slots": config.rollout.slots, "max_context": config.rollout.max_context}
+    exact = LocalPolicy(sampler_model, chat.stop_ids, **room)
+    policy = make_policy(learner.actor, chat, config, exact)
+    rollouts = make_rollouts(policy, chat, tools, questions, config)
 
+    def due(every: int) -> bool:
+        return learner.step % every == 0 or learner.step == trainer.steps
+
+    # fmt: off
     while learner.step < trainer.steps:
-        step, clock, metrics = learner.step + 1, Clock(), {}
-
-        # 1  sample.
+        step, clock = learner.step + 1, Clock()
         policy.sync(learner.actor)
-
-        def play(again: int, prompts: int, step: int = step) -> list[Trajectory]:
-            tasks = tasks_of_step(questions, step, rollout, config.seed, again)[: prompts * rollout.samples_per_prompt]
-            return asyncio.run(run_episodes(episode_loop, tasks, sampling, at_once=rollout.slots))
-
-        trajectories, played = play_until_full(play, rollout.prompts_per_step, rollout.refill_rounds)
-        entropy = policy.stats.entropy / max(policy.stats.decode_tokens, 1)  # without remax's greedy episodes
-        greedy = []
-        if config.algorithm == "remax":  # one more episode for each prompt: what it scores is the others' baseline
-            best = Sampling(rollout.max_tokens_per_turn, temperature=0.0)
-            firsts = tasks_of_step(questions, step, rollout, config.seed)[:: rollout.samples_per_prompt]
-            greedy = asyncio.run(run_episodes(episode_loop, firsts, best, at_once=rollout.slots))
+        episodes = rollouts.play(step)                                                                      # 1  sample
         clock.lap("gen")
-
-        # 2  rows. An episode that was broken off says nothing about the policy.
-        usable = usable_trajectories(trajectories, config.algorithm)
-        rows = [row for number, trajectory in enumerate(usable) for row in trajectory_rows(trajectory, number)]
-        batch = collate(rows, usable)
-        batch.baseline_B = greedy_scores(batch.groups, greedy)
-        batch = batch.to(device)
-
-        # 3  predict, before anything is updated: the trust region is measured from here.
-        # The gap to the sampler is measured; the weights are 1, but for a sampler that was spoilt by choice.
-        weights_BT, gap = look_again(learner.actor, batch, rollout, micro_tokens, dtype)
-        metrics |= gap
-        if learner.critic is not None:
-            batch.values_BT = in_micro_batches(
-                lambda part: action_values(learner.critic, part), batch, micro_tokens, dtype
-            )
-        if (weight := config.advantage.process_weight) is not None:  # or five small rewards of calls outweigh an answer
-            batch.rewards_BT, metrics["reward/process_scale"] = balance(batch.rewards_BT, batch.process_BT, weight)
-        if reference is not None:
-            batch.ref_logprobs_BT = batch_logprobs(reference, batch, temperature, micro_tokens, dtype)
-            if config.actor.kl_in == "reward":
-                batch.rewards_BT, metrics["actor/reward_kl_penalty"] = reward_less_kl(
-                    batch.rewards_BT, batch.logprobs_BT, batch.ref_logprobs_BT, batch.mask_BT, config.actor
-                )
+        batch = make_batch(episodes.chosen, config.algorithm, estimate.columns).to(device)                  # 2  rows
+        metrics = predict(learner, reference, batch, config, dtype, policy.exact)                           # 3  predict
         clock.lap("values")
-
-        # 4  credit.
-        advantages_BT, batch.returns_BT = estimate(batch, config.advantage)
-        batch.advantages_BT = weights_BT * advantages_BT
+        batch.advantages_BT, batch.returns_BT = estimate(batch, config.advantage)                           # 4  credit
         clock.lap("adv")
-
-        # 5  critic.  6  policy: only once the critic has an idea of the task.
         if learner.critic is not None:
-            metrics |= update_critic(learner, batch, config, step, dtype)
+            fitted = replace(batch, mask_BT=estimate.critic_mask(batch))
+            metrics |= update_critic(learner, fitted, config, step, dtype)                                  # 5  critic
             clock.lap("update_critic")
-        if learner.critic is None or step > config.critic.warmup_steps:
-            metrics |= update_actor(learner, batch, config, step, dtype)
+        if learner.critic is None or step > critic.warmup_steps:  # only once the critic has an idea of the task
+            metrics |= update_actor(learner, batch, config, step, dtype)                                    # 6  policy
         clock.lap("update_actor")
-
-        # 7  record.
-        learner.step = step
-        metrics |= rollout_metrics(played, batch, policy.stats, clock) | {"actor/entropy": entropy}
-        metrics |= refill_metrics(trajectories, played, rollout.refill_rounds)
+        learner.step = step                                                                                 # 7  record
+        metrics |= rollout_metrics(episodes.played, batch, policy.stats, clock) | episodes.metrics | batch.metrics
         clock.lap("other")
-        if trainer.eval_every and (step % trainer.eval_every == 0 or step == trainer.steps):
+        if trainer.eval_every and due(trainer.eval_every):
             exact.sync(learner.actor)
             metrics |= evaluate(exact)
             clock.lap("testing")
-        metrics |= clock.seconds()
-        on_step(metrics, played, batch)
-        if step % trainer.save_every == 0 or step == trainer.steps:
+        on_step(metrics | clock.seconds(), episodes.played, batch)
+        if due(trainer.save_every):
             save(learner)
+    # fmt: on
+
+
+def predict(
+    learner: Learner, reference: Decoder | None, batch: Batch, config: Config, dtype: torch.dtype, exact: bool
+) -> dict[str, float]:
+    """Step 3, before anything is updated: the trust region is measured from here. Fills in columns of `batch`.
+
+    `exact`: the sampler has the trainer's weights. With its arithmetic, too, one row in SEEN is computed again, to see that
+    the two agree; otherwise `logprobs_BT` becomes what the trainer computes.
+    """
+    micro_tokens, temperature = config.trainer.micro_tokens, config.rollout.temperature
+    exact = exact and dtype is torch.float32
+    seen = batch[torch.arange(0, len(batch), SEEN, device=batch.ids_BT.device)] if exact else batch
+    now_BT = batch_logprobs(learner.actor, seen, temperature, micro_tokens, dtype)
+    gap = sampler_gap(seen, now_BT)
+    if not exact:
+        batch.logprobs_BT = now_BT
+    if learner.critic is not None:
+        batch.values_BT = in_micro_batches(lambda part: action_values(learner.critic, part), batch, micro_tokens, dtype)
+    if reference is not None:
+        batch.ref_logprobs_BT = batch_logprobs(reference, batch, temperature, micro_tokens, dtype)
+    return {GAP: gap}
 
 
 # ------------------------------------------------------------------------------------------------------ the updates
 
 
 def update_critic(learner: Learner, batch: Batch, config: Config, step: int, dtype: torch.dtype) -> dict[str, float]:
-    """Step 5: fit V(s_t) to the returns, at action tokens."""
+    """Step 5: fit V(s_t) to the returns, where the mask is 1."""
     section, means = config.critic, Means()
-    batch = replace(batch, mask_BT=critic_mask(batch, config.algorithm))
     explained = explained_variance(batch.values_BT, batch.returns_BT, batch.mask_BT)
     for minibatch_B in minibatches(
         batch, section.minibatches, section.epochs, derive_seed(config.seed, "critic", step)
@@ -224,7 +198,7 @@ def actor_loss(actor: Decoder, part: Batch, normalizer: float, config: Config, m
     section, mask_BT = config.actor, part.mask_BT
     whole = section.loss_aggregation, normalizer, part.episode_tokens_B
     logprobs_BT, entropy_BT = action_logprobs(actor, part, config.rollout.temperature, section.entropy_coef != 0)
-    clip = *section.clip, section.ratio
+    clip = *section.clip, get_ratios(section.ratio)
     loss_BT, stats = policy_loss(logprobs_BT, part.logprobs_BT, part.advantages_BT, mask_BT, *clip)
     loss = aggregate_loss(loss_BT, mask_BT, *whole)
     means.add(mask_BT.sum().item(), stats)
@@ -249,6 +223,6 @@ def log_skipped(actor: Decoder, batch: Batch, rows_B: Tensor, config: Config, dt
     if len(rows_B):
         part = batch[rows_B[::WATCHED]]
         now_BT = batch_logprobs(actor, part, config.rollout.temperature, config.trainer.micro_tokens, dtype)
-        clip = *config.actor.clip, config.actor.ratio
+        clip = *config.actor.clip, get_ratios(config.actor.ratio)
         _, stats = policy_loss(now_BT, part.logprobs_BT, torch.zeros_like(now_BT), part.mask_BT, *clip)
         means.add(batch.mask_BT[rows_B].sum().item(), stats)

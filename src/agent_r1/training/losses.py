@@ -12,12 +12,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from agent_r1.settings import ActorConfig
 
 # ---------------------------------------------------------------------------------------------------------- policy
+
+
+def token_ratios(log_ratio_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """How much likelier each token has become since it was sampled."""
+    return log_ratio_BT.exp()
 
 
 def policy_loss(
@@ -28,7 +32,7 @@ def policy_loss(
     clip_low: float,
     clip_high: float,
     clip_dual: float,
-    of: str = "token",
+    ratios: Callable[[Tensor, Tensor], Tensor] = token_ratios,
 ) -> tuple[Tensor, dict[str, float]]:
     """PPO's clipped surrogate (1707.06347, eq. 7), negated because optimisers minimise.
 
@@ -43,7 +47,7 @@ def policy_loss(
     ratio the loss -A * ratio has no bound and one token could dominate a batch, so there loss = min(loss, -A * clip_dual);
     `clip_dual <= 1` switches it off.
 
-    `of` is actor.ratio: `step` and `sequence` put the geometric mean of such a span's ratios in its place (`_span_ratios`).
+    `ratios` may put the ratio of a longer span in the token's place (actor.ratio).
 
     Returns the loss per token and metrics (means over action tokens): `actor/pg_clipfrac` (share that the clip
     decides), `actor/pg_clipfrac_lower` (share that dual clip decides), `actor/ppo_kl` (k1 estimate of KL(old || new)).
@@ -53,7 +57,7 @@ def policy_loss(
     log_ratio_BT = torch.where(mask_BT, logprobs_BT.float() - old_logprobs_BT.float(), 0.0)
     log_ratio_BT = log_ratio_BT.clamp(-20.0, 20.0)  # exp(20) = 5e8: finite, and far beyond any clip
     advantages_BT = torch.where(mask_BT, advantages_BT.float(), 0.0)
-    ratio_BT = log_ratio_BT.exp() if of == "token" else _span_ratios(log_ratio_BT, mask_BT, of)
+    ratio_BT = ratios(log_ratio_BT, mask_BT)
 
     unclipped_BT = -advantages_BT * ratio_BT
     clipped_BT = -advantages_BT * ratio_BT.clamp(1.0 - clip_low, 1.0 + clip_high)
@@ -67,23 +71,6 @@ def policy_loss(
     means = _masked_means(mask_BT, clipped_BT > unclipped_BT, bounded_BT, -log_ratio_BT)
     names = ("actor/pg_clipfrac", "actor/pg_clipfrac_lower", "actor/ppo_kl")
     return loss_BT, dict(zip(names, means, strict=True))
-
-
-def _span_ratios(log_ratio_BT: Tensor, mask_BT: Tensor, of: str) -> Tensor:
-    """The geometric mean of the ratios of a token's span: its step, or its sequence (GSPO, 2507.18071, eq. 7 and 14).
-
-    A long turn of slightly likelier tokens is then one small move, and it is clipped as a whole or not at all. Each token
-    keeps the gradient of its own log-probability, and takes only the value from its span. A step is a run of sampled
-    tokens: something that nobody sampled stands before the next one.
-    """
-    run_BT = mask_BT.long() if of == "sequence" else (mask_BT & ~F.pad(mask_BT, (1, -1))).cumsum(dim=1) * mask_BT
-    own_BT = log_ratio_BT.detach()
-    sums_BT, lengths_BT = (
-        own_BT.new_zeros(len(own_BT), own_BT.shape[1] + 1).scatter_add_(1, run_BT, x_BT)
-        for x_BT in (own_BT, torch.ones_like(own_BT))
-    )
-    mean_BT = (sums_BT / lengths_BT.clamp(min=1)).gather(1, run_BT)
-    return (log_ratio_BT - own_BT + mean_BT).exp()
 
 
 # ---------------------------------------------------------------------------------------------------------- critic

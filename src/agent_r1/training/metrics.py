@@ -23,7 +23,8 @@ from agent_r1.types import Trajectory
 GAP = "training/rollout_logprobs_diff_mean"
 """How far trainer and sampler are apart in the log-probability of a sampled token, before any update; in both engines. Rounding
 in bfloat16 gives .01 to .02."""
-
+SEEN = 32
+"""In float32 one row in this many is computed again, to see that sampler and trainer do agree."""
 
 HOST_FREE = "perf/host_free_gib"
 """Memory of the machine that can still be used: what a leak in any of its processes takes away."""

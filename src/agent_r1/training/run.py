@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1 import hub, own
-from agent_r1.choices import WITH_CRITIC
+from agent_r1.choices import algorithm_has
 from agent_r1.config import Config, fingerprint, from_yaml, own_names, to_yaml, what_counts
 from agent_r1.device import resolve_device
 from agent_r1.env import dialect_of
@@ -152,7 +152,7 @@ def run_training(
     open_run(run, config, resume)
     with only_trainer(run):
         device, dtype = resolve_device(config.trainer)
-        critic = config.critic if config.algorithm in WITH_CRITIC else None
+        critic = config.critic if algorithm_has(config.algorithm, "critic") else None
         learner = start_learner(run, fingerprint(config), start_model, config.actor, critic, device)
         for network in filter(None, (learner.actor, learner.critic and learner.critic.trunk)):
             network.recompute = config.trainer.recompute

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,16 +18,18 @@ from verl.experimental.agent_loop import AgentLoopBase, AgentLoopOutput
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics
 
 from agent_r1 import own
+from agent_r1.choices import algorithm_has
 from agent_r1.config import Config, all_code, from_yaml
 from agent_r1.errors import AgentR1Error
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.episode import Task, derive_seed, make_loop
 from agent_r1.rollout.failures import first_failed_call
 from agent_r1.rollout.records import trajectory_record
-from agent_r1.rollout.rows import TrainingRow, trajectory_rows
+from agent_r1.rollout.rollouts import GREEDY, greedy_score
+from agent_r1.rollout.rows import PROCESS, Column, TrainingRow, trajectory_rows
 from agent_r1.tool import BaseTool
-from agent_r1.training.batches import greedy_scores
 from agent_r1.training.metrics import EpisodeNumbers
+from agent_r1.training.parts import make_estimator
 from agent_r1.training.tiny_model import load_chat
 from agent_r1.types import Generation, Policy, Sampling, StopReason, Trajectory
 from agent_r1.workspace import load_tools
@@ -71,15 +74,14 @@ class RowOutput(AgentLoopOutput):
 
     token_rewards: list[float]
     step_ids: list[int]
-    states: list[int]
-    process: list[float]
+    columns: dict[str, Any]
+    """Tensors, by the names of the estimator's columns."""
 
     def as_dict(self) -> dict[str, Any]:
         out = super().as_dict()
         out["rm_scores"] = torch.tensor(out.pop("token_rewards"), dtype=torch.float32)
-        out["process"] = torch.tensor(out["process"], dtype=torch.float32)
-        out |= {name: torch.tensor(out[name], dtype=torch.int64) for name in ("step_ids", "states")}
-        return out
+        out["step_ids"] = torch.tensor(out["step_ids"], dtype=torch.int64)
+        return out | out.pop("columns")
 
 
 class AgentR1Loop(AgentLoopBase):
@@ -104,12 +106,11 @@ class AgentR1Loop(AgentLoopBase):
         start = time.perf_counter()
         try:
             trajectory = await loop.run(Task(question, row["uid"], session, seed), sampling)
-            baseline = None
-            if c.algorithm == "remax" and training and row["session_id"] == 0:  # the others of the prompt share it
+            compares = training and algorithm_has(c.algorithm, "greedy")
+            if compares and row["session_id"] == 0:  # the others of the prompt share it
                 best = Sampling(c.rollout.max_tokens_per_turn, temperature=0.0)
-                (baseline,) = greedy_scores(
-                    [row["uid"]], [await loop.run(Task(question, row["uid"], f"{session}_greedy"), best)]
-                ).tolist()
+                greedy = await loop.run(Task(question, row["uid"], f"{session}_greedy"), best)
+                trajectory.extra[GREEDY] = greedy_score(greedy)
         except AgentR1Error as error:  # verl logs it and trains on: with a dead server, without any episode
             self._note_failure(str(error))
             raise
@@ -118,7 +119,8 @@ class AgentR1Loop(AgentLoopBase):
             self._note_failure(f"episodes are broken off: {trajectory.error}")
             if training or trajectory.stop_reason is StopReason.ERROR:
                 return []
-        rows, every = trajectory_rows(trajectory, 0), c.trainer.rollouts_every
+        columns = list(dict.fromkeys((*make_estimator(c).columns, PROCESS)))  # rollouts record the last
+        rows, every = trajectory_rows(trajectory, 0, columns), c.trainer.rollouts_every
         if not rows:  # the question alone fills the context
             return []
         dump = training and every and (step % every == 0 or step == 1)
@@ -128,21 +130,23 @@ class AgentR1Loop(AgentLoopBase):
             "reward_extra_info": numbers.metrics | numbers.parts | {"acc": trajectory.score},
             "episode": asdict(numbers),
             "truncated": trajectory.truncated,
-            "baseline": baseline,
+            "columns": {c.name: rows[0].columns[c.name] for c in columns if not c.of_tokens},
             "failed_call": first_failed_call(trajectory),
             "min_global_steps": min(policy.versions),
             "max_global_steps": max(policy.versions),
             "record": trajectory_record(trajectory, rows, None, self.chat, step) if dump else None,
         }
         metrics = AgentLoopMetrics(generate_sequences=policy.seconds, tool_calls=seconds - policy.seconds)
-        return [row_output(r, trajectory, metrics, extra) for r in rows]
+        return [row_output(r, trajectory, metrics, extra, columns) for r in rows]
 
     def _note_failure(self, text: str) -> None:
         """For the trainer, which only sees that trajectories are missing, and for the last line of the command."""
         (self.run_path / "verl" / "failure.txt").write_text(text)
 
 
-def row_output(row: TrainingRow, trajectory: Trajectory, metrics: AgentLoopMetrics, extra: dict) -> RowOutput:
+def row_output(
+    row: TrainingRow, trajectory: Trajectory, metrics: AgentLoopMetrics, extra: dict, columns: Sequence[Column] = ()
+) -> RowOutput:
     """A training sequence in verl's form: the prompt is what stands before the first action, the response all the rest."""
     cut = row.action_mask.index(1)
     return RowOutput(
@@ -152,8 +156,7 @@ def row_output(row: TrainingRow, trajectory: Trajectory, metrics: AgentLoopMetri
         response_logprobs=row.logprobs[cut:],
         token_rewards=row.rewards[cut:],
         step_ids=row.step_ids[cut:],
-        states=row.states[cut:],
-        process=row.process[cut:],
+        columns={c.name: torch.tensor(row.columns[c.name][cut:], dtype=c.dtype) for c in columns if c.of_tokens},
         reward_score=trajectory.reward,  # set, so that verl does not compute one; `token_rewards` is what counts
         num_turns=len(trajectory.steps),
         metrics=metrics,

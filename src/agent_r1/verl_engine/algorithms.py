@@ -1,6 +1,6 @@
 """Our estimators, policy loss and learning rate in the places where verl looks for them.
 
-In: verl's tensors of the response part [B, T]. Out: what `training/estimators.py` and `training/losses.py` compute of
+In: verl's tensors of the response part [B, T]. Out: what an estimator and `training/losses.py` compute of
 them. verl imports this module in every worker (settings.yaml: `external_lib`); `trainer.py` calls the estimators through
 verl's table and gives `actor_loss` to the workers. The critic's loss is verl's own; tests/test_verl_equivalence.py holds
 it against ours.
@@ -24,14 +24,16 @@ from verl.workers.engine import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 from verl.workers.utils.padding import no_padding_2_padding
 
-from agent_r1.choices import IN_GROUPS
+from agent_r1 import tables
+from agent_r1.choices import algorithm_has
 from agent_r1.errors import AgentR1Error
 from agent_r1.rollout.episode import derive_seed
 from agent_r1.rollout.rows import Batch
 from agent_r1.settings import AdvantageConfig
-from agent_r1.training.estimators import ESTIMATORS
+from agent_r1.training.advantages import Estimator
 from agent_r1.training.learner import linear_decay
 from agent_r1.training.losses import aggregate_loss, episode_tokens, policy_loss
+from agent_r1.training.parts import get_estimator, get_ratios
 
 
 class RowKey(NamedTuple):
@@ -81,16 +83,21 @@ def estimated(
     response_mask: Tensor,
     index: np.ndarray,
     section: AdvantageConfig,
-    **columns: Tensor | None,
+    columns: dict[str, Tensor] | None = None,
+    metrics: dict[str, float] | None = None,
+    estimate: Estimator | None = None,
+    **tensors: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Advantages and returns [B, T] in the order of the row keys in `index`. `columns` are other tensors of a `Batch`.
+    """Advantages and returns [B, T] in the order of the row keys in `index`. `columns` are what the estimator declares, and
+    `tensors` others of a `Batch`. `estimate` is the estimator of that name with what settings put around it: what that makes of
+    the rewards is written over `token_level_rewards`, and its measurements into `metrics`.
 
     verl shuffles rows to balance its workers and adds rows of padding, which have no action. Our estimators want whole
     trajectories in time order, so rows are sorted, padding is left out, and everything is put back at the end.
     """
     keys = [parse_key(key) for key in index]
     order = sorted(response_mask.any(dim=1).nonzero().flatten().tolist(), key=keys.__getitem__)
-    if name in IN_GROUPS:  # the environment broke off all but one of a group: nothing to compare it with
+    if algorithm_has(name, "groups"):  # the environment broke off all but one of a group: nothing to compare it with
         left = Counter(group for group, _ in {keys[i].episode for i in order})
         order = [i for i in order if left[keys[i].group] > 1]
     advantages_BT, returns_BT = (torch.zeros_like(token_level_rewards, dtype=torch.float32) for _ in range(2))
@@ -101,13 +108,16 @@ def estimated(
             mask_BT=response_mask[order],
             groups=[keys[i].group for i in order],
             trajectory_B=torch.tensor([episodes[keys[i].episode] for i in order]),
-            **{column: None if values is None else values[order] for column, values in columns.items()},
+            columns={column: values[order] for column, values in (columns or {}).items()},
+            metrics={} if metrics is None else metrics,
+            **{name: None if values is None else values[order] for name, values in tensors.items()},
         )
-        advantages_BT[order], returns_BT[order] = ESTIMATORS[name](batch, section)
+        advantages_BT[order], returns_BT[order] = (estimate or get_estimator(name))(batch, section)
+        token_level_rewards[order] = batch.rewards_BT
     return advantages_BT, returns_BT
 
 
-for _name in ESTIMATORS:
+for _name in tables.names("estimator"):
     register_adv_est(f"agent_r1_{_name}")(partial(estimated, _name))
 
 
@@ -147,7 +157,7 @@ def actor_loss(
 
     loss_BT, stats = policy_loss(
         logprobs_BT, columns["old_log_probs"], columns["advantages"], mask_BT,
-        config.clip_ratio_low, config.clip_ratio_high, config.clip_ratio_c, config.policy_loss.loss_mode,
+        config.clip_ratio_low, config.clip_ratio_high, config.clip_ratio_c, get_ratios(config.policy_loss.loss_mode),
     )  # fmt: skip
     if (weights_BT := columns.get("rollout_is_weights", None)) is not None:
         loss_BT = loss_BT * weights_BT

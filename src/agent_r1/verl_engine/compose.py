@@ -21,7 +21,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from agent_r1.choices import WITH_CRITIC
+from agent_r1.choices import algorithm_has
 from agent_r1.config import Config
 from agent_r1.device import installed, resolve_device
 from agent_r1.errors import AgentR1Error
@@ -71,7 +71,7 @@ def overrides(config: Config, sources: Sources, device: str) -> dict[str, Any]:
 def worked_out(config: Config, sources: Sources, device: str) -> dict[str, Any]:
     """What settings.yaml calls `run`: values that no setting of ours holds as it stands."""
     r, a, v, dtype = config.rollout, config.actor, config.verl, config.trainer.dtype
-    cpu, critic, kl = device == "cpu", config.algorithm in WITH_CRITIC, a.kl_coef > 0
+    cpu, critic, kl = device == "cpu", algorithm_has(config.algorithm, "critic"), a.kl_coef > 0
     if dtype == "auto":
         dtype = "float32" if cpu else "bfloat16"
     cap = v.tis_cap

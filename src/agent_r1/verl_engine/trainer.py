@@ -37,10 +37,10 @@ from agent_r1.files import write_whole
 from agent_r1.rollout.episode import derive_seed
 from agent_r1.rollout.failures import refuse_broken_tools
 from agent_r1.rollout.records import write_rollouts
-from agent_r1.training.estimators import balance, first_tokens
+from agent_r1.rollout.rows import Batch
 from agent_r1.training.learner import refuse_gradient
-from agent_r1.training.losses import reward_less_kl
 from agent_r1.training.metrics import EpisodeNumbers, episode_metrics, host_memory
+from agent_r1.training.parts import make_estimator
 from agent_r1.training.run import RunDir, TimeLimit, refuse_collapse
 from agent_r1.verl_engine.algorithms import RowKey, SamplerWatch, actor_loss, deal, parse_key, votes
 from agent_r1.verl_engine.checkpoints import finish, keep_shards
@@ -60,6 +60,7 @@ class AgentR1Trainer(PPOTrainerSync):
         self.folder = Path(config.trainer.default_local_dir)
         self.run = RunDir(self.folder.parent)
         self.ours = from_yaml(self.run.config)
+        self.estimate = make_estimator(self.ours)
         self.replay_buffer.poll_interval = 0.05  # verl asks every 2 s whether the episodes are done: half a step here
         self.advantages: dict[RowKey, list[float]] = {}
         self.sampler, self.checked = SamplerWatch(), {}
@@ -162,29 +163,29 @@ class AgentR1Trainer(PPOTrainerSync):
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         """Step 4 of `training/loop.py`, with the same functions."""
         fields = ["response_mask", "rm_scores", "rollout_log_probs", "old_log_probs", "ref_log_prob", "values"]
-        fields += ["step_ids", "states", "process"]
+        of_tokens = [column.name for column in self.estimate.columns if column.of_tokens]
+        fields += ["step_ids", *of_tokens]
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
         nested_mask = data["response_mask"]
         padded = data.to_padded_tensor()
-        rewards_BT, mask_BT = padded["rm_scores"], padded["response_mask"]
+        rewards_BT, mask_BT = padded["rm_scores"].clone(), padded["response_mask"]
         old_BT, sampled_BT = padded["old_log_probs"], padded["rollout_log_probs"]
         metrics |= self.sampler.check(old_BT, sampled_BT, mask_BT)
-        if (weight := self.ours.advantage.process_weight) is not None:
-            rewards_BT, metrics["reward/process_scale"] = balance(rewards_BT, padded["process"] * mask_BT, weight)
         algorithm = self.config.algorithm
-        if algorithm.use_kl_in_reward:
-            rewards_BT, metrics["actor/reward_kl_penalty"] = reward_less_kl(
-                rewards_BT, old_BT, padded["ref_log_prob"], mask_BT, self.ours.actor
-            )
+        truncated_B, columns = self._of_episodes(batch)
         advantages_BT, returns_BT = get_adv_estimator_fn(algorithm.adv_estimator)(
             token_level_rewards=rewards_BT,
             response_mask=mask_BT,
             index=np.array(batch.keys, dtype=object),
             section=self.ours.advantage,
+            columns=columns | {name: padded[name] for name in of_tokens},
+            metrics=metrics,
+            estimate=self.estimate,
+            logprobs_BT=old_BT,
+            ref_logprobs_BT=padded.get("ref_log_prob", None),
             values_BT=padded.get("values", None),
             steps_BT=padded["step_ids"],
-            states_BT=padded["states"],
-            **self._of_episodes(batch),
+            truncated_B=truncated_B,
         )
         acted_B = mask_BT.bool().any(dim=1)
         metrics["groups/zero_advantage"] = (advantages_BT == 0).all(dim=1)[acted_B].float().mean().item()
@@ -207,26 +208,33 @@ class AgentR1Trainer(PPOTrainerSync):
             keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(nested, batch_size=len(batch))
         )
 
-    def _of_episodes(self, batch: KVBatchMeta) -> dict[str, torch.Tensor]:
-        """What stands on the episodes of the rows and not on their tokens: columns of a `Batch`, [B]."""
+    def _of_episodes(self, batch: KVBatchMeta) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """What stands on the episodes of the rows and not on their tokens: `truncated_B`, and the estimator's columns [B].
+
+        Where the value of a row is NaN, another sample of its prompt may have it: the greedy episode came with one of them.
+        """
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["extra_fields"])
         extras, groups = data.get("extra_fields").tolist(), [parse_key(key).group for key in batch.keys]
-        # One episode of each prompt brought the greedy one's score along.
-        scores = {g: e["baseline"] for g, e in zip(groups, extras, strict=True) if e["baseline"] is not None}
-        return {
-            "truncated_B": torch.tensor([extra["truncated"] for extra in extras]),
-            "baseline_B": torch.tensor([scores.get(group, float("nan")) for group in groups]),
-        }
+        columns = {}
+        for column in (column for column in self.estimate.columns if not column.of_tokens):
+            values = [extra["columns"][column.name] for extra in extras]
+            known = {group: value for group, value in zip(groups, values, strict=True) if value == value}
+            values = [known.get(group, value) for group, value in zip(groups, values, strict=True)]
+            columns[column.name] = torch.tensor(values, dtype=column.dtype)
+        return torch.tensor([extra["truncated"] for extra in extras]), columns
 
     def _update_critic(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
-        """verl fits the critic wherever the mask is 1. For steppo the mask is another one meanwhile: see `critic_mask`."""
-        if self.ours.algorithm != "steppo":
-            return super()._update_critic(batch, metrics)
+        """verl fits the critic wherever the mask is 1: meanwhile that is the estimator's `critic_mask`."""
         place, masks = {"keys": batch.keys, "partition_id": batch.partition_id}, ["response_mask", "loss_mask"]
         whole = tq.kv_batch_get(**place, select_fields=[*masks, "step_ids"])
         nested_mask, padded = whole["response_mask"], whole.to_padded_tensor()
-        first = response_to_nested(first_tokens(padded["response_mask"], padded["step_ids"]).long(), nested_mask)
-        tq.kv_batch_put(**place, fields=TensorDict(dict.fromkeys(masks, first), batch_size=len(batch)))
+        mask_BT = padded["response_mask"]
+        tensors = {"mask_BT": mask_BT, "rewards_BT": torch.zeros_like(mask_BT), "steps_BT": padded["step_ids"]}
+        fitted_BT = self.estimate.critic_mask(Batch(**tensors, groups=[], trajectory_B=torch.empty(0)))
+        if fitted_BT is mask_BT:
+            return super()._update_critic(batch, metrics)
+        fitted = response_to_nested(fitted_BT.long(), nested_mask)
+        tq.kv_batch_put(**place, fields=TensorDict(dict.fromkeys(masks, fitted), batch_size=len(batch)))
         batch = super()._update_critic(batch, metrics)
         tq.kv_batch_put(**place, fields=whole.select(*masks))
         return batch

@@ -1,0 +1,95 @@
+"""The parts of the loop that settings choose: estimator, policy, who plays the episodes, and ratios of the loss.
+
+In: the configuration. Out: objects that `loop.train` and verl's trainer use without knowing which they are. Names stand in
+names.toml. A setting that is not at its default may wrap a part: `[rollouts]`, `[policy]` and `[credit]` there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from torch import Tensor
+
+from agent_r1 import tables
+from agent_r1.choices import algorithm_has
+from agent_r1.rollout.chat_format import ChatFormat
+from agent_r1.rollout.decoder import Decoder
+from agent_r1.rollout.episode import make_loop
+from agent_r1.rollout.rollouts import Greedy, Rollouts
+from agent_r1.rollout.rows import Batch
+from agent_r1.rollout.sampler import LocalPolicy
+from agent_r1.settings import AdvantageConfig, Config
+from agent_r1.tool import BaseTool
+from agent_r1.training.advantages import Estimator
+from agent_r1.training.batches import tasks_of_step
+from agent_r1.training.losses import reward_less_kl
+from agent_r1.types import Row
+
+
+def get_estimator(name: str) -> Estimator:
+    """The estimator called `name`. Raises ConfigError with the nearest match."""
+    return tables.resolve("estimator", name, "algorithm")
+
+
+def make_estimator(config: Config) -> Estimator:
+    """The estimator of a run, with what settings put around it."""
+    estimate = get_estimator(config.algorithm)
+    if config.actor.kl_coef and config.actor.kl_in == "reward":
+        estimate = _less_kl(estimate, config)
+    return with_settings(estimate, config)
+
+
+def with_settings(estimate: Estimator, config: Config) -> Estimator:
+    """`estimate`, wrapped by the settings of the table `credit`."""
+    for wrap in _asked_for("credit", config):
+        estimate = wrap(estimate, config)
+    return estimate
+
+
+def _less_kl(inner: Estimator, config: Config) -> Estimator:
+    """`inner`, with the KL to the reference taken from the rewards."""
+
+    def credit(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
+        apart = batch.logprobs_BT, batch.ref_logprobs_BT, batch.mask_BT
+        batch.rewards_BT, batch.metrics["actor/reward_kl_penalty"] = reward_less_kl(
+            batch.rewards_BT, *apart, config.actor
+        )
+        return inner(batch, advantage)
+
+    return replace(inner, credit=credit)
+
+
+def make_policy(actor: Decoder, chat: ChatFormat, config: Config, exact: LocalPolicy) -> LocalPolicy:
+    """The policy that plays a step's episodes: `exact`, or one that a setting puts in its place."""
+    made = [make(actor, chat.stop_ids, config.rollout) for make in _asked_for("policy", config)]
+    return made[-1] if made else exact
+
+
+def make_rollouts(
+    policy: LocalPolicy, chat: ChatFormat, tools: dict[str, BaseTool], questions: list[Row], config: Config
+) -> Rollouts:
+    """Who plays the episodes of a step."""
+    flow = make_loop(policy, chat, tools, config.rollout, config.env)
+
+    def tasks(step: int, again: int):
+        return tasks_of_step(questions, step, config.rollout, config.seed, again)
+
+    rollouts = Rollouts(flow, policy, tasks, config.rollout)
+    for wrap in _asked_for("rollouts", config):
+        rollouts = wrap(rollouts, config.rollout)
+    return Greedy(rollouts) if algorithm_has(config.algorithm, "greedy") else rollouts
+
+
+def get_ratios(name: str) -> Callable[[Tensor, Tensor], Tensor]:
+    """What `actor.ratio` calls so."""
+    return tables.resolve("ratio", name, "actor.ratio")
+
+
+def _asked_for(kind: str, config: Config) -> Iterator[Callable]:
+    """What the table holds for those of its settings that are not at their defaults."""
+    for setting in tables.names(kind):
+        name, key = setting.split(".")
+        section = getattr(config, name)
+        if getattr(section, key) != type(section).model_fields[key].default:
+            yield tables.resolve(kind, setting, setting)

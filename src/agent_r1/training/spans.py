@@ -1,0 +1,35 @@
+"""Ratios of whole spans for the policy loss (GSPO, 2507.18071, eq. 7 and 14): `actor.ratio=step` and `sequence`.
+
+In: the tokens' log-ratios. Out: what stands in the place of their ratios in `losses.policy_loss`.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def step_ratios(log_ratio_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """Of a token's step, a run of sampled tokens: something that nobody sampled stands before the next one."""
+    return _means(log_ratio_BT, (mask_BT & ~F.pad(mask_BT, (1, -1))).cumsum(dim=1) * mask_BT)
+
+
+def sequence_ratios(log_ratio_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """Of a token's row."""
+    return _means(log_ratio_BT, mask_BT.long())
+
+
+def _means(log_ratio_BT: Tensor, run_BT: Tensor) -> Tensor:
+    """The geometric mean of the ratios of a token's run; run 0 holds the tokens that nobody sampled.
+
+    A long turn of slightly likelier tokens is then one small move, and it is clipped as a whole or not at all. Each token
+    keeps the gradient of its own log-probability, and takes only the value from its span.
+    """
+    own_BT = log_ratio_BT.detach()
+    sums_BT, lengths_BT = (
+        own_BT.new_zeros(len(own_BT), own_BT.shape[1] + 1).scatter_add_(1, run_BT, x_BT)
+        for x_BT in (own_BT, torch.ones_like(own_BT))
+    )
+    mean_BT = (sums_BT / lengths_BT.clamp(min=1)).gather(1, run_BT)
+    return (log_ratio_BT - own_BT + mean_BT).exp()
