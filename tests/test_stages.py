@@ -151,6 +151,20 @@ def test_rl_settings_share_the_start_model_and_seeds_do_not(config, monkeypatch)
     assert places()[2] != places("rollout.max_context=300")[2]
 
 
+def test_what_a_path_is_named_after_is_computed_once(config, monkeypatch):
+    paths = Workspace.of(config)
+    first = paths.data, paths.index, paths.cold_start
+    monkeypatch.setattr(workspace, "fingerprint", lambda *parts: pytest.fail("computed again"))
+    assert (paths.data, paths.index, paths.start_model) == first
+
+
+def test_a_model_that_cannot_be_trained_is_refused_before_anything_is_made(tmp_path, monkeypatch, capsys, micro_model):
+    monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path / "home"))
+    longer = "rollout.max_context=5000"
+    assert main("train", "grpo", *TINY, f"model.path={micro_model}", longer, "trainer.micro_tokens=5000") == 2
+    assert "max_context=5000 is more than the model's" in capsys.readouterr().err and not (tmp_path / "home").exists()
+
+
 def test_a_model_of_ones_own_needs_no_cold_start(config, tmp_path, monkeypatch, capsys, micro_model):
     monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path / "home"))
     config.model.path = str(micro_model)

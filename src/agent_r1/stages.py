@@ -63,8 +63,9 @@ SAMPLED = 1000
 """Questions of an evaluation that are also asked at temperature 1: enough for +-.03, at a seventh of HotpotQA's cost."""
 
 
-def make_cold_start(config: Config) -> None:
+def make_cold_start(config: Config, paths: Workspace | None = None) -> None:
     """Stage: tokenizer, tiny model, and behaviour cloning of an imperfect demonstrator."""
+    paths = paths or Workspace.of(config)
     own_task = config.cold_start.demonstrator or config.cold_start.episodes
     taught = not config.model.path or config.cold_start.warm_steps
     if taught and not own_task and ("teacher" not in config.data.facts or not config.env.searches):
@@ -74,40 +75,35 @@ def make_cold_start(config: Config) -> None:
             "search"
         )
     if config.model.path:
-        workspace = Workspace.of(config)
-        teach = config.cold_start.warm_steps and not workspace.cold_start.exists()
+        teach = config.cold_start.warm_steps and not paths.cold_start.exists()
         if teach:
             check_memory(config)
-        _fetch_model(config)
+        _fetch_model(config, paths, config.model.path)
         if teach:
-            check_network(config, workspace.pretrained)
+            check_network(config, paths.pretrained)
         if config.cold_start.warm_steps:
-            stage(
-                f"warm start: teach {config.model.path} the format", workspace.cold_start, lambda p: _teach(config, p)
-            )
-        return check_start_model(config)
+            title = f"warm start: teach {config.model.path} the format"
+            stage(title, paths.cold_start, lambda part: _teach(config, paths, part))
+        return check_start_model(config, paths)
     title = "cold start: teach a new model the format, to copy, and to play badly"
-    stage(title, Workspace.of(config).cold_start, lambda part: _teach(config, part))
+    stage(title, paths.cold_start, lambda part: _teach(config, paths, part))
 
 
-def _fetch_model(config: Config) -> None:
+def _fetch_model(config: Config, paths: Workspace, name: str) -> None:
     """A model of one's own needs nothing. One of the hub is fetched once, and its commit is kept: whatever is published
     under that name later, all stages and runs here start from the same weights."""
-    workspace, name = Workspace.of(config), config.model.path
     if scheme := tables.scheme_of(name):
-        return stage(
-            f"start model: {name}, as a model folder", workspace.fetched, lambda part: scheme.convert(name, part)
-        )
+        return stage(f"start model: {name}, as a model folder", paths.fetched, lambda part: scheme.convert(name, part))
     if not hub.is_name(name):
         check_local_model(name)
         if not config.cold_start.warm_steps:
             say(f"cold start: not needed, the run starts from {name}")
         return
     # Somebody has emptied the hub's cache, or a part of it.
-    if workspace.fetched.exists() and hub.damage(workspace.pretrained):
-        known = json.loads((workspace.fetched / "manifest.json").read_text())
+    if paths.fetched.exists() and hub.damage(paths.pretrained):
+        known = json.loads((paths.fetched / "manifest.json").read_text())
         name = f"{name.partition('@')[0]}@{known['revision']}"
-        shutil.rmtree(workspace.fetched)
+        shutil.rmtree(paths.fetched)
 
     def make(part: Path) -> str:
         folder = hub.fetch_model(name)
@@ -116,17 +112,17 @@ def _fetch_model(config: Config) -> None:
         write_whole(part / "manifest.json", json.dumps(manifest, indent=2) + "\n")
         return f"commit {folder.name}, in {folder}"
 
-    stage(f"start model: fetch {name} from the hub", workspace.fetched, make)
+    stage(f"start model: fetch {name} from the hub", paths.fetched, make)
 
 
-def _teach(config: Config, out: Path) -> str:
+def _teach(config: Config, paths: Workspace, out: Path) -> str:
     """Clone demonstrations into `out`: with a model from nothing in two phases, with a pretrained one in a single one."""
     from agent_r1.training.clone import clone
 
     set_threads(config.trainer.threads)
     c, base, known, precision = config.cold_start, None, None, []
     if config.model.path:
-        base = Workspace.of(config).pretrained
+        base = paths.pretrained
         known = chat_with_tools(base)
     check_dialect(known or byte_chat(), config.env, tools=False)
     say("  a demonstrator plays its questions ...")  # some seconds to half a minute, before the bar below
@@ -197,39 +193,61 @@ def check_own(config: Config) -> None:
     offered(named | dict.fromkeys(others), config.env)
 
 
-def make_missing(config: Config) -> None:
+def make_missing(config: Config, paths: Workspace | None = None) -> None:
     """The stages before training, those that are not done."""
-    path = config.model.path
-    if path:
-        check_local_model(path)  # before a minute is spent
+    paths = paths or Workspace.of(config)
     make_task(config)
-    if not Workspace.of(config).start_model.exists():
-        make_cold_start(config)
+    if not paths.start_model.exists():
+        make_cold_start(config, paths)
+
+
+def preflight(config: Config, paths: Workspace, run: RunDir, resume: bool) -> None:
+    """Refuse what cannot be trained before anything is made. Raises AgentR1Error with the remedy.
+
+    In this order: a later check would advise on a run that an earlier one refuses, and each takes longer than those before it.
+
+        run       an existing folder has these settings and this code, and is finished or to be resumed
+        engine    its packages are installed
+        code      user-defined code loads and keeps its contract
+        memory    a pretrained model fits into what is free
+        model     the folder of `model.path` is there, whole, and has the context and the arithmetic
+
+    `start_model` checks again what the stages have made, and verl what its workers need (`launch.check_machine`).
+    """
+    if run.config.exists():
+        open_run(run, config, resume)
+        if run.finished(config.trainer.steps):
+            return
+    if config.engine == "verl":
+        with extra("verl", "--engine verl"):
+            from agent_r1.verl_engine.compose import require_verl
+
+        require_verl()
+    check_own(config)
+    check_memory(config)
+    if path := config.model.path:
+        check_local_model(path)
+        fetched = hub.is_name(path) or tables.scheme_of(path)  # by a stage, which repairs what it finds damaged
+        if not fetched and not paths.cold_start.exists():
+            check_network(config, paths.pretrained)
 
 
 def run_train(config: Config, name: str, resume: bool, plain: bool) -> None:
     """Stage: RL."""
-    workspace = Workspace.of(config)
-    run = RunDir(workspace.run(name))
-    if run.config.exists():
-        open_run(run, config, resume)
-        if run.finished(config.trainer.steps):
-            say(f"train: done before, in {run.latest_checkpoint()}")
-            return
-    if config.engine == "verl":
-        with extra("verl", "--engine verl"):
-            from agent_r1.verl_engine import launch
-            from agent_r1.verl_engine.compose import require_verl
-
-        require_verl()  # said before data, index and start model are made
-    check_own(config)
-    check_memory(config)
-    make_missing(config)
+    paths = Workspace.of(config)
+    run = RunDir(paths.run(name))
+    preflight(config, paths, run, resume)
+    if run.finished(config.trainer.steps):
+        say(f"train: done before, in {run.latest_checkpoint()}")
+        return
+    make_missing(config, paths)
     set_threads(config.trainer.threads)
-    model = start_model(config)
+    model = start_model(config, paths)
     say(f"train: {config.algorithm}, {config.trainer.steps} steps, {run.path} ...")
     start = time.perf_counter()
     if config.engine == "verl":
+        from agent_r1.verl_engine import launch
+
         checkpoint = launch.train(run, config, model, resume, plain)
     else:
         rows = load_rows(config, "train"), load_rows(config, "val")

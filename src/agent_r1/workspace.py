@@ -12,6 +12,7 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +38,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Workspace:
-    """Where things are for a configuration. The root is the working directory, or AGENT_R1_HOME."""
+    """Where things are for a configuration. The root is the working directory, or AGENT_R1_HOME.
+
+    Fingerprints are computed once for each object, and user-defined code is read once; what lies on the disk is asked each time.
+    """
 
     config: Config
     root: Path
@@ -46,26 +50,26 @@ class Workspace:
     def of(cls, config: Config) -> Workspace:
         return cls(config, home())
 
-    @property
+    @cached_property
     def data(self) -> Path:
         c = self.config
         made_of = fingerprint(c.data, c.seed, c.env.name, *code(c.data.name))
         return self.root / "artifacts" / f"{c.data.data_source}-{made_of}"
 
-    @property
+    @cached_property
     def index(self) -> Path:
         s = self.config.search
         if Path(s.index).is_dir():
             return Path(s.index)
         return self.root / "artifacts" / f"index-{fingerprint(s.encoder, s.dim, s.index, self.data.name)}"
 
-    @property
+    @cached_property
     def cold_start(self) -> Path:
         c = self.config
         parts = (c.model, c.cold_start, c.env, c.search, c.rollout.max_context, c.rollout.max_tokens_per_turn, c.seed)
         return self.root / "artifacts" / f"cold-start-{fingerprint(*parts, self.data.name, *code(*own_names(c)))}"
 
-    @property
+    @cached_property
     def fetched(self) -> Path:
         """The start model that a package was converted into; or what is known of one of the hub: see `_fetch_model`."""
         path = self.config.model.path

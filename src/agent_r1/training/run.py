@@ -353,22 +353,22 @@ def _first_difference(old: Config, new: Config) -> str:
     return f"{key}: {a.get(key)} there, {b.get(key)} now"
 
 
-def start_model(config: Config) -> Path:
+def start_model(config: Config, paths: Workspace | None = None) -> Path:
     """The folder of the model that RL starts from. Raises AgentR1Error when it is not there."""
-    path, workspace = config.model.path, Workspace.of(config)
+    path, paths = config.model.path, paths or Workspace.of(config)
     if path:
         check_local_model(path)
     data_folder(config)  # the first that is missing is the one to name
     if needs_index(config):
-        needed(workspace.index, "agent-r1 index", config)
-    needed(workspace.start_model, "agent-r1 cold-start", config)
-    check_start_model(config)
-    return workspace.start_model
+        needed(paths.index, "agent-r1 index", config)
+    needed(paths.start_model, "agent-r1 cold-start", config)
+    check_start_model(config, paths)
+    return paths.start_model
 
 
-def check_start_model(config: Config) -> None:
+def check_start_model(config: Config, paths: Workspace | None = None) -> None:
     """What no run can start from, said before anything is computed or written. Raises AgentR1Error."""
-    model = Workspace.of(config).start_model
+    model = (paths or Workspace.of(config)).start_model
     check_network(config, model)
     chat = ChatFormat(load_tokenizer(model))
     check_dialect(chat, config.env, bool(config.env.tools))
