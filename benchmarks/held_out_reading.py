@@ -11,10 +11,9 @@ import sys
 from collections import Counter
 
 from agent_r1.config import Config, load_config
-from agent_r1.data.build import SPLITS
 from agent_r1.data.rows import read_corpus
-from agent_r1.stages import play_demonstrations
-from agent_r1.training.cold_start import lookups_of
+from agent_r1.data.tinyhop_source import TINYHOP
+from agent_r1.training.cold_start import lookups_of, teach
 from agent_r1.workspace import Workspace, load_index, load_rows
 
 
@@ -22,7 +21,7 @@ def world_of(config: Config) -> dict[str, str]:
     """Name -> the split whose world it belongs to; the corpus holds the worlds one after another."""
     data = Workspace.of(config).data
     sizes = json.loads((data / "manifest.json").read_text())["splits"]
-    worlds = [split for split in SPLITS for _ in range(sizes[split]["entities"])]
+    worlds = [split for split in TINYHOP.splits for _ in range(sizes[split]["entities"])]
     return dict(zip((passage.title for passage in read_corpus(data / "corpus.jsonl")), worlds, strict=True))
 
 
@@ -33,10 +32,10 @@ def main(preset: str) -> None:
     shown = [hit.title for hits in load_index(config).search(queries, config.search.top_k) for hit in hits]
     shares = Counter(world[title] for title in shown)
     print("RL, the right queries of all training questions: passages shown by world: ", end="")
-    print(", ".join(f"{split} {shares[split] / len(shown):.1%}" for split in SPLITS))
+    print(", ".join(f"{split} {shares[split] / len(shown):.1%}" for split in TINYHOP.splits))
 
     held_out = {name for name, split in world.items() if split == "test"}
-    chat, *phases = play_demonstrations(config)
+    chat, *phases = teach(config)
     for name, rows in zip(("copying", "mixture"), phases, strict=True):
         read = target = 0
         for row in rows:
