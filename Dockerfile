@@ -71,6 +71,7 @@ RUN if [ "$AGENT_R1_STACK" = gpu ]; then python -c "import flash_attn; print('fl
 COPY pyproject.toml README.md LICENSE speedrun-nodocker.sh inference.sh ./
 COPY requirements/environment.sh requirements/inference.sh requirements/
 COPY src src
+COPY recipes recipes
 RUN pip install --no-cache-dir --disable-pip-version-check --no-deps -e . && chmod -R a+rX .
 
 USER 10001

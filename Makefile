@@ -49,7 +49,7 @@ long: $(VENV)/.installed-verl
 	$(BIN)/python -m benchmarks.long $(PART)
 
 lint: install
-	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff check src recipes tests benchmarks
 	$(BIN)/shellcheck -x *.sh requirements/*.sh .ci/run benchmarks/*.sh benchmarks/gpu/*.sh docs/cloud/*.sh
 	$(BIN)/hadolint Dockerfile
 	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
@@ -62,8 +62,8 @@ docs: install
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs --quiet build -f docs/site/mkdocs.yml -d "$(CURDIR)/build/site"
 
 format: install
-	$(BIN)/ruff format src tests benchmarks
-	$(BIN)/ruff check --fix --quiet src tests benchmarks
+	$(BIN)/ruff format src recipes tests benchmarks
+	$(BIN)/ruff check --fix --quiet src recipes tests benchmarks
 
 clean:
 	rm -rf .pytest_cache .ruff_cache .hypothesis

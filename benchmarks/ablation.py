@@ -14,9 +14,9 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from agent_r1 import cli
+from agent_r1.app import cli
 from agent_r1.config import Config
-from agent_r1.errors import ConfigError
+from agent_r1.ground.errors import ConfigError
 from agent_r1.rollout.rows import Batch
 from agent_r1.training import loop
 from agent_r1.training.forward import batch_logprobs

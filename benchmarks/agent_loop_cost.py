@@ -26,6 +26,7 @@ from verl.tools.schemas import OpenAIFunctionToolSchema
 from verl.workers.rollout.replica import TokenOutput
 
 from agent_r1.config import load_config
+from agent_r1.core import Sampling, StopReason, Trajectory
 from agent_r1.data.rows import read_rows
 from agent_r1.rollout import decoder
 from agent_r1.rollout.episode import Task, derive_seed, make_loop, run_episodes
@@ -34,7 +35,6 @@ from agent_r1.search.index import PassageIndex
 from agent_r1.search.searcher import Searcher
 from agent_r1.tool import make_tools
 from agent_r1.training.tiny_model import load_chat
-from agent_r1.types import Sampling, StopReason, Trajectory
 from agent_r1.verl_engine import agent_loop
 from agent_r1.verl_engine.compose import Sources, compose, overrides
 from agent_r1.workspace import Workspace

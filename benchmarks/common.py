@@ -21,8 +21,10 @@ import torch
 from transformers.utils import get_json_schema
 
 from agent_r1.config import Config, load_config
+from agent_r1.core import Row
 from agent_r1.data.rows import read_rows
-from agent_r1.errors import AgentR1Error
+from agent_r1.ground.errors import AgentR1Error
+from agent_r1.ground.sizes import Shape, find_shape
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.decoder import Decoder
 from agent_r1.rollout.episode import make_loop
@@ -30,10 +32,8 @@ from agent_r1.rollout.evaluate import evaluate
 from agent_r1.rollout.sampler import LocalPolicy
 from agent_r1.search.index import PassageIndex
 from agent_r1.search.searcher import Searcher
-from agent_r1.sizes import Shape, find_shape
 from agent_r1.tool import BaseTool, make_tools
 from agent_r1.training.tiny_model import load_chat
-from agent_r1.types import Row
 from agent_r1.workspace import Workspace
 
 PHASES = ("rollout", "environment", "old log-probs", "update", "overhead")

@@ -11,8 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from agent_r1.config.settings import AdvantageConfig
 from agent_r1.rollout.rows import Batch
-from agent_r1.settings import AdvantageConfig
 from agent_r1.training.parts import get_estimator
 
 ROOMS = (2, 8, 32)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from agent_r1.config import load_config
+from agent_r1.core import Sampling
 from agent_r1.rollout import decoder
 from agent_r1.rollout.episode import make_loop, run_episodes
 from agent_r1.rollout.rows import Batch
@@ -29,7 +30,6 @@ from agent_r1.training.forward import _before_actions, action_values, in_micro_b
 from agent_r1.training.learner import make_learner
 from agent_r1.training.loop import update_critic
 from agent_r1.training.tiny_model import load_chat
-from agent_r1.types import Sampling
 from agent_r1.workspace import Workspace, load_rows, load_tools
 
 SETTINGS = ([], ["critic.lr=3e-3"], ["critic.epochs=4"], ["critic.lr=3e-3", "critic.epochs=4"])

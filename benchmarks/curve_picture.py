@@ -12,8 +12,8 @@ from pathlib import Path
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from agent_r1.inspect.report import load_run, marks, sampled_score
 from agent_r1.training.log import VAL_EM
+from agent_r1.viewer.report import load_run, marks, sampled_score
 
 SHADES = ("#0f766e", "#2563eb", "#7c3aed", "#be185d", "#6b7280")
 """One a run."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from agent_r1.files import read_jsonl
+from agent_r1.ground.files import read_jsonl
 
 PANELS = {"reward/em": "Exact match, sampled", "tool_calls/mean": "Tool calls per question"}
 STYLES = {"local loop": "#0f766e", "verl": "#b45309"}

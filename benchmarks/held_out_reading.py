@@ -12,9 +12,9 @@ from collections import Counter
 
 from agent_r1.config import Config, load_config
 from agent_r1.data.rows import read_corpus
-from agent_r1.data.tinyhop_source import TINYHOP
-from agent_r1.training.cold_start import lookups_of, teach
 from agent_r1.workspace import Workspace, load_index, load_rows
+from agent_r1_recipes.laptop.demonstrator import lookups_of, teach
+from agent_r1_recipes.laptop.tinyhop_source import TINYHOP
 
 
 def world_of(config: Config) -> dict[str, str]:

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from statistics import fmean
 
-from agent_r1.files import read_jsonl, write_whole
+from agent_r1.ground.files import read_jsonl, write_whole
 from agent_r1.training.log import VAL_EM, with_val_em
 from agent_r1.training.metrics import GAP
 
@@ -59,7 +59,7 @@ def main(words: list[str]) -> None:
         command = [
             sys.executable,
             "-m",
-            "agent_r1.cli",
+            "agent_r1.app.cli",
             "train",
             "grpo",
             "--preset",

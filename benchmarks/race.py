@@ -22,8 +22,8 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from agent_r1.config import ALGORITHMS
-from agent_r1.files import read_jsonl, write_whole
-from agent_r1.settings import RolloutConfig
+from agent_r1.config.settings import RolloutConfig
+from agent_r1.ground.files import read_jsonl, write_whole
 from agent_r1.training.log import VAL_EM, spent
 
 DOCS = Path(__file__).parents[1] / "docs"

@@ -15,11 +15,11 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from agent_r1 import own
+from agent_r1.config import own
+from agent_r1.config.settings import EnvConfig
+from agent_r1.core import Action, Row, StopReason
 from agent_r1.env.hermes import HermesToolEnv, answer, call
-from agent_r1.settings import EnvConfig
 from agent_r1.tool import BaseTool, ToolOutput
-from agent_r1.types import Action, Row, StopReason
 
 
 @dataclass(frozen=True)

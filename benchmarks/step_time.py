@@ -26,12 +26,12 @@ from common import (
     run,
 )
 
+from agent_r1.core import Trajectory
 from agent_r1.rollout import decoder
 from agent_r1.rollout.rows import Batch
 from agent_r1.training import loop
 from agent_r1.training.learner import make_learner
 from agent_r1.training.loop import train
-from agent_r1.types import Trajectory
 
 
 def main() -> None:

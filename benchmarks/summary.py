@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from statistics import fmean
 
-from agent_r1.files import read_jsonl
+from agent_r1.ground.files import read_jsonl
 
 
 def main(names: list[str]) -> None:

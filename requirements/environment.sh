@@ -62,10 +62,10 @@ while [ $# -gt 0 ]; do
         --no-check) check=""; shift ;;
         search.url=?*) search=theirs; config+=("$1"); shift ;;
         [!-]*=*) config+=("$1"); shift ;;
-        *)  # the name of an algorithm, of which choices.py has the list
-            known=$(<src/agent_r1/choices.py) known=${known#*Algorithm = Literal\[} known=${known%%]*}
+        *)  # the name of an algorithm: tables of names have a heading for each
+            known=$(sed -n 's/^\[estimator\.\(.*\)\].*/\1/p' src/agent_r1/config/names.toml recipes/*/recipe.toml | tr -d '"')
             # shellcheck disable=SC2086  # one word each
-            [[ $known = *"\"$1\""* ]] || die "unknown argument '$1'$(nearest "${1%%=*}" ${known//[\",]/ } \
+            grep -qxF -- "$1" <<<"$known" || die "unknown argument '$1'$(nearest "${1%%=*}" $known \
                 --preset --run --seed --resume --dry-run --search-server --no-check --help); see --help" 2
             config+=("$1"); shift ;;
     esac
@@ -84,8 +84,10 @@ choose_packages
 
 case "$preset" in
     *.yaml|*.yml) [ -f "$preset" ] || die "there is no preset file $preset; see --help" 2 ;;
-    ?*) if [ ! -f "src/agent_r1/presets/$preset.yaml" ]; then  # said before minutes of installing
-        presets=$(basename -s .yaml src/agent_r1/presets/*.yaml)
+    ?*) presets=$(for file in recipes/*/*.yaml; do  # a recipe's preset.yaml has the recipe's name
+            case "$file" in */preset.yaml) basename "$(dirname "$file")" | tr _ - ;; *) basename -s .yaml "$file" ;; esac
+        done)
+        if ! grep -qx -- "$preset" <<<"$presets"; then  # said before minutes of installing
         # shellcheck disable=SC2086  # one word each
         die "unknown preset '$preset'$(nearest "$preset" $presets); choose from ${presets//$'\n'/ }" 2
     fi ;;

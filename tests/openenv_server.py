@@ -31,7 +31,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from agent_r1.worlds.tinyquest.env import TinyQuest
+from agent_r1_recipes.tinyquest.env import TinyQuest
 
 OPEN: Counter[str] = Counter()
 TOLD: list[dict[str, Any]] = []

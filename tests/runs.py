@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from agent_r1 import cli
+from agent_r1.app import cli
 
 ROOT = Path(__file__).parents[1]
 AGENT = Path(sys.prefix) / "bin" / "agent-r1"
@@ -98,7 +98,7 @@ def hook(event, args):
         os.kill(os.getpid(), getattr(signal, act))
 
 sys.addaudithook(hook)
-from agent_r1.cli import main
+from agent_r1.app.cli import main
 sys.exit(main(sys.argv[5:]))
 """
 """Python tells an audit hook of each file that it opens, renames and removes: the moments at which a death hurts."""

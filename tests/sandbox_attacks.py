@@ -90,7 +90,7 @@ WRITING = {
     "setxattr": "tried(lambda: os.setxattr(canary, 'user.eaten', b'x'))",
     "a new file beside it": "tried(lambda: open(folder + '/new', 'w'))",
     "a device": "tried(lambda: os.mknod('/tmp/disk', 0o60600, os.makedev(8, 0)))",
-    "the repository's source": "tried(lambda: open(repository + '/src/agent_r1/types.py', 'a'))",
+    "the repository's source": "tried(lambda: open(repository + '/src/agent_r1/core.py', 'a'))",
     "a file into the packages": "tried(lambda: open(sys.path[-1] + '/sitecustomize.py', 'w'))",
     "a file into Python": "tried(lambda: open(os.path.dirname(os.__file__) + '/eaten.py', 'w'))",
     "the interpreter": "tried(lambda: open(sys.executable, 'r+b'))",

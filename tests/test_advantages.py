@@ -11,9 +11,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from agent_r1.config import ALGORITHMS
-from agent_r1.errors import ConfigError
+from agent_r1.config.settings import AdvantageConfig
+from agent_r1.ground.errors import ConfigError
 from agent_r1.rollout.rows import Batch
-from agent_r1.settings import AdvantageConfig
 from agent_r1.training.advantages import Estimator, grpo, ppo
 from agent_r1.training.parts import get_estimator
 

@@ -15,33 +15,20 @@ from pathlib import Path
 
 import pytest
 
+import agent_r1
+from agent_r1.config import tables
+
 PACKAGE = Path(__file__).parents[1] / "src" / "agent_r1"
 
+RECIPES = PACKAGE.parents[1] / "recipes"
 STOREYS = {
-    "ground": (
-        "types",
-        "config",
-        "settings",
-        "renamed",
-        "choices",
-        "errors",
-        "files",
-        "bounds",
-        "ui",
-        "device",
-        "sizes",
-        "hub",
-        "packages",
-        "own",
-        "tables",
-    ),
-    "task": ("data", "search", "tool", "env", "reward", "worlds", "workspace"),
+    "ground": ("core", "ground", "config"),
+    "task": ("data", "search", "tool", "env", "reward", "workspace"),
     "learner": ("rollout", "training"),
-    "around": ("verl_engine", "inference", "inspect", "conditions"),
-    "shell": ("stages", "doctor", "gpu_check", "plan", "plan_local", "command_line", "cli"),
+    "around": ("verl_engine", "inference", "viewer"),
+    "shell": ("app", "cli"),
 }
 """From the ground up. A room may import from its own storey and from those below."""
-MOST_LINES = 400
 
 
 @dataclass(frozen=True)
@@ -111,8 +98,6 @@ def circle(package: Path) -> list[str]:
 
 DOORS = {
     "workspace": "names what is on disk by everything that it was made of",
-    "training.cold_start": "teaches with the questions and tools of the run",
-    "training.other_names": "teaches with the questions and tools of the run",
     "training.loop": "the algorithm box, where all sections meet",
     "training.run": "opens a run folder, and says what changed since",
     "verl_engine.agent_loop": "opens the run again inside a worker",
@@ -120,7 +105,6 @@ DOORS = {
     "verl_engine.compose": "translates every section into verl's words",
     "verl_engine.launch": "opens the run for verl",
     "verl_engine.trainer": "opens the run again inside a worker",
-    "conditions": "opens the index and tools of an evaluation",
     "inference.agent": "opens whatever was trained",
     "inference.chat": "opens a second agent beside the first",
     "inference.compare": "opens two agents one after the other",
@@ -132,7 +116,11 @@ DOORS = {
 
 def test_only_the_doors_take_the_whole_configuration():
     shell = STOREYS["shell"]
-    takers = {a.source for a in arrows(PACKAGE) if a.target == "config" and a.source.split(".")[0] not in shell}
+    takers = {
+        a.source
+        for a in arrows(PACKAGE)
+        if a.target in ("config", "config.load") and a.source.split(".")[0] not in shell
+    }
     assert takers == set(DOORS)
 
 
@@ -149,21 +137,166 @@ def test_no_circle():
     assert not (found := circle(PACKAGE)), "these import one another: " + " -> ".join(found)
 
 
-def test_no_file_outgrows_its_name():
-    lines = {str(p.relative_to(PACKAGE)): len(p.read_text().splitlines()) for p in PACKAGE.rglob("*.py")}
-    assert not {name: n for name, n in lines.items() if n > MOST_LINES}
+# ------------------------------------------------------------------------------------------------------ R1: the closure
+
+MOST_FILES, MOST_LINES = 46, 6900
+"""What one has to be able to read to run the training loop. The aim is 30 and 4,000 (HOUSE.md); it may only fall."""
 
 
-@pytest.mark.parametrize("world", sorted(path.parent.name for path in PACKAGE.glob("worlds/*/__init__.py")))
-def test_a_world_is_one_folder_that_nothing_else_names(world):
-    """But for presets, and the list of the worlds."""
-    named = {
-        str(path.relative_to(PACKAGE))
-        for path in PACKAGE.rglob("*.*")
-        if path.suffix in (".py", ".yaml", ".j2") and re.search(rf"\b{world}\b", path.read_text(), re.IGNORECASE)
+def closure(package: Path, start: str) -> dict[str, int]:
+    """Lines of every module that `start` imports, directly or not, also inside functions and for type checkers."""
+    known, targets = modules(package), {}
+    for arrow in arrows(package):
+        targets.setdefault(arrow.source, set()).add(arrow.target)
+    found, todo = {}, [start]
+    while todo:
+        name = todo.pop()
+        if name not in found:
+            found[name] = len(known[name].read_text().splitlines())
+            above = [".".join(name.split(".")[:i]) for i in range(1, name.count(".") + 1)]
+            todo += [*targets.get(name, ()), *(package for package in above if package in known)]
+    return found
+
+
+def test_the_loop_needs_few_files():
+    found = closure(PACKAGE, "training.loop")
+    assert len(found) <= MOST_FILES and sum(found.values()) <= MOST_LINES, sorted(found.items())
+
+
+def test_only_one_place_imports_by_name():
+    """`importlib` can hide an import from all tests of this file."""
+    takers = {
+        name
+        for name, path in modules(PACKAGE).items()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func) in ("importlib.import_module", "import_module", "__import__")
     }
-    assert f"presets/{world}.yaml" in named
-    assert {name for name in named if not name.startswith(("presets/", f"worlds/{world}/"))} == {"worlds/__init__.py"}
+    assert takers == {"config.own"}
+
+
+# ----------------------------------------------------------------------------------------- R2: the core names no recipe
+
+
+def named_in(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """Every string that code compares with, matches, looks for or looks up, with its line."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare):
+            parts = [node.left, *node.comparators]
+        elif isinstance(node, ast.MatchValue):
+            parts = [node.value]
+        elif isinstance(node, ast.Dict):
+            parts = [key for key in node.keys if key]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "startswith":
+            parts = node.args
+        else:
+            continue
+        for part in parts:
+            for leaf in part.elts if isinstance(part, ast.Tuple | ast.List | ast.Set) else [part]:
+                if isinstance(leaf, ast.Constant) and isinstance(leaf.value, str):
+                    yield leaf.value, leaf.lineno
+
+
+KINDS = ("data", "env", "tool", "reward", "estimator", "encoder", "context")
+
+
+def registered() -> set[str]:
+    return {name for kind in KINDS for name in tables.names(kind)}
+
+
+COMMON = {"sub_em", "code", "math", "search", "rows", "append", "random", "python"}
+"""Words of the tables that are ordinary keys elsewhere: section names of a card, roles, modules."""
+
+
+def test_the_core_compares_with_no_name_of_a_table():
+    found = {
+        f"{name}:{line}: {text!r}"
+        for name, path in modules(PACKAGE).items()
+        for text, line in named_in(ast.parse(path.read_text()))
+        if text in registered() - COMMON
+    }
+    assert not found
+
+
+def test_no_module_of_the_core_imports_a_recipe():
+    imports = (ast.Import, ast.ImportFrom)
+    found = {
+        f"{name}: {ast.unparse(node)}"
+        for name, path in modules(PACKAGE).items()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, imports) and "agent_r1_recipes" in ast.unparse(node)
+    }
+    assert not found
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "x == 'gigpo'",
+        "x in ('a', 'gigpo')",
+        "{'gigpo': 1}",
+        "x.startswith('gigpo')",
+        "match x:\n case 'gigpo':\n  pass",
+    ],
+)
+def test_a_planted_name_is_found(code):
+    assert ("gigpo" in registered()) and "gigpo" in [text for text, _ in named_in(ast.parse(code))]
+
+
+# ------------------------------------------------------------------------------- R3: recipes use the public interface
+
+
+def deep(file: Path) -> set[str]:
+    """What a file imports from below `agent_r1`, past the public names."""
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("agent_r1."):
+            found.add(node.module)
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names if alias.name.startswith("agent_r1.")}
+        elif isinstance(node, ast.ImportFrom) and node.module == "agent_r1":
+            found |= {f"agent_r1.{alias.name}" for alias in node.names if alias.name not in PUBLIC_NAMES}
+    return found - {"agent_r1.tool"}  # the decorator `tool`, which has the name of its room
+
+
+PUBLIC_NAMES = {name for names in agent_r1.PUBLIC.values() for name in names}
+NOT_YET = (
+    "code",
+    "credit",
+    "dialects",
+    "geohop",
+    "judge",
+    "laptop",
+    "long_context",
+    "math",
+    "mcp",
+    "multihopqa",
+    "openenv",
+    "pocket",
+    "robustness",
+    "tinycode",
+    "tinymath",
+    "tinyquest",
+    "two_tools",
+)
+"""Recipes that still import past the public names. It may only shrink."""
+
+
+@pytest.mark.parametrize(
+    "recipe", sorted(path.name for path in RECIPES.iterdir() if path.is_dir() and not path.name.startswith("_"))
+)
+def test_a_recipe_imports_public_names_only(recipe):
+    found = {f"{file.name}: {name}" for file in (RECIPES / recipe).glob("*.py") for name in deep(file)}
+    assert bool(found) == (recipe in NOT_YET), found
+
+
+def test_a_recipe_says_which_others_it_needs():
+    for file in RECIPES.glob("*/*.py"):
+        mine = file.parent.name
+        others = set(re.findall(r"agent_r1_recipes\.(\w+)", file.read_text())) - {mine}
+        readme = file.parent / "README.md"
+        readme = readme.read_text() if readme.exists() else ""
+        assert all(f"recipes/{other}" in readme for other in others), f"{file} imports {others}"
 
 
 def test_the_picture_shows_what_is_there():
@@ -180,12 +313,12 @@ def test_the_picture_shows_what_is_there():
 def test_what_it_would_say(tmp_path, inside):
     """An arrow up and a circle are found, with file and line, also inside a function."""
     for name, text in {
-        "types.py": "import os\n" + inside + "from agent_r1.training.loop import train\n",
+        "core.py": "import os\n" + inside + "from agent_r1.training.loop import train\n",
         "training/__init__.py": "",
-        "training/loop.py": "from agent_r1 import types\n",
+        "training/loop.py": "from agent_r1 import core\n",
     }.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     line = 3 if inside else 2
-    assert upward(tmp_path) == [f"types.py:{line}: ground imports training.loop, which lies above (learner)"]
-    assert set(circle(tmp_path)) == {"types", "training.loop"}
+    assert upward(tmp_path) == [f"core.py:{line}: ground imports training.loop, which lies above (learner)"]
+    assert set(circle(tmp_path)) == {"core", "training.loop"}

@@ -13,18 +13,18 @@ import pytest
 from conftest import ScriptedPolicy, make_env_loop
 from serving import HOSTILE, hostile
 
-from agent_r1 import bounds
+from agent_r1.config.settings import EnvConfig
+from agent_r1.core import Sampling
 from agent_r1.env import make_env
 from agent_r1.env.base import Outcome
 from agent_r1.env.hermes import HermesToolEnv
-from agent_r1.errors import AgentR1Error
-from agent_r1.reward import judge
+from agent_r1.ground import bounds
+from agent_r1.ground.errors import AgentR1Error
 from agent_r1.rollout.episode import Task, run_episodes
 from agent_r1.rollout.policies import ServerPolicy
 from agent_r1.search import service
-from agent_r1.settings import EnvConfig
-from agent_r1.tool.python import SandboxFusion
-from agent_r1.types import Sampling
+from agent_r1_recipes.code.python import SandboxFusion
+from agent_r1_recipes.judge import judge
 
 pytestmark = pytest.mark.timeout(30)
 """The deadlines in these tests are of about half a second, and what they guard against never ends."""

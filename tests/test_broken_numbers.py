@@ -13,13 +13,13 @@ from conftest import ScriptedPolicy, call, clone_steps, make_env_loop, random_mo
 from runs import TINY, curve, lines, main, steps
 from safetensors.torch import load_file
 
+from agent_r1.core import Sampling
 from agent_r1.env import make_env
-from agent_r1.errors import AgentR1Error
+from agent_r1.ground.errors import AgentR1Error
 from agent_r1.rollout import decoder
 from agent_r1.rollout.records import evaluation_records, write_rollouts
 from agent_r1.training import loop, run
 from agent_r1.training.shards import write_merged
-from agent_r1.types import Sampling
 
 
 @pytest.fixture(scope="module")

@@ -26,8 +26,10 @@ from rich.console import Console
 from runs import main
 
 from agent_r1.config import load_config
+from agent_r1.config.settings import EnvConfig
+from agent_r1.core import Action, StopReason
 from agent_r1.data.rows import read_rows
-from agent_r1.errors import AgentR1Error, ConfigError
+from agent_r1.ground.errors import AgentR1Error, ConfigError
 from agent_r1.inference import chat as chat_module
 from agent_r1.inference.agent import Agent, user_tools
 from agent_r1.inference.chat import Repl, suggest
@@ -36,9 +38,7 @@ from agent_r1.inference.screen import Screen
 from agent_r1.rollout.episode import make_loop
 from agent_r1.rollout.evaluate import evaluate
 from agent_r1.rollout.sampler import LocalPolicy
-from agent_r1.settings import EnvConfig
 from agent_r1.tool import BaseTool, tool
-from agent_r1.types import Action, StopReason
 
 ANSWER = "<think>read it</think><answer>Marn</answer>"
 

@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from agent_r1.config.settings import EnvConfig
+from agent_r1.core import Action, Sampling, StopReason
 from agent_r1.env import HermesToolEnv
-from agent_r1.errors import ConfigError
+from agent_r1.ground.errors import ConfigError
 from agent_r1.rollout.chat_format import ChatFormat
-from agent_r1.search.poison import DOCUMENTS
-from agent_r1.settings import EnvConfig
 from agent_r1.tool import BaseTool
-from agent_r1.types import Action, Sampling, StopReason
+from agent_r1_recipes.robustness.poison import DOCUMENTS
 
 # The layout of Qwen2.5's template: a system turn is always there, tools as JSON lines with control tokens in the prose.
 QWEN25 = """\

@@ -118,7 +118,7 @@ class Terminal:
 SLOW = """
 import asyncio, sys
 from contextlib import contextmanager
-from agent_r1.cli import main
+from agent_r1.app.cli import main
 from agent_r1.inference import chat
 
 real = chat.open_agent

@@ -16,7 +16,7 @@ from conftest import random_model
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from agent_r1.errors import AgentR1Error
+from agent_r1.ground.errors import AgentR1Error
 from agent_r1.rollout import decoder
 from agent_r1.training import checkpoint
 from agent_r1.training.checkpoint import list_checkpoints, read_checkpoint, save_checkpoint, verify_checkpoint

@@ -20,7 +20,8 @@ from pathlib import Path
 import pytest
 from runs import AGENT, CHATML, TINY, environment, leftovers, lines, main, prepare, tree
 
-from agent_r1 import cli, workspace
+from agent_r1 import workspace
+from agent_r1.app import cli
 from agent_r1.config import ALGORITHMS, fingerprint, load_config
 from agent_r1.data.rows import read_rows, write_rows
 from agent_r1.inference import compare
@@ -106,7 +107,7 @@ def test_the_package_runs_as_a_program():
 
 def test_help_and_refusals_do_not_wait_for_torch():
     code = (
-        "import sys; from agent_r1.cli import main\n"
+        "import sys; from agent_r1.app.cli import main\n"
         "for argv in (['train', '--preset', 'nope'], ['data', 'x=1'], ['eval', 'x=1'], ['--help']):\n"
         "    try: main(argv)\n"
         "    except SystemExit: pass\n"
@@ -120,7 +121,7 @@ def test_help_and_refusals_do_not_wait_for_torch():
 def planned(monkeypatch):
     """What `train --dry-run` was to plan: (configuration, name of the run)."""
     seen = []
-    monkeypatch.setattr("agent_r1.plan.print_plan", lambda config, run, price: seen.append((config, run)))
+    monkeypatch.setattr("agent_r1.app.plan.print_plan", lambda config, run, price: seen.append((config, run)))
     return seen
 
 

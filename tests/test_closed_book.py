@@ -11,19 +11,19 @@ import shutil
 import pytest
 from runs import TINY, main
 
+from agent_r1.config.settings import EnvConfig
+from agent_r1.core import Action
 from agent_r1.data.rows import Passage
 from agent_r1.env import brings_tools, make_env, without_tools
 from agent_r1.env.hermes import call
-from agent_r1.files import read_jsonl
+from agent_r1.ground.files import read_jsonl
 from agent_r1.rollout.evaluate import majority
 from agent_r1.search.index import Hit
-from agent_r1.search.placebo import Placebo
-from agent_r1.search.poison import DOCUMENTS, PoisonedSearcher, drawn, lie
 from agent_r1.search.searcher import Searcher
-from agent_r1.settings import EnvConfig
 from agent_r1.tool import make_tools
 from agent_r1.training.tiny_model import load_chat
-from agent_r1.types import Action
+from agent_r1_recipes.robustness.placebo import Placebo
+from agent_r1_recipes.robustness.poison import DOCUMENTS, PoisonedSearcher, drawn, lie
 
 PASSAGES = [Passage(str(i), f"T{i}", f"T{i} is a town.") for i in range(20)]
 

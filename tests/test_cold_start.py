@@ -13,18 +13,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_r1.config import load_config
-from agent_r1.data.tinyhop import HEADS, TAILS
-from agent_r1.env.context import ASK
+from agent_r1.core import Row, Sampling, StopReason, Trajectory
 from agent_r1.env.hermes import answer_of, is_well_formed
-from agent_r1.errors import ConfigError
+from agent_r1.ground.errors import ConfigError
 from agent_r1.rollout.episode import Task, make_loop, run_episodes
 from agent_r1.rollout.evaluate import evaluate
 from agent_r1.rollout.rows import collate
 from agent_r1.rollout.sampler import LocalPolicy
 from agent_r1.training import clone
-from agent_r1.training.cold_start import BEHAVIOURS, NAME, Demonstrator, demonstrate, search_turn, tokenizer_texts
 from agent_r1.training.forward import action_logprobs
-from agent_r1.types import Row, Sampling, StopReason, Trajectory
+from agent_r1_recipes.laptop.demonstrator import (
+    BEHAVIOURS,
+    NAME,
+    Demonstrator,
+    demonstrate,
+    search_turn,
+    tokenizer_texts,
+)
+from agent_r1_recipes.laptop.tinyhop import HEADS, TAILS
+from agent_r1_recipes.long_context.context import ASK
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_r1 import cli
+from agent_r1.app import cli
 from agent_r1.config import (
     Config,
     fingerprint,
@@ -19,9 +19,9 @@ from agent_r1.config import (
     preset_names,
     to_yaml,
 )
-from agent_r1.device import resolve_device
-from agent_r1.errors import ConfigError, nearest
-from agent_r1.renamed import RENAMED, renamed_card
+from agent_r1.config.renamed import RENAMED, renamed_card
+from agent_r1.ground.device import resolve_device
+from agent_r1.ground.errors import ConfigError, nearest
 
 # ---------------------------------------------------------------------------------------------------------- layers
 
@@ -68,7 +68,7 @@ def test_later_layers_win(tmp_path, monkeypatch):
         "algorithm: grpo\nactor: {lr: 0.1}\ntrainer: {steps: 7}\n"
         "ppo: {actor: {lr: 0.2}, rollout: {prompts_per_step: 2}}\ngrpo: {trainer: {steps: 9}}\n"
     )
-    monkeypatch.setattr("agent_r1.config._preset_dir", lambda: tmp_path)
+    monkeypatch.setattr("agent_r1.config.load._preset_dir", lambda: tmp_path)
     grpo = load_config("mine")
     assert (grpo.algorithm, grpo.actor.lr, grpo.trainer.steps) == ("grpo", 0.1, 9)
     assert grpo.rollout.prompts_per_step == Config().rollout.prompts_per_step  # the default in settings.py

@@ -14,13 +14,13 @@ import pytest
 from conftest import make_env_loop, question_row, task
 from runs import ROOT
 
+from agent_r1.config.settings import EnvConfig
+from agent_r1.core import Sampling, StopReason
 from agent_r1.env import HermesToolEnv
-from agent_r1.errors import AgentR1Error
+from agent_r1.ground.errors import AgentR1Error
 from agent_r1.rollout.episode import run_episodes
 from agent_r1.rollout.evaluate import eval_card, score_line
 from agent_r1.rollout.policies import ServerPolicy
-from agent_r1.settings import EnvConfig
-from agent_r1.types import Sampling, StopReason
 
 
 @contextmanager
@@ -66,10 +66,10 @@ def model_server(
 
 ASK = """
 import asyncio, collections, sys
-from agent_r1.cli import main
+from agent_r1.app.cli import main
 main(["doctor", "--suggest-preset"])
 from agent_r1.rollout.policies import ServerPolicy
-from agent_r1.types import Sampling
+from agent_r1.core import Sampling
 async def ask():
     policy = ServerPolicy(sys.argv[1], "k", "agent", (5,))
     asked = [policy.generate([1, 2, 3], Sampling(16, 1.0), str(i)) for i in range(300)]

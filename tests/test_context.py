@@ -12,19 +12,18 @@ import pytest
 from conftest import ScriptedPolicy, call, make_env_loop, question_row
 from runs import ROOT
 
-from agent_r1 import own
-from agent_r1.config import load_config, own_names
+from agent_r1.config import load_config, own, own_names
+from agent_r1.config.settings import EnvConfig
+from agent_r1.core import Action, Observation, Sampling, StepResult
 from agent_r1.env import AgentEnv, make_env
-from agent_r1.env.context import ASK, KNOWN, Summary, Window
 from agent_r1.env.methods import as_environment
-from agent_r1.errors import ConfigError
+from agent_r1.ground.errors import ConfigError
 from agent_r1.rollout.episode import Task, run_episodes
 from agent_r1.rollout.rows import trajectory_rows
-from agent_r1.settings import EnvConfig
 from agent_r1.training import demonstrate
-from agent_r1.types import Action, Observation, Sampling, StepResult
-from agent_r1.worlds.tinyquest import demonstrator
-from agent_r1.worlds.tinyquest.quests import questions
+from agent_r1_recipes.long_context.context import ASK, KNOWN, Summary, Window
+from agent_r1_recipes.tinyquest import demonstrator
+from agent_r1_recipes.tinyquest.quests import questions
 
 
 class Counter:

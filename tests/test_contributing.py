@@ -34,11 +34,11 @@ SETTINGS = [
 TRAINING = """
 import asyncio, sys
 from conftest import ScriptedPolicy, call
-from agent_r1.cli import main
+from agent_r1.app.cli import main
 from agent_r1.config import load_config
 from agent_r1.rollout.episode import Task, make_loop
 from agent_r1.training.tiny_model import load_chat
-from agent_r1.types import Sampling
+from agent_r1.core import Sampling
 from agent_r1.workspace import Workspace, load_rows, load_tools
 
 for stage in ("data", "index", "cold-start", "train"):

@@ -7,10 +7,10 @@ from runs import main
 from test_loop import letters_run
 
 from agent_r1.config import load_config, to_yaml
-from agent_r1.inspect.report import write_report
 from agent_r1.rollout.records import training_records, write_rollouts
 from agent_r1.training.log import STEP
 from agent_r1.training.run import RunDir
+from agent_r1.viewer.report import write_report
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from conftest import random_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from agent_r1.errors import AgentR1Error
+from agent_r1.ground.errors import AgentR1Error
 from agent_r1.rollout.decoder import FAMILIES, Decoder, causal_attention, load, rope_tables, rotate, save
 from agent_r1.rollout.policies import load_any
 

@@ -7,12 +7,11 @@ import json
 import pytest
 from conftest import question_row
 
-from agent_r1 import own
-from agent_r1.config import load_config
+from agent_r1.config import load_config, own
+from agent_r1.config.settings import EnvConfig
 from agent_r1.env import hermes
-from agent_r1.errors import AgentR1Error, ConfigError
+from agent_r1.ground.errors import AgentR1Error, ConfigError
 from agent_r1.rollout.chat_format import ChatFormat
-from agent_r1.settings import EnvConfig
 from agent_r1.tool import tool
 from agent_r1.training import demonstrate as d
 from agent_r1.training.tiny_model import train_tokenizer

@@ -21,12 +21,12 @@ from test_chat import Streaming, converse, make_agent, streamed_and_whole
 from test_chat_format import QWEN25
 from test_env import step
 
-from agent_r1 import own
+from agent_r1.config import own
+from agent_r1.config.settings import EnvConfig
+from agent_r1.core import Sampling, StopReason
 from agent_r1.data.prompts import INSTRUCTIONS, instructions, messages
 from agent_r1.env import HermesToolEnv, dialect_of, environment, make_env, without_tools
-from agent_r1.env.harmony import CONTROL, TEMPLATE, Harmony
-from agent_r1.env.mathtir import boxes_of
-from agent_r1.errors import ConfigError
+from agent_r1.ground.errors import ConfigError
 from agent_r1.inference.by_hand import expand, how_to
 from agent_r1.inference.conversation import exchange_record
 from agent_r1.inference.screen import Screen, exchange_text
@@ -35,13 +35,13 @@ from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.episode import check_dialect, make_loop
 from agent_r1.rollout.rows import trajectory_rows
 from agent_r1.rollout.sampler import LocalPolicy
-from agent_r1.settings import EnvConfig
 from agent_r1.tool import BaseTool, ToolCall, ToolResult, make_tools
-from agent_r1.training.cold_start import Demonstrator, demonstrate
 from agent_r1.training.demonstrate import Episode, read_episodes, sequences
 from agent_r1.training.run import write_model
 from agent_r1.training.tiny_model import load_chat
-from agent_r1.types import Sampling, StopReason
+from agent_r1_recipes.dialects.harmony import CONTROL, TEMPLATE, Harmony
+from agent_r1_recipes.dialects.mathtir import boxes_of
+from agent_r1_recipes.laptop.demonstrator import Demonstrator, demonstrate
 
 
 class Search(BaseTool):
@@ -615,13 +615,13 @@ def test_an_environment_may_say_itself_how_its_turns_are_written():
 
 def test_a_dialect_knows_nothing_of_what_an_answer_is_worth():
     foreign = ("reward", "data", "rollout", "env.base", "env.calls", "env.questions")
-    spoken = {f"env.{name}" for name in ("dialect", "react", "mathtir", "retool", "harmony")}
-    assert not [arrow for arrow in arrows(PACKAGE) if arrow.source in spoken and arrow.target.startswith(foreign)]
+    assert not [a for a in arrows(PACKAGE) if a.source == "env.dialect" and a.target.startswith(foreign)]
+    for file in (PACKAGE.parents[1] / "recipes/dialects").glob("*.py"):
+        assert not re.search("from agent_r1[.](reward|data|rollout|env.base|env.calls|env.questions)", file.read_text())
 
 
 def test_the_first_dialect_is_imported_without_what_other_environments_need():
     code = "import sys, agent_r1.env.hermes; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
-    foreign = ("agent_r1.tool.sandbox", "agent_r1.tool.mcp", "agent_r1.env.openenv", "agent_r1.reward.judge", "agent_r1.search",
-               "faiss", "torch", "httpx")  # fmt: skip
+    foreign = ("agent_r1_recipes", "agent_r1.search", "faiss", "torch", "httpx")
     assert "agent_r1.env.questions" in loaded and not [name for name in loaded if name.startswith(foreign)]

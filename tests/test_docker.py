@@ -25,7 +25,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from runs import ROOT, TINY, environment, lines
 
-from agent_r1.device import read_pins
+from agent_r1.ground.device import read_pins
 from agent_r1.verl_engine import VERL
 
 GPU_PINS = read_pins((ROOT / "requirements" / "verl-gpu.txt").read_text())
@@ -72,7 +72,7 @@ def test_what_is_copied_is_there_and_reaches_the_builder():
     for source in copied():
         assert (ROOT / source).exists(), source
         assert not ignored(source), f".dockerignore hides {source}"
-    assert not ignored("src/agent_r1/presets/smoke.yaml")
+    assert not ignored("recipes/laptop/smoke.yaml")
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def image(tmp_path) -> dict[str, str]:
             shutil.copy(ROOT / source, target)
     venv.mkdir(parents=True)
     (venv / "python").write_text(f'#!/bin/sh\nPYTHONPATH={root}/src exec {sys.executable} "$@"\n')
-    (venv / "agent-r1").write_text(f'#!/bin/sh\nexec {venv}/python -m agent_r1.cli "$@"\n')
+    (venv / "agent-r1").write_text(f'#!/bin/sh\nexec {venv}/python -m agent_r1 "$@"\n')
     for program in venv.iterdir():
         program.chmod(0o755)
     return {"root": str(root), "venv": str(venv.parent)}

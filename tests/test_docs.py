@@ -13,9 +13,9 @@ from runs import ROOT, TINY
 from agent_r1.config import load_config
 from agent_r1.data.build import build
 from agent_r1.data.rows import read_corpus, read_rows
-from agent_r1.data.tinyhop import HEADS, TAILS
-from agent_r1.training.cold_start import lookups_of
 from agent_r1.workspace import load_rows
+from agent_r1_recipes.laptop.demonstrator import lookups_of
+from agent_r1_recipes.laptop.tinyhop import HEADS, TAILS
 
 README, LAPTOP = (ROOT / "README.md").read_text(), (ROOT / "docs/laptop.md").read_text()
 

@@ -14,11 +14,12 @@ import pytest
 from packaging.requirements import Requirement
 from rich.console import Console
 
-from agent_r1 import device, doctor, plan
+from agent_r1.app import doctor, plan
+from agent_r1.app.doctor import Check, print_checks, run_checks, suggest_preset
 from agent_r1.config import load_config, preset_names
-from agent_r1.device import GpuHere
-from agent_r1.doctor import Check, print_checks, run_checks, suggest_preset
-from agent_r1.sizes import GIB, MODELS
+from agent_r1.ground import device
+from agent_r1.ground.device import GpuHere
+from agent_r1.ground.sizes import GIB, MODELS
 
 Usage = namedtuple("Usage", "total used free")
 H100 = "NVIDIA H100 80GB HBM3, 81559 MiB, 580.65.06"
@@ -396,8 +397,6 @@ def test_a_driver_that_knows_no_capability_is_asked_again(nvidia_smi, tmp_path):
 
 def test_the_suggestion_is_all_that_is_printed_and_needs_no_torch(nvidia_smi):
     nvidia_smi(H100, RTX)  # of unlike ones the smallest decides
-    code = (
-        "import sys; from agent_r1.cli import main; main(['doctor', '--suggest-preset']); print('torch' in sys.modules)"
-    )
+    code = "import sys; from agent_r1.app.cli import main; main(['doctor', '--suggest-preset']); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
     assert (done.stdout, done.stderr) == ("first-agent-1x24gb\nFalse\n", "")

@@ -56,7 +56,7 @@ class Hub(BaseHTTPRequestHandler):
 
 
 FETCH = """
-from agent_r1 import hub
+from agent_r1.ground import hub
 from agent_r1.data.corpora import read_folder
 hub.PAUSES_S = (0.1, 0.1, 0.1)
 folder = hub.fetch("mteb/hotpotqa", ["corpus.jsonl"], kind="dataset")

@@ -14,7 +14,8 @@ from conftest import random_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_r1.errors import AgentR1Error
+from agent_r1.core import Generation, Sampling
+from agent_r1.ground.errors import AgentR1Error
 from agent_r1.rollout.decoder import causal_attention
 from agent_r1.rollout.episode import Task, derive_seed, make_loop, run_episodes
 from agent_r1.rollout.rows import collate, trajectory_rows
@@ -22,7 +23,6 @@ from agent_r1.rollout.sampler import LocalPolicy, sample_tokens
 from agent_r1.search.index import Hit
 from agent_r1.search.searcher import Searcher
 from agent_r1.training.forward import action_logprobs
-from agent_r1.types import Generation, Sampling
 
 VOCAB, STOP = 60, 0
 GREEDY = Sampling(max_tokens=12, temperature=0.0)

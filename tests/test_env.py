@@ -14,14 +14,14 @@ from conftest import ScriptedPolicy, call, cut, make_env_loop, question_row, tas
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_r1 import tables
+from agent_r1.config import tables
+from agent_r1.config.settings import EnvConfig
+from agent_r1.core import Action, Observation, Sampling, StepResult, StopReason, Trajectory
 from agent_r1.env import AgentEnv, BaseToolEnv, HermesToolEnv, Outcome, make_env
 from agent_r1.env.hermes import parse_call
-from agent_r1.errors import ConfigError
+from agent_r1.ground.errors import ConfigError
 from agent_r1.rollout.rows import PROCESS, trajectory_rows
-from agent_r1.settings import EnvConfig
 from agent_r1.tool import BaseTool, ToolCall, ToolErrorKind, tool
-from agent_r1.types import Action, Observation, Sampling, StepResult, StopReason, Trajectory
 
 
 class Counting(BaseTool):

@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 from runs import CARD_KEYS, main
 from safetensors.torch import load_file, save_file
 
+from agent_r1.config.settings import EnvConfig
+from agent_r1.core import Generation, Sampling, StopReason, Trajectory
 from agent_r1.data.rows import write_rows
 from agent_r1.env import HermesToolEnv
 from agent_r1.rollout.episode import Task, make_loop, run_episodes
@@ -32,8 +34,6 @@ from agent_r1.rollout.evaluate import (
     wilson_interval,
 )
 from agent_r1.rollout.sampler import LocalPolicy
-from agent_r1.settings import EnvConfig
-from agent_r1.types import Generation, Sampling, StopReason, Trajectory
 
 
 def done(em: float, f1: float, calls: int, invalid: int, turns: int, reason: StopReason, kind: str) -> Trajectory:

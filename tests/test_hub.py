@@ -14,8 +14,9 @@ import huggingface_hub
 import pytest
 from runs import TINY, leftovers, main
 
-from agent_r1 import hub, workspace
+from agent_r1 import workspace
 from agent_r1.config import load_config
+from agent_r1.ground import hub
 from agent_r1.inference.provenance import code_version, provenance, weights_hash
 from agent_r1.workspace import Workspace
 

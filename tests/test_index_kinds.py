@@ -11,7 +11,7 @@ import faiss
 import numpy as np
 import pytest
 
-from agent_r1.errors import AgentR1Error, ConfigError
+from agent_r1.ground.errors import AgentR1Error, ConfigError
 from agent_r1.search.encoders import NgramEncoder
 from agent_r1.search.index import PassageIndex, build_index, choose_kind, recall_against_flat
 

@@ -13,7 +13,7 @@ import time
 import pytest
 from runs import ROOT, environment, orphans, processes_of
 
-from agent_r1.cli import COMMANDS
+from agent_r1.app.cli import COMMANDS
 
 SCRIPT = ROOT / "inference.sh"
 

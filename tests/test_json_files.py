@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from agent_r1.data import json_files
 from agent_r1.data.json_files import from_file
-from agent_r1.data.published import checked
-from agent_r1.errors import AgentR1Error
+from agent_r1.ground.errors import AgentR1Error
+from agent_r1_recipes.multihopqa.published import checked
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text('é"[]{},\\: \n0', max_size=5),

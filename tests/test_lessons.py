@@ -17,16 +17,16 @@ from benchmarks.book_pictures import PICTURES
 from runs import ROOT, metric_patterns
 from test_advantages import inputs_of
 
+from agent_r1.config.settings import ActorConfig, AdvantageConfig, EnvConfig
 from agent_r1.env.hermes import HermesToolEnv, parse_call
 from agent_r1.reward.qa import qa_outcome
-from agent_r1.rollout.mismatch import nucleus, truncated_weights
 from agent_r1.rollout.rows import Batch, TrainingRow, collate
-from agent_r1.settings import ActorConfig, AdvantageConfig, EnvConfig
 from agent_r1.tool.base import ToolErrorKind, ToolResult
 from agent_r1.training.advantages import grpo, ppo
 from agent_r1.training.losses import aggregate_loss, kl_penalty, policy_loss, value_loss
 from agent_r1.training.parts import get_estimator, get_ratios
 from agent_r1.training.sentinel import signs
+from agent_r1_recipes.robustness.mismatch import nucleus, truncated_weights
 
 LESSONS = ROOT / "docs" / "lessons"
 PAGES = sorted(LESSONS.glob("[0-9]*.md"))

@@ -29,15 +29,15 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from test_loop import SilentEnv, letters_run
 from wandb.proto.wandb_internal_pb2 import Record
 
+from agent_r1.config.settings import RolloutConfig
 from agent_r1.env.hermes import split_turn
-from agent_r1.env.react import ReAct
-from agent_r1.errors import AgentR1Error, ConfigError
-from agent_r1.files import read_jsonl
-from agent_r1.settings import RolloutConfig
+from agent_r1.ground.errors import AgentR1Error, ConfigError
+from agent_r1.ground.files import read_jsonl
 from agent_r1.training import dashboard
 from agent_r1.training.dashboard import Dashboard, plain_line, style_turn
 from agent_r1.training.log import STEP, MetricsFile, time_to, trackers
 from agent_r1.training.run import graceful_interrupt
+from agent_r1_recipes.dialects.react import ReAct
 
 RUN = ("laptop-ppo-0", "preset laptop · ppo · 0.52 M parameters", 100)
 EVIL = "a[bold red]b[/]\x1b]0;owned\x07\x1b[2J\rc\u202e\x9b1m"

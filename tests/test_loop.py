@@ -24,10 +24,10 @@ from devices import CreatedWithDevice
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_r1 import tables
-from agent_r1.config import ALGORITHMS
-from agent_r1.device import resolve_device
-from agent_r1.errors import AgentR1Error, ConfigError
+from agent_r1.config import ALGORITHMS, tables
+from agent_r1.core import Observation, StepResult, StopReason, Trajectory
+from agent_r1.ground.device import resolve_device
+from agent_r1.ground.errors import AgentR1Error, ConfigError
 from agent_r1.rollout import rollouts, sampler
 from agent_r1.rollout.episode import make_loop
 from agent_r1.rollout.rows import Batch, collate, trajectory_rows
@@ -41,7 +41,6 @@ from agent_r1.training.learner import Learner, linear_decay
 from agent_r1.training.loop import update_actor, update_critic
 from agent_r1.training.metrics import explained_variance
 from agent_r1.training.run import validation
-from agent_r1.types import Observation, StepResult, StopReason, Trajectory
 
 FP32 = torch.float32
 

@@ -12,13 +12,13 @@ from conftest import VOCAB, learner_of, micro_config, random_model, run_training
 from runs import TINY, curve, main
 from safetensors.torch import load_file
 
+from agent_r1.app.plan import gpu_memory
+from agent_r1.app.plan_local import local_memory
 from agent_r1.config import load_config
-from agent_r1.errors import AgentR1Error
-from agent_r1.plan import gpu_memory
-from agent_r1.plan_local import local_memory
+from agent_r1.ground.errors import AgentR1Error
+from agent_r1.ground.sizes import GPUS, MODELS, Shape
 from agent_r1.rollout import decoder
 from agent_r1.rollout.policies import load_transformers, token_logprobs
-from agent_r1.sizes import GPUS, MODELS, Shape
 from agent_r1.training import lora
 from agent_r1.training.run import write_model
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_r1.choices import KlEstimator, LossAggregation
+from agent_r1.config.choices import KlEstimator, LossAggregation
 from agent_r1.training.losses import (
     KL_ESTIMATORS,
     aggregate_loss,
@@ -20,7 +20,7 @@ from agent_r1.training.losses import (
     policy_loss,
     value_loss,
 )
-from agent_r1.training.spans import sequence_ratios, step_ratios
+from agent_r1_recipes.credit.spans import sequence_ratios, step_ratios
 
 SEEDS = st.integers(0, 10**6)
 MODES = get_args(LossAggregation)

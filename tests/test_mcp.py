@@ -19,13 +19,14 @@ import pytest
 from conftest import ScriptedPolicy, call, question_row, task
 
 from agent_r1.config import changed, load_config, to_yaml
-from agent_r1.errors import AgentR1Error, ConfigError
+from agent_r1.config.settings import EnvConfig, RolloutConfig
+from agent_r1.core import Sampling, StopReason
+from agent_r1.ground.errors import AgentR1Error, ConfigError
 from agent_r1.inference.agent import own_settings
 from agent_r1.rollout.episode import make_loop, run_episodes
-from agent_r1.settings import EnvConfig, RolloutConfig
-from agent_r1.tool import ToolCall, ToolErrorKind, call_tool, make_tools, mcp
-from agent_r1.types import Sampling, StopReason
+from agent_r1.tool import ToolCall, ToolErrorKind, call_tool, make_tools
 from agent_r1.workspace import load_tools
+from agent_r1_recipes.mcp import client as mcp
 
 SERVERS = Path(mcp_servers.__file__)
 OURS = [*sys.path]

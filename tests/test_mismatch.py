@@ -12,11 +12,11 @@ from runs import main
 from test_advantages import inputs_of
 from test_loop import letters_run
 
-from agent_r1.errors import ConfigError
-from agent_r1.rollout.mismatch import nucleus, truncated_weights
+from agent_r1.ground.errors import ConfigError
 from agent_r1.rollout.sampler import LocalPolicy
 from agent_r1.training.metrics import GAP
 from agent_r1.training.parts import get_estimator
+from agent_r1_recipes.robustness.mismatch import nucleus, truncated_weights
 
 
 def test_a_nucleus_by_hand():

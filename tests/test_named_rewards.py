@@ -12,16 +12,15 @@ from fastapi import FastAPI, Request, Response
 from runs import ROOT, main
 from serving import serving
 
-from agent_r1 import own
-from agent_r1.config import load_config
-from agent_r1.errors import AgentR1Error, ConfigError
-from agent_r1.reward import maths
-from agent_r1.reward.judge import Judge
-from agent_r1.reward.maths import MathWorker
+from agent_r1.config import load_config, own
+from agent_r1.config.settings import EnvConfig
+from agent_r1.ground.errors import AgentR1Error, ConfigError
 from agent_r1.reward.named import named_outcome
-from agent_r1.reward.programs import passes
-from agent_r1.settings import EnvConfig
-from agent_r1.tool.sandbox import Sandbox
+from agent_r1_recipes.code.programs import passes
+from agent_r1_recipes.code.sandbox import Sandbox
+from agent_r1_recipes.judge.judge import Judge
+from agent_r1_recipes.math import maths
+from agent_r1_recipes.math.maths import MathWorker
 
 # --------------------------------------------------------------------------------------------------- mathematics
 
@@ -223,7 +222,7 @@ def test_a_reward_is_chosen_by_name():
 @pytest.fixture(scope="module")
 def table():
     with serving(stand_in([])) as url, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("agent_r1.reward.programs.WITHIN_S", 2.0)  # one policy writes a program without an end
+        patch.setattr("agent_r1_recipes.code.programs.WITHIN_S", 2.0)  # one policy writes a program without an end
         own.say([f"{url}/v1"])
         return asyncio.run(red_team.table(f"{url}/v1"))
 

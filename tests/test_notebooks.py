@@ -11,9 +11,9 @@ import pytest
 from nbclient import NotebookClient
 
 from agent_r1.config import load_config
+from agent_r1.core import Step, StopReason, Trajectory
 from agent_r1.data.rows import ROW_KEYS
 from agent_r1.rollout.evaluate import eval_card
-from agent_r1.types import Step, StopReason, Trajectory
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))

@@ -12,18 +12,18 @@ import sys
 import pytest
 from runs import main
 
-from agent_r1 import env, own
-from agent_r1.config import from_yaml, load_config, own_names, preset_title, to_yaml
+from agent_r1 import env
+from agent_r1.app.stages import check_own
+from agent_r1.config import from_yaml, load_config, own, own_names, preset_title, to_yaml
+from agent_r1.config.settings import EnvConfig
+from agent_r1.core import Action, StopReason
 from agent_r1.env import environment
 from agent_r1.env.hermes import call
-from agent_r1.errors import ConfigError
+from agent_r1.ground.errors import ConfigError
 from agent_r1.reward.named import Episode, named_outcome
 from agent_r1.rollout.episode import flow_of
-from agent_r1.settings import EnvConfig
-from agent_r1.stages import check_own
 from agent_r1.tool import make_tools
 from agent_r1.training.demonstrate import demonstrator_of
-from agent_r1.types import Action, StopReason
 from agent_r1.workspace import Workspace, load_tools
 
 TOOL = '''

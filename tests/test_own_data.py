@@ -10,11 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 from runs import main
 
-from agent_r1 import own
+from agent_r1.config import own
+from agent_r1.config.settings import DataConfig
 from agent_r1.data.build import build
 from agent_r1.data.rows import read_corpus, read_rows
-from agent_r1.errors import AgentR1Error, ConfigError
-from agent_r1.settings import DataConfig
+from agent_r1.ground.errors import AgentR1Error, ConfigError
 
 GOOD = [{"question": f"What is {i} + {i}?", "answer": str(2 * i)} for i in range(10)]
 SIZES = {"train": 4, "val": 3, "test": 3}

@@ -15,11 +15,10 @@ from conftest import question_row
 from runs import curve, main
 from test_env import CapitalEnv, GuessTheNumber, capital
 
-from agent_r1 import tables
-from agent_r1.config import load_config
+from agent_r1.config import load_config, tables
 from agent_r1.data.rows import Passage, make_folder, write_corpus, write_rows
-from agent_r1.data.tinyhop_source import TINYHOP
 from agent_r1.workspace import Workspace
+from agent_r1_recipes.laptop.tinyhop_source import TINYHOP
 
 SETTINGS = [
     "rollout.prompts_per_step=4", "rollout.samples_per_prompt=4", "rollout.max_tokens_per_turn=6", "rollout.max_context=384",

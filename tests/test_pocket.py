@@ -11,21 +11,22 @@ from conftest import random_model, trajectory_of
 from runs import TINY, main
 
 from agent_r1.config import load_config
+from agent_r1.core import Sampling
 from agent_r1.env.hermes import answer, answer_of, call, parse_call, split_turn
-from agent_r1.errors import ConfigError
+from agent_r1.ground.errors import ConfigError
+from agent_r1.ground.sizes import find_shape
 from agent_r1.rollout import decoder
 from agent_r1.rollout.policies import load_transformers, token_logprobs
 from agent_r1.rollout.rows import collate, trajectory_rows
 from agent_r1.rollout.sampler import LocalPolicy
-from agent_r1.sizes import find_shape
 from agent_r1.tool import make_tools
-from agent_r1.training import cold_start, forward
+from agent_r1.training import forward
 from agent_r1.training.demonstrate import Episode, sequences
 from agent_r1.training.run import write_model
 from agent_r1.training.tiny_model import chat_with_tools, load_chat, save_tokenizer
-from agent_r1.types import Sampling
-from agent_r1.worlds.geohop.demonstrator import demonstrate
-from agent_r1.worlds.geohop.questions import questions
+from agent_r1_recipes.geohop.demonstrator import demonstrate
+from agent_r1_recipes.geohop.questions import questions
+from agent_r1_recipes.laptop import demonstrator as cold_start
 
 TOOLS = [tool.schema() for tool in make_tools(["calculator"]).values()]
 ASKED = {"role": "user", "content": "What is the capital of France?"}

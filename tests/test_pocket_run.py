@@ -14,6 +14,7 @@ import torch
 from runs import agent, lines, main
 
 from agent_r1.config import Config, load_config
+from agent_r1.core import Row, StopReason
 from agent_r1.inference.agent import open_agent
 from agent_r1.inference.serve import vllm_server
 from agent_r1.rollout import decoder
@@ -21,14 +22,13 @@ from agent_r1.rollout.episode import make_loop
 from agent_r1.rollout.evaluate import evaluate
 from agent_r1.rollout.policies import ServerPolicy, load_transformers, token_logprobs
 from agent_r1.training.checkpoint import verify_checkpoint
-from agent_r1.types import Row, StopReason
 from agent_r1.workspace import Workspace, load_rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 SMALL = [
     "data.train=4", "data.val=2", "data.test=2", "cold_start.closed_book=0", "cold_start.mix_tokens=512",
-    "cold_start.demonstrator=agent_r1.worlds.geohop.demonstrator:patient", "cold_start.warm_steps=12", "cold_start.lr=1.5e-3",
+    "cold_start.demonstrator=agent_r1_recipes.geohop.demonstrator:patient", "cold_start.warm_steps=12", "cold_start.lr=1.5e-3",
     "rollout.prompts_per_step=2", "rollout.samples_per_prompt=2", "rollout.slots=4", "trainer.steps=1", "trainer.eval_every=0",
     "trainer.threads=1", "trainer.device=cpu", "actor.lr=1e-6",
     "actor.entropy_coef=0.01",  # it moves weights also where all answers are alike

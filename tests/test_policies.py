@@ -18,8 +18,9 @@ from runs import CHATML, main
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from agent_r1.config import changed, from_yaml, load_config, to_yaml
+from agent_r1.core import Sampling, StopReason
 from agent_r1.data.prompts import INSTRUCTIONS
-from agent_r1.errors import AgentR1Error
+from agent_r1.ground.errors import AgentR1Error
 from agent_r1.inference.agent import find_checkpoint, find_model, open_agent, settings_for
 from agent_r1.inference.chat import known_questions
 from agent_r1.inference.conversation import Conversation
@@ -29,7 +30,6 @@ from agent_r1.rollout.policies import TransformersPolicy, load_transformers
 from agent_r1.rollout.rows import trajectory_rows
 from agent_r1.rollout.sampler import LocalPolicy
 from agent_r1.training.tiny_model import save_tokenizer
-from agent_r1.types import Sampling, StopReason
 
 
 @pytest.fixture(scope="module")

@@ -11,13 +11,8 @@ import pytest
 import torch
 import transformers
 
-from agent_r1 import config as config_module
-from agent_r1 import device, plan, stages
-from agent_r1.config import Config, load_config, preset_names
-from agent_r1.data.published import DATASETS
-from agent_r1.errors import ConfigError
-from agent_r1.inference import serve
-from agent_r1.plan import (  # fmt: skip
+from agent_r1.app import plan, stages
+from agent_r1.app.plan import (  # fmt: skip
     GIB,
     SLOWER,
     conversations,
@@ -28,8 +23,14 @@ from agent_r1.plan import (  # fmt: skip
     run_hours,
     step_seconds,
 )
-from agent_r1.sizes import GPUS, MODELS, Shape, find_gpu, find_shape  # fmt: skip
+from agent_r1.config import Config, load_config, preset_names
+from agent_r1.config import load as config_module
+from agent_r1.ground import device
+from agent_r1.ground.errors import ConfigError
+from agent_r1.ground.sizes import GPUS, MODELS, Shape, find_gpu, find_shape  # fmt: skip
+from agent_r1.inference import serve
 from agent_r1.verl_engine import launch
+from agent_r1_recipes.multihopqa.published import DATASETS
 
 ROOT = Path(__file__).parents[1]
 GPU_PRESETS = [name for name in preset_names() if load_config(name, algorithm="ppo").verl.gpu]

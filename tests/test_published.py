@@ -30,17 +30,17 @@ from qa_files import (
 )
 from runs import main, tree
 
-from agent_r1 import tables
-from agent_r1.config import fingerprint, load_config
+from agent_r1.config import fingerprint, load_config, tables
+from agent_r1.config.settings import DataConfig, EnvConfig
+from agent_r1.core import Sampling
 from agent_r1.data import corpora
 from agent_r1.data.build import build
 from agent_r1.data.forms import GSM8K, HotpotQA, MuSiQue
 from agent_r1.data.prompts import INSTRUCTIONS
-from agent_r1.data.published import DATASETS
 from agent_r1.data.rows import ROW_KEYS, read_corpus, read_rows, verify
 from agent_r1.data.spellings import title_key
 from agent_r1.env import HermesToolEnv
-from agent_r1.errors import AgentR1Error, ConfigError
+from agent_r1.ground.errors import AgentR1Error, ConfigError
 from agent_r1.reward.qa import qa_outcome
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.episode import Task, make_loop, run_episodes
@@ -48,10 +48,9 @@ from agent_r1.rollout.evaluate import eval_card
 from agent_r1.search.encoders import make_encoder
 from agent_r1.search.index import PassageIndex, build_index, title_recall
 from agent_r1.search.searcher import Searcher
-from agent_r1.settings import DataConfig, EnvConfig
 from agent_r1.tool import make_tools
-from agent_r1.training.cold_start import lookups_of
-from agent_r1.types import Sampling
+from agent_r1_recipes.laptop.demonstrator import lookups_of
+from agent_r1_recipes.multihopqa.published import DATASETS
 
 SIZES = {"name": "hotpotqa", "train": 40, "val": 8, "test": 12}
 SMALL = {"train": 12, "val": 4, "test": 7}

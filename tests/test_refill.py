@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from test_loop import SilentEnv, letters_run
 
 from agent_r1.config import load_config
-from agent_r1.errors import ConfigError
-from agent_r1.rollout.refill import play_until_full
-from agent_r1.settings import RolloutConfig
+from agent_r1.config.settings import RolloutConfig
+from agent_r1.core import Step, StopReason, Trajectory
+from agent_r1.ground.errors import ConfigError
 from agent_r1.training.batches import tasks_of_step
-from agent_r1.types import Step, StopReason, Trajectory
+from agent_r1_recipes.credit.refill import play_until_full
 
 
 def group(name: str, scores: list[float]) -> list[Trajectory]:

@@ -17,12 +17,12 @@ import pytest
 from rich.console import Console
 
 from agent_r1.config import load_config, to_yaml
-from agent_r1.errors import AgentR1Error
-from agent_r1.files import read_jsonl
-from agent_r1.inspect import report as report_module
-from agent_r1.inspect.report import Curve, charts, draw, load_run, pick_group, pick_pairs, smooth, write_report
-from agent_r1.inspect.tokens import token_cells, token_table, token_text, tokens_html
-from agent_r1.ui import clean
+from agent_r1.ground.errors import AgentR1Error
+from agent_r1.ground.files import read_jsonl
+from agent_r1.ground.ui import clean
+from agent_r1.viewer import report as report_module
+from agent_r1.viewer.report import Curve, charts, draw, load_run, pick_group, pick_pairs, smooth, write_report
+from agent_r1.viewer.tokens import token_cells, token_table, token_text, tokens_html
 
 EVIL = '</span><script>alert(1)</script>"onmouseover="x\x1b[31m\u202e\ud800&'
 

@@ -8,8 +8,8 @@ from conftest import trajectory_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent_r1.core import StopReason
 from agent_r1.rollout.rows import collate, trajectory_rows
-from agent_r1.types import StopReason
 
 PROMPT, ACTION, RESULT, ANSWER = [1, 2, 3], [10, 11], [4, 5], [12, 13, 14]
 

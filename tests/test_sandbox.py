@@ -24,11 +24,12 @@ from runs import ROOT
 from sandbox_attacks import ATTACKS, REAL, Targets
 from serving import serving
 
-from agent_r1.errors import AgentR1Error, ConfigError
-from agent_r1.settings import EnvConfig
-from agent_r1.tool import ToolCall, ToolErrorKind, call_tool, make_tools, sandbox
-from agent_r1.tool.python import PythonTool, SandboxFusion, make_runner
-from agent_r1.tool.sandbox import MAX_OUTPUT, Ran, Sandbox
+from agent_r1.config.settings import EnvConfig
+from agent_r1.ground.errors import AgentR1Error, ConfigError
+from agent_r1.tool import ToolCall, ToolErrorKind, call_tool, make_tools
+from agent_r1_recipes.code import sandbox
+from agent_r1_recipes.code.python import PythonTool, SandboxFusion, make_runner
+from agent_r1_recipes.code.sandbox import MAX_OUTPUT, Ran, Sandbox
 
 SECRET = "canary-2f6c1e"
 KINDS = ("bubblewrap", "Landlock")
@@ -62,7 +63,7 @@ class Victims:
 
     def state(self) -> list:
         stat = self.canary.stat()
-        files = [self.canary, ROOT / "src/agent_r1/types.py", ROOT / "pyproject.toml", Path(os.__file__)]
+        files = [self.canary, ROOT / "src/agent_r1/core.py", ROOT / "pyproject.toml", Path(os.__file__)]
         listed = (
             sorted(os.listdir(self.folder)),
             "eaten" in os.listdir("/"),
@@ -260,7 +261,7 @@ def test_where_memory_ends_the_program_is_killed_and_not_the_trainer():
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_facts_that_are_asked_for_cannot_be_imported(kind):
     """GeoHop's questions are made of two packages, and an agent with `python` could read the answers there."""
-    tree = ast.parse((ROOT / "src/agent_r1/worlds/geohop/facts.py").read_text())
+    tree = ast.parse((ROOT / "recipes/geohop/facts.py").read_text())
     modules = {node.module.split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert modules - set(sys.stdlib_module_names) <= {*sandbox.HIDDEN, "agent_r1"}
     wall = of_kind(kind)
@@ -281,8 +282,8 @@ def test_the_facts_that_are_asked_for_cannot_be_imported(kind):
 IN_A_CONTAINER = """
 import ctypes, struct, sys
 from system_calls import syscalls
-from agent_r1.errors import ConfigError
-from agent_r1.settings import EnvConfig
+from agent_r1.ground.errors import ConfigError
+from agent_r1.config.settings import EnvConfig
 from agent_r1.tool import make_tools
 instruction = lambda code, k, then=0, otherwise=0: struct.pack("HBBI", code, then, otherwise, k)
 table, program = syscalls().load_arch_table("x86_64"), [instruction(0x20, 0)]

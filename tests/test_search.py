@@ -18,13 +18,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent_r1.config.settings import DataConfig
 from agent_r1.data.build import build
 from agent_r1.data.rows import read_rows
-from agent_r1.errors import AgentR1Error, ConfigError
+from agent_r1.ground.errors import AgentR1Error, ConfigError
 from agent_r1.search.encoders import NgramEncoder, SentenceTransformerEncoder, make_encoder, prefixes
 from agent_r1.search.index import Hit, PassageIndex, build_index, recall_at_k
 from agent_r1.search.searcher import MAX_QUERY_CHARS, Searcher
-from agent_r1.settings import DataConfig
 from agent_r1.tool import ToolCall, ToolErrorKind, call_tool, tool
 from agent_r1.tool.search import SearchTool
 

@@ -30,7 +30,7 @@ from runs import AGENT, agent, environment, main
 
 from agent_r1.config import load_config
 from agent_r1.data.rows import write_rows
-from agent_r1.errors import AgentR1Error
+from agent_r1.ground.errors import AgentR1Error
 from agent_r1.search import service
 from agent_r1.search.index import Hit
 from agent_r1.search.searcher import Searcher
@@ -86,7 +86,8 @@ def test_the_service_leaves_most_cores_of_a_large_machine_to_the_trainers(tmp_pa
     16 really are is up to the machine (MKL starts no more than there are cores), so that is asked with one."""
     code = """
 import os, threading
-from agent_r1 import cli, device
+from agent_r1.app import cli
+from agent_r1.ground import device
 def show():
     import faiss, torch
     print(os.environ.pop("OMP_NUM_THREADS"), torch.get_num_threads(), faiss.omp_get_max_threads())

@@ -17,14 +17,14 @@ from runs import ROOT, main
 from test_loop import SilentEnv, letters_run
 
 from agent_r1.config import load_config, to_yaml
-from agent_r1.errors import AgentR1Error
-from agent_r1.inspect.report import write_report
+from agent_r1.core import StepResult, StopReason
+from agent_r1.ground.errors import AgentR1Error
 from agent_r1.rollout.sampler import LocalPolicy, SamplerStats
 from agent_r1.training.log import STEP
 from agent_r1.training.metrics import GAP, HOST_FREE
 from agent_r1.training.run import RunDir, refuse_collapse
 from agent_r1.training.sentinel import Sign, new_signs, signs
-from agent_r1.types import StepResult, StopReason
+from agent_r1.viewer.report import write_report
 
 
 class EndingEnv(LetterEnv):

@@ -26,14 +26,14 @@ from conftest import random_model
 from runs import ROOT, environment, main, orphans
 
 from agent_r1.config import load_config
-from agent_r1.errors import AgentR1Error
+from agent_r1.core import Sampling
+from agent_r1.ground.errors import AgentR1Error
 from agent_r1.inference.agent import find_model, open_agent
 from agent_r1.inference.serve import Server, gpus_for, stop, vllm_server
 from agent_r1.rollout.episode import make_loop
 from agent_r1.rollout.evaluate import evaluate
 from agent_r1.rollout.policies import ServerPolicy
 from agent_r1.training.run import write_model
-from agent_r1.types import Sampling
 from agent_r1.workspace import load_rows
 
 FAKE = Path(__file__).with_name("fake_vllm.py")

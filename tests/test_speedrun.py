@@ -86,8 +86,9 @@ def test_an_installation_says_its_size_and_moves(tmp_path):
     script = shutil.copy(ROOT / "speedrun-nodocker.sh", tmp_path)
     for name in ("environment.sh", "packages.sh"):
         shutil.copy(ROOT / "requirements" / name, tmp_path / "requirements")
-    (tmp_path / "src/agent_r1").mkdir(parents=True)
-    shutil.copy(ROOT / "src/agent_r1/choices.py", tmp_path / "src/agent_r1")
+    for name in ("src/agent_r1/config/names.toml", "recipes/laptop/preset.yaml", "recipes/credit/recipe.toml"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        shutil.copy(ROOT / name, tmp_path / name)
     settings = environment(tmp_path) | {"PYTHON": sys.executable, "AGENT_R1_STACK": "cpu", "AGENT_R1_VENV": "venv"}
     done = subprocess.run(["bash", script], env=settings, capture_output=True, text=True, timeout=120)
     # There is no agent-r1 here to be installed behind it; a pipe must not hide that pip failed.

@@ -11,10 +11,11 @@ import time
 import pytest
 from runs import CARD_KEYS, TINY, leftovers, main, prepare, rollouts, tree
 
-from agent_r1 import stages, workspace
+from agent_r1 import workspace
+from agent_r1.app import stages
 from agent_r1.config import Config, load_config
-from agent_r1.errors import AgentR1Error
-from agent_r1.files import whole
+from agent_r1.ground.errors import AgentR1Error
+from agent_r1.ground.files import whole
 from agent_r1.rollout.evaluate import wilson_interval
 from agent_r1.training import run
 from agent_r1.workspace import Workspace, stage

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from agent_r1 import tables
-from agent_r1.errors import ConfigError
+from agent_r1.config import tables
+from agent_r1.ground.errors import ConfigError
 
 KINDS = [kind for kind in tables._tables()]
 
@@ -26,7 +26,7 @@ def test_an_unknown_name_is_refused_with_the_nearest_one():
 
 def test_facts_are_known_without_importing_torch():
     code = (
-        "import sys; from agent_r1 import tables; assert tables.facts('estimator', 'ppo', 'algorithm')['critic']; "
+        "import sys; from agent_r1.config import tables; assert tables.facts('estimator', 'ppo', 'algorithm')['critic']; "
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -12,12 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from agent_r1.data.tinyhop import make_world
-from agent_r1.errors import AgentR1Error
+from agent_r1.config.settings import ModelConfig
+from agent_r1.ground.errors import AgentR1Error
 from agent_r1.rollout import decoder
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.decoder import Decoder, causal_attention
-from agent_r1.settings import ModelConfig
 from agent_r1.training.tiny_model import (
     SPECIAL,
     TAGS,
@@ -27,6 +26,7 @@ from agent_r1.training.tiny_model import (
     shape_of,
     train_tokenizer,
 )
+from agent_r1_recipes.laptop.tinyhop import make_world
 
 # --------------------------------------------------------------------------------------------------------- tokenizer
 

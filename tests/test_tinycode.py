@@ -9,12 +9,12 @@ import re
 import pytest
 
 from agent_r1.config import load_config
+from agent_r1.core import Action, StopReason
 from agent_r1.env import make_env
 from agent_r1.env.hermes import split_turn
 from agent_r1.tool import make_tools
-from agent_r1.types import Action, StopReason
-from agent_r1.worlds.tinycode import demonstrator
-from agent_r1.worlds.tinycode.questions import KINDS, questions
+from agent_r1_recipes.tinycode import demonstrator
+from agent_r1_recipes.tinycode.questions import KINDS, questions
 
 
 @pytest.fixture(scope="module")

@@ -20,13 +20,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_r1.data import tinyhop
+from agent_r1.config.settings import DataConfig
 from agent_r1.data.build import build
 from agent_r1.data.rows import Passage, read_corpus, read_rows, verify, write_corpus, write_rows
-from agent_r1.data.tinyhop import KINDS, RELATIONS, Chain, Same, Which, World, make_questions, make_world, solve
-from agent_r1.data.tinyhop_source import TINYHOP, _world_size
-from agent_r1.errors import AgentR1Error, ConfigError
-from agent_r1.settings import DataConfig
+from agent_r1.ground.errors import AgentR1Error, ConfigError
+from agent_r1_recipes.laptop import tinyhop
+from agent_r1_recipes.laptop.tinyhop import (
+    KINDS,
+    RELATIONS,
+    Chain,
+    Same,
+    Which,
+    World,
+    make_questions,
+    make_world,
+    solve,
+)
+from agent_r1_recipes.laptop.tinyhop_source import TINYHOP, _world_size
 
 FILES = (*(f"{split}.parquet" for split in TINYHOP.splits), "corpus.jsonl")
 SMALL = DataConfig(train=600, val=60, test=100, entities=160, cold=400, cold_entities=300)
@@ -380,7 +390,7 @@ def test_rows_have_verls_shape(rows):
 def test_same_seed_same_bytes(folder, tmp_path):
     """Also in another process with another order of sets."""
     script = (
-        "import sys; from pathlib import Path; from agent_r1.settings import DataConfig\n"
+        "import sys; from pathlib import Path; from agent_r1.config.settings import DataConfig\n"
         "from agent_r1.data.build import build\n"
         "build(DataConfig(train=600, val=60, test=100, entities=160, cold=400, cold_entities=300), 3, Path(sys.argv[1]))"
     )

@@ -7,12 +7,12 @@ import random
 import re
 
 from agent_r1.config import load_config
+from agent_r1.core import Action
 from agent_r1.env import make_env
 from agent_r1.tool import make_tools
 from agent_r1.tool.calculator import value_of
-from agent_r1.types import Action
-from agent_r1.worlds.tinymath import demonstrator
-from agent_r1.worlds.tinymath.questions import KINDS, questions
+from agent_r1_recipes.tinymath import demonstrator
+from agent_r1_recipes.tinymath.questions import KINDS, questions
 
 
 def split(name: str, count: int, seed: int = 0) -> list[dict]:

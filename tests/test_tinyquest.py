@@ -11,14 +11,13 @@ from statistics import fmean
 import pytest
 from conftest import ScriptedPolicy, make_env_loop
 
-from agent_r1 import own
-from agent_r1.config import load_config, own_names
+from agent_r1.config import load_config, own, own_names
+from agent_r1.core import Sampling, StopReason
 from agent_r1.env import make_env
 from agent_r1.rollout.episode import Task, run_episodes
-from agent_r1.types import Sampling, StopReason
-from agent_r1.worlds.tinyquest import demonstrator
-from agent_r1.worlds.tinyquest.env import NO, TinyQuest
-from agent_r1.worlds.tinyquest.quests import STEPS, plan_of, questions, solve
+from agent_r1_recipes.tinyquest import demonstrator
+from agent_r1_recipes.tinyquest.env import NO, TinyQuest
+from agent_r1_recipes.tinyquest.quests import STEPS, plan_of, questions, solve
 
 
 def split(name: str, count: int, seed: int = 0) -> list[dict]:

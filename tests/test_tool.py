@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_r1 import tables
-from agent_r1.errors import ConfigError
+from agent_r1.config import tables
+from agent_r1.ground.errors import ConfigError
 from agent_r1.search.index import Hit
 from agent_r1.tool import (
     BaseTool,

@@ -17,14 +17,14 @@ import pytest
 from conftest import ScriptedPolicy
 from runs import ROOT, main
 
-from agent_r1 import own, stages
-from agent_r1.config import load_config
+from agent_r1.app import stages
+from agent_r1.config import load_config, own
+from agent_r1.core import Sampling
 from agent_r1.data.build import build
 from agent_r1.data.rows import read_rows
 from agent_r1.rollout.episode import Task, make_loop
 from agent_r1.tool import make_tools
 from agent_r1.training.demonstrate import play
-from agent_r1.types import Sampling
 from agent_r1.workspace import load_rows, load_tools
 
 PAGES = ROOT / "docs/tutorial"

@@ -12,10 +12,10 @@ import pytest
 from conftest import random_model
 from runs import main
 
-from agent_r1 import plan
+from agent_r1.app import plan
 from agent_r1.config import Config, load_config, preset_names
-from agent_r1.device import installed
-from agent_r1.errors import AgentR1Error, ConfigError
+from agent_r1.ground.device import installed
+from agent_r1.ground.errors import AgentR1Error, ConfigError
 from agent_r1.rollout import decoder
 from agent_r1.training.tiny_model import save_tokenizer
 from agent_r1.verl_engine import compose as room

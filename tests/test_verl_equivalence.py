@@ -21,21 +21,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_verl_compose import composed, smoke
 
-from agent_r1 import tables
-from agent_r1.choices import LossAggregation, algorithm_has
-from agent_r1.config import ALGORITHMS
+from agent_r1.config import ALGORITHMS, tables
+from agent_r1.config.choices import LossAggregation, algorithm_has
+from agent_r1.config.settings import AdvantageConfig
+from agent_r1.core import Step, StepResult, StopReason, Trajectory
 from agent_r1.env import HermesToolEnv
-from agent_r1.errors import AgentR1Error
+from agent_r1.ground.errors import AgentR1Error
 from agent_r1.rollout import decoder
 from agent_r1.rollout.rows import PROCESS, Column, TrainingRow, _fill, collate
-from agent_r1.settings import AdvantageConfig
 from agent_r1.training import loop
 from agent_r1.training.forward import action_logprobs, micro_batches
 from agent_r1.training.learner import linear_decay
 from agent_r1.training.losses import aggregate_loss, episode_tokens, loss_normalizer, value_loss
 from agent_r1.training.metrics import Means
 from agent_r1.training.parts import get_estimator
-from agent_r1.types import Step, StepResult, StopReason, Trajectory
 
 verl = pytest.importorskip("verl", reason="verl is not installed: see requirements/verl-cpu.txt")
 np = pytest.importorskip("numpy")

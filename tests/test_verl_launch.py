@@ -24,8 +24,8 @@ from runs import tree
 from agent_r1.config import fingerprint, load_config
 from agent_r1.data.build import build
 from agent_r1.data.rows import read_rows
-from agent_r1.device import installed
-from agent_r1.errors import AgentR1Error, ConfigError
+from agent_r1.ground.device import installed
+from agent_r1.ground.errors import AgentR1Error, ConfigError
 from agent_r1.rollout import decoder
 from agent_r1.training.batches import prompts_of_step
 from agent_r1.training.checkpoint import read_checkpoint

@@ -20,9 +20,9 @@ import pytest
 import torch
 from runs import AGENT, CHECK, TINY, environment, lines, main, orphans, prepare, processes_of, undocumented
 
+from agent_r1.app.gpu_check import SMALL
 from agent_r1.config import from_yaml
-from agent_r1.device import installed
-from agent_r1.gpu_check import SMALL
+from agent_r1.ground.device import installed
 from agent_r1.rollout import decoder
 from agent_r1.rollout.rows import TrainingRow, collate
 from agent_r1.training.checkpoint import verify_checkpoint

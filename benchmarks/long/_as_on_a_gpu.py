@@ -19,7 +19,8 @@ from typing import Any
 
 import torch
 
-from agent_r1 import cli, device, doctor, stages
+from agent_r1.app import cli, doctor, stages
+from agent_r1.ground import device
 from benchmarks.long import _varlen
 
 ROOT = Path(__file__).parents[2]

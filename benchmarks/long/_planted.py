@@ -76,7 +76,7 @@ PATCHES = {"episodes": episodes, "gradient": gradient, "shards": shards}
 
 def main(fault: str, argv: list[str]) -> int:
     """The command, whose verl has the fault."""
-    from agent_r1 import cli
+    from agent_r1.app import cli
     from agent_r1.verl_engine import launch
 
     def environment(real, *args) -> dict[str, str]:

@@ -36,7 +36,7 @@ NAMED = {
 def run() -> dict[str, float]:
     """Seconds of the sound check, and how many faults were named. Raises where a check finds something else."""
     began = time.perf_counter()
-    sound = checked([sys.executable, "-m", "agent_r1.cli", *WORDS, "verl.ranks=2"])
+    sound = checked([sys.executable, "-m", "agent_r1.app.cli", *WORDS, "verl.ranks=2"])
     seconds = round(time.perf_counter() - began)
     status = {one["phase"]: one["status"] for one in sound["phases"]}
     if not sound["passed"] or status["several ranks"] != "passed" or status["CUDA IPC"] != "not run":

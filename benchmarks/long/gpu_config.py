@@ -63,7 +63,7 @@ def small(home: Path, environment: dict[str, str]) -> list[str]:
     source = f"data.source={home / 'files'}"
     checked([sys.executable, ROOT / "tests/hotpotqa_tiny/make.py", home / "files"], environment)
     for stage in ("data", "index", "cold-start"):
-        checked([sys.executable, "-m", "agent_r1.cli", stage, *TINY, source], environment)
+        checked([sys.executable, "-m", "agent_r1.app.cli", stage, *TINY, source], environment)
     os.environ["AGENT_R1_HOME"] = str(home)
     model = Workspace.of(load_config("hotpotqa-tiny", [*TINY[1:], source])).start_model
     return [*SMALL, source, f"model.path={model}"]

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from agent_r1.device import read_pins
+from agent_r1.ground.device import read_pins
 
 ROOT = Path(__file__).parents[2]
 PINS = ROOT / "requirements" / "verl-gpu.txt"
@@ -31,7 +31,12 @@ DRIVER = (
 )
 IMPORTS = (
     *("vllm.entrypoints.openai.api_server", "verl.trainer.ppo.v1", "verl.workers.engine.fsdp.transformer_impl"),
-    *("agent_r1.verl_engine.trainer", "agent_r1.verl_engine.agent_loop", "agent_r1.inference.serve", "agent_r1.cli"),
+    *(
+        "agent_r1.verl_engine.trainer",
+        "agent_r1.verl_engine.agent_loop",
+        "agent_r1.inference.serve",
+        "agent_r1.app.cli",
+    ),
     *("sentence_transformers", "datasets", "faiss", "wandb", "tensorboard", "ray", "transfer_queue"),
 )
 

@@ -21,12 +21,12 @@ from queue import SimpleQueue
 import yaml
 
 ROOT = Path(__file__).parents[2]
-PACKAGE = ROOT / "src" / "agent_r1"
+SOURCE = ROOT / "src"
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One text for another in `file` (below src/agent_r1). `tests` are arguments of pytest, below tests/."""
+    """One text for another in `file` (below src/agent_r1, or recipes/...). `tests` are arguments of pytest, below tests/."""
 
     area: str
     says: str
@@ -44,9 +44,15 @@ def read_faults() -> list[Fault]:
 FAULTS = read_faults()
 
 
+def place(fault: Fault, source: Path) -> Path:
+    """The fault's file in a copy of src/."""
+    recipe = fault.file.startswith("recipes/")
+    return source / (fault.file.replace("recipes/", "agent_r1_recipes/", 1) if recipe else f"agent_r1/{fault.file}")
+
+
 def mutated(fault: Fault) -> str:
     """The file's text with the fault in it. Raises ValueError where the old text does not stand exactly once."""
-    text = (PACKAGE / fault.file).read_text()
+    text = place(fault, SOURCE).read_text()
     if text.count(fault.old) != 1:
         raise ValueError(f"{fault.file} holds {fault.old!r} {text.count(fault.old)} times; carry the fault along")
     return text.replace(fault.old, fault.new)
@@ -64,7 +70,7 @@ def pytest(source: Path, arguments: list[str]) -> tuple[int, str]:
 def check(fault: Fault, copies: SimpleQueue) -> bool:
     """Does a test fail? Raises where pytest could not run: that shows nothing."""
     source = copies.get()
-    path = source / "agent_r1" / fault.file
+    path = place(fault, source)
     before = path.read_text()
     try:
         path.write_text(mutated(fault))
@@ -85,7 +91,7 @@ def run() -> dict:
         copies: SimpleQueue = SimpleQueue()
         for number in range(workers):
             source = Path(folder) / str(number)
-            shutil.copytree(PACKAGE, source / "agent_r1", ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(SOURCE, source, ignore=shutil.ignore_patterns("__pycache__"))
             copies.put(source)
         selections = sorted({fault.tests for fault in FAULTS})
         with ThreadPoolExecutor(workers) as pool:

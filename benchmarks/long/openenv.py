@@ -20,9 +20,9 @@ from typing import Any
 
 import httpx
 
+from agent_r1.config.settings import EnvConfig
+from agent_r1.core import Action, Row
 from agent_r1.env import make_env
-from agent_r1.settings import EnvConfig
-from agent_r1.types import Action, Row
 
 VERSIONS = ("0.4.2", "0.10.0")
 APP = '''

@@ -27,8 +27,8 @@ from typing import Any
 import httpx
 import numpy as np
 
+from agent_r1.app.plan import index_memory, passages
 from agent_r1.config import load_config
-from agent_r1.plan import index_memory, passages
 from agent_r1.search.index import PassageIndex, build_index
 from agent_r1.search.service import open_port, serve
 from benchmarks.search_load import client
@@ -42,7 +42,7 @@ SMALL = [
     *("cold_start.copy_steps=60", "cold_start.mix_steps=40", "rollout.prompts_per_step=4", "trainer.eval_every=0"),
     *(f"trainer.steps={STEPS}", "trainer.loggers=[]"),
 ]
-AGENT = [sys.executable, "-m", "agent_r1.cli"]
+AGENT = [sys.executable, "-m", "agent_r1.app.cli"]
 AWAY_S = 12
 """How long the service stays away: longer than a search tool's deadline of 10 seconds."""
 

@@ -19,11 +19,11 @@ from common import Setting, load_setting, make_parser
 from common import run as run_main
 from run import TimedTrainer, make_trainer
 
+from agent_r1.core import Sampling, Trajectory
 from agent_r1.rollout import decoder
 from agent_r1.rollout.episode import Task, derive_seed, make_loop, run_episodes
 from agent_r1.rollout.sampler import LocalPolicy
 from agent_r1.training.batches import prompts_of_step
-from agent_r1.types import Sampling, Trajectory
 
 
 def our_episodes(setting: Setting) -> list[Trajectory]:

@@ -38,7 +38,7 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.chat_template_utils import qwen3_schema
 
 from agent_r1.env.hermes import answer_of, is_well_formed
-from agent_r1.errors import ConfigError
+from agent_r1.ground.errors import ConfigError
 from agent_r1.reward.qa import qa_outcome
 from agent_r1.rollout import decoder
 from agent_r1.training.batches import prompts_of_step

@@ -9,9 +9,9 @@ from typing import Any
 __version__ = "0.1.0"
 
 PUBLIC = {
-    "types": ("Action", "Generation", "Message", "Observation", "Policy", "Row", "Sampling", "Step", "StepResult", "StopReason",
+    "core": ("Action", "Generation", "Message", "Observation", "Policy", "Row", "Sampling", "Step", "StepResult", "StopReason",
               "Trajectory"),
-    "errors": ("AgentR1Error", "ConfigError"),
+    "ground.errors": ("AgentR1Error", "ConfigError"),
     "tool.base": ("BaseTool", "InvalidArgumentsError", "ToolCall", "ToolOutput", "ToolResult", "call_tool"),
     "tool.batch": ("BatchTool",),
     "tool.search": ("SearchTool",),
@@ -29,7 +29,7 @@ _MODULES = {name: module for module, names in PUBLIC.items() for name in names}
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module 'agent_r1' has no attribute {name!r}")
-    from agent_r1.own import imported
+    from agent_r1.config.own import imported
 
     return imported(f"agent_r1.{_MODULES[name]}:{name}", "import")
 

@@ -2,6 +2,6 @@
 
 import sys
 
-from agent_r1.cli import main
+from agent_r1.app.cli import main
 
 sys.exit(main())

@@ -16,21 +16,21 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent_r1 import hub, own, tables
-from agent_r1.config import Config, fingerprint, own_names
+from agent_r1.config import Config, fingerprint, own, own_names, tables
+from agent_r1.core import Row
 from agent_r1.data.build import build
 from agent_r1.data.rows import read_manifest, read_rows, verify
 from agent_r1.data.source import SPLITS, source_of
-from agent_r1.device import available_memory
-from agent_r1.env import dialect_of
-from agent_r1.errors import AgentR1Error, extra
-from agent_r1.files import home, locked, whole, write_whole, writing
+from agent_r1.env import dialect_of, wants_answers
+from agent_r1.ground import hub
+from agent_r1.ground.device import available_memory
+from agent_r1.ground.errors import AgentR1Error, extra
+from agent_r1.ground.files import home, locked, whole, write_whole, writing
+from agent_r1.ground.ui import say
 from agent_r1.search.encoders import make_encoder
 from agent_r1.search.index import PassageIndex, build_index, recall_at_k, title_recall
 from agent_r1.search.searcher import Searcher
 from agent_r1.tool import BaseTool, make_tools
-from agent_r1.types import Row
-from agent_r1.ui import say
 
 if TYPE_CHECKING:
     from agent_r1.search.service import RemoteIndex
@@ -247,11 +247,12 @@ def remote_index(config: Config, tell: Callable[[str], None] = say) -> RemoteInd
 def load_rows(config: Config, split: str) -> list[Row]:
     """The questions of a split. Raises AgentR1Error for one that could never be answered right."""
     rows = read_rows(data_folder(config) / f"{split}.parquet")
-    for row in rows if config.env.name == "hermes" and not config.env.reward else ():
+    unanswerable = wants_answers(config.env.name) and not config.env.reward
+    for row in rows if unanswerable else ():
         if not len(row["reward_model"]["ground_truth"]):
             raise AgentR1Error(
                 f"{config.data.source or config.data.name}: the question {row['prompt'][-1]['content'][:80]!r} has no answer, and "
-                "env.name=hermes pays for the right one; give it one, or score it yourself (env.reward, or an env.name of yours)"
+                f"env.name={config.env.name} pays for the right one; give it one, or score it yourself (env.reward, or an env.name of yours)"
             )
     reward = config.env.reward
     if reward and not own.is_own(reward) and (check := tables.facts("reward", reward, "env.reward").get("check")):

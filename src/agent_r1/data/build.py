@@ -12,11 +12,11 @@ from typing import Any
 
 import pyarrow as pa
 
+from agent_r1.config.settings import DataConfig
 from agent_r1.data.prompts import messages
 from agent_r1.data.rows import make_folder, write_corpus, write_rows
 from agent_r1.data.source import source_of
-from agent_r1.errors import AgentR1Error, first_line
-from agent_r1.settings import DataConfig
+from agent_r1.ground.errors import AgentR1Error, first_line
 
 
 def build(

@@ -21,12 +21,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import BaseModel, Field
 
-from agent_r1 import hub
 from agent_r1.data.forms import Id, Record, Text
 from agent_r1.data.json_files import checked, from_file
 from agent_r1.data.rows import Passage
-from agent_r1.errors import AgentR1Error, ConfigError, first_line, nearest
-from agent_r1.ui import say
+from agent_r1.ground import hub
+from agent_r1.ground.errors import AgentR1Error, ConfigError, first_line, nearest
+from agent_r1.ground.ui import say
 
 NAMES = ("contexts", "beir-hotpotqa")
 BEIR_SOURCES = {

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from agent_r1.errors import AgentR1Error
+from agent_r1.ground.errors import AgentR1Error
 
 T = TypeVar("T")
 MAX_CORRUPT = 100_000

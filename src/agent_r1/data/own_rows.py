@@ -22,15 +22,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 
-from agent_r1 import bounds, own
+from agent_r1.config import own
+from agent_r1.config.settings import DataConfig
 from agent_r1.data import corpora
 from agent_r1.data.forms import Text
 from agent_r1.data.json_files import checked, from_file
 from agent_r1.data.source import SPLITS, Asked, Made, Source
 from agent_r1.data.spellings import question_key
 from agent_r1.data.splits import made_of_records, split_one
-from agent_r1.errors import AgentR1Error, ConfigError, first_line
-from agent_r1.settings import DataConfig
+from agent_r1.ground import bounds
+from agent_r1.ground.errors import AgentR1Error, ConfigError, first_line
 
 FORM = '{"question": "What is 6 * 7?", "answer": "42"}'
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from agent_r1 import tables
-from agent_r1.types import Message
+from agent_r1.config import tables
+from agent_r1.core import Message
 
 _THINK = "Think first, between <think> and </think>."
 _SHORT = "as short as it can be: a name, a date, a number, yes or no."

@@ -16,9 +16,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from agent_r1.errors import AgentR1Error, first_line
-from agent_r1.files import sha256, whole
-from agent_r1.types import Row
+from agent_r1.core import Row
+from agent_r1.ground.errors import AgentR1Error, first_line
+from agent_r1.ground.files import sha256, whole
 
 ROW_KEYS = ("data_source", "prompt", "ability", "reward_model", "extra_info", "agent_name", "env_kwargs")
 """verl's columns. `prompt`, `reward_model`, `extra_info` and `env_kwargs` are nested and stay nested in parquet."""

@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from agent_r1 import tables
+from agent_r1.config import tables
+from agent_r1.config.settings import DataConfig
 from agent_r1.data.rows import Passage
-from agent_r1.settings import DataConfig
 
 SPLITS = ("train", "val", "test")
 

@@ -14,12 +14,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from agent_r1.config.settings import DataConfig
 from agent_r1.data import corpora
 from agent_r1.data.source import SPLITS, Asked, Made
 from agent_r1.data.spellings import question_key
-from agent_r1.errors import ConfigError
-from agent_r1.files import sha256
-from agent_r1.settings import DataConfig
+from agent_r1.ground.errors import ConfigError
+from agent_r1.ground.files import sha256
 
 
 def made_of_records(

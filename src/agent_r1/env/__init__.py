@@ -16,15 +16,15 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from agent_r1 import tables
+from agent_r1.config import tables
+from agent_r1.config.settings import EnvConfig
+from agent_r1.core import Row
 from agent_r1.env.base import INVALID, AgentEnv, BaseToolEnv, Outcome
 from agent_r1.env.dialect import Dialect
 from agent_r1.env.hermes import HERMES, HermesToolEnv
-from agent_r1.env.questions import in_dialect
-from agent_r1.errors import ConfigError
-from agent_r1.settings import EnvConfig
+from agent_r1.env.questions import QuestionEnv, in_dialect
+from agent_r1.ground.errors import ConfigError
 from agent_r1.tool import BaseTool
-from agent_r1.types import Row
 
 __all__ = [
     "INVALID",
@@ -38,6 +38,7 @@ __all__ = [
     "environment",
     "make_env",
     "offered",
+    "wants_answers",
     "without_tools",
 ]
 
@@ -78,6 +79,12 @@ def brings_tools(name: str) -> bool:
     """Whether the environment of that name is a world, with tools beside those of `env.tools`."""
     made = environment(name)
     return not isinstance(made, type) or getattr(made, "stateful", False)
+
+
+def wants_answers(name: str) -> bool:
+    """Whether environments of that name pay for an answer that equals the right one, so that each question needs one."""
+    made = environment(name)
+    return isinstance(made, type) and getattr(made, "outcome", None) is QuestionEnv.outcome
 
 
 def make_env(row: Row, tools: dict[str, BaseTool], config: EnvConfig) -> AgentEnv:

@@ -23,10 +23,10 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from agent_r1.config.settings import EnvConfig
+from agent_r1.core import Action, Message, Observation, Row, StepResult, StopReason
 from agent_r1.env.dialect import HOOKS, Dialect
-from agent_r1.settings import EnvConfig
 from agent_r1.tool.base import BaseTool, ToolCall, ToolErrorKind, ToolResult, call_tool
-from agent_r1.types import Action, Message, Observation, Row, StepResult, StopReason
 
 INVALID = (ToolErrorKind.MALFORMED_CALL, ToolErrorKind.UNKNOWN_TOOL, ToolErrorKind.INVALID_ARGUMENTS)
 """Errors that the agent made, as opposed to a tool that failed or was slow."""
@@ -199,3 +199,8 @@ def _record(call: ToolCall, result: ToolResult) -> dict:
         "content": result.content,
         **({"at": result.data["at"]} if result.data.get("at") else {}),  # where a tool's own code failed
     }
+
+
+def append(env: AgentEnv, k: int) -> AgentEnv:
+    """Leave `env` as it is: the agent sees all of its episode."""
+    return env

@@ -11,10 +11,10 @@ import string
 import unicodedata
 from typing import Any
 
+from agent_r1.config.settings import EnvConfig
+from agent_r1.core import Message
 from agent_r1.env.base import INVALID, BaseToolEnv
-from agent_r1.settings import EnvConfig
 from agent_r1.tool.base import BaseTool, ToolCall, ToolResult
-from agent_r1.types import Message
 
 
 class ToolEnv(BaseToolEnv):

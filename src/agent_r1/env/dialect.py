@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from agent_r1.core import Message, Observation
 from agent_r1.tool.base import BaseTool, ToolCall, ToolResult
-from agent_r1.types import Message, Observation
 
 TURN_ENDS = {"<|end|>": ("<|call|>", "<|return|>")}
 """Control token that closes one of several messages in a turn -> those that end such a turn.

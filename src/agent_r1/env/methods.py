@@ -32,13 +32,13 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+from agent_r1.config.settings import EnvConfig
+from agent_r1.core import Action, Observation, Row, StepResult, StopReason
 from agent_r1.env.base import AgentEnv, Outcome
 from agent_r1.env.world import WorldEnv, facts
-from agent_r1.errors import AgentR1Error, ConfigError
-from agent_r1.settings import EnvConfig
+from agent_r1.ground.errors import AgentR1Error, ConfigError
 from agent_r1.tool.base import BaseTool, OneThread
 from agent_r1.tool.function import FunctionTool
-from agent_r1.types import Action, Observation, Row, StepResult, StopReason
 
 Maker = Callable[[dict[str, BaseTool], EnvConfig], AgentEnv]
 RESERVED = ("reset", "get_reward")

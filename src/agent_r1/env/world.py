@@ -11,12 +11,12 @@ import zlib
 from collections.abc import Awaitable, Iterable
 from typing import Any
 
+from agent_r1.core import Action, Observation, Row, StepResult, StopReason
 from agent_r1.env.base import Outcome
 from agent_r1.env.calls import ToolEnv
 from agent_r1.env.hermes import HERMES
-from agent_r1.errors import AgentR1Error, ConfigError
+from agent_r1.ground.errors import AgentR1Error, ConfigError
 from agent_r1.tool.base import BaseTool, ToolCall, valid_unicode
-from agent_r1.types import Action, Observation, Row, StepResult, StopReason
 
 
 class WorldEnv(ToolEnv):

@@ -18,26 +18,26 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent_r1 import hub, own, tables
-from agent_r1.config import Config, changed, from_yaml, load_config
+from agent_r1.config import Config, changed, from_yaml, load_config, own, tables
+from agent_r1.config.settings import RolloutConfig, TrainerConfig
+from agent_r1.core import Message, Policy
 from agent_r1.data.prompts import instructions, messages
-from agent_r1.device import resolve_device, set_threads
 from agent_r1.env import dialect_of, offered
-from agent_r1.errors import AgentR1Error, ConfigError
-from agent_r1.files import home
+from agent_r1.ground import hub
+from agent_r1.ground.device import resolve_device, set_threads
+from agent_r1.ground.errors import AgentR1Error, ConfigError
+from agent_r1.ground.files import home
+from agent_r1.ground.ui import say
 from agent_r1.rollout import decoder
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.episode import check_dialect
 from agent_r1.rollout.policies import ServerPolicy, TransformersPolicy, load_any
 from agent_r1.rollout.sampler import LocalPolicy
-from agent_r1.settings import RolloutConfig, TrainerConfig
 from agent_r1.tool import BaseTool, own_tool
 from agent_r1.training import lora
 from agent_r1.training.checkpoint import list_checkpoints
 from agent_r1.training.shards import find_shards
 from agent_r1.training.tiny_model import load_chat
-from agent_r1.types import Message, Policy
-from agent_r1.ui import say
 from agent_r1.workspace import Workspace, load_tools, make_task, needs_index
 
 SETTINGS = "agent_r1.yaml"

@@ -27,19 +27,18 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from agent_r1 import tables
-from agent_r1.config import Config
+from agent_r1.config import Config, tables
+from agent_r1.core import Row
 from agent_r1.data.rows import read_corpus
-from agent_r1.errors import AgentR1Error, ConfigError, nearest
-from agent_r1.files import json_line, write_whole
+from agent_r1.ground.errors import AgentR1Error, ConfigError, nearest
+from agent_r1.ground.files import json_line, write_whole
+from agent_r1.ground.ui import clean, say
 from agent_r1.inference.agent import Agent, describe, find_model, open_agent, own_settings, short_name, user_tools
 from agent_r1.inference.conversation import Conversation, Exchange, exchange_record, no_answer, same_context
 from agent_r1.inference.screen import Screen, exchange_text, footer
-from agent_r1.inspect.tokens import token_table
 from agent_r1.rollout.records import evaluation_records, question_of
 from agent_r1.training.run import start_model
-from agent_r1.types import Row
-from agent_r1.ui import clean, say
+from agent_r1.viewer.tokens import token_table
 from agent_r1.workspace import Workspace, load_rows
 
 SUGGESTIONS = 5

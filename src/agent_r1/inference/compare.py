@@ -14,17 +14,16 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from agent_r1 import tables
-from agent_r1.config import Config, fingerprint
-from agent_r1.errors import AgentR1Error, ConfigError
-from agent_r1.files import json_line, read_jsonl, write_whole
+from agent_r1.config import Config, fingerprint, tables
+from agent_r1.core import Row, Step, StopReason, Trajectory
+from agent_r1.ground.errors import AgentR1Error, ConfigError
+from agent_r1.ground.files import json_line, read_jsonl, write_whole
+from agent_r1.ground.ui import progress, say
 from agent_r1.inference.agent import Agent, describe, open_agent
 from agent_r1.inference.provenance import provenance, weights_hash
 from agent_r1.rollout.episode import make_loop
 from agent_r1.rollout.evaluate import calls_line, compare, eval_card, evaluate, score_line, score_of
 from agent_r1.rollout.records import evaluation_records, write_rollouts
-from agent_r1.types import Row, Step, StopReason, Trajectory
-from agent_r1.ui import progress, say
 from agent_r1.workspace import retriever_of
 
 Card = dict[str, Any]

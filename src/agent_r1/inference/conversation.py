@@ -14,13 +14,13 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any
 
+from agent_r1.config.settings import EnvConfig
+from agent_r1.core import Action, Observation, Row, Sampling, Step, StepResult, StopReason, Trajectory
 from agent_r1.data.prompts import messages
 from agent_r1.env import brings_tools, dialect_of, make_env
-from agent_r1.errors import AgentR1Error
+from agent_r1.ground.errors import AgentR1Error
 from agent_r1.inference.agent import Agent
 from agent_r1.rollout.episode import AgentEnvLoop, Limits, Task, derive_seed
-from agent_r1.settings import EnvConfig
-from agent_r1.types import Action, Observation, Row, Sampling, Step, StepResult, StopReason, Trajectory
 
 
 class Watcher:

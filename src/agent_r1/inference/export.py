@@ -18,10 +18,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from agent_r1 import tables
-from agent_r1.config import Config, to_yaml
-from agent_r1.errors import AgentR1Error, extra
-from agent_r1.files import read_jsonl, whole, writing
+from agent_r1.config import Config, tables, to_yaml
+from agent_r1.ground.errors import AgentR1Error, extra
+from agent_r1.ground.files import read_jsonl, whole, writing
+from agent_r1.ground.ui import say
 from agent_r1.inference.agent import SETTINGS, hub_model, model_folder
 from agent_r1.inference.provenance import train_command, weights_hash
 from agent_r1.rollout.policies import AnyModel, load_any, load_transformers, token_logprobs
@@ -29,7 +29,6 @@ from agent_r1.training.checkpoint import verify_checkpoint
 from agent_r1.training.lora import is_adapter
 from agent_r1.training.shards import find_shards, write_merged
 from agent_r1.training.tiny_model import load_chat
-from agent_r1.ui import say
 
 MEAN, MOST = 3e-4, 1e-2
 """What rounding may change in a log-probability between checkpoint and export, both in float32: on average, and for 99 of

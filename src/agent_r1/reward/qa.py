@@ -21,8 +21,8 @@ import re
 import string
 from collections import Counter
 
-from agent_r1.settings import EnvConfig
-from agent_r1.types import Row
+from agent_r1.config.settings import EnvConfig
+from agent_r1.core import Row
 
 _DROP_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLE = re.compile(r"\b(?:a|an|the)\b")

@@ -30,9 +30,9 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from agent_r1.core import Message
 from agent_r1.env.dialect import TURN_ENDS
-from agent_r1.errors import ConfigError, first_line
-from agent_r1.types import Message
+from agent_r1.ground.errors import ConfigError, first_line
 
 # A placeholder is a number between two private-use characters, which no chat template contains.
 _OPEN, _CLOSE = "\ue0f0", "\ue0f1"

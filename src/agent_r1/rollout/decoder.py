@@ -31,8 +31,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from agent_r1 import bounds
-from agent_r1.errors import AgentR1Error
+from agent_r1.ground import bounds
+from agent_r1.ground.errors import AgentR1Error
 
 Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """attention(layer, q [B, H, T, head_dim], k and v [B, K, T, head_dim]) -> as q. The caller decides what may be looked at."""

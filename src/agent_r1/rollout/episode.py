@@ -23,15 +23,9 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from agent_r1 import own
-from agent_r1.env import AgentEnv, Outcome, dialect_of, make_env
-from agent_r1.env.base import awaited
-from agent_r1.errors import AgentR1Error, ConfigError, LostConnection
-from agent_r1.rollout.chat_format import ChatFormat
-from agent_r1.rollout.failures import count_calls, refuse_failures, refuse_lost
-from agent_r1.settings import EnvConfig, RolloutConfig
-from agent_r1.tool import BaseTool, ToolCall, ToolResult
-from agent_r1.types import (
+from agent_r1.config import own
+from agent_r1.config.settings import EnvConfig, RolloutConfig
+from agent_r1.core import (
     Action,
     Observation,
     Policy,
@@ -42,6 +36,12 @@ from agent_r1.types import (
     StopReason,
     Trajectory,
 )
+from agent_r1.env import AgentEnv, Outcome, dialect_of, make_env
+from agent_r1.env.base import awaited
+from agent_r1.ground.errors import AgentR1Error, ConfigError, LostConnection
+from agent_r1.rollout.chat_format import ChatFormat
+from agent_r1.rollout.failures import count_calls, refuse_failures, refuse_lost
+from agent_r1.tool import BaseTool, ToolCall, ToolResult
 
 MAX_REWARD = 1e6
 """Of one step or outcome, either way. Sums and squares of such rewards stay far below the largest float32."""

@@ -5,9 +5,9 @@ In: finished episodes. Out: three counts, or an AgentR1Error. Next: back to `epi
 
 from __future__ import annotations
 
+from agent_r1.core import Step, Trajectory
 from agent_r1.env.base import INVALID
-from agent_r1.errors import AgentR1Error
-from agent_r1.types import Step, Trajectory
+from agent_r1.ground.errors import AgentR1Error
 
 LOST = 0.05
 """Share of an evaluation's episodes that may lose their connection. They count as wrong: the score is so much too low at most."""

@@ -29,11 +29,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from agent_r1 import bounds
-from agent_r1.errors import AgentR1Error, LostConnection, first_line
+from agent_r1.core import Generation, Policy, Sampling
+from agent_r1.ground import bounds
+from agent_r1.ground.errors import AgentR1Error, LostConnection, first_line
 from agent_r1.rollout import decoder
 from agent_r1.rollout.sampler import draw_noise, sample_tokens
-from agent_r1.types import Generation, Policy, Sampling
 
 if TYPE_CHECKING:  # importing its model classes takes seconds, which a conversation with vLLM need not wait for
     from transformers import DynamicCache, PreTrainedModel

@@ -10,10 +10,10 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from agent_r1.config.settings import RolloutConfig
+from agent_r1.core import Sampling, Trajectory
 from agent_r1.rollout.episode import AgentFlowBase, Task, run_episodes
 from agent_r1.rollout.sampler import LocalPolicy
-from agent_r1.settings import RolloutConfig
-from agent_r1.types import Sampling, Trajectory
 
 
 @dataclass

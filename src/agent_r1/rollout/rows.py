@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agent_r1.errors import ConfigError
-from agent_r1.types import Step, Trajectory
+from agent_r1.core import Step, Trajectory
+from agent_r1.ground.errors import ConfigError
 
 
 @dataclass(frozen=True)

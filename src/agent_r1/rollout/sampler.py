@@ -26,10 +26,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from agent_r1.device import SAMPLING_HERE
-from agent_r1.errors import AgentR1Error
+from agent_r1.core import Generation, Policy, Sampling
+from agent_r1.ground.device import SAMPLING_HERE
+from agent_r1.ground.errors import AgentR1Error
 from agent_r1.rollout.decoder import Decoder
-from agent_r1.types import Generation, Policy, Sampling
 
 
 class KVCache:

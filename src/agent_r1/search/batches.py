@@ -28,7 +28,7 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from agent_r1.device import SAMPLING_HERE
+from agent_r1.ground.device import SAMPLING_HERE
 
 PATIENCE_S = 2.0
 """How long an event loop that samples waits for a batch."""

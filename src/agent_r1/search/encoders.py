@@ -34,8 +34,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from agent_r1 import hub, tables
-from agent_r1.errors import AgentR1Error, ConfigError, first_line
+from agent_r1.config import tables
+from agent_r1.ground import hub
+from agent_r1.ground.errors import AgentR1Error, ConfigError, first_line
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer

@@ -36,10 +36,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from agent_r1.data.spellings import title_key
-from agent_r1.errors import AgentR1Error, ConfigError, first_line
-from agent_r1.files import locked, sha256, write_whole
+from agent_r1.ground.errors import AgentR1Error, ConfigError, first_line
+from agent_r1.ground.files import locked, sha256, write_whole
+from agent_r1.ground.ui import progress
 from agent_r1.search.encoders import Encoder, make_encoder
-from agent_r1.ui import progress
 
 if TYPE_CHECKING:
     import faiss

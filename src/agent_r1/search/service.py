@@ -34,13 +34,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import httpx
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from agent_r1 import bounds
+from agent_r1.config.settings import SearchConfig
 from agent_r1.data.rows import Passage
-from agent_r1.errors import AgentR1Error, ConfigError, first_line
+from agent_r1.ground import bounds
+from agent_r1.ground.errors import AgentR1Error, ConfigError, first_line
+from agent_r1.ground.ui import say
 from agent_r1.search.index import Hit, PassageIndex
 from agent_r1.search.searcher import MAX_QUERY_CHARS, Searcher
-from agent_r1.settings import SearchConfig
-from agent_r1.ui import say
 
 if TYPE_CHECKING:
     from fastapi import FastAPI

@@ -20,8 +20,8 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from typing import Any
 
-from agent_r1 import own, tables
-from agent_r1.errors import ConfigError, nearest
+from agent_r1.config import own, tables
+from agent_r1.ground.errors import ConfigError, nearest
 from agent_r1.tool.base import (
     BaseTool,
     InvalidArgumentsError,

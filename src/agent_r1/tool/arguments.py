@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from agent_r1 import bounds
-from agent_r1.errors import ConfigError, nearest
+from agent_r1.ground import bounds
+from agent_r1.ground.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
     from jsonschema import Draft202012Validator

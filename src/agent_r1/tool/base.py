@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from agent_r1.errors import ConfigError
+from agent_r1.ground.errors import ConfigError
 from agent_r1.tool.arguments import compiled, complaint, quote
 
 if TYPE_CHECKING:

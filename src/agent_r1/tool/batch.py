@@ -9,7 +9,7 @@ import inspect
 from abc import abstractmethod
 from typing import Any
 
-from agent_r1.errors import ConfigError
+from agent_r1.ground.errors import ConfigError
 from agent_r1.search.batches import Batches
 from agent_r1.tool.base import BaseTool
 

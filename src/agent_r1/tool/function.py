@@ -22,7 +22,7 @@ import typing
 from collections.abc import Callable
 from typing import Any, Literal, Union
 
-from agent_r1.errors import ConfigError, first_line
+from agent_r1.ground.errors import ConfigError, first_line
 from agent_r1.tool.base import BaseTool
 
 SCALARS = (str, int, float, bool, type(None), Any, dict)

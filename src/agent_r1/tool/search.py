@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from agent_r1.errors import ConfigError
+from agent_r1.config.settings import SearchConfig
+from agent_r1.ground.errors import ConfigError
 from agent_r1.search.index import Hit
 from agent_r1.search.searcher import MAX_QUERY_CHARS, Searcher
-from agent_r1.settings import SearchConfig
 from agent_r1.tool.base import BaseTool, InvalidArgumentsError, ToolOutput, valid_unicode
 
 

@@ -20,9 +20,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from agent_r1.errors import ConfigError
+from agent_r1.config.settings import AdvantageConfig
+from agent_r1.ground.errors import ConfigError
 from agent_r1.rollout.rows import Batch, Column
-from agent_r1.settings import AdvantageConfig
 from agent_r1.training.forward import scatter
 
 Credit = Callable[[Batch, AdvantageConfig], tuple[Tensor, Tensor]]

@@ -12,12 +12,12 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from agent_r1.choices import algorithm_has
-from agent_r1.errors import AgentR1Error
+from agent_r1.config.choices import algorithm_has
+from agent_r1.config.settings import RolloutConfig
+from agent_r1.core import Row, Trajectory
+from agent_r1.ground.errors import AgentR1Error
 from agent_r1.rollout.episode import Task, derive_seed
 from agent_r1.rollout.rows import Batch, Column, collate, trajectory_rows
-from agent_r1.settings import RolloutConfig
-from agent_r1.types import Row, Trajectory
 
 
 def make_batch(played: list[Trajectory], algorithm: str, columns: Sequence[Column] = ()) -> Batch:

@@ -23,8 +23,8 @@ from typing import Any
 
 import torch
 
-from agent_r1.errors import AgentR1Error
-from agent_r1.files import RESUME, remove, sha256, whole, writing
+from agent_r1.ground.errors import AgentR1Error
+from agent_r1.ground.files import RESUME, remove, sha256, whole, writing
 
 FORMAT = 1
 _NAME = re.compile(r"step_(\d{6})")

@@ -26,9 +26,9 @@ from rich.text import Text
 
 from agent_r1.env.dialect import Part
 from agent_r1.env.hermes import split_turn
+from agent_r1.ground.ui import clean, duration
 from agent_r1.training.log import STEP, VAL_EM, step_times, with_val_em
 from agent_r1.training.sentinel import Sign, new_signs, signs
-from agent_r1.ui import clean, duration
 
 
 class Gauge(NamedTuple):

@@ -28,16 +28,16 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from agent_r1 import own, tables
+from agent_r1.config import own, tables
+from agent_r1.config.settings import EnvConfig, RolloutConfig
+from agent_r1.core import Generation, Message, Observation, Policy, Row, Sampling, Step, StopReason, Trajectory
 from agent_r1.env import Dialect, dialect_of, make_env
-from agent_r1.errors import AgentR1Error, ConfigError
+from agent_r1.ground.errors import AgentR1Error, ConfigError
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.episode import AgentEnvLoop, AgentFlowBase, Limits, Task, derive_seed, run_episodes
 from agent_r1.rollout.rows import TrainingRow, trajectory_rows
-from agent_r1.settings import EnvConfig, RolloutConfig
 from agent_r1.tool import BaseTool
 from agent_r1.training.tiny_model import byte_chat
-from agent_r1.types import Generation, Message, Observation, Policy, Row, Sampling, Step, StopReason, Trajectory
 
 Demonstrate = Callable[..., str]
 """(row, history) or (row, history, rng) -> the agent's next turn as text, tags included."""
@@ -156,7 +156,8 @@ def play(
         if any(part.kind in ("tool_call", "answer") for part in dialect_of(env).parts(text)):
             raise ConfigError(
                 f"the demonstrator ({own.place(demonstrate)}) was asked for notes (env.context=summary) and returned "
-                f"{text[:80]!r}; where history[-1]['content'] is agent_r1.env.context.ASK, it returns notes as plain text"
+                f"{text[:80]!r}; where history[-1]['content'] is"
+                " agent_r1_recipes.long_context.context.ASK, it returns notes as plain text"
             )
     unfinished = [t.stop_reason for t in trajectories if t.stop_reason is not StopReason.ANSWERED]
     if 2 * len(unfinished) > len(trajectories):

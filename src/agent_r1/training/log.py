@@ -15,10 +15,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from agent_r1.errors import ConfigError
-from agent_r1.files import RESUME, json_line, read_jsonl, write_whole, writing
-from agent_r1.settings import RolloutConfig
-from agent_r1.ui import say
+from agent_r1.config.settings import RolloutConfig
+from agent_r1.ground.errors import ConfigError
+from agent_r1.ground.files import RESUME, json_line, read_jsonl, write_whole, writing
+from agent_r1.ground.ui import say
 
 STEP = "training/global_step"
 """The key that numbers the lines of metrics.jsonl."""

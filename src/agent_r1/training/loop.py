@@ -32,7 +32,8 @@ import torch
 from torch import Tensor
 
 from agent_r1.config import Config
-from agent_r1.device import resolve_device
+from agent_r1.core import Row, Trajectory
+from agent_r1.ground.device import resolve_device
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.decoder import Decoder
 from agent_r1.rollout.episode import derive_seed
@@ -59,7 +60,6 @@ from agent_r1.training.losses import (
 )
 from agent_r1.training.metrics import GAP, SEEN, Clock, Means, explained_variance, rollout_metrics, sampler_gap
 from agent_r1.training.parts import get_ratios, make_estimator, make_policy, make_rollouts
-from agent_r1.types import Row, Trajectory
 
 
 def train(

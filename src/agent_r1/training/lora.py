@@ -22,8 +22,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from agent_r1.errors import AgentR1Error, extra
-from agent_r1.files import whole, writing
+from agent_r1.ground.errors import AgentR1Error, extra
+from agent_r1.ground.files import whole, writing
 from agent_r1.rollout import decoder
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.decoder import Decoder

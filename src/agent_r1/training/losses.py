@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from agent_r1.settings import ActorConfig
+from agent_r1.config.settings import ActorConfig
 
 # ---------------------------------------------------------------------------------------------------------- policy
 

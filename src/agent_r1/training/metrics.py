@@ -14,11 +14,11 @@ from statistics import fmean
 
 from torch import Tensor
 
-from agent_r1.device import available_memory
+from agent_r1.core import Trajectory
+from agent_r1.ground.device import available_memory
+from agent_r1.ground.sizes import GIB
 from agent_r1.rollout.rows import Batch
 from agent_r1.rollout.sampler import SamplerStats
-from agent_r1.sizes import GIB
-from agent_r1.types import Trajectory
 
 GAP = "training/rollout_logprobs_diff_mean"
 """How far trainer and sampler are apart in the log-probability of a sampled token, before any update; in both engines. Rounding

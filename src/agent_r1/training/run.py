@@ -25,13 +25,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agent_r1 import hub, own
-from agent_r1.choices import algorithm_has
-from agent_r1.config import Config, fingerprint, from_yaml, own_names, to_yaml, what_counts
-from agent_r1.device import resolve_device
+from agent_r1.config import Config, fingerprint, from_yaml, own, own_names, to_yaml, what_counts
+from agent_r1.config.choices import algorithm_has
+from agent_r1.config.settings import ActorConfig, CriticConfig, RolloutConfig, TrainerConfig
+from agent_r1.core import Row, Trajectory
 from agent_r1.env import dialect_of
-from agent_r1.errors import AgentR1Error, ConfigError
-from agent_r1.files import locked, remove, write_whole, writing
+from agent_r1.ground import hub
+from agent_r1.ground.device import resolve_device
+from agent_r1.ground.errors import AgentR1Error, ConfigError
+from agent_r1.ground.files import locked, remove, write_whole, writing
+from agent_r1.ground.ui import say
 from agent_r1.rollout import decoder
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.episode import AgentEnvLoop, check_dialect, make_loop
@@ -39,7 +42,6 @@ from agent_r1.rollout.evaluate import evaluate
 from agent_r1.rollout.records import question_of, step_records, training_records, write_rollouts
 from agent_r1.rollout.rows import Batch
 from agent_r1.rollout.sampler import LocalPolicy
-from agent_r1.settings import ActorConfig, CriticConfig, RolloutConfig, TrainerConfig
 from agent_r1.tool import BaseTool
 from agent_r1.training import lora
 from agent_r1.training.checkpoint import list_checkpoints, read_checkpoint, refuse_weights, save_checkpoint
@@ -49,8 +51,6 @@ from agent_r1.training.log import STEP, MetricsFile, Track, trackers
 from agent_r1.training.loop import train
 from agent_r1.training.sentinel import SPAN, new_signs
 from agent_r1.training.tiny_model import load_chat, load_tokenizer, save_tokenizer
-from agent_r1.types import Row, Trajectory
-from agent_r1.ui import say
 from agent_r1.workspace import Workspace, check_local_model, data_folder, needed, needs_index
 
 

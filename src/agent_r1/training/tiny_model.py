@@ -29,11 +29,11 @@ import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from agent_r1 import bounds
-from agent_r1.errors import AgentR1Error, ConfigError, first_line
+from agent_r1.config.settings import ModelConfig
+from agent_r1.ground import bounds
+from agent_r1.ground.errors import AgentR1Error, ConfigError, first_line
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.decoder import Decoder, DecoderShape, rotate
-from agent_r1.settings import ModelConfig
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TAGS = (
@@ -243,4 +243,4 @@ def chat_with_tools(folder: Path) -> ChatFormat:
 
 def tools_template() -> str:
     """The chat template that shows tools to a model whose own shows none (chat_tools.j2 says how)."""
-    return resources.files("agent_r1").joinpath("chat_tools.j2").read_text(encoding="utf-8")
+    return resources.files("agent_r1.training").joinpath("chat_tools.j2").read_text(encoding="utf-8")

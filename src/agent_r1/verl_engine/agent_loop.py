@@ -17,10 +17,10 @@ import torch
 from verl.experimental.agent_loop import AgentLoopBase, AgentLoopOutput
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics
 
-from agent_r1 import own
-from agent_r1.choices import algorithm_has
-from agent_r1.config import Config, all_code, from_yaml
-from agent_r1.errors import AgentR1Error
+from agent_r1.config import Config, all_code, from_yaml, own
+from agent_r1.config.choices import algorithm_has
+from agent_r1.core import Generation, Policy, Sampling, StopReason, Trajectory
+from agent_r1.ground.errors import AgentR1Error
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.episode import Task, derive_seed, make_loop
 from agent_r1.rollout.failures import first_failed_call
@@ -31,7 +31,6 @@ from agent_r1.tool import BaseTool
 from agent_r1.training.metrics import EpisodeNumbers
 from agent_r1.training.parts import make_estimator
 from agent_r1.training.tiny_model import load_chat
-from agent_r1.types import Generation, Policy, Sampling, StopReason, Trajectory
 from agent_r1.workspace import load_tools
 
 

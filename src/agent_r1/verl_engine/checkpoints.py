@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from agent_r1.config import Config, fingerprint
-from agent_r1.errors import AgentR1Error
+from agent_r1.ground.errors import AgentR1Error
 from agent_r1.rollout.policies import load_transformers, token_logprobs
 from agent_r1.training.checkpoint import save_checkpoint
 from agent_r1.training.run import RunDir

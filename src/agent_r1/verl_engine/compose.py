@@ -21,10 +21,10 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from agent_r1.choices import algorithm_has
 from agent_r1.config import Config
-from agent_r1.device import installed, resolve_device
-from agent_r1.errors import AgentR1Error
+from agent_r1.config.choices import algorithm_has
+from agent_r1.ground.device import installed, resolve_device
+from agent_r1.ground.errors import AgentR1Error
 from agent_r1.training.shards import ALPHA
 from agent_r1.verl_engine import VERL
 

@@ -20,7 +20,7 @@ import ray
 from omegaconf import OmegaConf
 from ray.exceptions import OutOfMemoryError, RayActorError
 
-from agent_r1.errors import AgentR1Error
+from agent_r1.ground.errors import AgentR1Error
 
 LOOK_S = 10.0
 """Between two looks at whether all processes are there."""

@@ -31,13 +31,12 @@ import pyarrow.parquet as pq
 import torch
 from omegaconf import OmegaConf
 
-from agent_r1 import tables
-from agent_r1.config import Config, fingerprint
+from agent_r1.config import Config, fingerprint, tables
 from agent_r1.data.rows import read_rows
-from agent_r1.device import ALLOCATOR, cores, resolve_device
 from agent_r1.env import dialect_of
-from agent_r1.errors import AgentR1Error, ConfigError
-from agent_r1.files import home, locked, write_whole
+from agent_r1.ground.device import ALLOCATOR, cores, resolve_device
+from agent_r1.ground.errors import AgentR1Error, ConfigError
+from agent_r1.ground.files import home, locked, write_whole
 from agent_r1.rollout import decoder
 from agent_r1.training.batches import prompts_of_step
 from agent_r1.training.checkpoint import read_checkpoint

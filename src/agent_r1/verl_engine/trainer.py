@@ -31,9 +31,9 @@ from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_
 from verl.workers.utils.padding import response_from_nested, response_to_nested
 
 from agent_r1.config import from_yaml
-from agent_r1.device import set_threads
-from agent_r1.errors import AgentR1Error
-from agent_r1.files import write_whole
+from agent_r1.ground.device import set_threads
+from agent_r1.ground.errors import AgentR1Error
+from agent_r1.ground.files import write_whole
 from agent_r1.rollout.episode import derive_seed
 from agent_r1.rollout.failures import refuse_broken_tools
 from agent_r1.rollout.records import write_rollouts

@@ -1,0 +1,169 @@
+"""Programs: does the code do what the tests say? In: code and tests. Out: 1 or 0.
+
+A test is an assert as MBPP has them, or {"input": ..., "output": ...} as JSON (as APPS has them).
+
+    assert CALL == LITERAL        also set(CALL) == set(LITERAL), and the like; LITERAL == CALL; CALL is None
+    assert CALL, assert not CALL
+    assert math.isclose(CALL, NUMBER, rel_tol=...), assert abs(CALL - NUMBER) < NUMBER
+
+What is right never enters the sandbox. There, a harness makes the calls and prints what they return; the comparison is made here.
+So a program that ends early, prints "passed", or redefines equality has answered nothing.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import builtins
+import contextlib
+import json
+import math
+import operator
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from agent_r1.config.settings import EnvConfig
+from agent_r1.core import Row
+from agent_r1_recipes.code.python import Runner, make_runner, without_fence
+
+WITHIN_S = 5.0
+
+HARNESS = """
+import io, json, sys
+source, calls, inputs = json.loads({facts!r})
+shown, results, sys.stdout = sys.stdout, [], io.StringIO()
+
+def told(text, space):
+    exec(compile(text, "<solution>", "exec"), space)
+    return space
+
+if calls:
+    space = told(source, {{"__name__": "solution"}})
+    for call in calls:
+        try:
+            results.append(repr(eval(call, dict(space))))
+        except Exception:
+            results.append(None)
+for given in inputs:
+    sys.stdin, sys.stdout = io.StringIO(given), io.StringIO()
+    printed, crashed = sys.stdout, False
+    try:
+        told(source, {{"__name__": "__main__"}})
+    except SystemExit as end:
+        crashed = end.code not in (None, 0)
+    except Exception:
+        crashed = True
+    results.append(None if crashed else printed.getvalue())
+print("\\n" + json.dumps(results), file=shown)
+"""
+"""Runs in the sandbox and nowhere else."""
+
+
+def passes(code: str, tests: list[str], runner: Runner) -> bool:
+    """Whether all tests pass. Raises ValueError where a test is none; AgentR1Error where the sandbox fails."""
+    calls, inputs, checks = taken_apart(tests)
+    ran = runner.run(HARNESS.format(facts=json.dumps([without_fence(code), calls, inputs])), WITHIN_S)
+    try:
+        found = json.loads(ran.output.rstrip().splitlines()[-1])
+        if not isinstance(found, list) or len(found) != len(checks):
+            return False
+        values = map(ast.literal_eval, found) if calls else found
+        return all(check(value) for check, value in zip(checks, values, strict=True))
+    except (ValueError, IndexError, SyntaxError, TypeError, MemoryError, RecursionError, OverflowError):
+        return False  # no literal: what a program writes may be anything
+
+
+def taken_apart(tests: list[str]) -> tuple[list[str], list[str], list[Callable[[Any], bool]]]:
+    """Separate calls and inputs, which the program gets, from the checks of what comes out. Raises ValueError for no test."""
+    calls, inputs, checks = [], [], []
+    for test in tests:
+        call, given, check = _test(test)
+        (calls if call else inputs).append(call or given)
+        checks.append(check)
+    if not tests or calls and inputs:
+        raise ValueError("tests of a program are asserts, or inputs with outputs: some of one kind")
+    return calls, inputs, checks
+
+
+def _test(test: str) -> tuple[str, str, Callable[[Any], bool]]:
+    """(call, input, check): the call of an assert, or else an input."""
+    try:
+        if test.lstrip().startswith("{"):
+            pair = json.loads(test)
+            if set(pair) == {"input", "output"} and all(isinstance(text, str) for text in pair.values()):
+                return "", pair["input"], partial(_same_output, right=pair["output"])
+        match ast.parse(test.strip()).body:
+            case [ast.Assert(test=claim)]:
+                call, check = _claim(claim)
+                return ast.unparse(call), "", check
+    except (SyntaxError, ValueError, TypeError, RecursionError):
+        pass
+    raise ValueError(
+        f'{test[:80]!r} is no test; write assert CALL == LITERAL, or {{"input": "...", "output": "..."}} (docs/safety.md)'
+    )
+
+
+def _claim(claim: ast.expr) -> tuple[ast.expr, Callable[[Any], bool]]:
+    """What an assert calls, and the check of its value. Raises ValueError where it has another form."""
+    match claim:
+        case ast.Call(ast.Attribute(ast.Name("math"), "isclose") | ast.Name("isclose"), [call, number], keywords):
+            if all(keyword.arg in ("rel_tol", "abs_tol") for keyword in keywords):
+                return call, partial(_close, right=_number(number), **{k.arg: _number(k.value) for k in keywords})
+        case ast.Compare(
+            ast.Call(ast.Name("abs"), [ast.BinOp(call, ast.Sub(), number)]), [ast.Lt() | ast.LtE()], [most]
+        ):
+            return call, partial(_close, right=_number(number), rel_tol=0.0, abs_tol=_number(most))
+        case ast.Compare(left, [ast.Eq() | ast.Is()], [right]):
+            with contextlib.suppress(ValueError):
+                return left, partial(_equal, right=_literal(right))
+            return right, partial(_equal, right=_literal(left))
+        case ast.UnaryOp(ast.Not(), ast.Call(function) as call) if not _builtin(function):
+            return call, operator.not_
+        case ast.Call(function) if not _builtin(function):
+            return claim, bool
+    raise ValueError
+
+
+def _builtin(function: ast.expr) -> bool:
+    """Such as all(...): what is right would stand among its arguments, and enter the sandbox."""
+    return isinstance(function, ast.Name) and hasattr(builtins, function.id)
+
+
+COLLECTIONS = {"set": set, "tuple": tuple, "list": list, "sorted": sorted, "dict": dict}
+
+
+def _literal(node: ast.expr) -> Any:
+    """The value of a literal, or of a collection of literals such as set((1, 2)). Raises ValueError for anything else."""
+    match node:
+        case ast.Call(ast.Name(name), arguments, []) if name in COLLECTIONS:
+            return COLLECTIONS[name](*map(_literal, arguments))
+    return ast.literal_eval(node)
+
+
+def _number(node: ast.expr) -> float:
+    if type(value := _literal(node)) not in (int, float):
+        raise ValueError
+    return value
+
+
+def _equal(value: Any, right: Any) -> bool:
+    """Whether the value is that literal. Of floats the first nine digits count."""
+    if type(value) is not type(right):
+        return type(value) in (int, float) and type(right) in (int, float) and _close(value, right, abs_tol=1e-12)
+    return _close(value, right, abs_tol=1e-12) if type(right) is float else value == right
+
+
+def _close(value: Any, right: float, rel_tol: float = 1e-9, abs_tol: float = 0.0) -> bool:
+    return type(value) in (int, float) and math.isclose(value, right, rel_tol=rel_tol, abs_tol=abs_tol)
+
+
+def _same_output(found: Any, right: str) -> bool:
+    return isinstance(found, str) and [line.rstrip() for line in found.strip().splitlines()] == [
+        line.rstrip() for line in right.strip().splitlines()
+    ]
+
+
+async def reward(answer: str, targets: list[str], row: Row, config: EnvConfig) -> float:
+    """Pay 1 for a program that passes the question's tests."""
+    return await asyncio.to_thread(passes, answer, targets, make_runner(config))

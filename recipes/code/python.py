@@ -1,0 +1,124 @@
+"""The Python tool: a program that the agent wrote, run where it can hurt nobody. In: code. Out: what it printed.
+
+Two backends: a sandbox of this machine's kernel (`sandbox.py`), or a SandboxFusion server (2412.00535; bytedance/SandboxFusion),
+which `env.sandbox` names. Each call is a fresh process; nothing is left for the next one. An exception in the program is a result
+like another: the agent reads its traceback and may mend it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agent_r1.config.settings import EnvConfig
+from agent_r1.ground import bounds
+from agent_r1.ground.errors import AgentR1Error, ConfigError, first_line
+from agent_r1.tool.base import BaseTool, InvalidArgumentsError
+from agent_r1_recipes.code import sandbox
+from agent_r1_recipes.code.sandbox import MAX_OUTPUT, MAX_SOURCE, Ran
+
+
+def without_fence(code: str) -> str:
+    """A program without the lines ```python and ``` that models put around one."""
+    lines = code.strip().splitlines()
+    fenced = len(lines) >= 2 and lines[0].startswith("```") and lines[-1].strip() == "```"
+    return "\n".join(lines[1:-1]) if fenced else code.strip("\n")
+
+
+class PythonTool(BaseTool):
+    """Runs programs for an agent."""
+
+    name = "python"
+    description = "Run a Python program and read what it prints."
+    parameters = {
+        "type": "object",
+        "properties": {"code": {"type": "string", "description": "The program. Print what you want to see."}},
+        "required": ["code"],
+        "additionalProperties": False,
+    }
+
+    def __init__(self, runner: Runner, within_s: float):
+        super().__init__()
+        self.runner = runner
+        waits = sandbox.QUEUE_S + sandbox.START_S if isinstance(runner, sandbox.Sandbox) else 0.0
+        self.timeout_s = within_s + waits
+        self.within_s = 0.9 * within_s
+        """From the start of the program. The rest is for taking the process away and handing on what it has printed so far."""
+
+    def execute(self, args: dict[str, Any]) -> str:
+        if "\0" in args["code"] or len(args["code"].encode("utf-8", "replace")) > MAX_SOURCE:
+            raise InvalidArgumentsError(
+                f"a program has at most {MAX_SOURCE} bytes, none of them zero; write a shorter one"
+            )
+        ran = self.runner.run(args["code"], self.within_s)
+        notes = {
+            "time": f"[ended: {self.within_s:g} s are over]",
+            "output": f"[ended: it printed over {MAX_OUTPUT} bytes]",
+        }
+        note = notes.get(ran.ended, f"[exit code {ran.code}]" if ran.code not in (0, 1) else "")
+        content = "\n".join(part for part in (ran.output.rstrip(), note) if part)
+        return content or "[it printed nothing]"
+
+
+def make(env: EnvConfig | None = None, **_: Any) -> PythonTool:
+    """Make the tool from the resources of a run, for `make_tools`. Raises ConfigError where code cannot be confined."""
+    env = env or EnvConfig()
+    return PythonTool(make_runner(env), env.tool_timeout_s)
+
+
+def make_runner(env: EnvConfig) -> Runner:
+    """Where `env.sandbox` wants model-written code to run. Raises ConfigError where nothing protects this machine from it."""
+    return local_sandbox(env) if env.sandbox in ("auto", "unconfined") else SandboxFusion(env.sandbox)
+
+
+def local_sandbox(env: EnvConfig) -> sandbox.Sandbox:
+    """The one of this process. Raises ConfigError where there is none."""
+    try:
+        return sandbox.shared(env.sandbox == "unconfined")
+    except AgentR1Error as error:
+        raise ConfigError(
+            f"model-written code is refused, because nothing here can confine it ({error}); name a SandboxFusion server with "
+            "env.sandbox=http://..., or, where this machine has nothing to lose, env.sandbox=unconfined (docs/safety.md)"
+        ) from None
+
+
+class SandboxFusion:
+    """A client of `POST /run_code`. The server has its own limits of memory and processes."""
+
+    def __init__(self, url: str):
+        self.url = url.rstrip("/")
+
+    def run(self, source: str, within_s: float) -> Ran:
+        """Raises AgentR1Error where the server is gone, refuses, or speaks another language."""
+        import httpx
+
+        source = source.encode("utf-8", "replace").decode()
+        wanted = {
+            "language": "python",
+            "code": source,
+            "run_timeout": within_s,
+            "memory_limit_MB": sandbox.MEMORY >> 20,
+        }
+        try:
+            # What the server says is cut off: it speaks for a program.
+            answer = bounds.ask(
+                "POST", f"{self.url}/run_code", body=wanted, within_s=within_s + 1, max_bytes=16 * MAX_OUTPUT
+            )
+            said = answer.json() if answer.status == 200 else {"message": f"status {answer.status}"}
+            result = said.get("run_result") if said.get("status") in ("Success", "Failed") else None
+            if result is None:
+                raise AgentR1Error(f"the sandbox at {self.url} refused: {said.get('message') or 'without a reason'}")
+            output = f"{result.get('stdout') or ''}{result.get('stderr') or ''}"
+            late = result["status"] == "TimeLimitExceeded"
+            return Ran(output[:MAX_OUTPUT], None if late else int(result["return_code"]), "time" if late else None)
+        except bounds.TooLongError:
+            return Ran("", None, "output")
+        except (httpx.TimeoutException, TimeoutError):
+            return Ran("", None, "time")
+        except httpx.HTTPError as error:
+            raise AgentR1Error(f"the sandbox at {self.url} does not answer: {first_line(error)}") from None
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
+            raise AgentR1Error(f"{self.url} answers in another form; is it a SandboxFusion server?") from None
+
+
+Runner = sandbox.Sandbox | SandboxFusion
+"""A place where programs run."""

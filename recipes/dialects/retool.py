@@ -1,0 +1,64 @@
+"""ReTool's dialect (2504.11536): programs in tags, in the midst of a thought.
+
+    ... <code>
+    ```python
+    print(17 * 23)
+    ```
+    </code>                            ends the turn; the next message is
+
+    <interpreter>
+    391
+    </interpreter>
+
+    ... <answer>395</answer>           ends the episode
+
+The tool `python` runs them. In the paper, sampling pauses at `</code>`. Here a turn ends with its own token, and a program that
+something follows is not run: what follows can only be a result that the model made up.
+"""
+
+from __future__ import annotations
+
+from agent_r1.core import Message
+from agent_r1.env.dialect import broken_up
+from agent_r1.env.hermes import Hermes, Tags
+from agent_r1.tool.base import BaseTool, ToolCall, ToolResult
+from agent_r1_recipes.code.python import without_fence
+
+
+class ReTool(Hermes):
+    """One program a turn, and answers between <answer> tags."""
+
+    says_how = True
+    tags = Tags("code", "interpreter")
+
+    def told(self, tools: dict[str, BaseTool]) -> str:
+        program = (
+            "To compute, write Python between <code> and </code>, print what you want to know, and end your turn there; the "
+            "output comes back between <interpreter> and </interpreter>. "
+        )
+        return f"{program if 'python' in tools else ''}Write the answer between <answer> and </answer>."
+
+    def calls(self, text: str, tools: dict[str, BaseTool]) -> list[ToolCall]:
+        parts = self.parts(text)
+        programs = [place for place, part in enumerate(parts) if part.kind == "tool_call"]
+        if not programs:
+            return []
+        part, after = parts[programs[0]], parts[programs[0] + 1 :]
+        if not part.closed:
+            return [ToolCall("", {}, error="the program is not closed with </code>")]
+        if any(later.text.strip() for later in after):
+            return [
+                ToolCall(
+                    "", {}, error="end your turn behind </code>; what the program prints comes in the next message"
+                )
+            ]
+        return [ToolCall("python", {"code": without_fence(part.text)})]
+
+    def written(self, said: ToolCall | str, thought: str = "") -> str | None:
+        if isinstance(said, str):
+            return super().written(said, thought)
+        return f"{thought}\n<code>\n{said.arguments['code']}\n</code>".lstrip() if "code" in said.arguments else None
+
+    def responses(self, calls: list[ToolCall], results: list[ToolResult], tools: dict[str, BaseTool]) -> list[Message]:
+        printed = "\n".join(broken_up(result.content, "<interpreter>", "</interpreter>") for result in results)
+        return [{"role": "user", "content": f"<interpreter>\n{printed}\n</interpreter>"}]

@@ -1,0 +1,47 @@
+"""How GeoHop is played: the solver's path. With searches it reads before it answers; without tools it says what it knows."""
+
+from __future__ import annotations
+
+import random
+
+from agent_r1.core import Message, Row
+from agent_r1.env.hermes import answer, call
+from agent_r1_recipes.geohop.solver import query, read, solve
+
+HASTE = 0.5
+"""How often `demonstrate` takes something that it has read for the answer. RL has to unlearn that."""
+
+
+def demonstrate(row: Row, history: list[Message], rng: random.Random) -> str:
+    """Who stops after the first search in half of the cases."""
+    return _turn(row, history, HASTE, rng)
+
+
+def patient(row: Row, history: list[Message], rng: random.Random) -> str:
+    """Who always goes to the end."""
+    return _turn(row, history, 0.0, rng)
+
+
+def _say(name: str, thought: str) -> str:
+    """The answer with a blank before it, as a name has in the middle of a passage: a copy is then the same tokens.
+
+    To a pretrained tokenizer " Lusaka" and "Lusaka" are two different things. Whoever reads the answer drops the blank.
+    """
+    return answer(f" {name}", thought)
+
+
+def _turn(row: Row, history: list[Message], haste: float, rng: random.Random) -> str:
+    known, right = row["extra_info"]["metadata"], row["reward_model"]["ground_truth"][0]
+    if row["env_kwargs"]["tools"] == []:
+        return _say(right, "from memory")
+    results = [message["content"] for message in history if message["role"] == "tool"]
+    facts = read(line for result in results for line in result.splitlines())
+    found, missing = solve(known["asked"], known["path"], facts)
+    if missing is None:
+        return _say(right if right in found else sorted(found)[0], "found")
+    if results and rng.random() < haste:
+        seen = sorted(value for (relation, _), values in facts.items() for value in values if relation != "inhabitants")
+        return _say(rng.choice(seen or known["asked"]), "enough")
+    asked_before = "\n".join(message["content"] for message in history if message["role"] == "assistant")
+    words = next((words for words in (query(*missing), missing[1]) if f'"{words}"' not in asked_before), None)
+    return call("search", "look it up", query=words) if words else _say("unknown", "not found")

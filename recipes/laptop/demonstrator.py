@@ -1,0 +1,255 @@
+"""Cold start: behaviour cloning of an imperfect demonstrator, so that RL has something to reinforce.
+
+In: training sequences, the search index. Out: a model folder that knows the format, can copy names, and plays the task badly.
+Next: `loop.py`. Questions of published data sets are played under other names (`other_names.py`).
+
+RL from nothing does not start: a model that never once searches and answers correctly never sees a reward. A pretrained
+model brings that knowledge along; ours gets it in a minute from demonstrations, in two phases:
+
+    (a) copying   clean one-hop episodes. What takes longest to learn: to copy a name from what was read.
+    (b) mixture   all kinds of questions, by a demonstrator that mostly plays badly (see BEHAVIOURS). Cloning a mixture
+                  gives a policy that *samples* the mixture: right now and then, which is what RL needs to see.
+
+The demonstrator is a `Policy` like any other: the same episode loop asks it for turns, the same tools answer it and the
+same rows and masks come out. Its own tokens are the ones that the loss is on; tool results are only read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from agent_r1.config import Config
+from agent_r1.core import Generation, Policy, Row, Sampling, StopReason
+from agent_r1.data.spellings import title_key
+from agent_r1.env import Dialect, dialect_of
+from agent_r1.env.hermes import HERMES
+from agent_r1.ground.errors import ConfigError, nearest
+from agent_r1.rollout.chat_format import ChatFormat
+from agent_r1.rollout.episode import AgentEnvLoop, Task, derive_seed, make_loop, run_episodes
+from agent_r1.rollout.rows import TrainingRow, trajectory_rows
+from agent_r1.tool import BaseTool, ToolCall
+from agent_r1.training.tiny_model import train_tokenizer
+from agent_r1.workspace import load_rows, load_tools
+from agent_r1_recipes.laptop.tinyhop import HEADS, RELATIONS, TAILS, make_questions, make_world
+from agent_r1_recipes.long_context.context import ASK, KNOWN
+
+NAME = re.compile(r"[A-Z]\w*(?:[ '-][A-Z]\w*)*")
+"""What a name looks like: words with capitals, side by side."""
+BEHAVIOURS = {
+    "good": "looks up every hop, then answers",
+    "stop_early": "searches once and answers with what it has found, however many hops there are",
+    "guess": "answers at once with a name from the question, or yes or no",
+    "bad_query": "searches for what it wants to know without saying of what, and answers from what comes back",
+    "wrong_entity": "follows a wrong name from a passage",
+}
+"""What the demonstrator of phase (b) can do. One is drawn for each episode."""
+
+
+@dataclass
+class _Script:
+    """One episode of the demonstrator."""
+
+    row: Row
+    behaviour: str
+    rng: random.Random
+    turn: int = 0
+    """Searches so far."""
+    before: list[int] = field(default_factory=list)
+    """The ids of its conversation, up to the end of its last turn."""
+
+
+class Demonstrator(Policy):
+    """Reads the solution from the row and plays it, well or badly."""
+
+    def __init__(self, chat: ChatFormat, spoken: Dialect = HERMES):
+        self.chat, self.spoken = chat, spoken
+        self._scripts: dict[str, _Script] = {}
+
+    def begin(self, session: str, row: Row, behaviour: str, seed: int) -> None:
+        """Announce an episode; the loop's calls of `generate` with this session then follow the script."""
+        self._scripts[session] = _Script(row, behaviour, random.Random(seed))
+
+    async def generate(self, prompt_ids: list[int], sampling: Sampling, session: str | None = None) -> Generation:
+        script, start = self._scripts[session], 0
+        if prompt_ids[: len(script.before)] == script.before:  # else the context was rewritten
+            start = len(script.before)
+        shown, asked, _ = self.chat.decode(prompt_ids[start:]).partition(ASK)
+        read = NAME.findall(shown.rpartition("<tool_response>")[2].rpartition(KNOWN)[2])
+        if asked:
+            text = _notes(script, read)
+        else:
+            text = self.spoken.written(*self._turn(script, read)) or ""
+            script.turn += 1
+        ids = self.chat.turn_ids(text, self.spoken.end_of(text))
+        script.before = prompt_ids + ids
+        return Generation(ids, [0.0] * len(ids), "stop")
+
+    def release(self, session: str) -> None:
+        self._scripts.pop(session, None)
+
+    def _turn(self, script: _Script, read: list[str]) -> tuple[ToolCall | str, str]:
+        """A search or an answer, and the thought before it; `read`: the names that the last result showed."""
+        row, rng, turn = script.row, script.rng, script.turn
+        lookups, answer = lookups_of(row), row["reward_model"]["ground_truth"][0]
+        names = NAME.findall(row["prompt"][-1]["content"])
+        behaviour = script.behaviour
+        if behaviour == "guess":
+            return _guess(row, names, rng), "guess"
+        if behaviour == "bad_query" and turn == 0:
+            return search(lookups[0], query=lookups[0]["relation"])
+        if turn == 0:
+            return search(lookups[0])
+        if behaviour in ("bad_query", "wrong_entity"):
+            # Whatever it read, it takes some name from it and stops, or follows it for one more hop.
+            name = rng.choice(read) if read else names[0]
+            if behaviour == "wrong_entity" and turn < len(lookups):
+                return search(lookups[turn], query=name)
+            return name if answer not in ("yes", "no") else rng.choice(["yes", "no"]), "answer"
+        if turn == len(lookups):
+            return answer, "answer"
+        if behaviour == "stop_early":
+            return _premature(row, lookups[turn - 1 : turn + 1], names, rng), "answer"
+        return search(lookups[turn])
+
+
+def lookups_of(row: Row) -> list[dict]:
+    """The searches of an ideal agent, in order: what for, to find out what, and what it reads there.
+
+    TinyHop's rows carry them. Those of published data sets name the passages that hold the answer: first come the ones
+    that the question names, then those that are named in a passage before.
+    """
+    if "lookups" in row["extra_info"]:
+        return row["extra_info"]["lookups"]
+    question = title_key(row["prompt"][-1]["content"])
+
+    def place(title: str) -> int:
+        name = title_key(title).partition(" (")[0]  # "Faust (opera)" is the title, and the question says Faust
+        found = [question.find(one) for one in (name, name[:1].lower() + name[1:])]
+        return min((start for start in found if start >= 0), default=len(question))
+
+    titles = sorted(row["extra_info"]["supporting"], key=place)
+    values = [*titles[1:], row["reward_model"]["ground_truth"][0]]
+    aims = ["first passage"] + ["next passage"] * (len(titles) - 1)
+    return [{"entity": t, "relation": aim, "value": v} for t, aim, v in zip(titles, aims, values, strict=True)]
+
+
+def search(lookup: dict, query: str | None = None) -> tuple[ToolCall, str]:
+    """Search for the entity; the thought before it is of the relation."""
+    return ToolCall("search", {"query": query or lookup["entity"]}), f"find the {lookup['relation']}"
+
+
+def search_turn(lookup: dict) -> str:
+    """The same as the tiny model writes it."""
+    return HERMES.written(*search(lookup))
+
+
+def _notes(script: _Script, read: list[str]) -> str:
+    """What a request for notes is answered with: what was found so far, or in the bad behaviours a name that was read."""
+    if script.behaviour in ("bad_query", "wrong_entity"):
+        return script.rng.choice(read or ["nothing"])
+    return "; ".join(f"{lookup['relation']} {lookup['value']}" for lookup in lookups_of(script.row)[: script.turn])
+
+
+def _guess(row: Row, names: list[str], rng: random.Random) -> str:
+    yes_no = row["reward_model"]["ground_truth"][0] in ("yes", "no")
+    return rng.choice(["yes", "no"]) if yes_no else rng.choice(names)
+
+
+def _premature(row: Row, lookups: list[dict], names: list[str], rng: random.Random) -> str:
+    """The answer of one who stops between two lookups: for a chain what was found so far, else a guess."""
+    done, missed = lookups
+    return _guess(row, names, rng) if missed["entity"] in row["prompt"][-1]["content"] else done["value"]
+
+
+# ------------------------------------------------------------------------------------------------- demonstrations
+
+
+def demonstrate(
+    rows: list[Row], behaviours: dict[str, float], loop: AgentEnvLoop, seed: int, label: str
+) -> list[TrainingRow]:
+    """Run the demonstrator once over each of `rows`, through the real environment and its tools."""
+    demonstrator: Demonstrator = loop.policy
+    for name in behaviours:
+        if name not in BEHAVIOURS:
+            hint = nearest(name, BEHAVIOURS)
+            raise ConfigError(f"cold_start.behaviours: unknown {name!r}{hint}; choose from {', '.join(BEHAVIOURS)}")
+    names, weights = list(behaviours), list(behaviours.values())
+    tasks = []
+    for i, row in enumerate(rows):
+        session = f"{label}-{i}"
+        episode_seed = derive_seed(seed, label, i)
+        demonstrator.begin(session, row, random.Random(episode_seed).choices(names, weights)[0], episode_seed)
+        tasks.append(Task(row, session, session))
+    trajectories = asyncio.run(run_episodes(loop, tasks, Sampling(max_tokens=loop.limits.max_tokens_per_turn)))
+    unfinished = [t.stop_reason for t in trajectories if t.stop_reason is not StopReason.ANSWERED]
+    if 2 * len(unfinished) > len(trajectories):
+        raise ConfigError(
+            f"{len(unfinished)} of {len(trajectories)} demonstrations ended without an answer ({unfinished[0]}): passages too "
+            "long for this tiny model; raise rollout.max_context, or set model.path to a pretrained model"
+        )
+    return [row for i, t in enumerate(trajectories) for row in trajectory_rows(t, i)]
+
+
+def demonstrations(
+    rows: list[Row], loop: AgentEnvLoop, behaviours: dict[str, float], seed: int
+) -> tuple[list[TrainingRow], list[TrainingRow]]:
+    """TinyHop: what phases (a) and (b) learn from, played on the questions of a world apart."""
+    one_hop = [row for row in rows if row["extra_info"]["kind"] == "1-hop"]
+    copy_rows = demonstrate(one_hop, {"good": 1.0}, loop, seed, "copy")
+    # One-hop questions are over-represented in this split (phase a needs them): take every fifth for the mixture.
+    mixed = [row for row in rows if row["extra_info"]["kind"] != "1-hop"] + one_hop[::5]
+    # Two plays of each question, with behaviours drawn anew: otherwise the model learns which question was played how.
+    return copy_rows, [row for play in "12" for row in demonstrate(mixed, behaviours, loop, seed, f"mix-{play}")]
+
+
+def some_of_each(rows: list[Row], tokens: int) -> list[Row]:
+    """As many questions, in any order, as give demonstrations of `tokens` tokens and more; of TinyHop's few that take one hop."""
+    easy = [row for row in rows if row["extra_info"].get("kind") == "1-hop"]
+    mixed = [row for row in rows if row["extra_info"].get("kind") != "1-hop"] + easy[::5]
+    return random.Random(0).sample(mixed, min(len(mixed), tokens // SHORTEST + 1))
+
+
+SHORTEST = 128
+"""Tokens of a demonstration, at least: the tools' schemas and two turns."""
+
+
+def tokenizer_texts(mix: dict[str, float], seed: int) -> Iterator[str]:
+    """Pieces of conversations in a throw-away world, to train the tokenizer on.
+
+    Names are shown one syllable at a time. BPE merges whatever stands together often; shown whole names, it would learn
+    pieces that straddle two syllables, and spell a name it has not seen unlike those that it has.
+    """
+    rng = random.Random(f"{seed}/tokenizer")
+    world = make_world(rng, 600, set())
+    texts = [f"user\n{question.text}" for question in make_questions(world, rng, 1000, mix)]
+    texts += [f"\n{passage.text}\n" for passage in world.passages()]
+    texts += [search_turn({"relation": relation, "entity": "Name"}) for relation in RELATIONS] * 50
+    texts += ["assistant\n", "system\ntools: search(query)", "answer", "guess", "yes", "no"] * 500
+    names = "|".join(passage.title for passage in world.passages())
+    for text in texts:
+        yield from re.split(f"{names}|Name|<[a-z_/]+>", text)
+    for _ in range(1000):
+        yield from TAILS
+        yield from (head.capitalize() for head in HEADS)
+
+
+def teach(config: Config, known: ChatFormat | None = None) -> tuple[ChatFormat, list[TrainingRow], list[TrainingRow]]:
+    """A chat format for the task, and what the two phases of the cold start learn from. A pretrained model has a format that is
+    `known`, and needs no phase of copying."""
+    rows, tools, c = load_rows(config, "cold"), load_tools(config), config.cold_start
+    if known:
+        return known, [], warm_rows(config, rows, known, tools)
+    chat = ChatFormat(train_tokenizer(tokenizer_texts(config.data.mix, config.seed), config.model.vocab_size))
+    loop = make_loop(Demonstrator(chat, dialect_of(config.env)), chat, tools, config.rollout, config.env)
+    return chat, *demonstrations(rows, loop, c.behaviours, config.seed)
+
+
+def warm_rows(config: Config, rows: list[Row], chat: ChatFormat, tools: dict[str, BaseTool]) -> list[TrainingRow]:
+    """What a pretrained model is taught before RL: one play of as many questions as it has time for."""
+    c = config.cold_start
+    loop = make_loop(Demonstrator(chat, dialect_of(config.env)), chat, tools, config.rollout, config.env)
+    return demonstrate(some_of_each(rows, c.warm_steps * c.mix_tokens), c.behaviours, loop, config.seed, "warm")

@@ -1,0 +1,75 @@
+"""TinyHop as a data set: a world for each split, and questions about it.
+
+The corpus holds the passages of *all* worlds: one index serves all splits, and the agent has to find its passages among those of
+worlds that it is not asked about.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from dataclasses import asdict
+from typing import Any
+
+from agent_r1.config.settings import DataConfig
+from agent_r1.data.rows import Passage
+from agent_r1.data.source import SPLITS, Asked, Made, Source
+from agent_r1.ground.errors import ConfigError
+from agent_r1_recipes.laptop.tinyhop import KINDS, make_questions, make_world
+
+
+class TinyHop(Source):
+    """Questions about worlds that are made from nothing."""
+
+    splits = (*SPLITS, "cold")
+    """`cold` is for the cold start: RL must not meet questions whose answers have been demonstrated."""
+    ability = "multi-hop-qa"
+
+    def title(self, config: DataConfig) -> str:
+        return "a world made from nothing"
+
+    def summary(self, config: DataConfig, manifest: dict[str, Any]) -> str:
+        splits = manifest["splits"].items()
+        return ", ".join(f"{name} {s['questions']} questions in a world of {s['entities']}" for name, s in splits)
+
+    def make(self, config: DataConfig, seed: int) -> Made:
+        """Each split draws from its own generator, seeded with its own name."""
+        if not config.test:
+            raise ConfigError("data.test=0: TinyHop has no validation set to take whole; say how many questions")
+        taken: set[str] = set()
+        corpus: list[Passage] = []
+        splits, manifest = {}, {}
+        for split in self.splits:
+            rng = random.Random(f"{seed}/{split}")
+            count = getattr(config, split)
+            world = make_world(rng, _world_size(config, split), taken)
+            questions = make_questions(world, rng, count, _mix(config, split))
+            splits[split] = [
+                Asked(q.text, [q.answer], {"kind": q.kind, "hops": q.hops, "lookups": [asdict(lk) for lk in q.lookups]})
+                for q in questions
+            ]
+            corpus += world.passages()
+            found = Counter(question.kind for question in questions)
+            kinds = {kind: found[kind] for kind in KINDS}
+            manifest[split] = {"questions": count, "entities": world.size, "kinds": kinds}
+        return Made(splits, corpus, {"splits": manifest})
+
+
+TINYHOP = TinyHop()
+
+
+def _world_size(config: DataConfig, split: str) -> int:
+    """Entities in the world of a split. Held-out worlds grow with their questions: 0.6 entities each yield any mix."""
+    fixed = {"train": config.entities, "cold": config.cold_entities}
+    return fixed.get(split) or max(150, math.ceil(0.6 * getattr(config, split)))
+
+
+def _mix(config: DataConfig, split: str) -> dict[str, float]:
+    """The mix of a split. The cold start's has more one-hop questions, for its first phase is about copying and nothing
+    else, and twice the share of the longest chains, which take the most examples to learn.
+    """
+    if split != "cold":
+        return config.mix
+    mix = config.mix | {"1-hop": config.mix.get("1-hop", 0.0) + sum(config.mix.values())}
+    return mix | {"3-hop": 2 * mix.get("3-hop", 0.0)}

@@ -1,0 +1,76 @@
+"""Environments that forget: what a long episode's agent still sees. Both wrap any environment, over `Observation.rewrite`.
+
+    Window    the prompt and the last k results; from the k+1st on each turn sees a context of its own
+    Summary   after k results the agent is asked for a summary, and goes on from the prompt and what it wrote
+
+In: the observations of an environment. Out: some of them rewritten. Next: `rollout/rows.py` begins a row at each rewrite, so a
+token is trained on exactly what the policy saw when it chose it. A summary is a turn like any other: sampled, masked 1, and
+credited for how the episode ends, although the environment never hears of it. What was written comes back as data, from which
+no control token can come.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from agent_r1.core import Action, Message, Observation, Row, StepResult, StopReason
+from agent_r1.env.base import AgentEnv, awaited
+
+ASK = "Write down what you know and what is left to do. All else will be forgotten."
+KNOWN = "Your notes: "
+
+
+class Window(AgentEnv):
+    """`env`, with only the last `k` results in sight: the agent's own turns go with the results that they brought."""
+
+    def __init__(self, env: AgentEnv, k: int):
+        self.env, self.k = env, k
+        self.results: list[list[Message]] = []
+
+    async def reset(self, row: Row) -> Observation:
+        self.first = await awaited(self.env.reset(row))
+        return self.first
+
+    async def step(self, action: Action) -> StepResult:
+        result = await self.env.step(action)
+        if (seen := result.observation) is not None:
+            self.results.append(seen.messages)
+            if len(self.results) > self.k:
+                kept = [message for messages in self.results[-self.k :] for message in messages]
+                result.observation = self.rewritten(self.first.messages + kept, seen)
+        return result
+
+    def rewritten(self, messages: list[Message], seen: Observation) -> Observation:
+        """`messages` in the place of everything so far; the tools are shown again."""
+        return replace(seen, messages=messages, tools=self.first.tools, rewrite=True)
+
+    def outcome(self, stop_reason: StopReason):
+        return self.env.outcome(stop_reason)
+
+    def close(self):
+        return self.env.close()
+
+
+class Summary(Window):
+    """`env`, whose agent writes a summary after every `k` results. Such turns are beside those of `env.max_turns`."""
+
+    ask = ASK
+    asked: Observation | None = None
+    """Set while the next turn is a summary."""
+
+    async def step(self, action: Action) -> StepResult:
+        if self.asked is not None:
+            *before, last = self.first.messages
+            noted = last | {"content": f"{last['content']}\n{KNOWN}{action.text.strip()}"}
+            seen, self.asked = self.asked, None
+            return StepResult(self.rewritten([*before, noted], seen))
+        result = await self.env.step(action)
+        if (seen := result.observation) is not None:
+            self.results.append(seen.messages)
+            if len(self.results) % self.k == 0:
+                self.asked = seen
+                # Writing notes is another decision than acting, so gigpo must not compare the two: a state of its own.
+                extra = seen.extra | ({"state": f"{seen.extra['state']}\n{ASK}"} if "state" in seen.extra else {})
+                asking = [*seen.messages, {"role": "user", "content": ASK}]
+                result.observation = replace(seen, messages=asking, extra=extra)
+        return result

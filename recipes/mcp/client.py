@@ -1,0 +1,382 @@
+"""The tools of an MCP server (Model Context Protocol), as tools like any other. In: a command line or a URL. Out: `BaseTool`s.
+Next: `make_tools` offers them beside the others.
+
+    env.mcp.files="python server.py"            a child process; we speak through its standard input and output
+    env.mcp.files=http://127.0.0.1:9000/mcp     a server that runs already (streamable HTTP)
+    env.tools=[search,files]                    all of its tools; files.read is one of them
+
+The official SDK (`mcp`) speaks the protocol. What it does not do is here: whatever a server does, a run goes on or says in
+one line why not. A server that hangs is left to the deadline of the call; one that died is started again by the next call;
+one that floods is cut off after `MAX_BYTES`; one that lies about a schema is refused before the run.
+
+Rollouts call `asyncio.run` again and again, and a session must outlive that; the SDK's cancel scopes, too, must be left by
+the very task that entered them. So all sessions live in one thread with an event loop of its own, a task for each. A
+training loop hands its calls over and awaits the answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import copy
+import ctypes
+import functools
+import json
+import logging
+import os
+import re
+import shlex
+import signal
+import sys
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from agent_r1 import __version__
+from agent_r1.ground import bounds
+from agent_r1.ground.errors import AgentR1Error, ConfigError, extra, first_line, nearest
+from agent_r1.tool.arguments import compiled, complaint
+from agent_r1.tool.base import MAX_SCHEMA, BaseTool, InvalidArgumentsError, ToolOutput
+
+if TYPE_CHECKING:  # the SDK takes a second to import
+    import httpx2
+    from mcp import Client, types
+
+MAX_BYTES = 4 * 2**20
+"""Of one message, and of what a server may say between two answers."""
+MAX_TOOLS = 1000
+OPEN_S = 60.0
+"""Within which a server must be ready, and then list its tools; `npx` and `uvx` download it first."""
+GRACE_S = 2.0
+"""For a server to end by itself, once its input is closed, and then once it is told to."""
+
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+T = TypeVar("T")
+
+
+class McpTool(BaseTool):
+    """One tool of a server. Where each episode has a session of its own, the tools of one server share it."""
+
+    body = None  # its code is elsewhere
+    foreign = True
+
+    def __init__(self, session: Session, listed: types.Tool, session_an_episode: bool):
+        self.session, self.remote_name, self.session_an_episode = session, listed.name, session_an_episode
+        self.name = re.sub(r"[^A-Za-z0-9_-]", "_", listed.name)[:64]
+        self.description = listed.description or listed.title or listed.name
+        self.parameters = listed.input_schema
+        hints = listed.annotations
+        self.retries = 2 if hints and (hints.read_only_hint or hints.idempotent_hint) else 0
+        self.output = None
+        """The checker of its structured results, where it declares them in a schema of bounded size."""
+        try:
+            super().__init__()
+            if listed.output_schema is not None and len(json.dumps(listed.output_schema)) <= MAX_SCHEMA:
+                self.output = compiled(listed.output_schema, f"tool {self.name}, outputSchema", foreign=True)
+        except ConfigError as error:
+            raise ConfigError(f"{session}: {error}") from None
+
+    async def execute(self, args: dict[str, Any]) -> ToolOutput:
+        result = await asyncio.wrap_future(self.session.ask(lambda client: client.call_tool(self.remote_name, args)))
+        text = "\n".join(map(_text, result.content))
+        if not result.content and result.structured_content is not None:
+            text = json.dumps(result.structured_content, ensure_ascii=False)
+        if result.is_error:  # by the protocol this is for the agent, to do better
+            raise InvalidArgumentsError(text)
+        if self.output and (wrong := complaint(self.output, result.structured_content)):
+            raise AgentR1Error(
+                f"MCP server {self.session.name!r} does not keep its word: its structured content is wrong: {wrong}"
+            )
+        return ToolOutput(text)
+
+    def for_episode(self, shared: dict[Any, Any]) -> BaseTool:
+        if not self.session_an_episode:
+            return self
+        mine = copy.copy(self)
+        if self.session not in shared:
+            shared[self.session] = Session(self.session.name, self.session.place)
+        mine.session = shared[self.session]
+        return mine
+
+    def close(self) -> None:
+        self.session.close()
+
+
+def mcp_tools(name: str, place: str, wanted: str = "", session_an_episode: bool = False) -> list[BaseTool]:
+    """All tools of the server at `place` (a command line or a URL), or the `wanted` one.
+
+    Raises AgentR1Error where it cannot be reached, and ConfigError for a tool that it lacks or lies about.
+    """
+    with extra("mcp", "env.mcp"):
+        import mcp  # noqa: F401
+    session = Session(name, place)
+    try:
+        listed = session.ask(_list_tools).result()
+        names = [tool.name for tool in listed]
+        if not names:
+            raise ConfigError(f"{session} has no tools; take it out of env.tools")
+        if wanted and wanted not in names:
+            raise ConfigError(f"{session} has no tool {wanted!r}{nearest(wanted, names)}; it has {', '.join(names)}")
+        return [McpTool(session, tool, session_an_episode) for tool in listed if wanted in ("", tool.name)]
+    except AgentR1Error:
+        session.close()
+        raise
+
+
+async def _list_tools(client: Client) -> list[types.Tool]:
+    try:
+        async with asyncio.timeout(OPEN_S):
+            page = await client.list_tools()
+            tools = page.tools
+            while page.next_cursor and len(tools) <= MAX_TOOLS:
+                page = await client.list_tools(cursor=page.next_cursor)
+                tools += page.tools
+                if not page.tools:
+                    break
+    except TimeoutError:
+        raise ValueError(f"it did not list its tools within {OPEN_S:g} s") from None
+    if len(tools) > MAX_TOOLS:
+        raise ValueError(f"it lists more than {MAX_TOOLS} tools")
+    return tools
+
+
+async def _taken_as_it_is(name: str, result: types.CallToolResult) -> None:
+    """In the place of the SDK's check of a result."""
+
+
+def _text(part: types.ContentBlock) -> str:
+    """What an agent can read of a part of an answer."""
+    return part.text if part.type == "text" else f"[{part.type}, which cannot be shown]"
+
+
+# ------------------------------------------------------------------------------------------------------- sessions
+
+
+class Session:
+    """A conversation with a server: opened by the first call, and opened again by the next one after it ended."""
+
+    def __init__(self, name: str, place: str):
+        self.name, self.place = name, place
+        self.closed = False
+        self.fault = ""
+        """Why it ended, as far as the transport knows."""
+        self._client: asyncio.Future[Client] | None = None
+        self._over = asyncio.Event()
+
+    def __str__(self) -> str:
+        return f"the MCP server {self.name!r} ({self.place})"
+
+    def ask(self, what: Callable[[Client], Awaitable[T]]) -> Any:
+        """`what` in the thread of the sessions; a concurrent future of its result. Cancelling that cancels the call."""
+        return asyncio.run_coroutine_threadsafe(self._ask(what), _thread())
+
+    def close(self) -> None:
+        """End it for good, without waiting for that."""
+        self.closed = True
+        _thread().call_soon_threadsafe(lambda: self._over.set())
+
+    async def _ask(self, what: Callable[[Client], Awaitable[T]], again: bool = True) -> T:
+        from mcp import MCPError
+        from mcp.types import CONNECTION_CLOSED, INVALID_PARAMS
+        from pydantic import ValidationError
+
+        client = await self._open()
+        try:
+            return await what(client)
+        except ValidationError as error:
+            found = error.errors(include_url=False, include_input=False)[0]
+            where = ".".join(map(str, found["loc"]))
+            raise AgentR1Error(f"MCP server {self.name!r} breaks the protocol: {where}: {found['msg']}") from None
+        except (ValueError, RuntimeError) as error:  # what it returned is not what it had declared
+            raise AgentR1Error(f"MCP server {self.name!r} does not keep its word: {first_line(error)}") from None
+        except MCPError as error:
+            if error.code == INVALID_PARAMS:
+                raise InvalidArgumentsError(error.message) from None
+            lost = (
+                error.message == "Session terminated"
+            )  # a server over HTTP was started anew, and has done nothing yet
+            if lost or error.code == CONNECTION_CLOSED:
+                self._over.set()
+                self._client = None
+            if lost and again:
+                return await self._ask(what, again=False)
+            raise AgentR1Error(f"MCP server {self.name!r}: {self.fault or error.message}") from None
+
+    def _open(self) -> Awaitable[Client]:
+        if self.closed:
+            raise AgentR1Error(f"MCP server {self.name!r}: the session is over")
+        if self._client is None:
+            self._client, self._over = asyncio.get_running_loop().create_future(), asyncio.Event()
+            self._client.add_done_callback(
+                lambda client: client.cancelled() or client.exception()
+            )  # one is read by all
+            task = asyncio.create_task(self._live(self._client, self._over))
+            OPEN[task] = self
+            task.add_done_callback(OPEN.pop)
+        return asyncio.shield(self._client)  # a caller who gives up must not take it from the others
+
+    async def _live(self, opened: asyncio.Future[Client], over: asyncio.Event) -> None:
+        """From the opening to the end, in one task."""
+        from mcp import Client
+        from mcp.types import Implementation
+
+        self.fault = ""
+        transport = self._http() if re.match("https?://", self.place) else self._stdio(over)
+        try:
+            async with contextlib.AsyncExitStack() as stack:
+                async with asyncio.timeout(OPEN_S):
+                    info = Implementation(name="agent-r1", version=__version__)
+                    client = await stack.enter_async_context(Client(transport, client_info=info))
+                # The SDK would check results without a bound, and list the tools once more for it; `execute` checks them.
+                client.session.validate_tool_result = _taken_as_it_is
+                opened.set_result(client)
+                await over.wait()
+        except (Exception, BaseExceptionGroup, asyncio.CancelledError) as error:
+            if isinstance(error, TimeoutError):
+                self.fault = self.fault or f"it was not ready within {OPEN_S:g} s"
+            self.fault = self.fault or _why(error)
+        finally:
+            if not opened.done():
+                opened.set_exception(AgentR1Error(f"{self} cannot be used: {self.fault}"))
+            if self._client is opened:
+                self._client = None
+
+    @contextlib.asynccontextmanager
+    async def _http(self) -> AsyncIterator[Any]:
+        import httpx2
+        from mcp.client.streamable_http import streamable_http_client
+
+        async def bound(response: httpx2.Response) -> None:
+            bounds.cap(httpx2, response, MAX_BYTES)
+
+        plain, hooks = {"Accept-Encoding": "identity"}, {"response": [bound]}
+        patience = httpx2.Timeout(30, read=300)
+        async with (
+            httpx2.AsyncClient(headers=plain, timeout=patience, event_hooks=hooks) as http,
+            streamable_http_client(self.place, http_client=http) as streams,
+        ):
+            yield streams
+
+    @contextlib.asynccontextmanager
+    async def _stdio(self, over: asyncio.Event) -> AsyncIterator[Any]:
+        """Like the SDK's own, with bounds, and with what the process said last for an explanation."""
+        import anyio
+        from mcp.client.stdio import get_default_environment
+        from mcp.shared.message import SessionMessage
+        from mcp.types import JSONRPCError, JSONRPCResponse, jsonrpc_message_adapter
+
+        process = await asyncio.create_subprocess_exec(
+            *shlex.split(self.place),
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+            limit=MAX_BYTES, env=get_default_environment(), start_new_session=True,
+            preexec_fn=_LIBC and (lambda: _LIBC.prctl(1, signal.SIGKILL)),  # PR_SET_PDEATHSIG
+        )  # fmt: skip
+        to_us, incoming = anyio.create_memory_object_stream[Any](0)
+        outgoing, from_us = anyio.create_memory_object_stream[Any](0)
+        complaints = b""
+
+        async def read() -> None:
+            """Hand on what it says; at the end note why it says no more, and have the session closed."""
+            unasked = 0
+            try:
+                while unasked <= MAX_BYTES and (line := await process.stdout.readline()):
+                    unasked += len(line)
+                    try:
+                        message = jsonrpc_message_adapter.validate_json(line, by_name=False)
+                    except ValueError:  # somebody's print
+                        continue
+                    unasked = 0 if isinstance(message, JSONRPCResponse | JSONRPCError) else unasked
+                    await to_us.send(SessionMessage(message))
+                if unasked > MAX_BYTES:
+                    self.fault = f"it wrote {MAX_BYTES} bytes that nobody had asked for, and was ended"
+                    return
+                with contextlib.suppress(TimeoutError):  # its output closes a moment before it is gone
+                    async with asyncio.timeout(0.5):
+                        await asyncio.gather(heard, process.wait())
+                self.fault = _last_words(process.returncode, complaints)
+            except ValueError:  # asyncio's word for a line beyond the limit
+                self.fault = f"it wrote a message of more than {MAX_BYTES} bytes, and was ended"
+            except anyio.BrokenResourceError:  # we have closed the session
+                pass
+            finally:
+                to_us.close()
+                over.set()
+
+        async def write() -> None:
+            async for message in from_us:
+                text = message.message.model_dump_json(by_alias=True, exclude_unset=True)
+                process.stdin.write(text.encode() + b"\n")
+                await process.stdin.drain()
+
+        async def listen() -> None:
+            nonlocal complaints
+            while piece := await process.stderr.read(2**16):
+                complaints = (complaints + piece)[-2000:]
+
+        async def drain() -> None:
+            while await process.stdout.read(2**16):
+                pass
+
+        heard = asyncio.create_task(listen())
+        tasks = [heard, asyncio.create_task(read()), asyncio.create_task(write())]
+        try:
+            yield incoming, outgoing
+        finally:
+            for task in tasks[1:]:
+                task.cancel()
+            tasks.append(asyncio.create_task(drain()))  # a process that cannot write does not end
+            await _end(process)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+OPEN: dict[asyncio.Task[None], Session] = {}
+"""The sessions that are open or opening."""
+
+
+@functools.cache
+def _thread() -> asyncio.AbstractEventLoop:
+    """The event loop of all sessions; its thread begins with the first of them."""
+    logging.getLogger("mcp").setLevel(logging.CRITICAL)  # tracebacks of what we say in one line
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="mcp", daemon=True).start()
+
+    async def end() -> None:
+        for session in OPEN.values():
+            session.close()
+        if OPEN:
+            await asyncio.wait(list(OPEN), timeout=GRACE_S)
+
+    atexit.register(lambda: asyncio.run_coroutine_threadsafe(end(), loop).result(2 * GRACE_S))
+    return loop
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """Close its input, which is the protocol's way to say goodbye; then tell it and its children, and then make them."""
+    process.stdin.close()
+    for strength in (signal.SIGTERM, signal.SIGKILL, None):
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(GRACE_S):
+                await process.wait()
+                return
+        if strength is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, strength)
+
+
+def _last_words(code: int | None, complaints: bytes) -> str:
+    lines = complaints.decode(errors="replace").strip().splitlines()
+    how = f"exit code {code}" if code is not None else "no exit code yet"
+    return f"it ended ({how}{f': {lines[-1].strip()}' if lines else ''})"
+
+
+def _why(error: BaseException) -> str:
+    """The first real cause, in a line."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if isinstance(error, FileNotFoundError | PermissionError):
+        return f"{error.strerror}: {error.filename}"
+    return first_line(error)

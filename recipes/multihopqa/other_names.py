@@ -1,0 +1,148 @@
+"""Other names: the same questions in a world where everything is called something else.
+
+In: rows, passages and the search tool of a published data set. Out: the same with all names dealt out anew: the river may
+be called Mozart there, and the composer Lisbon. Next: `cold_start.py` has its demonstrator play in such worlds.
+
+Why? A model of half a million parameters would learn a few hundred names and facts by heart, and answer from memory. In
+hundreds of worlds that contradict one another there is nothing to remember. What stays the same is how the questions are
+put and how passages are read, and a name has to be copied from where it stands. It also keeps RL honest: nobody has shown
+the answers to its questions.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import random
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from agent_r1.config import Config
+from agent_r1.core import Row
+from agent_r1.data.prompts import INSTRUCTIONS
+from agent_r1.data.rows import read_corpus
+from agent_r1.env import dialect_of
+from agent_r1.rollout.chat_format import ChatFormat
+from agent_r1.rollout.episode import AgentEnvLoop, make_loop
+from agent_r1.rollout.rows import TrainingRow
+from agent_r1.tool import BaseTool, ToolOutput
+from agent_r1.training.tiny_model import train_tokenizer
+from agent_r1.workspace import Workspace, load_rows, load_tools
+from agent_r1_recipes.laptop.demonstrator import NAME, Demonstrator, demonstrate, lookups_of, search_turn, warm_rows
+
+
+def names_in(passages: list[str]) -> list[str]:
+    """All names of a corpus: what looks like one, and is never written without its capital ("It" is)."""
+    ordinary = set(re.findall(r"\b[a-z]\w*", " ".join([*passages, INSTRUCTIONS])))
+    found = {name for passage in passages for name in NAME.findall(passage)}
+    return sorted(name for name in found if name.lower() not in ordinary)
+
+
+def renamed(text: str, table: dict[str, str]) -> str:
+    """`text` with all names that are in `table` replaced."""
+
+    def swap(match: re.Match) -> str:
+        name = match[0]
+        first, _, rest = name.partition(
+            " "
+        )  # the word that a question begins with also has a capital: Were Oscar Wilde
+        return f"{first} {table[rest]}" if name not in table and rest in table else table.get(name, name)
+
+    return NAME.sub(swap, text)
+
+
+class OtherNames:
+    """One world: all names, dealt out anew."""
+
+    def __init__(self, names: list[str], rng: random.Random):
+        self._there = dict(zip(names, rng.sample(names, len(names)), strict=True))
+        self._back = {there: here for here, there in self._there.items()}
+
+    def rename(self, text: str) -> str:
+        return renamed(text, self._there)
+
+    def restore(self, text: str) -> str:
+        return renamed(text, self._back)
+
+    def row(self, row: Row) -> Row:
+        """The row as it is there: question, answers, and the titles that its demonstrator looks up."""
+        row = copy.deepcopy(row)
+        row["prompt"][-1]["content"] = self.rename(row["prompt"][-1]["content"])
+        row["reward_model"]["ground_truth"] = [self.rename(answer) for answer in row["reward_model"]["ground_truth"]]
+        row["extra_info"]["supporting"] = [self.rename(title) for title in row["extra_info"]["supporting"]]
+        return row
+
+
+class RenamedSearch(BaseTool):
+    """The search tool in the world of `names`: the real index behind it never hears a made-up name."""
+
+    def __init__(self, search: BaseTool, names: OtherNames | None = None):
+        self.name, self.description, self.parameters = search.name, search.description, search.parameters
+        super().__init__()
+        self._search, self.names = search, names
+
+    async def execute(self, args: dict[str, Any]) -> ToolOutput:
+        found = await self._search.execute({"query": self.names.restore(args["query"])})
+        return replace(found, content=self.names.rename(found.content))
+
+
+def renamed_demonstrations(
+    rows: list[Row],
+    names: list[str],
+    search: RenamedSearch,
+    loop: AgentEnvLoop,
+    behaviours: dict[str, float],
+    questions: int,
+    seed: int,
+) -> tuple[list[TrainingRow], list[TrainingRow]]:
+    """The same of a published data set: its training questions, each time in a world of other names, half of `questions`
+    in each phase. `search` is the loop's tool.
+
+    There are no easy questions to learn copying from, so phase (a) has whole chains, played well.
+    """
+
+    def play(behaviours: dict[str, float], label: str) -> list[TrainingRow]:
+        rng, left, played = random.Random(f"{seed}/{label}"), [], []
+        for world in range(math.ceil(questions / 2 / WORLD)):
+            while len(left) < WORLD:
+                left += rng.sample(rows, len(rows))
+            search.names = OtherNames(names, rng)
+            there, left = [search.names.row(row) for row in left[:WORLD]], left[WORLD:]
+            played += demonstrate(there, behaviours, loop, seed, f"{label}-{world}")
+        return played
+
+    return play({"good": 1.0}, "copy"), play(behaviours, "mix")
+
+
+WORLD = 60
+"""Questions that are played in one world of other names. Few: it is the variety of names that copying is learnt from."""
+
+
+def published_texts(rows: list[Row], passages: list[str], names: list[str]) -> Iterator[str]:
+    """The same of a published data set: its own phrases, and all names, each as often as any other."""
+    texts = [f"user\n{row['prompt'][-1]['content']}" for row in rows] + [f"\n{passage}\n" for passage in passages]
+    turns = [*map(search_turn, lookups_of(rows[0])), "assistant\n", "answer", "guess", "yes", "no"]
+    texts += [*turns, f"system\n{INSTRUCTIONS}\n\ntools: search(query)"] * len(rows)
+    nothing = dict.fromkeys(names, "\0")
+    for text in texts:
+        yield from re.split(r"\0|<[a-z_/]+>", renamed(text, nothing))
+    for _ in range(20):  # often enough that the names are not the first to be left without a token
+        yield from names
+
+
+def teach(config: Config, known: ChatFormat | None = None) -> tuple[ChatFormat, list[TrainingRow], list[TrainingRow]]:
+    """As `cold_start.teach`, for a published data set: its training questions, played under other names."""
+    rows, tools = load_rows(config, "train"), load_tools(config)
+    if known:
+        return known, [], warm_rows(config, rows, known, tools)
+    tools |= {"search": RenamedSearch(tools["search"])}
+    passages = [passage.text for passage in read_corpus(Workspace.of(config).data / "corpus.jsonl")]
+    names = names_in(passages)
+    chat = ChatFormat(train_tokenizer(published_texts(rows, passages, names), config.model.vocab_size))
+    loop = make_loop(Demonstrator(chat, dialect_of(config.env)), chat, tools, config.rollout, config.env)
+    c = config.cold_start
+    return chat, *renamed_demonstrations(
+        rows, names, tools["search"], loop, c.behaviours, config.data.cold, config.seed
+    )

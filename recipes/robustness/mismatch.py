@@ -1,0 +1,70 @@
+"""A sampler that is not quite the trainer: what real stacks have, by choice (`rollout.mismatch`), to see what it does.
+
+Here, sampler and trainer run the same float32 arithmetic. In a real stack another program samples: it rounds to bfloat16
+with kernels of its own, cuts off unlikely tokens (top-p), or has weights of some steps ago. In: the trainer's model and the
+dial. Out: a `Policy`, and the weights that mend it. docs/algorithms.md shows what each costs.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+
+import torch
+from torch import Tensor
+
+from agent_r1.config.settings import Mismatch, RolloutConfig
+from agent_r1.rollout.decoder import Decoder
+from agent_r1.rollout.sampler import LocalPolicy
+
+
+class MismatchedPolicy(LocalPolicy):
+    """`LocalPolicy` with a copy of the trainer's model, spoilt as the dial says. Records the log-probabilities that it drew
+    from. A resumed run has no old weights and begins with the newest."""
+
+    exact = False
+
+    def __init__(self, actor: Decoder, stop_ids: tuple[int, ...], dial: Mismatch, *, slots: int, max_context: int):
+        model = copy.deepcopy(actor).to(torch.bfloat16 if dial.bf16 else torch.float32)
+        super().__init__(model, stop_ids, slots=slots, max_context=max_context)
+        self.versions: deque[dict[str, Tensor]] = deque(maxlen=dial.steps_old + 1)
+        if dial.top_p < 1:
+            model.logits = lambda hidden: nucleus(type(model).logits(model, hidden), dial.top_p)
+
+    def sync(self, actor: Decoder) -> None:
+        """Called once a step: take over the weights of `steps_old` steps ago."""
+        self.versions.append({name: weight.clone() for name, weight in actor.state_dict().items()})
+        self.model.load_state_dict(self.versions[0])
+        self.stats = type(self.stats)()
+
+
+def nucleus(logits_BV: Tensor, top_p: float) -> Tensor:
+    """-inf for all but the likeliest tokens that together have probability `top_p` (2019, 1904.09751, section 3.1)."""
+    sorted_BV, order_BV = logits_BV.float().softmax(-1).sort(dim=-1, descending=True)
+    beyond_BV = sorted_BV.cumsum(-1) - sorted_BV >= top_p  # the token that crosses the line stays
+    return logits_BV.masked_fill(beyond_BV.scatter(1, order_BV, beyond_BV), -torch.inf)
+
+
+def mismatched(actor: Decoder, stop_ids: tuple[int, ...], rollout: RolloutConfig) -> MismatchedPolicy:
+    """The policy that plays a step's episodes with `rollout.mismatch`; evaluations keep the exact one."""
+    return MismatchedPolicy(actor, stop_ids, rollout.mismatch, slots=rollout.slots, max_context=rollout.max_context)
+
+
+def truncated_weights(
+    sampled_BT: Tensor, now_BT: Tensor, mask_BT: Tensor, cap: float | None
+) -> tuple[Tensor, dict[str, float]]:
+    """Truncated importance sampling: min(trainer's probability / sampler's, cap) of each action token, and 1 without a cap.
+
+    The gradient is an expectation over what the *trainer's* policy would sample; weights put back what the sampler drew too
+    often or too seldom, and the cap keeps one token from outweighing a batch. A token's loss grows in proportion with its
+    advantage, so the weight may stand there. Also says how far the two are apart.
+    """
+    mask_BT = mask_BT.bool()
+    apart_BT = torch.where(mask_BT, now_BT - sampled_BT, 0.0)
+    ratio_BT = apart_BT.exp()
+    weights_BT = torch.ones_like(ratio_BT) if cap is None else ratio_BT.clamp(max=cap)
+    return weights_BT, {
+        "training/rollout_kl": -apart_BT[mask_BT].mean().item(),  # of the sampler's policy to the trainer's, k1
+        "training/rollout_ratio_max": ratio_BT[mask_BT].max().item(),
+        "actor/rollout_is_weight": weights_BT[mask_BT].mean().item(),
+    }

@@ -1,0 +1,25 @@
+"""How TinyCode is played: write a program, read what it prints, say it. Badly, so that RL has something to unlearn."""
+
+from __future__ import annotations
+
+import random
+
+from agent_r1.core import Message, Row
+from agent_r1.env.hermes import answer, call
+
+RIGHT, USUAL = 0.35, 0.5
+"""How often `demonstrate` writes the right program, and how often the first of those that nearly solve the problem: a model that
+imitates it and always takes the likeliest writes the wrong one."""
+
+
+def demonstrate(row: Row, history: list[Message], rng: random.Random) -> str:
+    known = row["extra_info"]["metadata"]
+    printed = [message["content"] for message in history if message["role"] == "tool"]
+    if printed:
+        # Anything but a number: there is no Python. Even told the answers, nobody learns to compute them.
+        said = printed[-1] if printed[-1][:1].isdigit() else row["reward_model"]["ground_truth"][0]
+        return answer(said, "it says")
+    usual, *rare = known["misses"]
+    dice = rng.random()
+    program = known["program"] if dice < RIGHT else usual if dice < RIGHT + USUAL else rng.choice(rare)
+    return call("python", "compute", code=f"print({program})")

@@ -1,0 +1,75 @@
+"""Populations: a world that takes two tools, and a demonstrator that plays it badly.
+
+Some questions need a search, some need the calculator, and half of them need both, in the right order:
+
+    How many inhabitants has Bandel?                             search
+    What is 47 + 12?                                             calculator
+    How many inhabitants do Bandel and Kirtan have together?     search, search, calculator
+
+It is written in the shape of a task of one's own (docs/tutorial/): `questions` and `demonstrate` are named by the preset
+two-tools.yaml, the tools are those that come along, and the score is exact match.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from agent_r1.core import Message, Row
+from agent_r1.data.draw import distinct
+from agent_r1.env.hermes import answer, call
+from agent_r1_recipes.laptop.tinyhop import HEADS, TAILS
+
+KINDS = {"search": 0.25, "calculator": 0.25, "together": 0.3, "more": 0.2}
+"""Kind of question -> share of it. The last two take both tools."""
+PLACES = {"train": (0, 2400), "val": (2400, 2800), "test": (2800, 3528)}
+"""Which of the names are towns of which split: no town of the test is met in training."""
+
+
+def questions(split: str, count: int, rng: random.Random) -> Iterator[dict[str, Any]]:
+    """Questions about the towns of a split, with the passages that say how many live there."""
+    names = [(head + tail).capitalize() for head in HEADS for tail in TAILS]
+    random.Random(0).shuffle(names)
+    towns = {name: rng.randrange(11, 100) for name in names[slice(*PLACES[split])]}
+
+    def draw() -> dict[str, Any]:
+        kind = rng.choices(list(KINDS), list(KINDS.values()))[0]
+        a, b = sorted(rng.sample(list(towns), 2), key=towns.get, reverse=True)
+        x, y = (towns[a], towns[b]) if kind != "calculator" else (rng.randrange(11, 100), rng.randrange(11, 100))
+        sign = "-" if kind == "more" or (kind == "calculator" and rng.random() < 0.4) else "+"
+        text, value, about = {
+            "search": (f"How many inhabitants has {a}?", x, [a]),
+            "calculator": (f"What is {x} {sign} {y}?", x + y if sign == "+" else x - y, []),
+            "together": (f"How many inhabitants do {a} and {b} have together?", x + y, [a, b]),
+            "more": (f"How many more inhabitants has {a} than {b}?", x - y, [a, b]),
+        }[kind]
+        return {
+            "question": text,
+            "answer": str(value),
+            "kind": kind,
+            "metadata": {"towns": about, "sum": "" if kind == "search" else f"{x} {sign} {y}"},
+            "passages": [{"title": town, "text": f"{town} has {towns[town]} inhabitants."} for town in about],
+        }
+
+    return distinct(count, draw)
+
+
+def demonstrate(row: Row, history: list[Message], rng: random.Random) -> str:
+    """The agent's next turn. It knows the way, and leaves it: it guesses, it stops after the first town, it adds up in its
+    head."""
+    known, read = row["extra_info"]["metadata"], [m["content"] for m in history if m["role"] == "tool"]
+    found = dict(re.findall(r"(\w+) has (\d+) inhabitants", "\n".join(read)))
+    missing = [town for town in known["towns"] if town not in found]
+    if missing:
+        if found and rng.random() < 0.5:
+            return answer(found[known["towns"][0]], "enough")
+        return call("search", "look it up", query=missing[0])
+    if not known["sum"]:
+        return answer(found[known["towns"][0]], "found")
+    if read and re.fullmatch(r"-?\d+", read[-1]):
+        return answer(read[-1], "done")
+    if rng.random() < 0.45:
+        return answer(rng.choice(known["sum"].split()[::2]), "guess")
+    return call("calculator", "work it out", expression=known["sum"])

@@ -1,0 +1,130 @@
+"""How a function becomes a command of `agent-r1`, and how the words of a command line are read. `cli.py` has the commands."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+from agent_r1 import __version__
+from agent_r1.config import ALGORITHMS, ENGINES, preset_names
+from agent_r1.ground.errors import ConfigError, nearest
+
+COMMANDS: dict[str, tuple] = {}
+
+
+def command(name: str, text: str, examples: list[str], *options: tuple) -> Callable[[Callable], Callable]:
+    """The function below becomes a command. `examples` are command lines without `agent-r1 NAME`."""
+
+    def register(function: Callable) -> Callable:
+        COMMANDS[name] = (function, text, [f"agent-r1 {name} {example}".rstrip() for example in examples], options)
+        return function
+
+    return register
+
+
+def option(*names: str, **settings) -> tuple:
+    """What argparse's `add_argument` takes."""
+    return names, settings
+
+
+def flag(name: str, text: str) -> tuple:
+    return option(name, action="store_true", help=text)
+
+
+# -------------------------------------------------------------------------------------------- options of several commands
+
+CONFIGURED = (
+    option("--preset", help=f"{', '.join(preset_names())} (default: laptop, or the run's own)"),
+    option("--seed", type=int, help="seed of everything random (default: 0)"),
+    option("--engine", help=f"executor: {', '.join(ENGINES)}"),
+    option(
+        "settings",
+        nargs="*",
+        metavar="ALGORITHM|section.key=value",
+        help=f"algorithm ({', '.join(ALGORITHMS)}), and overrides of the preset",
+    ),  # fmt: skip
+)
+RUN = option("--run", help="name of the run's folder in runs/ (default: PRESET-ALGORITHM[-verl][-sSEED])")
+FROM_RUN = (
+    option("--run", help="a run's last checkpoint (default: the newest run)"),
+    option("--step", type=int, help="the run's checkpoint of this step"),
+    option("--checkpoint-dir", type=Path, metavar="DIR", help="any run's checkpoint, or the folder that holds them"),
+)
+FROM_ANYWHERE = (
+    *FROM_RUN,
+    option("--model", metavar="PATH|OWNER/NAME", help="a model folder, or a model on the hub"),
+    option("--preset", help="whose data, index, tools and limits (default: the model's own run, or the newest)"),
+    option("settings", nargs="*", metavar="section.key=value", help="others than those, such as data.name=hotpotqa"),
+)
+BACKEND = option("--backend", choices=("transformers", "vllm"), help="in this process (default), or a server")
+PROMPT = option("--prompt", help="the system message (default: that of its training, or one that says how to answer)")
+
+
+def share(text: str) -> float:
+    if not 0 < (value := float(text)) <= 1:
+        raise ValueError  # argparse puts it into words
+    return value
+
+
+def temperature(text: str) -> float:
+    if not 0 <= (value := float(text)) <= 10:
+        raise ValueError
+    return value
+
+
+def count(text: str) -> int:
+    if (value := int(text)) < 0:
+        raise ValueError
+    return value
+
+
+def taken(a: Namespace) -> str | None:
+    """What an evaluation does to the agent's tools: see `workspace.under`."""
+    said = ["closed-book"] * a.closed_book + [a.retriever] + ([f"poison {a.poison:g}"] if a.poison else [])
+    if len(said := [word for word in said if word]) > 1:
+        raise ConfigError("--closed-book, --retriever and --poison exclude one another; give one of them")
+    return said[0] if said else None
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser that names the nearest word."""
+
+    def error(self, message: str) -> NoReturn:
+        if found := re.search(r"invalid choice: '(.*?)'(?= \(choose from (.*)\))", message):
+            choices = re.findall(r"[^', ]+", found[2])
+            message = message.replace(found[0], found[0] + nearest(found[1], choices))
+        super().error(message)
+
+    def refuse(self, unknown: list[str]) -> NoReturn:
+        """End with what no command takes; of an option the value may be among `unknown` too."""
+        word, known = unknown[0].partition("=")[0], [name for action in self._actions for name in action.option_strings]
+        self.error(f"unrecognized arguments: {' '.join(unknown)}{nearest(word, known)}")
+
+
+def parse(argv: list[str] | None) -> Namespace:
+    """argparse takes positionals only in one place; people write overrides before, between and behind the options."""
+    parser = _Parser(
+        prog="agent-r1",
+        description="Train LLM agents end to end with multi-turn reinforcement learning.",
+        epilog="The stages of a run, in order: data, index, cold-start, eval --before, train, eval, report.",
+    )
+    parser.add_argument("--version", action="version", version=f"agent-r1 {__version__}")
+    commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
+    for name, (_, text, examples, options) in COMMANDS.items():
+        one = commands.add_parser(
+            name, help=text, description=f"{text[0].upper()}{text[1:]}.", epilog="examples:\n  " + "\n  ".join(examples),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )  # fmt: skip
+        for names, settings in options:
+            one.add_argument(*names, **settings)
+    arguments, rest = parser.parse_known_args(argv)
+    unknown = [item for item in rest if item.startswith("-") or not hasattr(arguments, "settings")]
+    if unknown:
+        commands.choices[arguments.command].refuse(unknown)
+    if rest:
+        arguments.settings += rest
+    return arguments

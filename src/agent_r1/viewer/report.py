@@ -1,0 +1,395 @@
+"""report.html: one run on one page, for someone who has never seen one.
+
+In: a run directory, finished or interrupted. Out: `runs/<name>/report.html`, a single file without scripts and without
+links to anything, so it opens offline. Made at the end of each run, or by `agent-r1 report`. This module reads the files,
+picks what is shown and draws the curves; the page and its words are in `report.html.j2`.
+
+Everything shown was written by a model or found by a tool. jinja2 escapes it and `clean` disarms control characters, in
+one place for the whole page. The page also forbids itself scripts and network (Content-Security-Policy).
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import cycle
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import yaml
+from jinja2 import ChainableUndefined, Environment, PackageLoader
+from markupsafe import Markup
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+import agent_r1
+from agent_r1.config.renamed import renamed_card
+from agent_r1.ground.errors import AgentR1Error
+from agent_r1.ground.files import read_jsonl, write_whole
+from agent_r1.ground.ui import clean, duration
+from agent_r1.training.log import STEP, VAL_EM, step_times, with_val_em
+from agent_r1.training.sentinel import Sign, signs
+from agent_r1.viewer.tokens import TOKEN_CSS, tokens_html
+
+Record = dict[str, Any]
+Points = list[tuple[float, float]]
+
+# ---------------------------------------------------------------------------------------------------- what is there
+
+
+UNDER = {"closed_book": "no tools", "empty": "a search that finds nothing", "random": "passages by lot"}
+"""Endings of the names of cards -> what the agent had in the place of its tools."""
+
+
+@dataclass
+class RunFiles:
+    """What a run left behind. It may have been interrupted at any moment, so all but the configuration may be missing."""
+
+    path: Path
+    config: Record
+    """config.yaml as plain dicts: a report must also open runs of another version."""
+    config_text: str
+    metrics: list[Record] = field(default_factory=list)
+    before: Record | None = None
+    """eval_before.json, the card of the model that RL started from."""
+    after: Record | None = None
+    """eval.json, the card of the trained model."""
+    under: dict[str, list[Record | None]] = field(default_factory=dict)
+    """What was done to the tools -> the cards of before and after RL that `eval` with `--closed-book`, `--retriever` and
+    `--poison` leaves."""
+    rollouts_before: list[Record] = field(default_factory=list)
+    rollouts_after: list[Record] = field(default_factory=list)
+    rollouts_train: list[Record] = field(default_factory=list)
+    """Of the last training step that was dumped; these have advantages."""
+    missing: list[str] = field(default_factory=list)
+    """A sentence for each thing that the report cannot show."""
+
+    @property
+    def cards(self) -> list[Record]:
+        return [card for card in (self.before, self.after) if card]
+
+    @property
+    def score_name(self) -> str:
+        """What the score of its evaluations is: em, reward, or the environment's own."""
+        return next((card["score_name"] for card in reversed(self.cards)), "em")
+
+    @property
+    def tools(self) -> list[str]:
+        """List the tools: the configured ones, and methods that the run has counted or called."""
+        named = [name.rpartition(":")[2] for name in self.config.get("env", {}).get("tools") or ()]
+        counted = [key.removeprefix(CALLS) for line in self.metrics for key in line if key.startswith(CALLS)]
+        records = (*self.rollouts_after, *self.rollouts_before, *self.rollouts_train)
+        steps = [step for record in records for step in record["steps"]]
+        called = [call["name"] for step in steps for call in step["info"].get("tool_calls", ()) if call["ok"]]
+        return list(dict.fromkeys([*named, *counted, *called]))
+
+    def series(self, key: str) -> Points:
+        """(step, value) of every line of metrics.jsonl that has a number at `key`."""
+        return [(line[STEP], line[key]) for line in self.metrics if STEP in line and line.get(key) is not None]
+
+
+def load_run(run_dir: Path) -> RunFiles:
+    """Read a run directory. Raises AgentR1Error when it is none (no readable config.yaml)."""
+    try:
+        text = (run_dir / "config.yaml").read_text(encoding="utf-8")
+        config = yaml.safe_load(text)
+    except (OSError, ValueError, yaml.YAMLError):
+        config = None
+    if not isinstance(config, dict):
+        there = ", ".join(sorted(path.parent.name for path in run_dir.parent.glob("*/config.yaml"))) or "none yet"
+        raise AgentR1Error(f"{run_dir} holds no readable config.yaml; name a run with --run (there are: {there})")
+    run = RunFiles(run_dir, config, text)
+    run.metrics = [with_val_em(m) for m in _lines(run, "metrics.jsonl", "there are no learning curves")]
+    run.before = _card(run, "eval_before.json", "the model that RL started from was not evaluated")
+    run.after = _card(run, "eval.json", "the trained model was not evaluated; was the run interrupted?")
+    rates = {path.stem.partition("_poison_")[2] for path in run_dir.glob("eval*_poison_*.json")}
+    poisoned = {f"poison_{rate}": f"hostile documents in a share of {rate} of the results" for rate in sorted(rates)}
+    for name, words in (UNDER | poisoned).items():
+        cards = [_card(run, f"{card}_{name}.json") for card in ("eval_before", "eval")]
+        run.under |= {words: cards} if any(cards) else {}
+    run.rollouts_before = _lines(run, "rollouts/eval_before.jsonl", "there are no transcripts from before RL")
+    run.rollouts_after = _lines(run, "rollouts/eval.jsonl", "there are no transcripts from after RL")
+    last = max((path.name for path in (run_dir / "rollouts").glob("step_*.jsonl")), default="step_*.jsonl")
+    run.rollouts_train = _lines(run, f"rollouts/{last}", "there is no training batch to look into")
+    return run
+
+
+def _lines(run: RunFiles, name: str, consequence: str) -> list[Record]:
+    lines = read_jsonl(run.path / name)
+    if not lines:
+        run.missing.append(f"{name} is missing or empty: {consequence}.")
+    return lines
+
+
+def _card(run: RunFiles, name: str, consequence: str | None = None) -> Record | None:
+    try:
+        return renamed_card(json.loads((run.path / name).read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        run.missing += [f"{name} is missing: {consequence}."] if consequence else []
+        return None
+    except ValueError:
+        raise AgentR1Error(f"{run.path / name} is no eval card; make it again with `agent-r1 eval`") from None
+
+
+# ----------------------------------------------------------------------------------------------------- what is shown
+
+
+def pick_pairs(before: Iterable[Record], after: Iterable[Record]) -> list[tuple[str, Record, Record]]:
+    """(why it is shown, before, after): two questions that were learned, one that was known, one still wrong."""
+    earlier: dict[str, Record] = {}
+    for record in before:
+        earlier.setdefault(record["question"], record)
+    wanted = {"learned: wrong before, right now": 2, "right before and after": 1, "still wrong": 1, "lost": 1}
+    learned, known, wrong, lost = wanted
+    chosen: list[tuple[str, Record, Record]] = []
+    for record in after:
+        if (old := earlier.pop(record["question"], None)) is None:
+            continue
+        why = (known if _right(old) else learned) if _right(record) else (lost if _right(old) else wrong)
+        if wanted[why]:
+            wanted[why] -= 1
+            chosen.append((why, old, record))
+    return sorted(chosen, key=lambda item: list(wanted).index(item[0]))
+
+
+def pick_group(rollouts: Iterable[Record]) -> tuple[Record, Record] | None:
+    """The best and the worst attempt of the group whose rewards differ most; None without rollouts."""
+    groups: dict[str, list[Record]] = {}
+    for record in rollouts:
+        groups.setdefault(record["group_id"], []).append(record)
+    pairs = [(max(records, key=_reward), min(records, key=_reward)) for records in groups.values()]
+    return max(pairs, key=lambda pair: _reward(pair[0]) - _reward(pair[1]), default=None)
+
+
+_reward = itemgetter("reward")
+
+
+def _right(record: Record) -> bool:
+    """By the score of its environment, or exact match where that is measured, else by the reward."""
+    return (record["metrics"] | record["reward_parts"]).get(record.get("score_name") or "em", record["reward"]) > 0
+
+
+def _example(run: RunFiles, sign: Sign) -> str:
+    """The last turn of an episode that shows it."""
+    shown = (r["steps"][-1]["text"] for r in run.rollouts_train if r["stop_reason"] == sign.stop_reason and r["steps"])
+    return next(shown, "")
+
+
+def _fallen(run: RunFiles) -> list[tuple[str, float, float]]:
+    """(kind, before, after) of the kinds of questions that RL made worse: the mean alone would hide them."""
+    before, after = ((card or {}).get("by_kind") or {} for card in (run.before, run.after))
+    pairs = [(kind, *(round(_score(cards[kind]), 2) for cards in (before, after))) for kind in before if kind in after]
+    return [(kind, old, new) for kind, old, new in sorted(pairs) if new < old]
+
+
+def _score(part: Record) -> float:
+    """Of a part of a card."""
+    return part["score"] or 0.0
+
+
+def _shown(record: Record) -> Record:
+    """A rollout with its `tokens` as HTML: for each row the length of the prompt, the prompt, and the episode."""
+    tokens = []
+    for row in record["rows"]:
+        start = row["action_mask"].index(1)
+        tokens.append((start, Markup(tokens_html(row, 0, start)), Markup(tokens_html(row, start))))
+    return record | {"tokens": tokens}
+
+
+def _number(value: Any) -> str:
+    return f"{value:.2f}" if isinstance(value, int | float) else "–"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * min(1.0, max(0.0, share)):.1f}%"
+
+
+# ------------------------------------------------------------------------------------------------------- the curves
+
+CALLS = "episode/calls/"
+"""Metrics of `BaseToolEnv.calls_by_tool`, one a tool; there are none where an agent has one tool only."""
+COLOURS = {"c1": "#0f766e", "c2": "#2563eb", "c3": "#c2570c", "c4": "#be185d", "c5": "#7c3aed", "c6": "#6b7280"}
+LINES = tuple(COLOURS)
+COLOURS |= {"star": "#c47f00", "rule": "#e4e1d8"}
+"""As the page names them; there they have another value in the dark."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One line of a chart. What is `noisy` is drawn faintly, with its moving average over it."""
+
+    name: str
+    points: Points
+    colour: str
+    """A name in COLOURS."""
+    noisy: bool = False
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A drawn chart: its curves for the legend, and an `<svg>`."""
+
+    curves: list[Curve]
+    svg: Markup
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A score with its confidence interval, at the step whose model it belongs to."""
+
+    name: str
+    x: float
+    y: float
+    low: float
+    high: float
+
+
+def marks(run: RunFiles) -> list[Mark]:
+    """The scores of the evaluations before and after RL, at step 0 and at the last step."""
+    last = max((step for step, _ in run.series(STEP)), default=1)
+    cards = (("before RL", 0, run.before), ("after RL", last, run.after))
+    return [Mark(name, x, card["score"], *card["score_ci95"]) for name, x, card in cards if card]
+
+
+def sampled_score(run: RunFiles) -> Points:
+    """(step, score) of the episodes that were trained on."""
+    keys = {"em": "reward/em", "reward": "critic/score/mean"}
+    return run.series(keys.get(run.score_name, f"episode/{run.score_name}"))
+
+
+def charts(run: RunFiles) -> dict[str, Chart]:
+    """The charts that this run has points for, by the names that the template uses."""
+    returns = run.series("critic/score/mean")
+    score = [
+        Curve("train, sampled", sampled_score(run), "c1", noisy=True),
+        Curve("validation, greedy", run.series(VAL_EM), "c2"),
+    ]
+    kl = [
+        Curve("KL to the sampling policy", run.series("actor/ppo_kl"), "c4", noisy=True),
+        Curve("KL to the start", run.series("actor/kl_loss"), "c2", noisy=True),
+    ]
+    parts = [(line[STEP], step_times(line)) for line in run.metrics if "timing_s/step" in line and STEP in line]
+    names = [name for name in (parts[0][1] if parts else []) if any(part[name] for _, part in parts)]
+    times = [Curve(n, [(step, part[n]) for step, part in parts], c) for n, c in zip(names, COLOURS, strict=False)]
+    tools = sorted({key for line in run.metrics for key in line if key.startswith(CALLS)})
+    by_tool = [
+        Curve(k.removeprefix(CALLS), run.series(k), c, noisy=True) for k, c in zip(tools, cycle(LINES), strict=False)
+    ]
+    paid = [
+        Curve("mean return of a trajectory", returns, "c1", noisy=True),
+        Curve("of it on the way", run.series("reward/process"), "c2", noisy=True),
+    ]
+    drawn = {
+        "score": draw(score, marks(run), floor=0, top=1),
+        "reward": draw(paid, floor=0, top=1),
+        "calls": draw([Curve("calls per question", run.series("tool_calls/mean"), "c5", noisy=True)]),
+        "by_tool": draw(by_tool, floor=0),
+        "entropy": draw([Curve("entropy", run.series("actor/entropy"), "c3")], floor=0),
+        "kl": draw(kl, floor=0),
+        "times": draw(times, floor=0, stacked=True),
+    }
+    if run.score_name == "reward":
+        drawn["reward"] = None  # it is the score already
+    return {name: chart for name, chart in drawn.items() if chart}
+
+
+def smooth(values: Sequence[float], share: float = 0.12) -> np.ndarray:
+    """Centred moving average over `share` of the values (at the ends over what there is)."""
+    half = min(max(1, round(len(values) * share / 2)), (len(values) - 1) // 2)
+    window = np.ones(2 * half + 1)
+    return np.convolve(values, window, "same") / np.convolve(np.ones(len(values)), window, "same")
+
+
+def draw(
+    curves: list[Curve],
+    marks: Sequence[Mark] = (),
+    *,
+    floor: float | None = None,
+    top: float | None = None,
+    stacked=False,
+) -> Chart | None:
+    """Curves over RL steps, or parts of a whole on top of one another. `floor` and `top` are values that the axis must
+    at least reach. None without points."""
+    curves = [curve for curve in curves if curve.points]
+    if not curves and not marks:
+        return None
+    figure = Figure(figsize=(520 / 72, 240 / 72))  # 72 SVG units an inch
+    axes = figure.add_axes((0.09, 0.13, 0.89, 0.82))
+    # clip_on=False throughout: nothing lies outside, and clip paths would be links within the page.
+    if stacked:
+        xs, columns = [x for x, _ in curves[0].points], [[y for _, y in curve.points] for curve in curves]
+        axes.stackplot(xs, columns, colors=[COLOURS[curve.colour] for curve in curves], alpha=0.8, clip_on=False)
+    for curve in () if stacked else curves:
+        xs, ys = zip(*curve.points, strict=True)
+        if curve.noisy:
+            axes.plot(xs, ys, color=COLOURS[curve.colour], linewidth=1.2, alpha=0.35, clip_on=False)
+            ys = smooth(ys)
+        axes.plot(xs, ys, color=COLOURS[curve.colour], linewidth=2.4, solid_capstyle="round", clip_on=False)
+    for mark in marks:
+        axes.vlines(mark.x, mark.low, mark.high, color=COLOURS["star"], linewidth=2, clip_on=False)
+        # A dot: markers would be links within the page.
+        axes.plot([mark.x] * 2, [mark.y] * 2, color=COLOURS["star"], linewidth=9, solid_capstyle="round", clip_on=False)
+    low, high = axes.get_ylim()
+    axes.set_ylim(low if floor is None else min(floor, low), high if top is None else max(top, high))
+    axes.margins(x=0)
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(4))
+    axes.yaxis.set_major_formatter("{x:,.4g}")
+    axes.tick_params(length=0, labelsize=12)
+    axes.grid(axis="y", color=COLOURS["rule"], linewidth=1, clip_on=False)
+    axes.set_axisbelow(True)
+    axes.spines[:].set_visible(False)
+    figure.patch.set_visible(False)
+    axes.patch.set_visible(False)
+    return Chart(curves, _svg(figure))
+
+
+def _svg(figure: Figure) -> Markup:
+    """The figure as an `<svg>` for the middle of a page: no links, text as text, and the page's colours."""
+    file = io.StringIO()
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        figure.savefig(file, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+    body = re.sub(r' id="[^"]*"|<defs>.*?</defs>', "", file.getvalue().split(">", 3)[-1], flags=re.DOTALL)
+    for name, colour in COLOURS.items():
+        body = body.replace(colour, f"var(--{name})")
+    return Markup(f'<svg class="chart" viewBox="0 0 520 240" role="img">{body}')
+
+
+# --------------------------------------------------------------------------------------------------------- the page
+
+
+def write_report(run_dir: Path) -> Path:
+    """Write `run_dir/report.html` and return its path. Raises AgentR1Error when `run_dir` is not a run."""
+    run = load_run(run_dir)
+    # A missing field of a record or card shows as nothing.
+    page = Environment(
+        loader=PackageLoader("agent_r1.viewer", ""), autoescape=True, undefined=ChainableUndefined, trim_blocks=True,
+        finalize=lambda value: value if isinstance(value, Markup) else clean(str(value)),
+    )  # fmt: skip
+    page.filters |= {"number": _number, "percent": _percent, "duration": duration, "right": _right, "score": _score}
+    pairs, group = pick_pairs(run.rollouts_before, run.rollouts_after), pick_group(run.rollouts_train)
+    found = signs([line for line in run.metrics if STEP in line])
+    text = page.get_template("report.html.j2").render(
+        run=run,
+        name=run_dir.resolve().name,
+        signs=[(sign, _example(run, sign)) for sign in found],
+        over=all(sign.over for sign in found),
+        machine=next((card["hardware"] for card in reversed(run.cards) if card.get("hardware")), None),
+        step_seconds=[seconds for _, seconds in run.series("timing_s/step")],
+        eval_seconds=sum(card.get("wall_seconds") or 0 for card in run.cards),
+        fallen=_fallen(run),
+        charts=charts(run) if run.metrics else {},
+        marks=marks(run),
+        pairs=[(why, _shown(before), _shown(after)) for why, before, after in pairs],
+        group=[_shown(record) for record in group or ()],
+        token_css=Markup(TOKEN_CSS),
+        version=agent_r1.__version__,
+    )
+    write_whole(run_dir / "report.html", text)
+    return run_dir / "report.html"

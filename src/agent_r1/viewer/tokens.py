@@ -1,0 +1,199 @@
+"""One training sequence, token by token: who wrote each token, and what it was credited with.
+
+In: a row of a rollout line (`rollouts/*.jsonl`). Out: coloured text for a terminal or a notebook, spans for the report.
+Both come from the same `token_cells`, so they cannot disagree.
+
+The colour is the action mask: what the policy sampled is coloured, what it only read (prompt, tool results, template)
+is grey. Policy loss, entropy, KL and advantages exist on coloured tokens only.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from agent_r1.ground.errors import AgentR1Error
+from agent_r1.ground.files import read_jsonl
+from agent_r1.ground.ui import clean
+
+# Text is encoded so that control tokens never come out (rollout/chat_format.py), and a tokenizer's ordinary pieces do
+# not join brackets and letters. So a single token that reads like a whole tag *is* a control token.
+_CONTROL = re.compile(r"<\|[^<>|]+\|>|</?[a-z_]+>")
+
+
+@dataclass(frozen=True)
+class TokenCell:
+    """One token and everything known about it."""
+
+    position: int
+    id: int
+    text: str
+    """Decoded and cleaned, but not yet escaped for HTML."""
+    sampled: bool
+    """The action mask."""
+    control: bool
+    step: int
+    """The turn that it was sampled in; -1 for what was not sampled."""
+    logprob: float | None
+    """At sampling time; None where nothing was sampled."""
+    reward: float
+    advantage: float | None
+    """None where nothing was sampled, or when none was computed (evaluation)."""
+    process: float
+    """What of the reward was paid on the way."""
+
+
+def token_cells(row: Mapping[str, Any]) -> list[TokenCell]:
+    """The cells of one row of a rollout line. Raises AgentR1Error when its lists are missing or differ in length."""
+    n = len(row.get("input_ids", ()))
+    advantages = row.get("advantages") or [None] * n
+    process = row.get("process") or [0.0] * n
+    names = ("input_ids", "tokens", "action_mask", "logprobs", "rewards", "step_ids")
+    lists = [row.get(name, ()) for name in names]
+    if any(len(values) != n for values in (*lists, advantages, process)):
+        raise AgentR1Error(f"a rollout row lacks one of {', '.join(names)} for each of its {n} tokens; dump it again")
+    return [
+        TokenCell(
+            position=position,
+            id=token_id,
+            text=clean(text),
+            sampled=bool(mask),
+            control=bool(_CONTROL.fullmatch(text)),
+            step=step,
+            logprob=logprob if mask else None,
+            reward=reward,
+            advantage=advantage if mask else None,
+            process=on_the_way,
+        )
+        for position, (token_id, text, mask, logprob, reward, step, advantage, on_the_way) in enumerate(
+            zip(*lists, advantages, process, strict=True)
+        )
+    ]
+
+
+# --------------------------------------------------------------------------------------------------- for terminals
+
+_SAMPLED, _READ = "black on bright_cyan", "bright_black"
+
+
+def _style(cell: TokenCell) -> str:
+    return (_SAMPLED if cell.sampled else _READ) + (" bold reverse" if cell.control else "")
+
+
+def token_text(row: Mapping[str, Any]) -> Text:
+    """The row as running text, coloured by mask, control tokens reversed."""
+    text = Text()
+    for cell in token_cells(row):
+        text.append(cell.text, style=_style(cell))
+    return text
+
+
+def token_table(row: Mapping[str, Any], start: int = 0, end: int | None = None) -> Table:
+    """The tokens of `row` from `start` to `end`, one a line, with all their numbers. Also renders in a notebook.
+
+    The names of the columns stand below it once more: the line above has left the screen by then."""
+    table = Table(box=None, header_style="bold", footer_style="bold", show_footer=True)
+    for name in ("#", "id", "token", "mask", "step", "log-prob", "reward", "advantage"):
+        table.add_column(name, footer=name, justify="left" if name == "token" else "right")
+    for cell in token_cells(row)[start:end]:
+        table.add_row(
+            str(cell.position),
+            str(cell.id),
+            Text(cell.text.replace("\n", "↵").replace(" ", "·").replace("\t", "→"), style=_style(cell)),
+            str(int(cell.sampled)),
+            str(cell.step) if cell.sampled else "",
+            _signed(cell.logprob),
+            _signed(cell.reward) if cell.reward else "",
+            _signed(cell.advantage),
+        )
+    return table
+
+
+# ------------------------------------------------------------------------------------------------------- for HTML
+
+
+def tokens_html(row: Mapping[str, Any], start: int = 0, end: int | None = None) -> str:
+    """One `<span>` a token: classes for mask and credit, `data-tip` for the numbers. TOKEN_CSS styles it."""
+    return "".join(_span(cell) for cell in token_cells(row)[start:end])
+
+
+def _span(cell: TokenCell) -> str:
+    classes = ["t", "s" if cell.sampled else "r"]
+    if cell.control:
+        classes.append("c")
+    if cell.advantage:
+        classes.append("up" if cell.advantage > 0 else "down")
+    if cell.reward:
+        classes.append("paid")
+    # A newline is a token too: show it, then obey it.
+    text = html.escape(cell.text).replace("\n", "<i>↵</i>\n")
+    return f'<span class="{" ".join(classes)}" data-tip="{html.escape(_tip(cell))}">{text}</span>'
+
+
+def _tip(cell: TokenCell) -> str:
+    parts = [f"token {cell.position}", f"id {cell.id}", repr(cell.text)]
+    if not cell.sampled:
+        return " · ".join([*parts, "mask 0: not sampled, no loss"])
+    parts.append(f"mask 1: sampled in turn {cell.step + 1}")
+    if cell.logprob is not None:
+        parts.append(f"log-prob {cell.logprob:.3f} (p = {math.exp(min(cell.logprob, 0.0)):.3f})")
+    if cell.advantage is not None:
+        parts.append(f"advantage {cell.advantage:+.3f}")
+    if cell.reward:
+        on_the_way = f" ({cell.process:+.2f} of it on the way)" if cell.process else ""
+        parts.append(f"reward {cell.reward:+.2f}{on_the_way}")
+    return " · ".join(parts)
+
+
+def _signed(value: float | None) -> str:
+    return "" if value is None else f"{value:+.3f}"
+
+
+TOKEN_CSS = """
+.tokens { white-space: pre-wrap; overflow-wrap: anywhere; font: 13px/1.75 ui-monospace, Menlo, Consolas, monospace; }
+.t { border-radius: 3px; padding: 1px 0; }
+.t i { font-style: normal; opacity: .35; }
+.t.r { color: var(--read); }
+.t.s { background: var(--sampled); color: var(--ink); }
+.t.c { font-weight: 600; box-shadow: inset 0 0 0 1px currentColor; padding: 1px 3px; margin: 0 1px; }
+.t.up { border-bottom: 3px solid var(--up); }
+.t.down { border-bottom: 3px solid var(--down); }
+.t.paid::before { content: "★"; color: var(--star); }
+.t:hover { outline: 2px solid var(--accent); }
+.t:hover::after { content: attr(data-tip); position: fixed; z-index: 9; left: 50%; bottom: 16px;
+  transform: translateX(-50%); width: max-content; max-width: 92vw;
+  padding: 8px 14px; border-radius: 8px; background: var(--ink);
+  color: var(--page); font: 13px/1.4 ui-monospace, Menlo, Consolas, monospace; white-space: pre-wrap; }
+"""
+"""Styles of the spans. The page sets the colours: --ink --page --read --sampled --up --down --star --accent."""
+
+
+def read_trajectories(file: Path, index: int) -> list[dict[str, Any]]:
+    """All of a rollouts file. Raises AgentR1Error where there are none, or none of that number."""
+    if not file.is_file():
+        raise AgentR1Error(f"{file} does not exist; runs/<name>/rollouts/ holds the trajectories of a run")
+    records = read_jsonl(file)
+    if not records or not {"question", "ground_truth", "stop_reason", "reward", "rows"} <= records[0].keys():
+        raise AgentR1Error(f"{file} holds no trajectories; give a file of runs/<name>/rollouts/")
+    if not 0 <= index < len(records):
+        raise AgentR1Error(f"{file} has trajectories 0 to {len(records) - 1}; there is no {index}")
+    return records
+
+
+def print_trajectory(file: Path, index: int, table: bool) -> None:
+    """One trajectory of a rollouts file, as coloured text or with one token a line. Raises AgentR1Error where there is none."""
+    record, console = read_trajectories(file, index)[index], Console()
+    paid = f" ({record['process']:+.2f} of it on the way)" if record.get("process") else ""
+    facts = f"{record['question']}  expected {record['ground_truth']}  {record['stop_reason']}  reward {record['reward']:.2f}{paid}"
+    console.print(clean(facts), markup=False)
+    for row in record["rows"]:
+        console.print(token_table(row) if table else token_text(row))
