@@ -96,7 +96,7 @@ def test_search_r1_as_published():
 def test_extending_says_only_what_differs(tmp_path, monkeypatch):
     (tmp_path / "a.yaml").write_text("actor: {lr: 0.5, minibatches: 2}\nseed: 3\nppo: {actor: {lr: 0.25}}\n")
     (tmp_path / "b.yaml").write_text("extends: a\nactor: {minibatches: 4}\nppo: {critic: {lr: 0.125}}\n")
-    monkeypatch.setattr(config_module, "_preset_dir", lambda: tmp_path)
+    monkeypatch.setattr(config_module, "presets", lambda: {file.stem: file for file in tmp_path.glob("*.yaml")})
     grpo, ppo = load_config("b", algorithm="grpo"), load_config("b", algorithm="ppo")
     assert (grpo.seed, grpo.actor.lr, grpo.actor.minibatches) == (3, 0.5, 4)
     assert (ppo.actor.lr, ppo.actor.minibatches, ppo.critic.lr) == (0.25, 4, 0.125)
@@ -107,7 +107,7 @@ def test_what_the_outermost_file_says_wins_over_an_inherited_section(tmp_path, m
     (tmp_path / "a.yaml").write_text("rollout: {slots: 3}\nppo: {rollout: {slots: 5}, critic: {lr: 0.25}}\n")
     (tmp_path / "b.yaml").write_text("extends: a\nrollout: {slots: 7}\n")
     (tmp_path / "c.yaml").write_text("extends: b\nsteppo: {rollout: {slots: 9}}\n")
-    monkeypatch.setattr(config_module, "_preset_dir", lambda: tmp_path)
+    monkeypatch.setattr(config_module, "presets", lambda: {file.stem: file for file in tmp_path.glob("*.yaml")})
     slots = {
         (name, algorithm): load_config(name, algorithm=algorithm).rollout.slots
         for name in "abc"
