@@ -159,6 +159,6 @@ def test_a_demonstrator_that_takes_the_request_for_a_turn_is_refused(monkeypatch
     def deaf(row, history):
         return demonstrator.demonstrate(row, [m for m in history if m["content"] != ASK], random.Random(0))
 
-    monkeypatch.setattr(demonstrate.own, "load", lambda name, setting: deaf)
+    monkeypatch.setattr(demonstrate, "demonstrator_of", lambda name: deaf)
     with pytest.raises(ConfigError, match=r"was asked for notes \(env.context=summary\) and returned '<tool_call>"):
         demonstrated(2, context="summary", context_results=2)

@@ -239,7 +239,7 @@ def test_a_failing_policy_stops_everything_with_its_own_error(chat):
 
 def test_a_row_that_cannot_be_played_stops_everything_with_one_line(chat):
     loop = make_loop(ScriptedPolicy(chat, [ANSWER]), chat, {}, RolloutConfig(), EnvConfig())
-    with pytest.raises(ConfigError, match="unknown environment 'hermse'"):
+    with pytest.raises(ConfigError, match="env.name='hermse' is unknown"):
         run(loop, task(question_row(agent_name="hermse")))
 
 

@@ -16,7 +16,6 @@ from conftest import random_model
 from hotpotqa_tiny import make
 from runs import ROOT, TINY, curve, killed_at, leftovers, main, rollouts, speedrun, steps, tree, weights
 
-from agent_r1.app import stages
 from agent_r1.config import load_config
 from agent_r1.core import Sampling
 from agent_r1.data.build import build
@@ -33,6 +32,7 @@ from agent_r1.training.run import write_model
 from agent_r1.training.tiny_model import load_chat, train_tokenizer
 from agent_r1.workspace import Workspace, load_rows
 from agent_r1_recipes.laptop.demonstrator import Demonstrator, lookups_of
+from agent_r1_recipes.multihopqa import other_names
 from agent_r1_recipes.multihopqa.other_names import (
     WORLD,
     OtherNames,
@@ -195,7 +195,7 @@ def test_a_preset_for_gpus_warms_its_model_up_on_supporting_titles(files, chat, 
     config = load_config("hotpotqa-1x24gb", words[2:], algorithm="grpo")
     start = Workspace.of(config).start_model
     assert not torch.equal(decoder.load(start).embed.weight, decoder.load(tmp_path / "base").embed.weight)
-    _, _, rows = stages.play_demonstrations(config, load_chat(start))
+    _, _, rows = other_names.teach(config, load_chat(start))
     titles = {r["prompt"][-1]["content"]: set(r["extra_info"]["supporting"]) for r in load_rows(config, "train")}
     for text in (chat.decode(row.input_ids) for row in rows):
         (asked,) = [question for question in titles if question in text]
