@@ -1,0 +1,87 @@
+"""Is training equal to the bit before and after a change of structure?
+
+    python -m benchmarks.same_bits record /tmp/before              smoke with seeds 0 to 4 and laptop with 0 and 1, one thread each
+    python -m benchmarks.same_bits check /tmp/before smoke-0       the same runs by this checkout, held against those
+
+Compared: every key of metrics.jsonl but clock readings, the weights that RL starts from, every file in rollouts/, and eval.json.
+Left out: seconds, and the names of artefacts and configurations, which change with every setting that is added (`NOT_COMPARED`).
+Bits depend on the CPU and on PyTorch, so both runs belong on one machine. A smoke run takes about a minute, laptop about five.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+RUNS = [*(f"smoke-{seed}" for seed in range(5)), "laptop-0", "laptop-1"]
+CLOCKS = ("timing_s/", "perf/")
+NOT_COMPARED = {
+    "seconds", "wall_seconds", "time_to_agent", "config_hash", "data", "index", "code", "model", "retriever", "versions", "machine",
+    "date",
+}  # fmt: skip
+
+
+def play(name: str, home: Path) -> None:
+    """Train and evaluate `PRESET-SEED` in the new folder `home`."""
+    preset, _, seed = name.rpartition("-")
+    home.mkdir(parents=True)
+    words = ["grpo", "--preset", preset, "--seed", seed]
+    env = os.environ | {"AGENT_R1_HOME": str(home), "OMP_NUM_THREADS": "1"}
+    for command in (["train", *words, "--plain", "trainer.threads=1"], ["eval", *words, "trainer.threads=1"]):
+        subprocess.run([sys.executable, "-m", "agent_r1", *command], env=env, check=True, stdout=subprocess.DEVNULL)
+
+
+def facts(home: Path) -> dict[str, Any]:
+    """What is compared of a run: name -> plain values."""
+    [run] = (home / "runs").iterdir()
+    [start] = (home / "artifacts").glob("cold-start-*")
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    found = {f"metrics of step {i}": _clean(line) for i, line in enumerate(lines, 1)}
+    found["weights at step 0"] = hashlib.sha256((start / "model.safetensors").read_bytes()).hexdigest()
+    for file in sorted((run / "rollouts").iterdir()):
+        found[f"rollouts/{file.name}"] = [_clean(json.loads(line)) for line in file.read_text().splitlines()]
+    return found | {"eval.json": _clean(json.loads((run / "eval.json").read_text()))}
+
+
+def _clean(value: Any) -> Any:
+    if isinstance(value, dict):
+        kept = {key: item for key, item in value.items() if key not in NOT_COMPARED and not key.startswith(CLOCKS)}
+        return {key: _clean(item) for key, item in kept.items()}
+    return [_clean(item) for item in value] if isinstance(value, list) else value
+
+
+def difference(before: Any, after: Any, place: str) -> str | None:
+    """The first place at which two plain values differ; None where they are equal."""
+    if before == after:
+        return None
+    if isinstance(before, dict) and isinstance(after, dict):
+        keys = sorted(before.keys() | after.keys())
+        return next(filter(None, (difference(before.get(k), after.get(k), f"{place}: {k}") for k in keys)))
+    if isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        pairs = enumerate(zip(before, after, strict=True))
+        return next(filter(None, (difference(a, b, f"{place}[{i}]") for i, (a, b) in pairs)))
+    return f"{place}: {before!r:.60} before, {after!r:.60} now"
+
+
+def main(command: str, folder: str, *names: str) -> int:
+    differ = 0
+    for name in names or RUNS:
+        if command == "record":
+            play(name, Path(folder) / name)
+            continue
+        with tempfile.TemporaryDirectory() as scratch:
+            play(name, Path(scratch) / "home")
+            found = difference(facts(Path(folder) / name), facts(Path(scratch) / "home"), name)
+        print(found or f"{name}: the same", flush=True)
+        differ += found is not None
+    return differ
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
