@@ -264,9 +264,7 @@ NOT_YET = (
     "code",
     "credit",
     "dialects",
-    "geohop",
     "judge",
-    "laptop",
     "long_context",
     "math",
     "mcp",
@@ -274,10 +272,6 @@ NOT_YET = (
     "openenv",
     "pocket",
     "robustness",
-    "tinycode",
-    "tinymath",
-    "tinyquest",
-    "two_tools",
 )
 """Recipes that still import past the public names. It may only shrink."""
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import random
 
-from agent_r1.core import Message, Row
-from agent_r1.env.hermes import answer, call
+from agent_r1 import Message, Row, answer, call
 from agent_r1_recipes.geohop.solver import query, read, solve
 
 HASTE = 0.5

@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 
-from agent_r1.ground.errors import extra
+from agent_r1 import extra
 
 with extra("geohop", "the world GeoHop"):
     from babel import Locale

@@ -22,18 +22,34 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from agent_r1.config import Config
-from agent_r1.core import Generation, Policy, Row, Sampling, StopReason
-from agent_r1.data.spellings import title_key
-from agent_r1.env import Dialect, dialect_of
-from agent_r1.env.hermes import HERMES
-from agent_r1.ground.errors import ConfigError, nearest
-from agent_r1.rollout.chat_format import ChatFormat
-from agent_r1.rollout.episode import AgentEnvLoop, Task, derive_seed, make_loop, run_episodes
-from agent_r1.rollout.rows import TrainingRow, trajectory_rows
-from agent_r1.tool import BaseTool, ToolCall
-from agent_r1.training.tiny_model import train_tokenizer
-from agent_r1.workspace import load_rows, load_tools
+from agent_r1 import (
+    AgentEnvLoop,
+    BaseTool,
+    ChatFormat,
+    Config,
+    ConfigError,
+    Dialect,
+    Generation,
+    HermesToolEnv,
+    Policy,
+    Row,
+    Sampling,
+    StopReason,
+    Task,
+    ToolCall,
+    TrainingRow,
+    call,
+    derive_seed,
+    dialect_of,
+    load_rows,
+    load_tools,
+    make_loop,
+    nearest,
+    run_episodes,
+    title_key,
+    train_tokenizer,
+    trajectory_rows,
+)
 from agent_r1_recipes.laptop.tinyhop import HEADS, RELATIONS, TAILS, make_questions, make_world
 from agent_r1_recipes.long_context.context import ASK, KNOWN
 
@@ -65,7 +81,7 @@ class _Script:
 class Demonstrator(Policy):
     """Reads the solution from the row and plays it, well or badly."""
 
-    def __init__(self, chat: ChatFormat, spoken: Dialect = HERMES):
+    def __init__(self, chat: ChatFormat, spoken: Dialect = HermesToolEnv.dialect):
         self.chat, self.spoken = chat, spoken
         self._scripts: dict[str, _Script] = {}
 
@@ -144,7 +160,8 @@ def search(lookup: dict, query: str | None = None) -> tuple[ToolCall, str]:
 
 def search_turn(lookup: dict) -> str:
     """The same as the tiny model writes it."""
-    return HERMES.written(*search(lookup))
+    said, thought = search(lookup)
+    return call(said.name, thought, **said.arguments)
 
 
 def _notes(script: _Script, read: list[str]) -> str:

@@ -20,8 +20,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
-from agent_r1.data.rows import Passage
-from agent_r1.ground.errors import ConfigError, nearest
+from agent_r1 import ConfigError, Passage, nearest
 from agent_r1_recipes.laptop.tinyhop_words import HEADS, PASSAGES, RELATIONS, TAILS
 
 T = TypeVar("T")

@@ -12,17 +12,14 @@ from collections import Counter
 from dataclasses import asdict
 from typing import Any
 
-from agent_r1.config.settings import DataConfig
-from agent_r1.data.rows import Passage
-from agent_r1.data.source import SPLITS, Asked, Made, Source
-from agent_r1.ground.errors import ConfigError
+from agent_r1 import Asked, ConfigError, DataConfig, Made, Passage, Source
 from agent_r1_recipes.laptop.tinyhop import KINDS, make_questions, make_world
 
 
 class TinyHop(Source):
     """Questions about worlds that are made from nothing."""
 
-    splits = (*SPLITS, "cold")
+    splits = (*Source.splits, "cold")
     """`cold` is for the cold start: RL must not meet questions whose answers have been demonstrated."""
     ability = "multi-hop-qa"
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import random
 
-from agent_r1.core import Message, Row
-from agent_r1.env.hermes import answer, call
+from agent_r1 import Message, Row, answer, call
 
 RIGHT, USUAL = 0.35, 0.5
 """How often `demonstrate` writes the right program, and how often the first of those that nearly solve the problem: a model that

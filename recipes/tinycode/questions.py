@@ -13,7 +13,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from agent_r1.data.draw import dealt, distinct
+from agent_r1 import dealt, distinct
 
 KINDS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "squares": (

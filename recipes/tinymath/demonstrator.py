@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import random
 
-from agent_r1.core import Message, Row
-from agent_r1.env.hermes import answer, call
+from agent_r1 import Message, Row, answer, call
 
 GO_ON = 0.42
 """How often `demonstrate` takes the next step where there is one: a model that imitates it and always takes the likeliest stops

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 
-from agent_r1.core import Message, Row
+from agent_r1 import Message, Row
 from agent_r1_recipes.long_context.context import ASK
 from agent_r1_recipes.tinyquest.env import TinyQuest
 

@@ -17,9 +17,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from agent_r1.core import Message, Row
-from agent_r1.data.draw import distinct
-from agent_r1.env.hermes import answer, call
+from agent_r1 import Message, Row, answer, call, distinct
 from agent_r1_recipes.laptop.tinyhop import HEADS, TAILS
 
 KINDS = {"search": 0.25, "calculator": 0.25, "together": 0.3, "more": 0.2}

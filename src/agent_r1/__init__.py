@@ -9,18 +9,27 @@ from typing import Any
 __version__ = "0.1.0"
 
 PUBLIC = {
+    "config": ("Config", "load_config"),
+    "config.settings": ("DataConfig", "EnvConfig"),
     "core": ("Action", "Generation", "Message", "Observation", "Policy", "Row", "Sampling", "Step", "StepResult", "StopReason",
               "Trajectory"),
-    "ground.errors": ("AgentR1Error", "ConfigError"),
+    "data.draw": ("dealt", "distinct"),
+    "data.rows": ("Passage",),
+    "data.source": ("Asked", "Made", "Source"),
+    "data.spellings": ("title_key",),
+    "env": ("dialect_of", "make_env"),
+    "env.base": ("AgentEnv", "BaseToolEnv", "Outcome"),
+    "env.dialect": ("Dialect",),
+    "env.hermes": ("HermesToolEnv", "answer", "call"),
+    "ground.errors": ("AgentR1Error", "ConfigError", "extra", "nearest"),
+    "rollout.chat_format": ("ChatFormat",),
+    "rollout.episode": ("AgentEnvLoop", "AgentFlowBase", "Task", "derive_seed", "make_loop", "run_episodes"),
+    "rollout.rows": ("Batch", "TrainingRow", "trajectory_rows"),
     "tool.base": ("BaseTool", "InvalidArgumentsError", "ToolCall", "ToolOutput", "ToolResult", "call_tool"),
     "tool.batch": ("BatchTool",),
     "tool.search": ("SearchTool",),
-    "env.base": ("AgentEnv", "BaseToolEnv", "Outcome"),
-    "env.hermes": ("HermesToolEnv", "answer", "call"),
-    "env": ("make_env",),
-    "rollout.episode": ("AgentEnvLoop", "AgentFlowBase", "Task"),
-    "rollout.rows": ("Batch", "trajectory_rows"),
-    "config": ("load_config",),
+    "training.tiny_model": ("train_tokenizer",),
+    "workspace": ("load_rows", "load_tools"),
 }  # fmt: skip
 """Module -> the names that it makes public."""
 _MODULES = {name: module for module, names in PUBLIC.items() for name in names}
