@@ -9,6 +9,8 @@ import pytest
 
 from agent_r1.config import tables
 from agent_r1.ground.errors import ConfigError
+from agent_r1.training.advantages import ppo
+from agent_r1.training.estimators import ESTIMATORS
 
 KINDS = [kind for kind in tables._tables()]
 
@@ -30,3 +32,9 @@ def test_facts_are_known_without_importing_torch():
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_table_of_estimators_can_be_read_as_a_mapping():
+    assert {"grpo", "ppo", "rloo"} <= set(ESTIMATORS) and ESTIMATORS["ppo"] is ppo
+    with pytest.raises(KeyError):
+        ESTIMATORS["grop"]

@@ -1,0 +1,26 @@
+"""Every estimator by name, as `ESTIMATORS["grpo"]`. `advantages.py` has grpo and ppo; recipes/credit has the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from agent_r1.config import tables
+from agent_r1.training.advantages import Estimator
+
+
+class _Estimators(Mapping[str, Estimator]):
+    """The table of names, each estimator imported when it is asked for."""
+
+    def __getitem__(self, name: str) -> Estimator:
+        if name not in tables.names("estimator"):
+            raise KeyError(name)
+        return tables.resolve("estimator", name, "algorithm")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(tables.names("estimator"))
+
+    def __len__(self) -> int:
+        return len(tables.names("estimator"))
+
+
+ESTIMATORS = _Estimators()
