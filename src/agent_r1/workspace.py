@@ -295,9 +295,14 @@ def needed(path: Path, command: str, config: Config) -> Path:
     return path
 
 
+def is_somewhere(model: str) -> bool:
+    """Whether a start model is a folder here, or can be fetched: by name from the hub, or out of a package."""
+    return Path(model).is_dir() or hub.is_name(model) or tables.scheme_of(model) is not None
+
+
 def check_local_model(path: str) -> None:
     """Raises AgentR1Error where a folder is named that is not there."""
-    if not hub.is_somewhere(path):
+    if not is_somewhere(path):
         raise AgentR1Error(
             f"there is no model at model.path={path}; set it to a folder in Hugging Face's format, or to a name on the hub"
         )

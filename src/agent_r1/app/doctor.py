@@ -22,7 +22,7 @@ from rich.text import Text
 
 from agent_r1.app import plan, plan_local
 from agent_r1.config import Config, own
-from agent_r1.ground import device, hub
+from agent_r1.ground import device
 from agent_r1.ground.device import GpuHere, available_memory, gpus_here, installed, raise_file_limit, torch_sees_gpu
 from agent_r1.ground.errors import ConfigError, first_line
 from agent_r1.ground.files import home
@@ -66,7 +66,7 @@ def run_checks(config: Config) -> list[Check]:
     """Look at everything that a run of this configuration depends on. Never raises."""
     gpus, shape, trouble = gpus_here(), None, check_model(config)
     if config.engine == "verl" and config.verl.gpu:
-        from agent_r1.workspace import Workspace  # where FAISS is broken, the others still answer
+        from agent_r1.workspace import Workspace  # where FAISS is broken, the others still answer, is_somewhere
 
         try:
             shape = find_shape(config.model.path or "", Workspace.of(config).pretrained)
@@ -293,7 +293,7 @@ def check_ports(ports: dict[int, str]) -> Finding:
 
 def check_model(config: Config) -> Finding | None:
     """A finding when the start model is a folder that is not there."""
-    if (path := config.model.path) is None or hub.is_somewhere(path):
+    if (path := config.model.path) is None or is_somewhere(path):
         return None
     return "fail", f"there is no model at {path}", "set model.path to a local folder"
 

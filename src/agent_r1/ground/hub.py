@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 
 from safetensors import SafetensorError, safe_open
 
-from agent_r1.config import tables
 from agent_r1.ground import bounds
 from agent_r1.ground.errors import AgentR1Error, first_line
 
@@ -32,11 +31,6 @@ MODEL_FILES = ["*.safetensors", "*.json", "*.jinja", "merges.txt", "agent_r1.yam
 def is_name(text: str) -> bool:
     """Is it a name on the hub, rather than a folder? A folder that is there wins."""
     return re.fullmatch(NAME, text) is not None and not Path(text).is_dir()
-
-
-def is_somewhere(model: str) -> bool:
-    """Whether a start model is a folder here, or can be fetched: by name from the hub, or out of a package."""
-    return Path(model).is_dir() or is_name(model) or tables.scheme_of(model) is not None
 
 
 def fetch(name: str, patterns: list[str], kind: str = "model", otherwise: str = "give a local folder") -> Path:
