@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from agent_r1.app import cli, doctor, stages
+from agent_r1.app import cli, cold_start, doctor, stages
 from agent_r1.ground import device
 from benchmarks.long import _varlen
 
@@ -81,7 +81,7 @@ def main(argv: list[str]) -> int:
         "cpu",
         torch.bfloat16,
     )  # where tensors lie; the others import it from there
-    stages.resolve_device = device.resolve_device
+    stages.resolve_device = cold_start.resolve_device = device.resolve_device
     stages._backend = lambda config: "vllm"
     from agent_r1.verl_engine import launch
 

@@ -1,7 +1,7 @@
 """Other names: the same questions in a world where everything is called something else.
 
 In: rows, passages and the search tool of a published data set. Out: the same with all names dealt out anew: the river may
-be called Mozart there, and the composer Lisbon. Next: `cold_start.py` has its demonstrator play in such worlds.
+be called Mozart there, and the composer Lisbon. Next: the laptop's demonstrator plays in such worlds.
 
 Why? A model of half a million parameters would learn a few hundred names and facts by heart, and answer from memory. In
 hundreds of worlds that contradict one another there is nothing to remember. What stays the same is how the questions are

@@ -1,7 +1,7 @@
 """A pretrained model before its first lesson: a folder made of a GGUF file, and a chat template that shows it tools.
 
 In: package:NAME, or a model folder. Out: a Hugging Face folder, or the `ChatFormat` that its demonstrations are written in.
-Next: `cold_start.py` clones a demonstrator into it, `loop.py` trains it.
+Next: `app/cold_start.py` clones a demonstrator into it, `loop.py` trains it.
 """
 
 from __future__ import annotations

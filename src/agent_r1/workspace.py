@@ -71,7 +71,7 @@ class Workspace:
 
     @cached_property
     def fetched(self) -> Path:
-        """The start model that a package was converted into; or what is known of one of the hub: see `_fetch_model`."""
+        """The start model that a package was converted into; or what is known of one of the hub: see `app/cold_start.py`."""
         path = self.config.model.path
         if scheme := tables.scheme_of(path):
             return self.root / "artifacts" / f"model-{path.partition(':')[2]}-{fingerprint(*scheme.made_of(path))}"

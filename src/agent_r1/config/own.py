@@ -1,7 +1,7 @@
 """Code of one's own, by name: `path/to/file.py:attribute` or `module:attribute`.
 
 In: the value of a setting such as `env.tools` or `cold_start.demonstrator`. Out: the object that it names. Next: the room
-that takes such objects checks that it is one (`tool/`, `env/`, `data/`, `training/cold_start.py`).
+that takes such objects checks that it is one (`tool/`, `env/`, `data/`, `training/demonstrate.py`).
 
 Importing a file runs it. So only a name that was *said here*, on the command line or in a preset that was named there, is
 imported; the settings of a model or of a run that somebody has downloaded name code too, and may name anything.

@@ -193,7 +193,7 @@ class ColdStartConfig(Section):
     lr: LearningRate = 1.5e-3
     """Peak learning rate of both phases."""
     behaviours: Shares = {"good": 0.24, "stop_early": 0.38, "guess": 0.12, "bad_query": 0.18, "wrong_entity": 0.08}
-    """How often the demonstrator of phase (b) does what; the names are explained in training/cold_start.py."""
+    """How often the demonstrator of phase (b) does what; the data set's teacher explains the names."""
     warm_steps: NonNegativeInt = 0
     """With a pretrained `model.path`: optimiser steps of cloning before RL, `mix_tokens` each. 0: it knows the format."""
     demonstrator: Own | None = None

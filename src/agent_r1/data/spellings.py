@@ -1,7 +1,7 @@
 """One text in several spellings: titles and questions that are equal although their bytes differ.
 
 In: a title or a question. Out: a key; two texts with the same key are the same. Used wherever titles or questions are compared:
-`build.py`, `env/hermes.py`, `search/index.py`, `training/cold_start.py`.
+`build.py`, `env/hermes.py`, `search/index.py`, demonstrators.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The Hugging Face hub: models and data sets come from there by name, and models go there.
 
 In: OWNER/NAME, or OWNER/NAME@REVISION. Out: a local folder that is called by the commit that was fetched, so that a result
-can say what it was made from. Next: `stages.py` starts from such a model, `data/` reads such a data set, and
+can say what it was made from. Next: `cold_start.py` starts from such a model, `data/` reads such a data set, and
 `inference/` talks to any model.
 
 Only data is asked for: safetensors, JSON, templates, vectors; never code, never a pickle. A download that breaks off goes on

@@ -3,5 +3,5 @@
 `parts.py` puts together what settings choose, `batches.py` what a step sees, and `learner.py` holds what learns. `forward.py`
 computes log-probabilities and values, `metrics.py` averages. More ways to give credit: `estimators.py`, `process.py`, `spans.py`.
 Around the loop: `run.py` (a run on disk),
-`checkpoint.py`, `shards.py`, `log.py`, `dashboard.py`. Before it: `tiny_model.py`, `cold_start.py`, `other_names.py`.
+`checkpoint.py`, `shards.py`, `log.py`, `dashboard.py`. Before it: `tiny_model.py`, `demonstrate.py`, `clone.py`.
 """

@@ -1,7 +1,7 @@
 """Demonstrations of one's own task: played by a function, or recorded by somebody.
 
 In: a function from a row and the conversation so far to the agent's next turn, or a file of recorded conversations. Out:
-training sequences for `cold_start.clone`, and the tokenizer that their texts give. Next: `cold_start.py`.
+training sequences for `clone.py`, and the tokenizer that their texts give. Next: `app/cold_start.py`.
 
     from agent_r1.env.hermes import answer, call
 

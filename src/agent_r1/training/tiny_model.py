@@ -1,7 +1,7 @@
 """A language model from nothing: tokenizer, chat template and initial weights, in a second and without a download.
 
 In: texts of throw-away worlds and a shape. Out: a folder in Hugging Face's format (Qwen2 architecture). Next:
-`cold_start.py` teaches it the format of the task.
+`app/cold_start.py` teaches it the format of the task.
 
 Three choices decide whether half a million parameters can learn to *copy a name that they do not know*, which is
 what reading a search result comes down to:

@@ -1,0 +1,139 @@
+"""The stage before RL: the model that a run starts from, fetched or made, and taught to play.
+
+In: a configuration. Out: a model folder in `artifacts/`. Next: `stages.py` trains it. Demonstrations come from the data set's
+`teacher` (tables.py), from a function of yours, or from recorded conversations (`training/demonstrate.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from statistics import fmean
+
+from agent_r1.app.plan_local import check_memory
+from agent_r1.config import Config, own, tables
+from agent_r1.env import dialect_of, without_tools
+from agent_r1.ground import hub
+from agent_r1.ground.device import resolve_device, set_threads
+from agent_r1.ground.errors import ConfigError
+from agent_r1.ground.files import write_whole
+from agent_r1.ground.ui import progress, say
+from agent_r1.rollout import decoder
+from agent_r1.rollout.chat_format import ChatFormat
+from agent_r1.rollout.episode import check_dialect
+from agent_r1.rollout.rows import TrainingRow
+from agent_r1.training.run import check_network, check_start_model, write_model
+from agent_r1.training.tiny_model import byte_chat, chat_with_tools, init_weights, shape_of, train_tokenizer
+from agent_r1.workspace import Workspace, check_local_model, load_rows, load_tools, stage
+
+
+def make_cold_start(config: Config, paths: Workspace | None = None) -> None:
+    """Stage: tokenizer, tiny model, and behaviour cloning of an imperfect demonstrator."""
+    paths = paths or Workspace.of(config)
+    own_task = config.cold_start.demonstrator or config.cold_start.episodes
+    taught = not config.model.path or config.cold_start.warm_steps
+    if taught and not own_task and ("teacher" not in config.data.facts or not config.env.searches):
+        raise ConfigError(
+            "nobody can play this task yet: set cold_start.demonstrator to a function of yours (FILE.py:FUNCTION), "
+            "cold_start.episodes to recorded conversations, or model.path to a pretrained model; the demonstrators that come along "
+            "search"
+        )
+    if config.model.path:
+        teach = config.cold_start.warm_steps and not paths.cold_start.exists()
+        if teach:
+            check_memory(config)
+        _fetch_model(config, paths, config.model.path)
+        if teach:
+            check_network(config, paths.pretrained)
+        if config.cold_start.warm_steps:
+            title = f"warm start: teach {config.model.path} the format"
+            stage(title, paths.cold_start, lambda part: _teach(config, paths, part))
+        return check_start_model(config, paths)
+    title = "cold start: teach a new model the format, to copy, and to play badly"
+    stage(title, paths.cold_start, lambda part: _teach(config, paths, part))
+
+
+def _fetch_model(config: Config, paths: Workspace, name: str) -> None:
+    """A model of one's own needs nothing. One of the hub is fetched once, and its commit is kept: whatever is published
+    under that name later, all stages and runs here start from the same weights."""
+    if scheme := tables.scheme_of(name):
+        return stage(f"start model: {name}, as a model folder", paths.fetched, lambda part: scheme.convert(name, part))
+    if not hub.is_name(name):
+        check_local_model(name)
+        if not config.cold_start.warm_steps:
+            say(f"cold start: not needed, the run starts from {name}")
+        return
+    # Somebody has emptied the hub's cache, or a part of it.
+    if paths.fetched.exists() and hub.damage(paths.pretrained):
+        known = json.loads((paths.fetched / "manifest.json").read_text())
+        name = f"{name.partition('@')[0]}@{known['revision']}"
+        shutil.rmtree(paths.fetched)
+
+    def make(part: Path) -> str:
+        folder = hub.fetch_model(name)
+        part.mkdir()
+        manifest = {"model": config.model.path, "revision": folder.name, "folder": str(folder.resolve())}
+        write_whole(part / "manifest.json", json.dumps(manifest, indent=2) + "\n")
+        return f"commit {folder.name}, in {folder}"
+
+    stage(f"start model: fetch {name} from the hub", paths.fetched, make)
+
+
+def _teach(config: Config, paths: Workspace, out: Path) -> str:
+    """Clone demonstrations into `out`: with a model from nothing in two phases, with a pretrained one in a single one."""
+    from agent_r1.training.clone import clone
+
+    set_threads(config.trainer.threads)
+    c, base, known, precision = config.cold_start, None, None, []
+    if config.model.path:
+        base = paths.pretrained
+        known = chat_with_tools(base)
+    check_dialect(known or byte_chat(), config.env, tools=False)
+    say("  a demonstrator plays its questions ...")  # some seconds to half a minute, before the bar below
+    own_task = c.demonstrator or c.episodes
+    play = own_demonstrations if own_task else own.imported(config.data.facts["teacher"], "data.name")
+    chat, copy_rows, mix_rows = play(config, known)
+    if base:
+        device, *precision = resolve_device(config.trainer)
+        model = decoder.load(base, device)
+        model.recompute = config.trainer.recompute
+        phases = [("warm", mix_rows, c.warm_steps, c.mix_tokens)]
+    else:
+        model = decoder.Decoder(shape_of(config.model, len(chat.tokenizer)))
+        init_weights(model, config.seed)
+        phases = [("copy", copy_rows, c.copy_steps, c.copy_tokens), ("mix", mix_rows, c.mix_steps, c.mix_tokens)]
+    losses: list[float] = []
+    with progress("cloning", sum(steps for _, _, steps, _ in phases)) as advance:
+        for phase, rows, steps, tokens in phases:
+
+            def on_step(step: int, loss: float, phase: str = phase) -> None:
+                losses.append(loss)
+                advance(f"{phase} loss {loss:.3f}")
+
+            clone(model, rows, steps, tokens, c.lr, config.seed, on_step, *precision)
+    write_model(model, chat, out)
+    demonstrations = " + ".join(str(len(rows)) for _, rows, _, _ in phases)
+    return (
+        f"{model.parameter_count / 1e6:.2f} M parameters, {len(chat.tokenizer)} tokens, {demonstrations} demonstrations, loss "
+        f"{losses[0]:.2f} -> {fmean(losses[-5:]):.2f}"
+    )
+
+
+def own_demonstrations(
+    config: Config, known: ChatFormat | None = None
+) -> tuple[ChatFormat, list[TrainingRow], list[TrainingRow]]:
+    """What a user-defined task is taught by: its function that plays the training questions, or recorded episodes."""
+    from agent_r1.training import demonstrate
+
+    c, tools = config.cold_start, load_tools(config)
+    if c.demonstrator:
+        rows = load_rows(config, "train")
+        rows += [without_tools(row) for row in rows[: round(c.closed_book * len(rows))]]
+        episodes = demonstrate.play(c.demonstrator, rows, tools, config.rollout, config.env, config.seed)
+    else:
+        episodes = demonstrate.read_episodes(Path(c.episodes), tools, config.env)
+    chat = known or ChatFormat(train_tokenizer(demonstrate.texts_of(episodes), config.model.vocab_size))
+    say(f"  {demonstrate.said_of(episodes)}")
+    rows = demonstrate.sequences(episodes, chat, config.rollout.max_context, dialect_of(config.env))
+    return chat, rows, rows
