@@ -252,7 +252,8 @@ def load_rows(config: Config, split: str) -> list[Row]:
         if not len(row["reward_model"]["ground_truth"]):
             raise AgentR1Error(
                 f"{config.data.source or config.data.name}: the question {row['prompt'][-1]['content'][:80]!r} has no answer, and "
-                f"env.name={config.env.name} pays for the right one; give it one, or score it yourself (env.reward, or an env.name of yours)"
+                f"env.name={config.env.name} pays for the right one; give it one, or score it yourself (env.reward, or an "
+                "env.name of yours)"
             )
     reward = config.env.reward
     if reward and not own.is_own(reward) and (check := tables.facts("reward", reward, "env.reward").get("check")):

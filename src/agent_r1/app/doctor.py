@@ -66,7 +66,7 @@ def run_checks(config: Config) -> list[Check]:
     """Look at everything that a run of this configuration depends on. Never raises."""
     gpus, shape, trouble = gpus_here(), None, check_model(config)
     if config.engine == "verl" and config.verl.gpu:
-        from agent_r1.workspace import Workspace  # where FAISS is broken, the others still answer, is_somewhere
+        from agent_r1.workspace import Workspace  # where FAISS is broken, the others still answer
 
         try:
             shape = find_shape(config.model.path or "", Workspace.of(config).pretrained)
@@ -293,6 +293,8 @@ def check_ports(ports: dict[int, str]) -> Finding:
 
 def check_model(config: Config) -> Finding | None:
     """A finding when the start model is a folder that is not there."""
+    from agent_r1.workspace import is_somewhere  # where FAISS is broken, the others still answer
+
     if (path := config.model.path) is None or is_somewhere(path):
         return None
     return "fail", f"there is no model at {path}", "set model.path to a local folder"
