@@ -41,7 +41,7 @@ def refusal(call, *args) -> str:
 def test_one_helper_bounds_seconds_bytes_and_nesting(kind):
     says = {"flood": "more than 100000 bytes", "gzip": "compresses", "deep": "nested deeper than 64"}
     with hostile(kind) as url, pytest.raises((TimeoutError, ValueError)) as refused:
-        bounds.ask("GET", url, within_s=0.3, max_bytes=100_000).json()
+        bounds.fetch("GET", url, within_s=0.3, max_bytes=100_000).json()
     assert says.get(kind, "no whole answer within 0.3 s") in str(refused.value)
 
 

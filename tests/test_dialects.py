@@ -274,7 +274,9 @@ def test_a_model_that_cannot_speak_harmony_is_refused(harmony_chat, qwen_chat):
         check_dialect(qwen_chat, env, tools=True)
     other = copy.deepcopy(harmony_chat.tokenizer)
     other.chat_template = QWEN25  # which takes results of role `tool` alone
-    with pytest.raises(ConfigError, match="save the TEMPLATE of env/harmony.py as the model's chat_template.jinja"):
+    with pytest.raises(
+        ConfigError, match="save the TEMPLATE of agent_r1_recipes.dialects.harmony as the"
+    ):
         check_dialect(ChatFormat(other), env, tools=True)
 
 

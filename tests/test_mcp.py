@@ -215,7 +215,7 @@ def test_only_a_tool_that_says_it_is_safe_is_called_again(opened, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("tool", "says"), [("line", "a message of more than"), ("chatter", "bytes that nobody had asked")]
+    ("tool", "says"), [("line", "a message of more than"), ("chatter", "bytes unasked")]
 )
 def test_a_flood_without_end_is_ended(opened, monkeypatch, tool, says):
     monkeypatch.setattr(mcp, "GRACE_S", 0.2)

@@ -21,7 +21,7 @@ from agent_r1.config.settings import EnvConfig
 from agent_r1.core import Sampling, StopReason, Trajectory
 from agent_r1.env import AgentEnv, BaseToolEnv, HermesToolEnv
 from agent_r1.env.methods import as_environment
-from agent_r1.env.world import facts
+from agent_r1.env.world import WorldEnv
 from agent_r1.ground.errors import AgentR1Error, ConfigError
 from agent_r1.inference.chat import Repl
 from agent_r1.inference.conversation import Exchange, no_answer
@@ -113,11 +113,11 @@ def test_what_a_row_says_arrives_by_name(chat):
                        env_kwargs={"board": "round", "tools": None})  # fmt: skip
     play(chat, Told, ["done"], [row])
     play(chat, Few, ["done"], [row])
-    assert "answer" not in facts(question_row("Q?", ()))
+    assert "answer" not in WorldEnv.facts(question_row("Q?", ()))
     question, level, board, rest = told[0]
     assert (question, level, board) == ("Q?", "hard", "round")
     assert rest["answer"] == "a" and rest["prompt"] == row["prompt"] and "gone" not in rest and "tools" not in rest
-    assert told[1] == (facts(row)["seed"], ["a", "b"])
+    assert told[1] == (WorldEnv.facts(row)["seed"], ["a", "b"])
 
 
 def test_a_class_that_makes_its_own_tasks_needs_nothing_of_the_row(chat):

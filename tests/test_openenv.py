@@ -303,7 +303,7 @@ def test_what_is_no_openenv_server_is_said_before_anything_runs(server, kind):
 @pytest.mark.parametrize("url", ["http://127.0.0.1:PORT", "http://", "http://127.0.0.1:99999999"])
 def test_an_address_where_nobody_is(url):
     url = url.replace("PORT", str(free_port()))
-    with pytest.raises(AgentR1Error, match="start the server, or mend the address"):
+    with pytest.raises(AgentR1Error, match="start the server, or correct the address"):
         make_env(row(), {}, EnvConfig(name="openenv", url=url, tool_timeout_s=2))
 
 

@@ -1,4 +1,4 @@
-"""Model-written code runs, and does nobody harm: what `tool/sandbox.py` promises, tried with the programs of sandbox_attacks.py."""
+"""Model-written code runs, and does no harm: what recipes/code promises, tried with the programs of sandbox_attacks.py."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ if __name__ == "__main__":
     sys.path += plan["packages"]
     sys.stderr = sys.stdout
     os.write(1, json.dumps(active).encode() + b"\n")
-    if size := sys.stdin.buffer.readline():  # nothing: nobody wants us any more
+    if size := sys.stdin.buffer.readline():  # nothing: the parent has given this process up
         status, out = run(sys.stdin.buffer.read(int(size)).decode()), sys.__stdout__
         with contextlib.suppress(Exception):  # the program may have closed it
             out.flush()

@@ -23,8 +23,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from agent_r1.config.settings import EnvConfig
-from agent_r1.core import Row
+from agent_r1 import EnvConfig, Row
 from agent_r1_recipes.code.python import Runner, make_runner, without_fence
 
 WITHIN_S = 5.0

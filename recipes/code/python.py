@@ -1,18 +1,24 @@
-"""The Python tool: a program that the agent wrote, run where it can hurt nobody. In: code. Out: what it printed.
+"""The Python tool: a program that the agent wrote, run where it can do no harm. In: code. Out: what it printed.
 
 Two backends: a sandbox of this machine's kernel (`sandbox.py`), or a SandboxFusion server (2412.00535; bytedance/SandboxFusion),
 which `env.sandbox` names. Each call is a fresh process; nothing is left for the next one. An exception in the program is a result
-like another: the agent reads its traceback and may mend it.
+like another: the agent reads its traceback and may correct it.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from agent_r1.config.settings import EnvConfig
-from agent_r1.ground import bounds
-from agent_r1.ground.errors import AgentR1Error, ConfigError, first_line
-from agent_r1.tool.base import BaseTool, InvalidArgumentsError
+from agent_r1 import (
+    AgentR1Error,
+    BaseTool,
+    ConfigError,
+    EnvConfig,
+    InvalidArgumentsError,
+    TooLongError,
+    fetch,
+    first_line,
+)
 from agent_r1_recipes.code import sandbox
 from agent_r1_recipes.code.sandbox import MAX_OUTPUT, MAX_SOURCE, Ran
 
@@ -100,7 +106,7 @@ class SandboxFusion:
         }
         try:
             # What the server says is cut off: it speaks for a program.
-            answer = bounds.ask(
+            answer = fetch(
                 "POST", f"{self.url}/run_code", body=wanted, within_s=within_s + 1, max_bytes=16 * MAX_OUTPUT
             )
             said = answer.json() if answer.status == 200 else {"message": f"status {answer.status}"}
@@ -110,7 +116,7 @@ class SandboxFusion:
             output = f"{result.get('stdout') or ''}{result.get('stderr') or ''}"
             late = result["status"] == "TimeLimitExceeded"
             return Ran(output[:MAX_OUTPUT], None if late else int(result["return_code"]), "time" if late else None)
-        except bounds.TooLongError:
+        except TooLongError:
             return Ran("", None, "output")
         except (httpx.TimeoutException, TimeoutError):
             return Ran("", None, "time")

@@ -36,7 +36,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from agent_r1.ground.errors import AgentR1Error, first_line
+from agent_r1 import AgentR1Error, first_line
 from agent_r1_recipes.code.seccomp import ALLOWED, seccomp_filter
 
 MEMORY = 512 << 20
@@ -46,7 +46,7 @@ DISK = 64 << 20
 MAX_OUTPUT = 64 << 10
 """Bytes that a program may print."""
 MAX_SOURCE = 50_000
-"""Characters of a program, and bytes in UTF-8. A pipe that nobody reads yet holds 64 KiB."""
+"""Characters of a program, and bytes in UTF-8. A pipe holds 64 KiB until it is read."""
 AT_ONCE = 64
 """Programs that run at the same time; more wait, because too many on a CPU would all be late."""
 AHEAD = 4
@@ -241,7 +241,7 @@ KILLED_FIRST = ["/bin/sh", "-c", '{ echo 1000 >/proc/self/oom_score_adj; } 2>/de
 
 
 def _python() -> Path:
-    """The interpreter behind a virtual environment: its own folder alone has to be shown."""
+    """The interpreter that a virtual environment links to: its own folder alone has to be shown."""
     return Path(getattr(sys, "_base_executable", None) or sys.executable).resolve()
 
 

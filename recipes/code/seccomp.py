@@ -6,7 +6,7 @@ import functools
 import platform
 import struct
 
-from agent_r1.ground.errors import AgentR1Error, extra
+from agent_r1 import AgentR1Error, extra
 
 _NAMES = """
 read write readv writev pread64 pwrite64 preadv pwritev lseek open openat creat close close_range dup dup2 dup3 pipe pipe2

@@ -19,10 +19,7 @@ import json
 import re
 from dataclasses import dataclass
 
-from agent_r1.core import Message
-from agent_r1.env.dialect import Dialect, Part, broken_up
-from agent_r1.env.hermes import parse_call
-from agent_r1.tool.base import BaseTool, ToolCall, ToolResult
+from agent_r1 import BaseTool, Dialect, Message, Part, ToolCall, ToolResult, parse_call
 
 TEMPLATE = """\
 {%- macro comment(text, indent) -%}
@@ -139,7 +136,7 @@ class Harmony(Dialect):
     def responses(self, calls: list[ToolCall], results: list[ToolResult], tools: dict[str, BaseTool]) -> list[Message]:
         # A name that the agent made up must not become the author of a message.
         authors = [f"functions.{call.name}" if call.name in tools else "functions" for call in calls]
-        contents = [broken_up(result.content, *CONTROL) for result in results]
+        contents = [self.broken_up(result.content, *CONTROL) for result in results]
         return [{"role": author, "content": text} for author, text in zip(authors, contents, strict=True)]
 
     def answer_in(self, text: str) -> tuple[str | None, bool]:

@@ -18,9 +18,7 @@ from __future__ import annotations
 
 import re
 
-from agent_r1.core import Message
-from agent_r1.env.dialect import Dialect, Part, broken_up
-from agent_r1.tool.base import BaseTool, ToolCall, ToolResult
+from agent_r1 import BaseTool, Dialect, Message, Part, ToolCall, ToolResult
 
 
 def pieces_of(text: str) -> list[tuple[str | None, str, bool]]:
@@ -90,13 +88,13 @@ class MathTir(Dialect):
         return [ToolCall("python", {"code": content})]
 
     def responses(self, calls: list[ToolCall], results: list[ToolResult], tools: dict[str, BaseTool]) -> list[Message]:
-        printed = "\n".join(broken_up(result.content, "```") for result in results)
+        printed = "\n".join(self.broken_up(result.content, "```") for result in results)
         return [{"role": "user", "content": f"```output\n{printed}\n```"}]
 
     def answer_in(self, text: str) -> tuple[str | None, bool]:
         pieces = pieces_of(text)
         blocks = [language for language, _, _ in pieces if language is not None]
-        # Each for itself: no box goes on behind a block.
+        # Each for itself: no box goes on after a block.
         boxes = [box for language, content, _ in pieces if language is None for box in boxes_of(content)]
         if not boxes or not boxes[-1] or "python" in blocks:
             return None, False

@@ -18,9 +18,7 @@ import json
 import re
 from typing import Any
 
-from agent_r1.core import Message
-from agent_r1.env.dialect import Dialect, Part
-from agent_r1.tool.base import BaseTool, ToolCall, ToolResult
+from agent_r1 import BaseTool, Dialect, Message, Part, ToolCall, ToolResult
 
 _LABEL = re.compile(r"^[ \t]*(Thought|Action Input|Action|Observation|Final Answer):", re.MULTILINE)
 

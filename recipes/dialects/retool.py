@@ -18,10 +18,7 @@ something follows is not run: what follows can only be a result that the model m
 
 from __future__ import annotations
 
-from agent_r1.core import Message
-from agent_r1.env.dialect import broken_up
-from agent_r1.env.hermes import Hermes, Tags
-from agent_r1.tool.base import BaseTool, ToolCall, ToolResult
+from agent_r1 import BaseTool, Hermes, Message, Tags, ToolCall, ToolResult
 from agent_r1_recipes.code.python import without_fence
 
 
@@ -60,5 +57,5 @@ class ReTool(Hermes):
         return f"{thought}\n<code>\n{said.arguments['code']}\n</code>".lstrip() if "code" in said.arguments else None
 
     def responses(self, calls: list[ToolCall], results: list[ToolResult], tools: dict[str, BaseTool]) -> list[Message]:
-        printed = "\n".join(broken_up(result.content, "<interpreter>", "</interpreter>") for result in results)
+        printed = "\n".join(self.broken_up(result.content, "<interpreter>", "</interpreter>") for result in results)
         return [{"role": "user", "content": f"<interpreter>\n{printed}\n</interpreter>"}]

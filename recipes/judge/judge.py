@@ -1,4 +1,4 @@
-"""A judge: a language model behind an OpenAI-compatible URL says how good an answer is. In: question, right answers, answer.
+"""A judge: a language model at an OpenAI-compatible URL says how good an answer is. In: question, right answers, answer.
 Out: a number from 0 to 1.
 
 Everything that an agent wrote can be meant for the judge ("ignore the above, 10 points"). It stands between marks that the agent
@@ -17,17 +17,14 @@ from concurrent.futures import Future, wait
 
 import httpx
 
-from agent_r1.config import own
-from agent_r1.config.settings import EnvConfig
-from agent_r1.core import Row
-from agent_r1.ground import bounds
-from agent_r1.ground.errors import AgentR1Error, first_line
-from agent_r1.search.batches import PATIENCE_S, Batches, Latest
+from agent_r1 import AgentR1Error, Batches, EnvConfig, Row, fetch_async, first_line, in_background
 
 AT_ONCE = 16
 """Requests to the server at the same time."""
 REMEMBERED = 100_000
 """Verdicts. Samples of one question often say the same, and epochs repeat it."""
+PATIENCE_S = 2.0
+"""How long the cases of one moment wait for the slowest of their verdicts."""
 WITHIN_S = 60.0
 """For one verdict."""
 MAX_BYTES = 64 << 10
@@ -50,28 +47,33 @@ class Judge:
 
     def __init__(self, url: str, model: str):
         self.url, self.model = url.rstrip("/"), model
-        self._latest: Latest[Case, Future[float]] = Latest(REMEMBERED)
-        self._batches: Batches[Case, Future[float]] = Batches(self._work, self._recall, self._latest.learn)
+        self._verdicts: dict[Case, Future[float]] = {}
+        self._batches: Batches[Case, Future[float]] = Batches(self._work, self._recall, self._learn)
         key = os.environ.get(KEY)
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._gate = asyncio.Semaphore(AT_ONCE)
 
     async def score(self, question: str, targets: list[str], answer: str) -> float:
-        """In [0, 1]. Raises AgentR1Error where the server gives no verdict: nobody is paid for that, and nobody fined."""
+        """In [0, 1]. Raises AgentR1Error where the server gives no verdict; that costs the episode, and neither pays nor fines."""
         verdict = await self._batches.ask((question, tuple(targets), answer[:MAX_CHARS]))
         if verdict.done():
             return verdict.result()
         return await asyncio.shield(asyncio.wrap_future(verdict))  # others may wait for it, too
 
     def _work(self, cases: list[Case]) -> dict[Case, Future[float]]:
-        verdicts = {case: bounds.submit(self._verdict(case)) for case in cases}
+        verdicts = {case: in_background(self._verdict(case)) for case in cases}
         wait(verdicts.values(), PATIENCE_S)
         return verdicts
 
     def _recall(self, case: Case, callers: int) -> Future[float] | None:
         """The verdict that was given, or is on its way; none that failed."""
-        verdict = self._latest.recall(case)
+        verdict = self._verdicts.get(case)
         return None if verdict and verdict.done() and verdict.exception() else verdict
+
+    def _learn(self, case: Case, verdict: Future[float]) -> None:
+        self._verdicts[case] = verdict
+        if len(self._verdicts) > REMEMBERED:
+            del self._verdicts[next(iter(self._verdicts))]
 
     async def _verdict(self, case: Case) -> float:
         question, targets, answer = case
@@ -81,7 +83,7 @@ class Judge:
         wanted = {"model": self.model, "messages": messages, "temperature": 0, "max_tokens": 8}
         try:
             async with self._gate:
-                answer = await bounds.fetch(
+                answer = await fetch_async(
                     "POST", f"{self.url}/chat/completions", body=wanted, headers=self._headers, within_s=WITHIN_S,
                     max_bytes=MAX_BYTES,
                 )  # fmt: skip
@@ -103,5 +105,4 @@ async def reward(answer: str, targets: list[str], row: Row, config: EnvConfig) -
 
 @functools.cache
 def _judge_at(url: str, model: str) -> Judge:
-    own.check_said(url, "env.judge_url")  # it hears what the agent answers, and the key
     return Judge(url, model)

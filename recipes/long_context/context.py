@@ -1,9 +1,9 @@
-"""Environments that forget: what a long episode's agent still sees. Both wrap any environment, over `Observation.rewrite`.
+"""Environments that forget: what a long episode's agent still sees. Both wrap any environment, with `Observation.rewrite`.
 
     Window    the prompt and the last k results; from the k+1st on each turn sees a context of its own
     Summary   after k results the agent is asked for a summary, and goes on from the prompt and what it wrote
 
-In: the observations of an environment. Out: some of them rewritten. Next: `rollout/rows.py` begins a row at each rewrite, so a
+In: the observations of an environment. Out: some of them rewritten. Next: training begins a row at each rewrite, so a
 token is trained on exactly what the policy saw when it chose it. A summary is a turn like any other: sampled, masked 1, and
 credited for how the episode ends, although the environment never hears of it. What was written comes back as data, from which
 no control token can come.
@@ -11,10 +11,10 @@ no control token can come.
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
 
-from agent_r1.core import Action, Message, Observation, Row, StepResult, StopReason
-from agent_r1.env.base import AgentEnv, awaited
+from agent_r1 import Action, AgentEnv, Message, Observation, Row, StepResult, StopReason
 
 ASK = "Write down what you know and what is left to do. All else will be forgotten."
 KNOWN = "Your notes: "
@@ -28,7 +28,8 @@ class Window(AgentEnv):
         self.results: list[list[Message]] = []
 
     async def reset(self, row: Row) -> Observation:
-        self.first = await awaited(self.env.reset(row))
+        first = self.env.reset(row)
+        self.first = await first if inspect.isawaitable(first) else first
         return self.first
 
     async def step(self, action: Action) -> StepResult:
@@ -52,7 +53,7 @@ class Window(AgentEnv):
 
 
 class Summary(Window):
-    """`env`, whose agent writes a summary after every `k` results. Such turns are beside those of `env.max_turns`."""
+    """`env`, whose agent writes a summary after every `k` results. Such turns do not count against `env.max_turns`."""
 
     ask = ASK
     asked: Observation | None = None

@@ -1,5 +1,5 @@
 """The tools of an MCP server (Model Context Protocol), as tools like any other. In: a command line or a URL. Out: `BaseTool`s.
-Next: `make_tools` offers them beside the others.
+Next: `make_tools` offers them with the others.
 
     env.mcp.files="python server.py"            a child process; we speak through its standard input and output
     env.mcp.files=http://127.0.0.1:9000/mcp     a server that runs already (streamable HTTP)
@@ -33,11 +33,19 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from agent_r1 import __version__
-from agent_r1.ground import bounds
-from agent_r1.ground.errors import AgentR1Error, ConfigError, extra, first_line, nearest
-from agent_r1.tool.arguments import compiled, complaint
-from agent_r1.tool.base import MAX_SCHEMA, BaseTool, InvalidArgumentsError, ToolOutput
+from agent_r1 import (
+    AgentR1Error,
+    BaseTool,
+    ConfigError,
+    InvalidArgumentsError,
+    SchemaChecker,
+    ToolOutput,
+    __version__,
+    cap_body,
+    extra,
+    first_line,
+    nearest,
+)
 
 if TYPE_CHECKING:  # the SDK takes a second to import
     import httpx2
@@ -45,6 +53,8 @@ if TYPE_CHECKING:  # the SDK takes a second to import
 
 MAX_BYTES = 4 * 2**20
 """Of one message, and of what a server may say between two answers."""
+MAX_SCHEMA = 10_000
+"""Characters of the schema of a result; a longer one is not checked."""
 MAX_TOOLS = 1000
 OPEN_S = 60.0
 """Within which a server must be ready, and then list its tools; `npx` and `uvx` download it first."""
@@ -74,7 +84,7 @@ class McpTool(BaseTool):
         try:
             super().__init__()
             if listed.output_schema is not None and len(json.dumps(listed.output_schema)) <= MAX_SCHEMA:
-                self.output = compiled(listed.output_schema, f"tool {self.name}, outputSchema", foreign=True)
+                self.output = SchemaChecker(listed.output_schema, f"tool {self.name}, outputSchema", foreign=True)
         except ConfigError as error:
             raise ConfigError(f"{session}: {error}") from None
 
@@ -85,7 +95,7 @@ class McpTool(BaseTool):
             text = json.dumps(result.structured_content, ensure_ascii=False)
         if result.is_error:  # by the protocol this is for the agent, to do better
             raise InvalidArgumentsError(text)
-        if self.output and (wrong := complaint(self.output, result.structured_content)):
+        if self.output and (wrong := self.output.complaint(result.structured_content)):
             raise AgentR1Error(
                 f"MCP server {self.session.name!r} does not keep its word: its structured content is wrong: {wrong}"
             )
@@ -249,7 +259,7 @@ class Session:
         from mcp.client.streamable_http import streamable_http_client
 
         async def bound(response: httpx2.Response) -> None:
-            bounds.cap(httpx2, response, MAX_BYTES)
+            cap_body(httpx2, response, MAX_BYTES)
 
         plain, hooks = {"Accept-Encoding": "identity"}, {"response": [bound]}
         patience = httpx2.Timeout(30, read=300)
@@ -290,7 +300,7 @@ class Session:
                     unasked = 0 if isinstance(message, JSONRPCResponse | JSONRPCError) else unasked
                     await to_us.send(SessionMessage(message))
                 if unasked > MAX_BYTES:
-                    self.fault = f"it wrote {MAX_BYTES} bytes that nobody had asked for, and was ended"
+                    self.fault = f"it wrote {MAX_BYTES} bytes unasked, and was ended"
                     return
                 with contextlib.suppress(TimeoutError):  # its output closes a moment before it is gone
                     async with asyncio.timeout(0.5):

@@ -20,12 +20,21 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from agent_r1.config.settings import EnvConfig
-from agent_r1.core import Observation, Row
-from agent_r1.env.world import WorldEnv, facts
-from agent_r1.ground import bounds
-from agent_r1.ground.errors import AgentR1Error, extra, first_line
-from agent_r1.tool.base import BaseTool, ToolCall, ToolOutput, ToolResult
+from agent_r1 import (
+    AgentR1Error,
+    BaseTool,
+    EnvConfig,
+    Observation,
+    Row,
+    ToolCall,
+    ToolOutput,
+    ToolResult,
+    WorldEnv,
+    extra,
+    fetch,
+    first_line,
+    parse_json,
+)
 
 MAX_MESSAGE = 4 * 2**20
 """Bytes of the longest answer that is read; of its text the agent sees env.tool_max_chars."""
@@ -36,7 +45,7 @@ LISTED = {"type": "list_tools"}
 STEP = "step"
 """The tool of an environment whose actions are no calls. OpenEnv keeps the name free."""
 FULL, LOST = "CAPACITY_REACHED", ("CAPACITY_REACHED", "FACTORY_ERROR", "SESSION_ERROR")
-"""Codes of errors behind which there is no session."""
+"""Codes of errors after which there is no session."""
 
 
 class RefusedError(Exception):
@@ -61,12 +70,12 @@ class OpenEnv(WorldEnv):
         self.session = Session(config.url, config.tool_timeout_s, self.owner)
 
     async def reset(self, row: Row) -> Observation:
-        # Half of an episode's time: whoever waits in vain should hear why, and not that the episode took too long.
+        # Half of an episode's time: an episode that waits in vain should hear why, and not that the episode took too long.
         await self.session.open(wait_s=self.config.episode_timeout_s / 2)
         specs = await self._listed() if calls_tools(self.action) else step_tool(self.action)
         self.add_tools(remote_tools(json.dumps(specs), self.owner), self.owner)
         try:
-            data = await self.session.ask("reset", facts(row))
+            data = await self.session.ask("reset", self.facts(row))
         except RefusedError as error:
             raise BrokenError(f"{self.owner} refused to begin an episode: {error}") from None
         if data["done"]:
@@ -124,12 +133,12 @@ class RemoteTool(BaseTool):
 
 @functools.lru_cache(maxsize=16)
 def action_schema(url: str, timeout_s: float) -> dict[str, Any]:
-    """The JSON schema of an action, asked for once. Raises AgentR1Error where nobody answers, or something else does."""
+    """The JSON schema of an action, asked for once. Raises AgentR1Error where no server answers, or one with another protocol."""
     import httpx
 
     where = f"{url.rstrip('/')}/schema"
     try:
-        answer = bounds.ask("GET", where, within_s=timeout_s, max_bytes=MAX_MESSAGE)
+        answer = fetch("GET", where, within_s=timeout_s, max_bytes=MAX_MESSAGE)
         found = answer.json()["action"]
         if answer.status != 200 or not isinstance(found.get("properties"), dict):
             raise ValueError(f"HTTP {answer.status}, {answer.body[:100]!r}")
@@ -144,7 +153,7 @@ def action_schema(url: str, timeout_s: float) -> dict[str, Any]:
     ) as error:
         raise AgentR1Error(
             f"no OpenEnv server answers at env.url={url}: {where} gave {type(error).__name__} ({first_line(error)}), not the "
-            "schema of an action with its properties; start the server, or mend the address"
+            "schema of an action with its properties; start the server, or correct the address"
         ) from None
     return found
 
@@ -269,7 +278,7 @@ class Session:
     def _read(self, kind: str, raw: str | bytes, unasked: bool) -> dict[str, Any]:
         wanted = {"reset": "observation", "step": "observation"}.get(kind, kind)
         try:
-            message = bounds.parse_json(raw)
+            message = parse_json(raw)
             found, data = message["type"], message["data"]
             if found == "error":
                 raise self._error(data)

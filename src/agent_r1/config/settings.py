@@ -150,7 +150,7 @@ class EnvConfig(Section):
     call is an environment of its own: CONTRIBUTING.md has it."""
     context: Literal["append", "window", "summary"] = "append"
     """append (the agent sees all of its episode) | window (the last `context_results` results) | summary (it sums up after so many
-    and goes on from that): env/context.py."""
+    and goes on from that): recipes/long_context."""
     context_results: AtLeast1 = 4
     """How many results `window` keeps, and `summary` waits for."""
     evidence_reward: NonNegativeFloat = 0.0

@@ -2,10 +2,9 @@
 
 An environment shows observations (chat messages), takes actions (the agent's turns) and pays rewards. `base.py` holds
 the interface `AgentEnv` and `BaseToolEnv`, the environment of everything that is driven by tool calls. `dialect.py` says
-what a dialect is, `hermes.py` is the one in `<tool_call>` and `<answer>` tags, and `retool.py`, `mathtir.py`, `react.py` and
-`harmony.py` are others. `calls.py` plays calls in a dialect and `questions.py` pays the answer. User-defined worlds
-(`world.py`) pay what was done: a plain class whose methods are the tools (`methods.py`), and any server that speaks OpenEnv
-(`openenv.py`).
+what a dialect is, `hermes.py` is the one in `<tool_call>` and `<answer>` tags, and recipes/dialects has others. `calls.py` plays
+calls in a dialect and `questions.py` pays the answer. User-defined worlds (`world.py`) pay what was done: a plain class whose
+methods are the tools (`methods.py`), and any server that speaks OpenEnv (recipes/openenv).
 
 Rows choose an environment by their `agent_name`, which is `env.name`. docs/tutorial/your-own-environment.md writes one.
 """

@@ -52,6 +52,17 @@ class Dialect:
         """The answer in a turn (None: there is none), and whether all of the turn is as a last one should be."""
         return None, False
 
+    @staticmethod
+    def broken_up(text: str, *words: str) -> str:
+        """`text` with a blank after the first character of each of `words`, so that a result cannot spell the end of results.
+
+        For words that a dialect writes next to data and a vocabulary may have as ordinary text; control tokens are the business of
+        `rollout/chat_format.py`.
+        """
+        for word in words:
+            text = text.replace(word, f"{word[0]} {word[1:]}")
+        return text
+
     # -------------------------------------------------------------------------------------- the first observation
 
     says_how = False
@@ -93,14 +104,3 @@ class Dialect:
 
 HOOKS = ("answer_in", "says_how", "told", "control", "end_of", "unfinished", "parts", "written")
 """What an environment may define itself instead of in a dialect (`BaseToolEnv`)."""
-
-
-def broken_up(text: str, *words: str) -> str:
-    """`text` with a blank after the first character of each of `words`, so that a result cannot spell the end of results.
-
-    For words that a dialect writes next to data and a vocabulary may have as ordinary text; control tokens are the business of
-    `rollout/chat_format.py`.
-    """
-    for word in words:
-        text = text.replace(word, f"{word[0]} {word[1:]}")
-    return text

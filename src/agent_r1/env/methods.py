@@ -35,7 +35,7 @@ from typing import Any
 from agent_r1.config.settings import EnvConfig
 from agent_r1.core import Action, Observation, Row, StepResult, StopReason
 from agent_r1.env.base import AgentEnv, Outcome
-from agent_r1.env.world import WorldEnv, facts
+from agent_r1.env.world import WorldEnv
 from agent_r1.ground.errors import AgentR1Error, ConfigError
 from agent_r1.tool.base import BaseTool, OneThread
 from agent_r1.tool.function import FunctionTool
@@ -135,7 +135,7 @@ class MethodsEnv(WorldEnv):
 
     async def reset(self, row: Row) -> Observation:
         world = await self.call(self.cls)
-        said = await self.call(world.reset, **self._known(world.reset, {**row, **facts(row)}))
+        said = await self.call(world.reset, **self._known(world.reset, {**row, **self.facts(row)}))
         if not isinstance(said, str | None):
             raise AgentR1Error(f"{self.owner}: reset returned {_what(said)}; it returns text for the agent, or None")
         for method in self.methods:

@@ -1,4 +1,4 @@
-"""What the worlds of one's own have in common: a plain class (`methods.py`) and a server (`openenv.py`).
+"""What user-defined worlds have in common: a plain class (`methods.py`) and a server (recipes/openenv).
 
 In: the agent's turns, with calls as in `hermes.py`. Out: observations, and what the world pays. A call changes the world,
 the world says when it is over, and a turn without a call ends the episode. So does an answer, as everywhere.
@@ -63,21 +63,21 @@ class WorldEnv(ToolEnv):
         plain = "".join(part.text for part in self.dialect.parts(last) if part.kind == "text").strip()
         return self.dialect.answer_in(last)[0] or plain
 
+    @staticmethod
+    def facts(row: Row) -> dict[str, Any]:
+        """What a world is told about its task: `question`, `answer`, `answers`, `seed`, all of `extra_info` (`metadata` among it,
+        key by key) and of `env_kwargs`.
 
-def facts(row: Row) -> dict[str, Any]:
-    """What a world is told about its task: `question`, `answer`, `answers`, `seed`, all of `extra_info` (`metadata` among it,
-    key by key) and of `env_kwargs`.
-
-    The seed is the question's, so that all samples of a group begin in the same state: only then can they be compared.
-    """
-    extra, own = row.get("extra_info") or {}, row.get("env_kwargs") or {}
-    question = row["prompt"][-1]["content"] if len(row["prompt"]) else ""
-    answers = list((row.get("reward_model") or {}).get("ground_truth") or [])
-    told = {
-        "question": question,
-        "answer": answers[0] if answers else None,
-        "answers": answers,
-        "seed": zlib.crc32(f"{extra.get('index')}/{question}".encode()),
-    }
-    told |= extra | (extra.get("metadata") or {}) | own
-    return {name: value for name, value in told.items() if value is not None and name not in ("metadata", "tools")}
+        The seed is the question's, so that all samples of a group begin in the same state: only then can they be compared.
+        """
+        extra, own = row.get("extra_info") or {}, row.get("env_kwargs") or {}
+        question = row["prompt"][-1]["content"] if len(row["prompt"]) else ""
+        answers = list((row.get("reward_model") or {}).get("ground_truth") or [])
+        told = {
+            "question": question,
+            "answer": answers[0] if answers else None,
+            "answers": answers,
+            "seed": zlib.crc32(f"{extra.get('index')}/{question}".encode()),
+        }
+        told |= extra | (extra.get("metadata") or {}) | own
+        return {name: value for name, value in told.items() if value is not None and name not in ("metadata", "tools")}

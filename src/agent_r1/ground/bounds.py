@@ -1,8 +1,8 @@
 """Bounds on what strangers send: seconds, bytes and nesting of an answer over HTTP, and nesting of any JSON or YAML.
 
 In: a request, or a text. Out: an answer or a value within its bounds, or an error of one line. Next: judges, retrievers,
-SandboxFusion and OpenEnv servers are asked with `ask`. A client with connections of its own (the model server's, MCP's) puts
-`cap` on each response.
+SandboxFusion and OpenEnv servers are asked with `fetch`. A client with connections of its own (the model server's, MCP's) puts
+`cap_body` on each response.
 
 A time limit of httpx is one of a single read: a server that sends a byte a second never exceeds it. So requests run in an event
 loop, where one deadline covers the connection, the header and the body.
@@ -102,24 +102,24 @@ class Answer:
         return parse_json(self.body)
 
 
-def ask(method: str, url: str, **request: Any) -> Answer:
-    """Make a request as `fetch` does, and block until it is answered."""
-    return submit(fetch(method, url, **request)).result()
+def fetch(method: str, url: str, **request: Any) -> Answer:
+    """Make a request as `fetch_async` does, and block until it is answered."""
+    return in_background(fetch_async(method, url, **request)).result()
 
 
-def submit(work: Coroutine[Any, Any, T]) -> Future[T]:
-    """Run a coroutine that calls `fetch` in the thread of all requests."""
+def in_background(work: Coroutine[Any, Any, T]) -> Future[T]:
+    """Run a coroutine that calls `fetch_async` in the thread of all requests."""
     return asyncio.run_coroutine_threadsafe(work, _loop())
 
 
-async def fetch(
+async def fetch_async(
     method: str, url: str, *, within_s: float, max_bytes: int, body: Any = None, headers: dict[str, str] | None = None,
     retries: int = 0,
 ) -> Answer:  # fmt: skip
-    """Make one request and read its answer to the end, through `submit`. A connection that fails is tried `retries` times more.
+    """Make one request and read its answer to the end, through `in_background`.
 
-    Raises TimeoutError after `within_s` seconds in all, TooLongError beyond `max_bytes`, ValueError for a compressed body or an
-    impossible address, and what httpx raises.
+    A connection that fails is tried `retries` times more. Raises TimeoutError after `within_s` seconds in all, TooLongError
+    beyond `max_bytes`, ValueError for a compressed body or an impossible address, and what httpx raises.
     """
     plain = {"Accept-Encoding": "identity", **(headers or {})}
     try:
@@ -173,7 +173,7 @@ def _client(retries: int) -> httpx.AsyncClient:
 # --------------------------------------------------------------------------------------------------- HTTP, by client
 
 
-def cap(library: ModuleType, response: Any, max_bytes: int) -> None:
+def cap_body(library: ModuleType, response: Any, max_bytes: int) -> None:
     """Bound the body of a response of `library` (httpx or httpx2) that was not read yet; its StreamError says so."""
     body = response.stream
 

@@ -1,12 +1,12 @@
 """Other rewards than exact match: `env.reward=NAME`. In: an answer and its row. Out: what the last action is paid.
 
-    math     equal to the right expression (maths.py)
-    code     passes the question's tests in a sandbox (programs.py)
+    math     equal to the right expression (recipes/math)
+    code     passes the question's tests in a sandbox (recipes/code)
     sub_em   contains the right answer. Much of the literature pays this and calls it EM; an agent learns to list (docs/safety.md)
-    judge    what a language model behind `env.judge_url` says (judge.py)
+    judge    what a language model behind `env.judge_url` says (recipes/judge)
 
 Each is paid between 0 and 1, less the penalty for a malformed ending. Add one: an async function `reward(answer, targets, row,
-config)`, and its name in the table `[reward]` of names.toml. Or `env.reward=FILE.py:FUNCTION`, a user-defined function that
+config)`, and its name in the table `[reward]` of a recipe.toml. Or `env.reward=FILE.py:FUNCTION`, a user-defined function that
 returns any finite number. It takes any of `answer`, `row` and `episode`, by these names:
 
     def close_enough(answer, row, episode):
@@ -51,6 +51,8 @@ async def named_outcome(
         paid = _own(config.reward, {"answer": answer, "row": row, "episode": episode or Episode()})
     elif answer is not None:
         targets = [str(target) for target in row["reward_model"]["ground_truth"]]
+        if key := tables.facts("reward", config.reward, "env.reward").get("address"):
+            own.check_said(getattr(config, key), f"env.{key}")  # its server hears what the agent answers, and a key
         paid = await tables.resolve("reward", config.reward, "env.reward")(answer, targets, row, config)
     parts = {"answer": float(paid), "format": 0.0 if well_formed else -config.format_penalty}
     return sum(parts.values()), parts

@@ -284,8 +284,8 @@ def check_dialect(chat: ChatFormat, env: EnvConfig, tools: bool) -> None:
             chat.continuation_ids(result, closed=True)
         except ConfigError as error:
             raise ConfigError(
-                f"{error}, a tool's result in env.name={env.name}; save the TEMPLATE of env/{env.name}.py as the model's "
-                "chat_template.jinja"
+                f"{error}, a tool's result in env.name={env.name}; save the TEMPLATE of "
+                f"{type(spoken).__module__} as the model's chat_template.jinja"
             ) from None
 
 

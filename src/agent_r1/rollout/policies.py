@@ -242,7 +242,7 @@ class ServerPolicy(Policy):
         # `trust_env`: a proxy has no business on the loopback. No read timeout: a turn may stand in line, and the episode
         # has a deadline of its own. As many connections as episodes; idle ones go before vLLM drops them (5 s).
         async def bound(response: httpx.Response) -> None:
-            bounds.cap(httpx, response, MAX_ANSWER)
+            bounds.cap_body(httpx, response, MAX_ANSWER)
 
         client, users = self._clients.get(loop) or (
             httpx.AsyncClient(

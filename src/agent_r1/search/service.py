@@ -294,7 +294,7 @@ class RemoteIndex:
         while True:
             try:
                 # Where no connection can be made, this tries again for a second or two.
-                response = bounds.ask(
+                response = bounds.fetch(
                     method, self._base + path, body=body, within_s=self._timeout_s, max_bytes=MAX_ANSWER, retries=3
                 )
                 if response.status != 503:

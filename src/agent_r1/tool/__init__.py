@@ -5,14 +5,14 @@
     function.py   @tool: a tool from a typed function
     search.py     the tool of the laptop run
     calculator.py arithmetic
-    python.py     model-written code, in a sandbox (sandbox.py; inside.py is what runs in it)
     batch.py      tools that answer many calls at once
-    mcp.py        every tool of an MCP server
+
+Recipes bring others: recipes/code runs model-written programs, recipes/mcp offers every tool of an MCP server.
 
 In come the names in `env.tools` and the resources of a run; out go tools to the environments of room 4 (`env/`).
 
-To add a tool: one file, and one name in the table `[tool]` of names.toml (CONTRIBUTING.md has the steps). The name stands for a
-tool, or for a maker, which gets the resources as keyword arguments, takes those it needs and ignores the rest.
+To add a tool: one file, and one name in the table `[tool]` of names.toml or of a recipe.toml (CONTRIBUTING.md has the steps). The
+name stands for a tool, or for a maker, which gets the resources as keyword arguments, takes those it needs and ignores the rest.
 """
 
 from __future__ import annotations

@@ -69,37 +69,54 @@ def _without_dialect(schema: Any) -> Any:
     return [_without_dialect(v) for v in schema] if isinstance(schema, list) else schema
 
 
-def compiled(parameters: dict[str, Any], owner: str, foreign: bool = False) -> Draft202012Validator:
-    """The checker of that schema, which a stranger wrote if `foreign`. Raises ConfigError, naming `owner`, where it is none for
-    an object."""
-    from jsonschema.exceptions import SchemaError
-    from referencing import Registry
-    from referencing.exceptions import Unresolvable
-    from referencing.jsonschema import DRAFT202012
+class SchemaChecker:
+    """Checks what is given against a JSON schema for an object; `foreign`: one that a stranger wrote.
 
-    checker = _checker(foreign)
-    try:
-        bounds.check_depth(parameters)
-        parameters = _without_dialect(parameters)
-        checker.check_schema(parameters)
-    except (ValueError, RecursionError) as error:
-        why = "JSON nested too deeply" if isinstance(error, RecursionError) else error
-        raise ConfigError(f"{owner}: parameters is no JSON schema ({why}); make it flatter") from None
-    except SchemaError as error:
-        where = ".".join(map(str, error.absolute_path)) or "its top"
-        raise ConfigError(f"{owner}: parameters is no JSON schema (at {where}: {error.message}); mend it") from None
-    if parameters.get("type") != "object":
-        raise ConfigError(f'{owner}: parameters must have "type": "object", because arguments are given by name')
-    # An empty registry: a reference to an address must not be fetched, least of all while an episode waits.
-    resolver = Registry().resolver_with_root(DRAFT202012.create_resource(parameters))
-    for reference in _references(parameters):
+    Raises ConfigError, naming `owner`, where the schema is none.
+    """
+
+    def __init__(self, schema: dict[str, Any], owner: str, foreign: bool = False):
+        from jsonschema.exceptions import SchemaError
+        from referencing import Registry
+        from referencing.exceptions import Unresolvable
+        from referencing.jsonschema import DRAFT202012
+
+        checker = _checker(foreign)
         try:
-            resolver.lookup(reference)
-        except Unresolvable:
-            raise ConfigError(
-                f"{owner}: parameters refers to {reference}, which is not in it; write that out"
-            ) from None
-    return checker(parameters, registry=Registry())
+            bounds.check_depth(schema)
+            schema = _without_dialect(schema)
+            checker.check_schema(schema)
+        except (ValueError, RecursionError) as error:
+            why = "JSON nested too deeply" if isinstance(error, RecursionError) else error
+            raise ConfigError(f"{owner}: parameters is no JSON schema ({why}); make it flatter") from None
+        except SchemaError as error:
+            where = ".".join(map(str, error.absolute_path)) or "its top"
+            raise ConfigError(f"{owner}: parameters is no JSON schema (at {where}: {error.message}); mend it") from None
+        if schema.get("type") != "object":
+            raise ConfigError(f'{owner}: parameters must have "type": "object", because arguments are given by name')
+        # An empty registry: a reference to an address must not be fetched, least of all while an episode waits.
+        resolver = Registry().resolver_with_root(DRAFT202012.create_resource(schema))
+        for reference in _references(schema):
+            try:
+                resolver.lookup(reference)
+            except Unresolvable:
+                raise ConfigError(
+                    f"{owner}: parameters refers to {reference}, which is not in it; write that out"
+                ) from None
+        self._validator = checker(schema, registry=Registry())
+
+    def complaint(self, given: Any) -> str | None:
+        """What is wrong with `given`, and what is accepted; None if it fits."""
+        schema = self._validator.schema
+        if not isinstance(given, dict):
+            return f"arguments must be an object; {_accepted(schema)}"
+        token = _steps_left.set([STEPS])
+        try:
+            return None if self._validator.is_valid(given) else f"{_wrong(self._validator, given)}; {_accepted(schema)}"
+        except Exception:  # a validator gives up in many ways on lists nested a thousand deep, or a 5,000-digit number
+            return "arguments are too large or nested too deeply"
+        finally:
+            _steps_left.reset(token)
 
 
 def _references(schema: Any) -> Iterator[str]:
@@ -110,20 +127,6 @@ def _references(schema: Any) -> Iterator[str]:
         schema = list(schema.values())
     for part in schema if isinstance(schema, list) else ():
         yield from _references(part)
-
-
-def complaint(validator: Draft202012Validator, arguments: Any) -> str | None:
-    """What is wrong with `arguments`, and what is accepted; None if they fit."""
-    schema = validator.schema
-    if not isinstance(arguments, dict):
-        return f"arguments must be an object; {_accepted(schema)}"
-    token = _steps_left.set([STEPS])
-    try:
-        return None if validator.is_valid(arguments) else f"{_wrong(validator, arguments)}; {_accepted(schema)}"
-    except Exception:  # a validator gives up in many ways on lists nested a thousand deep, or a 5,000-digit number
-        return "arguments are too large or nested too deeply"
-    finally:
-        _steps_left.reset(token)
 
 
 def quote(value: Any) -> str:

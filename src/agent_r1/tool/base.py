@@ -26,13 +26,10 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agent_r1.ground.errors import ConfigError
-from agent_r1.tool.arguments import compiled, complaint, quote
-
-if TYPE_CHECKING:
-    from jsonschema import Draft202012Validator
+from agent_r1.tool.arguments import SchemaChecker, quote
 
 
 class ToolErrorKind(StrEnum):
@@ -159,7 +156,7 @@ class BaseTool(ABC):
         return inspect.iscoroutinefunction(self.execute)
 
     @functools.cached_property
-    def validator(self) -> Draft202012Validator:
+    def validator(self) -> SchemaChecker:
         """The compiled schema, made once a tool: checking and compiling takes a hundred times as long as validating."""
         owner = f"tool {getattr(self, 'name', None) or type(self).__name__}"
         for attribute in ("name", "description", "parameters"):
@@ -177,7 +174,7 @@ class BaseTool(ABC):
                     f"{owner}: its description and schema have {size} characters, and every prompt would carry them; at most "
                     f"{MAX_SCHEMA}"
                 )
-        return compiled(self.parameters, owner, self.foreign)
+        return SchemaChecker(self.parameters, owner, self.foreign)
 
 
 async def call_tool(tools: dict[str, BaseTool], call: ToolCall, timeout_s: float, max_chars: int) -> ToolResult:
@@ -220,7 +217,7 @@ def _refusal(tools: dict[str, BaseTool], tool: BaseTool | None, call: ToolCall) 
     if tool is None:
         known = ", ".join(sorted(tools)) or "none"
         return ToolErrorKind.UNKNOWN_TOOL, f"unknown tool {quote(call.name)}; available: {known}"
-    wrong = complaint(tool.validator, call.arguments)
+    wrong = tool.validator.complaint(call.arguments)
     return None if wrong is None else (ToolErrorKind.INVALID_ARGUMENTS, f"{tool.name}: {wrong}")
 
 
@@ -238,7 +235,7 @@ async def _executed(tool: BaseTool, arguments: dict[str, Any]) -> ToolOutput:
 
 async def _tried(tool: BaseTool, arguments: dict[str, Any]) -> ToolOutput:
     value = await (tool.execute(arguments) if tool.is_async else _in_thread(tool.execute, arguments))
-    if inspect.isawaitable(value):  # an async function behind a plain decorator does not look like one
+    if inspect.isawaitable(value):  # an async function in a plain decorator does not look like one
         value = await value
     output = value if isinstance(value, ToolOutput) else ToolOutput(value)
     if isinstance(output.content, str):
@@ -259,11 +256,11 @@ async def _in_thread(execute: Callable[[dict[str, Any]], Any], args: dict[str, A
 
 
 class OneThread:
-    """A thread of one's own for what blocks, awaited.
+    """A separate thread for what blocks, awaited.
 
     `asyncio.to_thread` would be shorter, and has a trap: a thread cannot be stopped, so a call that hangs goes on after
     its deadline. In the shared pool (six workers on two cores) six such calls would block every tool for good, and the
-    interpreter would wait for them before it exits. A daemon thread that hangs is a leak; it stops nobody.
+    interpreter would wait for them before it exits. A daemon thread that hangs is a leak; it stops no other call.
     """
 
     def __init__(self, name: str) -> None:

@@ -91,7 +91,7 @@ def _schema(function: Callable[..., Any], owner: str) -> tuple[str, dict[str, An
     for name, schema in parameters["properties"].items():
         schema["description"] = " ".join(schema["description"].split())
         parameters["properties"][name] = _with_null(schema)
-    # An argument that nobody has declared is a mistake; the schema of `transformers` would let it pass.
+    # An undeclared argument is a mistake; the schema of `transformers` would let it pass.
     closed = {"required": parameters.get("required", []), "additionalProperties": False}
     return " ".join(found["description"].split()), {**parameters, **closed}
 
