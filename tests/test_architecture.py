@@ -197,7 +197,7 @@ def named_in(tree: ast.AST) -> Iterator[tuple[str, int]]:
                     yield leaf.value, leaf.lineno
 
 
-KINDS = ("data", "env", "tool", "reward", "estimator", "encoder", "context")
+KINDS = ("data", "env", "tool", "reward", "estimator", "encoder")
 
 
 def registered() -> set[str]:

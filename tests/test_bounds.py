@@ -25,6 +25,7 @@ from agent_r1.rollout.policies import ServerPolicy
 from agent_r1.search import service
 from agent_r1_recipes.code.python import SandboxFusion
 from agent_r1_recipes.judge import judge
+from agent_r1_recipes.openenv.settings import OpenEnvSettings
 
 pytestmark = pytest.mark.timeout(30)
 """The deadlines in these tests are of about half a second, and what they guard against never ends."""
@@ -77,7 +78,7 @@ def test_a_hostile_sandbox_ends_its_own_call(kind):
 def test_a_hostile_environment_is_refused_before_it_is_entered(kind):
     row = {"prompt": [{"role": "user", "content": "?"}], "agent_name": "openenv"}
     with hostile(kind) as url:
-        said = refusal(make_env, row, {}, EnvConfig(name="openenv", url=url, tool_timeout_s=0.3))
+        said = refusal(make_env, row, {}, OpenEnvSettings(name="openenv", url=url, tool_timeout_s=0.3))
     assert "no OpenEnv server answers" in said
 
 

@@ -22,6 +22,7 @@ from agent_r1.rollout.episode import Task, run_episodes
 from agent_r1.rollout.rows import trajectory_rows
 from agent_r1.training import demonstrate
 from agent_r1_recipes.long_context.context import ASK, KNOWN, Summary, Window
+from agent_r1_recipes.long_context.settings import ContextSettings
 from agent_r1_recipes.tinyquest import demonstrator
 from agent_r1_recipes.tinyquest.quests import questions
 
@@ -108,7 +109,7 @@ def test_writing_notes_is_another_state_than_acting():
 @pytest.mark.parametrize(("name", "kind"), [("window", Window), ("summary", Summary)])
 def test_the_setting_wraps_the_environment_of_every_row(name, kind):
     row = question_row("?", ()) | {"agent_name": "hermes"}
-    env = make_env(row, {}, EnvConfig(context=name, context_results=3))
+    env = make_env(row, {}, ContextSettings(context=name, context_results=3))
     assert type(env) is kind and env.k == 3
 
 
@@ -160,5 +161,5 @@ def test_a_demonstrator_that_takes_the_request_for_a_turn_is_refused(monkeypatch
         return demonstrator.demonstrate(row, [m for m in history if m["content"] != ASK], random.Random(0))
 
     monkeypatch.setattr(demonstrate, "demonstrator_of", lambda name: deaf)
-    with pytest.raises(ConfigError, match=r"was asked for notes \(env.context=summary\) and returned '<tool_call>"):
+    with pytest.raises(ConfigError, match=r"was asked for plain text and returned '<tool_call>"):
         demonstrated(2, context="summary", context_results=2)

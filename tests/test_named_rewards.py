@@ -13,12 +13,12 @@ from runs import ROOT, main
 from serving import serving
 
 from agent_r1.config import load_config, own
-from agent_r1.config.settings import EnvConfig
 from agent_r1.ground.errors import AgentR1Error, ConfigError
 from agent_r1.reward.named import named_outcome
 from agent_r1_recipes.code.programs import passes
 from agent_r1_recipes.code.sandbox import Sandbox
 from agent_r1_recipes.judge.judge import Judge
+from agent_r1_recipes.judge.settings import JudgeSettings
 from agent_r1_recipes.math import maths
 from agent_r1_recipes.math.maths import MathWorker
 
@@ -213,7 +213,9 @@ def test_a_reward_is_chosen_by_name():
             load_config("smoke", words)
     with pytest.raises(ConfigError, match="named by a run or a model, not by you"):
         row = {"prompt": [{"role": "user", "content": "?"}], "reward_model": {"ground_truth": ["x"]}}
-        asyncio.run(named_outcome("x", True, row, EnvConfig(reward="judge", judge_url="http://127.0.0.1:1/stranger")))
+        asyncio.run(
+            named_outcome("x", True, row, JudgeSettings(reward="judge", judge_url="http://127.0.0.1:1/stranger"))
+        )
 
 
 # --------------------------------------------------------------------------------------------------------- red team

@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from openenv_server import free_port, serving, started
 
 from agent_r1.config import load_config
-from agent_r1.config.settings import EnvConfig
 from agent_r1.core import Sampling, StopReason, Trajectory
 from agent_r1.env import make_env
 from agent_r1.ground.errors import AgentR1Error, ConfigError
 from agent_r1.rollout.episode import Task, run_episodes
 from agent_r1.tool import tool
 from agent_r1_recipes.openenv.environment import BrokenError, RefusedError, Session, text_of
+from agent_r1_recipes.openenv.settings import OpenEnvSettings
 from agent_r1_recipes.tinyquest.quests import questions, solve
 
 
@@ -54,7 +54,7 @@ def play(
     chat, url: str, script, rows=None, at_once=None, tools=None, timeout_s: float = 20.0, **config
 ) -> list[Trajectory]:
     """An episode of each row, side by side."""
-    settings = EnvConfig(
+    settings = OpenEnvSettings(
         **{"name": "openenv", "url": url, "max_turns": 9, "max_tool_calls": 99, "tool_timeout_s": 5} | config
     )
     policy = ScriptedPolicy(chat, script)
@@ -164,7 +164,7 @@ def test_a_server_that_stays_full_is_named(chat, server):
         taken = [Session(f"{server}/guess2", 5, "x") for _ in range(2)]
         for one in taken:
             await one.open(5)
-        settings = EnvConfig(name="openenv", url=f"{server}/guess2", episode_timeout_s=0.4)
+        settings = OpenEnvSettings(name="openenv", url=f"{server}/guess2", episode_timeout_s=0.4)
         loop = make_env_loop(ScriptedPolicy(chat, ["done"]), lambda row: make_env(row, {}, settings))
         try:
             return await loop.run(Task(row(), "g", "s"), Sampling(9))
@@ -188,7 +188,7 @@ def test_an_episode_that_is_called_off_gives_its_session_back(chat, server):
             entered.set()
             await asyncio.sleep(1000)
 
-        settings = EnvConfig(name="openenv", url=f"{server}/guess")
+        settings = OpenEnvSettings(name="openenv", url=f"{server}/guess")
         loop = make_env_loop(ScriptedPolicy(chat, lambda *a: script(*a)), lambda row: make_env(row, {}, settings))
         running = asyncio.create_task(loop.run(Task(row(), "g", "s"), Sampling(9)))
         await entered.wait()
@@ -261,7 +261,7 @@ def test_what_a_server_does_wrong_breaks_off_its_episode_in_one_line_and_the_oth
 
     def env(r):
         url = f"{server}/{r['extra_info']['kind']}"
-        return make_env(r, {}, EnvConfig(name="openenv", url=url, max_turns=9, **short))
+        return make_env(r, {}, OpenEnvSettings(name="openenv", url=url, max_turns=9, **short))
 
     kinds = ["guess", f"bad-{kind}", "guess"]
     loop = make_env_loop(ScriptedPolicy(chat, in_a_moment([call("step", number=1), call("step", number=7)])), env)
@@ -273,7 +273,7 @@ def test_what_a_server_does_wrong_breaks_off_its_episode_in_one_line_and_the_oth
 
 
 def test_a_long_first_observation_is_cut_and_made_whole(chat, server):
-    settings = EnvConfig(name="openenv", url=f"{server}/bad-long", tool_max_chars=50)
+    settings = OpenEnvSettings(name="openenv", url=f"{server}/bad-long", tool_max_chars=50)
 
     async def first() -> str:
         env = make_env(row(), {}, settings)
@@ -296,7 +296,7 @@ def test_a_server_that_refuses_what_its_schema_allows_ends_the_run(chat, server)
 )
 def test_what_is_no_openenv_server_is_said_before_anything_runs(server, kind):
     with pytest.raises(AgentR1Error, match=f"no OpenEnv server answers at env.url={server}/bad-{kind}: ") as caught:
-        make_env(row(), {}, EnvConfig(name="openenv", url=f"{server}/bad-{kind}"))
+        make_env(row(), {}, OpenEnvSettings(name="openenv", url=f"{server}/bad-{kind}"))
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
 
 
@@ -304,7 +304,7 @@ def test_what_is_no_openenv_server_is_said_before_anything_runs(server, kind):
 def test_an_address_where_nobody_is(url):
     url = url.replace("PORT", str(free_port()))
     with pytest.raises(AgentR1Error, match="start the server, or correct the address"):
-        make_env(row(), {}, EnvConfig(name="openenv", url=url, tool_timeout_s=2))
+        make_env(row(), {}, OpenEnvSettings(name="openenv", url=url, tool_timeout_s=2))
 
 
 @pytest.mark.parametrize(
@@ -319,7 +319,7 @@ def test_a_server_that_is_killed_and_comes_back(chat):
     """Its episodes are broken off; those that begin while it is away wait for it."""
     port = free_port()
     process, url = started(port), f"http://127.0.0.1:{port}/guess"
-    settings = EnvConfig(name="openenv", url=url, episode_timeout_s=100)
+    settings = OpenEnvSettings(name="openenv", url=url, episode_timeout_s=100)
     processes = [process]
 
     async def killed() -> tuple[Trajectory, Trajectory]:

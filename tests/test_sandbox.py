@@ -24,12 +24,12 @@ from runs import ROOT
 from sandbox_attacks import ATTACKS, REAL, Targets
 from serving import serving
 
-from agent_r1.config.settings import EnvConfig
 from agent_r1.ground.errors import AgentR1Error, ConfigError
 from agent_r1.tool import ToolCall, ToolErrorKind, call_tool, make_tools
 from agent_r1_recipes.code import sandbox
 from agent_r1_recipes.code.python import PythonTool, SandboxFusion, make_runner
 from agent_r1_recipes.code.sandbox import MAX_OUTPUT, Ran, Sandbox
+from agent_r1_recipes.code.settings import CodeSettings
 
 SECRET = "canary-2f6c1e"
 KINDS = ("bubblewrap", "Landlock")
@@ -283,7 +283,7 @@ IN_A_CONTAINER = """
 import ctypes, struct, sys
 from system_calls import syscalls
 from agent_r1.ground.errors import ConfigError
-from agent_r1.config.settings import EnvConfig
+from agent_r1_recipes.code.settings import CodeSettings
 from agent_r1.tool import make_tools
 instruction = lambda code, k, then=0, otherwise=0: struct.pack("HBBI", code, then, otherwise, k)
 table, program = syscalls().load_arch_table("x86_64"), [instruction(0x20, 0)]
@@ -294,7 +294,7 @@ libc, buffer = ctypes.CDLL(None), ctypes.create_string_buffer(program, len(progr
 libc.prctl(38, 1, 0, 0, 0)
 assert libc.prctl(22, 2, struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(buffer)), 0, 0) == 0
 try:
-    print(make_tools(["python"], env=EnvConfig(sandbox=sys.argv[2]))["python"].execute({"code": "print(1 + 1)"}))
+    print(make_tools(["python"], env=CodeSettings(sandbox=sys.argv[2]))["python"].execute({"code": "print(1 + 1)"}))
 except ConfigError as error:
     print(error)
 """
@@ -331,7 +331,7 @@ def test_a_wall_that_does_not_hold_is_not_used(monkeypatch):
 
 @pytest.fixture(scope="module")
 def tools():
-    return make_tools(["python"], env=EnvConfig(tool_timeout_s=5))
+    return make_tools(["python"], env=CodeSettings(tool_timeout_s=5))
 
 
 def told(tools, code: str, max_chars: int = 4000):
@@ -364,7 +364,7 @@ def test_what_the_agent_reads(tools, code, content):
 
 @pytest.mark.slow
 def test_what_it_has_printed_when_its_time_is_over():
-    tools = make_tools(["python"], env=EnvConfig(tool_timeout_s=2))
+    tools = make_tools(["python"], env=CodeSettings(tool_timeout_s=2))
     result = told(tools, "print('half', flush=True)\nimport time\ntime.sleep(60)")
     assert (result.content, result.ok) == ("half\n[ended: 1.8 s are over]", True)
 
@@ -488,7 +488,7 @@ def test_a_remote_sandbox_that_is_gone():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     with pytest.raises(AgentR1Error, match="does not answer"):
-        make_runner(EnvConfig(sandbox=f"http://127.0.0.1:{port}")).run("print(1)", 5)
+        make_runner(CodeSettings(sandbox=f"http://127.0.0.1:{port}")).run("print(1)", 5)
     with socket.create_server(("127.0.0.1", 0)) as server:  # takes the call, and says nothing
         taken = []
         threading.Thread(target=lambda: taken.append(server.accept()), daemon=True).start()

@@ -20,9 +20,9 @@ from typing import Any
 
 import httpx
 
-from agent_r1.config.settings import EnvConfig
 from agent_r1.core import Action, Row
 from agent_r1.env import make_env
+from agent_r1_recipes.openenv.settings import OpenEnvSettings
 
 VERSIONS = ("0.4.2", "0.10.0")
 APP = '''
@@ -161,7 +161,7 @@ def _row(answer: int) -> Row:
 
 async def _game(url: str, answer: int) -> list[float]:
     """Ten wrong guesses and a right one; the seconds of each."""
-    config = EnvConfig(name="openenv", url=url, max_turns=99, max_tool_calls=99, tool_timeout_s=60)
+    config = OpenEnvSettings(name="openenv", url=url, max_turns=99, max_tool_calls=99, tool_timeout_s=60)
     env, seconds = make_env(_row(answer), {}, config), []
     observation = await env.reset(_row(answer))
     assert observation.messages[-1]["content"] == "Find it.\na number below 100"
@@ -183,7 +183,7 @@ async def _games(url: str, count: int) -> tuple[float, float]:
 
 async def _talk(url: str) -> int:
     """Every kind of answer that MCP's tools give; the number of tools."""
-    env = make_env(_row(0), {}, EnvConfig(name="openenv", url=url, max_turns=99, max_tool_calls=99, tool_timeout_s=60))
+    env = make_env(_row(0), {}, OpenEnvSettings(name="openenv", url=url, max_turns=99, max_tool_calls=99, tool_timeout_s=60))
     observation = await env.reset(_row(0))
     assert {tool["function"]["name"] for tool in observation.tools} == {"echo", "length"}
     said = {}

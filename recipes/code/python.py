@@ -21,6 +21,7 @@ from agent_r1 import (
 )
 from agent_r1_recipes.code import sandbox
 from agent_r1_recipes.code.sandbox import MAX_OUTPUT, MAX_SOURCE, Ran
+from agent_r1_recipes.code.settings import CodeSettings
 
 
 def without_fence(code: str) -> str:
@@ -67,7 +68,7 @@ class PythonTool(BaseTool):
 
 def make(env: EnvConfig | None = None, **_: Any) -> PythonTool:
     """Make the tool from the resources of a run, for `make_tools`. Raises ConfigError where code cannot be confined."""
-    env = env or EnvConfig()
+    env = env or CodeSettings()
     return PythonTool(make_runner(env), env.tool_timeout_s)
 
 

@@ -13,8 +13,12 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from agent_r1 import Action, AgentEnv, Message, Observation, Row, StepResult, StopReason
+
+if TYPE_CHECKING:
+    from agent_r1_recipes.long_context.settings import ContextSettings
 
 ASK = "Write down what you know and what is left to do. All else will be forgotten."
 KNOWN = "Your notes: "
@@ -55,7 +59,7 @@ class Window(AgentEnv):
 class Summary(Window):
     """`env`, whose agent writes a summary after every `k` results. Such turns do not count against `env.max_turns`."""
 
-    ask = ASK
+    asks = ASK
     asked: Observation | None = None
     """Set while the next turn is a summary."""
 
@@ -75,3 +79,8 @@ class Summary(Window):
                 asking = [*seen.messages, {"role": "user", "content": ASK}]
                 result.observation = replace(seen, messages=asking, extra=extra)
         return result
+
+
+def wrapped(env: AgentEnv, config: ContextSettings) -> AgentEnv:
+    """`env`, in the context that `env.context` names."""
+    return {"window": Window, "summary": Summary}[config.context](env, config.context_results)

@@ -10,7 +10,8 @@ __version__ = "0.1.0"
 
 PUBLIC = {
     "config": ("Config", "load_config"),
-    "config.settings": ("DataConfig", "EnvConfig"),
+    "config.choices": ("Address",),
+    "config.settings": ("DataConfig", "EnvConfig", "OutsideFingerprint", "Trusted"),
     "core": ("Action", "Generation", "Message", "Observation", "Policy", "Row", "Sampling", "Step", "StepResult", "StopReason",
               "Trajectory"),
     "data.draw": ("dealt", "distinct"),

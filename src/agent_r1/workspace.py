@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent_r1.config import Config, fingerprint, own, own_names, tables
+from agent_r1.config import Config, fingerprint, own, own_names, tables, trusted
 from agent_r1.core import Row
 from agent_r1.data.build import build
 from agent_r1.data.rows import read_manifest, read_rows, verify
@@ -194,10 +194,10 @@ def load_tools(
     if config.env.searches and searcher is None:
         searcher = Searcher(any_index(config, tell))
     env = config.env
-    for name, server in env.mcp.items():
-        own.check_said(server, f"env.mcp.{name}")  # it is a command, or an address that hears what the agent asks
-    if env.sandbox != "auto":
-        own.check_said(env.sandbox, "env.sandbox")
+    paid_later = {f"env.{facts['address']}" for facts in tables.entries("reward").values() if "address" in facts}
+    for setting, place in trusted(config).items():
+        if setting not in paid_later:  # of a reward that is asked when an answer is paid (reward/named.py)
+            own.check_said(place, setting)
     resources = {"searcher": searcher, "top_k": config.search.top_k, "env": env}
     return make_tools(env.tools, env.mcp, env.mcp_per_episode, **resources)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 LOADED = (
     "ALGORITHMS", "ENGINES", "Config", "all_code", "changed", "fingerprint", "from_yaml", "load_config", "own_names",
-    "preset_names", "preset_title", "to_yaml", "what_counts",
+    "preset_names", "preset_title", "to_yaml", "trusted", "what_counts",
 )  # fmt: skip
 
 

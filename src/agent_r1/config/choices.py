@@ -5,8 +5,6 @@ In: nothing. Out: types, each with its bounds or its check. Next: `settings.py` 
 
 from __future__ import annotations
 
-import re
-import shlex
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
@@ -22,24 +20,8 @@ LearningRate = Annotated[float, Field(ge=0, le=1)]
 Seconds = Annotated[float, Field(ge=0.01)]
 
 
-def _startable(place: str) -> str:
-    if not re.match(r"https?://\S+$", place) and not shlex.split(place):  # raises ValueError for an open quotation mark
-        raise ValueError("give the command that starts the server, or its URL")
-    return place
-
-
-def _sandbox(place: str) -> str:
-    if place not in ("auto", "unconfined") and not re.fullmatch(r"https?://[^/\s]+/?", place):
-        raise ValueError(
-            "choose auto or unconfined, or give the address of a SandboxFusion server, as http://127.0.0.1:8080"
-        )
-    return place
-
-
-SandboxPlace = Annotated[str, AfterValidator(_sandbox)]
-ServerName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]
-Server = Annotated[str, AfterValidator(_startable)]
-"""A command line or a URL."""
+Address = Annotated[str, Field(pattern=r"^https?://\S+$")]
+"""Where a server answers."""
 
 
 def _some_share(shares: dict[str, float]) -> dict[str, float]:
@@ -77,7 +59,7 @@ Own = Annotated[str, AfterValidator(_own)]
 
 RewardName = Annotated[str, _one_of("reward")]
 
-Shares = Annotated[dict[str, Annotated[float, Field(ge=0)]], AfterValidator(_some_share)]
+Shares = Annotated[dict[str, Annotated[float, Field(ge=0)]], AfterValidator(_some_share), "replaced as a whole"]
 """How much there is of each kind; only the proportions count. A layer above replaces the whole table."""
 
 

@@ -17,15 +17,16 @@ from collections.abc import Iterator
 from importlib.resources.abc import Traversable
 from itertools import chain
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
 from agent_r1.config import own, tables
-from agent_r1.config.choices import Engine, algorithm_has
+from agent_r1.config.choices import Engine, Shares, algorithm_has
 from agent_r1.config.renamed import renamed
-from agent_r1.config.settings import Config, EnvConfig, OutsideFingerprint
+from agent_r1.config.settings import NamesCode, NamesFile, OutsideFingerprint, Trusted
+from agent_r1.config.whole import Config
 from agent_r1.ground import bounds
 from agent_r1.ground.errors import ConfigError, nearest
 from agent_r1.ground.sizes import check_context, find_gpu, known_model
@@ -139,19 +140,36 @@ def _read_preset(name: str, seen: tuple[str, ...] = ()) -> list[dict[str, Any]]:
     return [*(_read_preset(parent, (*seen, name)) if parent else ()), preset]
 
 
-OWN = ("data.name", "env.name", "env.tools", "env.reward", "rollout.flow", "cold_start.demonstrator")
-"""Settings that may name code of one's own."""
-FILES = ("data.source", "data.corpus", "search.index", "cold_start.episodes")
-"""Settings that may name a file of one's own."""
+FIELDS = {
+    f"{section}.{name}": field
+    for section, of in Config.model_fields.items()
+    for name, field in getattr(of.annotation, "model_fields", {}).items()
+}
+"""Every setting: `section.key` -> its type and default."""
+
+
+def _marked(mark: Any) -> list[str]:
+    """The settings whose type is so annotated."""
+    return [key for key, field in FIELDS.items() if mark.__metadata__[-1] in field.metadata]
+
+
+OWN, FILES, TRUSTED = _marked(NamesCode), _marked(NamesFile), _marked(Trusted)
+WHOLE = {key.partition(".")[2] for key in _marked(Shares)}
+"""Tables that a later layer replaces. Merged, what was not named would stay."""
+TABLES = [key for key, field in FIELDS.items() if get_origin(field.annotation) is dict and key not in _marked(Shares)]
+"""Tables whose entries are set one by one: `env.mcp.NAME=COMMAND`."""
 
 
 def _anchored(layer: dict[str, Any], folder: Path) -> dict[str, Any]:
     """`layer`, which the user has written, with the names of code and files seen from `folder`. Such code may be imported."""
     layer = {section: dict(values) if isinstance(values, dict) else values for section, values in layer.items()}
-    for key in (*OWN, *FILES):
+    for key in (*OWN, *FILES, *TRUSTED):
         section, name = key.split(".")
         values = layer.get(section)
         if not isinstance(values, dict) or name not in values:
+            continue
+        if key in TRUSTED:
+            own.say(_strings(values[name]))
             continue
         many = values[name] if isinstance(values[name], list) else [values[name]]
         if key in OWN:
@@ -160,26 +178,36 @@ def _anchored(layer: dict[str, Any], folder: Path) -> dict[str, Any]:
         else:
             many = [str(folder / item) if isinstance(item, str) and (folder / item).exists() else item for item in many]
         values[name] = many if isinstance(values[name], list) else many[0]
-    env = layer.get("env")
-    servers = env.get("mcp") if isinstance(env, dict) else None
-    trusted = [*(servers.values() if isinstance(servers, dict) else ())]
-    trusted += [env.get("sandbox"), env.get("judge_url")] if isinstance(env, dict) else []
-    own.say(item for item in trusted if isinstance(item, str))
     return layer
 
 
+def _strings(value: Any) -> list[str]:
+    """Those in a setting: itself, or the values of a table."""
+    return [item for item in (value.values() if isinstance(value, dict) else [value]) if isinstance(item, str)]
+
+
 def all_code(config: Config) -> list[str]:
-    """What runs somebody's code or hears what the agent says: names of code of one's own, the commands or addresses of MCP servers,
-    where else than in a sandbox here model-written code may run, a judge's address."""
-    return [*own_names(config), *config.env.mcp.values(), config.env.sandbox, config.env.judge_url or ""]
+    """What runs somebody's code or hears what the agent says: names of user-defined code, and what is `Trusted` by naming."""
+    return [*own_names(config), *trusted(config).values()]
+
+
+def trusted(config: Config) -> dict[str, str]:
+    """Setting -> the command or address that it names, for what is `Trusted` by naming and not at its default."""
+    found = {key: _value(config, key) for key in TRUSTED if _value(config, key) != FIELDS[key].default}
+    parts = {key: value if isinstance(value, dict) else {"": value} for key, value in found.items()}
+    return {f"{key}.{name}".rstrip("."): place for key, places in parts.items() for name, place in places.items()}
+
+
+def _value(config: Config, key: str) -> Any:
+    section, name = key.split(".")
+    return getattr(getattr(config, section), name)
 
 
 def own_names(config: Config) -> dict[str, str]:
     """Name of code of one's own -> the setting that names it."""
     found = {}
     for key in OWN:
-        section, name = key.split(".")
-        value = getattr(getattr(config, section), name)
+        value = _value(config, key)
         found |= {item: key for item in (value if isinstance(value, list) else [value]) if item and own.is_own(item)}
     return found
 
@@ -195,19 +223,19 @@ def _read_overrides(overrides: list[str]) -> dict[str, Any]:
             value = bounds.parse_yaml(text)
         except (ValueError, yaml.YAMLError):  # an open bracket, a date that is none
             raise ConfigError(f"override {item!r} is not valid YAML behind the =") from None
-        for name in reversed(key.split(".", 2 if key.startswith("env.mcp.") else 1)):
+        for name in reversed(key.split(".", 2 if key.startswith(tuple(f"{table}." for table in TABLES)) else 1)):
             value = {name: value}
         layer = _merged(layer, value)
     return layer
 
 
 def _merged(*layers: dict[str, Any]) -> dict[str, Any]:
-    """Later layers win, key by key. A table of shares replaces the one below it: merged, what was not named would stay."""
+    """Later layers win, key by key; of a table of shares as a whole."""
     result: dict[str, Any] = {}
     for layer in layers:
         for name, value in layer.items():
             both = isinstance(value, dict) and isinstance(result.get(name), dict)
-            result[name] = _merged(result[name], value) if both and name not in ("mix", "behaviours") else value
+            result[name] = _merged(result[name], value) if both and name not in WHOLE else value
     return result
 
 
@@ -217,7 +245,10 @@ def _validated(values: Any, trains: bool = True) -> Config:
         config = Config.model_validate(values)
     except ValidationError as error:
         raise ConfigError(_explain(error)) from None
-    for conflict in chain(_conflicts(config), _batch_conflicts(config) if trains else ()):
+    sections = [getattr(config, name) for name in Config.model_fields if isinstance(getattr(config, name), BaseModel)]
+    owners = [owner for section in sections for owner in type(section).__mro__ if "conflicts" in vars(owner)]
+    theirs = (conflict for owner in owners for conflict in owner.conflicts(config, trains))
+    for conflict in chain(_conflicts(config), _batch_conflicts(config) if trains else (), theirs):
         raise ConfigError(conflict)
     return config
 
@@ -227,9 +258,8 @@ def _explain(error: ValidationError) -> str:
     found = error.errors(include_url=False)[0]
     key, value, kind, context = ".".join(map(str, found["loc"])), found["input"], found["type"], found.get("ctx", {})
     if kind == "extra_forbidden":
-        sections = {name: field.annotation for name, field in Config.model_fields.items()}
-        known = [f"{s}.{name}" for s, t in sections.items() for name in getattr(t, "model_fields", {})]
-        return f"unknown configuration key {key!r}{nearest(key, known + list(sections))}; `agent-r1 train --dry-run` lists all keys"
+        hint = nearest(key, [*FIELDS, *Config.model_fields])
+        return f"unknown configuration key {key!r}{hint}; `agent-r1 train --dry-run` lists all keys"
     if kind == "literal_error":
         allowed = re.findall("'(.*?)'", context["expected"])
         return f"{key}={value!r} is unknown{nearest(value, allowed)}; choose from {', '.join(allowed)}"
@@ -272,10 +302,6 @@ def _conflicts(config: Config) -> Iterator[str]:
         yield f"search.index={s.index!r} is unknown; choose auto, Flat, HNSW32, IVF4096,PQ64 or the like, or an index's folder"
     if s.url and not re.fullmatch(r"https?://[^/\s]+(/retrieve)?/?", s.url):
         yield f"search.url={s.url!r} is no address; give one such as http://127.0.0.1:8100 (Search-R1's: .../retrieve)"
-    if strangers := [name for name in e.mcp_per_episode if name not in e.mcp]:
-        yield f"env.mcp_per_episode names {strangers[0]!r}, and env.mcp has {', '.join(e.mcp) or 'no servers'}"
-    if e.url and not re.fullmatch(r"https?://\S+", e.url):
-        yield f"env.url={e.url!r} is no address; give one such as http://127.0.0.1:8000"
     yield from _addresses(e)
     if e.call_reward * e.max_tool_calls >= 1:
         yield (
@@ -315,7 +341,7 @@ def _conflicts(config: Config) -> Iterator[str]:
         )
 
 
-def _addresses(env: EnvConfig) -> Iterator[str]:
+def _addresses(env: Any) -> Iterator[str]:
     """Find a name that speaks to a server and has no address of one, or an address that no name asks for."""
     for kind, chosen in (("env", env.name), ("reward", env.reward)):
         setting = "env.name" if kind == "env" else "env.reward"

@@ -1,12 +1,13 @@
-"""Every setting, in eleven sections: its type, default and bounds, and what it means.
+"""The settings of the core, in ten sections: type, default and bounds of each, and what it means.
 
-In: nothing. Out: `Config`. Next: `config.py` fills it from a preset and the command line, and holds the settings against
-one another. pydantic refuses unknown names, wrong types and values that lie outside of their bounds.
+In: nothing. Out: `Config`. Next: `whole.py` adds what recipes and engines declare, and `load.py` fills it from a preset and the
+command line. pydantic refuses unknown names, wrong types and values that lie outside of their bounds.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
@@ -22,10 +23,7 @@ from agent_r1.config.choices import (
     Own,
     Ratio,
     RewardName,
-    SandboxPlace,
     Seconds,
-    Server,
-    ServerName,
     Share,
     Shares,
     algorithm_has,
@@ -36,16 +34,36 @@ T = TypeVar("T")
 OutsideFingerprint = Annotated[T, "outside the fingerprint"]
 """No weight depends on it: where a run is logged, how often it is measured. `config.fingerprint`, which names folders in
 artifacts/ and guards `--resume`, leaves it out. A run may be resumed with another value."""
+NamesCode = Annotated[T, "may name code"]
+"""FILE.py:NAME or MODULE:NAME is user-defined code, and FILE.py is looked for next to the preset that names it."""
+NamesFile = Annotated[T, "may name a file"]
+"""It is looked for next to the preset that names it."""
+Trusted = Annotated[T, "trusted by naming"]
+"""A command that is run, or an address that hears what the agent says: it works where the user has named it (`own.check_said`)."""
 
 
 class Section(BaseModel):
+    """A part of the settings. A recipe adds settings by a class that extends one of the core's, named in its recipe.toml."""
+
     model_config = ConfigDict(extra="forbid", coerce_numbers_to_str=True, allow_inf_nan=False)
+
+    @staticmethod
+    def conflicts(config: Any, trains: bool) -> Iterable[str]:
+        """Find what the settings of this class do not go together with, in a whole configuration: each cause with its remedy.
+
+        Where nothing `trains`, such as for `agent-r1 data`, what only concerns training is left out.
+        """
+        return ()
+
+    def without_commands(self) -> Self:
+        """Return these settings without what starts programs: they came with a model or a run of somebody else."""
+        return self
 
 
 class DataConfig(Section):
     """Questions and their world (room 1)."""
 
-    name: DataName = "tinyhop"
+    name: NamesCode[DataName] = "tinyhop"
     """tinyhop (a synthetic world, generated on the spot) | hotpotqa | hotpotqa-fullwiki | twowiki | musique | gsm8k | dapo-math |
     rows (questions of your own, in `source`) | FILE.py:FUNCTION (that makes them)."""
     train: AtLeast1 = 4000
@@ -63,12 +81,12 @@ class DataConfig(Section):
     """Entities in that world. Many, because copying is learnt from the variety of names."""
     mix: Shares = {"1-hop": 0.2, "2-hop": 0.4, "3-hop": 0.2, "yes-no": 0.1, "which": 0.1}
     """Share of each kind of question."""
-    source: str | None = None
+    source: NamesFile[str | None] = None
     """Real data sets: a folder with the published files, or one such file, instead of the Hugging Face hub. rows: a JSONL or
     parquet file, or a folder with train, val and test."""
     system: str | None = None
     """The system message: of questions of your own that bring none, and of published ones instead of that in data/prompts.py."""
-    corpus: str = "contexts"
+    corpus: NamesFile[str] = "contexts"
     """Real data sets only: contexts (the questions' own paragraphs) | beir-hotpotqa (5.2 M abstracts) | a JSONL
     file."""
     skip_bad: bool = False
@@ -95,7 +113,7 @@ class SearchConfig(Section):
     """Width of the hashed n-gram vectors."""
     top_k: AtLeast1 = 3
     """Passages in one search result."""
-    index: str = "auto"
+    index: NamesFile[str] = "auto"
     """auto (by corpus size and free memory) | a FAISS factory string: Flat, HNSW32, IVF4096,PQ64 and the like |
     the folder of an index over the same corpus, such as one that another machine has built."""
     url: OutsideFingerprint[str | None] = None
@@ -111,19 +129,10 @@ class SearchConfig(Section):
 class EnvConfig(Section):
     """What the agent lives in (rooms 3, 4 and 6)."""
 
-    name: str = "hermes"
+    name: NamesCode[str] = "hermes"
     """hermes (or nous) | retool | mathtir | react | harmony (docs/dialects.md) | openenv; in each row, it is `agent_name`."""
-    url: str | None = None
-    """Where the server of env.name=openenv answers, such as http://127.0.0.1:8000."""
-    tools: list[str] = ["search"]
+    tools: NamesCode[list[str]] = ["search"]
     """Tools by name; of an MCP server `SERVER` (all of its tools) or `SERVER.TOOL`."""
-    mcp: dict[ServerName, Server] = {}
-    """MCP servers: NAME=COMMAND, which is started (no shell reads it), or NAME=http://HOST:PORT/mcp."""
-    mcp_per_episode: list[str] = []
-    """Those of them with which each episode opens a session of its own, because they remember."""
-    sandbox: OutsideFingerprint[SandboxPlace] = "auto"
-    """Where model-written code runs. auto: confined by this machine's kernel, or refused where it cannot (docs/safety.md) |
-    http://HOST:PORT of a SandboxFusion server | unconfined: with your rights, over your files."""
     max_turns: AtLeast1 = 5
     """Assistant turns in an episode, the answer included."""
     max_tool_calls: AtLeast1 = 6
@@ -138,21 +147,12 @@ class EnvConfig(Section):
     """Wall-clock budget of one episode, in seconds. Its reward has as many again, and then the episode is broken off."""
     format_penalty: NonNegativeFloat = 0.2
     """Taken from the outcome when the episode did not end in a well-formed <answer>."""
-    reward: RewardName | None = None
+    reward: NamesCode[RewardName | None] = None
     """What scores an answer, instead of exact match: math | code | sub_em | judge (reward/named.py), or FILE.py:FUNCTION
     (reward/named.py)."""
-    judge_url: str | None = None
-    """env.reward=judge: where its OpenAI-compatible server answers, such as http://127.0.0.1:8000/v1."""
-    judge_model: str = "judge"
-    """The name of the model there."""
     call_reward: float = Field(0.0, ge=0, le=10)
     """Process reward of a valid tool call that was not made before (its negative for an invalid one); 0 is off. A price for each
     call is an environment of its own: CONTRIBUTING.md has it."""
-    context: Literal["append", "window", "summary"] = "append"
-    """append (the agent sees all of its episode) | window (the last `context_results` results) | summary (it sums up after so many
-    and goes on from that): recipes/long_context."""
-    context_results: AtLeast1 = 4
-    """How many results `window` keeps, and `summary` waits for."""
     evidence_reward: NonNegativeFloat = 0.0
     """Paid for the share of the question's supporting titles among all that the episode's searches found. The share is
     measured wherever a data set names such titles (HotpotQA, 2WikiMultihopQA, MuSiQue); 0 pays nothing for it."""
@@ -196,9 +196,9 @@ class ColdStartConfig(Section):
     """How often the demonstrator of phase (b) does what; the data set's teacher explains the names."""
     warm_steps: NonNegativeInt = 0
     """With a pretrained `model.path`: optimiser steps of cloning before RL, `mix_tokens` each. 0: it knows the format."""
-    demonstrator: Own | None = None
+    demonstrator: NamesCode[Own | None] = None
     """FILE.py:FUNCTION that plays a task of your own: see training/demonstrate.py."""
-    episodes: str | None = None
+    episodes: NamesFile[str | None] = None
     """Or a JSONL file of recorded conversations."""
     closed_book: Share = 0.0
     """The demonstrator plays this share of the training questions a second time, with no tools: see `eval --closed-book`."""
@@ -235,7 +235,7 @@ class RolloutConfig(Section):
     mismatch: Mismatch | None = None
     """An experiment with the local loop: a sampler that is not quite the trainer, as {bf16: true, top_p: 0.9, steps_old: 4}, and
     perhaps tis_cap: 2 to mend it (docs/algorithms.md)."""
-    flow: Own | None = None
+    flow: NamesCode[Own | None] = None
     """FILE.py:CLASS, a flow of your own (`AgentFlowBase`) in the place of the observe-act-step loop."""
 
     def greedy_episodes(self, algorithm: Algorithm) -> int:

@@ -15,7 +15,7 @@ MODULE:NAME in the setting (`own.py`).
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Any
 
@@ -38,7 +38,7 @@ def _tables() -> dict[str, dict[str, dict[str, Any]]]:
 
 def entries(kind: str) -> dict[str, dict[str, Any]]:
     """The table of a kind (data, env, tool, reward, estimator, encoder): name -> `code` and facts."""
-    return _tables()[kind]
+    return _tables().setdefault(kind, {})
 
 
 def names(kind: str) -> list[str]:
@@ -74,6 +74,16 @@ def scheme_of(text: str | None) -> Any:
 def stated(kind: str, names: Iterable[str], fact: str) -> bool:
     """Whether the table states `fact` of any of `names`; of unknown names and user-defined code it states nothing."""
     return any(entries(kind).get(name, {}).get(fact) for name in names)
+
+
+def asked_for(kind: str, **sections: Any) -> Iterator[Any]:
+    """What the table of a kind holds for those settings of the sections that are not at their defaults."""
+    for setting in names(kind):
+        section, _, key = setting.partition(".")
+        values = sections.get(section)
+        field = type(values).model_fields.get(key) if values else None
+        if field and getattr(values, key) != field.default:
+            yield resolve(kind, setting, setting)
 
 
 def resolve(kind: str, name: str, setting: str) -> Any:

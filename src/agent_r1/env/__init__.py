@@ -98,7 +98,9 @@ def make_env(row: Row, tools: dict[str, BaseTool], config: EnvConfig) -> AgentEn
     mine = {tool: tools[tool].for_episode(shared) for tool in wanted}
     env = made(mine, config)
     env.own_tools = [tool for key, tool in mine.items() if tool is not tools[key]]
-    return tables.resolve("context", config.context, "env.context")(env, config.context_results)
+    for wrap in tables.asked_for("around_env", env=config):
+        env = wrap(env, config)
+    return env
 
 
 def without_tools(row: Row) -> Row:

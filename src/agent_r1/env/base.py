@@ -70,6 +70,8 @@ class AgentEnv(ABC):
         """The reward of the whole episode, beyond what `step` has paid. Called exactly once, at the end."""
         return Outcome()
 
+    asks: str | None = None
+    """A message that the agent answers with plain text, and not with a turn, where this environment sends one."""
     own_tools: Sequence[BaseTool] = ()
     """Tools of this episode alone (`BaseTool.for_episode`); `make_env` sets them."""
 
@@ -199,8 +201,3 @@ def _record(call: ToolCall, result: ToolResult) -> dict:
         "content": result.content,
         **({"at": result.data["at"]} if result.data.get("at") else {}),  # where a tool's own code failed
     }
-
-
-def append(env: AgentEnv, k: int) -> AgentEnv:
-    """Leave `env` as it is: the agent sees all of its episode."""
-    return env

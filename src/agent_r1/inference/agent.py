@@ -294,5 +294,5 @@ def own_settings(model: Path) -> Config | None:
 
 
 def _without_commands(config: Config) -> Config:
-    """A model or a run may come from anybody, and env.mcp starts programs: who wants them names them again."""
-    return config.model_copy(update={"env": config.env.model_copy(update={"mcp": {}, "mcp_per_episode": []})})
+    """A model or a run may come from anybody: what starts programs by itself is named again by those who want it."""
+    return config.model_copy(update={"env": config.env.without_commands()})

@@ -28,10 +28,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from agent_r1.config import own, tables
+from agent_r1.config import own
 from agent_r1.config.settings import EnvConfig, RolloutConfig
 from agent_r1.core import Generation, Message, Observation, Policy, Row, Sampling, Step, StopReason, Trajectory
-from agent_r1.env import Dialect, dialect_of, make_env
+from agent_r1.env import AgentEnv, Dialect, dialect_of, make_env
 from agent_r1.ground.errors import AgentR1Error, ConfigError
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.episode import AgentEnvLoop, AgentFlowBase, Limits, Task, derive_seed, run_episodes
@@ -145,19 +145,24 @@ def play(
     # No tokenizer has been trained yet: a byte is a token, and the limits of a context do not hold.
     chat = byte_chat()
     limits = replace(Limits.of(rollout, env), max_tokens_per_turn=10**6, max_context=10**7)
-    flow = _Plays(demonstrate, chat, limits, lambda row: make_env(row, tools, env), seed)
+    requests: set[str | None] = set()
+
+    def made(row: Row) -> AgentEnv:
+        world = make_env(row, tools, env)
+        requests.add(world.asks)
+        return world
+
+    flow = _Plays(demonstrate, chat, limits, made, seed)
     tasks = [Task(row, str(i), f"demonstration-{i}") for i, row in enumerate(rows)]
     trajectories = asyncio.run(run_episodes(flow, tasks, Sampling(max_tokens=10**6), at_once=rollout.slots))
     played = [(flow.played[task.session], t) for task, t in zip(tasks, trajectories, strict=True)]
     episodes = [Episode(messages, p.tools, t.score) for p, t in played for messages in p.contexts]
-    ask = getattr(tables.resolve("context", env.context, "env.context"), "ask", None)
     turns = (pair for e in episodes for pair in pairwise(e.messages))
-    for text in (said["content"] for asked, said in turns if asked["content"] == ask):
+    for text in (said["content"] for asked, said in turns if asked["content"] in requests):
         if any(part.kind in ("tool_call", "answer") for part in dialect_of(env).parts(text)):
             raise ConfigError(
-                f"the demonstrator ({own.place(demonstrate)}) was asked for notes (env.context=summary) and returned "
-                f"{text[:80]!r}; where history[-1]['content'] is"
-                " agent_r1_recipes.long_context.context.ASK, it returns notes as plain text"
+                f"the demonstrator ({own.place(demonstrate)}) was asked for plain text and returned {text[:80]!r}; return text "
+                f"where history[-1]['content'] is {min(filter(None, requests))!r}"
             )
     unfinished = [t.stop_reason for t in trajectories if t.stop_reason is not StopReason.ANSWERED]
     if 2 * len(unfinished) > len(trajectories):

@@ -6,7 +6,7 @@ names.toml. A setting that is not at its default may wrap a part: `[rollouts]`, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 from torch import Tensor
@@ -42,7 +42,7 @@ def make_estimator(config: Config) -> Estimator:
 
 def with_settings(estimate: Estimator, config: Config) -> Estimator:
     """`estimate`, wrapped by the settings of the table `credit`."""
-    for wrap in _asked_for("credit", config):
+    for wrap in tables.asked_for("credit", **dict(config)):
         estimate = wrap(estimate, config)
     return estimate
 
@@ -62,7 +62,7 @@ def _less_kl(inner: Estimator, config: Config) -> Estimator:
 
 def make_policy(actor: Decoder, chat: ChatFormat, config: Config, exact: LocalPolicy) -> LocalPolicy:
     """The policy that plays a step's episodes: `exact`, or one that a setting puts in its place."""
-    made = [make(actor, chat.stop_ids, config.rollout) for make in _asked_for("policy", config)]
+    made = [make(actor, chat.stop_ids, config.rollout) for make in tables.asked_for("policy", **dict(config))]
     return made[-1] if made else exact
 
 
@@ -76,7 +76,7 @@ def make_rollouts(
         return tasks_of_step(questions, step, config.rollout, config.seed, again)
 
     rollouts = Rollouts(flow, policy, tasks, config.rollout)
-    for wrap in _asked_for("rollouts", config):
+    for wrap in tables.asked_for("rollouts", **dict(config)):
         rollouts = wrap(rollouts, config.rollout)
     return Greedy(rollouts) if algorithm_has(config.algorithm, "greedy") else rollouts
 
@@ -84,12 +84,3 @@ def make_rollouts(
 def get_ratios(name: str) -> Callable[[Tensor, Tensor], Tensor]:
     """What `actor.ratio` calls so."""
     return tables.resolve("ratio", name, "actor.ratio")
-
-
-def _asked_for(kind: str, config: Config) -> Iterator[Callable]:
-    """What the table holds for those of its settings that are not at their defaults."""
-    for setting in tables.names(kind):
-        name, key = setting.split(".")
-        section = getattr(config, name)
-        if getattr(section, key) != type(section).model_fields[key].default:
-            yield tables.resolve(kind, setting, setting)

@@ -1,0 +1,41 @@
+"""The settings of MCP servers."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Self
+
+from pydantic import AfterValidator, Field
+
+from agent_r1 import EnvConfig, Trusted
+
+if TYPE_CHECKING:
+    from agent_r1 import Config
+
+
+def _startable(place: str) -> str:
+    if not re.match(r"https?://\S+$", place) and not shlex.split(place):  # raises ValueError for an open quotation mark
+        raise ValueError("give the command that starts the server, or its URL")
+    return place
+
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]
+Server = Annotated[str, AfterValidator(_startable)]
+
+
+class McpSettings(EnvConfig):
+    mcp: Trusted[dict[Name, Server]] = {}
+    """MCP servers: NAME=COMMAND, which is started (no shell reads it), or NAME=http://HOST:PORT/mcp."""
+    mcp_per_episode: list[str] = []
+    """Those of them with which each episode opens a session of its own, because they remember."""
+
+    def without_commands(self) -> Self:
+        return super().without_commands().model_copy(update={"mcp": {}, "mcp_per_episode": []})
+
+    @staticmethod
+    def conflicts(config: Config, trains: bool) -> Iterator[str]:
+        env = config.env
+        if strangers := [name for name in env.mcp_per_episode if name not in env.mcp]:
+            yield f"env.mcp_per_episode names {strangers[0]!r}, and env.mcp has {', '.join(env.mcp) or 'no servers'}"
