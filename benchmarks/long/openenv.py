@@ -183,7 +183,9 @@ async def _games(url: str, count: int) -> tuple[float, float]:
 
 async def _talk(url: str) -> int:
     """Every kind of answer that MCP's tools give; the number of tools."""
-    env = make_env(_row(0), {}, OpenEnvSettings(name="openenv", url=url, max_turns=99, max_tool_calls=99, tool_timeout_s=60))
+    env = make_env(
+        _row(0), {}, OpenEnvSettings(name="openenv", url=url, max_turns=99, max_tool_calls=99, tool_timeout_s=60)
+    )
     observation = await env.reset(_row(0))
     assert {tool["function"]["name"] for tool in observation.tools} == {"echo", "length"}
     said = {}
