@@ -23,8 +23,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from agent_r1 import EnvConfig, Row
+from agent_r1 import Row
 from agent_r1_recipes.code.python import Runner, make_runner, without_fence
+from agent_r1_recipes.code.settings import CodeSettings
 
 WITHIN_S = 5.0
 
@@ -163,6 +164,6 @@ def _same_output(found: Any, right: str) -> bool:
     ]
 
 
-async def reward(answer: str, targets: list[str], row: Row, config: EnvConfig) -> float:
+async def reward(answer: str, targets: list[str], row: Row, config: CodeSettings) -> float:
     """Pay 1 for a program that passes the question's tests."""
     return await asyncio.to_thread(passes, answer, targets, make_runner(config))

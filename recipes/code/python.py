@@ -13,7 +13,6 @@ from agent_r1 import (
     AgentR1Error,
     BaseTool,
     ConfigError,
-    EnvConfig,
     InvalidArgumentsError,
     TooLongError,
     fetch,
@@ -66,18 +65,18 @@ class PythonTool(BaseTool):
         return content or "[it printed nothing]"
 
 
-def make(env: EnvConfig | None = None, **_: Any) -> PythonTool:
+def make(env: CodeSettings | None = None, **_: Any) -> PythonTool:
     """Make the tool from the resources of a run, for `make_tools`. Raises ConfigError where code cannot be confined."""
     env = env or CodeSettings()
     return PythonTool(make_runner(env), env.tool_timeout_s)
 
 
-def make_runner(env: EnvConfig) -> Runner:
+def make_runner(env: CodeSettings) -> Runner:
     """Where `env.sandbox` wants model-written code to run. Raises ConfigError where nothing protects this machine from it."""
     return local_sandbox(env) if env.sandbox in ("auto", "unconfined") else SandboxFusion(env.sandbox)
 
 
-def local_sandbox(env: EnvConfig) -> sandbox.Sandbox:
+def local_sandbox(env: CodeSettings) -> sandbox.Sandbox:
     """The one of this process. Raises ConfigError where there is none."""
     try:
         return sandbox.shared(env.sandbox == "unconfined")

@@ -17,7 +17,8 @@ from concurrent.futures import Future, wait
 
 import httpx
 
-from agent_r1 import AgentR1Error, Batches, EnvConfig, Row, fetch_async, first_line, in_background
+from agent_r1 import AgentR1Error, Batches, Row, fetch_async, first_line, in_background
+from agent_r1_recipes.judge.settings import JudgeSettings
 
 AT_ONCE = 16
 """Requests to the server at the same time."""
@@ -98,7 +99,7 @@ class Judge:
         return int(grade[1]) / 10
 
 
-async def reward(answer: str, targets: list[str], row: Row, config: EnvConfig) -> float:
+async def reward(answer: str, targets: list[str], row: Row, config: JudgeSettings) -> float:
     """Pay what the judge at `env.judge_url` says."""
     return await _judge_at(config.judge_url, config.judge_model).score(row["prompt"][-1]["content"], targets, answer)
 

@@ -23,7 +23,6 @@ from typing import Any
 from agent_r1 import (
     AgentR1Error,
     BaseTool,
-    EnvConfig,
     Observation,
     Row,
     ToolCall,
@@ -35,6 +34,7 @@ from agent_r1 import (
     first_line,
     parse_json,
 )
+from agent_r1_recipes.openenv.settings import OpenEnvSettings
 
 MAX_MESSAGE = 4 * 2**20
 """Bytes of the longest answer that is read; of its text the agent sees env.tool_max_chars."""
@@ -63,7 +63,7 @@ class FullError(BrokenError):
 class OpenEnv(WorldEnv):
     """One episode in a session of an OpenEnv server."""
 
-    def __init__(self, tools: dict[str, BaseTool], config: EnvConfig):
+    def __init__(self, tools: dict[str, BaseTool], config: OpenEnvSettings):
         super().__init__(tools, config)
         self.owner = f"the OpenEnv server at {config.url}"
         self.action = action_schema(config.url, config.tool_timeout_s)
