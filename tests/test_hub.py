@@ -309,7 +309,7 @@ def test_only_what_may_pass_is_tried_again(monkeypatch):
             raise error
 
         with pytest.raises(type(error)):
-            hub.patiently("a/b", download)
+            hub.with_retries("a/b", download)
         return len(made)
 
     wrapped = RuntimeError("cannot reach the hub")

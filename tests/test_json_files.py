@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_r1.data import json_files
-from agent_r1.data.json_files import from_file
+from agent_r1.data.json_files import checked_records, json_records
 from agent_r1.ground.errors import AgentR1Error
-from agent_r1_recipes.multihopqa.published import checked
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text('é"[]{},\\: \n0', max_size=5),
@@ -29,11 +28,11 @@ def test_a_list_is_read_as_json_reads_it_wherever_its_pieces_end(tmp_path_factor
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(json_files, "CHUNK", chunk)
         path.write_text(f" \n{text}\n ")
-        assert list(from_file(path)) == [(f"record {n}", value) for n, value in enumerate(values, 1)]
+        assert list(json_records(path)) == [(f"record {n}", value) for n, value in enumerate(values, 1)]
         for broken in (text[:-1], f"{text}x", f"[{text}", text[:-1] + ",]", text.replace("[", "[,", 1)):
             path.write_text(broken)
             with pytest.raises(AgentR1Error, match="cut off, damaged or no JSON"):
-                list(from_file(path))
+                list(json_records(path))
 
 
 @pytest.mark.parametrize(
@@ -56,7 +55,7 @@ def test_a_small_gzip_that_unfolds_to_a_large_file_takes_little_memory(tmp_path,
     tracemalloc.start()
     try:
         with pytest.raises(AgentR1Error, match=says) as refused:
-            for _ in from_file(tmp_path / "x.json"):
+            for _ in json_records(tmp_path / "x.json"):
                 pass
         assert tracemalloc.get_traced_memory()[1] < 2_000_000
     finally:
@@ -68,4 +67,4 @@ def test_a_file_of_nothing_but_corrupt_records_is_given_up(monkeypatch):
     monkeypatch.setattr("agent_r1.data.json_files.MAX_CORRUPT", 100)
     endless = ((f"line {n}", ValueError("no JSON")) for n in range(10**9))
     with pytest.raises(AgentR1Error, match=r"x.json: more than 100 records are corrupt, the first: line 0 \(no JSON\)"):
-        list(checked(endless, lambda value: value, "x.json", True, []))
+        list(checked_records(endless, lambda value: value, "x.json", True, []))

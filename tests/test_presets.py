@@ -25,12 +25,12 @@ from agent_r1.app.plan import (  # fmt: skip
 )
 from agent_r1.config import Config, load_config, preset_names
 from agent_r1.config import load as config_module
+from agent_r1.data.source import source_of
 from agent_r1.ground import device
 from agent_r1.ground.errors import ConfigError
 from agent_r1.ground.sizes import GPUS, MODELS, Shape, find_gpu, find_shape  # fmt: skip
 from agent_r1.inference import serve
 from agent_r1.verl_engine import launch
-from agent_r1_recipes.multihopqa.published import DATASETS
 
 ROOT = Path(__file__).parents[1]
 GPU_PRESETS = [name for name in preset_names() if load_config(name, algorithm="ppo").verl.gpu]
@@ -56,7 +56,7 @@ def test_a_preset_fits_the_gpu_it_names(name, algorithm):
     assert misfits(config, shape, find_gpu(config.verl.gpu)) == []
     r, a = config.rollout, config.actor
     if name in MATHS:
-        assert config.data.train + config.data.val <= DATASETS[config.data.name].counts["train"]
+        assert config.data.train + config.data.val <= source_of(config.data).counts["train"]
         assert (r.prompts_per_step * r.samples_per_prompt // a.minibatches) % config.verl.ranks == 0
         return
     assert (config.engine, config.trainer.device) == ("verl", "cuda")
@@ -70,7 +70,7 @@ def test_a_preset_fits_the_gpu_it_names(name, algorithm):
     assert a.kl_coef > 0 and a.kl_in == ("reward" if algorithm == "ppo" else "loss")
     assert a.kl_estimator == ("k1" if algorithm == "ppo" else "k3")
     assert (r.prompts_per_step * r.samples_per_prompt // a.minibatches) % config.verl.ranks == 0
-    assert config.data.train + config.data.val <= DATASETS[config.data.name].counts["train"]
+    assert config.data.train + config.data.val <= source_of(config.data).counts["train"]
     assert 0.05 <= a.warmup_steps / config.trainer.steps <= 0.3 and r.max_tokens_per_turn <= 512
     small = shape.parameters < 2e9
     assert config.env.evidence_reward == (0.3 if small else 0) and bool(config.cold_start.warm_steps) == small

@@ -35,7 +35,6 @@ from agent_r1.config.settings import DataConfig, EnvConfig
 from agent_r1.core import Sampling
 from agent_r1.data import corpora
 from agent_r1.data.build import build
-from agent_r1.data.forms import GSM8K, HotpotQA, MuSiQue
 from agent_r1.data.prompts import INSTRUCTIONS
 from agent_r1.data.rows import ROW_KEYS, read_corpus, read_rows, verify
 from agent_r1.data.spellings import title_key
@@ -50,8 +49,12 @@ from agent_r1.search.index import PassageIndex, build_index, title_recall
 from agent_r1.search.searcher import Searcher
 from agent_r1.tool import make_tools
 from agent_r1_recipes.laptop.demonstrator import lookups_of
-from agent_r1_recipes.multihopqa.published import DATASETS
+from agent_r1_recipes.math.problems import DAPO_MATH, GSM8K, Gsm8kProblem
+from agent_r1_recipes.multihopqa import beir as beir_corpus
+from agent_r1_recipes.multihopqa.forms import HotpotQA, MuSiQue
+from agent_r1_recipes.multihopqa.published import HOTPOTQA, HOTPOTQA_FULLWIKI, MUSIQUE, TWOWIKI
 
+DATASETS = {one.name: one for one in (HOTPOTQA, HOTPOTQA_FULLWIKI, TWOWIKI, MUSIQUE, GSM8K, DAPO_MATH)}
 SIZES = {"name": "hotpotqa", "train": 40, "val": 8, "test": 12}
 SMALL = {"train": 12, "val": 4, "test": 7}
 RECORDS = {"hotpotqa": hotpotqa, "twowiki": twowiki, "musique": musique, "gsm8k": gsm8k, "dapo-math": dapo_math}
@@ -104,9 +107,9 @@ def test_records_by_hand():
     record = MuSiQue(**musique()[1]).record()
     assert record.answers == ["London", "London, Earth"] and (record.kind, record.hops) == ("2hop", 2)
     assert record.supporting == ["Frankenstein", "Mary Shelley"] and len(record.paragraphs) == 4
-    record = GSM8K(**gsm8k()[3]).record()
+    record = Gsm8kProblem(**gsm8k()[3]).record()
     assert (record.answers, record.kind, record.hops) == (["1582"], "2-step", 2)  # 1000 + 97 * 6, published as 1,582
-    assert GSM8K(**gsm8k()[4]).record().kind == "1-step"
+    assert Gsm8kProblem(**gsm8k()[4]).record().kind == "1-step"
 
 
 def test_an_alias_is_an_answer(tmp_path):
@@ -338,9 +341,6 @@ def test_a_source_that_is_not_there(tmp_path, published):
 # ------------------------------------------------------------------------------------------------------------- the hub
 
 
-HOTPOTQA = DATASETS["hotpotqa"]
-
-
 def publish(folder: Path, config: str | None, **splits: list[dict]) -> None:
     """A repository of the hub as its copy on disk: a table of each split, and the README that names the configuration."""
     part = folder / (config or "data")
@@ -456,7 +456,7 @@ def test_half_a_download_no_network_and_no_package_are_one_line_with_the_way_aro
     with pytest.raises(AgentR1Error, match="56 records in train and 57 are published.*data.source=DIR"):
         made(tmp_path, None)
     shutil.rmtree(tmp_path / "hotpotqa")
-    with pytest.raises(AgentR1Error, match=r"cannot fetch hotpotqa/hotpot_qa \(\w+: .*; mend.*hotpot_train_v1.1.json"):
+    with pytest.raises(AgentR1Error, match=r"cannot fetch hotpotqa/hotpot_qa \(\w+: .*; fix.*hotpot_train_v1.1.json"):
         made(tmp_path, None)
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(AgentR1Error, match=r"pip install 'agent-r1\[qa\]'.*data.source=DIR"):
@@ -485,7 +485,7 @@ def beir(tmp_path, monkeypatch):
 
 
 def test_beirs_corpus_comes_from_the_hub(tmp_path, beir, one_file, monkeypatch):
-    monkeypatch.setattr(corpora.beir_hotpotqa, "__defaults__", (50,))
+    monkeypatch.setattr(beir_corpus.passages, "__defaults__", ((), 50))
     found = passages_of(made(tmp_path, one_file, corpus="beir-hotpotqa"))
     assert found == [(str(i), f"T{i}", "" if i == 7 else "x") for i in range(50)]
     ((name, kind, revision, patterns),) = beir.asked
@@ -495,18 +495,18 @@ def test_beirs_corpus_comes_from_the_hub(tmp_path, beir, one_file, monkeypatch):
 
 def test_a_copy_on_the_hub_that_is_not_whole(beir, monkeypatch):
     with pytest.raises(AgentR1Error, match="has 50 passages and 51 are published; delete it"):
-        list(corpora.beir_hotpotqa(51))
+        list(beir_corpus.passages(count=51))
     second = beir.place / "0001.parquet"
     second.write_bytes(second.read_bytes()[:-100])
     with pytest.raises(AgentR1Error, match="server cannot be read .*delete it"):
-        list(corpora.beir_hotpotqa(50))
+        list(beir_corpus.passages(count=50))
 
     def offline(*_, **__):
         raise ConnectionError("no route")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", offline)
     with pytest.raises(AgentR1Error, match=r"ConnectionError: no route.*or the folder, with data.corpus=PATH"):
-        list(corpora.beir_hotpotqa(50))
+        list(beir_corpus.passages(count=50))
 
 
 def test_a_second_publisher_stands_in_for_the_first(tmp_path, beir, monkeypatch):
@@ -524,7 +524,7 @@ def test_a_second_publisher_stands_in_for_the_first(tmp_path, beir, monkeypatch)
         return str(tmp_path / "second")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
-    assert [p.id for p in corpora.beir_hotpotqa(50)] == [str(i) for i in range(50)]
+    assert [p.id for p in beir_corpus.passages(count=50)] == [str(i) for i in range(50)]
     assert asked == ["BeIR/hotpotqa", "mteb/hotpotqa"]
 
 

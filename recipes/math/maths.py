@@ -15,9 +15,7 @@ import json
 import threading
 from pathlib import Path
 
-from agent_r1.config.settings import EnvConfig
-from agent_r1.core import Row
-from agent_r1.ground.errors import AgentR1Error
+from agent_r1 import AgentR1Error, EnvConfig, Row
 from agent_r1_recipes.code.python import local_sandbox
 from agent_r1_recipes.code.sandbox import Sandbox, Talk
 

@@ -19,23 +19,28 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from agent_r1.config import Config
-from agent_r1.core import Row
-from agent_r1.data.prompts import INSTRUCTIONS
-from agent_r1.data.rows import read_corpus
-from agent_r1.env import dialect_of
-from agent_r1.rollout.chat_format import ChatFormat
-from agent_r1.rollout.episode import AgentEnvLoop, make_loop
-from agent_r1.rollout.rows import TrainingRow
-from agent_r1.tool import BaseTool, ToolOutput
-from agent_r1.training.tiny_model import train_tokenizer
-from agent_r1.workspace import Workspace, load_rows, load_tools
+from agent_r1 import (
+    AgentEnvLoop,
+    BaseTool,
+    ChatFormat,
+    Config,
+    Row,
+    ToolOutput,
+    TrainingRow,
+    dialect_of,
+    load_passages,
+    load_rows,
+    load_tools,
+    make_loop,
+    train_tokenizer,
+)
 from agent_r1_recipes.laptop.demonstrator import NAME, Demonstrator, demonstrate, lookups_of, search_turn, warm_rows
 
 
-def names_in(passages: list[str]) -> list[str]:
-    """All names of a corpus: what looks like one, and is never written without its capital ("It" is)."""
-    ordinary = set(re.findall(r"\b[a-z]\w*", " ".join([*passages, INSTRUCTIONS])))
+def names_in(passages: list[str], told: str) -> list[str]:
+    """All names of a corpus: what looks like one, and is never written without its capital ("It" is), also in what the agent is
+    `told`."""
+    ordinary = set(re.findall(r"\b[a-z]\w*", " ".join([*passages, told])))
     found = {name for passage in passages for name in NAME.findall(passage)}
     return sorted(name for name in found if name.lower() not in ordinary)
 
@@ -45,9 +50,7 @@ def renamed(text: str, table: dict[str, str]) -> str:
 
     def swap(match: re.Match) -> str:
         name = match[0]
-        first, _, rest = name.partition(
-            " "
-        )  # the word that a question begins with also has a capital: Were Oscar Wilde
+        first, _, rest = name.partition(" ")  # a question's first word has a capital too: Were Oscar Wilde
         return f"{first} {table[rest]}" if name not in table and rest in table else table.get(name, name)
 
     return NAME.sub(swap, text)
@@ -122,9 +125,10 @@ WORLD = 60
 
 def published_texts(rows: list[Row], passages: list[str], names: list[str]) -> Iterator[str]:
     """The same of a published data set: its own phrases, and all names, each as often as any other."""
+    told = rows[0]["prompt"][0]["content"]
     texts = [f"user\n{row['prompt'][-1]['content']}" for row in rows] + [f"\n{passage}\n" for passage in passages]
     turns = [*map(search_turn, lookups_of(rows[0])), "assistant\n", "answer", "guess", "yes", "no"]
-    texts += [*turns, f"system\n{INSTRUCTIONS}\n\ntools: search(query)"] * len(rows)
+    texts += [*turns, f"system\n{told}\n\ntools: search(query)"] * len(rows)
     nothing = dict.fromkeys(names, "\0")
     for text in texts:
         yield from re.split(r"\0|<[a-z_/]+>", renamed(text, nothing))
@@ -138,8 +142,8 @@ def teach(config: Config, known: ChatFormat | None = None) -> tuple[ChatFormat, 
     if known:
         return known, [], warm_rows(config, rows, known, tools)
     tools |= {"search": RenamedSearch(tools["search"])}
-    passages = [passage.text for passage in read_corpus(Workspace.of(config).data / "corpus.jsonl")]
-    names = names_in(passages)
+    passages = [passage.text for passage in load_passages(config)]
+    names = names_in(passages, rows[0]["prompt"][0]["content"])
     chat = ChatFormat(train_tokenizer(published_texts(rows, passages, names), config.model.vocab_size))
     loop = make_loop(Demonstrator(chat, dialect_of(config.env)), chat, tools, config.rollout, config.env)
     c = config.cold_start

@@ -1,7 +1,7 @@
 """Published question sets, read from local files or from the Hugging Face hub, and checked.
 
 In: a local file in a published form (forms.py), or a data set on the hub. Out: `Record`s, the same whichever it was. Next:
-`build.py` makes rows of them. A set of the same kind is one entry of `DATASETS`, and a form if it has one of its own.
+the core makes rows of them. A set of the same kind is a `Dataset`, a name in a recipe.toml, and a form if it has one of its own.
 
 A downloaded file is not trusted: every record is checked, and one that does not fit is counted and named. It is left out
 only where the user asked for that. `datasets` reads what it has written itself, on the hub or in a local copy
@@ -15,25 +15,29 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from agent_r1.config.settings import DataConfig
-from agent_r1.data import corpora
-from agent_r1.data.forms import GSM8K as Gsm8k
-from agent_r1.data.forms import DapoMath, HotpotQA, MuSiQue, Record, TwoWiki
-from agent_r1.data.json_files import checked, from_file
-from agent_r1.data.source import Asked, Made, Source
-from agent_r1.data.splits import made_of_records, split_one, split_two
-from agent_r1.ground import hub
-from agent_r1.ground.errors import AgentR1Error, first_line
+from pydantic import BaseModel
 
-T = TypeVar("T")
+from agent_r1 import (
+    AgentR1Error,
+    Asked,
+    DataConfig,
+    Made,
+    RecordSource,
+    checked_records,
+    first_line,
+    json_records,
+    with_retries,
+)
+from agent_r1_recipes.multihopqa.forms import HotpotQA, MuSiQue, Record, TwoWiki
+
 KNOWN = ("kind", "hops", "id", "supporting")
 """What evaluations and environments get to know of a published question."""
 
 
 @dataclass(frozen=True)
-class Dataset(Source):
+class Dataset(RecordSource):
     """A published question set: where it is, how large it must be, and the form of one record."""
 
     name: str
@@ -47,35 +51,74 @@ class Dataset(Source):
     """Split -> name of the published file: the one to train on, and the one that is held out, where there is one."""
     counts: dict[str, int]
     """Split -> published number of records. Fewer are half a download."""
-    form: type[HotpotQA | MuSiQue | Gsm8k | DapoMath]
+    form: type[BaseModel]
+    """Its method `record` makes a `Record`."""
     ability: str = "multi-hop-qa"
     """What verl's rows call this kind of task."""
     aliases: str | None = None
     """Name of a file beside the published ones, which has other names of the answers by their ids."""
 
+    def local_files(self, config: DataConfig) -> dict[str, list[Path]]:
+        """Find the files that `data.source` names: {} for the hub, one for `all` splits, or those of each split in a folder.
+
+        In a folder lie the published ones (and that of the aliases, where it is there), or the parquet files of a copy of the hub.
+        Raises AgentR1Error where they are missing.
+        """
+        if config.source is None:
+            return {}
+        source = Path(config.source)
+        if source.is_file():
+            return {"all": [source]}
+        if not source.is_dir():
+            raise AgentR1Error(
+                f"data.source={source.absolute()} does not exist; give a published file, or the folder that has them"
+            )
+        found = {}
+        beside = [source / self.aliases] if self.aliases and (source / self.aliases).is_file() else []
+        for split, name in self.files.items():
+            published = [path for path in (source / name, source / f"{name}.gz") if path.is_file()][:1]
+            copied = sorted(source.glob(f"{self.config or '*'}/{split}-*.parquet"))
+            found[split] = published + beside if published else copied
+            if not found[split]:
+                raise AgentR1Error(f"{source} has no {name} (or {name}.gz); {self.name} is published under that name")
+        return found
+
+    def parts(
+        self, config: DataConfig, files: dict[str, list[Path]], seed: int, skipped: list[str]
+    ) -> dict[str, list[Record]]:
+        names = ["all"] if "all" in files else [*self.files]
+        found = {name: self.records(config, name, files.get(name, []), skipped) for name in names}
+        return found if len(found) > 1 else {"all": found[names[0]]}
+
+    def asked(self, config: DataConfig, record: Record) -> Asked:
+        known = {name: getattr(record, name) for name in KNOWN}
+        return Asked(record.question, record.answers, known, config.system)
+
     def make(self, config: DataConfig, seed: int) -> Made:
-        skipped: list[str] = []
-        files = source_files(config)
-        corpora.check(config.corpus)
-
-        def records_of(split: str) -> list[Record]:
-            return read(config, split, files.get(split, []), skipped)
-
-        train, *held_out = ["all"] if "all" in files else self.files
-        splits = (
-            split_two(config, seed, records_of(train), records_of(*held_out), skipped)
-            if held_out
-            else split_one(config, f"{seed}/all", records_of(train), skipped)
-        )
-        asked = {
-            split: [
-                Asked(r.question, r.answers, {name: getattr(r, name) for name in KNOWN}, config.system) for r in records
-            ]
-            for split, records in splits.items()
-        }
-        made = made_of_records(config, splits, asked, [path for part in files.values() for path in part], skipped)
-        made.manifest["dataset"] = {"hub": self.hub, "revision": self.revision} if not files else None
+        made = super().make(config, seed)
+        made.manifest["dataset"] = None if config.source else {"hub": self.hub, "revision": self.revision}
         return made
+
+    def records(self, config: DataConfig, split: str, files: list[Path], skipped: list[str]) -> list[Record]:
+        """Read the records of a split; those that are left out are named in `skipped`. Raises AgentR1Error for corrupt ones."""
+        records: dict[str, Record] = {}
+        table = not files or files[0].suffix == ".parquet"
+        aliases = {} if table or not files[1:] else aliases_of(files[1])
+
+        def parse(value: Any) -> Record | None:
+            form = self.form.model_validate(value)
+            record = form.record()
+            others = aliases.get(getattr(form, "answer_id", None), [])
+            record = dataclasses.replace(record, answers=list(dict.fromkeys([*record.answers, *others])))
+            if record.id and (known := records.setdefault(record.id, record)) is not record:
+                if known == record:  # word for word, as in the first release of DAPO-Math
+                    return None
+                raise ValueError(f"the id {record.id} a second time")  # in two splits, it would train on the test
+            return record
+
+        values = from_datasets(self, split, files) if table else json_records(files[0])
+        where = str(files[0]) if files else f"{self.hub}, {split}"
+        return list(checked_records(values, parse, where, config.skip_bad, skipped))
 
 
 HOTPOTQA = Dataset(
@@ -113,76 +156,9 @@ MUSIQUE = Dataset(
     counts={"train": 19938, "validation": 2417},
     form=MuSiQue,
 )
-GSM8K = Dataset(
-    name="gsm8k",
-    hub="openai/gsm8k",
-    config="main",
-    revision="e53f048856ff4f594e959d75785d2c2d37b678ee",
-    files={"train": "train.jsonl", "test": "test.jsonl"},
-    counts={"train": 7473, "test": 1319},
-    form=Gsm8k,
-    ability="math",
-)
-DAPO_MATH = Dataset(
-    name="dapo-math",
-    hub="open-r1/DAPO-Math-17k-Processed",
-    config="en",
-    revision=None,
-    files={"train": "train-00000-of-00001.parquet"},
-    counts={"train": 14116},
-    form=DapoMath,
-    ability="math",
-)
-DATASETS = {one.name: one for one in (HOTPOTQA, HOTPOTQA_FULLWIKI, TWOWIKI, MUSIQUE, GSM8K, DAPO_MATH)}
 
 
-# -------------------------------------------------------------------------------------------------------- where from
-
-
-def source_files(config: DataConfig) -> dict[str, list[Path]]:
-    """The local files that `data.source` names: {} for the hub, one for `all` splits, or those of each split in a folder:
-    the published one (and that of the aliases, where it is there), or the parquet files of a copy of the hub. Raises
-    AgentR1Error where they are missing."""
-    if config.source is None:
-        return {}
-    source, dataset = Path(config.source), DATASETS[config.name]
-    if source.is_file():
-        return {"all": [source]}
-    if not source.is_dir():
-        raise AgentR1Error(
-            f"data.source={source.absolute()} does not exist; give a published file, or the folder that has them"
-        )
-    found = {}
-    beside = [source / dataset.aliases] if dataset.aliases and (source / dataset.aliases).is_file() else []
-    for split, name in dataset.files.items():
-        published = [path for path in (source / name, source / f"{name}.gz") if path.is_file()][:1]
-        copied = sorted(source.glob(f"{dataset.config or '*'}/{split}-*.parquet"))
-        found[split] = published + beside if published else copied
-        if not found[split]:
-            raise AgentR1Error(f"{source} has no {name} (or {name}.gz); {config.name} is published under that name")
-    return found
-
-
-def read(config: DataConfig, split: str, files: list[Path], skipped: list[str]) -> list[Record]:
-    """The records of a split; those that are left out are named in `skipped`. Raises AgentR1Error for corrupt ones."""
-    dataset, records = DATASETS[config.name], {}
-    table = not files or files[0].suffix == ".parquet"
-    aliases = {} if table or not files[1:] else aliases_of(files[1])
-
-    def parse(value: Any) -> Record | None:
-        form = dataset.form.model_validate(value)
-        record = form.record()
-        others = aliases.get(getattr(form, "answer_id", None), [])
-        record = dataclasses.replace(record, answers=list(dict.fromkeys([*record.answers, *others])))
-        if record.id and (known := records.setdefault(record.id, record)) is not record:
-            if known == record:  # word for word, as in the first release of DAPO-Math
-                return None
-            raise ValueError(f"the id {record.id} a second time")  # in two splits, it would train on the test
-        return record
-
-    values = from_datasets(dataset, split, files) if table else from_file(files[0])
-    where = str(files[0]) if files else f"{dataset.hub}, {split}"
-    return list(checked(values, parse, where, config.skip_bad, skipped))
+# --------------------------------------------------------------------------------------------------- the hub
 
 
 def from_datasets(dataset: Dataset, split: str, files: list[Path]) -> Iterator[tuple[str, Any]]:
@@ -202,13 +178,13 @@ def from_datasets(dataset: Dataset, split: str, files: list[Path]) -> Iterator[t
         if files:
             table = load_dataset("parquet", data_files={"train": [str(path) for path in files]}, split="train")
         else:
-            table = hub.patiently(
+            table = with_retries(
                 dataset.hub, load_dataset, dataset.hub, dataset.config, split=split, revision=dataset.revision
             )
     except Exception as error:  # no network, no such revision, no space: it has a dozen classes for them
         raise AgentR1Error(
             f"cannot {'read' if files else 'fetch'} {where} ({type(error).__name__}: {first_line(error)}); "
-            f"{'get it again' if files else 'mend the network'}, {remedy}"
+            f"{'get it again' if files else 'fix the network'}, {remedy}"
         ) from None
     if not alone and len(table) != dataset.counts[split]:
         raise AgentR1Error(
@@ -224,6 +200,6 @@ def from_datasets(dataset: Dataset, split: str, files: list[Path]) -> Iterator[t
 def aliases_of(path: Path) -> dict[str, list[str]]:
     """Id in Wikidata -> other names. Raises AgentR1Error for a line that is none of 2WikiMultihopQA's."""
     try:
-        return {v["Q_id"]: [*v["aliases"], *v["demonyms"]] for _, v in from_file(path)}
+        return {v["Q_id"]: [*v["aliases"], *v["demonyms"]] for _, v in json_records(path)}
     except (KeyError, TypeError):
         raise AgentR1Error(f"{path} is not 2WikiMultihopQA's file of aliases; get it again, or move it away") from None

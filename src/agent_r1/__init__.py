@@ -14,10 +14,13 @@ PUBLIC = {
     "config.settings": ("DataConfig", "EnvConfig", "OutsideFingerprint", "Trusted"),
     "core": ("Action", "Generation", "Message", "Observation", "Policy", "Row", "Sampling", "Step", "StepResult", "StopReason",
               "Trajectory"),
+    "data.corpora": ("published_passages",),
     "data.draw": ("dealt", "distinct"),
+    "data.json_files": ("checked_records", "json_records"),
     "data.rows": ("Passage",),
     "data.source": ("Asked", "Made", "Source"),
     "data.spellings": ("title_key",),
+    "data.splits": ("RecordSource",),
     "env": ("dialect_of", "make_env"),
     "env.base": ("AgentEnv", "BaseToolEnv", "Outcome"),
     "env.dialect": ("Dialect", "Part"),
@@ -25,6 +28,7 @@ PUBLIC = {
     "env.world": ("WorldEnv",),
     "ground.bounds": ("TooLongError", "cap_body", "fetch", "fetch_async", "in_background", "parse_json"),
     "ground.errors": ("AgentR1Error", "ConfigError", "extra", "first_line", "nearest"),
+    "ground.hub": ("with_retries",),
     "rollout.chat_format": ("ChatFormat",),
     "rollout.episode": ("AgentEnvLoop", "AgentFlowBase", "Task", "derive_seed", "make_loop", "run_episodes"),
     "rollout.rows": ("Batch", "TrainingRow", "trajectory_rows"),
@@ -34,7 +38,7 @@ PUBLIC = {
     "tool.batch": ("BatchTool",),
     "tool.search": ("SearchTool",),
     "training.tiny_model": ("train_tokenizer",),
-    "workspace": ("load_rows", "load_tools"),
+    "workspace": ("load_passages", "load_rows", "load_tools"),
 }  # fmt: skip
 """Module -> the names that it makes public."""
 _MODULES = {name: module for module, names in PUBLIC.items() for name in names}

@@ -10,7 +10,7 @@ import json
 import math
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from agent_r1.config import Config, fingerprint, own, own_names, tables, trusted
 from agent_r1.core import Row
 from agent_r1.data.build import build
-from agent_r1.data.rows import read_manifest, read_rows, verify
+from agent_r1.data.rows import Passage, read_corpus, read_manifest, read_rows, verify
 from agent_r1.data.source import SPLITS, source_of
 from agent_r1.env import dialect_of, wants_answers
 from agent_r1.ground import hub
@@ -259,6 +259,11 @@ def load_rows(config: Config, split: str) -> list[Row]:
     if reward and not own.is_own(reward) and (check := tables.facts("reward", reward, "env.reward").get("check")):
         check_rows(rows, split, own.imported(check, "env.reward"))
     return rows
+
+
+def load_passages(config: Config) -> Iterator[Passage]:
+    """Yield all that can be found by searching. Raises AgentR1Error where the data is not made yet."""
+    return read_corpus(data_folder(config) / "corpus.jsonl")
 
 
 def check_rows(rows: list[Row], split: str, check: Callable[[list[str]], Any]) -> None:

@@ -24,7 +24,6 @@ import math
 from agent_r1.app.plan_local import local_memory, local_plan
 from agent_r1.config import Config, tables, to_yaml
 from agent_r1.config.choices import algorithm_has
-from agent_r1.data.corpora import BEIR_PASSAGES
 from agent_r1.data.source import source_of
 from agent_r1.ground.errors import AgentR1Error, extra
 from agent_r1.ground.sizes import GIB, Gpu, Shape, check_context, find_gpu, find_shape
@@ -61,8 +60,8 @@ PACKAGES, HUB, KERNELS = 11 * GIB, 2 * GIB, GIB
 """On disk: requirements/verl-gpu.txt (measured); of the hub's cache questions and encoder; compiled kernels of one program."""
 WIDTHS = {"small": 384, "base": 768, "large": 1024}
 """Of the vectors of bge and e5."""
-INDEX_HOURS = (0.3, 1.5)
-"""To download and encode BEIR's passages and to build their graph: an estimate, by cores and network. Fewer in proportion."""
+INDEXED, INDEX_HOURS = 5_233_329, (0.3, 1.5)
+"""To download and encode that many passages and to build their graph: an estimate, by cores and network. Fewer in proportion."""
 
 
 # -------------------------------------------------------------------------------------------------------------- memory
@@ -170,9 +169,8 @@ def checkpoint(config: Config, shape: Shape) -> float:
 
 def passages(config: Config) -> int:
     """Passages to search in: some five of each question are in no other's; of a user-defined file nothing is known here."""
-    return {"beir-hotpotqa": BEIR_PASSAGES, "contexts": config.data.facts.get("paragraphs", 0)}.get(
-        config.data.corpus, 0
-    )
+    facts = tables.entries("corpus").get(config.data.corpus, {})
+    return config.data.facts.get("paragraphs", 0) if facts.get("of_questions") else facts.get("passages", 0)
 
 
 def width(config: Config) -> int:
@@ -291,7 +289,7 @@ def gpu_plan(config: Config, gpu_hour: float | None = None) -> str:
     memory, step = gpu_memory(config, shape, gpu), step_seconds(config, shape, gpu)
     memory["together"] = tuple(sum(row[i] for row in memory.values()) for i in (0, 1))
     (episodes, _, _, length), hours = lengths(config), run_hours(config, shape, step)
-    index = [hours * passages(config) / BEIR_PASSAGES for hours in INDEX_HOURS]
+    index = [hours * passages(config) / INDEXED for hours in INDEX_HOURS]
     low, high = sum(hours.values()) + index[0], SLOWER * sum(hours.values()) + index[1]
     price = "--gpu-hour PRICE makes it money"
     if gpu_hour is not None:

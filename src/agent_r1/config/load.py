@@ -291,7 +291,7 @@ def _conflicts(config: Config) -> Iterator[str]:
     for text, setting in ((m.path, "model.path"), (s.encoder, "search.encoder")):
         if scheme := tables.scheme_of(text):
             scheme.find(text, setting)
-    if d.facts.get("generated") and (d.source or d.corpus != "contexts"):
+    if d.facts.get("generated") and (d.source or d.corpus != type(d)().corpus):
         others = [name for name in tables.names("data") if not tables.facts("data", name, "").get("generated")]
         yield f"{d.name} is generated and takes no data.source or data.corpus; set data.name to {', '.join(others)}"
     if d.facts.get("needs_source") and not own.is_own(d.name) and not d.source:

@@ -4,10 +4,9 @@ In: `data.corpus` and the records. Out: `Passage`s, one after the other, because
 twice. Next: `build.py` writes corpus.jsonl, `search/` indexes it.
 
     contexts        the paragraphs of all questions in the splits, each once: a small world with built-in distractors
-    beir-hotpotqa   the abstracts of the English Wikipedia of October 2017, as BEIR publishes them on the hub: what HotpotQA
-                    is about
+    a name          of a corpus that a recipe brings ([corpus] of its recipe.toml), such as beir-hotpotqa
     a file          JSONL, plain or gzipped, in one of the published forms below
-    a folder        of BEIR's HotpotQA, downloaded by other means
+    a folder        with such passages as a publisher of the hub has them, downloaded by other means
 """
 
 from __future__ import annotations
@@ -19,22 +18,17 @@ from typing import Annotated, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pydantic import BaseModel, Field
+from pydantic import AliasChoices, BaseModel, Field
 
-from agent_r1.data.forms import Id, Record, Text
-from agent_r1.data.json_files import checked, from_file
+from agent_r1.config import tables
+from agent_r1.data.json_files import Text, checked_records, json_records
 from agent_r1.data.rows import Passage
 from agent_r1.ground import hub
 from agent_r1.ground.errors import AgentR1Error, ConfigError, first_line, nearest
 from agent_r1.ground.ui import say
 
-NAMES = ("contexts", "beir-hotpotqa")
-BEIR_SOURCES = {
-    "BeIR/hotpotqa@refs/convert/parquet": "corpus/corpus/*.parquet",
-    "mteb/hotpotqa@ab518f4d6fcca38d87c25209f94beba119d02014": "corpus.jsonl",
-}
-"""The same passages, by two publishers of the hub: repository, and its files."""
-BEIR_PASSAGES = 5_233_329
+FILES = ("corpus/corpus/*.parquet", "corpus.jsonl")
+"""What a folder may hold: BEIR's form as the hub converts it to tables, or as JSON lines."""
 WORDS = 100
 """In a passage of KILT: the cut of dense passage retrieval (Karpukhin et al. 2020), and of wiki-18."""
 
@@ -42,7 +36,7 @@ WORDS = 100
 class Beir(BaseModel):
     """{"_id": "12", "title": "Anarchism", "text": "Anarchism is ..."}; our own has `id`. One of the two may be empty."""
 
-    id: Id
+    id: Annotated[Text, Field(validation_alias=AliasChoices("_id", "id"))]
     title: str
     text: str
 
@@ -89,37 +83,47 @@ def parse(value: Any) -> list[Passage]:
 
 def check(corpus: str) -> None:
     """Raises ConfigError when there is no such corpus, before an hour is spent on the questions."""
-    if corpus not in NAMES and not Path(corpus).exists():
+    names = tables.names("corpus")
+    if corpus not in names and not Path(corpus).exists():
         raise ConfigError(
-            f"data.corpus={corpus!r} is neither a file nor one of {', '.join(NAMES)}{nearest(corpus, NAMES)}; check the "
+            f"data.corpus={corpus!r} is neither a file nor one of {', '.join(names)}{nearest(corpus, names)}; check the "
             "path"
         )
 
 
-def passages(corpus: str, records: Iterable[Record], skip_bad: bool, skipped: list[str]) -> Iterator[Passage]:
+def passages(corpus: str, records: Iterable[Any], skip_bad: bool, skipped: list[str]) -> Iterator[Passage]:
     """The passages of `data.corpus`; what was left out is named in `skipped`. Raises AgentR1Error for what is corrupt."""
-    if corpus == "contexts":
-        seen = dict.fromkeys(paragraph for record in records for paragraph in record.paragraphs)
-        for number, (title, text) in enumerate(seen):
-            yield Passage(str(number), title, text)
-    elif corpus == "beir-hotpotqa":
-        yield from beir_hotpotqa()
+    if corpus in tables.names("corpus"):
+        yield from tables.resolve("corpus", corpus, "data.corpus")(records)
     elif Path(corpus).is_dir():
         yield from read_folder(Path(corpus))
     else:
-        for found in checked(from_file(Path(corpus)), parse, corpus, skip_bad, skipped):
+        for found in checked_records(json_records(Path(corpus)), parse, corpus, skip_bad, skipped):
             yield from found
 
 
-def beir_hotpotqa(count: int = BEIR_PASSAGES) -> Iterator[Passage]:
-    """Yield BEIR's corpus, from the first publisher that can be reached; a download that broke off goes on."""
-    otherwise = "download BEIR's hotpotqa yourself and name its corpus.jsonl, or the folder, with data.corpus=PATH"
-    (first, files), (second, others) = BEIR_SOURCES.items()
-    try:
-        folder = hub.fetch(first, [files], "dataset", otherwise)
-    except AgentR1Error as error:
-        say(f"  {error}; {second} has the same and is tried next")
-        folder = hub.fetch(second, [others], "dataset", otherwise)
+def contexts(records: Iterable[Any]) -> Iterator[Passage]:
+    """Yield the questions' own paragraphs, each once."""
+    seen = dict.fromkeys(paragraph for record in records for paragraph in record.paragraphs)
+    for number, (title, text) in enumerate(seen):
+        yield Passage(str(number), title, text)
+
+
+def published_passages(publishers: dict[str, str], count: int, otherwise: str) -> Iterator[Passage]:
+    """Yield a corpus of `count` passages from the first of `publishers` that can be reached.
+
+    `publishers`: OWNER/NAME@REVISION on the hub -> its files; a download that broke off goes on. Raises AgentR1Error where all
+    fail, with what to do `otherwise`.
+    """
+    *first, last = publishers
+    for name in first:
+        try:
+            folder = hub.fetch(name, [publishers[name]], "dataset", otherwise)
+            break
+        except AgentR1Error as error:
+            say(f"  {error}; the next publisher of the same is tried")
+    else:
+        folder = hub.fetch(last, [publishers[last]], "dataset", otherwise)
     seen = 0
     for seen, passage in enumerate(read_folder(folder), 1):  # noqa: B007
         yield passage
@@ -129,13 +133,13 @@ def beir_hotpotqa(count: int = BEIR_PASSAGES) -> Iterator[Passage]:
 
 def read_folder(folder: Path) -> Iterator[Passage]:
     """Yield the passages of a folder with files as a publisher has them: parquet with _id, title and text, or corpus.jsonl."""
-    found = [path for files in BEIR_SOURCES.values() for path in sorted(folder.glob(files))]
+    found = [path for files in FILES for path in sorted(folder.glob(files))]
     if not found:
-        raise ConfigError(f"{folder} has neither {' nor '.join(BEIR_SOURCES.values())}; name a file or another folder")
+        raise ConfigError(f"{folder} has neither {' nor '.join(FILES)}; name a file or another folder")
     try:
         for path in found:
-            values = _parquet_records(path) if path.suffix == ".parquet" else from_file(path)
-            for some in checked(values, parse, str(path), False, []):
+            values = _parquet_records(path) if path.suffix == ".parquet" else json_records(path)
+            for some in checked_records(values, parse, str(path), False, []):
                 yield from some
     except (pa.ArrowException, OSError) as error:
         raise AgentR1Error(f"{folder} cannot be read ({first_line(error)}); delete it and run this again") from None

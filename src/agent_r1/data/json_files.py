@@ -1,7 +1,7 @@
 """Records of a JSON list or a JSONL file, plain or gzipped, one at a time.
 
-In: a local file that was downloaded or written by hand. Out: (place, value) of each record. Next: `published.py`, `own_rows.py`
-and `corpora.py` check the values. Memory holds one record, never the file: a gzip of megabytes may unfold to gigabytes.
+In: a local file that was downloaded or written by hand. Out: (place, value) of each record. Next: recipes, `own_rows.py` and
+`corpora.py` check the values. Memory holds one record, never the file: a gzip of megabytes may unfold to gigabytes.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import StringConstraints, ValidationError
 
 from agent_r1.ground.errors import AgentR1Error
 
 T = TypeVar("T")
+Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
+"""A field of a record that may not be empty."""
 MAX_CORRUPT = 100_000
 """Records that are named before a file is given up."""
 MAX_RECORD = 16 << 20
@@ -30,7 +32,7 @@ CHUNK = 1 << 20
 _BLANKS = re.compile(r"[ \t\r\n]*")
 
 
-def from_file(path: Path) -> Iterator[tuple[str, Any]]:
+def json_records(path: Path) -> Iterator[tuple[str, Any]]:
     """(place, value) of each record of a JSON list, or of each line of a JSONL file; either may be gzipped.
 
     The value of a broken line is the error. Raises AgentR1Error where the file cannot be opened, is cut off, or is too large for a
@@ -98,7 +100,7 @@ def _of_list(head: bytes, read: Callable[[int], bytes]) -> Iterator[tuple[str, A
         raise ValueError("there is more after the list")
 
 
-def checked(
+def checked_records(
     values: Iterable[tuple[str, Any]],
     parse: Callable[[Any], T | None],
     where: str,

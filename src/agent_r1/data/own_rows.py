@@ -24,12 +24,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 
 from agent_r1.config import own
 from agent_r1.config.settings import DataConfig
-from agent_r1.data import corpora
-from agent_r1.data.forms import Text
-from agent_r1.data.json_files import checked, from_file
-from agent_r1.data.source import SPLITS, Asked, Made, Source
+from agent_r1.data.json_files import Text, checked_records, json_records
+from agent_r1.data.source import SPLITS, Asked
 from agent_r1.data.spellings import question_key
-from agent_r1.data.splits import made_of_records, split_one
+from agent_r1.data.splits import RecordSource
 from agent_r1.ground import bounds
 from agent_r1.ground.errors import AgentR1Error, ConfigError, first_line
 
@@ -87,7 +85,7 @@ def _finite(value: Any) -> bool:
 
 
 def source_files(config: DataConfig) -> dict[str, Path]:
-    """The files that `data.source` names: one for `all` splits, or those of each in a folder; none where a function makes the
+    """The files that `data.source` names: one for all splits, or those of each in a folder; none where a function makes the
     questions. Raises AgentR1Error where they are missing."""
     if own.is_own(config.name):
         return {}
@@ -97,7 +95,7 @@ def source_files(config: DataConfig) -> dict[str, Path]:
             f"data.source={source.absolute()} does not exist, nor is it next to the preset; give a JSONL or parquet file, one "
             f"question a line: {FORM}"
         )
-    return {split: _file(source, split) for split in SPLITS} if source.is_dir() else {"all": source}
+    return {split: _file(source, split) for split in SPLITS} if source.is_dir() else {"own": source}
 
 
 def _file(folder: Path, split: str) -> Path:
@@ -108,7 +106,7 @@ def _file(folder: Path, split: str) -> Path:
 
 
 def splits_of(config: DataConfig, files: dict[str, Path], seed: int, skipped: list[str]) -> dict[str, list[Question]]:
-    """The questions of each split, or `all` of them; those that are left out are named in `skipped`.
+    """The questions of each split, or of all; those that are left out are named in `skipped`.
 
     Raises AgentR1Error naming the line that is no question; ConfigError where there are fewer than wanted.
     """
@@ -117,7 +115,7 @@ def splits_of(config: DataConfig, files: dict[str, Path], seed: int, skipped: li
         return _apart({split: _made(config.name, seed, split, count) for split, count in wanted.items()}, skipped)
     asked: dict[str, str] = {}
     found = {name: read(path, config.skip_bad, skipped, asked) for name, path in files.items()}
-    if "all" in found:
+    if "own" in found:
         return found
     for split, count in wanted.items():
         if count > len(found[split]):
@@ -138,9 +136,11 @@ def read(path: Path, skip_bad: bool, skipped: list[str], asked: dict[str, str]) 
         asked[key] = f"{path.name}, {place}"
         return question
 
-    values = _parquet(path) if path.suffix == ".parquet" else from_file(path)
+    values = _parquet(path) if path.suffix == ".parquet" else json_records(path)
     remedy = f"fix the file (a question is a line such as {FORM})"
-    return list(checked(((place, (place, v)) for place, v in values), parse, str(path), skip_bad, skipped, remedy))
+    return list(
+        checked_records(((place, (place, v)) for place, v in values), parse, str(path), skip_bad, skipped, remedy)
+    )
 
 
 def _apart(made: dict[str, list[Question]], skipped: list[str]) -> dict[str, list[Question]]:
@@ -188,24 +188,22 @@ def _made(name: str, seed: int, split: str, count: int) -> list[Question]:
     return found
 
 
-class OwnRows(Source):
+class OwnRows(RecordSource):
     """User-defined questions."""
 
     def title(self, config: DataConfig) -> str:
         return "your own"
 
-    def make(self, config: DataConfig, seed: int) -> Made:
-        corpora.check(config.corpus)
-        skipped: list[str] = []
-        files = source_files(config)
-        splits = splits_of(config, files, seed, skipped)
-        if "all" in splits:
-            splits = split_one(config, f"{seed}/own", splits["all"], skipped)
-        asked = {
-            split: [Asked(q.question, q.answer, q.extra(), q.system or config.system, q.tools) for q in questions]
-            for split, questions in splits.items()
-        }
-        return made_of_records(config, splits, asked, files.values(), skipped)
+    def local_files(self, config: DataConfig) -> dict[str, list[Path]]:
+        return {part: [path] for part, path in source_files(config).items()}
+
+    def parts(
+        self, config: DataConfig, files: dict[str, list[Path]], seed: int, skipped: list[str]
+    ) -> dict[str, list[Question]]:
+        return splits_of(config, {part: path for part, (path,) in files.items()}, seed, skipped)
+
+    def asked(self, config: DataConfig, record: Question) -> Asked:
+        return Asked(record.question, record.answer, record.extra(), record.system or config.system, record.tools)
 
 
 ROWS = OwnRows()

@@ -9,6 +9,7 @@ curve during training therefore never sees a test question. One file alone gives
 from __future__ import annotations
 
 import random
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,34 +17,58 @@ from typing import Any
 
 from agent_r1.config.settings import DataConfig
 from agent_r1.data import corpora
-from agent_r1.data.source import SPLITS, Asked, Made
+from agent_r1.data.source import SPLITS, Asked, Made, Source
 from agent_r1.data.spellings import question_key
 from agent_r1.ground.errors import ConfigError
 from agent_r1.ground.files import sha256
 
 
-def made_of_records(
-    config: DataConfig,
-    splits: dict[str, list[Any]],
-    asked: dict[str, list[Asked]],
-    files: Iterable[Path],
-    skipped: list[str],
-) -> Made:
-    """`splits` holds the records that were read from `files`, each with its `kind` and its `paragraphs`."""
-    local = [*files, *(path for path in [Path(config.corpus)] if path.is_file())]
-    manifest = {
-        "sources": {str(path.resolve()): sha256(path) for path in local},
-        "skipped": skipped,  # by those of the corpus it grows, while the passages are written
-        "splits": {
-            split: {
-                "questions": len(records),
-                "kinds": dict(sorted(Counter(r.kind for r in records if r.kind).items())),
-            }
-            for split, records in splits.items()
-        },
-    }
-    everyone = [record for records in splits.values() for record in records]
-    return Made(asked, corpora.passages(config.corpus, everyone, config.skip_bad, skipped), manifest)
+class RecordSource(Source):
+    """Questions that are read as records, from files or from the hub, and dealt out to the splits."""
+
+    @abstractmethod
+    def local_files(self, config: DataConfig) -> dict[str, list[Path]]:
+        """Find the files that are read, by part; {} where there are none. Raises AgentR1Error for a missing one."""
+
+    @abstractmethod
+    def parts(
+        self, config: DataConfig, files: dict[str, list[Path]], seed: int, skipped: list[str]
+    ) -> dict[str, list[Any]]:
+        """Read the records, each with its `question`, `kind` and `paragraphs`; those left out are named in `skipped`.
+
+        A single part is dealt out to the splits. Of two, the second is the test set. Three are train, val and test.
+        """
+
+    @abstractmethod
+    def asked(self, config: DataConfig, record: Any) -> Asked:
+        """Make a question of a record."""
+
+    def make(self, config: DataConfig, seed: int) -> Made:
+        files = self.local_files(config)
+        corpora.check(config.corpus)
+        skipped: list[str] = []
+        splits = self.parts(config, files, seed, skipped)
+        (first, records), *held_out = splits.items()
+        if not held_out:
+            splits = split_one(config, f"{seed}/{first}", records, skipped)
+        elif len(held_out) == 1:
+            splits = split_two(config, seed, records, held_out[0][1], skipped)
+        local = [path for part in files.values() for path in part]
+        local += [path for path in [Path(config.corpus)] if path.is_file()]
+        manifest = {
+            "sources": {str(path.resolve()): sha256(path) for path in local},
+            "skipped": skipped,  # by those of the corpus it grows, while the passages are written
+            "splits": {
+                split: {
+                    "questions": len(records),
+                    "kinds": dict(sorted(Counter(r.kind for r in records if r.kind).items())),
+                }
+                for split, records in splits.items()
+            },
+        }
+        asked = {split: [self.asked(config, record) for record in records] for split, records in splits.items()}
+        everyone = [record for records in splits.values() for record in records]
+        return Made(asked, corpora.passages(config.corpus, everyone, config.skip_bad, skipped), manifest)
 
 
 def different(records: list[Any], skipped: list[str], held_out: Iterable[Any] = ()) -> list[Any]:

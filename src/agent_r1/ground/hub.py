@@ -43,7 +43,9 @@ def fetch(name: str, patterns: list[str], kind: str = "model", otherwise: str = 
     repo, _, revision = name.partition("@")
     try:
         return Path(
-            patiently(name, snapshot_download, repo, repo_type=kind, revision=revision or None, allow_patterns=patterns)
+            with_retries(
+                name, snapshot_download, repo, repo_type=kind, revision=revision or None, allow_patterns=patterns
+            )
         )
     except Exception as error:  # the hub's client has many: no network, no such name, gated, no space
         raise AgentR1Error(
@@ -51,7 +53,7 @@ def fetch(name: str, patterns: list[str], kind: str = "model", otherwise: str = 
         ) from None
 
 
-def patiently(name: str, download: Callable[..., T], *words: Any, **options: Any) -> T:
+def with_retries(name: str, download: Callable[..., T], *words: Any, **options: Any) -> T:
     """Call `download` up to four times, as long as what it raises may pass."""
     from agent_r1.ground.ui import say
 

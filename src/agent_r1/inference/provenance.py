@@ -68,7 +68,7 @@ def _index(config: Config, workspace: Workspace, data: dict[str, Any]) -> dict[s
     """Encoder, corpus and kind; the hash is of the vectors. A service's own files are not here to be hashed."""
     facts = {"encoder": config.search.encoder, "encoder_package": described(config.search.encoder)}
     facts |= {"corpus": config.data.corpus, "corpus_sha256": data.get("files", {}).get("corpus.jsonl")}
-    if config.data.corpus == "contexts" and not config.data.facts.get("generated"):
+    if tables.stated("corpus", [config.data.corpus], "of_questions") and not config.data.facts.get("generated"):
         facts["note"] = "the questions' own paragraphs: scores do not compare with those over an encyclopedia"
     if config.search.foreign:
         return {"service": config.search.url}

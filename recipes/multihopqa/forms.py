@@ -1,4 +1,4 @@
-"""The published forms of one question: HotpotQA's, 2WikiMultihopQA's, MuSiQue's, GSM8K's, DAPO-Math's.
+"""The published forms of one question: HotpotQA's, 2WikiMultihopQA's, MuSiQue's.
 
 In: what a file or the hub holds, as JSON or a row of a table. Out: a `Record`, the same for all of them. Next: `published.py`,
 which reads files of them.
@@ -6,11 +6,10 @@ which reads files of them.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import AliasChoices, BaseModel, BeforeValidator, Field, StringConstraints, model_validator
+from pydantic import AliasChoices, BaseModel, BeforeValidator, Field, StringConstraints
 
 
 @dataclass(frozen=True)
@@ -117,62 +116,3 @@ class MuSiQue(BaseModel):
             self.id, self.question, list(dict.fromkeys([self.answer, *aliases])), f"{self.id[0]}hop", int(self.id[0]),
             [(p.title, p.paragraph_text) for p in self.paragraphs], supporting,
         )  # fmt: skip
-
-
-class GSM8K(BaseModel):
-    """GSM8K (Cobbe et al. 2021): sums in words, with a solution in which each calculation is marked.
-
-        {"question": "...", "answer": "He buys 3*4=<<3*4=12>>12 apples.\\nSo there are 12+5=<<12+5=17>>17.\\n#### 17"}
-
-    Only the reward sees the solution. It has no ids.
-    """
-
-    question: Text
-    answer: Text
-
-    def record(self) -> Record:
-        solution, _, value = self.answer.rpartition("####")
-        if not solution or not (value := value.strip().replace(",", "")):
-            raise ValueError("no #### before the answer")
-        steps = solution.count("<<")
-        return Record("", self.question, [value], f"{steps}-step", steps, [], [])
-
-
-class _Index(BaseModel):
-    index: Text
-
-
-BARE = re.compile(
-    r"Solve the following math problem.*?is the answer to the problem\.(.*)Remember to put your answer on .*", re.DOTALL
-)
-"""A problem among the words that the first release of DAPO-Math puts around it."""
-
-
-class DapoMath(BaseModel):
-    """DAPO-Math-17k (Yu et al. 2025): competition problems whose answers are whole numbers.
-
-        {"prompt": "...", "solution": "34", "data_source": "math_dapo", "ability": "MATH", "extra_info": {"index": "9a9b6eb4-..."},
-         "reward_model": {"ground_truth": "34", "style": "rule-lighteval/MATH_v2"}, "source_prompt": [...]}
-
-    This is the second release, by open-r1. The first, by ByteDance, has each problem a hundred times, as the content of a message,
-    and words about the answer's form around it:
-
-        {"prompt": [{"role": "user", "content": "Solve the following math problem step by step. ..."}],
-         "reward_model": {"ground_truth": "34", ...}, "extra_info": {"index": "9a9b6eb4-..."}, ...}
-    """
-
-    prompt: Text
-    solution: Text
-    extra_info: _Index
-
-    @model_validator(mode="before")
-    @classmethod
-    def _first_release(cls, value: Any) -> Any:
-        match value:
-            case {"prompt": [{"content": str(text)}], "reward_model": {"ground_truth": answer}}:
-                bare = BARE.fullmatch(text.strip())
-                return value | {"prompt": bare[1] if bare else text, "solution": answer}
-        return value
-
-    def record(self) -> Record:
-        return Record(self.extra_info.index, self.prompt, [self.solution], "math", 0, [], [])
