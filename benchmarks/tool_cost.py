@@ -20,6 +20,7 @@ from pathlib import Path
 
 from agent_r1.tool import ToolCall, call_tool, make_tools, tool
 from agent_r1.tool.batch import BatchTool
+from agent_r1_recipes.mcp.settings import McpSettings
 
 SERVER = """
 from mcp.server.mcpserver import MCPServer
@@ -81,7 +82,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "server.py"
         script.write_text(SERVER)
-        tools = make_tools(["mcp"], {"mcp": shlex.join([sys.executable, str(script)])})
+        tools = make_tools(["echo"], env=McpSettings(mcp={"echo": shlex.join([sys.executable, str(script)])}))
         tools |= {each.name: each for each in (in_the_loop, in_a_thread, InABatch())}
 
         def through(name: str) -> Callable[[], Awaitable]:

@@ -27,6 +27,7 @@ from agent_r1.rollout.episode import make_loop, run_episodes
 from agent_r1.tool import ToolCall, ToolErrorKind, call_tool, make_tools
 from agent_r1.workspace import load_tools
 from agent_r1_recipes.mcp import client as mcp
+from agent_r1_recipes.mcp.settings import McpSettings
 
 SERVERS = Path(mcp_servers.__file__)
 OURS = [*sys.path]
@@ -68,7 +69,7 @@ def opened():
     made = []
 
     def make(kind="", file="", names=("hand",), **options):
-        made.append(make_tools(list(names), {"hand": by_hand(kind, file)}, **options))
+        made.append(make_tools(list(names), env=McpSettings(mcp={"hand": by_hand(kind, file)}, **options)))
         return made[-1]
 
     yield make
@@ -106,11 +107,11 @@ def port():
 @pytest.fixture(scope="module", params=["stdio", "http"])
 def real(request, port):
     if request.param == "stdio":
-        tools = make_tools(["files"], {"files": shlex.join([sys.executable, str(SERVERS), "sdk"])})
+        tools = make_tools(["files"], env=McpSettings(mcp={"files": shlex.join([sys.executable, str(SERVERS), "sdk"])}))
         yield tools
     else:
         with served([], port):
-            tools = make_tools(["files"], {"files": f"http://127.0.0.1:{port}/mcp"})
+            tools = make_tools(["files"], env=McpSettings(mcp={"files": f"http://127.0.0.1:{port}/mcp"}))
             yield tools
     tools["read"].session.close()
 
@@ -156,7 +157,7 @@ def test_a_server_over_http_that_was_started_anew(port):
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     with served(calls, port):
-        tools = make_tools(["files.read"], {"files": f"http://127.0.0.1:{port}/mcp"})
+        tools = make_tools(["files.read"], env=McpSettings(mcp={"files": f"http://127.0.0.1:{port}/mcp"}))
         assert list(tools) == ["read"] and ask(tools, "read", name="a").ok
     dead = ask(tools, "read", 0.5, name="b")
     assert dead.error in (ToolErrorKind.TOOL_ERROR, ToolErrorKind.TIME_OUT) and "\n" not in dead.content
@@ -170,7 +171,7 @@ def test_a_session_that_a_server_has_forgotten_is_opened_anew():
     sessions: set[str] = set()
     server = mcp_servers.with_sessions(sessions)
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    tools = make_tools(["old"], {"old": f"http://127.0.0.1:{server.server_port}/mcp"})
+    tools = make_tools(["old"], env=McpSettings(mcp={"old": f"http://127.0.0.1:{server.server_port}/mcp"}))
     assert ask(tools, "pid").ok and sessions == {"0"}
     sessions.clear()
     sessions.add("another")
@@ -214,9 +215,7 @@ def test_only_a_tool_that_says_it_is_safe_is_called_again(opened, tmp_path):
     assert not ask(tools, "die").ok
 
 
-@pytest.mark.parametrize(
-    ("tool", "says"), [("line", "a message of more than"), ("chatter", "bytes unasked")]
-)
+@pytest.mark.parametrize(("tool", "says"), [("line", "a message of more than"), ("chatter", "bytes unasked")])
 def test_a_flood_without_end_is_ended(opened, monkeypatch, tool, says):
     monkeypatch.setattr(mcp, "GRACE_S", 0.2)
     tools = opened()
@@ -291,14 +290,14 @@ def test_a_server_that_does_not_come_up(opened, monkeypatch):
     with pytest.raises(
         AgentR1Error, match=r"MCP server 'x' \(nowhere --at all\) cannot be used: No such file.*: nowhere"
     ):
-        make_tools(["x"], {"x": "nowhere --at all"})
+        make_tools(["x"], env=McpSettings(mcp={"x": "nowhere --at all"}))
     failing = shlex.join([sys.executable, "-S", "-c", "import nonsense"])
     with pytest.raises(
         AgentR1Error, match=r"it ended \(exit code 1: ModuleNotFoundError: No module named 'nonsense'\)"
     ):
-        make_tools(["x"], {"x": failing})
+        make_tools(["x"], env=McpSettings(mcp={"x": failing}))
     with pytest.raises(AgentR1Error, match="cannot be used: .*connect"):
-        make_tools(["x"], {"x": "http://127.0.0.1:9/mcp"})
+        make_tools(["x"], env=McpSettings(mcp={"x": "http://127.0.0.1:9/mcp"}))
     monkeypatch.setattr(mcp, "OPEN_S", 0.5)
     with pytest.raises(AgentR1Error, match="cannot be used: it was not ready within 0.5 s"):
         opened("mute")
@@ -326,7 +325,7 @@ def test_servers_are_named_in_the_settings():
     )
     assert config.env.mcp == {"f": "python server.py", "web": "http://127.0.0.1:9/mcp"}
     with pytest.raises(ConfigError, match="unknown tool 'g'; choose from calculator, f, python, search, web"):
-        make_tools(["g"], config.env.mcp)
+        make_tools(["g"], env=config.env)
 
 
 def test_no_program_is_started_because_a_model_says_so(tmp_path, monkeypatch):
@@ -352,7 +351,7 @@ def test_a_tool_that_it_lacks(opened):
 @pytest.mark.slow
 def test_each_episode_may_have_a_session_of_its_own(opened, chat):
     """Two episodes side by side count for themselves, in processes that end with them, also when one is cut off."""
-    tools = opened(names=["hand.count", "hand.pid", "hand.hang"], own_sessions=["hand"])
+    tools = opened(names=["hand.count", "hand.pid", "hand.hang"], mcp_per_episode=["hand"])
 
     def script(session, turn, prompt_ids):
         if session == "slow" and turn == 2:
@@ -376,7 +375,8 @@ PARENT = """
 import asyncio, os, signal, sys
 sys.path[:0] = {path}
 from agent_r1.tool import ToolCall, call_tool, make_tools
-tools = make_tools(["hand.pid"], {{"hand": {command!r}}})
+from agent_r1_recipes.mcp.settings import McpSettings
+tools = make_tools(["hand.pid"], env=McpSettings(mcp={{"hand": {command!r}}}))
 print(asyncio.run(call_tool(tools, ToolCall("pid"), 30, 100)).content, flush=True)
 if {killed}:
     os.kill(os.getpid(), signal.SIGKILL)

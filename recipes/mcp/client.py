@@ -46,6 +46,7 @@ from agent_r1 import (
     first_line,
     nearest,
 )
+from agent_r1_recipes.mcp.settings import McpSettings
 
 if TYPE_CHECKING:  # the SDK takes a second to import
     import httpx2
@@ -112,6 +113,14 @@ class McpTool(BaseTool):
 
     def close(self) -> None:
         self.session.close()
+
+
+def servers(env: McpSettings) -> dict[str, Callable[[str], list[BaseTool]]]:
+    """Find what opens each server of `env.mcp`, by name; see `mcp_tools`."""
+    return {
+        name: functools.partial(mcp_tools, name, place, session_an_episode=name in env.mcp_per_episode)
+        for name, place in env.mcp.items()
+    }
 
 
 def mcp_tools(name: str, place: str, wanted: str = "", session_an_episode: bool = False) -> list[BaseTool]:

@@ -198,8 +198,7 @@ def load_tools(
     for setting, place in trusted(config).items():
         if setting not in paid_later:  # of a reward that is asked when an answer is paid (reward/named.py)
             own.check_said(place, setting)
-    resources = {"searcher": searcher, "top_k": config.search.top_k, "env": env}
-    return make_tools(env.tools, env.mcp, env.mcp_per_episode, **resources)
+    return make_tools(env.tools, env=env, searcher=searcher, top_k=config.search.top_k)
 
 
 def serve_index(config: Config, host: str, port: int) -> None:

@@ -17,10 +17,11 @@ name stands for a tool, or for a maker, which gets the resources as keyword argu
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from agent_r1.config import own, tables
+from agent_r1.config.settings import EnvConfig
 from agent_r1.ground.errors import ConfigError, nearest
 from agent_r1.tool.base import (
     BaseTool,
@@ -39,32 +40,32 @@ __all__ = [
 ]  # fmt: skip
 
 
-def make_tools(
-    names: list[str], servers: Mapping[str, str] | None = None, own_sessions: Container[str] = (), **resources: Any
-) -> dict[str, BaseTool]:
-    """The tools of those names, by the names that the agent calls them by, ready for `call_tool`.
+def make_tools(names: list[str], *, env: EnvConfig | None = None, **resources: Any) -> dict[str, BaseTool]:
+    """Make the tools of those names, by the names that the agent calls them by, ready for `call_tool`.
 
-    `servers` are the MCP servers (`env.mcp`): `NAME` stands for all tools of one, `NAME.TOOL` for one of them; of those in
-    `own_sessions`, each episode opens a session of its own. `resources` are what our own tools may need: `searcher`
-    (a Searcher) and `top_k` for search, `env` (an EnvConfig) for python. Raises ConfigError for an unknown name, with the
-    nearest known one, for two tools of one name, and for a missing resource.
+    A setting of `env` may bring servers of tools, as `env.mcp` does: `NAME` stands for all tools of one, `NAME.TOOL` for one
+    of them. `resources` are what tools may need besides: `searcher` (a Searcher) and `top_k` for search. Raises ConfigError
+    for an unknown name, with the nearest known one, for two tools of one name, and for a missing resource.
     """
-    servers, tools, asked = servers or {}, {}, {}
+    servers: dict[str, Callable[[str], list[BaseTool]]] = {}
+    for servers_of in tables.asked_for("tool_server", env=env):
+        servers |= servers_of(env)
+    tools, asked = {}, {}
     for name in names:
         server, _, wanted = name.partition(".")
         if own.is_own(name):
             found = [own_tool(name)]
         elif server in servers:
-            open_server = tables.resolve("tool server", "mcp", "env.mcp")
-            found = open_server(server, servers[server], wanted, server in own_sessions)
+            found = servers[server](wanted)
         elif name in tables.names("tool"):
             make = tables.resolve("tool", name, "env.tools")
-            found = [make if isinstance(make, BaseTool) else make(**resources)]
+            found = [make if isinstance(make, BaseTool) else make(env=env, **resources)]
         else:
             known = sorted([*tables.names("tool"), *servers])
+            hints = [", " + entry["hint"].format(name=server) for entry in tables.entries("tool_server").values()]
             raise ConfigError(
-                f"unknown tool {name!r}{nearest(name, known)}; choose from {', '.join(known)}, name one of your own as "
-                f"FILE.py:NAME, or say what MCP server it is: env.mcp.{server}=COMMAND"
+                f"unknown tool {name!r}{nearest(name, known)}; choose from {', '.join(known)}, name one of yours as "
+                f"FILE.py:NAME{''.join(hints)}"
             )
         for one in found:
             if one.name in tools:
