@@ -28,9 +28,10 @@ from verl.workers.rollout.replica import TokenOutput
 from agent_r1.config import load_config
 from agent_r1.core import Sampling, StopReason, Trajectory
 from agent_r1.data.rows import read_rows
-from agent_r1.rollout import decoder
-from agent_r1.rollout.episode import Task, derive_seed, make_loop, run_episodes
+from agent_r1.rollout import model_files
+from agent_r1.rollout.episode import Task, derive_seed, run_episodes
 from agent_r1.rollout.sampler import LocalPolicy
+from agent_r1.rollout.setup import make_loop
 from agent_r1.search.index import PassageIndex
 from agent_r1.search.searcher import Searcher
 from agent_r1.tool import make_tools
@@ -69,7 +70,7 @@ def main() -> None:
     searcher = Searcher(PassageIndex.load(workspace.index, workspace.data / "corpus.jsonl"), cache_size=0)
     tools = make_tools(config.env.tools, searcher=searcher, top_k=config.search.top_k)
     r = config.rollout
-    policy = LocalPolicy(decoder.load(arguments.model), chat.stop_ids, slots=r.slots, max_context=r.max_context)
+    policy = LocalPolicy(model_files.load(arguments.model), chat.stop_ids, slots=r.slots, max_context=r.max_context)
     tasks = [Task(row, str(i), str(i), derive_seed(0, "cost", i)) for i, row in enumerate(rows)]
     played = asyncio.run(
         run_episodes(make_loop(policy, chat, tools, config.rollout, config.env), tasks, Sampling(r.max_tokens_per_turn))

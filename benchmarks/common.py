@@ -27,9 +27,9 @@ from agent_r1.ground.errors import AgentR1Error
 from agent_r1.ground.sizes import Shape, find_shape
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.decoder import Decoder
-from agent_r1.rollout.episode import make_loop
 from agent_r1.rollout.evaluate import evaluate
 from agent_r1.rollout.sampler import LocalPolicy
+from agent_r1.rollout.setup import make_loop
 from agent_r1.search.index import PassageIndex
 from agent_r1.search.searcher import Searcher
 from agent_r1.tool import BaseTool, make_tools

@@ -16,8 +16,8 @@ from unittest.mock import patch
 
 from agent_r1.app.stages import load_rows, load_tools, make_missing
 from agent_r1.config import load_config
-from agent_r1.ground.device import set_threads
 from agent_r1.ground.files import read_jsonl
+from agent_r1.ground.machine import set_threads
 from agent_r1.rollout.evaluate import wilson_interval
 from agent_r1.training import loop
 from agent_r1.training import sentinel as rule

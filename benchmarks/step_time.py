@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from statistics import fmean
 
 from common import (
@@ -27,7 +28,8 @@ from common import (
 )
 
 from agent_r1.core import Trajectory
-from agent_r1.rollout import decoder
+from agent_r1.env import make_env
+from agent_r1.rollout import model_files
 from agent_r1.rollout.rows import Batch
 from agent_r1.training import loop
 from agent_r1.training.learner import make_learner
@@ -37,9 +39,9 @@ from agent_r1.training.loop import train
 def main() -> None:
     arguments = make_parser(__doc__.splitlines()[0]).parse_args()
     setting = load_setting(arguments)
-    em_before = greedy_em(setting, decoder.load(setting.model)) if setting.test else None
+    em_before = greedy_em(setting, model_files.load(setting.model)) if setting.test else None
     c = setting.config
-    learner = make_learner(decoder.load(setting.model), c.actor, c.critic if c.algorithm == "ppo" else None)
+    learner = make_learner(model_files.load(setting.model), c.actor, c.critic if c.algorithm == "ppo" else None)
     records: list[StepRecord] = []
     zero_advantage: list[float] = []
     advantages: list[float] = []
@@ -67,7 +69,8 @@ def main() -> None:
 
     loop.policy_loss, loop.aggregate_loss = timed(loop.policy_loss), timed(loop.aggregate_loss)
     s = setting
-    train(s.config, learner, s.chat, s.tools, s.questions, on_step, evaluate=lambda _: {}, save=lambda _: None)
+    env_of = partial(make_env, tools=s.tools, config=s.config.env)
+    train(s.config, learner, s.chat, env_of, s.questions, on_step, evaluate=lambda _: {}, save=lambda _: None)
     whole = sum(record.seconds["step"] for record in records)
     notes = {
         "rows skipped (zero advantage)": fmean(zero_advantage[arguments.warmup :]),

@@ -14,6 +14,7 @@ import ssl
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ from agent_r1.config.settings import DataConfig, ModelConfig
 from agent_r1.core import Action, Generation, Observation, Row, Sampling, Step, StepResult, StopReason, Trajectory
 from agent_r1.data.build import build
 from agent_r1.data.rows import read_rows
-from agent_r1.env import AgentEnv
+from agent_r1.env import AgentEnv, make_env
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.decoder import Decoder, DecoderShape
 from agent_r1.rollout.episode import AgentEnvLoop, Limits, Task
@@ -261,7 +262,7 @@ def micro(tmp_path_factory) -> MicroWorld:
 @pytest.fixture(scope="session")
 def demonstrations(micro, chat):
     """Rows of the demonstrator in the micro world, every behaviour among them."""
-    from agent_r1.rollout.episode import make_loop
+    from agent_r1.rollout.setup import make_loop
 
     loop = make_loop(Demonstrator(chat), chat, micro.tools, micro.config.rollout, micro.config.env)
     return demonstrate(micro.rows("cold"), micro.config.cold_start.behaviours, loop, 0, "test")
@@ -356,7 +357,7 @@ def run_training_loop(
         record.batches.append(batch)
 
     train(
-        config, learner, chat, tools, questions,
+        config, learner, chat, partial(make_env, tools=tools, config=config.env), questions,
         on_step=on_step, evaluate=evaluate or (lambda policy: {}), save=lambda learner: record.saved.append(learner.step),
         reference=reference,
     )  # fmt: skip

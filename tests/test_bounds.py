@@ -14,9 +14,8 @@ from conftest import ScriptedPolicy, make_env_loop
 from serving import HOSTILE, hostile
 
 from agent_r1.config.settings import EnvConfig
-from agent_r1.core import Sampling
+from agent_r1.core import Outcome, Sampling
 from agent_r1.env import make_env
-from agent_r1.env.base import Outcome
 from agent_r1.env.hermes import HermesToolEnv
 from agent_r1.ground import bounds
 from agent_r1.ground.errors import AgentR1Error

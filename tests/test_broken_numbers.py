@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from agent_r1.core import Sampling
 from agent_r1.env import make_env
 from agent_r1.ground.errors import AgentR1Error
-from agent_r1.rollout import decoder
+from agent_r1.rollout import model_files
 from agent_r1.rollout.records import evaluation_records, write_rollouts
 from agent_r1.training import loop, run
 from agent_r1.training.shards import write_merged
@@ -92,8 +92,8 @@ def test_rollouts_hold_json_whatever_an_environment_measured(micro, chat, tmp_pa
 
 def test_shards_of_verl_with_broken_weights_are_refused(tmp_path):
     model = random_model()
-    decoder.save(model, tmp_path / "base", 0, 0)
-    weights = decoder.to_hf(model)
+    model_files.save(model, tmp_path / "base", 0, 0)
+    weights = model_files.to_hf(model)
     weights["model.norm.weight"][3] = math.inf
     torch.save({name: t.detach().clone() for name, t in weights.items()}, tmp_path / "model_world_size_1_rank_0.pt")
     (tmp_path / "out").mkdir()

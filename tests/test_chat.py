@@ -35,9 +35,9 @@ from agent_r1.inference.agent import Agent, user_tools
 from agent_r1.inference.chat import Repl, suggest
 from agent_r1.inference.conversation import Conversation, Watcher, exchange_record, read_turn, same_context
 from agent_r1.inference.screen import Screen
-from agent_r1.rollout.episode import make_loop
 from agent_r1.rollout.evaluate import evaluate
 from agent_r1.rollout.sampler import LocalPolicy
+from agent_r1.rollout.setup import make_loop
 from agent_r1.tool import BaseTool, tool
 
 ANSWER = "<think>read it</think><answer>Marn</answer>"

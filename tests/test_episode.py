@@ -12,8 +12,9 @@ from agent_r1.config.settings import EnvConfig, RolloutConfig
 from agent_r1.core import Generation, Observation, Sampling, Step, StepResult, StopReason, Trajectory
 from agent_r1.env import AgentEnv, HermesToolEnv, Outcome
 from agent_r1.ground.errors import AgentR1Error, ConfigError
-from agent_r1.rollout.episode import AgentEnvLoop, AgentFlowBase, Task, derive_seed, make_loop, run_episodes
+from agent_r1.rollout.episode import AgentEnvLoop, AgentFlowBase, Task, derive_seed, run_episodes
 from agent_r1.rollout.rows import trajectory_rows
+from agent_r1.rollout.setup import make_loop
 from agent_r1.search.searcher import Searcher
 from agent_r1.tool import BaseTool
 from agent_r1.tool.search import SearchTool

@@ -21,7 +21,7 @@ from agent_r1.config.settings import EnvConfig
 from agent_r1.core import Generation, Sampling, StopReason, Trajectory
 from agent_r1.data.rows import write_rows
 from agent_r1.env import HermesToolEnv
-from agent_r1.rollout.episode import Task, make_loop, run_episodes
+from agent_r1.rollout.episode import Task, run_episodes
 from agent_r1.rollout.evaluate import (
     compare,
     eval_card,
@@ -34,6 +34,7 @@ from agent_r1.rollout.evaluate import (
     wilson_interval,
 )
 from agent_r1.rollout.sampler import LocalPolicy
+from agent_r1.rollout.setup import make_loop
 
 
 def done(em: float, f1: float, calls: int, invalid: int, turns: int, reason: StopReason, kind: str) -> Trajectory:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from runs import ROOT
 
-from agent_r1.ground.device import read_pins
+from agent_r1.ground.machine import read_pins
 
 SCRIPT = "benchmarks/gpu/first_half_hour.sh"
 # Writes down each call; `pip download` and `pip wheel` leave a file of 1,001 bytes for each package in their folder.

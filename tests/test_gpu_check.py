@@ -10,7 +10,7 @@ from runs import main
 from agent_r1.app import gpu_check
 from agent_r1.app.gpu_check import Check, made_of, small, walk
 from agent_r1.config import changed, load_config
-from agent_r1.ground.device import installed
+from agent_r1.ground.machine import installed
 
 ON_VERL = ["hotpotqa-4xh100", "hotpotqa-1x24gb", "gsm8k", "search-r1-3b", "dapo-math"]
 

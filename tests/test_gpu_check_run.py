@@ -20,8 +20,8 @@ from runs import CHECK, main, tree
 from agent_r1.app import gpu_check, stages
 from agent_r1.app.gpu_check import CHECKPOINT, PHASES, SAMPLING, START, SYNC, UPDATE, Check, at_home, small, walk
 from agent_r1.config import changed, load_config
-from agent_r1.ground.device import installed
 from agent_r1.ground.errors import AgentR1Error
+from agent_r1.ground.machine import installed
 from agent_r1.inference import export
 from agent_r1.verl_engine import launch
 from agent_r1.verl_engine.compose import Sources, compose, overrides

@@ -21,9 +21,10 @@ from agent_r1.core import Sampling
 from agent_r1.data.build import build
 from agent_r1.data.rows import read_corpus, read_rows
 from agent_r1.ground.errors import ConfigError
-from agent_r1.rollout import decoder
+from agent_r1.rollout import model_files
 from agent_r1.rollout.chat_format import ChatFormat
-from agent_r1.rollout.episode import Task, make_loop, run_episodes
+from agent_r1.rollout.episode import Task, run_episodes
+from agent_r1.rollout.setup import make_loop
 from agent_r1.search.encoders import make_encoder
 from agent_r1.search.index import PassageIndex, build_index
 from agent_r1.search.searcher import Searcher
@@ -194,7 +195,7 @@ def test_a_preset_for_gpus_warms_its_model_up_on_supporting_titles(files, chat, 
     assert re.search(r"16 demonstrations, loss [\d.]+ -> [\d.]+", capsys.readouterr().out)
     config = load_config("hotpotqa-1x24gb", words[2:], algorithm="grpo")
     start = Workspace.of(config).start_model
-    assert not torch.equal(decoder.load(start).embed.weight, decoder.load(tmp_path / "base").embed.weight)
+    assert not torch.equal(model_files.load(start).embed.weight, model_files.load(tmp_path / "base").embed.weight)
     _, _, rows = other_names.teach(config, load_chat(start))
     titles = {r["prompt"][-1]["content"]: set(r["extra_info"]["supporting"]) for r in load_rows(config, "train")}
     for text in (chat.decode(row.input_ids) for row in rows):

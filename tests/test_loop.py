@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import math
 from collections import Counter
+from functools import partial
 
 import pytest
 import torch
@@ -26,11 +27,12 @@ from hypothesis import strategies as st
 
 from agent_r1.config import ALGORITHMS, tables
 from agent_r1.core import Observation, StepResult, StopReason, Trajectory
+from agent_r1.env import make_env
 from agent_r1.ground.device import resolve_device
 from agent_r1.ground.errors import AgentR1Error, ConfigError
 from agent_r1.rollout import rollouts, sampler
-from agent_r1.rollout.episode import make_loop
 from agent_r1.rollout.rows import Batch, collate, trajectory_rows
+from agent_r1.rollout.setup import make_loop
 from agent_r1.search.searcher import Searcher
 from agent_r1.training import loop
 from agent_r1.training import run as training_run
@@ -768,8 +770,8 @@ def one_step(micro, chat, model, algorithm: str, *overrides: str) -> int:
     reference = copy.deepcopy(model) if config.actor.kl_coef else None
     with CreatedWithDevice() as mode:
         loop.train(
-            config, learner_of(config, model), chat, micro.tools, micro.rows("train"), lambda *_: None, lambda policy: {},
-            lambda learner: None, reference,
+            config, learner_of(config, model), chat, partial(make_env, tools=micro.tools, config=config.env),
+            micro.rows("train"), lambda *_: None, lambda policy: {}, lambda learner: None, reference,
         )  # fmt: skip
     return mode.operations
 

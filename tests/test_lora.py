@@ -17,7 +17,7 @@ from agent_r1.app.plan_local import local_memory
 from agent_r1.config import load_config
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.ground.sizes import GPUS, MODELS, Shape
-from agent_r1.rollout import decoder
+from agent_r1.rollout import decoder, model_files
 from agent_r1.rollout.policies import load_transformers, token_logprobs
 from agent_r1.training import lora
 from agent_r1.training.run import write_model
@@ -51,14 +51,14 @@ def apart(a, b) -> float:
 
 
 def test_new_adapters_change_nothing_until_they_learn(base):
-    assert apart(lora.load(base, base, "cpu", rank=4), decoder.load(base)) == 0.0
+    assert apart(lora.load(base, base, "cpu", rank=4), model_files.load(base)) == 0.0
 
 
 def test_merged_and_unmerged_give_the_same_log_probabilities(checkpoint, base):
     folder, model = checkpoint
-    assert apart(model, decoder.load(base)) > 0.1, "the adapters say nothing, so this test would prove nothing"
+    assert apart(model, model_files.load(base)) > 0.1, "the adapters say nothing, so this test would prove nothing"
     merged = lora.merged(folder)
-    assert apart(model, decoder.load(merged)) < 1e-5
+    assert apart(model, model_files.load(merged)) < 1e-5
     assert apart(model, load_transformers(merged)) < 1e-4
     assert lora.merged(folder) == merged == folder / "merged"
 
@@ -173,4 +173,4 @@ def test_a_run_is_resumed_to_the_same_bits_evaluated_and_exported(produced, tmp_
     assert main("export", "--run", "straight") == 0
     assert "checkpoint and export differ by at most" in capsys.readouterr().out
     merged, exported = last[0] / "merged", home / "runs" / "straight" / "export"
-    assert apart(load_transformers(exported), decoder.load(merged)) < 1e-4
+    assert apart(load_transformers(exported), model_files.load(merged)) < 1e-4

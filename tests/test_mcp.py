@@ -23,7 +23,8 @@ from agent_r1.config.settings import EnvConfig, RolloutConfig
 from agent_r1.core import Sampling, StopReason
 from agent_r1.ground.errors import AgentR1Error, ConfigError
 from agent_r1.inference.agent import own_settings
-from agent_r1.rollout.episode import make_loop, run_episodes
+from agent_r1.rollout.episode import run_episodes
+from agent_r1.rollout.setup import make_loop
 from agent_r1.tool import ToolCall, ToolErrorKind, call_tool, make_tools
 from agent_r1.workspace import load_tools
 from agent_r1_recipes.mcp import client as mcp

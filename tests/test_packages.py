@@ -13,8 +13,8 @@ import pytest
 from runs import ROOT
 
 from agent_r1.config import load_config
-from agent_r1.ground.device import read_pins
 from agent_r1.ground.errors import AgentR1Error, ConfigError
+from agent_r1.ground.machine import read_pins
 from agent_r1.inference.provenance import provenance
 from agent_r1.workspace import Workspace
 from agent_r1_recipes.pocket import packages

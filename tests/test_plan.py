@@ -14,7 +14,7 @@ from runs import TINY, main
 from agent_r1.app.plan import gpu_plan
 from agent_r1.app.plan_local import kept, local_memory, local_plan, local_shape
 from agent_r1.config import from_yaml, load_config, preset_names
-from agent_r1.ground import device
+from agent_r1.ground import machine
 from agent_r1.ground.sizes import GIB, Shape
 from agent_r1.rollout.decoder import causal_attention
 from agent_r1.workspace import Workspace
@@ -67,7 +67,7 @@ def number(pattern: str, text: str) -> float:
 def slow_clock(monkeypatch):
     """A clock that goes on by 0.03 s whenever it is read: products begin at 0.03, 0.06 and 0.09, the end is at 0.15."""
     now = iter(range(0, 100, 3))
-    monkeypatch.setattr(device, "time", SimpleNamespace(perf_counter=lambda: next(now) / 100))
+    monkeypatch.setattr(machine, "time", SimpleNamespace(perf_counter=lambda: next(now) / 100))
 
 
 RATE = 3 * 2 * 4096 * 128 * 384 / 0.15
@@ -75,7 +75,7 @@ RATE = 3 * 2 * 4096 * 128 * 384 / 0.15
 
 
 def test_the_matmul_rate_counts_products_by_the_clock(slow_clock):
-    assert device.matmul_rate("cpu", torch.float32) == pytest.approx(RATE)
+    assert machine.matmul_rate("cpu", torch.float32) == pytest.approx(RATE)
 
 
 @pytest.mark.parametrize(("algorithm", "operations", "bytes_a_weight"), [("grpo", 2 + 6, 16), ("ppo", 2 + 6 + 8, 32)])
@@ -141,7 +141,7 @@ def test_the_memory_of_a_real_model_is_what_a_run_of_it_took():
 
 @pytest.mark.parametrize("command", ["train", "cold-start"])
 def test_a_run_that_does_not_fit_is_refused_before_anything_is_made(home, command, monkeypatch, capsys):
-    monkeypatch.setattr(device, "available_memory", lambda: 3 * GIB)
+    monkeypatch.setattr(machine, "available_memory", lambda: 3 * GIB)
     assert main(command, "grpo", "--preset", "pocket") == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert re.search(

@@ -15,7 +15,7 @@ from agent_r1.core import Sampling
 from agent_r1.env.hermes import answer, answer_of, call, parse_call, split_turn
 from agent_r1.ground.errors import ConfigError
 from agent_r1.ground.sizes import find_shape
-from agent_r1.rollout import decoder
+from agent_r1.rollout import model_files
 from agent_r1.rollout.policies import load_transformers, token_logprobs
 from agent_r1.rollout.rows import collate, trajectory_rows
 from agent_r1.rollout.sampler import LocalPolicy
@@ -134,7 +134,7 @@ def test_a_short_context_and_half_a_model_are_said_before_anything_is_played(cha
 
 @pytest.mark.slow
 def test_the_decoder_says_what_transformers_says_and_knows_the_capital_of_france(smollm2, smol_chat):
-    ours = decoder.load(smollm2)
+    ours = model_files.load(smollm2)
     prompt = smol_chat.prompt_ids([ASKED])
     policy = LocalPolicy(ours, smol_chat.stop_ids, slots=1, max_context=128)
     said = asyncio.run(policy.generate(prompt, Sampling(12, 0.0)))
@@ -147,7 +147,7 @@ def test_the_decoder_says_what_transformers_says_and_knows_the_capital_of_france
 @pytest.mark.slow
 def test_a_step_of_the_warm_start_lowers_the_loss(smollm2, smol_chat):
     rows = sequences([Episode(PLAYED, TOOLS)], smol_chat, 1024)
-    model, losses = decoder.load(smollm2), []
+    model, losses = model_files.load(smollm2), []
     model.recompute = True
     cold_start.clone(model, rows, 3, 256, 3e-4, 0, lambda step, loss: losses.append(loss))
     assert losses[0] > losses[1] > losses[2]

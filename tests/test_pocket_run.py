@@ -17,10 +17,10 @@ from agent_r1.config import Config, load_config
 from agent_r1.core import Row, StopReason
 from agent_r1.inference.agent import open_agent
 from agent_r1.inference.serve import vllm_server
-from agent_r1.rollout import decoder
-from agent_r1.rollout.episode import make_loop
+from agent_r1.rollout import model_files
 from agent_r1.rollout.evaluate import evaluate
 from agent_r1.rollout.policies import ServerPolicy, load_transformers, token_logprobs
+from agent_r1.rollout.setup import make_loop
 from agent_r1.training.checkpoint import verify_checkpoint
 from agent_r1.workspace import Workspace, load_rows
 
@@ -73,13 +73,13 @@ def test_a_step_of_rl_begins_at_the_sampler_s_probabilities_and_moves_the_weight
     (line,) = (json.loads(text) for text in lines(home / "runs" / "local"))
     assert line["actor/grad_norm"] > 0 and abs(line["actor/ppo_kl"]) < 1e-4
     assert line["tool_calls/mean"] > 0
-    before, after = decoder.load(Workspace.of(config).start_model), decoder.load(exported)
+    before, after = model_files.load(Workspace.of(config).start_model), model_files.load(exported)
     assert not torch.equal(before.blocks[0].qkv.weight, after.blocks[0].qkv.weight)
 
 
 def test_what_is_exported_says_the_same_in_transformers(exported):
     ids = list(range(1000, 1064))
-    gaps = token_logprobs(decoder.load(exported), ids) - token_logprobs(load_transformers(exported), ids)
+    gaps = token_logprobs(model_files.load(exported), ids) - token_logprobs(load_transformers(exported), ids)
     assert gaps.abs().max() < 1e-3
 
 

@@ -24,11 +24,12 @@ from agent_r1.ground.errors import AgentR1Error
 from agent_r1.inference.agent import find_checkpoint, find_model, open_agent, settings_for
 from agent_r1.inference.chat import known_questions
 from agent_r1.inference.conversation import Conversation
-from agent_r1.rollout import decoder
-from agent_r1.rollout.episode import Task, make_loop
+from agent_r1.rollout import model_files
+from agent_r1.rollout.episode import Task
 from agent_r1.rollout.policies import TransformersPolicy, load_transformers
 from agent_r1.rollout.rows import trajectory_rows
 from agent_r1.rollout.sampler import LocalPolicy
+from agent_r1.rollout.setup import make_loop
 from agent_r1.training.tiny_model import save_tokenizer
 
 
@@ -64,7 +65,7 @@ def foreign(request, tmp_path_factory, folder):
 
 
 def both(folder, chat) -> list:
-    local = LocalPolicy(decoder.load(folder), chat.stop_ids, slots=4, max_context=256)
+    local = LocalPolicy(model_files.load(folder), chat.stop_ids, slots=4, max_context=256)
     return [local, TransformersPolicy(load_transformers(folder), chat.stop_ids)]
 
 

@@ -42,8 +42,9 @@ from agent_r1.env import HermesToolEnv
 from agent_r1.ground.errors import AgentR1Error, ConfigError
 from agent_r1.reward.qa import qa_outcome
 from agent_r1.rollout.chat_format import ChatFormat
-from agent_r1.rollout.episode import Task, make_loop, run_episodes
+from agent_r1.rollout.episode import Task, run_episodes
 from agent_r1.rollout.evaluate import eval_card
+from agent_r1.rollout.setup import make_loop
 from agent_r1.search.encoders import make_encoder
 from agent_r1.search.index import PassageIndex, build_index, title_recall
 from agent_r1.search.searcher import Searcher

@@ -87,12 +87,12 @@ def test_the_service_leaves_most_cores_of_a_large_machine_to_the_trainers(tmp_pa
     code = """
 import os, threading
 from agent_r1.app import cli
-from agent_r1.ground import device
+from agent_r1.ground import machine
 def show():
     import faiss, torch
     print(os.environ.pop("OMP_NUM_THREADS"), torch.get_num_threads(), faiss.omp_get_max_threads())
 for cores in (1, 192):
-    cli.cores = device.cores = lambda: cores
+    cli.cores = machine.cores = lambda: cores
     assert cli.main(["search-server", "--preset=smoke", "--port=0"]) == 1  # there is no index
     thread = threading.Thread(target=show)
     thread.start()

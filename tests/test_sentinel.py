@@ -20,8 +20,8 @@ from agent_r1.config import load_config, to_yaml
 from agent_r1.core import StepResult, StopReason
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.rollout.sampler import LocalPolicy, SamplerStats
-from agent_r1.training.log import STEP
-from agent_r1.training.metrics import GAP, HOST_FREE
+from agent_r1.training.log import HOST_FREE, STEP
+from agent_r1.training.metrics import GAP
 from agent_r1.training.run import RunDir, refuse_collapse
 from agent_r1.training.sentinel import Sign, new_signs, signs
 from agent_r1.viewer.report import write_report

@@ -30,9 +30,9 @@ from agent_r1.core import Sampling
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.inference.agent import find_model, open_agent
 from agent_r1.inference.serve import Server, gpus_for, stop, vllm_server
-from agent_r1.rollout.episode import make_loop
 from agent_r1.rollout.evaluate import evaluate
 from agent_r1.rollout.policies import ServerPolicy
+from agent_r1.rollout.setup import make_loop
 from agent_r1.training.run import write_model
 from agent_r1.workspace import load_rows
 
@@ -382,7 +382,7 @@ def test_training_serving_and_transformers_see_the_same_tokens(served, trained):
 @real
 def test_sampled_log_probabilities_are_those_of_the_trainer(served, trained):
     """At another temperature than 1, streamed: recomputed by the model that training uses."""
-    from agent_r1.rollout import decoder
+    from agent_r1.rollout import model_files
     from agent_r1.rollout.rows import TrainingRow, collate
     from agent_r1.training.forward import action_logprobs
 
@@ -392,7 +392,7 @@ def test_sampled_log_probabilities_are_those_of_the_trainer(served, trained):
         policy = policy_of(served, stop_ids=agent.chat.stop_ids)
     streamed: list[int] = []
     policy.on_token = lambda session, ids: streamed.extend(ids)
-    trainer = decoder.load(model)
+    trainer = model_files.load(model)
     for seed, prompt in enumerate(prompts):
         streamed.clear()
         g = asyncio.run(policy.generate(prompt, Sampling(40, 1.7, seed=seed)))

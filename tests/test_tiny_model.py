@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 
 from agent_r1.config.settings import ModelConfig
 from agent_r1.ground.errors import AgentR1Error
-from agent_r1.rollout import decoder
+from agent_r1.rollout import model_files
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.decoder import Decoder, causal_attention
 from agent_r1.training.tiny_model import (
@@ -87,7 +87,7 @@ def test_names_of_unseen_worlds_are_made_of_syllables_and_not_of_letters(chat):
 
 def test_a_saved_tokenizer_is_the_same_for_us_and_for_transformers(tokenizer, tmp_path):
     """Also beside a config.json that says qwen2, where transformers 5 would take Qwen's own splitting instead."""
-    decoder.save(random_model(VOCAB), tmp_path, tokenizer.eos_token_id, tokenizer.pad_token_id)
+    model_files.save(random_model(VOCAB), tmp_path, tokenizer.eos_token_id, tokenizer.pad_token_id)
     save_tokenizer(tokenizer, tmp_path)
     text = "<|im_start|>user\nWho directed Zaxlax in Vexlor?<|im_end|>\n<tool_call>\n{}"
     for again in (load_tokenizer(tmp_path), AutoTokenizer.from_pretrained(tmp_path, local_files_only=True)):

@@ -22,7 +22,8 @@ from agent_r1.config import load_config, own
 from agent_r1.core import Sampling
 from agent_r1.data.build import build
 from agent_r1.data.rows import read_rows
-from agent_r1.rollout.episode import Task, make_loop
+from agent_r1.rollout.episode import Task
+from agent_r1.rollout.setup import make_loop
 from agent_r1.tool import make_tools
 from agent_r1.training.demonstrate import play
 from agent_r1.workspace import load_rows, load_tools

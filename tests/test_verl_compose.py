@@ -14,9 +14,9 @@ from runs import main
 
 from agent_r1.app import plan
 from agent_r1.config import Config, load_config, preset_names
-from agent_r1.ground.device import installed
 from agent_r1.ground.errors import AgentR1Error, ConfigError
-from agent_r1.rollout import decoder
+from agent_r1.ground.machine import installed
+from agent_r1.rollout import model_files
 from agent_r1.training.tiny_model import save_tokenizer
 from agent_r1.verl_engine import compose as room
 from agent_r1.verl_engine import launch
@@ -91,7 +91,7 @@ def test_ranks_are_spread_over_the_nodes(tmp_path):
 @needs_verl
 def test_verl_accepts_the_model_too(tokenizer, tmp_path):
     """For a critic it opens the folder. The bucket of the weight sync holds the largest matrix, and is not verl's 2 GB."""
-    decoder.save(random_model(), tmp_path / "model", 0, 0)
+    model_files.save(random_model(), tmp_path / "model", 0, 0)
     save_tokenizer(tokenizer, tmp_path / "model")
     config = tmp_path / "model" / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"vocab_size": 151936, "hidden_size": 896}))

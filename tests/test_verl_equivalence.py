@@ -27,7 +27,7 @@ from agent_r1.config.settings import AdvantageConfig
 from agent_r1.core import Step, StepResult, StopReason, Trajectory
 from agent_r1.env import HermesToolEnv
 from agent_r1.ground.errors import AgentR1Error
-from agent_r1.rollout import decoder
+from agent_r1.rollout import decoder, model_files
 from agent_r1.rollout.rows import PROCESS, Column, TrainingRow, _fill, collate
 from agent_r1.training import loop
 from agent_r1.training.forward import action_logprobs, micro_batches
@@ -327,7 +327,7 @@ def twins(tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("twin")
     ours = random_model(layers=2)
-    decoder.save(ours, folder, 0, 0)
+    model_files.save(ours, folder, 0, 0)
     return ours, AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
 
 
@@ -424,7 +424,7 @@ def test_policy_losses_and_gradients_agree(twins, mode, kl, ratio, tmp_path):
     theirs_by_name = dict(theirs.named_parameters())
     compared = 0
     gradients = replace_weights_by_gradients(ours)
-    for name, gradient in decoder.to_hf(gradients).items():
+    for name, gradient in model_files.to_hf(gradients).items():
         if name == "lm_head.weight":
             continue
         other = theirs_by_name[name].grad

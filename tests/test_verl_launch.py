@@ -24,9 +24,9 @@ from runs import tree
 from agent_r1.config import fingerprint, load_config
 from agent_r1.data.build import build
 from agent_r1.data.rows import read_rows
-from agent_r1.ground.device import installed
 from agent_r1.ground.errors import AgentR1Error, ConfigError
-from agent_r1.rollout import decoder
+from agent_r1.ground.machine import installed
+from agent_r1.rollout import decoder, model_files
 from agent_r1.training.batches import prompts_of_step
 from agent_r1.training.checkpoint import read_checkpoint
 from agent_r1.training.run import RunDir, check_start_model
@@ -181,7 +181,7 @@ def test_questions_come_in_the_local_loops_order(tmp_path):
     ],
 )  # fmt: skip
 def test_models_that_verl_cannot_run_here_are_refused(tokenizer, tmp_path, settings, change, said):
-    decoder.save(random_model(hidden_size=128, heads=4), tmp_path, 0, 0)
+    model_files.save(random_model(hidden_size=128, heads=4), tmp_path, 0, 0)
     save_tokenizer(tokenizer, tmp_path)
     shape = json.loads((tmp_path / "config.json").read_text())
     config = load_config("smoke", ["engine=verl", "trainer.micro_tokens=1500", *settings], algorithm="grpo")
@@ -194,7 +194,7 @@ def test_models_that_verl_cannot_run_here_are_refused(tokenizer, tmp_path, setti
 
 @pytest.mark.parametrize("engine", ["local", "verl"])
 def test_a_context_that_the_model_does_not_have_is_refused(tokenizer, tmp_path, engine):
-    decoder.save(random_model(hidden_size=128, heads=4, max_position=300), tmp_path, 0, 0)
+    model_files.save(random_model(hidden_size=128, heads=4, max_position=300), tmp_path, 0, 0)
     save_tokenizer(tokenizer, tmp_path)
     settings = [f"engine={engine}", "trainer.micro_tokens=1500", f"model.path={tmp_path}"]
     check_start_model(load_config("smoke", [*settings, "rollout.max_context=300"], algorithm="grpo"))
@@ -223,7 +223,7 @@ def sharded(tmp_path_factory):
     """A model's weights in the shards of two ranks, whose rows do not divide evenly."""
     folder = tmp_path_factory.mktemp("actor")
     model = random_model(vocab=VOCAB + 1, seed=3)
-    torch.save({name: t.detach().clone() for name, t in decoder.to_hf(model).items()}, folder / "whole.pt")
+    torch.save({name: t.detach().clone() for name, t in model_files.to_hf(model).items()}, folder / "whole.pt")
     ranks = [subprocess.Popen([sys.executable, "-c", SHARDER, str(folder), str(rank)]) for rank in range(2)]
     assert [rank.wait(timeout=100) for rank in ranks] == [0, 0]
     return folder, model
@@ -251,7 +251,7 @@ def trained(sharded, folder: Path, rows: list[dict], dtype: str) -> tuple:
     kept = keep_shards(run, 3, shards, dtype, rows)
     assert not shards.exists() and unverified(run) == kept
     start = folder / "start"
-    decoder.save(random_model(vocab=VOCAB + 1, seed=4), start, 0, 0)
+    model_files.save(random_model(vocab=VOCAB + 1, seed=4), start, 0, 0)
     return run, load_config("smoke", ["engine=verl"], algorithm="grpo"), start, kept
 
 
@@ -266,9 +266,9 @@ def test_shards_become_a_checkpoint_that_everybody_reads(sharded, tmp_path):
     assert read_checkpoint(checkpoint, fingerprint(config)) == (3, {"engine": "verl"})
     assert list(run.checkpoints.iterdir()) == [checkpoint] and unverified(run) is None
     assert tree(checkpoint / "global_step_3" / "actor") == tree(sharded[0])
-    read = decoder.load(checkpoint / "model")
-    for name, value in decoder.to_hf(model).items():
-        assert torch.equal(decoder.to_hf(read)[name], value), name
+    read = model_files.load(checkpoint / "model")
+    for name, value in model_files.to_hf(model).items():
+        assert torch.equal(model_files.to_hf(read)[name], value), name
 
 
 def unchosen(model: decoder.Decoder) -> list[dict]:

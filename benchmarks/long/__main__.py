@@ -23,8 +23,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from agent_r1.ground.device import describe_machine
 from agent_r1.ground.files import write_whole
+from agent_r1.ground.machine import describe_machine
 
 ROOT = Path(__file__).parents[2]
 RESULTS, PAGE = ROOT / "docs" / "long", ROOT / "docs" / "long.md"

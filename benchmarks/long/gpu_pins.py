@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from agent_r1.ground.device import read_pins
+from agent_r1.ground.machine import read_pins
 
 ROOT = Path(__file__).parents[2]
 PINS = ROOT / "requirements" / "verl-gpu.txt"

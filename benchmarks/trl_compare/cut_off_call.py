@@ -20,16 +20,19 @@ from common import run as run_main
 from run import TimedTrainer, make_trainer
 
 from agent_r1.core import Sampling, Trajectory
-from agent_r1.rollout import decoder
-from agent_r1.rollout.episode import Task, derive_seed, make_loop, run_episodes
+from agent_r1.rollout import model_files
+from agent_r1.rollout.episode import Task, derive_seed, run_episodes
 from agent_r1.rollout.sampler import LocalPolicy
+from agent_r1.rollout.setup import make_loop
 from agent_r1.training.batches import prompts_of_step
 
 
 def our_episodes(setting: Setting) -> list[Trajectory]:
     """One step's episodes, untrained."""
     c, r = setting.config, setting.config.rollout
-    policy = LocalPolicy(decoder.load(setting.model), setting.chat.stop_ids, slots=r.slots, max_context=r.max_context)
+    policy = LocalPolicy(
+        model_files.load(setting.model), setting.chat.stop_ids, slots=r.slots, max_context=r.max_context
+    )
     tasks = [
         Task(row, str(p), f"{p}-{g}", derive_seed(c.seed, p, g))
         for p, row in enumerate(prompts_of_step(setting.questions, 1, r.prompts_per_step, c.seed))

@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from agent_r1.ground.errors import AgentR1Error, extra
-from agent_r1.rollout import decoder
+from agent_r1.rollout import model_files
 from agent_r1.rollout.policies import token_logprobs
 from agent_r1.training.tiny_model import save_tokenizer, tools_template
 from agent_r1_recipes.pocket import packages
@@ -45,7 +45,7 @@ def convert(name: str, folder: Path) -> str:
     theirs.save_pretrained(folder)
     save_tokenizer(_tokenizer(GGUFReader(file)), folder)
     ids = torch.randint(theirs.config.vocab_size, (4, 64), generator=torch.Generator().manual_seed(0)).tolist()
-    ours = decoder.load(folder)
+    ours = model_files.load(folder)
     gap = max((token_logprobs(ours, row) - token_logprobs(theirs, row)).abs().max().item() for row in ids)
     if not gap <= TOLERANCE:  # also where it is NaN
         raise AgentR1Error(

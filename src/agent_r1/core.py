@@ -24,7 +24,9 @@ At the end of a name they are sizes. In formulas A_t is an advantage, V_t a valu
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, Protocol
@@ -152,6 +154,79 @@ class StepResult:
     """What `reward` is the sum of, where calls are paid: (characters of the turn up to the end of the call, its reward)."""
 
 
+class ToolErrorKind(StrEnum):
+    """Why a call gave no result. The environment counts these; the agent reads `ToolResult.content`."""
+
+    MALFORMED_CALL = "malformed_call"
+    """The text of the call could not be parsed."""
+    UNKNOWN_TOOL = "unknown_tool"
+    """There is no tool of that name."""
+    INVALID_ARGUMENTS = "invalid_arguments"
+    """The arguments do not fit the tool's schema, or the tool refused them."""
+    TIME_OUT = "time_out"
+    """The tool did not answer within its deadline."""
+    TOOL_ERROR = "tool_error"
+    """The tool raised an exception."""
+
+
+INVALID = (ToolErrorKind.MALFORMED_CALL, ToolErrorKind.UNKNOWN_TOOL, ToolErrorKind.INVALID_ARGUMENTS)
+"""Errors that the agent made, as opposed to a tool that failed or was slow."""
+
+
+@dataclass
+class Outcome:
+    """What the whole episode was worth. Everything may be left out.
+
+    Turns and calls need no saying: they are counted from the steps of the episode.
+    """
+
+    reward: float = 0.0
+    """In addition to what the steps have paid."""
+    parts: dict[str, float] = field(default_factory=dict)
+    """The summands of `reward` by name; recorded as `reward/NAME`."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Measurements that nobody is paid for; recorded as `episode/NAME`. `sub_em` and `f1` go on the eval card too."""
+    score_name: str | None = None
+    """Which of `metrics` evaluations report as the score. None: `em` (0 or 1) where it is measured, and else the reward."""
+    truncated: bool = False
+    """The episode was cut off, and `reward` does not say how it would have ended: a critic's value stands for the rest. An
+    algorithm without a critic ends the run."""
+
+
+class AgentEnv(ABC):
+    """One episode's world, the only one that the loop knows. A fresh object for each episode; nothing is shared but the tools.
+
+    `reset`, `outcome` and `close` may be `async def`, where a world is far away or slow.
+    """
+
+    @abstractmethod
+    def reset(self, row: Row) -> Observation | Awaitable[Observation]:
+        """Begin: the first observation, with what the agent is to know of its tools."""
+
+    @abstractmethod
+    async def step(self, action: Action) -> StepResult:
+        """Answer one turn of the agent. Must not raise on anything that a model can write."""
+
+    def outcome(self, stop_reason: StopReason) -> Outcome | Awaitable[Outcome]:
+        """The reward of the whole episode, beyond what `step` has paid. Called exactly once, at the end."""
+        return Outcome()
+
+    asks: str | None = None
+    """A message that the agent answers with plain text, and not with a turn, where this environment sends one."""
+    own_tools: Sequence[Any] = ()
+    """Tools of this episode alone (`BaseTool.for_episode`); `make_env` sets them."""
+
+    def close(self) -> Awaitable[None] | None:
+        """Give back what this episode held. Called exactly once, after `outcome`, however the episode ended."""
+        for tool in self.own_tools:
+            tool.close()
+
+
+async def awaited(value):
+    """What an environment's method returned, or what its coroutine comes to."""
+    return await value if inspect.isawaitable(value) else value
+
+
 # --------------------------------------------------------------------------------------------- what is recorded
 
 
@@ -189,9 +264,9 @@ class Trajectory:
     error: str | None = None
     """What broke the episode off, in words; None unless `stop_reason.broken_off`."""
     score_name: str | None = None
-    """See `env.base.Outcome`."""
+    """See `Outcome`."""
     truncated: bool = False
-    """See `env.base.Outcome`."""
+    """See `Outcome`."""
     extra: dict[str, Any] = field(default_factory=dict)
     """What an estimator may ask of the episode; who plays it fills this in."""
 

@@ -23,9 +23,9 @@ from agent_r1.data.rows import Passage, read_corpus, read_manifest, read_rows, v
 from agent_r1.data.source import SPLITS, source_of
 from agent_r1.env import dialect_of, wants_answers
 from agent_r1.ground import hub
-from agent_r1.ground.device import available_memory
 from agent_r1.ground.errors import AgentR1Error, extra
 from agent_r1.ground.files import home, locked, whole, write_whole, writing
+from agent_r1.ground.machine import available_memory
 from agent_r1.ground.ui import say
 from agent_r1.search.encoders import make_encoder
 from agent_r1.search.index import PassageIndex, build_index, recall_at_k, title_recall

@@ -29,9 +29,9 @@ from agent_r1.app.command_line import (
     temperature,
 )
 from agent_r1.config import ALGORITHMS, Config, changed, from_yaml, load_config, preset_title, tables
-from agent_r1.ground.device import cores, raise_file_limit
 from agent_r1.ground.errors import AgentR1Error, ConfigError, extra
 from agent_r1.ground.files import home
+from agent_r1.ground.machine import cores, raise_file_limit
 
 # The rooms are imported inside the commands, behind the configuration: `agent-r1 --help` and a misspelt setting are
 # answered at once, without loading PyTorch.
@@ -91,7 +91,7 @@ def _run_name(a: Namespace, config: Config) -> str:
 )  # fmt: skip
 def doctor(a: Namespace) -> int:
     from agent_r1.app.doctor import print_checks, run_checks, suggest_preset
-    from agent_r1.ground.device import gpus_here
+    from agent_r1.ground.machine import gpus_here
 
     if a.suggest_preset:
         print(suggest_preset(gpus_here()))

@@ -15,14 +15,15 @@ from agent_r1.app.plan_local import check_memory
 from agent_r1.config import Config, own, tables
 from agent_r1.env import dialect_of, without_tools
 from agent_r1.ground import hub
-from agent_r1.ground.device import resolve_device, set_threads
+from agent_r1.ground.device import resolve_device
 from agent_r1.ground.errors import ConfigError
 from agent_r1.ground.files import write_whole
+from agent_r1.ground.machine import set_threads
 from agent_r1.ground.ui import progress, say
-from agent_r1.rollout import decoder
+from agent_r1.rollout import decoder, model_files
 from agent_r1.rollout.chat_format import ChatFormat
-from agent_r1.rollout.episode import check_dialect
 from agent_r1.rollout.rows import TrainingRow
+from agent_r1.rollout.setup import check_dialect
 from agent_r1.training.run import check_network, check_start_model, write_model
 from agent_r1.training.tiny_model import byte_chat, chat_with_tools, init_weights, shape_of, train_tokenizer
 from agent_r1.workspace import Workspace, check_local_model, load_rows, load_tools, stage
@@ -96,7 +97,7 @@ def _teach(config: Config, paths: Workspace, out: Path) -> str:
     chat, copy_rows, mix_rows = play(config, known)
     if base:
         device, *precision = resolve_device(config.trainer)
-        model = decoder.load(base, device)
+        model = model_files.load(base, device)
         model.recompute = config.trainer.recompute
         phases = [("warm", mix_rows, c.warm_steps, c.mix_tokens)]
     else:

@@ -22,10 +22,10 @@ from rich.text import Text
 
 from agent_r1.app import plan, plan_local
 from agent_r1.config import Config, own
-from agent_r1.ground import device
-from agent_r1.ground.device import GpuHere, available_memory, gpus_here, installed, raise_file_limit, torch_sees_gpu
+from agent_r1.ground import machine
 from agent_r1.ground.errors import ConfigError, first_line
 from agent_r1.ground.files import home
+from agent_r1.ground.machine import GpuHere, available_memory, gpus_here, installed, raise_file_limit, torch_sees_gpu
 from agent_r1.ground.sizes import GIB, Shape, check_context, find_gpu, find_shape
 
 LAPTOP = 2 * GIB
@@ -179,9 +179,9 @@ def held_against(files: list[str], needed: str = "") -> Finding:
         return "fail", f"{', '.join(missing)} missing", remedy
     if not texts:
         return "ok", "are installed"
-    have = {name: (installed(name), pin) for name, pin in device.read_pins("\n".join(texts)).items()}
+    have = {name: (installed(name), pin) for name, pin in machine.read_pins("\n".join(texts)).items()}
     wrong = [
-        f"{n} {v or 'is missing'} ({pin} is pinned)" for n, (v, pin) in have.items() if not device.same_version(v, pin)
+        f"{n} {v or 'is missing'} ({pin} is pinned)" for n, (v, pin) in have.items() if not machine.same_version(v, pin)
     ]
     if wrong:
         more = f" and {len(wrong) - 4} more" if len(wrong) > 4 else ""
@@ -267,7 +267,7 @@ def check_shm(path: str = "/dev/shm") -> Finding:
 
 def check_compiler() -> Finding:
     """Triton compiles a launcher for each kernel: without compiler or headers, the first evaluation fails after an hour."""
-    if missing := device.compile_launcher(Path(tempfile.gettempdir())):
+    if missing := machine.compile_launcher(Path(tempfile.gettempdir())):
         headers = "python{}.{}-dev".format(*sys.version_info[:2])
         return "fail", missing, f"install a C compiler and Python's headers (Ubuntu: build-essential {headers})"
     return "ok", "compiles what Triton writes"

@@ -26,9 +26,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from agent_r1.app import stages
 from agent_r1.config import Config, changed, fingerprint, load_config
-from agent_r1.ground.device import gpus_here, installed, resolve_device
+from agent_r1.ground.device import resolve_device
 from agent_r1.ground.errors import AgentR1Error, first_line
 from agent_r1.ground.files import home, locked, read_jsonl, remove, sha256, write_whole
+from agent_r1.ground.machine import gpus_here, installed
 from agent_r1.ground.ui import say
 from agent_r1.inference.export import RECORD, export
 from agent_r1.inference.provenance import code_version

@@ -10,8 +10,9 @@ from contextlib import suppress
 
 from agent_r1.config import Config
 from agent_r1.config.choices import algorithm_has
+from agent_r1.ground.device import LOGITS
 from agent_r1.ground.errors import AgentR1Error, ConfigError
-from agent_r1.ground.sizes import GIB, LOGITS, Shape, find_shape
+from agent_r1.ground.sizes import GIB, Shape, find_shape
 
 TOKENS_PER_EPISODE = 115
 """Mean length of a laptop episode in training (metrics: sequence_length/mean)."""
@@ -71,7 +72,8 @@ def check_memory(config: Config) -> None:
     """Raises AgentR1Error where a pretrained model's local run does not fit into what is free, before a minute is spent."""
     import torch
 
-    from agent_r1.ground.device import available_memory, resolve_device
+    from agent_r1.ground.device import resolve_device
+    from agent_r1.ground.machine import available_memory
 
     device, dtype = resolve_device(config.trainer)
     if config.engine != "local" or config.model.path is None:
@@ -100,8 +102,9 @@ def local_disk(config: Config, shape: Shape) -> float:
 
 def local_plan(config: Config) -> str:
     """Memory, disk and time of the local loop, each with its assumption."""
-    from agent_r1.ground.device import matmul_rate, resolve_device, set_threads
-    from agent_r1.rollout import decoder
+    from agent_r1.ground.device import resolve_device
+    from agent_r1.ground.machine import matmul_rate, set_threads
+    from agent_r1.rollout import model_files
     from agent_r1.workspace import Workspace
 
     set_threads(config.trainer.threads)
@@ -110,7 +113,7 @@ def local_plan(config: Config) -> str:
     shape = local_shape(config)
     parts = local_memory(config, shape, dtype.itemsize)
     if config.model.path and config.engine == "local" and Workspace.of(config).pretrained.is_dir():
-        decoder.read_shape(Workspace.of(config).pretrained)  # raises for other architectures, which verl can train
+        model_files.read_shape(Workspace.of(config).pretrained)  # raises for other architectures, which verl can train
     P = shape.parameters
     # 2 operations a weight and token to sample, 6 to train (forward and backward), 2 more to predict values.
     per_token = P * (2 + 6 * config.actor.epochs + (networks - 1) * (2 + 6 * config.critic.epochs))

@@ -25,9 +25,10 @@ from agent_r1.config import Config, own_names, tables
 from agent_r1.config.own import is_own
 from agent_r1.env import brings_tools, environment, make_env, offered
 from agent_r1.ground import hub
-from agent_r1.ground.device import resolve_device, set_threads
+from agent_r1.ground.device import resolve_device
 from agent_r1.ground.errors import ConfigError, extra
 from agent_r1.ground.files import home, write_whole
+from agent_r1.ground.machine import set_threads
 from agent_r1.ground.ui import progress, say
 from agent_r1.reward.named import reward_of
 from agent_r1.rollout.episode import flow_of

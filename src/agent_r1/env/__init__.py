@@ -1,7 +1,7 @@
 """Room 4, env: what an agent lives in.
 
-An environment shows observations (chat messages), takes actions (the agent's turns) and pays rewards. `base.py` holds
-the interface `AgentEnv` and `BaseToolEnv`, the environment of everything that is driven by tool calls. `dialect.py` says
+An environment shows observations (chat messages), takes actions (the agent's turns) and pays rewards. `core.py` has the
+interface `AgentEnv`. `base.py` holds `BaseToolEnv`, the environment of everything that is driven by tool calls. `dialect.py` says
 what a dialect is, `hermes.py` is the one in `<tool_call>` and `<answer>` tags, and recipes/dialects has others. `calls.py` plays
 calls in a dialect and `questions.py` pays the answer. User-defined worlds (`world.py`) pay what was done: a plain class whose
 methods are the tools (`methods.py`), and any server that speaks OpenEnv (recipes/openenv).
@@ -17,8 +17,8 @@ from typing import Any
 
 from agent_r1.config import tables
 from agent_r1.config.settings import EnvConfig
-from agent_r1.core import Row
-from agent_r1.env.base import INVALID, AgentEnv, BaseToolEnv, Outcome
+from agent_r1.core import INVALID, AgentEnv, Outcome, Row
+from agent_r1.env.base import BaseToolEnv
 from agent_r1.env.dialect import Dialect
 from agent_r1.env.hermes import HERMES, HermesToolEnv
 from agent_r1.env.questions import QuestionEnv, in_dialect

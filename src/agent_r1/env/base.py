@@ -1,10 +1,9 @@
-"""The interface between an agent and its world, and the world of tool calls.
+"""The world of tool calls: an environment in which the agent calls tools until it answers.
 
 In: the agent's turns. Out: observations and rewards. Next: `rollout/episode.py` drives it.
 
-    AgentEnv       reset(row) -> Observation, await step(action) -> StepResult, outcome(stop_reason) -> Outcome
-    BaseToolEnv    the step of a tool-calling agent, with four places to change it:
-                   extract_tool_calls, format_tool_response, stop, process_reward
+`BaseToolEnv` is an `AgentEnv` (core.py) with four places to change it: `extract_tool_calls`, `format_tool_response`, `stop`
+and `process_reward`.
 
 How turns are written and read is the business of a `Dialect` (dialect.py); what an answer is worth, of `questions.py`.
 
@@ -16,69 +15,15 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import inspect
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import Counter
-from collections.abc import Awaitable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any
 
 from agent_r1.config.settings import EnvConfig
-from agent_r1.core import Action, Message, Observation, Row, StepResult, StopReason
+from agent_r1.core import INVALID, Action, AgentEnv, Message, Observation, Row, StepResult, StopReason
 from agent_r1.env.dialect import HOOKS, Dialect
-from agent_r1.tool.base import BaseTool, ToolCall, ToolErrorKind, ToolResult, call_tool
-
-INVALID = (ToolErrorKind.MALFORMED_CALL, ToolErrorKind.UNKNOWN_TOOL, ToolErrorKind.INVALID_ARGUMENTS)
-"""Errors that the agent made, as opposed to a tool that failed or was slow."""
-
-
-@dataclass
-class Outcome:
-    """What the whole episode was worth. Everything may be left out.
-
-    Turns and calls need no saying: they are counted from the steps of the episode.
-    """
-
-    reward: float = 0.0
-    """In addition to what the steps have paid."""
-    parts: dict[str, float] = field(default_factory=dict)
-    """The summands of `reward` by name; recorded as `reward/NAME`."""
-    metrics: dict[str, float] = field(default_factory=dict)
-    """Measurements that nobody is paid for; recorded as `episode/NAME`. `sub_em` and `f1` go on the eval card too."""
-    score_name: str | None = None
-    """Which of `metrics` evaluations report as the score. None: `em` (0 or 1) where it is measured, and else the reward."""
-    truncated: bool = False
-    """The episode was cut off, and `reward` does not say how it would have ended: a critic's value stands for the rest. An
-    algorithm without a critic ends the run."""
-
-
-class AgentEnv(ABC):
-    """One episode's world. A fresh object for each episode; nothing is shared but the tools.
-
-    `reset`, `outcome` and `close` may be `async def`, where a world is far away or slow.
-    """
-
-    @abstractmethod
-    def reset(self, row: Row) -> Observation | Awaitable[Observation]:
-        """Begin: the first observation, with what the agent is to know of its tools."""
-
-    @abstractmethod
-    async def step(self, action: Action) -> StepResult:
-        """Answer one turn of the agent. Must not raise on anything that a model can write."""
-
-    def outcome(self, stop_reason: StopReason) -> Outcome | Awaitable[Outcome]:
-        """The reward of the whole episode, beyond what `step` has paid. Called exactly once, at the end."""
-        return Outcome()
-
-    asks: str | None = None
-    """A message that the agent answers with plain text, and not with a turn, where this environment sends one."""
-    own_tools: Sequence[BaseTool] = ()
-    """Tools of this episode alone (`BaseTool.for_episode`); `make_env` sets them."""
-
-    def close(self) -> Awaitable[None] | None:
-        """Give back what this episode held. Called exactly once, after `outcome`, however the episode ended."""
-        for tool in self.own_tools:
-            tool.close()
+from agent_r1.tool.base import BaseTool, ToolCall, ToolResult, call_tool
 
 
 class BaseToolEnv(AgentEnv):
@@ -179,11 +124,6 @@ class BaseToolEnv(AgentEnv):
         """How often each tool was called with success; nothing where there is only one."""
         called = Counter(call["name"] for call in self.calls if call["ok"])
         return {f"calls/{name}": float(called[name]) for name in self.tools} if len(self.tools) > 1 else {}
-
-
-async def awaited(value):
-    """What an environment returned, or what its coroutine comes to."""
-    return await value if inspect.isawaitable(value) else value
 
 
 def _done(reason: StopReason, paid: Sequence[tuple[int, float]] = (), info: dict | None = None) -> StepResult:

@@ -12,8 +12,8 @@ import unicodedata
 from typing import Any
 
 from agent_r1.config.settings import EnvConfig
-from agent_r1.core import Message
-from agent_r1.env.base import INVALID, BaseToolEnv
+from agent_r1.core import INVALID, Message
+from agent_r1.env.base import BaseToolEnv
 from agent_r1.tool.base import BaseTool, ToolCall, ToolResult
 
 

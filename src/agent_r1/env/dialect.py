@@ -17,12 +17,6 @@ from typing import Literal
 from agent_r1.core import Message, Observation
 from agent_r1.tool.base import BaseTool, ToolCall, ToolResult
 
-TURN_ENDS = {"<|end|>": ("<|call|>", "<|return|>")}
-"""Control token that closes one of several messages in a turn -> those that end such a turn.
-
-A model with these tokens was trained so, and ends its turns so whatever `env.name` is: the vocabulary decides.
-"""
-
 
 @dataclass(frozen=True)
 class Part:

@@ -33,8 +33,7 @@ from collections.abc import Callable
 from typing import Any
 
 from agent_r1.config.settings import EnvConfig
-from agent_r1.core import Action, Observation, Row, StepResult, StopReason
-from agent_r1.env.base import AgentEnv, Outcome
+from agent_r1.core import Action, AgentEnv, Observation, Outcome, Row, StepResult, StopReason
 from agent_r1.env.world import WorldEnv
 from agent_r1.ground.errors import AgentR1Error, ConfigError
 from agent_r1.tool.base import BaseTool, OneThread

@@ -10,9 +10,8 @@ from collections.abc import Awaitable
 from functools import cache
 
 from agent_r1.config.settings import EnvConfig
-from agent_r1.core import StopReason
+from agent_r1.core import Outcome, StopReason
 from agent_r1.data.spellings import title_key
-from agent_r1.env.base import Outcome
 from agent_r1.env.calls import ToolEnv
 from agent_r1.env.dialect import Dialect
 from agent_r1.reward.qa import qa_outcome

@@ -11,8 +11,7 @@ import zlib
 from collections.abc import Awaitable, Iterable
 from typing import Any
 
-from agent_r1.core import Action, Observation, Row, StepResult, StopReason
-from agent_r1.env.base import Outcome
+from agent_r1.core import Action, Observation, Outcome, Row, StepResult, StopReason
 from agent_r1.env.calls import ToolEnv
 from agent_r1.env.hermes import HERMES
 from agent_r1.ground.errors import AgentR1Error, ConfigError

@@ -12,8 +12,6 @@ from pathlib import Path
 from agent_r1.ground.errors import ConfigError, nearest
 
 GIB = 2**30
-LOGITS = 1 << 24
-"""Logits at a time in a training pass (training/forward.py): all of a tiny model's, or of 111 tokens and 150,000 words."""
 
 
 @dataclass(frozen=True)

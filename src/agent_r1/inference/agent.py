@@ -24,15 +24,16 @@ from agent_r1.core import Message, Policy
 from agent_r1.data.prompts import instructions, messages
 from agent_r1.env import dialect_of, offered
 from agent_r1.ground import hub
-from agent_r1.ground.device import resolve_device, set_threads
+from agent_r1.ground.device import resolve_device
 from agent_r1.ground.errors import AgentR1Error, ConfigError
 from agent_r1.ground.files import home
+from agent_r1.ground.machine import set_threads
 from agent_r1.ground.ui import say
-from agent_r1.rollout import decoder
+from agent_r1.rollout import decoder, model_files
 from agent_r1.rollout.chat_format import ChatFormat
-from agent_r1.rollout.episode import check_dialect
 from agent_r1.rollout.policies import ServerPolicy, TransformersPolicy, load_any
 from agent_r1.rollout.sampler import LocalPolicy
+from agent_r1.rollout.setup import check_dialect
 from agent_r1.tool import BaseTool, own_tool
 from agent_r1.training import lora
 from agent_r1.training.checkpoint import list_checkpoints
@@ -150,7 +151,7 @@ def short_name(model: Path) -> str:
 
 def fit_context(config: Config, model: Path) -> Config:
     """`config` with a context that the model has."""
-    longest = decoder.read_config(model).get("max_position_embeddings") or config.rollout.max_context
+    longest = model_files.read_config(model).get("max_position_embeddings") or config.rollout.max_context
     if longest >= config.rollout.max_context:
         return config
     return config.model_copy(update={"rollout": config.rollout.model_copy(update={"max_context": longest})})

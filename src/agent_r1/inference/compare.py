@@ -21,9 +21,9 @@ from agent_r1.ground.files import json_line, read_jsonl, write_whole
 from agent_r1.ground.ui import progress, say
 from agent_r1.inference.agent import Agent, describe, open_agent
 from agent_r1.inference.provenance import provenance, weights_hash
-from agent_r1.rollout.episode import make_loop
 from agent_r1.rollout.evaluate import calls_line, compare, eval_card, evaluate, score_line, score_of
 from agent_r1.rollout.records import evaluation_records, write_rollouts
+from agent_r1.rollout.setup import make_loop
 from agent_r1.workspace import retriever_of
 
 Card = dict[str, Any]

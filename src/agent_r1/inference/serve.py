@@ -28,9 +28,10 @@ import httpx
 import torch
 
 from agent_r1.config.settings import RolloutConfig, TrainerConfig
-from agent_r1.ground.device import ALLOCATOR, resolve_device
+from agent_r1.ground.device import resolve_device
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.ground.files import home
+from agent_r1.ground.machine import ALLOCATOR
 from agent_r1.ground.ui import say, status
 from agent_r1.search.service import open_port
 

@@ -31,13 +31,18 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from agent_r1.core import Message
-from agent_r1.env.dialect import TURN_ENDS
 from agent_r1.ground.errors import ConfigError, first_line
 
 # A placeholder is a number between two private-use characters, which no chat template contains.
 _OPEN, _CLOSE = "\ue0f0", "\ue0f1"
 _PLACEHOLDER = re.compile(f"{_OPEN}(\\d+){_CLOSE}")
 _BESIDE_DATA = re.compile(f"(<[^<>\\s]+>)\\s*(?={_OPEN})|(?<={_CLOSE})\\s*(<[^<>\\s]+>)")
+
+TURN_ENDS = {"<|end|>": ("<|call|>", "<|return|>")}
+"""Control token that closes one of several messages in a turn -> those that end such a turn.
+
+A model with these tokens was trained so, and ends its turns so whatever `env.name` is: the vocabulary decides.
+"""
 
 RENDER_S = 3.0
 """Within which a chat template must be rendered; it takes milliseconds, and a loop of a stranger's need not end."""

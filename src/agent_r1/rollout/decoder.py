@@ -4,8 +4,8 @@ In: token ids and their positions. Out: hidden states and logits. Next: `sampler
 
 Why not `transformers`' class? Because the sampler and the trainer want different attention (a cache that lives across
 turns; a plain causal pass) over the *same* arithmetic, and at half a million parameters its per-call overhead is
-larger than the arithmetic. The weights are the same: `load` and `save` speak Hugging Face's format, and a test holds
-the logits against `transformers`.
+larger than the arithmetic. The weights are the same: `model_files.py` reads and writes Hugging Face's format, and a
+test holds the logits against `transformers`.
 
 The block (pre-norm; RMSNorm 1910.07467, rotary positions 2104.09864, SwiGLU 2002.05202, grouped queries 2305.13245):
 
@@ -18,28 +18,16 @@ each head's q and k before it turns them (2302.05442).
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from agent_r1.ground import bounds
-from agent_r1.ground.errors import AgentR1Error
-
 Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """attention(layer, q [B, H, T, head_dim], k and v [B, K, T, head_dim]) -> as q. The caller decides what may be looked at."""
-
-
-FAMILIES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-"""What is computed here: `model_type` in config.json, and the class in `transformers` that computes the same."""
 
 
 @dataclass(frozen=True)
@@ -153,197 +141,3 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Turn each pair (x_i, x_{i + head_dim/2}) by its position's angle: then q.k depends on the distance alone."""
     # (a, b) -> (a cos - b sin, b cos + a sin): rolling by half swaps the two, and the table of sines holds the sign.
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin).to(x.dtype)
-
-
-# ------------------------------------------------------------------------------------- Hugging Face's folder format
-
-CONFIG_NAMES = {
-    "vocab_size": "vocab_size",
-    "hidden_size": "hidden_size",
-    "layers": "num_hidden_layers",
-    "heads": "num_attention_heads",
-    "kv_heads": "num_key_value_heads",
-    "intermediate_size": "intermediate_size",
-    "max_position": "max_position_embeddings",
-    "rms_norm_eps": "rms_norm_eps",
-}
-"""Fields of `DecoderShape`, and their names in config.json."""
-LARGEST = {
-    "vocab_size": 2**22,
-    "hidden_size": 2**17,
-    "num_hidden_layers": 2**10,
-    "num_attention_heads": 2**12,
-    "num_key_value_heads": 2**12,
-    "intermediate_size": 2**20,
-    "max_position_embeddings": 2**24,
-}
-"""What config.json may say, of any architecture: beyond every model that is published."""
-
-
-MOST_ANGLES = 2**28
-"""Positions times the width of a head: two tables of 1 GB. A million positions of 256 wide heads."""
-
-
-class OtherModelError(AgentR1Error):
-    """A model that is not computed here. `transformers` may read it."""
-
-
-def save(model: Decoder, folder: Path, eos_token_id: int | list[int], pad_token_id: int) -> None:
-    """Write config.json, generation_config.json and model.safetensors as `transformers` reads them.
-
-    Raises OSError or SafetensorError where the folder cannot be written.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    s = model.shape
-    config = {
-        "architectures": [FAMILIES[s.family]],
-        "model_type": s.family,
-        **{name: getattr(s, field) for field, name in CONFIG_NAMES.items()},
-        "head_dim": s.head_dim,
-        "rope_theta": s.rope_theta,
-        "tie_word_embeddings": s.tied,
-        "hidden_act": "silu",
-        "use_sliding_window": False,
-        "eos_token_id": eos_token_id,
-        "pad_token_id": pad_token_id,
-        "torch_dtype": str(model.embed.weight.dtype).removeprefix("torch."),
-    }
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    generation = {"eos_token_id": eos_token_id, "pad_token_id": pad_token_id, "do_sample": True, "temperature": 1.0}
-    (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
-    tensors = {name: t.contiguous().cpu() for name, t in to_hf(model).items()}
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-
-
-def load(folder: Path, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Decoder:
-    """Read a Hugging Face folder of one of `FAMILIES`. Raises AgentR1Error naming what is wrong with it."""
-    shape = read_shape(folder)
-    try:
-        files = sorted(folder.glob("*.safetensors"))
-        if not files:
-            raise FileNotFoundError("it has no *.safetensors")
-        _fit(shape, files)  # before memory is taken for what config.json says
-        model = Decoder(shape)
-        from_hf(model, {name: t for file in files for name, t in load_file(file).items()})
-    except (OSError, KeyError, RuntimeError, SafetensorError) as error:
-        raise AgentR1Error(
-            f"{folder}: its weights cannot be used ({type(error).__name__}: {error}); make or download the model again"
-        ) from None
-    return model.to(device=device, dtype=dtype)
-
-
-def read_config(folder: Path) -> dict:
-    """A model folder's config.json, of whatever architecture. Raises AgentR1Error when the folder is no model."""
-    try:
-        raw = bounds.read_json(folder / "config.json")
-        if not isinstance(raw, dict):
-            raise ValueError("config.json is not an object")
-        for name, most in LARGEST.items():
-            if type(value := raw.get(name, 1)) is not int or not 1 <= value <= most:
-                raise ValueError(f"config.json has {name}={str(value):.20}, which no model has")
-    except (OSError, ValueError) as error:
-        raise AgentR1Error(
-            f"{folder} is not a complete model ({type(error).__name__}: {error}); make or download it again"
-        ) from None
-    return raw
-
-
-def read_shape(folder: Path) -> DecoderShape:
-    """The shape in a folder's config.json. Raises AgentR1Error for a model that is not computed here, with the way out."""
-    raw = read_config(folder)
-    family, otherwise = raw.get("model_type"), "train it with --engine verl, or start from another model"
-    if family not in FAMILIES:
-        raise OtherModelError(
-            f"{folder} is of architecture {family!r}; the local loop computes {', '.join(FAMILIES)}; {otherwise}"
-        )
-    rope = raw.get("rope_parameters") or {}  # transformers 5 nests what version 4 kept at the top
-    for what, there in {
-        "RoPE scaling": raw.get("rope_scaling") or rope.get("rope_type", "default") != "default",
-        "a sliding window": raw.get("use_sliding_window"),
-        f"the activation {raw.get('hidden_act')!r}": raw.get("hidden_act", "silu") != "silu",
-        "a bias in attention's output or in the MLP": raw.get("attention_bias") or raw.get("mlp_bias"),
-    }.items():
-        if there:
-            raise OtherModelError(f"{folder} has {what}, which the local loop does not compute; {otherwise}")
-    raw.setdefault("num_key_value_heads", raw.get("num_attention_heads"))  # older Llamas: every head has its own
-    names = {field: raw_name for field, raw_name in CONFIG_NAMES.items() if raw_name in raw}
-    if missing := CONFIG_NAMES.keys() - names.keys():
-        raise OtherModelError(
-            f"{folder}/config.json lacks {CONFIG_NAMES[min(missing)]!r}; make or download the model again"
-        )
-    shape = DecoderShape(
-        **{field: raw[name] for field, name in names.items()},
-        rope_theta=raw.get("rope_theta") or rope.get("rope_theta", 10000.0),
-        tied=raw.get("tie_word_embeddings", False),
-        family=family,
-        head_width=None
-        if (width := raw.get("head_dim")) == raw["hidden_size"] // raw["num_attention_heads"]
-        else width,
-    )
-    real = all(isinstance(x, int | float) and 0 < x < math.inf for x in (shape.rope_theta, shape.rms_norm_eps))
-    heads = shape.heads % shape.kv_heads == 0 and type(shape.head_dim) is int and shape.head_dim in range(2, 2**12, 2)
-    if not (real and heads and shape.max_position * shape.head_dim <= MOST_ANGLES):
-        raise AgentR1Error(
-            f"{folder}/config.json: its heads, rope_theta, rms_norm_eps or max_position_embeddings fit no model; make or download "
-            "it again"
-        )
-    return shape
-
-
-def to_hf(model: Decoder) -> dict[str, Tensor]:
-    """Our parameters under Hugging Face's names, the fused matrices split."""
-    s = model.shape
-    sizes = [s.heads * s.head_dim, s.kv_heads * s.head_dim, s.kv_heads * s.head_dim]
-    out = {"model.embed_tokens.weight": model.embed.weight, "model.norm.weight": model.norm.weight}
-    for i, b in enumerate(model.blocks):
-        p = f"model.layers.{i}."
-        for x, w in zip("qkv", b.qkv.weight.split(sizes), strict=True):
-            out[f"{p}self_attn.{x}_proj.weight"] = w
-        if s.family == "qwen2":
-            for x, bias in zip("qkv", b.qkv.bias.split(sizes), strict=True):
-                out[f"{p}self_attn.{x}_proj.bias"] = bias
-        if s.family == "qwen3":
-            out |= {f"{p}self_attn.q_norm.weight": b.q_norm.weight, f"{p}self_attn.k_norm.weight": b.k_norm.weight}
-        gate, up = b.gate_up.weight.chunk(2)
-        out |= {
-            f"{p}self_attn.o_proj.weight": b.o.weight,
-            f"{p}input_layernorm.weight": b.input_norm.weight,
-            f"{p}post_attention_layernorm.weight": b.post_norm.weight,
-            f"{p}mlp.gate_proj.weight": gate,
-            f"{p}mlp.up_proj.weight": up,
-            f"{p}mlp.down_proj.weight": b.down.weight,
-        }
-    if model.head is not None:
-        out["lm_head.weight"] = model.head.weight
-    return {name: t.detach() for name, t in out.items()}
-
-
-def sizes_in(files: list[Path]) -> dict[str, tuple[int, ...]]:
-    """The shape of each weight, from the headers of safetensors. Raises OSError and SafetensorError."""
-    sizes = {}
-    for file in files:
-        with safe_open(file, framework="pt") as weights:
-            sizes |= {name: tuple(weights.get_slice(name).get_shape()) for name in weights.keys()}  # noqa: SIM118
-    return sizes
-
-
-def _fit(shape: DecoderShape, files: list[Path]) -> None:
-    """Raises RuntimeError or KeyError where the weights in `files` are not those of a model of this shape. Reads headers only."""
-    sizes = sizes_in(files)
-    if f"model.layers.{shape.layers}.input_layernorm.weight" in sizes:
-        raise RuntimeError(f"config.json has num_hidden_layers={shape.layers}, and there are more")
-    _ = sizes[f"model.layers.{shape.layers - 1}.input_layernorm.weight"]  # before any layer is made
-    with torch.device("meta"):  # shapes without memory
-        model = Decoder(shape)
-    for name, view in to_hf(model).items():
-        if sizes[name] != tuple(view.shape):
-            raise RuntimeError(f"{name} is {sizes[name]}, expected {tuple(view.shape)}")
-
-
-def from_hf(model: Decoder, tensors: dict[str, Tensor]) -> None:
-    """The reverse of `to_hf`. `to_hf` returns views into the fused matrices, so copying into them fills ours."""
-    with torch.no_grad():
-        for name, view in to_hf(model).items():
-            if view.shape != tensors[name].shape:
-                raise RuntimeError(f"{name} is {tuple(tensors[name].shape)}, expected {tuple(view.shape)}")
-            view.copy_(tensors[name])

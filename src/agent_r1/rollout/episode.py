@@ -27,7 +27,9 @@ from agent_r1.config import own
 from agent_r1.config.settings import EnvConfig, RolloutConfig
 from agent_r1.core import (
     Action,
+    AgentEnv,
     Observation,
+    Outcome,
     Policy,
     Row,
     Sampling,
@@ -35,13 +37,11 @@ from agent_r1.core import (
     StepResult,
     StopReason,
     Trajectory,
+    awaited,
 )
-from agent_r1.env import AgentEnv, Outcome, dialect_of, make_env
-from agent_r1.env.base import awaited
 from agent_r1.ground.errors import AgentR1Error, ConfigError, LostConnection
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.failures import count_calls, refuse_failures, refuse_lost
-from agent_r1.tool import BaseTool, ToolCall, ToolResult
 
 MAX_REWARD = 1e6
 """Of one step or outcome, either way. Sums and squares of such rewards stay far below the largest float32."""
@@ -256,37 +256,12 @@ def finite(reward: float) -> float:
     return float(reward)
 
 
-def make_loop(
-    policy: Policy,
-    chat: ChatFormat,
-    tools: dict[str, BaseTool],
-    rollout: RolloutConfig,
-    env: EnvConfig,
-) -> AgentEnvLoop:
-    """The loop that a configuration describes; the same for cold start, training, verl and evaluation. A chat is one, too."""
+def make_flow(
+    policy: Policy, chat: ChatFormat, make_env: Callable[[Row], AgentEnv], rollout: RolloutConfig, env: EnvConfig
+) -> AgentFlowBase:
+    """The flow that `rollout.flow` names, or the generic loop, within the limits of the settings."""
     flow = flow_of(rollout.flow) if rollout.flow else AgentEnvLoop
-    return flow(policy, chat, Limits.of(rollout, env), lambda row: make_env(row, tools, env))
-
-
-def check_dialect(chat: ChatFormat, env: EnvConfig, tools: bool) -> None:
-    """Refuse a model that cannot be told of its tools, or cannot speak, in this dialect. Raises ConfigError."""
-    spoken = dialect_of(env)
-    if missing := [token for token in spoken.control if token not in chat.control_ids]:
-        raise ConfigError(
-            f"env.name={env.name} is spoken in control tokens, and this model has no {missing[0]}; set model.path to a model that "
-            "was trained in it (GPT-OSS for harmony), or choose another dialect, such as env.name=hermes"
-        )
-    if tools and spoken.told({}) is None:
-        chat.check_tools()
-    if spoken.control:
-        result = spoken.responses([ToolCall("probe_it", {})], [ToolResult("")], {})
-        try:
-            chat.continuation_ids(result, closed=True)
-        except ConfigError as error:
-            raise ConfigError(
-                f"{error}, a tool's result in env.name={env.name}; save the TEMPLATE of "
-                f"{type(spoken).__module__} as the model's chat_template.jinja"
-            ) from None
+    return flow(policy, chat, Limits.of(rollout, env), make_env)
 
 
 def flow_of(name: str) -> type[AgentFlowBase]:

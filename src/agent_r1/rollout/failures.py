@@ -5,8 +5,7 @@ In: finished episodes. Out: three counts, or an AgentR1Error. Next: back to `epi
 
 from __future__ import annotations
 
-from agent_r1.core import Step, Trajectory
-from agent_r1.env.base import INVALID
+from agent_r1.core import INVALID, Step, Trajectory
 from agent_r1.ground.errors import AgentR1Error
 
 LOST = 0.05

@@ -32,7 +32,7 @@ from torch import Tensor
 from agent_r1.core import Generation, Policy, Sampling
 from agent_r1.ground import bounds
 from agent_r1.ground.errors import AgentR1Error, LostConnection, first_line
-from agent_r1.rollout import decoder
+from agent_r1.rollout import decoder, model_files
 from agent_r1.rollout.sampler import draw_noise, sample_tokens
 
 if TYPE_CHECKING:  # importing its model classes takes seconds, which a conversation with vLLM need not wait for
@@ -50,9 +50,9 @@ def load_transformers(folder: Path, device: str = "cpu", dtype: torch.dtype = to
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
-    raw = decoder.read_config(folder)
+    raw = model_files.read_config(folder)
     try:
-        sizes = decoder.sizes_in(sorted(folder.glob("*.safetensors")))
+        sizes = model_files.sizes_in(sorted(folder.glob("*.safetensors")))
         wanted = raw.get("vocab_size"), raw.get("hidden_size")
         layers = 1 + max((int(n) for name in sizes for n in re.findall(r"\.(\d+)\.", name)), default=-1)
         # What is missing, transformers makes of random numbers, whatever memory that takes.
@@ -72,10 +72,10 @@ def load_transformers(folder: Path, device: str = "cpu", dtype: torch.dtype = to
 def load_any(folder: Path, device: str = "cpu", dtype: torch.dtype = torch.float32) -> AnyModel:
     """A model folder as the network that training uses where that fits, else as `transformers` reads it."""
     try:
-        decoder.read_shape(folder)
-    except decoder.OtherModelError:
+        model_files.read_shape(folder)
+    except model_files.OtherModelError:
         return load_transformers(folder, device, dtype)
-    return decoder.load(folder, device, dtype)
+    return model_files.load(folder, device, dtype)
 
 
 @torch.inference_mode()

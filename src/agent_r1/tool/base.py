@@ -25,26 +25,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
+from agent_r1.core import ToolErrorKind
 from agent_r1.ground.errors import ConfigError
 from agent_r1.tool.arguments import SchemaChecker, quote
-
-
-class ToolErrorKind(StrEnum):
-    """Why a call gave no result. The environment counts these; the agent reads `ToolResult.content`."""
-
-    MALFORMED_CALL = "malformed_call"
-    """The text of the call could not be parsed."""
-    UNKNOWN_TOOL = "unknown_tool"
-    """There is no tool of that name."""
-    INVALID_ARGUMENTS = "invalid_arguments"
-    """The arguments do not fit the tool's schema, or the tool refused them."""
-    TIME_OUT = "time_out"
-    """The tool did not answer within its deadline."""
-    TOOL_ERROR = "tool_error"
-    """The tool raised an exception."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from agent_r1.ground.sizes import LOGITS
+from agent_r1.ground.device import LOGITS
 from agent_r1.rollout.decoder import Decoder, causal_attention
 from agent_r1.rollout.rows import Batch
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import math
 import os
+import resource
 import secrets
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -18,12 +20,28 @@ from typing import Any
 from agent_r1.config.settings import RolloutConfig
 from agent_r1.ground.errors import ConfigError
 from agent_r1.ground.files import RESUME, json_line, read_jsonl, write_whole, writing
+from agent_r1.ground.machine import available_memory
+from agent_r1.ground.sizes import GIB
 from agent_r1.ground.ui import say
 
 STEP = "training/global_step"
 """The key that numbers the lines of metrics.jsonl."""
 VAL_EM = "val/em"
 """What `with_val_em` adds."""
+HOST_FREE = "perf/host_free_gib"
+"""Memory of the machine that can still be used: what a leak in any of its processes takes away."""
+
+
+def host_memory() -> dict[str, float]:
+    """What this machine has left, for either engine; nothing where the system does not say."""
+    free = available_memory()
+    return {} if free is None else {HOST_FREE: free / GIB}
+
+
+def process_memory() -> dict[str, float]:
+    """The most memory that this process has taken so far."""
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return {"perf/memory_gb": most / (2**30 if sys.platform == "darwin" else 2**20)}
 
 
 def with_val_em(metrics: Mapping[str, Any]) -> dict[str, Any]:

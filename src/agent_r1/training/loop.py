@@ -1,6 +1,7 @@
 """The local loop: PPO and GRPO for multi-turn agents, from top to bottom, in one process.
 
-In: a policy that knows the format (cold start, or an instruct model), rows, an environment. Out: a better one.
+In: a policy that knows the format (cold start, or an instruct model), rows, and what makes an environment of a row. It knows
+no tool, dialect, data set or reward: those it gets through `AgentEnv` (core.py). Out: a better policy.
 `train` is the algorithm box; its two updates are below it:
 
     for each step
@@ -31,15 +32,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from agent_r1.config import Config
-from agent_r1.core import Row, Trajectory
+from agent_r1.config.settings import Config
+from agent_r1.core import AgentEnv, Row, Trajectory
 from agent_r1.ground.device import resolve_device
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.decoder import Decoder
 from agent_r1.rollout.episode import derive_seed
 from agent_r1.rollout.rows import Batch
 from agent_r1.rollout.sampler import LocalPolicy
-from agent_r1.tool import BaseTool
 from agent_r1.training.batches import make_batch, minibatches
 from agent_r1.training.forward import (
     action_logprobs,
@@ -66,7 +66,7 @@ def train(
     config: Config,
     learner: Learner,
     chat: ChatFormat,
-    tools: dict[str, BaseTool],
+    make_env: Callable[[Row], AgentEnv],
     questions: list[Row],
     on_step: Callable[[dict[str, float], list[Trajectory], Batch], None],
     evaluate: Callable[[LocalPolicy], dict[str, float]],
@@ -75,7 +75,8 @@ def train(
 ) -> None:
     """Run the remaining RL steps of `learner`, in place. All sections of the configuration meet here.
 
-    `on_step` records a finished step, `evaluate` measures a policy on held-out questions, `save` writes a checkpoint.
+    `make_env` gives a question its environment, `on_step` records a finished step, `evaluate` measures a policy on held-out
+    questions, `save` writes a checkpoint.
     """
     trainer, critic, estimate = config.trainer, config.critic, make_estimator(config)
     device, dtype = resolve_device(trainer)
@@ -83,7 +84,7 @@ def train(
     room = {"slots": config.rollout.slots, "max_context": config.rollout.max_context}
     exact = LocalPolicy(sampler_model, chat.stop_ids, **room)
     policy = make_policy(learner.actor, chat, config, exact)
-    rollouts = make_rollouts(policy, chat, tools, questions, config)
+    rollouts = make_rollouts(policy, chat, make_env, questions, config)
 
     def due(every: int) -> bool:
         return learner.step % every == 0 or learner.step == trainer.steps

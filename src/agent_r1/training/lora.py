@@ -24,7 +24,7 @@ from torch import Tensor
 
 from agent_r1.ground.errors import AgentR1Error, extra
 from agent_r1.ground.files import whole, writing
-from agent_r1.rollout import decoder
+from agent_r1.rollout import model_files
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.decoder import Decoder
 from agent_r1.training.shards import ALPHA, fold, write_weights
@@ -48,7 +48,7 @@ def add_adapters(model: Decoder, rank: int) -> None:
 
 def load(folder: Path, base: Path, device: str, rank: int) -> Decoder:
     """Read a model with adapters: `base` with new ones, or with those of the checkpoint's model folder `folder`."""
-    model = decoder.load(base, device)
+    model = model_files.load(base, device)
     add_adapters(model, rank)
     if is_adapter(folder):
         saved = load_file(folder / WEIGHTS, device=device)

@@ -5,8 +5,6 @@ In: what a step computed. Out: one flat dictionary, under verl's names where ver
 
 from __future__ import annotations
 
-import resource
-import sys
 import time
 from collections import Counter, defaultdict
 from dataclasses import dataclass
@@ -15,8 +13,6 @@ from statistics import fmean
 from torch import Tensor
 
 from agent_r1.core import Trajectory
-from agent_r1.ground.device import available_memory
-from agent_r1.ground.sizes import GIB
 from agent_r1.rollout.rows import Batch
 from agent_r1.rollout.sampler import SamplerStats
 
@@ -25,9 +21,6 @@ GAP = "training/rollout_logprobs_diff_mean"
 in bfloat16 gives .01 to .02."""
 SEEN = 32
 """In float32 one row in this many is computed again, to see that sampler and trainer do agree."""
-
-HOST_FREE = "perf/host_free_gib"
-"""Memory of the machine that can still be used: what a leak in any of its processes takes away."""
 
 
 def sampler_gap(batch: Batch, now_BT: Tensor) -> float:
@@ -102,17 +95,8 @@ def rollout_metrics(played: list[Trajectory], batch: Batch, sampler: SamplerStat
         "rollout/decode_tokens": sampler.decode_tokens,
         "timing_s/env": clock.laps["gen"] - sampler.seconds,
         "perf/agent_tokens_per_s": sampler.decode_tokens / clock.laps["gen"],
-        **host_memory(),
-        "perf/memory_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        / (2**30 if sys.platform == "darwin" else 2**20),
         **episode_metrics([EpisodeNumbers.of(t) for t in played]),
     }
-
-
-def host_memory() -> dict[str, float]:
-    """What this machine has left, for either engine; nothing where the system does not say."""
-    free = available_memory()
-    return {} if free is None else {HOST_FREE: free / GIB}
 
 
 @dataclass(frozen=True)

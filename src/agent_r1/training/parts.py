@@ -14,14 +14,13 @@ from torch import Tensor
 from agent_r1.config import tables
 from agent_r1.config.choices import algorithm_has
 from agent_r1.config.settings import AdvantageConfig, Config
-from agent_r1.core import Row
+from agent_r1.core import AgentEnv, Row
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.decoder import Decoder
-from agent_r1.rollout.episode import make_loop
+from agent_r1.rollout.episode import make_flow
 from agent_r1.rollout.rollouts import Greedy, Rollouts
 from agent_r1.rollout.rows import Batch
 from agent_r1.rollout.sampler import LocalPolicy
-from agent_r1.tool import BaseTool
 from agent_r1.training.advantages import Estimator
 from agent_r1.training.batches import tasks_of_step
 from agent_r1.training.losses import reward_less_kl
@@ -67,10 +66,14 @@ def make_policy(actor: Decoder, chat: ChatFormat, config: Config, exact: LocalPo
 
 
 def make_rollouts(
-    policy: LocalPolicy, chat: ChatFormat, tools: dict[str, BaseTool], questions: list[Row], config: Config
+    policy: LocalPolicy,
+    chat: ChatFormat,
+    make_env: Callable[[Row], AgentEnv],
+    questions: list[Row],
+    config: Config,
 ) -> Rollouts:
     """Who plays the episodes of a step."""
-    flow = make_loop(policy, chat, tools, config.rollout, config.env)
+    flow = make_flow(policy, chat, make_env, config.rollout, config.env)
 
     def tasks(step: int, again: int):
         return tasks_of_step(questions, step, config.rollout, config.seed, again)

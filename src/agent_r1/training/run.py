@@ -29,25 +29,26 @@ from agent_r1.config import Config, fingerprint, from_yaml, own, own_names, to_y
 from agent_r1.config.choices import algorithm_has
 from agent_r1.config.settings import ActorConfig, CriticConfig, RolloutConfig, TrainerConfig
 from agent_r1.core import Row, Trajectory
-from agent_r1.env import dialect_of
+from agent_r1.env import dialect_of, make_env
 from agent_r1.ground import hub
 from agent_r1.ground.device import resolve_device
 from agent_r1.ground.errors import AgentR1Error, ConfigError
 from agent_r1.ground.files import locked, remove, write_whole, writing
 from agent_r1.ground.ui import say
-from agent_r1.rollout import decoder
+from agent_r1.rollout import decoder, model_files
 from agent_r1.rollout.chat_format import ChatFormat
-from agent_r1.rollout.episode import AgentEnvLoop, check_dialect, make_loop
+from agent_r1.rollout.episode import AgentEnvLoop
 from agent_r1.rollout.evaluate import evaluate
 from agent_r1.rollout.records import question_of, step_records, training_records, write_rollouts
 from agent_r1.rollout.rows import Batch
 from agent_r1.rollout.sampler import LocalPolicy
+from agent_r1.rollout.setup import check_dialect, make_loop
 from agent_r1.tool import BaseTool
 from agent_r1.training import lora
 from agent_r1.training.checkpoint import list_checkpoints, read_checkpoint, refuse_weights, save_checkpoint
 from agent_r1.training.dashboard import Dashboard
 from agent_r1.training.learner import Learner, make_learner
-from agent_r1.training.log import STEP, MetricsFile, Track, trackers
+from agent_r1.training.log import STEP, MetricsFile, Track, host_memory, process_memory, trackers
 from agent_r1.training.loop import train
 from agent_r1.training.sentinel import SPAN, new_signs
 from agent_r1.training.tiny_model import load_chat, load_tokenizer, save_tokenizer
@@ -156,7 +157,7 @@ def run_training(
         learner = start_learner(run, fingerprint(config), start_model, config.actor, critic, device)
         for network in filter(None, (learner.actor, learner.critic and learner.critic.trunk)):
             network.recompute = config.trainer.recompute
-        reference = decoder.load(start_model, device) if config.actor.kl_coef else None
+        reference = model_files.load(start_model, device) if config.actor.kl_coef else None
         chat = load_chat(start_model)
         run.metrics.truncate_after(learner.step)
         history, parts = run.metrics.read(), dialect_of(config.env).parts
@@ -187,7 +188,8 @@ def run_training(
             recorder = _Recorder(
                 run, config.trainer, fingerprint(config), learner, chat, dashboard, track, limit, interrupted, write
             )
-            train(config, learner, chat, tools, questions, recorder.step, validate, recorder.save, reference)
+            env_of = partial(make_env, tools=tools, config=config.env)
+            train(config, learner, chat, env_of, questions, recorder.step, validate, recorder.save, reference)
     return run.latest_checkpoint()
 
 
@@ -199,7 +201,7 @@ def start_learner(
     def read(folder: Path) -> decoder.Decoder:
         if actor.lora_rank:
             return lora.load(folder, start_model, device, actor.lora_rank)
-        return decoder.load(folder, device)
+        return model_files.load(folder, device)
 
     checkpoint = run.latest_checkpoint()
     if checkpoint is None:
@@ -243,7 +245,7 @@ class _Recorder:
 
     def step(self, metrics: dict[str, float], trajectories: list[Trajectory], batch: Batch) -> None:
         step, every = self.learner.step, self.trainer.rollouts_every
-        metrics = {STEP: step} | metrics
+        metrics = {STEP: step} | metrics | host_memory() | process_memory()
         self.run.metrics.append(metrics)
         self.track(metrics)
         if every and (step % every == 0 or step == 1):
@@ -290,7 +292,7 @@ def refuse_collapse(run: RunDir) -> None:
 def write_model(model: decoder.Decoder, chat: ChatFormat, folder: Path) -> None:
     """A Hugging Face folder: weights, configuration, tokenizer, chat template."""
     ends = list(chat.stop_ids)
-    decoder.save(model, folder, ends if len(ends) > 1 else ends[0], chat.tokenizer.pad_token_id)
+    model_files.save(model, folder, ends if len(ends) > 1 else ends[0], chat.tokenizer.pad_token_id)
     save_tokenizer(chat.tokenizer, folder)
 
 
@@ -379,7 +381,7 @@ def check_network(config: Config, model: Path) -> None:
     if trouble := hub.damage(model):
         raise AgentR1Error(f"this model cannot be trained: {trouble}")
     context = config.rollout.max_context
-    if context > (longest := decoder.read_config(model).get("max_position_embeddings", context)):
+    if context > (longest := model_files.read_config(model).get("max_position_embeddings", context)):
         raise ConfigError(f"rollout.max_context={context} is more than the model's {longest} positions")
     if config.engine == "local":
-        decoder.read_shape(model)  # raises for what the local loop does not compute
+        model_files.read_shape(model)  # raises for what the local loop does not compute

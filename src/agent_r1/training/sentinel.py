@@ -16,8 +16,8 @@ from itertools import pairwise
 from statistics import fmean, median
 from typing import Any
 
-from agent_r1.training.log import STEP
-from agent_r1.training.metrics import GAP, HOST_FREE
+from agent_r1.training.log import HOST_FREE, STEP
+from agent_r1.training.metrics import GAP
 
 Line = Mapping[str, Any]
 FIRST, SPAN, AGREED = 3, 5, 3

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 from agent_r1.ground.errors import AgentR1Error
-from agent_r1.rollout import decoder
+from agent_r1.rollout import model_files
 from agent_r1.training.checkpoint import refuse_weights
 
 SHARDS = "model_world_size_*_rank_*.pt"
@@ -42,7 +42,7 @@ def write_weights(weights: dict[str, torch.Tensor], base: Path, out: Path) -> No
 
     Raises AgentR1Error for NaN or infinity, OSError or SafetensorError where it cannot be written.
     """
-    config = decoder.read_config(base)
+    config = model_files.read_config(base)
     refuse_weights(weights.values(), f"the policy for {out.name}")
     if config.get("tie_word_embeddings"):
         weights.pop("lm_head.weight", None)

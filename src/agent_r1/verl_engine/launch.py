@@ -34,10 +34,11 @@ from omegaconf import OmegaConf
 from agent_r1.config import Config, fingerprint, tables
 from agent_r1.data.rows import read_rows
 from agent_r1.env import dialect_of
-from agent_r1.ground.device import ALLOCATOR, cores, resolve_device
+from agent_r1.ground.device import resolve_device
 from agent_r1.ground.errors import AgentR1Error, ConfigError
 from agent_r1.ground.files import home, locked, write_whole
-from agent_r1.rollout import decoder
+from agent_r1.ground.machine import ALLOCATOR, cores
+from agent_r1.rollout import model_files
 from agent_r1.training.batches import prompts_of_step
 from agent_r1.training.checkpoint import read_checkpoint
 from agent_r1.training.dashboard import Dashboard
@@ -111,7 +112,7 @@ def check_machine(config: Config, device: str, model: Path) -> None:
     if device == "cpu" and v.tensor_parallel > 1:
         raise ConfigError("verl.tensor_parallel is for GPUs; on a CPU use 1")
     load_chat(model)  # says what is wrong with a missing template
-    shape = decoder.read_config(model)
+    shape = model_files.read_config(model)
     width = shape.get("head_dim") or shape["hidden_size"] // shape["num_attention_heads"]
     if device == "cpu" and width not in CPU_HEADS:
         raise ConfigError(f"vLLM on a CPU computes heads that are {CPU_HEADS} wide, and the model's are {width}")

@@ -31,15 +31,16 @@ from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_
 from verl.workers.utils.padding import response_from_nested, response_to_nested
 
 from agent_r1.config import from_yaml
-from agent_r1.ground.device import set_threads
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.ground.files import write_whole
+from agent_r1.ground.machine import set_threads
 from agent_r1.rollout.episode import derive_seed
 from agent_r1.rollout.failures import refuse_broken_tools
 from agent_r1.rollout.records import write_rollouts
 from agent_r1.rollout.rows import Batch
 from agent_r1.training.learner import refuse_gradient
-from agent_r1.training.metrics import EpisodeNumbers, episode_metrics, host_memory
+from agent_r1.training.log import host_memory
+from agent_r1.training.metrics import EpisodeNumbers, episode_metrics
 from agent_r1.training.parts import make_estimator
 from agent_r1.training.run import RunDir, TimeLimit, refuse_collapse
 from agent_r1.verl_engine.algorithms import RowKey, SamplerWatch, actor_loss, deal, parse_key, votes

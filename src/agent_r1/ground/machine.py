@@ -1,0 +1,220 @@
+"""What this machine has: cores, memory, GPUs, packages; and how many threads PyTorch takes of it.
+
+In: /proc and nvidia-smi. Out: facts. `doctor.py` judges them; `device.py` says what a run takes.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import re
+import resource
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from agent_r1.ground.errors import first_line
+from agent_r1.ground.sizes import GIB
+
+OPEN_FILES = 65536
+"""The most that `raise_file_limit` asks for, as Ray does: programs that close each possible file take long with more."""
+ALLOCATOR = {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}
+"""Hidden from vLLM: its sleep mode has a memory pool of its own, which expandable segments break (vllm#40812, trl#5794)."""
+
+
+def cores() -> int:
+    """Cores that this process may use: affinity and the container's quota count, not only what is built in."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota, _, period = _read("/sys/fs/cgroup/cpu.max").partition(" ")
+    if quota.isdigit() and period.strip().isdigit():
+        count = min(count, max(1, round(int(quota) / int(period))))
+    return count
+
+
+def raise_file_limit() -> int:
+    """Raise this process's limit of open files to the hard limit, and return it.
+
+    Each episode under way has a connection to its model server, and a login shell allows 1,024. Child processes inherit the limit.
+    """
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = (OPEN_FILES if limit == resource.RLIM_INFINITY else limit for limit in limits)
+    if soft < (most := min(hard, OPEN_FILES)):
+        with suppress(OSError, ValueError):  # macOS has a further limit
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, limits[1]))
+            return most
+    return soft
+
+
+def available_memory() -> int | None:
+    """Bytes that can still be used, by the machine's account and the container's; None if nobody says."""
+    free = _found(r"^MemAvailable:\s+(\d+) kB", "/proc/meminfo")
+    amounts = [int(free) * 1024] if free else []
+    limit, used = _read("/sys/fs/cgroup/memory.max").strip(), _read("/sys/fs/cgroup/memory.current").strip()
+    if limit.isdigit() and used.isdigit():
+        # File cache counts as used by a container, yet gives way to anyone who needs memory.
+        reclaimable = int(_found(r"^inactive_file (\d+)$", "/sys/fs/cgroup/memory.stat") or 0)
+        amounts.append(int(limit) - int(used) + reclaimable)
+    return min(amounts, default=total_memory())
+
+
+def total_memory() -> int | None:
+    """Bytes of memory in the machine or the container's limit; None where the system does not tell."""
+    try:
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):
+        return None
+    limit = _read("/sys/fs/cgroup/memory.max").strip()
+    return min(total, int(limit)) if limit.isdigit() else total
+
+
+@dataclass(frozen=True)
+class GpuHere:
+    """A GPU, as nvidia-smi tells it."""
+
+    name: str
+    mib: int
+    driver: str
+    capability: float | None = None
+    """CUDA's number for what the hardware can do: 7.5 is a T4, 8.0 an A100, 9.0 an H100. None where nvidia-smi is too old."""
+
+    @property
+    def too_old(self) -> bool:
+        """From before Ampere: no bfloat16, and no FlashAttention 2."""
+        return self.capability is not None and self.capability < 8.0
+
+    def __str__(self) -> str:
+        return f"{self.name}, {self.mib} MiB, driver {self.driver}"
+
+
+def gpus_here() -> list[GpuHere]:
+    """The NVIDIA GPUs of this machine; none where nvidia-smi is missing or does not answer."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return []
+    for more in (",compute_cap", ""):  # which drivers before 510 do not know
+        query = [program, f"--query-gpu=name,memory.total,driver_version{more}", "--format=csv,noheader"]
+        with suppress(OSError, subprocess.SubprocessError):
+            answer = subprocess.run(query, capture_output=True, text=True, timeout=5, check=True).stdout
+            form = r"(.+), (\d+) MiB, ([\d.]+)(?:, ([\d.]+))?"
+            lines = (re.fullmatch(form, line.strip()) for line in answer.splitlines())
+            return [GpuHere(line[1], int(line[2]), line[3], line[4] and float(line[4])) for line in lines if line]
+    return []
+
+
+LAUNCHER = """#include <Python.h>
+static PyObject *launch(PyObject *self, PyObject *grid) { return PyLong_FromLong(2 * PyLong_AsLong(grid)); }
+static PyMethodDef methods[] = {{"launch", launch, METH_O, ""}, {NULL, NULL, 0, NULL}};
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "launcher", "", -1, methods};
+PyMODINIT_FUNC PyInit_launcher(void) { return PyModule_Create(&module); }
+"""
+"""What Triton writes for each kernel, without the kernel: an extension of Python's in C."""
+
+
+def compile_launcher(folder: Path) -> str | None:
+    """Compile and load LAUNCHER in `folder` as Triton would. Return what is missing, or None."""
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        return "there is no C compiler"
+    include = f"-I{sysconfig.get_path('include')}"
+    load = "import sys; sys.path.insert(0, '.'); import launcher; sys.exit(launcher.launch(21) != 42)"
+    with tempfile.TemporaryDirectory(dir=folder) as box:
+        (Path(box) / "launcher.c").write_text(LAUNCHER)
+        for command in (
+            [compiler, "launcher.c", "-O3", "-shared", "-fPIC", include, "-o", "launcher.so"],
+            [sys.executable, "-c", load],
+        ):
+            try:
+                subprocess.run(command, cwd=box, capture_output=True, text=True, timeout=60, check=True)
+            except subprocess.CalledProcessError as error:
+                said = error.stderr.splitlines() or [f"exit code {error.returncode}"]
+                return next((line for line in said if "rror" in line), said[-1])[:300]
+            except (OSError, subprocess.SubprocessError) as error:
+                return first_line(error)
+    return None
+
+
+def torch_sees_gpu() -> bool:
+    try:
+        import torch
+    except (ImportError, OSError):
+        return False
+    return torch.cuda.is_available()
+
+
+def _found(pattern: str, path: str) -> str | None:
+    """The group of `pattern` in a file of /proc or /sys."""
+    match = re.search(pattern, _read(path), re.MULTILINE)
+    return match and match[1]
+
+
+def _read(path: str) -> str:
+    """A file of /proc or /sys; empty on systems that have none."""
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def describe_machine() -> str:
+    """The hardware in a few words, for a report: cores, processor, memory and GPU."""
+    memory = total_memory()
+    processor = _found(r"^model name\s*:\s*(.+)$", "/proc/cpuinfo") or platform.processor() or platform.machine()
+    parts = [f"{cores()} core{'s' if cores() > 1 else ''} of {processor.strip()}"]
+    if memory:
+        parts.append(f"{memory / GIB:.0f} GB")
+    return ", ".join([*parts, *map(str, gpus_here())])
+
+
+def installed(name: str) -> str | None:
+    """The installed version of a package, or None."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def read_pins(text: str) -> dict[str, str]:
+    """Read the `name==version` lines of a requirements file that hold on this system."""
+    here = [
+        line
+        for line in text.splitlines()
+        if re.search(r"; *sys_platform == \"(\w+)\"|$", line)[1] in (None, sys.platform)
+    ]
+    pins = re.findall(
+        r"^[ \t]*([A-Za-z0-9][\w.-]*)(?:\[[^\]]*\])?[ \t]*==[ \t]*([^\s;#]+)", "\n".join(here), re.MULTILINE
+    )
+    return {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in pins}
+
+
+def same_version(have: str | None, want: str) -> bool:
+    """Equal, or equal up to a local part (`+cpu`) that the pin does not name."""
+    return have == want or (have is not None and "+" not in want and have.split("+")[0] == want)
+
+
+def set_threads(threads: int) -> None:
+    """Give PyTorch so many threads; 0 means one for each core that this process may use. Left alone it counts the machine's
+    cores; with more threads than a container may run, they wait for one another."""
+    import torch
+
+    torch.set_num_threads(threads or cores())
+
+
+def matmul_rate(device: str, dtype) -> float:
+    """FLOP/s of a matrix product of the size that the tiny model's layers have, measured for a tenth of a second."""
+    import torch
+
+    a, b = torch.randn(4096, 128, device=device, dtype=dtype), torch.randn(128, 384, device=device, dtype=dtype)
+    a @ b
+    count, start = 0, time.perf_counter()
+    while time.perf_counter() - start < 0.1:
+        product = a @ b
+        count += 1
+    product[0, 0].item()  # waits for a GPU that is still at work
+    return count * 2 * 4096 * 128 * 384 / (time.perf_counter() - start)

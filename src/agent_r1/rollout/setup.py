@@ -1,0 +1,46 @@
+"""What settings make of an episode: the loop over the environments that `env.name` names, and who can speak in them.
+
+In: a policy, tools, settings. Out: the loop, or a ConfigError. `episode.py` has the loop itself, which knows no environment.
+"""
+
+from __future__ import annotations
+
+from agent_r1.config.settings import EnvConfig, RolloutConfig
+from agent_r1.core import Policy
+from agent_r1.env import dialect_of, make_env
+from agent_r1.ground.errors import ConfigError
+from agent_r1.rollout.chat_format import ChatFormat
+from agent_r1.rollout.episode import AgentEnvLoop, make_flow
+from agent_r1.tool import BaseTool, ToolCall, ToolResult
+
+
+def make_loop(
+    policy: Policy,
+    chat: ChatFormat,
+    tools: dict[str, BaseTool],
+    rollout: RolloutConfig,
+    env: EnvConfig,
+) -> AgentEnvLoop:
+    """The loop that a configuration describes; the same for cold start, training, verl and evaluation. A chat is one, too."""
+    return make_flow(policy, chat, lambda row: make_env(row, tools, env), rollout, env)
+
+
+def check_dialect(chat: ChatFormat, env: EnvConfig, tools: bool) -> None:
+    """Refuse a model that cannot be told of its tools, or cannot speak, in this dialect. Raises ConfigError."""
+    spoken = dialect_of(env)
+    if missing := [token for token in spoken.control if token not in chat.control_ids]:
+        raise ConfigError(
+            f"env.name={env.name} is spoken in control tokens, and this model has no {missing[0]}; set model.path to a model that "
+            "was trained in it (GPT-OSS for harmony), or choose another dialect, such as env.name=hermes"
+        )
+    if tools and spoken.told({}) is None:
+        chat.check_tools()
+    if spoken.control:
+        result = spoken.responses([ToolCall("probe_it", {})], [ToolResult("")], {})
+        try:
+            chat.continuation_ids(result, closed=True)
+        except ConfigError as error:
+            raise ConfigError(
+                f"{error}, a tool's result in env.name={env.name}; save the TEMPLATE of "
+                f"{type(spoken).__module__} as the model's chat_template.jinja"
+            ) from None
