@@ -223,15 +223,16 @@ sys.exit(code)
 
 
 def loaded(home: Path, *argv: str, before: str = "") -> tuple[set[str], set[str]]:
-    """What `agent-r1 ARGV` imports in a process of its own: modules of the core, and names of recipes."""
+    """What `agent-r1 ARGV` imports in a process of its own: modules of the core, and recipes of which more than the settings."""
     command = [sys.executable, "-c", before + LISTED, *argv]
     done = subprocess.run(command, env=environment(home), capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     core, recipes = set(), set()
     for name in done.stdout.splitlines()[-1].split()[1:]:
         package, _, inside = name.partition(".")
-        if package == "agent_r1_recipes" and inside:
-            recipes.add(inside.split(".")[0])
+        recipe, _, module = inside.partition(".")
+        if package == "agent_r1_recipes" and module not in ("", "settings"):  # what a preset may say has to be known
+            recipes.add(recipe)
         elif package == "agent_r1":
             core.add(inside)
     return core, recipes
