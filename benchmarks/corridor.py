@@ -11,16 +11,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from agent_r1.config.settings import AdvantageConfig
 from agent_r1.rollout.rows import Batch
 from agent_r1.training.parts import get_estimator
+from agent_r1_recipes.credit.settings import CreditAdvantage
 
 ROOMS = (2, 8, 32)
 ARMS = {
-    "grpo": AdvantageConfig(),
-    "gigpo": AdvantageConfig(),
-    "gigpo, gamma 0": AdvantageConfig(gamma=0.0),
-    "steppo": AdvantageConfig(normalize_std=False),
+    "grpo": CreditAdvantage(),
+    "gigpo": CreditAdvantage(),
+    "gigpo, gamma 0": CreditAdvantage(gamma=0.0),
+    "steppo": CreditAdvantage(normalize_std=False),
 }
 PAID = ("in each room", "at the end")
 

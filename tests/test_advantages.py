@@ -16,6 +16,7 @@ from agent_r1.ground.errors import ConfigError
 from agent_r1.rollout.rows import Batch
 from agent_r1.training.advantages import Estimator, grpo, ppo
 from agent_r1.training.parts import get_estimator
+from agent_r1_recipes.credit.settings import CreditAdvantage
 
 SEEDS = st.integers(0, 10**6)
 ESTIMATORS = {name: get_estimator(name) for name in ALGORITHMS}
@@ -40,7 +41,7 @@ def inputs_of(
         columns={name: torch.tensor(column) for name, column in columns.items() if name not in FIELDS},
         **{name: torch.tensor(column) for name, column in columns.items() if name in FIELDS},
     )
-    return batch, AdvantageConfig(**settings_)
+    return batch, CreditAdvantage(**settings_)
 
 
 def random_inputs(seed: int, *, several_rows: bool = True, **settings_) -> tuple[Batch, AdvantageConfig]:
@@ -70,7 +71,7 @@ def random_inputs(seed: int, *, several_rows: bool = True, **settings_) -> tuple
         truncated_B=torch.zeros(B, dtype=torch.bool),
         columns={"states_BT": torch.randint(3, (B, T), generator=g), "baseline_B": torch.zeros(B)},
     )
-    return batch, AdvantageConfig(**settings_)
+    return batch, CreditAdvantage(**settings_)
 
 
 # ------------------------------------------------------------------------------------------------------ grpo by hand

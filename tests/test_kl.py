@@ -13,13 +13,13 @@ import torch
 from conftest import trajectory_of
 
 from agent_r1.config import Config, changed, load_config, preset_names
-from agent_r1.config.settings import AdvantageConfig
 from agent_r1.ground.errors import ConfigError
 from agent_r1.rollout.rows import collate, trajectory_rows
 from agent_r1.training.learner import Learner
 from agent_r1.training.loop import update_actor
 from agent_r1.training.losses import reward_less_kl
 from agent_r1.training.parts import get_estimator
+from agent_r1_recipes.credit.settings import CreditAdvantage
 
 PI = torch.tensor([1.0, 2, 5, 8]) / 16
 AWAY = torch.tensor([0.4, -0.3, 0.3, -0.2])
@@ -60,7 +60,7 @@ def pull(config: Config, sign: int) -> float:
         batch.rewards_BT, _ = reward_less_kl(
             batch.rewards_BT, batch.logprobs_BT, batch.ref_logprobs_BT, batch.mask_BT, a
         )
-    batch.advantages_BT, _ = get_estimator(config.algorithm)(batch, AdvantageConfig(normalize_std=False))
+    batch.advantages_BT, _ = get_estimator(config.algorithm)(batch, CreditAdvantage(normalize_std=False))
     update_actor(Learner(actor, torch.optim.SGD(actor.parameters(), lr=1.0)), batch, config, 1, torch.float32)
     step = PI.log() - actor.theta.detach()
 

@@ -17,7 +17,7 @@ from benchmarks.book_pictures import PICTURES
 from runs import ROOT, metric_patterns
 from test_advantages import inputs_of
 
-from agent_r1.config.settings import ActorConfig, AdvantageConfig, EnvConfig
+from agent_r1.config.settings import AdvantageConfig, EnvConfig
 from agent_r1.env.hermes import HermesToolEnv, parse_call
 from agent_r1.reward.qa import qa_outcome
 from agent_r1.rollout.rows import Batch, TrainingRow, collate
@@ -26,6 +26,7 @@ from agent_r1.training.advantages import grpo, ppo
 from agent_r1.training.losses import aggregate_loss, kl_penalty, policy_loss, value_loss
 from agent_r1.training.parts import get_estimator, get_ratios
 from agent_r1.training.sentinel import signs
+from agent_r1_recipes.credit.settings import CreditActor, CreditAdvantage
 from agent_r1_recipes.robustness.mismatch import nucleus, truncated_weights
 
 LESSONS = ROOT / "docs" / "lessons"
@@ -419,7 +420,7 @@ def test_ratios_of_tokens_steps_and_sequences():
         if of != "token":
             assert told.column(f"{of}: mean") == near(-free.detach()[mask.bool()])
     assert f"here {ratios_T.prod():.4f}" in text and f"have the product {1.01**200:.3f}" in text
-    narrow = ActorConfig(ratio="sequence").clip
+    narrow = CreditActor(ratio="sequence").clip
     assert "3e-4 and 4e-4" in text and narrow[:2] == (3e-4, 4e-4)
     _, seen = policy_loss(
         ratios_T.log()[None], torch.zeros(1, 6), torch.ones(1, 6), mask, *narrow, get_ratios("sequence")
@@ -443,7 +444,7 @@ def test_credit_for_the_steps_of_a_house():
         batch.values_BT[attempt, room] = value
 
     def credit(name: str, **settings) -> list[float]:
-        advantages_BT, _ = get_estimator(name)(batch, AdvantageConfig(**settings))
+        advantages_BT, _ = get_estimator(name)(batch, CreditAdvantage(**settings))
         return [advantages_BT[attempt, room].item() for attempt, room, *_ in steps]
 
     assert told.column("grpo") == near(credit("grpo")) and told.column("gigpo") == near(credit("gigpo"), 2e-4)

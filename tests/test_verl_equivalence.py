@@ -23,7 +23,6 @@ from test_verl_compose import composed, smoke
 
 from agent_r1.config import ALGORITHMS, tables
 from agent_r1.config.choices import LossAggregation, algorithm_has
-from agent_r1.config.settings import AdvantageConfig
 from agent_r1.core import Step, StepResult, StopReason, Trajectory
 from agent_r1.env import HermesToolEnv
 from agent_r1.ground.errors import AgentR1Error
@@ -35,6 +34,7 @@ from agent_r1.training.learner import linear_decay
 from agent_r1.training.losses import aggregate_loss, episode_tokens, loss_normalizer, value_loss
 from agent_r1.training.metrics import Means
 from agent_r1.training.parts import get_estimator
+from agent_r1_recipes.credit.settings import CreditAdvantage
 
 verl = pytest.importorskip("verl", reason="verl is not installed: see requirements/verl-cpu.txt")
 np = pytest.importorskip("numpy")
@@ -132,7 +132,7 @@ def test_advantages_agree(algorithm, normalize_std):
         algorithm_has(algorithm, "critic")
     )  # the others refuse such episodes
     batch.columns["baseline_B"] = baseline_B
-    section = AdvantageConfig(gamma=0.99, lam=0.95, normalize_std=normalize_std)
+    section = CreditAdvantage(gamma=0.99, lam=0.95, normalize_std=normalize_std)
     advantages_BT, returns_BT = estimate(batch, section)
     sent = wire(rows, of_tokens)
     # verl's order is another one, and it fills the batch up with rows that have no action.
@@ -189,7 +189,7 @@ def test_a_lonely_sample_learns_nothing_instead_of_ending_the_run():
         token_level_rewards=pad([f["rm_scores"] for _, f in sent]),
         response_mask=pad([f["response_mask"] for _, f in sent]),
         index=np.array([key for key, _ in sent], dtype=object),
-        section=AdvantageConfig(),
+        section=CreditAdvantage(),
     )
     assert advantages[0].abs().max() == 0
     assert advantages[1:].abs().max() > 0

@@ -40,6 +40,7 @@ from agent_r1.training.advantages import (
     refuse_truncated,
 )
 from agent_r1.training.forward import scatter
+from agent_r1_recipes.credit.settings import CreditAdvantage
 
 # --------------------------------------------------------------------------------------------- episodes are compared
 
@@ -178,7 +179,7 @@ STATES = Column("states_BT", torch.int64, lambda step: [step.extra["state"]] * l
 
 
 @estimator(STATES)
-def gigpo(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
+def gigpo(batch: Batch, advantage: CreditAdvantage) -> tuple[Tensor, Tensor]:
     """Group-in-group advantages (GiGPO, 2505.10978, eq. 8): episodes are compared, and steps that start in one state.
 
         A = A_episode (grpo) + step_weight * A_step

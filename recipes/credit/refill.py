@@ -11,15 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from agent_r1.config.settings import RolloutConfig
 from agent_r1.core import Trajectory
 from agent_r1.rollout.rollouts import Played, Rollouts
+from agent_r1_recipes.credit.settings import CreditRollout
 
 
 class Refilled(Rollouts):
     """Rollouts whose groups that agree make room for others, `rollout.refill_rounds` times."""
 
-    def __init__(self, inner: Rollouts, rollout: RolloutConfig):
+    def __init__(self, inner: Rollouts, rollout: CreditRollout):
         self.policy, self.rollout, self.episodes = inner.policy, rollout, inner.episodes
 
     def play(self, step: int) -> Played:

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from agent_r1.config.settings import AdvantageConfig, Config
+from agent_r1.config.load import Config
 from agent_r1.core import Step, StopReason, Trajectory
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.ground.ui import clean
@@ -34,12 +34,12 @@ def print_credit(file: Path, index: int, names: list[str], by_token: bool) -> No
     """
     records = read_trajectories(file, index)
     run = file.parent.parent / "config.yaml"
-    section = AdvantageConfig(**yaml.safe_load(run.read_text())["advantage"]) if run.is_file() else AdvantageConfig()
+    config = Config(advantage=yaml.safe_load(run.read_text())["advantage"] if run.is_file() else {})
     credit = {}
     for name in names:
-        estimate = with_settings(get_estimator(name), Config(advantage=section))
+        estimate = with_settings(get_estimator(name), config)
         batch = batch_of(records, file, estimate.columns)
-        credit[name] = estimate(batch, section)[0]
+        credit[name] = estimate(batch, config.advantage)[0]
     console, group = Console(), records[index]["group_id"]
     console.print(clean(f"{records[index]['question']}  expected {records[index]['ground_truth']}"), markup=False)
     table = Table(box=None, header_style="bold")

@@ -13,9 +13,10 @@ from collections import deque
 import torch
 from torch import Tensor
 
-from agent_r1.config.settings import Mismatch, RolloutConfig
+from agent_r1.config.load import Config
 from agent_r1.rollout.decoder import Decoder
 from agent_r1.rollout.sampler import LocalPolicy
+from agent_r1_recipes.robustness.settings import Mismatch, MismatchSettings
 
 
 class MismatchedPolicy(LocalPolicy):
@@ -45,9 +46,19 @@ def nucleus(logits_BV: Tensor, top_p: float) -> Tensor:
     return logits_BV.masked_fill(beyond_BV.scatter(1, order_BV, beyond_BV), -torch.inf)
 
 
-def mismatched(actor: Decoder, stop_ids: tuple[int, ...], rollout: RolloutConfig) -> MismatchedPolicy:
+def mismatched(actor: Decoder, stop_ids: tuple[int, ...], rollout: MismatchSettings) -> MismatchedPolicy:
     """The policy that plays a step's episodes with `rollout.mismatch`; evaluations keep the exact one."""
     return MismatchedPolicy(actor, stop_ids, rollout.mismatch, slots=rollout.slots, max_context=rollout.max_context)
+
+
+def resumed(config: Config) -> str | None:
+    """What a run that goes on with `rollout.mismatch` has lost."""
+    if not config.rollout.mismatch.steps_old:
+        return None
+    return (
+        "rollout.mismatch: old weights are not saved, so the sampler begins with the newest; this run no longer repeats one "
+        "without the interruption"
+    )
 
 
 def truncated_weights(

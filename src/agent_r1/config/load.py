@@ -29,7 +29,6 @@ from agent_r1.config.settings import NamesCode, NamesFile, OutsideFingerprint, T
 from agent_r1.config.whole import Config
 from agent_r1.ground import bounds
 from agent_r1.ground.errors import ConfigError, nearest
-from agent_r1.ground.sizes import check_context, find_gpu, known_model
 
 ALGORITHMS, ENGINES = tables.names("estimator"), get_args(Engine)
 
@@ -327,13 +326,6 @@ def _conflicts(config: Config) -> Iterator[str]:
             f"{config.algorithm} compares samples of one prompt and has nothing to learn from a group of one; "
             "set rollout.samples_per_prompt to 2 or more, or use ppo"
         )
-    if algorithm_has(config.algorithm, "greedy") and config.advantage.process_weight is not None:
-        yield (
-            f"{config.algorithm} compares with a greedy episode's rewards as they were paid; unset advantage.process_weight, or "
-            "use another algorithm"
-        )
-    if r.refill_rounds and not algorithm_has(config.algorithm, "groups"):
-        yield f"rollout.refill_rounds replaces groups that agree, and {config.algorithm} has none; leave it at 0"
     if (a.kl_in == "reward") != (a.kl_estimator == "k1"):
         yield (
             f"actor.kl_estimator={a.kl_estimator} with actor.kl_in={a.kl_in} does not pull the policy to the reference "
@@ -369,51 +361,3 @@ def _batch_conflicts(config: Config) -> Iterator[str]:
                 f"a batch of {r.prompts_per_step} prompts x {r.samples_per_prompt} samples = {batch} trajectories does not "
                 f"divide into {name}.minibatches={count}; choose a divisor of {batch}"
             )
-    if config.engine == "verl":
-        yield from _verl_conflicts(config)
-
-
-def _verl_conflicts(config: Config) -> Iterator[str]:
-    """What the local loop can do and verl cannot. Raises ConfigError for a GPU that nobody knows."""
-    r, v = config.rollout, config.verl
-    if r.mismatch:
-        yield "rollout.mismatch is an experiment with the local loop; with --engine verl the sampler is another program anyway"
-    if r.refill_rounds:
-        yield "rollout.refill_rounds works with --engine local: verl refills without a budget; set it to 0"
-    updates = {"actor": config.actor.minibatches}
-    if algorithm_has(config.algorithm, "critic"):
-        updates["critic"] = config.critic.minibatches
-    for name, count in updates.items():
-        if r.prompts_per_step % count:
-            yield (
-                f"verl cuts a batch by prompts: rollout.prompts_per_step={r.prompts_per_step} does not divide into "
-                f"{name}.minibatches={count}; choose a divisor of {r.prompts_per_step}"
-            )
-        if r.prompts_per_step // count * r.samples_per_prompt % v.ranks:
-            yield (
-                f"a minibatch of {r.prompts_per_step // count} prompts x {r.samples_per_prompt} samples does not divide "
-                f"among verl.ranks={v.ranks}; change {name}.minibatches or verl.ranks"
-            )
-    if v.ranks % v.nodes:
-        yield f"verl.ranks={v.ranks} do not divide among verl.nodes={v.nodes}; make them a multiple"
-    if v.ranks // v.nodes % v.tensor_parallel:
-        yield (
-            f"verl.tensor_parallel={v.tensor_parallel} needs a multiple of as many verl.ranks ({v.ranks // v.nodes} on a "
-            "machine)"
-        )
-    if v.tis_cap and v.tis_cap < 1:
-        yield f"verl.tis_cap={v.tis_cap} would shrink every token's loss; give 1 or more, or 0 to leave it out"
-    if v.patience_s <= config.env.episode_timeout_s:
-        yield (
-            f"verl.patience_s={v.patience_s} would end a run for one episode that takes its env.episode_timeout_s="
-            f"{config.env.episode_timeout_s:g}; raise the one or lower the other"
-        )
-    if v.gpu is not None:
-        find_gpu(v.gpu)
-    if shape := known_model(config.model.path):
-        check_context(r.max_context, v.tensor_parallel, shape)
-    if config.trainer.micro_tokens < r.max_context:
-        yield (
-            f"trainer.micro_tokens={config.trainer.micro_tokens} cannot hold one conversation of "
-            f"rollout.max_context={r.max_context} tokens; raise it"
-        )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt
 
 from agent_r1.config import tables
 from agent_r1.config.choices import (
@@ -204,19 +204,6 @@ class ColdStartConfig(Section):
     """The demonstrator plays this share of the training questions a second time, with no tools: see `eval --closed-book`."""
 
 
-class Mismatch(Section):
-    """How the sampler differs from the trainer (rollout/mismatch.py)."""
-
-    bf16: bool = False
-    """It has its weights in bfloat16, and computes in it."""
-    top_p: float = Field(1.0, gt=0, le=1)
-    """It draws from the likeliest tokens that together have this probability."""
-    steps_old: NonNegativeInt = 0
-    """Its weights are of so many steps ago."""
-    tis_cap: PositiveFloat | None = None
-    """What mends it: a token's loss is weighted by min(trainer's probability / sampler's, this). Unset: nothing does."""
-
-
 class RolloutConfig(Section):
     """How episodes are sampled (room 5)."""
 
@@ -230,11 +217,6 @@ class RolloutConfig(Section):
     """Tokens of a whole conversation."""
     slots: AtLeast1 = 128
     """Episodes that decode side by side (rows of the KV cache)."""
-    refill_rounds: NonNegativeInt = 0
-    """Dynamic sampling: so many times a step, groups that agree are replaced by those of new prompts (rollout/refill.py)."""
-    mismatch: Mismatch | None = None
-    """An experiment with the local loop: a sampler that is not quite the trainer, as {bf16: true, top_p: 0.9, steps_old: 4}, and
-    perhaps tis_cap: 2 to mend it (docs/algorithms.md)."""
     flow: NamesCode[Own | None] = None
     """FILE.py:CLASS, a flow of your own (`AgentFlowBase`) in the place of the observe-act-step loop."""
 
@@ -253,11 +235,6 @@ class AdvantageConfig(Section):
     normalize_std: bool = True
     """grpo, gigpo: divide by the group's standard deviation (False is Dr. GRPO). ppo, steppo, reinforce++ and its baseline:
     whiten advantages over the batch."""
-    process_weight: NonNegativeFloat | None = None
-    """Weight of rewards on the way beside the outcome, after PRIME's normalisation: 1 pays 1 to the sequence of the batch that
-    earned most by them. Unset: they are paid as the environment says."""
-    step_weight: NonNegativeFloat = 1.0
-    """gigpo: weight of the comparison of steps beside that of episodes."""
 
 
 class ActorConfig(Section):
@@ -278,9 +255,6 @@ class ActorConfig(Section):
     ratio: Ratio = "token"
     """token | step | sequence: what the clip looks at. The last two are the geometric mean of the token ratios of a step, or of
     a training sequence. GSPO's objective is `sequence` with loss_aggregation=seq-mean-token-mean, and not with token-mean."""
-    mean_clip_low: Share = 3e-4
-    """`clip_low` of such means, which move far less than single tokens do."""
-    mean_clip_high: NonNegativeFloat = 4e-4
     clip_dual: NonNegativeFloat = 3.0
     """Bound on the loss of a negative advantage (dual clip); at most 1 switches it off."""
     loss_aggregation: LossAggregation = "token-mean"
@@ -299,10 +273,8 @@ class ActorConfig(Section):
 
     @property
     def clip(self) -> tuple[float, float, float]:
-        """The clip's sides for this ratio, and the dual clip."""
-        means = tables.facts("ratio", self.ratio, "actor.ratio").get("means")
-        sides = (self.mean_clip_low, self.mean_clip_high) if means else (self.clip_low, self.clip_high)
-        return *sides, self.clip_dual
+        """The clip's sides, and the dual clip."""
+        return self.clip_low, self.clip_high, self.clip_dual
 
 
 class CriticConfig(Section):
@@ -351,30 +323,6 @@ class TrainerConfig(Section):
     time, a fraction of the memory."""
 
 
-class VerlConfig(Section):
-    """The executor `--engine verl` (room 8); without effect on the local loop."""
-
-    ranks: AtLeast1 = 1
-    """Training processes that share the model (FSDP2): on GPUs one each, on a CPU just processes."""
-    tensor_parallel: OutsideFingerprint[AtLeast1] = 1
-    """GPUs that one vLLM server spans."""
-    agent_workers: OutsideFingerprint[AtLeast1] = 1
-    """Processes that run episodes."""
-    gpu_memory: OutsideFingerprint[float] = Field(0.5, gt=0, lt=1)
-    """Share of a GPU's memory for vLLM, beside the trainer."""
-    patience_s: OutsideFingerprint[AtLeast1] = 600
-    """A run in which nothing has moved for so long, starting up included, is ended."""
-    nodes: OutsideFingerprint[AtLeast1] = 1
-    """Machines that the ranks are spread over; with several, RAY_ADDRESS names the head of a Ray that runs on all."""
-    offload: OutsideFingerprint[bool] = False
-    """Keep weights and optimizer in host memory while their network is not at work: slower, for small GPUs."""
-    tis_cap: float | None = None
-    """vLLM and the trainer round differently, so a token's loss is weighted by min(trainer's probability / vLLM's, this):
-    truncated importance sampling (TIS). Unset: 2 in bfloat16, off in float32. 0: off."""
-    gpu: OutsideFingerprint[str | None] = None
-    """The GPU that the preset is sized for, such as H100, and that the plan is for. `doctor` asks those that are here."""
-
-
 class Config(Section):
     """Everything a run depends on. `agent-r1 train --dry-run` prints it resolved."""
 
@@ -393,4 +341,3 @@ class Config(Section):
     actor: ActorConfig = ActorConfig()
     critic: CriticConfig = CriticConfig()
     trainer: TrainerConfig = TrainerConfig()
-    verl: VerlConfig = VerlConfig()

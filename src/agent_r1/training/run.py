@@ -25,7 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agent_r1.config import Config, fingerprint, from_yaml, own, own_names, to_yaml, what_counts
+from agent_r1.config import Config, fingerprint, from_yaml, own, own_names, tables, to_yaml, what_counts
 from agent_r1.config.choices import algorithm_has
 from agent_r1.config.settings import ActorConfig, CriticConfig, RolloutConfig, TrainerConfig
 from agent_r1.core import Row, Trajectory
@@ -172,11 +172,9 @@ def run_training(
             ) as dashboard,
             graceful_interrupt(dashboard.finishing) as interrupted,
         ):
-            if learner.step and config.rollout.mismatch and config.rollout.mismatch.steps_old:
-                dashboard.note(
-                    "rollout.mismatch: old weights are not saved, so the sampler begins with the newest; this run no longer "
-                    "repeats one without the interruption"
-                )
+            for says in tables.asked_for("resumed", **dict(config)) if learner.step else ():
+                if note := says(config):
+                    dashboard.note(note)
 
             def validate(policy: LocalPolicy) -> dict[str, float]:
                 loop = make_loop(policy, chat, tools, config.rollout, config.env)

@@ -1,0 +1,54 @@
+"""The settings of credit: refilled groups, rewards on the way, and ratios that are means of many tokens' ratios."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt
+
+from agent_r1 import ActorConfig, AdvantageConfig, RolloutConfig, algorithm_has
+
+if TYPE_CHECKING:
+    from agent_r1 import Config
+
+
+class CreditRollout(RolloutConfig):
+    refill_rounds: NonNegativeInt = 0
+    """Dynamic sampling: so many times a step, groups that agree are replaced by those of new prompts (recipes/credit/refill.py)."""
+
+    @staticmethod
+    def conflicts(config: Config, trains: bool) -> Iterator[str]:
+        if not config.rollout.refill_rounds:
+            return
+        if not algorithm_has(config.algorithm, "groups"):
+            yield f"rollout.refill_rounds replaces groups that agree, and {config.algorithm} has none; leave it at 0"
+        if config.engine != "local":
+            yield "rollout.refill_rounds works with --engine local: verl refills without a budget; set it to 0"
+
+
+class CreditAdvantage(AdvantageConfig):
+    process_weight: NonNegativeFloat | None = None
+    """Weight of rewards on the way beside the outcome, after PRIME's normalisation: 1 pays 1 to the sequence of the batch that
+    earned most by them. Unset: they are paid as the environment says."""
+    step_weight: NonNegativeFloat = 1.0
+    """gigpo: weight of the comparison of steps next to that of episodes."""
+
+    @staticmethod
+    def conflicts(config: Config, trains: bool) -> Iterator[str]:
+        if algorithm_has(config.algorithm, "greedy") and config.advantage.process_weight is not None:
+            yield (
+                f"{config.algorithm} compares with a greedy episode's rewards as they were paid; unset advantage.process_weight, "
+                "or use another algorithm"
+            )
+
+
+class CreditActor(ActorConfig):
+    mean_clip_low: Annotated[float, Field(ge=0, le=1)] = 3e-4
+    """`actor.clip_low` where actor.ratio is step or sequence: such means move far less than single tokens do."""
+    mean_clip_high: NonNegativeFloat = 4e-4
+
+    @property
+    def clip(self) -> tuple[float, float, float]:
+        means = self.ratio in ("step", "sequence")
+        return (self.mean_clip_low, self.mean_clip_high, self.clip_dual) if means else super().clip

@@ -1,0 +1,37 @@
+"""The setting of a sampler that is not quite the trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from pydantic import Field, NonNegativeInt, PositiveFloat
+
+from agent_r1 import RolloutConfig, Section
+
+if TYPE_CHECKING:
+    from agent_r1 import Config
+
+
+class Mismatch(Section):
+    """How the sampler differs from the trainer (recipes/robustness/mismatch.py)."""
+
+    bf16: bool = False
+    """It has its weights in bfloat16, and computes in it."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """It draws from the likeliest tokens that together have this probability."""
+    steps_old: NonNegativeInt = 0
+    """Its weights are of so many steps ago."""
+    tis_cap: PositiveFloat | None = None
+    """What corrects it: a token's loss is weighted by min(trainer's probability / sampler's, this). Unset: nothing does."""
+
+
+class MismatchSettings(RolloutConfig):
+    mismatch: Mismatch | None = None
+    """An experiment with the local loop: a sampler that is not quite the trainer, as {bf16: true, top_p: 0.9, steps_old: 4}, and
+    perhaps tis_cap: 2 to correct it (docs/algorithms.md)."""
+
+    @staticmethod
+    def conflicts(config: Config, trains: bool) -> Iterator[str]:
+        if config.rollout.mismatch and config.engine != "local":
+            yield "rollout.mismatch is an experiment with the local loop; with --engine verl the sampler is another program anyway"

@@ -1,0 +1,83 @@
+"""The section `verl.*`, and what the local loop can do and verl cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from agent_r1.config.choices import AtLeast1, algorithm_has
+from agent_r1.config.settings import OutsideFingerprint, Section
+from agent_r1.ground.sizes import check_context, find_gpu, known_model
+
+if TYPE_CHECKING:
+    from agent_r1.config.whole import Config
+
+
+class VerlConfig(Section):
+    """The executor `--engine verl` (room 8); without effect on the local loop."""
+
+    ranks: AtLeast1 = 1
+    """Training processes that share the model (FSDP2): on GPUs one each, on a CPU just processes."""
+    tensor_parallel: OutsideFingerprint[AtLeast1] = 1
+    """GPUs that one vLLM server spans."""
+    agent_workers: OutsideFingerprint[AtLeast1] = 1
+    """Processes that run episodes."""
+    gpu_memory: OutsideFingerprint[float] = Field(0.5, gt=0, lt=1)
+    """Share of a GPU's memory for vLLM, beside the trainer."""
+    patience_s: OutsideFingerprint[AtLeast1] = 600
+    """A run in which nothing has moved for so long, starting up included, is ended."""
+    nodes: OutsideFingerprint[AtLeast1] = 1
+    """Machines that the ranks are spread over; with several, RAY_ADDRESS names the head of a Ray that runs on all."""
+    offload: OutsideFingerprint[bool] = False
+    """Keep weights and optimizer in host memory while their network is not at work: slower, for small GPUs."""
+    tis_cap: float | None = None
+    """vLLM and the trainer round differently, so a token's loss is weighted by min(trainer's probability / vLLM's, this):
+    truncated importance sampling (TIS). Unset: 2 in bfloat16, off in float32. 0: off."""
+    gpu: OutsideFingerprint[str | None] = None
+    """The GPU that the preset is sized for, such as H100, and that the plan is for. `doctor` asks those that are here."""
+
+    @staticmethod
+    def conflicts(config: Config, trains: bool) -> Iterator[str]:
+        """Raises ConfigError for an unknown GPU."""
+        if config.engine != "verl" or not trains:
+            return
+        r, v = config.rollout, config.verl
+        updates = {"actor": config.actor.minibatches}
+        if algorithm_has(config.algorithm, "critic"):
+            updates["critic"] = config.critic.minibatches
+        for name, count in updates.items():
+            if r.prompts_per_step % count:
+                yield (
+                    f"verl cuts a batch by prompts: rollout.prompts_per_step={r.prompts_per_step} does not divide into "
+                    f"{name}.minibatches={count}; choose a divisor of {r.prompts_per_step}"
+                )
+            if r.prompts_per_step // count * r.samples_per_prompt % v.ranks:
+                yield (
+                    f"a minibatch of {r.prompts_per_step // count} prompts x {r.samples_per_prompt} samples does not divide "
+                    f"among verl.ranks={v.ranks}; change {name}.minibatches or verl.ranks"
+                )
+        if v.ranks % v.nodes:
+            yield f"verl.ranks={v.ranks} do not divide among verl.nodes={v.nodes}; make them a multiple"
+        if v.ranks // v.nodes % v.tensor_parallel:
+            yield (
+                f"verl.tensor_parallel={v.tensor_parallel} needs a multiple of as many verl.ranks ({v.ranks // v.nodes} on a "
+                "machine)"
+            )
+        if v.tis_cap and v.tis_cap < 1:
+            yield f"verl.tis_cap={v.tis_cap} would shrink every token's loss; give 1 or more, or 0 to leave it out"
+        if v.patience_s <= config.env.episode_timeout_s:
+            yield (
+                f"verl.patience_s={v.patience_s} would end a run for one episode that takes its env.episode_timeout_s="
+                f"{config.env.episode_timeout_s:g}; raise the one or lower the other"
+            )
+        if v.gpu is not None:
+            find_gpu(v.gpu)
+        if shape := known_model(config.model.path):
+            check_context(r.max_context, v.tensor_parallel, shape)
+        if config.trainer.micro_tokens < r.max_context:
+            yield (
+                f"trainer.micro_tokens={config.trainer.micro_tokens} cannot hold one conversation of "
+                f"rollout.max_context={r.max_context} tokens; raise it"
+            )
