@@ -70,8 +70,17 @@ share_folders() {  # each has the same path inside as outside, so that every pat
     volumes=(-v "$home/runs:$home/runs" -v "$home/artifacts:$home/artifacts"
         -v "$cache:/cache/huggingface" -v "$kernels:/cache/kernels")
     words=()
+    local before=""
     for word; do  # files of yours that a setting names are shown to the container, which may not change them
+        case "$before" in --recipe|--preset) word="$before=$word" before="" ;; esac
         case "$word" in
+            --recipe|--preset) before=$word; continue ;;
+            --recipe=*|--preset=*.yaml|--preset=*.yml)  # with the folder, in which its code and questions are
+                if [ -e "${word#*=}" ]; then
+                    file=$(realpath "${word#*=}") word="${word%%=*}=$file"
+                    [ -d "$file" ] || file=$(dirname "$file")
+                    volumes+=(-v "$file:$file:ro")
+                fi ;;
             data.source=?*|data.corpus=?*|model.path=?*)
                 if [ -e "${word#*=}" ]; then
                     file=$(realpath "${word#*=}") word="${word%%=*}=$file"

@@ -8,13 +8,14 @@
 
 usage() {
     cat <<'TEXT'
-usage: bash speedrun-nodocker.sh [ALGORITHM] [--preset NAME] [--run NAME] [--seed N] [--resume] [--dry-run]
-                                 [--search-server] [--no-check] [section.key=value ...]
+usage: bash speedrun-nodocker.sh [ALGORITHM] [--preset NAME | --recipe FOLDER] [--run NAME] [--seed N] [--resume]
+                                 [--dry-run] [--search-server] [--no-check] [section.key=value ...]
 
   ALGORITHM          ppo (default), grpo, rloo, reinforce++, reinforce++-baseline, remax, steppo or gigpo
                      (docs/algorithms.md)
   --preset NAME      laptop, smoke, tinymath, hotpotqa-tiny: on a CPU; hotpotqa-*, search-r1-3b, gsm8k, dapo-math: on GPUs
                      (default: what `agent-r1 doctor --suggest-preset` finds for the GPUs here; without one, laptop)
+  --recipe FOLDER    a recipe of yours (`agent-r1 new` writes one) in place of a preset; or one of recipes/, by its name
   --run NAME         folder of the run in runs/ (default: PRESET-ALGORITHM)
   --seed N           seed of everything random (default: 0)
   --resume           continue an interrupted run from its newest checkpoint
@@ -42,15 +43,25 @@ TEXT
 me=speedrun
 source requirements/packages.sh
 
+preset_of() {  # preset_of RECIPE: what --preset takes for it, as src/agent_r1/config/recipes.py finds it
+    local name=${1%/} ours
+    ours=$(basename "$name" | tr - _)
+    if [ -f "$name/preset.yaml" ] && [ ! "$name" -ef "recipes/$ours" ]; then echo "$name/preset.yaml"
+    elif [ -f "recipes/$ours/preset.yaml" ]; then tr _ - <<<"$ours"
+    else die "there is no recipe $1 with a preset.yaml; see --help" 2
+    fi
+}
+
 # ------------------------------------------------------------------------------------------------------- arguments
 preset="" search="" check=yes resume="" config=() run=() dry_run=()
 while [ $# -gt 0 ]; do
-    case "$1" in --preset=*|--run=*|--seed=*) set -- "${1%%=*}" "${1#*=}" "${@:2}" ;; esac
+    case "$1" in --preset=*|--recipe=*|--run=*|--seed=*) set -- "${1%%=*}" "${1#*=}" "${@:2}" ;; esac
     case "$1" in
         -h|--help) usage; exit 0 ;;
-        --preset|--run|--seed)
+        --preset|--recipe|--run|--seed)
             [ $# -ge 2 ] || die "$1 needs a value; see --help" 2
             case "$1" in
+                --recipe) preset=$(preset_of "$2") ;;
                 --preset) preset=$2 ;;
                 --run) run=(--run "$2") ;;
                 --seed) config+=(--seed "$2") ;;
@@ -66,7 +77,7 @@ while [ $# -gt 0 ]; do
             known=$(sed -n 's/^\[estimator\.\(.*\)\].*/\1/p' src/agent_r1/config/names.toml recipes/*/recipe.toml | tr -d '"')
             # shellcheck disable=SC2086  # one word each
             grep -qxF -- "$1" <<<"$known" || die "unknown argument '$1'$(nearest "${1%%=*}" $known \
-                --preset --run --seed --resume --dry-run --search-server --no-check --help); see --help" 2
+                --preset --recipe --run --seed --resume --dry-run --search-server --no-check --help); see --help" 2
             config+=("$1"); shift ;;
     esac
 done

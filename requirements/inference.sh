@@ -22,6 +22,7 @@ usage: bash inference.sh [--run NAME] [--step N] [--checkpoint-dir DIR] [--base-
   --backend NAME     vllm (default: a server of its own) or transformers (in this process: starts faster)
   chat options       go to `agent-r1 chat`: --question TEXT, --json, --temperature T, --tools MODULE:FUNCTION, --seed N,
                      --prompt TEXT, --preset NAME, section.key=value (data, index, tools; see `agent-r1 chat --help`)
+  --recipe FOLDER    the recipe of yours that the run was trained with, whose code may be run
 
 environment: PYTHON (default: python3.11, python3.12 or python3), AGENT_R1_VENV (default: .venv, or .venv-gpu if there
              is one), AGENT_R1_STACK (cpu or gpu: whose packages are in it; default: by that name),
@@ -38,7 +39,7 @@ me=inference
 source requirements/packages.sh
 
 # ------------------------------------------------------------------------------------------------------- arguments
-backend=vllm model="" use_hf="" export=() chat=()
+backend=vllm model="" use_hf="" export=() chat=() recipe=()
 while [ $# -gt 0 ]; do
     case "$1" in --*=*) set -- "${1%%=*}" "${1#*=}" "${@:2}" ;; esac
     case "$1" in
@@ -52,13 +53,16 @@ while [ $# -gt 0 ]; do
             esac
             shift 2 ;;
         --use-hf-model) use_hf=yes; shift ;;
+        --recipe)  # both commands need the names that it adds
+            [ $# -ge 2 ] || die "$1 needs a value; see --help" 2
+            recipe=("$1" "$2"); shift 2 ;;
         --question|--temperature|--tools|--seed|--prompt|--preset)
             [ $# -ge 2 ] || die "$1 needs a value; see --help" 2
             chat+=("$1" "$2"); shift 2 ;;
         --json|[!-]*=*) chat+=("$1"); shift ;;
         *)  # said before an environment is made or a model exported
             die "unknown argument '$1'$(nearest "$1" --run --step --checkpoint-dir --base-model --target-dir --use-hf-model \
-                --hf-model-path --backend --question --json --temperature --tools --seed --prompt --preset --help); see --help" 2 ;;
+                --hf-model-path --backend --question --json --temperature --tools --seed --prompt --preset --recipe --help); see --help" 2 ;;
     esac
 done
 case "$backend" in
@@ -67,6 +71,7 @@ case "$backend" in
 esac
 [ -z "$use_hf" ] || [ -n "$model" ] || die "--use-hf-model needs --hf-model-path; see --help" 2
 [ -z "$use_hf" ] || [ ${#export[@]} -eq 0 ] || die "${export[0]} is for checkpoints, not for --hf-model-path; see --help" 2
+export+=(${recipe[@]+"${recipe[@]}"}) chat+=(${recipe[@]+"${recipe[@]}"})
 
 # ----------------------------------------------------------------------------------------------------- environment
 stack=${AGENT_R1_STACK:-cpu}

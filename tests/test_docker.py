@@ -120,6 +120,8 @@ def test_the_pins_of_the_image_cover_what_the_project_needs():
     wanted = [Requirement(line) for line in (*project["dependencies"], *itertools.chain(*optional))]
     assert len(wanted) > 15
     for needed in wanted:
+        if needed.name == "agent-r1":  # an extra that brings another one
+            continue
         version = GPU_PINS[canonicalize_name(needed.name)]
         assert needed.specifier.contains(version, prereleases=True), f"{needed} and {version} in the image"
     assert GPU_PINS["verl"] == VERL

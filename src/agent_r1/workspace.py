@@ -16,7 +16,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent_r1.config import Config, fingerprint, own, own_names, tables, trusted
+from agent_r1.config import Config, fingerprint, own, tables, trusted, user_code
+from agent_r1.config.recipes import added
 from agent_r1.core import Row
 from agent_r1.data.build import build
 from agent_r1.data.rows import Passage, read_corpus, read_manifest, read_rows, verify
@@ -53,7 +54,7 @@ class Workspace:
     @cached_property
     def data(self) -> Path:
         c = self.config
-        made_of = fingerprint(c.data, c.seed, c.env.name, *code(c.data.name))
+        made_of = fingerprint(c.data, c.seed, c.env.name, *code(c.data.name, *added({"data": [c.data.name]})))
         return self.root / "artifacts" / f"{c.data.data_source}-{made_of}"
 
     @cached_property
@@ -67,7 +68,11 @@ class Workspace:
     def cold_start(self) -> Path:
         c = self.config
         parts = (c.model, c.cold_start, c.env, c.search, c.rollout.max_context, c.rollout.max_tokens_per_turn, c.seed)
-        return self.root / "artifacts" / f"cold-start-{fingerprint(*parts, self.data.name, *code(*own_names(c)))}"
+        return (
+            self.root
+            / "artifacts"
+            / f"cold-start-{fingerprint(*parts, self.data.name, *code(*user_code(c, updates=False)))}"
+        )
 
     @cached_property
     def fetched(self) -> Path:

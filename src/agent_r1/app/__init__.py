@@ -1,1 +1,1 @@
-"""The program: where things lie (`workspace.py`), the stages of a speedrun, the command line."""
+"""The program: the command line (`cli.py`), the stages of a speedrun (`stages.py`), doctor, plan, and `agent-r1 new`."""

@@ -18,6 +18,7 @@ from agent_r1.app.command_line import (
     FROM_ANYWHERE,
     FROM_RUN,
     PROMPT,
+    RECIPE,
     RUN,
     command,
     count,
@@ -28,7 +29,7 @@ from agent_r1.app.command_line import (
     taken,
     temperature,
 )
-from agent_r1.config import ALGORITHMS, Config, changed, from_yaml, load_config, preset_title, tables
+from agent_r1.config import Config, changed, from_yaml, load_config, preset_title, tables
 from agent_r1.ground.errors import AgentR1Error, ConfigError, extra
 from agent_r1.ground.files import home
 from agent_r1.ground.machine import cores, raise_file_limit
@@ -39,9 +40,9 @@ from agent_r1.ground.machine import cores, raise_file_limit
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    arguments = parse(argv)
-    raise_file_limit()
     try:
+        arguments = parse(argv)
+        raise_file_limit()
         return COMMANDS[arguments.command][0](arguments) or 0
     except AgentR1Error as error:
         return _fail(str(error), error.exit_code)
@@ -227,7 +228,7 @@ def _evaluate_models(a: Namespace, model: Path | None = None, config: Config | N
     if model and config:
         models, config = [model], changed(config, other)
     else:
-        settings = [f"algorithm={item}" if item in ALGORITHMS else item for item in a.settings]
+        settings = [item if "=" in item else f"algorithm={item}" for item in a.settings]
         settings += [f"{key}={value}" for key, value in (("engine", a.engine), ("seed", a.seed)) if value is not None]
         found = [agent.find_model(a.run, hf_path=name, preset=a.preset, overrides=settings + other) for name in a.model]
         models, config = [folder for folder, _ in found], found[0][1]
@@ -254,6 +255,7 @@ def report(a: Namespace) -> None:
     ["", "--run laptop-grpo --step 40 --target-dir my-agent", "--checkpoint-dir DIR --push-to-hub OWNER/NAME",
      "--checkpoint-dir global_step_60"],
     *FROM_RUN,
+    RECIPE,
     option("--target-dir", type=Path, metavar="DIR", help="default: export/ in the run's folder, or beside the checkpoint"),
     option("--base-model", metavar="PATH|OWNER/NAME", help="for shards of verl without a config.json or tokenizer beside them"),
     option("--push-to-hub", metavar="OWNER/NAME", help="also upload it (private, if it is new)"),
@@ -310,20 +312,19 @@ def chat(a: Namespace) -> None:
 
 
 @command(
-    "new", "write a task of your own that trains as it stands",
+    "new", "write a recipe of yours that trains as it stands",
     ["my-task"],
-    option("folder", type=Path, help="a new folder: tool, environment, demonstrator, questions, preset and test"),
+    option("folder", type=Path, help="a new folder: tool, environment, demonstrator, questions, preset, test and README"),
 )  # fmt: skip
 def new(a: Namespace) -> None:
-    from agent_r1.app.new_task import write_task
+    from agent_r1.app.new_recipe import write_recipe
 
-    write_task(a.folder)
+    write_recipe(a.folder)
 
 
 @command(
     "tools", "list the agent's tools, or call one by hand",
-    ["--preset my-task/preset.yaml", "--preset my-task/preset.yaml --schema",
-     "--preset my-task/preset.yaml --call calculate left=6 operation=* right=7"],
+    ["--recipe my-task", "--recipe my-task --schema", "--recipe my-task --call calculate left=6 operation=* right=7"],
     *CONFIGURED,
     flag("--schema", "as JSON, as the chat template gets them"),
     option("--call", nargs="+", metavar=("NAME", "argument=value"), help="call one"),
@@ -343,7 +344,7 @@ def tools(a: Namespace) -> int:
 
 @command(
     "try", "play the agent by hand: each observation, its tokens, mask and reward",
-    ["--preset my-task/preset.yaml", "--preset laptop --split val --index 7 --table"],
+    ["--recipe my-task", "--preset laptop --split val --index 7 --table"],
     *CONFIGURED,
     option("--split", default="train", choices=("train", "val", "test"), help="of the questions (default: train)"),
     option("--index", type=int, default=0, help="which question (default: 0)"),

@@ -11,6 +11,7 @@ from typing import NoReturn
 
 from agent_r1 import __version__
 from agent_r1.config import ALGORITHMS, ENGINES, preset_names
+from agent_r1.config.recipes import preset_named
 from agent_r1.ground.errors import ConfigError, nearest
 
 COMMANDS: dict[str, tuple] = {}
@@ -37,8 +38,12 @@ def flag(name: str, text: str) -> tuple:
 
 # -------------------------------------------------------------------------------------------- options of several commands
 
+RECIPE = option(
+    "--recipe", metavar="FOLDER", help="a recipe of yours, in place of --preset FOLDER/preset.yaml; or one of ours"
+)
 CONFIGURED = (
     option("--preset", help=f"{', '.join(preset_names())} (default: laptop, or the run's own)"),
+    RECIPE,
     option("--seed", type=int, help="seed of everything random (default: 0)"),
     option("--engine", help=f"executor: {', '.join(ENGINES)}"),
     option(
@@ -58,6 +63,7 @@ FROM_ANYWHERE = (
     *FROM_RUN,
     option("--model", metavar="PATH|OWNER/NAME", help="a model folder, or a model on the hub"),
     option("--preset", help="whose data, index, tools and limits (default: the model's own run, or the newest)"),
+    RECIPE,
     option("settings", nargs="*", metavar="section.key=value", help="others than those, such as data.name=hotpotqa"),
 )
 BACKEND = option("--backend", choices=("transformers", "vllm"), help="in this process (default), or a server")
@@ -106,7 +112,10 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse(argv: list[str] | None) -> Namespace:
-    """argparse takes positionals only in one place; people write overrides before, between and behind the options."""
+    """argparse takes positionals only in one place; people write overrides before, between and after the options.
+
+    Raises ConfigError for a recipe that is not there.
+    """
     parser = _Parser(
         prog="agent-r1",
         description="Train LLM agents end to end with multi-turn reinforcement learning.",
@@ -127,4 +136,6 @@ def parse(argv: list[str] | None) -> Namespace:
         commands.choices[arguments.command].refuse(unknown)
     if rest:
         arguments.settings += rest
+    if "recipe" in arguments:
+        arguments.preset = preset_named(arguments.recipe, getattr(arguments, "preset", None))
     return arguments

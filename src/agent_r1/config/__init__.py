@@ -1,4 +1,5 @@
-"""One configuration: `settings.py` has every setting, `load.py` fills them, `tables.py` and `own.py` find what names name.
+"""One configuration: `settings.py` has every setting, `load.py` fills them, and `tables.py`, `recipes.py` and
+`own.py` find what names name.
 
 The names of `load.py` below can be imported from here, and are loaded when asked for.
 """
@@ -7,7 +8,7 @@ from typing import Any
 
 LOADED = (
     "ALGORITHMS", "ENGINES", "Config", "all_code", "changed", "fingerprint", "from_yaml", "load_config", "own_names",
-    "preset_names", "preset_title", "to_yaml", "trusted", "what_counts",
+    "preset_names", "preset_title", "to_yaml", "trusted", "user_code", "what_counts",
 )  # fmt: skip
 
 

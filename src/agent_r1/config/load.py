@@ -1,6 +1,6 @@
 """One configuration: settings from a preset and the command line, held against one another, saved with the run.
 
-Order, later wins:  defaults in settings.py  <-  presets/NAME.yaml  <-  its section of the algorithm  <-  `section.key=value`.
+Order, later wins:  defaults in settings.py  <-  the preset  <-  its section of the algorithm  <-  `section.key=value`.
 That section has the algorithm's name; without one, `ppo:` serves those with a critic and `grpo:` the others.
 A preset may say that it `extends` another one. Then that one comes first, with its own section of the algorithm: what the
 extending file says wins over all of it. What no run can do is refused, in one line with the remedy, before any
@@ -14,7 +14,6 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator
-from importlib.resources.abc import Traversable
 from itertools import chain
 from pathlib import Path
 from typing import Any, get_args, get_origin
@@ -22,8 +21,9 @@ from typing import Any, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from agent_r1.config import own, tables
+from agent_r1.config import own, recipes, tables
 from agent_r1.config.choices import Engine, Shares, algorithm_has
+from agent_r1.config.recipes import add, added, preset_names
 from agent_r1.config.renamed import renamed
 from agent_r1.config.settings import NamesCode, NamesFile, OutsideFingerprint, Trusted
 from agent_r1.config.whole import Config
@@ -34,22 +34,6 @@ ALGORITHMS, ENGINES = tables.names("estimator"), get_args(Engine)
 
 
 # ------------------------------------------------------------------------------------------------------------ load, save
-
-
-def presets() -> dict[str, Traversable]:
-    """Name -> file of every preset: RECIPE/preset.yaml has the recipe's name, another file of the folder its own."""
-    found = {}
-    for folder in own.recipes():
-        for file in folder.iterdir():
-            if file.name.endswith(".yaml"):
-                stem = file.name.removesuffix(".yaml")
-                found[folder.name.replace("_", "-") if stem == "preset" else stem] = file
-    return dict(sorted(found.items()))
-
-
-def preset_names() -> list[str]:
-    """Names that `--preset` accepts."""
-    return list(presets())
 
 
 def load_config(
@@ -72,8 +56,8 @@ def load_config(
     chosen = _merged({"algorithm": Config.model_fields["algorithm"].default}, *files, said)["algorithm"]
     layers: list[dict[str, Any]] = []
     for file in files:
-        per_algorithm = {name: file.pop(name, None) or {} for name in ALGORITHMS}
-        critic = chosen in ALGORITHMS and algorithm_has(chosen, "critic")
+        per_algorithm = {name: file.pop(name, None) or {} for name in tables.names("estimator")}
+        critic = chosen in per_algorithm and algorithm_has(chosen, "critic")
         layers += [file, per_algorithm.get(str(chosen)) or per_algorithm["ppo" if critic else "grpo"]]
     return _validated(_merged(*layers, {"preset": preset}, said), trains)
 
@@ -88,18 +72,31 @@ def to_yaml(config: Config) -> str:
     return yaml.safe_dump(config.model_dump(), sort_keys=False, allow_unicode=True)
 
 
-def from_yaml(path: Path) -> Config:
-    """Read a run's config.yaml back. Raises ConfigError when it is damaged or of another version."""
+def from_yaml(path: Path, written_here: bool = False) -> Config:
+    """Read a run's config.yaml back. Raises ConfigError when it is damaged or of another version.
+
+    `written_here`: the process that started this one has written it, and the user named its code and its recipe there.
+    """
     try:
         saved = bounds.parse_yaml(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigError(
             f"{path} cannot be read as YAML ({type(error).__name__}); delete the run or restore the file"
         ) from None
+    preset = str(saved.get("preset", "")) if isinstance(saved, dict) else ""
+    table = Path(preset).parent / "recipe.toml" if _is_file(preset) else None
+    if written_here and table:
+        add(table)
     try:
-        return _validated(renamed(saved) if isinstance(saved, dict) else saved)
+        config = _validated(renamed(saved) if isinstance(saved, dict) else saved)
     except ConfigError as error:
-        raise ConfigError(f"{path}: {error}; was this run made by another version?") from None
+        theirs = (
+            f" Or does it need the names of its recipe, --recipe {table.parent}?" if table and table.is_file() else ""
+        )
+        raise ConfigError(f"{path}: {error}; was this run made by another version?{theirs}") from None
+    if written_here:
+        own.say(all_code(config))
+    return config
 
 
 def preset_title(preset: str) -> str:
@@ -121,7 +118,9 @@ def _read_preset(name: str, seen: tuple[str, ...] = ()) -> list[dict[str, Any]]:
             f"unknown preset {name!r}{nearest(name, preset_names())}; choose from {', '.join(preset_names())}, or name a file "
             "(FILE.yaml)"
         )
-    path = Path(name) if _is_file(name) else presets()[name]
+    path = Path(name) if _is_file(name) else recipes.presets()[name]
+    if _is_file(name):
+        add(Path(name).parent / "recipe.toml")
     try:
         preset = bounds.parse_yaml(path.read_text(encoding="utf-8")) or {}
     except FileNotFoundError:
@@ -200,6 +199,22 @@ def trusted(config: Config) -> dict[str, str]:
 def _value(config: Config, key: str) -> Any:
     section, name = key.split(".")
     return getattr(getattr(config, section), name)
+
+
+def user_code(config: Config, updates: bool = True) -> list[str]:
+    """Every name of user-defined code that a run takes: those in settings, and those behind short names of a user's recipe.
+
+    Without `updates`: what a cold start takes, which knows no estimator.
+    """
+    d, e = config.data, config.env
+    chosen = {
+        "data": [d.name],
+        "env": [e.name],
+        "tool": e.tools,
+        "reward": [e.reward],
+        "estimator": [config.algorithm] * updates,
+    }
+    return [*own_names(config), *added(chosen)]
 
 
 def own_names(config: Config) -> dict[str, str]:

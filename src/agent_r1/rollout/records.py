@@ -1,7 +1,7 @@
 """A trajectory as one line of JSON: what `rollouts/*.jsonl` holds, and what chat, report and `inspect` read.
 
 In: trajectories and the training sequences made of them. Out: records, with the tokens as text and ids.
-Next: `inspect/tokens.py` draws one.
+Next: `viewer/tokens.py` draws one.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def trajectory_record(
     step: int | None,
     values: list[list[float]] | None = None,
 ) -> dict[str, Any]:
-    """One line of a rollouts file; `inspect/` and the report read it."""
+    """One line of a rollouts file; `viewer/` and the report read it."""
     row = trajectory.row
     return {
         "step": step,

@@ -2,7 +2,7 @@
 
 In: the rewards, masks (and values) of a batch of training sequences (`rollout/rows.py`). Out: one number per action token.
 Next: `losses.py` makes tokens with a positive advantage more likely and the others less. Pure functions of tensors; the
-local loop and verl call the same ones. `estimators.py` has other ways to give credit; names.toml has the names of all.
+local loop and verl call the same ones. recipes/credit has other ways to give credit.
 
 Beside B and T: N trajectories, G of them samples of one prompt, A action tokens of the batch, L of the longest trajectory.
 
@@ -32,7 +32,7 @@ Reads `rewards_BT`, `mask_BT`, `groups`, `trajectory_B` and, with a critic, `val
 
 @dataclass(frozen=True)
 class Estimator:
-    """A way to give credit, and what it asks of a batch. Whether it has a critic or compares groups stands in names.toml."""
+    """A way to give credit, and what it asks of a batch. Whether it has a critic or compares groups stands in a table of names."""
 
     credit: Credit
     columns: tuple[Column, ...] = ()

@@ -1,7 +1,7 @@
 """What a person sees while the agent learns: a table in a terminal, plain lines in a pipe.
 
 In: the metrics of each step and, now and then, a transcript, from the loop. Out: characters on a screen. The same
-numbers go to `metrics.jsonl` (`log.py`), and `inspect/report.py` draws them in report.html.
+numbers go to `metrics.jsonl` (`log.py`), and `viewer/report.py` draws them in report.html.
 
 The screen is painted inside `step`, at most four times a second: a refresh thread would compete with PyTorch for the
 cores. Model text is hostile: it is cleaned of control characters and handed to rich as `Text`, which is never read as

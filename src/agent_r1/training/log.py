@@ -1,7 +1,7 @@
 """What a run writes down: `metrics.jsonl`, always, and Weights & Biases or TensorBoard, if asked.
 
 In: one dict of numbers a step, from the loop, or from the file itself while verl's processes write it. Out:
-`runs/<name>/metrics.jsonl`, which `inspect/report.py` draws and `--resume` cuts back to its checkpoint. `dashboard.py` shows
+`runs/<name>/metrics.jsonl`, which `viewer/report.py` draws and `--resume` cuts back to its checkpoint. `dashboard.py` shows
 the same numbers to whoever watches.
 """
 

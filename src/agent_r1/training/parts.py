@@ -1,7 +1,7 @@
 """The parts of the loop that settings choose: estimator, policy, who plays the episodes, and ratios of the loss.
 
 In: the configuration. Out: objects that `loop.train` and verl's trainer use without knowing which they are. Names stand in
-names.toml. A setting that is not at its default may wrap a part: `[rollouts]`, `[policy]` and `[credit]` there.
+names.toml and recipe.toml. A setting that is not at its default may wrap a part: `[rollouts]`, `[policy]` and `[credit]` there.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ def open_run(run: RunDir, config: Config, resume: bool) -> None:
     with writing(run.path):
         (run.path / "rollouts").mkdir(parents=True, exist_ok=True)
         write_whole(run.config, to_yaml(config))
-        if code := own.code_hashes(own_names(config)):
+        if code := own.code_hashes(user_code(config)):
             write_whole(run.code, json.dumps(code, indent=2) + "\n")
 
 
@@ -125,7 +125,7 @@ def check_same_settings(run: RunDir, config: Config) -> None:
             f"{run.path} was started with other settings ({_first_difference(saved, config)}); choose another name with "
             "--run NAME, or delete the folder"
         )
-    then, now = json.loads(run.code.read_text()) if run.code.exists() else {}, own.code_hashes(own_names(config))
+    then, now = json.loads(run.code.read_text()) if run.code.exists() else {}, own.code_hashes(user_code(config))
     if changed := sorted(name for name in {*then, *now} if then.get(name) != now.get(name)):
         raise AgentR1Error(
             f"{', '.join(changed)} changed since {run.path} was started; undo that, choose another name with --run NAME, or delete "

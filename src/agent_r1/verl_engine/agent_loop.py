@@ -17,7 +17,7 @@ import torch
 from verl.experimental.agent_loop import AgentLoopBase, AgentLoopOutput
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics
 
-from agent_r1.config import Config, all_code, from_yaml, own
+from agent_r1.config import Config, from_yaml
 from agent_r1.config.choices import algorithm_has
 from agent_r1.core import Generation, Policy, Sampling, StopReason, Trajectory
 from agent_r1.ground.errors import AgentR1Error
@@ -167,7 +167,6 @@ def row_output(
 @functools.cache
 def _shared(run: str, model: str) -> tuple[Config, ChatFormat, dict[str, BaseTool]]:
     """What all episodes of this process share: the index is read once."""
-    config = from_yaml(Path(run) / "config.yaml")
-    own.say(all_code(config))  # the process that started this one has written that file, and the user named them there
+    config = from_yaml(Path(run) / "config.yaml", written_here=True)
     note = Path(run) / "verl" / "note.txt"  # launch.py shows it
     return config, load_chat(Path(model)), load_tools(config, note.write_text)

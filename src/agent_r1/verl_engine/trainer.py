@@ -60,7 +60,7 @@ class AgentR1Trainer(PPOTrainerSync):
         super().__init__(config)
         self.folder = Path(config.trainer.default_local_dir)
         self.run = RunDir(self.folder.parent)
-        self.ours = from_yaml(self.run.config)
+        self.ours = from_yaml(self.run.config, written_here=True)
         self.estimate = make_estimator(self.ours)
         self.replay_buffer.poll_interval = 0.05  # verl asks every 2 s whether the episodes are done: half a step here
         self.advantages: dict[RowKey, list[float]] = {}

@@ -2,7 +2,7 @@
 
 import re
 
-from agent_r1.env.hermes import answer, call
+from agent_r1 import answer, call
 
 
 def demonstrate(row, history, rng):

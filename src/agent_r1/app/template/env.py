@@ -1,14 +1,14 @@
 """What the agent lives in, and what it is paid for: here the tool environment, with a score of its own."""
 
-from agent_r1.core import StopReason
-from agent_r1.env import HermesToolEnv, Outcome
-from agent_r1.env.hermes import answer_of
+from agent_r1 import HermesToolEnv, Outcome, StopReason
 
 
 class Sums(HermesToolEnv):
     def outcome(self, stop_reason: StopReason) -> Outcome:
         """1 for the right number, however it is written ("7", "7.0", " 7 ")."""
-        answer = answer_of(self.final_turn or "") if stop_reason is StopReason.ANSWERED else None
+        answer, _ = (
+            self.dialect.answer_in(self.final_turn or "") if stop_reason is StopReason.ANSWERED else (None, True)
+        )
         try:
             right = float(answer or "nan") in map(float, self.row["reward_model"]["ground_truth"])
         except ValueError:

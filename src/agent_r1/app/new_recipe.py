@@ -1,4 +1,4 @@
-"""`agent-r1 new FOLDER`: a recipe to start from, with a tool, an environment, a demonstrator, a preset and a test.
+"""`agent-r1 new FOLDER`: a recipe to start from, with a tool, an environment, a demonstrator, a preset, a test and a README.
 
 In: a folder's name. Out: the folder, filled from `template/` (arithmetic with a calculator, which a model from nothing learns in
 two minutes), and the commands to run next.
@@ -16,26 +16,27 @@ from agent_r1.ground.errors import AgentR1Error
 from agent_r1.ground.files import whole
 from agent_r1.ground.ui import say
 
-FILES = ("tool.py", "env.py", "demonstrator.py", "preset.yaml", "test_task.py")
+FILES = ("README.md", "tool.py", "env.py", "demonstrator.py", "preset.yaml", "test_task.py")
 
 
-def write_task(folder: Path) -> None:
+def write_recipe(folder: Path) -> None:
     """A new folder with the template and its questions. Raises AgentR1Error where something is there already."""
     if folder.exists():
         raise AgentR1Error(f"{folder} exists already; choose another name")
     folder.parent.mkdir(parents=True, exist_ok=True)
+    quoted = shlex.quote(str(folder))
     with whole(folder) as part:
         part.mkdir()
         for name in FILES:
-            (part / name).write_text((resources.files("agent_r1.app") / "template" / name).read_text(encoding="utf-8"))
+            text = (resources.files("agent_r1.app") / "template" / name).read_text(encoding="utf-8")
+            (part / name).write_text(text.replace("NAME", folder.name).replace("FOLDER", quoted))
         lines = (json.dumps({"question": q, "answer": a}) + "\n" for q, a in arithmetic(random.Random(0), 1800))
         (part / "questions.jsonl").write_text("".join(lines))
-    preset, quoted = shlex.quote(str(folder / "preset.yaml")), shlex.quote(str(folder))
     say(f"{folder}: {', '.join(FILES)}, questions.jsonl. Now, in this order:")
     for words in ("data", "cold-start", "eval --before grpo", "train grpo", "eval grpo", "report grpo", "chat"):
         command, *rest = words.split()
-        say(f"  agent-r1 {' '.join([command, *rest])} --preset {preset}")
-    say(f"and at any time: agent-r1 tools --preset {preset}; agent-r1 try --preset {preset}; python -m pytest {quoted}")
+        say(f"  agent-r1 {' '.join([command, *rest])} --recipe {quoted}")
+    say(f"and at any time: agent-r1 tools --recipe {quoted}; agent-r1 try --recipe {quoted}; python -m pytest {quoted}")
 
 
 def arithmetic(rng: random.Random, count: int) -> list[tuple[str, str]]:

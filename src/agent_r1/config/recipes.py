@@ -1,0 +1,103 @@
+"""Recipes: folders with a preset, code, and a table of the short names that they add.
+
+In: recipes/ of the checkout, or a user's folder, which `--recipe` names. Out: presets by name, and the user's names in the tables.
+Next: `load.py` reads the presets.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from importlib.resources.abc import Traversable
+from pathlib import Path
+
+from agent_r1.config import own, tables
+from agent_r1.ground.errors import ConfigError, nearest
+
+_added: dict[tuple[str, str], str] = {}
+"""Kind and name -> code of what users' recipes have added in this process."""
+
+
+def presets() -> dict[str, Traversable]:
+    """Name -> file of every preset: RECIPE/preset.yaml has the recipe's name, another file of the folder its own."""
+    found = {}
+    for folder in own.recipes():
+        for file in folder.iterdir():
+            if file.name.endswith(".yaml"):
+                stem = file.name.removesuffix(".yaml")
+                found[folder.name.replace("_", "-") if stem == "preset" else stem] = file
+    return dict(sorted(found.items()))
+
+
+def preset_names() -> list[str]:
+    """Names that `--preset` accepts."""
+    return list(presets())
+
+
+def preset_named(recipe: str | None, preset: str | None) -> str | None:
+    """What `--recipe` and `--preset` come to, as `--preset` takes it; from now on a user's recipe's names are in the tables."""
+    if recipe and preset:
+        raise ConfigError("--recipe names a preset too; give one of --recipe and --preset")
+    preset = preset_of(recipe) if recipe else preset
+    if preset and preset.endswith((".yaml", ".yml")):
+        add(Path(preset).parent / "recipe.toml")
+    return preset
+
+
+def preset_of(recipe: str) -> str:
+    """The preset of the recipe that `--recipe` names, as `--preset` takes it: a folder's preset.yaml, or a name of ours.
+
+    Raises ConfigError where there is none, with what there is.
+    """
+    ours = {folder.name: folder for folder in own.recipes()}
+    folder = Path(recipe)
+    same = [name for name, other in ours.items() if folder.is_dir() and Path(str(other)).resolve() == folder.resolve()]
+    name = same[0] if same else recipe.replace("-", "_")
+    if not same and (folder / "preset.yaml").is_file():
+        return str(folder / "preset.yaml")
+    if name not in ours:
+        missing = (
+            "the folder has no preset.yaml" if folder.is_dir() else f"there is no such folder{nearest(name, ours)}"
+        )
+        raise ConfigError(
+            f"--recipe {recipe}: {missing}; `agent-r1 new FOLDER` writes one, and ours are {', '.join(ours)}"
+        )
+    if name.replace("_", "-") in presets():
+        return name.replace("_", "-")
+    others = sorted(file.name.removesuffix(".yaml") for file in ours[name].iterdir() if file.name.endswith(".yaml"))
+    instead = (
+        f"choose one of its presets, --preset {', '.join(others)}" if others else "other presets name what it adds"
+    )
+    raise ConfigError(f"--recipe {recipe}: it has no preset.yaml; {instead}")
+
+
+def add(file: Path) -> None:
+    """Add the names of a user's recipe.toml. Code is FILE.py:NAME next to it, or MODULE:NAME. Raises ConfigError."""
+    if not file.is_file() or any(file.resolve() == Path(str(ours)).resolve() for ours in own.manifests()):
+        return
+    try:
+        found = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file} cannot be read: {' '.join(str(error).split())}") from None
+    if "settings" in found:  # the class of all settings is made before a command line is read
+        raise ConfigError(f"{file}: settings can be added by a folder in recipes/ only; take the table out")
+    for kind, names in found.items():
+        if kind not in tables.kinds() or not isinstance(names, dict):
+            raise ConfigError(f"{file}: the table {kind!r} is unknown{nearest(kind, tables.kinds())}")
+        for name, entry in names.items():
+            facts = {"code": entry} if isinstance(entry, str) else entry
+            code = facts.get("code") if isinstance(facts, dict) else None
+            if not isinstance(code, str) or not own.is_own(code):
+                raise ConfigError(f"{file}: {kind}.{name} names no code; give FILE.py:NAME or MODULE:NAME")
+            if name in tables.names(kind) and (kind, name) not in _added:
+                raise ConfigError(f"{file}: there is a {kind} {name!r} already; choose another name")
+            folder = file.resolve().parent
+            texts = {key: own.absolute(text, folder) for key, text in facts.items() if isinstance(text, str)}
+            own.say([texts["code"]])
+            tables.entries(kind)[name] = facts | texts
+            _added[kind, name] = texts["code"]
+
+
+def added(chosen: Mapping[str, list[str]]) -> list[str]:
+    """The code of users' recipes behind the names of each kind that a run has chosen."""
+    return [_added[kind, name] for kind, names in chosen.items() for name in names if (kind, name) in _added]
