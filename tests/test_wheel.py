@@ -17,6 +17,11 @@ from runs import ROOT
 pytestmark = pytest.mark.slow
 BUILD = "import sys; from setuptools import build_meta; getattr(build_meta, sys.argv[1])(sys.argv[2])"
 
+SMALL = [
+    "data.train=16", "data.val=4", "data.test=4", "cold_start.copy_steps=2", "data.cold=20", "cold_start.mix_steps=2",
+    "trainer.steps=2", "trainer.threads=1", "rollout.prompts_per_step=4", "rollout.samples_per_prompt=4",
+]  # fmt: skip
+
 
 def run(*command: str | Path, cwd: Path, **env: str) -> str:
     environment = {
@@ -33,9 +38,9 @@ def made(tmp_path_factory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("made")
     files = run("git", "ls-files", "--cached", "--others", "--exclude-standard", cwd=ROOT).splitlines()
     for name in files:
-        if (ROOT / name).is_file():
+        if os.path.lexists(ROOT / name):
             (folder / "checkout" / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, folder / "checkout" / name)
+            shutil.copy(ROOT / name, folder / "checkout" / name, follow_symlinks=False)  # src/agent_r1_recipes is a link
     run(sys.executable, "-c", BUILD, "build_sdist", folder, cwd=folder / "checkout")
     [archive] = folder.glob("*.tar.gz")
     with tarfile.open(archive) as packed:
@@ -66,12 +71,15 @@ def test_the_archives_hold_what_belongs_to_the_package(made):
     with tarfile.open(made[0]) as archive, zipfile.ZipFile(made[1]) as wheel:
         packed = {name.partition("/")[2] for name in archive.getnames()}
         wheeled = set(wheel.namelist())
-    source = ROOT / "src"
+    kinds = (".py", ".yaml", ".toml", ".md", ".j2", ".typed")
     own = {
-        str(p.relative_to(source))
-        for p in source.rglob("*")
-        if p.is_file() and p.suffix in (".py", ".yaml", ".j2", ".typed")
+        f"{package}/{file.relative_to(ROOT / folder)}"
+        for package, folder in (("agent_r1", "src/agent_r1"), ("agent_r1_recipes", "recipes"))
+        for file in (ROOT / folder).rglob("*")
+        if file.is_file() and file.suffix in kinds
     }
+    assert {"agent_r1_recipes/laptop/smoke.yaml", "agent_r1_recipes/credit/recipe.toml"} < own
+    assert {"agent_r1_recipes/tinymath/README.md", "agent_r1/config/names.toml"} < own
     assert own <= wheeled and {f"src/{name}" for name in own} <= packed
     assert {"CHANGELOG.md", "SECURITY.md", "CITATION.cff", "LICENSE"} <= packed
     assert not [name for name in wheeled if name.startswith(("tests/", "benchmarks/"))]
@@ -85,6 +93,13 @@ def test_the_wheel_works_outside_of_the_checkout(installed):
     run(agent, "data", "--preset", "smoke", cwd=installed, **home)
     assert list(installed.glob("home/artifacts/*/test.parquet"))
     assert "smoke" in run(agent, "train", "grpo", "--preset", "smoke", "--dry-run", cwd=installed, **home)
+    assert "tinymath" in run(agent, "train", "grpo", "--recipe", "tinymath", "--dry-run", cwd=installed, **home)
+    train = [agent, "train", "grpo", "--preset", "smoke", "--plain", *SMALL]
+    run(*train, cwd=installed, **home)
+    [metrics] = installed.glob("home/runs/*/metrics.jsonl")
+    assert len(metrics.read_text().splitlines()) == 2
+    run(agent, "new", "mine", cwd=installed, **home)
+    run(agent, "data", "--recipe", "mine", *SMALL[:3], cwd=installed, **home)
 
 
 def test_an_extra_can_be_asked_for_where_the_wheel_is(installed):
