@@ -25,7 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agent_r1.config import Config, fingerprint, from_yaml, own, own_names, tables, to_yaml, what_counts
+from agent_r1.config import Config, fingerprint, from_yaml, own, tables, to_yaml, user_code, what_counts
 from agent_r1.config.choices import algorithm_has
 from agent_r1.config.settings import ActorConfig, CriticConfig, RolloutConfig, TrainerConfig
 from agent_r1.core import Row, Trajectory
