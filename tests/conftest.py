@@ -23,7 +23,7 @@ from filelock import FileLock
 
 from agent_r1.config import Config, load_config
 from agent_r1.config.choices import algorithm_has
-from agent_r1.config.settings import DataConfig, ModelConfig
+from agent_r1.config.settings import ModelConfig
 from agent_r1.core import Action, Generation, Observation, Row, Sampling, Step, StepResult, StopReason, Trajectory
 from agent_r1.data.build import build
 from agent_r1.data.rows import read_rows
@@ -242,7 +242,7 @@ def micro_config(algorithm: str = "grpo", *overrides: str, **sections) -> Config
         "trainer.device=cpu", "trainer.dtype=float32", "critic.warmup_steps=0", "search.top_k=1", "search.dim=256",
     ]  # fmt: skip
     config = load_config("smoke", [*small, *overrides], algorithm=algorithm)
-    data = DataConfig(
+    data = type(config.data)(
         train=24, val=8, test=12, cold=120, entities=60, cold_entities=150, mix={"1-hop": 0.5, "2-hop": 0.5}
     )
     return config.model_copy(update={"data": data, **sections})

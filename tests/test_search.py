@@ -18,7 +18,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_r1.config.settings import DataConfig
 from agent_r1.data.build import build
 from agent_r1.data.rows import read_rows
 from agent_r1.ground.errors import AgentR1Error, ConfigError
@@ -27,6 +26,7 @@ from agent_r1.search.index import Hit, PassageIndex, build_index, recall_at_k
 from agent_r1.search.searcher import MAX_QUERY_CHARS, Searcher
 from agent_r1.tool import ToolCall, ToolErrorKind, call_tool, tool
 from agent_r1.tool.search import SearchTool
+from agent_r1_recipes.laptop.settings import TinyHopSettings
 
 PASSAGES = [
     ("Vexlor", "Vexlor is a company founded by Marn in Tulo."),
@@ -47,7 +47,7 @@ def write_corpus(path: Path, passages=PASSAGES) -> Path:
 def world(tmp_path_factory):
     """A small TinyHop with an index over it."""
     folder = tmp_path_factory.mktemp("world")
-    build(DataConfig(train=300, val=20, test=100, entities=200), 0, folder / "data")
+    build(TinyHopSettings(train=300, val=20, test=100, entities=200), 0, folder / "data")
     build_index(folder / "data" / "corpus.jsonl", folder / "index", NgramEncoder(1024))
     return folder
 

@@ -20,11 +20,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_r1.config.settings import DataConfig
 from agent_r1.data.build import build
 from agent_r1.data.rows import Passage, read_corpus, read_rows, verify, write_corpus, write_rows
 from agent_r1.ground.errors import AgentR1Error, ConfigError
 from agent_r1_recipes.laptop import tinyhop
+from agent_r1_recipes.laptop.settings import TinyHopSettings
 from agent_r1_recipes.laptop.tinyhop import (
     KINDS,
     RELATIONS,
@@ -39,7 +39,7 @@ from agent_r1_recipes.laptop.tinyhop import (
 from agent_r1_recipes.laptop.tinyhop_source import TINYHOP, _world_size
 
 FILES = (*(f"{split}.parquet" for split in TINYHOP.splits), "corpus.jsonl")
-SMALL = DataConfig(train=600, val=60, test=100, entities=160, cold=400, cold_entities=300)
+SMALL = TinyHopSettings(train=600, val=60, test=100, entities=160, cold=400, cold_entities=300)
 
 
 @pytest.fixture(scope="module")
@@ -390,9 +390,9 @@ def test_rows_have_verls_shape(rows):
 def test_same_seed_same_bytes(folder, tmp_path):
     """Also in another process with another order of sets."""
     script = (
-        "import sys; from pathlib import Path; from agent_r1.config.settings import DataConfig\n"
+        "import sys; from pathlib import Path; from agent_r1_recipes.laptop.settings import TinyHopSettings\n"
         "from agent_r1.data.build import build\n"
-        "build(DataConfig(train=600, val=60, test=100, entities=160, cold=400, cold_entities=300), 3, Path(sys.argv[1]))"
+        "build(TinyHopSettings(train=600, val=60, test=100, entities=160, cold=400, cold_entities=300), 3, Path(sys.argv[1]))"
     )
     env = os.environ | {"PYTHONHASHSEED": "12345", "PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, "-c", script, str(tmp_path / "again")], check=True, env=env)
@@ -424,10 +424,10 @@ def test_a_failed_build_leaves_nothing(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "config, message",
     [
-        (DataConfig(test=0), "data.test=0"),
-        (DataConfig(entities=5), "set data.entities to 20"),
-        (DataConfig(train=5000, entities=50), "raise data.entities"),
-        (DataConfig(cold=9000, cold_entities=500), "data.cold_entities"),
+        (TinyHopSettings(test=0), "data.test=0"),
+        (TinyHopSettings(entities=5), "set data.entities to 20"),
+        (TinyHopSettings(train=5000, entities=50), "raise data.entities"),
+        (TinyHopSettings(cold=9000, cold_entities=500), "data.cold_entities"),
     ],
 )
 def test_impossible_sizes_are_refused(tmp_path, config, message):

@@ -13,6 +13,7 @@ from dataclasses import asdict
 from typing import Any
 
 from agent_r1 import Asked, ConfigError, DataConfig, Made, Passage, Source
+from agent_r1_recipes.laptop.settings import TinyHopSettings
 from agent_r1_recipes.laptop.tinyhop import KINDS, make_questions, make_world
 
 
@@ -30,7 +31,7 @@ class TinyHop(Source):
         splits = manifest["splits"].items()
         return ", ".join(f"{name} {s['questions']} questions in a world of {s['entities']}" for name, s in splits)
 
-    def make(self, config: DataConfig, seed: int) -> Made:
+    def make(self, config: TinyHopSettings, seed: int) -> Made:
         """Each split draws from its own generator, seeded with its own name."""
         if not config.test:
             raise ConfigError("data.test=0: TinyHop has no validation set to take whole; say how many questions")
@@ -56,13 +57,13 @@ class TinyHop(Source):
 TINYHOP = TinyHop()
 
 
-def _world_size(config: DataConfig, split: str) -> int:
+def _world_size(config: TinyHopSettings, split: str) -> int:
     """Entities in the world of a split. Held-out worlds grow with their questions: 0.6 entities each yield any mix."""
     fixed = {"train": config.entities, "cold": config.cold_entities}
     return fixed.get(split) or max(150, math.ceil(0.6 * getattr(config, split)))
 
 
-def _mix(config: DataConfig, split: str) -> dict[str, float]:
+def _mix(config: TinyHopSettings, split: str) -> dict[str, float]:
     """The mix of a split. The cold start's has more one-hop questions, for its first phase is about copying and nothing
     else, and twice the share of the longest chains, which take the most examples to learn.
     """

@@ -10,9 +10,9 @@ __version__ = "0.1.0"
 
 PUBLIC = {
     "config": ("Config", "load_config"),
-    "config.choices": ("Address", "algorithm_has"),
-    "config.settings": ("ActorConfig", "AdvantageConfig", "DataConfig", "EnvConfig", "OutsideFingerprint", "RolloutConfig",
-                        "Section", "Trusted"),
+    "config.choices": ("Address", "Shares", "algorithm_has"),
+    "config.settings": ("ActorConfig", "AdvantageConfig", "ColdStartConfig", "DataConfig", "EnvConfig", "OutsideFingerprint",
+                        "RolloutConfig", "Section", "Trusted"),
     "core": ("Action", "AgentEnv", "Generation", "Message", "Observation", "Outcome", "Policy", "Row", "Sampling", "Step",
              "StepResult", "StopReason", "Trajectory"),
     "data.corpora": ("published_passages",),

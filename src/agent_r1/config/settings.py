@@ -25,7 +25,6 @@ from agent_r1.config.choices import (
     RewardName,
     Seconds,
     Share,
-    Shares,
     algorithm_has,
 )
 from agent_r1.config.own import is_own
@@ -72,15 +71,8 @@ class DataConfig(Section):
     """Questions for the curve during training."""
     test: NonNegativeInt = 500
     """Held-out questions for the evaluation before and after; 0: the whole validation set (not with tinyhop)."""
-    entities: int = 600
-    """Entities in the training world; the val and test worlds are scaled to their number of questions."""
     cold: AtLeast1 = 6000
-    """Questions for the cold start's demonstrations, from a world of their own; half of them are one-hop. Of published
-    data sets the training questions, as often as it takes, each time under other names."""
-    cold_entities: int = 1800
-    """Entities in that world. Many, because copying is learnt from the variety of names."""
-    mix: Shares = {"1-hop": 0.2, "2-hop": 0.4, "3-hop": 0.2, "yes-no": 0.1, "which": 0.1}
-    """Share of each kind of question."""
+    """Questions for the cold start's demonstrations, where the data set brings a demonstrator."""
     source: NamesFile[str | None] = None
     """Real data sets: a folder with the published files, or one such file, instead of the Hugging Face hub. rows: a JSONL or
     parquet file, or a folder with train, val and test."""
@@ -192,8 +184,6 @@ class ColdStartConfig(Section):
     """Tokens in one step of phase (b)."""
     lr: LearningRate = 1.5e-3
     """Peak learning rate of both phases."""
-    behaviours: Shares = {"good": 0.24, "stop_early": 0.38, "guess": 0.12, "bad_query": 0.18, "wrong_entity": 0.08}
-    """How often the demonstrator of phase (b) does what; the data set's teacher explains the names."""
     warm_steps: NonNegativeInt = 0
     """With a pretrained `model.path`: optimiser steps of cloning before RL, `mix_tokens` each. 0: it knows the format."""
     demonstrator: NamesCode[Own | None] = None

@@ -1,0 +1,19 @@
+"""The settings of TinyHop and of its demonstrator."""
+
+from __future__ import annotations
+
+from agent_r1 import ColdStartConfig, DataConfig, Shares
+
+
+class TinyHopSettings(DataConfig):
+    entities: int = 600
+    """Entities in the training world; the val and test worlds are scaled to their number of questions."""
+    cold_entities: int = 1800
+    """Entities in the world of the cold start. Many, because copying is learnt from the variety of names."""
+    mix: Shares = {"1-hop": 0.2, "2-hop": 0.4, "3-hop": 0.2, "yes-no": 0.1, "which": 0.1}
+    """Share of each kind of question."""
+
+
+class DemonstratorSettings(ColdStartConfig):
+    behaviours: Shares = {"good": 0.24, "stop_early": 0.38, "guess": 0.12, "bad_query": 0.18, "wrong_entity": 0.08}
+    """How often the demonstrator of phase (b) does what; demonstrator.py explains the names."""
