@@ -341,11 +341,7 @@ def deep(file: Path) -> set[str]:
 
 
 PUBLIC_NAMES = {"__version__", *(name for names in agent_r1.PUBLIC.values() for name in names)}
-NOT_YET = (
-    "credit",
-    "pocket",
-    "robustness",
-)
+NOT_YET = ()
 """Recipes that still import past the public names. It may only shrink."""
 
 

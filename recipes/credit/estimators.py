@@ -22,24 +22,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from agent_r1.config.settings import AdvantageConfig
-from agent_r1.ground.errors import ConfigError
-from agent_r1.rollout.rollouts import GREEDY
-from agent_r1.rollout.rows import Batch, Column
-from agent_r1.training.advantages import (
-    _gae,
-    _groups,
-    _number_trajectories,
-    _scores,
-    _standardize,
-    _to_tokens,
-    _whiten,
+from agent_r1 import (
+    AdvantageConfig,
+    Batch,
+    Column,
+    ConfigError,
     estimator,
+    gae,
     grpo,
+    members_of,
     ppo,
-    refuse_truncated,
+    standardize,
+    whiten,
 )
-from agent_r1.training.forward import scatter
 from agent_r1_recipes.credit.settings import CreditAdvantage
 
 # --------------------------------------------------------------------------------------------- episodes are compared
@@ -54,12 +49,12 @@ def rloo(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
     A baseline that the sample has no part in leaves the gradient unbiased; there is no division by a deviation. A sample
     whose group was broken off around it gets 0.
     """
-    mask_BT, (index_B, score_N) = batch.mask_BT.bool(), _scores(batch)
+    index_B, score_N = batch.scores()
     advantage_N = torch.zeros_like(score_N)
-    for members in _groups(batch.groups, index_B).values():
+    for members in members_of(batch.groups, index_B).values():
         if (G := len(members)) > 1:
-            advantage_N[members] = G / (G - 1) * _standardize(score_N[members], normalize_std=False)
-    return _to_tokens(advantage_N[index_B], mask_BT), _to_tokens(score_N[index_B], mask_BT)
+            advantage_N[members] = G / (G - 1) * standardize(score_N[members], normalize_std=False)
+    return batch.to_tokens(advantage_N[index_B]), batch.to_tokens(score_N[index_B])
 
 
 @estimator()
@@ -74,11 +69,11 @@ def reinforce_plus_plus_baseline(batch: Batch, advantage: AdvantageConfig) -> tu
     centred_BT, returns_BT = grpo(batch, advantage.model_copy(update={"normalize_std": False}))
     mask_BT = batch.mask_BT.bool()
     if advantage.normalize_std:
-        centred_BT[mask_BT] = _whiten(centred_BT[mask_BT])
+        centred_BT[mask_BT] = whiten(centred_BT[mask_BT])
     return centred_BT, returns_BT
 
 
-BASELINE = Column("baseline_B", torch.float32, lambda trajectory: trajectory.extra.get(GREEDY, float("nan")))
+BASELINE = Column("baseline_B", torch.float32, lambda trajectory: trajectory.extra.get("greedy_score", float("nan")))
 """What the greedy episode of the row's prompt was paid; NaN where it was broken off."""
 
 
@@ -90,9 +85,9 @@ def remax(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
 
     It works with one sample a prompt. A prompt whose greedy episode was broken off teaches nothing.
     """
-    mask_BT, (index_B, score_N) = batch.mask_BT.bool(), _scores(batch)
+    index_B, score_N = batch.scores()
     advantage_B = (score_N[index_B] - batch.columns[BASELINE.name]).nan_to_num(0.0)
-    return _to_tokens(advantage_B, mask_BT), _to_tokens(score_N[index_B], mask_BT)
+    return batch.to_tokens(advantage_B), batch.to_tokens(score_N[index_B])
 
 
 # -------------------------------------------------------------------------------------------------- no one to compare
@@ -106,7 +101,7 @@ def reinforce_plus_plus(batch: Batch, advantage: AdvantageConfig) -> tuple[Tenso
 
     This is ppo with a critic that always says 0, and lambda 1.
     """
-    refuse_truncated(batch)
+    batch.refuse_truncated()
     nothing = replace(batch, values_BT=torch.zeros_like(batch.rewards_BT))
     return ppo(nothing, advantage.model_copy(update={"lam": 1.0}))
 
@@ -126,9 +121,9 @@ class _Steps:
     reward_S: Tensor
     """Sum of the step's rewards, float32."""
 
-    def to_tokens(self, x_S: Tensor, mask_BT: Tensor) -> Tensor:
+    def to_tokens(self, x_S: Tensor, batch: Batch) -> Tensor:
         """[B, T]: each action token gets what its step has."""
-        return scatter(x_S[self.of_A], mask_BT)
+        return batch.at_actions(x_S[self.of_A])
 
 
 def first_tokens(mask_BT: Tensor, steps_BT: Tensor) -> Tensor:
@@ -139,7 +134,7 @@ def first_tokens(mask_BT: Tensor, steps_BT: Tensor) -> Tensor:
 
 def _steps_of(batch: Batch) -> _Steps:
     mask_BT, first_BT = batch.mask_BT.bool(), first_tokens(batch.mask_BT, batch.steps_BT)
-    index_B, _ = _number_trajectories(batch.trajectory_B)
+    index_B, _ = batch.numbered()
     of_A = first_BT[mask_BT].cumsum(0) - 1
     trajectory_S = index_B[first_BT.nonzero()[:, 0]]
     rewards_A = batch.rewards_BT[mask_BT].float()
@@ -164,14 +159,14 @@ def steppo(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
     """
     if batch.values_BT is None:
         raise ConfigError("steppo needs the values of a critic; pass values_BT, or use gigpo, which needs none")
-    steps, mask_BT = _steps_of(batch), batch.mask_BT.bool()
+    steps = _steps_of(batch)
     value_S = batch.values_BT[steps.first_BT].detach().float()
     truncated_S = None if batch.truncated_B is None else batch.truncated_B[steps.first_BT.nonzero()[:, 0]]
-    advantage_S = _gae(steps.reward_S, value_S, steps.trajectory_S, advantage.gamma, advantage.lam, truncated_S)
-    returns_BT = steps.to_tokens(advantage_S + value_S, mask_BT)
+    advantage_S = gae(steps.reward_S, value_S, steps.trajectory_S, advantage.gamma, advantage.lam, truncated_S)
+    returns_BT = steps.to_tokens(advantage_S + value_S, batch)
     if advantage.normalize_std:
-        advantage_S = _whiten(advantage_S, "steps")
-    return steps.to_tokens(advantage_S, mask_BT), returns_BT
+        advantage_S = whiten(advantage_S, "steps")
+    return steps.to_tokens(advantage_S, batch), returns_BT
 
 
 STATES = Column("states_BT", torch.int64, lambda step: [step.extra["state"]] * len(step.action_ids))
@@ -188,13 +183,13 @@ def gigpo(batch: Batch, advantage: CreditAdvantage) -> tuple[Tensor, Tensor]:
     over all steps of a group's episodes that were taken in the same state (`Observation.extra`). Where samples of one prompt come
     by the same place and leave it differently, the ways are compared, without a critic. A state that was met once gives 0.
     """
-    steps, mask_BT = _steps_of(batch), batch.mask_BT.bool()
+    steps = _steps_of(batch)
     episode_BT, returns_BT = grpo(batch, advantage)
-    return_S = _gae(steps.reward_S, torch.zeros_like(steps.reward_S), steps.trajectory_S, advantage.gamma, 1.0)
+    return_S = gae(steps.reward_S, torch.zeros_like(steps.reward_S), steps.trajectory_S, advantage.gamma, 1.0)
     row_S, state_S = steps.first_BT.nonzero()[:, 0].tolist(), batch.columns[STATES.name][steps.first_BT].tolist()
     places = [(batch.groups[row], state) for row, state in zip(row_S, state_S, strict=True)]
     advantage_S = torch.zeros_like(return_S)
-    for met in _groups(places, torch.arange(len(places))).values():
+    for met in members_of(places, torch.arange(len(places))).values():
         if len(met) > 1:
-            advantage_S[met] = _standardize(return_S[met], advantage.normalize_std)
-    return episode_BT + advantage.step_weight * steps.to_tokens(advantage_S, mask_BT), returns_BT
+            advantage_S[met] = standardize(return_S[met], advantage.normalize_std)
+    return episode_BT + advantage.step_weight * steps.to_tokens(advantage_S, batch), returns_BT

@@ -10,10 +10,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from agent_r1.config.settings import AdvantageConfig, Config
-from agent_r1.rollout.rows import PROCESS, Batch, Column
-from agent_r1.training.advantages import Estimator
+from agent_r1 import AdvantageConfig, Batch, Column, Config, Estimator
 from agent_r1_recipes.robustness.mismatch import truncated_weights
+
+PROCESS = Column.process()
 
 
 def balanced(inner: Estimator, config: Config) -> Estimator:

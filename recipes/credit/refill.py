@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from agent_r1.core import Trajectory
-from agent_r1.rollout.rollouts import Played, Rollouts
+from agent_r1 import Played, Rollouts, Trajectory
 from agent_r1_recipes.credit.settings import CreditRollout
 
 

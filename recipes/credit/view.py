@@ -15,13 +15,21 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from agent_r1.config.load import Config
-from agent_r1.core import Step, StopReason, Trajectory
-from agent_r1.ground.errors import AgentR1Error
-from agent_r1.ground.ui import clean
-from agent_r1.rollout.rows import Batch, Column, collate, trajectory_rows
-from agent_r1.training.parts import get_estimator, with_settings
-from agent_r1.viewer.tokens import read_trajectories, token_cells
+from agent_r1 import (
+    AgentR1Error,
+    Batch,
+    Column,
+    Config,
+    Step,
+    StopReason,
+    Trajectory,
+    clean,
+    collate,
+    make_estimator,
+    read_trajectories,
+    token_cells,
+    trajectory_rows,
+)
 
 LISTS = ("input_ids", "action_mask", "logprobs", "rewards", "step_ids")
 
@@ -37,7 +45,7 @@ def print_credit(file: Path, index: int, names: list[str], by_token: bool) -> No
     config = Config(advantage=yaml.safe_load(run.read_text())["advantage"] if run.is_file() else {})
     credit = {}
     for name in names:
-        estimate = with_settings(get_estimator(name), config)
+        estimate = make_estimator(config.model_copy(update={"algorithm": name}))
         batch = batch_of(records, file, estimate.columns)
         credit[name] = estimate(batch, config.advantage)[0]
     console, group = Console(), records[index]["group_id"]

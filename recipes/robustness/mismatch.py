@@ -13,21 +13,20 @@ from collections import deque
 import torch
 from torch import Tensor
 
-from agent_r1.config.load import Config
-from agent_r1.rollout.decoder import Decoder
-from agent_r1.rollout.sampler import LocalPolicy
-from agent_r1_recipes.robustness.settings import Mismatch, MismatchSettings
+from agent_r1 import Config, Decoder, LocalPolicy
+from agent_r1_recipes.robustness.settings import MismatchSettings
 
 
 class MismatchedPolicy(LocalPolicy):
     """`LocalPolicy` with a copy of the trainer's model, spoilt as the dial says. Records the log-probabilities that it drew
-    from. A resumed run has no old weights and begins with the newest."""
+    from. A resumed run has no old weights and begins with the newest. Evaluations keep the exact policy."""
 
     exact = False
 
-    def __init__(self, actor: Decoder, stop_ids: tuple[int, ...], dial: Mismatch, *, slots: int, max_context: int):
+    def __init__(self, actor: Decoder, stop_ids: tuple[int, ...], rollout: MismatchSettings):
+        dial = rollout.mismatch
         model = copy.deepcopy(actor).to(torch.bfloat16 if dial.bf16 else torch.float32)
-        super().__init__(model, stop_ids, slots=slots, max_context=max_context)
+        super().__init__(model, stop_ids, slots=rollout.slots, max_context=rollout.max_context)
         self.versions: deque[dict[str, Tensor]] = deque(maxlen=dial.steps_old + 1)
         if dial.top_p < 1:
             model.logits = lambda hidden: nucleus(type(model).logits(model, hidden), dial.top_p)
@@ -44,11 +43,6 @@ def nucleus(logits_BV: Tensor, top_p: float) -> Tensor:
     sorted_BV, order_BV = logits_BV.float().softmax(-1).sort(dim=-1, descending=True)
     beyond_BV = sorted_BV.cumsum(-1) - sorted_BV >= top_p  # the token that crosses the line stays
     return logits_BV.masked_fill(beyond_BV.scatter(1, order_BV, beyond_BV), -torch.inf)
-
-
-def mismatched(actor: Decoder, stop_ids: tuple[int, ...], rollout: MismatchSettings) -> MismatchedPolicy:
-    """The policy that plays a step's episodes with `rollout.mismatch`; evaluations keep the exact one."""
-    return MismatchedPolicy(actor, stop_ids, rollout.mismatch, slots=rollout.slots, max_context=rollout.max_context)
 
 
 def resumed(config: Config) -> str | None:

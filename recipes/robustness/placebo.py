@@ -8,8 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from agent_r1.data.rows import Passage
-from agent_r1.search.index import Hit
+from agent_r1 import Hit, Passage
 
 
 class Placebo:

@@ -10,8 +10,7 @@ from __future__ import annotations
 import random
 import re
 
-from agent_r1.search.index import Hit
-from agent_r1.search.searcher import Searcher
+from agent_r1 import Hit, Searcher
 
 LIE = "lie"
 """The kind whose text is made of what was found: the best passage with other names in it."""

@@ -25,7 +25,7 @@ from agent_r1.data.source import SPLITS, source_of
 from agent_r1.env import dialect_of, wants_answers
 from agent_r1.ground import hub
 from agent_r1.ground.errors import AgentR1Error, extra
-from agent_r1.ground.files import home, locked, whole, write_whole, writing
+from agent_r1.ground.files import home, make_once, write_whole, writing
 from agent_r1.ground.machine import available_memory
 from agent_r1.ground.ui import say
 from agent_r1.search.encoders import make_encoder
@@ -116,16 +116,12 @@ def stage(title: str, target: Path, make: Callable[[Path], str]) -> None:
         return
     say(f"{title} ...")
     start = time.perf_counter()
+    # Two runs may need the same artefact: the second waits here, and then finds it made.
+    if (summary := make_once(target, make)) is None:
+        say(f"  made by another process, in {target}")
+        return
+    seconds = time.perf_counter() - start
     with writing(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        # Two runs may need the same artefact: the second waits here, and then finds it made.
-        with locked(target.parent / f".lock-{target.name}"):
-            if target.exists():
-                say(f"  made by another process, in {target}")
-                return
-            with whole(target) as part:
-                summary = make(part)
-        seconds = time.perf_counter() - start
         write_whole(took(target), f"{seconds:.1f}\n")
     say(f"  {summary}\n  {seconds:.1f} s, in {target}")
 

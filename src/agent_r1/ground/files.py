@@ -6,15 +6,17 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 
 from agent_r1.ground.errors import AgentR1Error, first_line
+
+T = TypeVar("T")
 
 
 def home() -> Path:
@@ -79,6 +81,20 @@ def locked(path: Path, busy: str | None = None) -> Iterator[None]:
         raise AgentR1Error(busy) from None
     with lock:
         yield
+
+
+def make_once(target: Path, make: Callable[[Path], T]) -> T | None:
+    """Have `make` write the file or folder `target` unless it is there. Return what it returned, and None if it was there.
+
+    Of several processes one makes it, and the others wait. Raises AgentR1Error where it cannot be written.
+    """
+    with writing(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with locked(target.parent / f".lock-{target.name}"):
+            if target.exists():
+                return None
+            with whole(target) as part:
+                return make(part)
 
 
 def json_line(record: Any) -> str:

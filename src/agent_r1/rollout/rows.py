@@ -34,6 +34,11 @@ class Column:
     fill: Callable[[Step], list] | Callable[[Trajectory], Any]
     """_BT: the values of a step's action tokens; all other tokens get 0. _B: the value of a trajectory's rows."""
 
+    @classmethod
+    def process(cls) -> Column:
+        """What of the rewards was paid on the way (`Step.paid`), as `process_BT`; rollouts record it."""
+        return cls("process_BT", torch.float32, _paid)
+
     @property
     def of_tokens(self) -> bool:
         return self.name.endswith("_BT")
@@ -46,8 +51,7 @@ def _paid(step: Step) -> list[float]:
     return paid
 
 
-PROCESS = Column("process_BT", torch.float32, _paid)
-"""What of the rewards was paid on the way (`Step.paid`); rollouts record it."""
+PROCESS = Column.process()
 
 
 @dataclass
@@ -186,9 +190,48 @@ class Batch:
         part = self._with(lambda name, tensor: tensor[index, :T] if name.endswith("_BT") else tensor[index])
         return replace(part, groups=[self.groups[i] for i in index.tolist()])
 
+    # ------------------------------------------------------------------------------------------- for estimators
+
+    def numbered(self) -> tuple[Tensor, int]:
+        """[B]: the number of each row's trajectory, 0..N-1 in order of appearance; and N. Raises ValueError if the rows of one
+        are not consecutive."""
+        numbers, index_B = torch.unique_consecutive(self.trajectory_B, return_inverse=True)
+        if len(numbers.unique()) != len(numbers):
+            raise ValueError("the rows of a trajectory must be consecutive and in time order")
+        return index_B, len(numbers)
+
+    def scores(self) -> tuple[Tensor, Tensor]:
+        """[B] and [N]: the number of each row's trajectory, and the sum of all rewards of each trajectory. Raises ConfigError
+        for truncated ones."""
+        self.refuse_truncated()
+        (index_B, N), mask_BT = self.numbered(), self.mask_BT.bool()
+        earned_B = torch.where(mask_BT, self.rewards_BT.float(), 0.0).sum(dim=1)
+        return index_B, earned_B.new_zeros(N).index_add_(0, index_B, earned_B)
+
+    def refuse_truncated(self) -> None:
+        """Raises ConfigError for a truncated episode: without a critic, the rest of its score is unknown."""
+        if self.truncated_B is not None and (cut := self.trajectory_B[self.truncated_B].unique()).numel():
+            raise ConfigError(
+                f"{len(cut)} episodes were truncated (Outcome.truncated), and only a critic can say what the rest was worth; use "
+                "an estimator with a critic, such as ppo, or let the environment pay for the cut"
+            )
+
+    def to_tokens(self, x_B: Tensor) -> Tensor:
+        """[B, T]: each action token gets what its row has."""
+        return torch.where(self.mask_BT.bool(), x_B[:, None], 0.0)
+
+    def at_actions(self, x_A: Tensor) -> Tensor:
+        """[B, T]: the A action tokens, row by row, get these values."""
+        return scatter(x_A, self.mask_BT.bool())
+
     def _with(self, change: Callable[[str, Tensor], Tensor]) -> Batch:
         tensors = {name: change(name, value) for name, value in vars(self).items() if isinstance(value, Tensor)}
         return replace(self, **tensors, columns={name: change(name, value) for name, value in self.columns.items()})
+
+
+def scatter(values_A: Tensor, where_BT: Tensor) -> Tensor:
+    """Put A values back on their places in [B, T], zeros elsewhere (differentiable)."""
+    return torch.zeros(where_BT.shape, device=values_A.device).masked_scatter(where_BT, values_A)
 
 
 def collate(rows: list[TrainingRow], trajectories: Iterable[Trajectory] = (), columns: Sequence[Column] = ()) -> Batch:

@@ -30,11 +30,16 @@ class SearchTool(BaseTool):
         self.timeout_s = getattr(searcher.index, "deadline_s", None)  # the index may wait for a service
 
     async def execute(self, args: dict[str, Any]) -> ToolOutput:
-        if not (query := searched(args)):
+        if not (query := self.query_of(args)):
             raise InvalidArgumentsError("query is empty; write what to look for, for example the name of an entity")
         hits = await self.searcher.search(query, self.top_k)
         content = "\n".join(_line(hit) for hit in hits) or "no results"
         return ToolOutput(content, {"titles": [hit.title for hit in hits]})
+
+    @staticmethod
+    def query_of(args: dict[str, Any]) -> str:
+        """What the arguments of a call look for. Half of a surrogate pair, which a model may write, makes tokenizers raise."""
+        return valid_unicode(args["query"][:MAX_QUERY_CHARS]).strip()
 
 
 def make(searcher: Searcher | None = None, top_k: int = SearchConfig().top_k, **_: Any) -> SearchTool:
@@ -42,11 +47,6 @@ def make(searcher: Searcher | None = None, top_k: int = SearchConfig().top_k, **
     if searcher is None:
         raise ConfigError("the tool 'search' needs an index; build one with `agent-r1 index`, or drop the tool")
     return SearchTool(searcher, top_k)
-
-
-def searched(args: dict[str, Any]) -> str:
-    """What the arguments of a call look for. Half of a surrogate pair, which a model may write, makes tokenizers raise."""
-    return valid_unicode(args["query"][:MAX_QUERY_CHARS]).strip()
 
 
 def _line(hit: Hit) -> str:

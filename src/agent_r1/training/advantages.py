@@ -22,8 +22,7 @@ from torch import Tensor
 
 from agent_r1.config.settings import AdvantageConfig
 from agent_r1.ground.errors import ConfigError
-from agent_r1.rollout.rows import Batch, Column
-from agent_r1.training.forward import scatter
+from agent_r1.rollout.rows import Batch, Column, scatter
 
 Credit = Callable[[Batch, AdvantageConfig], tuple[Tensor, Tensor]]
 """A whole batch (every sample of a prompt must be in it) to `advantages_BT` and `returns_BT`, float32, 0 where the mask is 0.
@@ -49,31 +48,6 @@ def estimator(*columns: Column, **asks: Callable[[Batch], Tensor]) -> Callable[[
     return lambda credit: Estimator(credit, columns, **asks)
 
 
-def _number_trajectories(trajectory_B: Tensor) -> tuple[Tensor, int]:
-    """Number trajectories 0..N-1 in order of appearance. Raises ValueError if the rows of one are not consecutive."""
-    numbers, index_B = torch.unique_consecutive(trajectory_B, return_inverse=True)
-    if len(numbers.unique()) != len(numbers):
-        raise ValueError("the rows of a trajectory must be consecutive and in time order")
-    return index_B, len(numbers)
-
-
-def _scores(batch: Batch) -> tuple[Tensor, Tensor]:
-    """The number of each row's trajectory, and the sum of all rewards of each trajectory. Raises ConfigError for truncated ones."""
-    refuse_truncated(batch)
-    (index_B, N), mask_BT = _number_trajectories(batch.trajectory_B), batch.mask_BT.bool()
-    earned_B = torch.where(mask_BT, batch.rewards_BT.float(), 0.0).sum(dim=1)
-    return index_B, earned_B.new_zeros(N).index_add_(0, index_B, earned_B)
-
-
-def refuse_truncated(batch: Batch) -> None:
-    """Raises ConfigError for a truncated episode: without a critic, the rest of its score is unknown."""
-    if batch.truncated_B is not None and (cut := batch.trajectory_B[batch.truncated_B].unique()).numel():
-        raise ConfigError(
-            f"{len(cut)} episodes were truncated (Outcome.truncated), and only a critic can say what the rest was worth; use an "
-            "estimator with a critic, such as ppo, or let the environment pay for the cut"
-        )
-
-
 # ------------------------------------------------------------------------------------------------------------- grpo
 
 
@@ -90,19 +64,20 @@ def grpo(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
     Statistics are over trajectories, not rows: an episode that rewrote its context has several rows, one score and one
     vote. Raises ConfigError for a group of one.
     """
-    mask_BT, (index_B, score_N) = batch.mask_BT.bool(), _scores(batch)
+    index_B, score_N = batch.scores()
     advantage_N = torch.zeros_like(score_N)
-    for group, members in _groups(batch.groups, index_B).items():
+    for group, members in members_of(batch.groups, index_B).items():
         if len(members) == 1:
             raise ConfigError(
                 f"grpo: group {group!r} has a single trajectory and nothing to compare it with; set "
                 "rollout.samples_per_prompt to 2 or more and keep the samples of a prompt in one batch, or use ppo"
             )
-        advantage_N[members] = _standardize(score_N[members], advantage.normalize_std)
-    return _to_tokens(advantage_N[index_B], mask_BT), _to_tokens(score_N[index_B], mask_BT)
+        advantage_N[members] = standardize(score_N[members], advantage.normalize_std)
+    return batch.to_tokens(advantage_N[index_B]), batch.to_tokens(score_N[index_B])
 
 
-def _standardize(score_G: Tensor, normalize_std: bool) -> Tensor:
+def standardize(score_G: Tensor, normalize_std: bool) -> Tensor:
+    """Scores of a group less their mean, and divided by their deviation if asked for; 0 exactly where all agree."""
     # Equal scores carry no information and must give 0 exactly. float32 has 7 digits: the mean of seven times 0.8 is
     # not 0.8, nor is 0.3 + 0.3 + 0.3 equal to 0.9, and such noise divided by (0 + 1e-6) is an advantage of 0.05.
     if score_G.max() - score_G.min() <= 1e-6 * score_G.abs().max():
@@ -111,16 +86,12 @@ def _standardize(score_G: Tensor, normalize_std: bool) -> Tensor:
     return centered_G / (score_G.std() + 1e-6) if normalize_std else centered_G
 
 
-def _groups(groups: list[Hashable], index_B: Tensor) -> dict[Hashable, list[int]]:
+def members_of(groups: list[Hashable], index_B: Tensor) -> dict[Hashable, list[int]]:
     """The trajectories (numbers 0..N-1) of each group; for gigpo the steps that were taken at each place."""
     members: dict[Hashable, list[int]] = defaultdict(list)
     for group, trajectory in dict.fromkeys(zip(groups, index_B.tolist(), strict=True)):
         members[group].append(trajectory)  # one of several rows counts once
     return members
-
-
-def _to_tokens(score_B: Tensor, mask_BT: Tensor) -> Tensor:
-    return torch.where(mask_BT, score_B[:, None], 0.0)
 
 
 # -------------------------------------------------------------------------------------------------------------- ppo
@@ -149,18 +120,18 @@ def ppo(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
     if batch.values_BT is None:
         raise ConfigError("ppo needs the values of a critic; pass values_BT, or use grpo, which needs none")
     # Throw the other tokens away. Row-major order is time order, across the rows of a trajectory too.
-    acted_BT, (index_B, _) = batch.mask_BT.bool(), _number_trajectories(batch.trajectory_B)
+    acted_BT, (index_B, _) = batch.mask_BT.bool(), batch.numbered()
     trajectory_A = index_B[acted_BT.nonzero()[:, 0]]
     reward_A, value_A = batch.rewards_BT[acted_BT].float(), batch.values_BT[acted_BT].detach().float()
     truncated_A = None if batch.truncated_B is None else batch.truncated_B[acted_BT.nonzero()[:, 0]]
-    advantage_A = _gae(reward_A, value_A, trajectory_A, advantage.gamma, advantage.lam, truncated_A)
+    advantage_A = gae(reward_A, value_A, trajectory_A, advantage.gamma, advantage.lam, truncated_A)
     return_A = advantage_A + value_A
     if advantage.normalize_std:
-        advantage_A = _whiten(advantage_A)
+        advantage_A = whiten(advantage_A)
     return scatter(advantage_A, acted_BT), scatter(return_A, acted_BT)
 
 
-def _gae(
+def gae(
     reward_A: Tensor, value_A: Tensor, trajectory_A: Tensor, gamma: float, lam: float, truncated_A: Tensor | None = None
 ) -> Tensor:
     """The recursion over actions that stand end to end, trajectory by trajectory: tokens for ppo, steps for steppo and gigpo.
@@ -187,7 +158,8 @@ def _gae(
     return advantages_NL[trajectory_A, place_A]
 
 
-def _whiten(x_A: Tensor, of: str = "action tokens") -> Tensor:
+def whiten(x_A: Tensor, of: str = "action tokens") -> Tensor:
+    """Mean 0, unbiased variance 1. Raises ConfigError for fewer than two values; `of` says what they belong to."""
     if len(x_A) < 2:
         raise ConfigError(f"cannot whiten {len(x_A)} {of}; sample more episodes, or set advantage.normalize_std=false")
     return (x_A - x_A.mean()) * torch.rsqrt(x_A.var() + 1e-8)

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from agent_r1.ground.device import LOGITS
 from agent_r1.rollout.decoder import Decoder, causal_attention
-from agent_r1.rollout.rows import Batch
+from agent_r1.rollout.rows import Batch, scatter
 
 
 class Critic(nn.Module):
@@ -75,11 +75,6 @@ def _before_actions(model: Decoder, batch: Batch) -> tuple[Tensor, Tensor]:
     hidden = model(batch.ids_BT, positions, causal_attention)
     where = batch.mask_BT.bool()
     return hidden[:, :-1][where[:, 1:]], where
-
-
-def scatter(values_A: Tensor, where_BT: Tensor) -> Tensor:
-    """Put A values back on their places in [B, T], zeros elsewhere (differentiable)."""
-    return torch.zeros(where_BT.shape, device=values_A.device).masked_scatter(where_BT, values_A)
 
 
 def micro_batches(lengths_B: Tensor, max_tokens: int, rows: Tensor | None = None) -> Iterator[Tensor]:
