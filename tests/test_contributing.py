@@ -1,4 +1,4 @@
-"""CONTRIBUTING.md, followed to the letter on a copy of the source tree: what it adds is offered, trained with, and works."""
+"""CONTRIBUTING.md, followed to the letter on a copy of the tree: the recipe that it adds is offered, trained with, and works."""
 
 from __future__ import annotations
 
@@ -17,11 +17,8 @@ import yaml
 from runs import ROOT, lines
 
 PAGE = (ROOT / "CONTRIBUTING.md").read_text()
-ADDED = ("A tool", "An environment", "An estimator", "A preset")
-STEP = re.compile(
-    r"^(?:In )?`(src/\S+)`(?:, (above|instead of) the line with `([^`]+)`[^:\n]*)?:\n\n```\w+\n(.*?)```",
-    re.DOTALL | re.M,
-)
+ADDED = ("A tool", "An environment", "An estimator", "Names", "A preset")
+STEP = re.compile(r"^`(recipes/\S+)`:\n\n```\w+\n(.*?)```", re.DOTALL | re.M)
 SETTINGS = [
     "median",
     "--preset=glance",
@@ -34,12 +31,10 @@ SETTINGS = [
 TRAINING = """
 import asyncio, sys
 from conftest import ScriptedPolicy, call
+from agent_r1 import Sampling, Task, load_config, load_rows, load_tools, make_loop
 from agent_r1.app.cli import main
-from agent_r1.config import load_config
-from agent_r1.rollout.episode import Task, make_loop
 from agent_r1.training.tiny_model import load_chat
-from agent_r1.core import Sampling
-from agent_r1.workspace import Workspace, load_rows, load_tools
+from agent_r1.workspace import Workspace
 
 for stage in ("data", "index", "cold-start", "train"):
     assert main([stage, *sys.argv[1:]]) == 0
@@ -58,21 +53,17 @@ def follow(title: str, tree: Path) -> None:
     section = PAGE.split(f"### {title} in full\n")[1].split("\n##")[0]
     steps = STEP.findall(section)
     assert len(steps) == section.count("```") / 2, f"{title}: a step that names no place"
-    for path, where, anchor, code in steps:
-        if not where:
-            assert not (tree / path).exists()
-            (tree / path).write_text(code)
-            continue
-        text = (tree / path).read_text().splitlines(keepends=True)
-        [place] = [i for i, line in enumerate(text) if anchor in line]
-        text[place] = code + (text[place] if where == "above" else "")
-        (tree / path).write_text("".join(text))
+    for path, code in steps:
+        assert not (tree / path).exists()
+        (tree / path).parent.mkdir(exist_ok=True)
+        (tree / path).write_text(code)
 
 
 @pytest.fixture
 def tree(tmp_path) -> Path:
-    """A copy of the sources with all four in it."""
-    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    """A copy of the sources with the recipe in it."""
+    for name in ("src", "recipes"):
+        shutil.copytree(ROOT / name, tmp_path / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     for title in ADDED:
         follow(title, tmp_path)
@@ -81,7 +72,7 @@ def tree(tmp_path) -> Path:
 
 @pytest.mark.slow
 def test_what_is_added_by_following_the_steps_is_trained_with(tree):
-    ruff = [Path(sys.prefix) / "bin" / "ruff", "check", "--no-cache", "src"]
+    ruff = [Path(sys.prefix) / "bin" / "ruff", "check", "--no-cache", "src", "recipes"]
     checked = subprocess.run(ruff, cwd=tree, capture_output=True, text=True)
     assert checked.returncode == 0, checked.stdout
     path = os.pathsep.join([str(tree / "src"), str(ROOT / "tests")])
