@@ -323,7 +323,7 @@ def architecture() -> str:
             rooms = storeys.setdefault(storey or list(storeys)[-1], [])
             title = textwrap.wrap(names.strip() + f"   {number}" * bool(number), 27, drop_whitespace=False)
             rooms.append((title, textwrap.wrap(words, 30)))
-    bands, y = [], 44
+    bands, y = [], 104
     for storey, rooms in storeys.items():
         rows = [rooms[i : i + 4] for i in range(0, len(rooms), 4)]
         heights = [18 + 16 * max(len(title) + len(lines) for title, lines in row) for row in rows]
@@ -331,6 +331,8 @@ def architecture() -> str:
         y += sum(heights) + 8 * len(rows) + 22
     d = Drawing(900, y + 18, "The storeys of the source and the rooms in each")
     d.text(14, 24, "src/agent_r1: a file imports from its own storey and from those below, never from above.")
+    d.box(14, 38, 872, 46, "recipes/   a folder each: data sets, worlds, tools, dialects, rewards, estimators, presets",
+          "They import public names of agent_r1. The core imports none of them: a name in a setting leads to a recipe.")
     for storey, top, rows, heights in bands:
         d.rect(14, top, 872, sum(heights) + 8 * len(rows) + 8, "read", 6)
         d.text(24, top + 26, storey, 14, "tgood")

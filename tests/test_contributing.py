@@ -1,4 +1,4 @@
-"""CONTRIBUTING.md, followed to the letter on a copy of the tree: the recipe that it adds is offered, trained with, and works."""
+"""CONTRIBUTING.md, followed to the letter on a copy of the source tree: what it adds is offered, trained with, and works."""
 
 from __future__ import annotations
 
@@ -15,18 +15,11 @@ from pathlib import Path
 import pytest
 import yaml
 from runs import ROOT, lines
+from test_architecture import deep
 
 PAGE = (ROOT / "CONTRIBUTING.md").read_text()
-ADDED = ("A tool", "An environment", "An estimator", "Names", "A preset")
-STEP = re.compile(r"^`(recipes/\S+)`:\n\n```\w+\n(.*?)```", re.DOTALL | re.M)
-SETTINGS = [
-    "median",
-    "--preset=glance",
-    "env.name=frugal",
-    "env.tools=[search,add]",
-    "trainer.threads=1",
-    "trainer.device=cpu",
-]
+STEP = re.compile(r"`(recipes/\S+)`:\n\n```\w+\n(.*?)```", re.DOTALL)
+SETTINGS = ["median", "--recipe=frugal", "trainer.threads=1", "trainer.device=cpu"]
 
 TRAINING = """
 import asyncio, sys
@@ -38,7 +31,7 @@ from agent_r1.workspace import Workspace
 
 for stage in ("data", "index", "cold-start", "train"):
     assert main([stage, *sys.argv[1:]]) == 0
-config = load_config("glance", sys.argv[3:], algorithm="median")
+config = load_config("frugal", sys.argv[3:], algorithm="median")
 chat = load_chat(Workspace.of(config).cold_start)
 policy = ScriptedPolicy(chat, [call("add", a=1.5, b=2), "<answer>3.5</answer>"])
 loop = make_loop(policy, chat, load_tools(config), config.rollout, config.env)
@@ -48,25 +41,19 @@ print(first.info["tool_calls"][0]["content"], first.reward)
 """
 
 
-def follow(title: str, tree: Path) -> None:
-    """Do what the section says, file by file."""
-    section = PAGE.split(f"### {title} in full\n")[1].split("\n##")[0]
-    steps = STEP.findall(section)
-    assert len(steps) == section.count("```") / 2, f"{title}: a step that names no place"
-    for path, code in steps:
-        assert not (tree / path).exists()
-        (tree / path).parent.mkdir(exist_ok=True)
-        (tree / path).write_text(code)
-
-
 @pytest.fixture
 def tree(tmp_path) -> Path:
-    """A copy of the sources with the recipe in it."""
+    """A copy of the sources with the recipe of the page in it."""
     for name in ("src", "recipes"):
         shutil.copytree(ROOT / name, tmp_path / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    for title in ADDED:
-        follow(title, tmp_path)
+    section = PAGE.split("### A recipe in full\n")[1].split("\n## ")[0]
+    steps = STEP.findall(section)
+    assert len(steps) == section.count("```") / 2, "a step that names no place"
+    for path, code in steps:
+        assert not (tmp_path / path).exists()
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text(code)
     return tmp_path
 
 
@@ -75,6 +62,7 @@ def test_what_is_added_by_following_the_steps_is_trained_with(tree):
     ruff = [Path(sys.prefix) / "bin" / "ruff", "check", "--no-cache", "src", "recipes"]
     checked = subprocess.run(ruff, cwd=tree, capture_output=True, text=True)
     assert checked.returncode == 0, checked.stdout
+    assert not set().union(*map(deep, (tree / "recipes/frugal").glob("*.py")))  # public names only
     path = os.pathsep.join([str(tree / "src"), str(ROOT / "tests")])
     env = os.environ | {"PYTHONPATH": path, "AGENT_R1_HOME": str(tree), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", TRAINING, *SETTINGS]
@@ -82,9 +70,9 @@ def test_what_is_added_by_following_the_steps_is_trained_with(tree):
     assert done.returncode == 0, done.stdout + done.stderr
 
     # The preset: its name, its four steps, the smoke run beneath it.
-    run = tree / "runs" / "glance-median"
+    run = tree / "runs" / "frugal-median"
     config = yaml.safe_load((run / "config.yaml").read_text())
-    assert (config["preset"], config["algorithm"], config["env"]["name"]) == ("glance", "median", "frugal")
+    assert (config["preset"], config["algorithm"], config["env"]["name"]) == ("frugal", "median", "frugal")
     assert len(lines(run)) == config["trainer"]["steps"] == 4 and config["search"]["top_k"] == 2
 
     # The estimator: in each step, every sampled token has what its formula gives for the group. The environment: its price.

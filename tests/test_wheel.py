@@ -40,7 +40,9 @@ def made(tmp_path_factory) -> tuple[Path, Path]:
     for name in files:
         if os.path.lexists(ROOT / name):
             (folder / "checkout" / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, folder / "checkout" / name, follow_symlinks=False)  # src/agent_r1_recipes is a link
+            shutil.copy(
+                ROOT / name, folder / "checkout" / name, follow_symlinks=False
+            )  # src/agent_r1_recipes is a link
     run(sys.executable, "-c", BUILD, "build_sdist", folder, cwd=folder / "checkout")
     [archive] = folder.glob("*.tar.gz")
     with tarfile.open(archive) as packed:

@@ -90,7 +90,7 @@ def add(file: Path) -> None:
             if not isinstance(code, str) or not own.is_own(code):
                 raise ConfigError(f"{file}: {kind}.{name} names no code; give FILE.py:NAME or MODULE:NAME")
             if name in tables.names(kind) and (kind, name) not in _added:
-                raise ConfigError(f"{file}: there is a {kind} {name!r} already; choose another name")
+                raise ConfigError(f"{file}: the {kind} {name!r} is in another table already; rename it")
             folder = file.resolve().parent
             texts = {key: own.absolute(text, folder) for key, text in facts.items() if isinstance(text, str)}
             own.say([texts["code"]])

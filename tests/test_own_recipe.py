@@ -1,0 +1,154 @@
+"""A recipe of the user's: `--recipe FOLDER`, and the short names of its recipe.toml."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from runs import main
+
+from agent_r1.config import fingerprint, from_yaml, load_config, own, recipes, tables, to_yaml, user_code
+from agent_r1.ground.errors import ConfigError
+from agent_r1.workspace import Workspace
+
+TABLE = """
+[env]
+thrifty = "world.py:Thrifty"
+[tool]
+double = "world.py:double"
+[estimator.halved]
+code = "credit.py:halved"
+groups = true
+"""
+WORLD = """
+from agent_r1 import HermesToolEnv
+from agent_r1.tool import tool
+
+@tool
+def double(x: int) -> int:
+    '''Double a number.
+
+    Args:
+        x: The number.
+    '''
+    return 2 * x
+
+class Thrifty(HermesToolEnv):
+    def process_reward(self, call, result):
+        return -0.1
+"""
+CREDIT = """
+from agent_r1 import estimator, grpo
+
+@estimator()
+def halved(batch, advantage):
+    advantages, returns = grpo(batch, advantage)
+    return advantages / 2, returns
+"""
+PRESET = "extends: smoke\nenv: {name: thrifty, tools: [double]}\nhalved: {actor: {lr: 0.25}}\n"
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A recipe that no other test has named."""
+    for kind in ("env", "tool", "estimator"):
+        monkeypatch.setitem(tables._tables(), kind, dict(tables.entries(kind)))
+    monkeypatch.setattr(recipes, "_added", {})
+    monkeypatch.setattr(own, "_said", set())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path))
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    for name, text in {"recipe.toml": TABLE, "world.py": WORLD, "credit.py": CREDIT, "preset.yaml": PRESET}.items():
+        (mine / name).write_text(text)
+    return mine
+
+
+def test_its_short_names_can_be_used_like_ours(folder, capsys):
+    assert main("train", "halved", "--recipe=mine", "--dry-run") == 0
+    assert "preset: " in capsys.readouterr().out
+    assert main("tools", "--recipe=mine", "--call", "double", "x=21") == 0
+    assert "42" in capsys.readouterr().out
+    config = load_config(str(folder / "preset.yaml"), algorithm="halved")
+    assert (config.actor.lr, config.env.name) == (0.25, "thrifty")  # with a section of its own
+    assert tables.facts("estimator", "halved", "algorithm")["groups"] is True
+    assert tables.resolve("env", "thrifty", "env.name").__name__ == "Thrifty"
+
+
+def test_nothing_of_it_is_imported_before_it_is_named(folder):
+    recipes.add(folder / "recipe.toml")
+    (folder / "world.py").write_text("raise RuntimeError('imported')")
+    with pytest.raises(ConfigError, match="imported"):
+        tables.resolve("env", "thrifty", "env.name")
+
+
+def test_a_change_of_its_code_makes_other_artifacts(folder):
+    config = load_config(str(folder / "preset.yaml"), algorithm="halved")
+    before = Workspace.of(config).cold_start
+    assert own.code_hashes(user_code(config)).keys() == {"credit.py", "world.py"}  # `--resume` compares these
+    (folder / "credit.py").write_text(CREDIT + "# other\n")
+    assert Workspace.of(config).cold_start == before  # imitation knows no estimator
+    (folder / "world.py").write_text(WORLD + "# other\n")
+    assert Workspace.of(config).cold_start != before
+
+
+def test_another_process_of_the_run_knows_its_names_and_a_stranger_does_not(folder, monkeypatch):
+    saved = folder.parent / "config.yaml"
+    config = load_config(str(folder / "preset.yaml"), algorithm="halved")
+    saved.write_text(to_yaml(config))
+    for kind in ("env", "tool", "estimator"):
+        for name in ("thrifty", "double", "halved"):
+            tables.entries(kind).pop(name, None)
+    with pytest.raises(ConfigError, match=f"--recipe {folder}"):
+        from_yaml(saved)
+    assert fingerprint(from_yaml(saved, written_here=True)) == fingerprint(config)
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ("[env]\nhermes = 'world.py:Thrifty'", "the env 'hermes' is in another table already"),
+        ("[env]\nthrifty = 'Thrifty'", "names no code"),
+        ("[environment]\nthrifty = 'world.py:Thrifty'", "'environment' is unknown"),
+        ("[settings]\n'env.x' = 'world.py:Thrifty'", "settings can be added by a folder in recipes/ only"),
+        ("[env", "cannot be read"),
+    ],
+)
+def test_a_table_that_says_nonsense_is_refused_in_one_line(folder, capsys, table, said):
+    (folder / "recipe.toml").write_text(table)
+    assert main("train", "grpo", "--recipe=mine", "--dry-run") == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert said in line and "recipe.toml" in line
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--recipe=mien"], "there is no such folder"),
+        (["--recipe=empty"], "has no preset.yaml; `agent-r1 new FOLDER` writes one"),
+        (["--recipe=gpu"], "--preset first-agent-1x24gb"),
+        (["--recipe=mine", "--preset=smoke"], "give one of --recipe and --preset"),
+    ],
+)
+def test_a_recipe_that_is_none_is_refused(folder, capsys, words, said):
+    (folder.parent / "empty").mkdir()
+    assert main("train", "grpo", "--dry-run", *words) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_ours_go_by_name_and_by_folder():
+    from runs import ROOT
+
+    assert recipes.preset_of("tinymath") == recipes.preset_of(str(ROOT / "recipes/tinymath")) == "tinymath"
+    assert recipes.preset_of("two_tools") == recipes.preset_of("two-tools") == "two-tools"
+    assert load_config(str(ROOT / "recipes/laptop/preset.yaml")).data.name == "tinyhop"  # its table is there already
+
+
+def test_what_new_writes_reads_public_names_only(folder):
+    from test_architecture import deep
+
+    assert main("new", "written") == 0
+    files = list((folder.parent / "written").glob("*.py"))
+    assert len(files) == 4 and not set().union(*map(deep, files))
+    assert "# written" in (folder.parent / "written" / "README.md").read_text()
+    assert json.loads((folder.parent / "written" / "questions.jsonl").read_text().splitlines()[0])["question"]
