@@ -23,7 +23,6 @@ from filelock import FileLock
 
 from agent_r1.config import Config, load_config
 from agent_r1.config.choices import algorithm_has
-from agent_r1.config.settings import ModelConfig
 from agent_r1.core import Action, Generation, Observation, Row, Sampling, Step, StepResult, StopReason, Trajectory
 from agent_r1.data.build import build
 from agent_r1.data.rows import read_rows
@@ -38,6 +37,7 @@ from agent_r1.tool import BaseTool, make_tools
 from agent_r1.training.clone import clone
 from agent_r1.training.learner import Learner, make_learner
 from agent_r1.training.loop import train
+from agent_r1.training.settings import TinyModelConfig
 from agent_r1.training.tiny_model import init_weights, shape_of, train_tokenizer
 from agent_r1_recipes.laptop.demonstrator import Demonstrator, demonstrate, tokenizer_texts
 
@@ -280,7 +280,7 @@ def cloned_weights(tmp_path_factory, micro, chat, demonstrations) -> dict[str, t
     return torch.load(made_once(tmp_path_factory, "cloned", make) / "weights.pt", weights_only=True)
 
 
-def tiny_model(config: ModelConfig, vocab: int, seed: int = 0) -> Decoder:
+def tiny_model(config: TinyModelConfig, vocab: int, seed: int = 0) -> Decoder:
     """The speedrun's model before the cold start."""
     model = Decoder(shape_of(config, vocab))
     init_weights(model, seed)

@@ -111,6 +111,7 @@ DOORS = {
     "training.loop": "the algorithm box, where all sections meet",
     "training.parts": "puts a wrapper around a part of the loop, whichever setting of any section asks for it",
     "training.run": "opens a run folder, and says what changed since",
+    "training.settings": "holds its sections against the others",
     "verl_engine.agent_loop": "opens the run again inside a worker",
     "verl_engine.checkpoints": "a checkpoint carries its run's fingerprint",
     "verl_engine.compose": "translates every section into verl's words",

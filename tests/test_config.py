@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,9 +17,13 @@ from agent_r1.config import (
     fingerprint,
     from_yaml,
     load_config,
+    own,
     preset_names,
+    tables,
     to_yaml,
+    whole,
 )
+from agent_r1.config import settings as core
 from agent_r1.config.renamed import RENAMED, renamed_card
 from agent_r1.ground.device import resolve_device
 from agent_r1.ground.errors import ConfigError, nearest
@@ -306,3 +311,58 @@ def test_a_preset_for_a_cpu_stays_there_on_a_machine_with_a_gpu(monkeypatch):
     assert {"laptop", "smoke", "pocket", "tinyquest", "hotpotqa-tiny"} < set(here)
     assert {resolve_device(load_config(name).trainer) for name in here} == {("cpu", torch.float32)}
     assert resolve_device(load_config("laptop", ["trainer.device=cuda"]).trainer) == ("cuda", torch.bfloat16)
+
+
+# ------------------------------------------------------------------------------------------------- owners of settings
+
+
+def test_the_core_has_few_settings_of_its_own():
+    """The others stand with their owners: recipes, verl's engine, the cold start. `--dry-run` knows them all."""
+    mine = {
+        f"{section}.{key}"
+        for section, field in core.Config.model_fields.items()
+        for key in getattr(field.annotation, "model_fields", {section: field})
+    }
+    print(f"{len(mine)} of {len(KEYS)} settings are the core's")
+    assert len(mine) <= 80 and mine < {*KEYS, *(f"{name}.{name}" for name in ("preset", "algorithm", "engine", "seed"))}
+
+
+@pytest.mark.parametrize("key", ["env.judge_url", "env.context", "rollout.refill_rounds", "verl.ranks", "model.layers"])
+def test_a_setting_of_another_owner_is_known_to_the_hint(key):
+    with pytest.raises(ConfigError, match=rf"^unknown configuration key '{key}x' \(did you mean '{key}'\?\)"):
+        load_config("smoke", [f"{key}x=1"])
+
+
+def test_dry_run_lists_every_setting(capsys):
+    assert cli.main(["train", "--preset", "smoke", "--dry-run"]) == 0
+    said = yaml.safe_load(re.split(r"\n\w+ +(?:to do|done)", capsys.readouterr().out)[0])
+    assert {f"{section}.{key}" for section, of in said.items() if isinstance(of, dict) for key in of} >= set(KEYS)
+
+
+def test_two_owners_cannot_declare_one_setting(monkeypatch):
+    class Another(core.EnvConfig):
+        judge_url: str = ""
+
+    monkeypatch.setitem(tables.entries("settings"), "env.another", {"code": "tests:Another"})
+    load = own.imported
+    monkeypatch.setattr(own, "imported", lambda name, setting: Another if "Another" in name else load(name, setting))
+    with pytest.raises(ConfigError, match=r"^env.judge_url: both agent_r1_recipes.judge.settings and .* declare it"):
+        whole.join_sections()
+
+
+def documented() -> list[str]:
+    """Every `section.key=value` of README, lessons and docs whose value is written out."""
+    root = Path(__file__).parents[1]
+    pages = [root / "README.md", *(root / "docs").rglob("*.md"), *(root / "recipes").glob("*/README.md")]
+    words = rf"\b(?:{'|'.join(name for name in Config.model_fields)})\.[a-z_]+(?:\.[a-zA-Z_]+)?=[^\s`\"')|,;:…]*"
+    return sorted({found for page in pages for found in re.findall(words, page.read_text())})
+
+
+def test_every_setting_in_the_docs_is_known():
+    """Keys, and not what goes with what: a line may name one of several settings, or write FOLDER for a value."""
+    assert len(documented()) > 100
+    for said in documented():
+        try:
+            load_config("smoke", [said])
+        except ConfigError as error:
+            assert "unknown configuration key" not in str(error), said

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from agent_r1.config.settings import ModelConfig
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.rollout import model_files
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.decoder import Decoder, causal_attention
+from agent_r1.training.settings import TinyModelConfig
 from agent_r1.training.tiny_model import (
     SPECIAL,
     TAGS,
@@ -154,23 +154,23 @@ def test_a_structured_call_is_rendered_as_the_agent_writes_it(tokenizer, as_text
 
 @pytest.fixture(scope="module")
 def model() -> Decoder:
-    return tiny_model(ModelConfig(vocab_size=VOCAB, hidden_size=128, heads=4, kv_heads=4), VOCAB)
+    return tiny_model(TinyModelConfig(vocab_size=VOCAB, hidden_size=128, heads=4, kv_heads=4), VOCAB)
 
 
 def test_the_shape_is_the_configured_one():
     shape = shape_of(
-        ModelConfig(hidden_size=64, layers=3, heads=4, kv_heads=2, intermediate_size=96, max_position=256), 500
+        TinyModelConfig(hidden_size=64, layers=3, heads=4, kv_heads=2, intermediate_size=96, max_position=256), 500
     )
     assert (shape.vocab_size, shape.hidden_size, shape.layers, shape.heads, shape.kv_heads) == (500, 64, 3, 4, 2)
     assert (shape.intermediate_size, shape.max_position, shape.tied, shape.head_dim) == (96, 256, True, 16)
 
 
 def test_the_default_model_is_half_a_million_parameters():
-    assert 400_000 < tiny_model(ModelConfig(), 1024).parameter_count < 600_000
+    assert 400_000 < tiny_model(TinyModelConfig(), 1024).parameter_count < 600_000
 
 
 def test_weights_depend_on_their_seed_alone(model):
-    config = ModelConfig(vocab_size=VOCAB, hidden_size=128, heads=4, kv_heads=4)
+    config = TinyModelConfig(vocab_size=VOCAB, hidden_size=128, heads=4, kv_heads=4)
     torch.manual_seed(1)
     same = tiny_model(config, VOCAB, seed=0)
     other = tiny_model(config, VOCAB, seed=1)
@@ -228,7 +228,7 @@ def test_heads_start_by_copying_what_they_look_at(model):
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (4, 1), (2, 2)])
 def test_grouped_heads_can_be_initialised_too(heads, kv_heads):
-    config = ModelConfig(hidden_size=32 * heads, heads=heads, kv_heads=kv_heads)
+    config = TinyModelConfig(hidden_size=32 * heads, heads=heads, kv_heads=kv_heads)
     model = tiny_model(config, VOCAB)
     weights = attention_of(model, 0, 0, random.Random(0).choices(range(VOCAB), k=40))
     assert (weights[1:].argmax(-1) == torch.arange(39)).float().mean() > 0.9

@@ -11,7 +11,7 @@ __version__ = "0.1.0"
 PUBLIC = {
     "config": ("Config", "load_config"),
     "config.choices": ("Address", "Shares", "algorithm_has"),
-    "config.settings": ("ActorConfig", "AdvantageConfig", "ColdStartConfig", "DataConfig", "EnvConfig", "OutsideFingerprint",
+    "config.settings": ("ActorConfig", "AdvantageConfig", "DataConfig", "EnvConfig", "OutsideFingerprint",
                         "RolloutConfig", "Section", "Trusted"),
     "core": ("Action", "AgentEnv", "Generation", "Message", "Observation", "Outcome", "Policy", "Row", "Sampling", "Step",
              "StepResult", "StopReason", "Trajectory"),
@@ -50,6 +50,7 @@ PUBLIC = {
     "tool.search": ("SearchTool",),
     "training.advantages": ("Estimator", "estimator", "gae", "grpo", "members_of", "ppo", "standardize", "whiten"),
     "training.parts": ("make_estimator",),
+    "training.settings": ("ColdStartConfig",),
     "training.tiny_model": ("save_tokenizer", "tools_template", "train_tokenizer"),
     "viewer.tokens": ("read_trajectories", "token_cells"),
     "workspace": ("any_index", "load_passages", "load_rows", "load_tools"),

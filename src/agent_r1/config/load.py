@@ -310,8 +310,6 @@ def _conflicts(config: Config) -> Iterator[str]:
         yield f"{d.name} is generated and takes no data.source or data.corpus; set data.name to {', '.join(others)}"
     if d.facts.get("needs_source") and not own.is_own(d.name) and not d.source:
         yield f"data.name={d.name} has no questions; name a JSONL or parquet file of them with data.source"
-    if config.cold_start.closed_book and not config.cold_start.demonstrator:
-        yield "cold_start.closed_book: nobody plays without tools; name a function with cold_start.demonstrator"
     if not re.fullmatch(r"auto|Flat|(IVF|HNSW)\d+\S*", s.index) and not Path(s.index).is_dir():
         yield f"search.index={s.index!r} is unknown; choose auto, Flat, HNSW32, IVF4096,PQ64 or the like, or an index's folder"
     if s.url and not re.fullmatch(r"https?://[^/\s]+(/retrieve)?/?", s.url):
@@ -329,13 +327,6 @@ def _conflicts(config: Config) -> Iterator[str]:
         )
     if r.max_tokens_per_turn >= r.max_context:
         yield "rollout.max_tokens_per_turn must be smaller than rollout.max_context"
-    if m.path is None and r.max_context > m.max_position:
-        yield f"rollout.max_context={r.max_context} is larger than the model's model.max_position={m.max_position}"
-    if m.path is None and (m.hidden_size % (2 * m.heads) or m.heads % m.kv_heads):
-        yield (
-            f"model.hidden_size={m.hidden_size} must be a multiple of 2 x model.heads={m.heads}, and model.heads one of "
-            f"model.kv_heads={m.kv_heads}"
-        )
     if algorithm_has(config.algorithm, "groups") and r.samples_per_prompt < 2:
         yield (
             f"{config.algorithm} compares samples of one prompt and has nothing to learn from a group of one; "

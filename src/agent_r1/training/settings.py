@@ -1,0 +1,64 @@
+"""The settings of what RL starts from: the tiny model that is made from nothing, and the cold start that teaches it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from pydantic import Field, NonNegativeInt
+
+from agent_r1.config.choices import AtLeast1, LearningRate, Own, Share
+from agent_r1.config.settings import ModelConfig, NamesCode, NamesFile, Section
+
+if TYPE_CHECKING:
+    from agent_r1.config.whole import Config
+
+
+class TinyModelConfig(ModelConfig):
+    vocab_size: int = 1024
+    """Tokens of the local BPE, special tokens included."""
+    hidden_size: AtLeast1 = 128
+    layers: int = Field(2, ge=2)
+    heads: AtLeast1 = 4
+    kv_heads: AtLeast1 = 4
+    intermediate_size: AtLeast1 = 256
+    max_position: int = 1024
+
+    @staticmethod
+    def conflicts(config: Config, trains: bool) -> Iterator[str]:
+        m, r = config.model, config.rollout
+        if m.path is None and r.max_context > m.max_position:
+            yield f"rollout.max_context={r.max_context} is larger than the model's model.max_position={m.max_position}"
+        if m.path is None and (m.hidden_size % (2 * m.heads) or m.heads % m.kv_heads):
+            yield (
+                f"model.hidden_size={m.hidden_size} must be a multiple of 2 x model.heads={m.heads}, and model.heads one of "
+                f"model.kv_heads={m.kv_heads}"
+            )
+
+
+class ColdStartConfig(Section):
+    """Behaviour cloning of an imperfect demonstrator, so that RL has something to reinforce (room 7)."""
+
+    copy_steps: NonNegativeInt = 600
+    """Phase (a): optimiser steps on clean one-hop episodes; here the model learns to copy names from what it has read."""
+    copy_tokens: AtLeast1 = 1024
+    """Tokens in one step of phase (a). Small: the many updates are what makes the copying circuit form."""
+    mix_steps: NonNegativeInt = 600
+    """Phase (b): optimiser steps on the imperfect demonstrator's episodes."""
+    mix_tokens: AtLeast1 = 2048
+    """Tokens in one step of phase (b)."""
+    lr: LearningRate = 1.5e-3
+    """Peak learning rate of both phases."""
+    warm_steps: NonNegativeInt = 0
+    """With a pretrained `model.path`: optimiser steps of cloning before RL, `mix_tokens` each. 0: it knows the format."""
+    demonstrator: NamesCode[Own | None] = None
+    """FILE.py:FUNCTION that plays a task of your own: see training/demonstrate.py."""
+    episodes: NamesFile[str | None] = None
+    """Or a JSONL file of recorded conversations."""
+    closed_book: Share = 0.0
+    """The demonstrator plays this share of the training questions a second time, with no tools: see `eval --closed-book`."""
+
+    @staticmethod
+    def conflicts(config: Config, trains: bool) -> Iterator[str]:
+        if config.cold_start.closed_book and not config.cold_start.demonstrator:
+            yield "cold_start.closed_book: no demonstrator plays without tools; name a function with cold_start.demonstrator"
