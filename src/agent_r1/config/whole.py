@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from inspect import get_annotations
+from typing import TYPE_CHECKING, Any
 
 from pydantic import create_model
 
@@ -21,10 +22,11 @@ def join_sections() -> type[settings.Config]:
     declared: dict[str, list[type[settings.Section]]] = defaultdict(list)
     for name, entry in tables.entries("settings").items():
         declared[name.partition(".")[0]].append(own.imported(entry["code"], f"[settings] {name}"))
-    sections = {}
+    cores: dict[str, Any] = {name: field.annotation for name, field in settings.Config.model_fields.items()}
+    sections: dict[str, Any] = {}
     for section, parts in declared.items():
-        core = settings.Config.model_fields.get(section)
-        taken = dict.fromkeys(core.annotation.model_fields, "the core") if core else {}
+        core = cores.get(section)
+        taken = dict.fromkeys(core.model_fields, "the core") if core else {}
         for part in parts:
             for key in get_annotations(part):
                 if key in taken:
@@ -33,11 +35,12 @@ def join_sections() -> type[settings.Config]:
                     )
                 taken[key] = part.__module__
         parts = [part for part in parts if not any(part in other.__mro__[1:] for other in parts)]
-        whole = create_model(
-            (core.annotation if core else parts[0]).__name__, __base__=tuple(parts), __module__=__name__
-        )
+        whole = create_model((core or parts[0]).__name__, __base__=tuple(parts), __module__=__name__)
         sections[section] = (whole, whole())
     return create_model("Config", __base__=settings.Config, __module__=__name__, **sections)
 
 
-Config = join_sections()
+if TYPE_CHECKING:
+    Config = settings.Config
+else:
+    Config = join_sections()

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import Any
 
 from pydantic import Field, NonNegativeInt
 
 from agent_r1.config.choices import AtLeast1, LearningRate, Own, Share
 from agent_r1.config.settings import ModelConfig, NamesCode, NamesFile, Section
-
-if TYPE_CHECKING:
-    from agent_r1.config.whole import Config
 
 
 class TinyModelConfig(ModelConfig):
@@ -25,7 +22,7 @@ class TinyModelConfig(ModelConfig):
     max_position: int = 1024
 
     @staticmethod
-    def conflicts(config: Config, trains: bool) -> Iterator[str]:
+    def conflicts(config: Any, trains: bool) -> Iterator[str]:
         m, r = config.model, config.rollout
         if m.path is None and r.max_context > m.max_position:
             yield f"rollout.max_context={r.max_context} is larger than the model's model.max_position={m.max_position}"
@@ -59,6 +56,6 @@ class ColdStartConfig(Section):
     """The demonstrator plays this share of the training questions a second time, with no tools: see `eval --closed-book`."""
 
     @staticmethod
-    def conflicts(config: Config, trains: bool) -> Iterator[str]:
+    def conflicts(config: Any, trains: bool) -> Iterator[str]:
         if config.cold_start.closed_book and not config.cold_start.demonstrator:
             yield "cold_start.closed_book: no demonstrator plays without tools; name a function with cold_start.demonstrator"

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import Any
 
 from pydantic import Field
 
 from agent_r1.config.choices import AtLeast1, algorithm_has
 from agent_r1.config.settings import OutsideFingerprint, Section
 from agent_r1.ground.sizes import check_context, find_gpu, known_model
-
-if TYPE_CHECKING:
-    from agent_r1.config.whole import Config
 
 
 class VerlConfig(Section):
@@ -39,7 +36,7 @@ class VerlConfig(Section):
     """The GPU that the preset is sized for, such as H100, and that the plan is for. `doctor` asks those that are here."""
 
     @staticmethod
-    def conflicts(config: Config, trains: bool) -> Iterator[str]:
+    def conflicts(config: Any, trains: bool) -> Iterator[str]:
         """Raises ConfigError for an unknown GPU."""
         if config.engine != "verl" or not trains:
             return
