@@ -32,7 +32,7 @@ import sys
 from pathlib import Path
 
 import agent_r1
-from agent_r1.ground.device import installed, read_pins, same_version
+from agent_r1.ground.machine import installed, read_pins, same_version
 
 pins = read_pins(Path(sys.argv[1]).read_text())
 here = Path("src/agent_r1").samefile(Path(agent_r1.__file__).parent)

@@ -64,7 +64,8 @@ timed() {  # TITLE SECONDS COMMAND...: a part of a part; a failure is said, and 
 facts() {
     timed facts 60 "$python" -c "
 import time, torch, transformers
-from agent_r1.ground.device import gpus_here, resolve_device
+from agent_r1.ground.device import resolve_device
+from agent_r1.ground.machine import gpus_here
 from agent_r1.config.settings import TrainerConfig
 print(*gpus_here(), torch.__version__, transformers.__version__, *resolve_device(TrainerConfig()), torch.cuda.mem_get_info())
 a = torch.randn(8192, 8192, device='cuda', dtype=torch.bfloat16)
