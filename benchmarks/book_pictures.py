@@ -331,8 +331,14 @@ def architecture() -> str:
         y += sum(heights) + 8 * len(rows) + 22
     d = Drawing(900, y + 18, "The storeys of the source and the rooms in each")
     d.text(14, 24, "src/agent_r1: a file imports from its own storey and from those below, never from above.")
-    d.box(14, 38, 872, 46, "recipes/   a folder each: data sets, worlds, tools, dialects, rewards, estimators, presets",
-          "They import public names of agent_r1. The core imports none of them: a name in a setting leads to a recipe.")
+    d.box(
+        14,
+        38,
+        872,
+        46,
+        "recipes/   a folder each: data sets, worlds, tools, dialects, rewards, estimators, presets",
+        "They import public names of agent_r1. The core imports none of them: a name in a setting leads to a recipe.",
+    )
     for storey, top, rows, heights in bands:
         d.rect(14, top, 872, sum(heights) + 8 * len(rows) + 8, "read", 6)
         d.text(24, top + 26, storey, 14, "tgood")

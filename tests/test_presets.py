@@ -24,9 +24,8 @@ from agent_r1.app.plan import (  # fmt: skip
     step_seconds,
 )
 from agent_r1.config import Config, load_config, preset_names
-from agent_r1.config import load as config_module
 from agent_r1.data.source import source_of
-from agent_r1.ground import device
+from agent_r1.ground import machine
 from agent_r1.ground.errors import ConfigError
 from agent_r1.ground.sizes import GPUS, MODELS, Shape, find_gpu, find_shape  # fmt: skip
 from agent_r1.inference import serve
@@ -96,7 +95,9 @@ def test_search_r1_as_published():
 def test_extending_says_only_what_differs(tmp_path, monkeypatch):
     (tmp_path / "a.yaml").write_text("actor: {lr: 0.5, minibatches: 2}\nseed: 3\nppo: {actor: {lr: 0.25}}\n")
     (tmp_path / "b.yaml").write_text("extends: a\nactor: {minibatches: 4}\nppo: {critic: {lr: 0.125}}\n")
-    monkeypatch.setattr(config_module, "presets", lambda: {file.stem: file for file in tmp_path.glob("*.yaml")})
+    monkeypatch.setattr(
+        "agent_r1.config.recipes.presets", lambda: {file.stem: file for file in tmp_path.glob("*.yaml")}
+    )
     grpo, ppo = load_config("b", algorithm="grpo"), load_config("b", algorithm="ppo")
     assert (grpo.seed, grpo.actor.lr, grpo.actor.minibatches) == (3, 0.5, 4)
     assert (ppo.actor.lr, ppo.actor.minibatches, ppo.critic.lr) == (0.25, 4, 0.125)
@@ -107,7 +108,9 @@ def test_what_the_outermost_file_says_wins_over_an_inherited_section(tmp_path, m
     (tmp_path / "a.yaml").write_text("rollout: {slots: 3}\nppo: {rollout: {slots: 5}, critic: {lr: 0.25}}\n")
     (tmp_path / "b.yaml").write_text("extends: a\nrollout: {slots: 7}\n")
     (tmp_path / "c.yaml").write_text("extends: b\nsteppo: {rollout: {slots: 9}}\n")
-    monkeypatch.setattr(config_module, "presets", lambda: {file.stem: file for file in tmp_path.glob("*.yaml")})
+    monkeypatch.setattr(
+        "agent_r1.config.recipes.presets", lambda: {file.stem: file for file in tmp_path.glob("*.yaml")}
+    )
     slots = {
         (name, algorithm): load_config(name, algorithm=algorithm).rollout.slots
         for name in "abc"
@@ -157,10 +160,10 @@ def test_several_machines_share_a_ray_of_the_users(monkeypatch, tmp_path):
     assert launch.environment(several, "cuda", "mark", tmp_path)["RAY_ADDRESS"] == "10.0.0.1:6379"
     assert "RAY_AUTH_TOKEN_PATH" not in launch.environment(several, "cuda", "mark", tmp_path)
     assert "RAY_ADDRESS" not in launch.environment(alone, "cuda", "mark", tmp_path)  # never another Ray by accident
-    for name in device.ALLOCATOR:  # expandable segments: vLLM's sleep breaks on them
+    for name in machine.ALLOCATOR:  # expandable segments: vLLM's sleep breaks on them
         monkeypatch.setenv(name, "expandable_segments:True")
     given = launch.environment(alone, "cuda", "mark", tmp_path) | serve._environment("key", 4)
-    assert not device.ALLOCATOR & given.keys() and "PATH" in given
+    assert not machine.ALLOCATOR & given.keys() and "PATH" in given
     monkeypatch.delenv("RAY_ADDRESS")
     monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
     with pytest.raises(ConfigError, match="set RAY_ADDRESS"):

@@ -155,7 +155,22 @@ def test_a_gpu_box_without_python_312_gets_one_from_uv_or_the_line_that_does(tmp
     """As on Ubuntu 22.04. What uv downloads is a stand-in: no test fetches a Python."""
     programs, venv = tmp_path / "bin", tmp_path / "venv gpu"
     programs.mkdir()
-    for name in ("bash", "dirname", "basename", "head", "mkdir", "chmod", "cat", "rm", "sed", "tr", "grep", "paste", "du", "cut"):
+    for name in (
+        "bash",
+        "dirname",
+        "basename",
+        "head",
+        "mkdir",
+        "chmod",
+        "cat",
+        "rm",
+        "sed",
+        "tr",
+        "grep",
+        "paste",
+        "du",
+        "cut",
+    ):
         (programs / name).symlink_to(shutil.which(name))
     (programs / "python3").write_text(OLD_PYTHON.replace("{calls}", str(tmp_path / "calls")))
     (programs / "python3").chmod(0o755)

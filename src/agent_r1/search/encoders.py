@@ -279,7 +279,7 @@ class SentenceTransformerEncoder(Encoder):
         try:
             scheme = tables.scheme_of(self.name)
             name = str(scheme.fetched(self.name)) if scheme else self.name
-            return hub.patiently(self.name, SentenceTransformer, name)
+            return hub.with_retries(self.name, SentenceTransformer, name)
         except (OSError, ValueError) as error:
             raise AgentR1Error(
                 f"the encoder {self.name!r} cannot be loaded ({first_line(error)}); check its name and the network, "
