@@ -157,7 +157,12 @@ def on_page_markdown(markdown, page, config, files):
     return "".join([*pieces, LINK.sub(moved, markdown[end:])])
 
 
-VERBS_TOO = {"return": r"(?<=the )returns?", "value": r"(?<!keys and )values?", "step": r"(?<!one )steps?"}
+VERBS_TOO = {
+    "recipe": r"(?<!of the )recipes?",
+    "return": r"(?<=the )returns?",
+    "value": r"(?<!keys and )values?",
+    "step": r"(?<!one )steps?",
+}
 """Words of the glossary that mean something else as well: what they look like where they mean this."""
 NOT_PROSE = ("a", "code", "pre", "math", "h1", "h2", "h3", "summary", "span")
 
