@@ -51,7 +51,7 @@ PRESET = "extends: smoke\nenv: {name: thrifty, tools: [double]}\nhalved: {actor:
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A recipe that no other test has named."""
-    for kind in ("env", "tool", "estimator"):
+    for kind in ("env", "tool", "estimator", "settings"):
         monkeypatch.setitem(tables._tables(), kind, dict(tables.entries(kind)))
     monkeypatch.setattr(recipes, "_added", {})
     monkeypatch.setattr(own, "_said", set())
@@ -73,6 +73,27 @@ def test_its_short_names_can_be_used_like_ours(folder, capsys):
     assert (config.actor.lr, config.env.name) == (0.25, "thrifty")  # with a section of its own
     assert tables.facts("estimator", "halved", "algorithm")["groups"] is True
     assert tables.resolve("env", "thrifty", "env.name").__name__ == "Thrifty"
+
+
+def test_it_declares_settings_of_its_own(folder, capsys):
+    (folder / "thrift_settings.py").write_text(
+        "from agent_r1 import EnvConfig\n\nclass Thrift(EnvConfig):\n    call_cost: float = 0.1\n\n"
+        "    @staticmethod\n    def conflicts(config, trains):\n"
+        "        if config.env.call_cost > config.env.max_turns:\n            yield 'env.call_cost is too high'\n"
+    )
+    (folder / "preset.yaml").write_text("extends: smoke\n")
+    (folder / "recipe.toml").write_text(TABLE + "[settings]\n'env.thrift' = 'thrift_settings.py:Thrift'\n")
+    for words, said in (
+        (["env.call_cost=0.5"], "  call_cost: 0.5\n"),
+        (["env.call_cots=0.5"], "did you mean 'env.call_cost'?"),
+        (["env.call_cost=much"], "env.call_cost='much': input should be a valid number"),
+        (["env.call_cost=99"], "env.call_cost is too high"),
+    ):
+        main("train", "grpo", "--recipe=mine", "--dry-run", *words)
+        assert said in "".join(capsys.readouterr())
+    tables.entries("settings").pop("env.thrift")
+    with pytest.raises(ConfigError, match="unknown configuration key 'env.call_cost'"):
+        load_config("smoke", ["env.call_cost=0.5"])
 
 
 def test_nothing_of_it_is_imported_before_it_is_named(folder):
@@ -110,7 +131,7 @@ def test_another_process_of_the_run_knows_its_names_and_a_stranger_does_not(fold
         ("[env]\nhermes = 'world.py:Thrifty'", "the env 'hermes' is in another table already"),
         ("[env]\nthrifty = 'Thrifty'", "names no code"),
         ("[environment]\nthrifty = 'world.py:Thrifty'", "'environment' is unknown"),
-        ("[settings]\n'env.x' = 'world.py:Thrifty'", "settings can be added by a folder in recipes/ only"),
+        ("[settings]\n'env.x' = 'json:loads'", "json:loads does not extend EnvConfig"),
         ("[env", "cannot be read"),
     ],
 )

@@ -16,17 +16,17 @@ import re
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
 from agent_r1.config import own, recipes, tables
-from agent_r1.config.choices import Engine, Shares, algorithm_has
+from agent_r1.config.choices import Engine, algorithm_has
 from agent_r1.config.recipes import add, added, preset_names
 from agent_r1.config.renamed import renamed
-from agent_r1.config.settings import NamesCode, NamesFile, OutsideFingerprint, Trusted
-from agent_r1.config.whole import Config
+from agent_r1.config.settings import OutsideFingerprint
+from agent_r1.config.whole import Config, known
 from agent_r1.ground import bounds
 from agent_r1.ground.errors import ConfigError, nearest
 
@@ -53,7 +53,7 @@ def load_config(
     said |= {name: value for name, value in (("algorithm", algorithm), ("seed", seed)) if value is not None}
     files = _read_preset(preset)
     preset = str(Path(preset).resolve()) if _is_file(preset) else preset
-    chosen = _merged({"algorithm": Config.model_fields["algorithm"].default}, *files, said)["algorithm"]
+    chosen = _merged({"algorithm": known().config.model_fields["algorithm"].default}, *files, said)["algorithm"]
     layers: list[dict[str, Any]] = []
     for file in files:
         per_algorithm = {name: file.pop(name, None) or {} for name in tables.names("estimator")}
@@ -138,39 +138,20 @@ def _read_preset(name: str, seen: tuple[str, ...] = ()) -> list[dict[str, Any]]:
     return [*(_read_preset(parent, (*seen, name)) if parent else ()), preset]
 
 
-FIELDS = {
-    f"{section}.{name}": field
-    for section, of in Config.model_fields.items()
-    for name, field in getattr(of.annotation, "model_fields", {}).items()
-}
-"""Every setting: `section.key` -> its type and default."""
-
-
-def _marked(mark: Any) -> list[str]:
-    """The settings whose type is so annotated."""
-    return [key for key, field in FIELDS.items() if mark.__metadata__[-1] in field.metadata]
-
-
-OWN, FILES, TRUSTED = _marked(NamesCode), _marked(NamesFile), _marked(Trusted)
-WHOLE = {key.partition(".")[2] for key in _marked(Shares)}
-"""Tables that a later layer replaces. Merged, what was not named would stay."""
-TABLES = [key for key, field in FIELDS.items() if get_origin(field.annotation) is dict and key not in _marked(Shares)]
-"""Tables whose entries are set one by one: `env.mcp.NAME=COMMAND`."""
-
-
 def _anchored(layer: dict[str, Any], folder: Path) -> dict[str, Any]:
     """`layer`, which the user has written, with the names of code and files seen from `folder`. Such code may be imported."""
     layer = {section: dict(values) if isinstance(values, dict) else values for section, values in layer.items()}
-    for key in (*OWN, *FILES, *TRUSTED):
+    settings = known()
+    for key in (*settings.code, *settings.files, *settings.trusted):
         section, name = key.split(".")
         values = layer.get(section)
         if not isinstance(values, dict) or name not in values:
             continue
-        if key in TRUSTED:
+        if key in settings.trusted:
             own.say(_strings(values[name]))
             continue
         many = values[name] if isinstance(values[name], list) else [values[name]]
-        if key in OWN:
+        if key in settings.code:
             many = [own.absolute(item, folder) if isinstance(item, str) and own.is_own(item) else item for item in many]
             own.say(item for item in many if isinstance(item, str))
         else:
@@ -191,7 +172,7 @@ def all_code(config: Config) -> list[str]:
 
 def trusted(config: Config) -> dict[str, str]:
     """Setting -> the command or address that it names, for what is `Trusted` by naming and not at its default."""
-    found = {key: _value(config, key) for key in TRUSTED if _value(config, key) != FIELDS[key].default}
+    found = {key: _value(config, key) for key, field in known().trusted.items() if _value(config, key) != field.default}
     parts = {key: value if isinstance(value, dict) else {"": value} for key, value in found.items()}
     return {f"{key}.{name}".rstrip("."): place for key, places in parts.items() for name, place in places.items()}
 
@@ -220,7 +201,7 @@ def user_code(config: Config, updates: bool = True) -> list[str]:
 def own_names(config: Config) -> dict[str, str]:
     """Name of code of one's own -> the setting that names it."""
     found = {}
-    for key in OWN:
+    for key in known().code:
         value = _value(config, key)
         found |= {item: key for item in (value if isinstance(value, list) else [value]) if item and own.is_own(item)}
     return found
@@ -237,7 +218,8 @@ def _read_overrides(overrides: list[str]) -> dict[str, Any]:
             value = bounds.parse_yaml(text)
         except (ValueError, yaml.YAMLError):  # an open bracket, a date that is none
             raise ConfigError(f"override {item!r} is not valid YAML behind the =") from None
-        for name in reversed(key.split(".", 2 if key.startswith(tuple(f"{table}." for table in TABLES)) else 1)):
+        table = ".".join(key.split(".")[:2]) in known().tables and key.count(".") > 1
+        for name in reversed(key.split(".", 2 if table else 1)):
             value = {name: value}
         layer = _merged(layer, value)
     return layer
@@ -249,17 +231,19 @@ def _merged(*layers: dict[str, Any]) -> dict[str, Any]:
     for layer in layers:
         for name, value in layer.items():
             both = isinstance(value, dict) and isinstance(result.get(name), dict)
-            result[name] = _merged(result[name], value) if both and name not in WHOLE else value
+            result[name] = _merged(result[name], value) if both and name not in known().replaced else value
     return result
 
 
 def _validated(values: Any, trains: bool = True) -> Config:
     """Raises ConfigError."""
     try:
-        config = Config.model_validate(values)
+        config = known().config.model_validate(values)
     except ValidationError as error:
         raise ConfigError(_explain(error)) from None
-    sections = [getattr(config, name) for name in Config.model_fields if isinstance(getattr(config, name), BaseModel)]
+    sections = [
+        getattr(config, name) for name in type(config).model_fields if isinstance(getattr(config, name), BaseModel)
+    ]
     owners = [owner for section in sections for owner in type(section).__mro__ if "conflicts" in vars(owner)]
     theirs = (conflict for owner in owners for conflict in owner.conflicts(config, trains))
     for conflict in chain(_conflicts(config), _batch_conflicts(config) if trains else (), theirs):
@@ -272,7 +256,7 @@ def _explain(error: ValidationError) -> str:
     found = error.errors(include_url=False)[0]
     key, value, kind, context = ".".join(map(str, found["loc"])), found["input"], found["type"], found.get("ctx", {})
     if kind == "extra_forbidden":
-        hint = nearest(key, [*FIELDS, *Config.model_fields])
+        hint = nearest(key, [*known().fields, *known().config.model_fields])
         return f"unknown configuration key {key!r}{hint}; `agent-r1 train --dry-run` lists all keys"
     if kind == "literal_error":
         allowed = re.findall("'(.*?)'", context["expected"])

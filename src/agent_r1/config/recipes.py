@@ -79,8 +79,6 @@ def add(file: Path) -> None:
         found = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{file} cannot be read: {' '.join(str(error).split())}") from None
-    if "settings" in found:  # the class of all settings is made before a command line is read
-        raise ConfigError(f"{file}: settings can be added by a folder in recipes/ only; take the table out")
     for kind, names in found.items():
         if kind not in tables.kinds() or not isinstance(names, dict):
             raise ConfigError(f"{file}: the table {kind!r} is unknown{nearest(kind, tables.kinds())}")

@@ -8,21 +8,31 @@ Out: `Config`, which knows every setting. Next: `load.py` fills it.
 from __future__ import annotations
 
 from collections import defaultdict
+from functools import cache
 from inspect import get_annotations
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_origin
 
 from pydantic import create_model
+from pydantic.fields import FieldInfo
 
 from agent_r1.config import own, settings, tables
+from agent_r1.config.choices import Shares
 from agent_r1.ground.errors import ConfigError
 
 
 def join_sections() -> type[settings.Config]:
     """Join all classes of each section. Raises ConfigError where two owners declare one setting."""
+    cores: dict[str, Any] = {name: field.annotation for name, field in settings.Config.model_fields.items()}
     declared: dict[str, list[type[settings.Section]]] = defaultdict(list)
     for name, entry in tables.entries("settings").items():
-        declared[name.partition(".")[0]].append(own.imported(entry["code"], f"[settings] {name}"))
-    cores: dict[str, Any] = {name: field.annotation for name, field in settings.Config.model_fields.items()}
+        found = own.imported(entry["code"], f"recipe.toml, [settings] {name}")
+        section = name.partition(".")[0]
+        base = cores.get(section, settings.Section)
+        if not (isinstance(found, type) and issubclass(found, base)):
+            raise ConfigError(
+                f"recipe.toml, [settings] {name}: {entry['code']} does not extend {base.__name__}; write a class that does"
+            )
+        declared[section].append(found)
     sections: dict[str, Any] = {}
     for section, parts in declared.items():
         core = cores.get(section)
@@ -40,7 +50,41 @@ def join_sections() -> type[settings.Config]:
     return create_model("Config", __base__=settings.Config, __module__=__name__, **sections)
 
 
+class Known:
+    """Every setting that there is now, and which of them name code, files and the like, by their annotations."""
+
+    def __init__(self):
+        self.config = join_sections()
+        self.fields: dict[str, FieldInfo] = {
+            f"{section}.{name}": field
+            for section, of in self.config.model_fields.items()
+            for name, field in getattr(of.annotation, "model_fields", {}).items()
+        }
+        self.code, self.files = self._marked(settings.NamesCode), self._marked(settings.NamesFile)
+        self.trusted, shares = self._marked(settings.Trusted), self._marked(Shares)
+        self.replaced = {key.partition(".")[2] for key in shares}
+        """Tables that a later layer replaces. Merged, what was not named would stay."""
+        self.tables = {
+            key for key, field in self.fields.items() if get_origin(field.annotation) is dict
+        } - shares.keys()
+        """Tables whose entries are set one by one: `env.mcp.NAME=COMMAND`."""
+
+    def _marked(self, alias: Any) -> dict[str, FieldInfo]:
+        mark = alias.__metadata__[-1]
+        return {key: field for key, field in self.fields.items() if mark in field.metadata}
+
+
+def known() -> Known:
+    """Return the settings, with those of a user's recipe that has been added (recipes.py)."""
+    return _known(tuple(tables.names("settings")))
+
+
+@cache
+def _known(names: tuple[str, ...]) -> Known:
+    return Known()
+
+
 if TYPE_CHECKING:
     Config = settings.Config
 else:
-    Config = join_sections()
+    Config = known().config
