@@ -15,11 +15,11 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from agent_r1.config import own
+from agent_r1.config import load_config, own
+from agent_r1.config.settings import EnvConfig
 from agent_r1.core import Action, Row, StopReason
 from agent_r1.env.hermes import HermesToolEnv, answer, call
 from agent_r1.tool import BaseTool, ToolOutput
-from agent_r1_recipes.judge.settings import JudgeSettings
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class Document(BaseTool):
         return ToolOutput(self.text, {"titles": [title for title in FACTS.titles if title in args["query"]]})
 
 
-async def paid(turns: list[str], problem: Problem, config: JudgeSettings) -> float:
+async def paid(turns: list[str], problem: Problem, config: EnvConfig) -> float:
     """The reward of the whole episode, as training counts it."""
     row: Row = {
         "prompt": [{"role": "user", "content": problem.question}],
@@ -178,7 +178,8 @@ async def table(judge_url: str | None, judge_model: str = "judge") -> dict[str, 
         if reward == "judge" and judge_url is None:
             continue
         named = None if reward.startswith("em") else reward
-        config = JudgeSettings(reward=named, judge_url=judge_url, judge_model=judge_model, **ALSO.get(reward, {}))
+        given = {"judge_url": judge_url, "judge_model": judge_model} | ALSO.get(reward, {})
+        config = type(load_config("smoke").env)(reward=named, **given)  # with the settings of all recipes
         cheats = {
             f"{reward}: {name}": lambda p, text=text: [answer(text)] for name, text in CHEATS.get(reward, {}).items()
         }

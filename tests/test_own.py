@@ -321,7 +321,7 @@ def test_the_written_task_passes_its_own_test(tmp_path, capsys):
     capsys.readouterr()
     assert main("new", str(tmp_path / "a b")) == 0
     commands = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  agent-r1 ")]
-    assert commands and all(shlex.split(line)[-1] == str(tmp_path / "a b" / "preset.yaml") for line in commands)
+    assert commands and all(shlex.split(line)[-1] == str(tmp_path / "a b") for line in commands)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path / "my-task")]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout

@@ -21,12 +21,12 @@ from agent_r1.rollout.rows import collate, trajectory_rows
 from agent_r1.rollout.sampler import LocalPolicy
 from agent_r1.tool import make_tools
 from agent_r1.training import forward
+from agent_r1.training.clone import clone
 from agent_r1.training.demonstrate import Episode, sequences
 from agent_r1.training.run import write_model
 from agent_r1.training.tiny_model import chat_with_tools, load_chat, save_tokenizer
 from agent_r1_recipes.geohop.demonstrator import demonstrate
 from agent_r1_recipes.geohop.questions import questions
-from agent_r1_recipes.laptop import demonstrator as cold_start
 
 TOOLS = [tool.schema() for tool in make_tools(["calculator"]).values()]
 ASKED = {"role": "user", "content": "What is the capital of France?"}
@@ -149,7 +149,7 @@ def test_a_step_of_the_warm_start_lowers_the_loss(smollm2, smol_chat):
     rows = sequences([Episode(PLAYED, TOOLS)], smol_chat, 1024)
     model, losses = model_files.load(smollm2), []
     model.recompute = True
-    cold_start.clone(model, rows, 3, 256, 3e-4, 0, lambda step, loss: losses.append(loss))
+    clone(model, rows, 3, 256, 3e-4, 0, lambda step, loss: losses.append(loss))
     assert losses[0] > losses[1] > losses[2]
 
 

@@ -203,7 +203,7 @@ def test_it_dies_with_its_parent(kind, tmp_path):
     """A trainer that is killed leaves no program behind, neither a running one nor one that waits."""
     script = tmp_path / "trainer.py"
     script.write_text(
-        "import sys, threading, time\nfrom agent_r1.tool import sandbox\n"
+        "import sys, threading, time\nfrom agent_r1_recipes.code import sandbox\n"
         f"if {kind!r} == 'Landlock': sandbox._bubblewraps = lambda: []\n"
         "wall = sandbox.Sandbox()\n"
         "threading.Thread(target=wall.run, args=['import time\\ntime.sleep(1000)', 1000]).start()\n"

@@ -55,8 +55,6 @@ def training_row(index: int, ids: list[int], observed: int, logprobs: list[float
         [0.0] * observed + list(logprobs or [0.0] * said),
         [0.0] * len(ids),
         [-1] * observed + [0] * said,
-        [0] * len(ids),
-        [0.0] * len(ids),
     )
 
 
