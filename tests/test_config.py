@@ -24,7 +24,7 @@ from agent_r1.config import (
     whole,
 )
 from agent_r1.config import settings as core
-from agent_r1.config.renamed import RENAMED, renamed_card
+from agent_r1.config.renamed import RENAMED, renamed, renamed_card
 from agent_r1.ground.device import resolve_device
 from agent_r1.ground.errors import ConfigError, nearest
 
@@ -60,6 +60,17 @@ def test_a_renamed_key_keeps_its_value(tmp_path, monkeypatch):
     file.write_text("actor: {learning_rate: 0.25, epochs: 3}\nseed: 4\n")
     config = from_yaml(file)
     assert (config.critic.lr, config.actor.epochs, config.seed) == (0.25, 3, 4)
+
+
+def test_code_of_ours_that_moved_is_found_in_a_saved_run():
+    saved = {
+        "data": {"name": "agent_r1.worlds.tinymath.questions:questions"},
+        "env": {"name": "agent_r1.worlds.populations:x"},
+    }
+    found = renamed(saved)
+    assert found["data"]["name"] == "agent_r1_recipes.tinymath.questions:questions"
+    assert found["env"]["name"] == "agent_r1_recipes.two_tools.populations:x"
+    assert saved["data"]["name"].startswith("agent_r1.worlds")  # what was read is left as it is
 
 
 def test_a_card_of_an_earlier_run_has_an_interval():

@@ -21,6 +21,11 @@ RENAMED: dict[str, str | Dropped] = {
     "rollout.top_p": Dropped(1.0),
 }
 """Old `section.key` -> the new one, or `Dropped`."""
+MOVED = {
+    "agent_r1.worlds.populations:": "agent_r1_recipes.two_tools.populations:",
+    "agent_r1.worlds.": "agent_r1_recipes.",
+}
+"""How names of our own code began in earlier runs -> how they begin now."""
 
 
 def renamed(saved: dict[str, Any]) -> dict[str, Any]:
@@ -39,7 +44,15 @@ def renamed(saved: dict[str, Any]) -> dict[str, Any]:
         if isinstance(new, str):
             section, _, key = new.partition(".")
             result.setdefault(section, {})[key] = value
+    for values in result.values():
+        if isinstance(values, dict):
+            values.update({key: _moved(value) for key, value in values.items() if isinstance(value, str)})
     return result
+
+
+def _moved(name: str) -> str:
+    old = next((old for old in MOVED if name.startswith(old)), "")
+    return MOVED[old] + name.removeprefix(old) if old else name
 
 
 def renamed_card(card: dict[str, Any]) -> dict[str, Any]:
