@@ -96,7 +96,7 @@ def test_files_of_one_folder_import_one_another_once(folder):
 )  # fmt: skip
 def test_what_keeps_no_contract_is_refused_with_what_is_wanted(folder, load, attribute, found):
     name = said(folder, "wrong_contract.py", attribute, TOOL)
-    env._world_of.cache_clear()
+    env._own_environment.cache_clear()
     with pytest.raises(ConfigError) as refusal:
         load(name)
     assert found in str(refusal.value) and "wrong_contract.py" in str(refusal.value)

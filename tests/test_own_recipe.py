@@ -53,7 +53,6 @@ def folder(tmp_path, monkeypatch):
     """A recipe that no other test has named."""
     for kind in ("env", "tool", "estimator", "settings"):
         monkeypatch.setitem(tables._tables(), kind, dict(tables.entries(kind)))
-    monkeypatch.setattr(recipes, "_added", {})
     monkeypatch.setattr(own, "_said", set())
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path))

@@ -1,11 +1,12 @@
 """Evaluations that take the agent's tools away, or what they are good for: closed-book, empty, random, hostile documents.
 
-In: a condition such as `poison 0.5`, rows. Out: the rows and tools to evaluate with, and what the card says of it beside the score.
-Next: `agent-r1 eval --closed-book`, `--retriever empty` and `--poison RATE` write such a card next to that of the run.
+In: a condition such as `poison 0.5`, rows. Out: the rows and tools to evaluate with, and what the card says in addition to the
+score. Next: `agent-r1 eval --closed-book`, `--retriever empty` and `--poison RATE` write such a card next to that of the run.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -30,21 +31,14 @@ from agent_r1_recipes.robustness.poison import PoisonedSearcher, drawn
 
 
 @dataclass(frozen=True)
-class Condition:
+class Condition(ABC):
     """One condition; `argument` is what stands after its name."""
 
     argument: str = ""
 
+    @abstractmethod
     def apply(self, config: Config, rows: list[Row]) -> tuple[list[Row], dict[str, BaseTool]]:
         """Return the rows and tools of the evaluation. Raises ConfigError where the task does not know the condition."""
-        if not config.env.searches:
-            tools = ", ".join(config.env.tools)
-            raise ConfigError(f"{type(self).__name__.lower()}: this agent does not search; env.tools is {tools}")
-        return rows, load_tools(config, searcher=self.searcher(config))
-
-    def searcher(self, config: Config) -> Searcher:
-        """What the search tool asks."""
-        raise NotImplementedError
 
     def report(self, trajectories: list[Trajectory], seed: int, score_name: str) -> dict[str, Any]:
         """Keys for the eval card."""
@@ -60,21 +54,35 @@ class ClosedBook(Condition):
         return [without_tools(row) for row in rows], {}
 
 
-class Empty(Condition):
+class OtherSearch(Condition):
+    """The agent's own tools, over another search than it was trained with."""
+
+    def apply(self, config: Config, rows: list[Row]) -> tuple[list[Row], dict[str, BaseTool]]:
+        if not config.env.searches:
+            tools = ", ".join(config.env.tools)
+            raise ConfigError(f"{type(self).__name__.lower()}: this agent does not search; env.tools is {tools}")
+        return rows, load_tools(config, searcher=self.searcher(config))
+
+    @abstractmethod
+    def searcher(self, config: Config) -> Searcher:
+        """Make what the search tool asks."""
+
+
+class Empty(OtherSearch):
     """A search that finds nothing."""
 
     def searcher(self, config: Config) -> Searcher:
         return Searcher(Placebo((), config.seed))
 
 
-class Random(Condition):
+class Random(OtherSearch):
     """A search that finds passages by lot."""
 
     def searcher(self, config: Config) -> Searcher:
         return Searcher(Placebo(list(load_passages(config)), config.seed))
 
 
-class Poison(Condition):
+class Poison(OtherSearch):
     """Hostile documents in a share of the results."""
 
     def searcher(self, config: Config) -> Searcher:

@@ -183,7 +183,7 @@ def _value(config: Config, key: str) -> Any:
 
 
 def user_code(config: Config, updates: bool = True) -> list[str]:
-    """Every name of user-defined code that a run takes: those in settings, and those behind short names of a user's recipe.
+    """Every name of user-defined code that a run takes: those in settings, and those for short names of a user's recipe.
 
     Without `updates`: what a cold start takes, which knows no estimator.
     """
@@ -199,7 +199,7 @@ def user_code(config: Config, updates: bool = True) -> list[str]:
 
 
 def own_names(config: Config) -> dict[str, str]:
-    """Name of code of one's own -> the setting that names it."""
+    """Name of user-defined code -> the setting that names it."""
     found = {}
     for key in known().code:
         value = _value(config, key)
@@ -217,7 +217,7 @@ def _read_overrides(overrides: list[str]) -> dict[str, Any]:
         try:
             value = bounds.parse_yaml(text)
         except (ValueError, yaml.YAMLError):  # an open bracket, a date that is none
-            raise ConfigError(f"override {item!r} is not valid YAML behind the =") from None
+            raise ConfigError(f"override {item!r} is not valid YAML after the =") from None
         table = ".".join(key.split(".")[:2]) in known().tables and key.count(".") > 1
         for name in reversed(key.split(".", 2 if table else 1)):
             value = {name: value}

@@ -1,4 +1,4 @@
-"""Code of one's own, by name: `path/to/file.py:attribute` or `module:attribute`.
+"""User-defined code, by name: `path/to/file.py:attribute` or `module:attribute`.
 
 In: the value of a setting such as `env.tools` or `cold_start.demonstrator`. Out: the object that it names. Next: the room
 that takes such objects checks that it is one (`tool/`, `env/`, `data/`, `training/demonstrate.py`).
@@ -66,8 +66,14 @@ def load(name: str, setting: str) -> Any:
 
 
 def imported(name: str, setting: str) -> Any:
-    """The object called `name` (FILE.py:NAME or MODULE:NAME), for names that are trusted already."""
+    """The object called `name` (FILE.py:NAME or MODULE:NAME), for names that are trusted already.
+
+    Our own are imported as any import statement would: the working directory cannot stand in for a library, and a fault in
+    them is a bug with its traceback. What a user has named is looked for there too, and a fault in it is one line.
+    """
     place, _, attribute = name.rpartition(":")
+    if name not in _said and not place.endswith(".py"):
+        return getattr(importlib.import_module(place), attribute)
     module = _imported(place, setting)
     if not hasattr(module, attribute):
         public = [key for key in vars(module) if not key.startswith("_")]
@@ -136,7 +142,7 @@ def _list(names: list[str]) -> str:
 
 
 def code_hashes(names: Iterable[str]) -> dict[str, str]:
-    """File name -> SHA-256 of each file that the code of `names` lies in, with the files beside it that it imports."""
+    """File name -> SHA-256 of each file that the code of `names` lies in, with the files in its folder that it imports."""
     found: dict[str, str] = {}
     todo = [path for name in names if is_own(name) and (path := _file_of(name.rpartition(":")[0]))]
     while todo:

@@ -6,7 +6,6 @@ Next: `load.py` reads the presets.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -14,8 +13,8 @@ from pathlib import Path
 from agent_r1.config import own, tables
 from agent_r1.ground.errors import ConfigError, nearest
 
-_added: dict[tuple[str, str], str] = {}
-"""Kind and name -> code of what users' recipes have added in this process."""
+USER = "of a user's recipe"
+"""The fact that marks a name which a user's recipe has added."""
 
 
 def presets() -> dict[str, Traversable]:
@@ -76,26 +75,26 @@ def add(file: Path) -> None:
     if not file.is_file() or any(file.resolve() == Path(str(ours)).resolve() for ours in own.manifests()):
         return
     try:
-        found = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        found = tables.parse(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, AttributeError) as error:  # AttributeError: a name outside of all tables
         raise ConfigError(f"{file} cannot be read: {' '.join(str(error).split())}") from None
     for kind, names in found.items():
-        if kind not in tables.kinds() or not isinstance(names, dict):
+        if kind not in tables.kinds():
             raise ConfigError(f"{file}: the table {kind!r} is unknown{nearest(kind, tables.kinds())}")
-        for name, entry in names.items():
-            facts = {"code": entry} if isinstance(entry, str) else entry
+        # A recipe may be named twice in one process; only names of others are refused.
+        others = {name for name, facts in tables.entries(kind).items() if not facts.get(USER)}
+        tables.refuse_twice(file, kind, others & names.keys())
+        for name, facts in names.items():
             code = facts.get("code") if isinstance(facts, dict) else None
             if not isinstance(code, str) or not own.is_own(code):
                 raise ConfigError(f"{file}: {kind}.{name} names no code; give FILE.py:NAME or MODULE:NAME")
-            if name in tables.names(kind) and (kind, name) not in _added:
-                raise ConfigError(f"{file}: the {kind} {name!r} is in another table already; rename it")
             folder = file.resolve().parent
             texts = {key: own.absolute(text, folder) for key, text in facts.items() if isinstance(text, str)}
-            own.say([texts["code"]])
-            tables.entries(kind)[name] = facts | texts
-            _added[kind, name] = texts["code"]
+            own.say(text for text in texts.values() if own.is_own(text))
+            tables.entries(kind)[name] = facts | texts | {USER: True}
 
 
 def added(chosen: Mapping[str, list[str]]) -> list[str]:
-    """The code of users' recipes behind the names of each kind that a run has chosen."""
-    return [_added[kind, name] for kind, names in chosen.items() for name in names if (kind, name) in _added]
+    """The code of users' recipes that the names stand for which a run has chosen, by kind."""
+    found = (tables.entries(kind).get(name, {}) for kind, names in chosen.items() for name in names)
+    return [facts["code"] for facts in found if facts.get(USER)]

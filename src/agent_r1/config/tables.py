@@ -1,6 +1,6 @@
 """Tables of names: what a setting such as `env.name=react` or `data.name=hotpotqa` stands for.
 
-In: `names.toml`, the core's table, and the `recipe.toml` of each recipe. Out: the object behind a name, imported when it is
+In: `names.toml`, the core's table, and the `recipe.toml` of each recipe. Out: the object of a name, imported when it is
 asked for, so that a run imports what it names and nothing else. User-defined code needs no table: FILE.py:NAME or
 MODULE:NAME in the setting (`own.py`).
 
@@ -28,12 +28,24 @@ def _tables() -> dict[str, dict[str, dict[str, Any]]]:
     """Kind -> name -> `code` and facts."""
     found: dict[str, dict[str, dict[str, Any]]] = {}
     for file in own.manifests():
-        for kind, entries in tomllib.loads(file.read_text(encoding="utf-8")).items():
-            entries = {name: {"code": entry} if isinstance(entry, str) else entry for name, entry in entries.items()}
-            if both := found.get(kind, {}).keys() & entries.keys():
-                raise ConfigError(f"{file}: the {kind} {min(both)!r} is in another table already; rename it")
+        for kind, entries in parse(file.read_text(encoding="utf-8")).items():
+            refuse_twice(file, kind, found.get(kind, {}).keys() & entries.keys())
             found.setdefault(kind, {}).update(entries)
     return found
+
+
+def parse(text: str) -> dict[str, dict[str, dict[str, Any]]]:
+    """Read a table of names: kind -> name -> `code` and facts, where a name alone stands for its code. Raises ValueError."""
+    return {
+        kind: {name: {"code": entry} if isinstance(entry, str) else entry for name, entry in names.items()}
+        for kind, names in tomllib.loads(text).items()
+    }
+
+
+def refuse_twice(file: object, kind: str, names: Iterable[str]) -> None:
+    """Raise ConfigError where a file gives names that another table has."""
+    for name in sorted(names):
+        raise ConfigError(f"{file}: the {kind} {name!r} is in another table already; rename it")
 
 
 def kinds() -> list[str]:
@@ -92,7 +104,7 @@ def asked_for(kind: str, **sections: Any) -> Iterator[Any]:
 
 
 def resolve(kind: str, name: str, setting: str) -> Any:
-    """Import the object behind `name`: user-defined code, or an entry of a table. `setting` is for messages."""
+    """Import the object that `name` stands for: user-defined code, or an entry of a table. `setting` is for messages."""
     if own.is_own(name):
         return own.load(name, setting)
     found = facts(kind, name, setting)["code"]

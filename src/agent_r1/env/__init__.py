@@ -15,7 +15,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from agent_r1.config import tables
+from agent_r1.config import own, tables
 from agent_r1.config.settings import EnvConfig
 from agent_r1.core import INVALID, AgentEnv, Outcome, Row
 from agent_r1.env.base import BaseToolEnv
@@ -47,22 +47,25 @@ def environment(name: str) -> Callable[[dict[str, BaseTool], EnvConfig], AgentEn
 
     Raises ConfigError where there is none, or where a user-defined one keeps no contract.
     """
-    found = tables.resolve("env", name, "env.name")
+    return _own_environment(name) if own.is_own(name) else _made(tables.resolve("env", name, "env.name"), name)
+
+
+@cache  # it is asked for at each episode, and finding a file by name takes a few looks at the disk
+def _own_environment(name: str) -> Callable[[dict[str, BaseTool], EnvConfig], AgentEnv]:
+    return _made(own.load(name, "env.name"), name)
+
+
+def _made(found: Any, name: str) -> Callable[[dict[str, BaseTool], EnvConfig], AgentEnv]:
+    """What a dialect, an environment, or a plain class whose methods are tools comes to."""
     if isinstance(found, type) and issubclass(found, Dialect):
         return in_dialect(found)
     if isinstance(found, type) and issubclass(found, AgentEnv):
         return found
-    return _world_of(found, name)
-
-
-@cache
-def _world_of(found: Any, name: str) -> Callable[[dict[str, BaseTool], EnvConfig], AgentEnv]:
-    """What is no environment may become one: a plain class, whose methods are tools."""
     return tables.resolve("adapter", "methods", "env.name")(found, name)
 
 
 def offered(tools: dict[str, BaseTool], config: EnvConfig) -> dict[str, BaseTool]:
-    """`tools`, and beside them the methods of a plain class; what a server offers is known in its episodes only. Raises
+    """`tools`, and next to them the methods of a plain class; what a server offers is known in its episodes only. Raises
     ConfigError where two have one name."""
     made = environment(config.name)
     return tools if isinstance(made, type) else made(tools, config).tools
@@ -75,7 +78,7 @@ def dialect_of(config: EnvConfig) -> Dialect:
 
 
 def brings_tools(name: str) -> bool:
-    """Whether the environment of that name is a world, with tools beside those of `env.tools`."""
+    """Whether the environment of that name is a world, with tools next to those of `env.tools`."""
     made = environment(name)
     return not isinstance(made, type) or getattr(made, "stateful", False)
 

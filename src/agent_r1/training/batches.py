@@ -33,8 +33,9 @@ def usable_trajectories(trajectories: list[Trajectory], algorithm: str) -> list[
     Raises AgentR1Error when that leaves none.
     """
     usable = [t for t in trajectories if not t.stop_reason.broken_off and any(s.action_ids for s in t.steps)]
-    members = Counter(t.group_id for t in usable)
-    usable = [t for t in usable if not algorithm_has(algorithm, "groups") or members[t.group_id] > 1]
+    if algorithm_has(algorithm, "groups"):
+        members = Counter(t.group_id for t in usable)
+        usable = [t for t in usable if members[t.group_id] > 1]
     if not usable:
         ends = ", ".join(f"{n} {reason}" for reason, n in Counter(t.stop_reason for t in trajectories).items())
         raise AgentR1Error(
