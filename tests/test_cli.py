@@ -168,7 +168,7 @@ BAD_USAGE = {  # of settings there is more in test_config.py
     "a run that is a path": (["train", "--run", "a/b"], "give a plain folder name"),
     "a hidden run": (["report", "--run", ".x"], "give a plain folder name"),
     "unknown kind of question": (["data", "data.mix={9-hop: 1}"], "unknown kind of question '9-hop' (did you mean '3-hop'?)"),
-    "demonstrations without search": (["cold-start", "env.tools=[]"], "nobody can play this task yet: set cold_start.demonstrator"),
+    "demonstrations without search": (["cold-start", "env.tools=[]"], "this task has no demonstrator yet"),
 }  # fmt: skip
 
 

@@ -100,7 +100,7 @@ def left_behind(run: Path) -> list[str]:
 
 
 def test_grpo_in_bfloat16_goes_on_where_it_was_killed_and_saves_at_sigterm(checked, tmp_path, monkeypatch):
-    """In the arithmetic of a GPU: the run of gpu-check, whose shards nobody has converted yet, and SIGTERM."""
+    """In the arithmetic of a GPU: the run of gpu-check, whose shards are not converted yet, and SIGTERM."""
     monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path / "home"))
     home = shutil.copytree(checked, tmp_path / "home", ignore=shutil.ignore_patterns("logs", "export", "eval.json"))
     run, sizes = home / "runs" / "check", [f"model.{n}=2" for n in ("heads", "kv_heads")]

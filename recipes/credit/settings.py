@@ -29,7 +29,7 @@ class CreditRollout(RolloutConfig):
 
 class CreditAdvantage(AdvantageConfig):
     process_weight: NonNegativeFloat | None = None
-    """Weight of rewards on the way beside the outcome, after PRIME's normalisation: 1 pays 1 to the sequence of the batch that
+    """Weight of rewards on the way, next to the outcome, after PRIME's normalisation: 1 pays 1 to the sequence of the batch that
     earned most by them. Unset: they are paid as the environment says."""
     step_weight: NonNegativeFloat = 1.0
     """gigpo: weight of the comparison of steps next to that of episodes."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def step_ratios(log_ratio_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """Of a token's step, a run of sampled tokens: something that nobody sampled stands before the next one."""
+    """Number the runs of sampled tokens; a token of the environment ends a run."""
     return _means(log_ratio_BT, (mask_BT & ~F.pad(mask_BT, (1, -1))).cumsum(dim=1) * mask_BT)
 
 
@@ -21,7 +21,7 @@ def sequence_ratios(log_ratio_BT: Tensor, mask_BT: Tensor) -> Tensor:
 
 
 def _means(log_ratio_BT: Tensor, run_BT: Tensor) -> Tensor:
-    """The geometric mean of the ratios of a token's run; run 0 holds the tokens that nobody sampled.
+    """The geometric mean of the ratios of a token's run; run 0 holds the tokens that were not sampled.
 
     A long turn of slightly likelier tokens is then one small move, and it is clipped as a whole or not at all. Each token
     keeps the gradient of its own log-probability, and takes only the value from its span.

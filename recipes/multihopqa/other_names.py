@@ -5,8 +5,8 @@ be called Mozart there, and the composer Lisbon. Next: the laptop's demonstrator
 
 Why? A model of half a million parameters would learn a few hundred names and facts by heart, and answer from memory. In
 hundreds of worlds that contradict one another there is nothing to remember. What stays the same is how the questions are
-put and how passages are read, and a name has to be copied from where it stands. It also keeps RL honest: nobody has shown
-the answers to its questions.
+put and how passages are read, and a name has to be copied from where it stands. It also keeps RL honest: no demonstration
+shows the answers to its questions.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class OtherNames:
 
 
 class RenamedSearch(BaseTool):
-    """The search tool in the world of `names`: the real index behind it never hears a made-up name."""
+    """The search tool in the world of `names`: the real index never gets a made-up name."""
 
     def __init__(self, search: BaseTool, names: OtherNames | None = None):
         self.name, self.description, self.parameters = search.name, search.description, search.parameters

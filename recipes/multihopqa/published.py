@@ -56,7 +56,7 @@ class Dataset(RecordSource):
     ability: str = "multi-hop-qa"
     """What verl's rows call this kind of task."""
     aliases: str | None = None
-    """Name of a file beside the published ones, which has other names of the answers by their ids."""
+    """Name of a file next to the published ones, with other names of the answers by their ids."""
 
     def local_files(self, config: DataConfig) -> dict[str, list[Path]]:
         """Find the files that `data.source` names: {} for the hub, one for `all` splits, or those of each split in a folder.
@@ -74,11 +74,11 @@ class Dataset(RecordSource):
                 f"data.source={source.absolute()} does not exist; give a published file, or the folder that has them"
             )
         found = {}
-        beside = [source / self.aliases] if self.aliases and (source / self.aliases).is_file() else []
+        aliases = [source / self.aliases] if self.aliases and (source / self.aliases).is_file() else []
         for split, name in self.files.items():
             published = [path for path in (source / name, source / f"{name}.gz") if path.is_file()][:1]
             copied = sorted(source.glob(f"{self.config or '*'}/{split}-*.parquet"))
-            found[split] = published + beside if published else copied
+            found[split] = published + aliases if published else copied
             if not found[split]:
                 raise AgentR1Error(f"{source} has no {name} (or {name}.gz); {self.name} is published under that name")
         return found
@@ -166,7 +166,7 @@ def from_datasets(dataset: Dataset, split: str, files: list[Path]) -> Iterator[t
 
     Raises AgentR1Error without network, or if some are missing.
     """
-    alone = split == "all"  # how many it should have, nobody knows
+    alone = split == "all"  # how many it should have is not known
     name = next(iter(dataset.files.values())) if alone else dataset.files[split]
     remedy = f"or download {name} yourself and name its folder with data.source=DIR"
     where = files[0] if alone else files[0].parent if files else dataset.hub

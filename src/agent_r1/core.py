@@ -185,7 +185,7 @@ class Outcome:
     parts: dict[str, float] = field(default_factory=dict)
     """The summands of `reward` by name; recorded as `reward/NAME`."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """Measurements that nobody is paid for; recorded as `episode/NAME`. `sub_em` and `f1` go on the eval card too."""
+    """Measurements that are not paid for; recorded as `episode/NAME`. `sub_em` and `f1` go on the eval card too."""
     score_name: str | None = None
     """Which of `metrics` evaluations report as the score. None: `em` (0 or 1) where it is measured, and else the reward."""
     truncated: bool = False

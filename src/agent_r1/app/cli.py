@@ -34,7 +34,7 @@ from agent_r1.ground.errors import AgentR1Error, ConfigError, extra
 from agent_r1.ground.files import home
 from agent_r1.ground.machine import cores, raise_file_limit
 
-# The rooms are imported inside the commands, behind the configuration: `agent-r1 --help` and a misspelt setting are
+# The rooms are imported inside the commands, after the configuration: `agent-r1 --help` and a misspelt setting are
 # answered at once, without loading PyTorch.
 
 
@@ -256,8 +256,8 @@ def report(a: Namespace) -> None:
      "--checkpoint-dir global_step_60"],
     *FROM_RUN,
     RECIPE,
-    option("--target-dir", type=Path, metavar="DIR", help="default: export/ in the run's folder, or beside the checkpoint"),
-    option("--base-model", metavar="PATH|OWNER/NAME", help="for shards of verl without a config.json or tokenizer beside them"),
+    option("--target-dir", type=Path, metavar="DIR", help="default: export/ in the run's folder, or next to the checkpoint"),
+    option("--base-model", metavar="PATH|OWNER/NAME", help="for shards of verl without a config.json or tokenizer next to them"),
     option("--push-to-hub", metavar="OWNER/NAME", help="also upload it (private, if it is new)"),
 )  # fmt: skip
 def export(a: Namespace) -> None:
@@ -298,7 +298,7 @@ def serve(a: Namespace) -> None:
     BACKEND,
     option("--question", help="ask this and leave; exit code 1 if there is no answer"),
     flag("--json", "one line of JSON for each question"),
-    option("--tools", action="append", metavar="MODULE:FUNCTION", help="a tool of yours, beside the run's; may be repeated"),
+    option("--tools", action="append", metavar="MODULE:FUNCTION", help="a tool of yours, in addition to the run's; may be repeated"),
     option("--temperature", type=temperature, help="of sampling, 0 to 10 (default: as in training)"),
     option("--seed", type=int, default=0, help="of sampling; same seed, same answers (default: 0)"),
     PROMPT,
@@ -367,7 +367,7 @@ def search_server(a: Namespace) -> None:
     config = _config(a)
     if config.search.url:
         raise ConfigError("search.url is for those who ask; leave it out here")
-    # PyTorch and FAISS would each take every core for a handful of queries, and spin beside the trainers and vLLM. Both
+    # PyTorch and FAISS would each take every core for a handful of queries, and slow down trainers and vLLM. Both
     # read this when they are imported, and it holds for all of their threads.
     os.environ.setdefault("OMP_NUM_THREADS", str(min(16, cores())))
     from agent_r1 import workspace

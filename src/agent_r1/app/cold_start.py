@@ -36,7 +36,7 @@ def make_cold_start(config: Config, paths: Workspace | None = None) -> None:
     taught = not config.model.path or config.cold_start.warm_steps
     if taught and not own_task and ("teacher" not in config.data.facts or not config.env.searches):
         raise ConfigError(
-            "nobody can play this task yet: set cold_start.demonstrator to a function of yours (FILE.py:FUNCTION), "
+            "this task has no demonstrator yet: set cold_start.demonstrator to a function of yours (FILE.py:FUNCTION), "
             "cold_start.episodes to recorded conversations, or model.path to a pretrained model; the demonstrators that come along "
             "search"
         )
@@ -56,7 +56,7 @@ def make_cold_start(config: Config, paths: Workspace | None = None) -> None:
 
 
 def _fetch_model(config: Config, paths: Workspace, name: str) -> None:
-    """A model of one's own needs nothing. One of the hub is fetched once, and its commit is kept: whatever is published
+    """Fetch a model of the hub once; a local one needs nothing. The commit is kept: whatever is published
     under that name later, all stages and runs here start from the same weights."""
     if scheme := tables.scheme_of(name):
         return stage(f"start model: {name}, as a model folder", paths.fetched, lambda part: scheme.convert(name, part))

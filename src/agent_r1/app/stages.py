@@ -3,8 +3,8 @@
     data -> index -> cold start -> evaluate -> train -> evaluate -> report
 
 A stage that is done is skipped. What a stage makes is named after a fingerprint of everything that it depends on, so a
-changed setting makes a new thing beside the old one, and nothing stale is ever used. Each stage writes beside its
-target and renames at the end: an interrupted one leaves nothing behind that looks whole.
+changed setting makes a new thing next to the old one, and nothing stale is ever used. Each stage writes next to its
+target and renames at the end: an interrupted one leaves nothing that looks whole.
 
     artifacts/tinyhop-<fp>/       questions and corpus        shared by all runs (or hotpotqa-<fp>/ and the like)
     artifacts/index-<fp>/         the search index
@@ -45,7 +45,7 @@ SAMPLED = 1000
 
 
 def check_own(config: Config) -> None:
-    """Load all code of one's own that the configuration names, before a minute is spent. Raises ConfigError, with the remedy,
+    """Load all user-defined code that the configuration names, before a minute is spent. Raises ConfigError, with the remedy,
     where it keeps no contract."""
     from agent_r1.training.demonstrate import demonstrator_of
 
@@ -127,7 +127,7 @@ def run_train(config: Config, name: str, resume: bool, plain: bool) -> None:
 
 def run_eval(config: Config, model: Path, out: Path, title: str, condition: str | None = None) -> dict:
     """Stage: greedy and sampled evaluation of a model folder; the card goes to `out` and is returned. Under a `condition`
-    (see `workspace.under`) it is a card of its own, beside it."""
+    (recipes/robustness) it is a card of its own, next to it."""
     from agent_r1.inference.agent import open_agent
     from agent_r1.inference.compare import condition_of, full_card, play
     from agent_r1.rollout.evaluate import calls_line, majority, score_line, scores

@@ -21,7 +21,7 @@ def dealt(numbers: range, split: str) -> list[int]:
 
 
 def distinct(count: int, draw: Callable[[], dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """`count` questions that `draw` makes, no two alike."""
+    """Yield `count` different questions that `draw` makes."""
     asked: set[str] = set()
     while len(asked) < count:
         drawn = draw()

@@ -106,6 +106,6 @@ def train_command(config: Config) -> str:
 
 
 def described(text: str | None) -> dict[str, str] | None:
-    """For a card: where the weights behind a name such as package:NAME are from. None for other names."""
+    """For a card: where the weights of a name such as package:NAME are from. None for other names."""
     scheme = tables.scheme_of(text)
     return scheme.described(text) if scheme else None

@@ -3,7 +3,7 @@
     math     equal to the right expression (recipes/math)
     code     passes the question's tests in a sandbox (recipes/code)
     sub_em   contains the right answer. Much of the literature pays this and calls it EM; an agent learns to list (docs/safety.md)
-    judge    what a language model behind `env.judge_url` says (recipes/judge)
+    judge    what a language model at `env.judge_url` says (recipes/judge)
 
 Each is paid between 0 and 1, less the penalty for a malformed ending. Add one: an async function `reward(answer, targets, row,
 config)`, and its name in the table `[reward]` of a recipe.toml. Or `env.reward=FILE.py:FUNCTION`, a user-defined function that

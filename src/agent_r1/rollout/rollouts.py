@@ -1,7 +1,7 @@
 """Who plays the episodes of a training step.
 
 In: a step's number. Out: `Played`, what a batch is made of and what was measured. `Rollouts` plays each prompt so many times;
-a wrapper holds another one and changes what it plays (`Greedy` here, `Refilled` in refill.py). Next: `rows.py`.
+a wrapper holds another one and changes what it plays (`Greedy` here, `Refilled` in recipes/credit). Next: `rows.py`.
 """
 
 from __future__ import annotations

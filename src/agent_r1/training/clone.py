@@ -47,7 +47,7 @@ def clone(
 
 
 def _endless_batches(batch: Batch, tokens: int, seed: int) -> Iterator[Tensor]:
-    """Row indices of about `tokens` tokens each: alike in length within a batch, in random order between batches."""
+    """Row indices of about `tokens` tokens each: similar in length within a batch, in random order between batches."""
     g = torch.Generator().manual_seed(seed)
     while True:
         # A little noise on the lengths, so that the same rows do not meet in each epoch.

@@ -22,7 +22,7 @@ class VerlConfig(Section):
     agent_workers: OutsideFingerprint[AtLeast1] = 1
     """Processes that run episodes."""
     gpu_memory: OutsideFingerprint[float] = Field(0.5, gt=0, lt=1)
-    """Share of a GPU's memory for vLLM, beside the trainer."""
+    """Share of a GPU's memory for vLLM, next to the trainer."""
     patience_s: OutsideFingerprint[AtLeast1] = 600
     """A run in which nothing has moved for so long, starting up included, is ended."""
     nodes: OutsideFingerprint[AtLeast1] = 1
