@@ -298,7 +298,7 @@ def serve(a: Namespace) -> None:
     BACKEND,
     option("--question", help="ask this and leave; exit code 1 if there is no answer"),
     flag("--json", "one line of JSON for each question"),
-    option("--tools", action="append", metavar="MODULE:FUNCTION", help="a tool of yours, in addition to the run's; may be repeated"),
+    option("--tools", action="append", metavar="MODULE:FUNCTION", help="a tool of yours, in addition to the run's (repeatable)"),
     option("--temperature", type=temperature, help="of sampling, 0 to 10 (default: as in training)"),
     option("--seed", type=int, default=0, help="of sampling; same seed, same answers (default: 0)"),
     PROMPT,
