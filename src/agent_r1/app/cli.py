@@ -39,11 +39,9 @@ from agent_r1.ground.machine import cores, raise_file_limit
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command and return its exit code."""
+    """Run one command and return its exit code; a failure is one line on standard error."""
     try:
-        arguments = parse(argv)
-        raise_file_limit()
-        return COMMANDS[arguments.command][0](arguments) or 0
+        return run(argv)
     except AgentR1Error as error:
         return _fail(str(error), error.exit_code)
     except KeyboardInterrupt as interrupt:
@@ -52,6 +50,13 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     except OSError as error:
         return _fail(f"{error.filename or 'a file'}: {error.strerror or error}; check space and permissions", 1)
+
+
+def run(argv: list[str] | None = None) -> int:
+    """Run one command and return its exit code. Raises AgentR1Error, whose `code` names the failure."""
+    arguments = parse(argv)
+    raise_file_limit()
+    return COMMANDS[arguments.command][0](arguments) or 0
 
 
 def _fail(message: str, code: int) -> int:

@@ -10,9 +10,17 @@ from contextlib import contextmanager
 
 
 class AgentR1Error(Exception):
-    """Something outside the program is not as it must be."""
+    """Something outside the program is not as it must be.
+
+    `code` names the kind of failure in one word, such as `missing_index`. Tests and programs compare it; the message is for
+    people and may be rewritten. tests/messages.txt lists every code with its messages.
+    """
 
     exit_code = 1
+
+    def __init__(self, message: str, *, code: str = "") -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class LostConnection(AgentR1Error):
