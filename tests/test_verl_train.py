@@ -12,6 +12,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -99,8 +100,22 @@ def left_behind(run: Path) -> list[str]:
     return [*map(str, processes_of(run.parents[1])), *orphans(begun), *folders]
 
 
+RESUME = """
+import json, sys
+from pathlib import Path
+from agent_r1.app.gpu_check import PHASES, Check, at_home, small, walk
+from agent_r1.config import load_config
+folder = Path(sys.argv[1])
+with at_home(folder):
+    check = Check(small(load_config("smoke", sys.argv[2:], algorithm="grpo")), folder)
+    [found] = walk(check, tuple(phase for phase in PHASES if phase.name == "resume"))
+print(json.dumps(found), file=sys.stderr)
+"""
+"""gpu-check's phase "resume", over the folder of a check."""
+
+
 def test_grpo_in_bfloat16_goes_on_where_it_was_killed_and_saves_at_sigterm(checked, tmp_path, monkeypatch):
-    """In the arithmetic of a GPU: the run of gpu-check, whose shards are not converted yet, and SIGTERM."""
+    """In the arithmetic of a GPU: gpu-check resumes its run, whose shards are not converted yet; and SIGTERM."""
     monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path / "home"))
     home = shutil.copytree(checked, tmp_path / "home", ignore=shutil.ignore_patterns("logs", "export", "eval.json"))
     run, sizes = home / "runs" / "check", [f"model.{n}=2" for n in ("heads", "kv_heads")]
@@ -114,11 +129,14 @@ def test_grpo_in_bfloat16_goes_on_where_it_was_killed_and_saves_at_sigterm(check
         shutil.rmtree(checkpoints / f"step_00000{step}")
     shutil.rmtree(run / "verl")
     os.utime(run / "config.yaml")
-    process = start(home, "check", "--resume", "--plain", words=words)
+    process = subprocess.Popen(
+        [sys.executable, "-c", RESUME, home, *CHECK[2:]], env=environment(home), text=True,
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+    )  # fmt: skip
     until(lambda: (read_phase(RunDir(run)) or {}).get("step") == 2 and len(lines(run)) == 1, process)
     process.send_signal(signal.SIGTERM)
     code, said = end(process)
-    assert code == 0, said  # the step that it came in was the last one
+    assert code == 0 and json.loads(said)["status"] == "passed", said  # the step that it came in was the last one
     assert left_behind(run) == []
     curve = metrics(run)
     assert [line["training/global_step"] for line in curve] == [1, 2]
