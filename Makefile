@@ -16,7 +16,7 @@ help:
 	@echo "make install   $(VENV) with pinned CPU packages and agent-r1"
 	@echo "make test      install what is missing, verl and vLLM for the CPU too, then run every test"
 	@echo "make quick     the unit tests only (under two minutes on two cores)"
-	@echo "make long      what takes minutes to hours; PART=mutation runs one part (docs/long.md)"
+	@echo "make long      what takes minutes to hours; PART=mutation runs one part (docs/lab/long.md)"
 	@echo "make lint      ruff, shellcheck, hadolint, the workflows"
 	@echo "make types     basedpyright"
 	@echo "make docs      the book as a site, in build/site: open index.html, no server is needed"

@@ -3,7 +3,7 @@
 python benchmarks/mismatch.py [--only NAME] [section.key=value ...]      runs that are finished are only read
 
 Each run is GRPO on the smoke preset, seed 0, from one cold start, with another `rollout.mismatch`. Prints a table, and keeps it in
-docs/race/mismatch.json beside rows that were made elsewhere.
+docs/lab/race/mismatch.json beside rows that were made elsewhere.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from agent_r1.ground.files import read_jsonl, write_whole
 from agent_r1.training.log import VAL_EM, with_val_em
 from agent_r1.training.metrics import GAP
 
-KEPT = Path(__file__).parents[1] / "docs" / "race" / "mismatch.json"
+KEPT = Path(__file__).parents[1] / "docs" / "lab" / "race" / "mismatch.json"
 DIALS = {
     "exact": "{}",
     "bf16": "{bf16: true}",

@@ -1,4 +1,4 @@
-"""What the finished runs of race.sh came to: docs/race/PRESET.json, a picture, and a table.
+"""What the finished runs of race.sh came to: docs/lab/race/PRESET.json, a picture, and a table.
 
 python benchmarks/race.py laptop      takes runs/race-laptop-*, keeps what is known of others, prints Markdown
 
@@ -125,7 +125,7 @@ def picture(runs: list[dict[str, Any]], out: Path) -> None:
 
 
 def main(preset: str) -> None:
-    home, file = Path(os.environ.get("AGENT_R1_HOME", ".")), DOCS / "race" / f"{preset}.json"
+    home, file = Path(os.environ.get("AGENT_R1_HOME", ".")), DOCS / "lab" / "race" / f"{preset}.json"
     known = {(run["arm"], run["seed"]): run for run in (json.loads(file.read_text()) if file.exists() else [])}
     for card in sorted((home / "runs").glob(f"race-{preset}-*/eval.json")):
         run = figures(card.parent)

@@ -3,7 +3,7 @@
 #   bash benchmarks/race.sh trainer.threads=1              five seeds for grpo, ppo and steppo, three for the others
 #   bash benchmarks/race.sh --only rloo,gigpo              some arms; what is finished is skipped, what was broken off goes on
 #   PRESET=smoke SEEDS="0 1" bash benchmarks/race.sh       another preset, these seeds (by turns: first all arms of seed 0)
-# Afterwards docs/race/PRESET.json holds the curves of these runs beside those of runs that were made elsewhere.
+# Afterwards docs/lab/race/PRESET.json holds the curves of these runs beside those of runs that were made elsewhere.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 arms="grpo ppo steppo rloo reinforce++ reinforce++-baseline remax gigpo" preset=${PRESET:-laptop}

@@ -4,7 +4,7 @@
     python -m benchmarks.ratios 2        # train two seeds first; finished runs are only read
 
 The runs are GRPO on the smoke preset: 32 steps, one thread. The runs of an arm differ in cold start and seed, and the runs of
-a seed share both. Their figures are kept in docs/race/ratios.json.
+a seed share both. Their figures are kept in docs/lab/race/ratios.json.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from agent_r1.training.losses import policy_loss
 from agent_r1.training.parts import get_ratios
 from benchmarks.sentinel import train
 
-KEPT = Path(__file__).parents[1] / "docs" / "race" / "ratios.json"
+KEPT = Path(__file__).parents[1] / "docs" / "lab" / "race" / "ratios.json"
 ARMS = {
     "token": [],
     "step": ["actor.ratio=step"],

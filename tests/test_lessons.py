@@ -479,7 +479,7 @@ def test_drift_by_hand():
 
 
 def test_drift_is_the_recorded_runs():
-    rows = json.loads((ROOT / "docs/race/mismatch.json").read_text())
+    rows = json.loads((ROOT / "docs/lab/race/mismatch.json").read_text())
     for row in table(DRIFT, "sampler", "gap").rows:
         for name, said in list(row.items())[1:]:
             assert said == pytest.approx(

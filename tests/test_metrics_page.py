@@ -39,7 +39,7 @@ def test_a_key_that_is_not_there_is_noticed():
 
 
 GLOSSARY, TROUBLE, EXPERIMENTS = (
-    (ROOT / "docs" / f"{name}.md").read_text() for name in ("glossary", "troubleshooting", "experiments")
+    (ROOT / "docs" / f"{name}.md").read_text() for name in ("glossary", "troubleshooting", "lab/experiments")
 )
 
 
@@ -61,13 +61,13 @@ def test_messages_under_troubleshooting_are_messages_of_ours():
 def test_figures_of_the_experiments_stand_on_their_pages():
     """A figure is moved with the page that explains it."""
     for line in re.findall(r"^\| .*\[\w+(?: \d)?\]\(([^)]+)\) \|$", EXPERIMENTS, re.MULTILINE):
-        assert (ROOT / "docs" / line.split("#")[0]).exists()
+        assert (ROOT / "docs/lab" / line.split("#")[0]).exists()
     rows = re.findall(
         r"^\| (?:laptop|smoke)[^|]* \| [^|]* \| (\.\d{3}) \| (\.\d{3}).*\]\(([^)]+)\) \|$", EXPERIMENTS, re.MULTILINE
     )
     assert len(rows) >= 8
     for before, after, page in rows:
-        text = (ROOT / "docs" / page.split("#")[0]).read_text() + (ROOT / "docs/leaderboard.md").read_text()
+        text = (ROOT / "docs/lab" / page.split("#")[0]).read_text() + (ROOT / "docs/lab/leaderboard.md").read_text()
         text += "".join(p.read_text() for p in (ROOT / "docs/lessons").glob("*.md"))
         assert after in text or after.replace(".", "0.") in text, after
         assert before in text or before.replace(".", "0.") in text, before

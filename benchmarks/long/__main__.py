@@ -3,7 +3,7 @@
 A part is a module of this folder with a function `run() -> dict`, which returns figures (name to number, text or something
 nested; the table shows the flat ones) and raises where something is wrong. The first line of the module's docstring says what
 it shows. It prints its own progress, and says nothing that names a path or a host. In: parts by name (all, if none is named).
-Out: `docs/long/PART.json` and the table of `docs/long.md`, which is made from these files alone; exit code 1 if a part failed.
+Out: `docs/lab/long/PART.json` and the table of `docs/lab/long.md`, made from these files alone; exit code 1 if a part failed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from agent_r1.ground.files import write_whole
 from agent_r1.ground.machine import describe_machine
 
 ROOT = Path(__file__).parents[2]
-RESULTS, PAGE = ROOT / "docs" / "long", ROOT / "docs" / "long.md"
+RESULTS, PAGE = ROOT / "docs" / "lab" / "long", ROOT / "docs" / "lab" / "long.md"
 BEGIN, END = "<!-- make long: begin -->", "<!-- make long: end -->"
 PACKAGES = ("torch", "transformers", "verl", "vllm")
 
@@ -42,7 +42,7 @@ def commit() -> str:
     def git(*words: str) -> str:
         return subprocess.run(["git", "-C", ROOT, *words], capture_output=True, text=True, check=True).stdout.strip()
 
-    changed = git("status", "--porcelain", "--untracked-files=no", ".", ":!docs/long", ":!docs/long.md")
+    changed = git("status", "--porcelain", "--untracked-files=no", ".", ":!docs/lab")
     return git("rev-parse", "--short", "HEAD") + ("+" if changed else "")
 
 
@@ -96,7 +96,7 @@ def table(results: list[dict[str, Any]]) -> str:
 
 
 def page(text: str) -> str:
-    """`text` of docs/long.md with the table of the files."""
+    """`text` of docs/lab/long.md with the table of the files."""
     made = table([json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))])
     before, rest = text.split(BEGIN)
     return f"{before}{BEGIN}\n{made}\n{END}{rest.split(END)[1]}"
@@ -104,7 +104,7 @@ def page(text: str) -> str:
 
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.long", description="checks that take minutes to hours")
-    parser.add_argument("--table", action="store_true", help="run nothing; only make the table of docs/long.md again")
+    parser.add_argument("--table", action="store_true", help="run nothing; only make the table of docs/lab/long.md again")
     parser.add_argument("part", nargs="*", help=f"which (all): {', '.join(parts())}")
     arguments, failed = parser.parse_args(argv), []
     if unknown := set(arguments.part) - set(parts()):

@@ -1,7 +1,7 @@
 """What a result was made from: the part of an evaluation card by which others can repeat it, or see why theirs differs.
 
 In: a configuration and a model folder. Out: model, start model, data, index, code, command and hardware, each with the hash
-or the revision that tells it from another of the same name. Next: the card of `rollout/evaluate.py`; docs/leaderboard.md
+or the revision that tells it from another of the same name. Next: the card of `rollout/evaluate.py`; docs/lab/leaderboard.md
 says how to report it.
 """
 
