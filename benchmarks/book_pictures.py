@@ -5,6 +5,7 @@ They are SVG with colours of their own for light and dark, and lie in docs/image
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
@@ -70,6 +71,44 @@ class Drawing:
 
 def episodes() -> list[dict]:
     return [json.loads(line) for line in (LESSONS / "group.jsonl").read_text().splitlines()]
+
+
+def before_after() -> str:
+    """One test question, asked before and after RL: two lines that `agent-r1 chat --json` printed."""
+    answers = [json.loads(line) for line in (LESSONS / "before_after.jsonl").read_text().splitlines()]
+    d = Drawing(900, 384, "One question before and after reinforcement learning")
+    d.text(14, 28, answers[0]["question"], 17)
+    for x, kind, words in ((500, "sampled", "written by the model"), (680, "read", "returned by the search tool")):
+        d.rect(x, 16, 14, 14, kind)
+        d.text(x + 20, 28, words, 12, "dim")
+    for x, title, answer in zip((14, 460), ("Before RL", "After RL"), answers, strict=True):
+        right = answer["reward"] == 1
+        d.text(x, 62, f"{title}: {len(answer['tool_calls'])} search{'es' * (len(answer['tool_calls']) > 1)}", 14)
+        y = 74
+        for turn, call in itertools.zip_longest(answer["turns"], answer["tool_calls"]):
+            thought = re.search("<think>(.*?)</think>", turn)[1]
+            action = f"search({call['arguments']['query']})" if call else f"answer: {answer['answer']}"
+            d.rect(x, y, 426 if call else 270, 26, "sampled")
+            d.text(x + 10, y + 18, f"{thought}  →  {action}" if call else action, 13, "mono")
+            if not call:
+                d.text(
+                    x + 426,
+                    y + 18,
+                    "right: reward 1" if right else "wrong: reward 0",
+                    13,
+                    "tgood" if right else "tbad",
+                    "end",
+                )
+            y += 32
+            for passage in call["content"].splitlines() if call else ():
+                d.rect(x + 20, y, 406, 24, "read")
+                d.text(x + 30, y + 16, passage, 12)
+                y += 26
+            y += 10
+    d.text(
+        14, 368, "Greedy decoding. A language model of half a million parameters, trained on two CPU cores.", 12, "dim"
+    )
+    return d.done()
 
 
 def row() -> str:
@@ -358,6 +397,7 @@ def architecture() -> str:
 
 
 PICTURES = {
+    "before_after": before_after,
     "architecture": architecture,
     "row": row,
     "masks": masks,
