@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import tomllib
+import warnings
 
 import pytest
 from runs import ROOT
@@ -145,3 +146,9 @@ def test_a_wheel_is_not_sent_to_a_file_that_only_a_checkout_has():
         for command in re.finditer(r"pip install [^\n`\"]*-r requirements/", text):
             near = text[command.start() - 150 : command.end() + 100]
             assert "in a checkout" in near or "remedy = f" in near, f"{path}: {near}"
+
+
+@pytest.mark.parametrize("kind", [UserWarning, DeprecationWarning])
+def test_a_warning_of_our_own_modules_is_an_error(kind):
+    with pytest.raises(kind):
+        warnings.warn_explicit("ours", kind, "ours.py", 1, module="agent_r1.rollout.decoder")
