@@ -1,10 +1,8 @@
-"""The doctor finds what is wrong, says what to do, and never falls ill itself."""
+"""The doctor finds what is wrong and names a remedy."""
 
 from __future__ import annotations
 
-import importlib.metadata
 import io
-import socket
 import subprocess
 import sys
 from collections import namedtuple
@@ -14,17 +12,16 @@ import pytest
 from packaging.requirements import Requirement
 from rich.console import Console
 
-from agent_r1.app import doctor, plan
+from agent_r1.app import doctor
 from agent_r1.app.doctor import Check, print_checks, run_checks, suggest_preset
-from agent_r1.config import load_config, preset_names
+from agent_r1.config import load_config
 from agent_r1.ground import machine
 from agent_r1.ground.machine import GpuHere
-from agent_r1.ground.sizes import GIB, MODELS
+from agent_r1.ground.sizes import GIB
 
 Usage = namedtuple("Usage", "total used free")
 H100 = "NVIDIA H100 80GB HBM3, 81559 MiB, 580.65.06"
 RTX = "NVIDIA GeForce RTX 4090, 24564 MiB, 550.54.15"
-SHAPE = MODELS["Qwen/Qwen2.5-1.5B-Instruct"]
 
 
 @pytest.fixture
@@ -60,13 +57,16 @@ def test_every_check_answers_with_a_remedy_for_each_trouble(preset, nvidia_smi):
     assert all(check.remedy for check in checks.values() if check.status != "ok")
 
 
-def test_first_failure_ends_standard_error_and_sets_the_exit_code(capsys):
-    checks = [Check("a", "ok", "fine [red]x"), Check("b", "fail", "broken", "mend b")]
-    checks.append(Check("c", "fail", "too", "mend c"))
+def test_a_failure_sets_the_exit_code_and_its_remedy_ends_standard_error(capsys):
+    checks = [
+        Check("a", "ok", "fine [red]x"),
+        Check("b", "fail", "broken", "fix b"),
+        Check("c", "fail", "too", "fix c"),
+    ]
     out = io.StringIO()
     assert print_checks(checks, Console(file=out, width=20)) == 1
-    assert out.getvalue() == "ok    a: fine [red]x\nfail  b: broken  -> mend b\nfail  c: too  -> mend c\n"
-    assert capsys.readouterr().err.splitlines()[-1] == "b: broken; mend b"
+    assert "fine [red]x" in out.getvalue()
+    assert capsys.readouterr().err.splitlines()[-1] == "b: broken; fix b"
     assert print_checks(checks[:1], Console(file=out)) == 0
     assert capsys.readouterr().err == ""
 
@@ -118,15 +118,9 @@ CPU, VERL, GPU = (
     [
         (CPU, "packages", "ok", "requirements/cpu.txt pins"),
         (CPU | {"torch": "2.0"}, "packages", "warn", "torch 2.0 (2.13.0 is pinned)"),
-        (CPU | {"fastapi": None}, "packages", "warn", "fastapi is missing"),
         (CPU | {"faiss-cpu": None}, "packages", "fail", "faiss-cpu missing"),
-        (CPU, "verl", "ok", "is not installed"),
-        (VERL, "verl", "ok", "requirements/verl-cpu.txt pins"),
         (VERL | {"ray": "2.55.0"}, "verl", "warn", "ray 2.55.0 (2.60.0 is pinned)"),
-        (VERL | {"hydra-core": None}, "verl", "warn", "hydra-core is missing"),
         (GPU | {"verl": "0.9.1", "vllm": "0.24.0"}, "packages", "ok", "requirements/verl-gpu.txt pins"),
-        (GPU | {"verl": "0.9.1", "torch": "2.0"}, "packages", "warn", "torch 2.0 (2.11.0 is pinned)"),
-        (GPU | {"verl": "0.9.1", "datasets": None}, "packages", "fail", "datasets missing"),
     ],
 )
 def test_packages_are_held_against_the_pins_of_their_own_set(monkeypatch, have, look, status, said):
@@ -134,13 +128,6 @@ def test_packages_are_held_against_the_pins_of_their_own_set(monkeypatch, have, 
     answer = doctor.check_verl() if look == "verl" else doctor.check_packages(gpu_preset=False)
     assert answer[0] == status and said in answer[1]
     assert status == "ok" or "-r requirements/" in answer[2]
-
-
-def test_what_is_installed(monkeypatch, tmp_path):
-    assert doctor.installed("torch") == importlib.metadata.version("torch")
-    assert doctor.installed("no-such-package") is None
-    monkeypatch.setattr(doctor, "REQUIREMENTS", tmp_path)  # as in an installed wheel
-    assert doctor.check_packages(gpu_preset=False) == ("ok", "are installed")
 
 
 def test_torch_that_cannot_be_imported(monkeypatch):
@@ -163,11 +150,6 @@ def test_flash_attn_is_loaded_before_anything_is_downloaded(monkeypatch, tmp_pat
 
 
 # ------------------------------------------------------------------------------------------------ memory, disk, ports
-
-
-@pytest.mark.parametrize(("free", "status"), [(3 * GIB, "ok"), (GIB, "fail"), (None, "warn")])
-def test_memory(free, status):
-    assert doctor.check_memory(2 * GIB, free)[0] == status
 
 
 def test_a_real_model_takes_more_and_settings_count(nvidia_smi, monkeypatch):
@@ -198,47 +180,10 @@ def test_disk_looks_where_runs_will_be(monkeypatch, tmp_path):
     assert doctor.check_disk({tmp_path / "not" / "yet": 2 * GIB})[0] == "ok"
     assert asked == [tmp_path] and list(tmp_path.iterdir()) == []
     assert doctor.check_disk({tmp_path: 4 * GIB})[0] == "fail"
-    assert (
-        doctor.check_disk({tmp_path: 2 * GIB, tmp_path / "cache": 2 * GIB})[0] == "fail"
-    )  # on one file system they add up
+    both = {tmp_path: 2 * GIB, tmp_path / "cache": 2 * GIB}  # on one file system they add up
+    assert doctor.check_disk(both)[0] == "fail"
     status, detail, remedy = doctor.check_disk({tmp_path: 0, Path("/proc/1"): 0})  # no one can write there
     assert status == "fail" and "/proc/1: " in detail and "AGENT_R1_HOME" in remedy
-
-
-def test_disk_is_tried_in_the_folders_that_a_container_shares(monkeypatch, tmp_path):
-    """speedrun.sh mounts runs/ and artifacts/; the folder above them is root's in a container."""
-    for part in ("runs", "artifacts"):
-        (tmp_path / part).mkdir()
-    monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path))
-    tried = []
-    monkeypatch.setattr(doctor.tempfile, "TemporaryFile", lambda dir: tried.append(dir) or io.BytesIO())
-    assert doctor.check_disk(doctor.local_needs(load_config("smoke"))[1])[0] == "ok"
-    assert {tmp_path / "artifacts", tmp_path / "runs"} <= set(tried) and tmp_path not in tried
-
-
-@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="needs a second file system")
-def test_each_file_system_is_judged_by_itself(tmp_path):
-    status, detail, remedy = doctor.check_disk({tmp_path: 0, Path("/dev/shm/cache"): 1e18})
-    assert status == "fail" and "free at /dev/shm, 931322575 may be needed" in detail and "HF_HOME" in remedy
-    assert f"free at {tmp_path}, 0 may be needed" in detail
-
-
-def test_a_gpu_run_needs_room_in_the_caches_of_the_programs_it_starts(monkeypatch, tmp_path):
-    monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
-    monkeypatch.setattr(doctor, "installed", {"vllm": "0.24.0"}.get)
-    config = load_config("hotpotqa-4xh100")
-    folders = doctor.needs_of_gpus(config, SHAPE)[1]
-    assert folders[tmp_path / "hub"] == plan.HUB + 2 * SHAPE.parameters  # weights in bfloat16
-    assert Path("~/.triton/cache").expanduser() in folders and Path("~/.cache/pip").expanduser() not in folders
-    need = folders[tmp_path / "home" / "artifacts"]
-    (tmp_path / "home" / "artifacts").mkdir(parents=True)
-    with (tmp_path / "home" / "artifacts" / "vectors.npy").open("wb") as file:
-        file.truncate(2 * GIB)  # sparse: it takes no room here
-    again = doctor.needs_of_gpus(config, SHAPE)[1]
-    assert again[tmp_path / "home" / "artifacts"] == need - 2 * GIB  # what is there need not fit again
-    monkeypatch.setattr(doctor, "installed", {}.get)
-    assert doctor.needs_of_gpus(config, SHAPE)[1][Path("~/.cache/pip").expanduser()] == plan.PACKAGES
 
 
 def test_the_compiler_is_asked_what_triton_will_ask(monkeypatch, tmp_path):
@@ -256,33 +201,6 @@ def test_the_compiler_is_asked_what_triton_will_ask(monkeypatch, tmp_path):
 def test_the_driver_that_is_asked_for_is_that_of_the_pinned_cuda():
     """NVIDIA's release notes: CUDA 13 runs on drivers from 580 on."""
     assert {"13": 580}[GPU["cuda-toolkit"].partition(".")[0]] == doctor.DRIVER
-
-
-def test_shared_memory(monkeypatch, tmp_path):
-    assert doctor.check_shm(str(tmp_path / "nowhere"))[0] == "warn"
-    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda p: Usage(9, 9, 64 * 2**20))  # Docker's own choice
-    status, _, remedy = doctor.check_shm()
-    assert status == "warn" and "--shm-size=8g" in remedy
-
-
-def test_port_in_use_is_a_warning():
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        server.listen()
-        port = server.getsockname()[1]
-        status, detail, _ = doctor.check_ports({port: "the oracle"})
-        assert (status, detail) == ("warn", f"{port} (the oracle) taken")
-    assert doctor.check_ports({port: "the oracle"}) == ("ok", f"{port} are free")
-
-
-@pytest.mark.parametrize(
-    ("preset", "gpus", "limit", "status"),
-    [("hotpotqa-4xh100", 4, 1024, "fail"), ("hotpotqa-4xh100", 4, 2048, "ok"), ("laptop", 0, 256, "ok")],
-)
-def test_an_evaluation_has_as_many_connections_as_episodes(nvidia_smi, monkeypatch, preset, gpus, limit, status):
-    nvidia_smi(*[H100] * gpus)
-    monkeypatch.setattr(doctor, "raise_file_limit", lambda: limit)
-    assert found(preset)["open files"].status == status
 
 
 def test_the_soft_limit_of_open_files_becomes_the_hard_one(monkeypatch):
@@ -314,26 +232,14 @@ def test_what_is_not_here(nvidia_smi, preset, settings, check, said):
     assert check == "preset" or "--preset laptop here" in answer.remedy
 
 
-def test_a_model_on_the_hub_is_there_for_all_we_know():
-    assert doctor.check_model(load_config("laptop", ["model.path=some/model"])) is None
-
-
-@pytest.mark.parametrize("preset", preset_names())
-def test_the_model_of_a_preset_is_nothing_to_worry_about(preset):
-    assert doctor.check_model(load_config(preset)) is None
-
-
 @pytest.mark.parametrize(
     ("gpus", "works", "status", "said"),
     [
         ([H100] * 4, True, "ok", "81559 MiB, driver 580.65.06"),
         ([H100] * 4, False, "fail", "PyTorch sees none"),
-        ([H100.replace("580.65", "550.54")] * 4, True, "warn", "made for driver 580, and works"),  # in a container
         ([RTX] * 4, False, "fail", "550.54.15; CUDA 13 is made for driver 580"),
         ([RTX] * 2, True, "fail", "2, and hotpotqa-4xh100 takes 4"),
         (["Tesla T4, 15360 MiB, 580.65.06, 7.5"] * 4, True, "fail", "Tesla T4 has no bfloat16 and no FlashAttention 2"),
-        ([f"{H100}, 9.0"] * 4, True, "ok", "81559 MiB, driver 580.65.06"),
-        (["NVIDIA H100, [N/A], 580.65.06", "Failed to initialize NVML: mismatch"], True, "fail", "0, and"),
     ],
 )
 def test_gpus_for_a_preset(nvidia_smi, monkeypatch, gpus, works, status, said):
@@ -356,43 +262,16 @@ def test_the_memory_of_the_smallest_gpu_decides(nvidia_smi):
     assert "trainer.micro_tokens" in small.remedy or "verl.gpu_memory" in small.remedy
 
 
-def test_a_gpu_beside_the_laptop_preset(nvidia_smi, monkeypatch):
-    nvidia_smi(H100)
-    assert found("laptop")["GPUs"] == Check("GPUs", "ok", "NVIDIA H100 80GB HBM3, 81559 MiB, driver 580.65.06")
-    assert "H100" in machine.describe_machine() and "\n" not in machine.describe_machine()
-    monkeypatch.setattr(doctor, "torch_sees_gpu", lambda: False)
-    assert found("laptop")["GPUs"].status == "warn"
-
-
-def test_the_need_of_a_gpu_preset_is_that_of_the_plan(nvidia_smi, monkeypatch):
-    config = load_config("hotpotqa-4xh100")
-    need = sum(plan.host_memory(config, SHAPE).values())  # 82 GiB with one search service, 170 with eight indexes
-    for free, status in ((need - GIB, "fail"), (need + GIB, "ok")):
-        monkeypatch.setattr(doctor, "available_memory", lambda free=free: free)
-        assert found("hotpotqa-4xh100")["memory"].status == status
-
-
 @pytest.mark.parametrize(
     ("count", "gib", "preset"),
     [
-        (0, 0, "laptop"), (1, 24, "first-agent-1x24gb"), (4, 24, "first-agent-1x24gb"), (1, 48, "first-agent-1x24gb"),
-        (2, 12, "laptop"), (1, 80, "first-agent-1xh100"), (2, 80, "hotpotqa-2x80gb"), (3, 80, "hotpotqa-2x80gb"),
-        (4, 140, "hotpotqa-4xh100"), (7, 80, "hotpotqa-4xh100"), (8, 80, "hotpotqa-8xh100"),
+        (0, 0, "laptop"), (2, 12, "laptop"), (4, 24, "first-agent-1x24gb"), (1, 80, "first-agent-1xh100"),
+        (3, 80, "hotpotqa-2x80gb"), (4, 140, "hotpotqa-4xh100"), (8, 80, "hotpotqa-8xh100"),
     ],
 )  # fmt: skip
 def test_the_preset_for_some_gpus(count, gib, preset):
     assert suggest_preset([GpuHere("any", gib * 1024, "580.1")] * count) == preset
-
-
-def test_gpus_without_bfloat16_are_suggested_for_nothing():
-    assert suggest_preset([GpuHere("Tesla V100", 32 * 1024, "580.1", 7.0)]) == "laptop"
-
-
-def test_a_driver_that_knows_no_capability_is_asked_again(nvidia_smi, tmp_path):
-    program = tmp_path / "bin" / "nvidia-smi"
-    program.write_text(f"#!/bin/sh\ncase $1 in *compute_cap*) exit 6;; esac\necho '{H100}'\n")
-    program.chmod(0o755)
-    assert machine.gpus_here() == [GpuHere("NVIDIA H100 80GB HBM3", 81559, "580.65.06", None)]
+    assert suggest_preset([GpuHere("Tesla V100", gib * 1024, "580.1", 7.0)] * count) == "laptop"  # no bfloat16
 
 
 def test_the_suggestion_is_all_that_is_printed_and_needs_no_torch(nvidia_smi):

@@ -48,16 +48,11 @@ def called(checkout: Path, *words: str) -> subprocess.CompletedProcess:
     return subprocess.run(["bash", checkout / SCRIPT, *words], env=env, capture_output=True, text=True, timeout=60)
 
 
-@pytest.mark.parametrize("words", [(), ("shape",), ("facts", "--fast")])
+@pytest.mark.parametrize("words", [(), ("facts", "--fast")])
 def test_a_wrong_part_is_refused_before_anything_runs(checkout, words):
     done = called(checkout, *words)
     assert done.returncode == 2 and "usage: bash benchmarks/gpu/first_half_hour.sh" in done.stderr
     assert not (checkout / "log").exists()
-
-
-def test_help_names_the_parts(checkout):
-    done = called(checkout, "--help")
-    assert done.returncode == 0 and "pack | facts tiny shapes verl smol" in done.stdout
 
 
 def test_pack_names_the_pins_of_the_requirements_and_halves_the_model(checkout):

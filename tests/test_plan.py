@@ -13,7 +13,7 @@ from runs import TINY, main
 
 from agent_r1.app.plan import gpu_plan
 from agent_r1.app.plan_local import kept, local_memory, local_plan, local_shape
-from agent_r1.config import from_yaml, load_config, preset_names
+from agent_r1.config import from_yaml, load_config
 from agent_r1.ground import machine
 from agent_r1.ground.sizes import GIB, Shape
 from agent_r1.rollout.decoder import causal_attention
@@ -74,10 +74,6 @@ RATE = 3 * 2 * 4096 * 128 * 384 / 0.15
 """FLOP/s by that clock."""
 
 
-def test_the_matmul_rate_counts_products_by_the_clock(slow_clock):
-    assert machine.matmul_rate("cpu", torch.float32) == pytest.approx(RATE)
-
-
 @pytest.mark.parametrize(("algorithm", "operations", "bytes_a_weight"), [("grpo", 2 + 6, 16), ("ppo", 2 + 6 + 8, 32)])
 def test_the_estimates_of_a_laptop_by_hand(slow_clock, algorithm, operations, bytes_a_weight):
     config = load_config("laptop", ["trainer.threads=1"], algorithm=algorithm)
@@ -98,13 +94,6 @@ def test_the_estimates_of_a_laptop_by_hand(slow_clock, algorithm, operations, by
     seconds = r.prompts_per_step * r.samples_per_prompt * 115 * weights * operations / (0.35 * RATE)
     assert number(r"([\d.]+) s a step", text) == pytest.approx(seconds, rel=0.01)
     assert number(r"([\d.]+) min", text) == pytest.approx(seconds * config.trainer.steps / 60, rel=0.01)
-
-
-def test_a_reference_costs_memory():
-    def memory(*settings) -> float:
-        return number(r"memory +([\d.]+) MiB", local_plan(load_config("laptop", ["trainer.threads=1", *settings])))
-
-    assert memory() < memory("actor.kl_coef=0.1") < memory("actor.kl_coef=0.1", "rollout.slots=512")
 
 
 def test_what_a_layer_keeps_is_what_autograd_keeps():
@@ -152,11 +141,9 @@ def test_a_run_that_does_not_fit_is_refused_before_anything_is_made(home, comman
 
 # ---------------------------------------------------------------------------------------------- for GPUs that are not here
 
-GPU_PRESETS = [name for name in preset_names() if load_config(name, algorithm="ppo").verl.gpu]
-
 
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
-@pytest.mark.parametrize("preset", GPU_PRESETS)
+@pytest.mark.parametrize("preset", ["hotpotqa-4xh100", "first-agent-1x24gb"])
 def test_the_plan_of_a_gpu_preset_adds_up(home, preset, algorithm):
     config = load_config(preset, algorithm=algorithm)
     text = gpu_plan(config, gpu_hour=2.0)
@@ -180,27 +167,6 @@ def test_the_plan_of_a_gpu_preset_adds_up(home, preset, algorithm):
     assert high == pytest.approx(4 * parts + 1.5 * index, abs=0.2)
     assert parts > together * config.trainer.steps / 3600
     assert number(r"\((\d+) to \d+ at 2 a GPU", text) == pytest.approx(2 * low * config.verl.ranks, rel=0.02, abs=1)
-
-
-@pytest.mark.parametrize(
-    ("preset", "published"), [("hotpotqa-4xh100", 7405), ("2wiki", 12576), ("musique", 2417), ("gsm8k", 1319)]
-)
-def test_a_whole_validation_set_counts_as_many_questions_as_are_published(home, preset, published):
-    whole, said = (gpu_plan(load_config(preset, [f"data.test={count}"])) for count in (0, published))
-    assert whole == said != gpu_plan(load_config(preset, ["data.test=100"]))
-
-
-def test_the_range_holds_an_independent_estimate(home):
-    """Made without this module for GRPO on four H100, from other figures: 60 to 80 s a step, 5 to 7 h in all."""
-    text = gpu_plan(load_config("hotpotqa-4xh100", algorithm="grpo"))
-    assert number(r"together +([\d.]+),", text) < 60 and number(r"and up to ([\d.]+)\n", text) > 80
-    assert number(r"time +([\d.]+) to", text) < 5 and number(r"to ([\d.]+) h for", text) > 7
-    assert "GPU-hours (--gpu-hour PRICE makes it money)" in text
-
-
-def test_what_does_not_fit_is_said_with_a_remedy(home):
-    text = gpu_plan(load_config("hotpotqa-1x24gb", ["model.path=Qwen/Qwen2.5-3B-Instruct"]))
-    assert re.search(r"DOES NOT FIT +training takes \d+ of 24 GiB; set more verl.ranks or a smaller model", text)
 
 
 def test_a_dry_run_for_gpus_on_a_laptop(home, tmp_path, capsys, monkeypatch):

@@ -1,5 +1,5 @@
-"""The presets for GPUs, and the arithmetic behind their plan (plan.py): held against figures worked out by hand, against
-`transformers`, against published steps, and against the table in docs/presets.md. No GPU and no download is needed."""
+"""The presets for GPUs and the arithmetic of their plan (plan.py), compared with figures worked out by hand, with
+`transformers`, with published steps and with the table in docs/presets.md. No GPU and no download is needed."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ from agent_r1.app.plan import (  # fmt: skip
     GIB,
     SLOWER,
     conversations,
-    disk,
     gpu_memory,
-    host_memory,
     misfits,
     run_hours,
     step_seconds,
@@ -33,11 +31,10 @@ from agent_r1.verl_engine import launch
 
 ROOT = Path(__file__).parents[1]
 GPU_PRESETS = [name for name in preset_names() if load_config(name, algorithm="ppo").verl.gpu]
-FIRST = ("first-agent-1x24gb", "first-agent-1xh100")
 MATHS = ("gsm8k", "dapo-math")
 """These have no evidence to find, and longer turns."""
 PUBLISHED = json.loads((ROOT / "benchmarks" / "published_steps.json").read_text())
-SMALL, LARGE = MODELS["Qwen/Qwen2.5-0.5B-Instruct"], MODELS["Qwen/Qwen2.5-7B-Instruct"]
+LARGE = MODELS["Qwen/Qwen2.5-7B-Instruct"]
 
 
 def preset(name: str, *settings: str, algorithm: str = "grpo") -> tuple[Config, Shape]:
@@ -50,78 +47,30 @@ def preset(name: str, *settings: str, algorithm: str = "grpo") -> tuple[Config, 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
 @pytest.mark.parametrize("name", GPU_PRESETS)
-def test_a_preset_fits_the_gpu_it_names(name, algorithm):
+def test_a_preset_fits_the_gpu_and_the_data_that_it_names(name, algorithm):
     config, shape = preset(name, algorithm=algorithm)
     assert misfits(config, shape, find_gpu(config.verl.gpu)) == []
-    r, a = config.rollout, config.actor
-    if name in MATHS:
-        assert config.data.train + config.data.val <= source_of(config.data).counts["train"]
-        assert (r.prompts_per_step * r.samples_per_prompt // a.minibatches) % config.verl.ranks == 0
-        return
-    assert (config.engine, config.trainer.device) == ("verl", "cuda")
-    if name in FIRST:
-        assert r.prompts_per_step * r.samples_per_prompt == 256 and config.actor.kl_coef == 0
-        assert config.data.corpus == "contexts" and r.prompts_per_step * config.trainer.steps <= config.data.train
-        assert config.env.tool_max_chars / 4 * (config.env.max_turns - 1) < r.max_context
-        return
-    assert config.data.corpus == ("beir-hotpotqa" if config.data.name == "hotpotqa" else "contexts")
-    assert r.samples_per_prompt == (1 if algorithm == "ppo" else 5)
-    assert a.kl_coef > 0 and a.kl_in == ("reward" if algorithm == "ppo" else "loss")
-    assert a.kl_estimator == ("k1" if algorithm == "ppo" else "k3")
-    assert (r.prompts_per_step * r.samples_per_prompt // a.minibatches) % config.verl.ranks == 0
+    r, trainer = config.rollout, config.trainer
+    assert (r.prompts_per_step * r.samples_per_prompt // config.actor.minibatches) % config.verl.ranks == 0
+    assert (config.engine, trainer.device) == ("verl", "cuda")
     assert config.data.train + config.data.val <= source_of(config.data).counts["train"]
-    assert 0.05 <= a.warmup_steps / config.trainer.steps <= 0.3 and r.max_tokens_per_turn <= 512
-    small = shape.parameters < 2e9
-    assert config.env.evidence_reward == (0.3 if small else 0) and bool(config.cold_start.warm_steps) == small
-    if name != "search-r1-3b":  # it goes through the questions several times
-        assert r.prompts_per_step * config.trainer.steps <= config.data.train
-    # The longest conversation there can be, at 4 characters a token, is no longer than two contexts: most do fit.
-    assert config.env.tool_max_chars / 4 * (config.env.max_turns - 1) < r.max_context
-
-
-def test_search_r1_as_published():
-    """The figures of scripts/nq_hotpotqa/v0.2/train_grpo.sh and train_ppo.sh, which docs/presets.md names."""
-    for algorithm, samples in (("grpo", 5), ("ppo", 1)):
-        c, _ = preset("search-r1-3b", algorithm=algorithm)
-        r, a = c.rollout, c.actor
-        assert (r.prompts_per_step, r.samples_per_prompt, r.prompts_per_step // a.minibatches) == (512, samples, 256)
-        assert (c.trainer.steps, a.lr, c.critic.lr, a.kl_coef) == (1005, 1e-6, 1e-5, 0.001)
-        assert a.warmup_steps == int(0.285 * 1005) and (r.max_tokens_per_turn, c.search.top_k) == (500, 3)
-        assert (a.clip_low, a.clip_high, a.grad_clip, r.temperature) == (0.2, 0.2, 1.0, 1.0)
-        assert (c.env.max_turns, c.env.format_penalty, c.env.evidence_reward, c.verl.tis_cap) == (5, 0, 0, 0)
-        assert r.max_context >= 4096 + 500 and c.env.tool_max_chars == 4 * 500
-
-
-def test_extending_says_only_what_differs(tmp_path, monkeypatch):
-    (tmp_path / "a.yaml").write_text("actor: {lr: 0.5, minibatches: 2}\nseed: 3\nppo: {actor: {lr: 0.25}}\n")
-    (tmp_path / "b.yaml").write_text("extends: a\nactor: {minibatches: 4}\nppo: {critic: {lr: 0.125}}\n")
-    monkeypatch.setattr(
-        "agent_r1.config.recipes.presets", lambda: {file.stem: file for file in tmp_path.glob("*.yaml")}
-    )
-    grpo, ppo = load_config("b", algorithm="grpo"), load_config("b", algorithm="ppo")
-    assert (grpo.seed, grpo.actor.lr, grpo.actor.minibatches) == (3, 0.5, 4)
-    assert (ppo.actor.lr, ppo.actor.minibatches, ppo.critic.lr) == (0.25, 4, 0.125)
-    assert grpo.preset == "b"
+    assert trainer.stop_on_collapse and 0 < trainer.max_hours <= 72, "a bad run on rented GPUs ends by itself"
+    if name not in MATHS:
+        # The longest conversation there can be, at 4 characters a token, is no longer than two contexts: most do fit.
+        assert config.env.tool_max_chars / 4 * (config.env.max_turns - 1) < r.max_context
 
 
 def test_what_the_outermost_file_says_wins_over_an_inherited_section(tmp_path, monkeypatch):
-    (tmp_path / "a.yaml").write_text("rollout: {slots: 3}\nppo: {rollout: {slots: 5}, critic: {lr: 0.25}}\n")
+    (tmp_path / "a.yaml").write_text("seed: 3\nrollout: {slots: 3}\nppo: {rollout: {slots: 5}, critic: {lr: 0.25}}\n")
     (tmp_path / "b.yaml").write_text("extends: a\nrollout: {slots: 7}\n")
     (tmp_path / "c.yaml").write_text("extends: b\nsteppo: {rollout: {slots: 9}}\n")
-    monkeypatch.setattr(
-        "agent_r1.config.recipes.presets", lambda: {file.stem: file for file in tmp_path.glob("*.yaml")}
-    )
-    slots = {
-        (name, algorithm): load_config(name, algorithm=algorithm).rollout.slots
-        for name in "abc"
-        for algorithm in ("grpo", "ppo", "steppo")
-    }
-    assert [slots["a", a] for a in ("grpo", "ppo", "steppo")] == [3, 5, 5]
-    assert [slots["b", a] for a in ("grpo", "ppo", "steppo")] == [7, 7, 7]
-    assert [slots["c", a] for a in ("grpo", "ppo", "steppo")] == [7, 7, 9]
-    assert load_config("c", algorithm="steppo").critic.lr == 0.25  # what nobody above speaks of is inherited
-    said = load_config("b", ["rollout.slots=11"], algorithm="ppo")
-    assert said.rollout.slots == 11
+    presets = {file.stem: file for file in tmp_path.glob("*.yaml")}
+    monkeypatch.setattr("agent_r1.config.recipes.presets", lambda: presets)
+    slots = {name: [load_config(name, algorithm=a).rollout.slots for a in ("grpo", "ppo", "steppo")] for name in "abc"}
+    assert slots == {"a": [3, 5, 5], "b": [7, 7, 7], "c": [7, 7, 9]}
+    inherited = load_config("c", algorithm="steppo")
+    assert (inherited.seed, inherited.critic.lr, inherited.preset) == (3, 0.25, "c")
+    assert load_config("b", ["rollout.slots=11"], algorithm="ppo").rollout.slots == 11
 
 
 @pytest.mark.parametrize(
@@ -129,14 +78,11 @@ def test_what_the_outermost_file_says_wins_over_an_inherited_section(tmp_path, m
     [
         (["verl.tensor_parallel=8"], "verl.tensor_parallel=8"),
         (["verl.nodes=3"], "do not divide among verl.nodes=3"),
-        (["verl.nodes=2", "verl.tensor_parallel=4"], "2 on a machine"),
-        (["verl.ranks=3"], "does not divide among verl.ranks=3"),
         (["actor.minibatches=3"], "actor.minibatches=3"),
         (["rollout.max_context=40000", "trainer.micro_tokens=40000"], "more than the model's 32768 positions"),
         (["verl.tensor_parallel=4", "model.path=Qwen/Qwen2.5-0.5B-Instruct"], "14 attention heads"),
         (["trainer.micro_tokens=4096"], "cannot hold one conversation"),
         (["verl.gpu=H1000"], "did you mean 'H100'"),
-        (["verl.gpu_memory=60"], "verl.gpu_memory=60: input should be less than 1"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_starts(settings, said):
@@ -173,14 +119,6 @@ def test_several_machines_share_a_ray_of_the_users(monkeypatch, tmp_path):
 
 
 # ------------------------------------------------------------------------------------------------------ models and GPUs
-
-
-@pytest.mark.parametrize(
-    ("name", "billions"),  # the model cards' own figures
-    zip(MODELS, (0.49, 0.60, 1.54, 1.72, 3.09, 4.02, 7.61), strict=True),
-)
-def test_parameters_are_those_of_the_model_cards(name, billions):
-    assert MODELS[name].parameters / 1e9 == pytest.approx(billions, rel=0.01)
 
 
 @pytest.mark.parametrize("name", ["Qwen/Qwen2.5-1.5B-Instruct", "Qwen/Qwen3-1.7B"])
@@ -236,23 +174,6 @@ def test_a_step_by_hand():
     assert hours["evaluations"] == pytest.approx(26.27 * 18.7 / 3600, rel=0.01)
 
 
-def test_what_makes_a_step_longer():
-    def seconds(*settings, algorithm="grpo", gpu="H100") -> dict[str, float]:
-        return step_seconds(*preset("hotpotqa-4xh100", *settings, algorithm=algorithm), GPUS[gpu])
-
-    base = seconds()
-    assert base["actor's update"] == pytest.approx(2 * seconds("verl.ranks=8")["actor's update"])
-    assert seconds(gpu="A100-80GB")["actor's update"] / base["actor's update"] == pytest.approx(989 / 312)
-    assert "values" not in base and "reference" not in seconds("actor.kl_coef=0")
-    ppo = seconds("critic.epochs=2", algorithm="ppo")
-    assert ppo["critic's update"] == pytest.approx(2 * ppo["actor's update"])
-    few = seconds("rollout.slots=16")["sampling: decoding"]  # 160 episodes in ten turns of 16, 360 tokens each
-    assert few > 2 * base["sampling: decoding"]
-    assert seconds("rollout.max_tokens_per_turn=10")["sampling: decoding"] < base["sampling: decoding"] / 10
-    split = seconds("verl.tensor_parallel=2", "model.path=Qwen/Qwen2.5-7B-Instruct")["sampling: decoding"]
-    assert split < seconds("model.path=Qwen/Qwen2.5-7B-Instruct")["sampling: decoding"]
-
-
 @pytest.mark.parametrize("case", PUBLISHED, ids=lambda case: case["name"])
 def test_published_steps(case, monkeypatch):
     """Within a factor of 1.5 where lengths were published with the times. For this very task only hours of 2025 are
@@ -297,16 +218,6 @@ def test_memory_by_hand():
     )
 
 
-def test_ranks_share_and_offloading_empties():
-    def total(*settings, column=0):
-        config, shape = preset("hotpotqa-4xh100", "verl.gpu_memory=0.5", *settings)
-        return sum(row[column] for row in gpu_memory(config, shape, GPUS["H100"]).values())
-
-    assert total("verl.ranks=8") < total()
-    assert total("verl.offload=true") < total()
-    assert total("trainer.micro_tokens=8192", column=1) < total(column=1)
-
-
 def test_remedies_are_named():
     config, shape = preset("hotpotqa-4xh100", "model.path=Qwen/Qwen2.5-7B-Instruct", algorithm="ppo")
     sampling, warm, training = misfits(config, shape, GPUS["H100"])
@@ -314,32 +225,6 @@ def test_remedies_are_named():
     assert "trainer.micro_tokens=8192" in training and "cold_start.warm_steps=0" in warm
     (one,) = misfits(*preset("hotpotqa-1x24gb", "verl.gpu_memory=0.05"), GPUS["RTX-4090"])
     assert "raise verl.gpu_memory" in one
-
-
-def test_the_host_holds_one_index_and_the_reference():
-    """The speedrun starts one search service: 5,233,329 passages of 800 + 4 x 384 + 300 bytes are 12.85 GiB, once."""
-    config, shape = preset("hotpotqa-4xh100")
-    host = {name: amount / GIB for name, amount in host_memory(config, shape).items()}
-    assert host["search service"] == pytest.approx(12.85, abs=0.01)
-    # Each of four processes holds the whole model in float32 (5.75) while it loads; the driver, and thrice more the .87 of the
-    # embeddings, while it converts a checkpoint.
-    assert host["training processes"] == pytest.approx(4 * (6 + 5.75), abs=0.01)
-    assert host["Ray and the driver"] == pytest.approx(8 + 5.75 + 3 * 0.87, abs=0.01)
-    assert sum(host.values()) == pytest.approx(82.0, abs=0.1)
-    assert host["reference"] == pytest.approx(5.75, abs=0.01)
-    served = preset("hotpotqa-4xh100", "search.url=http://127.0.0.1:1")
-    assert sum(host_memory(*served).values()) / GIB == pytest.approx(sum(host.values()))
-    away = sum(host_memory(*preset("hotpotqa-4xh100", "verl.offload=true")).values()) / GIB
-    assert away == pytest.approx(sum(host.values()) + 17.25, abs=0.01)
-
-
-def test_disk_by_hand():
-    config, shape = preset("hotpotqa-4xh100", algorithm="ppo")
-    found = {name: amount / GIB for name, amount in disk(config, shape).items()}
-    # Two kept and one being written; each 4 bytes of model and 24 of two networks with Adam, for 1.5436 B weights.
-    assert found["checkpoints, 2 kept and one being written"] == pytest.approx(3 * 28 * 1.5436e9 / 2**30, rel=1e-3)
-    assert found["packages"] == 11 and found["the hub's cache"] == pytest.approx(2 + 2.875, abs=0.01)
-    assert found["index"] == pytest.approx(5_233_329 * (2 * 1536 + 300) / 2**30)  # vectors.npy, and those of the graph
 
 
 # -------------------------------------------------------------------------------------------------------------- the page
@@ -361,22 +246,3 @@ def test_the_table_of_the_page_is_what_is_computed():
             for algorithm in ("grpo", "ppo"):
                 config, shape = preset(name, f"model.path={model}", algorithm=algorithm)
                 assert (algorithm in said) == (not misfits(config, shape, find_gpu(config.verl.gpu))), (name, model)
-
-
-@pytest.mark.parametrize("preset", [name for name in preset_names() if load_config(name).verl.gpu])
-def test_a_bad_run_on_rented_gpus_ends_by_itself(preset):
-    trainer = load_config(preset, algorithm="grpo").trainer
-    assert trainer.stop_on_collapse and 0 < trainer.max_hours <= 72
-
-
-def test_adapters_save_host_memory_and_disk_too():
-    """Of 1.5B with rank 32 weights and, for the adapters alone, Adam; a checkpoint has the merged model as well."""
-    config, shape = preset("first-agent-1x24gb")
-    adapters = 28 * 32 * ((1536 + 2048) + (1536 + 1536) + (1536 + 17920) + (8960 + 1536))  # qkv, o, gate and up, down
-    state = 4 * 1.5436e9 + 8 * adapters
-    assert host_memory(config, shape)["offloaded networks"] == pytest.approx(state, rel=1e-3)
-    assert plan.checkpoint(config, shape) == pytest.approx(state + 4 * 1.5436e9, rel=1e-3)
-    (one,) = misfits(
-        *preset("first-agent-1x24gb", "model.path=Qwen/Qwen2.5-1.5B-Instruct", algorithm="ppo"), GPUS["L4"]
-    )
-    assert one.startswith("training takes 3")  # a whole critic
