@@ -17,7 +17,7 @@ help:
 	@echo "make test      install what is missing, verl and vLLM for the CPU too, then run every test"
 	@echo "make quick     the unit tests only (under two minutes on two cores)"
 	@echo "make long      what takes minutes to hours; PART=mutation runs one part (docs/lab/long.md)"
-	@echo "make lint      ruff, shellcheck, hadolint, the workflows"
+	@echo "make lint      ruff, shellcheck, hadolint, the workflows, the English"
 	@echo "make types     basedpyright"
 	@echo "make docs      the book as a site, in build/site: open index.html, no server is needed"
 	@echo "make format    ruff format"
@@ -50,6 +50,7 @@ long: $(VENV)/.installed-verl
 
 lint: install
 	$(BIN)/ruff check src recipes tests benchmarks
+	$(BIN)/python .ci/prose.py
 	$(BIN)/shellcheck -x *.sh requirements/*.sh .ci/run benchmarks/*.sh benchmarks/gpu/*.sh docs/cloud/*.sh
 	$(BIN)/hadolint Dockerfile
 	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
