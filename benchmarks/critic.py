@@ -1,4 +1,4 @@
-"""How much of an episode's outcome can be known on the way, and how fast the critic learns it: docs/algorithms.md.
+"""How much of an episode's outcome can be known on the way, and how fast the critic learns it: docs/lab/estimators.md.
 
 python benchmarks/critic.py [PRESET] [BATCHES]      the cold start of seed 0 must be there (agent-r1 cold-start)
 

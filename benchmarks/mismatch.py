@@ -1,4 +1,4 @@
-"""What a sampler that is not quite the trainer costs, and what truncated weights mend: docs/algorithms.md, "The mismatch dial".
+"""What a sampler that is not quite the trainer costs, and what truncated weights mend: docs/lab/estimators.md, "The mismatch dial".
 
 python benchmarks/mismatch.py [--only NAME] [section.key=value ...]      runs that are finished are only read
 

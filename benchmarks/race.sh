@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The race of docs/algorithms.md: each estimator from the cold start of its seed, read against episodes and against seconds.
+# The race of docs/lab/estimators.md: each estimator from the cold start of its seed, read against episodes and against seconds.
 #   bash benchmarks/race.sh trainer.threads=1              five seeds for grpo, ppo and steppo, three for the others
 #   bash benchmarks/race.sh --only rloo,gigpo              some arms; what is finished is skipped, what was broken off goes on
 #   PRESET=smoke SEEDS="0 1" bash benchmarks/race.sh       another preset, these seeds (by turns: first all arms of seed 0)

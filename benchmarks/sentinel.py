@@ -1,4 +1,4 @@
-"""How often the sentinel raises a false alarm, and how often it finds a broken run: docs/algorithms.md, "the sentinel".
+"""How often the sentinel raises a false alarm, and how often it finds a broken run: docs/lab/estimators.md, "the sentinel".
 
     python -m benchmarks.sentinel record 10    # 10 rounds of four runs; finished runs are only read; then the tables
     python -m benchmarks.sentinel              # the tables, from benchmarks/sentinel_runs.jsonl

@@ -201,8 +201,8 @@ def test_a_fall_is_held_against_the_runs_own_noise(swing, falls):
 
 
 def test_recorded_runs_that_were_held_back():
-    """The runs that no threshold was chosen on: `benchmarks/sentinel.py`, whose table docs/algorithms.md prints."""
-    page = (ROOT / "docs/algorithms.md").read_text()
+    """The runs that no threshold was chosen on: `benchmarks/sentinel.py`, whose table docs/lab/estimators.md prints."""
+    page = (ROOT / "docs/lab/estimators.md").read_text()
     assert sentinel.table(sentinel.HELD_BACK) in page and sentinel.table(sentinel.CHOSEN_ON) in page
     alarms = {
         (arm, seed): [sign for sign in signs(lines) if sign.collapse]
