@@ -83,7 +83,8 @@ def local_sandbox(env: CodeSettings) -> sandbox.Sandbox:
     except AgentR1Error as error:
         raise ConfigError(
             f"model-written code is refused, because nothing here can confine it ({error}); name a SandboxFusion server with "
-            "env.sandbox=http://..., or, where this machine has nothing to lose, env.sandbox=unconfined (docs/safety.md)"
+            "env.sandbox=http://..., or, where this machine has nothing to lose, env.sandbox=unconfined (docs/safety.md)",
+            code="no_sandbox",
         ) from None
 
 
@@ -112,7 +113,10 @@ class SandboxFusion:
             said = answer.json() if answer.status == 200 else {"message": f"status {answer.status}"}
             result = said.get("run_result") if said.get("status") in ("Success", "Failed") else None
             if result is None:
-                raise AgentR1Error(f"the sandbox at {self.url} refused: {said.get('message') or 'without a reason'}")
+                raise AgentR1Error(
+                    f"the sandbox at {self.url} refused: {said.get('message') or 'without a reason'}",
+                    code="server_refused",
+                )
             output = f"{result.get('stdout') or ''}{result.get('stderr') or ''}"
             late = result["status"] == "TimeLimitExceeded"
             return Ran(output[:MAX_OUTPUT], None if late else int(result["return_code"]), "time" if late else None)
@@ -121,9 +125,13 @@ class SandboxFusion:
         except (httpx.TimeoutException, TimeoutError):
             return Ran("", None, "time")
         except httpx.HTTPError as error:
-            raise AgentR1Error(f"the sandbox at {self.url} does not answer: {first_line(error)}") from None
+            raise AgentR1Error(
+                f"the sandbox at {self.url} does not answer: {first_line(error)}", code="server_unreachable"
+            ) from None
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
-            raise AgentR1Error(f"{self.url} answers in another form; is it a SandboxFusion server?") from None
+            raise AgentR1Error(
+                f"{self.url} answers in another form; is it a SandboxFusion server?", code="bad_answer"
+            ) from None
 
 
 Runner = sandbox.Sandbox | SandboxFusion

@@ -91,7 +91,9 @@ class Sandbox:
         if len(source) > MAX_SOURCE or len(data := source.encode("utf-8", "replace")) > MAX_SOURCE:
             raise ValueError(f"the program has more than {MAX_SOURCE} characters")
         if not self._room.acquire(timeout=QUEUE_S):
-            raise AgentR1Error(f"the program was not started: {AT_ONCE} others have run for {QUEUE_S:g} s")
+            raise AgentR1Error(
+                f"the program was not started: {AT_ONCE} others have run for {QUEUE_S:g} s", code="sandbox_full"
+            )
         try:
             process = self._take().result()
             try:
@@ -139,7 +141,7 @@ class Sandbox:
                 env=ENVIRONMENT, cwd="/", start_new_session=True,
             )  # fmt: skip
         except OSError as error:
-            raise AgentR1Error(f"no process for the sandbox: {error.strerror}") from None
+            raise AgentR1Error(f"no process for the sandbox: {error.strerror}", code="process_did_not_start") from None
 
     def _choose(self) -> None:
         """Take the first kind of sandbox in which the probe fails. Raises AgentR1Error, with each kind's reason, where none is."""
@@ -154,7 +156,7 @@ class Sandbox:
             landlock = [f"Landlock {active['Landlock']}"] if active.get("Landlock") else []
             self.protections = [*([name] if prefix else []), *landlock, f"seccomp ({len(ALLOWED)} system calls)"]
             return
-        raise AgentR1Error("; ".join(reasons))
+        raise AgentR1Error("; ".join(reasons), code="no_sandbox")
 
     def _probe(self, alone: bool) -> dict[str, int]:
         """What `inside.py` says is active. Raises AgentR1Error where a sandbox does not start, or does not hold. `alone`: there is
@@ -169,14 +171,14 @@ class Sandbox:
             try:
                 active = _hello(process, time.monotonic() + START_S)
                 if alone and not active["Landlock"]:
-                    raise AgentR1Error("the kernel has none, or an old one (6.2 has what it takes)")
+                    raise AgentR1Error("the kernel has none, or an old one (6.2 has what it takes)", code="no_sandbox")
                 targets = f"canary, port, parent = {canary.name!r}, {server.getsockname()[1]}, {os.getpid()}\n"
                 ran = _converse(process, (targets + PROBE).encode(), time.monotonic() + START_S)
             finally:
                 _end(process)
             spoilt = Path(canary.name).read_text() != "sings"
         if spoilt or ran.output.strip() != "[]":
-            raise AgentR1Error(f"the probe could {'spoil ' * spoilt}{_last_line(ran.output)}")
+            raise AgentR1Error(f"the probe could {'spoil ' * spoilt}{_last_line(ran.output)}", code="leaky_sandbox")
         return active
 
 
@@ -326,12 +328,12 @@ def _hello(process: subprocess.Popen[bytes], until: float) -> dict[str, int]:
         piece = os.read(process.stdout.fileno(), 1) if ready else b""
         if not piece:
             said = _last_line(line.decode(errors="replace")) or ("it ended" if ready else "it was not ready in time")
-            raise AgentR1Error(said)
+            raise AgentR1Error(said, code="process_did_not_start")
         line += piece
     try:
         return json.loads(line)
     except ValueError:
-        raise AgentR1Error(_last_line(line.decode(errors="replace"))) from None
+        raise AgentR1Error(_last_line(line.decode(errors="replace")), code="process_did_not_start") from None
 
 
 def _converse(process: subprocess.Popen[bytes], program: bytes, until: float) -> Ran:

@@ -35,7 +35,7 @@ def seccomp_filter() -> bytes:
     with extra("code", "the sandbox"):
         from system_calls import syscalls
     if platform.machine() not in ARCHITECTURES:
-        raise AgentR1Error(f"no list of system calls for {platform.machine()}")
+        raise AgentR1Error(f"no list of system calls for {platform.machine()}", code="unsupported_machine")
     name, audit = ARCHITECTURES[platform.machine()]
     numbers = syscalls().load_arch_table(name)
     load, equal, give, allow = 0x20, 0x15, 0x06, 0x7FFF0000

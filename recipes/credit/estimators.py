@@ -158,7 +158,9 @@ def steppo(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
     Raises ConfigError without values, or with fewer than two steps to whiten.
     """
     if batch.values_BT is None:
-        raise ConfigError("steppo needs the values of a critic; pass values_BT, or use gigpo, which needs none")
+        raise ConfigError(
+            "steppo needs the values of a critic; pass values_BT, or use gigpo, which needs none", code="needs_critic"
+        )
     steps = _steps_of(batch)
     value_S = batch.values_BT[steps.first_BT].detach().float()
     truncated_S = None if batch.truncated_B is None else batch.truncated_B[steps.first_BT.nonzero()[:, 0]]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt
 
-from agent_r1 import ActorConfig, AdvantageConfig, RolloutConfig, algorithm_has
+from agent_r1 import ActorConfig, AdvantageConfig, ConfigError, RolloutConfig, algorithm_has
 
 if TYPE_CHECKING:
     from agent_r1 import Config
@@ -18,13 +18,19 @@ class CreditRollout(RolloutConfig):
     """Dynamic sampling: so many times a step, groups that agree are replaced by those of new prompts (recipes/credit/refill.py)."""
 
     @staticmethod
-    def conflicts(config: Config, trains: bool) -> Iterator[str]:
+    def conflicts(config: Config, trains: bool) -> Iterator[ConfigError]:
         if not config.rollout.refill_rounds:
             return
         if not algorithm_has(config.algorithm, "groups"):
-            yield f"rollout.refill_rounds replaces groups that agree, and {config.algorithm} has none; leave it at 0"
+            yield ConfigError(
+                f"rollout.refill_rounds replaces groups that agree, and {config.algorithm} has none; leave it at 0",
+                code="no_groups",
+            )
         if config.engine != "local":
-            yield "rollout.refill_rounds works with --engine local: verl refills without a budget; set it to 0"
+            yield ConfigError(
+                "rollout.refill_rounds works with --engine local: verl refills without a budget; set it to 0",
+                code="local_engine_only",
+            )
 
 
 class CreditAdvantage(AdvantageConfig):
@@ -35,11 +41,12 @@ class CreditAdvantage(AdvantageConfig):
     """gigpo: weight of the comparison of steps next to that of episodes."""
 
     @staticmethod
-    def conflicts(config: Config, trains: bool) -> Iterator[str]:
+    def conflicts(config: Config, trains: bool) -> Iterator[ConfigError]:
         if algorithm_has(config.algorithm, "greedy") and config.advantage.process_weight is not None:
-            yield (
+            yield ConfigError(
                 f"{config.algorithm} compares with a greedy episode's rewards as they were paid; unset advantage.process_weight, "
-                "or use another algorithm"
+                "or use another algorithm",
+                code="unused_setting",
             )
 
 

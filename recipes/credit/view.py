@@ -69,7 +69,10 @@ def batch_of(records: list[dict[str, Any]], file: Path, columns: Sequence[Column
     for number, record in enumerate(records):
         steps = record["steps"]
         if not all(row.get(name) for row in record["rows"] for name in LISTS) or not all("state" in s for s in steps):
-            raise AgentR1Error(f"{file} lacks what estimators need; give a step_*.jsonl that this version has written")
+            raise AgentR1Error(
+                f"{file} lacks what estimators need; give a step_*.jsonl that this version has written",
+                code="bad_rollout",
+            )
         played = [step for row in record["rows"] for step in _steps(row, steps)]
         trajectory = Trajectory(played, record["group_id"], StopReason(record["stop_reason"]), {})
         rows += trajectory_rows(trajectory, number, columns)

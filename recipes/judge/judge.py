@@ -93,9 +93,11 @@ class Judge:
             said = answer.json()["choices"][0]["message"]["content"]
             grade = re.fullmatch(r"\s*(10|\d)\s*\.?\s*", said)
         except (httpx.HTTPError, httpx.InvalidURL, TimeoutError, ValueError, LookupError, TypeError) as error:
-            raise AgentR1Error(f"the judge at {self.url} gives no verdict: {first_line(error)}") from None
+            raise AgentR1Error(
+                f"the judge at {self.url} gives no verdict: {first_line(error)}", code="no_verdict"
+            ) from None
         if grade is None:
-            raise AgentR1Error(f"the judge at {self.url} gave no number: {said[:60]!r}")
+            raise AgentR1Error(f"the judge at {self.url} gave no number: {said[:60]!r}", code="no_verdict")
         return int(grade[1]) / 10
 
 

@@ -193,7 +193,10 @@ def demonstrate(
     for name in behaviours:
         if name not in BEHAVIOURS:
             hint = nearest(name, BEHAVIOURS)
-            raise ConfigError(f"cold_start.behaviours: unknown {name!r}{hint}; choose from {', '.join(BEHAVIOURS)}")
+            raise ConfigError(
+                f"cold_start.behaviours: unknown {name!r}{hint}; choose from {', '.join(BEHAVIOURS)}",
+                code="unknown_name",
+            )
     names, weights = list(behaviours), list(behaviours.values())
     tasks = []
     for i, row in enumerate(rows):
@@ -206,7 +209,8 @@ def demonstrate(
     if 2 * len(unfinished) > len(trajectories):
         raise ConfigError(
             f"{len(unfinished)} of {len(trajectories)} demonstrations ended without an answer ({unfinished[0]}): passages too "
-            "long for this tiny model; raise rollout.max_context, or set model.path to a pretrained model"
+            "long for this tiny model; raise rollout.max_context, or set model.path to a pretrained model",
+            code="unfinished_demonstration",
         )
     return [row for i, t in enumerate(trajectories) for row in trajectory_rows(t, i)]
 

@@ -69,7 +69,8 @@ def make_world(rng: random.Random, entities: int, taken: set[str]) -> World:
     """
     if entities < MIN_ENTITIES:
         raise ConfigError(
-            f"a TinyHop world of {entities} entities is too small; set data.entities to {MIN_ENTITIES} or more"
+            f"a TinyHop world of {entities} entities is too small; set data.entities to {MIN_ENTITIES} or more",
+            code="impossible_world",
         )
     counts = {kind: max(2, round(share * entities)) for kind, share in SHARES.items()}
     counts["person"] = entities - sum(counts.values())
@@ -128,7 +129,10 @@ def _make_names(rng: random.Random, count: int, taken: set[str]) -> list[str]:
         if len(names) == count:
             taken.update(names)
             return names
-    raise ConfigError(f"TinyHop has no names left for {count} more entities, only {len(names)}; ask for smaller worlds")
+    raise ConfigError(
+        f"TinyHop has no names left for {count} more entities, only {len(names)}; ask for smaller worlds",
+        code="impossible_world",
+    )
 
 
 def _ordinary_words() -> set[str]:
@@ -223,7 +227,8 @@ def make_questions(world: World, rng: random.Random, count: int, mix: dict[str, 
             raise ConfigError(
                 f"a world of {world.size} entities has only {len(found)} different {kind} questions, not {wanted}; "
                 f"raise data.entities (data.cold_entities for the cold start), ask for fewer questions or give {kind} a "
-                "smaller share in data.mix"
+                "smaller share in data.mix",
+                code="too_few_questions",
             )
         questions += found
     rng.shuffle(questions)
@@ -235,7 +240,8 @@ def _split(count: int, mix: dict[str, float]) -> dict[str, int]:
     for kind in mix:
         if kind not in KINDS:
             raise ConfigError(
-                f"data.mix: unknown kind of question {kind!r}{nearest(kind, KINDS)}; choose from {', '.join(KINDS)}"
+                f"data.mix: unknown kind of question {kind!r}{nearest(kind, KINDS)}; choose from {', '.join(KINDS)}",
+                code="unknown_name",
             )
     total = sum(mix.values())
     exact = {kind: count * mix.get(kind, 0) / total for kind in KINDS}

@@ -34,7 +34,10 @@ class TinyHop(Source):
     def make(self, config: TinyHopSettings, seed: int) -> Made:
         """Each split draws from its own generator, seeded with its own name."""
         if not config.test:
-            raise ConfigError("data.test=0: TinyHop has no validation set to take whole; say how many questions")
+            raise ConfigError(
+                "data.test=0: TinyHop has no validation set to take whole; say how many questions",
+                code="no_validation_set",
+            )
         taken: set[str] = set()
         corpus: list[Passage] = []
         splits, manifest = {}, {}

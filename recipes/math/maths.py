@@ -59,7 +59,8 @@ class MathWorker:
         if said != "true":
             talk.close()
             raise AgentR1Error(
-                f"the process that compares answers does not start ({said}); pip install 'agent-r1[math]'"
+                f"the process that compares answers does not start ({said}); pip install 'agent-r1[math]'",
+                code="process_did_not_start",
             )
         return talk
 

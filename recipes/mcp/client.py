@@ -87,7 +87,7 @@ class McpTool(BaseTool):
             if listed.output_schema is not None and len(json.dumps(listed.output_schema)) <= MAX_SCHEMA:
                 self.output = SchemaChecker(listed.output_schema, f"tool {self.name}, outputSchema", foreign=True)
         except ConfigError as error:
-            raise ConfigError(f"{session}: {error}") from None
+            raise ConfigError(f"{session}: {error}", code=error.code) from None
 
     async def execute(self, args: dict[str, Any]) -> ToolOutput:
         result = await asyncio.wrap_future(self.session.ask(lambda client: client.call_tool(self.remote_name, args)))
@@ -98,7 +98,8 @@ class McpTool(BaseTool):
             raise InvalidArgumentsError(text)
         if self.output and (wrong := self.output.complaint(result.structured_content)):
             raise AgentR1Error(
-                f"MCP server {self.session.name!r} does not keep its word: its structured content is wrong: {wrong}"
+                f"MCP server {self.session.name!r} does not keep its word: its structured content is wrong: {wrong}",
+                code="bad_answer",
             )
         return ToolOutput(text)
 
@@ -135,9 +136,12 @@ def mcp_tools(name: str, place: str, wanted: str = "", session_an_episode: bool 
         listed = session.ask(_list_tools).result()
         names = [tool.name for tool in listed]
         if not names:
-            raise ConfigError(f"{session} has no tools; take it out of env.tools")
+            raise ConfigError(f"{session} has no tools; take it out of env.tools", code="no_tools")
         if wanted and wanted not in names:
-            raise ConfigError(f"{session} has no tool {wanted!r}{nearest(wanted, names)}; it has {', '.join(names)}")
+            raise ConfigError(
+                f"{session} has no tool {wanted!r}{nearest(wanted, names)}; it has {', '.join(names)}",
+                code="unknown_tool",
+            )
         return [McpTool(session, tool, session_an_episode) for tool in listed if wanted in ("", tool.name)]
     except AgentR1Error:
         session.close()
@@ -207,9 +211,13 @@ class Session:
         except ValidationError as error:
             found = error.errors(include_url=False, include_input=False)[0]
             where = ".".join(map(str, found["loc"]))
-            raise AgentR1Error(f"MCP server {self.name!r} breaks the protocol: {where}: {found['msg']}") from None
+            raise AgentR1Error(
+                f"MCP server {self.name!r} breaks the protocol: {where}: {found['msg']}", code="bad_answer"
+            ) from None
         except (ValueError, RuntimeError) as error:  # what it returned is not what it had declared
-            raise AgentR1Error(f"MCP server {self.name!r} does not keep its word: {first_line(error)}") from None
+            raise AgentR1Error(
+                f"MCP server {self.name!r} does not keep its word: {first_line(error)}", code="bad_answer"
+            ) from None
         except MCPError as error:
             if error.code == INVALID_PARAMS:
                 raise InvalidArgumentsError(error.message) from None
@@ -221,11 +229,13 @@ class Session:
                 self._client = None
             if lost and again:
                 return await self._ask(what, again=False)
-            raise AgentR1Error(f"MCP server {self.name!r}: {self.fault or error.message}") from None
+            raise AgentR1Error(
+                f"MCP server {self.name!r}: {self.fault or error.message}", code="server_failed"
+            ) from None
 
     def _open(self) -> Awaitable[Client]:
         if self.closed:
-            raise AgentR1Error(f"MCP server {self.name!r}: the session is over")
+            raise AgentR1Error(f"MCP server {self.name!r}: the session is over", code="session_lost")
         if self._client is None:
             self._client, self._over = asyncio.get_running_loop().create_future(), asyncio.Event()
             self._client.add_done_callback(
@@ -258,7 +268,7 @@ class Session:
             self.fault = self.fault or _why(error)
         finally:
             if not opened.done():
-                opened.set_exception(AgentR1Error(f"{self} cannot be used: {self.fault}"))
+                opened.set_exception(AgentR1Error(f"{self} cannot be used: {self.fault}", code="server_unreachable"))
             if self._client is opened:
                 self._client = None
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Self
 
 from pydantic import AfterValidator, Field
 
-from agent_r1 import EnvConfig, Trusted
+from agent_r1 import ConfigError, EnvConfig, Trusted
 
 if TYPE_CHECKING:
     from agent_r1 import Config
@@ -35,7 +35,10 @@ class McpSettings(EnvConfig):
         return super().without_commands().model_copy(update={"mcp": {}, "mcp_per_episode": []})
 
     @staticmethod
-    def conflicts(config: Config, trains: bool) -> Iterator[str]:
+    def conflicts(config: Config, trains: bool) -> Iterator[ConfigError]:
         env = config.env
         if strangers := [name for name in env.mcp_per_episode if name not in env.mcp]:
-            yield f"env.mcp_per_episode names {strangers[0]!r}, and env.mcp has {', '.join(env.mcp) or 'no servers'}"
+            yield ConfigError(
+                f"env.mcp_per_episode names {strangers[0]!r}, and env.mcp has {', '.join(env.mcp) or 'no servers'}",
+                code="unknown_mcp_server",
+            )

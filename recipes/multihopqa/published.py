@@ -71,7 +71,8 @@ class Dataset(RecordSource):
             return {"all": [source]}
         if not source.is_dir():
             raise AgentR1Error(
-                f"data.source={source.absolute()} does not exist; give a published file, or the folder that has them"
+                f"data.source={source.absolute()} does not exist; give a published file, or the folder that has them",
+                code="missing_source",
             )
         found = {}
         aliases = [source / self.aliases] if self.aliases and (source / self.aliases).is_file() else []
@@ -80,7 +81,10 @@ class Dataset(RecordSource):
             copied = sorted(source.glob(f"{self.config or '*'}/{split}-*.parquet"))
             found[split] = published + aliases if published else copied
             if not found[split]:
-                raise AgentR1Error(f"{source} has no {name} (or {name}.gz); {self.name} is published under that name")
+                raise AgentR1Error(
+                    f"{source} has no {name} (or {name}.gz); {self.name} is published under that name",
+                    code="missing_source",
+                )
         return found
 
     def parts(
@@ -173,7 +177,9 @@ def from_datasets(dataset: Dataset, split: str, files: list[Path]) -> Iterator[t
     try:
         from datasets import load_dataset  # takes seconds
     except ImportError:
-        raise AgentR1Error(f"reading {where} needs datasets: pip install 'agent-r1[qa]', {remedy}") from None
+        raise AgentR1Error(
+            f"reading {where} needs datasets: pip install 'agent-r1[qa]', {remedy}", code="missing_extra"
+        ) from None
     try:
         if files:
             table = load_dataset("parquet", data_files={"train": [str(path) for path in files]}, split="train")
@@ -184,12 +190,14 @@ def from_datasets(dataset: Dataset, split: str, files: list[Path]) -> Iterator[t
     except Exception as error:  # no network, no such revision, no space: it has a dozen classes for them
         raise AgentR1Error(
             f"cannot {'read' if files else 'fetch'} {where} ({type(error).__name__}: {first_line(error)}); "
-            f"{'get it again' if files else 'fix the network'}, {remedy}"
+            f"{'get it again' if files else 'fix the network'}, {remedy}",
+            code="damaged_source" if files else "download_failed",
         ) from None
     if not alone and len(table) != dataset.counts[split]:
         raise AgentR1Error(
             f"{where} has {len(table)} records in {split} and {dataset.counts[split]} are published; delete its copy "
-            f"in the cache of `datasets` and fetch it again, {remedy}"
+            f"in the cache of `datasets` and fetch it again, {remedy}",
+            code="incomplete_download",
         )
     # Row by row takes three times as long: minutes for DAPO's 1.8 million.
     rows = (zip(*batch.values(), strict=True) for batch in table.iter(1000))
@@ -202,4 +210,6 @@ def aliases_of(path: Path) -> dict[str, list[str]]:
     try:
         return {v["Q_id"]: [*v["aliases"], *v["demonyms"]] for _, v in json_records(path)}
     except (KeyError, TypeError):
-        raise AgentR1Error(f"{path} is not 2WikiMultihopQA's file of aliases; get it again, or move it away") from None
+        raise AgentR1Error(
+            f"{path} is not 2WikiMultihopQA's file of aliases; get it again, or move it away", code="damaged_source"
+        ) from None

@@ -77,9 +77,11 @@ class OpenEnv(WorldEnv):
         try:
             data = await self.session.ask("reset", self.facts(row))
         except RefusedError as error:
-            raise BrokenError(f"{self.owner} refused to begin an episode: {error}") from None
+            raise BrokenError(f"{self.owner} refused to begin an episode: {error}", code="server_refused") from None
         if data["done"]:
-            raise BrokenError(f"{self.owner}: the episode was over before it began: {json.dumps(data)[:200]}")
+            raise BrokenError(
+                f"{self.owner}: the episode was over before it began: {json.dumps(data)[:200]}", code="episode_over"
+            )
         return self.first(row, text_of(data["observation"]))
 
     async def _listed(self) -> list[Any]:
@@ -91,7 +93,7 @@ class OpenEnv(WorldEnv):
             answer = await self.session.ask("mcp", request)
             found = (answer.get("result") or {}).get("tools")
         if not isinstance(found, list) or not found:
-            raise BrokenError(f"{self.owner}: its actions are calls of tools, and it lists none")
+            raise BrokenError(f"{self.owner}: its actions are calls of tools, and it lists none", code="no_tools")
         return found
 
     def process_reward(self, call: ToolCall, result: ToolResult) -> float:
@@ -153,7 +155,8 @@ def action_schema(url: str, timeout_s: float) -> dict[str, Any]:
     ) as error:
         raise AgentR1Error(
             f"no OpenEnv server answers at env.url={url}: {where} gave {type(error).__name__} ({first_line(error)}), not the "
-            "schema of an action with its properties; start the server, or correct the address"
+            "schema of an action with its properties; start the server, or correct the address",
+            code="server_unreachable",
         ) from None
     return found
 
@@ -175,11 +178,13 @@ def step_tool(action: dict[str, Any]) -> list[dict[str, Any]]:
 def remote_tools(specs: str, owner: str) -> list[RemoteTool]:
     """Tools of what the server lists (as JSON, so that the same list is checked once). Raises AgentR1Error for a lie."""
     if len(specs) > MAX_LISTED:
-        raise BrokenError(f"{owner} lists tools of {len(specs)} characters, and every prompt would carry them")
+        raise BrokenError(
+            f"{owner} lists tools of {len(specs)} characters, and every prompt would carry them", code="schema_too_long"
+        )
     try:
         return [RemoteTool(spec, owner) for spec in json.loads(specs)]
     except (AgentR1Error, TypeError, AttributeError) as error:
-        raise BrokenError(f"{owner} offers what is no tool: {first_line(error)}") from None
+        raise BrokenError(f"{owner} offers what is no tool: {first_line(error)}", code="bad_schema") from None
 
 
 def text_of(observation: dict[str, Any]) -> str:
@@ -229,7 +234,7 @@ class Session:
             except FullError as error:
                 await self.close()
                 if time.monotonic() + pause > deadline:
-                    raise BrokenError(f"{error}; waited {wait_s:g} s") from None
+                    raise BrokenError(f"{error}; waited {wait_s:g} s", code=error.code) from None
             await asyncio.sleep(pause)
             pause = min(2 * pause, 1.0)
 
@@ -243,8 +248,10 @@ class Session:
             options = {"proxy": None, "compression": None, "ping_timeout": None, "close_timeout": 1.0}
             self.socket = await connect(self.url, max_size=MAX_MESSAGE, open_timeout=self.timeout_s, **options)
         except (OSError, WebSocketException) as error:  # a TimeoutError is an OSError
-            kind = BrokenError if isinstance(error, InvalidStatus) else FullError
-            raise kind(f"{self.owner} takes no connection at {self.url} ({first_line(error)})") from None
+            said = f"{self.owner} takes no connection at {self.url} ({first_line(error)})"
+            if isinstance(error, InvalidStatus):
+                raise BrokenError(said, code="server_refused") from None
+            raise FullError(said, code="server_unreachable") from None
         with suppress(RefusedError):
             await self.ask("state")  # a full server accepts, says so, and hangs up
 
@@ -262,10 +269,11 @@ class Session:
                 answer = unasked or await self.socket.recv()
         except TimeoutError:
             raise BrokenError(
-                f"{self.owner} did not answer {kind!r} within {self.timeout_s:g} s (env.tool_timeout_s)"
+                f"{self.owner} did not answer {kind!r} within {self.timeout_s:g} s (env.tool_timeout_s)",
+                code="timed_out",
             ) from None
         except ConnectionClosed as error:
-            raise BrokenError(f"{self.owner} hung up at {kind!r} ({first_line(error)})") from None
+            raise BrokenError(f"{self.owner} hung up at {kind!r} ({first_line(error)})", code="session_lost") from None
         return self._read(kind, answer, unasked is not None)
 
     async def _waiting(self) -> str | bytes | None:
@@ -287,7 +295,9 @@ class Session:
             return self._checked(data) if wanted == "observation" else data
         except (ValueError, LookupError, TypeError, AttributeError):
             when = "unasked" if unasked else f"in answer to {kind!r}"
-            raise BrokenError(f"{self.owner} sent {raw[:100]!r} {when}, and {wanted!r} is due") from None
+            raise BrokenError(
+                f"{self.owner} sent {raw[:100]!r} {when}, and {wanted!r} is due", code="bad_answer"
+            ) from None
 
     def _error(self, data: dict[str, Any]) -> Exception:
         details = data.get("errors") or []
@@ -295,9 +305,14 @@ class Session:
         code, said = data.get("code"), f"{data.get('message')}{where}"
         if code == FULL:
             return FullError(
-                f"{self.owner} has no session free ({said[:200]}); start it with a higher max_concurrent_envs"
+                f"{self.owner} has no session free ({said[:200]}); start it with a higher max_concurrent_envs",
+                code="server_full",
             )
-        return BrokenError(f"{self.owner} lost the session: {said[:200]}") if code in LOST else RefusedError(said)
+        return (
+            BrokenError(f"{self.owner} lost the session: {said[:200]}", code="session_lost")
+            if code in LOST
+            else RefusedError(said)
+        )
 
     @staticmethod
     def _checked(data: dict[str, Any]) -> dict[str, Any]:

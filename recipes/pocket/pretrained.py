@@ -44,11 +44,15 @@ def convert(name: str, folder: Path) -> str:
     ids = torch.randint(theirs.config.vocab_size, (4, 64), generator=torch.Generator().manual_seed(0)).tolist()
     ours = load_any(folder)
     if not isinstance(ours, Decoder):
-        raise AgentR1Error(f"{name} has an architecture that the local loop does not compute; it was not kept")
+        raise AgentR1Error(
+            f"{name} has an architecture that the local loop does not compute; it was not kept",
+            code="unsupported_model",
+        )
     gap = max((token_logprobs(ours, row) - token_logprobs(theirs, row)).abs().max().item() for row in ids)
     if not gap <= TOLERANCE:  # also where it is NaN
         raise AgentR1Error(
-            f"{name}: a converted log-probability differs by {gap:.1e} (at most {TOLERANCE:.0e}); it was not kept"
+            f"{name}: a converted log-probability differs by {gap:.1e} (at most {TOLERANCE:.0e}); it was not kept",
+            code="wrong_conversion",
         )
     return (
         f"{ours.parameter_count / 1e6:.1f} M parameters, weights {packages.described(name)['weights']}; log-probabilities of 252 "
@@ -67,7 +71,9 @@ def _tokenizer(reader: GGUFReader) -> PreTrainedTokenizerFast:
         return reader.get_field(f"tokenizer.ggml.{name}").contents()
 
     if (kind := (field("model"), field("pre"))) != ("gpt2", "smollm"):
-        raise AgentR1Error(f"this GGUF file has a tokenizer of kind {kind}, and only SmolLM2's is read here")
+        raise AgentR1Error(
+            f"this GGUF file has a tokenizer of kind {kind}, and only SmolLM2's is read here", code="unsupported_model"
+        )
     tokens = field("tokens")
     merges = [tuple(merge.split(" ")) for merge in field("merges")]
     tokenizer = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, merges))

@@ -50,7 +50,10 @@ class ClosedBook(Condition):
 
     def apply(self, config: Config, rows: list[Row]) -> tuple[list[Row], dict[str, BaseTool]]:
         if brings_tools(config.env.name):
-            raise ConfigError(f"--closed-book is for questions; the tools of env.name={config.env.name} are its world")
+            raise ConfigError(
+                f"--closed-book is for questions; the tools of env.name={config.env.name} are its world",
+                code="unfit_condition",
+            )
         return [without_tools(row) for row in rows], {}
 
 
@@ -60,7 +63,10 @@ class OtherSearch(Condition):
     def apply(self, config: Config, rows: list[Row]) -> tuple[list[Row], dict[str, BaseTool]]:
         if not config.env.searches:
             tools = ", ".join(config.env.tools)
-            raise ConfigError(f"{type(self).__name__.lower()}: this agent does not search; env.tools is {tools}")
+            raise ConfigError(
+                f"{type(self).__name__.lower()}: this agent does not search; env.tools is {tools}",
+                code="unfit_condition",
+            )
         return rows, load_tools(config, searcher=self.searcher(config))
 
     @abstractmethod

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, NonNegativeInt, PositiveFloat
 
-from agent_r1 import RolloutConfig, Section
+from agent_r1 import ConfigError, RolloutConfig, Section
 
 if TYPE_CHECKING:
     from agent_r1 import Config
@@ -32,6 +32,9 @@ class MismatchSettings(RolloutConfig):
     perhaps tis_cap: 2 to correct it (docs/algorithms.md)."""
 
     @staticmethod
-    def conflicts(config: Config, trains: bool) -> Iterator[str]:
+    def conflicts(config: Config, trains: bool) -> Iterator[ConfigError]:
         if config.rollout.mismatch and config.engine != "local":
-            yield "rollout.mismatch is an experiment with the local loop; with --engine verl the sampler is another program anyway"
+            yield ConfigError(
+                "rollout.mismatch is an experiment with the local loop; with --engine verl the sampler is another program anyway",
+                code="local_engine_only",
+            )

@@ -253,7 +253,8 @@ def load_rows(config: Config, split: str) -> list[Row]:
             raise AgentR1Error(
                 f"{config.data.source or config.data.name}: the question {row['prompt'][-1]['content'][:80]!r} has no answer, and "
                 f"env.name={config.env.name} pays for the right one; give it one, or score it yourself (env.reward, or an "
-                "env.name of yours)"
+                "env.name of yours)",
+                code="question_without_answer",
             )
     reward = config.env.reward
     if reward and not own.is_own(reward) and (check := tables.facts("reward", reward, "env.reward").get("check")):
@@ -272,7 +273,9 @@ def check_rows(rows: list[Row], split: str, check: Callable[[list[str]], Any]) -
         try:
             check(list(row["reward_model"]["ground_truth"]))
         except ValueError as error:
-            raise AgentR1Error(f"{split}: the question {row['prompt'][-1]['content'][:80]!r}: {error}") from None
+            raise AgentR1Error(
+                f"{split}: the question {row['prompt'][-1]['content'][:80]!r}: {error}", code="unreadable_answer"
+            ) from None
 
 
 def data_folder(config: Config) -> Path:
@@ -296,7 +299,8 @@ def needed(path: Path, command: str, config: Config) -> Path:
     if not path.exists():
         raise AgentR1Error(
             f"{path} is missing; make it with `{command} --preset {config.preset} --seed {config.seed}` and the same "
-            "overrides, or run speedrun-nodocker.sh"
+            "overrides, or run speedrun-nodocker.sh",
+            code="missing_stage",
         )
     return path
 
@@ -310,5 +314,6 @@ def check_local_model(path: str) -> None:
     """Raises AgentR1Error where a folder is named that is not there."""
     if not is_somewhere(path):
         raise AgentR1Error(
-            f"there is no model at model.path={path}; set it to a folder in Hugging Face's format, or to a name on the hub"
+            f"there is no model at model.path={path}; set it to a folder in Hugging Face's format, or to a name on the hub",
+            code="missing_model",
         )

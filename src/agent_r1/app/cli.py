@@ -84,7 +84,7 @@ def _run_name(a: Namespace, config: Config) -> str:
     default = f"{preset_title(config.preset)}-{config.algorithm}" + ("-verl" if config.engine == "verl" else "")
     name = a.run or default + (f"-s{config.seed}" if config.seed else "")
     if name.startswith(".") or "/" in name or "\\" in name:
-        raise ConfigError(f"--run {name!r}: give a plain folder name, such as my-first-run")
+        raise ConfigError(f"--run {name!r}: give a plain folder name, such as my-first-run", code="bad_run_name")
     return name
 
 
@@ -209,7 +209,7 @@ def evaluate(a: Namespace) -> None:
         model, card, title = start_model(config), "eval_before.json", "evaluate before RL"
     elif not run.finished(config.trainer.steps):
         how = f"has not finished its {config.trainer.steps} steps" if run.begun() else "does not exist"
-        raise AgentR1Error(f"{run.path} {how}; run `agent-r1 train` first")
+        raise AgentR1Error(f"{run.path} {how}; run `agent-r1 train` first", code="unfinished_run")
     else:
         verify_checkpoint(run.latest_checkpoint())
         model, card, title = model_folder(run.latest_checkpoint()), "eval.json", "evaluate after RL"
@@ -371,7 +371,7 @@ def try_by_hand(a: Namespace) -> None:
 def search_server(a: Namespace) -> None:
     config = _config(a)
     if config.search.url:
-        raise ConfigError("search.url is for those who ask; leave it out here")
+        raise ConfigError("search.url is for those who ask; leave it out here", code="unused_setting")
     # PyTorch and FAISS would each take every core for a handful of queries, and slow down trainers and vLLM. Both
     # read this when they are imported, and it holds for all of their threads.
     os.environ.setdefault("OMP_NUM_THREADS", str(min(16, cores())))

@@ -38,7 +38,8 @@ def make_cold_start(config: Config, paths: Workspace | None = None) -> None:
         raise ConfigError(
             "this task has no demonstrator yet: set cold_start.demonstrator to a function of yours (FILE.py:FUNCTION), "
             "cold_start.episodes to recorded conversations, or model.path to a pretrained model; the demonstrators that come along "
-            "search"
+            "search",
+            code="missing_demonstrator",
         )
     if config.model.path:
         teach = config.cold_start.warm_steps and not paths.cold_start.exists()

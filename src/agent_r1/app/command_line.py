@@ -92,7 +92,9 @@ def taken(a: Namespace) -> str | None:
     """What an evaluation does to the agent's tools: see `workspace.under`."""
     said = ["closed-book"] * a.closed_book + [a.retriever] + ([f"poison {a.poison:g}"] if a.poison else [])
     if len(said := [word for word in said if word]) > 1:
-        raise ConfigError("--closed-book, --retriever and --poison exclude one another; give one of them")
+        raise ConfigError(
+            "--closed-book, --retriever and --poison exclude one another; give one of them", code="exclusive_options"
+        )
     return said[0] if said else None
 
 

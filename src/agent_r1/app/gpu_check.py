@@ -125,14 +125,16 @@ def sampling(check: Check) -> str:
     line = check.first_step(SAMPLING)
     lost, apart = line["rollout/lost_episodes"], line["training/rollout_logprobs_diff_mean"]
     if lost or not apart <= MOST_APART:  # so that NaN is not let through
-        raise AgentR1Error(f"{lost:.0f} episodes lost; log-probabilities {apart:.1e} from the trainer's")
+        raise AgentR1Error(
+            f"{lost:.0f} episodes lost; log-probabilities {apart:.1e} from the trainer's", code="wrong_log_probs"
+        )
     return f"{line['perf/agent_tokens_per_s']:.0f} tokens/s; log-probabilities {apart:.1e} from the trainer's"
 
 
 def update(check: Check) -> str:
     norm = check.first_step(UPDATE).get("actor/grad_norm") or 0.0
     if not 0 < norm < math.inf:
-        raise AgentR1Error(f"the first gradient has norm {norm}")
+        raise AgentR1Error(f"the first gradient has norm {norm}", code="broken_gradient")
     return f"gradient of norm {norm:.2g}"
 
 
@@ -152,7 +154,9 @@ def checkpoint(check: Check) -> str:
     line = check.first_step(CHECKPOINT)
     found = [verify_checkpoint(check.run.checkpoints / f"step_{step:06d}") for step in (1, 2)]
     if line["checkpoint/unverified"]:
-        raise AgentR1Error("the converted model is further from the trained one than rounding explains")
+        raise AgentR1Error(
+            "the converted model is further from the trained one than rounding explains", code="wrong_conversion"
+        )
     files, apart = sum(len(manifest["files"]) for manifest in found), line["checkpoint/logprob_diff_mean"]
     return f"2 checkpoints, {files} files match their hashes; the converted model is {apart:.1e} from the trained one"
 
@@ -169,7 +173,8 @@ def weight_sync(check: Check) -> str:
     if not new < old / 2:  # so that NaN is not let through
         raise AgentR1Error(
             f"vLLM sampled step 2 with other weights than step 1 left: its log-probabilities are {new:.1e} from those and "
-            f"{old:.1e} from the start model's"
+            f"{old:.1e} from the start model's",
+            code="stale_weights",
         )
     return f"step 2's log-probabilities are {new:.1e} from the new weights', {old:.1e} from the old ones'"
 
@@ -191,7 +196,7 @@ def exported(check: Check) -> str:
 def evaluation(check: Check) -> str:
     card = stages.run_eval(check.config, check.folder / "export", check.run.path / "eval.json", "evaluation")
     if lost := card["stop_reasons"].get("error", 0):
-        raise AgentR1Error(f"{lost} of {card['n']} episodes ended with an error")
+        raise AgentR1Error(f"{lost} of {card['n']} episodes ended with an error", code="episodes_failed")
     return f"{card['n']} questions, greedy and sampled, {card['wall_seconds']:.0f} s"
 
 
@@ -340,4 +345,7 @@ def check_machine(config: Config, as_json: bool = False) -> None:
         print(json.dumps(result))
     for one in result["phases"]:
         if one["status"] == "failed":
-            raise AgentR1Error("gpu-check, {phase}: {seen}. This means: {means}. Remedy: {remedy}".format(**one))
+            raise AgentR1Error(
+                "gpu-check, {phase}: {seen}. This means: {means}. Remedy: {remedy}".format(**one),
+                code="gpu_check_failed",
+            )

@@ -22,7 +22,7 @@ FILES = ("README.md", "tool.py", "env.py", "demonstrator.py", "preset.yaml", "te
 def write_recipe(folder: Path) -> None:
     """A new folder with the template and its questions. Raises AgentR1Error where something is there already."""
     if folder.exists():
-        raise AgentR1Error(f"{folder} exists already; choose another name")
+        raise AgentR1Error(f"{folder} exists already; choose another name", code="already_exists")
     folder.parent.mkdir(parents=True, exist_ok=True)
     quoted = shlex.quote(str(folder))
     with whole(folder) as part:

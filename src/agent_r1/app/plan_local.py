@@ -84,7 +84,8 @@ def check_memory(config: Config) -> None:
         if free is not None and free < need:
             raise AgentR1Error(
                 f"this run takes about {need / GIB:.1f} GiB of memory ({said_of(parts)}), and {free / GIB:.1f} are free; close "
-                "programs, or set trainer.recompute=true, a smaller rollout.slots, trainer.micro_tokens or cold_start.mix_tokens"
+                "programs, or set trainer.recompute=true, a smaller rollout.slots, trainer.micro_tokens or cold_start.mix_tokens",
+                code="too_little_memory",
             )
 
 

@@ -56,7 +56,8 @@ def check_own(config: Config) -> None:
         loads.get(setting, lambda name: None)(name)  # the data stage loads what makes the questions
     if config.env.reward and brings_tools(config.env.name):
         raise ConfigError(
-            f"env.name={config.env.name} pays for itself and never asks env.reward={config.env.reward}; unset one"
+            f"env.name={config.env.name} pays for itself and never asks env.reward={config.env.reward}; unset one",
+            code="unused_setting",
         )
     named = make_tools([name for name in config.env.tools if is_own(name)])
     others = (name.rpartition(".")[2] for name in config.env.tools if not is_own(name))
@@ -189,7 +190,7 @@ def run_by_hand(config: Config, split: str, index: int, table: bool) -> None:
     make_task(config)
     rows, tools, start = load_rows(config, split), load_tools(config), Workspace.of(config).start_model
     if not 0 <= index < len(rows):
-        raise ConfigError(f"--index {index}: {split} has questions 0 to {len(rows) - 1}")
+        raise ConfigError(f"--index {index}: {split} has questions 0 to {len(rows) - 1}", code="index_out_of_range")
     rollout = config.rollout
     if (start / "config.json").exists():
         chat = load_chat(start)

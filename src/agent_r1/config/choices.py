@@ -36,9 +36,8 @@ def _one_of(kind: str) -> AfterValidator:
     def check(name: str) -> str:
         known = tables.names(kind)
         if name not in known and not is_own(name):
-            raise ValueError(
-                f"unknown{nearest(name, known)}; choose from {', '.join(known)}, or name code of yours as FILE.py:FUNCTION"
-            )
+            said = f"unknown{nearest(name, known)}; choose from {', '.join(known)}, or name code of yours as FILE.py:FUNCTION"
+            raise PydanticCustomError("unknown_name", "{error}", {"error": said})
         return name
 
     return AfterValidator(check)

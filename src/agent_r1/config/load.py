@@ -81,7 +81,8 @@ def from_yaml(path: Path, written_here: bool = False) -> Config:
         saved = bounds.parse_yaml(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigError(
-            f"{path} cannot be read as YAML ({type(error).__name__}); delete the run or restore the file"
+            f"{path} cannot be read as YAML ({type(error).__name__}); delete the run or restore the file",
+            code="damaged_config",
         ) from None
     preset = str(saved.get("preset", "")) if isinstance(saved, dict) else ""
     table = Path(preset).parent / "recipe.toml" if _is_file(preset) else None
@@ -93,7 +94,7 @@ def from_yaml(path: Path, written_here: bool = False) -> Config:
         theirs = (
             f" Or does it need the names of its recipe, --recipe {table.parent}?" if table and table.is_file() else ""
         )
-        raise ConfigError(f"{path}: {error}; was this run made by another version?{theirs}") from None
+        raise ConfigError(f"{path}: {error}; was this run made by another version?{theirs}", code=error.code) from None
     if written_here:
         own.say(all_code(config))
     return config
@@ -112,11 +113,12 @@ def _is_file(preset: str) -> bool:
 def _read_preset(name: str, seen: tuple[str, ...] = ()) -> list[dict[str, Any]]:
     """A preset of ours by name, or one's own by file, behind those that it `extends`."""
     if name in seen:
-        raise ConfigError(f"presets extend one another in a circle: {' -> '.join([*seen, name])}")
+        raise ConfigError(f"presets extend one another in a circle: {' -> '.join([*seen, name])}", code="preset_circle")
     if not _is_file(name) and name not in preset_names():
         raise ConfigError(
             f"unknown preset {name!r}{nearest(name, preset_names())}; choose from {', '.join(preset_names())}, or name a file "
-            "(FILE.yaml)"
+            "(FILE.yaml)",
+            code="unknown_preset",
         )
     path = Path(name) if _is_file(name) else recipes.presets()[name]
     if _is_file(name):
@@ -125,12 +127,17 @@ def _read_preset(name: str, seen: tuple[str, ...] = ()) -> list[dict[str, Any]]:
         preset = bounds.parse_yaml(path.read_text(encoding="utf-8")) or {}
     except FileNotFoundError:
         raise ConfigError(
-            f"there is no preset file {path}; `agent-r1 new FOLDER` writes one, FOLDER/preset.yaml"
+            f"there is no preset file {path}; `agent-r1 new FOLDER` writes one, FOLDER/preset.yaml",
+            code="missing_preset",
         ) from None
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ConfigError(f"the preset {path} cannot be read: {' '.join(str(error).split())}") from None
+        raise ConfigError(
+            f"the preset {path} cannot be read: {' '.join(str(error).split())}", code="bad_preset"
+        ) from None
     if not isinstance(preset, dict):
-        raise ConfigError(f"the preset {path} holds no settings; it looks like `trainer: {{steps: 40}}`")
+        raise ConfigError(
+            f"the preset {path} holds no settings; it looks like `trainer: {{steps: 40}}`", code="bad_preset"
+        )
     preset = _anchored(preset, path.resolve().parent)
     parent = preset.pop("extends", None)
     if parent and _is_file(parent):
@@ -213,11 +220,14 @@ def _read_overrides(overrides: list[str]) -> dict[str, Any]:
     for item in overrides:
         key, equals, text = item.partition("=")
         if not equals:
-            raise ConfigError(f"override {item!r} is not of the form section.key=value (for example trainer.steps=20)")
+            raise ConfigError(
+                f"override {item!r} is not of the form section.key=value (for example trainer.steps=20)",
+                code="bad_override",
+            )
         try:
             value = bounds.parse_yaml(text)
         except (ValueError, yaml.YAMLError):  # an open bracket, a date that is none
-            raise ConfigError(f"override {item!r} is not valid YAML after the =") from None
+            raise ConfigError(f"override {item!r} is not valid YAML after the =", code="bad_override") from None
         table = ".".join(key.split(".")[:2]) in known().tables and key.count(".") > 1
         for name in reversed(key.split(".", 2 if table else 1)):
             value = {name: value}
@@ -240,28 +250,41 @@ def _validated(values: Any, trains: bool = True) -> Config:
     try:
         config = known().config.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(_explain(error)) from None
+        raise _explained(error) from None
     sections = [
         getattr(config, name) for name in type(config).model_fields if isinstance(getattr(config, name), BaseModel)
     ]
     owners = [owner for section in sections for owner in type(section).__mro__ if "conflicts" in vars(owner)]
     theirs = (conflict for owner in owners for conflict in owner.conflicts(config, trains))
     for conflict in chain(_conflicts(config), _batch_conflicts(config) if trains else (), theirs):
-        raise ConfigError(conflict)
+        raise conflict if isinstance(conflict, ConfigError) else ConfigError(conflict, code="settings_conflict")
     return config
 
 
-def _explain(error: ValidationError) -> str:
+def _explained(error: ValidationError) -> ConfigError:
     """One line of pydantic's first finding, with the nearest valid name where one is unknown."""
     found = error.errors(include_url=False)[0]
     key, value, kind, context = ".".join(map(str, found["loc"])), found["input"], found["type"], found.get("ctx", {})
     if kind == "extra_forbidden":
         hint = nearest(key, [*known().fields, *known().config.model_fields])
-        return f"unknown configuration key {key!r}{hint}; `agent-r1 train --dry-run` lists all keys"
+        return ConfigError(
+            f"unknown configuration key {key!r}{hint}; `agent-r1 train --dry-run` lists all keys",
+            code="unknown_setting",
+        )
     if kind == "literal_error":
         allowed = re.findall("'(.*?)'", context["expected"])
-        return f"{key}={value!r} is unknown{nearest(value, allowed)}; choose from {', '.join(allowed)}"
-    return f"{key}={value!r}: {context.get('error') or found['msg'][0].lower() + found['msg'][1:]}"
+        return ConfigError(
+            f"{key}={value!r} is unknown{nearest(value, allowed)}; choose from {', '.join(allowed)}",
+            code="unknown_name",
+        )
+    said = f"{key}={value!r}: {context.get('error') or found['msg'][0].lower() + found['msg'][1:]}"
+    if kind == "unknown_name":  # of `choices.py`
+        return ConfigError(said, code="unknown_name")
+    if kind.startswith(("greater_than", "less_than", "finite_number", "too_short", "too_long")):
+        return ConfigError(said, code="out_of_range")
+    if kind.endswith(("_type", "_parsing", "_from_float")):
+        return ConfigError(said, code="wrong_type")
+    return ConfigError(said, code="bad_setting")
 
 
 # ----------------------------------------------------------------------------------------------------------- fingerprints
@@ -283,7 +306,7 @@ def what_counts(part: Any) -> Any:
 # ------------------------------------------------------------------------------------------- what no run can do
 
 
-def _conflicts(config: Config) -> Iterator[str]:
+def _conflicts(config: Config) -> Iterator[ConfigError]:
     """Settings that are possible each by itself and not together: the cause of each, and the remedy."""
     d, s, e, r, a, m = config.data, config.search, config.env, config.rollout, config.actor, config.model
     for text, setting in ((m.path, "model.path"), (s.encoder, "search.encoder")):
@@ -291,63 +314,84 @@ def _conflicts(config: Config) -> Iterator[str]:
             scheme.find(text, setting)
     if d.facts.get("generated") and (d.source or d.corpus != type(d)().corpus):
         others = [name for name in tables.names("data") if not tables.facts("data", name, "").get("generated")]
-        yield f"{d.name} is generated and takes no data.source or data.corpus; set data.name to {', '.join(others)}"
+        yield ConfigError(
+            f"{d.name} is generated and takes no data.source or data.corpus; set data.name to {', '.join(others)}",
+            code="unused_setting",
+        )
     if d.facts.get("needs_source") and not own.is_own(d.name) and not d.source:
-        yield f"data.name={d.name} has no questions; name a JSONL or parquet file of them with data.source"
+        yield ConfigError(
+            f"data.name={d.name} has no questions; name a JSONL or parquet file of them with data.source",
+            code="missing_source",
+        )
     if not re.fullmatch(r"auto|Flat|(IVF|HNSW)\d+\S*", s.index) and not Path(s.index).is_dir():
-        yield f"search.index={s.index!r} is unknown; choose auto, Flat, HNSW32, IVF4096,PQ64 or the like, or an index's folder"
+        yield ConfigError(
+            f"search.index={s.index!r} is unknown; choose auto, Flat, HNSW32, IVF4096,PQ64 or the like, or an index's folder",
+            code="unknown_index",
+        )
     if s.url and not re.fullmatch(r"https?://[^/\s]+(/retrieve)?/?", s.url):
-        yield f"search.url={s.url!r} is no address; give one such as http://127.0.0.1:8100 (Search-R1's: .../retrieve)"
+        yield ConfigError(
+            f"search.url={s.url!r} is no address; give one such as http://127.0.0.1:8100 (Search-R1's: .../retrieve)",
+            code="bad_address",
+        )
     yield from _addresses(e)
     if e.call_reward * e.max_tool_calls >= 1:
-        yield (
+        yield ConfigError(
             f"env.call_reward={e.call_reward:g} pays {e.max_tool_calls} calls (env.max_tool_calls) as much as a right "
-            f"answer; set it below {1 / e.max_tool_calls:.2g}"
+            f"answer; set it below {1 / e.max_tool_calls:.2g}",
+            code="excessive_reward",
         )
     elif e.call_reward * e.max_tool_calls + e.evidence_reward >= 1:
-        yield (
+        yield ConfigError(
             f"env.evidence_reward={e.evidence_reward:g} pays a wrong answer as much as a right one, with what calls earn; set it "
-            f"below {1 - e.call_reward * e.max_tool_calls:.2g}"
+            f"below {1 - e.call_reward * e.max_tool_calls:.2g}",
+            code="excessive_reward",
         )
     if r.max_tokens_per_turn >= r.max_context:
-        yield "rollout.max_tokens_per_turn must be smaller than rollout.max_context"
+        yield ConfigError(
+            "rollout.max_tokens_per_turn must be smaller than rollout.max_context", code="turn_exceeds_context"
+        )
     if algorithm_has(config.algorithm, "groups") and r.samples_per_prompt < 2:
-        yield (
+        yield ConfigError(
             f"{config.algorithm} compares samples of one prompt and has nothing to learn from a group of one; "
-            "set rollout.samples_per_prompt to 2 or more, or use ppo"
+            "set rollout.samples_per_prompt to 2 or more, or use ppo",
+            code="group_of_one",
         )
     if (a.kl_in == "reward") != (a.kl_estimator == "k1"):
-        yield (
+        yield ConfigError(
             f"actor.kl_estimator={a.kl_estimator} with actor.kl_in={a.kl_in} does not pull the policy to the reference "
-            f"(losses.kl_penalty says why); set actor.kl_estimator={'k1' if a.kl_in == 'reward' else 'k3'}"
+            f"(losses.kl_penalty says why); set actor.kl_estimator={'k1' if a.kl_in == 'reward' else 'k3'}",
+            code="mismatched_kl",
         )
 
 
-def _addresses(env: Any) -> Iterator[str]:
+def _addresses(env: Any) -> Iterator[ConfigError]:
     """Find a name that speaks to a server and has no address of one, or an address that no name asks for."""
     for kind, chosen in (("env", env.name), ("reward", env.reward)):
         setting = "env.name" if kind == "env" else "env.reward"
         for name, facts in tables.entries(kind).items():
             key = facts.get("address")
             if key and (name == chosen) != bool(re.fullmatch(r"https?://\S+", getattr(env, key) or "")):
-                yield (
+                yield ConfigError(
                     f"{setting}={name} and env.{key}=http://... go together: the first says how to speak, the second with whom; "
-                    f"here {setting}={chosen} and env.{key}={getattr(env, key)}"
+                    f"here {setting}={chosen} and env.{key}={getattr(env, key)}",
+                    code="address_without_name",
                 )
 
 
-def _batch_conflicts(config: Config) -> Iterator[str]:
+def _batch_conflicts(config: Config) -> Iterator[ConfigError]:
     """Find what does not fit together in a training step."""
     d, r, a = config.data, config.rollout, config.actor
     if r.prompts_per_step > d.train:
-        yield (
+        yield ConfigError(
             f"rollout.prompts_per_step={r.prompts_per_step} is more than data.train={d.train} questions; "
-            "raise the second or lower the first"
+            "raise the second or lower the first",
+            code="too_few_questions",
         )
     batch = r.prompts_per_step * r.samples_per_prompt
     for name, count in (("actor", a.minibatches), ("critic", config.critic.minibatches)):
         if batch % count:
-            yield (
+            yield ConfigError(
                 f"a batch of {r.prompts_per_step} prompts x {r.samples_per_prompt} samples = {batch} trajectories does not "
-                f"divide into {name}.minibatches={count}; choose a divisor of {batch}"
+                f"divide into {name}.minibatches={count}; choose a divisor of {batch}",
+                code="indivisible_batch",
             )

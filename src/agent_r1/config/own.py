@@ -49,7 +49,8 @@ def check_said(name: str, setting: str) -> None:
     if name not in _said:
         raise ConfigError(
             f"{setting}={name} is code, and it was named by a run or a model, not by you; look at it, and if you trust it "
-            f"name it yourself: {setting}={name} (or --preset FILE.yaml)"
+            f"name it yourself: {setting}={name} (or --preset FILE.yaml)",
+            code="untrusted_code",
         )
 
 
@@ -61,7 +62,7 @@ def load(name: str, setting: str) -> Any:
     """
     check_said(name, setting)
     if not re.fullmatch(r".+:\w+", name):
-        raise ConfigError(f"{setting}={name!r} names no code; give FILE.py:NAME or MODULE:NAME")
+        raise ConfigError(f"{setting}={name!r} names no code; give FILE.py:NAME or MODULE:NAME", code="names_no_code")
     return imported(name, setting)
 
 
@@ -78,7 +79,8 @@ def imported(name: str, setting: str) -> Any:
     if not hasattr(module, attribute):
         public = [key for key in vars(module) if not key.startswith("_")]
         raise ConfigError(
-            f"{setting}: {place} has no {attribute!r}{nearest(attribute, public)}; it has {_list(public)}"
+            f"{setting}: {place} has no {attribute!r}{nearest(attribute, public)}; it has {_list(public)}",
+            code="missing_attribute",
         )
     return getattr(module, attribute)
 
@@ -91,17 +93,20 @@ def _imported(place: str, setting: str) -> Any:
     if place.endswith(".py"):
         path = Path(place)
         if not path.is_file():
-            raise ConfigError(f"{setting}: there is no file {path}; give file.py:attribute or module:attribute")
+            raise ConfigError(
+                f"{setting}: there is no file {path}; give file.py:attribute or module:attribute", code="missing_code"
+            )
         module = path.stem
         if str(path.parent) not in sys.path:
             sys.path.insert(0, str(path.parent))
     try:
         found = importlib.import_module(module)
     except Exception as error:
-        raise ConfigError(f"{setting}: {where(error)}{type(error).__name__}: {error}") from error
+        raise ConfigError(f"{setting}: {where(error)}{type(error).__name__}: {error}", code="broken_code") from error
     if path is not None and Path(getattr(found, "__file__", None) or "").resolve() != path:
         raise ConfigError(
-            f"{setting}: {path} cannot be imported, because another module is called {module!r}; rename the file"
+            f"{setting}: {path} cannot be imported, because another module is called {module!r}; rename the file",
+            code="name_taken",
         )
     return found
 

@@ -36,7 +36,7 @@ def preset_names() -> list[str]:
 def preset_named(recipe: str | None, preset: str | None) -> str | None:
     """What `--recipe` and `--preset` come to, as `--preset` takes it; from now on a user's recipe's names are in the tables."""
     if recipe and preset:
-        raise ConfigError("--recipe names a preset too; give one of --recipe and --preset")
+        raise ConfigError("--recipe names a preset too; give one of --recipe and --preset", code="exclusive_options")
     preset = preset_of(recipe) if recipe else preset
     if preset and preset.endswith((".yaml", ".yml")):
         add(Path(preset).parent / "recipe.toml")
@@ -59,7 +59,8 @@ def preset_of(recipe: str) -> str:
             "the folder has no preset.yaml" if folder.is_dir() else f"there is no such folder{nearest(name, ours)}"
         )
         raise ConfigError(
-            f"--recipe {recipe}: {missing}; `agent-r1 new FOLDER` writes one, and ours are {', '.join(ours)}"
+            f"--recipe {recipe}: {missing}; `agent-r1 new FOLDER` writes one, and ours are {', '.join(ours)}",
+            code="missing_recipe",
         )
     if name.replace("_", "-") in presets():
         return name.replace("_", "-")
@@ -67,7 +68,7 @@ def preset_of(recipe: str) -> str:
     instead = (
         f"choose one of its presets, --preset {', '.join(others)}" if others else "other presets name what it adds"
     )
-    raise ConfigError(f"--recipe {recipe}: it has no preset.yaml; {instead}")
+    raise ConfigError(f"--recipe {recipe}: it has no preset.yaml; {instead}", code="missing_preset")
 
 
 def add(file: Path) -> None:
@@ -77,17 +78,21 @@ def add(file: Path) -> None:
     try:
         found = tables.parse(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, AttributeError) as error:  # AttributeError: a name outside of all tables
-        raise ConfigError(f"{file} cannot be read: {' '.join(str(error).split())}") from None
+        raise ConfigError(f"{file} cannot be read: {' '.join(str(error).split())}", code="bad_recipe") from None
     for kind, names in found.items():
         if kind not in tables.kinds():
-            raise ConfigError(f"{file}: the table {kind!r} is unknown{nearest(kind, tables.kinds())}")
+            raise ConfigError(
+                f"{file}: the table {kind!r} is unknown{nearest(kind, tables.kinds())}", code="unknown_name"
+            )
         # A recipe may be named twice in one process; only names of others are refused.
         others = {name for name, facts in tables.entries(kind).items() if not facts.get(USER)}
         tables.refuse_twice(file, kind, others & names.keys())
         for name, facts in names.items():
             code = facts.get("code") if isinstance(facts, dict) else None
             if not isinstance(code, str) or not own.is_own(code):
-                raise ConfigError(f"{file}: {kind}.{name} names no code; give FILE.py:NAME or MODULE:NAME")
+                raise ConfigError(
+                    f"{file}: {kind}.{name} names no code; give FILE.py:NAME or MODULE:NAME", code="names_no_code"
+                )
             folder = file.resolve().parent
             texts = {key: own.absolute(text, folder) for key, text in facts.items() if isinstance(text, str)}
             own.say(text for text in texts.values() if own.is_own(text))

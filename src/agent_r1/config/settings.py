@@ -28,6 +28,7 @@ from agent_r1.config.choices import (
     algorithm_has,
 )
 from agent_r1.config.own import is_own
+from agent_r1.ground.errors import ConfigError
 
 T = TypeVar("T")
 OutsideFingerprint = Annotated[T, "outside the fingerprint"]
@@ -47,7 +48,7 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", coerce_numbers_to_str=True, allow_inf_nan=False)
 
     @staticmethod
-    def conflicts(config: Any, trains: bool) -> Iterable[str]:
+    def conflicts(config: Any, trains: bool) -> Iterable[ConfigError | str]:
         """Find what the settings of this class do not go together with, in a whole configuration: each cause with its remedy.
 
         Where nothing `trains`, such as for `agent-r1 data`, what only concerns training is left out.

@@ -45,7 +45,7 @@ def parse(text: str) -> dict[str, dict[str, dict[str, Any]]]:
 def refuse_twice(file: object, kind: str, names: Iterable[str]) -> None:
     """Raise ConfigError where a file gives names that another table has."""
     for name in sorted(names):
-        raise ConfigError(f"{file}: the {kind} {name!r} is in another table already; rename it")
+        raise ConfigError(f"{file}: the {kind} {name!r} is in another table already; rename it", code="name_taken")
 
 
 def kinds() -> list[str]:
@@ -77,7 +77,8 @@ def facts(kind: str, name: str, setting: str) -> dict[str, Any]:
     if name not in known:
         raise ConfigError(
             f"{setting}={name!r} is unknown{nearest(name, known)}; choose from {', '.join(known)}, or name code of yours "
-            "as FILE.py:NAME"
+            "as FILE.py:NAME",
+            code="unknown_name",
         )
     return known[name]
 

@@ -30,7 +30,8 @@ def join_sections() -> type[settings.Config]:
         base = cores.get(section, settings.Section)
         if not (isinstance(found, type) and issubclass(found, base)):
             raise ConfigError(
-                f"recipe.toml, [settings] {name}: {entry['code']} does not extend {base.__name__}; write a class that does"
+                f"recipe.toml, [settings] {name}: {entry['code']} does not extend {base.__name__}; write a class that does",
+                code="wrong_code",
             )
         declared[section].append(found)
     sections: dict[str, Any] = {}
@@ -41,7 +42,8 @@ def join_sections() -> type[settings.Config]:
             for key in get_annotations(part):
                 if key in taken:
                     raise ConfigError(
-                        f"{section}.{key}: both {taken[key]} and {part.__module__} declare it; rename one"
+                        f"{section}.{key}: both {taken[key]} and {part.__module__} declare it; rename one",
+                        code="name_taken",
                     )
                 taken[key] = part.__module__
         parts = [part for part in parts if not any(part in other.__mro__[1:] for other in parts)]

@@ -48,7 +48,8 @@ def build(
                 write_rows(folder / f"{split}.parquet", rows)
             except pa.ArrowException as error:
                 raise AgentR1Error(
-                    f"the metadata of {split} are not alike ({first_line(error)}); give a key the same type everywhere"
+                    f"the metadata of {split} are not alike ({first_line(error)}); give a key the same type everywhere",
+                    code="mixed_metadata",
                 ) from None
         write_corpus(folder / "corpus.jsonl", made.passages)
         return {"seed": seed, "config": config.model_dump(), **made.manifest}

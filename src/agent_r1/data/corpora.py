@@ -87,7 +87,8 @@ def check(corpus: str) -> None:
     if corpus not in names and not Path(corpus).exists():
         raise ConfigError(
             f"data.corpus={corpus!r} is neither a file nor one of {', '.join(names)}{nearest(corpus, names)}; check the "
-            "path"
+            "path",
+            code="unknown_corpus",
         )
 
 
@@ -128,21 +129,28 @@ def published_passages(publishers: dict[str, str], count: int, otherwise: str) -
     for seen, passage in enumerate(read_folder(folder), 1):  # noqa: B007
         yield passage
     if seen != count:
-        raise AgentR1Error(f"{folder} has {seen} passages and {count} are published; delete it and run this again")
+        raise AgentR1Error(
+            f"{folder} has {seen} passages and {count} are published; delete it and run this again",
+            code="incomplete_download",
+        )
 
 
 def read_folder(folder: Path) -> Iterator[Passage]:
     """Yield the passages of a folder with files as a publisher has them: parquet with _id, title and text, or corpus.jsonl."""
     found = [path for files in FILES for path in sorted(folder.glob(files))]
     if not found:
-        raise ConfigError(f"{folder} has neither {' nor '.join(FILES)}; name a file or another folder")
+        raise ConfigError(
+            f"{folder} has neither {' nor '.join(FILES)}; name a file or another folder", code="missing_source"
+        )
     try:
         for path in found:
             values = _parquet_records(path) if path.suffix == ".parquet" else json_records(path)
             for some in checked_records(values, parse, str(path), False, []):
                 yield from some
     except (pa.ArrowException, OSError) as error:
-        raise AgentR1Error(f"{folder} cannot be read ({first_line(error)}); delete it and run this again") from None
+        raise AgentR1Error(
+            f"{folder} cannot be read ({first_line(error)}); delete it and run this again", code="damaged_source"
+        ) from None
 
 
 def _parquet_records(path: Path) -> Iterator[tuple[str, Any]]:

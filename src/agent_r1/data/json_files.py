@@ -66,9 +66,13 @@ def json_records(path: Path) -> Iterator[tuple[str, Any]]:
                     value = ValueError("no JSON")
                 yield f"line {number}", value
     except (ValueError, RecursionError, EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise AgentR1Error(f"{path} is cut off, damaged or no JSON ({error}); get the file again") from None
+        raise AgentR1Error(
+            f"{path} is cut off, damaged or no JSON ({error}); get the file again", code="damaged_file"
+        ) from None
     except OSError as error:
-        raise AgentR1Error(f"{path} cannot be read ({error.strerror or error}); check the path") from None
+        raise AgentR1Error(
+            f"{path} cannot be read ({error.strerror or error}); check the path", code="unreadable_file"
+        ) from None
 
 
 def _of_list(head: bytes, read: Callable[[int], bytes]) -> Iterator[tuple[str, Any]]:
@@ -124,7 +128,8 @@ def checked_records(
             corrupt.append(f"{place} ({_reason(error)})")
             if len(corrupt) > MAX_CORRUPT:
                 raise AgentR1Error(
-                    f"{where}: more than {MAX_CORRUPT} records are corrupt, the first: {corrupt[0]}; is it the right file?"
+                    f"{where}: more than {MAX_CORRUPT} records are corrupt, the first: {corrupt[0]}; is it the right file?",
+                    code="bad_records",
                 ) from None
         else:
             if parsed is not None:
@@ -133,10 +138,11 @@ def checked_records(
         few = ", ".join(corrupt[:5]) + (", ..." if len(corrupt) > 5 else "")
         raise AgentR1Error(
             f"{where}: {len(corrupt)} of {seen} records are corrupt: {few}; {remedy}, or leave them out with data.skip_bad=true "
-            f"({seen - len(corrupt)} are left)"
+            f"({seen - len(corrupt)} are left)",
+            code="bad_records",
         )
     if seen == len(corrupt):
-        raise AgentR1Error(f"{where} holds no usable record; is it the right file?")
+        raise AgentR1Error(f"{where} holds no usable record; is it the right file?", code="no_records")
     skipped.extend(f"{where}: {one}" for one in corrupt)
 
 

@@ -93,7 +93,8 @@ def source_files(config: DataConfig) -> dict[str, Path]:
     if not source.exists():
         raise AgentR1Error(
             f"data.source={source.absolute()} does not exist, nor is it next to the preset; give a JSONL or parquet file, one "
-            f"question a line: {FORM}"
+            f"question a line: {FORM}",
+            code="missing_source",
         )
     return {split: _file(source, split) for split in SPLITS} if source.is_dir() else {"own": source}
 
@@ -102,7 +103,10 @@ def _file(folder: Path, split: str) -> Path:
     for ending in ("jsonl", "parquet"):
         if (path := folder / f"{split}.{ending}").is_file():
             return path
-    raise AgentR1Error(f"{folder} has no {split}.jsonl or {split}.parquet; a single file is dealt out to the splits")
+    raise AgentR1Error(
+        f"{folder} has no {split}.jsonl or {split}.parquet; a single file is dealt out to the splits",
+        code="missing_source",
+    )
 
 
 def splits_of(config: DataConfig, files: dict[str, Path], seed: int, skipped: list[str]) -> dict[str, list[Question]]:
@@ -119,7 +123,10 @@ def splits_of(config: DataConfig, files: dict[str, Path], seed: int, skipped: li
         return found
     for split, count in wanted.items():
         if count > len(found[split]):
-            raise ConfigError(f"{config.source} has {len(found[split])} questions in {split}, and data.{split}={count}")
+            raise ConfigError(
+                f"{config.source} has {len(found[split])} questions in {split}, and data.{split}={count}",
+                code="too_few_questions",
+            )
     return {split: found[split][: count or None] for split, count in wanted.items()}
 
 
@@ -154,7 +161,8 @@ def _apart(made: dict[str, list[Question]], skipped: list[str]) -> dict[str, lis
         if not kept[split]:
             raise ConfigError(
                 f"every question that was made for {split} is held out as well (val, test); make other ones for each split, or put "
-                "the split into their metadata where that is meant"
+                "the split into their metadata where that is meant",
+                code="questions_held_out",
             )
         asked.update(keys)
     return {split: kept[split] for split in SPLITS}
@@ -164,7 +172,9 @@ def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
     try:
         values = pq.read_table(path).to_pylist()
     except (pa.ArrowException, OSError) as error:
-        raise AgentR1Error(f"{path} cannot be read as parquet ({first_line(error)}); write it again") from None
+        raise AgentR1Error(
+            f"{path} cannot be read as parquet ({first_line(error)}); write it again", code="damaged_file"
+        ) from None
     for number, value in enumerate(values, 1):
         yield f"row {number}", {key: item for key, item in value.items() if item is not None}
 
@@ -174,17 +184,22 @@ def _made(name: str, seed: int, split: str, count: int) -> list[Question]:
     make = own.load(name, "data.name")
     if not callable(make):
         raise ConfigError(
-            f"data.name={name} is no function; write `def questions(split, count, rng)`, which yields {FORM}"
+            f"data.name={name} is no function; write `def questions(split, count, rng)`, which yields {FORM}",
+            code="wrong_code",
         )
     try:
         found = [Question.model_validate(value) for value in make(split, count, random.Random(f"{seed}/{split}"))]
     except Exception as error:
         raise ConfigError(
             f"data.name={name}, {split}: {own.where(error)}{type(error).__name__}: {' '.join(str(error).split())}; a question "
-            f"is {FORM}"
+            f"is {FORM}",
+            code="broken_code",
         ) from error
     if len(found) < max(count, 1):
-        raise ConfigError(f"data.name={name} made {len(found)} questions for {split}, and data.{split}={count}")
+        raise ConfigError(
+            f"data.name={name} made {len(found)} questions for {split}, and data.{split}={count}",
+            code="too_few_questions",
+        )
     return found
 
 

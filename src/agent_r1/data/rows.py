@@ -52,12 +52,16 @@ def read_rows(path: Path) -> list[Row]:
     try:
         table = pq.read_table(path)
     except FileNotFoundError:
-        raise AgentR1Error(f"{path} does not exist; make the data first (`agent-r1 data`)") from None
+        raise AgentR1Error(
+            f"{path} does not exist; make the data first (`agent-r1 data`)", code="missing_data"
+        ) from None
     except (pa.ArrowException, OSError) as error:
-        raise AgentR1Error(f"{path} cannot be read as parquet ({first_line(error)}); {REMEDY}") from None
+        raise AgentR1Error(
+            f"{path} cannot be read as parquet ({first_line(error)}); {REMEDY}", code="damaged_file"
+        ) from None
     missing = [key for key in ROW_KEYS if key not in table.column_names]
     if missing:
-        raise AgentR1Error(f"{path} lacks the columns {', '.join(missing)} of a row; {REMEDY}")
+        raise AgentR1Error(f"{path} lacks the columns {', '.join(missing)} of a row; {REMEDY}", code="missing_column")
     return table.to_pylist()
 
 
@@ -78,10 +82,14 @@ def read_corpus(path: Path) -> Iterator[Passage]:
                 try:
                     passage = Passage(**json.loads(line))
                 except (ValueError, TypeError) as error:
-                    raise AgentR1Error(f"{path}, line {number}: no passage ({first_line(error)}); {REMEDY}") from None
+                    raise AgentR1Error(
+                        f"{path}, line {number}: no passage ({first_line(error)}); {REMEDY}", code="bad_passage"
+                    ) from None
                 yield passage
     except OSError as error:
-        raise AgentR1Error(f"{path} cannot be read ({error.strerror}); make the data first (`agent-r1 data`)") from None
+        raise AgentR1Error(
+            f"{path} cannot be read ({error.strerror}); make the data first (`agent-r1 data`)", code="missing_data"
+        ) from None
 
 
 # ------------------------------------------------------------------------------------------------------- the folder
@@ -99,7 +107,9 @@ def make_folder(out: Path, write: Callable[[Path], dict[str, Any]], files: Itera
     `out` exists or cannot be written.
     """
     if out.exists():
-        raise AgentR1Error(f"{out} exists already; use it as it is, or delete it to make the data again")
+        raise AgentR1Error(
+            f"{out} exists already; use it as it is, or delete it to make the data again", code="already_exists"
+        )
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with whole(out) as part:
@@ -108,7 +118,8 @@ def make_folder(out: Path, write: Callable[[Path], dict[str, Any]], files: Itera
             (part / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
     except OSError as error:
         raise AgentR1Error(
-            f"cannot write {out} ({error.strerror or error}); free some space or choose a folder that you may write to"
+            f"cannot write {out} ({error.strerror or error}); free some space or choose a folder that you may write to",
+            code="cannot_write",
         ) from None
     return manifest
 
@@ -121,12 +132,17 @@ def verify(out: Path) -> dict[str, Any]:
     manifest = read_manifest(out)
     for name, digest in manifest["files"].items():
         if not (out / name).is_file():
-            raise AgentR1Error(f"{out / name} is missing; {REMEDY}")
+            raise AgentR1Error(f"{out / name} is missing; {REMEDY}", code="damaged_data")
         if sha256(out / name) != digest:
-            raise AgentR1Error(f"{out / name} is not the file that was made (its hash differs); {REMEDY}")
+            raise AgentR1Error(
+                f"{out / name} is not the file that was made (its hash differs); {REMEDY}", code="damaged_data"
+            )
     for name, digest in manifest.get("sources", {}).items():
         if Path(name).is_file() and sha256(Path(name)) != digest:
-            raise AgentR1Error(f"{name} has changed since {out} was made of it; delete that folder to make it again")
+            raise AgentR1Error(
+                f"{name} has changed since {out} was made of it; delete that folder to make it again",
+                code="outdated_data",
+            )
     return manifest
 
 
@@ -136,9 +152,15 @@ def read_manifest(out: Path) -> dict[str, Any]:
         manifest = json.loads((out / MANIFEST).read_text())
         version, _ = manifest["format"], dict(manifest["files"])
     except OSError as error:
-        raise AgentR1Error(f"{out / MANIFEST} cannot be read ({error.strerror}); {REMEDY}") from None
+        raise AgentR1Error(
+            f"{out / MANIFEST} cannot be read ({error.strerror}); {REMEDY}", code="damaged_data"
+        ) from None
     except (ValueError, KeyError, TypeError) as error:
-        raise AgentR1Error(f"{out / MANIFEST} is damaged ({type(error).__name__}); {REMEDY}") from None
+        raise AgentR1Error(
+            f"{out / MANIFEST} is damaged ({type(error).__name__}); {REMEDY}", code="damaged_data"
+        ) from None
     if version != FORMAT:
-        raise AgentR1Error(f"{out} has data of format {version}, and this version reads {FORMAT}; {REMEDY}")
+        raise AgentR1Error(
+            f"{out} has data of format {version}, and this version reads {FORMAT}; {REMEDY}", code="other_format"
+        )
     return manifest

@@ -91,7 +91,10 @@ def split_one(config: DataConfig, seed: str, records: list[Any], skipped: list[s
     """Three samples without overlap."""
     records = different(records, skipped)
     if not config.test:
-        raise ConfigError("data.test=0 takes the whole validation set, and one file has none apart; say how many")
+        raise ConfigError(
+            "data.test=0 takes the whole validation set, and one file has none apart; say how many",
+            code="no_validation_set",
+        )
     wanted = {split: getattr(config, split) for split in SPLITS}
     drawn = iter(_draw(records, sum(wanted.values()), seed, "train, val and test"))
     return {split: [next(drawn) for _ in range(count)] for split, count in wanted.items()}
@@ -110,6 +113,7 @@ def split_two(
 def _draw(records: list[Any], count: int, seed: str, splits: str) -> list[Any]:
     if count > len(records):
         raise ConfigError(
-            f"the source has {len(records)} questions and {splits} take {count}; lower data.train and the like"
+            f"the source has {len(records)} questions and {splits} take {count}; lower data.train and the like",
+            code="too_few_questions",
         )
     return random.Random(seed).sample(records, count)

@@ -96,7 +96,9 @@ def make_env(row: Row, tools: dict[str, BaseTool], config: EnvConfig) -> AgentEn
     wanted = list(tools) if asked is None else list(asked)
     missing = [tool for tool in wanted if tool not in tools]
     if missing:
-        raise ConfigError(f"the row asks for tool {missing[0]!r}; add it to env.tools (now: {', '.join(tools)})")
+        raise ConfigError(
+            f"the row asks for tool {missing[0]!r}; add it to env.tools (now: {', '.join(tools)})", code="missing_tool"
+        )
     shared: dict[Any, Any] = {}
     mine = {tool: tools[tool].for_episode(shared) for tool in wanted}
     env = made(mine, config)

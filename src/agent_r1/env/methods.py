@@ -55,21 +55,27 @@ def as_environment(found: Any, name: str) -> Maker:
     """
     owner = f"environment {name}"
     if isinstance(found, BaseTool):
-        raise ConfigError(f"{owner} is the tool {found.name!r}; put it into env.tools, and name a class here")
+        raise ConfigError(
+            f"{owner} is the tool {found.name!r}; put it into env.tools, and name a class here", code="wrong_code"
+        )
     if not isinstance(found, type):
         raise ConfigError(
-            f"{owner} is no class but {_what(found)}; name a class, of which each episode makes one object"
+            f"{owner} is no class but {_what(found)}; name a class, of which each episode makes one object",
+            code="wrong_code",
         )
     if missing := sorted(getattr(found, "__abstractmethods__", ())):
         raise ConfigError(
-            f"{owner}: {found.__name__} has no {' and no '.join(missing)}; it needs them, or another base class"
+            f"{owner}: {found.__name__} has no {' and no '.join(missing)}; it needs them, or another base class",
+            code="missing_method",
         )
     ours = issubclass(found, AgentEnv)
     try:
         inspect.signature(found).bind(*(({}, EnvConfig()) if ours else ()))
     except (TypeError, ValueError) as error:
         wanted = "takes (tools, config)" if ours else "needs no arguments: give them defaults"
-        raise ConfigError(f"{owner}: {found.__name__}(...) {error}; wanted is a constructor that {wanted}") from None
+        raise ConfigError(
+            f"{owner}: {found.__name__}(...) {error}; wanted is a constructor that {wanted}", code="wrong_signature"
+        ) from None
     return found if ours else functools.partial(MethodsEnv, owner, found, method_tools(owner, found))
 
 
@@ -83,19 +89,24 @@ def method_tools(owner: str, cls: type) -> tuple[MethodTool, ...]:
     if "reset" not in public:
         raise ConfigError(
             f"{owner}: {cls.__name__} has no method reset (its public methods: {', '.join(public) or 'none'}); an "
-            f"environment begins an episode with reset(self, **row), {wanted}"
+            f"environment begins an episode with reset(self, **row), {wanted}",
+            code="missing_method",
         )
     if wrong := [n for n in READ if n in public]:
         raise ConfigError(
             f"{owner}: {wrong[0]} is a method, which would be offered to the agent as a tool; make it an attribute or a "
-            f"property, {wanted}"
+            f"property, {wanted}",
+            code="method_for_attribute",
         )
     name = inspect.getattr_static(cls, "score_name", "score")
     if not isinstance(name, str) or not name.isidentifier() or name in TAKEN:
         raise ConfigError(f"{owner}: score_name={name!r} is no name for a score of one's own; take a word that is not one of "
-                          f"{', '.join(TAKEN)}")  # fmt: skip
+                          f"{', '.join(TAKEN)}", code="name_taken")  # fmt: skip
     if "get_reward" in public and set(_required(bound := _bound(cls, "get_reward"))) - {"answer"}:
-        raise ConfigError(f"{owner}: get_reward takes no argument, or `answer`, not {inspect.signature(bound)}")
+        raise ConfigError(
+            f"{owner}: get_reward takes no argument, or `answer`, not {inspect.signature(bound)}",
+            code="wrong_signature",
+        )
     kept = (staticmethod, type)  # helpers and inner classes
     tools = [n for n in public if n not in RESERVED and not isinstance(inspect.getattr_static(cls, n), kept)]
     return tuple(MethodTool(_bound(cls, n), f"{owner}, method {n}") for n in tools)
@@ -136,11 +147,15 @@ class MethodsEnv(WorldEnv):
         world = await self.call(self.cls)
         said = await self.call(world.reset, **self._known(world.reset, {**row, **self.facts(row)}))
         if not isinstance(said, str | None):
-            raise AgentR1Error(f"{self.owner}: reset returned {_what(said)}; it returns text for the agent, or None")
+            raise AgentR1Error(
+                f"{self.owner}: reset returned {_what(said)}; it returns text for the agent, or None",
+                code="wrong_return_value",
+            )
         for method in self.methods:
             if not callable(value := getattr(world, method.name)):
                 raise AgentR1Error(
-                    f"{self.owner}: the attribute {method.name}={value!r:.40} hides the method; rename it"
+                    f"{self.owner}: the attribute {method.name}={value!r:.40} hides the method; rename it",
+                    code="name_taken",
                 )
         self.world = world
         return self._named(self.first(row, said))
@@ -165,7 +180,8 @@ class MethodsEnv(WorldEnv):
         for name, paid in dict(getattr(self.world, "reward_parts", {})).items():
             if name in TAKEN:
                 raise AgentR1Error(
-                    f"{self.owner}: reward_parts[{name!r}] has a name that means something else; rename it"
+                    f"{self.owner}: reward_parts[{name!r}] has a name that means something else; rename it",
+                    code="name_taken",
                 )
             outcome.parts[str(name)] = self._number(paid, f"reward_parts[{name!r}] is")
         if (score := getattr(self.world, "score", None)) is not None:
@@ -187,7 +203,9 @@ class MethodsEnv(WorldEnv):
     async def _earned(self, stop_reason: StopReason) -> float:
         if not hasattr(self.world, "get_reward"):
             if not hasattr(self.world, "reward"):
-                raise AgentR1Error(f"{self.owner} pays nothing; write get_reward(self), or set self.reward in reset")
+                raise AgentR1Error(
+                    f"{self.owner} pays nothing; write get_reward(self), or set self.reward in reset", code="no_reward"
+                )
             return self._number(self.world.reward, "reward is")
         answer = self.answer() if stop_reason is StopReason.ANSWERED else ""
         try:
@@ -195,7 +213,7 @@ class MethodsEnv(WorldEnv):
                 paid = await self.call(self.world.get_reward, **self._known(self.world.get_reward, {"answer": answer}))
         except TimeoutError:
             raise AgentR1Error(
-                f"get_reward took longer than {self.config.tool_timeout_s:g} s (env.tool_timeout_s)"
+                f"get_reward took longer than {self.config.tool_timeout_s:g} s (env.tool_timeout_s)", code="timed_out"
             ) from None
         return self._number(paid, "get_reward returned")
 
@@ -204,14 +222,15 @@ class MethodsEnv(WorldEnv):
         parameters = inspect.signature(function).parameters
         if missing := [name for name in _required(function) if name not in given]:
             raise AgentR1Error(
-                f"{self.owner}: {function.__name__} wants {missing[0]!r}, which the row lacks; it has {', '.join(given)}"
+                f"{self.owner}: {function.__name__} wants {missing[0]!r}, which the row lacks; it has {', '.join(given)}",
+                code="missing_column",
             )
         everything = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         return {name: value for name, value in given.items() if everything or name in parameters}
 
     def _number(self, value: Any, said: str) -> float:
         if not isinstance(value, numbers.Real):
-            raise AgentR1Error(f"{self.owner}: {said} {_what(value)}, and must be a number")
+            raise AgentR1Error(f"{self.owner}: {said} {_what(value)}, and must be a number", code="wrong_return_value")
         return float(value)
 
 

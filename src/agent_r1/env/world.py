@@ -30,7 +30,10 @@ class WorldEnv(ToolEnv):
         """Offer `tools`, bound to this episode, beside the configured ones. Raises ConfigError where two have one name."""
         for tool in map(copy.copy, tools):  # copies share the schema, which takes a thousand times as long to make
             if tool.name in self.tools:
-                raise ConfigError(f"{owner} and env.tools both have a tool {tool.name!r}; rename one or take it away")
+                raise ConfigError(
+                    f"{owner} and env.tools both have a tool {tool.name!r}; rename one or take it away",
+                    code="tool_name_taken",
+                )
             tool.env = self
             self.tools = self.tools | {tool.name: tool}
 
@@ -50,7 +53,7 @@ class WorldEnv(ToolEnv):
     async def step(self, action: Action) -> StepResult:
         result = await super().step(action)
         if self.broken:
-            raise AgentR1Error(self.broken)
+            raise AgentR1Error(self.broken, code="broken_world")
         return result
 
     def outcome(self, stop_reason: StopReason) -> Outcome | Awaitable[Outcome]:

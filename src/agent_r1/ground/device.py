@@ -24,7 +24,8 @@ def resolve_device(trainer: TrainerConfig) -> tuple[str, torch.dtype]:
 
     if trainer.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError(
-            "trainer.device=cuda, but PyTorch sees no CUDA GPU; use trainer.device=auto, or run agent-r1 doctor"
+            "trainer.device=cuda, but PyTorch sees no CUDA GPU; use trainer.device=auto, or run agent-r1 doctor",
+            code="no_cuda",
         )
     device = ("cuda" if torch.cuda.is_available() else "cpu") if trainer.device == "auto" else trainer.device
     dtype = ("bfloat16" if device == "cuda" else "float32") if trainer.dtype == "auto" else trainer.dtype

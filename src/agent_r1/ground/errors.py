@@ -42,7 +42,9 @@ def extra(name: str, what: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        raise AgentR1Error(f"{what} needs {error.name or first_line(error)}: pip install 'agent-r1[{name}]'") from None
+        raise AgentR1Error(
+            f"{what} needs {error.name or first_line(error)}: pip install 'agent-r1[{name}]'", code="missing_extra"
+        ) from None
 
 
 def first_line(error: BaseException) -> str:

@@ -67,7 +67,8 @@ def writing(what: object, then: str = "") -> Iterator[None]:
     except (OSError, SafetensorError) as error:  # the second is the library's word for a full disk
         why = getattr(error, "strerror", None) or first_line(error)
         raise AgentR1Error(
-            f"cannot write {what} ({why}); free space or mend permissions, or set AGENT_R1_HOME to a folder of yours{then}"
+            f"cannot write {what} ({why}); free space or mend permissions, or set AGENT_R1_HOME to a folder of yours{then}",
+            code="cannot_write",
         ) from None
 
 
@@ -78,7 +79,7 @@ def locked(path: Path, busy: str | None = None) -> Iterator[None]:
     try:
         lock = FileLock(path).acquire(timeout=-1 if busy is None else 0)
     except Timeout:
-        raise AgentR1Error(busy) from None
+        raise AgentR1Error(str(busy), code="locked") from None
     with lock:
         yield
 
@@ -129,5 +130,7 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
         if isinstance(record, dict):
             records.append(record)
         elif number < len(lines) or tail:
-            raise AgentR1Error(f"{path}, line {number} is not a JSON object; delete that line or restore the file")
+            raise AgentR1Error(
+                f"{path}, line {number} is not a JSON object; delete that line or restore the file", code="damaged_file"
+            )
     return records

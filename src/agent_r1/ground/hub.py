@@ -49,7 +49,8 @@ def fetch(name: str, patterns: list[str], kind: str = "model", otherwise: str = 
         )
     except Exception as error:  # the hub's client has many: no network, no such name, gated, no space
         raise AgentR1Error(
-            f"cannot download {name!r} ({type(error).__name__}: {first_line(error)}); mend name, network or space, or {otherwise}"
+            f"cannot download {name!r} ({type(error).__name__}: {first_line(error)}); mend name, network or space, or {otherwise}",
+            code="download_failed",
         ) from None
 
 
@@ -84,11 +85,15 @@ def passes(error: BaseException | None) -> bool:
 def fetch_model(name: str) -> Path:
     """A whole model: all its weights, as safetensors."""
     if re.fullmatch(NAME, name) is None:
-        raise AgentR1Error(f"{name!r} is neither a folder nor the name of a model (OWNER/NAME); check the path")
+        raise AgentR1Error(
+            f"{name!r} is neither a folder nor the name of a model (OWNER/NAME); check the path", code="missing_model"
+        )
     folder = fetch(name, MODEL_FILES)
     # Without network the hub's client may hand out what an earlier, broken download has left.
     if trouble := damage(folder):
-        raise AgentR1Error(f"{name}: {trouble}, or take a model that is published whole, as safetensors")
+        raise AgentR1Error(
+            f"{name}: {trouble}, or take a model that is published whole, as safetensors", code="damaged_model"
+        )
     return folder
 
 
@@ -116,6 +121,7 @@ def push(folder: Path, name: str) -> str:
         HfApi().upload_folder(repo_id=name, folder_path=folder, commit_message="Upload by agent-r1")
     except Exception as error:  # not logged in, no network, name taken
         raise AgentR1Error(
-            f"cannot upload to {name!r} ({type(error).__name__}: {first_line(error)}); log in with `hf auth login`, check the name"
+            f"cannot upload to {name!r} ({type(error).__name__}: {first_line(error)}); log in with `hf auth login`, check the name",
+            code="upload_failed",
         ) from None
     return str(address)

@@ -104,7 +104,8 @@ def find_shape(path: str, folder: Path) -> Shape:
             return known
     raise ConfigError(
         f"the sizes of model.path={path} are not known{nearest(path, MODELS)}; fetch it with `agent-r1 cold-start` first, "
-        f"or take one of {', '.join(MODELS)}"
+        f"or take one of {', '.join(MODELS)}",
+        code="unknown_model",
     )
 
 
@@ -120,15 +121,21 @@ def known_model(path: str | None) -> Shape | None:
 def check_context(max_context: int, tensor_parallel: int, shape: Shape) -> None:
     """Raises ConfigError for conversations longer than the model can read, and heads that tensor parallelism cannot share."""
     if max_context > shape.positions:
-        raise ConfigError(f"rollout.max_context={max_context} is more than the model's {shape.positions} positions")
+        raise ConfigError(
+            f"rollout.max_context={max_context} is more than the model's {shape.positions} positions",
+            code="context_exceeds_model",
+        )
     if shape.heads % tensor_parallel:
         raise ConfigError(
-            f"verl.tensor_parallel={tensor_parallel} cannot share the model's {shape.heads} attention heads; choose a divisor"
+            f"verl.tensor_parallel={tensor_parallel} cannot share the model's {shape.heads} attention heads; choose a divisor",
+            code="indivisible_tensor_parallel",
         )
 
 
 def find_gpu(name: str) -> Gpu:
     """Raises ConfigError for a GPU that is not in the table."""
     if name not in GPUS:
-        raise ConfigError(f"verl.gpu={name!r} is unknown{nearest(name, GPUS)}; choose from {', '.join(GPUS)}")
+        raise ConfigError(
+            f"verl.gpu={name!r} is unknown{nearest(name, GPUS)}; choose from {', '.join(GPUS)}", code="unknown_name"
+        )
     return GPUS[name]

@@ -197,7 +197,7 @@ def find_model(
     what there is.
     """
     if sum(x is not None for x in (checkpoint_dir, hf_path)) > 1 or (step is not None and (checkpoint_dir or hf_path)):
-        raise ConfigError("name one model: --run and --step, or --checkpoint-dir, or --model")
+        raise ConfigError("name one model: --run and --step, or --checkpoint-dir, or --model", code="exclusive_options")
     if hf_path is not None:
         model = hub_model(hf_path)
     elif checkpoint_dir is not None:
@@ -212,14 +212,21 @@ def find_checkpoint(run: str | None = None, step: int | None = None) -> Path:
     place = home() / "runs"
     runs = {path.parent.name: list_checkpoints(path) for path in place.glob("*/checkpoints") if list_checkpoints(path)}
     if not runs:
-        raise AgentR1Error(f"there is no trained run in {place}; train one with `bash speedrun-nodocker.sh`")
+        raise AgentR1Error(
+            f"there is no trained run in {place}; train one with `bash speedrun-nodocker.sh`", code="missing_run"
+        )
     if run is not None and run not in runs:
-        raise AgentR1Error(f"there is no trained run {run!r} in {place}; there are: {', '.join(sorted(runs))}")
+        raise AgentR1Error(
+            f"there is no trained run {run!r} in {place}; there are: {', '.join(sorted(runs))}", code="missing_run"
+        )
     name = run or max(runs, key=lambda name: runs[name][-1].stat().st_mtime)
     steps = {int(path.name[5:]): path for path in runs[name]}
     wanted = max(steps) if step is None else step
     if wanted not in steps:
-        raise AgentR1Error(f"run {name!r} has no checkpoint of step {step}; it has {', '.join(map(str, steps))}")
+        raise AgentR1Error(
+            f"run {name!r} has no checkpoint of step {step}; it has {', '.join(map(str, steps))}",
+            code="missing_checkpoint",
+        )
     return steps[wanted]
 
 
@@ -244,12 +251,15 @@ def model_folder(checkpoint: Path) -> Path:
         if (folder / "config.json").is_file():
             return folder
     if not checkpoint.is_dir():
-        raise AgentR1Error(f"there is no folder {checkpoint}; give a checkpoint or a model")
+        raise AgentR1Error(f"there is no folder {checkpoint}; give a checkpoint or a model", code="missing_checkpoint")
     if find_shards(checkpoint):
         raise AgentR1Error(
-            f"{checkpoint} was written by verl; `agent-r1 export --checkpoint-dir {checkpoint}` makes a model of it"
+            f"{checkpoint} was written by verl; `agent-r1 export --checkpoint-dir {checkpoint}` makes a model of it",
+            code="unconverted_checkpoint",
         )
-    raise AgentR1Error(f"{checkpoint} is not a complete model (it has no config.json); make or download it again")
+    raise AgentR1Error(
+        f"{checkpoint} is not a complete model (it has no config.json); make or download it again", code="damaged_model"
+    )
 
 
 def settings_for(

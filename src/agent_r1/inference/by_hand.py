@@ -118,7 +118,7 @@ def play_by_hand(
     try:
         trajectory = asyncio.run(loop.run(Task(row, "by hand", "by hand"), Sampling(rollout.max_tokens_per_turn)))
     except EOFError:
-        raise AgentR1Error("given up before the episode was over") from None
+        raise AgentR1Error("given up before the episode was over", code="given_up") from None
     parts = ", ".join(f"{name} {value:+.3f}" for name, value in trajectory.reward_parts.items())
     expected = ", ".join(map(str, row["reward_model"]["ground_truth"])) or "nothing"
     said = trajectory.error or f"expected {expected}"
@@ -151,11 +151,12 @@ def call_by_hand(tools: dict[str, BaseTool], words: list[str], env: EnvConfig) -
     if name not in tools:
         raise ConfigError(
             f"there is no tool {name!r}{nearest(name, tools)}; the preset has {', '.join(tools) or 'none'} (what belongs to an "
-            "environment is called in an episode: `agent-r1 try`)"
+            "environment is called in an episode: `agent-r1 try`)",
+            code="unknown_tool",
         )
     bad = [word for word in rest if "=" not in word]
     if bad:
-        raise ConfigError(f"--call {name}: {bad[0]!r} is not of the form argument=value")
+        raise ConfigError(f"--call {name}: {bad[0]!r} is not of the form argument=value", code="bad_argument")
     result = asyncio.run(call_tool(tools, ToolCall(name, _arguments(rest)), env.tool_timeout_s, env.tool_max_chars))
     console.print(clean(result.content), markup=False)
     console.print(f"{'ok' if result.ok else result.error}, {1000 * result.seconds:.1f} ms", style="bright_black")

@@ -121,12 +121,14 @@ class Repl:
     def command(self, name: str, argument: str) -> None:
         if name not in self.commands:
             hint = nearest(name[1:40], [known[1:] for known in self.commands])  # the slash makes all of them alike
-            raise AgentR1Error(f"unknown command {name[:40]}{hint}; /help lists them")
+            raise AgentR1Error(f"unknown command {name[:40]}{hint}; /help lists them", code="unknown_command")
         self.commands[name][1](argument)
 
     def ask_suggested(self, number: int) -> None:
         if not 1 <= number <= len(self.suggestions):
-            raise AgentR1Error(f"there is no question {number}; 1 to {len(self.suggestions)} are offered")
+            raise AgentR1Error(
+                f"there is no question {number}; 1 to {len(self.suggestions)} are offered", code="index_out_of_range"
+            )
         self.screen.say(self.suggestions[number - 1], "bold")
         self.ask(self.suggestions[number - 1])
 
@@ -147,7 +149,7 @@ class Repl:
 
     def last(self) -> Exchange:
         if not self.conversation.exchanges:
-            raise AgentR1Error("nothing was asked yet; ask something first, or type 1")
+            raise AgentR1Error("nothing was asked yet; ask something first, or type 1", code="nothing_asked")
         return self.conversation.exchanges[-1]
 
     def help(self, argument: str = "") -> None:
@@ -222,15 +224,17 @@ class Repl:
 
     def save(self, argument: str) -> None:
         if not argument:
-            raise AgentR1Error("/save needs a file name, for example /save chat.jsonl")
+            raise AgentR1Error("/save needs a file name, for example /save chat.jsonl", code="bad_argument")
         if (path := Path(argument).expanduser()).exists():
-            raise AgentR1Error(f"{path} exists; choose another name")
+            raise AgentR1Error(f"{path} exists; choose another name", code="already_exists")
         exchanges = self.conversation.exchanges
         records = evaluation_records([exchange.trajectory for exchange in exchanges], self.agent.chat)
         try:
             write_whole(path, "".join(map(json_line, records)))
         except OSError as error:
-            raise AgentR1Error(f"cannot write {path} ({error.strerror}); choose another name") from None
+            raise AgentR1Error(
+                f"cannot write {path} ({error.strerror}); choose another name", code="cannot_write"
+            ) from None
         self.screen.say(f"{len(exchanges)} questions and answers in {path}; `agent-r1 inspect {path}` shows them")
 
     def clear(self, argument: str) -> None:
@@ -290,7 +294,10 @@ def run_chat(
 ) -> None:
     """Chat with a model folder. Raises AgentR1Error when it cannot be opened, and where nobody types, for what failed."""
     if question is not None and not question.strip():
-        raise ConfigError('it is empty; write for example --question "In which city is the publisher of Sosnum based?"')
+        raise ConfigError(
+            'it is empty; write for example --question "In which city is the publisher of Sosnum based?"',
+            code="empty_question",
+        )
     if temperature is not None:
         config.rollout.temperature = temperature
     extra = user_tools(tools or [])
@@ -322,7 +329,7 @@ def run_chat(
                 if not repl.handle(line):
                     break
     if repl.failed:
-        raise AgentR1Error(repl.failed)
+        raise AgentR1Error(repl.failed, code="chat_failed")
 
 
 def _type(repl: Repl, plain: bool) -> None:

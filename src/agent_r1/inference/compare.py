@@ -45,9 +45,9 @@ def evaluate_models(
     already (of the very same evaluation) is not done again. For a `condition` see `workspace.under`. `as_trained`: the
     models are of a run, and without a `prompt` they are asked in the words of its rows."""
     if not rows:
-        raise AgentR1Error("there are no questions; raise --limit or choose another split")
+        raise AgentR1Error("there are no questions; raise --limit or choose another split", code="no_records")
     if len(models) > 2:
-        raise ConfigError("--model: give one model, or two to compare")
+        raise ConfigError("--model: give one model, or two to compare", code="too_many_models")
     rows, tools = condition_of(condition).apply(config, rows) if condition else (rows, None)
     if out is not None:
         made_of = [[weights_hash(model) for model in models], config, rows, split, backend, temperature, prompt]
@@ -156,7 +156,7 @@ def _claim(out: Path, settings: dict[str, Any]) -> None:
     """Make `out`, or make sure that what lies there is a part of this very evaluation."""
     out.mkdir(parents=True, exist_ok=True)
     if (out / "settings.json").exists() and json.loads((out / "settings.json").read_text()) != settings:
-        raise AgentR1Error(f"{out} holds another evaluation; choose another --out, or delete it")
+        raise AgentR1Error(f"{out} holds another evaluation; choose another --out, or delete it", code="other_contents")
     _write(out / "settings.json", settings)
 
 

@@ -61,7 +61,7 @@ def export(checkpoint: Path, config: Config | None, target: Path | None = None, 
     weights = f"{weights_hash(source)}-{base}"
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         if not (target / RECORD).is_file():
-            raise AgentR1Error(f"{target} holds something else; choose another --target-dir")
+            raise AgentR1Error(f"{target} holds something else; choose another --target-dir", code="other_contents")
         if json.loads((target / RECORD).read_text())["weights"] == weights:
             say(f"export: done before, in {target}")
             return target
@@ -77,7 +77,8 @@ def export(checkpoint: Path, config: Config | None, target: Path | None = None, 
             raise AgentR1Error(
                 f"{checkpoint} and its export differ by {mean:.1e} in the mean log-probability of a sampled token (at most "
                 f"{MEAN:.0e}) and by {most:.1e} in the 99th percentile (at most {MOST:.0e}); the export was not kept: it "
-                "has not the checkpoint's weights"
+                "has not the checkpoint's weights",
+                code="wrong_conversion",
             )
         if config is not None:
             _write_settings(part, config)
@@ -109,7 +110,8 @@ def _write_model(source: Path, part: Path, base: Path | None) -> AnyModel:
         if not (base / name).is_file():
             raise AgentR1Error(
                 f"{base} has no {name}, and shards are weights alone; name the model that training started from with "
-                "--base-model PATH|OWNER/NAME"
+                "--base-model PATH|OWNER/NAME",
+                code="missing_base_model",
             )
     write_merged(source, base, part)
     _copy(base, part, TOKENIZER)

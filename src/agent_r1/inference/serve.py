@@ -143,9 +143,11 @@ def _wait(server: Server, tell: Callable[[float], None]) -> None:
         while True:
             tell(seconds := time.monotonic() - begin)
             if (trouble := server.diagnose()) is not None:
-                raise AgentR1Error(f"vLLM did not start: {trouble}")
+                raise AgentR1Error(f"vLLM did not start: {trouble}", code="process_did_not_start")
             if seconds > START_S:
-                raise AgentR1Error(f"vLLM did not answer within {seconds:.0f} s; its log is {server.log}")
+                raise AgentR1Error(
+                    f"vLLM did not answer within {seconds:.0f} s; its log is {server.log}", code="process_did_not_start"
+                )
             with contextlib.suppress(httpx.HTTPError):
                 if client.get(f"http://127.0.0.1:{server.port}/health").status_code == 200:
                     return
@@ -183,7 +185,7 @@ def serve_forever(model: Path, rollout: RolloutConfig, trainer: TrainerConfig, p
         say(f'export OPENAI_BASE_URL={server.url} OPENAI_API_KEY="$(cat {key.resolve()})"')
         while (trouble := server.diagnose()) is None:
             time.sleep(0.5)
-        raise AgentR1Error(f"the model server is gone: {trouble}")
+        raise AgentR1Error(f"the model server is gone: {trouble}", code="server_gone")
 
 
 def gpus_for(trainer: TrainerConfig) -> int:
@@ -195,9 +197,14 @@ def vllm_python() -> str:
     """A Python that has vLLM: AGENT_R1_VLLM, or this one. Raises AgentR1Error when there is none."""
     named = os.environ.get("AGENT_R1_VLLM")
     if named and not os.access(named, os.X_OK):
-        raise AgentR1Error(f"AGENT_R1_VLLM={named} is no program; give the bin/python of an environment with vLLM")
+        raise AgentR1Error(
+            f"AGENT_R1_VLLM={named} is no program; give the bin/python of an environment with vLLM", code="missing_vllm"
+        )
     if not named and importlib.util.find_spec("vllm") is None:
-        raise AgentR1Error(f"vLLM is not installed here; {INSTALL}; chat and eval do without: --backend transformers")
+        raise AgentR1Error(
+            f"vLLM is not installed here; {INSTALL}; chat and eval do without: --backend transformers",
+            code="missing_vllm",
+        )
     return named or sys.executable
 
 

@@ -71,17 +71,20 @@ def reward_of(name: str) -> tuple[Callable[..., float], list[str]]:
     function = own.load(name, "env.reward")
     wanted = "write `def reward(answer, row)` or `def reward(answer, row, episode)`"
     if not callable(function):
-        raise ConfigError(f"env.reward={name} is {type(function).__name__}; {wanted}")
+        raise ConfigError(f"env.reward={name} is {type(function).__name__}; {wanted}", code="wrong_code")
     try:
         signature = inspect.signature(function)
         taken = [key for key in signature.parameters if key in GIVEN]
         signature.bind(**dict.fromkeys(taken))
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"env.reward={name}: {error}; {wanted}; row['reward_model']['ground_truth'] has the right answers"
+            f"env.reward={name}: {error}; {wanted}; row['reward_model']['ground_truth'] has the right answers",
+            code="wrong_signature",
         ) from None
     if inspect.iscoroutinefunction(function) or not taken:
-        raise ConfigError(f"env.reward={name}: {signature} cannot be called with {', '.join(GIVEN)}; {wanted}")
+        raise ConfigError(
+            f"env.reward={name}: {signature} cannot be called with {', '.join(GIVEN)}; {wanted}", code="wrong_signature"
+        )
     return function, taken
 
 

@@ -83,10 +83,13 @@ class ChatFormat:
         if not getattr(tokenizer, "chat_template", None):
             raise ConfigError(
                 f"the tokenizer of {getattr(tokenizer, 'name_or_path', '?')!r} has no chat template; "
-                "use an instruct model, or set tokenizer.chat_template and save it again"
+                "use an instruct model, or set tokenizer.chat_template and save it again",
+                code="no_chat_template",
             )
         if not getattr(tokenizer, "is_fast", False):
-            raise ConfigError("only fast tokenizers (tokenizer.json) are supported; convert this one first")
+            raise ConfigError(
+                "only fast tokenizers (tokenizer.json) are supported; convert this one first", code="slow_tokenizer"
+            )
         self.tokenizer = tokenizer
         self._backend = tokenizer.backend_tokenizer
         self.control_ids: dict[str, int] = {
@@ -100,7 +103,10 @@ class ChatFormat:
         self._skeletons: dict[tuple, Skeleton] = {}
         after_action, _ = self._skeleton(("user", "assistant"), None, continuation=True)
         if not after_action or not isinstance(after_action[0], int):
-            raise ConfigError("the chat template does not close an assistant turn with a control token")
+            raise ConfigError(
+                "the chat template does not close an assistant turn with a control token",
+                code="template_leaves_turns_open",
+            )
         self.turn_end_id: int = after_action[0]
         """The control token that the template writes after an assistant turn (`<|im_end|>` for Qwen)."""
         own_ends = [self._ids_of(tokens) for tokens in TURN_ENDS.values()]
@@ -223,7 +229,8 @@ class ChatFormat:
         except Exception as error:  # a template is a program, which came with the model
             raise ConfigError(
                 f"the chat template of {getattr(self.tokenizer, 'name_or_path', '?')!r} cannot be rendered "
-                f"({type(error).__name__}: {first_line(error)}); take an instruct model with another template"
+                f"({type(error).__name__}: {first_line(error)}); take an instruct model with another template",
+                code="broken_template",
             ) from None
         finally:
             sys.settrace(before)
@@ -256,14 +263,18 @@ class ChatFormat:
             text = self._render(roles, tools)
             missing = [i for i in range(len(roles)) if f"{_OPEN}{i}{_CLOSE}" not in text]
             if missing:
-                raise ConfigError(f"the chat template drops message {missing[0]} (role {roles[missing[0]]!r})")
+                raise ConfigError(
+                    f"the chat template drops message {missing[0]} (role {roles[missing[0]]!r})",
+                    code="template_drops_messages",
+                )
             bare = self._render(roles) if tools else ""
             for name in (tool["function"]["name"] for tool in tools or ()):
                 if text.count(name) <= bare.count(name):
                     raise ConfigError(
                         f"the chat template of {getattr(self.tokenizer, 'name_or_path', '?')!r} shows the model no tools, so it "
                         "would never hear of them; take a model whose template does, tell it in the prompt (env.name=react), or go "
-                        "without: env.tools=[]"
+                        "without: env.tools=[]",
+                        code="template_shows_no_tools",
                     )
             if continuation:
                 text = text[text.index(f"{_OPEN}1{_CLOSE}") + len(f"{_OPEN}1{_CLOSE}") :]

@@ -153,7 +153,8 @@ class AgentEnvLoop(AgentFlowBase):
             if not all(map(math.isfinite, generation.logprobs)):
                 raise AgentR1Error(
                     "the model's log-probabilities are not finite: its weights are broken. Use an earlier checkpoint, or "
-                    "train anew with a smaller learning rate"
+                    "train anew with a smaller learning rate",
+                    code="broken_weights",
                 )
             state = derive_seed(observation.extra.get("state") or str(observation.messages)) >> 1  # fits into an int64
             step = Step(ids, generation.token_ids, generation.logprobs, finish_reason=generation.finish_reason)
@@ -269,7 +270,8 @@ def flow_of(name: str) -> type[AgentFlowBase]:
     found = own.load(name, "rollout.flow")
     if not (isinstance(found, type) and issubclass(found, AgentFlowBase)):
         raise ConfigError(
-            f"rollout.flow={name} is no flow; write a subclass of AgentFlowBase (agent_r1.rollout.episode)"
+            f"rollout.flow={name} is no flow; write a subclass of AgentFlowBase (agent_r1.rollout.episode)",
+            code="wrong_code",
         )
     return found
 

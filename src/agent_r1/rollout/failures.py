@@ -28,7 +28,9 @@ def refuse_failures(trajectories: list[Trajectory]) -> None:
     broken = [t for t in trajectories if t.stop_reason.broken_off]
     if len(broken) * 2 > len(trajectories):
         cause = broken[0].error or broken[0].stop_reason
-        raise AgentR1Error(f"{len(broken)} of {len(trajectories)} episodes were broken off, the first: {cause}")
+        raise AgentR1Error(
+            f"{len(broken)} of {len(trajectories)} episodes were broken off, the first: {cause}", code="episodes_failed"
+        )
     calls = sum(t.metrics.get("tool_calls", 0) for t in trajectories)
     failed = sum(t.metrics.get("failed_calls", 0) for t in trajectories)
     refuse_broken_tools(calls, failed, next(filter(None, map(first_failed_call, trajectories)), ""))
@@ -37,13 +39,18 @@ def refuse_failures(trajectories: list[Trajectory]) -> None:
 def refuse_lost(causes: list[str], episodes: int) -> None:
     """Raise AgentR1Error when more than LOST of the episodes lost their connection to the model server."""
     if len(causes) > max(1, LOST * episodes):
-        raise AgentR1Error(f"{len(causes)} of {episodes} episodes lost the model server, the first: {causes[0]}")
+        raise AgentR1Error(
+            f"{len(causes)} of {episodes} episodes lost the model server, the first: {causes[0]}", code="server_gone"
+        )
 
 
 def refuse_broken_tools(calls: float, failed: float, example: str) -> None:
     """Raises AgentR1Error when most of the calls of many episodes failed through no fault of the agent's."""
     if failed > max(4, calls / 2):  # a handful may fail anywhere
-        raise AgentR1Error(f"{failed:.0f} of {calls:.0f} tool calls failed, the first with {example!r}; mend the tool")
+        raise AgentR1Error(
+            f"{failed:.0f} of {calls:.0f} tool calls failed, the first with {example!r}; mend the tool",
+            code="tools_failed",
+        )
 
 
 def first_failed_call(trajectory: Trajectory) -> str | None:

@@ -91,7 +91,8 @@ def load(folder: Path, device: str = "cpu", dtype: torch.dtype = torch.float32) 
         from_hf(model, {name: t for file in files for name, t in load_file(file).items()})
     except (OSError, KeyError, RuntimeError, SafetensorError) as error:
         raise AgentR1Error(
-            f"{folder}: its weights cannot be used ({type(error).__name__}: {error}); make or download the model again"
+            f"{folder}: its weights cannot be used ({type(error).__name__}: {error}); make or download the model again",
+            code="damaged_model",
         ) from None
     return model.to(device=device, dtype=dtype)
 
@@ -107,7 +108,8 @@ def read_config(folder: Path) -> dict:
                 raise ValueError(f"config.json has {name}={str(value):.20}, which no model has")
     except (OSError, ValueError) as error:
         raise AgentR1Error(
-            f"{folder} is not a complete model ({type(error).__name__}: {error}); make or download it again"
+            f"{folder} is not a complete model ({type(error).__name__}: {error}); make or download it again",
+            code="damaged_model",
         ) from None
     return raw
 
@@ -118,7 +120,8 @@ def read_shape(folder: Path) -> DecoderShape:
     family, otherwise = raw.get("model_type"), "train it with --engine verl, or start from another model"
     if family not in FAMILIES:
         raise OtherModelError(
-            f"{folder} is of architecture {family!r}; the local loop computes {', '.join(FAMILIES)}; {otherwise}"
+            f"{folder} is of architecture {family!r}; the local loop computes {', '.join(FAMILIES)}; {otherwise}",
+            code="unsupported_model",
         )
     rope = raw.get("rope_parameters") or {}  # transformers 5 nests what version 4 kept at the top
     for what, there in {
@@ -128,12 +131,15 @@ def read_shape(folder: Path) -> DecoderShape:
         "a bias in attention's output or in the MLP": raw.get("attention_bias") or raw.get("mlp_bias"),
     }.items():
         if there:
-            raise OtherModelError(f"{folder} has {what}, which the local loop does not compute; {otherwise}")
+            raise OtherModelError(
+                f"{folder} has {what}, which the local loop does not compute; {otherwise}", code="unsupported_model"
+            )
     raw.setdefault("num_key_value_heads", raw.get("num_attention_heads"))  # older Llamas: every head has its own
     names = {field: raw_name for field, raw_name in CONFIG_NAMES.items() if raw_name in raw}
     if missing := CONFIG_NAMES.keys() - names.keys():
         raise OtherModelError(
-            f"{folder}/config.json lacks {CONFIG_NAMES[min(missing)]!r}; make or download the model again"
+            f"{folder}/config.json lacks {CONFIG_NAMES[min(missing)]!r}; make or download the model again",
+            code="damaged_model",
         )
     shape = DecoderShape(
         **{field: raw[name] for field, name in names.items()},
@@ -149,7 +155,8 @@ def read_shape(folder: Path) -> DecoderShape:
     if not (real and heads and shape.max_position * shape.head_dim <= MOST_ANGLES):
         raise AgentR1Error(
             f"{folder}/config.json: its heads, rope_theta, rms_norm_eps or max_position_embeddings fit no model; make or download "
-            "it again"
+            "it again",
+            code="damaged_model",
         )
     return shape
 

@@ -63,9 +63,14 @@ def load_transformers(folder: Path, device: str = "cpu", dtype: torch.dtype = to
             output_loading_info=True,
         )  # fmt: skip
     except Exception as error:  # a config.json can break its model classes anywhere
-        raise AgentR1Error(f"{folder} cannot be loaded by transformers ({first_line(error)})") from None
+        raise AgentR1Error(
+            f"{folder} cannot be loaded by transformers ({first_line(error)})", code="damaged_model"
+        ) from None
     if missing := sorted(told["missing_keys"]):  # transformers would go on with random numbers
-        raise AgentR1Error(f"{folder} lacks {len(missing)} weights of its model, the first {missing[0]}; make it again")
+        raise AgentR1Error(
+            f"{folder} lacks {len(missing)} weights of its model, the first {missing[0]}; make it again",
+            code="damaged_model",
+        )
     return model.eval().to(device)
 
 
@@ -217,7 +222,8 @@ class ServerPolicy(Policy):
         async with self._client() as client, client.stream("POST", f"{self.url}/completions", json=request) as response:
             if response.status_code != 200:
                 raise AgentR1Error(
-                    f"the model server refused ({response.status_code}): {_reason(await response.aread())}"
+                    f"the model server refused ({response.status_code}): {_reason(await response.aread())}",
+                    code="server_refused",
                 )
             async for choice in _choices(response, request["stream"]):
                 new = choice["token_ids"] or []
@@ -228,7 +234,8 @@ class ServerPolicy(Policy):
                 if choice["finish_reason"] is not None:
                     if choice["finish_reason"] not in ("stop", "length") or len(token_ids) != len(logprobs):
                         raise AgentR1Error(
-                            f"the model server ended a turn with {choice['finish_reason']!r}; see its log"
+                            f"the model server ended a turn with {choice['finish_reason']!r}; see its log",
+                            code="server_failed",
                         )
                     return Generation(token_ids, logprobs, choice["finish_reason"])
         raise ValueError("the answer has no end")
@@ -264,7 +271,7 @@ class ServerPolicy(Policy):
     def _gone(self, what: str) -> AgentR1Error:
         cause = self._diagnose()
         said = f"the model server at {self.url} {what}; {cause or 'is it running? its log may say more'}"
-        return AgentR1Error(said) if cause else LostConnection(said)
+        return AgentR1Error(said, code="server_gone") if cause else LostConnection(said, code="lost_connection")
 
 
 async def _choices(response: httpx.Response, stream: bool) -> AsyncIterator[dict[str, Any]]:
@@ -278,7 +285,7 @@ async def _choices(response: httpx.Response, stream: bool) -> AsyncIterator[dict
             continue
         event = json.loads(data)
         if "error" in event:
-            raise AgentR1Error(f"the model server failed in mid-answer: {_reason(data.encode())}")
+            raise AgentR1Error(f"the model server failed in mid-answer: {_reason(data.encode())}", code="server_failed")
         if event["choices"]:
             yield {"logprobs": None} | event["choices"][0]
 

@@ -128,7 +128,8 @@ class Columns(dict[str, Tensor]):
 
     def __missing__(self, name: str) -> Tensor:
         raise ConfigError(
-            f"the batch has no column {name}; declare it in the estimator's `columns`, with what fills it (rollout/rows.py)"
+            f"the batch has no column {name}; declare it in the estimator's `columns`, with what fills it (rollout/rows.py)",
+            code="missing_column",
         )
 
 
@@ -213,7 +214,8 @@ class Batch:
         if self.truncated_B is not None and (cut := self.trajectory_B[self.truncated_B].unique()).numel():
             raise ConfigError(
                 f"{len(cut)} episodes were truncated (Outcome.truncated), and only a critic can say what the rest was worth; use "
-                "an estimator with a critic, such as ppo, or let the environment pay for the cut"
+                "an estimator with a critic, such as ppo, or let the environment pay for the cut",
+                code="needs_critic",
             )
 
     def to_tokens(self, x_B: Tensor) -> Tensor:

@@ -95,7 +95,8 @@ class LocalPolicy(Policy):
         if max_context > model.shape.max_position:
             raise AgentR1Error(
                 f"a context of {max_context} tokens is longer than the model's {model.shape.max_position}; "
-                "lower rollout.max_context"
+                "lower rollout.max_context",
+                code="context_exceeds_model",
             )
         self.model, self.stop_ids, self.max_context = model, frozenset(stop_ids), max_context
         self.slots = slots
@@ -119,7 +120,9 @@ class LocalPolicy(Policy):
     async def generate(self, prompt_ids: list[int], sampling: Sampling, session: str | None = None) -> Generation:
         """See `Policy.generate`. Raises AgentR1Error when the prompt leaves no room for one token."""
         if len(prompt_ids) >= self.max_context:
-            raise AgentR1Error(f"a prompt of {len(prompt_ids)} tokens fills the context of {self.max_context}")
+            raise AgentR1Error(
+                f"a prompt of {len(prompt_ids)} tokens fills the context of {self.max_context}", code="prompt_too_long"
+            )
         if session is None:
             session = f"one-shot-{next(self._numbers)}"
             try:

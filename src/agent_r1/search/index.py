@@ -87,7 +87,9 @@ def build_index(
 
     corpus, out = Path(corpus), Path(out)
     if (out / MANIFEST).exists():
-        raise AgentR1Error(f"{out} is taken; use it as it is, delete it, or choose another folder")
+        raise AgentR1Error(
+            f"{out} is taken; use it as it is, delete it, or choose another folder", code="already_exists"
+        )
     passages, digest = _read_corpus(corpus)
     pairs = [(passage.title, passage.text) for passage in passages]
     encoder.fit(pairs)
@@ -118,7 +120,9 @@ def build_index(
         write_whole(out / MANIFEST, json.dumps(manifest, indent=2) + "\n")
     except (OSError, RuntimeError) as error:  # FAISS reports a full disk as a RuntimeError
         reason = getattr(error, "strerror", None) or first_line(error)
-        raise AgentR1Error(f"cannot write the index {out} ({reason}); free space or choose another folder") from None
+        raise AgentR1Error(
+            f"cannot write the index {out} ({reason}); free space or choose another folder", code="cannot_write"
+        ) from None
     return manifest
 
 
@@ -168,7 +172,8 @@ def _empty_index(kind: str, dim: int, count: int) -> faiss.Index:
         problem = str(error).splitlines()[0].rpartition(": ")[2]
     if problem:
         raise ConfigError(
-            f"search.index={kind} does not fit {count} vectors of width {dim} ({problem}); set search.index=auto"
+            f"search.index={kind} does not fit {count} vectors of width {dim} ({problem}); set search.index=auto",
+            code="unfit_index",
         )
     return index
 
@@ -227,10 +232,16 @@ class PassageIndex:
                 " ".join(f"{key}={value}" for key, value in settings.items() if value != "")
                 for settings in (manifest["encoder"], encoder.settings)
             )
-            raise AgentR1Error(f"the index {folder} was built with the encoder {theirs}, not with {ours}; {REBUILD}")
+            raise AgentR1Error(
+                f"the index {folder} was built with the encoder {theirs}, not with {ours}; {REBUILD}",
+                code="index_of_other_encoder",
+            )
         passages, digest = _read_corpus(Path(corpus) if corpus else folder / manifest["corpus"])
         if digest != manifest["corpus_sha256"]:
-            raise AgentR1Error(f"the index {folder} belongs to another corpus (the SHA-256 differs); {REBUILD}")
+            raise AgentR1Error(
+                f"the index {folder} belongs to another corpus (the SHA-256 differs); {REBUILD}",
+                code="index_of_other_corpus",
+            )
         candidates, vectors = _read_vectors(folder, (len(passages), manifest["dim"]))
         encoder.load(folder)
         index = cls(passages, candidates, vectors, encoder)
@@ -280,10 +291,12 @@ def _read_corpus(path: Path) -> tuple[list[Passage], str]:
 
     passages = list(read_corpus(path))
     if not passages:
-        raise AgentR1Error(f"{path} is empty; make a corpus with `agent-r1 data`")
+        raise AgentR1Error(f"{path} is empty; make a corpus with `agent-r1 data`", code="no_records")
     (most_common, count), *_ = Counter(passage.id for passage in passages).most_common(1)
     if count > 1:
-        raise AgentR1Error(f"{path}: {count} passages have the id {most_common!r}; give each its own")
+        raise AgentR1Error(
+            f"{path}: {count} passages have the id {most_common!r}; give each its own", code="duplicate_ids"
+        )
     return passages, sha256(path)
 
 
@@ -291,14 +304,14 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
     if not path.exists():
         state = "is not an index" if folder.exists() else "does not exist"
-        raise AgentR1Error(f"the index {folder} {state}; build it with `agent-r1 index`")
+        raise AgentR1Error(f"the index {folder} {state}; build it with `agent-r1 index`", code="missing_index")
     try:
         manifest = json.loads(path.read_text())
         known = (manifest["format"], manifest["metric"]) == (FORMAT, METRIC)
     except (ValueError, KeyError, TypeError):
         known = False
     if not known:
-        raise AgentR1Error(f"{path} is damaged or of another version; {REBUILD}")
+        raise AgentR1Error(f"{path} is damaged or of another version; {REBUILD}", code="damaged_index")
     return manifest
 
 
@@ -319,7 +332,8 @@ def _read_vectors(folder: Path, shape: tuple[int, int]) -> tuple[faiss.Index, np
         sound = False
     if not sound:
         raise AgentR1Error(
-            f"the vectors of the index {folder} are missing, damaged or not those of its manifest; {REBUILD}"
+            f"the vectors of the index {folder} are missing, damaged or not those of its manifest; {REBUILD}",
+            code="damaged_index",
         )
     return candidates, vectors
 

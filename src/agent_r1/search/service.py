@@ -152,7 +152,7 @@ def _document(hit: Hit, with_score: bool) -> dict[str, Any]:
 def open_port(host: str, port: int) -> socket.socket:
     """The port, taken before the index is loaded. Raises AgentR1Error where somebody else has it."""
     if not 0 <= port < 65536:
-        raise ConfigError(f"--port {port}: give a port between 1 and 65535, or 0 for a free one")
+        raise ConfigError(f"--port {port}: give a port between 1 and 65535, or 0 for a free one", code="out_of_range")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         # With the protocol by name: only then does asyncio switch off Nagle's algorithm, which holds the second half of an
@@ -165,7 +165,8 @@ def open_port(host: str, port: int) -> socket.socket:
     except OSError as error:
         reason = error.strerror or error
         raise AgentR1Error(
-            f"cannot listen on {host}:{port} ({reason}); stop what uses it, or choose another with --port"
+            f"cannot listen on {host}:{port} ({reason}); stop what uses it, or choose another with --port",
+            code="port_in_use",
         ) from None
 
 
@@ -264,7 +265,8 @@ class RemoteIndex:
         if theirs != (encoder, corpus_sha256):
             raise AgentR1Error(
                 f"the search service at {self.url} has another index (encoder {theirs[0]}, corpus {str(theirs[1])[:8]}, "
-                f"wanted {encoder}, {corpus_sha256[:8]}); start `agent-r1 search-server` with this run's preset and overrides"
+                f"wanted {encoder}, {corpus_sha256[:8]}); start `agent-r1 search-server` with this run's preset and overrides",
+                code="service_of_other_index",
             )
         self._checked = encoder, corpus_sha256
 
@@ -281,10 +283,13 @@ class RemoteIndex:
                 hits = form.model_validate(self._ask("POST", path, body, self._wait_s)).hits()
             except ValidationError as error:
                 raise AgentR1Error(
-                    f"{self.url} answers in another form ({_first(error)}); is it a search service?"
+                    f"{self.url} answers in another form ({_first(error)}); is it a search service?", code="bad_answer"
                 ) from None
             if len(hits) != len(mine):
-                raise AgentR1Error(f"{self.url} answered {len(hits)} of {len(mine)} queries; is it a search service?")
+                raise AgentR1Error(
+                    f"{self.url} answered {len(hits)} of {len(mine)} queries; is it a search service?",
+                    code="bad_answer",
+                )
             found += hits
         return found
 
@@ -304,11 +309,14 @@ class RemoteIndex:
                 problem = f"does not answer ({first_line(error)})"
             except ValueError as error:
                 raise AgentR1Error(
-                    f"the search service at {self.url} cannot be used: {error}; is it a search service?"
+                    f"the search service at {self.url} cannot be used: {error}; is it a search service?",
+                    code="bad_answer",
                 ) from None
             if time.monotonic() >= until:
                 self._wait_s = 0.0  # once is enough; the next search says so soon
-                raise AgentR1Error(f"the search service at {self.url} {problem}; {self._start}")
+                raise AgentR1Error(
+                    f"the search service at {self.url} {problem}; {self._start}", code="server_unreachable"
+                )
             if not told:
                 told = True
                 self._tell(
@@ -330,6 +338,7 @@ class RemoteIndex:
             other = "; one that speaks Search-R1's protocol is named search.url=http://HOST:PORT/retrieve"
             raise AgentR1Error(
                 f"the search service at {self.url} refused {path} ({response.status}: {detail})"
-                f"{other if path == '/health' else ''}"
+                f"{other if path == '/health' else ''}",
+                code="server_refused",
             )
         return answer

@@ -65,12 +65,14 @@ def make_tools(names: list[str], *, env: EnvConfig | None = None, **resources: A
             hints = [", " + entry["hint"].format(name=server) for entry in tables.entries("tool_server").values()]
             raise ConfigError(
                 f"unknown tool {name!r}{nearest(name, known)}; choose from {', '.join(known)}, name one of yours as "
-                f"FILE.py:NAME{''.join(hints)}"
+                f"FILE.py:NAME{''.join(hints)}",
+                code="unknown_tool",
             )
         for one in found:
             if one.name in tools:
                 raise ConfigError(
-                    f"env.tools: {asked[one.name]} and {name} both bring a tool called {one.name!r}; leave one out"
+                    f"env.tools: {asked[one.name]} and {name} both bring a tool called {one.name!r}; leave one out",
+                    code="tool_name_taken",
                 )
             tools[one.name], asked[one.name] = one, name
     return tools
@@ -82,8 +84,11 @@ def own_tool(name: str, setting: str = "env.tools") -> BaseTool:
     found = own.load(name, setting)
     is_class = isinstance(found, type)
     if not isinstance(found, BaseTool) and not (issubclass(found, BaseTool) if is_class else callable(found)):
-        raise ConfigError(f"{setting}={name} is a {type(found).__name__} and no tool; give a function or a BaseTool")
+        raise ConfigError(
+            f"{setting}={name} is a {type(found).__name__} and no tool; give a function or a BaseTool",
+            code="wrong_code",
+        )
     try:
         return found() if is_class else found if isinstance(found, BaseTool) else tool(found)
     except ConfigError as error:
-        raise ConfigError(f"{setting}: {own.place(found)}: {error}") from None
+        raise ConfigError(f"{setting}: {own.place(found)}: {error}", code=error.code) from None

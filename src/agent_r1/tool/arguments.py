@@ -88,12 +88,19 @@ class SchemaChecker:
             checker.check_schema(schema)
         except (ValueError, RecursionError) as error:
             why = "JSON nested too deeply" if isinstance(error, RecursionError) else error
-            raise ConfigError(f"{owner}: parameters is no JSON schema ({why}); make it flatter") from None
+            raise ConfigError(
+                f"{owner}: parameters is no JSON schema ({why}); make it flatter", code="bad_schema"
+            ) from None
         except SchemaError as error:
             where = ".".join(map(str, error.absolute_path)) or "its top"
-            raise ConfigError(f"{owner}: parameters is no JSON schema (at {where}: {error.message}); mend it") from None
+            raise ConfigError(
+                f"{owner}: parameters is no JSON schema (at {where}: {error.message}); mend it", code="bad_schema"
+            ) from None
         if schema.get("type") != "object":
-            raise ConfigError(f'{owner}: parameters must have "type": "object", because arguments are given by name')
+            raise ConfigError(
+                f'{owner}: parameters must have "type": "object", because arguments are given by name',
+                code="bad_schema",
+            )
         # An empty registry: a reference to an address must not be fetched, least of all while an episode waits.
         resolver = Registry().resolver_with_root(DRAFT202012.create_resource(schema))
         for reference in _references(schema):
@@ -101,7 +108,7 @@ class SchemaChecker:
                 resolver.lookup(reference)
             except Unresolvable:
                 raise ConfigError(
-                    f"{owner}: parameters refers to {reference}, which is not in it; write that out"
+                    f"{owner}: parameters refers to {reference}, which is not in it; write that out", code="bad_schema"
                 ) from None
         self._validator = checker(schema, registry=Registry())
 

@@ -146,9 +146,11 @@ class BaseTool(ABC):
         owner = f"tool {getattr(self, 'name', None) or type(self).__name__}"
         for attribute in ("name", "description", "parameters"):
             if not getattr(self, attribute, None):
-                raise ConfigError(f"{owner} has no {attribute}; set it as a class attribute")
+                raise ConfigError(f"{owner} has no {attribute}; set it as a class attribute", code="missing_attribute")
         if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", self.name):
-            raise ConfigError(f"{owner}: a tool's name has 1 to 64 letters, digits, '_' or '-'; rename it")
+            raise ConfigError(
+                f"{owner}: a tool's name has 1 to 64 letters, digits, '_' or '-'; rename it", code="bad_tool_name"
+            )
         if self.foreign and isinstance(self.parameters, dict):
             try:
                 size = len(json.dumps(self.schema()))
@@ -157,7 +159,8 @@ class BaseTool(ABC):
             if size > MAX_SCHEMA:
                 raise ConfigError(
                     f"{owner}: its description and schema have {size} characters, and every prompt would carry them; at most "
-                    f"{MAX_SCHEMA}"
+                    f"{MAX_SCHEMA}",
+                    code="schema_too_long",
                 )
         return SchemaChecker(self.parameters, owner, self.foreign)
 

@@ -21,7 +21,8 @@ class BatchTool(BaseTool):
         super().__init__()
         if inspect.iscoroutinefunction(self.execute_batch):
             raise ConfigError(
-                f"tool {self.name}: execute_batch runs in a thread; make it a plain `def`, not `async def`"
+                f"tool {self.name}: execute_batch runs in a thread; make it a plain `def`, not `async def`",
+                code="wrong_signature",
             )
         self._batches: Batches[_Call, Any] = Batches(self._work)
 

@@ -76,17 +76,21 @@ def _schema(function: Callable[..., Any], owner: str) -> tuple[str, dict[str, An
         found = get_json_schema(function)["function"]
         described = parse_google_format_docstring(inspect.getdoc(function))[1]
     except NameError as error:
-        raise ConfigError(f"{owner}: an annotation cannot be resolved ({error}); import that name") from None
+        raise ConfigError(
+            f"{owner}: an annotation cannot be resolved ({error}); import that name", code="bad_annotation"
+        ) from None
     except (DocstringParsingException, TypeHintParsingException, ValueError) as error:
         raise ConfigError(
             f"{owner}: {first_line(error)}; write a docstring that says what it does and, under 'Args:', a line "
-            "'name: ...' for each parameter"
+            "'name: ...' for each parameter",
+            code="bad_docstring",
         ) from None
     parameters = found["parameters"]
     if strangers := described.keys() - parameters["properties"].keys():
         raise ConfigError(
             f"{owner}: the docstring describes {', '.join(sorted(strangers))}, which it has no parameter for; mend the name, "
-            "or, in a description that goes on, do not begin a line with 'word:'"
+            "or, in a description that goes on, do not begin a line with 'word:'",
+            code="bad_docstring",
         )
     for name, schema in parameters["properties"].items():
         schema["description"] = " ".join(schema["description"].split())
@@ -100,12 +104,18 @@ def _check(signature: inspect.Signature, hints: dict[str, Any], owner: str) -> N
     """Refuse what `transformers` would take for an object (any class) or not say clearly."""
     for name, parameter in signature.parameters.items():
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-            raise ConfigError(f"{owner}: {parameter} cannot be given by name; write the parameters out one by one")
+            raise ConfigError(
+                f"{owner}: {parameter} cannot be given by name; write the parameters out one by one",
+                code="wrong_signature",
+            )
         if name not in hints:
-            raise ConfigError(f"{owner}: parameter {name!r} has no type; annotate it (for example {name}: str)")
+            raise ConfigError(
+                f"{owner}: parameter {name!r} has no type; annotate it (for example {name}: str)", code="bad_annotation"
+            )
         if not _has_json_form(hints[name]):
             raise ConfigError(
-                f"{owner}: parameter {name!r} has the type {hints[name]}, which has no JSON form; use {SUPPORTED}"
+                f"{owner}: parameter {name!r} has the type {hints[name]}, which has no JSON form; use {SUPPORTED}",
+                code="bad_annotation",
             )
 
 

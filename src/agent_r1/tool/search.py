@@ -45,7 +45,9 @@ class SearchTool(BaseTool):
 def make(searcher: Searcher | None = None, top_k: int = SearchConfig().top_k, **_: Any) -> SearchTool:
     """Make the tool from the resources of a run, for `make_tools`."""
     if searcher is None:
-        raise ConfigError("the tool 'search' needs an index; build one with `agent-r1 index`, or drop the tool")
+        raise ConfigError(
+            "the tool 'search' needs an index; build one with `agent-r1 index`, or drop the tool", code="missing_index"
+        )
     return SearchTool(searcher, top_k)
 
 

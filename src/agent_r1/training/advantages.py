@@ -70,7 +70,8 @@ def grpo(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
         if len(members) == 1:
             raise ConfigError(
                 f"grpo: group {group!r} has a single trajectory and nothing to compare it with; set "
-                "rollout.samples_per_prompt to 2 or more and keep the samples of a prompt in one batch, or use ppo"
+                "rollout.samples_per_prompt to 2 or more and keep the samples of a prompt in one batch, or use ppo",
+                code="group_of_one",
             )
         advantage_N[members] = standardize(score_N[members], advantage.normalize_std)
     return batch.to_tokens(advantage_N[index_B]), batch.to_tokens(score_N[index_B])
@@ -118,7 +119,9 @@ def ppo(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
     unbiased variance 1, as in verl. Raises ConfigError without values, or with fewer than two tokens to whiten.
     """
     if batch.values_BT is None:
-        raise ConfigError("ppo needs the values of a critic; pass values_BT, or use grpo, which needs none")
+        raise ConfigError(
+            "ppo needs the values of a critic; pass values_BT, or use grpo, which needs none", code="needs_critic"
+        )
     # Throw the other tokens away. Row-major order is time order, across the rows of a trajectory too.
     acted_BT, (index_B, _) = batch.mask_BT.bool(), batch.numbered()
     trajectory_A = index_B[acted_BT.nonzero()[:, 0]]
@@ -161,5 +164,8 @@ def gae(
 def whiten(x_A: Tensor, of: str = "action tokens") -> Tensor:
     """Mean 0, unbiased variance 1. Raises ConfigError for fewer than two values; `of` says what they belong to."""
     if len(x_A) < 2:
-        raise ConfigError(f"cannot whiten {len(x_A)} {of}; sample more episodes, or set advantage.normalize_std=false")
+        raise ConfigError(
+            f"cannot whiten {len(x_A)} {of}; sample more episodes, or set advantage.normalize_std=false",
+            code="too_few_to_whiten",
+        )
     return (x_A - x_A.mean()) * torch.rsqrt(x_A.var() + 1e-8)

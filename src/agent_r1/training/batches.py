@@ -40,7 +40,8 @@ def usable_trajectories(trajectories: list[Trajectory], algorithm: str) -> list[
         ends = ", ".join(f"{n} {reason}" for reason, n in Counter(t.stop_reason for t in trajectories).items())
         raise AgentR1Error(
             f"there is nothing to learn from: the episodes ended with {ends}; raise rollout.max_context (the prompts may "
-            "overflow it) or env.episode_timeout_s"
+            "overflow it) or env.episode_timeout_s",
+            code="nothing_to_learn",
         )
     return usable
 

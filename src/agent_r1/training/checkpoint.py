@@ -58,7 +58,8 @@ def refuse_weights(weights: Iterable[torch.Tensor], who: str) -> None:
     if not all(bool(tensor.isfinite().all()) for tensor in weights):
         raise AgentR1Error(
             f"{who} has weights that are not finite and is not saved; the checkpoints so far are good. Set a smaller "
-            "learning rate, in a run of another name (--run NAME)"
+            "learning rate, in a run of another name (--run NAME)",
+            code="broken_weights",
         )
 
 
@@ -76,7 +77,8 @@ def read_checkpoint(path: Path, fingerprint: str) -> tuple[int, dict[str, Any]]:
     if manifest["config"] != fingerprint:
         raise AgentR1Error(
             f"{path} was made with another configuration, or by another version; resume with the settings in the run's "
-            "config.yaml, or start a new run with --run NAME"
+            "config.yaml, or start a new run with --run NAME",
+            code="other_settings",
         )
     return manifest["step"], torch.load(path / "trainer.pt", map_location="cpu", weights_only=True)
 
@@ -87,17 +89,21 @@ def verify_checkpoint(path: Path) -> dict[str, Any]:
         manifest = json.loads((path / "manifest.json").read_text())
         files, version = manifest["files"], manifest["format"]
         if version != FORMAT or not {"step", "config"} <= manifest.keys():
-            raise AgentR1Error(f"{path} has checkpoint format {version!r}; this version reads {FORMAT}")
+            raise AgentR1Error(
+                f"{path} has checkpoint format {version!r}; this version reads {FORMAT}", code="other_format"
+            )
         damaged = [name for name, digest in files.items() if sha256(path / name) != digest]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise AgentR1Error(
             f"{path} is not a complete checkpoint ({type(error).__name__}: {error}); delete it and resume from the one "
-            "before, or start again without --resume"
+            "before, or start again without --resume",
+            code="damaged_checkpoint",
         ) from None
     if damaged:
         raise AgentR1Error(
             f"{path} is damaged: {damaged[0]} does not match its checksum; delete the folder and resume from the "
-            "checkpoint before it"
+            "checkpoint before it",
+            code="damaged_checkpoint",
         )
     return manifest
 

@@ -93,13 +93,15 @@ class _Played(AgentEnvLoop, Policy):
         except Exception as error:
             asked = self.row["prompt"][-1]["content"]
             raise ConfigError(
-                f"the demonstrator failed on {asked[:80]!r}: {own.where(error)}{type(error).__name__}: {error}"
+                f"the demonstrator failed on {asked[:80]!r}: {own.where(error)}{type(error).__name__}: {error}",
+                code="broken_code",
             ) from error
         if not isinstance(text, str) or not text.strip():
             asked = self.row["prompt"][-1]["content"]
             raise ConfigError(
                 f"the demonstrator ({own.place(self.demonstrate)}) returned {text!r} on {asked[:80]!r}; it returns the agent's "
-                "next turn as text, such as call('search', query='...') or answer('...')"
+                "next turn as text, such as call('search', query='...') or answer('...')",
+                code="wrong_return_value",
             )
         for messages in (self.history, self.contexts[-1]):
             messages.append({"role": "assistant", "content": text})
@@ -113,7 +115,8 @@ def demonstrator_of(name: str) -> Demonstrate:
     if not callable(found) or not 2 <= len(inspect.signature(found).parameters) <= 3:
         raise ConfigError(
             f"cold_start.demonstrator={name} is no demonstrator; write `def demonstrate(row, history, rng)`, which returns the "
-            "agent's next turn"
+            "agent's next turn",
+            code="wrong_code",
         )
     return found
 
@@ -162,13 +165,15 @@ def play(
         if any(part.kind in ("tool_call", "answer") for part in dialect_of(env).parts(text)):
             raise ConfigError(
                 f"the demonstrator ({own.place(demonstrate)}) was asked for plain text and returned {text[:80]!r}; return text "
-                f"where history[-1]['content'] is {min(filter(None, requests))!r}"
+                f"where history[-1]['content'] is {min(filter(None, requests))!r}",
+                code="wrong_return_value",
             )
     unfinished = [t.stop_reason for t in trajectories if t.stop_reason is not StopReason.ANSWERED]
     if 2 * len(unfinished) > len(trajectories):
         raise ConfigError(
             f"{len(unfinished)} of {len(trajectories)} demonstrations ended without an answer ({unfinished[0]}); the demonstrator "
-            f"({own.place(demonstrate)}) must come to one within env.max_turns={env.max_turns} turns"
+            f"({own.place(demonstrate)}) must come to one within env.max_turns={env.max_turns} turns",
+            code="unfinished_demonstration",
         )
     return episodes
 
@@ -183,7 +188,7 @@ def read_episodes(path: Path, tools: dict[str, BaseTool], env: EnvConfig) -> lis
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise AgentR1Error(f"cold_start.episodes={path} cannot be read ({error})") from None
+        raise AgentR1Error(f"cold_start.episodes={path} cannot be read ({error})", code="unreadable_file") from None
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -191,14 +196,19 @@ def read_episodes(path: Path, tools: dict[str, BaseTool], env: EnvConfig) -> lis
             record = json.loads(line)
             messages = [_message(m) for m in record["messages"]]
         except (ValueError, KeyError, TypeError) as error:
-            raise AgentR1Error(f"{path}, line {number}: {type(error).__name__} {error}; one line is {FORM}") from None
+            raise AgentR1Error(
+                f"{path}, line {number}: {type(error).__name__} {error}; one line is {FORM}", code="bad_demonstration"
+            ) from None
         if "assistant" not in [m["role"] for m in messages[1:]] or messages[0]["role"] == "assistant":
-            raise AgentR1Error(f"{path}, line {number}: no turn of the agent's behind a user's; one line is {FORM}")
+            raise AgentR1Error(
+                f"{path}, line {number}: no turn of the agent's behind a user's; one line is {FORM}",
+                code="bad_demonstration",
+            )
         first = dialect_of(env).shown(messages, tools)
         schemas = None if first.tools is None else record.get("tools") or first.tools
         episodes.append(Episode(first.messages, schemas))
     if not episodes:
-        raise AgentR1Error(f"{path} holds no demonstrations; one line is {FORM}")
+        raise AgentR1Error(f"{path} holds no demonstrations; one line is {FORM}", code="no_records")
     return episodes
 
 
@@ -248,7 +258,8 @@ def sequences(
         longest = max(len(row.input_ids) for row in found)
         raise ConfigError(
             f"{len(found) - len(fitting)} of {len(found)} demonstrations are longer than rollout.max_context={max_context} tokens "
-            f"(the longest has {longest}); raise it and model.max_position, or cut what the tools return (env.tool_max_chars)"
+            f"(the longest has {longest}); raise it and model.max_position, or cut what the tools return (env.tool_max_chars)",
+            code="demonstrations_too_long",
         )
     return fitting
 

@@ -56,7 +56,8 @@ def refuse_gradient(norm: float, who: str) -> None:
     if not math.isfinite(norm):
         raise AgentR1Error(
             f"{who} has a gradient of norm {norm}; its weights were left as they were, and the checkpoints so far are good. "
-            "Set a smaller learning rate, in a run of another name (--run NAME)"
+            "Set a smaller learning rate, in a run of another name (--run NAME)",
+            code="broken_gradient",
         )
 
 

@@ -143,7 +143,8 @@ def trackers(names: Iterable[str], run_dir: Path, config: dict[str, Any], first:
                 tracks.append(stack.enter_context(TRACKERS[name](run_dir, config, first)))
             except ImportError:
                 raise ConfigError(
-                    f"trainer.loggers names {name}, which is not installed; pip install 'agent-r1[{name}]'"
+                    f"trainer.loggers names {name}, which is not installed; pip install 'agent-r1[{name}]'",
+                    code="missing_extra",
                 ) from None
 
         def track(metrics: Mapping[str, Any]) -> None:

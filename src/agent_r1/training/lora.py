@@ -93,13 +93,17 @@ def merged(checkpoint: Path) -> Path:
         return target
     config = json.loads((adapter / CONFIG).read_text())
     if config["lora_alpha"] != ALPHA * config["r"]:  # another program's: merged by our scale it would be another model
-        raise AgentR1Error(f"{adapter} has another scale than this program's adapters; merge it with `agent-r1 export`")
+        raise AgentR1Error(
+            f"{adapter} has another scale than this program's adapters; merge it with `agent-r1 export`",
+            code="other_adapter",
+        )
     base = Path(config["base_model_name_or_path"])
     files = sorted(base.glob("*.safetensors"))
     if not files:
         raise AgentR1Error(
             f"{checkpoint} holds LoRA adapters of {base}, which is not there; put the model back, or run `agent-r1 cold-start` "
-            "with the run's settings again"
+            "with the run's settings again",
+            code="missing_base_model",
         )
     weights = {name: tensor for file in (*files, adapter / WEIGHTS) for name, tensor in load_file(file).items()}
     with writing(target), whole(target) as part:

@@ -101,7 +101,8 @@ def open_run(run: RunDir, config: Config, resume: bool) -> None:
             pass  # a run that another process is training is not for --resume
         raise AgentR1Error(
             f"{run.path} holds an unfinished run ({run.latest_checkpoint().name}); add --resume to continue it, or "
-            "choose another name with --run NAME"
+            "choose another name with --run NAME",
+            code="run_exists",
         )
     if unfinished and (threads := from_yaml(run.config).trainer.threads) != config.trainer.threads:
         say(
@@ -123,13 +124,15 @@ def check_same_settings(run: RunDir, config: Config) -> None:
     if fingerprint(saved) != fingerprint(config):
         raise AgentR1Error(
             f"{run.path} was started with other settings ({_first_difference(saved, config)}); choose another name with "
-            "--run NAME, or delete the folder"
+            "--run NAME, or delete the folder",
+            code="other_settings",
         )
     then, now = json.loads(run.code.read_text()) if run.code.exists() else {}, own.code_hashes(user_code(config))
     if changed := sorted(name for name in {*then, *now} if then.get(name) != now.get(name)):
         raise AgentR1Error(
             f"{', '.join(changed)} changed since {run.path} was started; undo that, choose another name with --run NAME, or delete "
-            "the folder"
+            "the folder",
+            code="other_code",
         )
 
 
@@ -284,7 +287,9 @@ def refuse_collapse(run: RunDir) -> None:
         if checkpoint not in healthy:
             remove(checkpoint)
     kept = f"the last healthy checkpoint is {healthy[-1]}" if healthy else "no checkpoint is older than that"
-    raise AgentR1Error(f"stopped after step {found[0].step} (trainer.stop_on_collapse); {kept}. {found[0]}")
+    raise AgentR1Error(
+        f"stopped after step {found[0].step} (trainer.stop_on_collapse); {kept}. {found[0]}", code="collapsed"
+    )
 
 
 def write_model(model: decoder.Decoder, chat: ChatFormat, folder: Path) -> None:
@@ -377,9 +382,11 @@ def check_start_model(config: Config, paths: Workspace | None = None) -> None:
 def check_network(config: Config, model: Path) -> None:
     """Weights that are not whole, a context that is too short, arithmetic that is not done here. Raises AgentR1Error."""
     if trouble := hub.damage(model):
-        raise AgentR1Error(f"this model cannot be trained: {trouble}")
+        raise AgentR1Error(f"this model cannot be trained: {trouble}", code="damaged_model")
     context = config.rollout.max_context
     if context > (longest := model_files.read_config(model).get("max_position_embeddings", context)):
-        raise ConfigError(f"rollout.max_context={context} is more than the model's {longest} positions")
+        raise ConfigError(
+            f"rollout.max_context={context} is more than the model's {longest} positions", code="context_exceeds_model"
+        )
     if config.engine == "local":
         model_files.read_shape(model)  # raises for what the local loop does not compute

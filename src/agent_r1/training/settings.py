@@ -9,6 +9,7 @@ from pydantic import Field, NonNegativeInt
 
 from agent_r1.config.choices import AtLeast1, LearningRate, Own, Share
 from agent_r1.config.settings import ModelConfig, NamesCode, NamesFile, Section
+from agent_r1.ground.errors import ConfigError
 
 
 class TinyModelConfig(ModelConfig):
@@ -22,14 +23,18 @@ class TinyModelConfig(ModelConfig):
     max_position: int = 1024
 
     @staticmethod
-    def conflicts(config: Any, trains: bool) -> Iterator[str]:
+    def conflicts(config: Any, trains: bool) -> Iterator[ConfigError]:
         m, r = config.model, config.rollout
         if m.path is None and r.max_context > m.max_position:
-            yield f"rollout.max_context={r.max_context} is larger than the model's model.max_position={m.max_position}"
+            yield ConfigError(
+                f"rollout.max_context={r.max_context} is larger than the model's model.max_position={m.max_position}",
+                code="context_exceeds_model",
+            )
         if m.path is None and (m.hidden_size % (2 * m.heads) or m.heads % m.kv_heads):
-            yield (
+            yield ConfigError(
                 f"model.hidden_size={m.hidden_size} must be a multiple of 2 x model.heads={m.heads}, and model.heads one of "
-                f"model.kv_heads={m.kv_heads}"
+                f"model.kv_heads={m.kv_heads}",
+                code="indivisible_heads",
             )
 
 
@@ -56,6 +61,9 @@ class ColdStartConfig(Section):
     """The demonstrator plays this share of the training questions a second time, with no tools: see `eval --closed-book`."""
 
     @staticmethod
-    def conflicts(config: Any, trains: bool) -> Iterator[str]:
+    def conflicts(config: Any, trains: bool) -> Iterator[ConfigError]:
         if config.cold_start.closed_book and not config.cold_start.demonstrator:
-            yield "cold_start.closed_book: no demonstrator plays without tools; name a function with cold_start.demonstrator"
+            yield ConfigError(
+                "cold_start.closed_book: no demonstrator plays without tools; name a function with cold_start.demonstrator",
+                code="missing_demonstrator",
+            )

@@ -83,7 +83,10 @@ def merge_shards(actor: Path) -> dict[str, torch.Tensor]:
 
     files = sorted(actor.glob(SHARDS), key=lambda f: int(f.stem.rsplit("_", 1)[1]))
     if not files or len(files) != int(files[0].stem.split("_")[3]):
-        raise AgentR1Error(f"{actor} has {len(files)} shards of the model; it is not a whole checkpoint of verl")
+        raise AgentR1Error(
+            f"{actor} has {len(files)} shards of the model; it is not a whole checkpoint of verl",
+            code="damaged_checkpoint",
+        )
     # It warns that a mesh without processes cannot be compiled for; nothing is compiled here.
     logging.getLogger("torch.distributed.device_mesh").setLevel(logging.ERROR)
     # `mmap`: mapped, not read into memory, which has to hold the whole weights as well.

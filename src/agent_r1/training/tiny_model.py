@@ -144,7 +144,9 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     """The tokenizer of a model folder, exactly as its tokenizer.json has it; asks no hub and runs no code from there."""
     if not (folder / "tokenizer.json").is_file():
-        raise AgentR1Error(f"{folder} has no tokenizer.json; make or download the model again")
+        raise AgentR1Error(
+            f"{folder} has no tokenizer.json; make or download the model again", code="damaged_tokenizer"
+        )
     try:
         return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
     except (
@@ -152,7 +154,8 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     ) as error:  # the tokenizers library raises a bare Exception, transformers whatever a file leads it to
         why = f"{type(error).__name__}: {first_line(error)}"
         raise AgentR1Error(
-            f"the tokenizer of {folder} cannot be read ({why}); make or download the model again"
+            f"the tokenizer of {folder} cannot be read ({why}); make or download the model again",
+            code="damaged_tokenizer",
         ) from None
 
 
@@ -163,7 +166,9 @@ def load_chat(folder: Path) -> ChatFormat:
     try:
         ends = bounds.read_json(path).get("eos_token_id") if path else None
     except (OSError, ValueError, AttributeError) as error:
-        raise AgentR1Error(f"{path} cannot be read ({first_line(error)}); make or download the model again") from None
+        raise AgentR1Error(
+            f"{path} cannot be read ({first_line(error)}); make or download the model again", code="damaged_model"
+        ) from None
     return ChatFormat(load_tokenizer(folder), ends if isinstance(ends, list) else [ends])
 
 
@@ -236,7 +241,9 @@ def chat_with_tools(folder: Path) -> ChatFormat:
         if missing := {"<|im_start|>", "<|im_end|>"} - {
             token.content for token in tokenizer.added_tokens_decoder.values()
         }:
-            raise ConfigError(f"{error}; nor can it be given ours, for it has no token {min(missing)}") from None
+            raise ConfigError(
+                f"{error}; nor can it be given ours, for it has no token {min(missing)}", code="missing_control_tokens"
+            ) from None
     tokenizer.chat_template = tools_template()
     return ChatFormat(tokenizer)
 

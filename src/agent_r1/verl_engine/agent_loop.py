@@ -58,10 +58,10 @@ class VerlPolicy(Policy):
         try:
             out = await self.client.generate(session, prompt_ids=prompt_ids, sampling_params=wanted)
         except Exception as error:  # whatever Ray and vLLM may raise: to the run it is all the same
-            raise AgentR1Error(f"the rollout server failed ({type(error).__name__})") from error
+            raise AgentR1Error(f"the rollout server failed ({type(error).__name__})", code="server_failed") from error
         self.seconds += time.perf_counter() - start
         if not out.token_ids or out.stop_reason == "aborted":
-            raise AgentR1Error("the rollout server aborted a request")
+            raise AgentR1Error("the rollout server aborted a request", code="server_failed")
         self.versions.append(out.extra_fields.get("global_steps") or 0)
         ids = list(out.token_ids)
         # verl reports "completed" for both ends of a turn; length and last token tell them apart.

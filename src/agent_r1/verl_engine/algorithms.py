@@ -196,7 +196,8 @@ class SamplerWatch:
         if self.strange == 2:
             raise AgentR1Error(
                 "vLLM does not have the trainer's weights: in two steps running its probabilities of the tokens that it "
-                f"sampled were others than the trainer's (by {apart[0]:.2f}, and {apart[1]:.2f} in logarithms, on average)"
+                f"sampled were others than the trainer's (by {apart[0]:.2f}, and {apart[1]:.2f} in logarithms, on average)",
+                code="stale_weights",
             )
         return found
 

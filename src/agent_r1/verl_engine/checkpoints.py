@@ -94,7 +94,8 @@ def check(model: Path, kept: Path) -> dict[str, float]:
         raise AgentR1Error(
             f"{kept}: the converted model differs from the trained one by {found['mean']:.1e} in mean "
             "log-probability; its weights were not written rightly. The shards are kept there: --resume converts them "
-            "again, and goes on from the checkpoint before if you delete that folder"
+            "again, and goes on from the checkpoint before if you delete that folder",
+            code="wrong_conversion",
         )
     passed = all(found[name] <= limit for name, limit in LIMITS[saved["dtype"]].items())
     return {f"logprob_diff_{name}": value for name, value in found.items()} | {"unverified": float(not passed)}

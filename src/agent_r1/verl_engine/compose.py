@@ -132,7 +132,7 @@ def compose(ours: dict[str, Any]) -> DictConfig:
             validate_config(merged, need_reference_policy(merged), critic)
     except Exception as error:  # verl asserts, raises ValueError, and OmegaConf has its own
         said = str(error.__cause__ or error).strip().splitlines()[0]
-        raise AgentR1Error(f"verl {VERL} refuses the configuration: {said}") from None
+        raise AgentR1Error(f"verl {VERL} refuses the configuration: {said}", code="refused_by_verl") from None
     return merged
 
 
@@ -166,10 +166,13 @@ def require_verl() -> None:
     if found is None:
         raise AgentR1Error(
             "--engine verl needs verl, Ray and vLLM: pip install 'agent-r1[verl]' (GPU) or, in a checkout, "
-            "pip install --no-deps -r requirements/verl-cpu.txt (CPU; GPU with the tested pins: verl-gpu.txt)"
+            "pip install --no-deps -r requirements/verl-cpu.txt (CPU; GPU with the tested pins: verl-gpu.txt)",
+            code="missing_extra",
         )
     if found != VERL:
-        raise AgentR1Error(f"verl {found} is installed and {VERL} is needed: pip install 'agent-r1[verl]'")
+        raise AgentR1Error(
+            f"verl {found} is installed and {VERL} is needed: pip install 'agent-r1[verl]'", code="wrong_version"
+        )
 
 
 def bucket_megabytes(model: Path) -> int:

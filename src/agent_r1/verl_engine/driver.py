@@ -70,7 +70,8 @@ def check_cluster(config, cpus: int) -> None:
         raise AgentR1Error(
             f"the Ray at RAY_ADDRESS counts {have['GPU']} GPUs and {have['CPU']} CPUs on all machines, and the run takes "
             f"{ranks} and {cpus}; see that all {nodes} machines are in it, each started with --num-cpus={-(-cpus // nodes)} "
-            "or more: it is a number for Ray, and need not be that of the cores"
+            "or more: it is a number for Ray, and need not be that of the cores",
+            code="too_few_gpus",
         )
 
 
@@ -81,7 +82,7 @@ def wait_for(run: ray.ObjectRef) -> None:
     while not ray.wait([run], timeout=LOOK_S)[0]:
         there = set(ray.util.list_named_actors())
         if (lost := sorted(named - there)) and not ray.wait([run], timeout=3 * LOOK_S)[0]:  # it may say so itself
-            raise AgentR1Error(GONE.format(f"a process of the run ({', '.join(lost)})"))
+            raise AgentR1Error(GONE.format(f"a process of the run ({', '.join(lost)})"), code="process_gone")
         named |= there
     ray.get(run)
 

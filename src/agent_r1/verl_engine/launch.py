@@ -71,7 +71,10 @@ def train(run: RunDir, config: Config, start_model: Path, resume: bool, plain: b
     with only_trainer(run), only_one_here():
         if kept := unverified(run):
             if not resume:
-                raise AgentR1Error(f"{kept} holds an unfinished run; add --resume to continue it, or choose --run NAME")
+                raise AgentR1Error(
+                    f"{kept} holds an unfinished run; add --resume to continue it, or choose --run NAME",
+                    code="run_exists",
+                )
             finish(run, config, start_model, kept)
         if run.finished(config.trainer.steps):
             return run.latest_checkpoint()
@@ -93,7 +96,7 @@ def train(run: RunDir, config: Config, start_model: Path, resume: bool, plain: b
         ):
             watch(run, config, device, dashboard, track)
     if not run.finished(config.trainer.steps):
-        raise AgentR1Error(f"verl ended before step {config.trainer.steps}; {last_words(run)}")
+        raise AgentR1Error(f"verl ended before step {config.trainer.steps}; {last_words(run)}", code="verl_failed")
     return run.latest_checkpoint()
 
 
@@ -103,19 +106,24 @@ def check_machine(config: Config, device: str, model: Path) -> None:
     if device == "cuda" and torch.cuda.device_count() < v.ranks // v.nodes:
         raise ConfigError(
             f"verl.ranks={v.ranks} needs as many GPUs{f' on {v.nodes} machines' if v.nodes > 1 else ''}, and "
-            f"{torch.cuda.device_count()} are here"
+            f"{torch.cuda.device_count()} are here",
+            code="too_few_gpus",
         )
     if v.nodes > 1 and "RAY_ADDRESS" not in os.environ:
         raise ConfigError(
-            f"verl.nodes={v.nodes} needs a Ray that runs on all of them; start one (docs/cloud.md) and set RAY_ADDRESS"
+            f"verl.nodes={v.nodes} needs a Ray that runs on all of them; start one (docs/cloud.md) and set RAY_ADDRESS",
+            code="missing_ray",
         )
     if device == "cpu" and v.tensor_parallel > 1:
-        raise ConfigError("verl.tensor_parallel is for GPUs; on a CPU use 1")
+        raise ConfigError("verl.tensor_parallel is for GPUs; on a CPU use 1", code="gpu_only")
     load_chat(model)  # says what is wrong with a missing template
     shape = model_files.read_config(model)
     width = shape.get("head_dim") or shape["hidden_size"] // shape["num_attention_heads"]
     if device == "cpu" and width not in CPU_HEADS:
-        raise ConfigError(f"vLLM on a CPU computes heads that are {CPU_HEADS} wide, and the model's are {width}")
+        raise ConfigError(
+            f"vLLM on a CPU computes heads that are {CPU_HEADS} wide, and the model's are {width}",
+            code="unsupported_model",
+        )
 
 
 def prepare(run: RunDir, config: Config, model: Path, resume: Path | None) -> Sources:
@@ -200,7 +208,9 @@ def watch(run: RunDir, config: Config, device: str, dashboard: Dashboard, track:
                 still = f"nothing has moved for {patience} s"
                 if died:
                     raise failure(run, phase, f"a vLLM engine died, and {still} since")
-                raise AgentR1Error(f"{still} (verl.patience_s), {describe(phase)}; {last_words(run)}")
+                raise AgentR1Error(
+                    f"{still} (verl.patience_s), {describe(phase)}; {last_words(run)}", code="verl_stalled"
+                )
             time.sleep(POLL_S if running else 0)
     if code := child.process.returncode:
         raise failure(run, phase, f"the driver ended with code {code}")
@@ -376,7 +386,7 @@ def failure(run: RunDir, phase: dict | None, otherwise: str) -> AgentR1Error:
     prefix, lines = "AgentR1Error: ", [said(run, "failure.txt"), said(run, "cause.txt")]
     ours = [line.removeprefix(prefix) for line in lines if line.startswith(prefix)]
     cause = next(filter(None, [*ours, *lines]), otherwise)
-    return AgentR1Error(f"verl failed, {describe(phase)}: {cause}; {last_words(run)}")
+    return AgentR1Error(f"verl failed, {describe(phase)}: {cause}; {last_words(run)}", code="verl_failed")
 
 
 def last_words(run: RunDir) -> str:

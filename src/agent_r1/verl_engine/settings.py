@@ -9,6 +9,7 @@ from pydantic import Field
 
 from agent_r1.config.choices import AtLeast1, algorithm_has
 from agent_r1.config.settings import OutsideFingerprint, Section
+from agent_r1.ground.errors import ConfigError
 from agent_r1.ground.sizes import check_context, find_gpu, known_model
 
 
@@ -36,7 +37,7 @@ class VerlConfig(Section):
     """The GPU that the preset is sized for, such as H100, and that the plan is for. `doctor` asks those that are here."""
 
     @staticmethod
-    def conflicts(config: Any, trains: bool) -> Iterator[str]:
+    def conflicts(config: Any, trains: bool) -> Iterator[ConfigError]:
         """Raises ConfigError for an unknown GPU."""
         if config.engine != "verl" or not trains:
             return
@@ -46,35 +47,46 @@ class VerlConfig(Section):
             updates["critic"] = config.critic.minibatches
         for name, count in updates.items():
             if r.prompts_per_step % count:
-                yield (
+                yield ConfigError(
                     f"verl cuts a batch by prompts: rollout.prompts_per_step={r.prompts_per_step} does not divide into "
-                    f"{name}.minibatches={count}; choose a divisor of {r.prompts_per_step}"
+                    f"{name}.minibatches={count}; choose a divisor of {r.prompts_per_step}",
+                    code="indivisible_batch",
                 )
             if r.prompts_per_step // count * r.samples_per_prompt % v.ranks:
-                yield (
+                yield ConfigError(
                     f"a minibatch of {r.prompts_per_step // count} prompts x {r.samples_per_prompt} samples does not divide "
-                    f"among verl.ranks={v.ranks}; change {name}.minibatches or verl.ranks"
+                    f"among verl.ranks={v.ranks}; change {name}.minibatches or verl.ranks",
+                    code="indivisible_ranks",
                 )
         if v.ranks % v.nodes:
-            yield f"verl.ranks={v.ranks} do not divide among verl.nodes={v.nodes}; make them a multiple"
+            yield ConfigError(
+                f"verl.ranks={v.ranks} do not divide among verl.nodes={v.nodes}; make them a multiple",
+                code="indivisible_ranks",
+            )
         if v.ranks // v.nodes % v.tensor_parallel:
-            yield (
+            yield ConfigError(
                 f"verl.tensor_parallel={v.tensor_parallel} needs a multiple of as many verl.ranks ({v.ranks // v.nodes} on a "
-                "machine)"
+                "machine)",
+                code="indivisible_tensor_parallel",
             )
         if v.tis_cap and v.tis_cap < 1:
-            yield f"verl.tis_cap={v.tis_cap} would shrink every token's loss; give 1 or more, or 0 to leave it out"
+            yield ConfigError(
+                f"verl.tis_cap={v.tis_cap} would shrink every token's loss; give 1 or more, or 0 to leave it out",
+                code="out_of_range",
+            )
         if v.patience_s <= config.env.episode_timeout_s:
-            yield (
+            yield ConfigError(
                 f"verl.patience_s={v.patience_s} would end a run for one episode that takes its env.episode_timeout_s="
-                f"{config.env.episode_timeout_s:g}; raise the one or lower the other"
+                f"{config.env.episode_timeout_s:g}; raise the one or lower the other",
+                code="short_patience",
             )
         if v.gpu is not None:
             find_gpu(v.gpu)
         if shape := known_model(config.model.path):
             check_context(r.max_context, v.tensor_parallel, shape)
         if config.trainer.micro_tokens < r.max_context:
-            yield (
+            yield ConfigError(
                 f"trainer.micro_tokens={config.trainer.micro_tokens} cannot hold one conversation of "
-                f"rollout.max_context={r.max_context} tokens; raise it"
+                f"rollout.max_context={r.max_context} tokens; raise it",
+                code="small_microbatch",
             )

@@ -128,7 +128,7 @@ class AgentR1Trainer(PPOTrainerSync):
             self.phase("sampling")
             failure = self.folder / "failure.txt"
             said = failure.read_text() if failure.exists() else "see the log"
-            raise AgentR1Error(f"{lost} of {wanted} episodes failed: {said}")
+            raise AgentR1Error(f"{lost} of {wanted} episodes failed: {said}", code="episodes_failed")
         return self._in_minibatches(batch, metrics)
 
     def _in_minibatches(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:

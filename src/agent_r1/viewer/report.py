@@ -103,7 +103,9 @@ def load_run(run_dir: Path) -> RunFiles:
         config = None
     if not isinstance(config, dict):
         there = ", ".join(sorted(path.parent.name for path in run_dir.parent.glob("*/config.yaml"))) or "none yet"
-        raise AgentR1Error(f"{run_dir} holds no readable config.yaml; name a run with --run (there are: {there})")
+        raise AgentR1Error(
+            f"{run_dir} holds no readable config.yaml; name a run with --run (there are: {there})", code="missing_run"
+        )
     run = RunFiles(run_dir, config, text)
     run.metrics = [with_val_em(m) for m in _lines(run, "metrics.jsonl", "there are no learning curves")]
     run.before = _card(run, "eval_before.json", "the model that RL started from was not evaluated")
@@ -134,7 +136,9 @@ def _card(run: RunFiles, name: str, consequence: str | None = None) -> Record | 
         run.missing += [f"{name} is missing: {consequence}."] if consequence else []
         return None
     except ValueError:
-        raise AgentR1Error(f"{run.path / name} is no eval card; make it again with `agent-r1 eval`") from None
+        raise AgentR1Error(
+            f"{run.path / name} is no eval card; make it again with `agent-r1 eval`", code="bad_card"
+        ) from None
 
 
 # ----------------------------------------------------------------------------------------------------- what is shown

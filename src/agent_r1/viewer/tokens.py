@@ -60,7 +60,10 @@ def token_cells(row: Mapping[str, Any]) -> list[TokenCell]:
     names = ("input_ids", "tokens", "action_mask", "logprobs", "rewards", "step_ids")
     lists = [row.get(name, ()) for name in names]
     if any(len(values) != n for values in (*lists, advantages, process)):
-        raise AgentR1Error(f"a rollout row lacks one of {', '.join(names)} for each of its {n} tokens; dump it again")
+        raise AgentR1Error(
+            f"a rollout row lacks one of {', '.join(names)} for each of its {n} tokens; dump it again",
+            code="bad_rollout",
+        )
     return [
         TokenCell(
             position=position,
@@ -180,12 +183,16 @@ TOKEN_CSS = """
 def read_trajectories(file: Path, index: int) -> list[dict[str, Any]]:
     """All of a rollouts file. Raises AgentR1Error where there are none, or none of that number."""
     if not file.is_file():
-        raise AgentR1Error(f"{file} does not exist; runs/<name>/rollouts/ holds the trajectories of a run")
+        raise AgentR1Error(
+            f"{file} does not exist; runs/<name>/rollouts/ holds the trajectories of a run", code="missing_rollouts"
+        )
     records = read_jsonl(file)
     if not records or not {"question", "ground_truth", "stop_reason", "reward", "rows"} <= records[0].keys():
-        raise AgentR1Error(f"{file} holds no trajectories; give a file of runs/<name>/rollouts/")
+        raise AgentR1Error(f"{file} holds no trajectories; give a file of runs/<name>/rollouts/", code="bad_rollout")
     if not 0 <= index < len(records):
-        raise AgentR1Error(f"{file} has trajectories 0 to {len(records) - 1}; there is no {index}")
+        raise AgentR1Error(
+            f"{file} has trajectories 0 to {len(records) - 1}; there is no {index}", code="index_out_of_range"
+        )
     return records
 
 
