@@ -1,10 +1,10 @@
-"""Lesson 9's bands: what healthy runs wrote, metric by metric.
+"""Write the figures of healthy runs into lesson 9 and docs/lab/bands.md.
 
     python benchmarks/bands.py "smoke, grpo=runs/smoke-grpo" ...   # record runs in docs/lessons/bands.json, then
-    python benchmarks/bands.py                                     # write the two tables of the lesson from it
+    python benchmarks/bands.py                                     # write the two tables from it
 
-Recorded are the first 4 and the last 8 lines of `metrics.jsonl` and the two eval cards. tests/test_lessons.py holds the lesson
-against them, and asks that every metric of the local loop in docs/metrics.md has a line.
+bands.json has the first 4 and the last 8 lines of `metrics.jsonl` and both eval cards. tests/test_lessons.py compares
+the tables with it. Every metric of the local loop in docs/metrics.md must have a line.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import sys
 from pathlib import Path
 
 DOCS = Path(__file__).parents[1] / "docs"
-LESSON, BANDS = DOCS / "lessons" / "09-curves.md", DOCS / "lessons" / "bands.json"
+LESSON, LAB, BANDS = DOCS / "lessons" / "09-curves.md", DOCS / "lab" / "bands.md", DOCS / "lessons" / "bands.json"
 CARD = ("em", "mean_tool_calls", "invalid_call_rate", "search_rate")
 
 
 def recorded(run: Path) -> dict:
-    """Of a run's folder what the tables are made of, in four digits."""
+    """Read the figures of the tables from a run's folder, in four digits."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     cards = {name: json.loads((run / f"{name}.json").read_text()) for name in ("eval_before", "eval")}
     short = [{k: float(f"{v:.4g}") for k, v in line.items()} for line in lines]
@@ -34,15 +34,15 @@ def recorded(run: Path) -> dict:
 
 
 def explained() -> list[tuple[list[str], str, str]]:
-    """The lines of docs/metrics.md: names or patterns, where they are written, what is healthy."""
+    """Read docs/metrics.md: names or patterns, the engines that write them, healthy values."""
     lines = re.findall(
         r"^\| (`.+?) \| ([LV][^|]*?) \| [^|]* \|([^|]*)\|$", (DOCS / "metrics.md").read_text(), re.MULTILINE
     )
     return [(re.findall(r"`([^`]+)`", names), where, healthy.strip()) for names, where, healthy in lines]
 
 
-def tables(bands: dict[str, dict]) -> str:
-    """Markdown: a line a run, then a line a metric of the local loop: mean of the first 4 steps → mean of the last 8."""
+def run_table(bands: dict[str, dict]) -> str:
+    """Return the lesson's table, in Markdown: one line per run, from its eval cards."""
     out = [
         "| preset, algorithm | exact match | calls a question | invalid share | search rate | seconds a step |",
         "|---|---|---|---|---|---|",
@@ -50,9 +50,12 @@ def tables(bands: dict[str, dict]) -> str:
     for name, run in bands.items():
         cells = [f"{run['eval_before'][key]:.3g} → {run['eval'][key]:.3g}" for key in CARD]
         out.append(f"| {name} | {' | '.join(cells)} | {run['seconds']:.1f} |")
-    # Folded: 60 lines would hide the collapse, which comes next on the page.
-    out += ["", "<details markdown><summary>Every metric of these runs</summary>", ""]
-    out += [f"| metric | healthy | {' | '.join(bands)} |", "|---|---|" + "---|" * len(bands)]
+    return "\n".join(out)
+
+
+def metric_table(bands: dict[str, dict]) -> str:
+    """Return the lab's table: one line per metric of the local loop."""
+    out = [f"| metric | healthy | {' | '.join(bands)} |", "|---|---|" + "---|" * len(bands)]
     for names, where, healthy in explained():
         if "L" not in where.split():
             continue
@@ -61,11 +64,11 @@ def tables(bands: dict[str, dict]) -> str:
             cells = (_band(run, key) for run in bands.values())
             line = f"| `{key}` | {healthy} | {' | '.join(cells)} |"
             out += [line] * (not any(row.startswith(f"| `{key}` ") for row in out))
-    return "\n".join([*out, "", "</details>"])
+    return "\n".join(out)
 
 
 def _band(run: dict, key: str) -> str:
-    """Means at the beginning and at the end; a way to end that no episode of a step took is 0 there, and not missing."""
+    """Format the means over the first and last steps; a missing stop reason is 0."""
     parts = [run["first"], run["last"]]
     if not any(key in line for part in parts for line in part):
         return ""
@@ -74,7 +77,7 @@ def _band(run: dict, key: str) -> str:
 
 
 def _short(value: float) -> str:
-    """Three digits, also of what is small: a learning rate of 3e-05 is not 0. Thousands with a comma."""
+    """Format a number with three significant digits, so that 3e-05 is not 0."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
@@ -83,9 +86,10 @@ def main(*runs: str) -> None:
     bands |= {name: recorded(Path(folder)) for name, folder in (run.split("=") for run in runs)}
     parts = ",\n".join(f'"{name}": {json.dumps(run)}' for name, run in bands.items())
     BANDS.write_text("{\n" + parts + "\n}\n")
-    text, begin, end = LESSON.read_text(), "<!-- bands -->\n", "<!-- end of bands -->"
-    before, after = text.split(begin)[0], text.split(end)[1]
-    LESSON.write_text(f"{before}{begin}\n{tables(bands)}\n\n{end}{after}")
+    for page, table in ((LESSON, run_table(bands)), (LAB, metric_table(bands))):
+        text, begin, end = page.read_text(), "<!-- bands -->\n", "<!-- end of bands -->"
+        before, after = text.split(begin)[0], text.split(end)[1]
+        page.write_text(f"{before}{begin}\n{table}\n\n{end}{after}")
 
 
 if __name__ == "__main__":
