@@ -7,7 +7,7 @@ define verify
 bash -c 'source requirements/packages.sh; verified $(1)' >$(VENV)/verified.txt
 $(BIN)/pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r $(VENV)/verified.txt
 endef
-# A process a core. tests/conftest.py says which tests share one, and in which order they are handed out.
+# A process a core. conftest.py says which tests share one, and in which order they are handed out.
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 .PHONY: help install test quick long lint types docs format clean
@@ -49,7 +49,7 @@ long: $(VENV)/.installed-verl
 	$(BIN)/python -m benchmarks.long $(PART)
 
 lint: install
-	$(BIN)/ruff check src recipes tests benchmarks
+	$(BIN)/ruff check src recipes tests benchmarks conftest.py
 	$(BIN)/python .ci/prose.py
 	$(BIN)/shellcheck -x *.sh requirements/*.sh .ci/run benchmarks/*.sh benchmarks/gpu/*.sh docs/cloud/*.sh
 	$(BIN)/hadolint Dockerfile
@@ -63,8 +63,8 @@ docs: install
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs --quiet build -f docs/site/mkdocs.yml -d "$(CURDIR)/build/site"
 
 format: install
-	$(BIN)/ruff format src recipes tests benchmarks
-	$(BIN)/ruff check --fix --quiet src recipes tests benchmarks
+	$(BIN)/ruff format src recipes tests benchmarks conftest.py
+	$(BIN)/ruff check --fix --quiet src recipes tests benchmarks conftest.py
 
 clean:
 	rm -rf .pytest_cache .ruff_cache .hypothesis

@@ -101,8 +101,9 @@ def test_every_example_question_can_be_answered(laptop_world):
 
 def test_every_test_that_a_page_names_is_there():
     """A page that cites a test as evidence must not outlive it: files, functions, and parts of `make long`."""
-    tests = "\n".join(path.read_text() for path in ROOT.glob("tests/*.py"))
-    there = {path.name for path in ROOT.glob("tests/*.py")} | set(re.findall(r"^def (test_\w+)", tests, re.MULTILINE))
+    files = [*ROOT.glob("tests/*.py"), *ROOT.glob("recipes/*/tests/*.py")]
+    tests = "\n".join(path.read_text() for path in files)
+    there = {path.name for path in files} | set(re.findall(r"^def (test_\w+)", tests, re.MULTILINE))
     parts = {path.stem for path in ROOT.glob("benchmarks/long/[a-z]*.py")}
     pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("notebooks/*.ipynb")]
     named = {str(page.relative_to(ROOT)): page.read_text() for page in pages}

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 from benchmarks.long import __main__ as long
-from benchmarks.long.mutation import FAULTS, ROOT, mutated
+from benchmarks.long.mutation import FAULTS, file_of, mutated
 
 
 @pytest.fixture
@@ -58,4 +58,4 @@ def test_a_part_that_fails_is_written_down_and_the_others_run(desk, capsys):
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.area}: {fault.says}")
 def test_the_text_of_every_fault_still_stands(fault):
     ast.parse(mutated(fault))
-    assert all((ROOT / "tests" / word).is_file() for word in fault.tests.split() if word.endswith(".py"))
+    assert all(file_of(word).is_file() for word in fault.tests.split() if word.endswith(".py"))

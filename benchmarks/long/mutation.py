@@ -26,7 +26,10 @@ SOURCE = ROOT / "src"
 
 @dataclass(frozen=True)
 class Fault:
-    """One text for another in `file` (below src/agent_r1, or recipes/...). `tests` are arguments of pytest, below tests/."""
+    """Replace one text in `file`, which is below src/agent_r1 or in recipes/.
+
+    `tests` are arguments of pytest. A test file is below tests/ or in recipes/.
+    """
 
     area: str
     says: str
@@ -58,9 +61,13 @@ def mutated(fault: Fault) -> str:
     return text.replace(fault.old, fault.new)
 
 
+def file_of(word: str) -> Path:
+    return ROOT / word if word.startswith("recipes/") else ROOT / "tests" / word
+
+
 def pytest(source: Path, arguments: list[str]) -> tuple[int, str]:
     """Exit code and output of the tests, which import the package from `source`."""
-    words = [word if word.startswith("-") or not word.endswith(".py") else f"tests/{word}" for word in arguments]
+    words = [str(file_of(word)) if word.endswith(".py") else word for word in arguments]
     settings = os.environ | {"PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", *words]
     done = subprocess.run(command, cwd=ROOT, env=settings, capture_output=True, text=True, timeout=600)

@@ -1,4 +1,4 @@
-"""What several test files share: a tokenizer, tiny models, a micro TinyHop world, and a policy that follows a script.
+"""Fixtures of the tests in tests/ and recipes/*/tests: a tokenizer, tiny models, a micro TinyHop world, a scripted policy.
 
 Everything here is made on the spot, small, and the same in every run. What is expensive is made once per session; what
 a test changes (models, policies) comes from a function that makes a fresh one.

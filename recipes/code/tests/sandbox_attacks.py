@@ -1,4 +1,4 @@
-"""Programs that want out. tests/test_sandbox.py runs them all, in every kind of sandbox, and looks at what they have done.
+"""Programs that try to escape. test_sandbox.py runs each of them in every kind of sandbox and checks what it has done.
 
 Each finds its targets in variables (see `Targets`), and prints ESCAPED where it believes that it succeeded. `REAL` are those that
 do succeed, and harm nobody, where nothing confines them: a test holds that against them, because an attack that never works proves

@@ -29,7 +29,7 @@ from agent_r1.ground.sizes import GPUS, MODELS, Shape, find_gpu, find_shape  # f
 from agent_r1.inference import serve
 from agent_r1.verl_engine import launch
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[3]
 GPU_PRESETS = [name for name in preset_names() if load_config(name, algorithm="ppo").verl.gpu]
 MATHS = ("gsm8k", "dapo-math")
 """These have no evidence to find, and longer turns."""

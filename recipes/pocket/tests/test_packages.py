@@ -131,7 +131,7 @@ def test_the_cards_say_where_the_weights_are_from(smollm2):
 
 def test_the_tests_install_what_the_table_names():
     pinned = re.findall(
-        r"^(\S+)==(\S+) --hash=sha256:(\w+)$", (Path(__file__).parents[1] / "requirements/models.txt").read_text(), re.M
+        r"^(\S+)==(\S+) --hash=sha256:(\w+)$", (Path(__file__).parents[3] / "requirements/models.txt").read_text(), re.M
     )
     assert pinned == [(name, package.version, package.sha256) for name, package in packages.PACKAGES.items()]
 

@@ -1,4 +1,4 @@
-"""MCP servers for tests/test_mcp.py. One is made with the official SDK; the other is written by hand, because it lies.
+"""MCP servers for recipes/mcp/tests/test_mcp.py. One is made with the official SDK; the other is written by hand, because it lies.
 
 python -S mcp_servers.py KIND [FILE]      the one by hand, over standard input and output
 """
