@@ -23,7 +23,7 @@ from filelock import FileLock
 
 from agent_r1.config import Config, load_config
 from agent_r1.config.choices import algorithm_has
-from agent_r1.core import Action, Generation, Observation, Row, Sampling, Step, StepResult, StopReason, Trajectory
+from agent_r1.core import Generation, Row, Sampling, Step, StopReason, Trajectory
 from agent_r1.data.build import build
 from agent_r1.data.rows import read_rows
 from agent_r1.env import AgentEnv, make_env
@@ -468,23 +468,3 @@ def smoke(tmp_path_factory):
 
     folder = made_once(tmp_path_factory, "smoke", make)
     return folder / "home", (folder / "said").read_text()
-
-
-class LetterEnv(AgentEnv):
-    """The smallest RL problem: two turns, each pays 0.5 if it begins with a letter from a to m.
-
-    Registered as an environment by tests of the loop, where a random model is to learn something within seconds.
-    """
-
-    def __init__(self, tools, config):
-        self.turns = 0
-
-    def reset(self, row: Row) -> Observation:
-        return Observation(list(row["prompt"]))
-
-    async def step(self, action: Action) -> StepResult:
-        self.turns += 1
-        reward = 0.5 * ("a" <= action.text[:1] <= "m")
-        if self.turns == 2:
-            return StepResult(None, reward, done=True, stop_reason=StopReason.ANSWERED)
-        return StepResult(Observation([{"role": "tool", "content": "again"}]), reward)

@@ -12,10 +12,10 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
+from batches import inputs_of
 from benchmarks import bands, corridor, ratios
 from benchmarks.book_pictures import PICTURES
 from runs import ROOT, metric_patterns
-from test_advantages import inputs_of
 
 from agent_r1.config.settings import AdvantageConfig, EnvConfig
 from agent_r1.env.hermes import HermesToolEnv, parse_call

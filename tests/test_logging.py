@@ -20,13 +20,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import wandb
-from conftest import LetterEnv
 from hypothesis import given
 from hypothesis import strategies as st
+from letters import LetterEnv, SilentEnv, letters_run
 from rich.cells import cell_len
 from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from test_loop import SilentEnv, letters_run
 from wandb.proto.wandb_internal_pb2 import Record
 
 from agent_r1.config.settings import RolloutConfig

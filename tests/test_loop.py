@@ -11,7 +11,6 @@ from functools import partial
 import pytest
 import torch
 from conftest import (
-    LetterEnv,
     TrainingRecord,
     learner_of,
     micro_config,
@@ -24,8 +23,9 @@ from conftest import (
 from devices import CreatedWithDevice
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from letters import LETTERS, LetterEnv, SilentEnv, letters_run
 
-from agent_r1.config import ALGORITHMS, tables
+from agent_r1.config import ALGORITHMS
 from agent_r1.core import Observation, StepResult, StopReason, Trajectory
 from agent_r1.env import make_env
 from agent_r1.ground.device import resolve_device
@@ -555,19 +555,6 @@ def test_no_two_episodes_of_a_run_draw_the_same_noise(micro, chat, cloned_model,
 # --------------------------------------------------------------------------------------- environments of other kinds
 
 
-LETTERS = ["rollout.prompts_per_step=2", "rollout.samples_per_prompt=8", "rollout.max_tokens_per_turn=2",
-           "actor.lr=0.01", "critic.lr=0.005", "actor.minibatches=4", "trainer.steps=18"]  # fmt: skip
-
-
-def letters_run(
-    chat, monkeypatch, algorithm, *overrides, env=LetterEnv, model=None, count=4, **options
-) -> TrainingRecord:
-    monkeypatch.setitem(tables.entries("env"), "letters", {"code": env})
-    questions = [question_row(f"Say {i}.", agent_name="letters") for i in range(count)]
-    model = model or random_model(len(chat.tokenizer), seed=2)
-    return run_training_loop(micro_config(algorithm, *LETTERS, *overrides), model, chat, {}, questions, **options)
-
-
 @pytest.fixture(scope="module")
 def learnt(chat) -> dict[str, list[float]]:
     """The score of each step, from noise."""
@@ -737,13 +724,6 @@ def test_episodes_in_line_for_a_slot_have_not_begun(chat, monkeypatch):
         chat, monkeypatch, "grpo", few, "trainer.steps=1", "trainer.eval_every=1", env=CrowdEnv, evaluate=evaluate
     )
     assert crowds == [3, 3]
-
-
-class SilentEnv(LetterEnv):
-    """Pays nothing, to anybody."""
-
-    async def step(self, action):
-        return dataclasses.replace(await super().step(action), reward=0.0)
 
 
 def test_a_batch_in_which_all_groups_agree_changes_nothing(chat, monkeypatch):

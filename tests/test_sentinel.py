@@ -11,10 +11,10 @@ from dataclasses import replace
 
 import pytest
 from benchmarks import sentinel
-from conftest import LetterEnv, random_model
+from conftest import random_model
+from letters import LetterEnv, SilentEnv, letters_run
 from qa_files import a_step_of_maths
 from runs import ROOT, main
-from test_loop import SilentEnv, letters_run
 
 from agent_r1.config import load_config, to_yaml
 from agent_r1.core import StepResult, StopReason

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from letters import letters_run
 from runs import main
-from test_loop import letters_run
 
 from agent_r1.config import load_config, to_yaml
 from agent_r1.rollout.records import training_records, write_rollouts

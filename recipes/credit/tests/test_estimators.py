@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from batches import SEEDS, inputs_of, random_inputs
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_advantages import SEEDS, inputs_of, random_inputs
 
 from agent_r1.app.plan_local import local_plan
 from agent_r1.config import ALGORITHMS, load_config

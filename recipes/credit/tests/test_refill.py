@@ -8,7 +8,7 @@ import pytest
 from conftest import question_row
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_loop import SilentEnv, letters_run
+from letters import SilentEnv, letters_run
 
 from agent_r1.config import load_config
 from agent_r1.config.settings import RolloutConfig

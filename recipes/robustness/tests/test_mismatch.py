@@ -6,11 +6,11 @@ import shutil
 
 import pytest
 import torch
+from batches import inputs_of
 from conftest import micro_config
+from letters import letters_run
 from qa_files import a_step_of_maths
 from runs import main
-from test_advantages import inputs_of
-from test_loop import letters_run
 
 from agent_r1.ground.errors import ConfigError
 from agent_r1.rollout.sampler import LocalPolicy
