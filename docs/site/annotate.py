@@ -1,4 +1,4 @@
-"""A module as a page: its prose (docstrings and comments) beside its code. Nothing is written twice, so nothing drifts."""
+"""Make a page of a module: docstrings and comments next to the code. Nothing is written twice, so nothing drifts."""
 
 from __future__ import annotations
 
@@ -38,16 +38,33 @@ class Segment:
 
 def annotated(source: str, name: str) -> str:
     """Markdown of the page: headings for the table of contents, and between them finished HTML."""
-    parts = [f"---\nhide: [navigation]\n---\n\n# {name.removeprefix('src/agent_r1/')}"]
-    for segment in segments(source):
+    parts = [f"---\nhide: [navigation, toc]\n---\n\n# {name.removeprefix('src/agent_r1/')}"]
+    first, *others = segments(source)
+    parts.append(f'<div class="introduction">{_html(first.prose)}</div>')
+    imports, code = _split_imports(source, first.code)
+    if imports:
+        parts.append(f"<details><summary>Imports</summary>{_block(imports)}</details>")
+    for segment in [Segment(code=code), *others]:
         if segment.heading:
             parts.append(segment.heading)
         code = "\n".join(segment.code).strip("\n")
-        beside = f'<div class="highlight"><pre><code>{_coloured(code)}</code></pre></div>' if code else ""
-        parts.append(
-            f'<div class="beside"><div class="prose">{_html(segment.prose)}</div><div class="code">{beside}</div></div>'
-        )
+        if code or segment.prose:
+            prose = f'<div class="prose">{_html(segment.prose)}</div>'
+            parts.append(f'<div class="annotated">{prose}<div class="code">{_block(code)}</div></div>')
     return "\n\n".join(parts)
+
+
+def _split_imports(source: str, code: list[str]) -> tuple[str, list[str]]:
+    """Split the code of the first segment after its imports."""
+    lines, nodes = source.splitlines(), ast.parse(source).body
+    imports = [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
+    imported = {line for node in imports for line in lines[node.lineno - 1 : node.end_lineno]}
+    end = next((i for i, line in enumerate(code) if line and line not in imported), len(code))
+    return "\n".join(code[:end]).strip("\n"), code[end:]
+
+
+def _block(code: str) -> str:
+    return f'<div class="highlight"><pre><code>{_coloured(code)}</code></pre></div>' if code else ""
 
 
 def segments(source: str) -> list[Segment]:
@@ -69,7 +86,7 @@ def segments(source: str) -> list[Segment]:
                 found.append(before)
             before.prose += [*([""] if before.prose else []), *doc.splitlines()]
             before.heading = headings.get(number, before.heading)
-        if number in doc_lines:
+        if number in doc_lines or text.startswith("# fmt:"):
             continue
         if text.startswith("#") and not text.startswith("#!"):
             if found[-1].code and any(c.strip() for c in found[-1].code):
@@ -132,7 +149,8 @@ def _laid_out(block: list[str]) -> str:
     lines = textwrap.dedent("\n".join(block)).strip("\n").splitlines()
     formulas = [_equations(line) for line in lines if line.strip()]
     if formulas and all(formulas):
-        return "<table class='equations'>" + "".join(f"<tr>{f}</tr>" for f in formulas) + "</table>"
+        rows = "".join(f"<tr>{formula}</tr>" for formula in formulas)
+        return f"<div class='equations'><table class='equations'>{rows}</table></div>"
     return "<pre class='aside'>" + "&#10;".join(html.escape(line) or " " for line in lines) + "</pre>"
 
 
@@ -160,7 +178,7 @@ def _tex(text: str) -> str:
             return _GREEK.get(match[0], match[0]) + " "
         head = _GREEK.get(name) or (name if len(name) == 1 else rf"\text{{{name}}}")
         if len(index) > 1 and len(name) > 1:
-            return rf"\text{{{match[0]}}} ".replace("_", r"\_")
+            return rf"\text{{{match[0]}}} "
         return f"{head}_{{{index}}} " if len(index) < 2 else rf"{head}_{{\text{{{index}}}}} "
 
     braced = re.split(r"(_\{[^}]*\}|\^\w)", text)

@@ -1,10 +1,10 @@
 """What MkDocs does not do by itself for this book.
 
 * The README is the first page. Whatever of the repository a page links to becomes a page too: Python with its prose
-  beside its code (annotate.py), notebooks with their outputs, other files as they are. So links that work on a
+  next to its code (annotate.py), notebooks with their outputs, other files as they are. So links that work on a
   code-hosting page work on the site, and the annotated source is the source.
 * Formulas ($...$ and $$...$$) become MathML, which browsers draw by themselves.
-* A lesson's first use of a word of the glossary leads to it; the links are made here, so that nobody has to keep them in step.
+* A lesson's first use of a word of the glossary leads to it; the links are made here, so that no one has to maintain them.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def contents(path: list[str]) -> str:
     lines = [
         "# The annotated source",
         "",
-        "Prose beside code, made of the source itself, in the order of the reading path.",
+        "Prose next to code, generated from the source, in the order of the reading path.",
         "",
     ]
     lines += [f"{i}. [{name.removeprefix('src/agent_r1/')}]({name})" for i, name in enumerate(path, 1)]
@@ -233,6 +233,6 @@ def on_nav(nav: Navigation, config, files):
 
 
 def on_post_build(config):
-    """MkDocs writes a sitemap for a site without an address, which helps nobody."""
+    """Remove the sitemap: it is useless without a site address."""
     for name in ("sitemap.xml", "sitemap.xml.gz"):
         os.unlink(Path(config["site_dir"]) / name)

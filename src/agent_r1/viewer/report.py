@@ -324,7 +324,7 @@ def draw(
     if not curves and not marks:
         return None
     figure = Figure(figsize=(520 / 72, 240 / 72))  # 72 SVG units an inch
-    axes = figure.add_axes((0.09, 0.13, 0.89, 0.82))
+    axes = figure.add_axes((0.09, 0.21, 0.89, 0.76))
     # clip_on=False throughout: nothing lies outside, and clip paths would be links within the page.
     if stacked:
         xs, columns = [x for x, _ in curves[0].points], [[y for _, y in curve.points] for curve in curves]
@@ -341,11 +341,12 @@ def draw(
         axes.plot([mark.x] * 2, [mark.y] * 2, color=COLOURS["star"], linewidth=9, solid_capstyle="round", clip_on=False)
     low, high = axes.get_ylim()
     axes.set_ylim(low if floor is None else min(floor, low), high if top is None else max(top, high))
-    axes.margins(x=0)
+    axes.margins(x=0.015)  # a mark at step 0 does not cover the labels of the y axis
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     axes.yaxis.set_major_locator(MaxNLocator(4))
     axes.yaxis.set_major_formatter("{x:,.4g}")
-    axes.tick_params(length=0, labelsize=12)
+    axes.set_xlabel("RL step", fontsize=12)
+    axes.tick_params(length=0, labelsize=12, pad=7)
     axes.grid(axis="y", color=COLOURS["rule"], linewidth=1, clip_on=False)
     axes.set_axisbelow(True)
     axes.spines[:].set_visible(False)
