@@ -1,25 +1,24 @@
-"""The words of the domain: what a policy and an environment exchange, and what is recorded of it. Read this file first.
+"""Define what a policy and an environment exchange, and the record of an episode. Start here.
 
-One *episode* is a conversation between a policy (the language model) and an environment. It is recorded as a
-`Trajectory` of `Step`s. A step is one turn (one transition of the Markov decision process, as the field calls it):
+An *episode* is a conversation between a policy (the language model) and an environment, recorded as a `Trajectory`.
+Each `Step` of it is one turn, a transition of the Markov decision process:
 
-    observation ids  ── what the policy saw (prompt, or everything so far plus the tool's reply); nobody sampled these
-    action ids       ── what the policy sampled, with the log-probability of each token at sampling time
-    reward           ── what the environment paid for the action
+    observation ids  ── the policy's input: the prompt, or all tokens so far plus the tool's reply
+    action ids       ── the tokens that the policy sampled, with their log-probabilities at sampling time
+    reward           ── the environment's reward for the action
 
-Tokens are the truth: `action_ids` are the very ids that came out of the sampler. They are decoded once, to let the
-environment read them, and never encoded again, because encode(decode(ids)) need not equal ids. A model trained on
-re-encoded ids is trained on actions that it never took.
+`action_ids` are exactly the sampled ids. They are decoded once, for the environment, and never encoded again.
+encode(decode(ids)) need not equal ids, and training on other ids is training on actions that were never taken.
 
-Names of tensors end in their shape; `logprobs_BT` is of shape [B, T]. The letters:
+Names of tensors end in their shape: `logprobs_BT` has shape [B, T].
 
     B rows of a batch            N trajectories                 V vocabulary
     T tokens of a row            L longest trajectory           D hidden width
     A action tokens of a batch,  G samples of one prompt        H attention heads
-      laid end to end              (the group)                  K key-value heads
+      concatenated                 (the group)                  K key-value heads
     S steps of a batch           C tokens of a chunk
 
-At the end of a name they are sizes. In formulas A_t is an advantage, V_t a value, R_t a return, r_t a reward and pi the policy.
+In formulas, A_t is an advantage, V_t a value, R_t a return, r_t a reward and pi the policy.
 """
 
 from __future__ import annotations
@@ -41,28 +40,19 @@ Message = dict[str, Any]
 class StopReason(StrEnum):
     """Why an episode ended. Every trajectory has exactly one."""
 
-    ANSWERED = "answered"
-    """The agent gave its final answer (or the environment reached its goal)."""
-    NO_ANSWER = "no_answer"
-    """The agent stopped acting, and its last turn holds no answer: it is empty, all thought, or without the tags."""
-    MAX_TURNS = "max_turns"
-    """The agent still wanted to act, but its turns were used up."""
-    MAX_TOKENS = "max_tokens"
-    """A turn hit its token limit. Nothing in a cut-off turn is executed, not even a call that looks complete."""
-    CONTEXT_OVERFLOW = "context_overflow"
-    """The next observation, or one more token after it, would not fit into the context window."""
-    TOOL_BUDGET = "tool_budget"
-    """The agent asked for more tool calls than it may make."""
-    INVALID_CALLS = "invalid_calls"
-    """Too many calls in a row could not be parsed or validated."""
-    TIME_OUT = "time_out"
-    """The episode's wall-clock budget ran out."""
-    ERROR = "error"
-    """The environment raised, or the model server was lost; the message is in `Trajectory.error`."""
+    ANSWERED = "answered"  # the agent gave its final answer, or the environment reached its goal
+    NO_ANSWER = "no_answer"  # the last turn has neither a call nor an answer
+    MAX_TURNS = "max_turns"  # the last allowed turn still called a tool
+    MAX_TOKENS = "max_tokens"  # a turn reached its token limit; no call in a cut-off turn is executed
+    CONTEXT_OVERFLOW = "context_overflow"  # the next observation, or one more token after it, does not fit
+    TOOL_BUDGET = "tool_budget"  # the agent asked for more tool calls than allowed
+    INVALID_CALLS = "invalid_calls"  # too many consecutive calls could not be parsed or validated
+    TIME_OUT = "time_out"  # the episode's wall-clock budget ran out
+    ERROR = "error"  # the environment raised, or the model server was lost: see `Trajectory.error`
 
     @property
     def broken_off(self) -> bool:
-        """Ended by the machine or the world, which says nothing about the policy: such an episode trains nobody."""
+        """Return whether a failure outside the policy ended the episode. Training leaves such episodes out."""
         return self in (StopReason.TIME_OUT, StopReason.ERROR)
 
 
@@ -71,44 +61,40 @@ class StopReason(StrEnum):
 
 @dataclass(frozen=True)
 class Sampling:
-    """How to draw tokens for one turn."""
+    """How to sample the tokens of one turn."""
 
-    max_tokens: int
-    """Largest number of tokens in this turn (the stop token included)."""
+    max_tokens: int  # including the stop token
     temperature: float = 1.0
-    """0 means greedy. Nothing is cut off the distribution (top-p, top-k): the trainer's log-probabilities know of no cut."""
+    """0 is greedy. There is no top-p or top-k: the trainer's log-probabilities cover the whole distribution."""
     seed: int | None = None
-    """Same seed, same prompt, same weights -> same tokens, whatever else is in the batch."""
+    """Equal seed, prompt and weights give equal tokens, regardless of the rest of the batch."""
 
 
 @dataclass(frozen=True)
 class Generation:
     """What a policy returns for one turn."""
 
-    token_ids: list[int]
-    """Sampled ids, the stop token included where one was sampled."""
-    logprobs: list[float]
-    """log pi(token | everything before it) at the sampling temperature, one per id (natural logarithm)."""
-    finish_reason: Literal["stop", "length"]
-    """`stop`: the model closed its turn. `length`: the limit cut it off."""
+    token_ids: list[int]  # including the stop token, if one was sampled
+    logprobs: list[float]  # log pi(token | all tokens before it) at the sampling temperature, in nats
+    finish_reason: Literal["stop", "length"]  # a stop token ended the turn, or the limit cut it off
 
 
 class Policy(Protocol):
-    """The only way to a model. The sampler in this process, verl's server client and a vLLM server all implement it."""
+    """The only interface to a model. The local sampler, verl's server client and a vLLM client implement it."""
 
     on_token: Callable[[str | None, list[int]], None] | None = None
-    """A hook for who shows a turn as it grows: called with the session and each newly sampled stretch of ids."""
+    """Called with the session and each newly sampled stretch of ids, to show a turn while it grows."""
 
     async def generate(self, prompt_ids: list[int], sampling: Sampling, session: str | None = None) -> Generation:
         """Continue `prompt_ids`.
 
-        `session` names an episode: calls with the same one are its turns, so a policy may keep keys and values of the
-        conversation so far in a cache. None: a prompt that nothing follows.
+        Calls with the same `session` are turns of one episode, so a policy may cache the keys and values of the
+        conversation so far. None: no other turn follows.
         """
         ...
 
     def release(self, session: str) -> None:
-        """The episode is over: whatever was kept for `session` may go. By default, nothing was."""
+        """Free what the policy keeps for `session`: its episode is over."""
         ...
 
 
@@ -119,111 +105,98 @@ class Policy(Protocol):
 class Action:
     """One turn of the agent, as an environment receives it."""
 
-    text: str
-    """The decoded turn, without the closing stop token. Hostile until parsed: it is model output."""
+    text: str  # decoded, without the stop token; untrusted model output
     finish_reason: Literal["stop", "length"] = "stop"
 
 
 @dataclass
 class Observation:
-    """What the environment shows the agent next, as chat messages. The flow turns them into tokens."""
+    """The environment's next chat messages to the agent. The episode loop encodes them."""
 
     messages: list[Message]
     tools: list[dict[str, Any]] | None = None
-    """JSON schemas of the callable tools in OpenAI's form; read from the first observation only."""
+    """JSON schemas of the callable tools in OpenAI's form; only the first observation's are read."""
     rewrite: bool = False
-    """False: `messages` are appended to all that came before. True: they replace it (context management)."""
+    """False: append `messages` to the context. True: replace the context by them."""
     extra: dict[str, Any] = field(default_factory=dict)
-    """What an estimator may ask of this place, by name. `state` names it; without that, `messages` do."""
+    """Values for estimators, by name. `state` identifies the agent's state; its default is `messages`."""
 
 
 @dataclass
 class StepResult:
-    """What `AgentEnv.step` returns. Like Gymnasium's step, except that `stop_reason` replaces `terminated` and `truncated`."""
+    """What `AgentEnv.step` returns. Gymnasium's `terminated` and `truncated` are one `stop_reason` here."""
 
-    observation: Observation | None
-    """None when `done`."""
-    reward: float = 0.0
-    """Process reward of this step alone; the outcome is paid once, by `AgentEnv.outcome`."""
+    observation: Observation | None  # None when `done`
+    reward: float = 0.0  # of this step alone; `AgentEnv.outcome` returns the outcome reward
     done: bool = False
-    stop_reason: StopReason | None = None
-    """Set when `done`."""
+    stop_reason: StopReason | None = None  # set when `done`
     info: dict[str, Any] = field(default_factory=dict)
-    """For people and logs (tool calls, errors); never read by the algorithm."""
+    """For people and logs (tool calls, errors); the algorithm never reads it."""
     paid: list[tuple[int, float]] = field(default_factory=list)
-    """What `reward` is the sum of, where calls are paid: (characters of the turn up to the end of the call, its reward)."""
+    """Summands of `reward`, if calls are rewarded: (characters of the turn up to the end of the call, reward)."""
 
 
 class ToolErrorKind(StrEnum):
-    """Why a call gave no result. The environment counts these; the agent reads `ToolResult.content`."""
+    """Why a call gave no result. The environment counts the kinds; the agent reads `ToolResult.content`."""
 
-    MALFORMED_CALL = "malformed_call"
-    """The text of the call could not be parsed."""
-    UNKNOWN_TOOL = "unknown_tool"
-    """There is no tool of that name."""
-    INVALID_ARGUMENTS = "invalid_arguments"
-    """The arguments do not fit the tool's schema, or the tool refused them."""
-    TIME_OUT = "time_out"
-    """The tool did not answer within its deadline."""
-    TOOL_ERROR = "tool_error"
-    """The tool raised an exception."""
+    MALFORMED_CALL = "malformed_call"  # the call could not be parsed
+    UNKNOWN_TOOL = "unknown_tool"  # no tool has that name
+    INVALID_ARGUMENTS = "invalid_arguments"  # the arguments do not fit the schema, or the tool refused them
+    TIME_OUT = "time_out"  # the tool missed its deadline
+    TOOL_ERROR = "tool_error"  # the tool raised an exception
 
 
 INVALID = (ToolErrorKind.MALFORMED_CALL, ToolErrorKind.UNKNOWN_TOOL, ToolErrorKind.INVALID_ARGUMENTS)
-"""Errors that the agent made, as opposed to a tool that failed or was slow."""
+"""The agent's errors; the other kinds are failures of a tool."""
 
 
 @dataclass
 class Outcome:
-    """What the whole episode was worth. Everything may be left out.
+    """Result of a whole episode. The loop adds the counts of turns and calls to its metrics."""
 
-    Turns and calls need no saying: they are counted from the steps of the episode.
-    """
-
-    reward: float = 0.0
-    """In addition to what the steps have paid."""
+    reward: float = 0.0  # in addition to the steps' rewards
     parts: dict[str, float] = field(default_factory=dict)
-    """The summands of `reward` by name; recorded as `reward/NAME`."""
+    """Summands of `reward` by name; recorded as `reward/NAME`."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """Measurements that are not paid for; recorded as `episode/NAME`. `sub_em` and `f1` go on the eval card too."""
+    """Unrewarded measurements; recorded as `episode/NAME`. `sub_em` and `f1` also go on the evaluation card."""
     score_name: str | None = None
-    """Which of `metrics` evaluations report as the score. None: `em` (0 or 1) where it is measured, and else the reward."""
+    """The metric that evaluations report. None: `em` (0 or 1) if measured, else the reward."""
     truncated: bool = False
-    """The episode was cut off, and `reward` does not say how it would have ended: a critic's value stands for the rest. An
-    algorithm without a critic ends the run."""
+    """The episode was cut off before its outcome was known. A critic's value replaces the rest of the return;
+    an estimator without a critic raises ConfigError."""
 
 
 class AgentEnv(ABC):
-    """One episode's world, the only one that the loop knows. A fresh object for each episode; nothing is shared but the tools.
+    """The world of one episode. Each episode gets a new object; only tools are shared.
 
-    `reset`, `outcome` and `close` may be `async def`, where a world is far away or slow.
+    `reset`, `outcome` and `close` may be `async def`.
     """
 
     @abstractmethod
     def reset(self, row: Row) -> Observation | Awaitable[Observation]:
-        """Begin: the first observation, with what the agent is to know of its tools."""
+        """Return the first observation, which also describes the tools."""
 
     @abstractmethod
     async def step(self, action: Action) -> StepResult:
-        """Answer one turn of the agent. Must not raise on anything that a model can write."""
+        """Process one turn of the agent. Must not raise, whatever the model wrote."""
 
     def outcome(self, stop_reason: StopReason) -> Outcome | Awaitable[Outcome]:
-        """The reward of the whole episode, beyond what `step` has paid. Called exactly once, at the end."""
+        """Return the episode's outcome, beyond the steps' rewards. Called exactly once, at the end."""
         return Outcome()
 
     asks: str | None = None
-    """A message that the agent answers with plain text, and not with a turn, where this environment sends one."""
+    """A message after which the agent answers in plain text instead of a turn; None: no such message."""
     own_tools: Sequence[Any] = ()
     """Tools of this episode alone (`BaseTool.for_episode`); `make_env` sets them."""
 
     def close(self) -> Awaitable[None] | None:
-        """Give back what this episode held. Called exactly once, after `outcome`, however the episode ended."""
+        """Release the episode's resources. Called exactly once, after `outcome`, however the episode ended."""
         for tool in self.own_tools:
             tool.close()
 
 
 async def awaited(value):
-    """What an environment's method returned, or what its coroutine comes to."""
+    """Return `value`, or its result if it is awaitable."""
     return await value if inspect.isawaitable(value) else value
 
 
@@ -232,20 +205,19 @@ async def awaited(value):
 
 @dataclass
 class Step:
-    """One transition. `observation_ids` is the *whole* input of the model in this turn, not only its new part."""
+    """One transition."""
 
-    observation_ids: list[int]
+    observation_ids: list[int]  # the *whole* input of the model in this turn, not only its new part
     action_ids: list[int]
     action_logprobs: list[float]
     reward: float = 0.0
-    done: bool = False
-    """Whether the episode ended with it."""
+    done: bool = False  # whether the episode ended with this step
     finish_reason: str = "stop"
     info: dict[str, Any] = field(default_factory=dict)
     extra: dict[str, Any] = field(default_factory=dict)
-    """What an estimator may ask of it: that of the observation, whose `state` is now a number that fits into an int64."""
+    """`Observation.extra`, with `state` as a number that fits into an int64."""
     paid: list[tuple[int, float]] = field(default_factory=list)
-    """What of `reward` was paid on the way: (number of the action token that earned it, reward). The rest is an outcome's."""
+    """Process rewards within `reward`: (index of the action token that earned it, reward). The rest is outcome."""
 
 
 @dataclass
@@ -254,33 +226,31 @@ class Trajectory:
 
     steps: list[Step]
     group_id: str
-    """Trajectories with one group id are samples of the same prompt (GRPO compares them with one another)."""
+    """Equal for samples of one prompt, which GRPO compares with one another."""
     stop_reason: StopReason
     row: Row
     reward_parts: dict[str, float] = field(default_factory=dict)
-    """The summands of the outcome reward by name (em, format, ...)."""
+    """Summands of the outcome reward by name (em, format, ...)."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """Measurements that are not paid for (f1, tool_calls, ...). None of them is sure to be there."""
+    """Unrewarded measurements (f1, tool_calls, ...); any of them may be missing."""
     error: str | None = None
-    """What broke the episode off, in words; None unless `stop_reason.broken_off`."""
-    score_name: str | None = None
-    """See `Outcome`."""
-    truncated: bool = False
-    """See `Outcome`."""
+    """The error that ended the episode; None unless `stop_reason.broken_off`."""
+    score_name: str | None = None  # see `Outcome`
+    truncated: bool = False  # see `Outcome`
     extra: dict[str, Any] = field(default_factory=dict)
-    """What an estimator may ask of the episode; who plays it fills this in."""
+    """Values for estimators, by name; set after the episode."""
 
     @property
     def reward(self) -> float:
-        """The return: process rewards of all steps plus the outcome (which sits on the last action)."""
+        """The return: all process rewards plus the outcome, which the last step carries."""
         return sum(step.reward for step in self.steps)
 
     @property
     def process(self) -> float:
-        """What of the return was paid on the way."""
+        """The part of the return that was paid before the outcome."""
         return sum(paid for step in self.steps for _, paid in step.paid)
 
     @property
     def score(self) -> float:
-        """What evaluations average: the environment's own score, or exact match where it measures that, else the return."""
+        """The figure that evaluations average: the metric `score_name`, else exact match, else the return."""
         return self.metrics.get(self.score_name or "em", self.reward)
