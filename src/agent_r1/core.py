@@ -8,7 +8,7 @@ Each `Step` of it is one turn, a transition of the Markov decision process:
     reward           ── the environment's reward for the action
 
 `action_ids` are exactly the sampled ids. They are decoded once, for the environment, and never encoded again.
-encode(decode(ids)) need not equal ids, and training on other ids is training on actions that were never taken.
+Encoding the text need not give the same ids, and would train the model on actions that it never took.
 
 Names of tensors end in their shape: `logprobs_BT` has shape [B, T].
 

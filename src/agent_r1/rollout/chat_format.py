@@ -1,22 +1,21 @@
-"""Chat messages to token ids, so that text stays data.
+"""Encode chat messages as token ids, and keep data from becoming control tokens.
 
-In: messages from an environment. Out: the ids of an observation. Next: `episode.py` hands them to a policy.
+In: messages from an environment. Out: the ids of an observation. Next: `episode.py` passes them to a policy.
 
-Two things go wrong when one simply calls `apply_chat_template(..., tokenize=True)` in an agent loop:
+An agent loop that calls `apply_chat_template(..., tokenize=True)` in each turn has two faults:
 
-1. *Injection.* A tokenizer turns the characters `<|im_end|>` into the control token wherever they stand, also inside a
-   web page that a tool returned. Whoever writes the page can then close the turn and forge the user's next one.
-2. *Re-tokenization.* Rendering the whole conversation again in each turn re-encodes what the model sampled, and
+1. *Injection.* A tokenizer encodes the characters `<|im_end|>` as the control token, also inside a web page that a tool
+   returned. The page can then close the turn and forge the user's next message.
+2. *Re-tokenization.* Rendering the whole conversation again encodes what the model sampled a second time, and
    encode(decode(ids)) != ids in general.
 
-So this module renders the template only once for each *shape* of a conversation (the roles, not the words), with a
-placeholder for each content. The control tokens of the rendered skeleton become ids; every stretch of text between
-two control tokens, template text and contents joined, is encoded as *data*. Joining before encoding matters: it gives
-the same ids as `apply_chat_template` for harmless contents (a test compares them). Later turns are encoded as
-continuations, so that sampled ids are never touched.
+Here the template is rendered once for each *shape* of a conversation (its roles), with a placeholder for each content.
+The control tokens of this skeleton become ids. Each stretch of text between two control tokens, template and contents
+joined, is encoded as *data*. Joined text gives the same ids as `apply_chat_template` for harmless contents (a test
+compares them). Later turns are encoded as continuations, and sampled ids are never touched.
 
-A template may also mark the place of data with words that are no control token: in Qwen2.5's vocabulary
-`<tool_response>` is spelled in ordinary ones. The template's own tags stay as they are; in data they are broken up.
+A template may also enclose data in tags of ordinary tokens, such as `<tool_response>` in Qwen2.5's vocabulary. The
+template's own tags stay whole; the same tag inside data is split.
 """
 
 from __future__ import annotations
@@ -33,28 +32,28 @@ from typing import Any
 from agent_r1.core import Message
 from agent_r1.ground.errors import ConfigError, first_line
 
-# A placeholder is a number between two private-use characters, which no chat template contains.
+# A placeholder is a number between two private-use characters, which no chat template has.
 _OPEN, _CLOSE = "\ue0f0", "\ue0f1"
 _PLACEHOLDER = re.compile(f"{_OPEN}(\\d+){_CLOSE}")
 _BESIDE_DATA = re.compile(f"(<[^<>\\s]+>)\\s*(?={_OPEN})|(?<={_CLOSE})\\s*(<[^<>\\s]+>)")
 
 TURN_ENDS = {"<|end|>": ("<|call|>", "<|return|>")}
-"""Control token that closes one of several messages in a turn -> those that end such a turn.
+"""Control token that ends a message, if a turn may have several -> the tokens that end the turn.
 
-A model with these tokens was trained so, and ends its turns so whatever `env.name` is: the vocabulary decides.
+The vocabulary decides, not `env.name`: a model with these tokens was trained to end its turns with them.
 """
 
 RENDER_S = 3.0
-"""Within which a chat template must be rendered; it takes milliseconds, and a loop of a stranger's need not end."""
+"""Limit for rendering a chat template, which takes milliseconds. A downloaded template could loop for ever."""
 Skeleton = tuple[list[int | str], list[str]]
 
 
 def _in_time() -> Callable[..., Any]:
-    """Make a trace function (`sys.settrace`) that ends a template `RENDER_S` seconds after its first line."""
+    """Make a trace function (`sys.settrace`) that stops a template after `RENDER_S` seconds."""
     until: list[float] = []
 
     def line(frame: Any, event: str, arg: Any) -> Callable[..., Any] | None:
-        if frame.f_code.co_filename != "<template>":  # Jinja's name for all of them
+        if frame.f_code.co_filename != "<template>":  # Jinja's name for every template
             return None
         if not until:
             until.append(time.monotonic() + RENDER_S)
@@ -76,10 +75,10 @@ _PROBE = {
 
 
 class ChatFormat:
-    """Encodes observations for one tokenizer (any fast Hugging Face tokenizer that has a chat template)."""
+    """Encoder of observations for one fast Hugging Face tokenizer with a chat template."""
 
     def __init__(self, tokenizer, end_ids: Iterable[int] = ()):
-        """`end_ids`: tokens that end a turn for this model beside the tokenizer's own (see `tiny_model.load_chat`)."""
+        """`end_ids`: more tokens that end a turn of this model (`tiny_model.load_chat`)."""
         if not getattr(tokenizer, "chat_template", None):
             raise ConfigError(
                 f"the tokenizer of {getattr(tokenizer, 'name_or_path', '?')!r} has no chat template; "
@@ -95,11 +94,11 @@ class ChatFormat:
         self.control_ids: dict[str, int] = {
             token.content: index for index, token in tokenizer.added_tokens_decoder.items()
         }
-        """Every special or added token: what must never come out of encoding data."""
+        """Every special or added token. Encoded data never contains one."""
         self._control_set = frozenset(self.control_ids.values())
         self._control = _any_of(self.control_ids)
         self._guarded = _any_of({*self.control_ids, *self._tags_beside_data()})
-        """What data must not spell: control tokens, and the tags by which the template marks where data stand."""
+        """What data must not spell: control tokens, and the tags in which the template encloses data."""
         self._skeletons: dict[tuple, Skeleton] = {}
         after_action, _ = self._skeleton(("user", "assistant"), None, continuation=True)
         if not after_action or not isinstance(after_action[0], int):
@@ -108,105 +107,103 @@ class ChatFormat:
                 code="template_leaves_turns_open",
             )
         self.turn_end_id: int = after_action[0]
-        """The control token that the template writes after an assistant turn (`<|im_end|>` for Qwen)."""
+        """The control token after an assistant turn in the template (`<|im_end|>` for Qwen)."""
         own_ends = [self._ids_of(tokens) for tokens in TURN_ENDS.values()]
         self.closing_ids = {self.turn_end_id}.union(*own_ends)
-        """Turns that end with one of these get no end of the template's added."""
-        # A policy that stopped where a message of several ends would stop after its thought, before it calls or answers.
+        """The template's end is not added to a turn that ends with one of these."""
+        # Not a stop: a token that closes one of several messages. The turn would stop after its thought.
         only_close = self._ids_of(token for token, ends in zip(TURN_ENDS, own_ends, strict=True) if ends)
         ends = {tokenizer.eos_token_id, *end_ids} | self.closing_ids
         self.stop_ids = tuple(sorted(ends - {None} - only_close))
-        """Whichever of these is sampled ends the turn, for every policy."""
+        """Sampling one of these ends the turn, for every policy."""
         opening = "".join(p if isinstance(p, str) else self.decode([p]) for p in self._skeleton(("user",), None)[0])
         self._opened = re.search(r"(<think>\s*)?\Z", opening)[0]
-        """What the template itself writes at the beginning of each turn of the agent: for some thinking models `<think>`."""
+        """The template's own beginning of each agent turn: `<think>` for some thinking models."""
 
     def _ids_of(self, tokens: Iterable[str]) -> set[int]:
-        """The ids of those `tokens` that are control tokens of the vocabulary."""
+        """Return the ids of those `tokens` that are control tokens of the vocabulary."""
         return {self.control_ids[token] for token in tokens if token in self.control_ids}
 
     def check_tools(self) -> None:
-        """Raises ConfigError where the template shows an agent no tools: it would never hear of them."""
+        """Raise ConfigError if the template does not show tools to the model."""
         self.prompt_ids([{"role": "user", "content": ""}], [_PROBE])
 
     # -------------------------------------------------------------------------------------------- observations
 
     def prompt_ids(self, messages: list[Message], tools: list[dict[str, Any]] | None = None) -> list[int]:
-        """The ids of a whole conversation that ends where the assistant is to speak."""
+        """Encode a conversation up to the point where the assistant speaks."""
         roles = tuple(m["role"] for m in messages)
         skeleton, spelled = self._skeleton(roles, tools)
         return self._fill(skeleton, [m["content"] for m in messages] + spelled)
 
     def continuation_ids(self, messages: list[Message], *, closed: bool) -> list[int]:
-        """The ids that follow an assistant turn: `messages` (tool results, a user's reply) and the next opening.
+        """Encode `messages` after an assistant turn (tool results or a user's reply), and the next opening.
 
-        `closed` says whether the action already ends with the turn's end token. If the policy sampled it, it belongs to
-        the action; if not, it is added here, as an observation that nobody is trained on.
+        `closed`: the action already ends with the turn's end token, because the policy sampled it. Otherwise that token
+        is added here, as part of the observation.
         """
         roles = ("user", "assistant", *(m["role"] for m in messages))
         skeleton, _ = self._skeleton(roles, None, continuation=True)
         return self._fill(skeleton[1:] if closed else skeleton, ["", "", *(m["content"] for m in messages)])
 
     def encode_data(self, text: str, own: frozenset[int] = frozenset()) -> list[int]:
-        """Encode text so that no control token comes out, nor a tag of the template's as the template writes it.
+        """Encode text without control tokens, and split any tag of the template inside it.
 
-        `own`: where in `text` the template's own tags begin.
+        `own`: offsets in `text` of the template's own tags, which stay whole.
         """
         cuts, start = [0], 0
         while match := self._guarded.search(text, start):
             start = match.start() + 1
             if match[0] in self.control_ids:
-                # One cut is enough: the tokenizer matches control tokens within one string only, so a piece of one is
-                # ordinary text to it.
+                # The tokenizer finds control tokens within one string only, so one cut is enough.
                 cuts.append(start)
-            elif match.start() not in own:  # ordinary text as it is: spelled by the character, it has other ids
+            elif match.start() not in own:  # the template's own tag stays whole: cut, it would have other ids
                 cuts += range(start, match.end())
         pieces = itertools.pairwise([*sorted(set(cuts)), len(text)])
         return [i for begin, end in pieces for i in self._encode(text[begin:end])]
 
     def encode_trusted(self, text: str) -> list[int]:
-        """Encode text in which control tokens are meant (a demonstrator's turn). Never for text from outside."""
+        """Encode text with its control tokens (a demonstrator's turn). Never use it for text from outside."""
         return self._backend.encode(text, add_special_tokens=False).ids
 
     def turn_ids(self, text: str, end: str | None = None) -> list[int]:
-        """Encode a whole turn of a demonstrator's, with the token that ends it.
+        """Encode a demonstrator's turn and its end token.
 
-        `end`: that token, where the dialect says so (`Dialect.end_of`) and the vocabulary has it.
+        `end`: the dialect's end token (`Dialect.end_of`), used if the vocabulary has it.
         """
         ids = self.encode_trusted(text)
         return ids if ids and ids[-1] in self.stop_ids else [*ids, self.control_ids.get(end, self.turn_end_id)]
 
     def decode(self, ids: list[int]) -> str:
-        """The text of sampled ids, control tokens visible. For parsing and display; never encode the result."""
+        """Decode sampled ids, control tokens included, for parsing and display. Never encode the result."""
         return self._backend.decode(ids, skip_special_tokens=False)
 
     def turn_text(self, ids: list[int]) -> str:
-        """A sampled turn as its reader should see it: with the thought that the template opened in its place, without
-        the token that ended it."""
+        """Decode a sampled turn, with the template's opening and without the end token."""
         ended = bool(ids) and ids[-1] in self.stop_ids
         return self._opened + self.decode(ids[:-1] if ended else ids)
 
     # ------------------------------------------------------------------------------------------------- inside
 
     def _encode(self, text: str) -> list[int]:
-        # A lone surrogate (broken unicode from a web page) cannot be encoded as UTF-8: replace it.
+        # A lone surrogate (broken unicode from a web page) has no UTF-8 form: replace it.
         text = text.encode("utf-8", "replace").decode("utf-8") if not text.isascii() else text
         ids = self._backend.encode(text, add_special_tokens=False).ids
         if not any(i in self._control_set for i in ids):
             return ids
-        # Normalisation (NFC and the like) can still assemble a control token out of look-alikes: go by character.
+        # Normalisation (such as NFC) can still assemble a control token from similar characters: encode each by itself.
         single = (i for c in text for i in self._backend.encode(c, add_special_tokens=False).ids)
         return [i for i in single if i not in self._control_set]
 
     def _fill(self, skeleton: list[int | str], contents: list[str]) -> list[int]:
-        """Skeleton to ids: control ids stay, each text run is filled with the contents and encoded as data."""
+        """Fill the text runs of a skeleton with `contents`, and encode them as data."""
         ids: list[int] = []
         for part in skeleton:
             if isinstance(part, int):
                 ids.append(part)
                 continue
             text, own = "", set()
-            for number, piece in enumerate(_PLACEHOLDER.split(part)):  # the template's words and numbers by turns
+            for number, piece in enumerate(_PLACEHOLDER.split(part)):  # template text and placeholders alternate
                 if number % 2:
                     text += str(contents[int(piece)])
                 else:
@@ -216,17 +213,17 @@ class ChatFormat:
         return ids
 
     def _render(self, roles: tuple[str, ...], tools=None) -> str:
-        """The template's text of a conversation with these roles, a placeholder in the place of each content."""
+        """Render the template for these roles, with a placeholder for each content."""
         messages = [{"role": role, "content": f"{_OPEN}{i}{_CLOSE}"} for i, role in enumerate(roles)]
-        # Qwen3 without its own thinking mode: its template then opens each turn with an empty thought, and a turn of
-        # some hundred tokens is not used up by thinking. Other templates do not know the word.
+        # Without thinking, Qwen3's template opens each turn with an empty thought. Thinking would use up a turn of a
+        # few hundred tokens. Other templates ignore the argument.
         before = sys.gettrace()
         sys.settrace(_in_time())
         try:
             return self.tokenizer.apply_chat_template(
                 messages, tools=tools, add_generation_prompt=True, tokenize=False, enable_thinking=False
             )
-        except Exception as error:  # a template is a program, which came with the model
+        except Exception as error:  # a template is a program that came with the model
             raise ConfigError(
                 f"the chat template of {getattr(self.tokenizer, 'name_or_path', '?')!r} cannot be rendered "
                 f"({type(error).__name__}: {first_line(error)}); take an instruct model with another template",
@@ -236,19 +233,18 @@ class ChatFormat:
             sys.settrace(before)
 
     def _tags_beside_data(self) -> set[str]:
-        """Each literal `<...>` that the template puts directly before or behind a content."""
+        """Find each literal `<...>` that the template puts directly before or after a content."""
         tags: set[str] = set()
         for roles in (("user", "assistant"), ("system", "user"), ("user", "assistant", "tool", "tool")):
-            with contextlib.suppress(ConfigError):  # a template may refuse a role, and then it has no tags for it
+            with contextlib.suppress(ConfigError):  # a template may refuse a role
                 tags |= {tag for pair in _BESIDE_DATA.findall(self._render(roles)) for tag in pair if tag}
         return tags
 
     def _skeleton(self, roles: tuple[str, ...], tools, continuation: bool = False) -> Skeleton:
-        """Control ids and text runs (with placeholders) of a conversation with these roles; rendered once, then kept.
+        """Return control ids and text runs (with placeholders) for these roles, rendered once and cached.
 
-        With `continuation`, only what follows the content of message 1 (the assistant's). The second of the pair is what
-        the descriptions of `tools` spell of control tokens and tags: they are data too, and get placeholders behind
-        those of the messages.
+        `continuation` keeps only what follows message 1, the assistant's. The second result is every control token or
+        tag spelled in the descriptions of `tools`: data, whose placeholders follow those of the messages.
         """
         key = (roles, json.dumps(tools) if tools else None, continuation)
         if key not in self._skeletons:
