@@ -1,14 +1,11 @@
-"""The world of tool calls: an environment in which the agent calls tools until it answers.
+"""Run an environment in which the agent calls tools until it answers.
 
 In: the agent's turns. Out: observations and rewards. Next: `rollout/episode.py` drives it.
 
-`BaseToolEnv` is an `AgentEnv` (core.py) with four places to change it: `extract_tool_calls`, `format_tool_response`, `stop`
-and `process_reward`.
+A `Dialect` (dialect.py) reads and writes turns; `questions.py` pays for answers.
 
-How turns are written and read is the business of a `Dialect` (dialect.py); what an answer is worth, of `questions.py`.
-
-The outcome is asked for once, by the loop, however the episode ended: also when it was cut off after a tool result or
-by a full context. So a failed episode never looks like a good one, and the outcome always has an action to be paid to.
+The loop asks for the outcome exactly once, however the episode ended: also after a tool result or at a full context.
+So a failed episode never looks like a good one, and the outcome always has an action to be paid to.
 """
 
 from __future__ import annotations
@@ -27,14 +24,14 @@ from agent_r1.tool.base import BaseTool, ToolCall, ToolResult, call_tool
 
 
 class BaseToolEnv(AgentEnv):
-    """A conversation in which the agent calls tools until it answers."""
+    """An `AgentEnv` (core.py) with tools."""
 
     stateful = False
-    """Whether calls change a world. Then those of one turn run one after the other, those of the last turn run too, and the
-    call that makes `over` true ends the episode."""
+    """Whether calls change a world. If so, the calls of a turn run one after the other, also in the last allowed turn.
+    The episode ends when a call sets `over`."""
     over = False
     dialect = Dialect()
-    """How turns are written, for screens and demonstrators, too. A class may define one of its methods itself (`HOOKS`)."""
+    """The form of turns. A subclass may also define a method of its dialect itself (`HOOKS`)."""
 
     def __init_subclass__(cls, **options: Any):
         super().__init_subclass__(**options)
@@ -45,27 +42,25 @@ class BaseToolEnv(AgentEnv):
     def __init__(self, tools: dict[str, BaseTool], config: EnvConfig):
         self.tools, self.config = tools, config
         self.turns = self.tool_calls = self.invalid_in_a_row = 0
-        self.final_turn: str | None = None
-        """Text of the turn that ended the episode by the agent's own will."""
-        self.calls: list[dict] = []
-        """All calls so far, as rollouts record them."""
+        self.final_turn: str | None = None  # text of the turn with which the agent ended the episode
+        self.calls: list[dict] = []  # all calls so far, as recorded in rollouts
 
     # ------------------------------------------------------------------------------------- what a subclass decides
 
     @abstractmethod
     def extract_tool_calls(self, text: str) -> list[ToolCall]:
-        """The calls in a turn, in order. A call that cannot be parsed is returned too, with its `error` set."""
+        """Return the calls of a turn in order. A call that cannot be parsed is included, with its `error` set."""
 
     @abstractmethod
     def format_tool_response(self, calls: list[ToolCall], results: list[ToolResult]) -> list[Message]:
-        """What the agent sees of the results."""
+        """Return the messages that show the results to the agent."""
 
     def stop(self, text: str, calls: list[ToolCall]) -> StopReason | None:
-        """How the agent ended the episode with this turn; None if it goes on. By default a turn without a call is the answer."""
+        """Return why this turn ends the episode, or None. By default a turn without a call is the answer."""
         return None if calls else StopReason.ANSWERED
 
     def process_reward(self, call: ToolCall, result: ToolResult) -> float:
-        """Pay for one call. Zero by default: the laptop run learns from the outcome alone."""
+        """Return the reward of one call: 0 by default."""
         return 0.0
 
     # ------------------------------------------------------------------------------------------------- the episode
@@ -77,7 +72,7 @@ class BaseToolEnv(AgentEnv):
     async def step(self, action: Action) -> StepResult:
         self.turns += 1
         if action.finish_reason == "length":
-            # Nothing in a cut-off turn is executed: a call may look complete and still miss what the agent meant to add.
+            # A call in a cut-off turn may look complete and still lack what the agent meant to add.
             return _done(StopReason.MAX_TOKENS)
         calls = self.extract_tool_calls(action.text)
         if (reason := self.stop(action.text, calls)) is not None:
@@ -85,7 +80,7 @@ class BaseToolEnv(AgentEnv):
             return _done(reason)
         last = self.turns >= self.config.max_turns
         if last and not self.stateful:
-            # No turn is left in which the result could be used, so the tool is not run.
+            # No turn is left in which the agent could use the result.
             return _done(StopReason.MAX_TURNS)
         if self.tool_calls + len(calls) > self.config.max_tool_calls:
             return _done(StopReason.TOOL_BUDGET)
@@ -113,7 +108,7 @@ class BaseToolEnv(AgentEnv):
         return StepResult(observation, sum(reward for _, reward in paid), info=info, paid=paid)
 
     async def execute(self, calls: list[ToolCall]) -> list[ToolResult]:
-        """Run the calls of one turn."""
+        """Run the calls of one turn: concurrently, or in order if `stateful`."""
         limits = self.config.tool_timeout_s, self.config.tool_max_chars
         if not self.stateful:
             return await asyncio.gather(*(call_tool(self.tools, call, *limits) for call in calls))
@@ -121,7 +116,7 @@ class BaseToolEnv(AgentEnv):
         return [unheard if self.over else await call_tool(self.tools, call, *limits) for call in calls]
 
     def calls_by_tool(self) -> dict[str, float]:
-        """How often each tool was called with success; nothing where there is only one."""
+        """Count the successful calls of each tool, if there are several tools."""
         called = Counter(call["name"] for call in self.calls if call["ok"])
         return {f"calls/{name}": float(called[name]) for name in self.tools} if len(self.tools) > 1 else {}
 
@@ -139,5 +134,5 @@ def _record(call: ToolCall, result: ToolResult) -> dict:
         "error": result.error,
         "seconds": round(result.seconds, 6),
         "content": result.content,
-        **({"at": result.data["at"]} if result.data.get("at") else {}),  # where a tool's own code failed
+        **({"at": result.data["at"]} if result.data.get("at") else {}),  # where the tool's code failed
     }

@@ -137,7 +137,7 @@ class ChatFormat:
         return self._fill(skeleton, [m["content"] for m in messages] + spelled)
 
     def continuation_ids(self, messages: list[Message], *, closed: bool) -> list[int]:
-        """Encode `messages` after an assistant turn (tool results or a user's reply), and the next opening.
+        """Encode what follows an assistant turn: `messages` (such as tool results) and the next opening.
 
         `closed`: the action already ends with the turn's end token, because the policy sampled it. Otherwise that token
         is added here, as part of the observation.
