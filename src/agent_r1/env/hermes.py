@@ -1,14 +1,14 @@
-"""The Hermes dialect, which Qwen models speak: thoughts, calls and answers in tags.
+"""Read and write the Hermes dialect of Qwen models: thoughts, calls and answers in tags.
 
     <think> ... </think>
     <tool_call>
     {"name": "search", "arguments": {"query": "..."}}
-    </tool_call>                                   one turn may hold several calls: they run side by side
+    </tool_call>                                   a turn may have several calls, which run concurrently
     <answer> ... </answer>                         ends the episode
 
-`split_turn` is the only reader of these tags: what is executed, what ends an episode, what is paid and what a person
-sees all come from it. Everything here reads what a model wrote, so nothing may raise: a call that cannot be parsed
-becomes a `ToolCall` with an error, which the agent gets to read like any tool result and can learn from.
+`split_turn` is the only parser of these tags: execution, the end of an episode, rewards and screens all use its result.
+Its input is model output, so nothing here may raise. A call that cannot be parsed becomes a `ToolCall` with an error,
+which the agent reads like any tool result.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from agent_r1.tool.base import BaseTool, ToolCall
 
 @dataclass(frozen=True)
 class Tags:
-    """What calls and results are called; thoughts and answers are called so in every dialect of tags."""
+    """Names of the tags around calls and results. Thoughts and answers have the same tags in every such dialect."""
 
     call: str = "tool_call"
     result: str = "tool_response"
@@ -41,11 +41,11 @@ TAGS = Tags()
 
 
 def split_turn(text: str, tags: Tags = TAGS) -> list[Part]:
-    """The parts of a turn in order, their tags left out.
+    """Split a turn into its parts, in order and without their tags.
 
-    Whatever opens first holds everything up to its own closing tag, or to the end of the turn: a call or an answer
-    inside a thought is a thought, an answer inside a call is an argument. A call or an answer that opens again before it
-    was closed was never closed. A closing tag that closes nothing, and `<tool_response>`, are text.
+    An opening tag extends to its own closing tag, or to the end of the turn. A call inside a thought is part of the
+    thought, and an answer inside a call is part of its arguments. A call or answer that is opened again before its
+    closing tag counts as never closed. An unmatched closing tag is text, and so is `<tool_response>`.
     """
     parts: list[Part] = []
     kind, start, kinds = "text", 0, {tags.call: "tool_call", tags.result: "tool_response"}
@@ -63,19 +63,19 @@ def split_turn(text: str, tags: Tags = TAGS) -> list[Part]:
 
 
 def answer_of(text: str, tags: Tags = TAGS) -> str | None:
-    """What the last closed `<answer>` of a turn holds, without surrounding blanks; None if there is none, or only blanks.
+    """Return the stripped text of the last closed `<answer>`, or None if missing or empty.
 
-    Give it the agent's last turn only: the system prompt has an example, and a retrieved document may claim anything.
+    Pass only the agent's last turn: the system prompt has an example, and a retrieved document may contain anything.
     """
     answers = [part.text.strip() for part in split_turn(text, tags) if part.kind == "answer" and part.closed]
     return (answers or [""])[-1] or None
 
 
 def is_well_formed(text: str, tags: Tags = TAGS) -> bool:
-    """Whether a last turn is `(<think>...</think>)* <answer>something</answer>` and then nothing but blanks.
+    """Return whether a turn is `(<think>...</think>)* <answer>something</answer>`, then only blanks.
 
-    Plain text may stand before and between the tags. So: one non-empty answer, closed thoughts before it, no tag inside
-    of either, no call beside it (nobody would run it), and no `<tool_response>`, which only a tool may write.
+    Text before and between the tags is allowed. The answer is not empty, and no part contains a tag. There is no call,
+    which would not be run, and no `<tool_response>`, which only a tool may write.
     """
     found = [tag[0] for tag in tags.pattern.finditer(text)]
     thoughts, answer = found[:-2], found[-2:]
@@ -88,7 +88,7 @@ def is_well_formed(text: str, tags: Tags = TAGS) -> bool:
 
 
 class Hermes(Dialect):
-    """Calls as JSON, thoughts and answers, all in tags."""
+    """Calls in JSON, thoughts and answers, all in tags."""
 
     tags = TAGS
 
@@ -123,12 +123,12 @@ class HermesToolEnv(QuestionEnv):
 
 
 def call(name: str, thought: str = "", /, **arguments: Any) -> str:
-    """A turn that calls a tool, as a demonstrator writes it."""
+    """Write a turn that calls a tool, as a demonstrator does."""
     return HERMES.written(ToolCall(name, arguments), thought)
 
 
 def answer(text: object, thought: str = "") -> str:
-    """The last turn of an episode."""
+    """Write the last turn of an episode."""
     return HERMES.written(str(text), thought)
 
 
@@ -136,12 +136,12 @@ def answer(text: object, thought: str = "") -> str:
 
 
 def parse_call(body: str, closed: bool) -> ToolCall:
-    """One call from between its tags; what is wrong with it goes into `error`, in words for the agent."""
+    """Parse the text between a call's tags. A fault goes into `error`, in words for the agent."""
     if not closed:
         return ToolCall("", {}, error="the call is not closed with </tool_call>")
     try:
         call = json.loads(body, parse_float=_finite, parse_constant=_finite)
-    except (ValueError, RecursionError):  # RecursionError: ten thousand opening brackets
+    except (ValueError, RecursionError):  # RecursionError: thousands of opening brackets
         return ToolCall("", {}, error='the call is not valid JSON; write {"name": ..., "arguments": {...}}')
     if not isinstance(call, dict) or not isinstance(call.get("name"), str):
         return ToolCall("", {}, error='the call has no "name"')
@@ -151,7 +151,7 @@ def parse_call(body: str, closed: bool) -> ToolCall:
 
 
 def _finite(number: str) -> float:
-    """Python reads NaN, Infinity and 1e999. JSON has no word for them, so they could not be recorded as JSON."""
+    """Parse a number. Raise ValueError for NaN, Infinity and 1e999, which Python reads but JSON cannot record."""
     if not math.isfinite(float(number)):
         raise ValueError(number)
     return float(number)

@@ -1,15 +1,13 @@
-"""The episode loop: where a policy and an environment meet. Training, evaluation, chat and verl all run this code.
+"""Run episodes between a policy and an environment: in training, evaluation, chat and verl.
 
 In: a row (one question). Out: a `Trajectory`. Next: `rows.py` makes training sequences of it.
 
-Episodes are coroutines. Each waits only for its own next token block and its own tools, so a hundred of them keep one
-sampler busy, and none waits for the slowest of its batch.
+Episodes are coroutines. Each waits only for its own tokens and tools, so a hundred of them keep one sampler busy.
 
     AgentFlowBase   full control: any coroutine that returns a Trajectory (branching, several policies, ...)
     AgentEnvLoop    the generic flow: observe -> act -> step, until done
 
-To watch an episode while it happens, as the chat does, override `on_action` and `on_result` of `AgentEnvLoop` and set
-`on_token` of the policy.
+To watch an episode live, override `on_action` and `on_result` of `AgentEnvLoop` and set the policy's `on_token`.
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.failures import count_calls, refuse_failures, refuse_lost
 
 MAX_REWARD = 1e6
-"""Of one step or outcome, either way. Sums and squares of such rewards stay far below the largest float32."""
+"""Largest absolute reward of a step or outcome. Sums and squares of rewards then stay far below float32's maximum."""
 
 
 @dataclass(frozen=True)
@@ -52,16 +50,14 @@ class Task:
     """One episode to run."""
 
     row: Row
-    group_id: str
-    """Equal for samples of one prompt."""
-    session: str
-    """Unique among the episodes that run at a time; a policy keeps the episode's cache under this name."""
+    group_id: str  # equal for samples of one prompt
+    session: str  # unique among concurrent episodes; names the episode's cache in the policy
     seed: int | None = None
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The loop's own limits; an environment has more (turns, calls)."""
+    """The loop's own limits; an environment also limits turns and calls."""
 
     max_tokens_per_turn: int
     max_context: int
@@ -73,7 +69,7 @@ class Limits:
 
 
 class AgentFlowBase(ABC):
-    """Turns a task into a trajectory. Subclass this when `reset` and `step` cannot express what your agent does."""
+    """Play a task and return its trajectory. Subclass it if `reset` and `step` cannot express your agent."""
 
     def __init__(
         self,
@@ -82,12 +78,12 @@ class AgentFlowBase(ABC):
         limits: Limits,
         make_env: Callable[[Row], AgentEnv] | None = None,
     ):
-        """`make_env` gives a question its environment; a flow of one's own may do without."""
+        """`make_env` makes the environment of a row; a user-defined flow may do without."""
         self.policy, self.chat, self.limits, self.make_env = policy, chat, limits, make_env
 
     @abstractmethod
     async def run(self, task: Task, sampling: Sampling) -> Trajectory:
-        """One episode. Only the policy's failures may be raised; what an environment raises belongs in the result."""
+        """Play one episode. Raise only the policy's failures; an environment's failures belong in the result."""
 
 
 class AgentEnvLoop(AgentFlowBase):
@@ -108,7 +104,7 @@ class AgentEnvLoop(AgentFlowBase):
             async with asyncio.timeout(self.limits.timeout_s) as deadline:
                 stop = await self._converse(env, task, sampling, steps)
         except TimeoutError:
-            if not deadline.expired():  # the policy's own, on its way to a model
+            if not deadline.expired():  # the policy's own time-out on the way to its model
                 raise
             stop, error = StopReason.TIME_OUT, f"not over after {self.limits.timeout_s:g} s (env.episode_timeout_s)"
         except EnvironmentFailure as failure:
@@ -116,16 +112,16 @@ class AgentEnvLoop(AgentFlowBase):
         finally:
             self.policy.release(task.session)
         try:
-            # Its own seconds: an episode that has used all of its time is paid as well.
+            # A fresh limit: an episode that has used all of its time is paid as well.
             async with asyncio.timeout(self.limits.timeout_s) as deadline:
                 outcome = await awaited(env.outcome(stop))
             finite(outcome.reward)
-        except Exception as failure:  # an environment that failed in `reset` need not know its row
+        except Exception as failure:  # for example, no row: the environment failed in `reset`
             outcome, stop = Outcome(), StopReason.ERROR
             late = f"not there after {self.limits.timeout_s:g} s (env.episode_timeout_s)"
             error = error or f"outcome: {late if deadline.expired() else _said(failure)}"
         if steps:
-            # Credit goes only to actions: the outcome is paid to the last one, also when a tool result came after it.
+            # Only actions get credit, so the outcome goes to the last one, also if a tool result came after it.
             steps[-1].reward += outcome.reward
             steps[-1].done = True
         metrics = outcome.metrics | count_calls(steps)
@@ -134,7 +130,7 @@ class AgentEnvLoop(AgentFlowBase):
         )
 
     async def _converse(self, env: AgentEnv, task: Task, sampling: Sampling, steps: list[Step]) -> StopReason:
-        """The loop itself. Steps are appended as they happen, so that a time-out keeps what there is."""
+        """Play turns until the end. Steps are appended at once, so that a time-out keeps them."""
         try:
             observation = await awaited(env.reset(task.row))
         except Exception as failure:
@@ -160,7 +156,7 @@ class AgentEnvLoop(AgentFlowBase):
             step = Step(ids, generation.token_ids, generation.logprobs, finish_reason=generation.finish_reason)
             step.extra = observation.extra | {"state": state}
             steps.append(step)
-            # The one place where sampled ids become text: for the environment to read, never to be encoded again.
+            # The only place where sampled ids become text: the environment reads it, and it is never encoded again.
             action = Action(self.chat.turn_text(generation.token_ids), generation.finish_reason)
             self.on_action(action)
             try:
@@ -176,7 +172,7 @@ class AgentEnvLoop(AgentFlowBase):
             observation = result.observation
 
     def observe(self, steps: list[Step], observation: Observation) -> list[int]:
-        """The next input of the model. Sampled ids are carried over as they are."""
+        """Return the next input of the model. Sampled ids are carried over unchanged."""
         if not steps or observation.rewrite:
             return self.chat.prompt_ids(observation.messages, observation.tools)
         last = steps[-1]
@@ -184,8 +180,11 @@ class AgentEnvLoop(AgentFlowBase):
         return last.observation_ids + last.action_ids + self.chat.continuation_ids(observation.messages, closed=closed)
 
     def earned(self, step: Step, result: StepResult) -> list[tuple[int, float]]:
-        """`Step.paid`: the reward of a call on the call's last token, any other on the last of the turn. What the step that
-        ends an episode pays beside its calls is an outcome."""
+        """Compute `Step.paid`, the rewards of action tokens.
+
+        A call's reward goes to the call's last token, and other rewards to the turn's last token. On the step that ends
+        the episode, only call rewards are paid here. The rest counts as outcome.
+        """
 
         def length(token: int) -> int:
             return len(self.chat.turn_text(step.action_ids[: token + 1]))
@@ -197,14 +196,14 @@ class AgentEnvLoop(AgentFlowBase):
         ]
 
     def on_action(self, action: Action) -> None:
-        """A hook: the agent has finished a turn, and the environment acts on it next."""
+        """Observe a turn of the agent, before the environment processes it. A hook."""
 
     def on_result(self, result: StepResult) -> None:
-        """A hook: what the environment answered."""
+        """Observe an answer of the environment. A hook."""
 
 
 class EnvironmentFailure(Exception):
-    """An environment raised; the episode ends with StopReason.ERROR and this text."""
+    """An environment's exception. The episode ends with StopReason.ERROR and this text."""
 
 
 async def run_episodes(
@@ -214,12 +213,13 @@ async def run_episodes(
     on_done: Callable[[Trajectory], None] | None = None,
     at_once: int | None = None,
 ) -> list[Trajectory]:
-    """Run all tasks side by side; trajectories come back in the order of the tasks.
+    """Run tasks concurrently, and return their trajectories in the same order.
 
-    With `at_once`, only so many run at a time: of thousands, most would stand in line for the policy past their deadline.
+    At most `at_once` run at a time. This keeps thousands of episodes from reaching their deadline while they wait for
+    the policy.
 
-    Raises AgentR1Error when the world failed most of them (`failures.py`). A lost connection to a model server fails one episode;
-    what else a policy raised is raised as it is.
+    A lost connection to a model server ends one episode; any other exception of a policy is raised unchanged. Raises
+    AgentR1Error if most episodes failed through no fault of the agent (`failures.py`).
     """
     tasks, lost = list(tasks), []
     gate = asyncio.Semaphore(at_once) if at_once else contextlib.nullcontext()
@@ -237,9 +237,9 @@ async def run_episodes(
         return trajectory
 
     try:
-        async with asyncio.TaskGroup() as group:  # cancels the others when one raises, so that nothing is left running
+        async with asyncio.TaskGroup() as group:  # cancels the others if one raises
             jobs = [group.create_task(one(task)) for task in tasks]
-    except ExceptionGroup as failures:  # one cause is enough, and the command line knows plain errors only
+    except ExceptionGroup as failures:  # the first cause is enough, and the command line expects a plain error
         raise failures.exceptions[0] from None
     trajectories = [job.result() for job in jobs]
     refuse_failures(trajectories)
@@ -247,7 +247,7 @@ async def run_episodes(
 
 
 def finite(reward: float) -> float:
-    """A reward that may be learnt from: NaN would spread to all weights, and 1e300 overflow them. Raises ValueError for another."""
+    """Return `reward` as a float. Raise ValueError if it is not finite or too large: it would spoil the weights."""
     if not math.isfinite(reward):
         raise ValueError(f"a reward must be a finite number, and the environment paid {reward}")
     if abs(reward) > MAX_REWARD:
@@ -260,13 +260,13 @@ def finite(reward: float) -> float:
 def make_flow(
     policy: Policy, chat: ChatFormat, make_env: Callable[[Row], AgentEnv], rollout: RolloutConfig, env: EnvConfig
 ) -> AgentFlowBase:
-    """The flow that `rollout.flow` names, or the generic loop, within the limits of the settings."""
+    """Make the flow that `rollout.flow` names, or the generic loop."""
     flow = flow_of(rollout.flow) if rollout.flow else AgentEnvLoop
     return flow(policy, chat, Limits.of(rollout, env), make_env)
 
 
 def flow_of(name: str) -> type[AgentFlowBase]:
-    """A flow of one's own. It is made with the same four arguments as `AgentEnvLoop`. Raises ConfigError where it is none."""
+    """Load a user-defined flow. Raise ConfigError if `name` is not a subclass of AgentFlowBase."""
     found = own.load(name, "rollout.flow")
     if not (isinstance(found, type) and issubclass(found, AgentFlowBase)):
         raise ConfigError(
@@ -277,10 +277,10 @@ def flow_of(name: str) -> type[AgentFlowBase]:
 
 
 def derive_seed(*parts: int | str) -> int:
-    """A 64-bit seed from a path such as (run seed, step, group, sample, turn). Different paths, unrelated seeds."""
+    """Derive a 64-bit seed from a path such as (run seed, step, group, sample, turn)."""
     return int.from_bytes(hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest(), "little")
 
 
 def _said(failure: Exception) -> str:
-    """A failure in words; our own errors are sentences already, others need the name of their class."""
+    """Describe a failure; exceptions other than our own need the name of their class."""
     return str(failure) if isinstance(failure, AgentR1Error) else f"{type(failure).__name__}: {failure}"

@@ -1,14 +1,14 @@
-"""Trajectories to training sequences: what was sampled, what was not, and where the reward sits.
+"""Convert trajectories to training sequences with action masks and rewards.
 
 In: `Trajectory`. Out: `TrainingRow`s and, padded, a `Batch` of tensors. Next: `training/advantages.py`.
 
-**The row rule.** A step whose observation extends all tokens so far joins the row; otherwise a new row begins. An
-environment that appends gives one row an episode; one that rewrites its context gives one row a rewrite. Advantages need to
-know which it was: statistics are per trajectory, so each row carries its trajectory's number.
+**The row rule.** A step whose observation extends all tokens so far joins the row; any other step begins a new row. An
+environment that appends gives one row per episode; each rewrite of the context adds one. Statistics are per trajectory,
+so each row has its trajectory's number.
 
 **The action mask** is 1 on sampled tokens and 0 on all others (prompt, tool results, template). It gates the policy
-loss, KL, entropy and value loss, and the recursion of advantages. This is the whole difference between RL for chat
-and RL for agents: tool tokens are in the context, but the policy did not choose them.
+loss, KL, entropy, value loss and the recursion of advantages. In RL for agents, unlike RL for chat, the context has
+tokens after the first action that the policy did not choose.
 """
 
 from __future__ import annotations
@@ -26,17 +26,16 @@ from agent_r1.ground.errors import ConfigError
 
 @dataclass(frozen=True)
 class Column:
-    """What an estimator asks of every token or row, in addition to what all batches have."""
+    """An estimator's extra input, for every token or every row."""
 
-    name: str
-    """Ends in its shape: `states_BT` has a value for each token, `baseline_B` one for each row."""
+    name: str  # ends in its shape: `states_BT` has a value per token, `baseline_B` one per row
     dtype: torch.dtype
     fill: Callable[[Step], list] | Callable[[Trajectory], Any]
-    """_BT: the values of a step's action tokens; all other tokens get 0. _B: the value of a trajectory's rows."""
+    """_BT: returns the values of a step's action tokens; other tokens get 0. _B: returns the value of a trajectory."""
 
     @classmethod
     def process(cls) -> Column:
-        """What of the rewards was paid on the way (`Step.paid`), as `process_BT`; rollouts record it."""
+        """Make `process_BT`: the rewards in `Step.paid`, which rollouts record."""
         return cls("process_BT", torch.float32, _paid)
 
     @property
@@ -56,24 +55,21 @@ PROCESS = Column.process()
 
 @dataclass
 class TrainingRow:
-    """One sequence of tokens; the lists are equally long (T)."""
+    """One sequence of T tokens; the lists have length T."""
 
     trajectory: int
-    """Index of the trajectory in its batch. The rows of a trajectory are consecutive and in time order."""
+    """Index of the trajectory in its batch. A trajectory's rows are consecutive and in time order."""
     group_id: str
     input_ids: list[int] = field(default_factory=list)
     action_mask: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    """At sampling time; 0 where the mask is 0."""
+    logprobs: list[float] = field(default_factory=list)  # at sampling time; 0 where the mask is 0
     rewards: list[float] = field(default_factory=list)
-    """A call's reward on the call's last token, the rest of a step's on its last action token (of a step that sampled nothing:
-    on the one before)."""
-    step_ids: list[int] = field(default_factory=list)
-    """The step that a token belongs to as an action; -1 for observations."""
-    truncated: bool = False
-    """`Trajectory.truncated`."""
+    """A call's reward on the call's last token, a step's other reward on its last action token. A step without action
+    tokens passes its reward to the last one before."""
+    step_ids: list[int] = field(default_factory=list)  # the step of an action token; -1 for observations
+    truncated: bool = False  # `Trajectory.truncated`
     columns: dict[str, Any] = field(default_factory=dict)
-    """By the name of a `Column`: as many values as tokens, or one."""
+    """`Column.name` -> one value per token, or one for the row."""
 
     def _extend(self, ids: list[int], logprobs: list[float] | None, step: int) -> None:
         n, sampled = len(ids), logprobs is not None
@@ -85,7 +81,7 @@ class TrainingRow:
 
 
 def trajectory_rows(trajectory: Trajectory, index: int, columns: Sequence[Column] = ()) -> list[TrainingRow]:
-    """The training sequences of one trajectory (none if nothing was sampled), with these columns."""
+    """Return the training sequences of one trajectory, with `columns`; none if nothing was sampled."""
     rows: list[TrainingRow] = []
     paid_to, owed = None, 0.0
     for number, step in enumerate(trajectory.steps):
@@ -98,7 +94,7 @@ def trajectory_rows(trajectory: Trajectory, index: int, columns: Sequence[Column
         row._extend(step.action_ids, step.action_logprobs, number)
         for column in columns:
             _fill(row, column, step if column.of_tokens else trajectory)
-        # A step may have sampled nothing. What it was paid belongs to the last token that somebody chose before it.
+        # A step may have sampled nothing. Its reward goes to the last sampled token before it.
         owed += step.reward - sum(paid for _, paid in step.paid)
         for token, paid in step.paid:
             row.rewards[token - len(step.action_ids)] += paid
@@ -111,7 +107,7 @@ def trajectory_rows(trajectory: Trajectory, index: int, columns: Sequence[Column
 
 
 def _fill(row: TrainingRow, column: Column, of: Step | Trajectory) -> None:
-    """Extend a column to the end of the row, whose last tokens are those of the step. Raises ValueError for a wrong number."""
+    """Extend a column to the end of the row. Raise ValueError for a wrong number of values."""
     value = column.fill(of)
     if not column.of_tokens:
         row.columns[column.name] = value
@@ -124,7 +120,7 @@ def _fill(row: TrainingRow, column: Column, of: Step | Trajectory) -> None:
 
 
 class Columns(dict[str, Tensor]):
-    """Columns by name."""
+    """Columns by name. A missing name raises ConfigError."""
 
     def __missing__(self, name: str) -> Tensor:
         raise ConfigError(
@@ -135,45 +131,34 @@ class Columns(dict[str, Tensor]):
 
 @dataclass(kw_only=True)
 class Batch:
-    """Rows padded on the right to the longest, B x T, from here to the loss. Everything is 0 on padding.
+    """Rows padded on the right to the longest. Everything is 0 on padding.
 
-    verl keeps its own tensors and makes a batch for the estimators only: then the first three are None.
+    Under verl, a batch serves the estimators only, and its first three tensors are None.
     """
 
-    ids_BT: Tensor | None = None
-    """int64."""
-    logprobs_BT: Tensor | None = None
-    """float32, log pi_old: of the policy that sampled."""
-    lengths_B: Tensor | None = None
-    """int64, tokens without padding."""
-    mask_BT: Tensor
-    """The action mask: 1 on sampled tokens."""
-    rewards_BT: Tensor
-    """float32. The reward on the action token that earned it, 0 elsewhere."""
-    groups: list[str]
-    """Prompt group of each row."""
+    ids_BT: Tensor | None = None  # int64
+    logprobs_BT: Tensor | None = None  # float32, log pi_old: of the policy that sampled
+    lengths_B: Tensor | None = None  # int64, tokens without padding
+    mask_BT: Tensor  # float32, the action mask
+    rewards_BT: Tensor  # float32, on the action token that earned it
+    groups: list[str]  # prompt group of each row
     trajectory_B: Tensor
-    """int64. Rows with one number are one trajectory; they are consecutive and in time order."""
+    """int64. Equal numbers are one trajectory; its rows are consecutive and in time order."""
     trajectories: list[Trajectory] = field(default_factory=list)
-    """Those that the rows come from; `trajectory_B` counts in this list."""
-    columns: Columns = field(default_factory=Columns)
-    """What the estimator declares. Raises ConfigError where a name is asked for that nothing declared."""
-    metrics: dict[str, float] = field(default_factory=dict)
-    """What was measured of it, for the step's line in metrics.jsonl."""
+    """Sources of the rows; `trajectory_B` is an index into this list."""
+    columns: Columns = field(default_factory=Columns)  # what the estimator declares
+    metrics: dict[str, float] = field(default_factory=dict)  # for the step's line in metrics.jsonl
 
-    steps_BT: Tensor | None = None
-    """int64. The step of its trajectory that an action token belongs to."""
-    truncated_B: Tensor | None = None
-    """bool. `Trajectory.truncated`; None: none is."""
+    steps_BT: Tensor | None = None  # int64, the step of an action token in its trajectory
+    truncated_B: Tensor | None = None  # bool, `Trajectory.truncated`; None: no row is
     values_BT: Tensor | None = None
-    """V(s_t) at action token t: the critic's value of the state *before* the token. None without a critic."""
-    ref_logprobs_BT: Tensor | None = None
-    """log pi_ref, where a KL is asked for."""
+    """float32. V(s_t) at action token t: the critic's value of the state *before* the token."""
+    ref_logprobs_BT: Tensor | None = None  # log pi_ref, if a KL is configured
     advantages_BT: Tensor | None = None
     returns_BT: Tensor | None = None
-    """With a critic: its target. Else the score of the trajectory, or what is left of it (for logs)."""
+    """The critic's target. Without a critic, the trajectory's score or what is left of it, for logs."""
     episode_tokens_B: Tensor | None = None
-    """int64. Tokens of the mask in all rows of the row's trajectory, for the loss (`losses.aggregate_loss`)."""
+    """int64. Action tokens in all rows of the row's trajectory, for `losses.aggregate_loss`."""
 
     def __post_init__(self):
         self.columns = Columns(self.columns)
@@ -182,11 +167,11 @@ class Batch:
         return len(self.groups)
 
     def to(self, device: str) -> Batch:
-        """The same batch with its tensors on `device`."""
+        """Copy the batch to `device`."""
         return self._with(lambda name, tensor: tensor.to(device))
 
     def __getitem__(self, index: Tensor) -> Batch:
-        """The rows at `index` (int64), cut to the longest of them."""
+        """Return the rows at `index` (int64), cut to the longest of them."""
         T = int(self.lengths_B[index].max())
         part = self._with(lambda name, tensor: tensor[index, :T] if name.endswith("_BT") else tensor[index])
         return replace(part, groups=[self.groups[i] for i in index.tolist()])
@@ -194,23 +179,27 @@ class Batch:
     # ------------------------------------------------------------------------------------------- for estimators
 
     def numbered(self) -> tuple[Tensor, int]:
-        """[B]: the number of each row's trajectory, 0..N-1 in order of appearance; and N. Raises ValueError if the rows of one
-        are not consecutive."""
+        """Return [B]: the number of each row's trajectory, 0..N-1 in order of appearance; and N.
+
+        Raises ValueError if the rows of a trajectory are not consecutive.
+        """
         numbers, index_B = torch.unique_consecutive(self.trajectory_B, return_inverse=True)
         if len(numbers.unique()) != len(numbers):
             raise ValueError("the rows of a trajectory must be consecutive and in time order")
         return index_B, len(numbers)
 
     def scores(self) -> tuple[Tensor, Tensor]:
-        """[B] and [N]: the number of each row's trajectory, and the sum of all rewards of each trajectory. Raises ConfigError
-        for truncated ones."""
+        """Return [B]: the number of each row's trajectory; and [N]: the sum of its rewards.
+
+        Raises ConfigError for truncated trajectories.
+        """
         self.refuse_truncated()
         (index_B, N), mask_BT = self.numbered(), self.mask_BT.bool()
         earned_B = torch.where(mask_BT, self.rewards_BT.float(), 0.0).sum(dim=1)
         return index_B, earned_B.new_zeros(N).index_add_(0, index_B, earned_B)
 
     def refuse_truncated(self) -> None:
-        """Raises ConfigError for a truncated episode: without a critic, the rest of its score is unknown."""
+        """Raise ConfigError for truncated episodes: only a critic can value the rest."""
         if self.truncated_B is not None and (cut := self.trajectory_B[self.truncated_B].unique()).numel():
             raise ConfigError(
                 f"{len(cut)} episodes were truncated (Outcome.truncated), and only a critic can say what the rest was worth; use "
@@ -219,11 +208,11 @@ class Batch:
             )
 
     def to_tokens(self, x_B: Tensor) -> Tensor:
-        """[B, T]: each action token gets what its row has."""
+        """Copy each row's value to its action tokens: [B] to [B, T]."""
         return torch.where(self.mask_BT.bool(), x_B[:, None], 0.0)
 
     def at_actions(self, x_A: Tensor) -> Tensor:
-        """[B, T]: the A action tokens, row by row, get these values."""
+        """Put values of action tokens, row by row, in their places: [A] to [B, T]."""
         return scatter(x_A, self.mask_BT.bool())
 
     def _with(self, change: Callable[[str, Tensor], Tensor]) -> Batch:
@@ -232,12 +221,12 @@ class Batch:
 
 
 def scatter(values_A: Tensor, where_BT: Tensor) -> Tensor:
-    """Put A values back on their places in [B, T], zeros elsewhere (differentiable)."""
+    """Put A values in their places in [B, T], with zeros elsewhere. Differentiable."""
     return torch.zeros(where_BT.shape, device=values_A.device).masked_scatter(where_BT, values_A)
 
 
 def collate(rows: list[TrainingRow], trajectories: Iterable[Trajectory] = (), columns: Sequence[Column] = ()) -> Batch:
-    """Pad rows into one batch. Raises ValueError where rows bring other columns than these."""
+    """Pad rows to one batch. Raise ValueError if the rows' columns differ from `columns`."""
     T = max(len(row.input_ids) for row in rows)
     if other := {name for row in rows for name in row.columns.keys() ^ {column.name for column in columns}}:
         raise ValueError(f"rows and estimator differ in the columns {', '.join(sorted(other))}")

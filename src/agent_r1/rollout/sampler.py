@@ -1,6 +1,7 @@
 """A sampler in this process: continuous batching, and a KV cache that lives as long as the episode.
 
-In: prompts from many episodes, as they come. Out: `Generation`s. It implements `Policy`, as vLLM's server does at scale.
+In: prompts from many episodes, as they come. Out: `Generation`s. It implements `Policy`, as vLLM's server does at
+scale.
 
 An agent's episode alternates between a few dozen sampled tokens and a tool result. Two habits make that cheap:
 
@@ -89,7 +90,8 @@ class LocalPolicy(Policy):
     """`Policy` over a `Decoder` in this process. One instance serves all episodes of the event loop that it runs in."""
 
     exact = True
-    """Whether it samples from the trainer's weights with the trainer's arithmetic, but for the rounding of a smaller dtype."""
+    """Whether it samples from the trainer's weights with the trainer's arithmetic, but for the rounding of a smaller
+    dtype."""
 
     def __init__(self, model: Decoder, stop_ids: tuple[int, ...], *, slots: int, max_context: int):
         if max_context > model.shape.max_position:
@@ -165,9 +167,9 @@ class LocalPolicy(Policy):
                 # Give way to the event loop twice: once for environments to send their tool calls, once for the search
                 # that those calls share.
                 await asyncio.sleep(0)
-                # Requests without a slot wait here. Yield with sleep(0): a timer would let the clock decide who joins the
-                # next batch, and the size of a batch changes the last bits of a logit. After many idle turns a tool is
-                # really waiting: leave the core to others.
+                # Requests without a slot wait here. Yield with sleep(0): a timer would let the clock decide who joins
+                # the next batch, and the size of a batch changes the last bits of a logit. After many idle turns a tool
+                # is really waiting: leave the core to others.
                 await asyncio.sleep(0 if idle < IDLE_TURNS else 0.001)
         except Exception as error:
             self._fail(error, reading)

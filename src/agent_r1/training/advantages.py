@@ -1,10 +1,11 @@
 """Advantages: how much better was each action token than expected?
 
-In: the rewards, masks (and values) of a batch of training sequences (`rollout/rows.py`). Out: one number per action token.
-Next: `losses.py` makes tokens with a positive advantage more likely and the others less. Pure functions of tensors; the
-local loop and verl call the same ones. recipes/credit has other ways to give credit.
+In: the rewards, masks (and values) of a batch of training sequences (`rollout/rows.py`). Out: one number per action
+token. Next: `losses.py` makes tokens with a positive advantage more likely and the others less. Pure functions of
+tensors; the local loop and verl call the same ones. recipes/credit has other ways to give credit.
 
-Beside B and T: N trajectories, G of them samples of one prompt, A action tokens of the batch, L of the longest trajectory.
+Beside B and T: N trajectories, G of them samples of one prompt, A action tokens of the batch, L of the longest
+trajectory.
 
 Only sampled tokens are actions. Tool results and prompts stand in the same row, so every function here looks through
 `mask_BT` first and gives 0 to all other tokens: credit goes only to what the policy chose.
@@ -25,13 +26,14 @@ from agent_r1.ground.errors import ConfigError
 from agent_r1.rollout.rows import Batch, Column, scatter
 
 Credit = Callable[[Batch, AdvantageConfig], tuple[Tensor, Tensor]]
-"""A whole batch (every sample of a prompt must be in it) to `advantages_BT` and `returns_BT`, float32, 0 where the mask is 0.
-Reads `rewards_BT`, `mask_BT`, `groups`, `trajectory_B` and, with a critic, `values_BT`."""
+"""A whole batch (every sample of a prompt must be in it) to `advantages_BT` and `returns_BT`, float32, 0 where the mask
+is 0. Reads `rewards_BT`, `mask_BT`, `groups`, `trajectory_B` and, with a critic, `values_BT`."""
 
 
 @dataclass(frozen=True)
 class Estimator:
-    """A way to give credit, and what it asks of a batch. Whether it has a critic or compares groups stands in a table of names."""
+    """A way to give credit, and what it asks of a batch. Whether it has a critic or compares groups stands in a table
+    of names."""
 
     credit: Credit
     columns: tuple[Column, ...] = ()
@@ -102,9 +104,8 @@ def members_of(groups: list[Hashable], index_B: Tensor) -> dict[Hashable, list[i
 def ppo(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
     """Generalised advantage estimation (GAE, 1506.02438, eq. 16) over the action tokens a_1 ... a_L of a trajectory.
 
-        delta_t = r_t + gamma * V_{t+1} - V_t                V_{L+1} = 0: the episode is over
-        A_t     = delta_t + gamma * lam * A_{t+1}            A_{L+1} = 0
-        R_t     = A_t + V_t                                  the critic's target
+        delta_t = r_t + gamma * V_{t+1} - V_t                V_{L+1} = 0: the episode is over A_t     = delta_t + gamma
+        * lam * A_{t+1}            A_{L+1} = 0 R_t     = A_t + V_t                                  the critic's target
 
     t counts *action tokens*: the successor of the last token of a tool call is the first token that the agent samples
     after the result, even when 300 tokens of result lie between, or when the context was rewritten and it stands in the
@@ -112,8 +113,9 @@ def ppo(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
     decision to search gets the less credit the more it found, and (2) delta would be built from values at tool tokens,
     where the critic is never trained.
 
-    A cut-off episode is over as well: its outcome has been paid, so nothing is bootstrapped. An outcome that is marked as
-    `truncated` says otherwise. Then the last state that the critic has valued stands for the rest, and delta_L = r_L.
+    A cut-off episode is over as well: its outcome has been paid, so nothing is bootstrapped. An outcome that is marked
+    as `truncated` says otherwise. Then the last state that the critic has valued stands for the rest, and delta_L =
+    r_L.
 
     With `normalize_std` the advantages (not R_t) are then whitened over all action tokens of the batch: mean 0,
     unbiased variance 1, as in verl. Raises ConfigError without values, or with fewer than two tokens to whiten.
@@ -137,11 +139,12 @@ def ppo(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
 def gae(
     reward_A: Tensor, value_A: Tensor, trajectory_A: Tensor, gamma: float, lam: float, truncated_A: Tensor | None = None
 ) -> Tensor:
-    """The recursion over actions that stand end to end, trajectory by trajectory: tokens for ppo, steps for steppo and gigpo.
+    """The recursion over actions that stand end to end, trajectory by trajectory: tokens for ppo, steps for steppo and
+    gigpo.
 
-    They are laid out as one line per trajectory, N x L; then it is the textbook's, backwards in time. Shorter trajectories
-    end in zeros, which leave V and A at 0 as they must be. The last action of a truncated trajectory is followed by a state of
-    its own value, so its delta is what it was paid.
+    They are laid out as one line per trajectory, N x L; then it is the textbook's, backwards in time. Shorter
+    trajectories end in zeros, which leave V and A at 0 as they must be. The last action of a truncated trajectory is
+    followed by a state of its own value, so its delta is what it was paid.
     """
     if truncated_A is not None:
         last_A = F.pad(trajectory_A, (-1, 1), value=-1) != trajectory_A

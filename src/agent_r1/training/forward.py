@@ -1,9 +1,9 @@
 """The forward pass of learning: log-probabilities, entropies and values at the action tokens of a batch.
 
 Cold start, policy loss, reference model and critic all read a batch through these functions. Three savings, all exact:
-logits are computed at action positions only (the vocabulary projection is the widest product of a small model), those of a
-large vocabulary in chunks, and rows are cut into micro-batches of similar length, so that little is padding.
-Next: `loop.py`.
+logits are computed at action positions only (the vocabulary projection is the widest product of a small model), those
+of a large vocabulary in chunks, and rows are cut into micro-batches of similar length, so that little is padding. Next:
+`loop.py`.
 """
 
 from __future__ import annotations

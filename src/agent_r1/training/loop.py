@@ -1,8 +1,8 @@
 """The local loop: PPO and GRPO for multi-turn agents, from top to bottom, in one process.
 
-In: a policy that knows the format (cold start, or an instruct model), rows, and what makes an environment of a row. It knows
-no tool, dialect, data set or reward: those it gets through `AgentEnv` (core.py). Out: a better policy.
-`train` is the algorithm box; its two updates are below it:
+In: a policy that knows the format (cold start, or an instruct model), rows, and what makes an environment of a row. It
+knows no tool, dialect, data set or reward: those it gets through `AgentEnv` (core.py). Out: a better policy. `train` is
+the algorithm box; its two updates are below it:
 
     for each step
         1  sample      G episodes for each of the step's prompts                     rollout/
@@ -13,8 +13,8 @@ no tool, dialect, data set or reward: those it gets through `AgentEnv` (core.py)
         6  policy      clipped surrogate on action tokens                            training/losses.py
         7  record      metrics, transcripts, evaluation, checkpoint
 
-What is special about agents is all in 1 and 2; from 3 on it is the PPO of 2017 (1707.06347) with a mask. Next on the path is
-`rollout/sampler.py`, which makes step 1 fast; `run.py` wraps this loop into a run on disk.
+What is special about agents is all in 1 and 2; from 3 on it is the PPO of 2017 (1707.06347) with a mask. Next on the
+path is `rollout/sampler.py`, which makes step 1 fast; `run.py` wraps this loop into a run on disk.
 
 Left out, and why. *Recomputing old log-probabilities*: sampler and trainer run the same float32 arithmetic here, they
 agree to 2e-5, so log pi_old is what the sampler recorded (in bfloat16 it is recomputed: kernels differ there). *Padding
@@ -75,8 +75,8 @@ def train(
 ) -> None:
     """Run the remaining RL steps of `learner`, in place. All sections of the configuration meet here.
 
-    `make_env` gives a question its environment, `on_step` records a finished step, `evaluate` measures a policy on held-out
-    questions, `save` writes a checkpoint.
+    `make_env` gives a question its environment, `on_step` records a finished step, `evaluate` measures a policy on
+    held-out questions, `save` writes a checkpoint.
     """
     trainer, critic, estimate = config.trainer, config.critic, make_estimator(config)
     device, dtype = resolve_device(trainer)
@@ -125,8 +125,8 @@ def predict(
 ) -> dict[str, float]:
     """Step 3, before anything is updated: the trust region is measured from here. Fills in columns of `batch`.
 
-    `exact`: the sampler has the trainer's weights. With its arithmetic, too, one row in SEEN is computed again, to see that
-    the two agree; otherwise `logprobs_BT` becomes what the trainer computes.
+    `exact`: the sampler has the trainer's weights. With its arithmetic, too, one row in SEEN is computed again, to see
+    that the two agree; otherwise `logprobs_BT` becomes what the trainer computes.
     """
     micro_tokens, temperature = config.trainer.micro_tokens, config.rollout.temperature
     exact = exact and dtype is torch.float32
@@ -187,8 +187,8 @@ def update_actor(learner: Learner, batch: Batch, config: Config, step: int, dtyp
             with autocast(dtype, batch.ids_BT.device):
                 loss = actor_loss(learner.actor, batch[index], normalizer, config, means)
             loss.backward()
-        # If every row was skipped there are no gradients (None, not 0), and AdamW leaves such weights alone: no drift by
-        # momentum.
+        # If every row was skipped there are no gradients (None, not 0), and AdamW leaves such weights alone: no drift
+        # by momentum.
         norm = optimize(learner.actor, learner.actor_optimizer, section.grad_clip, f"step {step}: the policy")
         means.finish_update({"actor/grad_norm": norm})
     return means.result() | {"actor/lr": lr}
@@ -215,12 +215,13 @@ def actor_loss(actor: Decoder, part: Batch, normalizer: float, config: Config, m
 
 
 WATCHED = 8
-"""Of the rows that the update skips, one in this many is looked at for `actor/ppo_kl`: a pass over all would cost time."""
+"""Of the rows that the update skips, one in this many is looked at for `actor/ppo_kl`: a pass over all would cost
+time."""
 
 
 def log_skipped(actor: Decoder, batch: Batch, rows_B: Tensor, config: Config, dtype: torch.dtype, means: Means) -> None:
-    """Count the skipped rows' tokens in the logged means, as verl does. Without an advantage nothing is clipped; how far
-    the policy has moved on them is estimated from a part of them."""
+    """Count the skipped rows' tokens in the logged means, as verl does. Without an advantage nothing is clipped; how
+    far the policy has moved on them is estimated from a part of them."""
     if len(rows_B):
         part = batch[rows_B[::WATCHED]]
         now_BT = batch_logprobs(actor, part, config.rollout.temperature, config.trainer.micro_tokens, dtype)

@@ -43,9 +43,9 @@ def policy_loss(
     and the same samples can be used for several updates. A move in the wrong direction is never clipped.
 
     `clip_high > clip_low` is clip-higher (DAPO, 2503.14476, section 3.1): a token of probability 0.01 may otherwise
-    only reach 0.012, which starves exploration. Dual clip (1912.09729): for A < 0 and a large
-    ratio the loss -A * ratio has no bound and one token could dominate a batch, so there loss = min(loss, -A * clip_dual);
-    `clip_dual <= 1` switches it off.
+    only reach 0.012, which starves exploration. Dual clip (1912.09729): for A < 0 and a large ratio the loss -A * ratio
+    has no bound and one token could dominate a batch, so there loss = min(loss, -A * clip_dual); `clip_dual <= 1`
+    switches it off.
 
     `ratios` may put the ratio of a longer span in the token's place (actor.ratio).
 
@@ -81,8 +81,7 @@ def value_loss(
 ) -> tuple[Tensor, dict[str, float]]:
     """Squared error of the critic, with the value clip of PPO's reference implementation (not in the paper).
 
-        V_clip = clip(V, V_old - value_clip, V_old + value_clip)
-        loss   = 0.5 * max((V - R)^2, (V_clip - R)^2)
+        V_clip = clip(V, V_old - value_clip, V_old + value_clip) loss   = 0.5 * max((V - R)^2, (V_clip - R)^2)
 
     The same pessimism as in the policy: a value that has already moved by value_clip towards the return gets no
     further gradient from this batch. Mind the scale: value_clip is in units of reward.
@@ -138,13 +137,13 @@ def aggregate_loss(
 ) -> Tensor:
     """Per-token losses to one scalar. Rows without any action token count for nothing.
 
-        token-mean               sum over all tokens / number of tokens: long episodes weigh more (DAPO, 2503.14476, 3.3)
-        seq-mean-token-mean      mean over episodes of the episode's mean: a token of a long one weighs less (GRPO, 2402.03300)
-        seq-mean-token-sum       mean over episodes of the episode's sum
-        seq-mean-token-sum-norm  the same / horizon, a constant: neither bias of length (Dr. GRPO, 2503.20783)
+        token-mean               sum over all tokens / number of tokens: long episodes weigh more (DAPO, 2503.14476,
+        3.3) seq-mean-token-mean      mean over episodes of the episode's mean: a token of a long one weighs less (GRPO,
+        2402.03300) seq-mean-token-sum       mean over episodes of the episode's sum seq-mean-token-sum-norm  the same /
+        horizon, a constant: neither bias of length (Dr. GRPO, 2503.20783)
 
-    An episode that rewrote its context has several rows and one vote. So its mean is over the tokens of all of its rows:
-    `episode_tokens_B` has their number. None means that each row is an episode.
+    An episode that rewrote its context has several rows and one vote. So its mean is over the tokens of all of its
+    rows: `episode_tokens_B` has their number. None means that each row is an episode.
 
     Gradient accumulation: a minibatch that is too large for one pass is cut into micro-batches whose gradients add up.
     Each would divide by its own count; the average of such averages is not the average of the whole, and a token's
@@ -174,8 +173,9 @@ def _k2(log_ratio: Tensor) -> Tensor:
 
 
 def _k3(log_ratio: Tensor) -> Tensor:
-    # verl's clamps. One outlier would otherwise be worth exp(20). Where k3 exceeds 10 it stays at 10 and has no gradient:
-    # the reference finds the token more than 13 times likelier than the policy (d < -2.6), or exp(11) times less (d > 11).
+    # verl's clamps. One outlier would otherwise be worth exp(20). Where k3 exceeds 10 it stays at 10 and has no
+    # gradient: the reference finds the token more than 13 times likelier than the policy (d < -2.6), or exp(11) times
+    # less (d > 11).
     back = (-log_ratio).clamp(-20.0, 20.0)
     return (torch.expm1(back) - back).clamp(max=10.0)  # expm1: exp(x) - 1 without cancellation
 
@@ -204,7 +204,8 @@ def kl_penalty(logprobs_BT: Tensor, ref_logprobs_BT: Tensor, estimator: str) -> 
 def reward_less_kl(
     rewards_BT: Tensor, logprobs_BT: Tensor, ref_logprobs_BT: Tensor, mask_BT: Tensor, actor: ActorConfig
 ) -> tuple[Tensor, float]:
-    """KL in the reward: `kl_coef` times the penalty is taken from each action token's reward. Also its mean, in nats."""
+    """KL in the reward: `kl_coef` times the penalty is taken from each action token's reward. Also its mean, in
+    nats."""
     kl_BT = torch.where(mask_BT.bool(), kl_penalty(logprobs_BT, ref_logprobs_BT, actor.kl_estimator), 0.0)
     return rewards_BT - actor.kl_coef * kl_BT, (kl_BT.sum() / mask_BT.sum()).item()
 
