@@ -1,18 +1,17 @@
-"""A sampler in this process: continuous batching, and a KV cache that lives as long as the episode.
+"""Sample from a local model, with continuous batching and a KV cache for each episode.
 
-In: prompts from many episodes, as they come. Out: `Generation`s. It implements `Policy`, as vLLM's server does at
-scale.
+In: prompts from many episodes, as they come. Out: `Generation`s. It implements `Policy`; at scale vLLM does.
 
-An agent's episode alternates between a few dozen sampled tokens and a tool result. Two habits make that cheap:
+An agent's episode alternates between a few dozen sampled tokens and a tool result. Two methods make this cheap:
 
-* **Continuous batching.** All running episodes decode side by side, one token each per pass. An episode that calls a
-  tool leaves the batch and comes back when it has its result; nobody waits for the slowest.
-* **The cache is kept across turns.** The next prompt of an episode is everything so far plus the tool's result, and
-  keys and values of everything so far are already there: only the new tokens are read (the *extension*). Frameworks
-  that send each turn as a new request read the whole conversation again (unless their prefix cache still holds it).
+* **Continuous batching.** Each pass decodes one token of every running episode. An episode that calls a tool leaves the
+  batch and returns with the result.
+* **A cache across turns.** The next prompt is all tokens so far plus the tool's result. The cache has the keys and
+  values of the former, so only the new tokens are read (the *extension*). Frameworks that send each turn as a new
+  request read the whole conversation again, unless a prefix cache still has it.
 
-One trap: the last sampled token, usually `<|im_end|>`, was never fed to the model, so the cache ends one token short
-of the conversation. The extension therefore starts at the first token that the cache lacks, not at the tool's text.
+One trap: the last sampled token, usually `<|im_end|>`, was never fed to the model, so the cache is one token short of
+the conversation. The extension starts at the first token that the cache lacks, not at the tool's text.
 """
 
 from __future__ import annotations
@@ -34,18 +33,17 @@ from agent_r1.rollout.decoder import Decoder
 
 
 class KVCache:
-    """Keys and values of `slots` conversations, [layer][slot, kv head, position, head_dim]; a slot is a row."""
+    """Keys and values of `slots` conversations: [layer][slot, kv head, position, head_dim]."""
 
     def __init__(self, model: Decoder, slots: int, length: int):
         s, weight = model.shape, model.embed.weight
         shape = (s.layers, slots, s.kv_heads, length, s.head_dim)
         self.keys = torch.zeros(shape, dtype=weight.dtype, device=weight.device)
         self.values = torch.zeros_like(self.keys)
-        self.lengths = torch.zeros(slots, dtype=torch.long, device=weight.device)
-        """Tokens of each slot that are in the cache."""
+        self.lengths = torch.zeros(slots, dtype=torch.long, device=weight.device)  # cached tokens of each slot
 
     def copy(self, sources: list[int], targets: list[int], length: int) -> None:
-        """Give `targets` the conversations of `sources`, of which `length` positions are in use at most."""
+        """Copy the conversations of `sources` to `targets`, up to `length` positions."""
         source, target = torch.tensor([sources, targets], device=self.lengths.device)
         self.keys[:, target, :, :length] = self.keys[:, source, :, :length]
         self.values[:, target, :, :length] = self.values[:, source, :, :length]
@@ -54,13 +52,12 @@ class KVCache:
 
 @dataclass
 class _Request:
-    """One call of `generate` on its way through the sampler."""
+    """One call of `generate` in the sampler."""
 
     session: str
     prompt_ids: list[int]
     sampling: Sampling
-    noise: np.ndarray
-    """One uniform number for each token that may be sampled."""
+    noise: np.ndarray  # one uniform number per token that may be sampled
     future: asyncio.Future
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -68,30 +65,27 @@ class _Request:
 
 @dataclass
 class SamplerStats:
-    """What the sampler did since the last `sync`; the loop reports it per step."""
+    """Counts since the last `sync`; the loop reports them per step."""
 
     prefill_tokens: int = 0
     decode_tokens: int = 0
-    entropy: float = 0.0
-    """Of the distributions that tokens were drawn from, summed up, in nats."""
-    seconds: float = 0.0
-    """Time in the model. The rest of a rollout's wall time goes to environments and the event loop."""
+    entropy: float = 0.0  # sum over the sampled tokens, in nats
+    seconds: float = 0.0  # in the model; the rest of a rollout's time goes to environments and the event loop
 
     def mean_entropy(self) -> dict[str, float]:
-        """As the metric of a step."""
+        """Return the step's metric: the mean entropy in nats."""
         return {"actor/entropy": self.entropy / max(self.decode_tokens, 1)}
 
 
 IDLE_TURNS = 100
-"""Turns of the event loop without anything to decode, after which a tool must be one that waits for something."""
+"""Passes of the event loop without a request to decode, after which the sampler begins to sleep."""
 
 
 class LocalPolicy(Policy):
-    """`Policy` over a `Decoder` in this process. One instance serves all episodes of the event loop that it runs in."""
+    """`Policy` over a `Decoder` in this process. One instance serves all episodes of its event loop."""
 
     exact = True
-    """Whether it samples from the trainer's weights with the trainer's arithmetic, but for the rounding of a smaller
-    dtype."""
+    """Whether it samples from the trainer's weights with the trainer's arithmetic, apart from a smaller dtype's rounding."""
 
     def __init__(self, model: Decoder, stop_ids: tuple[int, ...], *, slots: int, max_context: int):
         if max_context > model.shape.max_position:
@@ -104,15 +98,15 @@ class LocalPolicy(Policy):
         self.slots = slots
         self.cache = KVCache(model, slots, max_context)
         self.stats = SamplerStats()
-        self._slot_of: dict[str, int] = {}  # live sessions, also those that wait for a tool
-        self._cached_ids: dict[str, list[int]] = {}  # the tokens behind each session's cache entries
+        self._slot_of: dict[str, int] = {}  # live sessions, also while a tool runs
+        self._cached_ids: dict[str, list[int]] = {}  # the tokens of each session's cache entries
         self._waiting: list[_Request] = []
         self._running: dict[int, _Request] = {}  # slot -> request
         self._task: asyncio.Task | None = None
         self._numbers = itertools.count()
 
     def sync(self, actor: Decoder) -> None:
-        """Take over the trainer's weights (nothing to do where both are one model) and start new statistics."""
+        """Copy the trainer's weights, unless the model is shared, and reset the statistics."""
         if actor is not self.model:
             self.model.load_state_dict(actor.state_dict())
         self.stats = SamplerStats()
@@ -120,7 +114,7 @@ class LocalPolicy(Policy):
     # ---------------------------------------------------------------------------------------- the Policy protocol
 
     async def generate(self, prompt_ids: list[int], sampling: Sampling, session: str | None = None) -> Generation:
-        """See `Policy.generate`. Raises AgentR1Error when the prompt leaves no room for one token."""
+        """See `Policy.generate`. Raise AgentR1Error if the prompt leaves no room for a token."""
         if len(prompt_ids) >= self.max_context:
             raise AgentR1Error(
                 f"a prompt of {len(prompt_ids)} tokens fills the context of {self.max_context}", code="prompt_too_long"
@@ -139,7 +133,7 @@ class LocalPolicy(Policy):
         return await request.future
 
     def release(self, session: str) -> None:
-        """Free the session's slot; a request of it that is still under way is dropped."""
+        """Free the session's slot, and drop its pending request."""
         self._waiting = [r for r in self._waiting if r.session != session]
         slot = self._slot_of.pop(session, None)
         self._cached_ids.pop(session, None)
@@ -149,13 +143,13 @@ class LocalPolicy(Policy):
     # --------------------------------------------------------------------------------------------------- scheduling
 
     async def _run(self) -> None:
-        """The sampler's loop: read what is new, decode one token for each request, let the episodes act on it."""
+        """Read new prompts, decode one token per request, let the episodes act; repeat."""
         idle, reading = 0, []
         SAMPLING_HERE.add(asyncio.get_running_loop())
         try:
             while self._waiting or self._running:
-                # A pass over few tokens costs nearly as much as one over many, so new requests wait until there are
-                # some of them, as long as others are being decoded.
+                # A pass over few tokens costs nearly as much as one over many. So new requests wait for some more
+                # while others are being decoded.
                 start = time.perf_counter()
                 if len(self._waiting) >= max(1, len(self._running) // 4):
                     reading = self._admit()
@@ -164,25 +158,23 @@ class LocalPolicy(Policy):
                 if self._running:
                     self._decode()
                 self.stats.seconds += time.perf_counter() - start
-                # Give way to the event loop twice: once for environments to send their tool calls, once for the search
-                # that those calls share.
+                # Yield twice: once for environments to send their tool calls, once for the search that they share.
                 await asyncio.sleep(0)
-                # Requests without a slot wait here. Yield with sleep(0): a timer would let the clock decide who joins
-                # the next batch, and the size of a batch changes the last bits of a logit. After many idle turns a tool
-                # is really waiting: leave the core to others.
+                # A timer would let the clock decide which requests join the next batch, and a batch's size changes the
+                # last bits of a logit. So yield with sleep(0). After many idle turns a tool is really waiting: sleep.
                 await asyncio.sleep(0 if idle < IDLE_TURNS else 0.001)
         except Exception as error:
             self._fail(error, reading)
 
     def _fail(self, error: Exception, reading: list[_Request]) -> None:
-        """Hand a failure to everyone who waits for it; a silent one would leave them waiting for ever."""
+        """Pass a failure to every waiting request; otherwise they would wait for ever."""
         for request in [*reading, *self._waiting, *self._running.values()]:
             if not request.future.done():
                 request.future.set_exception(error)
         self._waiting, self._running = [], {}
 
     def _admit(self) -> list[_Request]:
-        """The waiting requests that have, or can get, a slot. The rest stay in line."""
+        """Return the waiting requests that have, or get, a slot. The rest keep waiting."""
         self._compact()
         free = sorted(set(range(self.slots)) - set(self._slot_of.values()), reverse=True)
         admitted, rest = [], []
@@ -195,7 +187,7 @@ class LocalPolicy(Policy):
         return admitted
 
     def _compact(self) -> None:
-        """Move live slots to the front when finished episodes have left gaps: decoding works on slots 0..n-1."""
+        """Move live slots to the front if finished episodes left gaps. Decoding covers slots 0..n-1."""
         live = sorted(self._slot_of.items(), key=lambda item: item[1])
         if not live or len(live) > 0.75 * (live[-1][1] + 1):
             return
@@ -216,13 +208,13 @@ class LocalPolicy(Policy):
         for request in requests:
             cached = self._cached_ids[request.session]
             keep = _common_prefix(cached, request.prompt_ids)
-            # Samples of one prompt arrive together: read it once, copy the cache to the others (GRPO's group).
+            # Samples of one prompt arrive together (GRPO's group): read it once and copy the cache.
             leader = first_with.setdefault(tuple(request.prompt_ids), request) if keep == 0 else request
             if leader is request:
                 todo.append((request, min(keep, len(request.prompt_ids) - 1)))
             else:
                 twins.append((leader, request))
-        todo.sort(key=lambda item: len(item[0].prompt_ids) - item[1])  # alike lengths together: little padding
+        todo.sort(key=lambda item: len(item[0].prompt_ids) - item[1])  # similar lengths together: little padding
         hidden: dict[str, Tensor] = {}
         for chunk in _chunks(todo, max_tokens=4096):
             hidden |= self._extend(chunk)
@@ -238,7 +230,7 @@ class LocalPolicy(Policy):
             self._sample(requests, torch.stack([hidden[r.session] for r in requests]))
 
     def _extend(self, chunk: list[tuple[_Request, int]]) -> dict[str, Tensor]:
-        """One pass over the new tokens of several conversations; returns each one's last hidden state [D]."""
+        """Read the new tokens of several conversations in one pass. Return each last hidden state [D]."""
         device = self.cache.lengths.device
         slots = torch.tensor([self._slot_of[r.session] for r, _ in chunk], device=device)
         starts = torch.tensor([keep for _, keep in chunk], device=device)
@@ -248,7 +240,7 @@ class LocalPolicy(Policy):
             [r.prompt_ids[k:] + [0] * (T - n) for (r, k), n in zip(chunk, counts, strict=True)], device=device
         )
         positions = starts[:, None] + torch.arange(T, device=device)
-        # Padding writes behind the row's end, where the next tokens will overwrite it; it must only stay inside.
+        # Padding writes after the row's end, where the next tokens overwrite it; it only has to stay in bounds.
         positions = positions.clamp(max=self.max_context - 1)
         visible = torch.arange(end, device=device) <= positions[:, :, None]  # [B, T, end]: causal, own slot only
         rows = slots[:, None]
@@ -268,10 +260,10 @@ class LocalPolicy(Policy):
 
     @torch.inference_mode()
     def _decode(self) -> None:
-        """One token for every running episode, in one pass over slots 0..n-1.
+        """Decode one token for every running episode, in one pass over slots 0..n-1.
 
-        Slots in between whose episode waits for a tool ride along with a dummy token: its keys land one position behind
-        the conversation, where the next real token overwrites them.
+        Slots that wait for a tool get a dummy token. Its keys are one position after the conversation, where the next
+        real token overwrites them.
         """
         n = max(self._running) + 1
         device = self.cache.lengths.device
@@ -299,7 +291,7 @@ class LocalPolicy(Policy):
         self._sample(requests, hidden[slots])
 
     def _sample(self, requests: list[_Request], hidden_BD: Tensor) -> None:
-        """Draw one token for each request; finished requests leave the batch."""
+        """Sample one token for each request; finished requests leave the batch."""
         temperature = torch.tensor([r.sampling.temperature for r in requests], device=hidden_BD.device)[:, None]
         uniform = torch.tensor([r.noise[len(r.token_ids)] for r in requests], device=hidden_BD.device)
         tokens, logprobs, entropies = sample_tokens(self.model.logits(hidden_BD).float(), temperature, uniform)
@@ -325,27 +317,27 @@ class LocalPolicy(Policy):
 
 
 def draw_noise(sampling: Sampling) -> np.ndarray:
-    """One uniform number for each token of a turn.
+    """Draw one uniform number for each token of a turn.
 
-    Noise belongs to the request, not to the batch: what an episode samples does not depend on its neighbours or on the
-    order in which tools answer. That is what makes a resumed run repeat an uninterrupted one.
+    Noise belongs to the request, not to the batch. So an episode's samples do not depend on other episodes or on the
+    order of tool results, and a resumed run repeats an uninterrupted one.
     """
     seed = sampling.seed if sampling.seed is not None else int.from_bytes(np.random.bytes(8), "little")
     return np.random.Generator(np.random.Philox(key=seed)).random(sampling.max_tokens, dtype=np.float32)
 
 
 def sample_tokens(logits_BV: Tensor, temperature_B1: Tensor, uniform_B: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Draw from softmax(logits / temperature) by inverting its cumulative distribution at `uniform_B` in [0, 1).
+    """Sample from softmax(logits / temperature) by inverting its cumulative distribution at `uniform_B` in [0, 1).
 
-    Returns tokens [B], and their log-probabilities [B] and the entropy [B] under the *tempered* distribution,
-    which is what the trainer recomputes. Temperature 0 takes the most likely token, and both at temperature 1.
+    Returns tokens [B], and their log-probabilities [B] and the entropy [B] under the *tempered* distribution, which the
+    trainer recomputes. Temperature 0 takes the most likely token, with both measured at temperature 1.
     """
     greedy = temperature_B1[:, 0] == 0
     logprobs = F.log_softmax(logits_BV / torch.where(temperature_B1 == 0, 1.0, temperature_B1), dim=-1)
     probs = logprobs.exp()
-    entropies = -(probs * logprobs).nansum(dim=-1)  # 0 * -inf, of a forbidden token, counts as 0
+    entropies = -(probs * logprobs).nansum(dim=-1)  # a forbidden token's 0 * -inf counts as 0
     cdf = probs.cumsum(dim=-1)
-    # Scaling by the last entry absorbs rounding; `right` skips tokens of probability 0.
+    # Scaling by the last entry absorbs rounding; right=True skips tokens of probability 0.
     tokens = torch.searchsorted(cdf, (uniform_B * cdf[:, -1])[:, None], right=True)[:, 0].clamp(
         max=logits_BV.shape[-1] - 1
     )
@@ -358,14 +350,14 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 
 def _common_prefix(a: list[int], b: list[int]) -> int:
-    """How many leading tokens agree. Usually all of `a`: then one comparison of slices does it."""
+    """Count the leading tokens that agree. If all of `a` do, one comparison of slices is enough."""
     if b[: len(a)] == a:
         return len(a)
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def _chunks(todo: list, max_tokens: int):
-    """Cut length-sorted work into batches whose padded size stays below `max_tokens`."""
+    """Cut length-sorted work into batches whose padded size is at most `max_tokens`."""
     chunk: list = []
     for item in todo:
         if chunk and (len(chunk) + 1) * (len(item[0].prompt_ids) - item[1]) > max_tokens:

@@ -1,14 +1,11 @@
-"""Advantages: how much better was each action token than expected?
+"""Estimate advantages: how much better each action token did than expected.
 
-In: the rewards, masks (and values) of a batch of training sequences (`rollout/rows.py`). Out: one number per action
-token. Next: `losses.py` makes tokens with a positive advantage more likely and the others less. Pure functions of
-tensors; the local loop and verl call the same ones. recipes/credit has other ways to give credit.
+In: rewards, masks and values of a batch of training sequences (`rollout/rows.py`). Out: one number per action token.
+Next: `losses.py` makes tokens with a positive advantage more likely and others less. The local loop and verl call the
+same functions; recipes/credit has more estimators.
 
-Beside B and T: N trajectories, G of them samples of one prompt, A action tokens of the batch, L of the longest
-trajectory.
-
-Only sampled tokens are actions. Tool results and prompts stand in the same row, so every function here looks through
-`mask_BT` first and gives 0 to all other tokens: credit goes only to what the policy chose.
+Only sampled tokens are actions. Rows also have prompts and tool results, so every function here selects by `mask_BT`
+first and returns 0 elsewhere.
 """
 
 from __future__ import annotations
@@ -26,27 +23,26 @@ from agent_r1.ground.errors import ConfigError
 from agent_r1.rollout.rows import Batch, Column, scatter
 
 Credit = Callable[[Batch, AdvantageConfig], tuple[Tensor, Tensor]]
-"""A whole batch (every sample of a prompt must be in it) to `advantages_BT` and `returns_BT`, float32, 0 where the mask
-is 0. Reads `rewards_BT`, `mask_BT`, `groups`, `trajectory_B` and, with a critic, `values_BT`."""
+"""Maps a batch with every sample of its prompts to `advantages_BT` and `returns_BT` (float32, 0 where the mask is 0).
+
+Reads `rewards_BT`, `mask_BT`, `groups`, `trajectory_B` and, with a critic, `values_BT`.
+"""
 
 
 @dataclass(frozen=True)
 class Estimator:
-    """A way to give credit, and what it asks of a batch. Whether it has a critic or compares groups stands in a table
-    of names."""
+    """An advantage estimator and the inputs that it declares. `names.toml` lists its other properties."""
 
     credit: Credit
-    columns: tuple[Column, ...] = ()
-    """What it reads in addition to what every batch has."""
-    critic_mask: Callable[[Batch], Tensor] = lambda batch: batch.mask_BT
-    """[B, T]: the tokens at which the critic is fitted."""
+    columns: tuple[Column, ...] = ()  # its inputs in addition to those of every batch
+    critic_mask: Callable[[Batch], Tensor] = lambda batch: batch.mask_BT  # [B, T]: the tokens that train the critic
 
     def __call__(self, batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
         return self.credit(batch, advantage)
 
 
 def estimator(*columns: Column, **asks: Callable[[Batch], Tensor]) -> Callable[[Credit], Estimator]:
-    """Decorate a function that gives credit."""
+    """Decorate a function as an `Estimator`."""
     return lambda credit: Estimator(credit, columns, **asks)
 
 
@@ -55,16 +51,16 @@ def estimator(*columns: Column, **asks: Callable[[Batch], Tensor]) -> Callable[[
 
 @estimator()
 def grpo(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
-    """Group-relative advantages (GRPO, 2402.03300, section 4.1.2, outcome supervision).
+    """Compare each trajectory with its group (GRPO, 2402.03300, section 4.1.2, outcome supervision).
 
         score_i = sum of all rewards of trajectory i        A_i = (score_i - mean_G) / (std_G + 1e-6)
 
-    over the G trajectories of one prompt; every action token of trajectory i gets A_i. The other samples of the prompt
-    stand in for a critic: their mean is the baseline. `normalize_std=False` leaves the division out (Dr. GRPO,
-    2503.20783): it weighs up prompts on which nearly all samples agree. std is the unbiased one (G - 1), as in verl.
+    over the G trajectories of one prompt. Every action token of trajectory i gets A_i. The mean replaces a critic as
+    the baseline. std is unbiased (G - 1), as in verl. `normalize_std=False` omits the division, which gives more weight
+    to prompts whose samples nearly agree (Dr. GRPO, 2503.20783).
 
-    Statistics are over trajectories, not rows: an episode that rewrote its context has several rows, one score and one
-    vote. Raises ConfigError for a group of one.
+    Statistics are over trajectories: an episode that rewrote its context has several rows but one score. Raises
+    ConfigError for a group of one.
     """
     index_B, score_N = batch.scores()
     advantage_N = torch.zeros_like(score_N)
@@ -80,9 +76,9 @@ def grpo(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
 
 
 def standardize(score_G: Tensor, normalize_std: bool) -> Tensor:
-    """Scores of a group less their mean, and divided by their deviation if asked for; 0 exactly where all agree."""
-    # Equal scores carry no information and must give 0 exactly. float32 has 7 digits: the mean of seven times 0.8 is
-    # not 0.8, nor is 0.3 + 0.3 + 0.3 equal to 0.9, and such noise divided by (0 + 1e-6) is an advantage of 0.05.
+    """Subtract the group's mean from its scores; optionally divide by their standard deviation."""
+    # Equal scores must give exactly 0. In float32 the mean of seven times 0.8 is not 0.8, and dividing such an error by
+    # (0 + 1e-6) would give an advantage of 0.05.
     if score_G.max() - score_G.min() <= 1e-6 * score_G.abs().max():
         return torch.zeros_like(score_G)
     centered_G = score_G - score_G.mean()
@@ -90,10 +86,10 @@ def standardize(score_G: Tensor, normalize_std: bool) -> Tensor:
 
 
 def members_of(groups: list[Hashable], index_B: Tensor) -> dict[Hashable, list[int]]:
-    """The trajectories (numbers 0..N-1) of each group; for gigpo the steps that were taken at each place."""
+    """Map each group to its trajectories (0..N-1). For gigpo, a group is a state and its members are steps."""
     members: dict[Hashable, list[int]] = defaultdict(list)
     for group, trajectory in dict.fromkeys(zip(groups, index_B.tolist(), strict=True)):
-        members[group].append(trajectory)  # one of several rows counts once
+        members[group].append(trajectory)  # once, also if it has several rows
     return members
 
 
@@ -102,29 +98,28 @@ def members_of(groups: list[Hashable], index_B: Tensor) -> dict[Hashable, list[i
 
 @estimator()
 def ppo(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
-    """Generalised advantage estimation (GAE, 1506.02438, eq. 16) over the action tokens a_1 ... a_L of a trajectory.
+    """Generalised advantage estimation (GAE, 1506.02438, eq. 16) over a trajectory's action tokens a_1 ... a_L.
 
-        delta_t = r_t + gamma * V_{t+1} - V_t                V_{L+1} = 0: the episode is over A_t     = delta_t + gamma
-        * lam * A_{t+1}            A_{L+1} = 0 R_t     = A_t + V_t                                  the critic's target
+        delta_t = r_t + gamma * V_{t+1} - V_t                V_{L+1} = 0: the episode is over
+        A_t     = delta_t + gamma * lam * A_{t+1}            A_{L+1} = 0
+        R_t     = A_t + V_t                                  the critic's target
 
-    t counts *action tokens*: the successor of the last token of a tool call is the first token that the agent samples
-    after the result, even when 300 tokens of result lie between, or when the context was rewritten and it stands in the
-    next row. Were tool tokens counted, (1) a long result would discount the future by (gamma * lam)^300, so that the
-    decision to search gets the less credit the more it found, and (2) delta would be built from values at tool tokens,
-    where the critic is never trained.
+    t counts *action tokens*. The last token of a tool call is followed by the first token sampled after the result,
+    possibly in the next row. If tool tokens counted, a result of 300 tokens would discount the future by
+    (gamma * lam)^300: the longer its result, the less credit a search would get. Also, delta would use values at tool
+    tokens, where the critic is never trained.
 
-    A cut-off episode is over as well: its outcome has been paid, so nothing is bootstrapped. An outcome that is marked
-    as `truncated` says otherwise. Then the last state that the critic has valued stands for the rest, and delta_L =
-    r_L.
+    An episode that a limit ended is over as well: its outcome was paid, so nothing is bootstrapped. For an outcome
+    marked `truncated`, V_L replaces gamma * V_{L+1}, so delta_L = r_L.
 
-    With `normalize_std` the advantages (not R_t) are then whitened over all action tokens of the batch: mean 0,
-    unbiased variance 1, as in verl. Raises ConfigError without values, or with fewer than two tokens to whiten.
+    `normalize_std` then whitens the advantages (not R_t) over the batch's action tokens: mean 0, unbiased variance 1,
+    as in verl. Raises ConfigError without values, or with fewer than two tokens to whiten.
     """
     if batch.values_BT is None:
         raise ConfigError(
             "ppo needs the values of a critic; pass values_BT, or use grpo, which needs none", code="needs_critic"
         )
-    # Throw the other tokens away. Row-major order is time order, across the rows of a trajectory too.
+    # Keep action tokens only. Row-major order is time order, also across the rows of a trajectory.
     acted_BT, (index_B, _) = batch.mask_BT.bool(), batch.numbered()
     trajectory_A = index_B[acted_BT.nonzero()[:, 0]]
     reward_A, value_A = batch.rewards_BT[acted_BT].float(), batch.values_BT[acted_BT].detach().float()
@@ -139,17 +134,15 @@ def ppo(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
 def gae(
     reward_A: Tensor, value_A: Tensor, trajectory_A: Tensor, gamma: float, lam: float, truncated_A: Tensor | None = None
 ) -> Tensor:
-    """The recursion over actions that stand end to end, trajectory by trajectory: tokens for ppo, steps for steppo and
-    gigpo.
+    """Run the recursion over concatenated actions: tokens for ppo, steps for steppo and gigpo.
 
-    They are laid out as one line per trajectory, N x L; then it is the textbook's, backwards in time. Shorter
-    trajectories end in zeros, which leave V and A at 0 as they must be. The last action of a truncated trajectory is
-    followed by a state of its own value, so its delta is what it was paid.
+    The actions become one line per trajectory, N x L, and the recursion runs backwards in time. Zeros at the end of
+    shorter lines keep V and A at 0. A `truncated` trajectory gets its last value added to its last reward.
     """
     if truncated_A is not None:
         last_A = F.pad(trajectory_A, (-1, 1), value=-1) != trajectory_A
         reward_A = torch.where(last_A & truncated_A, reward_A + value_A, reward_A)
-    length_N = torch.bincount(trajectory_A, minlength=1)  # 1: a batch without any action still has a line
+    length_N = torch.bincount(trajectory_A, minlength=1)  # minlength: a batch without actions has one empty line
     start_N = length_N.cumsum(0) - length_N
     place_A = torch.arange(len(trajectory_A), device=trajectory_A.device) - start_N[trajectory_A]
     rewards_NL = reward_A.new_zeros(len(length_N), int(length_N.max()))
@@ -165,7 +158,7 @@ def gae(
 
 
 def whiten(x_A: Tensor, of: str = "action tokens") -> Tensor:
-    """Mean 0, unbiased variance 1. Raises ConfigError for fewer than two values; `of` says what they belong to."""
+    """Scale to mean 0 and unbiased variance 1. Raise ConfigError for fewer than two values."""
     if len(x_A) < 2:
         raise ConfigError(
             f"cannot whiten {len(x_A)} {of}; sample more episodes, or set advantage.normalize_std=false",

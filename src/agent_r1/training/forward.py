@@ -1,9 +1,7 @@
-"""The forward pass of learning: log-probabilities, entropies and values at the action tokens of a batch.
+"""Compute log-probabilities, entropies and values at the action tokens of a batch.
 
-Cold start, policy loss, reference model and critic all read a batch through these functions. Three savings, all exact:
-logits are computed at action positions only (the vocabulary projection is the widest product of a small model), those
-of a large vocabulary in chunks, and rows are cut into micro-batches of similar length, so that little is padding. Next:
-`loop.py`.
+Cold start, policy loss, reference model and critic use these functions. They save time and memory exactly: logits only
+at action positions, in chunks for a large vocabulary, and rows of similar length in a micro-batch. Next: `loop.py`.
 """
 
 from __future__ import annotations
@@ -21,23 +19,23 @@ from agent_r1.rollout.rows import Batch, scatter
 
 
 class Critic(nn.Module):
-    """PPO's value model: a transformer of the policy's shape with one number on top instead of a vocabulary."""
+    """PPO's value model: the policy's transformer with one output instead of a vocabulary."""
 
     def __init__(self, trunk: Decoder):
         super().__init__()
         self.trunk = trunk
         self.value = nn.Linear(trunk.shape.hidden_size, 1)
-        nn.init.zeros_(self.value.weight)  # every value is 0 at first, and not noise
+        nn.init.zeros_(self.value.weight)  # all values start at 0
         nn.init.zeros_(self.value.bias)
 
 
 def action_logprobs(
     model: Decoder, batch: Batch, temperature: float = 1.0, entropy: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """log pi(token | prefix) and the entropy of pi(. | prefix), both float32 [B, T] at action tokens, 0 elsewhere.
+    """Compute log pi(token | prefix) and the entropy of pi(. | prefix).
 
-    With the sampling temperature, the first is what the sampler recorded, computed again. The entropy is None unless
-    asked for: it takes as much memory as the logits, and the sampler has it for free.
+    Both are float32 [B, T], 0 outside action tokens. At the sampling temperature, the first recomputes what the sampler
+    recorded. The entropy is None unless requested: it needs as much memory as the logits, and the sampler records it.
     """
     hidden_AD, where = _before_actions(model, batch)
     chosen_A = batch.ids_BT[where]
@@ -50,7 +48,7 @@ def action_logprobs(
     chunk = max(1, LOGITS // model.shape.vocab_size)
     if len(chosen_A) <= chunk:
         parts = [read_off(hidden_AD, chosen_A)]
-    else:  # the logits of one chunk at a time, in the backward pass again
+    else:  # only one chunk's logits exist at a time; the backward pass computes them again
         chunks = zip(hidden_AD.split(chunk), chosen_A.split(chunk), strict=True)
         parts = [checkpoint(read_off, *pair, use_reentrant=False) for pair in chunks]
     logprobs_A, entropy_A = (
@@ -60,15 +58,15 @@ def action_logprobs(
 
 
 def action_values(critic: Critic, batch: Batch) -> Tensor:
-    """V(s_t) [B, T] float32 at action tokens, 0 elsewhere: the value of the state *before* the token was chosen."""
+    """Compute V(s_t), the value of the state *before* token t. float32 [B, T], 0 outside action tokens."""
     hidden_AD, where = _before_actions(critic.trunk, batch)
     return scatter(critic.value(hidden_AD)[:, 0].float(), where)
 
 
 def _before_actions(model: Decoder, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Hidden states [A, D] from which the A action tokens are predicted, and the tokens' mask [B, T] (bool).
+    """Return hidden states [A, D] that predict the A action tokens, and the action mask.
 
-    The state that predicts token t stands at position t - 1, hence the shift. Position 0 is never an action.
+    The mask is bool [B, T]. The state at position t - 1 predicts token t. Position 0 is never an action.
     """
     B, T = batch.ids_BT.shape
     positions = torch.arange(T, device=batch.ids_BT.device).expand(B, T)
@@ -78,7 +76,7 @@ def _before_actions(model: Decoder, batch: Batch) -> tuple[Tensor, Tensor]:
 
 
 def micro_batches(lengths_B: Tensor, max_tokens: int, rows: Tensor | None = None) -> Iterator[Tensor]:
-    """Indices of (some) rows, by length, in groups whose padded size (rows x longest) stays below `max_tokens`."""
+    """Group (some) rows by length into micro-batches of at most `max_tokens`, padding included."""
     rows = torch.arange(len(lengths_B), device=lengths_B.device) if rows is None else rows
     order = rows[lengths_B[rows].argsort(descending=True, stable=True)]
     start = 0
@@ -89,13 +87,13 @@ def micro_batches(lengths_B: Tensor, max_tokens: int, rows: Tensor | None = None
 
 
 def batch_logprobs(model: Decoder, batch: Batch, temperature: float, max_tokens: int, dtype: torch.dtype) -> Tensor:
-    """log pi [B, T] of the whole batch's action tokens, without gradients."""
+    """Compute log pi [B, T] of the batch's action tokens, without gradients."""
     return in_micro_batches(lambda part: action_logprobs(model, part, temperature)[0], batch, max_tokens, dtype)
 
 
 @torch.no_grad()
 def in_micro_batches(forward: Callable[[Batch], Tensor], batch: Batch, max_tokens: int, dtype: torch.dtype) -> Tensor:
-    """`forward` over the whole batch, [B, T], a micro-batch at a time and without gradients."""
+    """Apply `forward` to the whole batch in micro-batches, without gradients; returns [B, T]."""
     out = torch.zeros_like(batch.rewards_BT)
     for index in micro_batches(batch.lengths_B, max_tokens):
         part = batch[index]
@@ -105,5 +103,5 @@ def in_micro_batches(forward: Callable[[Batch], Tensor], batch: Batch, max_token
 
 
 def autocast(dtype: torch.dtype, device: torch.device):
-    """Mixed precision: weights and optimiser stay in float32, products run in `dtype`."""
+    """Compute products in `dtype`; weights and optimiser stay in float32."""
     return torch.autocast(device.type, dtype=dtype, enabled=dtype is not torch.float32)

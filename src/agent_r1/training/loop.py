@@ -1,8 +1,8 @@
-"""The local loop: PPO and GRPO for multi-turn agents, from top to bottom, in one process.
+"""Run PPO and GRPO for multi-turn agents in one process.
 
-In: a policy that knows the format (cold start, or an instruct model), rows, and what makes an environment of a row. It
-knows no tool, dialect, data set or reward: those it gets through `AgentEnv` (core.py). Out: a better policy. `train` is
-the algorithm box; its two updates are below it:
+In: a policy that knows the format (from a cold start, or an instruct model), rows, and a function that makes their
+environments. Out: a better policy. The loop knows no tool, dialect, data set or reward, only `AgentEnv` (core.py).
+`train` is the algorithm; its two updates follow:
 
     for each step
         1  sample      G episodes for each of the step's prompts                     rollout/
@@ -13,14 +13,17 @@ the algorithm box; its two updates are below it:
         6  policy      clipped surrogate on action tokens                            training/losses.py
         7  record      metrics, transcripts, evaluation, checkpoint
 
-What is special about agents is all in 1 and 2; from 3 on it is the PPO of 2017 (1707.06347) with a mask. Next on the
-path is `rollout/sampler.py`, which makes step 1 fast; `run.py` wraps this loop into a run on disk.
+Only steps 1 and 2 are specific to agents. The rest is the PPO of 2017 (1707.06347) with a mask. Next:
+`rollout/sampler.py`, which makes step 1 fast. `run.py` makes the loop a run on disk.
 
-Left out, and why. *Recomputing old log-probabilities*: sampler and trainer run the same float32 arithmetic here, they
-agree to 2e-5, so log pi_old is what the sampler recorded (in bfloat16 it is recomputed: kernels differ there). *Padding
-removal*: rows of similar length are batched instead. *A reference model*: only loaded when the KL weight is not 0.
-Rows whose advantages are all zero (a group that agrees) are skipped in the update: their gradient is exactly zero. They
-still count in the loss's denominator, so skipping changes the time, not the gradient.
+Left out:
+
+* *Recomputed old log-probabilities.* In float32, sampler and trainer agree to 2e-5, so log pi_old is the sampler's. In
+  bfloat16 kernels differ, and it is recomputed.
+* *Padding removal.* Rows of similar length are batched instead.
+* *A reference model*, if the KL weight is 0.
+* *Rows whose advantages are all zero* (a group that agrees). Their gradient is exactly zero, so the update skips them.
+  They still count in the loss's denominator.
 """
 
 from __future__ import annotations
@@ -73,9 +76,9 @@ def train(
     save: Callable[[Learner], None],
     reference: Decoder | None = None,
 ) -> None:
-    """Run the remaining RL steps of `learner`, in place. All sections of the configuration meet here.
+    """Run the remaining RL steps of `learner`, in place.
 
-    `make_env` gives a question its environment, `on_step` records a finished step, `evaluate` measures a policy on
+    `make_env` makes a question's environment, `on_step` records a finished step, `evaluate` measures a policy on
     held-out questions, `save` writes a checkpoint.
     """
     trainer, critic, estimate = config.trainer, config.critic, make_estimator(config)
@@ -104,7 +107,7 @@ def train(
             fitted = replace(batch, mask_BT=estimate.critic_mask(batch))
             metrics |= update_critic(learner, fitted, config, step, dtype)                                  # 5  critic
             clock.lap("update_critic")
-        if learner.critic is None or step > critic.warmup_steps:  # only once the critic has an idea of the task
+        if learner.critic is None or step > critic.warmup_steps:  # the critic learns alone at first
             metrics |= update_actor(learner, batch, config, step, dtype)                                    # 6  policy
         clock.lap("update_actor")
         learner.step = step                                                                                 # 7  record
@@ -123,10 +126,10 @@ def train(
 def predict(
     learner: Learner, reference: Decoder | None, batch: Batch, config: Config, dtype: torch.dtype, exact: bool
 ) -> dict[str, float]:
-    """Step 3, before anything is updated: the trust region is measured from here. Fills in columns of `batch`.
+    """Step 3: predict log-probabilities and values before any update. The trust region is measured from these.
 
-    `exact`: the sampler has the trainer's weights. With its arithmetic, too, one row in SEEN is computed again, to see
-    that the two agree; otherwise `logprobs_BT` becomes what the trainer computes.
+    `exact`: the sampler has the trainer's weights. In float32, one row in SEEN is then recomputed to check that the two
+    agree. Otherwise the trainer's log-probabilities replace `logprobs_BT`.
     """
     micro_tokens, temperature = config.trainer.micro_tokens, config.rollout.temperature
     exact = exact and dtype is torch.float32
@@ -174,7 +177,7 @@ def update_actor(learner: Learner, batch: Batch, config: Config, step: int, dtyp
     for group in learner.actor_optimizer.param_groups:
         group["lr"] = lr
     batch = replace(batch, episode_tokens_B=episode_tokens(batch.mask_BT, batch.trajectory_B))
-    # Without a KL or entropy term, a row of zero advantages has zero gradient: leave it out of the pass.
+    # Without a KL or entropy term, a row of zero advantages has zero gradient: skip it.
     skip = section.entropy_coef == 0 and (section.kl_coef == 0 or section.kl_in == "reward")
     for minibatch_B in minibatches(batch, section.minibatches, section.epochs, derive_seed(config.seed, "actor", step)):
         whole = batch.mask_BT[minibatch_B], section.loss_aggregation
@@ -187,15 +190,14 @@ def update_actor(learner: Learner, batch: Batch, config: Config, step: int, dtyp
             with autocast(dtype, batch.ids_BT.device):
                 loss = actor_loss(learner.actor, batch[index], normalizer, config, means)
             loss.backward()
-        # If every row was skipped there are no gradients (None, not 0), and AdamW leaves such weights alone: no drift
-        # by momentum.
+        # If every row was skipped, gradients are None (not 0), and AdamW changes no weight: no drift by momentum.
         norm = optimize(learner.actor, learner.actor_optimizer, section.grad_clip, f"step {step}: the policy")
         means.finish_update({"actor/grad_norm": norm})
     return means.result() | {"actor/lr": lr}
 
 
 def actor_loss(actor: Decoder, part: Batch, normalizer: float, config: Config, means: Means) -> Tensor:
-    """The loss of one micro-batch, already divided by the minibatch's normalizer."""
+    """Compute the loss of one micro-batch, divided by the minibatch's normalizer."""
     section, mask_BT = config.actor, part.mask_BT
     whole = section.loss_aggregation, normalizer, part.episode_tokens_B
     logprobs_BT, entropy_BT = action_logprobs(actor, part, config.rollout.temperature, section.entropy_coef != 0)
@@ -215,13 +217,14 @@ def actor_loss(actor: Decoder, part: Batch, normalizer: float, config: Config, m
 
 
 WATCHED = 8
-"""Of the rows that the update skips, one in this many is looked at for `actor/ppo_kl`: a pass over all would cost
-time."""
+"""One in so many of the skipped rows is measured for `actor/ppo_kl`; measuring all would cost time."""
 
 
 def log_skipped(actor: Decoder, batch: Batch, rows_B: Tensor, config: Config, dtype: torch.dtype, means: Means) -> None:
-    """Count the skipped rows' tokens in the logged means, as verl does. Without an advantage nothing is clipped; how
-    far the policy has moved on them is estimated from a part of them."""
+    """Count the skipped rows' tokens in the logged means, as verl does.
+
+    With zero advantages nothing is clipped. The policy's move on these rows is estimated from a sample of them.
+    """
     if len(rows_B):
         part = batch[rows_B[::WATCHED]]
         now_BT = batch_logprobs(actor, part, config.rollout.temperature, config.trainer.micro_tokens, dtype)

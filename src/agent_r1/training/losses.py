@@ -1,10 +1,10 @@
-"""Losses: advantages to something that can be differentiated.
+"""Compute losses of policy and critic.
 
-In: log-probabilities of the action tokens now and when they were sampled, their advantages, values. Out: a loss per
-token and, from `aggregate_loss`, the scalar that `backward` is called on. Next: the optimiser, in the loop or in verl.
+In: log-probabilities of the action tokens, now and at sampling time, advantages and values. Out: a loss per token and,
+from `aggregate_loss`, the scalar for `backward`. Next: the optimiser, in the loop or in verl.
 
-Per-token functions accept any shape (written BT) and compute in float32. Those that take a mask give 0 where it is 0;
-what stands there, even NaN, reaches neither the loss nor a gradient. Metric names are verl's.
+Per-token functions accept any shape (written BT) and compute in float32. Masked entries, even NaN, reach neither loss
+nor gradient. Metric names are verl's.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from agent_r1.config.settings import ActorConfig
 
 
 def token_ratios(log_ratio_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """How much likelier each token has become since it was sampled."""
+    """Compute pi / pi_old of each token."""
     return log_ratio_BT.exp()
 
 
@@ -34,26 +34,27 @@ def policy_loss(
     clip_dual: float,
     ratios: Callable[[Tensor, Tensor], Tensor] = token_ratios,
 ) -> tuple[Tensor, dict[str, float]]:
-    """PPO's clipped surrogate (1707.06347, eq. 7), negated because optimisers minimise.
+    """Compute PPO's clipped surrogate (1707.06347, eq. 7), negated for a minimiser.
 
-        ratio = exp(logprob - old_logprob)         how much more likely the token has become since it was sampled
+        ratio = exp(logprob - old_logprob)         pi / pi_old of the token
         loss  = max(-A * ratio, -A * clip(ratio, 1 - clip_low, 1 + clip_high))
 
-    The maximum is pessimistic: once a token has moved far enough in the direction that A asks for, its gradient is 0
-    and the same samples can be used for several updates. A move in the wrong direction is never clipped.
+    The maximum is pessimistic: a token that has moved far enough in the direction of A gets no gradient. So the same
+    samples can be used for several updates. A move in the wrong direction is never clipped.
 
-    `clip_high > clip_low` is clip-higher (DAPO, 2503.14476, section 3.1): a token of probability 0.01 may otherwise
-    only reach 0.012, which starves exploration. Dual clip (1912.09729): for A < 0 and a large ratio the loss -A * ratio
-    has no bound and one token could dominate a batch, so there loss = min(loss, -A * clip_dual); `clip_dual <= 1`
-    switches it off.
+    `clip_high > clip_low` is clip-higher (DAPO, 2503.14476, section 3.1). With 0.2, a token of probability 0.01 can
+    only reach 0.012, which limits exploration.
 
-    `ratios` may put the ratio of a longer span in the token's place (actor.ratio).
+    Dual clip (1912.09729): for A < 0, loss = min(loss, -A * clip_dual). Otherwise a large ratio has no bound, and one
+    token could dominate a batch. `clip_dual <= 1` disables it.
 
-    Returns the loss per token and metrics (means over action tokens): `actor/pg_clipfrac` (share that the clip
-    decides), `actor/pg_clipfrac_lower` (share that dual clip decides), `actor/ppo_kl` (k1 estimate of KL(old || new)).
+    `ratios` may use the ratio of a longer span for each token (actor.ratio).
+
+    Returns the loss per token and three means over action tokens. `actor/pg_clipfrac` is the share decided by the clip,
+    `actor/pg_clipfrac_lower` by dual clip, and `actor/ppo_kl` the k1 estimate of KL(old || new).
     """
     mask_BT = mask_BT.bool()
-    # where() at the very start, not the end: a NaN that is only masked out later still makes its gradient 0 * NaN.
+    # where() comes first: a NaN that is masked out only at the end still gets the gradient 0 * NaN = NaN.
     log_ratio_BT = torch.where(mask_BT, logprobs_BT.float() - old_logprobs_BT.float(), 0.0)
     log_ratio_BT = log_ratio_BT.clamp(-20.0, 20.0)  # exp(20) = 5e8: finite, and far beyond any clip
     advantages_BT = torch.where(mask_BT, advantages_BT.float(), 0.0)
@@ -79,14 +80,15 @@ def policy_loss(
 def value_loss(
     values_BT: Tensor, old_values_BT: Tensor, returns_BT: Tensor, mask_BT: Tensor, value_clip: float
 ) -> tuple[Tensor, dict[str, float]]:
-    """Squared error of the critic, with the value clip of PPO's reference implementation (not in the paper).
+    """Compute the critic's squared error with a value clip.
 
-        V_clip = clip(V, V_old - value_clip, V_old + value_clip) loss   = 0.5 * max((V - R)^2, (V_clip - R)^2)
+        V_clip = clip(V, V_old - value_clip, V_old + value_clip)
+        loss   = 0.5 * max((V - R)^2, (V_clip - R)^2)
 
-    The same pessimism as in the policy: a value that has already moved by value_clip towards the return gets no
-    further gradient from this batch. Mind the scale: value_clip is in units of reward.
+    The clip is from PPO's reference implementation, not the paper. A value that has moved by value_clip towards the
+    return gets no more gradient from this batch. value_clip is in units of reward.
 
-    Returns the loss per token and the metric `critic/vf_clipfrac`, the share of action tokens that the clip decides.
+    Returns the loss per token and `critic/vf_clipfrac`, the share of action tokens decided by the clip.
     """
     mask_BT = mask_BT.bool()
     values_BT, old_values_BT, returns_BT = (
@@ -105,10 +107,10 @@ def value_loss(
 def loss_normalizer(
     mask_BT: Tensor, mode: str, horizon: int | None = None, trajectory_B: Tensor | None = None
 ) -> float:
-    """Count what `aggregate_loss` divides by in this mode: tokens or episodes of the mask. Raises KeyError for another.
+    """Count the tokens or episodes that `aggregate_loss` divides by. Raise KeyError for an unknown mode.
 
-    Rows with one number in `trajectory_B` are one episode; None means that each row is an episode. Only
-    seq-mean-token-sum-norm uses `horizon`; None takes T, the padded width, as verl does.
+    Rows with equal `trajectory_B` are one episode; None: each row is an episode. `horizon` is for
+    seq-mean-token-sum-norm; None: T, the padded width, as in verl.
     """
     length_B = mask_BT.bool().sum(dim=1)
     acted_B = length_B > 0
@@ -122,7 +124,7 @@ def loss_normalizer(
 
 
 def episode_tokens(mask_BT: Tensor, trajectory_B: Tensor) -> Tensor:
-    """[B]: the tokens of the mask in all rows of a row's episode."""
+    """Count the action tokens in all rows of each row's episode: [B]."""
     length_B = mask_BT.bool().sum(dim=1)
     numbers, index_B = trajectory_B.unique(return_inverse=True)
     return length_B.new_zeros(len(numbers)).index_add_(0, index_B, length_B)[index_B]
@@ -135,21 +137,19 @@ def aggregate_loss(
     normalizer: float | None = None,
     episode_tokens_B: Tensor | None = None,
 ) -> Tensor:
-    """Per-token losses to one scalar. Rows without any action token count for nothing.
+    """Reduce per-token losses to a scalar. Rows without action tokens do not count.
 
-        token-mean               sum over all tokens / number of tokens: long episodes weigh more (DAPO, 2503.14476,
-        3.3) seq-mean-token-mean      mean over episodes of the episode's mean: a token of a long one weighs less (GRPO,
-        2402.03300) seq-mean-token-sum       mean over episodes of the episode's sum seq-mean-token-sum-norm  the same /
-        horizon, a constant: neither bias of length (Dr. GRPO, 2503.20783)
+        token-mean               sum over all tokens / number of tokens: long episodes weigh more (DAPO, 2503.14476, 3.3)
+        seq-mean-token-mean      mean over episodes of the episode's mean: a token of a long one weighs less (GRPO, 2402.03300)
+        seq-mean-token-sum       mean over episodes of the episode's sum
+        seq-mean-token-sum-norm  the same / horizon, a constant: neither bias of length (Dr. GRPO, 2503.20783)
 
-    An episode that rewrote its context has several rows and one vote. So its mean is over the tokens of all of its
-    rows: `episode_tokens_B` has their number. None means that each row is an episode.
+    An episode with several rows (a rewritten context) counts once: `episode_tokens_B` has the number of tokens in all
+    of its rows. None: each row is an episode.
 
-    Gradient accumulation: a minibatch that is too large for one pass is cut into micro-batches whose gradients add up.
-    Each would divide by its own count; the average of such averages is not the average of the whole, and a token's
-    weight would depend on who shared its micro-batch. So pass `normalizer`, the count of the *whole minibatch*
-    (`loss_normalizer`), to every micro-batch: the losses then sum to the loss of the minibatch. None means that
-    `mask_BT` is the whole minibatch.
+    A minibatch too large for one pass is cut into micro-batches whose gradients add up. Each must divide by the count
+    of the *whole minibatch*, so pass that as `normalizer` (`loss_normalizer`). With its own count, a token's weight
+    would depend on the rest of its micro-batch. None: `mask_BT` is the whole minibatch.
     """
     if normalizer is None:
         normalizer = loss_normalizer(mask_BT, mode)
@@ -158,7 +158,7 @@ def aggregate_loss(
     if mode == "seq-mean-token-mean":
         tokens_B = mask_BT.sum(dim=1) if episode_tokens_B is None else episode_tokens_B
         loss_BT = loss_BT / tokens_B.clamp(min=1)[:, None]
-    return loss_BT.sum() / (normalizer or 1.0)  # a minibatch without a single action token has loss 0, not 0/0
+    return loss_BT.sum() / (normalizer or 1.0)  # without any action token the loss is 0, not 0/0
 
 
 # --------------------------------------------------------------------------------------------------- regularisation
@@ -173,9 +173,8 @@ def _k2(log_ratio: Tensor) -> Tensor:
 
 
 def _k3(log_ratio: Tensor) -> Tensor:
-    # verl's clamps. One outlier would otherwise be worth exp(20). Where k3 exceeds 10 it stays at 10 and has no
-    # gradient: the reference finds the token more than 13 times likelier than the policy (d < -2.6), or exp(11) times
-    # less (d > 11).
+    # verl's clamps: one outlier could otherwise reach exp(20). Above 10, k3 is constant and has no gradient. There the
+    # reference finds the token 13 times likelier than the policy (d < -2.6), or exp(11) times less likely (d > 11).
     back = (-log_ratio).clamp(-20.0, 20.0)
     return (torch.expm1(back) - back).clamp(max=10.0)  # expm1: exp(x) - 1 without cancellation
 
@@ -185,9 +184,10 @@ KL_ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {"k1": _k1, "k2": _k2, "k
 
 
 def kl_penalty(logprobs_BT: Tensor, ref_logprobs_BT: Tensor, estimator: str) -> Tensor:
-    """How far the policy is from the reference, per sampled token, in nats (Schulman, joschu.net/blog/kl-approx.html).
+    """Estimate the KL of the policy from the reference per sampled token, in nats.
 
-    With d = logprob - ref_logprob and tokens sampled from pi ("right" means that of KL(pi || ref)):
+    From Schulman (joschu.net/blog/kl-approx.html), with d = logprob - ref_logprob at tokens sampled from pi. "Right" is
+    the value or gradient of KL(pi || ref):
 
              value            as an estimate                   expected gradient, when it is added to the loss
         k1   d                unbiased, noisy, often negative  zero! E[grad log pi] = 0
@@ -195,8 +195,8 @@ def kl_penalty(logprobs_BT: Tensor, ref_logprobs_BT: Tensor, estimator: str) -> 
         k3   exp(-d) - 1 + d  unbiased, calm, >= 0             that of KL(ref || pi), the other direction; the two
              (GRPO's eq. 4)                                    agree while pi is near ref
 
-    So k1 belongs into the *reward* (subtract it from each action token's reward), where the policy gradient treats it
-    rightly; in the loss it is only noise. k2 and k3 belong into the loss. Entries outside the mask must be finite.
+    So subtract k1 from each action token's *reward*; in the loss it is only noise. k2 and k3 belong in the loss.
+    Masked entries must be finite.
     """
     return KL_ESTIMATORS[estimator](logprobs_BT.float() - ref_logprobs_BT.float())
 
@@ -204,8 +204,7 @@ def kl_penalty(logprobs_BT: Tensor, ref_logprobs_BT: Tensor, estimator: str) -> 
 def reward_less_kl(
     rewards_BT: Tensor, logprobs_BT: Tensor, ref_logprobs_BT: Tensor, mask_BT: Tensor, actor: ActorConfig
 ) -> tuple[Tensor, float]:
-    """KL in the reward: `kl_coef` times the penalty is taken from each action token's reward. Also its mean, in
-    nats."""
+    """Subtract `kl_coef` times the KL penalty from each action token's reward. Also return the mean KL, in nats."""
     kl_BT = torch.where(mask_BT.bool(), kl_penalty(logprobs_BT, ref_logprobs_BT, actor.kl_estimator), 0.0)
     return rewards_BT - actor.kl_coef * kl_BT, (kl_BT.sum() / mask_BT.sum()).item()
 
@@ -214,6 +213,6 @@ def reward_less_kl(
 
 
 def _masked_means(mask_BT: Tensor, *columns_BT: Tensor) -> list[float]:
-    """Mean of each tensor over the mask, for logs. One transfer from the device for all of them."""
+    """Average each tensor over the mask, for logs, with one transfer from the device."""
     totals = torch.stack([torch.where(mask_BT, x.detach().float(), 0.0).sum() for x in columns_BT])
     return (totals / mask_BT.sum().clamp(min=1)).tolist()
