@@ -106,7 +106,7 @@ def ppo(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
 
     t counts *action tokens*. The last token of a tool call is followed by the first token sampled after the result,
     possibly in the next row. If tool tokens counted, a result of 300 tokens would discount the future by
-    (gamma * lam)^300: the longer its result, the less credit a search would get. Also, delta would use values at tool
+    (gamma * lam)^300. The longer its result, the less credit a search would get. Also, delta would use values at tool
     tokens, where the critic is never trained.
 
     An episode that a limit ended is over as well: its outcome was paid, so nothing is bootstrapped. For an outcome
