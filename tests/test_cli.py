@@ -168,7 +168,7 @@ BAD_USAGE = {  # of settings there is more in test_config.py
     "a run that is a path": (["train", "--run", "a/b"], "give a plain folder name"),
     "a hidden run": (["report", "--run", ".x"], "give a plain folder name"),
     "unknown kind of question": (["data", "data.mix={9-hop: 1}"], "unknown kind of question '9-hop' (did you mean '3-hop'?)"),
-    "demonstrations without search": (["cold-start", "env.tools=[]"], "this task has no demonstrator yet"),
+    "demonstrations without search": (["cold-start", "env.tools=[]"], "this task has no demonstrator"),
 }  # fmt: skip
 
 
@@ -425,7 +425,7 @@ def test_the_stages_after_training(home, capsys):
     assert "time_to_agent" not in json.loads((run / "eval_before.json").read_text())
     capsys.readouterr()
     assert main("eval", "grpo", *SMALL, "--run=done") == 0
-    assert "done before" in capsys.readouterr().out
+    assert "already done" in capsys.readouterr().out
     assert "has not finished its 3 steps" in refused(capsys, 1, "eval", "grpo", *SMALL, "--run=half")
 
 

@@ -187,7 +187,7 @@ def test_disk_looks_where_runs_will_be(monkeypatch, tmp_path):
 
 
 def test_the_compiler_is_asked_what_triton_will_ask(monkeypatch, tmp_path):
-    assert doctor.check_compiler() == ("ok", "compiles what Triton writes")
+    assert doctor.check_compiler() == ("ok", "compiles Triton's launchers")
     monkeypatch.setattr(machine.sysconfig, "get_path", lambda name: str(tmp_path))  # python3-dev is not there
     status, detail, remedy = doctor.check_compiler()
     assert status == "fail" and "Python.h" in detail and "build-essential python3." in remedy
@@ -221,9 +221,9 @@ def test_the_soft_limit_of_open_files_becomes_the_hard_one(monkeypatch):
     ("preset", "settings", "check", "said"),
     [
         ("laptop", ["model.path=/no/such/model"], "preset", "there is no model at /no/such/model"),
-        ("laptop", ["trainer.device=cuda"], "GPUs", "0, and laptop takes 1"),
+        ("laptop", ["trainer.device=cuda"], "GPUs", "0 found, laptop needs 1"),
         ("hotpotqa-4xh100", ["model.path=some/model"], "preset", "some/model are not known"),
-        ("hotpotqa-8xh100", [], "GPUs", "0, and hotpotqa-8xh100 takes 8"),
+        ("hotpotqa-8xh100", [], "GPUs", "0 found, hotpotqa-8xh100 needs 8"),
     ],
 )
 def test_what_is_not_here(nvidia_smi, preset, settings, check, said):
@@ -237,8 +237,8 @@ def test_what_is_not_here(nvidia_smi, preset, settings, check, said):
     [
         ([H100] * 4, True, "ok", "81559 MiB, driver 580.65.06"),
         ([H100] * 4, False, "fail", "PyTorch sees none"),
-        ([RTX] * 4, False, "fail", "550.54.15; CUDA 13 is made for driver 580"),
-        ([RTX] * 2, True, "fail", "2, and hotpotqa-4xh100 takes 4"),
+        ([RTX] * 4, False, "fail", "550.54.15; CUDA 13 requires driver 580"),
+        ([RTX] * 2, True, "fail", "2 found, hotpotqa-4xh100 needs 4"),
         (["Tesla T4, 15360 MiB, 580.65.06, 7.5"] * 4, True, "fail", "Tesla T4 has no bfloat16 and no FlashAttention 2"),
     ],
 )

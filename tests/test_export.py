@@ -85,7 +85,7 @@ def test_a_second_export_does_nothing_and_a_newer_one_replaces_it(home, capsys):
     assert main("export", "--step", "6") == 0
     target = home / "runs" / "grpo" / "export"
     first = tree(target)
-    assert main("export", "--step", "6") == 0 and "done before" in capsys.readouterr().out
+    assert main("export", "--step", "6") == 0 and "already done" in capsys.readouterr().out
     assert tree(target) == first
     assert main("export") == 0 and tree(target)["model.safetensors"] != first["model.safetensors"]
     assert [path.name for path in target.parent.iterdir() if "part" in path.name] == []
@@ -272,7 +272,7 @@ def test_shards_of_verl_become_a_model_wherever_they_are(shards, bare, name, cap
     assert (
         main("export", "--checkpoint-dir", str(shards / name / "global_step_12/actor"), "--target-dir", str(out)) == 0
     )
-    assert "done before" in capsys.readouterr().out
+    assert "already done" in capsys.readouterr().out
 
 
 @pytest.mark.slow

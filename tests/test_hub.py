@@ -115,7 +115,7 @@ def test_a_start_model_is_fetched_once_and_its_commit_kept(fake, micro_model, ca
     assert {"model.safetensors", "config.json", "tokenizer.json", "chat_template.jinja"} <= set(fake.asked)
 
     fake.publish("acme/tiny", micro_model)  # the author changes something
-    assert main("cold-start", *settings) == 0 and "done before" in capsys.readouterr().out
+    assert main("cold-start", *settings) == 0 and "already done" in capsys.readouterr().out
     assert workspace.start_model.name == first
     shutil.rmtree(fake.cache("acme/tiny"))  # somebody needs the space
     assert main("cold-start", *settings) == 0

@@ -134,7 +134,7 @@ def test_a_run_that_does_not_fit_is_refused_before_anything_is_made(home, comman
     assert main(command, "grpo", "--preset", "pocket") == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert re.search(
-        r"takes about 6\.\d GiB of memory \(.*Adam 2\.0.*\), and 3\.0 are free; .*trainer.recompute=true", line
+        r"needs about 6\.\d GiB of memory \(.*Adam 2\.0.*\), and 3\.0 are free; .*trainer.recompute=true", line
     )
     assert not home.exists()
 

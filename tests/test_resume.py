@@ -100,7 +100,7 @@ def test_killed_again_and_again(home, capsys, algorithm):
     assert main(*resume) == 0
     assert_same(run, home / "runs" / algorithm)
     capsys.readouterr()
-    assert main(*resume) == 0 and "done before" in capsys.readouterr().out
+    assert main(*resume) == 0 and "already done" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])

@@ -50,7 +50,7 @@ def test_a_stage_is_made_once(tmp_path, capsys):
     said = capsys.readouterr().out
     assert "thing ..." in said and "a summary" in said and f"s, in {target}" in said
     stage("thing", target, lambda part: pytest.fail("made again"))
-    assert capsys.readouterr().out == f"thing: done before, in {target}\n"
+    assert capsys.readouterr().out == f"thing: already done, in {target}\n"
     assert tree(tmp_path).keys() == {"artifacts/thing/file"}
 
 
@@ -184,7 +184,7 @@ def test_a_model_of_ones_own_needs_no_cold_start(config, tmp_path, monkeypatch, 
 def test_the_second_time_everything_is_there(prepared, capsys):
     before = tree(prepared)
     prepare(prepared, "cold_start.copy_steps=3", "cold_start.mix_steps=3")
-    assert capsys.readouterr().out.count("done before") == 3
+    assert capsys.readouterr().out.count("already done") == 3
     assert tree(prepared) == before and leftovers(prepared) == []
 
 
@@ -254,7 +254,7 @@ def test_evaluation_writes_the_card_once(prepared, config, tmp_path, capsys, mon
     assert tree(tmp_path).keys() == {"runs/x/eval_before.json", "runs/x/rollouts/eval_before.jsonl"}
     capsys.readouterr()
     assert stages.run_eval(config, start, out, "evaluate before RL") == card
-    assert "done before" in capsys.readouterr().out
+    assert "already done" in capsys.readouterr().out
     out.unlink()  # done again, it comes out the same
     again = stages.run_eval(config, start, out, "evaluate before RL")
     assert again | {"wall_seconds": 0} == card | {"wall_seconds": 0}

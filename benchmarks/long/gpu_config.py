@@ -95,7 +95,7 @@ def life(home: Path, environment: dict[str, str], words: list[str]) -> dict[str,
     said = checked([*script, *GRPO, "--resume"], environment)
     figures["s_resume_eval_report"] = round(time.monotonic() - began)
     stages = re.findall(r"^(train|evaluate after RL|report)\b", said, re.MULTILINE)
-    if stages != ["train", "evaluate after RL", "report"] or said.count("done before") < 3:
+    if stages != ["train", "evaluate after RL", "report"] or said.count("already done") < 3:
         raise RuntimeError(f"the second call of the speedrun did something else: {said[-1000:]}")
     lines = sound(run, steps=3)
     the_gpus_configuration(run)

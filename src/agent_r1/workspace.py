@@ -112,7 +112,7 @@ def code(*names: str) -> list[dict[str, str]]:
 def stage(title: str, target: Path, make: Callable[[Path], str]) -> None:
     """Make `target` unless it is there. `make` writes into a folder that does not exist yet and returns a summary."""
     if target.exists():
-        say(f"{title}: done before, in {target}")
+        say(f"{title}: already done, in {target}")
         return
     say(f"{title} ...")
     start = time.perf_counter()

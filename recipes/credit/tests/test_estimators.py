@@ -293,5 +293,5 @@ def test_a_critic_or_a_group_decides_which_section_of_the_preset_counts():
 
 
 def test_the_plan_names_the_greedy_episodes():
-    assert "128 a step, and 16 greedy ones to compare them with" in local_plan(load_config("laptop", algorithm="remax"))
+    assert "128 a step, and 16 greedy ones for comparison" in local_plan(load_config("laptop", algorithm="remax"))
     assert "128 a step\n" in local_plan(load_config("laptop", algorithm="grpo"))

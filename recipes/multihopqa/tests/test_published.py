@@ -614,7 +614,7 @@ def test_from_the_file_to_an_index_that_finds_it(tmp_path, one_file, monkeypatch
     assert main("data", *settings) == 0 and main("index", *settings) == 0
     said = capsys.readouterr().out
     assert "questions: train 40, val 8, test 12; corpus: contexts" in said and "Flat over 48 passages" in said
-    assert main("data", *settings) == 0 and "done before" in capsys.readouterr().out
+    assert main("data", *settings) == 0 and "already done" in capsys.readouterr().out
     (index,) = (path for path in (tmp_path / "artifacts").iterdir() if path.name.startswith("index-"))
     assert PassageIndex.load(index).search(["Kafka"], 1)[0][0].title == "Franz Kafka"
 

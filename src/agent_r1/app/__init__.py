@@ -1,1 +1,1 @@
-"""The program: the command line (`cli.py`), the stages of a speedrun (`stages.py`), doctor, plan, and `agent-r1 new`."""
+"""Run the program: command line (`cli.py`), stages (`stages.py`), doctor, plan, `agent-r1 new`."""

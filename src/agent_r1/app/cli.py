@@ -1,7 +1,11 @@
-"""`agent-r1`: every stage of the speedrun as a command. `agent-r1 COMMAND --help` shows examples.
+"""Define the commands of `agent-r1`, one function each. `agent-r1 COMMAND --help` shows examples.
 
-A command is a function; the decorator above it has its help, examples and options. Exit codes: 0 done, 1 failed (cause and
-remedy on the last line of standard error), 2 wrong usage or configuration, 130 interrupted.
+The decorator above a function holds its help text, examples and options. Exit codes:
+
+    0      done
+    1      failed; the last line of standard error has the cause and the remedy
+    2      wrong usage or configuration
+    130    interrupted
 """
 
 from __future__ import annotations
@@ -34,12 +38,12 @@ from agent_r1.ground.errors import AgentR1Error, ConfigError, extra
 from agent_r1.ground.files import home
 from agent_r1.ground.machine import cores, raise_file_limit
 
-# The rooms are imported inside the commands, after the configuration: `agent-r1 --help` and a misspelt setting are
-# answered at once, without loading PyTorch.
+# Commands import their modules after they have read the configuration. So `agent-r1 --help` and the error for a
+# misspelt setting do not wait for PyTorch.
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command and return its exit code; a failure is one line on standard error."""
+    """Run one command and return its exit code. Print a failure as one line on standard error."""
     try:
         return run(argv)
     except AgentR1Error as error:
@@ -53,22 +57,28 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run(argv: list[str] | None = None) -> int:
-    """Run one command and return its exit code. Raises AgentR1Error, whose `code` names the failure."""
+    """Run one command and return its exit code.
+
+    Raises AgentR1Error, whose `code` names the failure.
+    """
     arguments = parse(argv)
     raise_file_limit()
     return COMMANDS[arguments.command][0](arguments) or 0
 
 
 def _fail(message: str, code: int) -> int:
-    print(f"agent-r1: {' '.join(message.split())}", file=sys.stderr)  # one line, also where a library said several
+    print(f"agent-r1: {' '.join(message.split())}", file=sys.stderr)  # one line
     return code
 
 
-# -------------------------------------------------------------------------------------------- words of several commands
+# -------------------------------------------------------------------------------------------- shared helpers
 
 
 def _config(a: Namespace) -> Config:
-    """The configuration of the command line; an existing run that is named alone speaks for itself."""
+    """Load the configuration of the command line.
+
+    `--run NAME` alone loads the saved configuration of that run.
+    """
     said = a.preset or a.settings or a.engine or a.seed is not None
     if getattr(a, "run", None) and not said:
         saved = home() / "runs" / a.run / "config.yaml"
@@ -92,7 +102,8 @@ def _run_name(a: Namespace, config: Config) -> str:
 
 
 @command(
-    "doctor", "check this machine", ["--preset smoke", "grpo --preset pocket trainer.recompute=true"], *CONFIGURED,
+    "doctor", "check that this machine can run a preset",
+    ["--preset smoke", "grpo --preset pocket trainer.recompute=true"], *CONFIGURED,
     flag("--suggest-preset", "print only the preset for this machine's GPUs"),
 )  # fmt: skip
 def doctor(a: Namespace) -> int:
@@ -106,8 +117,9 @@ def doctor(a: Namespace) -> int:
 
 
 @command(
-    "gpu-check", "run a preset for verl in small", ["grpo --preset hotpotqa-4xh100", "--preset smoke --engine verl --json"],
-    *CONFIGURED, flag("--json", "the result as the last line (docs/verl.md)"),
+    "gpu-check", "rehearse a verl preset with a tiny model, in about five minutes",
+    ["grpo --preset hotpotqa-4xh100", "--preset smoke --engine verl --json"],
+    *CONFIGURED, flag("--json", "print the result as JSON in the last line (see docs/verl.md)"),
 )  # fmt: skip
 def gpu_check(a: Namespace) -> None:
     config = _config(a)
@@ -118,7 +130,7 @@ def gpu_check(a: Namespace) -> None:
 
 
 @command(
-    "data", "make or fetch questions and passages",
+    "data", "make or download questions and passages",
     ["--preset smoke", "--preset laptop --seed 3 data.entities=1000"], *CONFIGURED,
 )  # fmt: skip
 def data(a: Namespace) -> None:
@@ -150,15 +162,15 @@ def cold_start(a: Namespace) -> None:
 
 
 @command(
-    "train", "reinforcement learning",
+    "train", "train with reinforcement learning",
     ["--preset smoke", "grpo --preset laptop --seed 1 actor.lr=5e-4", "--preset laptop --resume",
      "--preset laptop --dry-run", "--preset hotpotqa-4xh100 --dry-run --gpu-hour 3 model.path=Qwen/Qwen2.5-3B-Instruct"],
     *CONFIGURED,
     RUN,
-    flag("--resume", "go on from the newest checkpoint of the run"),
-    flag("--dry-run", "print configuration, plan and estimates; start nothing"),
-    option("--gpu-hour", type=float, metavar="PRICE", help="with --dry-run: what a GPU costs for an hour"),
-    flag("--plain", "one line a step instead of the dashboard"),
+    flag("--resume", "continue from the run's newest checkpoint"),
+    flag("--dry-run", "print the configuration, the stages, and estimates of memory, time and cost; start nothing"),
+    option("--gpu-hour", type=float, metavar="PRICE", help="with --dry-run: price of one GPU for one hour"),
+    flag("--plain", "print one line per step instead of the dashboard"),
 )  # fmt: skip
 def train(a: Namespace) -> None:
     config = _config(a)
@@ -179,19 +191,19 @@ def train(a: Namespace) -> None:
      "--model runs/a/export --model runs/b/export --out evals/a-b --backend vllm"],
     *CONFIGURED,
     RUN,
-    flag("--before", "the model that RL starts from, into eval_before.json"),
-    option("--model", action="append", metavar="PATH|OWNER/NAME", help="any model instead of the run's; twice: compare two"),
-    flag("--closed-book", "with no tools, onto a card of its own: what does the model know?"),
-    option("--retriever", choices=("empty", "random"), help="placebo: a search that finds nothing, or passages by lot"),
-    option("--poison", type=share, metavar="RATE", help="hostile documents in this share of the search results, 0 to 1"),
+    flag("--before", "evaluate the model that RL starts from, and write eval_before.json"),
+    option("--model", action="append", metavar="PATH|OWNER/NAME", help="evaluate this model; give it twice to compare two"),
+    flag("--closed-book", "evaluate without tools, and write a separate card: what does the model know?"),
+    option("--retriever", choices=("empty", "random"), help="replace search results: with none, or with random passages"),
+    option("--poison", type=share, metavar="RATE", help="insert hostile documents into this share of search results, 0 to 1"),
     option("--split", choices=("train", "val", "test"),
-           help="which questions (default: test); with this option or one below, the card is printed and only --out keeps it"),
-    option("--dataset", metavar="NAME|FILE.parquet", help="other questions than the model's own"),
-    option("--limit", type=count, help="only the first so many questions"),
-    option("--temperature", type=temperature, help="of sampling, 0 to 10 (default: 0, greedy)"),
+           help="split to evaluate (default: test); with this option or one below, the card is printed and only --out saves it"),
+    option("--dataset", metavar="NAME|FILE.parquet", help="questions of another data set"),
+    option("--limit", type=count, help="evaluate only the first LIMIT questions"),
+    option("--temperature", type=temperature, help="sampling temperature, 0 to 10 (default: 0, greedy)"),
     PROMPT,
     BACKEND,
-    option("--out", type=Path, metavar="DIR", help="keep cards and a line a question; go on where it stopped"),
+    option("--out", type=Path, metavar="DIR", help="save cards and one line per question; continue an interrupted evaluation"),
 )  # fmt: skip
 def evaluate(a: Namespace) -> None:
     if a.model:
@@ -213,7 +225,8 @@ def evaluate(a: Namespace) -> None:
     else:
         verify_checkpoint(run.latest_checkpoint())
         model, card, title = model_folder(run.latest_checkpoint()), "eval.json", "evaluate after RL"
-    # The run's cards hold the standard evaluation. Any other, such as ten questions of val, is not written there.
+    # The run's own cards hold only the standard evaluation. Any other one, such as ten questions of val, is kept
+    # apart.
     if any(value is not None for value in (a.split, a.dataset, a.limit, a.temperature, a.prompt, a.backend, a.out)):
         return _evaluate_models(a, model, config)
     make_task(config)
@@ -223,7 +236,7 @@ def evaluate(a: Namespace) -> None:
 
 
 def _evaluate_models(a: Namespace, model: Path | None = None, config: Config | None = None) -> None:
-    """Evaluate the models of --model, or a run's `model`, with all options of `eval`."""
+    """Evaluate the models of --model, or a run's `model`, with any option of `eval`."""
     from agent_r1.data.rows import read_rows
     from agent_r1.inference import agent, compare
     from agent_r1.workspace import load_rows, make_task
@@ -245,25 +258,25 @@ def _evaluate_models(a: Namespace, model: Path | None = None, config: Config | N
     )  # fmt: skip
 
 
-@command("report", "write report.html of a run", ["--preset laptop", "--run mine"], *CONFIGURED, RUN)
+@command("report", "write a run's report.html", ["--preset laptop", "--run mine"], *CONFIGURED, RUN)
 def report(a: Namespace) -> None:
     from agent_r1.app import stages
 
     stages.run_report(_run_name(a, _config(a)))
 
 
-# --------------------------------------------------------------------------------------------- what comes after training
+# --------------------------------------------------------------------------------------------- after training
 
 
 @command(
-    "export", "make a Hugging Face folder of a checkpoint",
+    "export", "write a checkpoint as a Hugging Face model folder",
     ["", "--run laptop-grpo --step 40 --target-dir my-agent", "--checkpoint-dir DIR --push-to-hub OWNER/NAME",
      "--checkpoint-dir global_step_60"],
     *FROM_RUN,
     RECIPE,
     option("--target-dir", type=Path, metavar="DIR", help="default: export/ in the run's folder, or next to the checkpoint"),
-    option("--base-model", metavar="PATH|OWNER/NAME", help="for shards of verl without a config.json or tokenizer next to them"),
-    option("--push-to-hub", metavar="OWNER/NAME", help="also upload it (private, if it is new)"),
+    option("--base-model", metavar="PATH|OWNER/NAME", help="for verl shards that have no config.json or tokenizer next to them"),
+    option("--push-to-hub", metavar="OWNER/NAME", help="also upload it (a new repository is private)"),
 )  # fmt: skip
 def export(a: Namespace) -> None:
     from agent_r1.ground.ui import say
@@ -280,11 +293,11 @@ def export(a: Namespace) -> None:
 
 
 @command(
-    "serve", "serve a trained agent with vLLM, for OpenAI clients",
+    "serve", "serve a trained agent with vLLM behind an OpenAI-compatible API",
     ["", "--run laptop-grpo --port 8000", "--model runs/mine/export",
      "--model OWNER/NAME rollout.max_context=16384 rollout.slots=64"],
     *FROM_ANYWHERE,
-    option("--port", type=int, help="on 127.0.0.1 (default: a free one)"),
+    option("--port", type=int, help="port on 127.0.0.1 (default: a free one)"),
 )  # fmt: skip
 def serve(a: Namespace) -> None:
     from agent_r1.inference.agent import find_model
@@ -301,11 +314,11 @@ def serve(a: Namespace) -> None:
      '--model OWNER/NAME env.tools=[] --prompt "Answer in one word."'],
     *FROM_ANYWHERE,
     BACKEND,
-    option("--question", help="ask this and leave; exit code 1 if there is no answer"),
-    flag("--json", "one line of JSON for each question"),
-    option("--tools", action="append", metavar="MODULE:FUNCTION", help="a tool of yours, in addition to the run's (repeatable)"),
-    option("--temperature", type=temperature, help="of sampling, 0 to 10 (default: as in training)"),
-    option("--seed", type=int, default=0, help="of sampling; same seed, same answers (default: 0)"),
+    option("--question", help="ask this question and exit; the exit code is 1 if there is no answer"),
+    flag("--json", "print one line of JSON per question"),
+    option("--tools", action="append", metavar="MODULE:FUNCTION", help="add a tool of yours to the run's tools (repeatable)"),
+    option("--temperature", type=temperature, help="sampling temperature, 0 to 10 (default: as in training)"),
+    option("--seed", type=int, default=0, help="sampling seed; the same seed gives the same answers (default: 0)"),
     PROMPT,
 )  # fmt: skip
 def chat(a: Namespace) -> None:
@@ -317,9 +330,9 @@ def chat(a: Namespace) -> None:
 
 
 @command(
-    "new", "write a recipe of yours that trains as it stands",
+    "new", "create a recipe of yours, ready to train",
     ["my-task"],
-    option("folder", type=Path, help="a new folder: tool, environment, demonstrator, questions, preset, test and README"),
+    option("folder", type=Path, help="new folder for tool, environment, demonstrator, questions, preset, test and README"),
 )  # fmt: skip
 def new(a: Namespace) -> None:
     from agent_r1.app.new_recipe import write_recipe
@@ -328,11 +341,11 @@ def new(a: Namespace) -> None:
 
 
 @command(
-    "tools", "list the agent's tools, or call one by hand",
+    "tools", "list the agent's tools, or call one",
     ["--recipe my-task", "--recipe my-task --schema", "--recipe my-task --call calculate left=6 operation=* right=7"],
     *CONFIGURED,
-    flag("--schema", "as JSON, as the chat template gets them"),
-    option("--call", nargs="+", metavar=("NAME", "argument=value"), help="call one"),
+    flag("--schema", "print their JSON schemas, as the chat template gets them"),
+    option("--call", nargs="+", metavar=("NAME", "argument=value"), help="call one tool"),
 )  # fmt: skip
 def tools(a: Namespace) -> int:
     from agent_r1.env import offered
@@ -348,12 +361,12 @@ def tools(a: Namespace) -> int:
 
 
 @command(
-    "try", "play the agent by hand: each observation, its tokens, mask and reward",
+    "try", "play the agent by hand, and see each observation with its tokens, mask and reward",
     ["--recipe my-task", "--preset laptop --split val --index 7 --table"],
     *CONFIGURED,
-    option("--split", default="train", choices=("train", "val", "test"), help="of the questions (default: train)"),
-    option("--index", type=int, default=0, help="which question (default: 0)"),
-    flag("--table", "show what would be trained on with one token a line"),
+    option("--split", default="train", choices=("train", "val", "test"), help="split of the question (default: train)"),
+    option("--index", type=int, default=0, help="number of the question (default: 0)"),
+    flag("--table", "print the training rows with one token per line"),
 )  # fmt: skip
 def try_by_hand(a: Namespace) -> None:
     from agent_r1.app import stages
@@ -362,18 +375,18 @@ def try_by_hand(a: Namespace) -> None:
 
 
 @command(
-    "search-server", "serve the search index to other processes (search.url=http://127.0.0.1:8100)",
+    "search-server", "serve the search index to other processes (they set search.url=http://127.0.0.1:8100)",
     ["--preset laptop", "--preset laptop --port 8101"],
     *CONFIGURED,
     option("--host", default="127.0.0.1", help="address to listen on (default: this machine only)"),
-    option("--port", type=int, default=8100, help="default: 8100"),
+    option("--port", type=int, default=8100, help="port (default: 8100)"),
 )  # fmt: skip
 def search_server(a: Namespace) -> None:
     config = _config(a)
     if config.search.url:
-        raise ConfigError("search.url is for those who ask; leave it out here", code="unused_setting")
-    # PyTorch and FAISS would each take every core for a handful of queries, and slow down trainers and vLLM. Both
-    # read this when they are imported, and it holds for all of their threads.
+        raise ConfigError("search.url is for the clients of a search server; leave it out here", code="unused_setting")
+    # PyTorch and FAISS would each use every core for a few queries, and slow down trainers and vLLM. Both read this
+    # variable when they are imported.
     os.environ.setdefault("OMP_NUM_THREADS", str(min(16, cores())))
     from agent_r1 import workspace
 
@@ -381,12 +394,12 @@ def search_server(a: Namespace) -> None:
 
 
 @command(
-    "inspect", "show a trajectory token by token",
+    "inspect", "print a trajectory token by token",
     ["runs/laptop-ppo/rollouts/eval.jsonl", "runs/mine/rollouts/step_000010.jsonl -i 3 --table"],
-    option("rollouts", type=Path, help="a file of runs/<name>/rollouts/"),
-    option("-i", "--index", type=int, default=0, help="which trajectory (default: 0)"),
-    flag("--table", "one token a line, with id, mask, log-prob, advantage"),
-    option("--compare", metavar="grpo,ppo", help="what these estimators credit the trajectory's group with"),
+    option("rollouts", type=Path, help="a file of runs/NAME/rollouts/"),
+    option("-i", "--index", type=int, default=0, help="number of the trajectory (default: 0)"),
+    flag("--table", "print one token per line, with id, mask, log-prob and advantage"),
+    option("--compare", metavar="grpo,ppo", help="show the credit that each of these estimators gives to the trajectory's group"),
 )  # fmt: skip
 def inspect(a: Namespace) -> None:
     from agent_r1.viewer import tokens

@@ -1,7 +1,8 @@
-"""The stage before RL: the model that a run starts from, fetched or made, and taught to play.
+"""Make the model that RL starts from (the stage before RL).
 
-In: a configuration. Out: a model folder in `artifacts/`. Next: `stages.py` trains it. Demonstrations come from the data set's
-`teacher` (tables.py), from a function of yours, or from recorded conversations (`training/demonstrate.py`).
+In: a configuration. Out: a model folder in `artifacts/`. Next: `stages.py` trains it. Demonstrations come from the
+data
+set's `teacher` (tables.py), a user-defined function, or recorded conversations (`training/demonstrate.py`).
 """
 
 from __future__ import annotations
@@ -30,15 +31,18 @@ from agent_r1.workspace import Workspace, check_local_model, load_rows, load_too
 
 
 def make_cold_start(config: Config, paths: Workspace | None = None) -> None:
-    """Stage: tokenizer, tiny model, and behaviour cloning of an imperfect demonstrator."""
+    """Make tokenizer and tiny model, and clone an imperfect demonstrator (stage).
+
+    A pretrained `model.path` is fetched instead, and cloned into only with `cold_start.warm_steps`.
+    """
     paths = paths or Workspace.of(config)
     own_task = config.cold_start.demonstrator or config.cold_start.episodes
     taught = not config.model.path or config.cold_start.warm_steps
     if taught and not own_task and ("teacher" not in config.data.facts or not config.env.searches):
         raise ConfigError(
-            "this task has no demonstrator yet: set cold_start.demonstrator to a function of yours (FILE.py:FUNCTION), "
-            "cold_start.episodes to recorded conversations, or model.path to a pretrained model; the demonstrators that come along "
-            "search",
+            "this task has no demonstrator: set cold_start.demonstrator to a function of yours (FILE.py:FUNCTION), "
+            "cold_start.episodes to recorded conversations, or model.path to a pretrained model; the built-in demonstrators "
+            "only search",
             code="missing_demonstrator",
         )
     if config.model.path:
@@ -57,8 +61,10 @@ def make_cold_start(config: Config, paths: Workspace | None = None) -> None:
 
 
 def _fetch_model(config: Config, paths: Workspace, name: str) -> None:
-    """Fetch a model of the hub once; a local one needs nothing. The commit is kept: whatever is published
-    under that name later, all stages and runs here start from the same weights."""
+    """Download a model of the hub once and pin its commit. A local model is used as it is.
+
+    All stages and runs start from that commit, whatever is published under the name later.
+    """
     if scheme := tables.scheme_of(name):
         return stage(f"start model: {name}, as a model folder", paths.fetched, lambda part: scheme.convert(name, part))
     if not hub.is_name(name):
@@ -66,7 +72,7 @@ def _fetch_model(config: Config, paths: Workspace, name: str) -> None:
         if not config.cold_start.warm_steps:
             say(f"cold start: not needed, the run starts from {name}")
         return
-    # Somebody has emptied the hub's cache, or a part of it.
+    # The hub's cache was emptied, or a part of it.
     if paths.fetched.exists() and hub.damage(paths.pretrained):
         known = json.loads((paths.fetched / "manifest.json").read_text())
         name = f"{name.partition('@')[0]}@{known['revision']}"
@@ -83,7 +89,7 @@ def _fetch_model(config: Config, paths: Workspace, name: str) -> None:
 
 
 def _teach(config: Config, paths: Workspace, out: Path) -> str:
-    """Clone demonstrations into `out`: with a model from nothing in two phases, with a pretrained one in a single one."""
+    """Clone demonstrations into `out`: a new model in two phases, a pretrained one in one."""
     from agent_r1.training.clone import clone
 
     set_threads(config.trainer.threads)
@@ -92,7 +98,7 @@ def _teach(config: Config, paths: Workspace, out: Path) -> str:
         base = paths.pretrained
         known = chat_with_tools(base)
     check_dialect(known or byte_chat(), config.env, tools=False)
-    say("  a demonstrator plays its questions ...")  # some seconds to half a minute, before the bar below
+    say("  a demonstrator plays its questions ...")  # takes up to half a minute, before the bar below appears
     own_task = c.demonstrator or c.episodes
     play = own_demonstrations if own_task else own.imported(config.data.facts["teacher"], "data.name")
     chat, copy_rows, mix_rows = play(config, known)
@@ -125,7 +131,10 @@ def _teach(config: Config, paths: Workspace, out: Path) -> str:
 def own_demonstrations(
     config: Config, known: ChatFormat | None = None
 ) -> tuple[ChatFormat, list[TrainingRow], list[TrainingRow]]:
-    """What a user-defined task is taught by: its function that plays the training questions, or recorded episodes."""
+    """Return the chat format and training rows of a user-defined task.
+
+    They come from its demonstrator on the training questions, or from recorded episodes.
+    """
     from agent_r1.training import demonstrate
 
     c, tools = config.cold_start, load_tools(config)

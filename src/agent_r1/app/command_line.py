@@ -1,4 +1,4 @@
-"""How a function becomes a command of `agent-r1`, and how the words of a command line are read. `cli.py` has the commands."""
+"""Turn functions into commands of `agent-r1`, and parse the command line. `cli.py` has the commands."""
 
 from __future__ import annotations
 
@@ -18,7 +18,12 @@ COMMANDS: dict[str, tuple] = {}
 
 
 def command(name: str, text: str, examples: list[str], *options: tuple) -> Callable[[Callable], Callable]:
-    """The function below becomes a command. `examples` are command lines without `agent-r1 NAME`."""
+    """Register the decorated function as command `name`.
+
+    Args:
+        text: The help text.
+        examples: Command lines without `agent-r1 NAME`.
+    """
 
     def register(function: Callable) -> Callable:
         COMMANDS[name] = (function, text, [f"agent-r1 {name} {example}".rstrip() for example in examples], options)
@@ -28,7 +33,7 @@ def command(name: str, text: str, examples: list[str], *options: tuple) -> Calla
 
 
 def option(*names: str, **settings) -> tuple:
-    """What argparse's `add_argument` takes."""
+    """Keep the arguments of argparse's `add_argument`."""
     return names, settings
 
 
@@ -36,43 +41,52 @@ def flag(name: str, text: str) -> tuple:
     return option(name, action="store_true", help=text)
 
 
-# -------------------------------------------------------------------------------------------- options of several commands
+# -------------------------------------------------------------------------------------------- shared options
 
 RECIPE = option(
-    "--recipe", metavar="FOLDER", help="a recipe of yours, in place of --preset FOLDER/preset.yaml; or one of ours"
+    "--recipe", metavar="FOLDER", help="your own recipe: uses FOLDER/preset.yaml; or the name of one of ours"
 )
 CONFIGURED = (
     option("--preset", help=f"{', '.join(preset_names())} (default: laptop, or the run's own)"),
     RECIPE,
     option("--seed", type=int, help="seed of everything random (default: 0)"),
-    option("--engine", help=f"executor: {', '.join(ENGINES)}"),
+    option("--engine", help=f"training engine: {', '.join(ENGINES)}"),
     option(
         "settings",
         nargs="*",
         metavar="ALGORITHM|section.key=value",
-        help=f"algorithm ({', '.join(ALGORITHMS)}), and overrides of the preset",
+        help=f"algorithm ({', '.join(ALGORITHMS)}), and settings that override the preset",
     ),  # fmt: skip
 )
 RUN = option("--run", help="name of the run's folder in runs/ (default: PRESET-ALGORITHM[-verl][-sSEED])")
 FROM_RUN = (
-    option("--run", help="a run's last checkpoint (default: the newest run)"),
-    option("--step", type=int, help="the run's checkpoint of this step"),
-    option("--checkpoint-dir", type=Path, metavar="DIR", help="any run's checkpoint, or the folder that holds them"),
+    option("--run", help="use a run's last checkpoint (default: the newest run)"),
+    option("--step", type=int, help="use the run's checkpoint of this step"),
+    option("--checkpoint-dir", type=Path, metavar="DIR", help="a checkpoint of any run, or the folder that holds them"),
 )
 FROM_ANYWHERE = (
     *FROM_RUN,
     option("--model", metavar="PATH|OWNER/NAME", help="a model folder, or a model on the hub"),
-    option("--preset", help="whose data, index, tools and limits (default: the model's own run, or the newest)"),
+    option("--preset", help="preset for data, index, tools and limits (default: the model's own run, or the newest)"),
     RECIPE,
-    option("settings", nargs="*", metavar="section.key=value", help="others than those, such as data.name=hotpotqa"),
+    option(
+        "settings",
+        nargs="*",
+        metavar="section.key=value",
+        help="settings that override these, such as data.name=hotpotqa",
+    ),
 )
-BACKEND = option("--backend", choices=("transformers", "vllm"), help="in this process (default), or a server")
-PROMPT = option("--prompt", help="the system message (default: that of its training, or one that says how to answer)")
+BACKEND = option(
+    "--backend", choices=("transformers", "vllm"), help="run the model in this process (default) or in a vLLM server"
+)
+PROMPT = option(
+    "--prompt", help="system message (default: the one of its training, or one that describes the answer format)"
+)
 
 
 def share(text: str) -> float:
     if not 0 < (value := float(text)) <= 1:
-        raise ValueError  # argparse puts it into words
+        raise ValueError  # argparse writes the message
     return value
 
 
@@ -89,17 +103,17 @@ def count(text: str) -> int:
 
 
 def taken(a: Namespace) -> str | None:
-    """What an evaluation does to the agent's tools: see `workspace.under`."""
+    """Return how this evaluation changes the agent's tools, or None: see `workspace.under`."""
     said = ["closed-book"] * a.closed_book + [a.retriever] + ([f"poison {a.poison:g}"] if a.poison else [])
     if len(said := [word for word in said if word]) > 1:
         raise ConfigError(
-            "--closed-book, --retriever and --poison exclude one another; give one of them", code="exclusive_options"
+            "--closed-book, --retriever and --poison exclude one another; give only one", code="exclusive_options"
         )
     return said[0] if said else None
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that names the nearest word."""
+    """Suggest the nearest word for a misspelt one."""
 
     def error(self, message: str) -> NoReturn:
         if found := re.search(r"invalid choice: '(.*?)'(?= \(choose from (.*)\))", message):
@@ -108,15 +122,15 @@ class _Parser(argparse.ArgumentParser):
         super().error(message)
 
     def refuse(self, unknown: list[str]) -> NoReturn:
-        """End with what no command takes; of an option the value may be among `unknown` too."""
+        """Exit with an error that names the unknown words and the nearest option."""
         word, known = unknown[0].partition("=")[0], [name for action in self._actions for name in action.option_strings]
         self.error(f"unrecognized arguments: {' '.join(unknown)}{nearest(word, known)}")
 
 
 def parse(argv: list[str] | None) -> Namespace:
-    """argparse takes positionals only in one place; people write overrides before, between and after the options.
+    """Parse a command line, with overrides allowed before, between and after the options.
 
-    Raises ConfigError for a recipe that is not there.
+    argparse itself accepts positionals in one place only. Raises ConfigError for a recipe that does not exist.
     """
     parser = _Parser(
         prog="agent-r1",

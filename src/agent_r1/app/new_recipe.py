@@ -1,7 +1,7 @@
-"""`agent-r1 new FOLDER`: a recipe to start from, with a tool, an environment, a demonstrator, a preset, a test and a README.
+"""Write a recipe to start from: `agent-r1 new FOLDER`.
 
-In: a folder's name. Out: the folder, filled from `template/` (arithmetic with a calculator, which a model from nothing learns in
-two minutes), and the commands to run next.
+In: a folder's name. Out: the folder, filled from `template/`, and the next commands. Its task is arithmetic with a
+calculator, which a new model learns in two minutes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FILES = ("README.md", "tool.py", "env.py", "demonstrator.py", "preset.yaml", "te
 
 
 def write_recipe(folder: Path) -> None:
-    """A new folder with the template and its questions. Raises AgentR1Error where something is there already."""
+    """Write the template and its questions to a new folder. Raises AgentR1Error if it exists."""
     if folder.exists():
         raise AgentR1Error(f"{folder} exists already; choose another name", code="already_exists")
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -40,7 +40,7 @@ def write_recipe(folder: Path) -> None:
 
 
 def arithmetic(rng: random.Random, count: int) -> list[tuple[str, str]]:
-    """(question, answer): one calculation in four takes one step, the others two."""
+    """Return (question, answer) pairs: a quarter have one operation, the others two."""
     found: dict[str, str] = {}
     while len(found) < count:
         a, b, c = (rng.randrange(2, 100) for _ in range(3))

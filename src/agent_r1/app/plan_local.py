@@ -1,7 +1,7 @@
-"""What a run of the local loop takes on this machine: memory, disk, time. The same page as `plan.py`, for one process.
+"""Estimate memory, disk and time of a run of the local loop on this machine.
 
-In: a configuration, the shape of its model. Out: bytes and seconds, which `train --dry-run` prints, `doctor.py` holds against the
-machine, and `stages.py` refuses a run by.
+In: a configuration and the shape of its model. Out: bytes and seconds. `train --dry-run` prints them, `doctor.py`
+compares them with the machine, and `stages.py` refuses a run that does not fit. `plan.py` does the same for GPUs.
 """
 
 from __future__ import annotations
@@ -17,16 +17,19 @@ from agent_r1.ground.sizes import GIB, Shape, find_shape
 TOKENS_PER_EPISODE = 115
 """Mean length of a laptop episode in training (metrics: sequence_length/mean)."""
 EFFICIENCY = 0.35
-"""Share of the matmul rate that a whole step reaches. At 194 GFLOP/s it foretells 0.80 s for a GRPO step of 16 x 8; measured
-there: 0.88 s in steps 4 to 23, and 0.69 s over the whole run, whose later batches have more rows without advantage."""
+"""Share of the matmul rate that a whole step reaches. At 194 GFLOP/s it predicts 0.80 s for a GRPO step of 16 x 8. Measured
+there: 0.88 s in steps 4 to 23, and 0.69 s over the whole run, because later batches have more rows without advantage."""
 PROCESS = GIB
-"""Python, PyTorch, packages, a small encoder, and what the allocator cannot hand out again."""
+"""Bytes of Python, PyTorch, packages, a small encoder, and memory that the allocator cannot reuse."""
 AT_ONCE = 6
-"""Copies of a chunk's logits that are there together in its backward pass: logits, log-probabilities, their gradients."""
+"""Copies of a chunk's logits during backward: logits, log-probabilities, and their gradients."""
 
 
 def local_shape(config: Config) -> Shape:
-    """Of the model that the local loop trains. Raises ConfigError for one whose sizes nobody knows before it is fetched."""
+    """Return the shape of the model that the local loop trains.
+
+    Raises ConfigError for an unknown model that is not downloaded yet.
+    """
     from agent_r1.workspace import Workspace
 
     m = config.model
@@ -39,13 +42,18 @@ def local_shape(config: Config) -> Shape:
 
 
 def kept(shape: Shape) -> int:
-    """Numbers of a token that a layer keeps for the backward pass: what its norms and products and attention have read."""
+    """Count the numbers per token that a layer keeps for backward.
+
+    They are the inputs of norms, products and attention.
+    """
     return 6 * shape.hidden + 3 * (shape.heads + shape.kv_heads) * shape.head_dim + 4 * shape.intermediate
 
 
 def local_memory(config: Config, shape: Shape, itemsize: int = 4) -> dict[str, float]:
-    """Bytes that the local loop takes at the most, part by part: in RL, or in a warm start where that takes more. Of a run with
-    verl those of its warm start."""
+    """Return the most bytes that the local loop needs, by part.
+
+    The larger of RL and warm start counts; for a verl run only the warm start runs here.
+    """
     r, t, c, P = config.rollout, config.trainer, config.cold_start, shape.parameters
     networks, learnt = 2 if algorithm_has(config.algorithm, "critic") else 1, shape.learnt(config.actor.lora_rank)
 
@@ -69,7 +77,7 @@ def local_memory(config: Config, shape: Shape, itemsize: int = 4) -> dict[str, f
 
 
 def check_memory(config: Config) -> None:
-    """Raises AgentR1Error where a pretrained model's local run does not fit into what is free, before a minute is spent."""
+    """Raise AgentR1Error if a pretrained model's local run does not fit into free memory."""
     import torch
 
     from agent_r1.ground.device import resolve_device
@@ -78,31 +86,31 @@ def check_memory(config: Config) -> None:
     device, dtype = resolve_device(config.trainer)
     if config.engine != "local" or config.model.path is None:
         return
-    with suppress(ConfigError):  # a model that has not been fetched yet
+    with suppress(ConfigError):  # the model is not downloaded yet
         parts = local_memory(config, local_shape(config), dtype.itemsize)
         need, free = sum(parts.values()), torch.cuda.mem_get_info()[0] if device == "cuda" else available_memory()
         if free is not None and free < need:
             raise AgentR1Error(
-                f"this run takes about {need / GIB:.1f} GiB of memory ({said_of(parts)}), and {free / GIB:.1f} are free; close "
-                "programs, or set trainer.recompute=true, a smaller rollout.slots, trainer.micro_tokens or cold_start.mix_tokens",
+                f"this run needs about {need / GIB:.1f} GiB of memory ({said_of(parts)}), and {free / GIB:.1f} are free; close "
+                "programs, or set trainer.recompute=true or a smaller rollout.slots, trainer.micro_tokens or cold_start.mix_tokens",
                 code="too_little_memory",
             )
 
 
 def said_of(parts: dict[str, float]) -> str:
-    """GiB of each part."""
+    """Format the parts in GiB, without the small ones."""
     return ", ".join(f"{name} {amount / GIB:.1f}" for name, amount in parts.items() if amount >= GIB / 20)
 
 
 def local_disk(config: Config, shape: Shape) -> float:
-    """Bytes of the local loop's checkpoints, one being written, and of a pretrained model's folders."""
+    """Return bytes of checkpoints, one being written, and of a pretrained model's folders."""
     networks, models = 2 if algorithm_has(config.algorithm, "critic") else 1, 2 if config.model.path else 0
     learnt = shape.learnt(config.actor.lora_rank)
     return 12 * learnt * networks * (config.trainer.keep_checkpoints + 1) + 4 * shape.parameters * models
 
 
 def local_plan(config: Config) -> str:
-    """Memory, disk and time of the local loop, each with its assumption."""
+    """Describe memory, disk and time of a local run, each with its assumptions."""
     from agent_r1.ground.device import resolve_device
     from agent_r1.ground.machine import matmul_rate, set_threads
     from agent_r1.rollout import model_files
@@ -114,9 +122,9 @@ def local_plan(config: Config) -> str:
     shape = local_shape(config)
     parts = local_memory(config, shape, dtype.itemsize)
     if config.model.path and config.engine == "local" and Workspace.of(config).pretrained.is_dir():
-        model_files.read_shape(Workspace.of(config).pretrained)  # raises for other architectures, which verl can train
+        model_files.read_shape(Workspace.of(config).pretrained)  # raises for architectures that only verl can train
     P = shape.parameters
-    # 2 operations a weight and token to sample, 6 to train (forward and backward), 2 more to predict values.
+    # Operations per weight and token: 2 to sample, 6 to train (forward and backward), 2 more to predict values.
     per_token = P * (2 + 6 * config.actor.epochs + (networks - 1) * (2 + 6 * config.critic.epochs))
     rate = matmul_rate(device, dtype)
     episodes, greedy = r.prompts_per_step * r.samples_per_prompt, r.greedy_episodes(config.algorithm)
@@ -125,8 +133,8 @@ def local_plan(config: Config) -> str:
         f"\nmodel              {P / 1e6:.2f} M parameters on {device}, {str(dtype)[6:]}\n"
         f"memory             {sum(parts.values()) / 2**20:.0f} MiB: {said_of(parts)} GiB\n"
         f"disk               {local_disk(config, shape) / 2**20:.0f} MiB of models and checkpoints ({t.keep_checkpoints} kept)\n"
-        f"episodes           {episodes} a step{f', and {greedy} greedy ones to compare them with' * (greedy > 0)}\n"
+        f"episodes           {episodes} a step{f', and {greedy} greedy ones for comparison' * (greedy > 0)}\n"
         f"time               about {seconds:.2f} s a step, {t.steps * seconds / 60:.1f} min for {t.steps} steps "
-        f"(a matmul reaches {rate / 1e9:.0f} GFLOP/s right now, fewer while other programs run; assumed: "
+        f"(a matmul reaches {rate / 1e9:.0f} GFLOP/s now, fewer while other programs run; assumed: "
         f"{TOKENS_PER_EPISODE} tokens an episode, {EFFICIENCY:.0%} of that rate)"
     )

@@ -1,15 +1,16 @@
-"""The stages of a speedrun. Each makes one thing, says what it does, how long it took and where it left it.
+"""Run the stages of a speedrun. Each makes one artefact, and prints its duration and place.
 
     data -> index -> cold start -> evaluate -> train -> evaluate -> report
 
-A stage that is done is skipped. What a stage makes is named after a fingerprint of everything that it depends on, so a
-changed setting makes a new thing next to the old one, and nothing stale is ever used. Each stage writes next to its
-target and renames at the end: an interrupted one leaves nothing that looks whole.
+A stage whose artefact exists is skipped. An artefact's name has a fingerprint of everything that it depends on. A
+changed setting makes a new artefact, and a stale one is never used. Each stage writes to a temporary name and renames
+at
+the end: an interrupted stage leaves nothing that looks complete.
 
-    artifacts/tinyhop-<fp>/       questions and corpus        shared by all runs (or hotpotqa-<fp>/ and the like)
+    artifacts/tinyhop-<fp>/       questions and corpus, shared by all runs (or hotpotqa-<fp>/ and similar)
     artifacts/index-<fp>/         the search index
-    artifacts/cold-start-<fp>/    the model that RL starts from (or model-<name>/: which commit of the hub it is)
-    runs/<name>/                  one training run            see training/run.py
+    artifacts/cold-start-<fp>/    the model that RL starts from (or model-<name>/: its commit on the hub)
+    runs/<name>/                  one training run: see training/run.py
 """
 
 from __future__ import annotations
@@ -39,14 +40,16 @@ from agent_r1.training.tiny_model import byte_chat
 from agent_r1.workspace import Workspace, check_local_model, load_rows, load_tools, make_task, took
 
 AGENT = 0.9
-"""Validation score from which on a run has made an agent."""
+"""Validation score from which a run counts as an agent, for `time_to_agent`."""
 SAMPLED = 1000
-"""Questions of an evaluation that are also asked at temperature 1: enough for +-.03, at a seventh of HotpotQA's cost."""
+"""Questions of an evaluation that are also sampled at temperature 1: gives +-.03, at a seventh of HotpotQA's cost."""
 
 
 def check_own(config: Config) -> None:
-    """Load all user-defined code that the configuration names, before a minute is spent. Raises ConfigError, with the remedy,
-    where it keeps no contract."""
+    """Load all user-defined code of the configuration before any stage starts.
+
+    Raises ConfigError, with the remedy, for code that breaks its contract.
+    """
     from agent_r1.training.demonstrate import demonstrator_of
 
     loads = {
@@ -56,7 +59,7 @@ def check_own(config: Config) -> None:
         loads.get(setting, lambda name: None)(name)  # the data stage loads what makes the questions
     if config.env.reward and brings_tools(config.env.name):
         raise ConfigError(
-            f"env.name={config.env.name} pays for itself and never asks env.reward={config.env.reward}; unset one",
+            f"env.name={config.env.name} computes its own reward and never uses env.reward={config.env.reward}; unset one",
             code="unused_setting",
         )
     named = make_tools([name for name in config.env.tools if is_own(name)])
@@ -65,7 +68,7 @@ def check_own(config: Config) -> None:
 
 
 def make_missing(config: Config, paths: Workspace | None = None) -> None:
-    """The stages before training, those that are not done."""
+    """Run those stages before training whose artefacts do not exist."""
     paths = paths or Workspace.of(config)
     make_task(config)
     if not paths.start_model.exists():
@@ -73,17 +76,18 @@ def make_missing(config: Config, paths: Workspace | None = None) -> None:
 
 
 def preflight(config: Config, paths: Workspace, run: RunDir, resume: bool) -> None:
-    """Refuse what cannot be trained before anything is made. Raises AgentR1Error with the remedy.
+    """Refuse a run that cannot be trained, before anything is made.
 
-    In this order: a later check would advise on a run that an earlier one refuses, and each takes longer than those before it.
+    The checks run in this order, from quick to slow:
 
         run       an existing folder has these settings and this code, and is finished or to be resumed
         engine    its packages are installed
         code      user-defined code loads and keeps its contract
-        memory    a pretrained model fits into what is free
-        model     the folder of `model.path` is there, whole, and has the context and the arithmetic
+        memory    a pretrained model fits into free memory
+        model     the folder of `model.path` exists, is complete, and supports the context and the arithmetic
 
-    `start_model` checks again what the stages have made, and verl what its workers need (`launch.check_machine`).
+    `start_model` checks again what the stages have made, and `launch.check_machine` what verl's workers need. Raises
+    AgentR1Error with the remedy.
     """
     if run.config.exists():
         open_run(run, config, resume)
@@ -98,18 +102,18 @@ def preflight(config: Config, paths: Workspace, run: RunDir, resume: bool) -> No
     check_memory(config)
     if path := config.model.path:
         check_local_model(path)
-        fetched = hub.is_name(path) or tables.scheme_of(path)  # by a stage, which repairs what it finds damaged
+        fetched = hub.is_name(path) or tables.scheme_of(path)  # a stage fetches these models, and repairs damaged ones
         if not fetched and not paths.cold_start.exists():
             check_network(config, paths.pretrained)
 
 
 def run_train(config: Config, name: str, resume: bool, plain: bool) -> None:
-    """Stage: RL."""
+    """Train with RL (stage)."""
     paths = Workspace.of(config)
     run = RunDir(paths.run(name))
     preflight(config, paths, run, resume)
     if run.finished(config.trainer.steps):
-        say(f"train: done before, in {run.latest_checkpoint()}")
+        say(f"train: already done, in {run.latest_checkpoint()}")
         return
     make_missing(config, paths)
     set_threads(config.trainer.threads)
@@ -127,8 +131,10 @@ def run_train(config: Config, name: str, resume: bool, plain: bool) -> None:
 
 
 def run_eval(config: Config, model: Path, out: Path, title: str, condition: str | None = None) -> dict:
-    """Stage: greedy and sampled evaluation of a model folder; the card goes to `out` and is returned. Under a `condition`
-    (recipes/robustness) it is a card of its own, next to it."""
+    """Evaluate a model folder greedily and sampled (stage); write and return the card.
+
+    The card goes to `out`, or with a `condition` (recipes/robustness) to a separate file next to `out`.
+    """
     from agent_r1.inference.agent import open_agent
     from agent_r1.inference.compare import condition_of, full_card, play
     from agent_r1.rollout.evaluate import calls_line, majority, score_line, scores
@@ -138,7 +144,7 @@ def run_eval(config: Config, model: Path, out: Path, title: str, condition: str 
     if condition:
         out, title = out.with_name(f"{out.stem}_{re.sub('[ -]', '_', condition)}.json"), f"{title} ({condition})"
     if out.exists():
-        say(f"{title}: done before, in {out}")
+        say(f"{title}: already done, in {out}")
         return json.loads(out.read_text())
     rows, backend = load_rows(config, "test"), _backend(config)
     if condition:
@@ -169,20 +175,25 @@ def run_eval(config: Config, model: Path, out: Path, title: str, condition: str 
 
 
 def time_to_agent(config: Config, run: RunDir) -> dict:
-    """What RL took until validation first reached .9 (`log.time_to`), and apart from it what the cold start took, in seconds: None
-    where there was none."""
+    """Return what RL needed until validation first reached .9 (`log.time_to`), and the cold start's seconds.
+
+    The seconds are None if there was no cold start.
+    """
     noted = took(Workspace.of(config).cold_start)
     cold = float(noted.read_text()) if noted.exists() else None
     return time_to(AGENT, run.metrics.read(), config.rollout, config.algorithm) | {"cold_start_seconds": cold}
 
 
 def _backend(config: Config) -> str:
-    """Thousands of questions to a model of billions take vLLM minutes, and the reference sampler hours."""
+    """Choose vLLM on GPUs: it needs minutes for what takes the reference sampler hours."""
     return "vllm" if config.engine == "verl" and resolve_device(config.trainer)[0] == "cuda" else "transformers"
 
 
 def run_by_hand(config: Config, split: str, index: int, table: bool) -> None:
-    """A person plays one episode. The tokens are those of the start model, or bytes where there is none yet."""
+    """Let a person play one episode.
+
+    The tokens are those of the start model, or bytes if there is no model yet.
+    """
     from agent_r1.inference.by_hand import play_by_hand
     from agent_r1.training.tiny_model import load_chat
 
@@ -195,7 +206,7 @@ def run_by_hand(config: Config, split: str, index: int, table: bool) -> None:
     if (start / "config.json").exists():
         chat = load_chat(start)
     else:
-        say(f"{start} is not there yet: a byte is a token here, and no limit of tokens holds")
+        say(f"{start} does not exist yet: each token is one byte here, and token limits are off")
         chat, wide = byte_chat(), {"max_context": 10**6, "max_tokens_per_turn": 10**5}
         rollout = rollout.model_copy(update=wide)
     shown = offered(tools, config.env)
@@ -203,7 +214,7 @@ def run_by_hand(config: Config, split: str, index: int, table: bool) -> None:
 
 
 def run_report(name: str) -> None:
-    """Stage: one HTML page about a run."""
+    """Write one HTML page about a run (stage)."""
     with extra("report", "report.html"):
         from agent_r1.viewer.report import write_report
 

@@ -63,7 +63,7 @@ def export(checkpoint: Path, config: Config | None, target: Path | None = None, 
         if not (target / RECORD).is_file():
             raise AgentR1Error(f"{target} holds something else; choose another --target-dir", code="other_contents")
         if json.loads((target / RECORD).read_text())["weights"] == weights:
-            say(f"export: done before, in {target}")
+            say(f"export: already done, in {target}")
             return target
     say(f"export: {checkpoint} ...")
     begin = time.perf_counter()

@@ -1,4 +1,4 @@
-"""How the task is played, for a model that starts from nothing: well enough to be imitated, badly enough to be improved on."""
+"""Play the task well enough to imitate, and badly enough to improve on."""
 
 import re
 
@@ -6,7 +6,10 @@ from agent_r1 import answer, call
 
 
 def demonstrate(row, history, rng):
-    """The agent's next turn. Half of the time it stops after the first calculation; RL has to unlearn that."""
+    """Return the agent's next turn.
+
+    It stops after the first calculation in 60 % of the cases; RL has to unlearn this.
+    """
     first, *rest = re.findall(r"\d+|[-+*]", row["prompt"][-1]["content"])
     results = [message["content"] for message in history if message["role"] == "tool"]
     steps = list(zip(rest[::2], rest[1::2], strict=True))

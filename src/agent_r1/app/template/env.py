@@ -1,11 +1,11 @@
-"""What the agent lives in, and what it is paid for: here the tool environment, with a score of its own."""
+"""Define the environment and its reward: the tool environment, with a score of its own."""
 
 from agent_r1 import HermesToolEnv, Outcome, StopReason
 
 
 class Sums(HermesToolEnv):
     def outcome(self, stop_reason: StopReason) -> Outcome:
-        """1 for the right number, however it is written ("7", "7.0", " 7 ")."""
+        """Return 1 for the right number in any notation ("7", "7.0", " 7 ")."""
         answer, _ = (
             self.dialect.answer_in(self.final_turn or "") if stop_reason is StopReason.ANSWERED else (None, True)
         )

@@ -1,4 +1,4 @@
-"""`python -m pytest` in this folder. The demonstrator plays a few questions in the real environment."""
+"""Let the demonstrator play a few questions in the real environment. Run `python -m pytest` in this folder."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the agent can do. A typed function with a docstring is a tool: that is all it needs."""
+"""Define what the agent can do. Any typed function with a docstring can be a tool."""
 
 import operator
 from typing import Literal
