@@ -178,14 +178,14 @@ def test_a_disk_that_fills_up_while_tensors_are_written_says_so_too(tmp_path, sm
         save_tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend), part)
 
     for write, state in ((write_model, {}), (long_tokenizer, {}), (little, {"m": torch.zeros(100_000)})):
-        with pytest.raises(AgentR1Error, match="cannot write the checkpoint .*; free space or mend permissions"):
+        with pytest.raises(AgentR1Error, match="cannot write the checkpoint .*; free space or fix permissions"):
             save(tmp_path, 20, write=write, state=state)
         assert names(tmp_path) == []
 
 
 def test_no_permission_says_so(tmp_path):
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(AgentR1Error, match="cannot write the checkpoint .*File exists.*mend permissions"):
+    with pytest.raises(AgentR1Error, match="cannot write the checkpoint .*File exists.*fix permissions"):
         save(tmp_path / "file", 1)
 
 

@@ -153,7 +153,7 @@ def test_the_plan_of_a_gpu_preset_adds_up(home, preset, algorithm):
     for part in ("sampling: decoding", "log-probabilities", *reference, "actor's update", "weight sync"):
         assert re.search(rf"^  {re.escape(part)} +[\d.]+$", text, re.MULTILINE), part
     assert ("critic's update" in text) == (algorithm == "ppo")
-    of_step = text[text.index("seconds of a step") : text.index("hours   ")]
+    of_step = text[text.index("seconds per step") : text.index("hours   ")]
     *seconds, together = (
         float(value) for value in re.findall(r"^  [a-zA-Z][^\n]{31} +([\d.]+)", of_step, re.MULTILINE)
     )
@@ -166,7 +166,7 @@ def test_the_plan_of_a_gpu_preset_adds_up(home, preset, algorithm):
     assert low == pytest.approx(parts + 0.3 * index, abs=0.1)
     assert high == pytest.approx(4 * parts + 1.5 * index, abs=0.2)
     assert parts > together * config.trainer.steps / 3600
-    assert number(r"\((\d+) to \d+ at 2 a GPU", text) == pytest.approx(2 * low * config.verl.ranks, rel=0.02, abs=1)
+    assert number(r"\((\d+) to \d+ at 2 per GPU", text) == pytest.approx(2 * low * config.verl.ranks, rel=0.02, abs=1)
 
 
 def test_a_dry_run_for_gpus_on_a_laptop(home, tmp_path, capsys, monkeypatch):
@@ -176,9 +176,9 @@ def test_a_dry_run_for_gpus_on_a_laptop(home, tmp_path, capsys, monkeypatch):
     stages, said = plan(capsys, *argv)
     assert {state for state, _ in stages.values()} == {"to do"}
     assert number(r"host memory +(\d+) GiB", said) < 90 and "without it 90 GiB more" in said
-    assert "verl's configuration" in said and "at 3 a GPU" in said
+    assert "verl's configuration" in said and "at 3 per GPU-hour" in said
     stages, said = plan(capsys, *argv, "search.url=http://127.0.0.1:8100")
-    assert "index" not in stages and "index              not needed here: http://127.0.0.1:8100 has one" in said
+    assert "index" not in stages and "index              not needed: http://127.0.0.1:8100 has one" in said
     assert "without it" not in said and list(tmp_path.iterdir()) == []
 
 

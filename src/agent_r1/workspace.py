@@ -1,7 +1,8 @@
-"""Where things lie, and how they are made and opened: rows, corpus, index, tools.
+"""Locate, make and open the task's artefacts: rows, corpus, index, tools.
 
-The roof of the task: it knows the rooms below (data, search, tool, env) and nothing of models and learning. What a stage
-makes is named after a fingerprint of everything that it depends on; it is written beside its target and renamed at the end.
+This module uses the packages of the task (data, search, tool, env), and knows nothing of models or learning. An
+artefact is named after a fingerprint of everything that it depends on. A stage writes it to a temporary name and
+renames it at the end.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Workspace:
-    """Where things are for a configuration. The root is the working directory, or AGENT_R1_HOME.
+    """Give the paths of a configuration's artefacts. The root is AGENT_R1_HOME or the working directory.
 
-    Fingerprints are computed once for each object, and user-defined code is read once; what lies on the disk is asked each time.
+    Each object computes fingerprints and reads user-defined code once; it looks at the disk each time.
     """
 
     config: Config
@@ -76,7 +77,10 @@ class Workspace:
 
     @cached_property
     def fetched(self) -> Path:
-        """The start model that a package was converted into; or what is known of one of the hub: see `app/cold_start.py`."""
+        """Return the folder of a converted package, or of the facts about a hub model.
+
+        See `app/cold_start.py`.
+        """
         path = self.config.model.path
         if scheme := tables.scheme_of(path):
             return self.root / "artifacts" / f"model-{path.partition(':')[2]}-{fingerprint(*scheme.made_of(path))}"
@@ -84,13 +88,13 @@ class Workspace:
 
     @property
     def start_model(self) -> Path:
-        """The model that RL starts from."""
+        """Return the folder of the model that RL starts from."""
         c = self.config
         return self.cold_start if c.model.path is None or c.cold_start.warm_steps else self.pretrained
 
     @property
     def pretrained(self) -> Path:
-        """The folder of `model.path`."""
+        """Return the folder of `model.path`."""
         path = self.config.model.path
         if tables.scheme_of(path):
             return self.fetched
@@ -104,13 +108,16 @@ class Workspace:
 
 
 def code(*names: str) -> list[dict[str, str]]:
-    """What joins a fingerprint where code of one's own is named: a change of the code makes a new thing."""
+    """Return hashes of user-defined code for a fingerprint: changed code makes a new artefact."""
     hashes = own.code_hashes(names)
     return [hashes] if hashes else []
 
 
 def stage(title: str, target: Path, make: Callable[[Path], str]) -> None:
-    """Make `target` unless it is there. `make` writes into a folder that does not exist yet and returns a summary."""
+    """Make `target` unless it exists.
+
+    `make` writes into a new folder and returns a summary.
+    """
     if target.exists():
         say(f"{title}: already done, in {target}")
         return
@@ -127,12 +134,15 @@ def stage(title: str, target: Path, make: Callable[[Path], str]) -> None:
 
 
 def took(target: Path) -> Path:
-    """Where it stands how many seconds it took to make `target`: beside it, since two that are equal may take unequal time."""
+    """Return the file next to `target` with its build time in seconds.
+
+    It is not inside, because equal artefacts must have equal content.
+    """
     return target.with_name(f".seconds-{target.name}")
 
 
 def make_data(config: Config) -> None:
-    """Stage: questions and passages."""
+    """Make questions and passages (stage)."""
     workspace = Workspace.of(config)
     source = source_of(config.data)
 
@@ -147,7 +157,7 @@ def make_data(config: Config) -> None:
 
 
 def make_index(config: Config) -> None:
-    """Stage: the search index over all passages, and how much of what the questions need it finds."""
+    """Build the search index over all passages, and measure its recall (stage)."""
     if not needs_index(config):
         say(f"index: not needed here, {f'{config.search.url} has one' if config.search.url else 'no tool searches'}")
         return
@@ -166,21 +176,21 @@ def make_index(config: Config) -> None:
 
 
 def _quality(config: Config, index: PassageIndex) -> str:
-    """How much of what the test questions need an index finds."""
+    """Describe how many of the passages that the test questions need the index finds."""
     rows, top_k, made_of = load_rows(config, "test"), config.search.top_k, index.made_of
     recall = f"; of the exact 10 nearest it finds {made_of['recall_at_10']:.3f}" if "recall_at_10" in made_of else ""
     if "lookups" in rows[0]["extra_info"]:  # the queries of an ideal agent are known
         return f"recall@{top_k} of a correct query on the test questions: {recall_at_k(index, rows, top_k):.3f}{recall}"
-    if "supporting" not in rows[0]["extra_info"]:  # questions of one's own say nothing of passages
+    if "supporting" not in rows[0]["extra_info"]:  # user-defined questions name no passages
         return f"{made_of['index']} over {made_of['count']} passages{recall}"
     return (
-        f"{made_of['index']} over {made_of['count']} passages{recall}; the question itself as a query brings "
-        f"{title_recall(index, rows, top_k):.3f} of the titles that an answer takes into the first {top_k}"
+        f"{made_of['index']} over {made_of['count']} passages{recall}; the question itself as a query finds "
+        f"{title_recall(index, rows, top_k):.3f} of the needed titles among the first {top_k}"
     )
 
 
 def make_task(config: Config) -> None:
-    """The stages that need no model, those that are not done."""
+    """Run the stages that need no model, unless they are done."""
     if not Workspace.of(config).data.exists():
         make_data(config)
     if needs_index(config) and not Workspace.of(config).index.exists():
@@ -190,8 +200,13 @@ def make_task(config: Config) -> None:
 def load_tools(
     config: Config, tell: Callable[[str], None] = say, searcher: Searcher | None = None
 ) -> dict[str, BaseTool]:
-    """The configured tools, `search` over `searcher`, or else over this configuration's index, here or in a service. Raises
-    AgentR1Error when there is none. `tell` hears of a service that is gone."""
+    """Load the configured tools. `search` uses `searcher`, or this configuration's index.
+
+    Args:
+        tell: Called with a message when a search service is gone.
+
+    Raises AgentR1Error if there is no index.
+    """
     if config.env.searches and searcher is None:
         searcher = Searcher(any_index(config, tell))
     env = config.env
@@ -203,7 +218,10 @@ def load_tools(
 
 
 def serve_index(config: Config, host: str, port: int) -> None:
-    """Answer searches over this configuration's index until the process ends. Raises AgentR1Error where it cannot."""
+    """Serve searches over this configuration's index until the process ends.
+
+    Raises AgentR1Error if it cannot.
+    """
     with extra("serve", "the search service"):
         import fastapi  # noqa: F401
         import uvicorn  # noqa: F401
@@ -211,33 +229,35 @@ def serve_index(config: Config, host: str, port: int) -> None:
 
     listener = service.open_port(host, port)
     index = load_index(config)
-    say(f"search: {len(index.passages)} passages at http://{host}:{port} (Ctrl-C ends it)")
+    say(f"search: {len(index.passages)} passages at http://{host}:{port} (stop with Ctrl-C)")
     service.serve(index, listener)
 
 
 def needs_index(config: Config) -> bool:
-    """Whether the agent searches an index of this process."""
+    """Return whether the agent searches an index of this process."""
     return config.env.searches and not config.search.url
 
 
 def any_index(config: Config, tell: Callable[[str], None] = say) -> PassageIndex | RemoteIndex:
-    """This configuration's index, here or in a service."""
+    """Open this configuration's index, here or in a service."""
     return remote_index(config, tell) if config.search.url else load_index(config)
 
 
 def load_index(config: Config) -> PassageIndex:
-    """This configuration's index. Raises AgentR1Error when there is none."""
+    """Open this configuration's index. Raises AgentR1Error if there is none."""
     corpus, s = data_folder(config) / "corpus.jsonl", config.search
     folder = needed(Workspace.of(config).index, "agent-r1 index", config)
     return PassageIndex.load(folder, corpus, make_encoder(s.encoder, s.dim))
 
 
 def remote_index(config: Config, tell: Callable[[str], None] = say) -> RemoteIndex:
-    """The service at search.url. Raises AgentR1Error unless it has the index that this configuration would build, as far as
-    it says what it has."""
+    """Connect to the service at search.url.
+
+    Raises AgentR1Error unless it has the index that this configuration would build, as far as it describes its index.
+    """
     from agent_r1.search.service import RemoteIndex
 
-    # Half of an episode's time: whoever waits in vain should hear why, and not that the episode took too long.
+    # Half of an episode's time: a caller that waits in vain should see this cause, not an episode timeout.
     wait_s = config.env.episode_timeout_s / 2
     index = RemoteIndex(config.search.url, config.env.tool_timeout_s, wait_s=wait_s, tell=tell)
     index.check(config.search.encoder, read_manifest(data_folder(config))["files"]["corpus.jsonl"])
@@ -245,14 +265,14 @@ def remote_index(config: Config, tell: Callable[[str], None] = say) -> RemoteInd
 
 
 def load_rows(config: Config, split: str) -> list[Row]:
-    """The questions of a split. Raises AgentR1Error for one that could never be answered right."""
+    """Load the questions of a split. Raises AgentR1Error for a question without an answer."""
     rows = read_rows(data_folder(config) / f"{split}.parquet")
     unanswerable = wants_answers(config.env.name) and not config.env.reward
     for row in rows if unanswerable else ():
         if not len(row["reward_model"]["ground_truth"]):
             raise AgentR1Error(
                 f"{config.data.source or config.data.name}: the question {row['prompt'][-1]['content'][:80]!r} has no answer, and "
-                f"env.name={config.env.name} pays for the right one; give it one, or score it yourself (env.reward, or an "
+                f"env.name={config.env.name} rewards the right one; give it one, or score it yourself (env.reward, or an "
                 "env.name of yours)",
                 code="question_without_answer",
             )
@@ -263,7 +283,7 @@ def load_rows(config: Config, split: str) -> list[Row]:
 
 
 def load_passages(config: Config) -> Iterator[Passage]:
-    """Yield all that can be found by searching. Raises AgentR1Error where the data is not made yet."""
+    """Yield all passages of the corpus. Raises AgentR1Error if the data is not made yet."""
     return read_corpus(data_folder(config) / "corpus.jsonl")
 
 
@@ -279,14 +299,14 @@ def check_rows(rows: list[Row], split: str, check: Callable[[list[str]], Any]) -
 
 
 def data_folder(config: Config) -> Path:
-    """This configuration's data. Raises AgentR1Error where it is missing or of another version."""
+    """Return the folder of this configuration's data. Raises AgentR1Error if it is missing or of another version."""
     folder = needed(Workspace.of(config).data, "agent-r1 data", config)
     read_manifest(folder)
     return folder
 
 
 def retriever_of(config: Config) -> str:
-    """What the agent searches with, for the eval card."""
+    """Describe the agent's search for the eval card."""
     s = config.search
     if not config.env.searches:
         return "none"
@@ -306,12 +326,12 @@ def needed(path: Path, command: str, config: Config) -> Path:
 
 
 def is_somewhere(model: str) -> bool:
-    """Whether a start model is a folder here, or can be fetched: by name from the hub, or out of a package."""
+    """Return whether a start model is a local folder or can be fetched."""
     return Path(model).is_dir() or hub.is_name(model) or tables.scheme_of(model) is not None
 
 
 def check_local_model(path: str) -> None:
-    """Raises AgentR1Error where a folder is named that is not there."""
+    """Raise AgentR1Error if a model folder does not exist."""
     if not is_somewhere(path):
         raise AgentR1Error(
             f"there is no model at model.path={path}; set it to a folder in Hugging Face's format, or to a name on the hub",

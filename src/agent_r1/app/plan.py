@@ -1,20 +1,23 @@
-"""What a run takes, before it starts: memory, disk, hours, money. One page of arithmetic, from sizes alone.
+"""Estimate what a GPU run needs before it starts: memory, disk, hours, money.
 
-In: a configuration, the shape of its model, a GPU's data sheet. Out: bytes and seconds. `train --dry-run` prints them and
-starts nothing (plan.txt.j2 is the page for GPUs); `doctor.py` holds them against a machine. Below, P weights, H heads, K
-key-value heads, V words, R ranks; a token of a sequence of T tokens has on average T/2 before it:
+In: a configuration, the shape of its model, a GPU's data sheet. Out: bytes and seconds. `train --dry-run` prints them
+(plan.txt.j2 is the page for GPUs), and `doctor.py` compares them with a machine. P are weights, H heads, K key-value
+heads, V words, R ranks. A token of a sequence of T tokens attends to T/2 tokens on average:
 
     weights, Adam      12 P / R bytes for each trained network: float32, and two moments (FSDP divides all by R)
-    gradients           4 P / R, of the one network that is updated; LoRA has Adam and gradients of its adapters
-    logits              8 V bytes a token of a pass, at most; usually the largest part
-    vLLM                its share of the GPU: 2 P of weights, and 4 K (layers x width of a head) of cache a token
-    reference, offload  nothing on the GPU but what is at work; the rest waits in host memory
-    forward             2 P + 2 T H (layers x width of a head) operations a token: a weight multiplies and adds; attention
-    update              4 forwards: backward is two, and computing the activations again is one
-    decoding            bound by memory: each token reads 2 P of weights once for all episodes, and every episode's cache
+    gradients           4 P / R, of the one network that is updated; with LoRA, Adam and gradients of the adapters
+    only
+    logits              8 V bytes per token of a pass, at most; usually the largest part
+    vLLM                its share of the GPU: 2 P of weights, and 4 K (layers x width of a head) of cache per token
+    reference, offload  only the network in use is on the GPU; the others wait in host memory
+    forward             2 P + 2 T H (layers x width of a head) operations per token: a weight multiplies and adds;
+    attention
+    update              4 forwards: backward is two, and recomputing the activations is one
+    decoding            bound by memory: each token reads 2 P of weights once for all episodes, and every episode's
+    cache
 
-Seconds are a roofline (Williams et al. 2009), max(operations / rate, bytes / bandwidth): what good kernels could do. What is
-assumed, and not computed, has a name in capitals and a reason. None of it has been measured by this project on a GPU.
+Seconds are a roofline (Williams et al. 2009), max(operations / rate, bytes / bandwidth): what good kernels could
+reach. Assumptions are constants in capitals with their reason. This project has measured none of it on a GPU.
 """
 
 from __future__ import annotations
@@ -28,63 +31,66 @@ from agent_r1.data.source import source_of
 from agent_r1.ground.errors import AgentR1Error, extra
 from agent_r1.ground.sizes import GIB, Gpu, Shape, check_context, find_gpu, find_shape
 
-# ------------------------------------------------------------------------------------------------------- what is assumed
+# ------------------------------------------------------------------------------------------------------- assumptions
 
 PROMPT, TURNS, SAID, READ = 450, 3, 120, 85
-"""A HotpotQA episode, guessed: tokens of instructions and question; turns, the answer included; tokens that the agent says in
-a turn; tokens of one passage (BEIR counts 46 words, and a title). A model that thinks longer costs in proportion."""
+"""A HotpotQA episode, guessed: tokens of instructions and question; turns, with the answer; sampled tokens per turn; tokens of
+a passage. (BEIR has 46 words, and a title.) A model that reasons longer costs in proportion."""
 LONGEST = 4
-"""The longest episode says so many times as much as the mean one. Everybody waits for it."""
+"""Sampled tokens of the longest episode, which the step waits for, in multiples of the mean."""
 MULTIPLY, WIDE = 0.4, 4096
-"""Share of a GPU's arithmetic that passes over long packed rows reach at this width; it falls with the root of the width,
-since narrow matrices leave units idle (published: .15 at 896, benchmarks/published_steps.json)."""
+"""Share of a GPU's arithmetic that passes over long packed rows reach at width 4096. It falls with the root of the width,
+because narrow matrices leave units idle (published: .15 at 896, benchmarks/published_steps.json)."""
 STREAM = 0.6
 """Share of the bandwidth that decoding reaches."""
 TOKEN_S, TURN_S, STEP_S = 0.006, 1.0, 5.0
-"""Whatever the model: for a token (launching kernels, scheduling, sampling), for a turn of the longest episode (the search,
-and the way between Ray, vLLM and the tools), for a step (TransferQueue, Ray, logging)."""
+"""Seconds that do not depend on the model. Per token: kernel launches, scheduling, sampling. Per turn of the longest episode:
+search, and the way between Ray, vLLM and the tools. Per step: TransferQueue, Ray, logging."""
 SYNC_S, SYNC_RATE, HOST_RATE = 3.0, 5e9, 20e9
-"""After a step vLLM wakes up and gets new weights, so many bytes a second; from host memory a GPU reads so many (PCIe 4)."""
+"""Seconds to wake vLLM up after a step; bytes per second of the weight sync, and from host memory to a GPU (PCIe 4)."""
 SLOWER = 4
-"""Published steps took 1.0 to 3.7 times as long as computed here (benchmarks/published_steps.json): the plan's range."""
+"""Published steps took 1.0 to 3.7 times the computed time (benchmarks/published_steps.json); gives the plan's range."""
 BYTES_PER_LOGIT = 8
-"""Bytes for each token of a pass and each word of the vocabulary, at most: bfloat16, its gradient, float32 for the softmax. A
-cross entropy in place and a compiled entropy take less (`make long PART=real_shapes`); where one of them is not, it is this."""
+"""Most bytes per token of a pass and word of the vocabulary: bfloat16, its gradient, float32 for the softmax. A cross entropy
+in place and a compiled entropy need less (`make long PART=real_shapes`)."""
 CONTEXT, VLLM_WORK = 3 * GIB, 2 * GIB
-"""On each GPU: CUDA's contexts, NCCL, graphs, what the allocator cannot hand out. Of vLLM's share: a long prompt, graphs."""
+"""Per GPU: CUDA's contexts, NCCL, graphs, memory that the allocator cannot reuse. Of vLLM's share: a long prompt, graphs."""
 RANK_HOST, HOST, SHM = 6 * GIB, 8 * GIB, 8 * GIB
-"""Host memory of a training process with its vLLM server, and of Ray's head and the driver; Ray's object store."""
+"""Host memory of a training process with its vLLM server; of Ray's head and the driver; of Ray's object store."""
 PASSAGE_DISK, PASSAGE_HOST, GRAPH = 340, 800, 300
 """Bytes of a BEIR passage as JSON, as a Python object, and of its node in an HNSW graph."""
 PACKAGES, HUB, KERNELS = 11 * GIB, 2 * GIB, GIB
-"""On disk: requirements/verl-gpu.txt (measured); of the hub's cache questions and encoder; compiled kernels of one program."""
+"""Disk: requirements/verl-gpu.txt (measured); questions and encoder in the hub's cache; compiled kernels of one program."""
 WIDTHS = {"small": 384, "base": 768, "large": 1024}
-"""Of the vectors of bge and e5."""
+"""Vector widths of bge and e5."""
 INDEXED, INDEX_HOURS = 5_233_329, (0.3, 1.5)
-"""To download and encode that many passages and to build their graph: an estimate, by cores and network. Fewer in proportion."""
+"""Hours to download and encode that many passages and to build their graph. An estimate; proportional to the passages."""
 
 
 # -------------------------------------------------------------------------------------------------------------- memory
 
 
 def layer_width(shape: Shape) -> int:
-    """Numbers that one layer computes for a token."""
+    """Count the numbers that one layer computes for a token."""
     return 3 * shape.intermediate + 4 * (shape.heads * shape.head_dim + shape.hidden)
 
 
 def states(config: Config, shape: Shape) -> tuple[float, float]:
-    """Bytes of weights and Adam's moments, of the actor and of the critic. A critic has no adapters with verl."""
+    """Return bytes of weights and Adam's moments of the actor and the critic.
+
+    verl's critic has no adapters.
+    """
     actor = 4 * shape.parameters + 8 * shape.learnt(config.actor.lora_rank)
     return actor, 12 * shape.parameters * (algorithm_has(config.algorithm, "critic"))
 
 
 def gpu_memory(config: Config, shape: Shape, gpu: Gpu) -> dict[str, tuple[float, float]]:
-    """What lies on each GPU: bytes while sampling, bytes while training."""
+    """Return by part the bytes on each GPU, as (while sampling, while training)."""
     v, tokens = config.verl, config.trainer.micro_tokens
     learnt = shape.learnt(config.actor.lora_rank)
     actor, critic = (part / v.ranks for part in states(config, shape))
-    # In bfloat16, with the gradient in bfloat16 and in float32 for the sum over the ranks: what a unit of FSDP takes at
-    # the end of backward. Embeddings and output are one unit, and by far the largest.
+    # Weights and gradients in bfloat16, and gradients in float32 for the sum over ranks: an FSDP unit's peak at the end of
+    # backward. Embeddings and output are one unit, by far the largest.
     gathered = 8 * (shape.layer + shape.vocab * shape.hidden * (1 if shape.tied else 2))
     return {
         "actor: weights, Adam": (0, max(actor, critic))
@@ -102,14 +108,17 @@ def gpu_memory(config: Config, shape: Shape, gpu: Gpu) -> dict[str, tuple[float,
 
 
 def conversations(config: Config, shape: Shape, gpu: Gpu) -> float:
-    """Whole conversations that one server's cache holds; negative where not even the weights fit."""
+    """Return how many conversations of full length fit into one server's cache.
+
+    The result is negative if not even the weights fit.
+    """
     v = config.verl
     cache = v.gpu_memory * gpu.memory - 2 * shape.parameters / v.tensor_parallel - VLLM_WORK
     return cache * v.tensor_parallel / (shape.cache * config.rollout.max_context)
 
 
 def misfits(config: Config, shape: Shape, gpu: Gpu) -> list[str]:
-    """Why the run does not fit on such GPUs, each with the remedy; empty when it does."""
+    """List why the run does not fit on such GPUs, each reason with a remedy."""
     v, context, limit = config.verl, config.rollout.max_context, 0.97 * gpu.memory
     sampling, training = (sum(row[i] for row in gpu_memory(config, shape, gpu).values()) for i in (0, 1))
     warm = sum(local_memory(config, shape, 2).values()) if config.cold_start.warm_steps else 0
@@ -117,27 +126,30 @@ def misfits(config: Config, shape: Shape, gpu: Gpu) -> list[str]:
     less = f"trainer.micro_tokens={context}, " if config.trainer.micro_tokens > context else ""
     found = {
         f"vLLM's share ({v.gpu_memory:.0%} {size}) does not hold the weights and one conversation of {context} tokens; raise "
-        "verl.gpu_memory or verl.tensor_parallel, or take a smaller model": conversations(config, shape, gpu) < 1,
-        f"sampling takes {sampling / GIB:.0f} {size}; set {more}a smaller verl.gpu_memory, more verl.ranks or a smaller "
+        "verl.gpu_memory or verl.tensor_parallel, or use a smaller model": conversations(config, shape, gpu) < 1,
+        f"sampling needs {sampling / GIB:.0f} {size}; set {more}a smaller verl.gpu_memory, more verl.ranks or a smaller "
         "model": sampling > limit,
-        f"the warm start takes {warm / GIB:.0f} {size}, all on one; set cold_start.warm_steps=0 or a smaller model": warm > limit,
-        f"training takes {training / GIB:.0f} {size}; set {less}{more}more verl.ranks or a smaller model": training > limit,
+        f"the warm start needs {warm / GIB:.0f} {size} on one GPU; set cold_start.warm_steps=0 or a smaller model": warm > limit,
+        f"training needs {training / GIB:.0f} {size}; set {less}{more}more verl.ranks or a smaller model": training > limit,
     }  # fmt: skip
     return [problem for problem, found_it in found.items() if found_it]
 
 
 def index_memory(config: Config) -> float:
-    """Bytes of the search index with its passages, in the one process that holds it."""
+    """Return bytes of the search index with its passages, in one process."""
     return passages(config) * (PASSAGE_HOST + 4 * width(config) + GRAPH)
 
 
 def convert_memory(shape: Shape) -> float:
-    """Bytes to make one model of a checkpoint's shards: float32 weights, a copy of tied embeddings, two to look for NaN."""
+    """Return bytes to merge a checkpoint's shards into one model.
+
+    Float32 weights, a copy of tied embeddings, and two copies to look for NaN.
+    """
     return 4 * (shape.parameters + shape.vocab * shape.hidden * (3 if shape.tied else 2))
 
 
 def host_memory(config: Config, shape: Shape) -> dict[str, float]:
-    """Bytes of host memory on one machine, with one search service as the speedrun starts it."""
+    """Return by part the bytes of host memory on one machine, with one search service."""
     v, P = config.verl, shape.parameters
     here = v.ranks / v.nodes
     return {
@@ -150,32 +162,36 @@ def host_memory(config: Config, shape: Shape) -> dict[str, float]:
 
 
 def disk(config: Config, shape: Shape) -> dict[str, float]:
-    """Bytes of disk, at most."""
+    """Return by part the bytes of disk, at most."""
     kept = config.trainer.keep_checkpoints
     return {
         "packages": PACKAGES,
         "the hub's cache": HUB + 2 * shape.parameters,
         "corpus and its archive": 1.5 * passages(config) * PASSAGE_DISK,
-        "index": passages(config) * (2 * 4 * width(config) + GRAPH),  # its vectors.npy, and those in FAISS's graph
+        "index": passages(config)
+        * (2 * 4 * width(config) + GRAPH),  # vectors twice: in vectors.npy and in FAISS's graph
         "warm-started model": 4 * shape.parameters * bool(config.cold_start.warm_steps),
         f"checkpoints, {kept} kept and one being written": (kept + 1) * checkpoint(config, shape),
     }
 
 
 def checkpoint(config: Config, shape: Shape) -> float:
-    """Bytes of one: model/ in float32; weights and Adam of each network."""
+    """Return bytes of one checkpoint: model/ in float32, weights and Adam of each network."""
     return 4 * shape.parameters + sum(states(config, shape))
 
 
 def passages(config: Config) -> int:
-    """Passages to search in: some five of each question are in no other's; of a user-defined file nothing is known here."""
+    """Count the passages to search: about five per question, or those of a known corpus.
+
+    A user-defined file counts as 0.
+    """
     facts = tables.entries("corpus").get(config.data.corpus, {})
     return config.data.facts.get("paragraphs", 0) if facts.get("of_questions") else facts.get("passages", 0)
 
 
 def width(config: Config) -> int:
-    """Of the encoder's vectors, by its name."""
-    if config.search.encoder in tables.names("encoder"):  # the others are models, with a width of their own
+    """Return the width of the encoder's vectors, by its name."""
+    if config.search.encoder in tables.names("encoder"):  # other encoders are models with a width of their own
         return config.search.dim
     return next((value for name, value in WIDTHS.items() if name in config.search.encoder), max(WIDTHS.values()))
 
@@ -184,19 +200,19 @@ def width(config: Config) -> int:
 
 
 def step_seconds(config: Config, shape: Shape, gpu: Gpu) -> dict[str, float]:
-    """Seconds of each part of a step of the assumed HotpotQA episodes, under the configuration's limits."""
+    """Return the seconds of each part of a step with the assumed HotpotQA episodes."""
     r, e, v, ppo = config.rollout, config.env, config.verl, algorithm_has(config.algorithm, "critic")
     episodes, said, read, length = lengths(config)
     sampled = episodes + r.greedy_episodes(config.algorithm)
     rate = gpu.flops * MULTIPLY * min(1, math.sqrt(shape.hidden / WIDE))
     forward = episodes * length * shape.forward(length) / v.ranks / rate
 
-    here = sampled * v.tensor_parallel / v.ranks  # episodes of one server, and how many of them it decodes at a time
+    here = sampled * v.tensor_parallel / v.ranks  # episodes per server, and how many it decodes at a time
     slots = min(here, r.slots, max(1, conversations(config, shape, gpu) * r.max_context / length))
     room = r.max_context - PROMPT - (e.max_turns - 1) * read / max(1, TURNS - 1)
     longest = max(said, min(LONGEST * said, e.max_turns * r.max_tokens_per_turn, room))
-    tokens = max(longest, here * said / slots)  # one after the other
-    together = here * said / tokens  # on average: fewer and fewer as episodes end
+    tokens = max(longest, here * said / slots)  # two batches of episodes decode one after the other
+    together = here * said / tokens  # mean batch size, which falls as episodes end
     traffic = 2 * shape.multiplied + together * (PROMPT + length) / 2 * shape.cache
     token = max(traffic / (gpu.bandwidth * STREAM), together * 2 * shape.multiplied / rate) / v.tensor_parallel
 
@@ -217,7 +233,7 @@ def step_seconds(config: Config, shape: Shape, gpu: Gpu) -> dict[str, float]:
 
 
 def lengths(config: Config) -> tuple[int, float, float, float]:
-    """Episodes of a step; and of a mean one the tokens that it says, that it reads, and all with the prompt."""
+    """Return episodes per step, and the tokens of a mean episode: (sampled, read, all)."""
     turns = min(TURNS, config.env.max_turns)
     said = turns * min(SAID, config.rollout.max_tokens_per_turn)
     read = (turns - 1) * min(config.search.top_k * READ, config.env.tool_max_chars / 4)
@@ -225,16 +241,16 @@ def lengths(config: Config) -> tuple[int, float, float, float]:
 
 
 def run_hours(config: Config, shape: Shape, step: dict[str, float]) -> dict[str, float]:
-    """Hours of each part of the whole run, as computed; `INDEX_HOURS` come before it, once."""
+    """Return the computed hours of each part of a run. `INDEX_HOURS` come once before it."""
     t, d = config.trainer, config.data
     published = [*getattr(source_of(d), "counts", {}).values()] or [0]
-    asked = d.test or published[-1]  # 0: all that are held out, and those are named last
+    asked = d.test or published[-1]  # 0 means all held-out questions, the last count
     sampling = sum(value for name, value in step.items() if name.startswith("sampling"))
     return {
         "training": t.steps * sum(step.values()) / 3600,
-        # Before and after: greedily, and 1,000 at temperature 1, as fast as a step samples its episodes.
+        # Before and after training: greedy, and 1,000 at temperature 1, at the speed of a step's sampling.
         "evaluations": 2 * (asked + min(asked, 1000)) / lengths(config)[0] * sampling / 3600,
-        # Written by every rank, merged by one, at a gigabyte a second.
+        # Every rank writes its shards and one rank merges them, at 1 GB/s.
         "checkpoints": math.ceil(t.steps / t.save_every) * 2 * checkpoint(config, shape) / 1e9 / 3600,
     }
 
@@ -243,7 +259,11 @@ def run_hours(config: Config, shape: Shape, step: dict[str, float]) -> dict[str,
 
 
 def print_plan(config: Config, run_name: str, gpu_hour: float | None = None) -> None:
-    """Print configuration, stages and estimates. `gpu_hour`: the price of one GPU for an hour."""
+    """Print configuration, stages and estimates.
+
+    Args:
+        gpu_hour: Price of one GPU for one hour.
+    """
     from agent_r1.ground.ui import say
     from agent_r1.training.run import RunDir, check_same_settings
     from agent_r1.workspace import Workspace, needs_index
@@ -262,12 +282,12 @@ def print_plan(config: Config, run_name: str, gpu_hour: float | None = None) -> 
         ("report", run.path / "report.html"),
     ):
         if path is None:
-            say(f"{title:18} not needed here{f': {config.search.url} has one' if config.search.url else ''}")
+            say(f"{title:18} not needed{f': {config.search.url} has one' if config.search.url else ''}")
         else:
             say(f"{title:18} {'done' if path.exists() else 'to do':6} {path}")
     try:
         check_same_settings(run, config)
-    except AgentR1Error as error:  # what is done there is not of this configuration
+    except AgentR1Error as error:  # the artefacts listed above belong to another configuration
         say(f"\n{error}")
     say(page)
     if config.engine == "verl":
@@ -278,7 +298,10 @@ def print_plan(config: Config, run_name: str, gpu_hour: float | None = None) -> 
 
 
 def gpu_plan(config: Config, gpu_hour: float | None = None) -> str:
-    """Memory, disk, time and cost on the GPUs that the run is meant for. Raises ConfigError for a model that nobody knows."""
+    """Describe memory, disk, time and cost on GPUs.
+
+    Raises ConfigError for a model of unknown size.
+    """
     from jinja2 import Environment, PackageLoader
 
     from agent_r1.workspace import Workspace
@@ -291,10 +314,10 @@ def gpu_plan(config: Config, gpu_hour: float | None = None) -> str:
     (episodes, _, _, length), hours = lengths(config), run_hours(config, shape, step)
     index = [hours * passages(config) / INDEXED for hours in INDEX_HOURS]
     low, high = sum(hours.values()) + index[0], SLOWER * sum(hours.values()) + index[1]
-    price = "--gpu-hour PRICE makes it money"
+    price = "--gpu-hour PRICE converts them to money"
     if gpu_hour is not None:
         low_cost, high_cost = (hours * v.ranks * gpu_hour for hours in (low, high))
-        price = f"{low_cost:.0f} to {high_cost:.0f} at {gpu_hour:g} a GPU and hour"
+        price = f"{low_cost:.0f} to {high_cost:.0f} at {gpu_hour:g} per GPU-hour"
     page = Environment(loader=PackageLoader("agent_r1.app", ""), trim_blocks=True, lstrip_blocks=True)
     page.filters |= {
         "gib": lambda amount: f"{amount / GIB:.0f}",

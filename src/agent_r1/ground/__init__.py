@@ -1,1 +1,1 @@
-"""What everything stands on: files written whole, bounds for what comes from outside, the device, lines for people."""
+"""Provide what all other packages need: errors, files, bounds, device, messages."""

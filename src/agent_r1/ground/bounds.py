@@ -1,11 +1,11 @@
-"""Bounds on what strangers send: seconds, bytes and nesting of an answer over HTTP, and nesting of any JSON or YAML.
+"""Bound what comes from outside: time and size of HTTP answers, depth of JSON and YAML.
 
-In: a request, or a text. Out: an answer or a value within its bounds, or an error of one line. Next: judges, retrievers,
-SandboxFusion and OpenEnv servers are asked with `fetch`. A client with connections of its own (the model server's, MCP's) puts
-`cap_body` on each response.
+In: a request, or a text. Out: an answer or a value within its bounds, or a one-line error. Next: `fetch` queries
+judges, retrievers, SandboxFusion and OpenEnv servers. A client with its own connections (model server, MCP) applies
+`cap_body` to each response.
 
-A time limit of httpx is one of a single read: a server that sends a byte a second never exceeds it. So requests run in an event
-loop, where one deadline covers the connection, the header and the body.
+httpx limits the time of a single read, so a server that sends a byte per second never exceeds it. Therefore requests
+run in an event loop, where one deadline covers the connection, the header and the body.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 class TooLongError(ValueError):
-    """A body with more bytes than its reader takes."""
+    """Report a body with more bytes than its reader accepts."""
 
 
 # ---------------------------------------------------------------------------------------------------- JSON and YAML
@@ -57,7 +57,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def check_depth(value: Any) -> None:
-    """Raises ValueError where lists and objects are nested deeper than `MAX_DEPTH`."""
+    """Raise ValueError for lists and objects that are nested deeper than `MAX_DEPTH`."""
     level = [value]
     for _ in range(MAX_DEPTH + 1):
         level = [inner for inner in level if isinstance(inner, dict | list)]
@@ -69,8 +69,9 @@ def check_depth(value: Any) -> None:
 
 def parse_yaml(text: str) -> Any:
     """Read plain YAML whose nesting and repetition are bounded. Raises ValueError and yaml.YAMLError."""
-    # In C where that was built: ten times as fast, and each setting on a command line is parsed by itself. But it crashes where
-    # brackets fill its stack, which a short text cannot do; and nine lines of aliases of aliases are a billion values.
+    # The C loader, if built, is ten times as fast, and each setting on a command line is parsed by itself. Many
+    # brackets can crash its stack, which a short text cannot do. Nine lines of aliases of aliases are a billion
+    # values.
     loader, depth, aliases = getattr(yaml, "CSafeLoader", yaml.SafeLoader), 0, 0
     for event in yaml.parse(text, Loader=loader) if len(text) > 1000 or "*" in text else ():
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
@@ -92,13 +93,13 @@ def read_json(path: Path) -> Any:
 
 @dataclass(frozen=True)
 class Answer:
-    """A whole response."""
+    """Hold a complete response."""
 
     status: int
     body: bytes
 
     def json(self) -> Any:
-        """See `parse_json`."""
+        """Parse the body with `parse_json`."""
         return parse_json(self.body)
 
 
@@ -138,9 +139,12 @@ async def fetch_async(
 
 
 async def _bounded(body: AsyncIterable[bytes], headers: Any, max_bytes: int) -> AsyncIterator[bytes]:
-    """The pieces of `body`. Raises ValueError where it is compressed: a few bytes could then unfold to gigabytes."""
+    """Yield the pieces of `body`. Raises ValueError if it is compressed.
+
+    A few compressed bytes could expand to gigabytes.
+    """
     if headers.get("content-encoding", "identity") != "identity":
-        raise ValueError("the server compresses its answers, unasked")
+        raise ValueError("the server compresses its answers, although this was not requested")
     got = 0
     async for piece in body:
         got += len(piece)
@@ -151,7 +155,7 @@ async def _bounded(body: AsyncIterable[bytes], headers: Any, max_bytes: int) -> 
 
 @functools.cache
 def _loop() -> asyncio.AbstractEventLoop:
-    """The event loop of all requests, in a thread that does not keep the interpreter from exiting."""
+    """Start the event loop of all requests, in a daemon thread."""
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="requests", daemon=True).start()
     return loop
@@ -161,8 +165,8 @@ def _loop() -> asyncio.AbstractEventLoop:
 def _client(retries: int) -> httpx.AsyncClient:
     import httpx
 
-    # No bound on connections: a server that answers none of them must not block the others. `trust_env`: no proxy belongs
-    # between a run and its servers.
+    # No bound on connections: a server that answers none of them must not block the others. `trust_env`: no proxy
+    # belongs between a run and its servers.
     limits = httpx.Limits(max_connections=None)
     return httpx.AsyncClient(
         transport=httpx.AsyncHTTPTransport(retries=retries, limits=limits, trust_env=False),
@@ -174,7 +178,10 @@ def _client(retries: int) -> httpx.AsyncClient:
 
 
 def cap_body(library: ModuleType, response: Any, max_bytes: int) -> None:
-    """Bound the body of a response of `library` (httpx or httpx2) that was not read yet; its StreamError says so."""
+    """Bound the unread body of a response of `library` (httpx or httpx2).
+
+    A longer body raises the library's StreamError.
+    """
     body = response.stream
 
     class Capped(library.AsyncByteStream):

@@ -1,4 +1,4 @@
-"""What a run takes of its device: which one, in which dtype, how much at a time. What the machine has is in `machine.py`."""
+"""Choose a run's device, dtype and chunk size. `machine.py` describes the machine."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     import torch  # it takes seconds to import
 
 LOGITS = 1 << 24
-"""Logits at a time in a training pass (training/forward.py): all of a tiny model's, or of 111 tokens and 150,000 words."""
+"""Logits at a time in a training pass (training/forward.py): all of a tiny model's, or 111 tokens of 150,000 words."""
 SAMPLING_HERE: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
-"""The event loops that a sampler of this process runs in. `rollout/sampler.py` adds them; `search/batches.py` waits in them."""
+"""Event loops of this process's samplers. `rollout/sampler.py` adds them; `search/batches.py` waits in them."""
 
 
 def resolve_device(trainer: TrainerConfig) -> tuple[str, torch.dtype]:
-    """`auto` to what this machine has. Raises ConfigError when CUDA is asked for and not there."""
+    """Resolve `auto` for this machine. Raises ConfigError if CUDA is requested and missing."""
     import torch
 
     if trainer.device == "cuda" and not torch.cuda.is_available():

@@ -1,7 +1,7 @@
-"""AgentR1Error: the world is wrong (a file, a port, memory), exit code 1. ConfigError: the request is wrong, exit code 2.
+"""Define the errors for users: AgentR1Error (exit code 1) and ConfigError (exit code 2).
 
-Raise them with the cause and the remedy in the message, for everything that a user can mend; `cli.main` prints one line. Any
-other exception that reaches the command line is a bug of ours and keeps its traceback.
+Raise them with cause and remedy for everything that a user can correct; `cli.main` prints one line. Any other
+exception on the command line is a bug of ours and keeps its traceback.
 """
 
 import difflib
@@ -10,10 +10,10 @@ from contextlib import contextmanager
 
 
 class AgentR1Error(Exception):
-    """Something outside the program is not as it must be.
+    """Report that something outside the program is wrong: a file, a port, memory.
 
-    `code` names the kind of failure in one word, such as `missing_index`. Tests and programs compare it; the message is for
-    people and may be rewritten. tests/messages.txt lists every code with its messages.
+    `code` names the kind of failure in one word, such as `missing_index`. Tests and programs compare it; the message
+    is for people and may be rewritten. tests/messages.txt lists every code with its messages.
     """
 
     exit_code = 1
@@ -24,21 +24,18 @@ class AgentR1Error(Exception):
 
 
 class LostConnection(AgentR1Error):
-    """A request to a model server that lives was not answered: it costs one episode, where other errors end them all."""
+    """Report a request that a running model server did not answer; it costs only one episode."""
 
 
 class ConfigError(AgentR1Error):
-    """The request itself cannot be met: an unknown name, an impossible split, a wrong flag."""
+    """Report an impossible request: an unknown name, an impossible split, a wrong flag."""
 
     exit_code = 2
 
 
 @contextmanager
 def extra(name: str, what: str) -> Iterator[None]:
-    """Around imports that `what` needs and the extra `name` brings: raises AgentR1Error with pip's command where one fails.
-
-    The command adds what is missing to an installed wheel and to a checkout.
-    """
+    """Turn a failing import of the extra `name` into AgentR1Error with pip's command."""
     try:
         yield
     except ImportError as error:
@@ -48,11 +45,11 @@ def extra(name: str, what: str) -> Iterator[None]:
 
 
 def first_line(error: BaseException) -> str:
-    """What a library said, without its essay; the name of its exception where it said nothing."""
+    """Return the first line of a library's message, or else the exception's name."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """` (did you mean 'grpo'?)`, or nothing when no name is close. For the messages of ConfigError."""
+    """Return ` (did you mean 'grpo'?)`, or nothing if no name is close."""
     close = difflib.get_close_matches(str(name), list(names), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""

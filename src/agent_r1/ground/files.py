@@ -1,4 +1,4 @@
-"""Habits with files that every room has: write whole or not at all, one process at a time, valid JSON, know a file by its hash."""
+"""Handle files as all packages do: atomic writes, locks, valid JSON, hashes."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ T = TypeVar("T")
 
 
 def home() -> Path:
-    """Where artifacts/ and runs/ lie: AGENT_R1_HOME, or the working directory."""
+    """Return the folder of artifacts/ and runs/: AGENT_R1_HOME, or the working directory."""
     return Path(os.environ.get("AGENT_R1_HOME", "."))
 
 
 @contextmanager
 def whole(target: Path) -> Iterator[Path]:
-    """A path beside `target` to make a file or a folder at; at the end it takes `target`'s place.
+    """Yield a temporary path next to `target`, and rename it to `target` at the end.
 
-    Whoever reads `target` finds what was there before or all of the new, never half of it; a folder that is replaced is
-    missing for a moment. Where something is raised, nothing new is left; what a killed process has left is removed first.
+    Readers of `target` see the old content or all of the new, never half of it; a replaced folder is missing for a
+    moment. After an error nothing new remains. Leftovers of a killed process are removed first.
     """
     part = target.with_name(f".part-{target.name}")
     remove(part)
     try:
         yield part
-        if part.is_dir():  # a folder cannot be renamed over one that is not empty
+        if part.is_dir():  # rename cannot replace a folder that is not empty
             remove(target)
         part.rename(target)
     finally:
@@ -43,7 +43,7 @@ def whole(target: Path) -> Iterator[Path]:
 
 
 def remove(path: Path) -> None:
-    """Delete a file or a folder, if it is there."""
+    """Delete a file or a folder if it exists."""
     if path.is_dir():
         shutil.rmtree(path)
     else:
@@ -51,7 +51,7 @@ def remove(path: Path) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """A text file, whole or not at all. Raises OSError."""
+    """Write a text file atomically. Raises OSError."""
     with whole(path) as part:
         part.write_text(text, encoding="utf-8")
 
@@ -61,21 +61,27 @@ RESUME = "; then continue with --resume"
 
 @contextmanager
 def writing(what: object, then: str = "") -> Iterator[None]:
-    """Raises AgentR1Error with the remedy where `what` cannot be written; `then` is said after it, for example RESUME."""
+    """Raise AgentR1Error with a remedy if `what` cannot be written.
+
+    Args:
+        then: Text after the remedy, for example RESUME.
+    """
     try:
         yield
-    except (OSError, SafetensorError) as error:  # the second is the library's word for a full disk
+    except (OSError, SafetensorError) as error:  # SafetensorError: safetensors raises it for a full disk
         why = getattr(error, "strerror", None) or first_line(error)
         raise AgentR1Error(
-            f"cannot write {what} ({why}); free space or mend permissions, or set AGENT_R1_HOME to a folder of yours{then}",
+            f"cannot write {what} ({why}); free space or fix permissions, or set AGENT_R1_HOME to a folder of yours{then}",
             code="cannot_write",
         ) from None
 
 
 @contextmanager
 def locked(path: Path, busy: str | None = None) -> Iterator[None]:
-    """One process at a time is within. Others wait, or are refused with `busy` (AgentR1Error). The lock dies with its process:
-    a crash leaves none behind."""
+    """Let one process at a time run the block.
+
+    Others wait, or get AgentR1Error with `busy`. The lock ends with its process, so a crash leaves none.
+    """
     try:
         lock = FileLock(path).acquire(timeout=-1 if busy is None else 0)
     except Timeout:
@@ -85,9 +91,10 @@ def locked(path: Path, busy: str | None = None) -> Iterator[None]:
 
 
 def make_once(target: Path, make: Callable[[Path], T]) -> T | None:
-    """Have `make` write the file or folder `target` unless it is there. Return what it returned, and None if it was there.
+    """Make the file or folder `target` with `make` unless it exists.
 
-    Of several processes one makes it, and the others wait. Raises AgentR1Error where it cannot be written.
+    Returns the result of `make`, or None if `target` existed. Of several processes one makes it, and the others wait.
+    Raises AgentR1Error if it cannot be written.
     """
     with writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -99,8 +106,10 @@ def make_once(target: Path, make: Callable[[Path], T]) -> T | None:
 
 
 def json_line(record: Any) -> str:
-    """One line of a JSON-lines file. NaN and infinity, which Python would write and JSON does not know, become null; numbers
-    may be NumPy's or one-element tensors."""
+    """Format one line of a JSON-lines file.
+
+    NaN and infinity, which JSON does not have, become null. Numbers may be NumPy's or one-element tensors.
+    """
     try:
         return json.dumps(record, allow_nan=False, default=float) + "\n"
     except ValueError:
@@ -108,15 +117,15 @@ def json_line(record: Any) -> str:
 
 
 def sha256(path: Path) -> str:
-    """Hex digest of a file."""
+    """Return the hex digest of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """The objects of a JSON-lines file, without a half-written last line; an empty list when there is no file.
+    """Read the objects of a JSON-lines file, without a half-written last line.
 
-    Raises AgentR1Error for damage anywhere else, which no crash of ours leaves behind.
+    A missing file gives an empty list. Raises AgentR1Error for damage anywhere else, which our crashes never cause.
     """
     if not path.exists():
         return []

@@ -1,11 +1,10 @@
-"""The Hugging Face hub: models and data sets come from there by name, and models go there.
+"""Download models and data sets from the Hugging Face hub, and upload models.
 
-In: OWNER/NAME, or OWNER/NAME@REVISION. Out: a local folder that is called by the commit that was fetched, so that a result
-can say what it was made from. Next: `cold_start.py` starts from such a model, `data/` reads such a data set, and
-`inference/` talks to any model.
+In: OWNER/NAME, or OWNER/NAME@REVISION. Out: a local folder named after the fetched commit, so that results can record
+it. Next: `cold_start.py` starts from such a model, `data/` reads such a data set, and `inference/` runs any model.
 
-Only data is asked for: safetensors, JSON, templates, vectors; never code, never a pickle. A download that breaks off goes on
-where it stopped, in the hub's own cache (HF_HOME).
+Only data is downloaded: safetensors, JSON, templates, vectors; never code or pickles. An interrupted download
+continues in the hub's own cache (HF_HOME).
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ MODEL_FILES = ["*.safetensors", "*.json", "*.jinja", "merges.txt", "agent_r1.yam
 
 
 def is_name(text: str) -> bool:
-    """Is it a name on the hub, rather than a folder? A folder that is there wins."""
+    """Return whether `text` is a name on the hub. An existing folder takes precedence."""
     return re.fullmatch(NAME, text) is not None and not Path(text).is_dir()
 
 
 def fetch(name: str, patterns: list[str], kind: str = "model", otherwise: str = "give a local folder") -> Path:
-    """Download the files of OWNER/NAME[@REVISION] that match; `kind` is model or dataset.
+    """Download the matching files of OWNER/NAME[@REVISION]; `kind` is model or dataset.
 
-    Raises AgentR1Error where that fails, with what to do `otherwise`.
+    Raises AgentR1Error if that fails, with the alternative `otherwise`.
     """
     from huggingface_hub import snapshot_download
 
@@ -47,15 +46,15 @@ def fetch(name: str, patterns: list[str], kind: str = "model", otherwise: str = 
                 name, snapshot_download, repo, repo_type=kind, revision=revision or None, allow_patterns=patterns
             )
         )
-    except Exception as error:  # the hub's client has many: no network, no such name, gated, no space
+    except Exception as error:  # the hub's client raises many kinds: no network, no such name, gated, no space
         raise AgentR1Error(
-            f"cannot download {name!r} ({type(error).__name__}: {first_line(error)}); mend name, network or space, or {otherwise}",
+            f"cannot download {name!r} ({type(error).__name__}: {first_line(error)}); check name, network, space, or {otherwise}",
             code="download_failed",
         ) from None
 
 
 def with_retries(name: str, download: Callable[..., T], *words: Any, **options: Any) -> T:
-    """Call `download` up to four times, as long as what it raises may pass."""
+    """Call `download` up to four times, as long as its errors are temporary."""
     from agent_r1.ground.ui import say
 
     for pause in PAUSES_S:
@@ -70,7 +69,7 @@ def with_retries(name: str, download: Callable[..., T], *words: Any, **options: 
 
 
 def passes(error: BaseException | None) -> bool:
-    """Tell whether a download may work a moment later: too many requests, a server in trouble, a connection that broke."""
+    """Tell whether an error is temporary: too many requests, a server error, a broken connection."""
     import httpx
     from huggingface_hub.errors import OfflineModeIsEnabled
 
@@ -83,22 +82,22 @@ def passes(error: BaseException | None) -> bool:
 
 
 def fetch_model(name: str) -> Path:
-    """A whole model: all its weights, as safetensors."""
+    """Download a complete model, all its weights as safetensors."""
     if re.fullmatch(NAME, name) is None:
         raise AgentR1Error(
             f"{name!r} is neither a folder nor the name of a model (OWNER/NAME); check the path", code="missing_model"
         )
     folder = fetch(name, MODEL_FILES)
-    # Without network the hub's client may hand out what an earlier, broken download has left.
+    # Offline, the hub's client may return what an earlier, interrupted download left.
     if trouble := damage(folder):
         raise AgentR1Error(
-            f"{name}: {trouble}, or take a model that is published whole, as safetensors", code="damaged_model"
+            f"{name}: {trouble}, or use a model that is published completely, as safetensors", code="damaged_model"
         )
     return folder
 
 
 def damage(folder: Path) -> str | None:
-    """What a model folder lacks, and what to do; None if all of its weights are there, in their whole length."""
+    """Describe missing or truncated weights of a model folder and the remedy, or return None."""
     file = folder / "model.safetensors.index.json"
     try:
         wanted = set(bounds.read_json(file)["weight_map"].values()) if file.is_file() else {"model.safetensors"}
@@ -106,14 +105,14 @@ def damage(folder: Path) -> str | None:
             if not file.is_file():
                 return f"there is no {file.name} in {folder}; make or download it again"
             if file.suffix == ".safetensors":
-                safe_open(file, framework="pt")  # reads the header, and holds the file's length against it
+                safe_open(file, framework="pt")  # reads the header, and compares it with the file's length
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         return f"{file.resolve()} is cut short or broken ({first_line(error)}); delete it and make or download it again"
     return None
 
 
 def push(folder: Path, name: str) -> str:
-    """Upload a folder as OWNER/NAME (made private if it is new); returns its address."""
+    """Upload a folder as OWNER/NAME (a new repository is private) and return its address."""
     from huggingface_hub import HfApi
 
     try:

