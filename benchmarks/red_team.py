@@ -1,4 +1,4 @@
-"""Policies that want the reward without the work, against every reward: the table of docs/safety.md.
+"""Policies that want the reward without the work, against every reward: the table of docs/lab/red-team.md.
 
     PYTHONPATH=src .venv/bin/python benchmarks/red_team.py [--judge-url http://127.0.0.1:8000/v1 --judge-model NAME]
 
@@ -145,7 +145,7 @@ class Document(BaseTool):
 
 
 async def paid(turns: list[str], problem: Problem, config: EnvConfig) -> float:
-    """The reward of the whole episode, as training counts it."""
+    """Play an episode and return its whole reward, as training counts it."""
     row: Row = {
         "prompt": [{"role": "user", "content": problem.question}],
         "reward_model": {"ground_truth": problem.targets},
