@@ -63,7 +63,7 @@ def test_what_is_added_by_following_the_steps_is_trained_with(tree):
     checked = subprocess.run(ruff, cwd=tree, capture_output=True, text=True)
     assert checked.returncode == 0, checked.stdout
     assert not set().union(*map(deep, (tree / "recipes/frugal").glob("*.py")))  # public names only
-    path = os.pathsep.join([str(tree / "src"), str(ROOT / "tests")])
+    path = os.pathsep.join([str(tree / "src"), str(ROOT), str(ROOT / "tests")])
     env = os.environ | {"PYTHONPATH": path, "AGENT_R1_HOME": str(tree), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", TRAINING, *SETTINGS]
     done = subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True)
