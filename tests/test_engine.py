@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-import threading
 import time
 
 import pytest
@@ -190,14 +189,6 @@ def test_the_same_seed_gives_the_same_tokens_alone_and_in_company(model):
     assert another.token_ids != first.token_ids
 
 
-def test_without_a_seed_no_two_samples_are_alike(model):
-    async def main():
-        return await asyncio.gather(*(policy.generate(prompt(0), Sampling(12), None) for _ in range(4)))
-
-    policy = make_policy(model)
-    assert len({tuple(g.token_ids) for g in asyncio.run(main())}) == 4
-
-
 # -------------------------------------------------------------------------------------------------------------- limits
 
 
@@ -324,43 +315,6 @@ def test_the_time_that_a_search_takes_changes_no_batch(model):
     assert batches_beside(model, None) == batches_beside(model, random.Random(1))
 
 
-def test_generation_goes_on_while_a_search_hangs(model, monkeypatch):
-    monkeypatch.setattr("agent_r1.search.batches.PATIENCE_S", 0.05, raising=False)
-    let_go = threading.Event()
-
-    class Hanging:
-        over = False
-
-        def search(self, queries, top_k):
-            let_go.wait(5)
-            self.over = True
-            return [[] for _ in queries]
-
-    async def main():
-        await policy.generate(prompt(0), GREEDY, "s0")
-        hung = asyncio.create_task(searcher.search("x", 1))
-        said = [await policy.generate(prompt(number), GREEDY, f"s{number}") for number in (1, 2)]
-        over = index.over
-        let_go.set()
-        return said, over, await hung
-
-    policy, index = make_policy(model), Hanging()
-    searcher = Searcher(index)
-    said, over, found = asyncio.run(main())
-    assert not over and found == []
-    for number, generation in enumerate(said, 1):
-        assert_greedy(model, prompt(number), generation)
-
-
-def test_waiting_for_a_slow_tool_costs_no_processor_time(model, delays):
-    async def main():
-        await asyncio.gather(visit_a_tool(policy, 0, 0.3), visit_a_tool(policy, 1, 0))
-
-    policy = make_policy(model, slots=1)
-    asyncio.run(main())
-    assert len(delays) < 1000  # without a pause it would be tens of thousands
-
-
 def test_slots_of_finished_episodes_are_closed_up(model):
     """When gaps open, live conversations move to the front: their caches must move with them."""
 
@@ -444,13 +398,6 @@ def test_new_weights_are_taken_over():
     assert_greedy(theirs, prompt(0), asyncio.run(policy.generate(prompt(0), GREEDY)))
     policy.sync(ours)  # one model for both: nothing to copy
     assert_greedy(theirs, prompt(0), asyncio.run(policy.generate(prompt(0), GREEDY)))
-
-
-def test_statistics_count_tokens_and_a_request_without_a_session_leaves_nothing_behind(model):
-    policy = make_policy(model, stop=())
-    asyncio.run(policy.generate(prompt(0), Sampling(12, 0.0, seed=2**64 - 1)))
-    assert (policy.stats.decode_tokens, policy.stats.prefill_tokens) == (12, 10) and policy.stats.seconds > 0
-    assert not policy._slot_of and not policy._cached_ids
 
 
 # ------------------------------------------------------------------------------------------------------------ failures

@@ -58,31 +58,18 @@ def step(env: AgentEnv, text: str, finish_reason="stop") -> StepResult:
 # ---------------------------------------------------------------------------------------------- reading what it wrote
 
 
-def test_a_wellformed_call_is_read():
-    parsed = parse_call('\n{"name": "search", "arguments": {"query": "Vexlor"}}\n', True)
-    assert parsed == ToolCall("search", {"query": "Vexlor"})
-
-
 @pytest.mark.parametrize(
     ("body", "closed", "why"),
     [
         ('{"name": "search", "arguments": {}}', False, "not closed with </tool_call>"),
-        ("", True, "not valid JSON"),
         ("search(query)", True, "not valid JSON"),
-        ('{"name": "search", "arguments": {"query": "x"}', True, "not valid JSON"),
         ('{"name": "a", "arguments": {}} {"name": "b", "arguments": {}}', True, "not valid JSON"),
         ("[" * 10_000, True, "not valid JSON"),
-        ('{"a":' * 10_000, True, "not valid JSON"),
         ("9" * 5_000, True, "not valid JSON"),  # Python refuses to read integers of that many digits
-        ("null", True, 'no "name"'),
         ("[]", True, 'no "name"'),
-        ('{"arguments": {}}', True, 'no "name"'),
         ('{"name": 3, "arguments": {}}', True, 'no "name"'),
-        ('{"name": ["search"], "arguments": {}}', True, 'no "name"'),
         ('{"name": "search"}', True, 'no "arguments" object'),
         ('{"name": "search", "arguments": "Vexlor"}', True, 'no "arguments" object'),
-        ('{"name": "search", "arguments": ["Vexlor"]}', True, 'no "arguments" object'),
-        ('{"name": "search", "arguments": null}', True, 'no "arguments" object'),
     ],
 )
 def test_a_malformed_call_says_what_is_wrong_with_it(body, closed, why):
@@ -152,7 +139,7 @@ def test_no_episode_raises_whatever_the_agent_writes(turns):
     assert outcome.reward == pytest.approx(sum(outcome.parts.values()))
 
 
-@pytest.mark.parametrize("depth", [10, 100, 900, 950, 980, 990, 5000])
+@pytest.mark.parametrize("depth", [10, 950, 5000])
 def test_what_could_be_parsed_can_be_recorded(search, depth):
     """A rollouts file holds the arguments as JSON: nesting that can be read must not be too deep to be written."""
     body = '{"name": "search", "arguments": {"query": ' + "[" * depth + "]" * depth + "}}"
@@ -164,31 +151,11 @@ def test_what_could_be_parsed_can_be_recorded(search, depth):
 # ------------------------------------------------------------------------------------------------- what comes of calls
 
 
-def test_the_first_observation_is_the_prompt_with_the_schemas(search):
-    env = HermesToolEnv({"search": search}, EnvConfig())
-    observation = env.reset(question_row("Who?"))
-    assert observation.messages == [{"role": "user", "content": "Who?"}]
-    assert observation.tools == [search.schema()] and not observation.rewrite
-
-
 def test_results_come_back_one_message_a_call_in_order(search):
     result = step(hermes(search), call(query="one") + call("find", query="two") + call(query="three"))
     roles, texts = zip(*((m["role"], m["content"]) for m in result.observation.messages), strict=True)
     assert roles == ("tool",) * 3
     assert texts[0] == "result 1" and "unknown tool 'find'; available: search" in texts[1] and texts[2] == "result 2"
-
-
-def test_an_error_is_something_the_agent_can_read_and_mend(search):
-    env = hermes(search)
-    wrong = step(env, '<tool_call>{"name": "search"}</tool_call>').observation.messages[0]["content"]
-    assert wrong == 'error: the call has no "arguments" object'
-    assert step(env, call(query="x")).observation.messages[0]["content"] == "result 1"
-
-
-def test_a_step_records_its_calls(search):
-    info = step(hermes(search), call(query="x") + call("find")).info["tool_calls"]
-    assert [(c["name"], c["ok"], c["error"]) for c in info] == [("search", True, None), ("find", False, "unknown_tool")]
-    assert info[0]["arguments"] == {"query": "x"} and info[0]["content"] == "result 1" and info[0]["seconds"] >= 0
 
 
 def test_calls_of_one_turn_run_concurrently():
@@ -217,12 +184,6 @@ def test_a_call_in_a_turn_that_was_cut_off_is_never_executed(search):
     result = step(env, call(query="x"), finish_reason="length")
     assert (result.done, result.stop_reason) == (True, StopReason.MAX_TOKENS)
     assert search.queries == [] and env.tool_calls == 0
-
-
-def test_an_answer_in_a_turn_that_was_cut_off_does_not_count(search):
-    env = hermes(search)
-    result = step(env, "<answer>Marn</answer>", finish_reason="length")
-    assert env.outcome(result.stop_reason).metrics["em"] == 0
 
 
 def test_calls_beside_an_answer_are_not_executed(search):
@@ -458,13 +419,6 @@ def test_worked_example_an_environment_of_your_own(chat, monkeypatch):
     assert sum(training_row.action_mask) == sum(len(s.action_ids) for s in trajectory.steps)
 
 
-def test_worked_example_survives_whatever_is_written(chat):
-    env = GuessTheNumber({}, EnvConfig(max_turns=3))
-    env.reset(question_row(answers=("42",)))
-    for text in ("", "९९", "9" * 5000):
-        assert step(env, text).reward == -0.1
-
-
 # ------------------------------------------------------------- worked example 2: a tool-calling agent with other tags
 
 
@@ -512,19 +466,3 @@ def test_worked_example_a_tool_environment_of_your_own(chat):
     assert [s.reward for s in trajectory.steps] == pytest.approx([0.1 - 0.1 - 0.1, 0.5])
     assert trajectory.metrics == {"tool_calls": 3, "invalid_calls": 1, "failed_calls": 1}  # counted by the loop
     assert trajectory.reward_parts == {"right": 1.0}
-
-
-def test_by_default_a_turn_without_calls_ends_the_episode_and_pays_nothing():
-    class Plain(BaseToolEnv):
-        def extract_tool_calls(self, text):
-            return []
-
-        def format_tool_response(self, calls, results):
-            raise AssertionError("there are no calls")
-
-    env = Plain({}, EnvConfig())
-    env.reset(question_row())
-    assert step(env, "hello").stop_reason is StopReason.ANSWERED
-    assert env.final_turn == "hello"
-    assert env.outcome(StopReason.ANSWERED) == Outcome()
-    assert env.process_reward(ToolCall("x"), None) == 0.0

@@ -7,17 +7,13 @@ import asyncio
 import pytest
 from conftest import ScriptedPolicy, call, make_env_loop, question_row, task
 
-from agent_r1.config import Config
-from agent_r1.config.settings import EnvConfig, RolloutConfig
+from agent_r1.config.settings import EnvConfig
 from agent_r1.core import Generation, Observation, Sampling, Step, StepResult, StopReason, Trajectory
 from agent_r1.env import AgentEnv, HermesToolEnv, Outcome
-from agent_r1.ground.errors import AgentR1Error, ConfigError
+from agent_r1.ground.errors import AgentR1Error
 from agent_r1.rollout.episode import AgentEnvLoop, AgentFlowBase, Task, derive_seed, run_episodes
 from agent_r1.rollout.rows import trajectory_rows
-from agent_r1.rollout.setup import make_loop
-from agent_r1.search.searcher import Searcher
 from agent_r1.tool import BaseTool
-from agent_r1.tool.search import SearchTool
 
 ANSWER = "<answer>Marn</answer>"
 
@@ -82,10 +78,6 @@ def test_no_episode_waits_for_the_slowest(chat):
     assert all(t.stop_reason is StopReason.ANSWERED and len(t.steps) == 3 for t in trajectories)
 
 
-def test_no_task_is_no_trajectory(chat):
-    assert run(hermes_loop(ScriptedPolicy(chat, [ANSWER]))) == []
-
-
 # ------------------------------------------------------------------------------------ what reaches the policy, and when
 
 
@@ -118,12 +110,6 @@ def test_every_turn_has_a_seed_of_its_own_that_depends_on_the_task_alone(chat):
 
     assert seeds(7) == seeds(7) and len({*seeds(7), *seeds(8)}) == 4
     assert seeds(None) == [None, None]
-
-
-def test_the_temperature_is_passed_on(chat):
-    policy = ScriptedPolicy(chat, [ANSWER])
-    run(hermes_loop(policy), task(), sampling=Sampling(400, 0.3))
-    assert [s.temperature for _, _, s in policy.seen] == [0.3]
 
 
 def test_derived_seeds_are_fixed_and_unrelated():
@@ -206,18 +192,6 @@ def test_when_most_tool_calls_fail_the_run_stops_with_the_reason(chat):
         run(loop, *(task(session=str(i)) for i in range(6)))
 
 
-def test_a_fault_of_the_retriever_in_its_thread_stops_the_run_with_the_reason(chat):
-    class Gone:
-        def search(self, queries, top_k):
-            raise AgentR1Error("the search service does not answer; start it")
-
-    policy = ScriptedPolicy(chat, lambda session, turn, ids: (call(query=session), ANSWER)[turn])
-    tools = {"search": SearchTool(Searcher(Gone()), 1)}
-    loop = make_env_loop(policy, lambda row: HermesToolEnv(tools, EnvConfig()))
-    with pytest.raises(AgentR1Error, match="6 of 6 tool calls failed, the first with .*service does not answer"):
-        run(loop, *(task(session=str(i)) for i in range(6)))
-
-
 def test_when_most_episodes_fail_the_run_stops_with_the_reason(chat):
     loop = make_env_loop(ScriptedPolicy(chat, lambda s, t, i: ANSWER), lambda row: Failing({}, EnvConfig()))
     with pytest.raises(AgentR1Error, match="3 of 4 episodes were broken off, the first: RuntimeError: no connection"):
@@ -236,12 +210,6 @@ def test_a_failing_policy_stops_everything_with_its_own_error(chat):
     with pytest.raises(AgentR1Error, match="^the engine is out of memory$"):
         run(hermes_loop(policy), task(session="waits"), task(session="bad"))
     assert sorted(policy.released) == ["bad", "waits"]
-
-
-def test_a_row_that_cannot_be_played_stops_everything_with_one_line(chat):
-    loop = make_loop(ScriptedPolicy(chat, [ANSWER]), chat, {}, RolloutConfig(), EnvConfig())
-    with pytest.raises(ConfigError, match="env.name='hermse' is unknown"):
-        run(loop, task(question_row(agent_name="hermse")))
 
 
 def test_an_episode_that_takes_too_long_keeps_what_it_has(chat):
@@ -308,11 +276,3 @@ def test_a_flow_of_ones_own_runs_like_the_generic_one(chat):
     flow = BestOfTwo(policy, chat, hermes_loop(policy).limits)
     done = run(flow, task(session="x"), task(session="y"))
     assert [chat.decode(t.steps[0].action_ids) for t in done] == ["much longer<|im_end|>"] * 2
-
-
-def test_the_configured_loop_takes_its_limits_from_the_configuration(chat):
-    config = Config()
-    config.rollout.max_tokens_per_turn, config.rollout.max_context, config.env.episode_timeout_s = 11, 222, 3.0
-    loop = make_loop(ScriptedPolicy(chat, [ANSWER]), chat, {"search": Echo()}, config.rollout, config.env)
-    assert (loop.limits.max_tokens_per_turn, loop.limits.max_context, loop.limits.timeout_s) == (11, 222, 3.0)
-    assert isinstance(loop.make_env(question_row()), HermesToolEnv)

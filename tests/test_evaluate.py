@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import json
 import shutil
@@ -18,16 +17,14 @@ from runs import CARD_KEYS, main
 from safetensors.torch import load_file, save_file
 
 from agent_r1.config.settings import EnvConfig
-from agent_r1.core import Generation, Sampling, StopReason, Trajectory
+from agent_r1.core import StopReason, Trajectory
 from agent_r1.data.rows import write_rows
 from agent_r1.env import HermesToolEnv
-from agent_r1.rollout.episode import Task, run_episodes
 from agent_r1.rollout.evaluate import (
     compare,
     eval_card,
     evaluate,
     mcnemar,
-    mean_interval,
     paired_interval,
     prompt_hash,
     score_line,
@@ -126,10 +123,6 @@ def test_a_question_whose_environment_failed_counts_as_wrong():
     failed.stop_reason = StopReason.ERROR
     card = card_of([EPISODES[0], failed])
     assert (card["n"], card["score_name"], card["score"], card["em"]) == (2, "em", 0.5, 0.5)
-
-
-def test_one_value_and_equal_ones_have_an_interval_without_width():
-    assert mean_interval([0.3]) == [0.3, 0.3] and mean_interval([0.5, 0.5]) == [0.5, 0.5]
 
 
 @pytest.mark.parametrize(
@@ -241,7 +234,7 @@ def test_a_model_is_evaluated_with_a_line_for_each_question(models, whole, capsy
     assert "5 val questions" in said and "EM " in said
 
 
-@pytest.mark.parametrize("kept", [0, 7, 12])
+@pytest.mark.parametrize("kept", [0, 7])
 def test_an_evaluation_goes_on_where_it_was_killed(whole, tmp_path, kept):
     (out, command), torn = whole, tmp_path / "torn"
     shutil.copytree(out, torn)
@@ -255,7 +248,7 @@ def test_an_evaluation_goes_on_where_it_was_killed(whole, tmp_path, kept):
     assert len((torn / "1.jsonl").read_text().splitlines()) == 12
 
 
-@pytest.mark.parametrize("change", [["--temperature", "0"], ["--limit", "3"], ["--split", "val"], ["--model"]])
+@pytest.mark.parametrize("change", [["--temperature", "0"], ["--split", "val"], ["--model"]])
 def test_another_evaluation_does_not_go_on_there(models, whole, capsys, change):
     out, command = whole
     change = ["--model", str(models[1])] if change == ["--model"] else change
@@ -281,24 +274,8 @@ def test_rows_of_somebody_else(models, tmp_path, capsys):
     assert main("eval", "--model", str(models[0]), "--dataset", str(tmp_path / "mine.parquet")) == 0
     assert "2 mine questions" in capsys.readouterr().out
     assert main("eval", "--model", str(models[0]), "--dataset", str(tmp_path / "no.parquet")) == 1
-    assert main("eval", "--model", str(models[0]), "--dataset", "hotpotqaa") == 2
-    assert "did you mean 'hotpotqa'" in capsys.readouterr().err
     assert main("eval", "--model", str(models[0]), "--limit", "0") == 1
     assert "there are no questions" in capsys.readouterr().err
-
-
-def test_waiting_in_line_does_not_count_against_an_episode(chat):
-    async def answer(session, turn, prompt_ids):
-        await asyncio.sleep(0.1)
-        ids = chat.encode_trusted("<answer>x</answer>") + [chat.turn_end_id]
-        return Generation(ids, [0.0] * len(ids), "stop")
-
-    policy = ScriptedPolicy(chat, answer)
-    loop = make_env_loop(policy, lambda row: HermesToolEnv({}, EnvConfig()), timeout_s=0.25)
-
-    tasks = [Task(question_row(), "g", f"s{i}") for i in range(8)]
-    done = asyncio.run(run_episodes(loop, tasks, Sampling(8), at_once=2))
-    assert [t.stop_reason for t in done] == [StopReason.ANSWERED] * 8  # 0.4 s in all
 
 
 def test_a_comparison_by_hand():
@@ -309,12 +286,6 @@ def test_a_comparison_by_hand():
     assert result["p_mcnemar"] == pytest.approx(2 * (1 + 5) / 2**5)
     centre, variance = 3 / 10, (6 / 10 - 0.3**2) / 10
     assert result["ci95"] == pytest.approx([centre - 1.96 * variance**0.5, centre + 1.96 * variance**0.5])
-
-
-def test_no_difference_is_not_certainty():
-    result = compare([1, 0, 1], [1, 0, 1])
-    assert result["difference"] == 0 and result["p_mcnemar"] == 1
-    assert result["ci95"][0] < -0.3 and result["ci95"][1] > 0.3
 
 
 @given(st.integers(0, 60), st.integers(0, 60))

@@ -11,7 +11,7 @@ import sys
 
 import pytest
 import torch
-from runs import TINY, main, tree
+from runs import TINY, main
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
@@ -56,20 +56,6 @@ def test_the_export_of_a_run(home, capsys):
     assert find_model(hf_path=str(target)) == (target, config)
 
 
-def test_the_model_card(home):
-    run = home / "runs" / "grpo"
-    config = from_yaml(run / "config.yaml")
-    card, text = (
-        json.loads((run / "eval.json").read_text()),
-        (export(checkpoint(home), config) / "README.md").read_text(),
-    )
-    assert f"| em | {card['em']} |" in text and f"| n | {card['n']} |" in text and "# grpo" in text
-    assert train_command(config) in text and str(home) not in text
-    # The evaluation is that of the last step; another checkpoint must not wear it.
-    text = (export(checkpoint(home, 6), config, home / "six") / "README.md").read_text()
-    assert "| em |" not in text and "not evaluated" in text
-
-
 @pytest.mark.parametrize(
     "settings", [[], TINY[1:], ["data.mix={2-hop: 1.0}", "env.tools=[search]", "model.path='a b'"]]
 )
@@ -79,16 +65,6 @@ def test_the_command_that_trains_it_again(settings):
     assert words[:7] == ["bash", "speedrun-nodocker.sh", "ppo", "--preset", "laptop", "--seed", "3"]
     assert len(words) <= 7 + len([s for s in settings if "tools" not in s])  # only what differs from the preset
     assert load_config("laptop", words[7:], algorithm="ppo", seed=3) == config
-
-
-def test_a_second_export_does_nothing_and_a_newer_one_replaces_it(home, capsys):
-    assert main("export", "--step", "6") == 0
-    target = home / "runs" / "grpo" / "export"
-    first = tree(target)
-    assert main("export", "--step", "6") == 0 and "already done" in capsys.readouterr().out
-    assert tree(target) == first
-    assert main("export") == 0 and tree(target)["model.safetensors"] != first["model.safetensors"]
-    assert [path.name for path in target.parent.iterdir() if "part" in path.name] == []
 
 
 def test_a_folder_of_somebody_else_is_left_alone(home, capsys):
@@ -109,15 +85,6 @@ def test_without_a_run_random_tokens_are_compared_and_what_could_hold_code_stays
     assert "model.safetensors" in names and not any(name.endswith((".bin", ".py")) for name in names)
     assert json.loads((out / "export.json").read_text())["max_logprob_difference"] < 1e-4
     assert f"On {4 * 63} tokens" in (out / "README.md").read_text()
-
-
-def test_a_damaged_checkpoint_is_not_exported(home, capsys):
-    path = checkpoint(home) / "model" / "model.safetensors"
-    damaged = bytearray(path.read_bytes())
-    damaged[-3] ^= 1
-    path.write_bytes(damaged)
-    assert main("export") == 1 and "damaged" in capsys.readouterr().err
-    assert not (home / "runs" / "grpo" / "export").exists()
 
 
 @pytest.mark.parametrize("noise", [6e-4, 3e-3, math.nan])
@@ -288,16 +255,6 @@ def test_shards_without_their_shape_ask_for_it(shards, bare, capsys):
     assert says(bare / "out", shards / "qwen2") < 1e-5
     (actor / "model_world_size_2_rank_1.pt").unlink()
     assert main(*options, "--base-model", str(shards / "gone" / "qwen2")) == 1 and "1 shards" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_shards_of_a_run_take_its_settings_along(shards, home):
-    folder = checkpoint(home) / "global_step_4"
-    shutil.copytree(shards / "qwen2" / "global_step_12", folder)
-    shutil.rmtree(home / "runs" / "grpo" / "rollouts")  # ids of that run's vocabulary, not of this model's
-    assert main("export", "--checkpoint-dir", str(folder), "--target-dir", str(home / "out")) == 0
-    assert from_yaml(home / "out" / "agent_r1.yaml") == from_yaml(home / "runs" / "grpo" / "config.yaml")
-    assert says(home / "out", shards / "qwen2") < 1e-5
 
 
 @pytest.mark.slow

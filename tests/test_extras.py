@@ -133,21 +133,6 @@ def test_each_extra_that_a_message_names_exists():
     assert set(re.search(r"\[(.*)\]", everything)[1].split(",")) == BRINGS.keys() - {"vllm", "verl"}
 
 
-def test_what_an_extra_brings_is_no_dependency_of_the_core():
-    needed = {re.match(r"[\w-]+", line)[0] for line in PROJECT["dependencies"]}
-    brought = {re.match(r"[\w-]+", line)[0] for lines in EXTRAS.values() for line in lines}
-    assert len(needed) == 14 and not needed & brought
-
-
-def test_a_wheel_is_not_sent_to_a_file_that_only_a_checkout_has():
-    """A message may name the file too, and say that a checkout has it."""
-    for path in ROOT.glob("src/**/*.py"):
-        text = path.read_text()
-        for command in re.finditer(r"pip install [^\n`\"]*-r requirements/", text):
-            near = text[command.start() - 150 : command.end() + 100]
-            assert "in a checkout" in near or "remedy = f" in near, f"{path}: {near}"
-
-
 @pytest.mark.parametrize("kind", [UserWarning, DeprecationWarning])
 def test_a_warning_of_our_own_modules_is_an_error(kind):
     with pytest.raises(kind):

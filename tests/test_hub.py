@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import shutil
-import subprocess
 from pathlib import Path
 
 import huggingface_hub
@@ -17,7 +16,7 @@ from runs import TINY, leftovers, main
 from agent_r1 import workspace
 from agent_r1.config import load_config
 from agent_r1.ground import hub
-from agent_r1.inference.provenance import code_version, provenance, weights_hash
+from agent_r1.inference.provenance import code_version, weights_hash
 from agent_r1.workspace import Workspace
 
 
@@ -90,8 +89,7 @@ def refused(capsys, *argv: str) -> str:
 @pytest.mark.parametrize(
     ("text", "is_one"),
     [
-        ("Qwen/Qwen2.5-1.5B-Instruct", True), ("a/b@0123abc", True), ("a/b@refs/pr/1", True), ("folder", False),
-        ("./a/b", False), ("/a/b", False), ("../b", False), ("a/b/c", False), ("~/b", False), ("a/b c", False),
+        ("Qwen/Qwen2.5-1.5B-Instruct", True), ("a/b@refs/pr/1", True), ("folder", False), ("../b", False), ("a/b/c", False),
     ],
 )  # fmt: skip
 def test_names_and_folders(text, is_one, tmp_path, monkeypatch):
@@ -122,13 +120,6 @@ def test_a_start_model_is_fetched_once_and_its_commit_kept(fake, micro_model, ca
     assert workspace.start_model.is_dir() and workspace.start_model.name == first
 
 
-def test_a_revision_can_be_named(fake, micro_model):
-    first, second = (fake.publish("acme/tiny", micro_model) for _ in "12")
-    for path, commit in ((f"acme/tiny@{first}", first), ("acme/tiny", second)):
-        assert main("cold-start", *TINY, f"model.path={path}") == 0
-        assert Workspace.of(load_config("smoke", [*TINY[1:], f"model.path={path}"])).start_model.name == commit
-
-
 def test_neither_code_nor_pickles_are_fetched(fake, micro_model, tmp_path):
     folder = shutil.copytree(micro_model, tmp_path / "model")
     for name in ("pytorch_model.bin", "modeling_evil.py", "training_args.pt", "x.pkl"):
@@ -150,7 +141,6 @@ def shards(folder: Path) -> None:
     [
         (shards, "model-00002-of-00002.safetensors"),
         (lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"), "model.safetensors"),
-        (lambda folder: (folder / "config.json").unlink(), "config.json"),
     ],
 )
 def test_half_a_model_is_refused(fake, micro_model, tmp_path, capsys, damage, missing):
@@ -162,14 +152,10 @@ def test_half_a_model_is_refused(fake, micro_model, tmp_path, capsys, damage, mi
     assert not list((tmp_path / "home").rglob("model-*")) and leftovers(tmp_path / "home") == []
 
 
-@pytest.mark.parametrize("engine", ["local", "verl"])
-def test_weights_that_are_cut_short_are_refused_before_anything_starts(
-    fake, micro_model, tmp_path, capsys, engine, monkeypatch
-):
-    """As a full disk or a copy that broke off leaves them: all names are there. verl would die of it after Ray's start."""
-    monkeypatch.setattr("agent_r1.verl_engine.compose.require_verl", lambda: None)  # nothing of verl is reached
+def test_weights_that_are_cut_short_are_refused_before_anything_starts(fake, micro_model, tmp_path, capsys):
+    """As a full disk or a copy that broke off leaves them: all names are there."""
     whole = (micro_model / "model.safetensors").stat().st_size
-    settings = [*TINY, f"engine={engine}", "model.path=acme/tiny", "trainer.micro_tokens=2048"]
+    settings = [*TINY, "model.path=acme/tiny", "trainer.micro_tokens=2048"]
     fake.publish("acme/tiny", micro_model)
     assert main("data", *settings) == main("index", *settings) == main("cold-start", *settings) == 0
     file = Workspace.of(load_config("smoke", settings[1:])).start_model / "model.safetensors"
@@ -270,34 +256,6 @@ def fetched_plain() -> Path:
     return Workspace.of(load_config("smoke", TINY[1:])).index
 
 
-def test_the_version_of_the_code_is_the_commit(monkeypatch, tmp_path):
-    from agent_r1.inference import provenance
-
-    package = tmp_path / "src" / "agent_r1" / "inference"
-    package.mkdir(parents=True)
-    monkeypatch.setattr(provenance, "__file__", str(package / "provenance.py"))
-    assert code_version()["commit"] is None  # installed from a wheel
-    git = ["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x@example.org"]
-    (tmp_path / "file").write_text("one")
-    for words in (["init", "-q"], ["add", "file"], ["commit", "-qm", "first"]):
-        subprocess.run([*git, *words], check=True)
-    head = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
-    assert code_version()["commit"] == head and code_version()["changed"] is False
-    (tmp_path / "file").write_text("two")
-    assert code_version() == {"version": provenance.__version__, "commit": head, "changed": True}
-
-
-def test_other_weights_have_another_hash(micro_model, tmp_path):
-    copy = shutil.copytree(micro_model, tmp_path / "copy")
-    assert weights_hash(copy) == weights_hash(micro_model)
-    with (copy / "model.safetensors").open("r+b") as file:
-        file.seek(-1, 2)
-        last = file.read(1)
-        file.seek(-1, 2)
-        file.write(bytes([last[0] ^ 1]))
-    assert weights_hash(copy) != weights_hash(micro_model) and weights_hash(tmp_path) is None
-
-
 def test_only_what_may_pass_is_tried_again(monkeypatch):
     monkeypatch.setattr(hub, "PAUSES_S", (0, 0))
 
@@ -318,12 +276,3 @@ def test_only_what_may_pass_is_tried_again(monkeypatch):
     errors = huggingface_hub.errors
     assert [tries(errors.HfHubHTTPError("", response=_response(code))) for code in (429, 503, 403, 404)] == [3, 3, 1, 1]
     assert tries(errors.OfflineModeIsEnabled("HF_HUB_OFFLINE")) == tries(ValueError("no space")) == 1
-
-
-def test_a_card_says_that_the_questions_own_paragraphs_are_a_corpus_of_their_own(tmp_path, monkeypatch):
-    monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path))
-    notes = [
-        provenance(load_config(preset, algorithm="grpo"), tmp_path)["index"].get("note")
-        for preset in ("first-agent-1xh100", "hotpotqa-4xh100", "laptop")
-    ]
-    assert "do not compare" in notes[0] and notes[1:] == [None, None]
