@@ -117,14 +117,6 @@ def test_a_follow_up_continues_the_ids_of_the_conversation(chat):
     assert conversation.exchanges[1].start == len(said)
 
 
-def test_a_turn_that_was_cut_off_is_closed_before_the_follow_up(chat):
-    policy = ScriptedPolicy(chat, lambda session, turn, ids: cut(chat, "I thi") if session == "chat-1" else ANSWER)
-    conversation = converse(make_agent(policy, chat), "First?", "Second?")
-    first, second = (e.trajectory.steps[0] for e in conversation.exchanges)
-    said = first.observation_ids + first.action_ids
-    assert second.observation_ids[len(said)] == chat.turn_end_id
-
-
 def sampler(world, chat, model) -> LocalPolicy:
     return LocalPolicy(model, chat.stop_ids, slots=4, max_context=world.config.rollout.max_context)
 

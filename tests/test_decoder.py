@@ -87,13 +87,6 @@ def test_weights_may_be_spread_over_several_files(tmp_path):
     assert_equal_weights(load(tmp_path), model)
 
 
-def test_a_folder_can_be_written_and_read_in_bfloat16(tmp_path):
-    model = random_model().to(torch.bfloat16)
-    save(model, tmp_path, 3, 0)
-    assert json.loads((tmp_path / "config.json").read_text())["torch_dtype"] == "bfloat16"
-    assert_equal_weights(load(tmp_path, dtype=torch.bfloat16), model)
-
-
 def test_parameters_are_counted_by_hand():
     model = random_model(vocab=10, hidden_size=8, layers=1, heads=2, kv_heads=1, intermediate_size=6, tied=True)
     embed, norms = 10 * 8, 3 * 8

@@ -186,13 +186,6 @@ def test_a_call_in_a_turn_that_was_cut_off_is_never_executed(search):
     assert search.queries == [] and env.tool_calls == 0
 
 
-def test_calls_beside_an_answer_are_not_executed(search):
-    env = hermes(search)
-    result = step(env, call(query="x") + "<answer>Marn</answer>")
-    assert result.stop_reason is StopReason.ANSWERED and search.queries == []
-    assert env.outcome(StopReason.ANSWERED).parts == {"em": 1.0, "format": -env.config.format_penalty}
-
-
 def test_the_last_turn_cannot_call_because_nobody_would_read_the_result(search):
     result = step(hermes(search, max_turns=1), call(query="x"))
     assert result.stop_reason is StopReason.MAX_TURNS and search.queries == []
@@ -335,13 +328,6 @@ def test_a_tool_that_fails_is_not_the_agents_fault(chat):
     assert trajectory.stop_reason is StopReason.ANSWERED and trajectory.steps[0].reward == 0.0
     assert trajectory.steps[0].info["tool_calls"][0]["error"] == ToolErrorKind.TOOL_ERROR
     assert trajectory.metrics["failed_calls"] == 1 and trajectory.metrics["invalid_calls"] == 0
-
-
-def test_the_outcome_reads_the_final_turn_only(chat):
-    trajectory, _ = run_to_the_end(chat, ["<think><answer>Marn</answer></think>" + call(query="x"), "I give up"])
-    assert trajectory.stop_reason is StopReason.NO_ANSWER
-    assert trajectory.metrics["em"] == 0 and trajectory.reward_parts == {"em": 0.0, "format": -0.2}
-    assert trajectory.metrics | {"tool_calls": 1, "invalid_calls": 0, "failed_calls": 0} == trajectory.metrics
 
 
 # ---------------------------------------------------------------------------------------------------------- by name
