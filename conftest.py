@@ -12,7 +12,8 @@ import shutil
 import signal
 import ssl
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,6 +28,7 @@ from agent_r1.core import Generation, Row, Sampling, Step, StopReason, Trajector
 from agent_r1.data.build import build
 from agent_r1.data.rows import read_rows
 from agent_r1.env import AgentEnv, make_env
+from agent_r1.ground.errors import AgentR1Error
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.decoder import Decoder, DecoderShape
 from agent_r1.rollout.episode import AgentEnvLoop, Limits, Task
@@ -173,6 +175,14 @@ class ScriptedPolicy:
 
     def release(self, session: str) -> None:
         self.released.append(session)
+
+
+@contextmanager
+def fails_with(code: str) -> Iterator[None]:
+    """Expect an error of ours with this code and a message of one line. The messages are in tests/messages.txt."""
+    with pytest.raises(AgentR1Error) as caught:
+        yield
+    assert (caught.value.code, str(caught.value).count("\n")) == (code, 0), caught.value
 
 
 def cut(chat: ChatFormat, text: str) -> Generation:

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 from batches import SEEDS, inputs_of, random_inputs
+from conftest import fails_with
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from agent_r1.config import ALGORITHMS
-from agent_r1.ground.errors import ConfigError
 from agent_r1.rollout.rows import Batch
 from agent_r1.training.advantages import Estimator, grpo, ppo
 from agent_r1.training.parts import get_estimator
@@ -68,7 +68,7 @@ def test_grpo_group_without_variance_is_exactly_zero(score, normalize_std):
 
 
 def test_grpo_refuses_a_group_of_one():
-    with pytest.raises(ConfigError, match=r"group 'b' has a single trajectory.*samples_per_prompt"):
+    with fails_with("group_of_one"):
         grpo(*inputs_of([[1.0]] * 4, [[1]] * 4, groups=["a", "a", "b", "b"], trajectories=[0, 1, 2, 2]))
 
 
@@ -123,12 +123,11 @@ def test_whitening_by_hand():
 
 
 def test_ppo_refuses_what_it_cannot_do():
-    with pytest.raises(ConfigError, match="needs the values of a critic"):
+    with fails_with("needs_critic"):
         ppo(*inputs_of([[1.0]], [[1]]))
-    with pytest.raises(ConfigError, match="cannot whiten 1 action token"):
-        ppo(*inputs_of([[1.0]], [[1]], values=[[0.0]]))
-    with pytest.raises(ConfigError, match="cannot whiten 0 action token"):
-        ppo(*inputs_of([[1.0]], [[0]], values=[[0.0]]))
+    for mask in (0, 1):
+        with fails_with("too_few_to_whiten"):
+            ppo(*inputs_of([[1.0]], [[mask]], values=[[0.0]]))
 
 
 # --------------------------------------------------------------------------------------------------------- properties
@@ -250,9 +249,7 @@ def test_normalised_statistics(seed):
 def test_names():
     assert set(ALGORITHMS) > {"grpo", "ppo"} and all(isinstance(found, Estimator) for found in ESTIMATORS.values())
     assert get_estimator("grpo") is grpo and get_estimator("ppo") is ppo
-    with pytest.raises(
-        ConfigError, match=r"^algorithm='gpro' is unknown \(did you mean 'grpo'\?\); choose from grpo, ppo"
-    ):
+    with fails_with("unknown_name"):
         get_estimator("gpro")
 
 

@@ -9,13 +9,12 @@ import shutil
 
 import pytest
 import torch
-from conftest import ScriptedPolicy, call, clone_steps, make_env_loop, random_model, task, tiny_model
+from conftest import ScriptedPolicy, call, clone_steps, fails_with, make_env_loop, random_model, task, tiny_model
 from runs import TINY, curve, lines, main, steps
 from safetensors.torch import load_file
 
 from agent_r1.core import Sampling
 from agent_r1.env import make_env
-from agent_r1.ground.errors import AgentR1Error
 from agent_r1.rollout import model_files
 from agent_r1.rollout.records import evaluation_records, write_rollouts
 from agent_r1.training import loop, run
@@ -69,7 +68,7 @@ def test_a_run_that_breaks_keeps_its_good_checkpoints(
 
 def test_the_cold_start_stops_before_a_step_too(micro, chat, demonstrations):
     model = tiny_model(micro.config.model, len(chat.tokenizer))
-    with pytest.raises(AgentR1Error, match="^cold start, step [23]: the model has a gradient of norm nan"):
+    with fails_with("broken_gradient"):
         clone_steps(model, demonstrations, steps=4, lr=1e20)
     assert all(parameter.isfinite().all() for parameter in model.parameters())
 
@@ -96,6 +95,6 @@ def test_shards_of_verl_with_broken_weights_are_refused(tmp_path):
     weights["model.norm.weight"][3] = math.inf
     torch.save({name: t.detach().clone() for name, t in weights.items()}, tmp_path / "model_world_size_1_rank_0.pt")
     (tmp_path / "out").mkdir()
-    with pytest.raises(AgentR1Error, match="has weights that are not finite"):
+    with fails_with("broken_weights"):
         write_merged(tmp_path, tmp_path / "base", tmp_path / "out")
     assert not list((tmp_path / "out").iterdir())

@@ -12,7 +12,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from conftest import ScriptedPolicy, call, cut, make_env_loop, question_row, task
+from conftest import ScriptedPolicy, call, cut, fails_with, make_env_loop, question_row, task
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
@@ -561,19 +561,19 @@ def test_a_turn_that_was_cut_off_is_closed_by_the_observation(chat):
 def test_tokenizers_that_cannot_be_used_are_refused(tokenizer):
     plain = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     slow = SimpleNamespace(chat_template="x", is_fast=False, name_or_path="slow")
-    for made, said in (
-        (with_template(tokenizer, None), "has no chat template; use an instruct model"),
-        (slow, "only fast tokenizers"),
-        (with_template(tokenizer, plain), "does not close an assistant turn with a control token"),
+    for made, code in (
+        (with_template(tokenizer, None), "no_chat_template"),
+        (slow, "slow_tokenizer"),
+        (with_template(tokenizer, plain), "template_leaves_turns_open"),
     ):
-        with pytest.raises(ConfigError, match=said):
+        with fails_with(code):
             ChatFormat(made)
 
 
 def test_a_template_that_drops_a_message_is_refused(tokenizer):
     no_tools = "{% for m in messages if m.role != 'tool' %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}"
     chat = ChatFormat(with_template(tokenizer, no_tools))
-    with pytest.raises(ConfigError, match="drops message 2 .role 'tool'."):
+    with fails_with("template_drops_messages"):
         chat.continuation_ids([TOOL], closed=True)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from conftest import fails_with
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -47,7 +48,7 @@ def test_a_run_with_keys_that_are_gone_is_read_and_one_that_used_them_is_refused
     assert from_yaml(file) == config
     for section, name, value in (("actor", "mask_tool_tokens", False), ("rollout", "top_p", 0.9)):
         file.write_text(yaml.safe_dump(old | {section: old[section] | {name: value}}))
-        with pytest.raises(ConfigError, match=rf"config.yaml: unknown configuration key '{section}.{name}'[^\n]*$"):
+        with fails_with("unknown_setting"):
             from_yaml(file)
 
 
@@ -104,44 +105,32 @@ def test_a_table_replaces_the_one_below_it():
 
 
 @pytest.mark.parametrize(
-    ("overrides", "message"),
+    ("overrides", "code"),
     [
-        # names that nobody knows, with the nearest that somebody does
-        (["trainer.stpes=5"], r"unknown configuration key 'trainer.stpes' \(did you mean 'trainer.steps'\?\)"),
-        (["trainr.steps=5"], r"unknown configuration key 'trainr'.*`agent-r1 train --dry-run` lists all keys"),
-        (["grpo.actor.lr=1"], "unknown configuration key 'grpo'"),
-        (["algorithm=gpro"], r"^algorithm='gpro' is unknown \(did you mean 'grpo'\?\); choose from grpo, ppo, rloo, "),
-        (["trainer.loggers=[wndb]"], r"'wndb' is unknown \(did you mean 'wandb'\?\); choose from wandb, tensorboard"),
-        # words that are no values
-        (["trainer.steps=many"], "^trainer.steps='many': input should be a valid integer, unable to parse string as an integer$"),
-        (["trainer.loggers=[wandb"], r"override 'trainer.loggers=\[wandb' is not valid YAML"),
-        (["data.source=2024-02-30"], "not valid YAML"),
-        (["steps"], r"override 'steps' is not of the form section.key=value \(for example trainer.steps=20\)"),
-        # beyond a bound
-        (["advantage.gamma=1.5"], "^advantage.gamma=1.5: input should be less than or equal to 1$"),
-        (["actor.lr=.inf"], "^actor.lr=inf"),
-        (["env.format_penalty=.nan"], "env.format_penalty=nan"),
-        (["rollout.temperature=1e-9"], "rollout.temperature='1e-9': input should be greater than or equal to 0.01"),
-        (["data.mix={1-hop: 0}"], "data.mix={'1-hop': 0}: one share must be more than 0"),
-        (["data.mix={1-hop: 2, 2-hop: -1}"], "data.mix.2-hop=-1: input should be greater than or equal to 0"),
+        (["trainer.stpes=5"], "unknown_setting"),
+        (["algorithm=gpro"], "unknown_name"),
+        (["trainer.loggers=[wndb]"], "unknown_name"),
+        (["trainer.steps=many"], "wrong_type"),
+        (["trainer.loggers=[wandb"], "bad_override"),
+        (["data.source=2024-02-30"], "bad_override"),
+        (["steps"], "bad_override"),
+        (["advantage.gamma=1.5"], "out_of_range"),
+        (["actor.lr=.inf"], "out_of_range"),
+        (["env.format_penalty=.nan"], "out_of_range"),
+        (["data.mix={1-hop: 0}"], "bad_setting"),
         # each possible, and not together
-        (["rollout.prompts_per_step=64", "data.train=20"], "prompts_per_step=64 is more than data.train=20 questions"),
-        (["rollout.max_tokens_per_turn=320", "rollout.max_context=320"], "max_tokens_per_turn must be smaller"),
-        (["rollout.max_context=512", "model.max_position=256"], "is larger than the model's model.max_position=256"),
-        (["model.heads=3"], "model.hidden_size=128 must be a multiple of 2 x model.heads=3"),
-        (["algorithm=grpo", "rollout.samples_per_prompt=1"], "of one; set rollout.samples_per_prompt to 2 or more, or use ppo"),
-        *(
-            (["rollout.prompts_per_step=4", "rollout.samples_per_prompt=4", f"{part}.minibatches=3"],
-             f"4 prompts x 4 samples = 16 trajectories does not divide into {part}.minibatches=3; choose a divisor of 16")
-            for part in ("actor", "critic")
-        ),
+        (["rollout.prompts_per_step=64", "data.train=20"], "too_few_questions"),
+        (["rollout.max_tokens_per_turn=320", "rollout.max_context=320"], "turn_exceeds_context"),
+        (["rollout.max_context=512", "model.max_position=256"], "context_exceeds_model"),
+        (["model.heads=3"], "indivisible_heads"),
+        (["algorithm=grpo", "rollout.samples_per_prompt=1"], "group_of_one"),
+        (["rollout.prompts_per_step=4", "rollout.samples_per_prompt=4", "critic.minibatches=3"], "indivisible_batch"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)  # fmt: skip
-def test_what_no_run_can_do_is_refused_in_one_line(overrides, message):
-    with pytest.raises(ConfigError, match=message) as refused:
+)
+def test_what_no_run_can_do_is_refused(overrides, code):
+    with fails_with(code):
         load_config("smoke", overrides, algorithm=None)
-    assert "\n" not in str(refused.value)
 
 
 def test_a_gpu_preset_is_prepared_in_small():
@@ -149,18 +138,15 @@ def test_a_gpu_preset_is_prepared_in_small():
     few = ["data.train=40", "data.val=4", "data.test=4"]
     for command in ("data", "index", "tools", "try", "search-server"):
         assert cli._config(cli.parse([command, "--preset", "musique", *few])).data.train == 40
-        with pytest.raises(ConfigError, match="search.index='x' is unknown"):
+        with fails_with("unknown_index"):
             cli._config(cli.parse([command, "--preset", "musique", *few, "search.index=x"]))
-    with pytest.raises(ConfigError, match="is more than data.train=40 questions"):
+    with fails_with("too_few_questions"):
         cli._config(cli.parse(["train", "--preset", "musique", *few]))
 
 
-@pytest.mark.parametrize(
-    ("preset", "message"),
-    [("laptpo", r"unknown preset 'laptpo' \(did you mean 'laptop'\?\); choose from "), ("../smoke", "unknown preset")],
-)  # fmt: skip
-def test_an_unknown_preset_is_refused(preset, message):
-    with pytest.raises(ConfigError, match=message):
+@pytest.mark.parametrize("preset", ["laptpo", "../smoke"])
+def test_an_unknown_preset_is_refused(preset):
+    with fails_with("unknown_preset"):
         load_config(preset)
 
 
@@ -187,23 +173,23 @@ def test_whatever_is_overridden_the_answer_is_a_configuration_or_one_line(overri
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "code"),
     [
-        ("trainer: {steps: [", "cannot be read as YAML"),
-        ("trainer: {stpes: 3}", "was this run made by another version"),
-        ("algorithm: gpro", "algorithm='gpro' is unknown"),
-        ("[" * 50_000, "cannot be read as YAML"),  # libyaml's own reader would end the process
-        ("a" + ": {a" * 50_000, "cannot be read as YAML"),
+        ("trainer: {steps: [", "damaged_config"),
+        ("trainer: {stpes: 3}", "unknown_setting"),
+        ("algorithm: gpro", "unknown_name"),
+        ("[" * 50_000, "damaged_config"),  # libyaml's own reader would end the process
+        ("a" + ": {a" * 50_000, "damaged_config"),
         (
             "a: [&a0 [x, x], " + ", ".join(f"&a{n} [{f'*a{n - 1}, ' * 10}]" for n in range(1, 9)) + "]",
-            "cannot be read as YAML",
+            "damaged_config",
         ),
-        ("- a\n- b", "input should be a valid dictionary.*was this run made by another version"),
+        ("- a\n- b", "wrong_type"),
     ],
 )
-def test_a_damaged_or_foreign_configuration_is_refused(tmp_path, text, message):
+def test_a_damaged_or_foreign_configuration_is_refused(tmp_path, text, code):
     (tmp_path / "config.yaml").write_text(text)
-    with pytest.raises(ConfigError, match=message):
+    with fails_with(code):
         from_yaml(tmp_path / "config.yaml")
 
 

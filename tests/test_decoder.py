@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import random_model
+from conftest import fails_with, random_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from agent_r1.ground.errors import AgentR1Error
 from agent_r1.rollout.decoder import Decoder, causal_attention, rope_tables, rotate
 from agent_r1.rollout.model_files import FAMILIES, load, save
 from agent_r1.rollout.policies import load_any
@@ -135,46 +134,43 @@ def change_config(folder, **changes):
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "code"),
     [
-        (
-            {"model_type": "olmo2"},
-            "is of architecture 'olmo2'; the local loop computes llama, qwen2, qwen3; train it with",
-        ),
-        ({"attention_bias": True}, "has a bias in attention's output or in the MLP"),
-        ({"rope_scaling": {"type": "yarn", "factor": 4}}, "RoPE scaling"),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "RoPE scaling"),
-        ({"hidden_size": None}, "config.json lacks 'hidden_size'; make or download the model again"),
-        ({"intermediate_size": 50}, r"expected \(50, 32\)"),
-        ({"tie_word_embeddings": False}, "lm_head.weight"),
+        ({"model_type": "olmo2"}, "unsupported_model"),
+        ({"attention_bias": True}, "unsupported_model"),
+        ({"hidden_act": "gelu"}, "unsupported_model"),
+        ({"rope_scaling": {"type": "yarn", "factor": 4}}, "unsupported_model"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "unsupported_model"),
+        ({"hidden_size": None}, "damaged_model"),
+        ({"intermediate_size": 50}, "damaged_model"),
+        ({"tie_word_embeddings": False}, "damaged_model"),
     ],
     ids=str,
 )
-def test_what_cannot_be_computed_is_refused(folder, changes, message):
+def test_what_cannot_be_computed_is_refused(folder, changes, code):
     change_config(folder, **changes)
-    with pytest.raises(AgentR1Error, match=message):
+    with fails_with(code):
         load(folder)
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    "changes",
     [
-        ({"num_hidden_layers": 10**6}, "num_hidden_layers=1000000, which no model has"),
-        ({"num_hidden_layers": 1000}, "KeyError: 'model.layers.999"),
-        ({"hidden_size": 2**16}, r"expected \(\d+, 65536\)"),
-        ({"num_attention_heads": 3}, "its heads, rope_theta, rms_norm_eps or max_position_embeddings fit no model"),
-        ({"head_dim": 2**11}, r"q_proj.weight is .*, expected \(8192, 32\)"),
-        ({"max_position_embeddings": 2**24, "head_dim": 64}, "max_position_embeddings fit no model"),
-        ({"rope_theta": float("inf")}, "rope_theta"),
-        ({"vocab_size": 10**3000}, "vocab_size=1000"),
+        {"num_hidden_layers": 10**6},
+        {"num_hidden_layers": 1000},
+        {"hidden_size": 2**16},
+        {"num_attention_heads": 3},
+        {"head_dim": 2**11},
+        {"max_position_embeddings": 2**24, "head_dim": 64},
+        {"rope_theta": float("inf")},
+        {"vocab_size": 10**3000},
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_a_config_that_does_not_fit_its_weights_is_refused_before_it_takes_memory(folder, changes, message):
+def test_a_config_that_does_not_fit_its_weights_is_refused_before_it_takes_memory(folder, changes):
     change_config(folder, **changes)
-    with limited_memory(2 << 30), pytest.raises(AgentR1Error, match=message) as refused:
+    with limited_memory(2 << 30), fails_with("damaged_model"):
         load_any(folder)
-    assert "\n" not in str(refused.value) and len(str(refused.value)) < 400
 
 
 @contextmanager
@@ -194,19 +190,19 @@ def test_a_missing_or_damaged_folder_is_refused(folder, tmp_path):
     whole = weights.read_bytes()
     for damaged in (b"", whole[:-10]):
         weights.write_bytes(damaged)
-        with pytest.raises(AgentR1Error, match="weights cannot be used .SafetensorError.*make or download"):
+        with fails_with("damaged_model"):
             load(folder)
     weights.unlink()
-    with pytest.raises(AgentR1Error, match="no .*safetensors"):
+    with fails_with("damaged_model"):
         load(folder)
     for broken in ("{", "[]", "[" * 100_000):
         (folder / "config.json").write_text(broken)
-        with pytest.raises(AgentR1Error, match="make or download it again"):
+        with fails_with("damaged_model"):
             load(folder)
     (folder / "config.json").unlink()
-    with pytest.raises(AgentR1Error, match="is not a complete model .FileNotFoundError"):
+    with fails_with("damaged_model"):
         load(folder)
-    with pytest.raises(AgentR1Error, match="is not a complete model"):
+    with fails_with("damaged_model"):
         load(tmp_path / "nowhere")
 
 

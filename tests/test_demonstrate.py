@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from conftest import question_row
+from conftest import fails_with, question_row
 
 from agent_r1.config import load_config
 from agent_r1.config.settings import EnvConfig
@@ -107,7 +107,7 @@ def test_a_recording_that_is_none(tmp_path, text, found):
     with pytest.raises(AgentR1Error) as refusal:
         d.read_episodes(tmp_path / "a.jsonl", {}, EnvConfig())
     assert found in str(refusal.value)
-    with pytest.raises(AgentR1Error, match="cannot be read"):
+    with fails_with("unreadable_file"):
         d.read_episodes(tmp_path / "gone.jsonl", {}, EnvConfig())
 
 
@@ -117,5 +117,5 @@ def test_what_does_not_fit_is_left_out_and_most_of_it_refused(monkeypatch):
     lengths = sorted(len(row.input_ids) for row in d.sequences(episodes, chat, 320))
     limit = lengths[25]
     assert len(d.sequences(episodes, chat, limit)) == sum(length <= limit for length in lengths)
-    with pytest.raises(ConfigError, match=f"longer than rollout.max_context={lengths[0] - 1}"):
+    with fails_with("demonstrations_too_long"):
         d.sequences(episodes, chat, lengths[0] - 1)

@@ -11,12 +11,12 @@ import sys
 
 import pytest
 import torch
+from conftest import fails_with
 from runs import TINY, main
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from agent_r1.config import from_yaml, load_config
-from agent_r1.ground.errors import AgentR1Error
 from agent_r1.ground.hub import push
 from agent_r1.inference import export as room
 from agent_r1.inference.agent import find_model
@@ -124,7 +124,7 @@ def test_an_adapter_is_merged(home, monkeypatch):
     assert (merged - apart).abs().max() < 1e-3 < (plain - apart).abs().max()
     assert AutoTokenizer.from_pretrained(out).chat_template
     monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(AgentR1Error, match=r"pip install .agent-r1\[lora\]"):
+    with fails_with("missing_extra"):
         export(home / "adapter", load_config("smoke"), home / "again")
 
 
@@ -147,7 +147,7 @@ def test_upload(home, monkeypatch, capsys):
     assert main("export", "--push-to-hub", "me/agent") == 0
     assert "https://hub.example/me/agent" in capsys.readouterr().out
     assert calls[0] == ("me/agent", True) and {"README.md", "model.safetensors", "agent_r1.yaml"} <= calls[1]
-    with pytest.raises(AgentR1Error, match=r"403 Forbidden\); log in with `hf auth login`"):
+    with fails_with("upload_failed"):
         push(home / "runs" / "grpo" / "export", "me/forbidden")
 
 

@@ -7,7 +7,7 @@ import copy
 import json
 
 import pytest
-from conftest import ScriptedPolicy, call, make_env_loop, task
+from conftest import ScriptedPolicy, call, fails_with, make_env_loop, task
 from hypothesis import given, settings
 from test_env import Counting, hermes, model_text, step
 
@@ -16,7 +16,6 @@ from agent_r1.config.settings import EnvConfig
 from agent_r1.core import Sampling, StopReason
 from agent_r1.env import HermesToolEnv
 from agent_r1.env.hermes import answer_of, is_well_formed, split_turn
-from agent_r1.ground.errors import ConfigError
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.tool import ToolCall, ToolResult
 
@@ -166,11 +165,11 @@ def test_a_call_in_other_letters_is_the_same_call():
 
 
 def test_calls_can_never_pay_as_much_as_a_right_answer():
-    with pytest.raises(ConfigError, match=r"env.call_reward=0.2 pays 6 calls .*set it below 0.17"):
+    with fails_with("excessive_reward"):
         load_config("laptop", ["env.call_reward=0.2"])
     assert load_config("laptop", ["env.call_reward=0.16"]).env.call_reward == 0.16
-    for words, below in ((["env.evidence_reward=1"], "1"), (["env.evidence_reward=.5", "env.call_reward=.1"], "0.4")):
-        with pytest.raises(ConfigError, match=rf"env.evidence_reward=\S+ pays a wrong answer .*set it below {below}"):
+    for words in (["env.evidence_reward=1"], ["env.evidence_reward=.5", "env.call_reward=.1"]):
+        with fails_with("excessive_reward"):
             load_config("laptop", words)
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import faiss
 import numpy as np
 import pytest
+from conftest import fails_with
 
-from agent_r1.ground.errors import AgentR1Error, ConfigError
 from agent_r1.search.encoders import NgramEncoder
 from agent_r1.search.index import PassageIndex, build_index, choose_kind, recall_against_flat
 
@@ -151,26 +151,22 @@ def test_auto_looks_at_the_corpus_and_the_memory(count, dim, gigabytes, kind):
 
 @pytest.mark.parametrize("kind", ["IVF32,PQ7", "IVF32,nonsense"])
 def test_a_kind_that_does_not_fit_is_refused(corpus, tmp_path, kind):
-    says = f"search.index={kind} does not fit 1500 vectors of width 64.*search.index=auto"
-    with pytest.raises(ConfigError, match=says) as refused:
+    with fails_with("unfit_index"):
         build_index(corpus, tmp_path / "index", counting(), kind)
-    assert "\n" not in str(refused.value) and not any(tmp_path.iterdir())
+    assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
-    ("damage", "says"),
+    "damage",
     [
-        (lambda index: (index / "vectors.npy").write_bytes(b"\x93NUMPY half"), "vectors .* are missing, damaged"),
-        (
-            lambda index: faiss.write_index(faiss.IndexFlatIP(64), str(index / "vectors.faiss")),
-            "not those of its manifest",
-        ),
-        (lambda index: edit(index, metric="l2"), "damaged or of another version"),
+        lambda index: (index / "vectors.npy").write_bytes(b"\x93NUMPY half"),
+        lambda index: faiss.write_index(faiss.IndexFlatIP(64), str(index / "vectors.faiss")),
+        lambda index: edit(index, metric="l2"),
     ],
 )
-def test_a_damaged_or_foreign_index_is_refused(corpus, ivf, damage, says):
+def test_a_damaged_or_foreign_index_is_refused(corpus, ivf, damage):
     damage(ivf)
-    with pytest.raises(AgentR1Error, match=says):
+    with fails_with("damaged_index"):
         PassageIndex.load(ivf, corpus)
 
 
