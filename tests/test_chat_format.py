@@ -183,18 +183,6 @@ def test_every_turn_of_qwen3_opens_without_thinking_and_ends_with_im_end(tokeniz
     assert {chat.decode([i]) for i in ChatFormat(other).stop_ids} == {"<|im_end|>", "<|endoftext|>"}
 
 
-def test_an_episode_of_qwen3_keeps_the_opening_of_each_turn_as_it_was_sampled(tokenizer):
-    chat = ChatFormat(with_template(tokenizer, QWEN3))
-    tools = {"search": Page("Marn founded Vexlor.")}
-    policy = ScriptedPolicy(chat, [call(query="Vexlor"), "<answer>Marn</answer>"])
-    loop = make_env_loop(policy, lambda row: HermesToolEnv(tools, EnvConfig()))
-    done = asyncio.run(loop.run(task(), Sampling(100)))
-    assert done.reward == 1 and done.stop_reason is StopReason.ANSWERED
-    first, second = done.steps
-    assert second.observation_ids[: len(first.observation_ids)] == first.observation_ids
-    assert chat.decode(second.observation_ids).count("<think>\n\n</think>\n\n") == 2
-
-
 # ------------------------------------------------------------------------------------------ hostile words stay words
 
 CONTROLS = (

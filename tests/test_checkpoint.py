@@ -53,32 +53,6 @@ def test_what_is_saved_is_read(tmp_path):
     assert names(tmp_path) == ["step_000040"]  # nothing half-written is left
 
 
-def test_the_state_of_an_optimiser_survives(tmp_path):
-    """What is read is data only (`weights_only`); an optimiser takes it and goes on as if nothing had happened."""
-
-    def train(model, optimizer, steps):
-        for i in range(steps):
-            model(torch.full((2, 4), float(i + 1))).square().sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-    def fresh():
-        torch.manual_seed(0)
-        model = torch.nn.Linear(4, 4)
-        return model, torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
-
-    straight, optimizer = fresh()
-    train(straight, optimizer, 3)
-    path = save(tmp_path, 3, state={"actor_optimizer": optimizer.state_dict(), "w": straight.state_dict()})
-    train(straight, optimizer, 2)
-    resumed, optimizer = fresh()
-    _, state = read_checkpoint(path, "f00d")
-    resumed.load_state_dict(state["w"])
-    optimizer.load_state_dict(state["actor_optimizer"])
-    train(resumed, optimizer, 2)
-    assert torch.equal(resumed.weight, straight.weight)
-
-
 def test_old_checkpoints_are_pruned_and_the_newest_kept(tmp_path):
     assert list_checkpoints(tmp_path / "nowhere") == []
     (tmp_path / "notes.txt").write_text("mine")

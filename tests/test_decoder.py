@@ -14,7 +14,7 @@ from conftest import fails_with, random_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from agent_r1.rollout.decoder import Decoder, causal_attention, rope_tables, rotate
+from agent_r1.rollout.decoder import Decoder, causal_attention
 from agent_r1.rollout.model_files import FAMILIES, load, save
 from agent_r1.rollout.policies import load_any
 
@@ -95,20 +95,6 @@ def test_parameters_are_counted_by_hand():
 
 
 # ------------------------------------------------------------------------------------------------------- rotations
-
-
-def test_rotated_products_depend_on_the_distance_alone():
-    model = random_model(heads=1, kv_heads=1, hidden_size=16)
-    cos, sin = rope_tables(model.shape)
-    q, k = torch.randn(2, 16, generator=torch.Generator().manual_seed(0)).double()
-
-    def product(at: int, seen_from: int) -> float:
-        here = rotate(q, cos[seen_from].double(), sin[seen_from].double())
-        return (here * rotate(k, cos[at].double(), sin[at].double())).sum().item()
-
-    assert product(3, 5) == pytest.approx(product(100, 102), abs=1e-4)
-    assert product(3, 5) != pytest.approx(product(3, 6), abs=1e-2)
-    assert torch.equal(rotate(q, cos[0], sin[0]), q)
 
 
 @torch.no_grad()

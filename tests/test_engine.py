@@ -326,22 +326,6 @@ def test_slots_of_finished_episodes_are_closed_up(model):
     assert before.prefill_tokens == sum(6 + i for i in range(8)) + 3 * 2  # moved, not read again
 
 
-def test_episodes_running_while_slots_are_closed_up(model):
-    async def main():
-        running = asyncio.create_task(policy.generate(prompt(7), Sampling(40, 0.0), "long"))
-        others = [asyncio.create_task(policy.generate(prompt(i), Sampling(2, 0.0), f"s{i}")) for i in range(4)]
-        for i, other in enumerate(others):
-            await other
-            policy.release(f"s{i}")
-        late = await policy.generate(prompt(9), GREEDY, "late")
-        return await running, late
-
-    policy = make_policy(model, stop=())
-    long, late = asyncio.run(main())
-    assert_greedy(model, prompt(7), long, max_tokens=40, stop=())
-    assert_greedy(model, prompt(9), late, stop=())
-
-
 def test_a_session_can_be_released_in_mid_flight(model):
     """One slot: its owner is cancelled while it decodes, another one while it waits in line; the third gets the slot."""
 
