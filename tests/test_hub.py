@@ -86,20 +86,6 @@ def refused(capsys, *argv: str) -> str:
 # ----------------------------------------------------------------------------------------------------- start models
 
 
-@pytest.mark.parametrize(
-    ("text", "is_one"),
-    [
-        ("Qwen/Qwen2.5-1.5B-Instruct", True), ("a/b@refs/pr/1", True), ("folder", False), ("../b", False), ("a/b/c", False),
-    ],
-)  # fmt: skip
-def test_names_and_folders(text, is_one, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert hub.is_name(text) == is_one
-    if is_one:
-        Path(text).mkdir(parents=True)
-        assert not hub.is_name(text)  # a folder that is there wins
-
-
 def test_a_start_model_is_fetched_once_and_its_commit_kept(fake, micro_model, capsys):
     first = fake.publish("acme/tiny", micro_model)
     settings = [*TINY, "model.path=acme/tiny"]
@@ -210,20 +196,6 @@ def test_an_index_that_another_machine_built_is_used_where_it_lies(built, elsewh
     (own,) = built.glob("artifacts/index-*")
     ours, theirs = (workspace.load_index(load_config("smoke", settings_of(folder)[1:])) for folder in (own, elsewhere))
     assert ours.search(["Vexlor founder", "city"], 3) == theirs.search(["Vexlor founder", "city"], 3)
-
-
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        (["search.dim=128"], "was built with the encoder name=ngram dim=256"),
-        (["data.entities=380"], "belongs to another corpus"),
-    ],
-)
-def test_another_index_is_refused_and_left_alone(elsewhere, capsys, settings, says):
-    assert main("data", *TINY, *settings) == 0
-    files = sorted(elsewhere.iterdir())
-    said = refused(capsys, "index", *settings_of(elsewhere), *settings)
-    assert says in said and "set search.index=auto" in said and sorted(elsewhere.iterdir()) == files
 
 
 # --------------------------------------------------------------------------------------------------------- the card
