@@ -1,7 +1,6 @@
-"""One configuration: `settings.py` has every setting, `load.py` fills them, and `tables.py`, `recipes.py` and
-`own.py` find what names name.
+"""Load the configuration: `settings.py` has the settings, `load.py` fills them.
 
-The names of `load.py` below can be imported from here, and are loaded when asked for.
+`tables.py`, `recipes.py` and `own.py` resolve names. The names of `load.py` below are imported when first used.
 """
 
 from typing import Any

@@ -1,6 +1,6 @@
-"""What a setting may be: the names to choose from, and kinds of numbers and texts.
+"""Define the values that settings accept: names, and kinds of numbers and texts.
 
-In: nothing. Out: types, each with its bounds or its check. Next: `settings.py` makes the settings of them.
+In: nothing. Out: types with bounds or checks. Next: `settings.py` uses them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Seconds = Annotated[float, Field(ge=0.01)]
 
 
 Address = Annotated[str, Field(pattern=r"^https?://\S+$")]
-"""Where a server answers."""
+"""Address of a server."""
 
 
 def _some_share(shares: dict[str, float]) -> dict[str, float]:
@@ -31,7 +31,7 @@ def _some_share(shares: dict[str, float]) -> dict[str, float]:
 
 
 def _one_of(kind: str) -> AfterValidator:
-    """One of the names of a table, or user-defined code."""
+    """Accept a name of a table, or user-defined code."""
 
     def check(name: str) -> str:
         known = tables.names(kind)
@@ -48,22 +48,22 @@ DataName = Annotated[str, _one_of("data")]
 
 def _own(name: str) -> str:
     if not is_own(name):
-        raise ValueError("this is code of yours, and named as FILE.py:NAME or MODULE:NAME")
+        raise ValueError("this must be code of yours, as FILE.py:NAME or MODULE:NAME")
     return name
 
 
 Own = Annotated[str, AfterValidator(_own)]
-"""The name of code of one's own: see own.py."""
+"""Name of user-defined code: see own.py."""
 
 
 RewardName = Annotated[str, _one_of("reward")]
 
 Shares = Annotated[dict[str, Annotated[float, Field(ge=0)]], AfterValidator(_some_share), "replaced as a whole"]
-"""How much there is of each kind; only the proportions count. A layer above replaces the whole table."""
+"""Share of each kind; only proportions count. A later layer replaces the whole table."""
 
 
 def _named(kind: str) -> AfterValidator:
-    """A name of the tables."""
+    """Accept a name of a table."""
 
     def check(name: str) -> str:
         if name not in (known := tables.names(kind)):
@@ -78,7 +78,7 @@ Ratio = Annotated[str, _named("ratio")]
 
 
 def algorithm_has(name: str, fact: Literal["critic", "groups", "greedy"]) -> bool:
-    """Whether an estimator fits a critic, compares the samples of a prompt, or plays a greedy episode of each."""
+    """Return whether an estimator has a critic, compares a prompt's samples, or plays greedy ones."""
     return bool(tables.facts("estimator", name, "algorithm").get(fact))
 
 

@@ -1,11 +1,13 @@
-"""One configuration: settings from a preset and the command line, held against one another, saved with the run.
+"""Load, check and save one configuration.
 
-Order, later wins:  defaults in settings.py  <-  the preset  <-  its section of the algorithm  <-  `section.key=value`.
-That section has the algorithm's name; without one, `ppo:` serves those with a critic and `grpo:` the others.
-A preset may say that it `extends` another one. Then that one comes first, with its own section of the algorithm: what the
-extending file says wins over all of it. What no run can do is refused, in one line with the remedy, before any
-minute is spent. In: names and words. Out: a `Config`. Next: `workspace.py` names folders after its fingerprints, and
-`stages.py` hands its sections down.
+In: a preset's name and words of the command line. Out: a `Config`. Next: `workspace.py` names folders after its
+fingerprints, and `stages.py` passes its sections on. Later layers override earlier ones:
+
+    defaults in settings.py  <-  the preset  <-  its section of the algorithm  <-  `section.key=value`
+
+The section of the algorithm has its name; otherwise `ppo:` serves algorithms with a critic and `grpo:` the others. A
+preset that `extends` another one overrides all of it, including its section of the algorithm. An impossible
+combination is refused in one line with the remedy.
 """
 
 from __future__ import annotations
@@ -46,8 +48,11 @@ def load_config(
 ) -> Config:
     """Resolve a configuration.
 
-    `overrides` are `section.key=value` strings; values are YAML. Raises ConfigError naming the key and its nearest match. Where
-    nothing `trains`, such as for `agent-r1 data`, batches need not fit together.
+    Args:
+        overrides: `section.key=value` strings; values are YAML.
+        trains: Whether the command trains; otherwise, as for `agent-r1 data`, batches need not fit together.
+
+    Raises ConfigError naming the key and its nearest match.
     """
     said = _anchored(_read_overrides(overrides or []), Path.cwd())
     said |= {name: value for name, value in (("algorithm", algorithm), ("seed", seed)) if value is not None}
@@ -63,19 +68,20 @@ def load_config(
 
 
 def changed(config: Config, overrides: list[str]) -> Config:
-    """`config` with `section.key=value` strings on top. Raises ConfigError as `load_config` does."""
+    """Return `config` with `section.key=value` strings applied. Raises ConfigError as `load_config` does."""
     return _validated(_merged(config.model_dump(), _anchored(_read_overrides(overrides), Path.cwd())))
 
 
 def to_yaml(config: Config) -> str:
-    """The resolved configuration as YAML (what config.yaml of a run holds)."""
+    """Format the resolved configuration as YAML, for a run's config.yaml."""
     return yaml.safe_dump(config.model_dump(), sort_keys=False, allow_unicode=True)
 
 
 def from_yaml(path: Path, written_here: bool = False) -> Config:
-    """Read a run's config.yaml back. Raises ConfigError when it is damaged or of another version.
+    """Read a run's config.yaml. Raises ConfigError if it is damaged or of another version.
 
-    `written_here`: the process that started this one has written it, and the user named its code and its recipe there.
+    Args:
+        written_here: The parent process wrote it, after the user named its code and its recipe there.
     """
     try:
         saved = bounds.parse_yaml(path.read_text(encoding="utf-8"))
@@ -101,7 +107,7 @@ def from_yaml(path: Path, written_here: bool = False) -> Config:
 
 
 def preset_title(preset: str) -> str:
-    """A word for a preset: its name, or for a file of one's own that of the file, or of the folder where it is preset.yaml."""
+    """Return a preset's name, or of a user's file its stem (for preset.yaml: its folder)."""
     path = Path(preset)
     return preset if not _is_file(preset) else path.parent.name if path.stem == "preset" else path.stem
 
@@ -111,7 +117,7 @@ def _is_file(preset: str) -> bool:
 
 
 def _read_preset(name: str, seen: tuple[str, ...] = ()) -> list[dict[str, Any]]:
-    """A preset of ours by name, or one's own by file, behind those that it `extends`."""
+    """Read a preset by name or file, after the presets that it `extends`."""
     if name in seen:
         raise ConfigError(f"presets extend one another in a circle: {' -> '.join([*seen, name])}", code="preset_circle")
     if not _is_file(name) and name not in preset_names():
@@ -136,7 +142,7 @@ def _read_preset(name: str, seen: tuple[str, ...] = ()) -> list[dict[str, Any]]:
         ) from None
     if not isinstance(preset, dict):
         raise ConfigError(
-            f"the preset {path} holds no settings; it looks like `trainer: {{steps: 40}}`", code="bad_preset"
+            f"the preset {path} has no settings; it looks like `trainer: {{steps: 40}}`", code="bad_preset"
         )
     preset = _anchored(preset, path.resolve().parent)
     parent = preset.pop("extends", None)
@@ -146,7 +152,10 @@ def _read_preset(name: str, seen: tuple[str, ...] = ()) -> list[dict[str, Any]]:
 
 
 def _anchored(layer: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """`layer`, which the user has written, with the names of code and files seen from `folder`. Such code may be imported."""
+    """Resolve the names of code and files in `layer` from `folder`.
+
+    The user wrote this layer, so its code may be imported.
+    """
     layer = {section: dict(values) if isinstance(values, dict) else values for section, values in layer.items()}
     settings = known()
     for key in (*settings.code, *settings.files, *settings.trusted):
@@ -168,17 +177,17 @@ def _anchored(layer: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def _strings(value: Any) -> list[str]:
-    """Those in a setting: itself, or the values of a table."""
+    """List the strings of a setting: itself, or the values of a table."""
     return [item for item in (value.values() if isinstance(value, dict) else [value]) if isinstance(item, str)]
 
 
 def all_code(config: Config) -> list[str]:
-    """What runs somebody's code or hears what the agent says: names of user-defined code, and what is `Trusted` by naming."""
+    """List everything that needs the user's trust: names of user-defined code, and `Trusted` settings."""
     return [*own_names(config), *trusted(config).values()]
 
 
 def trusted(config: Config) -> dict[str, str]:
-    """Setting -> the command or address that it names, for what is `Trusted` by naming and not at its default."""
+    """Return setting -> command or address, for `Trusted` settings that are not at their default."""
     found = {key: _value(config, key) for key, field in known().trusted.items() if _value(config, key) != field.default}
     parts = {key: value if isinstance(value, dict) else {"": value} for key, value in found.items()}
     return {f"{key}.{name}".rstrip("."): place for key, places in parts.items() for name, place in places.items()}
@@ -190,9 +199,10 @@ def _value(config: Config, key: str) -> Any:
 
 
 def user_code(config: Config, updates: bool = True) -> list[str]:
-    """Every name of user-defined code that a run takes: those in settings, and those for short names of a user's recipe.
+    """List a run's user-defined code: in settings, and by names of a user's recipe.
 
-    Without `updates`: what a cold start takes, which knows no estimator.
+    Args:
+        updates: False for a cold start, which uses no estimator.
     """
     d, e = config.data, config.env
     chosen = {
@@ -206,7 +216,7 @@ def user_code(config: Config, updates: bool = True) -> list[str]:
 
 
 def own_names(config: Config) -> dict[str, str]:
-    """Name of user-defined code -> the setting that names it."""
+    """Map each name of user-defined code to the setting that names it."""
     found = {}
     for key in known().code:
         value = _value(config, key)
@@ -215,7 +225,10 @@ def own_names(config: Config) -> dict[str, str]:
 
 
 def _read_overrides(overrides: list[str]) -> dict[str, Any]:
-    """`["trainer.steps=20"]` to `{"trainer": {"steps": 20}}`. (`1e-4` stays a string, which pydantic makes a number of.)"""
+    """Parse `["trainer.steps=20"]` to `{"trainer": {"steps": 20}}`.
+
+    `1e-4` stays a string, which pydantic converts.
+    """
     layer: dict[str, Any] = {}
     for item in overrides:
         key, equals, text = item.partition("=")
@@ -226,7 +239,7 @@ def _read_overrides(overrides: list[str]) -> dict[str, Any]:
             )
         try:
             value = bounds.parse_yaml(text)
-        except (ValueError, yaml.YAMLError):  # an open bracket, a date that is none
+        except (ValueError, yaml.YAMLError):  # an open bracket, or an impossible date
             raise ConfigError(f"override {item!r} is not valid YAML after the =", code="bad_override") from None
         table = ".".join(key.split(".")[:2]) in known().tables and key.count(".") > 1
         for name in reversed(key.split(".", 2 if table else 1)):
@@ -236,7 +249,7 @@ def _read_overrides(overrides: list[str]) -> dict[str, Any]:
 
 
 def _merged(*layers: dict[str, Any]) -> dict[str, Any]:
-    """Later layers win, key by key; of a table of shares as a whole."""
+    """Merge layers key by key; later layers win, and replace tables of shares."""
     result: dict[str, Any] = {}
     for layer in layers:
         for name, value in layer.items():
@@ -246,7 +259,7 @@ def _merged(*layers: dict[str, Any]) -> dict[str, Any]:
 
 
 def _validated(values: Any, trains: bool = True) -> Config:
-    """Raises ConfigError."""
+    """Build the configuration and check its conflicts. Raises ConfigError."""
     try:
         config = known().config.model_validate(values)
     except ValidationError as error:
@@ -262,7 +275,7 @@ def _validated(values: Any, trains: bool = True) -> Config:
 
 
 def _explained(error: ValidationError) -> ConfigError:
-    """One line of pydantic's first finding, with the nearest valid name where one is unknown."""
+    """Describe pydantic's first error in one line, with the nearest valid name."""
     found = error.errors(include_url=False)[0]
     key, value, kind, context = ".".join(map(str, found["loc"])), found["input"], found["type"], found.get("ctx", {})
     if kind == "extra_forbidden":
@@ -278,7 +291,7 @@ def _explained(error: ValidationError) -> ConfigError:
             code="unknown_name",
         )
     said = f"{key}={value!r}: {context.get('error') or found['msg'][0].lower() + found['msg'][1:]}"
-    if kind == "unknown_name":  # of `choices.py`
+    if kind == "unknown_name":  # from `choices.py`
         return ConfigError(said, code="unknown_name")
     if kind.startswith(("greater_than", "less_than", "finite_number", "too_short", "too_long")):
         return ConfigError(said, code="out_of_range")
@@ -291,23 +304,23 @@ def _explained(error: ValidationError) -> ConfigError:
 
 
 def fingerprint(*parts: Any) -> str:
-    """Eight hex digits that change whenever any of the parts (JSON-able, or sections) does."""
+    """Return eight hex digits that depend on all parts (JSON-able values or sections)."""
     return hashlib.sha256(json.dumps([what_counts(p) for p in parts], sort_keys=True).encode()).hexdigest()[:8]
 
 
 def what_counts(part: Any) -> Any:
-    """`part` as plain values; of a section without what is `OutsideFingerprint`."""
+    """Convert `part` to plain values, without the `OutsideFingerprint` fields of a section."""
     if not isinstance(part, BaseModel):
         return part
     fields, outside = type(part).model_fields.items(), OutsideFingerprint.__metadata__[0]
     return {name: what_counts(getattr(part, name)) for name, field in fields if outside not in field.metadata}
 
 
-# ------------------------------------------------------------------------------------------- what no run can do
+# ------------------------------------------------------------------------------------------- conflicts
 
 
 def _conflicts(config: Config) -> Iterator[ConfigError]:
-    """Settings that are possible each by itself and not together: the cause of each, and the remedy."""
+    """Find settings that are valid alone but not together, each with cause and remedy."""
     d, s, e, r, a, m = config.data, config.search, config.env, config.rollout, config.actor, config.model
     for text, setting in ((m.path, "model.path"), (s.encoder, "search.encoder")):
         if scheme := tables.scheme_of(text):
@@ -330,7 +343,7 @@ def _conflicts(config: Config) -> Iterator[ConfigError]:
         )
     if s.url and not re.fullmatch(r"https?://[^/\s]+(/retrieve)?/?", s.url):
         yield ConfigError(
-            f"search.url={s.url!r} is no address; give one such as http://127.0.0.1:8100 (Search-R1's: .../retrieve)",
+            f"search.url={s.url!r} is not an address; give one such as http://127.0.0.1:8100 (Search-R1's: .../retrieve)",
             code="bad_address",
         )
     yield from _addresses(e)
@@ -365,21 +378,21 @@ def _conflicts(config: Config) -> Iterator[ConfigError]:
 
 
 def _addresses(env: Any) -> Iterator[ConfigError]:
-    """Find a name that speaks to a server and has no address of one, or an address that no name asks for."""
+    """Find names of server clients without an address, and addresses without such a name."""
     for kind, chosen in (("env", env.name), ("reward", env.reward)):
         setting = "env.name" if kind == "env" else "env.reward"
         for name, facts in tables.entries(kind).items():
             key = facts.get("address")
             if key and (name == chosen) != bool(re.fullmatch(r"https?://\S+", getattr(env, key) or "")):
                 yield ConfigError(
-                    f"{setting}={name} and env.{key}=http://... go together: the first says how to speak, the second with whom; "
-                    f"here {setting}={chosen} and env.{key}={getattr(env, key)}",
+                    f"{setting}={name} and env.{key}=http://... require each other: the first is the protocol, the second the "
+                    f"server; here {setting}={chosen} and env.{key}={getattr(env, key)}",
                     code="address_without_name",
                 )
 
 
 def _batch_conflicts(config: Config) -> Iterator[ConfigError]:
-    """Find what does not fit together in a training step."""
+    """Find settings of a training step that do not fit together."""
     d, r, a = config.data, config.rollout, config.actor
     if r.prompts_per_step > d.train:
         yield ConfigError(

@@ -1,10 +1,10 @@
-"""User-defined code, by name: `path/to/file.py:attribute` or `module:attribute`.
+"""Import user-defined code by name: `path/to/file.py:attribute` or `module:attribute`.
 
-In: the value of a setting such as `env.tools` or `cold_start.demonstrator`. Out: the object that it names. Next: the room
-that takes such objects checks that it is one (`tool/`, `env/`, `data/`, `training/demonstrate.py`).
+In: the value of a setting such as `env.tools` or `cold_start.demonstrator`. Out: the named object. Next: its user
+checks its kind (`tool/`, `env/`, `data/`, `training/demonstrate.py`).
 
-Importing a file runs it. So only a name that was *said here*, on the command line or in a preset that was named there, is
-imported; the settings of a model or of a run that somebody has downloaded name code too, and may name anything.
+Importing a file runs it. So only a name that the user gave in this process, on the command line or in a preset named
+there, is imported. The settings of a downloaded model or run may name any code.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ _said: set[str] = set()
 
 
 def is_own(name: str) -> bool:
-    """Whether a setting's value names code, and not one of ours."""
+    """Return whether a setting's value names user-defined code."""
     return ":" in name
 
 
 def absolute(name: str, folder: Path) -> str:
-    """`name` with its file seen from `folder`, as an absolute path; the name of a module stays as it is."""
+    """Make the file of `name` absolute, seen from `folder`; a module's name does not change."""
     place, _, attribute = name.rpartition(":")
     return f"{(folder / place).resolve()}:{attribute}" if place.endswith(".py") else name
 
 
 def say(names: Iterable[str]) -> None:
-    """These were named by the user, in this process or in the one that started it: they may be imported."""
+    """Trust these names: the user gave them here or in the parent process."""
     _said.update(names)
 
 
 def check_said(name: str, setting: str) -> None:
-    """Raises ConfigError where nobody has said `name` here. It is asked of whatever runs somebody's code: a command, too."""
+    """Raise ConfigError unless the user named `name` here. Also used for shell commands."""
     if name not in _said:
         raise ConfigError(
             f"{setting}={name} is code, and it was named by a run or a model, not by you; look at it, and if you trust it "
@@ -55,10 +55,9 @@ def check_said(name: str, setting: str) -> None:
 
 
 def load(name: str, setting: str) -> Any:
-    """The object of that name. `setting` is what named it, for messages.
+    """Import the object called `name`, which `setting` names.
 
-    Raises ConfigError where nobody has said the name here, and, with file and line, where the file does not exist, fails
-    or has no such attribute.
+    Raises ConfigError if the user did not give the name, or, with file and line, if the code is missing or fails.
     """
     check_said(name, setting)
     if not re.fullmatch(r".+:\w+", name):
@@ -67,10 +66,10 @@ def load(name: str, setting: str) -> Any:
 
 
 def imported(name: str, setting: str) -> Any:
-    """The object called `name` (FILE.py:NAME or MODULE:NAME), for names that are trusted already.
+    """Import `name` (FILE.py:NAME or MODULE:NAME), which is trusted already.
 
-    Our own are imported as any import statement would: the working directory cannot stand in for a library, and a fault in
-    them is a bug with its traceback. What a user has named is looked for there too, and a fault in it is one line.
+    Our own code is imported as by an import statement: the working directory cannot replace a library, and an error
+    keeps its traceback. User-defined code is also found in the working directory, and its errors are one line.
     """
     place, _, attribute = name.rpartition(":")
     if name not in _said and not place.endswith(".py"):
@@ -86,9 +85,9 @@ def imported(name: str, setting: str) -> Any:
 
 
 def _imported(place: str, setting: str) -> Any:
-    """The module. A file's folder joins sys.path, so that files of one folder can import one another."""
+    """Import a module or a file, whose folder joins sys.path for its own imports."""
     module, path = place, None
-    if "" not in sys.path:  # the installed command does not look into the working directory by itself
+    if "" not in sys.path:  # the installed command does not search the working directory
         sys.path.insert(0, "")
     if place.endswith(".py"):
         path = Path(place)
@@ -112,7 +111,7 @@ def _imported(place: str, setting: str) -> Any:
 
 
 def where(error: BaseException) -> str:
-    """`file, line 7: ` of the line of the user's that failed; nothing where the failure is not in a file that was named."""
+    """Return `file, line 7: ` of the user's failing line, or nothing if there is none."""
     if isinstance(error, SyntaxError):
         return f"{error.filename}, line {error.lineno}: "
     folders = {Path(name.rpartition(":")[0]).parent for name in _said if ".py:" in name}
@@ -121,13 +120,13 @@ def where(error: BaseException) -> str:
 
 
 def manifests() -> list[Traversable]:
-    """The tables of names: that of the core, and one for each recipe."""
+    """List the tables of names: the core's, and one per recipe."""
     tables = [folder / "recipe.toml" for folder in recipes()]
     return [resources.files("agent_r1.config") / "names.toml", *(table for table in tables if table.is_file())]
 
 
 def recipes() -> list[Traversable]:
-    """The folders of the recipes that came with this package: recipes/ of a checkout, `agent_r1_recipes` of a wheel."""
+    """List the folders of our recipes: recipes/ of a checkout, `agent_r1_recipes` of a wheel."""
     if importlib.util.find_spec("agent_r1_recipes") is None:
         return []
     folders = resources.files("agent_r1_recipes").iterdir()
@@ -135,10 +134,10 @@ def recipes() -> list[Traversable]:
 
 
 def place(found: Any) -> str:
-    """`file, line 7`: where a function or a class begins."""
+    """Return `file, line 7` where a function or class begins."""
     try:
         return f"{inspect.getsourcefile(found)}, line {inspect.getsourcelines(found)[1]}"
-    except (OSError, TypeError):  # it is neither, or was not read from a file
+    except (OSError, TypeError):  # it is neither, or not from a file
         return f"{found!r:.60}"
 
 
@@ -147,7 +146,7 @@ def _list(names: list[str]) -> str:
 
 
 def code_hashes(names: Iterable[str]) -> dict[str, str]:
-    """File name -> SHA-256 of each file that the code of `names` lies in, with the files in its folder that it imports."""
+    """Map names of files with code of `names`, and of their imports, to SHA-256."""
     found: dict[str, str] = {}
     todo = [path for name in names if is_own(name) and (path := _file_of(name.rpartition(":")[0]))]
     while todo:
@@ -171,7 +170,7 @@ def _file_of(place: str) -> Path | None:
 
 
 def _imports(code: bytes) -> set[str]:
-    """Names of the modules that some code imports; none where it cannot be parsed, which `load` will say."""
+    """List the modules that the code imports; none if it cannot be parsed."""
     try:
         nodes = list(ast.walk(ast.parse(code)))
     except (SyntaxError, ValueError):

@@ -1,7 +1,7 @@
-"""Recipes: folders with a preset, code, and a table of the short names that they add.
+"""Find recipes: folders with a preset, code, and a table of names.
 
-In: recipes/ of the checkout, or a user's folder, which `--recipe` names. Out: presets by name, and the user's names in the tables.
-Next: `load.py` reads the presets.
+In: recipes/ of the checkout, or a user's folder from `--recipe`. Out: presets by name, and the user's names in the
+tables. Next: `load.py` reads the presets.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from agent_r1.config import own, tables
 from agent_r1.ground.errors import ConfigError, nearest
 
 USER = "of a user's recipe"
-"""The fact that marks a name which a user's recipe has added."""
+"""Marks a name that a user's recipe added."""
 
 
 def presets() -> dict[str, Traversable]:
-    """Name -> file of every preset: RECIPE/preset.yaml has the recipe's name, another file of the folder its own."""
+    """Map preset names to files. RECIPE/preset.yaml has the recipe's name, other files their own."""
     found = {}
     for folder in own.recipes():
         for file in folder.iterdir():
@@ -29,12 +29,12 @@ def presets() -> dict[str, Traversable]:
 
 
 def preset_names() -> list[str]:
-    """Names that `--preset` accepts."""
+    """List the names that `--preset` accepts."""
     return list(presets())
 
 
 def preset_named(recipe: str | None, preset: str | None) -> str | None:
-    """What `--recipe` and `--preset` come to, as `--preset` takes it; from now on a user's recipe's names are in the tables."""
+    """Resolve `--recipe` and `--preset` to one preset, and add the names of a user's recipe."""
     if recipe and preset:
         raise ConfigError("--recipe names a preset too; give one of --recipe and --preset", code="exclusive_options")
     preset = preset_of(recipe) if recipe else preset
@@ -44,9 +44,9 @@ def preset_named(recipe: str | None, preset: str | None) -> str | None:
 
 
 def preset_of(recipe: str) -> str:
-    """The preset of the recipe that `--recipe` names, as `--preset` takes it: a folder's preset.yaml, or a name of ours.
+    """Return the preset of `--recipe`: a folder's preset.yaml, or one of our names.
 
-    Raises ConfigError where there is none, with what there is.
+    Raises ConfigError if there is none, with the existing recipes.
     """
     ours = {folder.name: folder for folder in own.recipes()}
     folder = Path(recipe)
@@ -66,25 +66,30 @@ def preset_of(recipe: str) -> str:
         return name.replace("_", "-")
     others = sorted(file.name.removesuffix(".yaml") for file in ours[name].iterdir() if file.name.endswith(".yaml"))
     instead = (
-        f"choose one of its presets, --preset {', '.join(others)}" if others else "other presets name what it adds"
+        f"choose one of its presets, --preset {', '.join(others)}"
+        if others
+        else "other presets use the names that it adds"
     )
     raise ConfigError(f"--recipe {recipe}: it has no preset.yaml; {instead}", code="missing_preset")
 
 
 def add(file: Path) -> None:
-    """Add the names of a user's recipe.toml. Code is FILE.py:NAME next to it, or MODULE:NAME. Raises ConfigError."""
+    """Add the names of a user's recipe.toml. Raises ConfigError.
+
+    Code is FILE.py:NAME next to it, or MODULE:NAME.
+    """
     if not file.is_file() or any(file.resolve() == Path(str(ours)).resolve() for ours in own.manifests()):
         return
     try:
         found = tables.parse(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, AttributeError) as error:  # AttributeError: a name outside of all tables
+    except (OSError, ValueError, AttributeError) as error:  # AttributeError: a name outside all tables
         raise ConfigError(f"{file} cannot be read: {' '.join(str(error).split())}", code="bad_recipe") from None
     for kind, names in found.items():
         if kind not in tables.kinds():
             raise ConfigError(
                 f"{file}: the table {kind!r} is unknown{nearest(kind, tables.kinds())}", code="unknown_name"
             )
-        # A recipe may be named twice in one process; only names of others are refused.
+        # A process may name the same recipe twice; only names of other recipes are refused.
         others = {name for name, facts in tables.entries(kind).items() if not facts.get(USER)}
         tables.refuse_twice(file, kind, others & names.keys())
         for name, facts in names.items():
@@ -100,6 +105,6 @@ def add(file: Path) -> None:
 
 
 def added(chosen: Mapping[str, list[str]]) -> list[str]:
-    """The code of users' recipes that the names stand for which a run has chosen, by kind."""
+    """List the code that the chosen names of users' recipes stand for, by kind."""
     found = (tables.entries(kind).get(name, {}) for kind, names in chosen.items() for name in names)
     return [facts["code"] for facts in found if facts.get(USER)]

@@ -1,7 +1,7 @@
-"""Keys of earlier runs under their present names, so that `report`, `inspect`, `eval` and `chat` still open those runs.
+"""Translate keys of earlier runs, so that `report`, `inspect`, `eval` and `chat` open them.
 
-In: the config.yaml or an eval card of a run, as plain values. Out: the same with today's keys. `--resume` needs the very
-settings that the checkpoint was made with, so it refuses such a run; presets and the command line never come through here.
+In: the config.yaml or an eval card of a run, as plain values. Out: the same with today's keys. `--resume` refuses
+such a run, because it needs the checkpoint's exact settings. Presets and the command line are not translated.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 
 class Dropped(NamedTuple):
-    """A setting that is gone. A run opens only where the setting had this value."""
+    """Mark a removed setting. A run opens only if the setting had this value."""
 
     default: Any
 
@@ -25,11 +25,11 @@ MOVED = {
     "agent_r1.worlds.populations:": "agent_r1_recipes.two_tools.populations:",
     "agent_r1.worlds.": "agent_r1_recipes.",
 }
-"""How names of our own code began in earlier runs -> how they begin now."""
+"""Old prefix of a name of our own code -> the new prefix."""
 
 
 def renamed(saved: dict[str, Any]) -> dict[str, Any]:
-    """Return `saved` under today's keys. A dropped key of another value stays, and is refused as unknown."""
+    """Return `saved` with today's keys. A dropped key with another value stays, and is refused."""
     result = {section: dict(values) if isinstance(values, dict) else values for section, values in saved.items()}
     for old, new in RENAMED.items():
         section, _, key = old.partition(".")
@@ -56,5 +56,5 @@ def _moved(name: str) -> str:
 
 
 def renamed_card(card: dict[str, Any]) -> dict[str, Any]:
-    """Return an eval card under today's keys. Earlier ones have the interval of exact match alone."""
+    """Return an eval card with today's keys. Earlier cards have only the interval of exact match."""
     return {"score_ci95": card.get("em_ci95") or [card["score"]] * 2} | card

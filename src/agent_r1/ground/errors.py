@@ -24,7 +24,7 @@ class AgentR1Error(Exception):
 
 
 class LostConnection(AgentR1Error):
-    """Report a request that a running model server did not answer; it costs only one episode."""
+    """Report a request that a running model server did not answer. It costs one episode."""
 
 
 class ConfigError(AgentR1Error):
