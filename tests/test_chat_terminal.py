@@ -150,7 +150,7 @@ def test_a_session_in_a_terminal(home):
     opening = terminal.expect("\x1b[1;36m> ")
     opening = " ".join(re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", opening).split())  # the terminal breaks and colours lines
     assert "runs/tiny/checkpoints/step_000003, transformers; tools: search over tinyhop-" in opening
-    assert "prompt: none; temperature 1," in opening and "each question begins anew" in opening
+    assert "prompt: none; temperature 1," in opening and "each question starts a new conversation" in opening
     assert "type a number to ask one" in opening
 
     terminal.send(f"1{ENTER}")
@@ -169,7 +169,7 @@ def test_a_session_in_a_terminal(home):
     terminal.expect("> \x1b[0m")
     time.sleep(0.3)  # a signal that meets Python between showing the prompt and waiting for a key waits for the key
     terminal.send(CTRL_C)
-    terminal.expect("(Ctrl-D or /quit leaves)")
+    terminal.expect("(leave with Ctrl-D or /quit)")
     terminal.send(UP + ENTER)  # history
     terminal.expect("Wait for me")
     terminal.expect("hm")

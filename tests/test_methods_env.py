@@ -597,7 +597,7 @@ def test_a_chat_waits_for_no_answer_where_a_call_has_ended_the_episode(chat):
     world = load_config("smoke", ["env.name=openenv", "env.url=http://127.0.0.1:1"])
     broken = Trajectory([], "g", StopReason.ERROR, question_row(), error="reset wants 'number', which the row lacks")
     said = no_answer(Exchange("Go.", broken, 0.0, False, 0), SimpleNamespace(chat=chat, config=world))
-    assert said.endswith("; only questions of the test set have what this world needs: type 1 for one of them")
+    assert said.endswith("; only questions of the test set have what this environment needs: type 1 for one of them")
     agent = SimpleNamespace(chat=chat, config=load_config("smoke"))
     for script, why in (([call("add", step=7)], None), ([""], "no answer: its last turn is empty")):
         (trajectory,) = play(chat, Quick, script)

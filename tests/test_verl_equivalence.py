@@ -560,7 +560,7 @@ def test_a_sampler_with_stale_weights_ends_the_run_and_rounding_does_not(cloned_
     watch.check(trained_BT, sampled_BT, mask_BT)
     watch.check(rounded_BT, sampled_BT, mask_BT)  # once may be chance
     watch.check(trained_BT, sampled_BT, mask_BT)
-    with pytest.raises(AgentR1Error, match="vLLM does not have the trainer's weights: in two steps running"):
+    with pytest.raises(AgentR1Error, match="vLLM does not have the trainer's weights: in two consecutive steps"):
         watch.check(trained_BT, sampled_BT, mask_BT)
     with pytest.raises(AgentR1Error, match="vLLM does not have"):  # and numbers that are none are no numbers
         nothing = SamplerWatch()

@@ -1,7 +1,7 @@
 """Declare the core's settings in ten sections: type, default, bounds and meaning of each.
 
-In: nothing. Out: `Config`. Next: `whole.py` adds the settings of recipes and engines, and `load.py` fills it from a
-preset and the command line. pydantic refuses unknown names, wrong types and values outside their bounds.
+In: nothing. Out: `Config`. Next: `whole.py` adds the settings of recipes and engines, and `load.py` fills it.
+Pydantic refuses unknown names, wrong types and values outside their bounds.
 """
 
 from __future__ import annotations
@@ -107,8 +107,8 @@ class SearchConfig(Section):
     top_k: AtLeast1 = 3
     """Passages per search result."""
     index: NamesFile[str] = "auto"
-    """auto (by corpus size and free memory) | a FAISS factory string such as Flat, HNSW32 or IVF4096,PQ64 |
-    the folder of an index over the same corpus, built elsewhere."""
+    """auto (by corpus size and free memory) | a FAISS factory string such as Flat or IVF4096,PQ64 |
+    the folder of an index over the same corpus."""
     url: OutsideFingerprint[str | None] = None
     """Address of `agent-r1 search-server`, such as http://127.0.0.1:8100, or of a retriever with Search-R1's protocol, such as
     http://127.0.0.1:8000/retrieve; unset: search in this process."""

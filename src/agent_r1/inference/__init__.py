@@ -1,6 +1,6 @@
-"""Room 9, inference: what the agent became. The episode loop, tools and limits are those of training, whoever asks.
+"""Evaluate, export, serve and chat with trained agents, with training's episode loop and limits.
 
-Read `agent.py` (which model is meant, and how it is opened), `serve.py` (a vLLM of our own), `export.py` (a checkpoint for
-others to use), `provenance.py` (what a result was made from), `compare.py` (any model on any questions, and two against each
-other), then `conversation.py` (questions to the episode loop), `screen.py` and `chat.py`.
+`agent.py` finds and opens a model, `serve.py` runs vLLM, `export.py` writes a checkpoint for others. `provenance.py`
+records what a result was made from. `compare.py` evaluates any model on any questions, or compares two.
+`conversation.py` puts questions to the episode loop; `screen.py` and `chat.py` show them.
 """

@@ -1,12 +1,14 @@
-"""A model that is ready to act: the one door through which chat, evaluation and export come to a policy.
+"""Find and open a model for chat, evaluation and export.
 
-In: what the user named (a run, a checkpoint, a folder, a model on the hub). Out: an `Agent`: policy, chat format, tools
-and the configuration that it was trained with. Next: `chat.py` and `compare.py` run the training episode loop over it.
+In: what the user named (a run, a checkpoint, a folder, a model on the hub). Out: an `Agent`: policy, chat format,
+tools and the configuration that it was trained with. Next: `chat.py` and `compare.py` run the training episode loop
+with it.
 
-To the user there are two backends:
+There are two backends:
 
-    transformers   in this process. Llama, Qwen2 and Qwen3 run on the training sampler itself, others on `TransformersPolicy`.
-    vllm           a vLLM server of our own, for speed and for other clients (`serve.py`)
+    transformers   in this process. Llama, Qwen2 and Qwen3 run on the training sampler, others on
+    `TransformersPolicy`.
+    vllm           a vLLM server that we start, for speed and for other clients (`serve.py`)
 """
 
 from __future__ import annotations
@@ -42,12 +44,12 @@ from agent_r1.training.tiny_model import load_chat
 from agent_r1.workspace import Workspace, load_tools, make_task, needs_index
 
 SETTINGS = "agent_r1.yaml"
-"""In an exported folder: the configuration of the run, so that the model acts elsewhere as it was trained."""
+"""In an exported folder: the run's configuration, so that the model acts as it was trained."""
 
 
 @dataclass
 class Agent:
-    """A model that is ready to act, and everything around it."""
+    """Hold an opened model and everything that it acts with."""
 
     policy: Policy
     chat: ChatFormat
@@ -56,14 +58,17 @@ class Agent:
     """As trained: environment, limits, sampling."""
     model: Path
     at_once: int = 1
-    """Episodes to run side by side: as many as all engines decode at a time."""
+    """Concurrent episodes: as many as all engines decode at a time."""
     lead: list[Message] | None = None
-    """What stands before each question, instead of what the rows of the data set have there; None: as in the rows."""
+    """Messages before each question, instead of those in the data set's rows; None: as in the rows."""
 
     @property
     def made_from_nothing(self) -> bool:
-        """Whether this is the tiny model of our own. It has seen single questions only, and has no language to fall back
-        on: in a second question of one conversation it answers at once, out of the first one's passages."""
+        """Return whether this is our tiny model.
+
+        It was trained on single questions only. A second question in a conversation it answers at once, from the
+        first question's passages.
+        """
         model = self.config.model
         return model.path is None and len(self.chat.tokenizer) <= model.vocab_size
 
@@ -77,10 +82,12 @@ def open_agent(
     prompt: str | None = None,
     all_gpus: bool = False,
 ) -> Iterator[Agent]:
-    """The agent of a model folder. What was started for it ends with the block, however that is left.
+    """Open the agent of a model folder; the end of the block stops it.
 
-    `tools`: instead of the configuration's own. `prompt`: the system message; without it that of the model's training, or
-    `instructions`. `all_gpus`: for an evaluation; a chat is better served by a server that starts sooner.
+    Args:
+        tools: Instead of the configuration's tools.
+        prompt: The system message; without it that of the model's training, or `instructions`.
+        all_gpus: Use all GPUs, for an evaluation; a chat prefers a server that starts sooner.
     """
     set_threads(config.trainer.threads)
     chat, config = load_chat(model), fit_context(config, model)
@@ -107,7 +114,7 @@ def _in_process(model: Path, chat: ChatFormat, rollout: RolloutConfig, trainer: 
     network = load_any(model, device, dtype)
     if not isinstance(network, decoder.Decoder):
         return TransformersPolicy(network, chat.stop_ids)
-    # The cache of a large model at training's number of slots would not fit: keep it below 2 GiB.
+    # With training's number of slots, the cache of a large model would not fit: keep it below 2 GiB.
     shape = network.shape
     per_slot = 2 * shape.layers * shape.kv_heads * shape.head_dim * rollout.max_context * dtype.itemsize
     slots = max(1, min(rollout.slots, 2**31 // per_slot))
@@ -115,7 +122,7 @@ def _in_process(model: Path, chat: ChatFormat, rollout: RolloutConfig, trainer: 
 
 
 def _lead(agent: Agent, prompt: str | None) -> list[Message] | None:
-    """See `Agent.lead`: a model that none of our runs made must be told how to answer, unless its data set does."""
+    """Return the messages of `Agent.lead`: foreign models need instructions, unless their data set has them."""
     if prompt is None:
         if own_settings(agent.model) or messages(agent.config.data.data_source, "")[:-1] or agent.made_from_nothing:
             return None
@@ -124,7 +131,7 @@ def _lead(agent: Agent, prompt: str | None) -> list[Message] | None:
 
 
 def describe(agent: Agent, backend: str, temperature: float | None = None) -> str:
-    """One line: what answers, with which tools, over what, told what, sampled how (by default as in training)."""
+    """Describe model, tools, corpus, prompt and sampling in one line (temperature: default as in training)."""
     c, workspace = agent.config, Workspace.of(agent.config)
     world = (
         f" over {workspace.data.name}, {c.search.url or workspace.index.name}"
@@ -144,13 +151,13 @@ def describe(agent: Agent, backend: str, temperature: float | None = None) -> st
 
 
 def short_name(model: Path) -> str:
-    """Its folder, without what all folders of ours have in common."""
+    """Shorten a model's path by the part that all our folders share."""
     root, folder = home().resolve(), model.resolve()
     return str(folder.relative_to(root) if folder.is_relative_to(root) else model).removesuffix("/model")
 
 
 def fit_context(config: Config, model: Path) -> Config:
-    """`config` with a context that the model has."""
+    """Limit the context of `config` to the model's length."""
     longest = model_files.read_config(model).get("max_position_embeddings") or config.rollout.max_context
     if longest >= config.rollout.max_context:
         return config
@@ -161,26 +168,28 @@ def fit_context(config: Config, model: Path) -> Config:
 
 
 def make_tools_of(config: Config) -> dict[str, BaseTool]:
-    """The configured tools, and what they search. A generated world is made where it is missing: a model may have come without
-    the machine that it was trained on. Real data are for `agent-r1 data`."""
+    """Make the configured tools, and a generated world if it is missing on this machine.
+
+    Published data are downloaded by `agent-r1 data` only.
+    """
     if not config.env.tools:
         return {}
     workspace = Workspace.of(config)
     there = workspace.data.exists() and (workspace.index.exists() or not needs_index(config))
     if config.data.facts.get("generated") and not there:
-        say("the world that this model acts in is not on this machine; it is made now, as the stages data and index do")
+        say("the data of this model is not on this machine; it is generated now, as by the stages data and index")
         make_task(config)
     return load_tools(config)
 
 
 def user_tools(names: list[str]) -> dict[str, BaseTool]:
-    """The tools of `--tools`. Whoever names code on the command line chooses to run it."""
+    """Load the tools of `--tools`. Naming code on the command line permits to run it."""
     names = [own.absolute(name, Path.cwd()) for name in names]
     own.say(names)
     return {made.name: made for made in (own_tool(name, "--tools") for name in names)}
 
 
-# ----------------------------------------------------------------------------------------------- which model is meant
+# ----------------------------------------------------------------------------------------------- find a model
 
 
 def find_model(
@@ -191,10 +200,10 @@ def find_model(
     preset: str | None = None,
     overrides: Sequence[str] = (),
 ) -> tuple[Path, Config]:
-    """The model folder that is meant, and the configuration that it acts with. With nothing said: the newest run's.
+    """Find a model folder and the configuration that it acts with; default: the newest run's.
 
-    `hf_path` is a folder or a name on the hub; for `preset` and `overrides` see `settings_for`. Raises AgentR1Error naming
-    what there is.
+    `hf_path` is a folder or a name on the hub; for `preset` and `overrides` see `settings_for`. Raises AgentR1Error
+    that lists the existing runs.
     """
     if sum(x is not None for x in (checkpoint_dir, hf_path)) > 1 or (step is not None and (checkpoint_dir or hf_path)):
         raise ConfigError("name one model: --run and --step, or --checkpoint-dir, or --model", code="exclusive_options")
@@ -208,7 +217,7 @@ def find_model(
 
 
 def find_checkpoint(run: str | None = None, step: int | None = None) -> Path:
-    """A run's checkpoint folder: of the newest run and its last step, if nothing else is said."""
+    """Return a run's checkpoint folder; by default the last step of the newest run."""
     place = home() / "runs"
     runs = {path.parent.name: list_checkpoints(path) for path in place.glob("*/checkpoints") if list_checkpoints(path)}
     if not runs:
@@ -231,7 +240,7 @@ def find_checkpoint(run: str | None = None, step: int | None = None) -> Path:
 
 
 def newest_step(folder: Path) -> Path:
-    """`folder`, or where it holds the steps of a run, of the local loop or of verl: the last of them."""
+    """Return `folder`, or its last step if it holds the steps of a run."""
     if (folder / "model").is_dir() or not folder.is_dir():
         return folder
     steps = [path for path in folder.iterdir() if re.fullmatch(r"(global_)?step_\d+", path.name)]
@@ -239,22 +248,24 @@ def newest_step(folder: Path) -> Path:
 
 
 def hub_model(name: str) -> Path:
-    """A model folder, downloaded if need be."""
+    """Return a model's folder, after a download if needed."""
     return model_folder(Path(name)) if Path(name).is_dir() else hub.fetch_model(name)
 
 
 def model_folder(checkpoint: Path) -> Path:
-    """The Hugging Face folder of a checkpoint: itself, or its `model/`; where that holds LoRA adapters, they are merged."""
+    """Return a checkpoint's Hugging Face folder: itself or its `model/`, with LoRA adapters merged."""
     if lora.is_adapter(checkpoint / "model"):
         return lora.merged(checkpoint)
     for folder in (checkpoint / "model", checkpoint):
         if (folder / "config.json").is_file():
             return folder
     if not checkpoint.is_dir():
-        raise AgentR1Error(f"there is no folder {checkpoint}; give a checkpoint or a model", code="missing_checkpoint")
+        raise AgentR1Error(
+            f"the folder {checkpoint} does not exist; give a checkpoint or a model", code="missing_checkpoint"
+        )
     if find_shards(checkpoint):
         raise AgentR1Error(
-            f"{checkpoint} was written by verl; `agent-r1 export --checkpoint-dir {checkpoint}` makes a model of it",
+            f"{checkpoint} was written by verl; convert it to a model with `agent-r1 export --checkpoint-dir {checkpoint}`",
             code="unconverted_checkpoint",
         )
     raise AgentR1Error(
@@ -265,10 +276,10 @@ def model_folder(checkpoint: Path) -> Path:
 def settings_for(
     model: Path, run: str | None = None, preset: str | None = None, overrides: Sequence[str] = ()
 ) -> Config:
-    """The configuration that a model acts with: of `preset`, of `run`, its own, of the newest run, or of the laptop preset,
-    whichever comes first in this order, with `overrides` on top.
+    """Choose the configuration that a model acts with, and apply `overrides`.
 
-    A model that none of our runs made has room to talk more.
+    The first that exists: `preset`, `run`, the model's own, the newest run's, the laptop preset. Foreign models get
+    longer turns.
     """
     own = own_settings(model)
     if preset is not None:
@@ -286,17 +297,17 @@ def settings_for(
         return changed(config, list(overrides))
     r, trained = config.rollout, config.model
     room = {"max_tokens_per_turn": max(512, r.max_tokens_per_turn), "max_context": max(4096, r.max_context)}
-    # What is checked must be this model's length, not that of the tiny one; `fit_context` knows it.
+    # Check against this model's length (`fit_context`), not the tiny model's.
     other = trained.model_copy(update={"path": str(model)})
     sections = {"rollout": r.model_copy(update=room), "model": other}
-    if preset is None:  # the laptop preset's CPU is for its tiny model
+    if preset is None:  # the laptop preset's device, a CPU, is for its tiny model
         sections["trainer"] = config.trainer.model_copy(update={"device": "auto"})
     config = changed(config.model_copy(update=sections), list(overrides))
     return config.model_copy(update={"model": trained})
 
 
 def own_settings(model: Path) -> Config | None:
-    """The configuration that a model or checkpoint was trained with; None where it came without."""
+    """Return the configuration that a model or checkpoint was trained with, or None."""
     runs = [folder for folder in model.resolve().parents[:4] if (folder / "checkpoints").is_dir()]
     for path in (model / SETTINGS, *(folder / "config.yaml" for folder in runs)):
         if path.is_file():
@@ -305,5 +316,5 @@ def own_settings(model: Path) -> Config | None:
 
 
 def _without_commands(config: Config) -> Config:
-    """A model or a run may come from anybody: what starts programs by itself is named again by those who want it."""
+    """Remove commands that start programs: a downloaded model must not run any."""
     return config.model_copy(update={"env": config.env.without_commands()})

@@ -1,7 +1,6 @@
-"""The agent played by hand: what a model would read, turn by turn, which tokens it would be trained on, and what it earns.
+"""Play the agent by hand: see the model's input, the trained tokens and the rewards.
 
-In: a configuration and a person. Out: one episode of the loop that all agents run in, shown while it happens. Next: whatever
-the person mends in the task.
+In: a configuration and a person. Out: one episode of the training loop, shown while it happens.
 """
 
 from __future__ import annotations
@@ -31,17 +30,17 @@ from agent_r1.viewer.tokens import token_table, token_text
 
 
 def how_to(spoken: Dialect, tools: dict[str, BaseTool]) -> str:
-    """What the person is told: the short forms, and the turns of the dialect that they stand for."""
+    """Explain the short forms to the person, with the turns that they stand for."""
     named = {tool.name: list(tool.parameters.get("properties", {})) for tool in tools.values()}
     shorts = [f"{name} {' '.join(f'{key}=...' for key in keys)}".strip() for name, keys in named.items()]
     turns = [(short, turn) for short in shorts if (turn := expand(short, tools, spoken)) != short][:1]
     turns.append(("= 42", expand("= 42", tools, spoken)))
     forms = [f"  {short}\n{indent(turn, '      ')}" for short, turn in turns]
-    return "\n".join(["Write a turn as the agent would, or in short:", *forms, "An empty line or Ctrl-D gives up."])
+    return "\n".join(["Write a turn as the agent would, or in short:", *forms, "Give up with an empty line or Ctrl-D."])
 
 
 class _ByHand(AgentEnvLoop, Policy):
-    """The episode loop with a person as its policy."""
+    """Run the episode loop with a person as its policy."""
 
     def __init__(self, chat: ChatFormat, limits: Limits, make_env, spoken: Dialect, read: Callable[[], str]):
         super().__init__(self, chat, limits, make_env)
@@ -74,7 +73,7 @@ class _ByHand(AgentEnvLoop, Policy):
 
 
 def expand(line: str, tools: dict[str, BaseTool], spoken: Dialect) -> str:
-    """What the person meant: a turn as it is, an answer (`= ...`), or a call (`NAME key=value ...`)."""
+    """Expand a short form to a turn: an answer (`= ...`) or a call (`NAME key=value ...`)."""
     line = line.strip()
     if line.startswith("="):
         return spoken.written(line[1:].strip()) or line
@@ -89,7 +88,7 @@ def expand(line: str, tools: dict[str, BaseTool], spoken: Dialect) -> str:
 
 
 def _arguments(words: list[str]) -> dict[str, Any]:
-    """`x=1 name=Ada` as the arguments of a call: JSON where it is some, and else text."""
+    """Parse `x=1 name=Ada` as call arguments: JSON values, else text."""
     found: dict[str, Any] = dict(word.split("=", 1) for word in words)
     for key, text in found.items():
         with contextlib.suppress(ValueError):
@@ -106,7 +105,7 @@ def play_by_hand(
     make_env,
     table: bool,
 ) -> None:
-    """One episode. Raises AgentR1Error where the person gave up before it was over."""
+    """Play one episode. Raises AgentR1Error if the person gives up."""
     spoken = dialect_of(env)
     console.print(how_to(spoken, tools), markup=False)
 
@@ -126,7 +125,7 @@ def play_by_hand(
     console.print(f"reward {trajectory.reward:+.3f}{f' ({parts})' if parts else ''}", markup=False)
     for one in trajectory_rows(trajectory, 0):
         shown = vars(one) | {"tokens": [chat.decode([i]) for i in one.input_ids]}
-        console.print(f"\nWhat would be trained on: {sum(one.action_mask)} of {len(one.input_ids)} tokens")
+        console.print(f"\nTraining rows: {sum(one.action_mask)} of {len(one.input_ids)} tokens are trained on")
         console.print(token_table(shown) if table else token_text(shown))
 
 
@@ -134,11 +133,11 @@ def play_by_hand(
 
 
 def show_tools(tools: dict[str, BaseTool], schema: bool = False) -> None:
-    """Name, arguments and description of each; or, as JSON, the schema that a model is shown."""
+    """List name, arguments and description of each tool, or print their JSON schemas."""
     if schema:
         return print(json.dumps([tool.schema() for tool in tools.values()], indent=2, ensure_ascii=False))
     table = Table(box=None, header_style="bold")
-    for column in ("tool", "arguments", "what the agent is told"):
+    for column in ("tool", "arguments", "description for the agent"):
         table.add_column(column)
     for tool in tools.values():
         table.add_row(tool.name, ", ".join(tool.parameters.get("properties", {})), Text(clean(tool.description)))
@@ -146,7 +145,10 @@ def show_tools(tools: dict[str, BaseTool], schema: bool = False) -> None:
 
 
 def call_by_hand(tools: dict[str, BaseTool], words: list[str], env: EnvConfig) -> bool:
-    """`NAME key=value ...`: what the agent would read; whether the call succeeded. Raises ConfigError for an unknown tool."""
+    """Call `NAME key=value ...`, print what the agent would read, and return whether it succeeded.
+
+    Raises ConfigError for an unknown tool.
+    """
     name, *rest = words
     if name not in tools:
         raise ConfigError(

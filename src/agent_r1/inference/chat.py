@@ -1,14 +1,14 @@
-"""`agent-r1 chat`: put a question to the agent, and see it think, call, read and answer.
+"""Chat with an agent, and see its thoughts, calls, results and answer: `agent-r1 chat`.
 
-In: an `Agent` (agent.py) and what a person types, pipes or passes. Out: a conversation on the screen, or lines of JSON. This
-is the end of the path that began with `agent-r1 data`.
+In: an `Agent` (agent.py) and questions that a person types, pipes or passes. Out: a conversation on the screen, or
+lines of JSON.
 
     terminal           a prompt and commands (/help)
     standard input     each line as if it were typed
-    --question "..."   one question, then the exit code says whether there was an answer
+    --question "..."   one question; the exit code tells whether there was an answer
 
-`conversation.py` asks and `screen.py` shows. The one rule of this file: whatever goes wrong while the agent acts ends in a
-sentence and the next prompt.
+`conversation.py` asks and `screen.py` shows. Every failure while the agent acts becomes one sentence and the next
+prompt.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from agent_r1.workspace import Workspace, load_rows
 
 SUGGESTIONS = 5
 OUTSIDE = (
-    "this agent knows one small world, and your question names nothing of it: do not believe the answer (a chat offers "
+    "this agent knows one small world, and your question names nothing in it: do not trust the answer (a chat lists "
     "questions that it can answer)"
 )
 
@@ -52,7 +52,7 @@ OUTSIDE = (
 
 
 class Repl:
-    """Lines in, effects out. `handle` does one line, whoever it came from."""
+    """Handle the lines of a chat, one by one, from any source."""
 
     def __init__(
         self,
@@ -65,30 +65,30 @@ class Repl:
     ):
         self.agent, self.screen, self.as_json = agent, screen, as_json
         self.typed = typed
-        """Whether a person types. A script's Ctrl-C ends the script, and its empty lines mean nothing."""
+        """Whether a person types. In a script Ctrl-C ends the script, and empty lines are ignored."""
         self.known = known_questions(agent.config)
         self.world = only_world(agent)
         self.suggestions = suggest(self.known)
         self.conversation = Conversation(agent, self.known, seed, None if as_json else screen)
         self.failed: str | None = None
-        """What went wrong last, if anything did: the end of a script that is not typed."""
+        """The last failure, if any; a script that is not typed exits with it."""
         self._resources, self._seed = resources, seed
         self._others: dict[Path, Agent] = {}
         # One event loop for all questions. Its `run` turns Ctrl-C into a cancelled episode, and only that.
         self._runner = resources.enter_context(asyncio.Runner())
         self.commands: dict[str, tuple[str, Callable[[str], None]]] = {
-            "/help": ("this list, and questions to ask", self.help),
-            "/tools": ("what the agent can call", self.tools),
-            "/trace": ("the last question token by token: mask, log-prob, reward", self.trace),
-            "/why": ("the reward of the last answer, where the right one is known", self.why),
-            "/compare": ("[MODEL]: the last question to another model (default: before RL)", self.compare),
-            "/save": ("FILE: the conversation with its token ids, for `agent-r1 inspect`", self.save),
+            "/help": ("list commands, and questions to ask", self.help),
+            "/tools": ("list the agent's tools", self.tools),
+            "/trace": ("show the last exchange token by token: mask, log-prob, reward", self.trace),
+            "/why": ("explain the reward of the last answer, if the right one is known", self.why),
+            "/compare": ("[MODEL]: ask another model the last question (default: before RL)", self.compare),
+            "/save": ("FILE: save the conversation with its token ids, for `agent-r1 inspect`", self.save),
             "/clear": ("forget the conversation", self.clear),
-            "/quit": ("leave (Ctrl-D does too)", lambda argument: None),
+            "/quit": ("leave (or Ctrl-D)", lambda argument: None),
         }
 
     def handle(self, line: str) -> bool:
-        """One line: a command, the number of a suggestion, or a question. False when the person wants to leave."""
+        """Handle a command, a suggestion's number or a question. Return False to quit."""
         line = line.strip()
         name, _, argument = line.partition(" ")
         if name.startswith("/"):
@@ -102,7 +102,7 @@ class Repl:
         return name != "/quit"
 
     def attempt(self, line: str, action: Callable[[], None]) -> None:
-        """Do what a line asks for; whatever goes wrong becomes one sentence."""
+        """Run `action` and turn any failure into one sentence."""
         try:
             return action()
         except KeyboardInterrupt:
@@ -111,7 +111,7 @@ class Repl:
             self.failed = "interrupted; the conversation is as it was before"
         except AgentR1Error as error:
             self.failed = str(error)
-        except Exception as error:  # a bug of ours, of a library, of a tool: a conversation is too dear to die of it
+        except Exception as error:  # a bug of ours, of a library or of a tool must not end the conversation
             self.failed = f"{type(error).__name__}: {error}"
         if self.as_json:
             print(json.dumps({"question": line[:1000], "answer": None, "error": self.failed}), flush=True)
@@ -120,21 +120,21 @@ class Repl:
 
     def command(self, name: str, argument: str) -> None:
         if name not in self.commands:
-            hint = nearest(name[1:40], [known[1:] for known in self.commands])  # the slash makes all of them alike
+            hint = nearest(name[1:40], [known[1:] for known in self.commands])  # the slash makes all of them similar
             raise AgentR1Error(f"unknown command {name[:40]}{hint}; /help lists them", code="unknown_command")
         self.commands[name][1](argument)
 
     def ask_suggested(self, number: int) -> None:
         if not 1 <= number <= len(self.suggestions):
             raise AgentR1Error(
-                f"there is no question {number}; 1 to {len(self.suggestions)} are offered", code="index_out_of_range"
+                f"there is no question {number}; choose 1 to {len(self.suggestions)}", code="index_out_of_range"
             )
         self.screen.say(self.suggestions[number - 1], "bold")
         self.ask(self.suggestions[number - 1])
 
     def ask(self, question: str) -> None:
-        """Put a question to the agent and show all that happens."""
-        follows = self.conversation.memory and self.conversation.exchanges  # it may well mean what was said before
+        """Put a question to the agent and show everything that happens."""
+        follows = self.conversation.memory and self.conversation.exchanges  # it may refer to what was said before
         if self.world and not follows and not any(name in question for name in self.world):
             self.screen.note(OUTSIDE)
         exchange = self._runner.run(self.conversation.ask(question))
@@ -144,12 +144,12 @@ class Repl:
             print(json.dumps(exchange_record(exchange, self.agent)), flush=True)
             return
         if reason is not None:
-            self.screen.note(f"{reason}; asking again samples anew, /clear forgets the conversation")
+            self.screen.note(f"{reason}; ask again for a new sample, or forget the conversation with /clear")
         self.screen.say(footer(exchange), "dim")
 
     def last(self) -> Exchange:
         if not self.conversation.exchanges:
-            raise AgentR1Error("nothing was asked yet; ask something first, or type 1", code="nothing_asked")
+            raise AgentR1Error("no question was asked yet; ask one first, or type 1", code="nothing_asked")
         return self.conversation.exchanges[-1]
 
     def help(self, argument: str = "") -> None:
@@ -167,10 +167,10 @@ class Repl:
         for tool in self.agent.tools.values():
             self.screen.say(f"  {tool.name}({', '.join(tool.parameters.get('properties', {}))})  {tool.description}")
         if not self.agent.tools:
-            self.screen.say("  none; --tools FILE.py:NAME adds one")
+            self.screen.say("  none; add one with --tools FILE.py:NAME")
 
     def trace(self, argument: str) -> None:
-        """Every token of the last exchange with its mask and log-prob: the very row that training would be given."""
+        """Show the training row of the last exchange: tokens, mask, log-probs."""
         last, context = self.last(), same_context(self.conversation.exchanges)
         steps = [step for exchange in context for step in exchange.trajectory.steps]
         (record,) = evaluation_records([replace(last.trajectory, steps=steps)], self.agent.chat)
@@ -178,24 +178,24 @@ class Repl:
             self.screen.console.print(token_table(row, start=last.start if number == 0 else 0))
 
     def why(self, argument: str) -> None:
-        """What the episode would have been paid, where the right answer is known."""
+        """Show the episode's reward, if the right answer is known."""
         t, say = self.last().trajectory, self.screen.say
         say(f"it ended with: {t.stop_reason.value}")
         if not self.last().known:
-            say("no reward: nobody told the program the right answer; /help lists questions that it knows")
+            say("no reward: the right answer is not known; /help lists questions with known answers")
             return
         if len(right := t.row["reward_model"]["ground_truth"]):
             say(f"expected: {' | '.join(right)}")
         others = {
             "calls": t.process,
             "outcome": t.reward - t.process - sum(t.reward_parts.values()),
-        }  # without names of its own
+        }  # without its own names
         parts = t.reward_parts | {name: value for name, value in others.items() if abs(value) > 1e-9}
         say(f"reward {t.reward:+.2f}:  " + "  ".join(f"{name} {value:+.2f}" for name, value in parts.items()))
-        say("measured, not paid: " + ", ".join(f"{k} {v:g}" for k, v in t.metrics.items()), "dim")
+        say("measured, not rewarded: " + ", ".join(f"{k} {v:g}" for k, v in t.metrics.items()), "dim")
 
     def compare(self, argument: str) -> None:
-        """The same question to two models, side by side."""
+        """Ask two models the same question, and show both episodes."""
         mine, other = self.last(), self._other(argument)
         conversation = Conversation(other, self.known, self._seed)
         conversation.temperature = self.conversation.temperature
@@ -211,13 +211,13 @@ class Repl:
         self.screen.console.print(table)
 
     def _other(self, argument: str) -> Agent:
-        """The agent of another model, opened once, in this process; in the same world and with the same tools."""
+        """Open the agent of another model once, with the same world and tools."""
         config = self.agent.config
         model, config = find_model(hf_path=argument) if argument else (start_model(config), config)
         if model not in self._others:
             with _opening(self.typed):
                 agent = self._resources.enter_context(open_agent(model, config, tools=self.agent.tools))
-            if not argument:  # the model that the run started from is asked in the words of the run
+            if not argument:  # the start model is asked in the words of the run
                 agent.lead = self.agent.lead
             self._others[model] = agent
         return self._others[model]
@@ -226,7 +226,7 @@ class Repl:
         if not argument:
             raise AgentR1Error("/save needs a file name, for example /save chat.jsonl", code="bad_argument")
         if (path := Path(argument).expanduser()).exists():
-            raise AgentR1Error(f"{path} exists; choose another name", code="already_exists")
+            raise AgentR1Error(f"{path} exists already; choose another name", code="already_exists")
         exchanges = self.conversation.exchanges
         records = evaluation_records([exchange.trajectory for exchange in exchanges], self.agent.chat)
         try:
@@ -241,11 +241,11 @@ class Repl:
         self.conversation.exchanges = []
 
 
-# ------------------------------------------------------------------------------------------------ questions to offer
+# ------------------------------------------------------------------------------------------------ suggested questions
 
 
 def known_questions(config: Config) -> list[Row]:
-    """The questions of the run's test set; none where the run's data is not on this machine."""
+    """Load the run's test questions; none if its data is not on this machine."""
     try:
         return load_rows(config, "test")
     except AgentR1Error:
@@ -253,15 +253,17 @@ def known_questions(config: Config) -> list[Row]:
 
 
 def only_world(agent: Agent) -> set[str]:
-    """What the passages are about, where the agent knows nothing else. Empty for a pretrained model."""
+    """Return all titles of the passages, for a model that knows nothing else; else empty."""
     corpus = Workspace.of(agent.config).data / "corpus.jsonl"
     if not tables.stated("tool", agent.tools, "index") or not agent.made_from_nothing or not corpus.exists():
         return set()
-    return {passage.title.partition(" (")[0] for passage in read_corpus(corpus)}  # Faust (opera) is asked for as Faust
+    return {
+        passage.title.partition(" (")[0] for passage in read_corpus(corpus)
+    }  # questions name Faust (opera) as Faust
 
 
 def suggest(rows: list[Row]) -> list[str]:
-    """A few of them, of every kind, so that a newcomer has something to ask."""
+    """Choose a few questions of every kind."""
     by_kind: dict[str, list[str]] = {}
     for row in rows:
         by_kind.setdefault(row["extra_info"].get("kind", ""), []).append(question_of(row))
@@ -274,8 +276,10 @@ def suggest(rows: list[Row]) -> list[str]:
 
 @contextmanager
 def _opening(typed: bool) -> Iterator[None]:
-    """While a model opens. What is said meanwhile (a server starts, an index is built) is not part of an answer, so a
-    program does not find it on standard output."""
+    """Redirect messages while a model opens.
+
+    They are not part of an answer, so standard output stays free of them for programs.
+    """
     with contextlib.redirect_stdout(sys.stdout if typed else sys.stderr):
         say("opening the model ...")
         yield
@@ -292,7 +296,10 @@ def run_chat(
     seed: int = 0,
     prompt: str | None = None,
 ) -> None:
-    """Chat with a model folder. Raises AgentR1Error when it cannot be opened, and where nobody types, for what failed."""
+    """Chat with a model folder. Raises AgentR1Error if it cannot be opened.
+
+    Without a person, the last failure is raised too.
+    """
     if question is not None and not question.strip():
         raise ConfigError(
             'it is empty; write for example --question "In which city is the publisher of Sosnum based?"',
@@ -302,7 +309,7 @@ def run_chat(
         config.rollout.temperature = temperature
     extra = user_tools(tools or [])
     for stream in (sys.stdin, sys.stdout):
-        stream.reconfigure(errors="replace")  # broken UTF-8 in a pasted text or a narrow locale is no reason to die
+        stream.reconfigure(errors="replace")  # broken UTF-8 in a pasted text or a narrow locale must not end the chat
     typed = sys.stdin.isatty() and sys.stdout.isatty() and question is None and not as_json
     plain = not sys.stdout.isatty() or bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
     console = Console(highlight=False, color_system=None if plain else "auto", stderr=as_json)
@@ -314,9 +321,9 @@ def run_chat(
         repl = Repl(agent, screen, resources, seed, as_json, typed)
         trained = (own_settings(model) or config).env.tools
         if (extra or set(config.env.tools) != set(trained)) and agent.made_from_nothing:
-            screen.note("this model has met its own tools only, and may lose its way among others")
+            screen.note("this model was trained with its own tools only, and may misuse others")
         if typed:
-            anew = "" if repl.conversation.memory else "; each question begins anew"
+            anew = "" if repl.conversation.memory else "; each question starts a new conversation"
             screen.say(describe(agent, backend) + anew, "dim")
             repl.suggest()
             screen.say("type a question, or /help", "dim")
@@ -333,10 +340,10 @@ def run_chat(
 
 
 def _type(repl: Repl, plain: bool) -> None:
-    """The lines of a person at a terminal."""
+    """Read the lines of a person at a terminal."""
     with contextlib.suppress(ImportError):
-        import readline  # noqa: F401  from here on `input` has arrow keys and earlier lines
-    # Readline must know which characters of the prompt take no room.
+        import readline  # noqa: F401  enables arrow keys and history for `input`
+    # Readline must know which characters of the prompt have no width.
     prompt = "> " if plain else "\001\033[1;36m\002> \001\033[0m\002"
     while True:
         try:
@@ -345,4 +352,4 @@ def _type(repl: Repl, plain: bool) -> None:
         except EOFError:
             return print()
         except KeyboardInterrupt:
-            print("\n(Ctrl-D or /quit leaves)")
+            print("\n(leave with Ctrl-D or /quit)")

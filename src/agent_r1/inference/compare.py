@@ -1,6 +1,6 @@
-"""`agent-r1 eval --model A [--model B]`: any model on any questions, and two models on the same ones.
+"""Evaluate any model on any questions, and compare two: `agent-r1 eval --model A [--model B]`.
 
-In: model folders and rows. Out: an eval card for each model, a line of JSON for each question, and for two models the
+In: model folders and rows. Out: an eval card per model, a line of JSON per question, and for two models the
 difference with its confidence interval. The episode loop, tools and limits are those of training.
 """
 
@@ -41,9 +41,13 @@ def evaluate_models(
     condition: str | None = None,
     as_trained: bool = False,
 ) -> list[Card]:
-    """Evaluate each model, print its card, and compare two. With `out`, everything is kept there, and what is there
-    already (of the very same evaluation) is not done again. For a `condition` see `workspace.under`. `as_trained`: the
-    models are of a run, and without a `prompt` they are asked in the words of its rows."""
+    """Evaluate each model, print its card, and compare two.
+
+    Args:
+        out: Folder for all results; an interrupted evaluation with the same settings continues there.
+        condition: See `workspace.under`.
+        as_trained: The models are of a run, and without a `prompt` they are asked in the words of its rows.
+    """
     if not rows:
         raise AgentR1Error("there are no questions; raise --limit or choose another split", code="no_records")
     if len(models) > 2:
@@ -60,7 +64,7 @@ def evaluate_models(
             say(describe(agent, backend, temperature))
             facts = {"condition": condition} if condition else {}
             card, done = _evaluate(agent, rows, split, temperature, out / f"{number}.jsonl" if out else None, facts)
-        before = f", {card['resumed']} of them from before" if card["resumed"] else ""
+        before = f", {card['resumed']} of them done earlier" if card["resumed"] else ""
         say(
             f"{card['model']}\n  {score_line(card)}, {calls_line(card)}; {card['n']} "
             f"{card['split']} questions{before}, {card['wall_seconds']:.1f} s"
@@ -88,14 +92,14 @@ def play(
     on_done: Callable[[Trajectory], None],
     done: Sequence[Trajectory] = (),
 ) -> list[Trajectory]:
-    """An episode for each row, as in training; see `evaluate`."""
+    """Play an episode for each row, as in training; see `evaluate`."""
     c = agent.config
     loop = make_loop(agent.policy, agent.chat, agent.tools, c.rollout, c.env)
     return evaluate(loop, rows, temperature=temperature, seed=c.seed, on_done=on_done, at_once=agent.at_once, done=done)
 
 
 def full_card(agent: Agent, trajectories: list[Trajectory], split: str, started: float, **facts: Any) -> Card:
-    """The eval card with what it was made from."""
+    """Make the eval card, with its provenance."""
     c = agent.config
     retriever = facts.get("condition") or retriever_of(c) if tables.stated("tool", agent.tools, "index") else "none"
     card = eval_card(
@@ -107,7 +111,7 @@ def full_card(agent: Agent, trajectories: list[Trajectory], split: str, started:
 
 
 def condition_of(said: str) -> Any:
-    """The condition of an evaluation, such as `poison 0.5`: a name of the table of conditions, and its argument."""
+    """Resolve a condition of an evaluation, such as `poison 0.5`: a name and its argument."""
     name, _, argument = said.partition(" ")
     return tables.resolve("condition", name, "the condition")(argument)
 
@@ -115,7 +119,7 @@ def condition_of(said: str) -> Any:
 def _evaluate(
     agent: Agent, rows: list[Row], split: str, temperature: float, records: Path | None, facts: Card
 ) -> tuple[Card, list[Trajectory]]:
-    """One episode for each row that `records` does not hold yet; the card is over all rows."""
+    """Play each row that `records` does not contain yet. The card covers all rows."""
     start = time.perf_counter()
     if agent.lead is not None:
         rows = [row | {"prompt": [*agent.lead, row["prompt"][-1]]} for row in rows]
@@ -138,13 +142,13 @@ def _evaluate(
 
 
 def _restore(path: Path, rows: list[Row]) -> list[Trajectory]:
-    """As much of the recorded trajectories as the card needs. Failed ones are left out: they get another chance."""
+    """Restore the recorded trajectories, as far as the card needs them, without failed ones."""
     records = [r for r in read_jsonl(path) if r["stop_reason"] != StopReason.ERROR]
-    write_rollouts(path, records)  # without the half line that a kill left behind
+    write_rollouts(path, records)  # drops a half-written last line
     trajectories = []
     for r in records:
         steps = [Step([], [], [], step["reward"], info=step["info"]) for step in r["steps"]]
-        for row, first in zip(r["rows"][:1], steps[:1], strict=True):  # neither, where nothing was sampled
+        for row, first in zip(r["rows"][:1], steps[:1], strict=True):  # both are empty if nothing was sampled
             first.observation_ids = row["input_ids"][: row["action_mask"].index(1)]
         row, stop = rows[int(r["group_id"])], StopReason(r["stop_reason"])
         kept = {"reward_parts": r["reward_parts"], "metrics": r["metrics"], "score_name": r.get("score_name")}
@@ -153,7 +157,7 @@ def _restore(path: Path, rows: list[Row]) -> list[Trajectory]:
 
 
 def _claim(out: Path, settings: dict[str, Any]) -> None:
-    """Make `out`, or make sure that what lies there is a part of this very evaluation."""
+    """Create `out`, or check that it contains a part of the same evaluation."""
     out.mkdir(parents=True, exist_ok=True)
     if (out / "settings.json").exists() and json.loads((out / "settings.json").read_text()) != settings:
         raise AgentR1Error(f"{out} holds another evaluation; choose another --out, or delete it", code="other_contents")
@@ -169,7 +173,7 @@ def _print_comparison(c: dict[str, Any]) -> None:
     em = c["score_name"] == "em"
     low, high = c["ci95"]
     say(
-        f"the second against the first: {'EM' if em else c['score_name']} {c['difference']:+.3f} (95 % {low:+.3f} to {high:+.3f}), "
+        f"second minus first: {'EM' if em else c['score_name']} {c['difference']:+.3f} (95 % {low:+.3f} to {high:+.3f}), "
         f"exact {'McNemar' if em else 'sign test'} p = {c['p_mcnemar' if em else 'p_sign']:.2g}; "
         f"{'right' if em else 'better'} only in the first {c['only_first']}, only in the second {c['only_second']}, of {c['n']}"
     )

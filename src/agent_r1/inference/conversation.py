@@ -1,11 +1,11 @@
-"""A conversation with an agent: the training episode loop, asked one question after another.
+"""Hold a conversation with an agent: the training episode loop, one question after another.
 
-In: an `Agent` (agent.py) and questions. Out: an `Exchange` for each; a screen is told what happens while it happens.
-Next: `chat.py`.
+In: an `Agent` (agent.py) and questions. Out: an `Exchange` for each; a watcher is called while it happens. Next:
+`chat.py`.
 
-A question is one episode, under the turn, token and tool budgets of training. A follow-up is an episode whose first
-observation continues the ids of the last one: nothing that was sampled is ever encoded again. So a conversation is what
-the model would have seen, had it been trained on such.
+A question is one episode, with the turn, token and tool budgets of training. A follow-up is an episode whose first
+observation continues the ids of the last one: sampled tokens are never encoded again. So the conversation is what the
+model would read if it were trained on conversations.
 """
 
 from __future__ import annotations
@@ -24,37 +24,36 @@ from agent_r1.rollout.episode import AgentEnvLoop, Limits, Task, derive_seed
 
 
 class Watcher:
-    """Who is told what happens in an episode. This one does nothing with it; `screen.Screen` shows it."""
+    """Define the callbacks of one episode. The base class ignores them; `screen.Screen` shows them."""
 
     def stream(self, text: str) -> None:
-        """As much of a turn as was sampled so far, each time that tokens came."""
+        """Receive the text of the turn so far, each time that tokens arrive."""
 
     def turn(self, action: Action) -> None:
-        """A whole turn. If it calls tools, they run now."""
+        """Receive a complete turn. Its tool calls run next."""
 
     def results(self, result: StepResult) -> None:
-        """What came of it."""
+        """Receive the result of the turn."""
 
     def note(self, text: str) -> None:
-        """Something that the person should know."""
+        """Receive a message for the person."""
 
 
 @dataclass
 class Exchange:
-    """One question and the episode that it set off."""
+    """Hold one question and its episode."""
 
     question: str
     trajectory: Trajectory
     seconds: float
     known: bool
-    """Whether the right answer is known, so that the reward means something."""
+    """Whether the right answer is known, so that the reward has a meaning."""
     start: int
-    """Tokens of the conversation before this question: what the episode began with, and did not bring itself. 0: it
-    began anew."""
+    """Tokens of the conversation before this question, which the episode started with; 0 for a new conversation."""
 
 
 class Conversation(AgentEnvLoop):
-    """Asks the agent and remembers. `known` are questions with answers; they get their own row, and so a reward."""
+    """Ask the agent and remember. `known` questions keep their rows, and so get a reward."""
 
     def __init__(self, agent: Agent, known: list[Row], seed: int = 0, watcher: Watcher | None = None):
         r, env = agent.config.rollout, agent.config.env
@@ -63,9 +62,9 @@ class Conversation(AgentEnvLoop):
         self.exchanges: list[Exchange] = []
         self.temperature = r.temperature
         self.memory = not agent.made_from_nothing
-        """Whether a question goes on with the conversation, or begins a new one."""
+        """Whether a question continues the conversation, or begins a new one."""
         self._known = {row["prompt"][-1]["content"]: row for row in known}
-        # What stands before the question in training (a system message, if the task has one) stands there here too.
+        # The same messages before the question as in training: a system message, if the task has one.
         as_trained = (
             known[0]["prompt"]
             if known
@@ -74,14 +73,17 @@ class Conversation(AgentEnvLoop):
         self._lead = as_trained[:-1] if agent.lead is None else agent.lead
         self._seed, self._asked = seed, 0
         self._history: list[Step] = []
-        """Of the exchanges that the running episode goes on with."""
+        """The exchanges that the running episode continues."""
         self._turn_ids: list[int] = []
         if watcher is not None:
             agent.policy.on_token = self._on_token
 
     async def ask(self, question: str) -> Exchange:
-        """One question. Raises what the policy raised, and AgentR1Error for a question that no context could hold; then
-        the conversation is as it was."""
+        """Ask one question.
+
+        Raises the policy's errors, and AgentR1Error for a question that no context can hold; then the conversation is
+        unchanged.
+        """
         first = dialect_of(self.agent.config.env).shown(self._row(question)["prompt"], self.agent.tools)
         n, room = len(self.chat.prompt_ids(first.messages, first.tools)), self.limits.max_context
         if n >= room:
@@ -112,7 +114,7 @@ class Conversation(AgentEnvLoop):
         return Exchange(question, trajectory, time.perf_counter() - begun, question in self._known, start)
 
     def _row(self, question: str, follow_up: bool = False) -> Row:
-        """The row of a question; one that nobody knows the answer to has no ground truth."""
+        """Make the row of a question; without a known answer it has no ground truth."""
         unknown = {
             "data_source": "chat",
             "ability": "chat",
@@ -127,7 +129,7 @@ class Conversation(AgentEnvLoop):
     # ----------------------------------------------------------------------------------------- hooks of the episode loop
 
     def observe(self, steps: list[Step], observation: Observation) -> list[int]:
-        if self._history and not steps:  # a follow-up: how to call tools was said before
+        if self._history and not steps:  # a follow-up: the tools were described before
             asked = [message for message in observation.messages if message["role"] != "system"]
             observation = replace(observation, messages=asked)
         return super().observe(self._history + steps, observation)
@@ -135,7 +137,7 @@ class Conversation(AgentEnvLoop):
     def _on_token(self, session: str | None, ids: list[int]) -> None:
         if session == f"chat-{self._asked}":
             self._turn_ids += ids
-            # A character may take several tokens; until the last of them is there, it decodes to U+FFFD.
+            # A character may need several tokens; until the last of them arrives, it decodes to U+FFFD.
             self.watcher.stream(self.chat.turn_text(self._turn_ids).rstrip("\ufffd"))
 
     def on_action(self, action: Action) -> None:
@@ -147,33 +149,32 @@ class Conversation(AgentEnvLoop):
 
 
 def same_context(exchanges: list[Exchange]) -> list[Exchange]:
-    """The exchanges that the model still sees: those since it last began anew."""
+    """Return the exchanges that the model still sees: those since its last new start."""
     begun = [number for number, exchange in enumerate(exchanges) if exchange.start == 0]
     return exchanges[begun[-1] :] if begun else exchanges
 
 
-# --------------------------------------------------------------------------------------------------- what came of it
+# --------------------------------------------------------------------------------------------------- results
 
 
 def read_turn(env: EnvConfig, text: str, whole: bool) -> list[tuple[str, str]]:
-    """(kind, text) of the parts of a turn, or of as much of it as has come (`whole` False), in the dialect of `env`; never
-    raises.
+    """Split a turn into (kind, text) parts, in the dialect of `env`; never raises.
 
-    Parts only grow while a turn streams. In a whole turn without a call and without an answer, the plain text is
-    the answer: that is how a model speaks that was not trained to mark it, and it ends the episode all the same.
+    Of a streaming turn (`whole` False) the parts only grow. In a complete turn without call or answer, the plain text
+    is the answer. A model that was not trained to mark answers writes so, and such a turn ends the episode.
     """
     spoken = dialect_of(env)
     text = text if whole else spoken.unfinished.sub("", text)
     parts = [(part.kind, part.text.strip()) for part in spoken.parts(text) if part.text.strip()]
     if not whole or {"tool_call", "answer"} & {kind for kind, _ in parts}:
         return parts
-    if answer := spoken.answer_in(text)[0]:  # it stands within the text
+    if answer := spoken.answer_in(text)[0]:  # the answer is within the text
         return [*parts, ("answer", answer)]
     return [("answer" if kind == "text" else kind, text) for kind, text in parts]
 
 
 def answer_of(exchange: Exchange, agent: Agent) -> str | None:
-    """What the agent answered, or None if it did not come to an answer. In a conversation plain words are one, too."""
+    """Return the agent's answer, or None. In a conversation a plain text is an answer, too."""
     if exchange.trajectory.stop_reason not in (StopReason.ANSWERED, StopReason.NO_ANSWER):
         return None
     env, text = agent.config.env, agent.chat.turn_text(exchange.trajectory.steps[-1].action_ids)
@@ -182,13 +183,18 @@ def answer_of(exchange: Exchange, agent: Agent) -> str | None:
 
 
 def no_answer(exchange: Exchange, agent: Agent) -> str | None:
-    """Why there is no answer, in a sentence; None if there is one, or if none is due: the world has said that it is over."""
+    """Explain in a sentence why there is no answer.
+
+    None if there is one, or if the environment ended the episode without needing one.
+    """
     env, rollout, t = agent.config.env, agent.config.rollout, exchange.trajectory
-    done = t.stop_reason is StopReason.ANSWERED and t.steps[-1].info.get("tool_calls")  # a call has ended the episode
+    done = t.stop_reason is StopReason.ANSWERED and t.steps[-1].info.get("tool_calls")  # a call ended the episode
     if done or answer_of(exchange, agent) is not None:
         return None
     unknown = not exchange.known and brings_tools(env.name)
-    foreign = "; only questions of the test set have what this world needs: type 1 for one of them" if unknown else ""
+    foreign = (
+        "; only questions of the test set have what this environment needs: type 1 for one of them" if unknown else ""
+    )
     return {
         StopReason.ANSWERED: "no answer: its last turn is empty",
         StopReason.NO_ANSWER: "no answer: its last turn is empty",
@@ -203,7 +209,7 @@ def no_answer(exchange: Exchange, agent: Agent) -> str | None:
 
 
 def exchange_record(exchange: Exchange, agent: Agent) -> dict[str, Any]:
-    """One line of `--json`."""
+    """Make one line of `--json`."""
     t = exchange.trajectory
     known = {"reward": t.reward, "reward_parts": t.reward_parts, "metrics": t.metrics} if exchange.known else {}
     return {

@@ -1,11 +1,11 @@
-"""A checkpoint becomes a folder that anyone can use: vLLM, `transformers`, the hub, and `agent-r1 chat`.
+"""Export a checkpoint as a folder for vLLM, `transformers`, the hub and `agent-r1 chat`.
 
-In: a checkpoint of the local loop or of verl, or a LoRA adapter. Out: weights as safetensors, tokenizer, chat template,
-generation settings as trained, the run's configuration, and a model card. Next: `serve.py`.
+In: a checkpoint of the local loop or of verl, or a LoRA adapter. Out: weights as safetensors, tokenizer, chat
+template, generation settings as trained, the run's configuration, and a model card. Next: `serve.py`.
 
-The model in a checkpoint is in Hugging Face's format already, so it is verified and copied; shards of verl are put
-together, an adapter is merged by `peft`. Then the exported folder, read by `transformers`, must give
-the checkpoint's own log-probabilities on episodes of the run, token by token. What does not is not kept.
+The model in a checkpoint already has Hugging Face's format, so it is verified and copied. verl's shards are merged,
+and `peft` merges an adapter. Then `transformers` must compute the checkpoint's log-probabilities from the exported
+folder, token by token, on episodes of the run. Otherwise the export is deleted.
 """
 
 from __future__ import annotations
@@ -31,25 +31,28 @@ from agent_r1.training.shards import find_shards, write_merged
 from agent_r1.training.tiny_model import load_chat
 
 MEAN, MOST = 3e-4, 1e-2
-"""What rounding may change in a log-probability between checkpoint and export, both in float32: on average, and for 99 of
-100 sampled tokens. Not the largest: sums over 28 layers and 152,000 logits come in another order, and of some thousand
-tokens an unlikely one is always far out. Measured with random weights in Qwen2.5-0.5B's shape, 400 tokens, on a CPU: 2e-5 on
-average, 1e-4 at most; .10 on average where the weights were rounded to bfloat16. Another model is off by whole nats."""
+"""Most that rounding may change a log-probability between checkpoint and export, both in float32: the mean, and the 99th
+percentile of sampled tokens. The maximum is useless: sums over 28 layers and 152,000 logits change their order, and some
+unlikely token is always far off. Measured with random weights in Qwen2.5-0.5B's shape, 400 tokens, on a CPU: mean 2e-5, at
+most 1e-4; mean .10 for weights rounded to bfloat16. Another model differs by whole nats."""
 RECORD = "export.json"
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "config.json")
 TOKENIZER = ("*token*.json", "vocab.json", "merges.txt", "*.jinja", "generation_config.json")
-"""What is copied from a model folder: in particular no *.bin, which could hold code."""
+"""Files that are copied from a model folder; no *.bin, which can contain code."""
 Row = tuple[list[int], list[int]]
-"""Token ids and, of the same length, whether each was sampled."""
+"""Token ids, and for each whether it was sampled."""
 
 
 def export(checkpoint: Path, config: Config | None, target: Path | None = None, base: Path | None = None) -> Path:
     """Write `target` from a checkpoint folder (or a model or adapter folder) and return it.
 
-    `config`: what it was trained with, None where that is not known. `target`: without it `export/` in the folder of the
-    run, or beside a checkpoint that is in none. `base`: the model folder whose shape and tokenizer
-    the shards of verl have, instead of those that verl saved beside them. Raises AgentR1Error when the checkpoint is
-    damaged, when the copy does not compute the same, and when `target` holds something else.
+    Args:
+        config: What it was trained with, or None if unknown.
+        target: Default: `export/` in the run's folder, or next to a checkpoint without a run.
+        base: Model folder with the shape and tokenizer of verl's shards, instead of those that verl saved.
+
+    Raises AgentR1Error if the checkpoint is damaged, the copy computes something else, or `target` has other
+    contents.
     """
     if (checkpoint / "manifest.json").is_file():
         verify_checkpoint(checkpoint)
@@ -73,18 +76,20 @@ def export(checkpoint: Path, config: Config | None, target: Path | None = None, 
         ours = _merge_adapter(source, part) if adapter else _write_model(source, part, base)
         gaps = differences(ours, load_transformers(part), _rows(checkpoint))
         mean, most, largest = gaps.mean().item(), gaps.quantile(0.99).item(), gaps.max().item()
-        if not (mean <= MEAN and most <= MOST):  # also where one is NaN
+        if not (mean <= MEAN and most <= MOST):  # negated, so that NaN fails
             raise AgentR1Error(
                 f"{checkpoint} and its export differ by {mean:.1e} in the mean log-probability of a sampled token (at most "
                 f"{MEAN:.0e}) and by {most:.1e} in the 99th percentile (at most {MOST:.0e}); the export was not kept: it "
-                "has not the checkpoint's weights",
+                "does not have the checkpoint's weights",
                 code="wrong_conversion",
             )
         if config is not None:
             _write_settings(part, config)
         (part / "README.md").write_text(_card(checkpoint, config, f"{largest:.1e}", len(gaps)))
         record = {
-            "checkpoint": "/".join(checkpoint.resolve().parts[-3:]),  # not the whole path: this may be published
+            "checkpoint": "/".join(
+                checkpoint.resolve().parts[-3:]
+            ),  # not the whole path, because this may be published
             "weights": weights,
             "max_logprob_difference": largest,
             "mean_logprob_difference": mean,
@@ -101,11 +106,11 @@ def export(checkpoint: Path, config: Config | None, target: Path | None = None, 
 
 
 def _write_model(source: Path, part: Path, base: Path | None) -> AnyModel:
-    """Fill `part` with a model folder. Returns the checkpoint's own model, to hold it against."""
+    """Fill `part` with a model folder, and return the checkpoint's model for comparison."""
     if not find_shards(source):
         _copy(source, part, WEIGHTS + TOKENIZER)
         return load_any(source)
-    base = base or source / "huggingface"  # where verl saves them
+    base = base or source / "huggingface"  # verl saves them here
     for name in ("config.json", "tokenizer.json"):
         if not (base / name).is_file():
             raise AgentR1Error(
@@ -119,7 +124,7 @@ def _write_model(source: Path, part: Path, base: Path | None) -> AnyModel:
 
 
 def _merge_adapter(adapter: Path, part: Path) -> AnyModel:
-    """The same for the folder of a LoRA adapter."""
+    """Do the same for a LoRA adapter's folder."""
     with extra("lora", f"merging the LoRA adapter {adapter}"):
         from peft import PeftModel
     base = hub_model(json.loads((adapter / "adapter_config.json").read_text())["base_model_name_or_path"])
@@ -139,14 +144,14 @@ def _copy(source: Path, target: Path, patterns: tuple[str, ...]) -> None:
 
 
 def differences(ours: AnyModel, theirs: AnyModel, rows: list[Row]) -> Tensor:
-    """|difference| of the log-probabilities of all sampled tokens, end to end [A]."""
+    """Return |difference| of the log-probabilities of all sampled tokens, concatenated [A]."""
     return torch.cat(
         [(token_logprobs(ours, i) - token_logprobs(theirs, i)).abs()[torch.tensor(mask).bool()] for i, mask in rows]
     )
 
 
 def _rows(checkpoint: Path) -> list[Row]:
-    """A handful of the run's episodes, prompts, tool results and all. Without a run: byte tokens at random."""
+    """Return some of the run's episodes; without a run, random byte tokens."""
     for folder in checkpoint.resolve().parents[:3]:
         for file in (folder / "rollouts" / "eval.jsonl", *sorted((folder / "rollouts").glob("step_*.jsonl"))[::-1]):
             rows = [(r["input_ids"], r["action_mask"]) for record in read_jsonl(file)[:8] for r in record["rows"]]
@@ -156,11 +161,12 @@ def _rows(checkpoint: Path) -> list[Row]:
     return [(row, [0] + [1] * 63) for row in ids]
 
 
-# ------------------------------------------------------------------------------------------- what lies beside the weights
+# ------------------------------------------------------------------------------------------- files next to the
+# weights
 
 
 def _write_settings(part: Path, config: Config) -> None:
-    """How the model was made to speak: for `agent-r1` the whole configuration, for others the sampling settings."""
+    """Write the configuration for `agent-r1`, and the sampling settings for other programs."""
     (part / SETTINGS).write_text(to_yaml(config))
     chat = load_chat(part)
     generation = {
@@ -212,11 +218,11 @@ SHOWN = (
     *("dataset", "split", "n", "score_name", "score", "score_ci95", "em", "em_ci95", "f1", "reward", "reward_ci95"),
     *("mean_tool_calls", "truncated_rate", "retriever", "hardware"),
 )
-"""Keys of the eval card that the model card repeats."""
+"""Keys of the eval card that the model card has, too."""
 
 
 def _card(checkpoint: Path, config: Config | None, gap: str, tokens: int) -> str:
-    """The model card. Only what was measured on this very checkpoint is called its evaluation."""
+    """Write the model card. Only measurements of this very checkpoint count as its evaluation."""
     if config is None:
         return (HEAD + BARE).format(name=checkpoint.name, gap=gap, tokens=tokens)
     run, last = checkpoint.resolve().parents[1], f"step_{config.trainer.steps:06d}"
@@ -228,7 +234,7 @@ def _card(checkpoint: Path, config: Config | None, gap: str, tokens: int) -> str
         name=run.name if measured else checkpoint.name, gap=gap, tokens=tokens,
         tools=", ".join(config.env.tools) or "none",
         algorithm=config.algorithm, steps=config.trainer.steps, preset=config.preset, seed=config.seed,
-        start=config.model.path or "a cold start of a tiny model made from nothing",
+        start=config.model.path or "a cold start of a tiny model made from scratch",
         package=PACKAGED.format(**scheme.described(config.model.path)) if scheme else "",
         evaluation="\n".join(table) if measured else "This checkpoint was not evaluated.",
         command=train_command(config),

@@ -1,8 +1,8 @@
-"""What a result was made from: the part of an evaluation card by which others can repeat it, or see why theirs differs.
+"""Record what a result was made from, so that others can repeat it.
 
-In: a configuration and a model folder. Out: model, start model, data, index, code, command and hardware, each with the hash
-or the revision that tells it from another of the same name. Next: the card of `rollout/evaluate.py`; docs/lab/leaderboard.md
-says how to report it.
+In: a configuration and a model folder. Out: model, start model, data, index, code, command and hardware, each with
+the hash or revision that identifies it. Next: the card of `rollout/evaluate.py`; docs/lab/leaderboard.md tells how to
+report it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from agent_r1.workspace import Workspace
 
 
 def provenance(config: Config, model: Path) -> dict[str, Any]:
-    """The keys that it adds to a card. What is not known is None."""
+    """Return the provenance keys of a card. Unknown values are None."""
     workspace = Workspace.of(config)
     data = _manifest(workspace.data)
     sources = {Path(name).name: digest for name, digest in data.get("sources", {}).items()}
@@ -45,14 +45,13 @@ def provenance(config: Config, model: Path) -> dict[str, Any]:
 
 
 def weights_hash(model: Path) -> str | None:
-    """One hash over the weights of a folder (a model, an adapter, shards of verl): equal weights, equal hash, wherever
-    they lie."""
+    """Hash the weights of a model, an adapter or verl's shards, whatever their path."""
     files = sorted([*model.glob("*.safetensors"), *model.glob(SHARDS)])
     return fingerprint([[file.name, sha256(file)] for file in files]) if files else None
 
 
 def code_version() -> dict[str, Any]:
-    """The version, and of a git checkout the commit and whether tracked files differ from it."""
+    """Return the version; for a git checkout also the commit and whether tracked files differ."""
     root = Path(__file__).parents[3]
     if not (root / ".git").exists() or not shutil.which("git"):
         return {"version": __version__, "commit": None}
@@ -65,11 +64,11 @@ def code_version() -> dict[str, Any]:
 
 
 def _index(config: Config, workspace: Workspace, data: dict[str, Any]) -> dict[str, Any]:
-    """Encoder, corpus and kind; the hash is of the vectors. A service's own files are not here to be hashed."""
+    """Describe encoder, corpus, kind and the vectors' hash; a service's files have none."""
     facts = {"encoder": config.search.encoder, "encoder_package": described(config.search.encoder)}
     facts |= {"corpus": config.data.corpus, "corpus_sha256": data.get("files", {}).get("corpus.jsonl")}
     if tables.stated("corpus", [config.data.corpus], "of_questions") and not config.data.facts.get("generated"):
-        facts["note"] = "the questions' own paragraphs: scores do not compare with those over an encyclopedia"
+        facts["note"] = "the questions' own paragraphs: do not compare scores with those over an encyclopedia"
     if config.search.foreign:
         return {"service": config.search.url}
     if config.search.url:
@@ -85,12 +84,12 @@ def _manifest(folder: Path) -> dict[str, Any]:
 
 
 def _revision(model: Path) -> str | None:
-    """The commit of a model in the hub's cache, whose folders are called by it."""
+    """Return the commit of a model in the hub's cache, from its folder's name."""
     return model.name if model.parent.name == "snapshots" else None
 
 
 def train_command(config: Config) -> str:
-    """The command that trains this model again: the preset, and every setting that differs from it."""
+    """Return the command that trains this model again, with every setting that differs."""
 
     def flat(c: Config) -> dict[str, Any]:
         return {
@@ -106,6 +105,6 @@ def train_command(config: Config) -> str:
 
 
 def described(text: str | None) -> dict[str, str] | None:
-    """For a card: where the weights of a name such as package:NAME are from. None for other names."""
+    """Describe the origin of a name such as package:NAME; None for other names."""
     scheme = tables.scheme_of(text)
     return scheme.described(text) if scheme else None

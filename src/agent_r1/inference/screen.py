@@ -1,10 +1,10 @@
-"""What a person sees of a conversation: thoughts dimmed, tool calls with what came back, the answer set apart.
+"""Show a conversation: thoughts dimmed, tool calls with their results, the answer in a box.
 
-In: the turns of an episode as they stream, and finished `Exchange`s (conversation.py). Out: a terminal, or the same as plain
-text where there is none or NO_COLOR is set. Next: the person.
+In: the turns of an episode as they stream, and finished `Exchange`s (conversation.py). Out: a terminal, or plain text
+if there is none or NO_COLOR is set.
 
-Everything printed here was written by a model, a document or a file, so all of it goes through `clean`: an escape
-sequence in a web page must not move the cursor of the person who reads the page.
+Everything printed here comes from a model, a document or a file, so all of it passes through `clean`. An escape
+sequence in a web page must not move the reader's cursor.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from agent_r1.inference.agent import Agent
 from agent_r1.inference.conversation import Exchange, Watcher, no_answer, read_turn
 
 LABELS = {"text": ("", ""), "think": ("thought: ", "dim italic"), "answer": ("answer: ", "bold green")}
-"""What stands before a part of a turn, and its style."""
+"""Text before a part of a turn, and its style."""
 SHOWN_LINES, SHOWN_CHARS = 12, 1500
-"""Of a tool's result."""
+"""Most lines and characters of a tool's result to print."""
 
 
 class Screen(Watcher):
-    """What a person sees. Without a terminal, or with NO_COLOR, the console writes the same as plain text."""
+    """Show a conversation. Without a terminal, or with NO_COLOR, the console writes plain text."""
 
     def __init__(self, console: Console, env: EnvConfig):
         self.console, self.env = console, env
         self._shown: list[str] = []
-        """What was printed of each part of the running turn."""
+        """Printed text of each part of the running turn."""
 
     def say(self, text: str, style: str = "") -> None:
-        """A line of the program's own; it may hold words of the model's."""
+        """Print one of the program's own lines; it may contain the model's words."""
         self.end_turn()
         self.console.print(Text(clean(text), style), soft_wrap=True)
 
@@ -44,7 +44,7 @@ class Screen(Watcher):
         self.say(f"* {text}", "yellow")
 
     def stream(self, text: str) -> None:
-        self._write(read_turn(self.env, text, whole=False))  # parts only grow, so what stands there stays right
+        self._write(read_turn(self.env, text, whole=False))  # parts only grow, so printed text stays right
 
     def turn(self, action: Action) -> None:
         self._write(read_turn(self.env, action.text, whole=action.finish_reason == "stop"))
@@ -72,7 +72,7 @@ class Screen(Watcher):
 
 
 def call_text(call: dict[str, Any]) -> Text:
-    """A tool call: what was asked, how long it took, what came back. The agent saw all of it."""
+    """Format a tool call: arguments, duration, result. The agent read the whole result."""
     took = f"{call['seconds'] * 1000:.0f} ms" if call["seconds"] < 1 else f"{call['seconds']:.1f} s"
     arguments = ", ".join(f"{k}: {v if isinstance(v, str) else json.dumps(v)}" for k, v in call["arguments"].items())
     lines = call["content"][:SHOWN_CHARS].splitlines()[:SHOWN_LINES]
@@ -83,7 +83,7 @@ def call_text(call: dict[str, Any]) -> Text:
 
 
 def exchange_text(exchange: Exchange, agent: Agent) -> Text:
-    """A finished exchange as one block."""
+    """Format a finished exchange as one block."""
     blocks = []
     for step in exchange.trajectory.steps:
         text, whole = agent.chat.turn_text(step.action_ids), step.finish_reason == "stop"

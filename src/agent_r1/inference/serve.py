@@ -1,10 +1,10 @@
-"""A vLLM server of our own, for as long as a `with` block lasts.
+"""Run a vLLM server for the length of a `with` block.
 
-In: a model folder. Out: a `Server`: its address, its key, and the reason if it dies. Next: `ServerPolicy` sends prompts
-to it, and so can any OpenAI client, tool calls included.
+In: a model folder. Out: a `Server`: its address, its key, and the reason if it dies. Next: `ServerPolicy` sends
+prompts to it, and so can any OpenAI client, tool calls included.
 
-It listens on 127.0.0.1, on a free port, behind a key made for it, and writes a log. At the end of the block its process
-group gets SIGTERM, and SIGKILL if that does not end it. If we are killed ourselves, the kernel ends it (PDEATHSIG, Linux).
+It listens on a free port of 127.0.0.1, requires a key made for it, and writes a log. At the end its process group
+gets SIGTERM, then SIGKILL if needed. If this process is killed, the kernel stops the server (PDEATHSIG, Linux).
 """
 
 from __future__ import annotations
@@ -40,29 +40,29 @@ INSTALL = (
     "(CPU), set AGENT_R1_VLLM to a Python that has it"
 )
 START_S, STOP_S = 900.0, 10.0
-"""Seconds that a server gets to become healthy, and to end after SIGTERM."""
+"""Seconds for a server to become healthy, and to exit after SIGTERM."""
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 _ERROR = re.compile(r"\b([A-Z]\w*(?:Error|Exception|Exit)): (.*\S)")
 
 
 @dataclass
 class Server:
-    """A running vLLM."""
+    """Hold the address, key and process of a running vLLM."""
 
     process: subprocess.Popen
     port: int
     api_key: str
     log: Path
     name = "agent"
-    """What clients call the model."""
+    """The model's name for clients."""
 
     @property
     def url(self) -> str:
-        """The base URL for OpenAI clients."""
+        """Return the base URL for OpenAI clients."""
         return f"http://127.0.0.1:{self.port}/v1"
 
     def diagnose(self) -> str | None:
-        """Why the server is gone, in a line; None while it lives."""
+        """Return why the server exited, in a line; None while it runs."""
         code = self.process.poll()
         if code is None:
             return None
@@ -79,10 +79,11 @@ def vllm_server(
     gpus: int = 0,
     port: int | None = None,
 ) -> Iterator[Server]:
-    """Waits until the server answers, and stops it behind the block. Raises AgentR1Error with the cause if it never does.
+    """Start a server, wait until it answers, and stop it after the block.
 
-    `gpus`: for thousands of episodes, an engine on each of so many GPUs, with CUDA graphs. 0 starts sooner: one engine
-    that compiles nothing, for a chat or a CPU. The log is kept only where the server died.
+    `gpus`: for thousands of episodes, one engine per GPU, with CUDA graphs. 0 starts sooner: one engine without
+    compilation, for a chat or a CPU. The log is kept only if the server died. Raises AgentR1Error with the cause if
+    it never answers.
     """
     command = [vllm_python(), "-m", "vllm.entrypoints.openai.api_server"]
     with open_port("127.0.0.1", port or 0) as free:
@@ -94,7 +95,7 @@ def vllm_server(
         process = subprocess.Popen(
             [*command, *options(model, rollout, trainer, port, gpus)],
             stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=_environment(api_key, gpus),
-            start_new_session=True,  # Ctrl-C in the terminal is for the chat, not for the server under it
+            start_new_session=True,  # Ctrl-C in the terminal is for the chat, not for its server
             preexec_fn=_LIBC and (lambda: _LIBC.prctl(1, signal.SIGTERM)),  # PR_SET_PDEATHSIG
         )  # fmt: skip
     server = Server(process, port, api_key, log)
@@ -107,37 +108,37 @@ def vllm_server(
 
 
 def options(model: Path, rollout: RolloutConfig, trainer: TrainerConfig, port: int, gpus: int) -> list[str]:
-    """What vLLM is told."""
+    """Return vLLM's command-line options."""
     device, dtype = resolve_device(trainer)
     return [
         *("--model", str(model), "--served-model-name", Server.name),
         *("--host", "127.0.0.1", "--port", str(port), "--uvicorn-log-level", "warning"),
         *("--max-model-len", str(rollout.max_context), "--max-num-seqs", str(rollout.slots)),
-        # vLLM's own choice is half precision, also on a CPU; this is what the model was trained in.
+        # vLLM's default is half precision, also on a CPU; this is the training precision.
         *("--dtype", str(dtype).removeprefix("torch.")),
         *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
-        # What our sampler and the trainer call a log-probability: at the sampling temperature.
+        # Our sampler and trainer define log-probabilities at the sampling temperature.
         *("--logprobs-mode", "processed_logprobs"),
-        # On a CPU, vLLM 0.27 dies of a seeded request whose prompt it reads in two chunks ("CPU Generator does not use
-        # offset"), and all of ours have seeds.
+        # On a CPU, vLLM 0.27 crashes on a seeded request whose prompt it reads in two chunks ("CPU Generator does not
+        # use offset"). All our requests have seeds.
         *(("--no-enable-chunked-prefill",) if device == "cpu" else ()),
         # As in training: see `ChatFormat._skeleton`.
         *("--default-chat-template-kwargs", '{"enable_thinking": false}'),
-        # Compiling takes longer than all the answers of an evening with a small model.
+        # Compiling takes longer than all the answers of a small model's chat.
         *(("--data-parallel-size", str(gpus)) if gpus else ("--enforce-eager",)),
     ]
 
 
 def _environment(api_key: str, gpus: int) -> dict[str, str]:
-    """The key travels here: a command line can be read by every user of the machine."""
+    """Return the server's environment with the key, because command lines are public."""
     ours = {"VLLM_API_KEY": api_key, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONUNBUFFERED": "1"}
-    # Of vLLM's CPU build: GiB of KV cache, and no compilation (20 s at the first batch).
+    # For vLLM's CPU build: GiB of KV cache, and no compilation (20 s at the first batch).
     defaults = {"VLLM_CPU_KVCACHE_SPACE": "1", **({} if gpus else {"TORCHDYNAMO_DISABLE": "1"})}
     return defaults | {name: value for name, value in os.environ.items() if name not in ALLOCATOR} | ours
 
 
 def _wait(server: Server, tell: Callable[[float], None]) -> None:
-    """Until /health says yes."""
+    """Wait until /health succeeds."""
     begin = time.monotonic()
     with httpx.Client(trust_env=False, timeout=2.0) as client:
         while True:
@@ -155,25 +156,25 @@ def _wait(server: Server, tell: Callable[[float], None]) -> None:
 
 
 def stop(process: subprocess.Popen) -> None:
-    """End the process group that `process` leads, first by SIGTERM."""
+    """End the process group that `process` leads, first with SIGTERM."""
     for number, patience in ((signal.SIGTERM, STOP_S), (signal.SIGKILL, 5.0)):
         deadline = time.monotonic() + patience
         try:
             os.killpg(process.pid, number)
             while time.monotonic() < deadline:
-                process.poll()  # collects it: the dead count as members until then
+                process.poll()  # reaps it: until then a dead process counts as a member
                 os.killpg(process.pid, 0)
                 time.sleep(0.05)
-        except (ProcessLookupError, PermissionError):  # nobody left, or (macOS) only the dead
+        except (ProcessLookupError, PermissionError):  # no process is left, or (macOS) only dead ones
             return
 
 
 def serve_forever(model: Path, rollout: RolloutConfig, trainer: TrainerConfig, port: int | None) -> None:
-    """`agent-r1 serve`: say how to use the server, and keep it until it dies or Ctrl-C.
+    """Serve until the server dies or Ctrl-C: `agent-r1 serve`.
 
-    The key is not printed, where a log could keep it: it lies in a file that only its owner can read.
+    The key is not printed, where a log could keep it. It is in a file that only its owner can read.
     """
-    for number in (signal.SIGTERM, signal.SIGHUP):  # leave the block in order, and take the key along
+    for number in (signal.SIGTERM, signal.SIGHUP):  # exit the block properly, and delete the key
         signal.signal(number, lambda number, frame: sys.exit(128 + number))
     gpus = min(1, gpus_for(trainer))
     with vllm_server(model, rollout, trainer, gpus=gpus, port=port) as server, ExitStack() as stack:
@@ -181,7 +182,7 @@ def serve_forever(model: Path, rollout: RolloutConfig, trainer: TrainerConfig, p
         stack.callback(key.unlink, missing_ok=True)
         key.touch(mode=0o600)
         key.write_text(server.api_key)
-        say(f"serving {model} as model {server.name!r}; Ctrl-C stops it\n")
+        say(f"serving {model} as model {server.name!r}; stop with Ctrl-C\n")
         say(f'export OPENAI_BASE_URL={server.url} OPENAI_API_KEY="$(cat {key.resolve()})"')
         while (trouble := server.diagnose()) is None:
             time.sleep(0.5)
@@ -189,27 +190,31 @@ def serve_forever(model: Path, rollout: RolloutConfig, trainer: TrainerConfig, p
 
 
 def gpus_for(trainer: TrainerConfig) -> int:
-    """How many GPUs an evaluation may use: all that are visible, or 0 where the configuration runs on a CPU."""
+    """Count the GPUs for an evaluation: all visible ones, or 0 on a CPU."""
     return torch.cuda.device_count() if resolve_device(trainer)[0] == "cuda" else 0
 
 
 def vllm_python() -> str:
-    """A Python that has vLLM: AGENT_R1_VLLM, or this one. Raises AgentR1Error when there is none."""
+    """Return a Python that has vLLM: AGENT_R1_VLLM, or this one.
+
+    Raises AgentR1Error if there is none.
+    """
     named = os.environ.get("AGENT_R1_VLLM")
     if named and not os.access(named, os.X_OK):
         raise AgentR1Error(
-            f"AGENT_R1_VLLM={named} is no program; give the bin/python of an environment with vLLM", code="missing_vllm"
+            f"AGENT_R1_VLLM={named} is not a program; give the bin/python of an environment with vLLM",
+            code="missing_vllm",
         )
     if not named and importlib.util.find_spec("vllm") is None:
         raise AgentR1Error(
-            f"vLLM is not installed here; {INSTALL}; chat and eval do without: --backend transformers",
+            f"vLLM is not installed here; {INSTALL}; chat and eval work without it: --backend transformers",
             code="missing_vllm",
         )
     return named or sys.executable
 
 
 def _cause(log: Path) -> str:
-    """The line of a log that names the error: the last one that does not merely point to another."""
+    """Return the last line of a log that names an error itself."""
     lines = log.read_text(errors="replace").splitlines()[-400:]
     found = [match for line in lines if (match := _ERROR.search(line)) and "root cause" not in line]
     if found:

@@ -1,7 +1,7 @@
-"""verl's agent loop around ours: it wraps verl's server client as a `Policy` and runs `rollout/episode.py`.
+"""Run our episode loop inside verl, with verl's server client as a `Policy`.
 
-In: one question as verl's data loader hands it over. Out: its training sequences as verl's `AgentLoopOutput`s, with the
-rewards that our environment has paid, token by token. Next: verl's TransferQueue, from which `trainer.py` takes them.
+In: one question from verl's data loader. Out: its training sequences as verl's `AgentLoopOutput`s, with our
+environment's rewards per token. Next: verl's TransferQueue, from which `trainer.py` reads them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ from agent_r1.workspace import load_tools
 
 
 class VerlPolicy(Policy):
-    """`Policy` over verl's client of its vLLM servers. One object an episode: it notes which weights sampled it."""
+    """Wrap verl's client of its vLLM servers as a `Policy`, one object per episode.
+
+    It records which weights sampled the episode.
+    """
 
     def __init__(self, client, stop_ids: tuple[int, ...], seeded: bool):
         self.client, self.stop_ids, self.seeded = client, stop_ids, seeded
@@ -57,20 +60,20 @@ class VerlPolicy(Policy):
         start = time.perf_counter()
         try:
             out = await self.client.generate(session, prompt_ids=prompt_ids, sampling_params=wanted)
-        except Exception as error:  # whatever Ray and vLLM may raise: to the run it is all the same
+        except Exception as error:  # Ray and vLLM raise many kinds, with the same meaning for the run
             raise AgentR1Error(f"the rollout server failed ({type(error).__name__})", code="server_failed") from error
         self.seconds += time.perf_counter() - start
         if not out.token_ids or out.stop_reason == "aborted":
             raise AgentR1Error("the rollout server aborted a request", code="server_failed")
         self.versions.append(out.extra_fields.get("global_steps") or 0)
         ids = list(out.token_ids)
-        # verl reports "completed" for both ends of a turn; length and last token tell them apart.
+        # verl reports "completed" for both ends of a turn; length and last token distinguish them.
         cut = len(ids) >= sampling.max_tokens and ids[-1] not in self.stop_ids
         return Generation(ids, list(out.log_probs), "length" if cut else "stop")
 
 
 class RowOutput(AgentLoopOutput):
-    """verl pays `reward_score` on the last token; ours may be paid on several, and never on a tool's."""
+    """Add rewards per token: verl's `reward_score` rewards only the last token."""
 
     token_rewards: list[float]
     step_ids: list[int]
@@ -85,17 +88,18 @@ class RowOutput(AgentLoopOutput):
 
 
 class AgentR1Loop(AgentLoopBase):
-    """verl makes one for each episode, by name from `agent_loops.yaml`: the names are those of our environments."""
+    """Run one episode. verl makes one object each, by an environment's name in `agent_loops.yaml`."""
 
     def __init__(self, trainer_config, server_manager, env_name: str, run: str, **_):
-        # Not AgentLoopBase.__init__: it builds a tokenizer wrapper for verl's own loops, for each episode anew.
+        # Not AgentLoopBase.__init__: it builds a tokenizer wrapper for verl's own loops in each episode.
         self.client, self.env_name, self.run_path = server_manager, env_name, Path(run)
-        # On a GPU, vLLM draws for seeded requests one after the other, at each token; and nothing repeats there anyway.
+        # On a GPU, vLLM samples seeded requests one after the other, at each token; and results do not repeat there
+        # anyway.
         self.seeded = trainer_config.config.trainer.device == "cpu"
         self.config, self.chat, self.tools = _shared(run, trainer_config.config.actor_rollout_ref.model.path)
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> list[AgentLoopOutput]:
-        """One episode; an empty list if it was broken off (a time-out in validation counts as no answer)."""
+        """Run one episode; an empty list if it failed. In validation a time-out counts as no answer."""
         c, training, step = self.config, sampling_params["temperature"] > 0, int(row["global_steps"])
         policy = VerlPolicy(self.client, self.chat.stop_ids, self.seeded)
         loop = make_loop(policy, self.chat, self.tools, c.rollout, c.env)
@@ -107,11 +111,11 @@ class AgentR1Loop(AgentLoopBase):
         try:
             trajectory = await loop.run(Task(question, row["uid"], session, seed), sampling)
             compares = training and algorithm_has(c.algorithm, "greedy")
-            if compares and row["session_id"] == 0:  # the others of the prompt share it
+            if compares and row["session_id"] == 0:  # the prompt's other samples share it
                 best = Sampling(c.rollout.max_tokens_per_turn, temperature=0.0)
                 greedy = await loop.run(Task(question, row["uid"], f"{session}_greedy"), best)
                 trajectory.extra[GREEDY] = greedy_score(greedy)
-        except AgentR1Error as error:  # verl logs it and trains on: with a dead server, without any episode
+        except AgentR1Error as error:  # verl logs the error and trains on: with a dead server, without any episode
             self._note_failure(str(error))
             raise
         seconds = time.perf_counter() - start
@@ -119,14 +123,16 @@ class AgentR1Loop(AgentLoopBase):
             self._note_failure(f"episodes are broken off: {trajectory.error}")
             if training or trajectory.stop_reason is StopReason.ERROR:
                 return []
-        columns = list(dict.fromkeys((*make_estimator(c).columns, PROCESS)))  # rollouts record the last
+        columns = list(
+            dict.fromkeys((*make_estimator(c).columns, PROCESS))
+        )  # the last column is for the recorded rollouts
         rows, every = trajectory_rows(trajectory, 0, columns), c.trainer.rollouts_every
         if not rows:  # the question alone fills the context
             return []
         dump = training and every and (step % every == 0 or step == 1)
         numbers = EpisodeNumbers.of(trajectory)
         extra = {
-            # What verl's validation averages, by name; it reports `acc` as its core metric.
+            # verl's validation averages these by name, with `acc` as its core metric.
             "reward_extra_info": numbers.metrics | numbers.parts | {"acc": trajectory.score},
             "episode": asdict(numbers),
             "truncated": trajectory.truncated,
@@ -140,14 +146,17 @@ class AgentR1Loop(AgentLoopBase):
         return [row_output(r, trajectory, metrics, extra, columns) for r in rows]
 
     def _note_failure(self, text: str) -> None:
-        """For the trainer, which only sees that trajectories are missing, and for the last line of the command."""
+        """Store a failure for the trainer, which only sees that trajectories are missing.
+
+        It is also the last line of a failed command.
+        """
         (self.run_path / "verl" / "failure.txt").write_text(text)
 
 
 def row_output(
     row: TrainingRow, trajectory: Trajectory, metrics: AgentLoopMetrics, extra: dict, columns: Sequence[Column] = ()
 ) -> RowOutput:
-    """A training sequence in verl's form: the prompt is what stands before the first action, the response all the rest."""
+    """Convert a training sequence: the prompt ends before the first action, the response follows."""
     cut = row.action_mask.index(1)
     return RowOutput(
         prompt_ids=row.input_ids[:cut],
@@ -157,7 +166,7 @@ def row_output(
         token_rewards=row.rewards[cut:],
         step_ids=row.step_ids[cut:],
         columns={c.name: torch.tensor(row.columns[c.name][cut:], dtype=c.dtype) for c in columns if c.of_tokens},
-        reward_score=trajectory.reward,  # set, so that verl does not compute one; `token_rewards` is what counts
+        reward_score=trajectory.reward,  # set, so that verl does not compute one; `token_rewards` is used
         num_turns=len(trajectory.steps),
         metrics=metrics,
         extra_fields=dict(extra),
@@ -166,7 +175,7 @@ def row_output(
 
 @functools.cache
 def _shared(run: str, model: str) -> tuple[Config, ChatFormat, dict[str, BaseTool]]:
-    """What all episodes of this process share: the index is read once."""
+    """Open what all episodes of this process share, so that the index is read once."""
     config = from_yaml(Path(run) / "config.yaml", written_here=True)
     note = Path(run) / "verl" / "note.txt"  # launch.py shows it
     return config, load_chat(Path(model)), load_tools(config, note.write_text)

@@ -1,9 +1,9 @@
-"""Our estimators, policy loss and learning rate in the places where verl looks for them.
+"""Register our estimators, policy loss and learning rate where verl looks for them.
 
-In: verl's tensors of the response part [B, T]. Out: what an estimator and `training/losses.py` compute of
-them. verl imports this module in every worker (settings.yaml: `external_lib`); `trainer.py` calls the estimators through
-verl's table and gives `actor_loss` to the workers. The critic's loss is verl's own; tests/test_verl_equivalence.py holds
-it against ours.
+In: verl's tensors of the response part [B, T]. Out: the results of an estimator and of `training/losses.py`. verl
+imports this module in every worker (settings.yaml: `external_lib`). `trainer.py` calls the estimators through verl's
+table and gives `actor_loss` to the workers. The critic's loss is verl's own; tests/test_verl_equivalence.py compares
+it with ours.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from agent_r1.training.parts import get_estimator, get_ratios
 
 
 class RowKey(NamedTuple):
-    """A row's name in verl's TransferQueue. Sorted, the rows of an episode stand together and in time order."""
+    """Parse a row's name in verl's TransferQueue. Sorted, an episode's rows are adjacent and in time order."""
 
     group: str
     sample: int
@@ -49,16 +49,16 @@ class RowKey(NamedTuple):
 
 
 def parse_key(key: str) -> RowKey:
-    """Of verl's `{group}_{sample}_{row}`."""
+    """Parse verl's `{group}_{sample}_{row}`."""
     group, sample, row = key.rsplit("_", 2)
     return RowKey(group, int(sample), int(row))
 
 
 def deal(keys: list[str], size: int, seed: int, by: int = 1) -> list[list[str]]:
-    """Deal rows into minibatches of at most `size` rows, all rows of an episode into one, as the local loop does.
+    """Deal rows into minibatches of at most `size` rows, with each episode in one minibatch.
 
-    Whoever has most rows comes first and goes where there are fewest, so all are about equally full. Their number is a
-    multiple of `by`, and no larger than it takes. Where an episode alone has more than `size` rows, rows are cut anywhere.
+    The local loop does the same. Episodes with most rows come first and go to the emptiest minibatch. The number of
+    minibatches is the smallest possible multiple of `by`. An episode with more than `size` rows is cut anywhere.
     """
     episodes: dict[tuple[str, int], list[str]] = defaultdict(list)
     for key in sorted(keys, key=parse_key):
@@ -88,16 +88,23 @@ def estimated(
     estimate: Estimator | None = None,
     **tensors: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Advantages and returns [B, T] in the order of the row keys in `index`. `columns` are what the estimator declares, and
-    `tensors` others of a `Batch`. `estimate` is the estimator of that name with what settings put around it: what that makes of
-    the rewards is written over `token_level_rewards`, and its measurements into `metrics`.
+    """Compute advantages and returns [B, T] in the order of the row keys in `index`.
 
-    verl shuffles rows to balance its workers and adds rows of padding, which have no action. Our estimators want whole
-    trajectories in time order, so rows are sorted, padding is left out, and everything is put back at the end.
+    Args:
+        columns: Columns that the estimator declares.
+        tensors: Other fields of a `Batch`.
+        estimate: The estimator with wrappers from the settings. Its changed rewards are written to
+            `token_level_rewards`,
+            and its measurements to `metrics`.
+
+    verl shuffles rows to balance its workers, and adds padding rows without actions. Our estimators need complete
+    trajectories in time order, so rows are sorted, padding is removed, and everything is put back at the end.
     """
     keys = [parse_key(key) for key in index]
     order = sorted(response_mask.any(dim=1).nonzero().flatten().tolist(), key=keys.__getitem__)
-    if algorithm_has(name, "groups"):  # the environment broke off all but one of a group: nothing to compare it with
+    if algorithm_has(
+        name, "groups"
+    ):  # the environment broke off all but one episode of a group: nothing to compare it with
         left = Counter(group for group, _ in {keys[i].episode for i in order})
         order = [i for i in order if left[keys[i].group] > 1]
     advantages_BT, returns_BT = (torch.zeros_like(token_level_rewards, dtype=torch.float32) for _ in range(2))
@@ -122,9 +129,9 @@ for _name in tables.names("estimator"):
 
 
 def votes(keys: list[str], minibatch_B: list[int], mask_BT: Tensor) -> tuple[Tensor, Tensor]:
-    """[B]: the action tokens of each row's episode, and the number of episodes in the row's minibatch.
+    """Return [B] action tokens of each row's episode, and the minibatch's number of episodes.
 
-    verl counts rows instead, those of padding too. An episode with more rows than a minibatch holds is cut (`deal`): each part
+    verl would count rows, including padding. An episode with more rows than a minibatch is cut (`deal`); each part
     counts as an episode.
     """
     parts = [(number, parse_key(key).episode) for number, key in zip(minibatch_B, keys, strict=True)]
@@ -138,11 +145,11 @@ def votes(keys: list[str], minibatch_B: list[int], mask_BT: Tensor) -> tuple[Ten
 def actor_loss(
     config: ActorConfig, model_output: dict[str, Tensor], data: TensorDict, dp_group=None
 ) -> tuple[Tensor, dict[str, Metric]]:
-    """Compute `loop.actor_loss` of a micro-batch on one rank, in the place of verl's `ppo_loss`, which weighs rows equally.
+    """Compute `loop.actor_loss` of a micro-batch on one rank, instead of verl's `ppo_loss`.
 
-    What the minibatch's loss is divided by is counted over all ranks and micro-batches. verl averages gradients over
-    `dp_size` ranks, so each rank's share is multiplied by it. `rollout_is_weights` [B, T] correct for a sampler that
-    rounds otherwise than the trainer (verl.tis_cap).
+    verl's loss weights rows equally. The divisor is counted over all ranks and micro-batches. Verl
+    averages gradients over `dp_size` ranks, so each rank's share is multiplied by it. `rollout_is_weights` [B, T]
+    correct for a sampler that rounds differently from the trainer (verl.tis_cap).
     """
     logprobs_BT = no_padding_2_padding(model_output["log_probs"], data)
     names = ("response_mask", "old_log_probs", "advantages", "episode_tokens", "minibatch_episodes", "ref_log_prob")
@@ -174,7 +181,10 @@ def actor_loss(
 
 
 class SamplerWatch:
-    """Ends a run whose sampler no longer has the trainer's weights, which no other number shows for hours."""
+    """Stop a run whose sampler no longer has the trainer's weights.
+
+    Other metrics would not show it for hours.
+    """
 
     # Rounding in bfloat16 gives .002 to .01 in probability, and .01 to .02 in log-probability.
     LIMITS = {"training/rollout_probs_diff_mean": 0.05, "training/rollout_logprobs_diff_mean": 0.2}
@@ -183,9 +193,9 @@ class SamplerWatch:
         self.strange = 0
 
     def check(self, trainer_BT: Tensor, sampler_BT: Tensor, mask_BT: Tensor) -> dict[str, float]:
-        """Mean differences between the two's log-probabilities of the sampled tokens, before any update.
+        """Return mean differences of trainer's and sampler's log-probabilities before any update.
 
-        Raises AgentR1Error the second time in a row that one is over its limit.
+        Raises AgentR1Error if a difference exceeds its limit twice in a row.
         """
         acted_BT = mask_BT.bool()
         trainer, sampler = trainer_BT[acted_BT].float(), sampler_BT[acted_BT].float()
@@ -195,30 +205,32 @@ class SamplerWatch:
         self.strange = 0 if sound else self.strange + 1
         if self.strange == 2:
             raise AgentR1Error(
-                "vLLM does not have the trainer's weights: in two steps running its probabilities of the tokens that it "
-                f"sampled were others than the trainer's (by {apart[0]:.2f}, and {apart[1]:.2f} in logarithms, on average)",
+                "vLLM does not have the trainer's weights: in two consecutive steps its probabilities of the sampled tokens "
+                f"differed from the trainer's (by {apart[0]:.2f}, and {apart[1]:.2f} in logarithms, on average)",
                 code="stale_weights",
             )
         return found
 
 
-# verl chooses an engine that is registered for its vendor before its own. The platform of a CPU calls itself the vendor
-# "cpu" (cpu.py), and is looked up as the device "cuda" (VERL_ENGINE_DEVICE).
+# verl prefers an engine that is registered for its vendor. A CPU's platform has the vendor "cpu" (cpu.py), and is
+# looked up as the device "cuda" (VERL_ENGINE_DEVICE).
 @EngineRegistry.register(model_type="language_model", backend="fsdp2", device="cuda", vendor=["cpu", "nvidia"])
 class ActorEngine(FSDPEngineWithLMHead):
-    """verl's FSDP engine with the local loop's learning rate: verl itself knows constant and cosine, and no line. The critic
-    keeps verl's engine: its learning rate is constant."""
+    """Add the local loop's linear learning rate to verl's FSDP engine.
+
+    verl has only constant and cosine. The critic keeps verl's engine, with a constant rate.
+    """
 
     def _build_lr_scheduler(self, optimizer) -> LambdaLR:
         o = self.optimizer_config
-        first = int(o.num_cycles) + 1  # RL step of the first update: settings.yaml puts the critic's warm-up there
+        first = int(o.num_cycles) + 1  # RL step of the first update: settings.yaml stores the critic's warm-up there
         return LambdaLR(
             optimizer,
             lambda done: linear_decay(first + done, o.total_training_steps, o.lr_warmup_steps, o.min_lr_ratio),
         )
 
     def lr_scheduler_step(self) -> float:
-        """The rate of the update that is over, for the log; verl's own returns the next one's."""
+        """Return the finished update's rate for the log; verl's own returns the next."""
         used = self.lr_scheduler.get_last_lr()[0]
         self.lr_scheduler.step()
         return used

@@ -1,10 +1,10 @@
-"""verl's shards to a checkpoint of ours: the model in Hugging Face's format, float32, checked against the trainer.
+"""Convert verl's shards to our checkpoint in float32, and check it against the trainer.
 
-In: verl's own checkpoint (for each rank a file of DTensors). Out: `checkpoints/step_NNNNNN`, which evaluation, export and
-chat read.
+In: verl's own checkpoint (a file of DTensors per rank). Out: `checkpoints/step_NNNNNN` in Hugging Face's format, for
+evaluation, export and chat.
 
-What verl has saved stays in `checkpoints/unverified_NNNNNN` until it has been converted, checked and hashed. A full disk,
-a kill or a failed check on the way loses nothing: `--resume` finishes that folder first (launch.py).
+verl's files stay in `checkpoints/unverified_NNNNNN` until they are converted, checked and hashed. A full disk, a kill
+or a failed check loses nothing: `--resume` finishes that folder first (launch.py).
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from agent_r1.training.run import RunDir
 from agent_r1.training.shards import write_merged
 
 PARITY = "logprobs.json"
-"""Beside verl's shards: rows of tokens, and the log-probabilities that the trainer gave them when it saved."""
+"""Next to verl's shards: rows of tokens, and the trainer's log-probabilities when it saved."""
 LIMITS = {"float32": {"max": 1e-3}, "bfloat16": {"mean": 0.05, "p99": 0.3}}
-"""Differences in log-probability that rounding explains, by the dtype that the trainer multiplied in. A single token says
-nothing in bfloat16: sound runs have been seen with .66 between two batchings of the same weights."""
+"""Most that rounding changes a log-probability, by the trainer's dtype. A single token proves nothing in bfloat16:
+two batchings of the same weights have differed by .66."""
 WRONG = 0.05
-"""Mean difference from which the weights are other ones: those give several nats, and bfloat16 .01 to .02."""
+"""Mean difference that proves other weights: those give several nats, and bfloat16 .01 to .02."""
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.pt")
 
 
 def keep_shards(run: RunDir, step: int, shards: Path, dtype: str, rows: list[dict[str, Any]]) -> Path:
-    """Put verl's whole checkpoint, with the rows that its conversion is checked by, where nothing removes it."""
+    """Move verl's checkpoint, with the rows for its check, to where nothing removes it."""
     (shards / PARITY).write_text(json.dumps({"dtype": dtype, "rows": rows}))
     kept = run.checkpoints / f"unverified_{step:06d}"
     shutil.rmtree(kept, ignore_errors=True)
@@ -46,7 +46,7 @@ def keep_shards(run: RunDir, step: int, shards: Path, dtype: str, rows: list[dic
 
 
 def unverified(run: RunDir) -> Path | None:
-    """The newest kept shards, if they are ahead of the newest checkpoint."""
+    """Return the newest kept shards if they are ahead of the newest checkpoint."""
     latest = run.latest_checkpoint()
     kept = sorted(run.checkpoints.glob("unverified_*"))
     return kept[-1] if kept and (latest is None or _step(kept[-1]) > _step(latest)) else None
@@ -59,11 +59,11 @@ def _step(folder: Path) -> int:
 def finish(
     run: RunDir, config: Config, start_model: Path, kept: Path, phase: Callable[[str], None] = lambda name: None
 ) -> dict[str, float]:
-    """Make a checkpoint of kept shards: their weights, and all the rest (shape, tokenizer, template) from `start_model`.
+    """Make a checkpoint from kept shards, with shape, tokenizer and template of `start_model`.
 
-    Returns how far the converted model is from the trainer, for the metrics, with `checkpoint/unverified` set when that is
-    more than rounding explains. `phase` is told what begins. Raises AgentR1Error when the weights are other ones than the
-    trainer's, or the disk full; `kept` is still there then.
+    Returns the converted model's differences from the trainer as metrics; `checkpoint/unverified` is set if rounding
+    does not explain them. `phase` is called with each phase. Raises AgentR1Error if the weights are not the trainer's
+    or the disk is full; `kept` still exists then.
     """
     step, found = _step(kept), {}
 
@@ -73,7 +73,7 @@ def finish(
         write_merged(kept / "actor", start_model, folder)
         phase("checkpoint: check")
         found.update(check(folder, kept))
-        # The state that the local loop keeps in trainer.pt is verl's own folder here.
+        # verl's own folder takes the place of the local loop's trainer.pt.
         shutil.copytree(kept, folder.parent / f"global_step_{step}", copy_function=_link)
         phase("checkpoint: hash")
 
@@ -87,14 +87,17 @@ def finish(
 
 
 def check(model: Path, kept: Path) -> dict[str, float]:
-    """The differences of the converted `model` from the trainer. Raises AgentR1Error when the weights are other ones."""
+    """Return the differences of the converted `model` from the trainer.
+
+    Raises AgentR1Error if the weights are other ones.
+    """
     saved = json.loads((kept / PARITY).read_text())
     found = differences(model, saved["rows"], getattr(torch, saved["dtype"]))
-    if not found["mean"] <= WRONG:  # so that NaN is not let through
+    if not found["mean"] <= WRONG:  # negated, so that NaN fails
         raise AgentR1Error(
             f"{kept}: the converted model differs from the trained one by {found['mean']:.1e} in mean "
-            "log-probability; its weights were not written rightly. The shards are kept there: --resume converts them "
-            "again, and goes on from the checkpoint before if you delete that folder",
+            "log-probability; its weights were not written correctly. The shards are kept there: --resume converts them "
+            "again, and continues from the checkpoint before if you delete that folder",
             code="wrong_conversion",
         )
     passed = all(found[name] <= limit for name, limit in LIMITS[saved["dtype"]].items())
@@ -102,7 +105,7 @@ def check(model: Path, kept: Path) -> dict[str, float]:
 
 
 def _link(source: str, target: str) -> None:
-    """A second name for the file, so that no space is taken twice; a copy where the file system has no links."""
+    """Link the file, to save space; copy it if the file system has no links."""
     try:
         os.link(source, target)
     except OSError:
@@ -110,14 +113,14 @@ def _link(source: str, target: str) -> None:
 
 
 def differences(model: Path, rows: list[dict[str, Any]], dtype: torch.dtype) -> dict[str, float]:
-    """Between the log-probabilities in `rows` and those of `transformers`, at the tokens that the policy chose.
+    """Compare the log-probabilities in `rows` with those of `transformers`, at the sampled tokens.
 
     The weights are rounded to `dtype` first, as FSDP rounds them for each pass. A published model lies on the grid of
-    bfloat16, where updates of 1e-6 do not show until there are many; in float32 all of them show, and all in one
-    direction (.05 in the mean after one update of a model of 0.5B, and .09 after two: `make long`, part real_shapes).
+    bfloat16, where updates of 1e-6 do not show until there are many. In float32 all show, in one
+    direction (mean .05 after one update of a 0.5B model, and .09 after two: `make long`, part real_shapes).
 
-    What it did not choose (a tool's text) it may find next to impossible, and there rounding moves whole nats. The
-    response, which log-probabilities and mask are of, ends a row.
+    Other tokens, such as a tool's text, may be almost impossible for the model, and rounding moves them by whole
+    nats. A row ends with the response, which log-probabilities and mask belong to.
     """
     network, found = load_transformers(model), []
     for parameter in network.parameters():

@@ -1,9 +1,9 @@
-"""Our configuration to verl's: settings.yaml filled in, merged with verl's defaults and validated by verl.
+"""Convert our configuration to verl's: fill settings.yaml, merge and validate it.
 
-In: `Config` and the places of a run. Out: the Hydra configuration that `driver.py` trains with and `--dry-run` prints.
+In: `Config` and the paths of a run. Out: the Hydra configuration that `driver.py` trains with and `--dry-run` prints.
 Next: `trainer.py` reads it.
 
-verl groups a batch by prompts: its `ppo_mini_batch_size` counts prompts, each of which brings `rollout.n` episodes.
+verl groups a batch by prompts: its `ppo_mini_batch_size` counts prompts, each with `rollout.n` episodes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ KL_NAMES = {"k1": "k1", "k2": "k2", "k3": "low_var_kl"}
 
 @dataclass(frozen=True)
 class Sources:
-    """What a run reads and where it writes."""
+    """Hold the paths that a run reads and writes."""
 
     model: Path
     train: Path
@@ -42,7 +42,7 @@ class Sources:
     run: Path
     """The run's folder; verl writes into `verl/` in it."""
     resume: Path | None = None
-    """verl's own checkpoint folder (`.../global_step_N`) to go on from."""
+    """verl's own checkpoint folder (`.../global_step_N`) to resume from."""
 
     @property
     def folder(self) -> Path:
@@ -50,7 +50,7 @@ class Sources:
 
 
 def page(config: Config, model: Path, data: Path, run: Path) -> str:
-    """verl's whole configuration for `--dry-run`, validated by verl where that is installed; else what differs."""
+    """Format verl's configuration for `--dry-run`: complete if verl is installed, else our changes."""
     device = "cuda" if config.verl.gpu else resolve_device(config.trainer)[0]
     ours = overrides(config, Sources(model, run / "verl" / "train.parquet", data / "val.parquet", run), device)
     if installed("verl") is None:
@@ -62,7 +62,7 @@ def page(config: Config, model: Path, data: Path, run: Path) -> str:
 
 
 def overrides(config: Config, sources: Sources, device: str) -> dict[str, Any]:
-    """settings.yaml for this run: what differs from verl's defaults. `device` is cpu or cuda."""
+    """Fill settings.yaml for this run: what differs from verl's defaults. `device` is cpu or cuda."""
     values = {"our": config.model_dump(), "run": worked_out(config, sources, device)}
     settings = OmegaConf.create((resources.files("agent_r1.verl_engine") / "settings.yaml").read_text())
     filled = OmegaConf.to_container(OmegaConf.merge(values, settings), resolve=True)
@@ -70,7 +70,7 @@ def overrides(config: Config, sources: Sources, device: str) -> dict[str, Any]:
 
 
 def worked_out(config: Config, sources: Sources, device: str) -> dict[str, Any]:
-    """What settings.yaml calls `run`: values that no setting of ours holds as it stands."""
+    """Compute the values that settings.yaml calls `run`: those that are no setting of ours."""
     r, a, v, dtype = config.rollout, config.actor, config.verl, config.trainer.dtype
     cpu, critic, kl = device == "cpu", algorithm_has(config.algorithm, "critic"), a.kl_coef > 0
     if dtype == "auto":
@@ -117,7 +117,7 @@ def worked_out(config: Config, sources: Sources, device: str) -> dict[str, Any]:
 
 
 def compose(ours: dict[str, Any]) -> DictConfig:
-    """verl's defaults with `overrides` on top, validated by verl. Raises AgentR1Error for what verl refuses."""
+    """Merge `ours` into verl's defaults and validate. Raises AgentR1Error for what verl refuses."""
     require_verl()
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import validate_config
@@ -126,11 +126,11 @@ def compose(ours: dict[str, Any]) -> DictConfig:
     OmegaConf.set_struct(base, True)  # a name that this version of verl does not know is an error, not a new key
     try:
         merged = OmegaConf.merge(base, ours["changed"])
-        # For a critic, verl opens the model; a dry run may come before there is one.
+        # For a critic, verl opens the model, which a dry run may not have yet.
         critic = need_critic(merged) and Path(merged.critic.model.path).is_dir()
-        with contextlib.redirect_stdout(io.StringIO()):  # it congratulates
+        with contextlib.redirect_stdout(io.StringIO()):  # verl prints a success message
             validate_config(merged, need_reference_policy(merged), critic)
-    except Exception as error:  # verl asserts, raises ValueError, and OmegaConf has its own
+    except Exception as error:  # verl asserts or raises ValueError, and OmegaConf has its own errors
         said = str(error.__cause__ or error).strip().splitlines()[0]
         raise AgentR1Error(f"verl {VERL} refuses the configuration: {said}", code="refused_by_verl") from None
     return merged
@@ -138,7 +138,7 @@ def compose(ours: dict[str, Any]) -> DictConfig:
 
 def ray_environment(config: DictConfig) -> dict[str, Any]:
     """Return verl's runtime environment for Ray: variables that every process of the run gets."""
-    logging.disable(logging.WARNING)  # without a GPU, verl warns of that
+    logging.disable(logging.WARNING)  # verl warns if there is no GPU
     try:
         from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
 
@@ -153,7 +153,7 @@ def _defaults() -> DictConfig:
     from hydra import initialize_config_module
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # hydra 1.3 on the newest omegaconf; nothing that a user could do about it
+        warnings.simplefilter("ignore")  # hydra 1.3 warns about the newest omegaconf; a user cannot change that
         with initialize_config_module("verl.trainer.config", version_base=None):
             defaults = hydra_compose("ppo_trainer")
     OmegaConf.set_struct(defaults, False)
@@ -161,7 +161,7 @@ def _defaults() -> DictConfig:
 
 
 def require_verl() -> None:
-    """Raises AgentR1Error unless verl is here, in the version that this room is written for."""
+    """Raise AgentR1Error unless the supported version of verl is installed."""
     found = installed("verl")
     if found is None:
         raise AgentR1Error(
@@ -176,9 +176,9 @@ def require_verl() -> None:
 
 
 def bucket_megabytes(model: Path) -> int:
-    """Room for the largest matrix of the model, in float32."""
+    """Return the megabytes for the model's largest matrix in float32."""
     try:
         shape = json.loads((model / "config.json").read_text())
     except FileNotFoundError:
-        return 2048  # a dry run before the model is there
+        return 2048  # a dry run without a model
     return 16 + shape["vocab_size"] * shape["hidden_size"] * 4 // 2**20

@@ -1,9 +1,12 @@
-"""A CPU as a platform of verl, so that the distributed path can be tried and tested without a GPU.
+"""Register the CPU as a verl platform, to try the distributed path without a GPU.
 
-verl imports this module first in each of its processes (`VERL_USE_EXTERNAL_MODULES`), on a CPU only: a GPU run is
-unpatched verl. Three parts: the platform, which verl asks for by name (`VERL_PLATFORM=cpu`); patches, for what none of
-verl's extension points reaches; new weights into a running vLLM. The patches are for one version of verl, and another one
-is refused, because a patch that no longer fits fails in silence.
+Each verl process imports this module first (`VERL_USE_EXTERNAL_MODULES`), on a CPU only: a GPU run is unpatched verl.
+
+    platform         verl asks for it by name (`VERL_PLATFORM=cpu`)
+    patches          where verl has no extension point
+    weight updates   of a running vLLM
+
+Another version of verl is refused, because an outdated patch fails silently.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from agent_r1.verl_engine import VERL
 if verl.__version__ != VERL:
     raise ImportError(f"agent_r1.verl_engine.cpu is for verl {VERL}, and {verl.__version__} is installed")
 
-# transformers looks into scikit-learn, and so imports SciPy and pandas, for a way of decoding that is not used here: that was a
+# transformers imports scikit-learn, and so SciPy and pandas, for a decoding method that we do not use. That took a
 # second of processor time in each of the five processes that import verl.
 transformers.utils.is_sklearn_available = lambda: False
 
@@ -40,14 +43,14 @@ def _answers(value=None):
     return lambda *args, **kwargs: value
 
 
-# verl speaks to an accelerator in the words of torch.cuda. Most of the answers are "nothing to do".
+# verl calls an accelerator with torch.cuda's names. For most of them a CPU does nothing.
 DEVICE_MODULE = SimpleNamespace(
     is_available=_answers(True),
     device_count=_answers(1),
     get_device_name=_answers("cpu"),
     stream=_answers(nullcontext()),
     mem_get_info=lambda *_: (psutil.virtual_memory().available, psutil.virtual_memory().total),
-    # verl's checkpoints hold the state of the device's generator: on a CPU that is the one generator there is.
+    # verl's checkpoints contain the state of the device's generator; a CPU has only this one.
     get_rng_state=torch.get_rng_state,
     set_rng_state=torch.set_rng_state,
     **dict.fromkeys(("current_stream", "set_device", "synchronize", "empty_cache", "ipc_collect"), _answers()),
@@ -60,12 +63,12 @@ DEVICE_MODULE = SimpleNamespace(
 
 @PlatformRegistry.register(platform="cpu")
 class CpuPlatform(PlatformBase):
-    """Ray is told of nominal GPUs (launch.py), one for each rank, because verl places its workers by them."""
+    """Describe the CPU with nominal GPUs (launch.py), one per rank, by which verl places workers."""
 
     device_name = vendor_name = "cpu"
     device_module = DEVICE_MODULE
     is_available = _answers(True)
-    current_device = _answers("cpu")  # verl hands it to `Tensor.to`, where an index would mean an accelerator
+    current_device = _answers("cpu")  # verl passes it to `Tensor.to`, where an index would mean an accelerator
     device_count = _answers(1)
     get_device_capability = _answers((None, None))
     communication_backend_name = _answers("gloo")
@@ -83,8 +86,8 @@ class CpuPlatform(PlatformBase):
 
 # --------------------------------------------------------------------------------------------------------- the patches
 
-# 1. The process group's backend is put together as "cpu:gloo,<device>:<backend>". With a CPU as the device, that names
-#    "cpu" twice, which torch refuses.
+# 1. The process group's backend is formatted as "cpu:gloo,<device>:<backend>". With a CPU as the device, "cpu" occurs
+# twice, which torch refuses.
 verl.utils.distributed.initialize_global_process_group_ray = functools.partial(
     verl.utils.distributed.initialize_global_process_group_ray, backend="cpu:gloo"
 )
@@ -109,25 +112,25 @@ verl.utils.fsdp_utils.CPUOffloadPolicy = _answers(torch.distributed.fsdp.CPUOffl
 
 
 def __getattr__(name: str):
-    """`CpuWorkerExtension`, made when vLLM's worker asks for it: its base imports vLLM, which no other process needs."""
+    """Make `CpuWorkerExtension` when vLLM's worker asks: only that process imports vLLM."""
     if name != "CpuWorkerExtension":
         raise AttributeError(name)
     from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightReceiver
     from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 
     class CpuWorkerExtension(vLLMColocateWorkerExtension):
-        """Named in settings.yaml; vLLM mixes it into its worker.
+        """Load new weights into vLLM's worker, which mixes this class in (settings.yaml).
 
-        verl writes new weights into vLLM's parameters in place. vLLM's CPU backend has repacked its linear layers into the
-        layout of its kernels, so there is no such place: what verl's trainer sends is collected, and goes through vLLM's
-        own `reload_weights`, which undoes and redoes the packing.
+        verl writes new weights into vLLM's parameters in place. vLLM's CPU backend repacks linear layers for its
+        kernels, so that is impossible. Therefore the weights are collected and passed to vLLM's `reload_weights`,
+        which redoes the packing.
         """
 
         def update_weights_from_ipc(self, peft_config=None, base_sync_done=False, use_shm=False) -> None:
             weights: list[tuple[str, torch.Tensor]] = []
 
             def keep(bucket: list[tuple[str, torch.Tensor]], is_last: bool) -> None:
-                weights.extend((name, tensor.clone()) for name, tensor in bucket)  # the buffer is used again
+                weights.extend((name, tensor.clone()) for name, tensor in bucket)  # the buffer is reused
 
             handle, device = self._get_zmq_handle(), torch.device("cpu")
             receiver = BucketedWeightReceiver(zmq_handle=handle, device=device, use_shm=use_shm)

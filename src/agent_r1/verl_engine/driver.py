@@ -1,9 +1,9 @@
-"""The child process of `launch.py`: a Ray of its own, and verl's trainer in it.
+"""Run verl's trainer in a Ray of its own, as the child process of `launch.py`.
 
     python -m agent_r1.verl_engine.driver VERL_CONFIG.yaml RAY_TEMP_DIR CPUS GPUS
 
-Everything that it and its descendants print goes to the run's log. It ends with exit code 1 and the cause as the last
-line of `verl/cause.txt` when anything fails.
+All output of this process and its descendants goes to the run's log. A failure gives exit code 1, with the cause as
+the last line of `verl/cause.txt`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ray.exceptions import OutOfMemoryError, RayActorError
 from agent_r1.ground.errors import AgentR1Error
 
 LOOK_S = 10.0
-"""Between two looks at whether all processes are there."""
+"""Seconds between two checks that all processes are there."""
 LESS_MEMORY = (
     "take a machine with more (--dry-run says how much), or use less: verl.offload=false, one service (search.url)"
 )
@@ -32,12 +32,12 @@ GONE = (
     + LESS_MEMORY
 )
 EVERYWHERE = ("AGENT_R1_HOME", "AGENT_R1_VERL_RUN", "HF_HUB_OFFLINE", "VLLM_NO_USAGE_STATS")
-"""Variables of ours (launch.py) that a worker in somebody else's Ray does not inherit."""
+"""Our variables (launch.py) that a worker in a user's own Ray does not inherit."""
 
 
 @ray.remote(num_cpus=1)
 class Runner:
-    """verl's TaskRunner with our trainer in it."""
+    """Replace the trainer in verl's TaskRunner by ours."""
 
     def run(self, config) -> None:
         import transfer_queue as tq
@@ -55,7 +55,7 @@ class Runner:
                 config=config,
                 llm_client=trainer.get_llm_client(),
                 teacher_client=trainer.get_teacher_client(),
-                reward_loop_worker_handles=None,  # our environment pays, not verl
+                reward_loop_worker_handles=None,  # our environment computes rewards, not verl
             )
             trainer.fit(manager)
         finally:
@@ -63,7 +63,7 @@ class Runner:
 
 
 def check_cluster(config, cpus: int) -> None:
-    """Whether the machines that are in Ray suffice. Else it would wait for the missing one, without a word."""
+    """Check that the machines in Ray suffice; otherwise it would wait silently for more."""
     have = {name: int(ray.cluster_resources().get(name, 0)) for name in ("GPU", "CPU")}
     nodes, ranks = config.trainer.nnodes, config.trainer.nnodes * config.trainer.n_gpus_per_node
     if have["GPU"] < ranks or have["CPU"] < cpus:
@@ -76,47 +76,52 @@ def check_cluster(config, cpus: int) -> None:
 
 
 def wait_for(run: ray.ObjectRef) -> None:
-    """Until the run is over. verl hands episodes out and counts what comes back: it would wait without an end for those of
-    a process that is gone. What has a name in our Ray is needed to the end. Raises AgentR1Error when it is not there."""
+    """Wait until the run ends. Raises AgentR1Error if a named actor is lost.
+
+    verl would wait forever for the episodes of a lost process. All named actors of our Ray are needed to the end.
+    """
     named: set[str] = set()
     while not ray.wait([run], timeout=LOOK_S)[0]:
         there = set(ray.util.list_named_actors())
-        if (lost := sorted(named - there)) and not ray.wait([run], timeout=3 * LOOK_S)[0]:  # it may say so itself
+        lost = sorted(named - there)
+        if lost and not ray.wait([run], timeout=3 * LOOK_S)[0]:  # the run may report the failure itself
             raise AgentR1Error(GONE.format(f"a process of the run ({', '.join(lost)})"), code="process_gone")
         named |= there
     ray.get(run)
 
 
 def in_a_line(cause: BaseException) -> str:
-    """For cause.txt: what ended the run. Ray's essays on a process that is gone end in advice about Ray."""
+    """Shorten what ended the run to a line for cause.txt, without Ray's long advice."""
     text = str(cause).strip()
     name = re.search(r"class_name: (?:\S*\.)?(\w+)", text)
     process = f"a process of the run{f' ({name[1]})' if name else ''}"
     if isinstance(cause, OutOfMemoryError):
         return f"AgentR1Error: the machine's memory was nearly full, so Ray ended {process}; {LESS_MEMORY}"
-    if isinstance(cause, RayActorError) and "creation task" not in text:  # those tell what went wrong in __init__
+    if (
+        isinstance(cause, RayActorError) and "creation task" not in text
+    ):  # "creation task" errors tell what failed in __init__
         return f"AgentR1Error: {GONE.format(process)}"
     return f"{type(cause).__name__}: {(text.splitlines() or [''])[-1]}"
 
 
 def main(file: str, ray_folder: str, cpus: str, gpus: str) -> int:
-    """Train; 0 when done, 1 with the cause in cause.txt."""
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG: a launcher that is killed outright takes us along
+    """Train and return the exit code: 0 when done, 1 with the cause in cause.txt."""
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG: if the launcher is killed, this process ends too
     config = OmegaConf.load(file)
     config.transfer_queue.enable = True
-    # Written by the launcher, which has imported verl: here that alone would take longer than Ray's start.
+    # The launcher, which has imported verl, wrote this: importing verl here takes longer than Ray's start.
     runtime = json.loads(Path(file).with_name("runtime.json").read_text())
     unset = {name: value for name, value in runtime["env_vars"].items() if name not in os.environ}
     runtime["env_vars"] = unset | {"TRANSFER_QUEUE_ENABLE": "1"}
     ours = {
-        "address": "local",  # never another Ray that happens to run here
+        "address": "local",  # never another Ray that is running here
         "num_cpus": int(cpus),
         "num_gpus": int(gpus) or None,
         "include_dashboard": False,
         "_temp_dir": ray_folder,
     }
     several = config.trainer.nnodes > 1
-    if several:  # the Ray that was started on all machines, and knows what each of them has
+    if several:  # the Ray of all machines, which knows their resources
         ours = {"address": os.environ["RAY_ADDRESS"]}
         runtime["env_vars"] |= {name: os.environ[name] for name in EVERYWHERE}
     try:

@@ -1,12 +1,12 @@
-"""`agent-r1 train --engine verl`: start verl's trainer in a child process, watch it, show it, clean up behind it.
+"""Run verl's trainer in a child process, watch it and clean up (`--engine verl`).
 
 In: a configuration and a run directory. Out: the same files as the local loop's. The raw output of Ray, vLLM and verl
 goes to `runs/<name>/logs/`. Next: `driver.py` is the child.
 
-No silent hang: the trainer says which phase it is in (`verl/phase.json`), and when nothing has moved for
-`verl.patience_s`, or a vLLM engine has died, the run ends with that phase, the log to read and the last good checkpoint.
-Whatever happens, the processes, shared memory and temporary files of *this* run are removed, and nobody else's: they are
-known by a variable in their environment.
+A run never hangs silently. The trainer reports its phase (`verl/phase.json`). If nothing changes for
+`verl.patience_s`, or a vLLM engine dies, the run ends with that phase, the log and the last good checkpoint. In any
+case the processes, shared memory and temporary files of *this* run are removed. A variable in their environment
+identifies them.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ from agent_r1.verl_engine.compose import Sources, compose, overrides, ray_enviro
 from agent_r1.workspace import Workspace
 
 MARK = "AGENT_R1_VERL_RUN"
-"""In the environment of every process of a run; children inherit it, however far down."""
+"""Set in the environment of every process of a run; all descendants inherit it."""
 CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
-"""What vLLM 0.27 has kernels for; it dies of another width in its first batch, and not when it starts."""
+"""Head widths that vLLM 0.27 has CPU kernels for; another width crashes the first batch, not the start."""
 POLL_S = 0.5
 ENGINE, GRACE_S = b"EngineCore", 30
-"""In the title of a process in which vLLM computes; and how long verl may take to say itself that one has died. In its weight
-sync it never does: it waits for an answer."""
+"""In the title of a process in which vLLM computes; and seconds for verl to report a dead one itself. In its weight sync verl
+never does, but waits for an answer."""
 UNVERIFIED = (
     "this step's checkpoint is UNVERIFIED: its model is further from the trained one than rounding explains "
     "(checkpoint/logprob_diff in metrics.jsonl); evaluate it before you rely on it"
@@ -64,7 +64,7 @@ UNVERIFIED = (
 
 
 def train(run: RunDir, config: Config, start_model: Path, resume: bool, plain: bool) -> Path:
-    """Train to the end, or go on from the newest checkpoint; returns the last checkpoint's folder."""
+    """Train to the end, with `resume` from the newest checkpoint; return the last checkpoint's folder."""
     device, _ = resolve_device(config.trainer)
     check_machine(config, device, start_model)
     open_run(run, config, resume)
@@ -79,7 +79,7 @@ def train(run: RunDir, config: Config, start_model: Path, resume: bool, plain: b
         if run.finished(config.trainer.steps):
             return run.latest_checkpoint()
         latest, step = run.latest_checkpoint(), 0
-        if latest:  # every file is held against its hash before verl unpickles any of them
+        if latest:  # every file's hash is checked before verl unpickles any
             step, _ = read_checkpoint(latest, fingerprint(config))
         run.metrics.truncate_after(step)
         sources = prepare(run, config, start_model, latest / f"global_step_{step}" if latest else None)
@@ -101,7 +101,7 @@ def train(run: RunDir, config: Config, start_model: Path, resume: bool, plain: b
 
 
 def check_machine(config: Config, device: str, model: Path) -> None:
-    """What no run can do on this machine or with this model. Raises ConfigError."""
+    """Raise ConfigError for what this machine or this model cannot run."""
     v = config.verl
     if device == "cuda" and torch.cuda.device_count() < v.ranks // v.nodes:
         raise ConfigError(
@@ -116,7 +116,7 @@ def check_machine(config: Config, device: str, model: Path) -> None:
         )
     if device == "cpu" and v.tensor_parallel > 1:
         raise ConfigError("verl.tensor_parallel is for GPUs; on a CPU use 1", code="gpu_only")
-    load_chat(model)  # says what is wrong with a missing template
+    load_chat(model)  # raises for a missing template
     shape = model_files.read_config(model)
     width = shape.get("head_dim") or shape["hidden_size"] // shape["num_attention_heads"]
     if device == "cpu" and width not in CPU_HEADS:
@@ -127,7 +127,7 @@ def check_machine(config: Config, device: str, model: Path) -> None:
 
 
 def prepare(run: RunDir, config: Config, model: Path, resume: Path | None) -> Sources:
-    """What verl reads: questions, the names of our environments, a clean `verl/` folder."""
+    """Write what verl reads: questions, our environments' names, a clean `verl/` folder."""
     data = Workspace.of(config).data
     sources = Sources(model, run.path / "verl" / "train.parquet", data / "val.parquet", run.path, resume)
     shutil.rmtree(sources.folder, ignore_errors=True)
@@ -144,10 +144,10 @@ def prepare(run: RunDir, config: Config, model: Path, resume: Path | None) -> So
 
 
 def write_questions(train: Path, config: Config, out: Path) -> None:
-    """The questions in the order in which the local loop takes them, all steps one after the other.
+    """Write the questions of all steps in the local loop's order.
 
-    To verl this is one epoch, read in order. So both executors see the same questions in the same step, and no resumed
-    run ever stands at the end of an epoch.
+    For verl this is one epoch, read in order. So both engines see the same questions in each step, and no resumed run
+    is at the end of an epoch.
     """
     questions = [row | {"extra_info": row["extra_info"] | {"index": i}} for i, row in enumerate(read_rows(train))]
     rows = [
@@ -159,8 +159,11 @@ def write_questions(train: Path, config: Config, out: Path) -> None:
 
 
 def only_one_here() -> AbstractContextManager[None]:
-    """verl names its weight-transfer sockets after Ray's job, and the first job of every Ray has the same name: two
-    runs on one machine would feed each other's samplers."""
+    """Allow one run per machine.
+
+    verl names its weight-transfer sockets after Ray's job, and the first job of every Ray has the same name. Two runs
+    would mix up their weights.
+    """
     lock = Path(tempfile.gettempdir()) / f"agent-r1-verl-{os.getuid()}.lock"
     return locked(lock, "another run with --engine verl is on this machine; wait for it")
 
@@ -169,18 +172,18 @@ def only_one_here() -> AbstractContextManager[None]:
 
 
 def watch(run: RunDir, config: Config, device: str, dashboard: Dashboard, track: Callable[[dict], None]) -> None:
-    """Run the driver to its end, and pass each line of its metrics.jsonl on to the dashboard and the trackers: they live
-    in this process, so no key goes into verl's. Raises AgentR1Error when it fails, or when nothing moves any more.
+    """Run the driver, and pass its metrics to the dashboard and the trackers.
 
-    The first Ctrl-C (or SIGTERM) lets the step finish and saves it; before the first step, and the second time, it ends
-    the run at once.
+    The trackers run in this process, so verl's processes get no keys. The first Ctrl-C (or SIGTERM) finishes and
+    saves the step. The second, or one before the first step, ends the run at once. Raises AgentR1Error if the driver
+    fails or stalls.
     """
     stop, patience, died = run.path / "verl" / "stop", config.verl.patience_s, False
     shown, seen, noted, moved, running = len(run.metrics.read()), None, "", time.monotonic(), True
     dashboard.note("starting Ray, FSDP and vLLM (a minute or two)")
     with graceful_interrupt() as interrupted, started(run, config, device) as child:
         while running:
-            running = child.process.poll() is None  # asked before the files are read: the last line is not missed
+            running = child.process.poll() is None  # before the files are read, so that the last line is not missed
             phase = read_phase(run)
             if interrupted and not stop.exists():
                 if not (phase and phase["step"]):
@@ -201,7 +204,7 @@ def watch(run: RunDir, config: Config, device: str, dashboard: Dashboard, track:
                     if line.get("checkpoint/unverified"):
                         dashboard.note(UNVERIFIED)
                 shown = len(lines)
-            # At the end of a run they are told to go.
+            # At the end of a run the engines are stopped normally.
             if not (died or all(map(is_engine, child.engines)) or stop.exists() or run.finished(config.trainer.steps)):
                 died, moved, patience = True, time.monotonic(), min(patience, GRACE_S)
             if time.monotonic() - moved > patience:
@@ -221,7 +224,7 @@ def watch(run: RunDir, config: Config, device: str, dashboard: Dashboard, track:
 
 @dataclass
 class Child:
-    """The driver process, and what its descendants have left to remove."""
+    """Hold the driver process, and what its descendants leave to remove."""
 
     process: subprocess.Popen
     mark: str
@@ -234,21 +237,24 @@ class Child:
 
 @contextmanager
 def started(run: RunDir, config: Config, device: str) -> Iterator[Child]:
-    """The driver; at the end of `with`, however it comes, nothing of it is left."""
+    """Start the driver, and remove everything of it after the block."""
     mark = uuid.uuid4().hex
-    # Not in the run's folder: Ray puts sockets there, whose paths may have 107 characters.
+    # Not in the run's folder: Ray makes sockets there, whose paths may have at most 107 characters.
     scratch = Path(tempfile.mkdtemp(prefix="agent-r1-ray-"))
-    # Whoever may call a Ray may run code in it. Without a token of ours, Ray keeps one in the user's home, for all runs.
+    # Access to a Ray permits to run code in it. By default Ray keeps one token in the user's home, for all runs.
     token = scratch / "auth_token"
     token.touch(mode=0o600)
     token.write_text(secrets.token_hex(32))
-    cpus, gpus = ray_cpus(config), config.verl.ranks if device == "cpu" else 0  # on a CPU these are names, not hardware
+    cpus, gpus = (
+        ray_cpus(config),
+        config.verl.ranks if device == "cpu" else 0,
+    )  # on a CPU these are nominal, not hardware
     arguments = (run.path / "verl" / "config.yaml", scratch, cpus, gpus)
     command = [sys.executable, "-m", "agent_r1.verl_engine.driver", *map(str, arguments)]
     with (run.path / "logs" / f"verl-{time.strftime('%Y%m%d-%H%M%S')}.log").open("wb") as log:
         process = subprocess.Popen(
             command, env=environment(config, device, mark, scratch), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-            start_new_session=True,  # Ctrl-C reaches us alone: we end the driver, and not each of its workers by itself
+            start_new_session=True,  # Ctrl-C reaches only this process, which ends the driver; its workers do not get it
         )  # fmt: skip
         child = Child(process, mark, scratch)
         try:
@@ -260,18 +266,17 @@ def started(run: RunDir, config: Config, device: str) -> Iterator[Child]:
 
 
 def ray_cpus(config: Config) -> int:
-    """What Ray is told that this machine has: it places nothing, and says nothing, where the sum of what is asked for is
-    larger. Threads are not bound to the number. With several machines it is what they must have together.
+    """Return the CPUs to declare to Ray; for several machines, their sum.
 
-    verl asks for 3 CPUs a rank, 1 for our Runner, 9 for the TransferQueue, and actors without a wish take 1 while they
-    are placed.
+    Ray waits silently if more are requested than declared. Threads are not bound to the number. Verl requests 3 per
+    rank, 1 for our Runner, 9 for the TransferQueue, and 1 per other actor at its start.
     """
     needed = 3 * config.verl.ranks + 12 + config.verl.agent_workers
     return needed if config.verl.nodes > 1 else max(cores(), needed)
 
 
 def environment(config: Config, device: str, mark: str, scratch: Path) -> dict[str, str]:
-    """Of the driver, and so of all that it starts. `scratch` goes with the run."""
+    """Return the environment of the driver and its descendants. `scratch` is removed with the run."""
     ours = {
         MARK: mark,
         "AGENT_R1_HOME": str(home().resolve()),
@@ -284,9 +289,13 @@ def environment(config: Config, device: str, mark: str, scratch: Path) -> dict[s
         "RAY_DEDUP_LOGS": "0",
         "RAY_DISABLE_IMPORT_WARNING": "1",
     }
-    hidden = {"WANDB_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"}  # no worker needs one: Ray shows its environment
+    hidden = {
+        "WANDB_API_KEY",
+        "HF_TOKEN",
+        "HUGGING_FACE_HUB_TOKEN",
+    }  # no worker needs one, and Ray shows its environment
     hidden |= {"RAY_TMPDIR"} | ALLOCATOR
-    if config.verl.nodes == 1:  # else it is a Ray of the user's: its address, its token, its network
+    if config.verl.nodes == 1:  # otherwise it is the user's Ray, with its own address, token and network
         hidden |= {"RAY_ADDRESS", "RAY_AUTH_TOKEN"}
         ours |= {
             "RAY_AUTH_MODE": "token",
@@ -298,7 +307,7 @@ def environment(config: Config, device: str, mark: str, scratch: Path) -> dict[s
         ours |= {
             "VERL_PLATFORM": "cpu",
             "VERL_USE_EXTERNAL_MODULES": "agent_r1.verl_engine.cpu",
-            "VERL_ENGINE_DEVICE": "cuda",  # verl's FSDP engine, which is registered under this name only
+            "VERL_ENGINE_DEVICE": "cuda",  # verl's FSDP engine is registered under this name only
             "TORCHDYNAMO_DISABLE": "1",  # compiling would cost more than a small model's whole run
             "OMP_NUM_THREADS": str(config.trainer.threads or cores()),
             "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -309,7 +318,7 @@ def environment(config: Config, device: str, mark: str, scratch: Path) -> dict[s
 
 def clean_up(child: Child, logs: Path) -> None:
     """End every process of the run, and remove its shared memory and temporary files."""
-    child.shared |= shared_files(marked(child.mark))  # the dead have nothing mapped
+    child.shared |= shared_files(marked(child.mark))  # dead processes have nothing mapped
     child.process.terminate()
     with suppress(subprocess.TimeoutExpired):
         child.process.wait(10)
@@ -328,20 +337,20 @@ def clean_up(child: Child, logs: Path) -> None:
 
 
 def marked(mark: str) -> list[int]:
-    """Living processes with `mark` in their environment."""
+    """List the living processes with `mark` in their environment."""
     needle, found = f"{MARK}={mark}".encode(), []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             # A zombie has an empty environment, so it is not counted.
             if needle in (folder / "environ").read_bytes().split(b"\0"):
                 found.append(int(folder.name))
-        except OSError:  # ended meanwhile, or somebody else's
+        except OSError:  # ended meanwhile, or another user's
             continue
     return found
 
 
 def is_engine(pid: int) -> bool:
-    """Is that a living process of vLLM's? A dead one that nobody has waited for has no title."""
+    """Return whether `pid` is a living vLLM process; a dead one has no title."""
     try:
         return ENGINE in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
@@ -349,7 +358,7 @@ def is_engine(pid: int) -> bool:
 
 
 def shared_files(pids: list[int]) -> set[Path]:
-    """Files in /dev/shm that these processes have mapped: told by inode, as a semaphore is renamed once mapped."""
+    """List files in /dev/shm that these processes map, by inode, because semaphores get renamed."""
     inodes = set()
     for pid in pids:
         try:
@@ -359,21 +368,21 @@ def shared_files(pids: list[int]) -> set[Path]:
         inodes |= {int(line.split(maxsplit=5)[4]) for line in maps.splitlines() if "/dev/shm/" in line}
     try:
         return {path for path in Path("/dev/shm").iterdir() if inodes and path.stat().st_ino in inodes}
-    except OSError:  # a file went while we looked; the next look finds the others
+    except OSError:  # a file vanished; the next call finds the others
         return set()
 
 
-# ----------------------------------------------------------------------------------------------------------- last words
+# ----------------------------------------------------------------------------------------------------------- failures
 
 
 def said(run: RunDir, file: str) -> str:
-    """What a process of the run has left for us in `verl/`, or nothing."""
+    """Read what a process of the run wrote to `verl/`, or nothing."""
     path = run.path / "verl" / file
     return path.read_text().strip() if path.exists() else ""
 
 
 def read_phase(run: RunDir) -> dict | None:
-    """What the trainer said last."""
+    """Read the phase that the trainer reported last."""
     return json.loads(said(run, "phase.json") or "null")
 
 
@@ -382,7 +391,7 @@ def describe(phase: dict | None) -> str:
 
 
 def failure(run: RunDir, phase: dict | None, otherwise: str) -> AgentR1Error:
-    """With the most telling line there is: what the trainer itself says no with, else what an episode met, else this."""
+    """Make the error with the best cause: the trainer's, else an episode's, else `otherwise`."""
     prefix, lines = "AgentR1Error: ", [said(run, "failure.txt"), said(run, "cause.txt")]
     ours = [line.removeprefix(prefix) for line in lines if line.startswith(prefix)]
     cause = next(filter(None, [*ours, *lines]), otherwise)
@@ -390,7 +399,7 @@ def failure(run: RunDir, phase: dict | None, otherwise: str) -> AgentR1Error:
 
 
 def last_words(run: RunDir) -> str:
-    """Where to read on, and where to go on from."""
+    """Return where the log is, and what to resume from."""
     logs = sorted((run.path / "logs").glob("verl-*.log"))
     latest = unverified(run) or run.latest_checkpoint()
     go_on = f"continue from {latest.name} with --resume" if latest else "no checkpoint was saved yet"

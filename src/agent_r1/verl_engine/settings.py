@@ -1,4 +1,4 @@
-"""The section `verl.*`, and what the local loop can do and verl cannot."""
+"""Declare the section `verl.*`, and conflicts of what verl does not support."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from agent_r1.ground.sizes import check_context, find_gpu, known_model
 
 
 class VerlConfig(Section):
-    """The executor `--engine verl` (room 8); without effect on the local loop."""
+    """Configure `--engine verl`; the local loop ignores this section."""
 
     ranks: AtLeast1 = 1
-    """Training processes that share the model (FSDP2): on GPUs one each, on a CPU just processes."""
+    """Training processes that share the model (FSDP2): on GPUs one each, on a CPU processes only."""
     tensor_parallel: OutsideFingerprint[AtLeast1] = 1
     """GPUs that one vLLM server spans."""
     agent_workers: OutsideFingerprint[AtLeast1] = 1
@@ -25,20 +25,20 @@ class VerlConfig(Section):
     gpu_memory: OutsideFingerprint[float] = Field(0.5, gt=0, lt=1)
     """Share of a GPU's memory for vLLM, next to the trainer."""
     patience_s: OutsideFingerprint[AtLeast1] = 600
-    """A run in which nothing has moved for so long, starting up included, is ended."""
+    """Seconds without any change, also while starting, after which a run is ended."""
     nodes: OutsideFingerprint[AtLeast1] = 1
-    """Machines that the ranks are spread over; with several, RAY_ADDRESS names the head of a Ray that runs on all."""
+    """Machines for the ranks; with several, RAY_ADDRESS names the head of a Ray that runs on all."""
     offload: OutsideFingerprint[bool] = False
-    """Keep weights and optimizer in host memory while their network is not at work: slower, for small GPUs."""
+    """Keep weights and optimizer in host memory while their network is idle: slower, for small GPUs."""
     tis_cap: float | None = None
-    """vLLM and the trainer round differently, so a token's loss is weighted by min(trainer's probability / vLLM's, this):
-    truncated importance sampling (TIS). Unset: 2 in bfloat16, off in float32. 0: off."""
+    """Truncated importance sampling (TIS): vLLM and the trainer round differently, so a token's loss is weighted by
+    min(trainer's probability / vLLM's, this). Unset: 2 in bfloat16, off in float32. 0: off."""
     gpu: OutsideFingerprint[str | None] = None
-    """The GPU that the preset is sized for, such as H100, and that the plan is for. `doctor` asks those that are here."""
+    """The GPU that the preset is sized for, such as H100; used by the plan. `doctor` looks at the real ones."""
 
     @staticmethod
     def conflicts(config: Any, trains: bool) -> Iterator[ConfigError]:
-        """Raises ConfigError for an unknown GPU."""
+        """Find conflicts with verl's limits and unknown GPUs."""
         if config.engine != "verl" or not trains:
             return
         r, v = config.rollout, config.verl

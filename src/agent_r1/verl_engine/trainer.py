@@ -1,11 +1,11 @@
-"""verl's synchronous trainer, with our advantages, metrics and checkpoints.
+"""Extend verl's synchronous trainer by our advantages, metrics and checkpoints.
 
 In: verl's configuration. Out: metrics.jsonl, rollouts/ and checkpoints/ of the run, in the local loop's formats.
 
 verl's `_step_once` reads as the algorithm: sample, old log-probs, reference, values, advantage, critic, actor. Only
-`_compute_advantage` is replaced: verl's own passes neither the values nor the trajectory of a row to a registered
-estimator. `_balance_batch` orders the rows, so that a minibatch holds whole episodes. The rest records, and each phase
-tells the launcher's watchdog that it began.
+`_compute_advantage` is replaced: verl's own passes neither values nor a row's trajectory to a registered estimator.
+`_balance_batch` orders the rows, so that a minibatch has complete episodes. The rest records, and reports each phase
+to the launcher.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ from agent_r1.verl_engine.algorithms import RowKey, SamplerWatch, actor_loss, de
 from agent_r1.verl_engine.checkpoints import finish, keep_shards
 
 PARITY_ROWS = 8
-"""Rows whose log-probabilities go with each checkpoint, so that its conversion can be checked. With two short ones the 99th
-percentile is a single token, of which bfloat16 makes nearly anything (checkpoints.LIMITS)."""
+"""Rows with log-probabilities in each checkpoint, for the check of its conversion. With two short ones the 99th percentile
+would be a single token, which bfloat16 may change a lot (checkpoints.LIMITS)."""
 PARITY_TOKENS = 512
-"""Where such a row is cut: the check runs on the CPU, while GPUs wait."""
+"""Longest row, in tokens, because the check runs on the CPU while GPUs wait."""
 
 
 class AgentR1Trainer(PPOTrainerSync):
-    """See the module's docstring."""
+    """Override the parts named in the module's docstring."""
 
     def __init__(self, config):
         super().__init__(config)
@@ -62,16 +62,18 @@ class AgentR1Trainer(PPOTrainerSync):
         self.run = RunDir(self.folder.parent)
         self.ours = from_yaml(self.run.config, written_here=True)
         self.estimate = make_estimator(self.ours)
-        self.replay_buffer.poll_interval = 0.05  # verl asks every 2 s whether the episodes are done: half a step here
+        self.replay_buffer.poll_interval = (
+            0.05  # verl checks every 2 s whether the episodes are done, which is half a step here
+        )
         self.advantages: dict[RowKey, list[float]] = {}
         self.sampler, self.checked = SamplerWatch(), {}
-        # Ray gives this process, as one that asks for one CPU, one thread; it checks each checkpoint's model.
+        # Ray gives this process one thread, but it checks each checkpoint's model.
         set_threads(self.ours.trainer.threads)
 
     # ------------------------------------------------------------------------------------------------- the watchdog
 
     def phase(self, name: str) -> None:
-        """What the trainer is about to do, for the watchdog and its last words."""
+        """Report the next phase to the watchdog."""
         step = getattr(self, "global_steps", 0)
         write_whole(self.folder / "phase.json", json.dumps({"step": step, "phase": name}))
 
@@ -80,7 +82,7 @@ class AgentR1Trainer(PPOTrainerSync):
         actor = omega_conf_to_dataclass(self.config.actor_rollout_ref.actor)
         self.actor_rollout_wg.set_loss_fn(partial(actor_loss, actor))
         super().on_init_end()
-        # The launcher writes the configuration just before it starts us: the minutes of starting up count, too.
+        # The launcher writes the configuration just before this process starts, so the start counts, too.
         self.limit = TimeLimit(self.ours.trainer.max_hours, (self.folder / "config.yaml").stat().st_mtime)
 
     def on_sample_begin(self) -> None:
@@ -96,31 +98,33 @@ class AgentR1Trainer(PPOTrainerSync):
         super().on_validate_begin()
 
     def on_step_end(self) -> None:
-        stop = self.folder / "stop"  # made by launch.watch at Ctrl-C: the step is finished and saved first
+        stop = self.folder / "stop"  # launch.watch makes it at Ctrl-C: the step is finished and saved first
         if self.limit.reached() and self.global_steps < self.total_training_steps and not stop.exists():
             stop.write_text(self.limit.said)
         if stop.exists():
             latest = self.run.latest_checkpoint()
             if latest is None or latest.name != f"step_{self.global_steps:06d}":
                 self._save_checkpoint()
-            self.total_training_steps = self.global_steps  # verl's loop asks after each step whether this was the last
+            self.total_training_steps = (
+                self.global_steps
+            )  # verl's loop checks after each step whether this was the last
         self.phase("weight sync")
         super().on_step_end()
 
     # ---------------------------------------------------------------------------------------------------- the step
 
     def prepare_step(self) -> dict:
-        (self.folder / "failure.txt").unlink(missing_ok=True)  # one of an earlier step explains nothing
+        (self.folder / "failure.txt").unlink(missing_ok=True)  # a failure of an earlier step explains nothing
         return super().prepare_step()
 
     def step(self, metrics: dict, timing_raw: dict) -> KVBatchMeta:
         self._batch = super().step(metrics, timing_raw)
-        for who in ("critic", "actor"):  # verl leaves such a step out, says so in its log, and goes on to the next
+        for who in ("critic", "actor"):  # verl would only log and skip such a step
             refuse_gradient(metrics.get(f"{who}/grad_norm", 0.0), f"step {self.global_steps}: the {who}")
         return self._batch
 
     def _balance_batch(self, batch: KVBatchMeta, metrics, **kwargs) -> KVBatchMeta:
-        """The first thing that verl does with the episodes. Here it is still known how many came back."""
+        """Check how many episodes came back; this is verl's first call with them."""
         wanted = self.config.data.train_batch_size * self.config.actor_rollout_ref.rollout.n
         lost = wanted - len({parse_key(key).episode for key in batch.keys})
         metrics["rollout/lost_episodes"] = lost
@@ -132,9 +136,11 @@ class AgentR1Trainer(PPOTrainerSync):
         return self._in_minibatches(batch, metrics)
 
     def _in_minibatches(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
-        """verl cuts each rank's rows into minibatches as they stand (it is told not to shuffle). So they are put in the order in
-        which the rows of an episode fall into one minibatch, and each rank gets an equal part of it, about equally long. In the
-        place of verl's own order, which balances the ranks over the whole batch."""
+        """Order the rows so that an episode's rows are in one minibatch.
+
+        Verl is told not to shuffle, and cuts each rank's rows into minibatches in order. Each rank gets an equal part
+        of a minibatch, of about equal length. Verl's own order would balance the ranks over the whole batch only.
+        """
         c, ranks = self.config, self.config.trainer.n_gpus_per_node * self.config.trainer.nnodes
         sizes = [c.actor_rollout_ref.actor.ppo_mini_batch_size, *[c.critic.ppo_mini_batch_size] * self.use_critic]
         size = math.gcd(*sizes) * c.actor_rollout_ref.rollout.n
@@ -156,7 +162,7 @@ class AgentR1Trainer(PPOTrainerSync):
         return batch
 
     def _minibatches(self, rows: int) -> list[int]:
-        """The minibatch of the policy's update into which each of the batch's rows falls, on whichever rank."""
+        """Return the minibatch of the policy's update for each row, on any rank."""
         c, ranks = self.config, self.config.trainer.n_gpus_per_node * self.config.trainer.nnodes
         size = c.actor_rollout_ref.actor.ppo_mini_batch_size * c.actor_rollout_ref.rollout.n
         return [row % (rows // ranks) // (size // ranks) for row in range(rows)]
@@ -210,9 +216,10 @@ class AgentR1Trainer(PPOTrainerSync):
         )
 
     def _of_episodes(self, batch: KVBatchMeta) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """What stands on the episodes of the rows and not on their tokens: `truncated_B`, and the estimator's columns [B].
+        """Return data of the rows' episodes: `truncated_B`, and the estimator's columns [B].
 
-        Where the value of a row is NaN, another sample of its prompt may have it: the greedy episode came with one of them.
+        If the value of a row is NaN, another sample of its prompt may have it: the greedy episode belongs to only
+        one.
         """
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["extra_fields"])
         extras, groups = data.get("extra_fields").tolist(), [parse_key(key).group for key in batch.keys]
@@ -249,7 +256,7 @@ class AgentR1Trainer(PPOTrainerSync):
             keys=real, partition_id=batch.partition_id, select_fields=["extra_fields", "response_mask"]
         )
         keys, tokens = [parse_key(key) for key in real], int(data["response_mask"].values().sum())
-        # An episode of several rows carries the same extras on each: they count once.
+        # Each row of an episode carries the same extras: count them once.
         extras = {key.episode: extra for key, extra in zip(keys, data.get("extra_fields").tolist(), strict=True)}
         episodes = [EpisodeNumbers(**extra["episode"]) for extra in extras.values()]
         metrics |= episode_metrics(episodes) | {"response_length/mean": tokens / len(episodes)} | self.checked
@@ -272,7 +279,7 @@ class AgentR1Trainer(PPOTrainerSync):
     # ---------------------------------------------------------------------------------------------- the checkpoints
 
     def _save_checkpoint(self) -> None:
-        """verl's checkpoint, the model in Hugging Face's format, and a manifest: whole or not at all."""
+        """Save verl's checkpoint, the model in Hugging Face's format, and a manifest, atomically."""
         self.phase("checkpoint: log-probabilities")
         rows = self._logprobs_now()
         self.phase("checkpoint: save")
@@ -283,7 +290,7 @@ class AgentR1Trainer(PPOTrainerSync):
         self.checked = finish(self.run, self.ours, Path(actor.model.path), kept, self.phase)
 
     def _logprobs_now(self) -> list[dict[str, Any]]:
-        """A few rows of this step with the log-probabilities that the updated policy gives their responses."""
+        """Return some rows of this step with the updated policy's log-probabilities."""
         ranks = self.config.trainer.n_gpus_per_node * self.config.trainer.nnodes
         tagged = sorted(zip(self._batch.keys, self._batch.tags, strict=True), key=lambda row: "is_padding" in row[1])
         rows = -(-PARITY_ROWS // ranks) * ranks  # each rank takes as many
@@ -298,7 +305,7 @@ class AgentR1Trainer(PPOTrainerSync):
 
 
 def parity_row(ids: torch.Tensor, logprobs: torch.Tensor, mask: torch.Tensor) -> dict[str, Any]:
-    """A row as `checkpoints.differences` reads it, cut; some of the response is always left."""
+    """Cut a row for `checkpoints.differences`; some of the response always remains."""
     prompt = len(ids) - len(logprobs)
     cut = max(PARITY_TOKENS, prompt + 64)
     answer = {"logprobs": logprobs[: cut - prompt].tolist(), "mask": mask[: cut - prompt].tolist()}

@@ -1,11 +1,11 @@
-"""report.html: one run on one page, for someone who has never seen one.
+"""Write report.html: one run on one page, for a newcomer.
 
-In: a run directory, finished or interrupted. Out: `runs/<name>/report.html`, a single file without scripts and without
-links to anything, so it opens offline. Made at the end of each run, or by `agent-r1 report`. This module reads the files,
-picks what is shown and draws the curves; the page and its words are in `report.html.j2`.
+In: a run directory, finished or interrupted. Out: `runs/<name>/report.html`, a single file without scripts or links,
+so it opens offline. Each run writes it at its end, and `agent-r1 report` on demand. This module reads the files,
+picks what is shown and draws the curves; the page's text is in `report.html.j2`.
 
-Everything shown was written by a model or found by a tool. jinja2 escapes it and `clean` disarms control characters, in
-one place for the whole page. The page also forbids itself scripts and network (Content-Security-Policy).
+All content comes from a model or a tool. jinja2 escapes it and `clean` removes control characters, in one place for
+the whole page. The page also forbids scripts and network for itself (Content-Security-Policy).
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ from agent_r1.viewer.tokens import TOKEN_CSS, tokens_html
 Record = dict[str, Any]
 Points = list[tuple[float, float]]
 
-# ---------------------------------------------------------------------------------------------------- what is there
+# ---------------------------------------------------------------------------------------------------- files of a run
 
 
 UNDER = {"closed_book": "no tools", "empty": "a search that finds nothing", "random": "passages by lot"}
-"""Endings of the names of cards -> what the agent had in the place of its tools."""
+"""Suffix of a card's file name -> the agent's tools in that evaluation."""
 
 
 @dataclass
 class RunFiles:
-    """What a run left behind. It may have been interrupted at any moment, so all but the configuration may be missing."""
+    """Hold the files of a run. It may have been interrupted, so only the configuration must exist."""
 
     path: Path
     config: Record
@@ -61,12 +61,12 @@ class RunFiles:
     after: Record | None = None
     """eval.json, the card of the trained model."""
     under: dict[str, list[Record | None]] = field(default_factory=dict)
-    """What was done to the tools -> the cards of before and after RL that `eval` with `--closed-book`, `--retriever` and
-    `--poison` leaves."""
+    """Condition of the tools -> the cards before and after RL from `eval` with `--closed-book`, `--retriever` or
+    `--poison`."""
     rollouts_before: list[Record] = field(default_factory=list)
     rollouts_after: list[Record] = field(default_factory=list)
     rollouts_train: list[Record] = field(default_factory=list)
-    """Of the last training step that was dumped; these have advantages."""
+    """Rollouts of the last dumped training step; these have advantages."""
     missing: list[str] = field(default_factory=list)
     """A sentence for each thing that the report cannot show."""
 
@@ -76,12 +76,12 @@ class RunFiles:
 
     @property
     def score_name(self) -> str:
-        """What the score of its evaluations is: em, reward, or the environment's own."""
+        """Return the name of the evaluations' score: em, reward, or the environment's own."""
         return next((card["score_name"] for card in reversed(self.cards)), "em")
 
     @property
     def tools(self) -> list[str]:
-        """List the tools: the configured ones, and methods that the run has counted or called."""
+        """List the tools: the configured ones, and methods that the run counted or called."""
         named = [name.rpartition(":")[2] for name in self.config.get("env", {}).get("tools") or ()]
         counted = [key.removeprefix(CALLS) for line in self.metrics for key in line if key.startswith(CALLS)]
         records = (*self.rollouts_after, *self.rollouts_before, *self.rollouts_train)
@@ -90,12 +90,12 @@ class RunFiles:
         return list(dict.fromkeys([*named, *counted, *called]))
 
     def series(self, key: str) -> Points:
-        """(step, value) of every line of metrics.jsonl that has a number at `key`."""
+        """Return (step, value) of every line of metrics.jsonl that has a number at `key`."""
         return [(line[STEP], line[key]) for line in self.metrics if STEP in line and line.get(key) is not None]
 
 
 def load_run(run_dir: Path) -> RunFiles:
-    """Read a run directory. Raises AgentR1Error when it is none (no readable config.yaml)."""
+    """Read a run directory. Raises AgentR1Error if it has no readable config.yaml."""
     try:
         text = (run_dir / "config.yaml").read_text(encoding="utf-8")
         config = yaml.safe_load(text)
@@ -137,15 +137,18 @@ def _card(run: RunFiles, name: str, consequence: str | None = None) -> Record | 
         return None
     except ValueError:
         raise AgentR1Error(
-            f"{run.path / name} is no eval card; make it again with `agent-r1 eval`", code="bad_card"
+            f"{run.path / name} is not an eval card; make it again with `agent-r1 eval`", code="bad_card"
         ) from None
 
 
-# ----------------------------------------------------------------------------------------------------- what is shown
+# ----------------------------------------------------------------------------------------------------- selection
 
 
 def pick_pairs(before: Iterable[Record], after: Iterable[Record]) -> list[tuple[str, Record, Record]]:
-    """(why it is shown, before, after): two questions that were learned, one that was known, one still wrong."""
+    """Pick questions to show, as (reason, before, after).
+
+    Two that were learned, one that was known, one that is still wrong.
+    """
     earlier: dict[str, Record] = {}
     for record in before:
         earlier.setdefault(record["question"], record)
@@ -163,7 +166,7 @@ def pick_pairs(before: Iterable[Record], after: Iterable[Record]) -> list[tuple[
 
 
 def pick_group(rollouts: Iterable[Record]) -> tuple[Record, Record] | None:
-    """The best and the worst attempt of the group whose rewards differ most; None without rollouts."""
+    """Return the best and worst attempt of the group with the largest difference, or None."""
     groups: dict[str, list[Record]] = {}
     for record in rollouts:
         groups.setdefault(record["group_id"], []).append(record)
@@ -175,30 +178,30 @@ _reward = itemgetter("reward")
 
 
 def _right(record: Record) -> bool:
-    """By the score of its environment, or exact match where that is measured, else by the reward."""
+    """Return whether an episode is right, by its environment's score, exact match or reward."""
     return (record["metrics"] | record["reward_parts"]).get(record.get("score_name") or "em", record["reward"]) > 0
 
 
 def _example(run: RunFiles, sign: Sign) -> str:
-    """The last turn of an episode that shows it."""
+    """Return the last turn of an episode that shows the sign."""
     shown = (r["steps"][-1]["text"] for r in run.rollouts_train if r["stop_reason"] == sign.stop_reason and r["steps"])
     return next(shown, "")
 
 
 def _fallen(run: RunFiles) -> list[tuple[str, float, float]]:
-    """(kind, before, after) of the kinds of questions that RL made worse: the mean alone would hide them."""
+    """Return (kind, before, after) of kinds of questions that got worse; the mean hides them."""
     before, after = ((card or {}).get("by_kind") or {} for card in (run.before, run.after))
     pairs = [(kind, *(round(_score(cards[kind]), 2) for cards in (before, after))) for kind in before if kind in after]
     return [(kind, old, new) for kind, old, new in sorted(pairs) if new < old]
 
 
 def _score(part: Record) -> float:
-    """Of a part of a card."""
+    """Return the score of a part of a card."""
     return part["score"] or 0.0
 
 
 def _shown(record: Record) -> Record:
-    """A rollout with its `tokens` as HTML: for each row the length of the prompt, the prompt, and the episode."""
+    """Add `tokens` as HTML to a rollout: per row prompt length, prompt, episode."""
     tokens = []
     for row in record["rows"]:
         start = row["action_mask"].index(1)
@@ -217,16 +220,16 @@ def _percent(share: float) -> str:
 # ------------------------------------------------------------------------------------------------------- the curves
 
 CALLS = "episode/calls/"
-"""Metrics of `BaseToolEnv.calls_by_tool`, one a tool; there are none where an agent has one tool only."""
+"""Metrics of `BaseToolEnv.calls_by_tool`, one per tool; an agent with one tool has none."""
 COLOURS = {"c1": "#0f766e", "c2": "#2563eb", "c3": "#c2570c", "c4": "#be185d", "c5": "#7c3aed", "c6": "#6b7280"}
 LINES = tuple(COLOURS)
 COLOURS |= {"star": "#c47f00", "rule": "#e4e1d8"}
-"""As the page names them; there they have another value in the dark."""
+"""Names in the page, where they have other values in dark mode."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """One line of a chart. What is `noisy` is drawn faintly, with its moving average over it."""
+    """Describe one line of a chart. A `noisy` line is faint, under its moving average."""
 
     name: str
     points: Points
@@ -237,7 +240,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Chart:
-    """A drawn chart: its curves for the legend, and an `<svg>`."""
+    """Hold a drawn chart: its curves for the legend, and an `<svg>`."""
 
     curves: list[Curve]
     svg: Markup
@@ -245,7 +248,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Mark:
-    """A score with its confidence interval, at the step whose model it belongs to."""
+    """Hold a score with its confidence interval, at the step of its model."""
 
     name: str
     x: float
@@ -255,20 +258,20 @@ class Mark:
 
 
 def marks(run: RunFiles) -> list[Mark]:
-    """The scores of the evaluations before and after RL, at step 0 and at the last step."""
+    """Return the scores before and after RL, at step 0 and at the last step."""
     last = max((step for step, _ in run.series(STEP)), default=1)
     cards = (("before RL", 0, run.before), ("after RL", last, run.after))
     return [Mark(name, x, card["score"], *card["score_ci95"]) for name, x, card in cards if card]
 
 
 def sampled_score(run: RunFiles) -> Points:
-    """(step, score) of the episodes that were trained on."""
+    """Return (step, score) of the training episodes."""
     keys = {"em": "reward/em", "reward": "critic/score/mean"}
     return run.series(keys.get(run.score_name, f"episode/{run.score_name}"))
 
 
 def charts(run: RunFiles) -> dict[str, Chart]:
-    """The charts that this run has points for, by the names that the template uses."""
+    """Draw the charts that this run has points for, by their names in the template."""
     returns = run.series("critic/score/mean")
     score = [
         Curve("train, sampled", sampled_score(run), "c1", noisy=True),
@@ -299,12 +302,12 @@ def charts(run: RunFiles) -> dict[str, Chart]:
         "times": draw(times, floor=0, stacked=True),
     }
     if run.score_name == "reward":
-        drawn["reward"] = None  # it is the score already
+        drawn["reward"] = None  # equal to the score
     return {name: chart for name, chart in drawn.items() if chart}
 
 
 def smooth(values: Sequence[float], share: float = 0.12) -> np.ndarray:
-    """Centred moving average over `share` of the values (at the ends over what there is)."""
+    """Return the centred moving average over `share` of the values, shorter at the ends."""
     half = min(max(1, round(len(values) * share / 2)), (len(values) - 1) // 2)
     window = np.ones(2 * half + 1)
     return np.convolve(values, window, "same") / np.convolve(np.ones(len(values)), window, "same")
@@ -318,14 +321,16 @@ def draw(
     top: float | None = None,
     stacked=False,
 ) -> Chart | None:
-    """Curves over RL steps, or parts of a whole on top of one another. `floor` and `top` are values that the axis must
-    at least reach. None without points."""
+    """Draw curves over RL steps, or stacked shares; None without points.
+
+    `floor` and `top` are values that the axis must include.
+    """
     curves = [curve for curve in curves if curve.points]
     if not curves and not marks:
         return None
-    figure = Figure(figsize=(520 / 72, 240 / 72))  # 72 SVG units an inch
+    figure = Figure(figsize=(520 / 72, 240 / 72))  # 72 SVG units per inch
     axes = figure.add_axes((0.09, 0.21, 0.89, 0.76))
-    # clip_on=False throughout: nothing lies outside, and clip paths would be links within the page.
+    # clip_on=False: no point is outside, and clip paths would be links within the page.
     if stacked:
         xs, columns = [x for x, _ in curves[0].points], [[y for _, y in curve.points] for curve in curves]
         axes.stackplot(xs, columns, colors=[COLOURS[curve.colour] for curve in curves], alpha=0.8, clip_on=False)
@@ -341,7 +346,7 @@ def draw(
         axes.plot([mark.x] * 2, [mark.y] * 2, color=COLOURS["star"], linewidth=9, solid_capstyle="round", clip_on=False)
     low, high = axes.get_ylim()
     axes.set_ylim(low if floor is None else min(floor, low), high if top is None else max(top, high))
-    axes.margins(x=0.015)  # a mark at step 0 does not cover the labels of the y axis
+    axes.margins(x=0.015)  # so that a mark at step 0 does not cover the labels of the y axis
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     axes.yaxis.set_major_locator(MaxNLocator(4))
     axes.yaxis.set_major_formatter("{x:,.4g}")
@@ -356,7 +361,7 @@ def draw(
 
 
 def _svg(figure: Figure) -> Markup:
-    """The figure as an `<svg>` for the middle of a page: no links, text as text, and the page's colours."""
+    """Convert the figure to an `<svg>` without links, in the page's colours."""
     file = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none"}):
         figure.savefig(file, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
@@ -370,7 +375,7 @@ def _svg(figure: Figure) -> Markup:
 
 
 def write_report(run_dir: Path) -> Path:
-    """Write `run_dir/report.html` and return its path. Raises AgentR1Error when `run_dir` is not a run."""
+    """Write `run_dir/report.html` and return its path. Raises AgentR1Error if it is not a run."""
     run = load_run(run_dir)
     # A missing field of a record or card shows as nothing.
     page = Environment(

@@ -1,10 +1,10 @@
-"""One training sequence, token by token: who wrote each token, and what it was credited with.
+"""Show a training sequence token by token: the author of each token, and its credit.
 
-In: a row of a rollout line (`rollouts/*.jsonl`). Out: coloured text for a terminal or a notebook, spans for the report.
-Both come from the same `token_cells`, so they cannot disagree.
+In: a row of a rollout line (`rollouts/*.jsonl`). Out: coloured text for a terminal or a notebook, spans for the
+report. Both use `token_cells`.
 
-The colour is the action mask: what the policy sampled is coloured, what it only read (prompt, tool results, template)
-is grey. Policy loss, entropy, KL and advantages exist on coloured tokens only.
+Colour is the action mask: sampled tokens are coloured, read tokens (prompt, tool results, template) are grey. Policy
+loss, entropy, KL and advantages exist on coloured tokens only.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from agent_r1.ground.errors import AgentR1Error
 from agent_r1.ground.files import read_jsonl
 from agent_r1.ground.ui import clean
 
-# Text is encoded so that control tokens never come out (rollout/chat_format.py), and a tokenizer's ordinary pieces do
+# Text is encoded so that control tokens never result (rollout/chat_format.py), and a tokenizer's ordinary pieces do
 # not join brackets and letters. So a single token that reads like a whole tag *is* a control token.
 _CONTROL = re.compile(r"<\|[^<>|]+\|>|</?[a-z_]+>")
 
 
 @dataclass(frozen=True)
 class TokenCell:
-    """One token and everything known about it."""
+    """Hold one token with its numbers."""
 
     position: int
     id: int
@@ -42,18 +42,21 @@ class TokenCell:
     """The action mask."""
     control: bool
     step: int
-    """The turn that it was sampled in; -1 for what was not sampled."""
+    """The turn that sampled it; -1 if not sampled."""
     logprob: float | None
-    """At sampling time; None where nothing was sampled."""
+    """At sampling time; None if not sampled."""
     reward: float
     advantage: float | None
-    """None where nothing was sampled, or when none was computed (evaluation)."""
+    """None if not sampled, or not computed (evaluation)."""
     process: float
-    """What of the reward was paid on the way."""
+    """The process reward's part of the reward."""
 
 
 def token_cells(row: Mapping[str, Any]) -> list[TokenCell]:
-    """The cells of one row of a rollout line. Raises AgentR1Error when its lists are missing or differ in length."""
+    """Make the cells of one row of a rollout line.
+
+    Raises AgentR1Error if its lists are missing or differ in length.
+    """
     n = len(row.get("input_ids", ()))
     advantages = row.get("advantages") or [None] * n
     process = row.get("process") or [0.0] * n
@@ -93,7 +96,7 @@ def _style(cell: TokenCell) -> str:
 
 
 def token_text(row: Mapping[str, Any]) -> Text:
-    """The row as running text, coloured by mask, control tokens reversed."""
+    """Format the row as running text, coloured by mask, control tokens reversed."""
     text = Text()
     for cell in token_cells(row):
         text.append(cell.text, style=_style(cell))
@@ -101,9 +104,10 @@ def token_text(row: Mapping[str, Any]) -> Text:
 
 
 def token_table(row: Mapping[str, Any], start: int = 0, end: int | None = None) -> Table:
-    """The tokens of `row` from `start` to `end`, one a line, with all their numbers. Also renders in a notebook.
+    """Format tokens `start` to `end` of `row`, one per line, with all numbers.
 
-    The names of the columns stand below it once more: the line above has left the screen by then."""
+    It also renders in notebooks. The column names are repeated below, because the header may have left the screen.
+    """
     table = Table(box=None, header_style="bold", footer_style="bold", show_footer=True)
     for name in ("#", "id", "token", "mask", "step", "log-prob", "reward", "advantage"):
         table.add_column(name, footer=name, justify="left" if name == "token" else "right")
@@ -125,7 +129,10 @@ def token_table(row: Mapping[str, Any], start: int = 0, end: int | None = None) 
 
 
 def tokens_html(row: Mapping[str, Any], start: int = 0, end: int | None = None) -> str:
-    """One `<span>` a token: classes for mask and credit, `data-tip` for the numbers. TOKEN_CSS styles it."""
+    """Make one `<span>` per token: classes for mask and credit, `data-tip` for the numbers.
+
+    TOKEN_CSS styles them.
+    """
     return "".join(_span(cell) for cell in token_cells(row)[start:end])
 
 
@@ -137,7 +144,7 @@ def _span(cell: TokenCell) -> str:
         classes.append("up" if cell.advantage > 0 else "down")
     if cell.reward:
         classes.append("paid")
-    # A newline is a token too: show it, then obey it.
+    # A newline is a token too: show it, then break the line.
     text = html.escape(cell.text).replace("\n", "<i>↵</i>\n")
     return f'<span class="{" ".join(classes)}" data-tip="{html.escape(_tip(cell))}">{text}</span>'
 
@@ -181,7 +188,7 @@ TOKEN_CSS = """
 
 
 def read_trajectories(file: Path, index: int) -> list[dict[str, Any]]:
-    """All of a rollouts file. Raises AgentR1Error where there are none, or none of that number."""
+    """Read a rollouts file. Raises AgentR1Error if it is empty or has no trajectory `index`."""
     if not file.is_file():
         raise AgentR1Error(
             f"{file} does not exist; runs/<name>/rollouts/ holds the trajectories of a run", code="missing_rollouts"
@@ -197,7 +204,10 @@ def read_trajectories(file: Path, index: int) -> list[dict[str, Any]]:
 
 
 def print_trajectory(file: Path, index: int, table: bool) -> None:
-    """One trajectory of a rollouts file, as coloured text or with one token a line. Raises AgentR1Error where there is none."""
+    """Print one trajectory of a rollouts file, as coloured text or one token per line.
+
+    Raises AgentR1Error if there is none.
+    """
     record, console = read_trajectories(file, index)[index], Console()
     paid = f" ({record['process']:+.2f} of it on the way)" if record.get("process") else ""
     facts = f"{record['question']}  expected {record['ground_truth']}  {record['stop_reason']}  reward {record['reward']:.2f}{paid}"
