@@ -1,1 +1,1 @@
-"""Recipes: each folder is one task, method or integration, written through the public interface of agent_r1."""
+"""Hold recipes: a folder per task, method or integration, which uses agent_r1's public interface."""

@@ -1,11 +1,13 @@
-"""What runs inside of a sandbox. In: a plan (argv); then, on stdin, a number of bytes and a program of that size. Out: one line of
-JSON, then what the program prints. What else comes on stdin is the program's.
+"""Confine this process and run one program: the inner side of a sandbox.
 
-`sandbox.py` starts it with `python -c`, so it stands alone: nothing but the standard library. It takes away from its own process
-what the program must not have, says what the kernel has agreed to, and waits for the program. What it gave up it cannot take back,
-and neither can the program: limits are hard, Landlock and seccomp hold until the end of the process.
+In: a plan (argv); then, on stdin, a number of bytes and a program of that size. Out: one line of JSON, then what the
+program prints. The rest of stdin is the program's input.
 
-Landlock (kernel 5.13) decides which files may be opened, seccomp which system calls there are.
+`sandbox.py` starts this file with `python -c`, so it uses only the standard library. It gives up every right that the
+program must not have, reports what the kernel has agreed to, and waits for the program. Neither can undo that: limits
+are hard, and Landlock and seccomp last until the process ends.
+
+Landlock (kernel 5.13) decides which files may be opened, seccomp which system calls exist.
 """
 
 import code
@@ -26,7 +28,7 @@ WRITE_FILE, READ_FILE, READ_DIR, TRUNCATE = 1 << 1, 1 << 2, 1 << 3, 1 << 14
 
 
 def system_call(number: int, *arguments: object) -> int:
-    """Its result, or OSError."""
+    """Make a system call and return its result. Raises OSError."""
     found = LIBC.syscall(ctypes.c_long(number), *(ctypes.c_long(a) if isinstance(a, int) else a for a in arguments))
     if found < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
@@ -39,7 +41,10 @@ def limit(limits: dict[str, int]) -> None:
 
 
 def around(path: str, hidden: list[str]) -> list[tuple[str, int]]:
-    """The rules for `path` without what is hidden below it: Landlock cannot take a part of a folder away."""
+    """Return rules for `path` without its hidden parts.
+
+    Landlock cannot exclude a part of a folder, so each sibling gets a rule.
+    """
     real = os.path.realpath(path)
     if real in hidden:
         return []
@@ -51,13 +56,15 @@ def around(path: str, hidden: list[str]) -> list[tuple[str, int]]:
 
 
 def landlock(readable: list[str], hidden: list[str], writable: list[str]) -> int:
-    """Refuse every file but those below these paths, and those hidden among them. The version of Landlock; 0 where there is none
-    that refuses enough."""
+    """Refuse every file except those below these paths, without the hidden ones.
+
+    Returns the version of Landlock, or 0 if there is none that refuses enough.
+    """
     try:
         abi = system_call(LANDLOCK_CREATE_RULESET, None, 0, 1)
     except OSError:
         return 0
-    if abi < 3:  # it would not hold truncate(2) off
+    if abi < 3:  # older versions do not refuse truncate(2)
         return 0
     files = (1 << (16 if abi >= 5 else 15)) - 1
     everything = struct.pack("QQQ", files, 3 * (abi >= 4), 3 * (abi >= 6))  # files; TCP; abstract sockets and signals
@@ -85,7 +92,10 @@ def seccomp(program: bytes) -> None:
 
 
 def run(source: str) -> int:
-    """The exit code: 1 after an exception, whose traceback goes the way of the output."""
+    """Run the program and return its exit code.
+
+    An exception gives 1, and its traceback is printed.
+    """
     linecache.cache["<code>"] = len(source), None, source.splitlines(keepends=True), "<code>"
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     interpreter, failures = code.InteractiveInterpreter(vars(main)), []
@@ -98,7 +108,7 @@ def run(source: str) -> int:
         OverflowError,
         RecursionError,
         MemoryError,
-    ):  # none of the program's own comes out here
+    ):  # excludes the frames of this file
         interpreter.showsyntaxerror("<code>")
     except SystemExit as end:
         if not isinstance(end.code, int | None):
@@ -122,8 +132,8 @@ if __name__ == "__main__":
     sys.path += plan["packages"]
     sys.stderr = sys.stdout
     os.write(1, json.dumps(active).encode() + b"\n")
-    if size := sys.stdin.buffer.readline():  # nothing: the parent has given this process up
+    if size := sys.stdin.buffer.readline():  # empty if the parent discards this process
         status, out = run(sys.stdin.buffer.read(int(size)).decode()), sys.__stdout__
         with contextlib.suppress(Exception):  # the program may have closed it
             out.flush()
-        os._exit(status & 255)  # Python's own end takes ten times as long as most programs
+        os._exit(status & 255)  # Python's normal exit takes ten times as long as most programs

@@ -1,13 +1,13 @@
-"""Programs: does the code do what the tests say? In: code and tests. Out: 1 or 0.
+"""Reward a program that passes its tests. In: code and tests. Out: 1 or 0.
 
-A test is an assert as MBPP has them, or {"input": ..., "output": ...} as JSON (as APPS has them).
+A test is an assert as in MBPP, or {"input": ..., "output": ...} as JSON, as in APPS.
 
-    assert CALL == LITERAL        also set(CALL) == set(LITERAL), and the like; LITERAL == CALL; CALL is None
+    assert CALL == LITERAL        also set(CALL) == set(LITERAL), and so on; LITERAL == CALL; CALL is None
     assert CALL, assert not CALL
     assert math.isclose(CALL, NUMBER, rel_tol=...), assert abs(CALL - NUMBER) < NUMBER
 
-What is right never enters the sandbox. There, a harness makes the calls and prints what they return; the comparison is made here.
-So a program that ends early, prints "passed", or redefines equality has answered nothing.
+The expected values never enter the sandbox. In it a harness makes the calls and prints their results; they are
+compared here. So a program that exits early, prints "passed", or redefines equality gets nothing.
 """
 
 from __future__ import annotations
@@ -61,7 +61,10 @@ print("\\n" + json.dumps(results), file=shown)
 
 
 def passes(code: str, tests: list[str], runner: Runner) -> bool:
-    """Whether all tests pass. Raises ValueError where a test is none; AgentR1Error where the sandbox fails."""
+    """Return whether all tests pass. Raises ValueError for a malformed test.
+
+    Raises AgentR1Error if the sandbox fails.
+    """
     calls, inputs, checks = taken_apart(tests)
     ran = runner.run(HARNESS.format(facts=json.dumps([without_fence(code), calls, inputs])), WITHIN_S)
     try:
@@ -71,11 +74,11 @@ def passes(code: str, tests: list[str], runner: Runner) -> bool:
         values = map(ast.literal_eval, found) if calls else found
         return all(check(value) for check, value in zip(checks, values, strict=True))
     except (ValueError, IndexError, SyntaxError, TypeError, MemoryError, RecursionError, OverflowError):
-        return False  # no literal: what a program writes may be anything
+        return False  # not a literal: a program may print anything
 
 
 def taken_apart(tests: list[str]) -> tuple[list[str], list[str], list[Callable[[Any], bool]]]:
-    """Separate calls and inputs, which the program gets, from the checks of what comes out. Raises ValueError for no test."""
+    """Separate calls and inputs for the program from the checks of its results. Raises ValueError."""
     calls, inputs, checks = [], [], []
     for test in tests:
         call, given, check = _test(test)
@@ -105,7 +108,7 @@ def _test(test: str) -> tuple[str, str, Callable[[Any], bool]]:
 
 
 def _claim(claim: ast.expr) -> tuple[ast.expr, Callable[[Any], bool]]:
-    """What an assert calls, and the check of its value. Raises ValueError where it has another form."""
+    """Return the call of an assert, and the check of its value. Raises ValueError for other forms."""
     match claim:
         case ast.Call(ast.Attribute(ast.Name("math"), "isclose") | ast.Name("isclose"), [call, number], keywords):
             if all(keyword.arg in ("rel_tol", "abs_tol") for keyword in keywords):
@@ -126,7 +129,10 @@ def _claim(claim: ast.expr) -> tuple[ast.expr, Callable[[Any], bool]]:
 
 
 def _builtin(function: ast.expr) -> bool:
-    """Such as all(...): what is right would stand among its arguments, and enter the sandbox."""
+    """Return whether it is a builtin such as all(...).
+
+    The expected value would be among its arguments, and enter the sandbox.
+    """
     return isinstance(function, ast.Name) and hasattr(builtins, function.id)
 
 
@@ -134,7 +140,7 @@ COLLECTIONS = {"set": set, "tuple": tuple, "list": list, "sorted": sorted, "dict
 
 
 def _literal(node: ast.expr) -> Any:
-    """The value of a literal, or of a collection of literals such as set((1, 2)). Raises ValueError for anything else."""
+    """Return the value of a literal, or of a collection such as set((1, 2)). Raises ValueError."""
     match node:
         case ast.Call(ast.Name(name), arguments, []) if name in COLLECTIONS:
             return COLLECTIONS[name](*map(_literal, arguments))
@@ -148,7 +154,7 @@ def _number(node: ast.expr) -> float:
 
 
 def _equal(value: Any, right: Any) -> bool:
-    """Whether the value is that literal. Of floats the first nine digits count."""
+    """Return whether the value equals the literal; floats by their first nine digits."""
     if type(value) is not type(right):
         return type(value) in (int, float) and type(right) in (int, float) and _close(value, right, abs_tol=1e-12)
     return _close(value, right, abs_tol=1e-12) if type(right) is float else value == right

@@ -1,8 +1,8 @@
-"""The Python tool: a program that the agent wrote, run where it can do no harm. In: code. Out: what it printed.
+"""Run the agent's Python programs in a sandbox. In: code. Out: what it printed.
 
-Two backends: a sandbox of this machine's kernel (`sandbox.py`), or a SandboxFusion server (2412.00535; bytedance/SandboxFusion),
-which `env.sandbox` names. Each call is a fresh process; nothing is left for the next one. An exception in the program is a result
-like another: the agent reads its traceback and may correct it.
+There are two backends: a sandbox of this machine's kernel (`sandbox.py`), or a SandboxFusion server (2412.00535;
+bytedance/SandboxFusion), which `env.sandbox` names. Each call is a new process and leaves nothing for the next. An
+exception is an ordinary result: the agent reads the traceback and may correct the program.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from agent_r1_recipes.code.settings import CodeSettings
 
 
 def without_fence(code: str) -> str:
-    """A program without the lines ```python and ``` that models put around one."""
+    """Remove the lines ```python and ``` that models put around a program."""
     lines = code.strip().splitlines()
     fenced = len(lines) >= 2 and lines[0].startswith("```") and lines[-1].strip() == "```"
     return "\n".join(lines[1:-1]) if fenced else code.strip("\n")
 
 
 class PythonTool(BaseTool):
-    """Runs programs for an agent."""
+    """Run programs for an agent."""
 
     name = "python"
     description = "Run a Python program and read what it prints."
@@ -48,7 +48,7 @@ class PythonTool(BaseTool):
         waits = sandbox.QUEUE_S + sandbox.START_S if isinstance(runner, sandbox.Sandbox) else 0.0
         self.timeout_s = within_s + waits
         self.within_s = 0.9 * within_s
-        """From the start of the program. The rest is for taking the process away and handing on what it has printed so far."""
+        """Time from the start of the program, and the time to end the process and return its output so far."""
 
     def execute(self, args: dict[str, Any]) -> str:
         if "\0" in args["code"] or len(args["code"].encode("utf-8", "replace")) > MAX_SOURCE:
@@ -72,12 +72,15 @@ def make(env: CodeSettings | None = None, **_: Any) -> PythonTool:
 
 
 def make_runner(env: CodeSettings) -> Runner:
-    """Where `env.sandbox` wants model-written code to run. Raises ConfigError where nothing protects this machine from it."""
+    """Choose where model-written code runs, by `env.sandbox`.
+
+    Raises ConfigError if nothing protects this machine from it.
+    """
     return local_sandbox(env) if env.sandbox in ("auto", "unconfined") else SandboxFusion(env.sandbox)
 
 
 def local_sandbox(env: CodeSettings) -> sandbox.Sandbox:
-    """The one of this process. Raises ConfigError where there is none."""
+    """Return this process's sandbox. Raises ConfigError if there is none."""
     try:
         return sandbox.shared(env.sandbox == "unconfined")
     except AgentR1Error as error:
@@ -95,7 +98,7 @@ class SandboxFusion:
         self.url = url.rstrip("/")
 
     def run(self, source: str, within_s: float) -> Ran:
-        """Raises AgentR1Error where the server is gone, refuses, or speaks another language."""
+        """Run a program on the server. Raises AgentR1Error if the server fails or is another one."""
         import httpx
 
         source = source.encode("utf-8", "replace").decode()
@@ -106,7 +109,7 @@ class SandboxFusion:
             "memory_limit_MB": sandbox.MEMORY >> 20,
         }
         try:
-            # What the server says is cut off: it speaks for a program.
+            # The server's text is cut off, because a program may have written it.
             answer = fetch(
                 "POST", f"{self.url}/run_code", body=wanted, within_s=within_s + 1, max_bytes=16 * MAX_OUTPUT
             )

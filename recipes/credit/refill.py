@@ -1,10 +1,10 @@
-"""Dynamic sampling: groups that agree make room for others, until a batch is full of groups that teach something.
+"""Replace groups with equal scores by groups of new prompts (dynamic sampling).
 
-In: `Rollouts`, a way to play prompts. Out: `Rollouts`, whose batches are full. Next: `rows.py`.
+In: `Rollouts`, a way to play prompts. Out: `Rollouts` whose batches are full. Next: `rows.py`.
 
-Where all samples of a prompt score alike, all of their advantages are 0 (grpo and its kin). DAPO (2503.14476, section 3.2)
-plays other prompts instead, so that every batch has as many rows with a gradient. What it costs is episodes: the later in a
-run, the more groups agree, because they are right. Hence a budget.
+If all samples of a prompt have equal scores, all of their advantages are 0 (grpo and similar). DAPO (2503.14476,
+section 3.2) plays other prompts instead, so that every batch has as many rows with a gradient. It costs episodes, and
+more later in a run, when more groups are all right. Therefore it has a budget.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from agent_r1_recipes.credit.settings import CreditRollout
 
 
 class Refilled(Rollouts):
-    """Rollouts whose groups that agree make room for others, `rollout.refill_rounds` times."""
+    """Replace groups with equal scores in up to `rollout.refill_rounds` rounds."""
 
     def __init__(self, inner: Rollouts, rollout: CreditRollout):
         self.policy, self.rollout, self.episodes = inner.policy, rollout, inner.episodes
@@ -24,7 +24,7 @@ class Refilled(Rollouts):
     def play(self, step: int) -> Played:
         prompts, rounds = self.rollout.prompts_per_step, self.rollout.refill_rounds
         chosen, played = play_until_full(lambda again, n: self.episodes(step, again, n), prompts, rounds)
-        # Undecided groups say less about the agent: all other numbers of a step are of what was played.
+        # Contested groups are a biased sample, so all other metrics of a step use every played group.
         score = sum(episode.reward for episode in chosen) / len(chosen)
         metrics = {"rollout/episodes_played": len(played), "rollout/score_chosen": score}
         return Played(chosen, played, metrics | self.policy.stats.mean_entropy())
@@ -33,10 +33,10 @@ class Refilled(Rollouts):
 def play_until_full(
     play: Callable[[int, int], list[Trajectory]], prompts: int, rounds: int
 ) -> tuple[list[Trajectory], list[Trajectory]]:
-    """The episodes of `prompts` groups, and all that were played.
+    """Return the episodes of `prompts` groups, and all that were played.
 
-    `play(round, n)` plays n prompts that no other round has, or as many as there are. After so many further `rounds` groups
-    that agree fill the rest.
+    `play(round, n)` plays n prompts of no other round, or as many as there are. After `rounds` further rounds, groups
+    with equal scores fill the rest.
     """
     differ: list[list[Trajectory]] = []
     agree: list[list[Trajectory]] = []
@@ -49,7 +49,7 @@ def play_until_full(
         if len(differ) == prompts:
             break
     batch = differ + agree[: prompts - len(differ)]
-    # In the order in which they were played: with no round to spare, this changes nothing.
+    # In the order of play: without extra rounds, this changes nothing.
     chosen = {group[0].group_id for group in batch}
     return [episode for episode in played if episode.group_id in chosen], played
 

@@ -1,4 +1,4 @@
-"""The settings of credit: refilled groups, rewards on the way, and ratios that are means of many tokens' ratios."""
+"""Declare the settings of credit: refilling, process rewards, and ratios over spans."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class CreditRollout(RolloutConfig):
 
 class CreditAdvantage(AdvantageConfig):
     process_weight: NonNegativeFloat | None = None
-    """Weight of rewards on the way, next to the outcome, after PRIME's normalisation: 1 pays 1 to the sequence of the batch that
-    earned most by them. Unset: they are paid as the environment says."""
+    """Weight of process rewards relative to the outcome, after PRIME's normalisation: 1 pays 1 to the row of the batch that
+    earned most by them. Unset: they are paid as the environment computes them."""
     step_weight: NonNegativeFloat = 1.0
     """gigpo: weight of the comparison of steps next to that of episodes."""
 
@@ -52,7 +52,7 @@ class CreditAdvantage(AdvantageConfig):
 
 class CreditActor(ActorConfig):
     mean_clip_low: Annotated[float, Field(ge=0, le=1)] = 3e-4
-    """`actor.clip_low` where actor.ratio is step or sequence: such means move far less than single tokens do."""
+    """`actor.clip_low` if actor.ratio is step or sequence: such means move much less than single tokens."""
     mean_clip_high: NonNegativeFloat = 4e-4
 
     @property

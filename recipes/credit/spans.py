@@ -1,6 +1,7 @@
-"""Ratios of whole spans for the policy loss (GSPO, 2507.18071, eq. 7 and 14): `actor.ratio=step` and `sequence`.
+"""Compute ratios of whole spans for the policy loss (GSPO, 2507.18071, eq. 7 and 14).
 
-In: the tokens' log-ratios. Out: what stands in the place of their ratios in `losses.policy_loss`.
+In: the tokens' log-ratios. Out: what `losses.policy_loss` uses instead of their ratios (`actor.ratio=step` and
+`sequence`).
 """
 
 from __future__ import annotations
@@ -11,20 +12,21 @@ from torch import Tensor
 
 
 def step_ratios(log_ratio_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """Number the runs of sampled tokens; a token of the environment ends a run."""
+    """Average over each run of sampled tokens; a token of the environment ends a run."""
     return _means(log_ratio_BT, (mask_BT & ~F.pad(mask_BT, (1, -1))).cumsum(dim=1) * mask_BT)
 
 
 def sequence_ratios(log_ratio_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """Of a token's row."""
+    """Average over each token's row."""
     return _means(log_ratio_BT, mask_BT.long())
 
 
 def _means(log_ratio_BT: Tensor, run_BT: Tensor) -> Tensor:
-    """The geometric mean of the ratios of a token's run; run 0 holds the tokens that were not sampled.
+    """Return the geometric mean of the ratios of a token's run.
 
-    A long turn of slightly likelier tokens is then one small move, and it is clipped as a whole or not at all. Each token
-    keeps the gradient of its own log-probability, and takes only the value from its span.
+    Run 0 has the unsampled tokens. A long turn of slightly likelier tokens is one small move, which is clipped as a
+    whole or not at all. Each token keeps the gradient of its own log-probability, and takes only the value from its
+    span.
     """
     own_BT = log_ratio_BT.detach()
     sums_BT, lengths_BT = (

@@ -1,6 +1,6 @@
-"""One recorded group, and what each estimator would have credited its turns and tokens with, side by side.
+"""Compare the credit that estimators give to the turns and tokens of one recorded group.
 
-In: a file of rollouts/ of a training step (whitening needs the whole batch). Out: a table in a terminal.
+In: a rollouts/ file of a training step (whitening needs the whole batch). Out: a table in a terminal.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ LISTS = ("input_ids", "action_mask", "logprobs", "rewards", "step_ids")
 
 
 def print_credit(file: Path, index: int, names: list[str], by_token: bool) -> None:
-    """The group of trajectory `index`, a line a turn; or that trajectory alone, a line a sampled token.
+    """Print the group of trajectory `index` by turn, or that trajectory by sampled token.
 
-    Settings are those of the run. A run without a critic has recorded no values: there V is 0. Raises AgentR1Error for a
-    file that is no training step's, and for an unknown name.
+    Settings are those of the run. A run without a critic has recorded no values: there V is 0. Raises AgentR1Error
+    for a file that is not a training step's, and for an unknown name.
     """
     records = read_trajectories(file, index)
     run = file.parent.parent / "config.yaml"
@@ -64,7 +64,7 @@ def print_credit(file: Path, index: int, names: list[str], by_token: bool) -> No
 
 
 def batch_of(records: list[dict[str, Any]], file: Path, columns: Sequence[Column] = ()) -> Batch:
-    """The batch of a training step, as an estimator with these columns took it."""
+    """Rebuild the batch of a training step, with an estimator's columns."""
     rows, values = [], []
     for number, record in enumerate(records):
         steps = record["steps"]
@@ -83,7 +83,7 @@ def batch_of(records: list[dict[str, Any]], file: Path, columns: Sequence[Column
 
 
 def _steps(row: dict[str, Any], steps: list[dict[str, Any]]) -> Iterator[Step]:
-    """The steps of a recorded row, as they were played."""
+    """Yield the steps of a recorded row."""
     process = row.get("process") or [0.0] * len(row["input_ids"])
     for number in dict.fromkeys(step for step in row["step_ids"] if step >= 0):
         places = [place for place, step in enumerate(row["step_ids"]) if step == number]
@@ -98,7 +98,7 @@ def _steps(row: dict[str, Any], steps: list[dict[str, Any]]) -> Iterator[Step]:
 def _lines(
     recorded: dict, record: dict, batch: Batch, credit: dict[str, torch.Tensor], row: int, by_token: bool
 ) -> list[list]:
-    """Of one training sequence: what was sampled, what it was paid, and each estimator's advantage."""
+    """List what was sampled, its rewards, and each estimator's advantage, for one sequence."""
     cells = [cell for cell in token_cells(recorded) if cell.sampled]
     spans = [[cell] for cell in cells] if by_token else [
         [cell for cell in cells if cell.step == step] for step in dict.fromkeys(cell.step for cell in cells)

@@ -8,9 +8,8 @@
     <|start|>assistant<|channel|>final<|message|>Bumvel<|return|>
 
 <|end|> closes a message; <|call|> or <|return|> ends the turn, and only there a policy stops sampling. The tokenizer's chat
-template has to be `TEMPLATE`: the published one takes a result only with the structured form of a call, and here a call
-stays the ids that were sampled. Its prompt is the published one (docs/format.md there) without the current date, with which
-the same question would have other tokens every day.
+template has to be `TEMPLATE`. The published template requires calls in structured form, and here a call stays the sampled
+ids. The prompt is the published one (docs/format.md there) without the current date, which would change tokens every day.
 """
 
 from __future__ import annotations
@@ -85,7 +84,7 @@ KINDS = {"analysis": "think", "final": "answer"}
 
 @dataclass(frozen=True)
 class Said:
-    """One message of a turn."""
+    """Hold one message of a turn."""
 
     channel: str
     to: str
@@ -95,7 +94,7 @@ class Said:
 
 
 def messages_of(turn: str) -> list[Said]:
-    """The messages of a turn."""
+    """Parse the messages of a turn."""
     found = []
     for part in _END.split(turn):
         if not part.strip():
@@ -117,7 +116,7 @@ def _call(message: Said) -> ToolCall:
 
 
 class Harmony(Dialect):
-    """Calls to `functions.NAME`, or to `python` with a bare program; an answer in the final channel."""
+    """Write calls to `functions.NAME` or `python`, and answers in the final channel."""
 
     says_how = True
     control = CONTROL
@@ -134,7 +133,7 @@ class Harmony(Dialect):
         return [_call(message) for message in said if message.to]
 
     def responses(self, calls: list[ToolCall], results: list[ToolResult], tools: dict[str, BaseTool]) -> list[Message]:
-        # A name that the agent made up must not become the author of a message.
+        # A name that the agent invented must not become the author of a message.
         authors = [f"functions.{call.name}" if call.name in tools else "functions" for call in calls]
         contents = [self.broken_up(result.content, *CONTROL) for result in results]
         return [{"role": author, "content": text} for author, text in zip(authors, contents, strict=True)]

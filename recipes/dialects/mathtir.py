@@ -22,7 +22,7 @@ from agent_r1 import BaseTool, Dialect, Message, Part, ToolCall, ToolResult
 
 
 def pieces_of(text: str) -> list[tuple[str | None, str, bool]]:
-    """(language, content, closed) of each fenced block and, with None for a language, of what stands outside, in order."""
+    """Split text into (language, content, closed) blocks; text outside has language None."""
     pieces: list[tuple[str | None, str, bool]] = []
     language, lines = None, []
     for line in text.split("\n"):  # and not at every character that Unicode ends a line with
@@ -37,7 +37,7 @@ def pieces_of(text: str) -> list[tuple[str | None, str, bool]]:
 
 
 def boxes_of(text: str) -> list[str]:
-    """What each closed \\boxed{...} holds."""
+    """Return the content of each closed \\boxed{...}."""
     found, start = [], 0
     while (start := text.find("\\boxed{", start)) >= 0:
         start += len("\\boxed{")
@@ -48,7 +48,7 @@ def boxes_of(text: str) -> list[str]:
                 found.append(text[start:place].strip())
                 start = place
                 break
-        else:  # it is never closed, and neither is one inside of it that we could pay for
+        else:  # it is never closed, and no box inside it can be rewarded
             break
     return found
 

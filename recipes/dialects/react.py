@@ -45,7 +45,7 @@ and the result comes back behind "Observation:"."""
 
 
 def _described(name: str, description: str, parameters: dict[str, Any]) -> str:
-    """A tool in two lines, whatever its author wrote."""
+    """Describe a tool in two lines, without line breaks of its author."""
     return f"- {name}: {' '.join(description.split())}\n  arguments: {json.dumps(parameters, ensure_ascii=False)}"
 
 

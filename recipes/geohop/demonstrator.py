@@ -1,4 +1,4 @@
-"""How GeoHop is played: the solver's path. With searches it reads before it answers; without tools it says what it knows."""
+"""Play GeoHop on the solver's path: read with searches, or answer from memory without tools."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from agent_r1 import Message, Row, answer, call
 from agent_r1_recipes.geohop.solver import query, read, solve
 
 HASTE = 0.5
-"""How often `demonstrate` takes something that it has read for the answer. RL has to unlearn that."""
+"""Share of episodes in which `demonstrate` answers with something it has read. RL has to unlearn that."""
 
 
 def demonstrate(row: Row, history: list[Message], rng: random.Random) -> str:
-    """Who stops after the first search in half of the cases."""
+    """Play a turn that in half of the cases stops after the first search."""
     return _turn(row, history, HASTE, rng)
 
 
 def patient(row: Row, history: list[Message], rng: random.Random) -> str:
-    """Who always goes to the end."""
+    """Play a turn that always follows the whole path."""
     return _turn(row, history, 0.0, rng)
 
 
 def _say(name: str, thought: str) -> str:
-    """The answer with a blank before it, as a name has in the middle of a passage: a copy is then the same tokens.
+    """Write the answer after a blank, as inside a passage, so that copied tokens match.
 
-    To a pretrained tokenizer " Lusaka" and "Lusaka" are two different things. Whoever reads the answer drops the blank.
+    To a pretrained tokenizer " Lusaka" and "Lusaka" differ. Readers of the answer strip the blank.
     """
     return answer(f" {name}", thought)
 

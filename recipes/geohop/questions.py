@@ -1,13 +1,13 @@
-"""The questions of GeoHop, and the passages that answer them.
+"""Make GeoHop's questions, with the passages that answer them.
 
     What is the capital of Peru?                                       one hop
     Which currency is used in the country where Arequipa lies?         two hops: the city, then its country
     Which country has borders with both Ghana and Mali?                two hops: what two passages share
     Which city has more inhabitants, Arequipa or Trujillo?             comparison
 
-Every country belongs to one split, with all of its cities. A question names, passes through and leads to places of its own split
-alone; only currencies and languages occur in several. Of each kind, answers take turns, so that no answer is right more often
-than others while there are others.
+Every country belongs to one split, with all of its cities. A question names, passes through and leads to places of
+its own split only; currencies and languages may occur in several. Within each kind answers take turns, so that no
+answer is right more often than others while there are others.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def questions(split: str, count: int, rng: random.Random) -> Iterator[dict[str, 
 
 
 def countries_of(split: str) -> list[Country]:
-    """The countries that a split asks about."""
+    """List the countries that a split asks about."""
     found = list(world().countries.values())
     random.Random(3).shuffle(found)
     first, last = (round(share * len(found)) for share in SPLITS[split])
@@ -75,7 +75,7 @@ def countries_of(split: str) -> list[Country]:
 
 
 def hops_of(split: str, rng: random.Random) -> dict[str, list[Hop]]:
-    """All questions of a split by kind; of the comparisons, which are too many, some."""
+    """List all questions of a split by kind, with a sample of the many comparisons."""
     countries = countries_of(split)
     cities = {city: c for c in countries for city in world().cities[c.code]}
     found: dict[str, list[Hop]] = {kind: [] for kind in KINDS}
@@ -105,7 +105,7 @@ def hops_of(split: str, rng: random.Random) -> dict[str, list[Hop]]:
 
 
 def _neighbours(countries: list[Country]) -> Iterator[Hop]:
-    """Of two countries that share one neighbour, which is of the split, too."""
+    """Ask for the only shared neighbour of two countries, within the split."""
     by_name = {country.name: country for country in countries}
     for i, a in enumerate(countries):
         for b in countries[i + 1 :]:
@@ -150,7 +150,7 @@ def _asked(kind: str, hops: list[Hop], rng: random.Random) -> list[dict[str, Any
 
 
 def _by_turns(found: list[dict[str, Any]], rng: random.Random) -> Iterator[dict[str, Any]]:
-    """A question of each answer, then a second of each, and so on."""
+    """Yield a question of each answer, then a second of each, and so on."""
     by_answer: dict[str, list[dict[str, Any]]] = {}
     rng.shuffle(found)
     for question in found:

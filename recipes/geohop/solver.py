@@ -1,8 +1,8 @@
-"""The solver: what follows from passages, and from nothing else.
+"""Derive answers from passages alone.
 
-In: passages as text, the places that a question names (`asked`), and the relations from them to its answer (`path`). Out: all
-answers that the passages allow, or what has to be looked up next. Next: `questions.py` keeps a question only if it has one
-answer; `demonstrator.py` plays the solver's path; the tests hold the passages against the packages with it.
+In: passages as text, the places that a question names (`asked`), and the relations from them to its answer (`path`).
+Out: all answers that the passages allow, or what to look up next. Next: `questions.py` keeps a question only if it
+has one answer; `demonstrator.py` plays the solver's path; the tests compare the passages with the packages.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Known = dict[tuple[str, str], set[str]]
 
 
 def read(passages: Iterable[str]) -> Known:
-    """The facts in some passages, a passage a line."""
+    """Parse the facts in passages, one per line."""
     known: Known = {}
     for line in passages:
         for relation, pattern in PATTERNS.items():
@@ -35,10 +35,10 @@ def read(passages: Iterable[str]) -> Known:
 
 
 def solve(asked: list[str], path: list[str], known: Known) -> tuple[set[str], tuple[str, str] | None]:
-    """(answers, what is missing): the answers once nothing is missing, and until then the first fact to look up.
+    """Return (answers, what is missing): answers once nothing is missing, else the next fact.
 
-    A path is followed from relation to relation. Two paths compare what is asked: `more` takes the place with the most
-    inhabitants, `both` what the borders of all places share.
+    A path is followed from relation to relation. Two paths compare what is asked: `more` takes the place with the
+    most inhabitants, `both` what the borders of all places share.
     """
     relation = {"more": "inhabitants", "both": "borders"}.get(path[0])
     if relation is None:
@@ -58,5 +58,5 @@ def solve(asked: list[str], path: list[str], known: Known) -> tuple[set[str], tu
 
 
 def query(relation: str, place: str) -> str:
-    """How the solver asks for a fact."""
+    """Return the solver's search query for a fact."""
     return f"{place} city" if relation == "country" else f"{relation} of {place}"

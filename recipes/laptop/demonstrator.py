@@ -1,17 +1,18 @@
-"""Cold start: behaviour cloning of an imperfect demonstrator, so that RL has something to reinforce.
+"""Clone an imperfect demonstrator (cold start), so that RL has something to reinforce.
 
-In: training sequences, the search index. Out: a model folder that knows the format, can copy names, and plays the task badly.
-Next: `loop.py`. Questions of published data sets are played under other names (`other_names.py`).
+In: training sequences, the search index. Out: a model folder that knows the format, can copy names, and plays the
+task badly. Next: `loop.py`. Questions of published data sets are played with other names (`other_names.py`).
 
-RL from nothing does not start: a model that never once searches and answers correctly never sees a reward. A pretrained
-model brings that knowledge along; ours gets it in a minute from demonstrations, in two phases:
+RL cannot start from scratch: a model that never searches and answers correctly never gets a reward. A pretrained
+model has that knowledge; ours gets it in a minute from demonstrations, in two phases:
 
-    (a) copying   clean one-hop episodes. What takes longest to learn: to copy a name from what was read.
-    (b) mixture   all kinds of questions, by a demonstrator that mostly plays badly (see BEHAVIOURS). Cloning a mixture
-                  gives a policy that *samples* the mixture: right now and then, which is what RL needs to see.
+    (a) copying   clean one-hop episodes, because learning to copy a name from a passage takes longest.
+    (b) mixture   all kinds of questions, by a demonstrator that mostly plays badly (see BEHAVIOURS). Cloning a
+    mixture
+                  gives a policy that *samples* the mixture: sometimes right, which RL can reinforce.
 
-The demonstrator is a `Policy` like any other: the same episode loop asks it for turns, the same tools answer it and the
-same rows and masks come out. Its own tokens are the ones that the loss is on; tool results are only read.
+The demonstrator is a `Policy`: the same episode loop asks it for turns, the same tools answer it, and the same rows
+and masks result. The loss is on its own tokens; tool results are only read.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ BEHAVIOURS = {
 
 @dataclass
 class _Script:
-    """One episode of the demonstrator."""
+    """Hold one episode of the demonstrator."""
 
     row: Row
     behaviour: str
@@ -79,7 +80,7 @@ class _Script:
 
 
 class Demonstrator(Policy):
-    """Reads the solution from the row and plays it, well or badly."""
+    """Read the solution from the row and play it, well or badly."""
 
     def __init__(self, chat: ChatFormat, spoken: Dialect = HermesToolEnv.dialect):
         self.chat, self.spoken = chat, spoken
@@ -108,7 +109,7 @@ class Demonstrator(Policy):
         self._scripts.pop(session, None)
 
     def _turn(self, script: _Script, read: list[str]) -> tuple[ToolCall | str, str]:
-        """A search or an answer, and the thought before it; `read`: the names that the last result showed."""
+        """Return a search or an answer, with its thought; `read` are the last result's names."""
         row, rng, turn = script.row, script.rng, script.turn
         lookups, answer = lookups_of(row), row["reward_model"]["ground_truth"][0]
         names = NAME.findall(row["prompt"][-1]["content"])
@@ -133,10 +134,10 @@ class Demonstrator(Policy):
 
 
 def lookups_of(row: Row) -> list[dict]:
-    """The searches of an ideal agent, in order: what for, to find out what, and what it reads there.
+    """List an ideal agent's searches in order: the entity, what is asked, and the value.
 
-    TinyHop's rows carry them. Those of published data sets name the passages that hold the answer: first come the ones
-    that the question names, then those that are named in a passage before.
+    TinyHop's rows have them. Rows of published data sets name the passages with the answer: first those that the
+    question names, then those that an earlier passage names.
     """
     if "lookups" in row["extra_info"]:
         return row["extra_info"]["lookups"]
@@ -154,18 +155,18 @@ def lookups_of(row: Row) -> list[dict]:
 
 
 def search(lookup: dict, query: str | None = None) -> tuple[ToolCall, str]:
-    """Search for the entity; the thought before it is of the relation."""
+    """Search for the entity; the thought before names the relation."""
     return ToolCall("search", {"query": query or lookup["entity"]}), f"find the {lookup['relation']}"
 
 
 def search_turn(lookup: dict) -> str:
-    """The same as the tiny model writes it."""
+    """Write the same as the tiny model does."""
     said, thought = search(lookup)
     return call(said.name, thought, **said.arguments)
 
 
 def _notes(script: _Script, read: list[str]) -> str:
-    """What a request for notes is answered with: what was found so far, or in the bad behaviours a name that was read."""
+    """Answer a request for notes with the findings, or in bad behaviours any name read."""
     if script.behaviour in ("bad_query", "wrong_entity"):
         return script.rng.choice(read or ["nothing"])
     return "; ".join(f"{lookup['relation']} {lookup['value']}" for lookup in lookups_of(script.row)[: script.turn])
@@ -177,7 +178,10 @@ def _guess(row: Row, names: list[str], rng: random.Random) -> str:
 
 
 def _premature(row: Row, lookups: list[dict], names: list[str], rng: random.Random) -> str:
-    """The answer of one who stops between two lookups: for a chain what was found so far, else a guess."""
+    """Return the answer of a play that stops between two lookups.
+
+    For a chain it is the value found so far, otherwise a guess.
+    """
     done, missed = lookups
     return _guess(row, names, rng) if missed["entity"] in row["prompt"][-1]["content"] else done["value"]
 
@@ -218,7 +222,7 @@ def demonstrate(
 def demonstrations(
     rows: list[Row], loop: AgentEnvLoop, behaviours: dict[str, float], seed: int
 ) -> tuple[list[TrainingRow], list[TrainingRow]]:
-    """TinyHop: what phases (a) and (b) learn from, played on the questions of a world apart."""
+    """Play TinyHop's cold-start questions for phases (a) and (b)."""
     one_hop = [row for row in rows if row["extra_info"]["kind"] == "1-hop"]
     copy_rows = demonstrate(one_hop, {"good": 1.0}, loop, seed, "copy")
     # One-hop questions are over-represented in this split (phase a needs them): take every fifth for the mixture.
@@ -228,7 +232,7 @@ def demonstrations(
 
 
 def some_of_each(rows: list[Row], tokens: int) -> list[Row]:
-    """As many questions, in any order, as give demonstrations of `tokens` tokens and more; of TinyHop's few that take one hop."""
+    """Choose questions for demonstrations of `tokens` tokens or more, few of TinyHop's one-hop ones."""
     easy = [row for row in rows if row["extra_info"].get("kind") == "1-hop"]
     mixed = [row for row in rows if row["extra_info"].get("kind") != "1-hop"] + easy[::5]
     return random.Random(0).sample(mixed, min(len(mixed), tokens // SHORTEST + 1))
@@ -239,10 +243,10 @@ SHORTEST = 128
 
 
 def tokenizer_texts(mix: dict[str, float], seed: int) -> Iterator[str]:
-    """Pieces of conversations in a throw-away world, to train the tokenizer on.
+    """Yield pieces of conversations in a throw-away world, to train the tokenizer on.
 
-    Names are shown one syllable at a time. BPE merges whatever stands together often; shown whole names, it would learn
-    pieces that straddle two syllables, and spell a name it has not seen unlike those that it has.
+    Names are shown one syllable at a time. BPE merges frequent neighbours. With whole names it would learn pieces
+    across two syllables, and spell new names differently from known names.
     """
     rng = random.Random(f"{seed}/tokenizer")
     world = make_world(rng, 600, set())
@@ -259,8 +263,10 @@ def tokenizer_texts(mix: dict[str, float], seed: int) -> Iterator[str]:
 
 
 def teach(config: Config, known: ChatFormat | None = None) -> tuple[ChatFormat, list[TrainingRow], list[TrainingRow]]:
-    """A chat format for the task, and what the two phases of the cold start learn from. A pretrained model has a format that is
-    `known`, and needs no phase of copying."""
+    """Return a chat format, and the training rows of the cold start's two phases.
+
+    A pretrained model's format is `known`, and it needs no copying phase.
+    """
     rows, tools, c = load_rows(config, "cold"), load_tools(config), config.cold_start
     if known:
         return known, [], warm_rows(config, rows, known, tools)
@@ -270,7 +276,7 @@ def teach(config: Config, known: ChatFormat | None = None) -> tuple[ChatFormat, 
 
 
 def warm_rows(config: Config, rows: list[Row], chat: ChatFormat, tools: dict[str, BaseTool]) -> list[TrainingRow]:
-    """What a pretrained model is taught before RL: one play of as many questions as it has time for."""
+    """Make a pretrained model's rows: one play of the questions that fit its steps."""
     c = config.cold_start
     loop = make_loop(Demonstrator(chat, dialect_of(config.env)), chat, tools, config.rollout, config.env)
     return demonstrate(some_of_each(rows, c.warm_steps * c.mix_tokens), c.behaviours, loop, config.seed, "warm")

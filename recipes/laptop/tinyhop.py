@@ -1,15 +1,15 @@
-"""TinyHop: a small world made from nothing, and questions that take one, two or three searches to answer.
+"""Make TinyHop: a small random world, and questions that need one, two or three searches.
 
 In: a random generator and sizes. Out: a `World` (its passages are the corpus) and `Question`s, each with the lookups
-that an ideal agent would make. The words are those of `tinyhop_words.py`. Next: `build.py` writes both to disk.
+of an ideal agent. Its words are in `tinyhop_words.py`. Next: `build.py` writes both to disk.
 
-Why a made-up world? Because nobody can know it by heart: each split has a world of its own, and no name occurs in two of
-them. No training question and no demonstration is about the test world. Its passages are in the index all the same, and
-some are read in training beside the right ones (docs/laptop.md, "Data"). Why so few words?
-Because on a laptop every token of a passage is paid for in each episode that finds it.
+A generated world cannot be known by heart: each split has its own world, and no name occurs in two. No training
+question and no demonstration is about the test world. Its passages are in the same index, and training reads some of
+them next to the right ones (docs/laptop.md, "Data"). Passages have few words, because on a laptop every token costs
+time in each episode.
 
-A question is first a *logical form* (`Chain`, `Same`, `Which`) and only then words. `solve` evaluates the form over all
-facts of the world, apart from the walk that made it, and a question stays only if exactly one answer comes out.
+A question is first a *logical form* (`Chain`, `Same`, `Which`) and then words. `solve` evaluates the form over all
+facts of the world, independently of the walk that made it. A question stays only if it has exactly one answer.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MIN_ENTITIES = 20
 
 @dataclass
 class World:
-    """Entities and the facts about them."""
+    """Hold entities and the facts about them."""
 
     entities: dict[str, list[str]]
     """Type -> names."""
@@ -50,11 +50,11 @@ class World:
         return self.facts[entity, relation][0]
 
     def mentions(self, entity: str) -> set[str]:
-        """Names that the passage of `entity` gives away, its own included."""
+        """Return the names in the passage of `entity`, including its own."""
         return {entity}.union(*(self.facts.get((entity, relation), ()) for relation in RELATIONS))
 
     def passages(self) -> list[Passage]:
-        """One passage an entity, titled with its name, which is its id too: no other world has it."""
+        """Write a passage per entity. Its unique name is title and id."""
         return [Passage(name, name, self._text(kind, name)) for kind, names in self.entities.items() for name in names]
 
     def _text(self, kind: str, name: str) -> str:
@@ -63,7 +63,7 @@ class World:
 
 
 def make_world(rng: random.Random, entities: int, taken: set[str]) -> World:
-    """A world of exactly `entities` entities whose names are not in `taken`; they are added to it.
+    """Make a world of `entities` entities with new names, and add these to `taken`.
 
     Raises ConfigError for fewer than MIN_ENTITIES, or more than there are names left.
     """
@@ -74,7 +74,7 @@ def make_world(rng: random.Random, entities: int, taken: set[str]) -> World:
         )
     counts = {kind: max(2, round(share * entities)) for kind, share in SHARES.items()}
     counts["person"] = entities - sum(counts.values())
-    if counts["person"] % 2:  # nobody stays unmarried: every passage has all its facts
+    if counts["person"] % 2:  # everyone is married, so that every passage has all its facts
         counts["person"] -= 1
         counts["film"] += 1
     names = iter(_make_names(rng, entities, taken))
@@ -85,7 +85,7 @@ def make_world(rng: random.Random, entities: int, taken: set[str]) -> World:
 
 
 def _make_facts(rng: random.Random, of: dict[str, list[str]]) -> Iterator[tuple[tuple[str, str], str]]:
-    """Yields ((entity, relation), value), one for each entity and each relation of its type."""
+    """Yield ((entity, relation), value) for each entity and each relation of its type."""
     persons, cities, companies = of["person"], of["city"], of["company"]
     couples = rng.sample(persons, len(persons))
     for a, b in zip(couples[::2], couples[1::2], strict=True):
@@ -101,8 +101,7 @@ def _make_facts(rng: random.Random, of: dict[str, list[str]]) -> Iterator[tuple[
         yield (city, "mayor"), mayor
         if i < len(of["country"]):  # the first round gives each country its capital, which then lies in it
             yield (country, "capital"), city
-    # Few people make many works: otherwise two films would hardly ever share a director, and the answer to
-    # "Did the same person direct ... and ...?" would be no.
+    # Few people make many works. Otherwise two films would hardly ever share a director.
     founders, directors, stars, authors = (
         rng.sample(persons, max(2, len(of[kind]) // 3)) for kind in ("company", "film", "film", "book")
     )
@@ -119,7 +118,7 @@ def _make_facts(rng: random.Random, of: dict[str, list[str]]) -> Iterator[tuple[
 
 
 def _make_names(rng: random.Random, count: int, taken: set[str]) -> list[str]:
-    """`count` new names of two syllables; of three when all of two are taken."""
+    """Make `count` new names of two syllables, or three when those are used up."""
     names: list[str] = []
     words = _ordinary_words()
     for tails in (1, 2):
@@ -136,7 +135,7 @@ def _make_names(rng: random.Random, count: int, taken: set[str]) -> list[str]:
 
 
 def _ordinary_words() -> set[str]:
-    """Lower-case words of all templates: no name may look like one of them."""
+    """Collect the lower-case words of all templates: no name may look like one of them."""
     templates = [*PASSAGES.values(), *RELATIONS, *PASSAGES, "yes no"]
     templates += [text for r in RELATIONS.values() for text in (*r.phrases, *r.asks, *r.same, *r.which)]
     return {word.strip("?,.{}").lower() for text in templates for word in text.split()}
@@ -157,7 +156,7 @@ class Lookup:
 
 @dataclass(frozen=True)
 class Question:
-    """One question with its only answer (a name, or yes or no) and the shortest way to it."""
+    """Hold a question with its only answer (a name, yes or no) and shortest solution."""
 
     text: str
     answer: str
@@ -171,7 +170,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Chain:
-    """The value of the last relation of the value of ... of the first relation of `start`."""
+    """Ask for the value of a chain of relations that starts at `start`."""
 
     start: str
     relations: tuple[str, ...]
@@ -179,7 +178,7 @@ class Chain:
 
 @dataclass(frozen=True)
 class Same:
-    """Do `a` and `b` have the same value of `relation`?"""
+    """Ask whether `a` and `b` have the same value of `relation`."""
 
     relation: str
     a: str
@@ -188,7 +187,7 @@ class Same:
 
 @dataclass(frozen=True)
 class Which:
-    """Which of `a` and `b` has `value` as its `relation`?"""
+    """Ask which of `a` and `b` has `value` as its `relation`."""
 
     relation: str
     value: str
@@ -197,7 +196,7 @@ class Which:
 
 
 def solve(world: World, form: Chain | Same | Which) -> set[str]:
-    """Every answer that the facts of the world allow."""
+    """Return every answer that the facts of the world allow."""
 
     def values(entity: str, relation: str) -> set[str]:
         return set(world.facts.get((entity, relation), ()))
@@ -215,10 +214,10 @@ def solve(world: World, form: Chain | Same | Which) -> set[str]:
 
 
 def make_questions(world: World, rng: random.Random, count: int, mix: dict[str, float]) -> list[Question]:
-    """`count` distinct questions in random order, the kinds in the proportions of `mix`.
+    """Make `count` distinct questions in random order, with the kinds in proportions `mix`.
 
     Each kind goes through all its relations in turn, so none dominates before another is used up. Raises ConfigError
-    for an impossible mix, or when the world is too small for so many different questions.
+    for an impossible mix, or if the world is too small for so many different questions.
     """
     questions: list[Question] = []
     for kind, wanted in _split(count, mix).items():
@@ -236,7 +235,7 @@ def make_questions(world: World, rng: random.Random, count: int, mix: dict[str, 
 
 
 def _split(count: int, mix: dict[str, float]) -> dict[str, int]:
-    """Whole numbers in the proportions of `mix` that add up to `count` (method of largest remainders)."""
+    """Split `count` by the proportions of `mix` into whole numbers (largest remainders)."""
     for kind in mix:
         if kind not in KINDS:
             raise ConfigError(
@@ -253,7 +252,7 @@ def _split(count: int, mix: dict[str, float]) -> dict[str, int]:
 
 
 def _bridges(hops: int) -> Callable[[World, random.Random], Iterator[Question]]:
-    """Questions that follow `hops` relations one after another, balanced by the last one, then by the way to it."""
+    """Yield chains of `hops` relations, balanced by the last relation, then by the others."""
 
     def fits(relations: tuple[str, ...]) -> bool:
         return all(RELATIONS[r].value == RELATIONS[s].subject for r, s in itertools.pairwise(relations))
@@ -267,7 +266,7 @@ def _bridges(hops: int) -> Callable[[World, random.Random], Iterator[Question]]:
 
 
 def _chains(world: World, rng: random.Random, relations: tuple[str, ...]) -> Iterator[Question]:
-    """All questions of one pattern of relations, one for each place to start that needs every hop."""
+    """Yield all questions of one pattern of relations, from each start that needs every hop."""
     for start in _shuffled(world.entities[RELATIONS[relations[0]].subject], rng):
         lookups: list[Lookup] = []
         for relation in relations:
@@ -283,9 +282,9 @@ def _chains(world: World, rng: random.Random, relations: tuple[str, ...]) -> Ite
 
 
 def _needs_every_hop(world: World, path: list[str]) -> bool:
-    """False if the path meets an entity twice, or if a passage names one that should be found a hop or more later.
+    """Return False if an entity occurs twice, or a passage names a later entity early.
 
-    Such a question ("the country of the capital of X") teaches an agent that it may stop searching too early.
+    Such a question ("the country of the capital of X") teaches an agent to stop searching too early.
     """
     return len(set(path)) == len(path) and not any(
         later in world.mentions(entity) for i, entity in enumerate(path) for later in path[i + 2 :]
@@ -293,7 +292,7 @@ def _needs_every_hop(world: World, path: list[str]) -> bool:
 
 
 def _yes_no(world: World, rng: random.Random) -> Iterator[Question]:
-    """Same-or-not questions, yes and no by turns, so that no agent gains by always saying one of them."""
+    """Yield same-or-not questions, yes and no in turn, so that a constant answer gains nothing."""
     relations = _shuffled((r for r in RELATIONS if RELATIONS[r].same), rng)
     yes = _take_turns(_same(world, rng, r, _equal_pairs(world, rng, r), "yes") for r in relations)
     no = _take_turns(_same(world, rng, r, _unequal_pairs(world, rng, r), "no") for r in relations)
@@ -310,7 +309,7 @@ def _same(
 
 
 def _which(world: World, rng: random.Random) -> Iterator[Question]:
-    """Which-of-two questions. The right one is named first in half of them, by chance."""
+    """Yield which-of-two questions. The right one is named first in half of them, at random."""
     relations = _shuffled((r for r in RELATIONS if RELATIONS[r].which), rng)
     return _take_turns(_one_of_two(world, rng, r) for r in relations)
 
@@ -340,7 +339,7 @@ def _look_up(world: World, entity: str, relation: str) -> Lookup:
 
 
 def _equal_pairs(world: World, rng: random.Random, relation: str) -> Iterator[tuple[str, str]]:
-    """Pairs of entities that share their value, values by turns."""
+    """Yield pairs of entities that share their value, values in turn."""
     sharing: dict[str, list[str]] = {}
     for entity in world.entities[RELATIONS[relation].subject]:
         sharing.setdefault(world.value(entity, relation), []).append(entity)
@@ -353,7 +352,7 @@ def _unequal_pairs(world: World, rng: random.Random, relation: str) -> Iterator[
 
 
 def _pairs(names: list[str], rng: random.Random) -> Iterator[tuple[str, str]]:
-    """Every unordered pair once, lazily: neighbours on a shuffled ring first, then at distance two, three ..."""
+    """Yield every unordered pair once, lazily: by distance 1, 2, ... on a shuffled ring."""
     ring = _shuffled(names, rng)
     for distance in range(1, len(ring) // 2 + 1):
         # Opposite places on an even ring meet from both sides: half a turn is all of them.
@@ -362,7 +361,7 @@ def _pairs(names: list[str], rng: random.Random) -> Iterator[tuple[str, str]]:
 
 
 def _take_turns(streams: Iterable[Iterator[T]]) -> Iterator[T]:
-    """One item of each stream in turn, until all have run dry."""
+    """Yield one item of each stream in turn, until all are exhausted."""
     streams = list(streams)
     while streams:
         still_running = []

@@ -1,7 +1,7 @@
-"""TinyHop as a data set: a world for each split, and questions about it.
+"""Build the TinyHop data set: a world for each split, and its questions.
 
-The corpus holds the passages of *all* worlds: one index serves all splits, and the agent has to find its passages among those of
-worlds that it is not asked about.
+The corpus holds the passages of *all* worlds, and one index serves all splits. The agent has to find its passages
+among those of other worlds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from agent_r1_recipes.laptop.tinyhop import KINDS, make_questions, make_world
 
 
 class TinyHop(Source):
-    """Questions about worlds that are made from nothing."""
+    """Make questions about generated worlds."""
 
     splits = (*Source.splits, "cold")
     """`cold` is for the cold start: RL must not meet questions whose answers have been demonstrated."""
@@ -32,7 +32,7 @@ class TinyHop(Source):
         return ", ".join(f"{name} {s['questions']} questions in a world of {s['entities']}" for name, s in splits)
 
     def make(self, config: TinyHopSettings, seed: int) -> Made:
-        """Each split draws from its own generator, seeded with its own name."""
+        """Draw each split from its own generator, seeded with the split's name."""
         if not config.test:
             raise ConfigError(
                 "data.test=0: TinyHop has no validation set to take whole; say how many questions",
@@ -61,14 +61,19 @@ TINYHOP = TinyHop()
 
 
 def _world_size(config: TinyHopSettings, split: str) -> int:
-    """Entities in the world of a split. Held-out worlds grow with their questions: 0.6 entities each yield any mix."""
+    """Count the entities of a split's world.
+
+    Held-out worlds grow with their questions: 0.6 entities per question allow any mix.
+    """
     fixed = {"train": config.entities, "cold": config.cold_entities}
     return fixed.get(split) or max(150, math.ceil(0.6 * getattr(config, split)))
 
 
 def _mix(config: TinyHopSettings, split: str) -> dict[str, float]:
-    """The mix of a split. The cold start's has more one-hop questions, for its first phase is about copying and nothing
-    else, and twice the share of the longest chains, which take the most examples to learn.
+    """Return the mix of a split.
+
+    The cold start has more one-hop questions, because its first phase only learns copying. It has twice the share of
+    the longest chains, which need the most examples.
     """
     if split != "cold":
         return config.mix

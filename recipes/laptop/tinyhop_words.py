@@ -1,6 +1,7 @@
-"""The words of TinyHop: its relations with every way to ask for them, its passages, and the syllables of its names.
+"""List TinyHop's words: relations, ways to ask for them, passages, syllables of names.
 
-Tables and nothing else. `tinyhop.py` makes worlds and questions of them; the cold start trains the tokenizer on them.
+Tables and nothing else. `tinyhop.py` makes worlds and questions from them; the cold start trains the tokenizer on
+them.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Relation:
-    """One kind of fact, and every way in which the questions speak of it."""
+    """Hold one kind of fact, and every way in which questions mention it."""
 
     subject: str
     """Type of the entity that has it ..."""
@@ -109,8 +110,8 @@ RELATIONS = {
     ),
 }  # fmt: skip
 
-# One passage states all facts of its entity. Within a type, each value follows a word of its own (from, for, married):
-# that is the pattern which a two-layer transformer can learn to look up.
+# One passage states all facts of its entity. Within a type, each value follows its own word (from, for, married).
+# A two-layer transformer can learn to look up this pattern.
 PASSAGES = {
     "person": "{x} from {birthplace} works for {employer} and married {spouse}.",
     "city": "{x} in {country} has mayor {mayor}.",
@@ -120,9 +121,9 @@ PASSAGES = {
     "book": "{x} is a book by {author} from {publisher}.",
 }
 
-# A name is two syllables of three letters, consonant + rime: Ban-del. A BPE merges what is frequent, and it should find
-# syllables, so that names it has never seen are spelt like those it has. Rimes are few: they merge first. A tail's
-# consonant goes with only half of them: so d+el (1 name in 42) is twice as frequent as an+d across the seam (1 in 84).
+# A name is two syllables of three letters, consonant + rime: Ban-del. BPE merges frequent pairs. It should find
+# syllables, so that new names are spelt like known ones. Rimes are few: they merge first. A tail's consonant has only
+# half of them, so d+el (1 name in 42) is twice as frequent as an+d (1 in 84).
 RIMES = ("an", "el", "ir", "os", "um", "ax")
 CONSONANTS = "bdfgklmnprstvz"
 HEADS = tuple(consonant + rime for consonant in CONSONANTS for rime in RIMES)

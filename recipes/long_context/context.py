@@ -1,12 +1,12 @@
-"""Environments that forget: what a long episode's agent still sees. Both wrap any environment, with `Observation.rewrite`.
+"""Limit what a long episode's agent sees. Both wrappers rewrite any environment's observations.
 
-    Window    the prompt and the last k results; from the k+1st on each turn sees a context of its own
-    Summary   after k results the agent is asked for a summary, and goes on from the prompt and what it wrote
+    Window    the prompt and the last k results; from result k+1 on each turn sees its own context
+    Summary   after k results the agent writes a summary, and continues from the prompt and that summary
 
-In: the observations of an environment. Out: some of them rewritten. Next: training begins a row at each rewrite, so a
-token is trained on exactly what the policy saw when it chose it. A summary is a turn like any other: sampled, masked 1, and
-credited for how the episode ends, although the environment never hears of it. What was written comes back as data, from which
-no control token can come.
+In: the observations of an environment. Out: some of them with `Observation.rewrite`. Next: training begins a row at
+each rewrite, so a token is trained on exactly what the policy saw when it sampled it. A summary is an ordinary turn:
+sampled, mask 1, and credited with the episode's outcome, although the environment never sees it. Its text comes back
+as data, which cannot contain control tokens.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ KNOWN = "Your notes: "
 
 
 class Window(AgentEnv):
-    """`env`, with only the last `k` results in sight: the agent's own turns go with the results that they brought."""
+    """Show only the last `k` results of `env`, each with the turn that caused it."""
 
     def __init__(self, env: AgentEnv, k: int):
         self.env, self.k = env, k
@@ -46,7 +46,7 @@ class Window(AgentEnv):
         return result
 
     def rewritten(self, messages: list[Message], seen: Observation) -> Observation:
-        """`messages` in the place of everything so far; the tools are shown again."""
+        """Replace everything so far by `messages`; the tools are shown again."""
         return replace(seen, messages=messages, tools=self.first.tools, rewrite=True)
 
     def outcome(self, stop_reason: StopReason):
@@ -57,7 +57,7 @@ class Window(AgentEnv):
 
 
 class Summary(Window):
-    """`env`, whose agent writes a summary after every `k` results. Such turns do not count against `env.max_turns`."""
+    """Ask for a summary after every `k` results. Such turns do not count against `env.max_turns`."""
 
     asks = ASK
     asked: Observation | None = None
@@ -74,7 +74,8 @@ class Summary(Window):
             self.results.append(seen.messages)
             if len(self.results) % self.k == 0:
                 self.asked = seen
-                # Writing notes is another decision than acting, so gigpo must not compare the two: a state of its own.
+                # Writing notes is another decision than acting, so gigpo must not compare the two: it gets its own
+                # state.
                 extra = seen.extra | ({"state": f"{seen.extra['state']}\n{ASK}"} if "state" in seen.extra else {})
                 asking = [*seen.messages, {"role": "user", "content": ASK}]
                 result.observation = replace(seen, messages=asking, extra=extra)
@@ -82,5 +83,5 @@ class Summary(Window):
 
 
 def wrapped(env: AgentEnv, config: ContextSettings) -> AgentEnv:
-    """`env`, in the context that `env.context` names."""
+    """Wrap `env` in the context of `env.context`."""
     return {"window": Window, "summary": Summary}[config.context](env, config.context_results)

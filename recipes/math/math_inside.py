@@ -1,7 +1,7 @@
-"""Runs inside of a sandbox: is an answer the same number, expression or set as the right one? Line by line of JSON,
-[answer, targets] in, true or false out. `maths.py` asks.
+"""Compare answers with the right number, expression or set, inside a sandbox.
 
-In a sandbox, because sympy's parser calls `eval`, and because a short expression can take forever.
+JSON line by line: [answer, targets] in, true or false out. `maths.py` asks. It needs a sandbox because sympy's parser
+calls `eval`, and because a short expression can take forever.
 """
 
 import json
@@ -25,7 +25,7 @@ FRACTION = re.compile(r"[-+]?(?:\d*\s*\\[dt]?frac\s*\{?\s*[-+]?(\d+?)\s*\}?\s*\{
 
 
 def plain(text):
-    """`text` without a box, dollars, a final full stop and a percent sign: 50% is 50, not 0.5."""
+    """Remove a box, dollars, a final full stop and a percent sign (50% is 50)."""
     text = bare(text)
     if boxed := re.fullmatch(r"\\boxed\{(.*)\}", text, re.DOTALL):
         text = bare(boxed[1])
@@ -38,8 +38,8 @@ def bare(text):
 
 
 def value(text):
-    """The one expression that all of the text is; None where it is none, or several."""
-    if "\\boxed" in text:  # math-verify would make a set of them
+    """Parse the text as one expression; None if it is none, or several."""
+    if "\\boxed" in text:  # math-verify would make a set of several boxes
         return None
     found = parse(
         f"\\boxed{{{text}}}", extraction_config=BOXED, fallback_mode="no_fallback", extraction_mode="first_match",
@@ -49,14 +49,17 @@ def value(text):
 
 
 def worked_out(expression):
-    """Whether it is a number, and no sum or product that leaves the work to the one who compares."""
+    """Return whether it is a number, not an unevaluated sum or product."""
     if isinstance(expression, Mul) and len(expression.args) == 2 and expression.args[0] == -1:
         expression = expression.args[1]
     return isinstance(expression, Number)
 
 
 def numeral(text):
-    """Whether nothing in the text is left to compute: it is short, and holds at most one numeral, no fraction and little TeX."""
+    """Return whether the text has nothing left to compute.
+
+    It is short, and has at most one numeral, no fraction and little TeX.
+    """
     text = UNIT.sub("", text)
     return (
         len(text) <= 100
@@ -67,7 +70,7 @@ def numeral(text):
 
 
 def reduced(text):
-    """Whether the text is a fraction of whole numbers in lowest terms."""
+    """Return whether the text is a fraction of whole numbers in lowest terms."""
     found = FRACTION.fullmatch(text.rpartition("=")[2].strip())
     return bool(found) and gcd(*(int(part) for part in found.groups() if part)) == 1
 
@@ -75,7 +78,7 @@ def reduced(text):
 def same(answer, target):
     answer, target = plain(answer), plain(target)
     right = value(target)
-    # Before the answer is parsed: 497/7 would be parsed as 71, and most texts that take the parser seconds end here.
+    # Before parsing: 497/7 would become 71, and most texts that take the parser seconds end here.
     if worked_out(right) and not numeral(answer) and (numeral(target) or not reduced(answer)):
         return False
     mine = value(answer)
@@ -93,13 +96,13 @@ def same(answer, target):
 
 
 if __name__ == "__main__":
-    logging.disable()  # what it says would stand among the answers
+    logging.disable()  # log messages would mix with the answers
     for line in sys.stdin:
         answer, targets = json.loads(line)
         right = False
         for target in targets:
             try:
                 right = right or same(answer, target)
-            except Exception:  # what cannot be read is not right
+            except Exception:  # an unreadable answer is wrong
                 continue
         print(json.dumps(right), flush=True)

@@ -1,9 +1,9 @@
-"""Mathematics: is the answer equal to the right one, however it is written? In: an answer and the accepted ones. Out: 1 or 0.
+"""Reward answers that equal the right one in any notation. In: an answer, accepted answers. Out: 1 or 0.
 
-`math-verify` compares (1/2 is \\frac{1}{2} is 0.5), in a process of its own with a deadline of its own: it is written for honest
-texts, and a policy writes 9^{9^{9^9}}. All of the answer has to be one expression, which "71 or 72" is not. Where the right answer
-is a number, an unevaluated sum or quotient is wrong: "497/7" may be copied from the question. A fraction in lowest terms is
-accepted where the right answer is written as a fraction. 50% is read as 50.
+`math-verify` compares (1/2 is \\frac{1}{2} is 0.5) in a separate process with a deadline, because a policy may write
+9^{9^{9^9}}. The whole answer must be one expression, which "71 or 72" is not. If the right answer is a number, an
+unevaluated sum or quotient is wrong: "497/7" may be copied from the question. A fraction in lowest terms is accepted
+if the right answer is a fraction. 50% is read as 50.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ START_S = 60.0
 
 
 class MathWorker:
-    """One process that compares, and is replaced by another when it does not answer in time."""
+    """Compare in one process, which is replaced when it does not answer in time."""
 
     def __init__(self, sandbox: Sandbox):
         self._sandbox = sandbox
@@ -37,7 +37,10 @@ class MathWorker:
         self._lock = threading.Lock()
 
     def same(self, answer: str, targets: list[str]) -> bool:
-        """Whether `answer` equals one of `targets`. Raises AgentR1Error where no process could be started."""
+        """Return whether `answer` equals one of `targets`.
+
+        Raises AgentR1Error if no process could be started.
+        """
         if len(answer) > MAX_CHARS or nesting(answer) > MAX_NESTING:
             return False
         with self._lock:
@@ -66,14 +69,14 @@ class MathWorker:
 
 
 def nesting(text: str) -> int:
-    """How many brackets are open at most, without regard to their kind."""
+    """Return the depth of brackets, of any kind."""
     depths = itertools.accumulate((char in "([{") - (char in ")]}") for char in text)
     return max(depths, default=0)
 
 
 @functools.cache
 def worker(sandbox: Sandbox) -> MathWorker:
-    """The one of this process."""
+    """Return this process's worker."""
     return MathWorker(sandbox)
 
 

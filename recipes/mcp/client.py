@@ -1,17 +1,16 @@
-"""The tools of an MCP server (Model Context Protocol), as tools like any other. In: a command line or a URL. Out: `BaseTool`s.
-Next: `make_tools` offers them with the others.
+"""Use the tools of an MCP server (Model Context Protocol). In: a command line or a URL. Out: `BaseTool`s.
 
-    env.mcp.files="python server.py"            a child process; we speak through its standard input and output
-    env.mcp.files=http://127.0.0.1:9000/mcp     a server that runs already (streamable HTTP)
+    env.mcp.files="python server.py"            a child process; we talk through its standard input and output
+    env.mcp.files=http://127.0.0.1:9000/mcp     a running server (streamable HTTP)
     env.tools=[search,files]                    all of its tools; files.read is one of them
 
-The official SDK (`mcp`) speaks the protocol. What it does not do is here: whatever a server does, a run goes on or says in
-one line why not. A server that hangs is left to the deadline of the call; one that died is started again by the next call;
-one that floods is cut off after `MAX_BYTES`; one that lies about a schema is refused before the run.
+The official SDK (`mcp`) speaks the protocol. This module adds robustness: whatever a server does, a run continues, or
+stops with one line. A hanging server meets the call's deadline, and a dead server is restarted by the next call. A
+flood is cut off after `MAX_BYTES`. A wrong schema is refused before the run.
 
-Rollouts call `asyncio.run` again and again, and a session must outlive that; the SDK's cancel scopes, too, must be left by
-the very task that entered them. So all sessions live in one thread with an event loop of its own, a task for each. A
-training loop hands its calls over and awaits the answers.
+Rollouts call `asyncio.run` repeatedly, and a session must outlive that; also, the task that entered one of the SDK's
+cancel scopes must leave it. So all sessions live in one thread with its own event loop, one task each. A training
+loop passes its calls to that loop and awaits the answers.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ T = TypeVar("T")
 
 
 class McpTool(BaseTool):
-    """One tool of a server. Where each episode has a session of its own, the tools of one server share it."""
+    """Call one tool of a server. In per-episode sessions, the tools of one server share the session."""
 
     body = None  # its code is elsewhere
     foreign = True
@@ -94,7 +93,7 @@ class McpTool(BaseTool):
         text = "\n".join(map(_text, result.content))
         if not result.content and result.structured_content is not None:
             text = json.dumps(result.structured_content, ensure_ascii=False)
-        if result.is_error:  # by the protocol this is for the agent, to do better
+        if result.is_error:  # by the protocol the agent reads this, to correct itself
             raise InvalidArgumentsError(text)
         if self.output and (wrong := self.output.complaint(result.structured_content)):
             raise AgentR1Error(
@@ -125,9 +124,10 @@ def servers(env: McpSettings) -> dict[str, Callable[[str], list[BaseTool]]]:
 
 
 def mcp_tools(name: str, place: str, wanted: str = "", session_an_episode: bool = False) -> list[BaseTool]:
-    """All tools of the server at `place` (a command line or a URL), or the `wanted` one.
+    """Return all tools of the server at `place`, or the `wanted` one.
 
-    Raises AgentR1Error where it cannot be reached, and ConfigError for a tool that it lacks or lies about.
+    `place` is a command line or a URL. Raises AgentR1Error if it cannot be reached, and ConfigError for a missing
+    tool or a wrong schema.
     """
     with extra("mcp", "env.mcp"):
         import mcp  # noqa: F401
@@ -166,11 +166,11 @@ async def _list_tools(client: Client) -> list[types.Tool]:
 
 
 async def _taken_as_it_is(name: str, result: types.CallToolResult) -> None:
-    """In the place of the SDK's check of a result."""
+    """Skip the SDK's check of a result."""
 
 
 def _text(part: types.ContentBlock) -> str:
-    """What an agent can read of a part of an answer."""
+    """Return the readable text of a part of an answer."""
     return part.text if part.type == "text" else f"[{part.type}, which cannot be shown]"
 
 
@@ -178,7 +178,7 @@ def _text(part: types.ContentBlock) -> str:
 
 
 class Session:
-    """A conversation with a server: opened by the first call, and opened again by the next one after it ended."""
+    """Keep a conversation with a server. The first call opens it, and a call after its end reopens it."""
 
     def __init__(self, name: str, place: str):
         self.name, self.place = name, place
@@ -192,11 +192,11 @@ class Session:
         return f"the MCP server {self.name!r} ({self.place})"
 
     def ask(self, what: Callable[[Client], Awaitable[T]]) -> Any:
-        """`what` in the thread of the sessions; a concurrent future of its result. Cancelling that cancels the call."""
+        """Run `what` in the thread of the sessions. Cancelling the returned future cancels the call."""
         return asyncio.run_coroutine_threadsafe(self._ask(what), _thread())
 
     def close(self) -> None:
-        """End it for good, without waiting for that."""
+        """End the session for good, without waiting."""
         self.closed = True
         _thread().call_soon_threadsafe(lambda: self._over.set())
 
@@ -214,7 +214,7 @@ class Session:
             raise AgentR1Error(
                 f"MCP server {self.name!r} breaks the protocol: {where}: {found['msg']}", code="bad_answer"
             ) from None
-        except (ValueError, RuntimeError) as error:  # what it returned is not what it had declared
+        except (ValueError, RuntimeError) as error:  # the result does not match its declaration
             raise AgentR1Error(
                 f"MCP server {self.name!r} does not keep its word: {first_line(error)}", code="bad_answer"
             ) from None
@@ -247,7 +247,7 @@ class Session:
         return asyncio.shield(self._client)  # a caller who gives up must not take it from the others
 
     async def _live(self, opened: asyncio.Future[Client], over: asyncio.Event) -> None:
-        """From the opening to the end, in one task."""
+        """Open, serve and close the session in one task."""
         from mcp import Client
         from mcp.types import Implementation
 
@@ -258,7 +258,7 @@ class Session:
                 async with asyncio.timeout(OPEN_S):
                     info = Implementation(name="agent-r1", version=__version__)
                     client = await stack.enter_async_context(Client(transport, client_info=info))
-                # The SDK would check results without a bound, and list the tools once more for it; `execute` checks them.
+                # The SDK would check results without a bound, and list the tools once more; `execute` checks them.
                 client.session.validate_tool_result = _taken_as_it_is
                 opened.set_result(client)
                 await over.wait()
@@ -290,7 +290,7 @@ class Session:
 
     @contextlib.asynccontextmanager
     async def _stdio(self, over: asyncio.Event) -> AsyncIterator[Any]:
-        """Like the SDK's own, with bounds, and with what the process said last for an explanation."""
+        """Connect as the SDK does, with bounds, and keep the process's last words for errors."""
         import anyio
         from mcp.client.stdio import get_default_environment
         from mcp.shared.message import SessionMessage
@@ -307,25 +307,25 @@ class Session:
         complaints = b""
 
         async def read() -> None:
-            """Hand on what it says; at the end note why it says no more, and have the session closed."""
+            """Pass on messages; at the end note the reason, and close the session."""
             unasked = 0
             try:
                 while unasked <= MAX_BYTES and (line := await process.stdout.readline()):
                     unasked += len(line)
                     try:
                         message = jsonrpc_message_adapter.validate_json(line, by_name=False)
-                    except ValueError:  # somebody's print
+                    except ValueError:  # a print statement of the server
                         continue
                     unasked = 0 if isinstance(message, JSONRPCResponse | JSONRPCError) else unasked
                     await to_us.send(SessionMessage(message))
                 if unasked > MAX_BYTES:
                     self.fault = f"it wrote {MAX_BYTES} bytes unasked, and was ended"
                     return
-                with contextlib.suppress(TimeoutError):  # its output closes a moment before it is gone
+                with contextlib.suppress(TimeoutError):  # its output closes a moment before it exits
                     async with asyncio.timeout(0.5):
                         await asyncio.gather(heard, process.wait())
                 self.fault = _last_words(process.returncode, complaints)
-            except ValueError:  # asyncio's word for a line beyond the limit
+            except ValueError:  # asyncio raises it for a line beyond the limit
                 self.fault = f"it wrote a message of more than {MAX_BYTES} bytes, and was ended"
             except anyio.BrokenResourceError:  # we have closed the session
                 pass
@@ -355,7 +355,7 @@ class Session:
         finally:
             for task in tasks[1:]:
                 task.cancel()
-            tasks.append(asyncio.create_task(drain()))  # a process that cannot write does not end
+            tasks.append(asyncio.create_task(drain()))  # a process that cannot write does not exit
             await _end(process)
             for task in tasks:
                 task.cancel()
@@ -368,8 +368,8 @@ OPEN: dict[asyncio.Task[None], Session] = {}
 
 @functools.cache
 def _thread() -> asyncio.AbstractEventLoop:
-    """The event loop of all sessions; its thread begins with the first of them."""
-    logging.getLogger("mcp").setLevel(logging.CRITICAL)  # tracebacks of what we say in one line
+    """Start the event loop of all sessions, in a thread."""
+    logging.getLogger("mcp").setLevel(logging.CRITICAL)  # tracebacks of what we report in one line
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="mcp", daemon=True).start()
 
@@ -384,7 +384,7 @@ def _thread() -> asyncio.AbstractEventLoop:
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """Close its input, which is the protocol's way to say goodbye; then tell it and its children, and then make them."""
+    """Close the process's input, the protocol's goodbye; then terminate, and then kill it."""
     process.stdin.close()
     for strength in (signal.SIGTERM, signal.SIGKILL, None):
         with contextlib.suppress(TimeoutError):
@@ -403,7 +403,7 @@ def _last_words(code: int | None, complaints: bytes) -> str:
 
 
 def _why(error: BaseException) -> str:
-    """The first real cause, in a line."""
+    """Return the first real cause in a line."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     if isinstance(error, FileNotFoundError | PermissionError):

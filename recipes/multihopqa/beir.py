@@ -1,4 +1,4 @@
-"""BEIR's corpus of HotpotQA: the abstracts of the English Wikipedia of October 2017, 5.2 million passages."""
+"""Load BEIR's corpus of HotpotQA: 5.2 million abstracts of Wikipedia, October 2017."""
 
 from __future__ import annotations
 

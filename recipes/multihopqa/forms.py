@@ -1,7 +1,7 @@
-"""The published forms of one question: HotpotQA's, 2WikiMultihopQA's, MuSiQue's.
+"""Parse the published forms of a question: HotpotQA's, 2WikiMultihopQA's, MuSiQue's.
 
-In: what a file or the hub holds, as JSON or a row of a table. Out: a `Record`, the same for all of them. Next: `published.py`,
-which reads files of them.
+In: what a file or the hub has, as JSON or a table's row. Out: a `Record`, the same for all. Next: `published.py`
+reads files of them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pydantic import AliasChoices, BaseModel, BeforeValidator, Field, StringCons
 
 @dataclass(frozen=True)
 class Record:
-    """One question, whatever data set it is from."""
+    """Hold one question of any data set."""
 
     id: str
     question: str
@@ -36,20 +36,20 @@ Id = Annotated[Text, Field(validation_alias=AliasChoices("_id", "id"))]
 
 
 def _pairs(value: Any) -> Any:
-    """The published JSON writes [[title, x], ...], and the hub {"title": [...], "x": [...]}."""
+    """Accept both the JSON's [[title, x], ...] and the hub's {"title": [...], "x": [...]}."""
     if not isinstance(value, dict) or "title" not in value:
         return value
     return list(zip(value["title"], *(column for key, column in value.items() if key != "title"), strict=True))
 
 
 class HotpotQA(BaseModel):
-    """HotpotQA (Yang et al. 2018): questions over two Wikipedia paragraphs, ten paragraphs with each.
+    """Parse HotpotQA (Yang et al. 2018): questions over two Wikipedia paragraphs, each with ten.
 
         {"_id": "5a7a...", "question": "...", "answer": "...", "type": "bridge", "level": "hard",
          "supporting_facts": [["Title", 0], ...], "context": [["Title", ["First sentence.", " Second."]], ...]}
 
-    In the distractor setting the ten paragraphs hold the answer; in fullwiki they are what a retriever found, so a corpus
-    of contexts lacks some answers: take beir-hotpotqa with it.
+    In the distractor setting the ten paragraphs contain the answer. In fullwiki they are a retriever's results, so a
+    corpus of contexts lacks some answers: use beir-hotpotqa with it.
     """
 
     id: Id
@@ -72,10 +72,11 @@ class HotpotQA(BaseModel):
 
 
 class TwoWiki(HotpotQA):
-    """2WikiMultihopQA (Ho et al. 2020), made from Wikidata: HotpotQA's form, and other kinds of questions: compositional,
-    inference, comparison (two paragraphs each), bridge_comparison (four).
+    """Parse 2WikiMultihopQA (Ho et al. 2020), made from Wikidata, in HotpotQA's form.
 
-    Its second release (data_ids.zip) also has the id of the answer in Wikidata, and `id_aliases.json` next to the questions:
+    Its kinds of questions are compositional, inference, comparison (two paragraphs each) and bridge_comparison
+    (four). Its second release (data_ids.zip) also has the answer's id in Wikidata, and `id_aliases.json` next to the
+    questions:
 
         {"Q_id": "Q30", "aliases": ["USA", ...], "demonyms": ["American", ...]}
     """
@@ -90,7 +91,7 @@ class MuSiQueParagraph(BaseModel):
 
 
 class MuSiQue(BaseModel):
-    """MuSiQue-Ans (Trivedi et al. 2022): questions composed of two to four single-hop ones, twenty paragraphs each.
+    """Parse MuSiQue-Ans (Trivedi et al. 2022): two to four single-hop questions composed, twenty paragraphs.
 
         {"id": "3hop1__...", "question": "...", "answer": "...", "answer_aliases": ["..."], "answerable": true,
          "paragraphs": [{"idx": 0, "title": "...", "paragraph_text": "...", "is_supporting": false}, ...], ...}

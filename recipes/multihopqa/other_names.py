@@ -1,12 +1,12 @@
-"""Other names: the same questions in a world where everything is called something else.
+"""Rename everything: the same questions in a world with other names.
 
-In: rows, passages and the search tool of a published data set. Out: the same with all names dealt out anew: the river may
-be called Mozart there, and the composer Lisbon. Next: the laptop's demonstrator plays in such worlds.
+In: rows, passages and the search tool of a published data set. Out: the same with all names permuted: a river may be
+called Mozart, and a composer Lisbon. Next: the laptop's demonstrator plays in such worlds.
 
-Why? A model of half a million parameters would learn a few hundred names and facts by heart, and answer from memory. In
-hundreds of worlds that contradict one another there is nothing to remember. What stays the same is how the questions are
-put and how passages are read, and a name has to be copied from where it stands. It also keeps RL honest: no demonstration
-shows the answers to its questions.
+A model of half a million parameters would memorise a few hundred names and facts, and answer from memory. Hundreds of
+worlds that contradict each other leave nothing to memorise. The questions' forms and the reading of passages stay the
+same, and a name must be copied from its passage. It also keeps RL honest: no demonstration shows the answers to its
+questions.
 """
 
 from __future__ import annotations
@@ -38,15 +38,17 @@ from agent_r1_recipes.laptop.demonstrator import NAME, Demonstrator, demonstrate
 
 
 def names_in(passages: list[str], told: str) -> list[str]:
-    """All names of a corpus: what looks like one, and is never written without its capital ("It" is), also in what the agent is
-    `told`."""
+    """List a corpus's names: capitalised words that never occur in lower case.
+
+    The text that the agent is `told` counts, too ("It" is no name).
+    """
     ordinary = set(re.findall(r"\b[a-z]\w*", " ".join([*passages, told])))
     found = {name for passage in passages for name in NAME.findall(passage)}
     return sorted(name for name in found if name.lower() not in ordinary)
 
 
 def renamed(text: str, table: dict[str, str]) -> str:
-    """`text` with all names that are in `table` replaced."""
+    """Replace all names of `table` in `text`."""
 
     def swap(match: re.Match) -> str:
         name = match[0]
@@ -57,7 +59,7 @@ def renamed(text: str, table: dict[str, str]) -> str:
 
 
 class OtherNames:
-    """One world: all names, dealt out anew."""
+    """Permute all names for one world."""
 
     def __init__(self, names: list[str], rng: random.Random):
         self._there = dict(zip(names, rng.sample(names, len(names)), strict=True))
@@ -70,7 +72,7 @@ class OtherNames:
         return renamed(text, self._back)
 
     def row(self, row: Row) -> Row:
-        """The row as it is there: question, answers, and the titles that its demonstrator looks up."""
+        """Rename a row: question, answers, and the titles that its demonstrator looks up."""
         row = copy.deepcopy(row)
         row["prompt"][-1]["content"] = self.rename(row["prompt"][-1]["content"])
         row["reward_model"]["ground_truth"] = [self.rename(answer) for answer in row["reward_model"]["ground_truth"]]
@@ -79,7 +81,7 @@ class OtherNames:
 
 
 class RenamedSearch(BaseTool):
-    """The search tool in the world of `names`: the real index never gets a made-up name."""
+    """Search in the world of `names`: the real index never gets a made-up name."""
 
     def __init__(self, search: BaseTool, names: OtherNames | None = None):
         self.name, self.description, self.parameters = search.name, search.description, search.parameters
@@ -100,10 +102,10 @@ def renamed_demonstrations(
     questions: int,
     seed: int,
 ) -> tuple[list[TrainingRow], list[TrainingRow]]:
-    """The same of a published data set: its training questions, each time in a world of other names, half of `questions`
-    in each phase. `search` is the loop's tool.
+    """Play a published data set's training questions, each in a world of other names.
 
-    There are no easy questions to learn copying from, so phase (a) has whole chains, played well.
+    Half of `questions` are for each phase; `search` is the loop's tool. There are no easy questions to learn copying
+    from, so phase (a) has whole chains, played well.
     """
 
     def play(behaviours: dict[str, float], label: str) -> list[TrainingRow]:
@@ -124,7 +126,7 @@ WORLD = 60
 
 
 def published_texts(rows: list[Row], passages: list[str], names: list[str]) -> Iterator[str]:
-    """The same of a published data set: its own phrases, and all names, each as often as any other."""
+    """Yield a published data set's phrases, and all names equally often, for the tokenizer."""
     told = rows[0]["prompt"][0]["content"]
     texts = [f"user\n{row['prompt'][-1]['content']}" for row in rows] + [f"\n{passage}\n" for passage in passages]
     turns = [*map(search_turn, lookups_of(rows[0])), "assistant\n", "answer", "guess", "yes", "no"]
@@ -137,7 +139,7 @@ def published_texts(rows: list[Row], passages: list[str], names: list[str]) -> I
 
 
 def teach(config: Config, known: ChatFormat | None = None) -> tuple[ChatFormat, list[TrainingRow], list[TrainingRow]]:
-    """As `cold_start.teach`, for a published data set: its training questions, played under other names."""
+    """Teach a published data set as `cold_start.teach` does, with other names."""
     rows, tools = load_rows(config, "train"), load_tools(config)
     if known:
         return known, [], warm_rows(config, rows, known, tools)

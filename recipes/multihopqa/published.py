@@ -38,7 +38,7 @@ KNOWN = ("kind", "hops", "id", "supporting")
 
 @dataclass(frozen=True)
 class Dataset(RecordSource):
-    """A published question set: where it is, how large it must be, and the form of one record."""
+    """Describe a published question set: its place, its size, and the form of a record."""
 
     name: str
     """As in `data.name`."""
@@ -59,10 +59,10 @@ class Dataset(RecordSource):
     """Name of a file next to the published ones, with other names of the answers by their ids."""
 
     def local_files(self, config: DataConfig) -> dict[str, list[Path]]:
-        """Find the files that `data.source` names: {} for the hub, one for `all` splits, or those of each split in a folder.
+        """Find the files of `data.source` by split.
 
-        In a folder lie the published ones (and that of the aliases, where it is there), or the parquet files of a copy of the hub.
-        Raises AgentR1Error where they are missing.
+        Returns {} for the hub, one file for `all` splits, or those of each split in a folder: the published files
+        (and the aliases, if there), or a hub copy's parquet files. Raises AgentR1Error if they are missing.
         """
         if config.source is None:
             return {}
@@ -166,9 +166,9 @@ MUSIQUE = Dataset(
 
 
 def from_datasets(dataset: Dataset, split: str, files: list[Path]) -> Iterator[tuple[str, Any]]:
-    """(place, value) of each record of a split on the hub, or in a local copy of its parquet files; of `all` in one file.
+    """Yield (place, value) of a split's records on the hub, or in local parquet files.
 
-    Raises AgentR1Error without network, or if some are missing.
+    `all` is the only split of one file. Raises AgentR1Error without network, or if records are missing.
     """
     alone = split == "all"  # how many it should have is not known
     name = next(iter(dataset.files.values())) if alone else dataset.files[split]

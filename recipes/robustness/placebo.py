@@ -1,6 +1,6 @@
-"""What stands in for an index in an evaluation: how good is the agent when searching is of no use?
+"""Replace the index in an evaluation, to measure an agent without useful search.
 
-In: `--retriever empty` or `random`. Out: no passages, or passages by lot, to `searcher.py`, which asks it as any index.
+In: `--retriever empty` or `random`. Out: no passages, or random passages, for `searcher.py`.
 """
 
 from __future__ import annotations

@@ -75,8 +75,10 @@ def rate_of(condition: str) -> float | None:
 
 
 def drawn(query: str, rate: float, seed: int) -> tuple[str, str] | None:
-    """(kind, text) of the hostile document that a result begins with; None for the share 1 - `rate`. Equal queries get equal
-    ones."""
+    """Choose the hostile document of a result by its query, as (kind, text).
+
+    None for the share 1 - `rate`. Equal queries get equal documents.
+    """
     lot = random.Random(f"poison/{seed}/{query}")
     if lot.random() >= rate:
         return None
@@ -85,12 +87,15 @@ def drawn(query: str, rate: float, seed: int) -> tuple[str, str] | None:
 
 
 def lie(hits: list[Hit]) -> str:
-    """The best passage with the last one's title in the place of each name within its sentences. (With one hit it is true.)"""
+    """Replace each name inside the best passage by the last one's title. (With one hit it is true.)"""
     return re.sub(r"(?<=[a-z,] )[A-Z][\w-]*(?: [A-Z][\w-]*)*", lambda name: hits[-1].title, hits[0].text)
 
 
 class PoisonedSearcher(Searcher):
-    """A searcher whose results begin with a hostile document, in a share `rate` of them, under the best one's title."""
+    """Prepend a hostile document to a share `rate` of the results.
+
+    It has the title of the best passage.
+    """
 
     def __init__(self, index, rate: float, seed: int):
         super().__init__(index)

@@ -28,8 +28,8 @@ class Mismatch(Section):
 
 class MismatchSettings(RolloutConfig):
     mismatch: Mismatch | None = None
-    """An experiment with the local loop: a sampler that is not quite the trainer, as {bf16: true, top_p: 0.9, steps_old: 4}, and
-    perhaps tis_cap: 2 to correct it (docs/algorithms.md)."""
+    """Experiment of the local loop: make the sampler differ from the trainer, as with {bf16: true, top_p: 0.9, steps_old: 4}.
+    tis_cap: 2 corrects it (docs/algorithms.md)."""
 
     @staticmethod
     def conflicts(config: Config, trains: bool) -> Iterator[ConfigError]:

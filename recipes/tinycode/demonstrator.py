@@ -1,4 +1,4 @@
-"""How TinyCode is played: write a program, read what it prints, say it. Badly, so that RL has something to unlearn."""
+"""Play TinyCode badly, so that RL can improve it: write a program, then answer."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import random
 from agent_r1 import Message, Row, answer, call
 
 RIGHT, USUAL = 0.35, 0.5
-"""How often `demonstrate` writes the right program, and how often the first of those that nearly solve the problem: a model that
-imitates it and always takes the likeliest writes the wrong one."""
+"""How often `demonstrate` writes the right program, and how often the first of the near misses. The likeliest imitation is
+wrong."""
 
 
 def demonstrate(row: Row, history: list[Message], rng: random.Random) -> str:
     known = row["extra_info"]["metadata"]
     printed = [message["content"] for message in history if message["role"] == "tool"]
     if printed:
-        # Anything but a number: there is no Python. Even told the answers, nobody learns to compute them.
+        # Anything but a number: there is no Python. A model cannot learn to compute from answers.
         said = printed[-1] if printed[-1][:1].isdigit() else row["reward_model"]["ground_truth"][0]
         return answer(said, "it says")
     usual, *rare = known["misses"]

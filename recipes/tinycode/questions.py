@@ -38,7 +38,7 @@ KINDS: dict[str, tuple[str, str, tuple[str, ...]]] = {
 
 
 def questions(split: str, count: int, rng: random.Random) -> Iterator[dict[str, Any]]:
-    """`count` problems of a split, no two alike."""
+    """Yield `count` different problems of a split."""
     numbers = dealt(range(20, 1000), split)
 
     def draw() -> dict[str, Any]:
@@ -55,7 +55,7 @@ def questions(split: str, count: int, rng: random.Random) -> Iterator[dict[str, 
 
 
 def worth(kind: str, a: int, b: int, c: int) -> int:
-    """The answer, computed without the program."""
+    """Compute the answer without the program."""
     return {
         "squares": a * a + b * b + c * c,
         "multiples": sum(n % a == 0 for n in range(1, c + 1)),

@@ -1,4 +1,4 @@
-"""How TinyMath is played: a step, what it comes to, the next step. Badly: mostly it stops after the first."""
+"""Play TinyMath badly, mostly stopping after the first step, so that RL can improve it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def demonstrate(row: Row, history: list[Message], rng: random.Random) -> str:
     steps = row["extra_info"]["metadata"]["steps"]
     found = [message["content"] for message in history if message["role"] == "tool"]
     if found and not found[-1].isdigit():
-        # There is no calculator. Even told the answers, nobody learns to compute them.
+        # There is no calculator. A model cannot learn to compute from answers.
         return answer(row["reward_model"]["ground_truth"][0], "in my head")
     if not found:
         return call("calculator", "begin", expression=steps[0])

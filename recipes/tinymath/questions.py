@@ -28,7 +28,7 @@ KINDS: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 def questions(split: str, count: int, rng: random.Random) -> Iterator[dict[str, Any]]:
-    """`count` problems of a split, no two alike."""
+    """Yield `count` different problems of a split."""
     numbers = dealt(range(100, 1000), split)
 
     def draw() -> dict[str, Any]:
@@ -43,7 +43,7 @@ def questions(split: str, count: int, rng: random.Random) -> Iterator[dict[str, 
 
 
 def worth(kind: str, a: int, b: int, c: int, d: int) -> int:
-    """The answer, computed without the steps."""
+    """Compute the answer without the steps."""
     return {
         "left": a * b - c, "seats": a * b + c, "nuts": (a - b) * c, "fares": (a + b) * c, "eggs": (a + b - c) * d
     }[kind]  # fmt: skip

@@ -1,4 +1,4 @@
-"""How TinyQuest is played: go on looking, from what has been seen so far. Badly, so that RL has something to unlearn."""
+"""Play TinyQuest badly, so that RL can improve it: explore until the quest ends."""
 
 from __future__ import annotations
 
@@ -14,36 +14,39 @@ UNWASHED, ANY_THING, ANY_BOX = 0.75, 0.25, 0.25
 
 
 def demonstrate(row: Row, history: list[Message], rng: random.Random) -> str:
-    """The agent's next turn. What it forgets it forgets for the whole quest: the quest is what it draws by."""
+    """Return the agent's next turn. Its slips are drawn once per quest."""
     habits = random.Random(json.dumps(row["extra_info"]["metadata"]))
     return _turn(row, history, *(habits.random() < share for share in (UNWASHED, ANY_THING, ANY_BOX)))
 
 
 def patient(row: Row, history: list[Message], rng: random.Random) -> str:
-    """Who forgets nothing."""
+    """Return the next turn without slips."""
     return _turn(row, history, False, False, False)
 
 
 def _turn(row: Row, history: list[Message], *slips: bool) -> str:
-    """A call, or notes where the agent is asked for them (env.context=summary)."""
+    """Return a call, or notes if the agent is asked for them (env.context=summary)."""
     if history and history[-1]["content"] == ASK:
         return notes(history[-2]["content"])
     return said(*move(replayed(row, history), *slips))
 
 
 def said(name: str, noun: str) -> str:
-    """A turn, as short as a call can be."""
+    """Write a turn as a short call."""
     field = {"go": "room", "take": "thing", "wash": "thing"}.get(name, "box")
     return "<tool_call>\n" + json.dumps({"name": name, "arguments": {field: noun}}) + "\n</tool_call>"
 
 
 def notes(seen: str) -> str:
-    """What to keep of the last result: all but the task, which the prompt repeats, and the doors, of which the map names one."""
+    """Keep the last result, without the task and with the map's one door.
+
+    The prompt repeats the task.
+    """
     return "; ".join(part for part in seen.split("; ") if part.split()[0] not in ("no", "to", "want"))
 
 
 def replayed(row: Row, history: list[Message]) -> TinyQuest:
-    """The world after all that was done so far."""
+    """Rebuild the world after all moves so far."""
     world = TinyQuest()
     world.reset(**row["extra_info"]["metadata"])
     for message in history:
@@ -54,7 +57,7 @@ def replayed(row: Row, history: list[Message]) -> TinyQuest:
 
 
 def move(world: TinyQuest, unwashed: bool, any_thing: bool, any_box: bool) -> tuple[str, str]:
-    """What to do next, by what has been seen: (tool, argument)."""
+    """Return the next (tool, argument), from what was seen."""
     thing, into, wash = world.goal
     here = world.boxes[world.room]
     seen = {box: room for room in world.seen for box in world.boxes[room]}
@@ -78,5 +81,5 @@ def move(world: TinyQuest, unwashed: bool, any_thing: bool, any_box: bool) -> tu
 
 
 def _way(world: TinyQuest, room: str | None = None) -> str:
-    """The next room on the way there; without one, to the nearest room that was not seen yet."""
+    """Return the next room on the way to `room`, or to the nearest unseen room."""
     return world._door({room} if room else set(world.doors) - world.seen)

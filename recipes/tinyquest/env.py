@@ -21,7 +21,7 @@ NO = "no; "
 
 
 class TinyQuest:
-    """One episode. Each box and each thing occurs once in a house, so that a name is a place."""
+    """Play one episode. Each box and each thing occurs once in a house, so that a name is a place."""
 
     score_name = "solved"
 
@@ -109,7 +109,7 @@ class TinyQuest:
         return float(self.solved)
 
     def _legal(self) -> list[tuple[str, str]]:
-        """All (tool, argument) that change something here and now."""
+        """List all (tool, argument) that change something now."""
         boxes = self.boxes[self.room]
         moves = [("go", room) for room in self.doors[self.room]]
         moves += [("open", box) for box in boxes if box not in self.opened]
@@ -135,7 +135,7 @@ class TinyQuest:
         return "; ".join(parts + [f"{what} by {door}" for what, door in self._map().items()])
 
     def _map(self) -> dict[str, str]:
-        """Through which door one gets to what one may want next and has seen elsewhere, or to what is new where one has not."""
+        """Name the doors towards places that may be wanted next, or to new rooms."""
         thing, into, wash = self.goal
         if self.held:
             wanted = {into: [room for room in self.seen if into in self.boxes[room]]}
@@ -152,5 +152,5 @@ class TinyQuest:
         return {what: self._door(rooms) for what, rooms in wanted.items() if rooms and self.room not in rooms}
 
     def _door(self, rooms: Container[str]) -> str:
-        """The next room on the shortest known way into one of `rooms`."""
+        """Return the next room on the shortest known way into one of `rooms`."""
         return walk({room: self.doors[room] for room in self.seen}, self.room, rooms)[0]

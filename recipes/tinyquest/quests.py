@@ -1,7 +1,7 @@
-"""The quests of TinyQuest: houses, what is to be done in them, and the shortest plan that does it.
+"""Make TinyQuest's quests: houses, tasks, and the shortest plans.
 
-A *room plan* says which rooms a house has, and which doors join them. A plan belongs to one split, by its
-checksum: no test house has rooms that are joined as those of a training house.
+A *room plan* says which rooms a house has, and which doors join them. A plan belongs to one split, by its checksum:
+no test house has its rooms joined as in a training house.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ BOXES = ["Barrel", "Basket", "Bin", "Cabinet", "Case", "Chest", "Crate", "Drawer
 THINGS = ["Apple", "Bell", "Book", "Clock", "Coin", "Cup", "Fork", "Hat", "Key", "Lamp", "Map", "Ring", "Rope", "Shoe"]
 SAID = {"put": "Put the {thing} into the {into}.", "wash": "Wash the {thing} and put it into the {into}."}
 LEFT_OVER = {"train": (0, 1, 2), "val": (3,), "test": (4,)}
-"""Whose plans are whose: what their checksum leaves when divided by 5."""
+"""Split -> checksums of its room plans, modulo 5."""
 SIZE, FILLED = 4, 6
 """Rooms of a house, and boxes, each with a thing in it."""
 STEPS = range(6, 16)
@@ -26,7 +26,7 @@ STEPS = range(6, 16)
 
 
 def questions(split: str, count: int, rng: random.Random) -> Iterator[dict[str, Any]]:
-    """`count` quests of a split, no two alike; in every second one the thing has to be washed."""
+    """Yield `count` different quests of a split; every second one requires washing the thing."""
     asked: set[str] = set()
     while len(asked) < count:
         house = build(rng)
@@ -43,7 +43,7 @@ def questions(split: str, count: int, rng: random.Random) -> Iterator[dict[str, 
 
 
 def build(rng: random.Random) -> dict[str, Any]:
-    """A house: rooms joined into a tree, boxes and things dealt out among them."""
+    """Make a house: rooms joined into a tree, with random boxes and things."""
     rooms = rng.sample(ROOMS, SIZE)
     doors: dict[str, list[str]] = {room: [] for room in rooms}
     for number, room in enumerate(rooms[1:], 1):
@@ -57,13 +57,13 @@ def build(rng: random.Random) -> dict[str, Any]:
 
 
 def plan_of(house: dict[str, Any]) -> str:
-    """The room plan in words, alike for alike houses."""
+    """Write the room plan in words, equal for equal plans."""
     doors = sorted({"-".join(sorted((room, other))) for room, others in house["doors"].items() for other in others})
     return " ".join(doors)
 
 
 def walk(doors: dict[str, list[str]], start: str, goals: Container[str]) -> list[str]:
-    """The rooms on a shortest way from `start` into the nearest of `goals`. Raises LookupError where there is none."""
+    """Return the shortest way from `start` into one of `goals`. Raises LookupError if there is none."""
     before, queue = {start: ""}, deque([start])
     while queue:
         room = queue.popleft()
@@ -80,7 +80,7 @@ def walk(doors: dict[str, list[str]], start: str, goals: Container[str]) -> list
 
 
 def solve(house: dict[str, Any], thing: str, into: str, wash: bool) -> list[tuple[str, str]]:
-    """The shortest plan of one who knows the house, as (tool, argument); nothing where the thing lies there already."""
+    """Return the shortest plan with full knowledge, as (tool, argument); empty if already done."""
     place = {box: room for room, boxes in house["boxes"].items() for box in boxes}
     [out_of] = [box for room, box in ((r, b) for b, r in place.items()) if thing in house["boxes"][room][box]]
     if out_of == into and not wash:

@@ -1,4 +1,4 @@
-"""Populations: a world that takes two tools, and a demonstrator that plays it badly.
+"""Make Populations, a world that needs two tools, and a bad demonstrator for it.
 
 Some questions need a search, some need the calculator, and half of them need both, in the right order:
 
@@ -6,8 +6,8 @@ Some questions need a search, some need the calculator, and half of them need bo
     What is 47 + 12?                                             calculator
     How many inhabitants do Bandel and Kirtan have together?     search, search, calculator
 
-It is written in the shape of a task of one's own (docs/tutorial/): `questions` and `demonstrate` are named by the preset
-two-tools.yaml, the tools are those that come along, and the score is exact match.
+It has the form of a user-defined task (docs/tutorial/): the preset names `questions` and `demonstrate`, the tools are
+built in, and the score is exact match.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PLACES = {"train": (0, 2400), "val": (2400, 2800), "test": (2800, 3528)}
 
 
 def questions(split: str, count: int, rng: random.Random) -> Iterator[dict[str, Any]]:
-    """Questions about the towns of a split, with the passages that say how many live there."""
+    """Yield questions about the towns of a split, with passages that state their inhabitants."""
     names = [(head + tail).capitalize() for head in HEADS for tail in TAILS]
     random.Random(0).shuffle(names)
     towns = {name: rng.randrange(11, 100) for name in names[slice(*PLACES[split])]}
@@ -55,8 +55,9 @@ def questions(split: str, count: int, rng: random.Random) -> Iterator[dict[str, 
 
 
 def demonstrate(row: Row, history: list[Message], rng: random.Random) -> str:
-    """The agent's next turn. It knows the way, and leaves it: it guesses, it stops after the first town, it adds up in its
-    head."""
+    """Return the agent's next turn. It errs on purpose: it guesses, stops after the first town, or adds without the
+    calculator.
+    """
     known, read = row["extra_info"]["metadata"], [m["content"] for m in history if m["role"] == "tool"]
     found = dict(re.findall(r"(\w+) has (\d+) inhabitants", "\n".join(read)))
     missing = [town for town in known["towns"] if town not in found]
