@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Copy runs/ to a folder that outlives the machine, such as a mounted bucket: bash docs/cloud/keep.sh runs /kept/runs
 #
-# A checkpoint gets its name there once all of it is copied, so a machine that is taken away in between leaves none in
-# half. The two newest of each run are kept. artifacts/ is not copied: it can be made again.
+# A checkpoint gets its name after it is copied completely, so a lost machine leaves no partial checkpoint. The two newest
+# of each run are kept. artifacts/ is not copied: it can be made again.
 set -euo pipefail
 from=$1 to=$2
 mkdir -p "$to"
