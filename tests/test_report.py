@@ -151,7 +151,7 @@ def test_a_world_of_methods_with_a_score_of_its_own(run):
         change_card(run, name, score=score, score_name="right", score_ci95=[low, high], n=30, **reward)
     text = report(run).text.partition("Agent-R1 run report")[2]
     assert "with its tools (loan, shelf, search) and" in text
-    assert "On 30 held-out questions of desk.py:questions, the mean of its score, right, rose from 0.60 to 0.80" in text
+    assert "On 30 held-out questions of desk, its mean score (right) rose from 0.60 to 0.80" in text
     assert "The 95 % intervals overlap, so the difference may be chance." in text
     assert "right is the score that the environment reports" in text and "Reward is what" not in text
     assert "0.423 to 0.754, n = 30." in text and "reward 0.55 (0.37 to 0.70) 0.75 (0.58 to 0.85)" in text
