@@ -68,7 +68,7 @@ def _block(code: str) -> str:
 
 
 def segments(source: str) -> list[Segment]:
-    """The module cut where prose begins. All lines of code are there, in order; docstrings and comment lines are prose."""
+    """Split a module where prose begins. Docstrings and comment lines are prose; all code lines stay, in order."""
     lines = source.splitlines()
     docs, starts, headings = _docstrings(ast.parse(source), lines)
     found, doc_lines = [Segment()], {n for first, last, _ in docs.values() for n in range(first, last + 1)}
@@ -98,8 +98,11 @@ def segments(source: str) -> list[Segment]:
 
 
 def _docstrings(tree: ast.Module, lines: list[str]):
-    """Docstrings by line: docs (line -> first, last, text), starts (line where what it is about begins -> docstring's line),
-    and headings for classes and functions of the module."""
+    """Find docstrings and headings by line.
+
+    docs: line -> first, last, text; starts: first line of the object -> line of its docstring;
+    headings: classes and functions of the module.
+    """
     docs, starts, headings = {}, {}, {}
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
@@ -128,7 +131,7 @@ def _coloured(code: str) -> str:
 
 
 def _html(prose: list[str]) -> str:
-    """Docstrings are Markdown but for two habits: `<` means itself, and indented lines are laid out by hand."""
+    """Render docstrings as Markdown, with `<` as text and indented lines as written."""
     text, out, block = textwrap.dedent("\n".join(prose)), [], []
     for line in [*text.splitlines(), ""]:
         if line.startswith("  ") or (block and not line.strip()):
@@ -145,7 +148,7 @@ def _html(prose: list[str]) -> str:
 
 
 def _laid_out(block: list[str]) -> str:
-    """Equations become formulas; any other block keeps its spaces. HTML on one line, which Markdown leaves alone."""
+    """Render equations as formulas and other blocks with their spaces, as one line of HTML for Markdown."""
     lines = textwrap.dedent("\n".join(block)).strip("\n").splitlines()
     formulas = [_equations(line) for line in lines if line.strip()]
     if formulas and all(formulas):
@@ -155,7 +158,7 @@ def _laid_out(block: list[str]) -> str:
 
 
 def _equations(line: str) -> str:
-    """Table cells of a line that is one equation or more, with a remark behind: '' where it is not that."""
+    """Return table cells of a line of equations and a remark; '' for any other line."""
     cells = []
     for column in re.split(r"\s{4,}", re.sub(r" +=", " =", line.strip())):
         column, _, remark = column.partition(": ")
@@ -170,7 +173,7 @@ def _equations(line: str) -> str:
 
 
 def _tex(text: str) -> str:
-    """The source's way of writing an equation, in TeX: gamma * V_{t+1} -> \\gamma V_{t+1}."""
+    """Translate an equation of the source to TeX: gamma * V_{t+1} -> \\gamma V_{t+1}."""
 
     def word(match: re.Match) -> str:
         name, _, index = match[0].partition("_")

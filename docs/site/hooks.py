@@ -1,10 +1,9 @@
-"""What MkDocs does not do by itself for this book.
+"""Extend MkDocs for this book.
 
-* The README is the first page. Whatever of the repository a page links to becomes a page too: Python with its prose
-  next to its code (annotate.py), notebooks with their outputs, other files as they are. So links that work on a
-  code-hosting page work on the site, and the annotated source is the source.
+* The README is the first page. Every linked file of the repository becomes a page, too: Python with its prose
+  next to its code (annotate.py), notebooks with their outputs. So links of a code-hosting page work on the site, too.
 * Formulas ($...$ and $$...$$) become MathML, which browsers draw by themselves.
-* A lesson's first use of a word of the glossary leads to it; the links are made here, so that no one has to maintain them.
+* A lesson's first use of a glossary term links to the glossary.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from annotate import annotated  # noqa: E402
 LINK = re.compile(r"(?<=\]\()([^)#\s]+)((?:#[^)\s]*)?)(?=\))")
 FENCE = re.compile(r"^(?P<fence>```+|~~~+).*?^(?P=fence) *$", re.MULTILINE | re.DOTALL)
 ORIGIN: dict[str, str] = {}
-"""Page of the site -> the file of the repository that it is made of."""
+"""Page of the site -> its file of the repository."""
 
 
 def on_config(config):
@@ -37,7 +36,7 @@ def on_config(config):
 
 
 def on_files(files, config):
-    """Add a page for each file of the repository that a page links to, and so on until nothing is new."""
+    """Add a page for each linked file of the repository, recursively."""
     ORIGIN.clear()
     for file in files.documentation_pages():
         ORIGIN[file.src_uri] = "docs/" + file.src_uri
@@ -58,7 +57,7 @@ def on_files(files, config):
 
 
 def reading_path() -> list[str]:
-    """The files of the README's reading path, in its order."""
+    """Return the files of the README's reading path, in order."""
     text = (ROOT / "README.md").read_text()
     table = text.split("## Read it in this order")[1].split("\n## ")[0]
     return list(dict.fromkeys(re.findall(r"\((src/agent_r1/[\w/]+\.py)\)", table)))
@@ -68,18 +67,18 @@ def contents(path: list[str]) -> str:
     lines = [
         "# The annotated source",
         "",
-        "Prose next to code, generated from the source, in the order of the reading path.",
+        "The source with its prose next to the code, in the order of the reading path.",
         "",
     ]
     lines += [f"{i}. [{name.removeprefix('src/agent_r1/')}]({name})" for i, name in enumerate(path, 1)]
     others = sorted(o for o in ORIGIN.values() if o.endswith(".py") and o not in path)
     return "\n".join(
-        [*lines, "", "Other files that the pages speak of:", "", *(f"- [{name}]({name})" for name in others)]
+        [*lines, "", "Other files that pages link to:", "", *(f"- [{name}]({name})" for name in others)]
     )
 
 
 def page_of(origin: str) -> str:
-    """Where a file of the repository stands on the site."""
+    """Return the site's page of a file of the repository."""
     if origin == "README.md":
         return "index.md"
     if origin.startswith("docs/"):
@@ -88,7 +87,7 @@ def page_of(origin: str) -> str:
 
 
 def targets(origin: str) -> list[str]:
-    """Files of the repository that this one links to."""
+    """Find the files of the repository that a file links to."""
     if not origin.endswith((".md", ".ipynb")):
         return []
     found = (resolved(origin, link) for link, _ in LINK.findall((ROOT / origin).read_text()))
@@ -96,13 +95,13 @@ def targets(origin: str) -> list[str]:
 
 
 def resolved(origin: str, link: str) -> str | None:
-    """The file of the repository that a relative link means; None if it means none."""
+    """Return the file of the repository at a relative link, or None."""
     target = posixpath.normpath(posixpath.join(posixpath.dirname(origin), link))
     return target if not link.startswith("/") and not target.startswith("..") and (ROOT / target).exists() else None
 
 
 def written(origin: str) -> str:
-    """The Markdown of a page that is made of a file outside of docs/."""
+    """Write the Markdown page of a file outside docs/."""
     path = ROOT / origin
     if path.is_dir():
         names = sorted(p.name for p in path.iterdir() if p.suffix in (".py", ".md", ".yaml"))
@@ -139,7 +138,7 @@ def notebook(book: dict, origin: str) -> str:
 
 
 def on_page_markdown(markdown, page, config, files):
-    """Links to files of the repository lead to their pages. What stands in a fenced block is left alone."""
+    """Turn links to files of the repository into links to pages, except in fenced blocks."""
     here = page.file.src_uri
     origin = ORIGIN[here]
 
@@ -163,12 +162,12 @@ VERBS_TOO = {
     "value": r"(?<!keys and )values?",
     "step": r"(?<!one )steps?",
 }
-"""Words of the glossary that mean something else as well: what they look like where they mean this."""
+"""Glossary terms with other meanings: a pattern of the uses in the glossary's meaning."""
 NOT_PROSE = ("a", "code", "pre", "math", "h1", "h2", "h3", "summary", "span")
 
 
 def glossary() -> dict[str, tuple[str, str]]:
-    """Each word, in the order of the glossary -> (its anchor, what it looks like in a text)."""
+    """Map each term of the glossary, in order, to its anchor and its pattern."""
     found = {}
     for cell in re.findall(r"^\| ([^|]+?) \| ", (ROOT / "docs/glossary.md").read_text(), re.MULTILINE)[1:]:
         for word in cell.split(", "):
@@ -179,7 +178,7 @@ def glossary() -> dict[str, tuple[str, str]]:
 
 
 def with_words(content: str) -> str:
-    """A lesson's HTML with each word of the glossary linked where it is first used in prose."""
+    """Link the first use of each glossary term in a lesson's prose."""
     words = sorted(glossary().items(), key=lambda item: -len(item[0]))  # "action mask" before "action"
     looks = re.compile("|".join(rf"(?P<w{n}>\b(?:{look})\b)" for n, (_, (_, look)) in enumerate(words)))
     seen: set[str] = set()
@@ -200,7 +199,7 @@ def with_words(content: str) -> str:
 
 
 def with_anchors(content: str) -> str:
-    """The glossary's HTML with an anchor for each line."""
+    """Give each line of the glossary's HTML an anchor."""
     anchors = iter(dict.fromkeys(anchor for anchor, _ in glossary().values()))
     return re.sub(r"<tr>(?=\s*<td>)", lambda _: f'<tr id="{next(anchors)}">', content)
 
@@ -224,7 +223,7 @@ def on_page_content(content, page, config, files):
 
 
 def on_nav(nav: Navigation, config, files):
-    """Every page of docs/ can be reached: what the list in mkdocs.yml does not name is said, so that somebody adds it."""
+    """Print the pages of docs/ that the navigation in mkdocs.yml lacks."""
     named = {page.file.src_uri for page in nav.pages}
     left = sorted(uri for uri, origin in ORIGIN.items() if origin.startswith("docs/") and uri not in named)
     if left:
