@@ -158,7 +158,7 @@ def test_a_world_of_methods_with_a_score_of_its_own(run):
     change_card(run, score_ci95=[0.76, 0.83])
     assert "may be chance" not in report(run).text
     change_card(run, score=0.6, score_ci95=[0.423, 0.754])
-    assert "its score, right, stayed at 0.60" in (text := report(run).text) and "may be chance" not in text
+    assert "its mean score (right) stayed at 0.60" in (text := report(run).text) and "may be chance" not in text
 
 
 def test_an_answer_is_right_by_the_score_of_its_environment():
