@@ -1,9 +1,10 @@
-"""Run the parts of `make long` and write down what each found: `python -m benchmarks.long [--table] [PART ...]`.
+"""Run the parts of `make long` and record results: `python -m benchmarks.long [--table] [PART ...]`.
 
-A part is a module of this folder with a function `run() -> dict`, which returns figures (name to number, text or something
-nested; the table shows the flat ones) and raises where something is wrong. The first line of the module's docstring says what
-it shows. It prints its own progress, and says nothing that names a path or a host. In: parts by name (all, if none is named).
-Out: `docs/lab/long/PART.json` and the table of `docs/lab/long.md`, made from these files alone; exit code 1 if a part failed.
+A part is a module of this folder with a function `run() -> dict`. It returns figures (name to number, text or
+something nested; the table shows the flat ones) and raises if something is wrong. The first line of the module's
+docstring says what the part shows. A part prints its own progress, without paths or hosts. In: names of parts
+(default: all). Out: `docs/lab/long/PART.json`, and the table of `docs/lab/long.md` from these files; exit code 1 if a
+part failed.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def parts() -> list[str]:
 
 
 def commit() -> str:
-    """The commit; with a plus behind it where tracked files, other than the results, differ from it."""
+    """Return the commit, with a plus if tracked files other than the results differ."""
 
     def git(*words: str) -> str:
         return subprocess.run(["git", "-C", ROOT, *words], capture_output=True, text=True, check=True).stdout.strip()
@@ -47,13 +48,13 @@ def commit() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Of Python and of those of PACKAGES that are installed."""
+    """Return the versions of Python and of the installed PACKAGES."""
     installed = {d.name.lower(): d.version for d in metadata.distributions(path=sys.path) if d.name}
     return {"python": platform.python_version()} | {name: installed[name] for name in PACKAGES if name in installed}
 
 
 def run_part(name: str) -> dict[str, Any]:
-    """Run one part. A failure is a result too: its kind and its first line, without the folders that a path may hold."""
+    """Run one part. A failure becomes a result: its kind and first line, without folders."""
     began, figures, error = time.perf_counter(), {}, None
     where = {
         "commit": commit(),
@@ -83,7 +84,7 @@ def run_part(name: str) -> dict[str, Any]:
 
 
 def table(results: list[dict[str, Any]]) -> str:
-    """Markdown: one line a part."""
+    """Format the results in Markdown, one line per part."""
     lines = ["| part | what it shows | result | seconds | commit, date | machine |", "|---|---|---|---|---|---|"]
     for r in results:
         flat = [f"{k} {v}" for k, v in r["figures"].items() if not isinstance(v, dict | list)]
@@ -96,7 +97,7 @@ def table(results: list[dict[str, Any]]) -> str:
 
 
 def page(text: str) -> str:
-    """`text` of docs/lab/long.md with the table of the files."""
+    """Put the table of the files into `text` of docs/lab/long.md."""
     made = table([json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))])
     before, rest = text.split(BEGIN)
     return f"{before}{BEGIN}\n{made}\n{END}{rest.split(END)[1]}"

@@ -1,11 +1,11 @@
-"""`agent-r1`, with the configuration and the environment that a GPU run gets, on a CPU.
+"""Run `agent-r1` on a CPU with the configuration and environment of a GPU run.
 
     python -m benchmarks.long._as_on_a_gpu train grpo --preset hotpotqa-4xh100 ...
 
-What verl is told is `compose.overrides(..., "cuda")` and the environment is `launch.environment(..., "cuda")`, so they are
-those of a GPU run but for what stands in `CANNOT` and `NEEDS`, which a CPU cannot do or has to have, and in `SMALLER`.
-Evaluations are by vLLM, as on GPUs. For the doctor this machine has what the preset needs: cards come from an `nvidia-smi`
-on the path; packages, PyTorch's word on the cards, memory and disk are faked here.
+verl gets `compose.overrides(..., "cuda")` and `launch.environment(..., "cuda")`, as in a GPU run. `CANNOT`, `NEEDS`
+and `SMALLER` hold the differences: what a CPU cannot do, what it requires, and smaller sizes. Evaluations use vLLM,
+as on GPUs. For the doctor this machine has what the preset needs: an `nvidia-smi` on the path lists cards, and
+packages, PyTorch's answer, memory and disk are faked here.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CANNOT = {
             "rollout": {
                 "free_cache_engine": False,  # vLLM's CPU backend can neither sleep nor wake up,
                 "enforce_eager": True,  # has no CUDA graphs,
-                "enable_chunked_prefill": False,  # and dies of a seeded request in chunks; requests have seeds on a CPU
+                "enable_chunked_prefill": False,  # and crashes on a seeded request in chunks; requests have seeds on a CPU
             },
         },
     },
@@ -67,7 +67,7 @@ def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
 
 
 def a_large_machine() -> None:
-    """For the doctor, which asks for hundreds of gigabytes and for packages that are built for CUDA."""
+    """Fake hundreds of gigabytes and CUDA packages for the doctor."""
     _varlen.install()
     doctor.torch_sees_gpu = lambda: True
     doctor.installed = lambda name: "faked"
@@ -76,7 +76,7 @@ def a_large_machine() -> None:
 
 
 def main(argv: list[str]) -> int:
-    """The command line, with the seams at which a CPU run differs from a GPU run put back."""
+    """Run the command line, with the CPU's necessary differences patched in."""
     device.resolve_device = lambda trainer: (
         "cpu",
         torch.bfloat16,

@@ -1,8 +1,8 @@
-"""What verl and vLLM, in the GPU's own versions, say to every GPU preset on a faked card. Run by gpu_pins.py's Python.
+"""Validate every GPU preset with the GPU's verl and vLLM on a faked card.
 
-Real: verl's validation of the composed configuration, verl's own construction of vLLM's arguments (`launch_server`),
-vLLM's parsing and `create_engine_config`. Faked: the card. Prints a JSON line for each combination, and one with `error`
-for each that is refused.
+gpu_pins.py's Python runs this. Real are verl's validation of the composed configuration, verl's construction of
+vLLM's arguments (`launch_server`), vLLM's parsing and `create_engine_config`. Only the card is faked. Prints a JSON
+line per combination, with `error` if it is refused.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CARDS = {
 
 
 class FakeCard(NonNvmlCudaPlatform):
-    """Eight cards of the kind in `card`. One object for all kinds: verl and vLLM keep the one they see when imported."""
+    """Fake eight cards of the kind in `card`. verl and vLLM keep this object."""
 
     card = "H100"
     get_device_capability = classmethod(lambda cls, device_id=0: DeviceCapability(*CARDS[cls.card][0]))
@@ -65,7 +65,7 @@ from agent_r1.verl_engine.compose import Sources, compose, overrides  # noqa: E4
 
 
 def model_folder(path: str, root: Path) -> Path:
-    """config.json in the real shape of model `path`, and a small tokenizer; no weights."""
+    """Write config.json in the real shape of model `path`, and a small tokenizer; no weights."""
     shape, folder = MODELS[path.partition("@")[0]], root / path.replace("/", "--")
     if not folder.exists():
         kind = transformers.Qwen3Config if "Qwen3" in path else transformers.Qwen2Config
@@ -82,7 +82,7 @@ def model_folder(path: str, root: Path) -> Path:
 
 
 def engine_facts(args) -> dict:
-    """What vLLM makes of parsed arguments. Raises what `vllm serve` would raise."""
+    """Return vLLM's configuration for parsed arguments. Raises what `vllm serve` would raise."""
     made = AsyncEngineArgs.from_cli_args(args).create_engine_config()
     return {
         "cudagraph": str(made.compilation_config.cudagraph_mode),
@@ -98,14 +98,14 @@ def engine_facts(args) -> dict:
 
 
 class Server(vLLMHttpServer):
-    """verl's server up to the moment in which vLLM would start."""
+    """Stop verl's server at the moment in which vLLM would start."""
 
     async def run_server(self, args) -> None:
         self.facts = engine_facts(args)
 
 
 def rollout_server(config: Config, model: Path, root: Path) -> dict:
-    """The sampler of a training run, as verl would start it."""
+    """Configure the sampler of a training run, as verl would start it."""
     composed = compose(overrides(config, Sources(model, root, root, root), "cuda"))
     rollout = composed.actor_rollout_ref.rollout
     model_config = omega_conf_to_dataclass(composed.actor_rollout_ref.model)
@@ -115,7 +115,7 @@ def rollout_server(config: Config, model: Path, root: Path) -> dict:
 
 
 def evaluation_server(config: Config, model: Path) -> dict:
-    """The server of `agent-r1 eval` and `chat` with a GPU."""
+    """Configure the server of `agent-r1 eval` and `chat` with a GPU."""
     serve.resolve_device = lambda config: ("cuda", torch.bfloat16)
     facts = {}
     for name, gpus in (("chat", 0), ("evaluation", config.verl.ranks)):
@@ -127,7 +127,7 @@ def evaluation_server(config: Config, model: Path) -> dict:
 
 
 def main() -> int:
-    """Every GPU preset with each algorithm on each card. Exit code 1 if anything was refused."""
+    """Check every GPU preset with each algorithm on each card. Exit code 1 after a refusal."""
     refused = 0
     ray.get_runtime_context = lambda: SimpleNamespace(get_job_id=lambda: "rehearsal")  # no Ray is running
     ray.util.get_node_ip_address = lambda: "127.0.0.1"
@@ -144,7 +144,7 @@ def main() -> int:
                 with contextlib.redirect_stdout(said):
                     line["rollout"] = rollout_server(config, model, root)
                     line["server"] = evaluation_server(config, model)
-            except Exception as error:  # the list of what is refused is what this program is for
+            except Exception as error:  # this program lists what is refused
                 refused += 1
                 line["error"] = f"{type(error).__name__}: {error}"
             print(json.dumps(line), flush=True)

@@ -1,4 +1,4 @@
-"""What each process of verl imports in a rehearsal (VERL_USE_EXTERNAL_MODULES): a CPU that works as a GPU would.
+"""Make a CPU work as a GPU in each verl process of a rehearsal (VERL_USE_EXTERNAL_MODULES).
 
 Like a CPU run (cpu.py), but with flash-attn's packed rows: in the actor, the reference and the critic.
 """

@@ -1,6 +1,7 @@
-"""`agent-r1` with a fault inside verl's processes: `python -m benchmarks.long._planted FAULT gpu-check ...`.
+"""Run `agent-r1` with a fault in verl: `python -m benchmarks.long._planted FAULT gpu-check ...`.
 
-The launcher hands this module to verl (VERL_USE_EXTERNAL_MODULES): each of verl's processes imports it, and the fault with it.
+The launcher passes this module to verl (VERL_USE_EXTERNAL_MODULES), and each of verl's processes imports it with the
+fault.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from types import SimpleNamespace
 
 NAME = "PLANTED_FAULT"
 EXTENSIONS = {"engine": "broken", "deaf": "Deaf"}
-"""Faults of vLLM's worker, which gets them as its extension: vLLM's worker does not start; or it takes new weights and goes on
-with its old ones."""
+"""Faults of vLLM's worker, which gets them as its extension: it does not start, or it accepts new weights and keeps the
+old ones."""
 
 
 def __getattr__(name: str):
@@ -37,7 +38,7 @@ def __getattr__(name: str):
 
 
 def episodes() -> None:
-    """No episode comes back."""
+    """Lose every episode."""
     from agent_r1.rollout import episode
 
     def broken(*args, **kwargs):
@@ -47,7 +48,7 @@ def episodes() -> None:
 
 
 def gradient() -> None:
-    """The loss is not a number."""
+    """Make the loss NaN."""
     from agent_r1.training import losses
 
     real = losses.policy_loss
@@ -55,7 +56,7 @@ def gradient() -> None:
 
 
 def shards() -> None:
-    """The converted model is not the trained one."""
+    """Convert another model than the trained one."""
     import torch
 
     from agent_r1.rollout import policies
@@ -75,7 +76,7 @@ PATCHES = {"episodes": episodes, "gradient": gradient, "shards": shards}
 
 
 def main(fault: str, argv: list[str]) -> int:
-    """The command, whose verl has the fault."""
+    """Run the command with the fault in verl."""
     from agent_r1.app import cli
     from agent_r1.verl_engine import launch
 

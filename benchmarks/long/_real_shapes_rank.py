@@ -1,10 +1,12 @@
-"""One rank of real_shapes.py: verl's own worker under torchrun, with what a GPU run tells it; a CPU for a GPU.
+"""Run one rank of real_shapes.py: verl's worker under torchrun, with GPU settings on a CPU.
 
     torchrun --nproc-per-node 4 -m benchmarks.long._real_shapes_rank whole|passes|weights MODEL OUT TOKENS
 
-`whole`: load, an update in two passes of TOKENS tokens, log-probabilities, save. `passes`: memory of an update and of
-log-probabilities with TOKENS tokens in a pass, and with twice as many. `weights`: a model of which nobody has ever held
-more than a shard, whose rows are numbers that say where they belong; saved by verl's checkpoint manager, without Adam.
+    whole      load, an update in two passes of TOKENS tokens, log-probabilities, save
+    passes     memory of an update and of log-probabilities, with TOKENS and with 2 TOKENS tokens in a pass
+    weights    a model that no process ever has completely, saved by verl's checkpoint manager, without Adam; its
+               numbers tell the row that they belong to
+
 Writes OUT/rank_N.json with seconds and bytes.
 """
 
@@ -27,13 +29,13 @@ from benchmarks.long._as_on_a_gpu import CANNOT, merged
 
 
 def resident() -> int:
-    """Bytes of memory of this process, without pages of files."""
+    """Return this process's bytes of memory, without pages of files."""
     status = Path("/proc/self/status").read_text()
     return int(re.search(r"RssAnon:\s+(\d+)", status).group(1)) * 1024
 
 
 class Peak:
-    """The most that `resident` says while the block lasts, above what it was before; and the seconds."""
+    """Measure a block's seconds, and its peak of `resident` above the start."""
 
     bytes = seconds = 0
 
@@ -56,7 +58,7 @@ class Peak:
 
 
 def composed(model: Path, out: Path, tokens: int):
-    """verl's configuration of the preset, with passes of `tokens` tokens."""
+    """Return verl's configuration of the preset, with passes of `tokens` tokens."""
     from agent_r1.config import load_config
     from agent_r1.verl_engine.compose import Sources, compose, overrides
 
@@ -66,7 +68,7 @@ def composed(model: Path, out: Path, tokens: int):
 
 
 def small(model: Path, tokens: int) -> list[str]:
-    """Overrides of the preset."""
+    """List overrides of the preset."""
     return [
         f"model.path={model}", f"rollout.max_context={tokens}", f"rollout.max_tokens_per_turn={tokens // 2}",
         f"trainer.micro_tokens={tokens}", "rollout.prompts_per_step=4", "rollout.samples_per_prompt=2",
@@ -75,7 +77,7 @@ def small(model: Path, tokens: int) -> list[str]:
 
 
 def batch(tokens: int, rows: int, vocab: int, rank: int):
-    """`rows` rows, as they lie in verl's TransferQueue: a prompt and an answer of random tokens."""
+    """Make `rows` rows as in verl's TransferQueue: a prompt and an answer of random tokens."""
     from verl.utils import tensordict_utils as tu
 
     g = torch.Generator().manual_seed(rank)
@@ -111,7 +113,7 @@ def make_worker(settings):
 
 
 def update(worker, data) -> Peak:
-    """An update; what its passes take, forward and backward, before Adam."""
+    """Update once, and measure its passes, forward and backward, before Adam."""
     peak, engine = Peak(), worker.actor.engine
     passes = engine.forward_backward_batch
 
@@ -126,7 +128,7 @@ def update(worker, data) -> Peak:
 
 
 def logprobs(worker, data, entropy: bool) -> tuple[torch.Tensor, Peak]:
-    """Of the rows' tokens, each beside the token before it; and what it takes."""
+    """Compute the log-probabilities of the rows' tokens, and measure it."""
     from verl.utils import tensordict_utils as tu
 
     tu.assign_non_tensor(data, calculate_entropy=entropy, compute_loss=False)
@@ -164,7 +166,7 @@ def whole(model: Path, out: Path, tokens: int) -> dict:
 
 
 def passes(model: Path, out: Path, tokens: int) -> dict:
-    """What a pass takes with `tokens` tokens, and with twice as many."""
+    """Measure a pass with `tokens` tokens, and with twice as many."""
     worker = make_worker(composed(model, out, 2 * tokens))
     vocab, found = worker.actor.engine.model_config.hf_config.vocab_size, {}
     for count in (tokens, tokens, 2 * tokens):  # the first one compiles
@@ -175,7 +177,7 @@ def passes(model: Path, out: Path, tokens: int) -> dict:
 
 
 def weights(model: Path, out: Path, tokens: int) -> dict:
-    """A sharded model from nothing. Row r of each matrix is filled with r + 1, modulo 1,021."""
+    """Make a sharded model. Row r of each matrix is filled with r + 1, modulo 1,021."""
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
     from transformers import AutoConfig, AutoModelForCausalLM
     from verl.utils.checkpoint.fsdp_checkpoint_manager import FSDPCheckpointManager
@@ -200,7 +202,7 @@ def weights(model: Path, out: Path, tokens: int) -> dict:
 
 
 def local_bytes(tensors) -> int:
-    """Of this rank's shards; a matrix that is tied to another counts once."""
+    """Count the bytes of this rank's shards; tied matrices count once."""
     local = {x.to_local().data_ptr(): x.to_local() for x in tensors}
     return sum(x.numel() * x.element_size() for x in local.values())
 

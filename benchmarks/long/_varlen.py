@@ -1,10 +1,10 @@
-"""flash-attn's kernels in plain PyTorch, so that the packed rows of a GPU run (`use_remove_padding`) run on a CPU.
+"""Replace flash-attn's kernels by plain PyTorch, to run a GPU's packed rows on a CPU.
 
-`install` puts a module named `flash_attn` in place and tells transformers that it works on a CPU. verl's packing, its
-position ids, transformers' dispatch and the unpacking of log-probabilities are then the code that a GPU runs; only the
-kernel is another one. tests/test_varlen.py holds it against padded rows.
+`install` provides a module named `flash_attn` and tells transformers that it works on a CPU. Packing
+(`use_remove_padding`), position ids, transformers' dispatch and the unpacking of log-probabilities are then the GPU's
+code. Only the kernel differs. A test compares it with padded rows (tests/test_varlen.py).
 
-_gpu_worker.py, which each process of verl imports in a rehearsal, calls `install`. Nothing else does.
+Only _gpu_worker.py, which each verl process imports in a rehearsal, calls `install`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from torch.nn.functional import scaled_dot_product_attention
 
 
 def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, dropout_p=0.0, softmax_scale=None, causal=False) -> Tensor:
-    """Attention of [B, T, H, D] queries over [B, T, K, D] keys and values, H a multiple of K."""
+    """Compute attention of [B, T, H, D] queries over [B, T, K, D] keys.
+
+    H is a multiple of K.
+    """
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     out = scaled_dot_product_attention(
         q, k, v, dropout_p=dropout_p, is_causal=causal, scale=softmax_scale, enable_gqa=q.shape[1] != k.shape[1]
@@ -38,7 +41,10 @@ def flash_attn_varlen_func(
     softmax_scale=None,
     causal=False,
 ) -> Tensor:
-    """The same over rows laid end to end: [tokens, H, D], where row i is tokens cu_seqlens[i] to cu_seqlens[i + 1]."""
+    """Compute attention over concatenated rows: [tokens, H, D].
+
+    Row i is tokens cu_seqlens[i] to cu_seqlens[i + 1].
+    """
     if not torch.equal(cu_seqlens_q, cu_seqlens_k):
         raise ValueError("queries and keys of different lengths: training never has them")
     ends = cu_seqlens_q.tolist()
@@ -48,8 +54,11 @@ def flash_attn_varlen_func(
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """-log softmax(logits)[label] of each row, in float32. As the kernel, it keeps the logits and one number a row, and
-    backward may write the gradient over the logits: no second matrix as wide as the vocabulary."""
+    """Compute -log softmax(logits)[label] of each row, in float32.
+
+    Like the kernel, it keeps the logits and one number per row, and backward may overwrite the logits by the
+    gradient. So there is no second matrix of the vocabulary's width.
+    """
 
     ROWS = 64
 
@@ -73,7 +82,7 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 def cross_entropy_loss(logits: Tensor, labels: Tensor, inplace_backward: bool = False) -> tuple[Tensor, None]:
-    """Of [tokens, V] logits and [tokens] labels, as `flash_attn.ops.triton.cross_entropy` has it."""
+    """Compute the loss of [tokens, V] logits, as `flash_attn.ops.triton.cross_entropy` does."""
     return _CrossEntropy.apply(logits, labels, inplace_backward), None
 
 

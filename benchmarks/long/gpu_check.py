@@ -1,6 +1,7 @@
-"""`agent-r1 gpu-check` on two ranks, and with a fault inside verl's processes: each time the phase and its remedy are named.
+"""Run `agent-r1 gpu-check` on two ranks, also with faults in verl.
 
-Preset smoke with `verl.ranks=2`, on gloo. The faults are those of `_planted.py`; `make test` plants others around verl.
+Each time the phase and its remedy are compared. Preset smoke with `verl.ranks=2`, on gloo. `_planted.py` has the
+faults; `make test` plants others around verl.
 """
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ NAMED = {
 
 
 def run() -> dict[str, float]:
-    """Seconds of the sound check, and how many faults were named. Raises where a check finds something else."""
+    """Return the seconds of the sound check, and the number of faults that were named.
+
+    Raises if a check finds something else.
+    """
     began = time.perf_counter()
     sound = checked([sys.executable, "-m", "agent_r1.app.cli", *WORDS, "verl.ranks=2"])
     seconds = round(time.perf_counter() - began)
@@ -46,12 +50,12 @@ def run() -> dict[str, float]:
         failed = [one for one in found["phases"] if one["status"] == "failed"]
         print(f"  {fault}: {[one['seen'] for one in failed]}", flush=True)
         if found["passed"] or [one["phase"] for one in failed] != [phase] or not failed[0]["remedy"]:
-            raise AssertionError(f"{fault}: {failed} in the place of {phase}")
+            raise AssertionError(f"{fault}: {failed} instead of {phase}")
     return {"seconds_two_ranks": seconds, "passed": list(status.values()).count("passed"), "faults_named": len(NAMED)}
 
 
 def checked(command: list[str]) -> dict:
-    """The result of a check in a home of its own."""
+    """Return the result of a check in a home of its own."""
     with tempfile.TemporaryDirectory(prefix="agent-r1-check-") as home:
         paths = os.pathsep.join((str(ROOT / "src"), str(ROOT)))
         environment = os.environ | {"AGENT_R1_HOME": home, "PYTHONPATH": paths}

@@ -1,9 +1,9 @@
-"""A GPU preset's whole life in the GPU's own configuration, on four gloo ranks, from the doctor to the chat.
+"""Run a GPU preset's whole life in the GPU's own configuration on four gloo ranks.
 
-Preset hotpotqa-4xh100 as `_as_on_a_gpu.py` gives it to verl: four ranks and four samplers, bf16, dynamic batches, rows
-without padding, the environment of a GPU run. Scaled down are the model, the data, the batch, the context and the steps.
-speedrun-nodocker.sh runs the stages: doctor, gpu-check, data, index, cold-start, the search service, eval, train, and a rank is
-killed after the first checkpoint. Called again with `--resume` it goes on: train, eval, report. Then export, serve and chat.
+`_as_on_a_gpu.py` passes the preset hotpotqa-4xh100 to verl: four ranks and four samplers, bf16, dynamic batches, rows
+without padding. Model, data, batch, context and steps are smaller. speedrun-nodocker.sh runs its stages, from doctor
+and gpu-check to train. A rank is killed after the first checkpoint. Called again with `--resume`, the script
+continues with train, eval and report. Export, serve and chat follow.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ GRPO = ["trainer.steps=3", "trainer.save_every=2", "trainer.eval_every=2", "trai
 PROGRAMS = {
     "bin/nvidia-smi": '#!/bin/sh\nfor gpu in 1 2 3 4; do echo "NVIDIA H100 80GB HBM3, 81559 MiB, 580.65.06"; done\n',
     "venv/bin/agent-r1": '#!/bin/sh\nexec {python} -m benchmarks.long._as_on_a_gpu "$@"\n',
-    # `python - REQUIREMENTS` asks whether the packages are those for GPUs: here they are a CPU's.
+    # `python - REQUIREMENTS` checks for GPU packages, and here they are a CPU's.
     "venv/bin/python": '#!/bin/sh\nif [ "$1" = - ]; then cat >/dev/null; else exec {python} "$@"; fi\n',
 }
-"""What the speedrun finds on the machine in place of a GPU's."""
+"""Stand-ins for a GPU machine's programs."""
 
 
 def run() -> dict[str, Any]:
-    """Figures. Raises when a stage, a step, a checkpoint, the kill or the resume is not as it should be."""
+    """Return figures. Raises if a stage, a step, a checkpoint, the kill or the resume fails."""
     with tempfile.TemporaryDirectory(prefix="agent-r1-gpu-") as folder:
         home = Path(folder)
         environment = machine(home)
@@ -58,8 +58,10 @@ def run() -> dict[str, Any]:
 
 
 def small(home: Path, environment: dict[str, str]) -> list[str]:
-    """What is said behind the preset's name: `SMALL`, questions in HotpotQA's format and, in place of the hub's model, a
-    tiny one that has learned the format."""
+    """Return the overrides: `SMALL`, questions in HotpotQA's format, a tiny start model.
+
+    The model has learned the format, and replaces the hub's.
+    """
     source = f"data.source={home / 'files'}"
     checked([sys.executable, ROOT / "tests/hotpotqa_tiny/make.py", home / "files"], environment)
     for stage in ("data", "index", "cold-start"):
@@ -70,7 +72,7 @@ def small(home: Path, environment: dict[str, str]) -> list[str]:
 
 
 def machine(home: Path) -> dict[str, str]:
-    """The variables of a machine with four H100, whose programs are stand-ins."""
+    """Return the variables of a machine with four faked H100."""
     for name, text in PROGRAMS.items():
         (home / name).parent.mkdir(parents=True, exist_ok=True)
         (home / name).write_text(text.replace("{python}", sys.executable))
@@ -87,7 +89,7 @@ def machine(home: Path) -> dict[str, str]:
 
 
 def life(home: Path, environment: dict[str, str], words: list[str]) -> dict[str, Any]:
-    """The stages, in the order of the script, and what is done with the result."""
+    """Run the script's stages in order, and use the result."""
     script = ["bash", ROOT / "speedrun-nodocker.sh", "grpo", "--preset", "hotpotqa-4xh100", "--run", "life", *words]
     run, figures = home / "runs" / "life", {}
     figures["s_to_checkpoint"] = killed_behind_a_checkpoint([*script, *GRPO], environment, run)
@@ -114,7 +116,10 @@ def life(home: Path, environment: dict[str, str], words: list[str]) -> dict[str,
 
 
 def killed_behind_a_checkpoint(command: list, environment: dict[str, str], run: Path) -> int:
-    """The script, until a rank is killed in the step behind the first checkpoint; the seconds until that was there."""
+    """Run the script until a rank is killed in the step after the first checkpoint.
+
+    Returns the seconds until that checkpoint.
+    """
     began = time.monotonic()
     with tempfile.TemporaryFile("w+") as out:
         process = subprocess.Popen(command, cwd=ROOT, env=environment, text=True, stdout=out, stderr=out)
@@ -133,14 +138,17 @@ def killed_behind_a_checkpoint(command: list, environment: dict[str, str], run: 
 
 
 def until_step_three(run: Path, process: subprocess.Popen) -> None:
-    """It is behind a checkpoint, a validation and their line in metrics.jsonl. Returns when the process has ended, too."""
+    """Wait until a checkpoint, a validation and their line in metrics.jsonl exist.
+
+    Also returns when the process has ended.
+    """
     phase = run / "verl/phase.json"
     while process.poll() is None and not (phase.exists() and json.loads(phase.read_text())["step"] == 3):
         time.sleep(0.5)
 
 
 def the_gpus_configuration(run: Path) -> None:
-    """Whether verl was told what it is told on GPUs, and the agents what they are told there."""
+    """Check that verl and the agents got a GPU run's settings."""
     composed, ours = (yaml.safe_load((run / name).read_text()) for name in ("verl/config.yaml", "config.yaml"))
     actor = composed["actor_rollout_ref"]
     wanted = {
@@ -157,7 +165,7 @@ def the_gpus_configuration(run: Path) -> None:
 
 
 def served(environment: dict[str, str], model: Path, question: str) -> None:
-    """`agent-r1 serve`, asked as any OpenAI client asks, and ended with Ctrl-C."""
+    """Query `agent-r1 serve` as an OpenAI client, and stop it with Ctrl-C."""
     print("  serve ...", flush=True)
     process = subprocess.Popen(
         [home_agent(environment), "serve", "--model", str(model)], cwd=ROOT, env=environment, text=True,
@@ -182,15 +190,15 @@ def served(environment: dict[str, str], model: Path, question: str) -> None:
 
 
 def chatted(environment: dict[str, str], model: Path, question: str) -> dict[str, Any]:
-    """One question to the agent that was trained, with its tools, over a server of vLLM's."""
+    """Ask the trained agent one question, with its tools, through a vLLM server."""
     print("  chat ...", flush=True)
     words = ["chat", "--model", str(model), "--backend", "vllm", "--question", question, "--json", "search.url=null"]
-    answer = json.loads(agent(environment, *words, codes=(0, 1)).splitlines()[-1])  # 1: it came to no answer
+    answer = json.loads(agent(environment, *words, codes=(0, 1)).splitlines()[-1])  # 1: it gave no answer
     return answer
 
 
 def sound(run: Path, steps: int) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl: all steps, all finite, the sampler with the trainer's weights."""
+    """Return the lines of metrics.jsonl: all steps, finite, with the trainer's weights sampled."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     if [line["training/global_step"] for line in lines] != list(range(1, steps + 1)):
         raise RuntimeError(f"{run.name}: steps {[line['training/global_step'] for line in lines]}")
@@ -205,7 +213,7 @@ def sound(run: Path, steps: int) -> list[dict[str, Any]]:
 
 
 def processes(setting: str, title: str = "") -> list[int]:
-    """Processes with NAME=VALUE in their environment and `title`, in whatever case, in their command line."""
+    """List processes with NAME=VALUE in their environment and `title` in their command line."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -225,7 +233,7 @@ def home_agent(environment: dict[str, str]) -> str:
 
 
 def agent(environment: dict[str, str], *argv: str, codes: tuple[int, ...] = (0,)) -> str:
-    """`agent-r1 ARGV` as on a GPU; what it said."""
+    """Run `agent-r1 ARGV` as on a GPU, and return its output."""
     return checked([home_agent(environment), *argv], environment, codes)
 
 

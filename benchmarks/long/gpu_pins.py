@@ -1,7 +1,7 @@
-"""The GPU pins, installed: imports, verl's and vLLM's own validation of every preset on faked cards, our tests.
+"""Install the GPU pins, and validate imports, every preset on faked cards, and tests.
 
-Needs Python 3.12 (python3.12, or what PYTHON312 names), gcc, and 11 GB of disk for the time it runs. flash-attn is left
-out: its wheel lies outside the package index. What no CPU can tell stands in docs/presets.md.
+Needs Python 3.12 (python3.12, or the program in PYTHON312), gcc, and temporarily 11 GB of disk. The wheel of
+flash-attn is not in the package index, so it is omitted. The page docs/presets.md lists what a CPU cannot check.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from agent_r1.ground.machine import read_pins
 ROOT = Path(__file__).parents[2]
 PINS = ROOT / "requirements" / "verl-gpu.txt"
 TESTS = ("tests/test_verl_compose.py", "tests/test_verl_equivalence.py")
-# vLLM's CUDA library is linked against the driver's, which a machine without a GPU lacks. These are the names it looks for;
-# all answer 100, CUDA_ERROR_NO_DEVICE.
+# vLLM's CUDA library is linked against the driver's, which a machine without a GPU lacks. It looks for these names;
+# all return 100, CUDA_ERROR_NO_DEVICE.
 DRIVER = (
     *("cuCtxGetCurrent", "cuCtxSetCurrent", "cuDeviceGetAttribute", "cuDevicePrimaryCtxRetain", "cuGetErrorString"),
     *("cuGetProcAddress_v2", "cuMemAddressFree", "cuMemAddressReserve", "cuMemCreate", "cuMemGetAllocationGranularity"),
@@ -42,7 +42,7 @@ IMPORTS = (
 
 
 def run() -> dict[str, Any]:
-    """Figures of the installation, and what was asked of it."""
+    """Return figures of the installation and of the checks."""
     with tempfile.TemporaryDirectory(prefix="agent-r1-pins-") as folder:
         root = Path(folder)
         figures = install(root)
@@ -59,7 +59,7 @@ def run() -> dict[str, Any]:
 
 
 def install(root: Path) -> dict[str, Any]:
-    """An environment with exactly the pins but flash-attn, and what the tests need."""
+    """Install exactly the pins, without flash-attn, and what the tests need."""
     python = os.environ.get("PYTHON312") or shutil.which("python3.12")
     if python is None or subprocess.run([python, "--version"], capture_output=True).returncode:  # pyenv's may not run
         raise RuntimeError("no python3.12 that runs on this machine; name one in PYTHON312")
@@ -86,7 +86,7 @@ def install(root: Path) -> dict[str, Any]:
 
 
 def stub_driver(root: Path) -> Path:
-    """A folder with a libcuda.so.1 that has no device."""
+    """Make a folder with a libcuda.so.1 that has no device."""
     (root / "stub.c").write_text("\n".join(f"int {name}(void) {{ return 100; }}" for name in DRIVER))
     (root / "driver").mkdir()
     call(["gcc", "-w", "-shared", "-fPIC", "-o", root / "driver/libcuda.so.1", root / "stub.c"])
@@ -94,7 +94,7 @@ def stub_driver(root: Path) -> Path:
 
 
 def presets(root: Path, environment: dict[str, str]) -> dict[str, Any]:
-    """Raises when verl or vLLM refuses a combination of preset, algorithm and card."""
+    """Validate all combinations of preset, algorithm and card. Raises if one is refused."""
     command = [root / "venv/bin/python", "-m", "benchmarks.long._gpu_pins_inside"]
     answer = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
     lines = [json.loads(line) for line in answer.stdout.splitlines() if line.startswith("{")]
@@ -107,13 +107,13 @@ def presets(root: Path, environment: dict[str, str]) -> dict[str, Any]:
 
 
 def tests(root: Path, environment: dict[str, str]) -> dict[str, Any]:
-    """The equivalence with verl's own functions, under the GPU's versions."""
+    """Run the equivalence with verl's own functions with the GPU's versions."""
     said = call([root / "venv/bin/python", "-m", "pytest", "-p", "no:cacheprovider", *TESTS], environment)
     return {"tests": re.findall(r"\d+ passed[^=]*?(?= in )", said)[-1]}
 
 
 def call(command: list, environment: dict[str, str] | None = None) -> str:
-    """Standard output. Raises with the last lines of what it said when it fails."""
+    """Run a command and return its output. Raises with its last lines if it fails."""
     done = subprocess.run([str(word) for word in command], env=environment, cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
         print(done.stdout[-3000:] + done.stderr[-3000:], file=sys.stderr)

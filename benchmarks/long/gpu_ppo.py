@@ -1,6 +1,7 @@
-"""PPO in the GPU's own configuration on four gloo ranks: a critic on packed rows, its warm-up, the KL in the reward.
+"""Train PPO in the GPU's own configuration on four gloo ranks.
 
-As gpu_config, where grpo is: preset hotpotqa-4xh100, scaled down in size.
+The critic runs on packed rows, with its warm-up and the KL in the reward. Like gpu_config, which runs grpo: preset
+hotpotqa-4xh100, scaled down.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ STEPS = ["trainer.steps=2", "trainer.save_every=2", "trainer.eval_every=0", "cri
 
 
 def run() -> dict[str, Any]:
-    """Figures of two steps, of which the second trains the actor as well. Raises when one is not as it should be."""
+    """Return figures of two steps; the second also trains the actor. Raises if one is wrong."""
     with tempfile.TemporaryDirectory(prefix="agent-r1-gpu-") as folder:
         home = Path(folder)
         environment = machine(home)

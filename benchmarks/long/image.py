@@ -1,9 +1,10 @@
-"""The CPU image, built by buildah without a Docker engine: smoke speedrun and a chat question in it, as an ordinary user.
+"""Build the CPU image with buildah, and run the smoke speedrun and a chat.
 
-Needs root, `apt-get install mmdebstrap podman buildah`, and 8 GB of disk. The base is Debian's minbase by mmdebstrap, under the
-name that the Dockerfile gives it; it is not the image of Docker Hub. Package indexes, certificates and apt's mirror are those of
-this machine: they come in as volumes of the build, so no layer holds them. Of the GPU stage the lines run that need neither a GPU
-nor Ubuntu: the pins, by a python3.12 (PYTHON312 names one), and the installation of this package.
+It needs no Docker engine, but root, `apt-get install mmdebstrap podman buildah`, and 8 GB of disk. An ordinary user
+runs the image. The base is Debian's minbase by mmdebstrap, with the name in the Dockerfile; it is not Docker Hub's
+image. Package indexes, certificates and apt's mirror are this machine's, as volumes of the build, so no layer
+contains them. Of the GPU stage those lines run that need neither a GPU nor Ubuntu: the pins, by a python3.12 (or
+PYTHON312), and the package's installation.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def build(root: Path) -> dict[str, Any]:
 
 
 def volumes(root: Path) -> list[str]:
-    """Options that show the build this machine's package index, local wheels and certificates, for reading."""
+    """List options that mount this machine's package index, local wheels and certificates."""
     said = dict(re.findall(r"^(?:global|:env:)\.([a-z-]+)='(.*)'$", call(["pip", "config", "list"]), re.MULTILINE))
     shown, lines = [], ["[global]"]
     for key in ("index-url", "extra-index-url", "find-links", "trusted-host"):
@@ -86,7 +87,7 @@ def container() -> Iterator[str]:
 
 
 def inside(name: str, home: Path, *words: str) -> str:
-    """Run a command in the container with the folders and the user of speedrun.sh; return what it printed."""
+    """Run a command in the container, with speedrun.sh's folders and user; return its output."""
     shared = [word for each in ("runs", "artifacts") for word in ("--volume", f"{home / each}:{home / each}")]
     command = ["buildah", STORAGE, "run", "--isolation=chroot", "--user", f"{USER}:{USER}", *shared]
     return call([*command, "--env", f"AGENT_R1_HOME={home}", name, "--", *words])

@@ -1,4 +1,4 @@
-"""LoRA through verl's real trainer on a CPU: vLLM's weights after each sync, checkpoint, resume, export."""
+"""Train LoRA with verl's real trainer on a CPU: weight sync, checkpoint, resume, export."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ APART = 0.05
 
 
 def run() -> dict[str, float]:
-    """Raises where vLLM or a checkpoint has other weights than the trainer, and where no adapter has learnt."""
+    """Return figures.
+
+    Raises if vLLM or a checkpoint has other weights than the trainer, or if no adapter was trained.
+    """
     with tempfile.TemporaryDirectory(prefix="agent-r1-lora-") as home:
         for command in ("data", "index", "cold-start"):
             call(home, command, *WORDS)
@@ -52,9 +55,9 @@ def run() -> dict[str, float]:
 
 
 def adapters(checkpoint: Path) -> float:
-    """Return the largest weight of B in verl's shards of a checkpoint; B begins at zero."""
+    """Return the largest weight of B in a checkpoint's shards; B starts at zero."""
     [file] = checkpoint.glob(f"global_step_*/actor/{SHARDS}")
-    from torch.distributed import tensor as _  # noqa: F401  torch.load has to know it
+    from torch.distributed import tensor as _  # noqa: F401  torch.load needs this import
 
     state = torch.load(file, map_location="cpu", weights_only=True)
     return max(tensor.to_local().abs().max().item() for name, tensor in state.items() if ".lora_B." in name)

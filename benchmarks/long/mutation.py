@@ -1,8 +1,9 @@
-"""Every deliberate fault in masks, rewards, advantages, losses, rows, chat format, sampling and resume is caught by a test.
+"""Check that a test catches every deliberate fault in the algorithm.
 
-A `Fault` (faults.yaml) replaces one piece of text in a copy of the source, and the tests that should notice run on the copy. At
-least one must fail; the same tests pass on the copy as it stands. A refactoring that moves the text carries the fault along
-(tests/test_long.py finds those that are lost); a new rule of the algorithm brings its fault with it.
+Faults are in masks, rewards, advantages, losses, rows, chat format, sampling and resume. A `Fault` (faults.yaml)
+replaces one text in a copy of the source, and its tests run on the copy. At least one must fail; without the fault
+all pass. If a refactoring moves the text, move the fault along (tests/test_long.py finds lost ones). A new rule of
+the algorithm needs a fault.
 """
 
 from __future__ import annotations
@@ -48,13 +49,13 @@ FAULTS = read_faults()
 
 
 def place(fault: Fault, source: Path) -> Path:
-    """The fault's file in a copy of src/."""
+    """Return the fault's file in a copy of src/."""
     recipe = fault.file.startswith("recipes/")
     return source / (fault.file.replace("recipes/", "agent_r1_recipes/", 1) if recipe else f"agent_r1/{fault.file}")
 
 
 def mutated(fault: Fault) -> str:
-    """The file's text with the fault in it. Raises ValueError where the old text does not stand exactly once."""
+    """Return the file's text with the fault. Raises ValueError unless the old text occurs once."""
     text = place(fault, SOURCE).read_text()
     if text.count(fault.old) != 1:
         raise ValueError(f"{fault.file} holds {fault.old!r} {text.count(fault.old)} times; carry the fault along")
@@ -66,7 +67,7 @@ def file_of(word: str) -> Path:
 
 
 def pytest(source: Path, arguments: list[str]) -> tuple[int, str]:
-    """Exit code and output of the tests, which import the package from `source`."""
+    """Run tests, which import the package from `source`; return exit code and output."""
     words = [str(file_of(word)) if word.endswith(".py") else word for word in arguments]
     settings = os.environ | {"PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", *words]
@@ -75,7 +76,7 @@ def pytest(source: Path, arguments: list[str]) -> tuple[int, str]:
 
 
 def check(fault: Fault, copies: SimpleQueue) -> bool:
-    """Does a test fail? Raises where pytest could not run: that shows nothing."""
+    """Return whether a test fails. Raises if pytest could not run, which proves nothing."""
     source = copies.get()
     path = place(fault, source)
     before = path.read_text()

@@ -1,7 +1,7 @@
-"""Real OpenEnv servers (0.4 and the newest) in an environment of their own: tools, a field of one's own, 64 episodes at once.
+"""Play on real OpenEnv servers (0.4 and the newest): tools, custom fields, 64 episodes.
 
-The package ships no environment, so two small ones are written here with its library: one whose action has a field, one
-whose tools are MCP's. They are served as their authors serve them (create_app, uvicorn).
+The package has no environment, so this module defines two with its library: one whose action has a field, one with
+MCP tools. They are served with create_app and uvicorn, as their authors do.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def _row(answer: int) -> Row:
 
 
 async def _game(url: str, answer: int) -> list[float]:
-    """Ten wrong guesses and a right one; the seconds of each."""
+    """Make ten wrong guesses and a right one; return the seconds of each."""
     config = OpenEnvSettings(name="openenv", url=url, max_turns=99, max_tool_calls=99, tool_timeout_s=60)
     env, seconds = make_env(_row(answer), {}, config), []
     observation = await env.reset(_row(answer))
@@ -175,14 +175,14 @@ async def _game(url: str, answer: int) -> list[float]:
 
 
 async def _games(url: str, count: int) -> tuple[float, float]:
-    """Median seconds of a step, of one episode alone and of `count` side by side."""
+    """Return a step's median seconds, for one episode alone and for `count` concurrent ones."""
     alone = await _game(url, 0)
     together = await asyncio.gather(*(_game(url, answer) for answer in range(count)))
     return statistics.median(alone), statistics.median(s for game in together for s in game)
 
 
 async def _talk(url: str) -> int:
-    """Every kind of answer that MCP's tools give; the number of tools."""
+    """Check every kind of answer of MCP tools; return the number of tools."""
     env = make_env(
         _row(0), {}, OpenEnvSettings(name="openenv", url=url, max_turns=99, max_tool_calls=99, tool_timeout_s=60)
     )

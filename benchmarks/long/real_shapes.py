@@ -1,8 +1,8 @@
-"""Qwen2.5 in its real sizes, with random weights: shards of four ranks, merge, export, two readers; the plan's figures.
+"""Check Qwen2.5 in its real sizes with random weights against the plan's figures.
 
-0.5B goes the whole way through verl's worker and checkpoint manager, with Adam, and then through the code of a run:
-conversion, check, export, transformers, vLLM. Of 1.5B the weights go: shards, merge, a reader. What fits nowhere here is
-counted on torch's meta device. The plan's memory and disk must be within 15 % of what is measured.
+0.5B passes through verl's worker and checkpoint manager on four ranks, with Adam, and then through a run's code:
+conversion, check, export, transformers, vLLM. Of 1.5B only the weights do: shards, merge, a reader. Larger models are
+counted on torch's meta device. The plan's memory and disk must be within 15 % of the measurements.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ROOT = Path(__file__).parents[2]
 HALF, ONE = "Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2.5-1.5B-Instruct"
 RANKS, TOKENS, GREEDY = 4, 128, 24
 NARROW = replace(MODELS[HALF], layers=2, hidden=128, heads=4, head_dim=32, intermediate=256)
-"""The real vocabulary, and nearly nothing else: in its passes the logits are what there is to see."""
+"""The real vocabulary and tiny layers: the logits dominate its passes."""
 CARDS = {  # billions of parameters, as the model cards say
     "Qwen/Qwen2.5-0.5B-Instruct": 0.49, "Qwen/Qwen2.5-1.5B-Instruct": 1.54, "Qwen/Qwen3-1.7B": 1.7,
     "Qwen/Qwen2.5-3B-Instruct": 3.09, "Qwen/Qwen3-4B": 4.0, "Qwen/Qwen2.5-7B-Instruct": 7.61,
@@ -47,7 +47,10 @@ WITHIN = 0.15
 
 
 def run() -> dict[str, Any]:
-    """Bytes and seconds of each stage, and the plan's. Raises where the two part, or a reader reads something else."""
+    """Return bytes and seconds of each stage, and the plan's.
+
+    Raises if the two differ, or a reader reads something else.
+    """
     figures: dict[str, Any] = {"counted": counted()}
     for title, part in (("logits", logits), ("0.5B", whole), ("1.5B", weights)):
         print(f"  {title} ...", flush=True)
@@ -67,7 +70,7 @@ def run() -> dict[str, Any]:
 
 
 def hf_config(name: str, shape: Shape | None = None) -> transformers.PreTrainedConfig:
-    """config.json of model `name`, from the plan's table, or of another shape of its kind."""
+    """Make config.json of model `name`, from the plan's table or with another shape."""
     shape, qwen3 = shape or MODELS[name], "Qwen3" in name
     return (transformers.Qwen3Config if qwen3 else transformers.Qwen2Config)(
         num_hidden_layers=shape.layers, hidden_size=shape.hidden, num_attention_heads=shape.heads,
@@ -79,7 +82,7 @@ def hf_config(name: str, shape: Shape | None = None) -> transformers.PreTrainedC
 
 
 def counted() -> dict[str, Any]:
-    """Parameters of every model of the plan's table, as transformers builds it; billions, beside those of its card."""
+    """Count parameters of the plan's models as transformers builds them, next to the cards' billions."""
     rows, ratios = {}, {}
     for name, shape in MODELS.items():
         with torch.device("meta"):
@@ -96,8 +99,10 @@ def counted() -> dict[str, Any]:
 
 
 def logits(root: Path) -> dict[str, Any]:
-    """Bytes of a pass that grow with its tokens, for each word of the vocabulary: of an update, and of log-probabilities
-    with the entropy, which is compiled as on a GPU."""
+    """Measure bytes per token and vocabulary word of an update, and of log-probabilities.
+
+    The entropy is compiled, as on a GPU.
+    """
     tokens = 256
     make_model(hf_config(HALF, NARROW), root / "start")
     found = largest(four_ranks("passes", root / "start", root / "ranks", tokens))
@@ -115,7 +120,7 @@ def logits(root: Path) -> dict[str, Any]:
 
 
 def whole(root: Path) -> dict[str, Any]:
-    """Start model, four ranks, conversion, export, transformers and vLLM."""
+    """Run start model, four ranks, conversion, export, transformers and vLLM."""
     os.environ["AGENT_R1_HOME"] = str(root)
     start, shards = root / "start", root / "shards"
     make_model(hf_config(HALF), start)
@@ -146,12 +151,13 @@ def whole(root: Path) -> dict[str, Any]:
     greedy = both_readers(exported)
     shape, gpu = MODELS[HALF], GPUS["H100"]
     planned, measured = plan.gpu_memory(config, shape, gpu), largest(ranks)
-    # Without the logits, of which the plan knows an upper limit only, and which are gone when the gradients are summed.
+    # Without the logits: the plan has only an upper limit, and they are freed before the gradients are summed.
     at_work = sum(row[1] for name, row in planned.items() if not name.startswith(("actor", "CUDA", "logits")))
     ours = {
         "weights and Adam of a rank": (planned["actor: weights, Adam"][1], measured["weights"] + measured["adam"]),
         f"an update of {TOKENS} tokens": (at_work, measured["update"]),
-        # Here the shard stays in host memory. The first rank sends the others theirs, which on GPUs would lie there.
+        # Here the shard stays in host memory. The first rank sends the others theirs, which on GPUs would be on the
+        # GPU.
         "host memory to load, a rank": (4 * shape.parameters, ranks[0]["load"] - ranks[0]["weights"]),
         "host memory to convert": (plan.convert_memory(shape), max(peak.bytes for peak in phases.values())),
         "a checkpoint on disk": (plan.checkpoint(config, shape), sum(files.values())),
@@ -169,7 +175,7 @@ def whole(root: Path) -> dict[str, Any]:
 
 
 def make_model(config: transformers.PreTrainedConfig, folder: Path) -> None:
-    """Random weights, in bfloat16 as they are published; a small tokenizer."""
+    """Write random weights in bfloat16, as published models have, and a small tokenizer."""
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     model.save_pretrained(folder)
@@ -177,7 +183,7 @@ def make_model(config: transformers.PreTrainedConfig, folder: Path) -> None:
 
 
 def four_ranks(what: str, model: Path, out: Path, tokens: int = TOKENS) -> list[dict[str, float]]:
-    """What each rank of _real_shapes_rank.py found."""
+    """Run _real_shapes_rank.py and return each rank's figures."""
     out.mkdir()
     environment = (
         os.environ
@@ -185,8 +191,8 @@ def four_ranks(what: str, model: Path, out: Path, tokens: int = TOKENS) -> list[
         | {
             "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT))),
             "OMP_NUM_THREADS": "1",
-            "TORCHDYNAMO_DISABLE": "0",  # verl compiles the entropy, and so what it takes is measured
-            "MALLOC_MMAP_THRESHOLD_": "65536",  # what is freed is given back, and so measured
+            "TORCHDYNAMO_DISABLE": "0",  # verl compiles the entropy, so the compiled one is measured
+            "MALLOC_MMAP_THRESHOLD_": "65536",  # freed memory is returned to the system, and so measured
         }
     )
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
@@ -203,7 +209,7 @@ def largest(ranks: list[dict[str, float]]) -> dict[str, float]:
 
 
 def in_phases(phases: dict[str, Peak], work):
-    """Call `work` with a function that is told what begins; `phases` gets the memory and seconds of each."""
+    """Call `work` with a callback for phases; `phases` gets memory and seconds of each."""
     open_phase = []
 
     def close() -> None:
@@ -225,7 +231,7 @@ def in_phases(phases: dict[str, Peak], work):
 
 
 def both_readers(model: Path) -> int:
-    """Tokens that transformers and vLLM say, greedily and alike."""
+    """Check that transformers and vLLM generate the same tokens greedily; return their number."""
     config = load_config("smoke", ["trainer.device=cpu", "trainer.dtype=float32", "rollout.max_context=256"])
     ids = torch.randint(256, (40,), generator=torch.Generator().manual_seed(1)).tolist()
     sampling, stop = Sampling(GREEDY, 0.0), load_chat(model).stop_ids
@@ -243,7 +249,7 @@ def both_readers(model: Path) -> int:
 
 
 def weights(root: Path) -> dict[str, Any]:
-    """Shards of four ranks, merged and read: every row must stand where its number says."""
+    """Merge shards of four ranks and check that every row is at its place."""
     start, out = root / "start", root / "model"
     hf_config(ONE).save_pretrained(start)
     ranks = largest(four_ranks("weights", start, root / "shards"))

@@ -1,11 +1,12 @@
-"""The search service over 250,000 and a million vectors, under 640 queries at once; and killed in the middle of runs.
+"""Query the search service over 250,000 and a million vectors, and kill it during runs.
 
-Index kind and width are those of the preset hotpotqa-4xh100. The vectors are drawn, not encoded (a topic plus noise), since
-encoding a million passages takes this machine hours; the rest (FAISS, re-ranking, HTTP service) is the code of a run. So
-these times are without the encoder's. What is said of 5.2 million passages is extrapolated from the two sizes.
+640 queries run concurrently. Index kind and width are those of the preset hotpotqa-4xh100. The vectors are drawn (a
+topic plus noise), because encoding a million passages takes this machine hours. FAISS, re-ranking and HTTP service
+are a run's code. So the times exclude the encoder. Figures for 5.2 million passages are extrapolated from the two
+sizes.
 
-Before that, a small run of each engine whose service is killed behind the first step and started again later: the run says
-that it waits, makes no step, goes on, and no search has failed.
+Before that, a small run of each engine loses its service after the first step and gets it back later. The run must
+report that it waits, make no step, and continue without a failed search.
 """
 
 from __future__ import annotations
@@ -44,11 +45,11 @@ SMALL = [
 ]
 AGENT = [sys.executable, "-m", "agent_r1.app.cli"]
 AWAY_S = 12
-"""How long the service stays away: longer than a search tool's deadline of 10 seconds."""
+"""Seconds without the service: longer than a search tool's deadline of 10 seconds."""
 
 
 class Drawn:
-    """Stands in for a neural encoder of width 384. A passage's title is its number; a query names one and is near it."""
+    """Replace a neural encoder of width 384. A passage's title is its number; a query names it."""
 
     name, chunk, dim = "drawn", 50_000, DIM
     settings = {"name": "drawn", "topics": TOPICS}
@@ -82,7 +83,7 @@ def _unit(x: np.ndarray) -> np.ndarray:
 
 
 def run(sizes: tuple[int, ...] = SIZES) -> dict[str, Any]:
-    """Figures for each size, what they say about the whole of Wikipedia's abstracts, and of the runs."""
+    """Return figures for each size, extrapolated to all abstracts, and of the runs."""
     figures: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="agent-r1-killed-") as folder:
         figures["killed"] = killed(Path(folder))
@@ -106,14 +107,16 @@ def run(sizes: tuple[int, ...] = SIZES) -> dict[str, Any]:
 
 
 def measure(root: Path, size: int) -> dict[str, Any]:
-    """Build, serve in a process of its own, ask."""
+    """Build an index, serve it in a separate process, and query it."""
     corpus, index = root / "corpus.jsonl", root / "index"
     words = ("alpha", "beta", "gamma", "delta", "of", "the", "and", "in")
     with corpus.open("w") as file:
         for i in range(size):
             text = " ".join(words[(i + k) % len(words)] for k in range(60))  # as long as an abstract of HotpotQA's
             file.write(json.dumps({"id": str(i), "title": str(i), "text": text}) + "\n")
-    kind = "HNSW32" if PRESET.search.index == "auto" else PRESET.search.index  # what `auto` is where memory allows
+    kind = (
+        "HNSW32" if PRESET.search.index == "auto" else PRESET.search.index
+    )  # the kind that `auto` chooses if memory allows
     began = time.monotonic()
     manifest = build_index(corpus, index, Drawn(np.empty((size, DIM), np.float32)), kind)
     figures = {"kind": kind, "build_s": round(time.monotonic() - began), "recall_at_10": manifest["recall_at_10"]}
@@ -129,11 +132,11 @@ def measure(root: Path, size: int) -> dict[str, Any]:
 
 
 async def ask(port: int, size: int, top_k: int) -> dict[str, Any]:
-    """CLIENTS agents at once, one query a request, every query a new one."""
+    """Run CLIENTS concurrent agents, with one new query per request."""
     url, seconds = f"http://127.0.0.1:{port}", []
     places = np.random.default_rng(1).choice(size, (ROUNDS + 1) * CLIENTS, replace=False)
     first, rest = places[:CLIENTS], places[CLIENTS:]
-    await asyncio.gather(*(client(url, [[f"passage {i}"]], top_k, []) for i in first))  # pages come into memory
+    await asyncio.gather(*(client(url, [[f"passage {i}"]], top_k, []) for i in first))  # loads pages into memory
     requests = [[f"passage {i}"] for i in rest]
     began = time.perf_counter()
     await asyncio.gather(*(client(url, requests, top_k, seconds) for _ in range(CLIENTS)))
@@ -151,7 +154,7 @@ async def ask(port: int, size: int, top_k: int) -> dict[str, Any]:
 
 
 def resident(pid: int) -> float:
-    """GiB of memory that a process holds, without pages of files that the kernel may drop."""
+    """Return the GiB of memory of a process, without droppable pages of files."""
     status = Path(f"/proc/{pid}/status").read_text()
     return round(int(re.search(r"RssAnon:\s+(\d+)", status).group(1)) / 2**20, 2)
 
@@ -160,7 +163,10 @@ def resident(pid: int) -> float:
 
 
 def killed(home: Path) -> dict[str, Any]:
-    """A run of each engine, and how long its slowest step took. Raises when it did not wait, or did not go on."""
+    """Run each engine, and return the seconds of its slowest step.
+
+    Raises if it did not wait, or did not continue.
+    """
     environment = os.environ | {
         "AGENT_R1_HOME": str(home), "COLUMNS": "200",
         "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT))),
@@ -173,7 +179,7 @@ def killed(home: Path) -> dict[str, Any]:
 
 
 def one_run(home: Path, environment: dict[str, str], port: int, engine: str) -> dict[str, Any]:
-    """Train; kill the service behind the first step; start it again when the run has stood still for AWAY_S."""
+    """Train; kill the service after the first step; restart it after AWAY_S of waiting."""
     print(f"  {engine}: a run, and its service killed ...", flush=True)
     log, metrics = home / f"{engine}.log", home / "runs" / engine / "metrics.jsonl"
     service = start_service(environment, port)
@@ -213,7 +219,7 @@ def lines(path: Path) -> list[str]:
 
 
 def start_service(environment: dict[str, str], port: int) -> subprocess.Popen:
-    """The real command, when it answers."""
+    """Start the real command, and return when it answers."""
     command = [*AGENT, "search-server", *SMALL, f"--port={port}"]
     service = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
     for _ in range(600):
@@ -226,14 +232,14 @@ def start_service(environment: dict[str, str], port: int) -> subprocess.Popen:
 
 
 def until(condition: Callable[[], Any], process: subprocess.Popen, log: Path) -> None:
-    """Wait for it. Raises when the process ends first."""
+    """Wait for the condition. Raises if the process ends first."""
     while not condition():
         if process.poll() is not None:
             raise RuntimeError(f"the run ended with {process.returncode}: {log.read_text()[-500:]}")
         time.sleep(0.1)
 
 
-if __name__ == "__main__":  # the service, in a process of its own
+if __name__ == "__main__":  # the service, in a separate process
     drawn = Drawn(np.empty((0, DIM), np.float32))
     loaded = PassageIndex.load(Path(sys.argv[1]), encoder=drawn)
     drawn.vectors = loaded.vectors

@@ -1,6 +1,6 @@
-"""The book opens from the disk in headless Chromium, at 390 and 1300 pixels, without a console error, and is searched.
+"""Open the book in headless Chromium at 390 and 1300 pixels, and search it.
 
-Wanted: `make install`, and Debian's chromium.
+There must be no console error. Needs `make install`, and Debian's chromium.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def run() -> dict[str, int]:
         subprocess.run(command, cwd=ROOT, check=True)
 
         def opened(address: str, width: int) -> str:
-            """The page's tree after its scripts have run. Raises AssertionError for a line on the console."""
+            """Return the page's tree after its scripts ran. Raises AssertionError for a console message."""
             done = subprocess.run(
                 [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom",
                  "--host-resolver-rules=MAP * ~NOTFOUND", "--virtual-time-budget=4000", f"--window-size={width},900",

@@ -1,4 +1,7 @@
-"""A worker of verl that stands still (SIGSTOP) ends the run within `verl.patience_s`, with its cause, and leaves nothing."""
+"""Stop a verl worker (SIGSTOP): the run must end within `verl.patience_s`, cleanly.
+
+It names the cause and leaves no process or file.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""A run on two machines (two Ray nodes on one box): one machine is lost, the run says so and ends, and goes on with it again.
+"""Lose one of two machines during a run, and resume (two Ray nodes on one box).
 
-Preset hotpotqa-4xh100 as in gpu_config, with one rank and one sampler on each of two nodes, which are started as
-docs/cloud/slurm.sh starts them: addresses, ports and temporary folders of their own, and a token, without which a Ray of
-several machines would answer everybody. All processes of the second are killed at once.
+The preset is hotpotqa-4xh100 as in gpu_config, with one rank and one sampler on each node. The nodes start as in
+docs/cloud/slurm.sh, with their own addresses, ports and temporary folders. They need a token, because a Ray of
+several machines would otherwise answer anyone. All processes of the second node are killed at once; the run must
+report it and end.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ WORDS = [
 
 
 class Node:
-    """A machine of the cluster. Its processes are known by a variable that all of them inherit."""
+    """Run a machine of the cluster. A variable that its processes inherit identifies them."""
 
     def __init__(self, number: int, environment: dict[str, str], *argv: str):
         self.mark, self.folder = f"AGENT_R1_NODE={number}", Path(tempfile.mkdtemp(prefix=f"r1-node-{number}-"))
@@ -48,7 +49,7 @@ class Node:
             time.sleep(0.5)
 
     def lose(self) -> None:
-        """As when its power fails."""
+        """Kill everything, as a power failure would."""
         while pids := processes(self.mark):
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):
@@ -59,7 +60,7 @@ class Node:
 
 
 def run() -> dict[str, Any]:
-    """Figures. Raises when the run does not end as it should, or does not go on."""
+    """Return figures. Raises if the run does not end correctly, or does not continue."""
     with tempfile.TemporaryDirectory(prefix="agent-r1-nodes-") as folder, contextlib.ExitStack() as stack:
         home = Path(folder)
         environment = machine(home) | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(home / "token")}

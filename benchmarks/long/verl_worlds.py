@@ -1,4 +1,7 @@
-"""Two steps of verl's real trainer in other worlds, by other estimators: SmolLM2 on GeoHop, sums, programs, a house to search."""
+"""Train two steps with verl's real trainer in other recipes, with other estimators.
+
+SmolLM2 on GeoHop, sums, programs, and a house to search.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ TINY = [
     "actor.minibatches=1",
 ]
 WORLDS = {
-    ("pocket", "grpo"): [  # four questions, learnt by heart: then it searches
+    ("pocket", "grpo"): [  # four questions, learned by heart: then it searches
         *("data.train=4", "cold_start.closed_book=0", "cold_start.mix_tokens=512", "cold_start.warm_steps=12"),
         *("cold_start.lr=1.5e-3", "actor.lr=1e-6"),
         "cold_start.demonstrator=agent_r1_recipes.geohop.demonstrator:patient",
@@ -33,8 +36,11 @@ WORLDS = {
 
 
 def run() -> dict[str, float]:
-    """Largest difference of a token's probability between vLLM and the trainer, and calls an episode. Raises where a run ends
-    early, loses an episode, calls no tool, or where vLLM has other weights than those that are trained."""
+    """Return the largest difference of a token's probability between vLLM and the trainer.
+
+    Also returns calls per episode. Raises if a run ends early, loses an episode, calls no tool, or if vLLM has other
+    weights.
+    """
     return {f"{name}_{key}": value for name, arm in WORLDS for key, value in trained(name, arm).items()}
 
 
