@@ -1,7 +1,7 @@
-"""`agent-r1 COMMAND ...` with tool tokens in the policy loss, as if the policy had written them (see ablation.sh).
+"""Train with tool tokens in the policy loss, as if they were sampled (see ablation.sh).
 
-python benchmarks/ablation.py tool-tokens         train grpo ...    divided by all tokens in the loss
-python benchmarks/ablation.py tool-tokens-agent-n train grpo ...    divided by the number of sampled tokens only
+python benchmarks/ablation.py tool-tokens         train grpo ...    divided by all tokens in the loss python
+benchmarks/ablation.py tool-tokens-agent-n train grpo ...    divided by the number of sampled tokens only
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from agent_r1.training.loop import update_actor
 from agent_r1.training.losses import loss_normalizer
 
 TOOL = 1 + 2**-10
-"""The mask of a tool token: counts as 1 in the loss, and can still be told from a sampled one."""
+"""Mask value of a tool token: counts as 1 in the loss, and differs from a sampled one."""
 NORMALIZERS = {
     "tool-tokens": loss_normalizer,
     "tool-tokens-agent-n": lambda mask_BT, *how: loss_normalizer(mask_BT == 1, *how),
@@ -33,9 +33,9 @@ NORMALIZERS = {
 
 
 def with_tool_tokens(batch: Batch, logprobs_now: Callable[[Batch], Tensor]) -> Batch:
-    """Treat everything after the first action as if the policy had chosen it.
+    """Treat everything after the first action as if the policy had sampled it.
 
-    Nobody sampled the tool's tokens. Their old log-probabilities are those before the update, so they meet the clip, too.
+    The old log-probabilities of the tool's tokens are those before the update, so the clip applies to them, too.
     """
     sampled_BT = batch.mask_BT.bool()
     inside_BT = torch.arange(batch.ids_BT.shape[1], device=sampled_BT.device) < batch.lengths_B[:, None]

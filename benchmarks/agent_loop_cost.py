@@ -1,13 +1,14 @@
-"""What does our episode loop cost beside verl's own `tool_agent`, on the same task with the same sampled tokens?
+"""Compare the cost of our episode loop with verl's `tool_agent` on the same sampled tokens.
 
-    .venv/bin/python benchmarks/agent_loop_cost.py --preset smoke --model runs/smoke-grpo/checkpoints/step_000032/model
+    .venv/bin/python benchmarks/agent_loop_cost.py --preset smoke --model
+    runs/smoke-grpo/checkpoints/step_000032/model
 
 In: data and index of a preset, and a model folder. The model plays the questions once, with our sampler. Then both
-loops play them again, with a server that answers at once with the very tokens of that play: what is left is the loops'
-own time. Both search the same index through the same (batched, uncached) searcher. Out: a table and a JSON line.
+loops replay these tokens with a server that answers at once, so only the loops' own time remains. Both search the
+same index through the same (batched, uncached) searcher. Out: a table and a JSON line.
 
-Ours also parses the answer, pays the rewards and cuts the trajectory into training sequences; with `tool_agent`, verl does
-that elsewhere, in its reward loop. That part is timed with ours and not with theirs.
+Our loop also parses the answer, computes rewards and cuts the trajectory into training sequences. With `tool_agent`,
+verl does that elsewhere, in its reward loop, so it is timed for our loop only.
 """
 
 from __future__ import annotations
@@ -42,13 +43,13 @@ from agent_r1.workspace import Workspace
 
 
 class Replay:
-    """A rollout server that says what was said before, one turn a request."""
+    """Replay recorded turns as a rollout server, one turn per request."""
 
     def __init__(self, trajectory: Trajectory):
         self.turns = iter(trajectory.steps)
 
     async def generate(self, request_id, **_) -> TokenOutput:
-        await asyncio.sleep(0)  # as every request, it gives way to the other episodes
+        await asyncio.sleep(0)  # like every request, it yields to the other episodes
         turn = next(self.turns)
         return TokenOutput(
             token_ids=turn.action_ids, log_probs=turn.action_logprobs, stop_reason="completed",
@@ -75,7 +76,7 @@ def main() -> None:
     played = asyncio.run(
         run_episodes(make_loop(policy, chat, tools, config.rollout, config.env), tasks, Sampling(r.max_tokens_per_turn))
     )
-    # Broken calls are answered in other words there, and episodes that ran out of something end elsewhere.
+    # `tool_agent` answers broken calls in other words, and ends episodes elsewhere at a limit.
     kept = [
         (row, t)
         for row, t in zip(rows, played, strict=True)

@@ -1,6 +1,6 @@
-"""The drawings of README and lessons, made from code and recorded data: python benchmarks/book_pictures.py
+"""Draw the SVGs of README and lessons from code and recorded data: python benchmarks/book_pictures.py
 
-They are SVG with colours of their own for light and dark, and lie in docs/images/. tests/test_lessons.py draws them again.
+They have colours for light and dark mode, and are stored in docs/images/. tests/test_lessons.py draws them again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ text{fill:var(--ink)}.dim{fill:var(--dim)}.mono{font-family:ui-monospace,Menlo,m
 
 
 class Drawing:
-    """An SVG in the making; lengths in pixels."""
+    """Build an SVG; lengths in pixels."""
 
     def __init__(self, width: int, height: int, title: str):
         self.parts = [
@@ -74,7 +74,7 @@ def episodes() -> list[dict]:
 
 
 def before_after() -> str:
-    """One test question, asked before and after RL: two lines that `agent-r1 chat --json` printed."""
+    """Draw one test question before and after RL, from two lines of `agent-r1 chat --json`."""
     answers = [json.loads(line) for line in (LESSONS / "before_after.jsonl").read_text().splitlines()]
     d = Drawing(900, 384, "One question before and after reinforcement learning")
     d.text(14, 28, answers[0]["question"], 17)
@@ -112,7 +112,7 @@ def before_after() -> str:
 
 
 def row() -> str:
-    """The sequence of a real episode, in the order of reading."""
+    """Draw the sequence of a real episode in reading order."""
     tokens = next(e for e in episodes() if e["reward"] == 1)["rows"][0]
     size, width, left, line, top = 7.25, 900, 14, 34, 78
     placed, x, y = [], left, top
@@ -139,7 +139,7 @@ def row() -> str:
 
 
 def masks() -> str:
-    """Eight attempts as strips: the mask, where the reward sits, the advantage."""
+    """Draw eight attempts as strips: mask, reward position, advantage."""
     found = sorted(episodes(), key=lambda e: -e["reward"])
     d = Drawing(900, 90 + 30 * len(found), "Mask, reward and advantage of the eight attempts at one question")
     d.text(14, 28, "Eight attempts at one question. Each square is a token; coloured: sampled, grey: read.")
@@ -163,7 +163,7 @@ def masks() -> str:
 
 
 def clip() -> str:
-    """The clipped loss as `policy_loss` computes it."""
+    """Draw the clipped loss as `policy_loss` computes it."""
     d = Drawing(900, 330, "PPO's clipped loss over the ratio")
     ratios = torch.linspace(0.01, 4, 400)
     for panel, (A, name) in enumerate(
@@ -173,7 +173,7 @@ def clip() -> str:
         x0, y0 = 50 + 450 * panel, (70 if A > 0 else 280)
 
         def place(r: float, value: float, x0=x0, y0=y0) -> tuple[float, float]:
-            # 56: no point then lies half-way between two tenths, which machines round differently.
+            # 56, so that no point is half-way between two tenths, which machines round differently.
             return x0 + 90 * r, y0 - 56 * value
 
         d.text(x0, 30, name)
@@ -206,7 +206,7 @@ def clip() -> str:
 
 
 def step() -> str:
-    """The data flow of one training step."""
+    """Draw the data flow of one training step."""
     d = Drawing(900, 330, "Data flow of one training step")
     boxes = [
         (14, 40, "1 sample", "G episodes a question", "policy <-> environment", "rollout/episode.py"),
@@ -237,7 +237,7 @@ def step() -> str:
 
 
 def verl() -> str:
-    """Which process holds what."""
+    """Draw which verl process holds what."""
     d = Drawing(900, 400, "Who holds what in verl")
     d.text(14, 24, "One run with --engine verl: processes, what they hold, what moves between them.")
     d.box(
@@ -315,7 +315,7 @@ def verl() -> str:
 
 
 def collapse() -> str:
-    """A healthy run and one whose learning rate is too high, from the same cold start."""
+    """Draw a healthy run and one with a too high learning rate, from one cold start."""
     runs = {
         kind: [json.loads(line) for line in (LESSONS / f"{kind}.jsonl").read_text().splitlines()]
         for kind in ("healthy", "collapsed")
@@ -352,7 +352,7 @@ def collapse() -> str:
 
 
 def architecture() -> str:
-    """The storeys and rooms of the package, from the tree in docs/architecture.md (which a test holds against the package)."""
+    """Draw the storeys and rooms of the package from the tree in docs/architecture.md."""
     text = (ROOT / "docs" / "architecture.md").read_text()
     tree = re.search(r"^src/agent_r1/\n(?P<tree>(?:  .*\n)+)", text, re.MULTILINE)["tree"]
     storeys: dict[str, list[tuple[str, list[str]]]] = {}

@@ -1,4 +1,4 @@
-"""A picture of a real chat, for the docs: what is typed here is done by a real model, and nothing is retouched.
+"""Record a real chat as a picture for the docs, without retouching.
 
 python benchmarks/chat_picture.py docs/images/chat.svg --run smoke-grpo 1 /why
 """
@@ -19,7 +19,7 @@ from agent_r1.inference.agent import find_model, open_agent
 from agent_r1.inference.chat import Repl
 from agent_r1.inference.screen import Screen
 
-# Without rich's fonts from the network: a picture in the docs asks nobody for anything.
+# Without rich's web fonts: a picture in the docs must not access the network.
 FORMAT = re.sub(r"@font-face \{\{.*?\}\}", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
 
 parser = argparse.ArgumentParser(description=__doc__)
@@ -30,7 +30,7 @@ parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--width", type=int, default=92)
 arguments = parser.parse_args()
 
-# No terminal, so that nothing moves; colours all the same, so that it looks like one.
+# Not a terminal, so that nothing moves, but with its colours.
 console = Console(
     file=io.StringIO(),
     record=True,

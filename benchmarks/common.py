@@ -1,7 +1,8 @@
-"""What both sides of a benchmark share: the same task, the same model, the same ruler.
+"""Share task, model and measurements between both sides of a benchmark.
 
 In: command line options. Out: a `Setting` (configuration, questions, tools, model folder) and, at the end, a `Result`
-as a table and as one JSON line. Next: `step_time.py` (ours) and `trl_compare/run.py` (TRL) time a training step on it.
+as a table and as one JSON line. Next: `step_time.py` (ours) and `trl_compare/run.py` (TRL) time a training step with
+it.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ from agent_r1.training.tiny_model import load_chat
 from agent_r1.workspace import Workspace
 
 PHASES = ("rollout", "environment", "old log-probs", "update", "overhead")
-"""Where the wall time of a step goes. Both sides fill them so that they add up to `step`; see benchmarks/README.md."""
+"""Parts of a step's wall time. On both sides they add up to `step`; see benchmarks/README.md."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One task and one model, ready for either side."""
+    """Hold one task and one model for either side."""
 
     config: Config
     model: Path
@@ -53,20 +54,20 @@ class Setting:
 
     @property
     def episodes(self) -> int:
-        """Trajectories in one step."""
+        """Count the trajectories of one step."""
         return self.config.rollout.prompts_per_step * self.config.rollout.samples_per_prompt
 
 
 @dataclass
 class StepRecord:
-    """One measured training step."""
+    """Hold the figures of one training step."""
 
     seconds: dict[str, float]
     """`step`, each of PHASES, and `cpu`: processor time of all threads, which a busy machine disturbs less."""
     agent_tokens: int
     """Tokens that the policy sampled, over all trajectories."""
     learnt: tuple[int, int]
-    """Tokens of the trajectories that the update passes over, without padding, and how many of them the policy sampled."""
+    """Tokens of the trained trajectories, without padding, and how many of them the policy sampled."""
     all_tokens: int
     """Tokens of all trajectories: prompts, sampled tokens and tool results, without padding."""
     reward: float
@@ -75,7 +76,7 @@ class StepRecord:
 
 @dataclass
 class Result:
-    """What one side prints."""
+    """Hold what one side prints."""
 
     side: str
     threads: int
@@ -90,7 +91,7 @@ class Result:
 
 
 def make_parser(description: str) -> argparse.ArgumentParser:
-    """Options of both sides."""
+    """Add the options of both sides."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--preset", default="laptop")
     parser.add_argument("--seed", type=int, default=0)
@@ -106,7 +107,7 @@ def make_parser(description: str) -> argparse.ArgumentParser:
 
 
 def load_setting(arguments: argparse.Namespace) -> Setting:
-    """The task and the model that the options name. Sets PyTorch's threads, before it has started any."""
+    """Load task and model of the options. Sets PyTorch's threads before it starts any."""
     torch.set_num_threads(arguments.threads)
     total = arguments.warmup + arguments.steps
     fixed = [f"trainer.steps={total}", "trainer.eval_every=0", f"trainer.save_every={total}", "trainer.device=cpu"]
@@ -122,7 +123,9 @@ def load_setting(arguments: argparse.Namespace) -> Setting:
             )
     searcher = Searcher(PassageIndex.load(index, data / "corpus.jsonl"))
     tools = make_tools(config.env.tools, searcher=searcher, top_k=config.search.top_k)
-    tools["search"].schema = lambda: get_json_schema(search)  # a template that shows schemas shows both sides the same
+    tools["search"].schema = lambda: get_json_schema(
+        search
+    )  # a template that shows schemas shows the same to both sides
     rows = read_rows(data / "train.parquet"), read_rows(data / "test.parquet")[: arguments.eval]
     return Setting(config, model, *rows, tools, load_chat(model))
 
@@ -136,14 +139,16 @@ def search(query: str):
 
 
 def update_flops(shape: Shape, learnt: tuple[int, int]) -> float:
-    """Operations that an update cannot do without: weights of the layers for each token, the vocabulary for the sampled ones,
-    forward and twice that backward. Attention's own products, a few per cent, are left out."""
+    """Count an update's minimum operations: layer weights per token, the vocabulary per sampled token.
+
+    Forward, and twice that backward. Attention's own products, a few per cent, are omitted.
+    """
     tokens, sampled = learnt
     return 6 * (shape.layers * shape.layer * tokens + shape.vocab * shape.hidden * sampled)
 
 
 def matmul_rate(shape: Shape, tokens: int = 1024) -> float:
-    """FLOP/s of the products of this model's own shapes, in float32: those of a layer, and of the vocabulary."""
+    """Measure FLOP/s of this model's float32 products: a layer's, and the vocabulary's."""
     D, heads = shape.hidden, shape.heads * shape.head_dim
     qkv = heads + 2 * shape.kv_heads * shape.head_dim
     sizes = [(D, qkv), (heads, D), (D, 2 * shape.intermediate), (shape.intermediate, D)] * shape.layers
@@ -157,7 +162,7 @@ def matmul_rate(shape: Shape, tokens: int = 1024) -> float:
 
 
 def run(main: Callable[[], None]) -> None:
-    """Call `main`; what a user can mend ends in one line instead of a traceback."""
+    """Call `main`, and print user errors in one line instead of a traceback."""
     try:
         main()
     except AgentR1Error as error:
@@ -165,7 +170,7 @@ def run(main: Callable[[], None]) -> None:
 
 
 def greedy_em(setting: Setting, model: Decoder) -> float | None:
-    """Exact match on the test questions at temperature 0; None where none were asked for."""
+    """Return exact match on the test questions at temperature 0; None if not requested."""
     if not setting.test:
         return None
     r = setting.config.rollout
@@ -176,12 +181,12 @@ def greedy_em(setting: Setting, model: Decoder) -> float | None:
 
 
 def max_memory_gb() -> float:
-    """Largest resident set of this process so far, in GiB (Linux counts it in KiB)."""
+    """Return this process's largest resident set in GiB (Linux counts it in KiB)."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
 def report(result: Result, setting: Setting) -> None:
-    """A table for people, then one JSON line for `trl_compare/table.py` and for your own scripts."""
+    """Print a table, then one JSON line for `trl_compare/table.py` and your own scripts."""
     steps, n, shape = result.steps, setting.episodes, find_shape("", setting.model)
     rate = max(matmul_rate(shape) for _ in range(3))
     needed = sum(update_flops(shape, s.learnt) for s in steps)
@@ -223,6 +228,6 @@ def _rate(steps: list[StepRecord], tokens: str, phases: tuple[str, ...]) -> floa
 
 
 def _malloc_settings() -> dict[str, str]:
-    """glibc's allocator can make a large difference on a CPU, so a figure has to say what was set."""
+    """Return glibc's allocator settings, which can make a large difference on a CPU."""
     relevant = ("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD")
     return {name: value for name, value in os.environ.items() if name.startswith(relevant)}

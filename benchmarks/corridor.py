@@ -1,9 +1,9 @@
-"""When step-level credit pays: lesson 11's corridor, measured. `python benchmarks/corridor.py` prints the table.
+"""Measure when step-level credit pays, in lesson 11's corridor: `python benchmarks/corridor.py`.
 
-A corridor has R rooms with two doors each, of which one is right. The policy is a table: it takes the right door with
-probability 1/2. All rooms matter equally, so the true gradient has the same entry for every room. A group of eight walks
-gives an estimate of it through an estimator of the project. The figure is the cosine between the two, as a mean over groups:
-1 is the right direction, 0 is noise.
+A corridor has R rooms with two doors each, one of them right. The policy is a table: it takes the right door with
+probability 1/2. All rooms matter equally, so the true gradient has the same entry for every room. An estimator of the
+project estimates it from a group of eight walks. The figure is the mean cosine between the two over groups: 1 is the
+right direction, 0 is noise.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ PAID = ("in each room", "at the end")
 
 
 def walks(rooms: int, paid: str, groups: int, size: int = 8) -> tuple[Batch, Tensor]:
-    """Groups of walks, a token a room, and which doors were right, [B, R]. A walk earns the share of right doors."""
+    """Make groups of walks, a token per room, and which doors were right, [B, R].
+
+    A walk earns its share of right doors.
+    """
     B = groups * size
     right_BR = torch.rand(B, rooms, generator=torch.Generator().manual_seed(0)) < 0.5
     reward_BR = right_BR.float() / rooms
@@ -38,7 +41,7 @@ def walks(rooms: int, paid: str, groups: int, size: int = 8) -> tuple[Batch, Ten
     batch = Batch(
         mask_BT=torch.ones(B, rooms, dtype=torch.long), rewards_BT=reward_BR, groups=[f"{i // size}" for i in range(B)],
         trajectory_B=torch.arange(B), steps_BT=room_BR, columns={"states_BT": room_BR},
-        values_BT=(0.5 * left_R).repeat(B, 1),  # what a perfect critic that knows the room would say
+        values_BT=(0.5 * left_R).repeat(B, 1),  # a perfect critic that knows the room
     )  # fmt: skip
     return batch, right_BR
 

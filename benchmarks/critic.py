@@ -1,10 +1,10 @@
-"""How much of an episode's outcome can be known on the way, and how fast the critic learns it: docs/lab/estimators.md.
+"""Measure how predictable an episode's outcome is, and how fast the critic learns it.
 
-python benchmarks/critic.py [PRESET] [BATCHES]      the cold start of seed 0 must be there (agent-r1 cold-start)
+python benchmarks/critic.py [PRESET] [BATCHES]      needs the cold start of seed 0 (agent-r1 cold-start)
 
-The start model plays batches of a ppo step and does not learn, so what there is to know stays the same. Printed is explained
-variance at action tokens, of episodes that nothing was fitted to: of a table by kind of question and turn, of a linear probe on
-the policy's own states, and of critics before each update.
+The results are in docs/lab/estimators.md. The start model plays batches of a ppo step and is not trained, so the task
+does not change. Prints explained variance at action tokens of held-out episodes: of a table by kind of question and
+turn, of a linear probe on the policy's states, and of critics before each update.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def explained(expected_A: Tensor, returns_A: Tensor) -> float:
 
 
 def known(batches: list[Batch], model: decoder.Decoder) -> tuple[Tensor, Tensor, list[tuple[str, int]]]:
-    """The policy's states before the action tokens of all batches, their returns, and kind and turn."""
+    """Return the policy's states at all action tokens, their returns, kinds and turns."""
     states, returns, places = [], [], []
     for batch in batches:
         with torch.no_grad():
@@ -66,7 +66,7 @@ def main(preset: str = "smoke", count: str = "16") -> None:
         played = asyncio.run(run_episodes(loop, tasks, Sampling(r.max_tokens_per_turn), at_once=r.slots))
         batch = make_batch(played, "ppo")
         batch.values_BT = torch.zeros_like(batch.rewards_BT)
-        _, batch.returns_BT = ppo(batch, config.advantage)  # lambda 1: what is still to come
+        _, batch.returns_BT = ppo(batch, config.advantage)  # lambda 1: the rest of the reward
         batches.append(batch)
 
     half = len(batches) // 2

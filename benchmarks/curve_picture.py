@@ -1,4 +1,6 @@
-"""The learning curves of one run, or of one preset's seeds: the score with the evaluations before and after, and calls a question.
+"""Draw a run's learning curves, or those of several seeds: score and calls per question.
+
+The scores before and after RL are included.
 
 bash benchmarks/seeds.sh ppo 0 && python benchmarks/curve_picture.py docs/images/laptop.png runs/bench-laptop-ppo-s0
 """
@@ -57,7 +59,7 @@ def main(out: Path, folders: list[Path]) -> None:
         }
         for run in runs
     ]  # fmt: skip
-    figure.savefig(out, metadata={"agent-r1": json.dumps(made_of)})  # tests/test_docs.py holds it against the preset
+    figure.savefig(out, metadata={"agent-r1": json.dumps(made_of)})  # tests/test_docs.py compares it with the preset
 
 
 if __name__ == "__main__":

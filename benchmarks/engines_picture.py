@@ -1,4 +1,4 @@
-"""The learning curves of one preset by the local loop and by verl, in one picture.
+"""Draw one preset's learning curves with the local loop and with verl.
 
 python benchmarks/engines_picture.py docs/images/engines.png runs/laptop-grpo runs/laptop-verl
 """

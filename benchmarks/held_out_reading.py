@@ -1,4 +1,6 @@
-"""How much of the held-out worlds an agent reads while it is trained: TinyHop has one index for all four worlds.
+"""Measure how much of TinyHop's held-out worlds an agent reads in training.
+
+All four worlds share one index.
 
 agent-r1 data --preset laptop && agent-r1 index --preset laptop && python benchmarks/held_out_reading.py laptop
 """
@@ -18,7 +20,7 @@ from agent_r1_recipes.laptop.tinyhop_source import TINYHOP
 
 
 def world_of(config: Config) -> dict[str, str]:
-    """Name -> the split whose world it belongs to; the corpus holds the worlds one after another."""
+    """Map each name to the split of its world; the corpus lists world after world."""
     data = Workspace.of(config).data
     sizes = json.loads((data / "manifest.json").read_text())["splits"]
     worlds = [split for split in TINYHOP.splits for _ in range(sizes[split]["entities"])]

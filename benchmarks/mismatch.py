@@ -1,9 +1,10 @@
-"""What a sampler that is not quite the trainer costs, and what truncated weights mend: docs/lab/estimators.md, "The mismatch dial".
+"""Measure a sampler that differs from the trainer, and its correction by truncated weights.
 
-python benchmarks/mismatch.py [--only NAME] [section.key=value ...]      runs that are finished are only read
+python benchmarks/mismatch.py [--only NAME] [section.key=value ...]      finished runs are only read
 
-Each run is GRPO on the smoke preset, seed 0, from one cold start, with another `rollout.mismatch`. Prints a table, and keeps it in
-docs/lab/race/mismatch.json beside rows that were made elsewhere.
+See docs/lab/estimators.md, "The mismatch dial". Each run is GRPO on the smoke preset, seed 0, from one cold start,
+with another `rollout.mismatch`. Prints a table, and keeps it in docs/lab/race/mismatch.json next to rows from other
+machines.
 """
 
 from __future__ import annotations

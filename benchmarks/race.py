@@ -1,9 +1,9 @@
-"""What the finished runs of race.sh came to: docs/lab/race/PRESET.json, a picture, and a table.
+"""Summarise the finished runs of race.sh: docs/lab/race/PRESET.json, a picture, a table.
 
-python benchmarks/race.py laptop      takes runs/race-laptop-*, keeps what is known of others, prints Markdown
+python benchmarks/race.py laptop      reads runs/race-laptop-*, keeps known others, prints Markdown
 
-The picture is docs/images/race-PRESET.svg: greedy validation against episodes and against seconds. A line is the mean over an
-arm's seeds, its band goes from the worst to the best.
+The picture is docs/images/race-PRESET.svg: greedy validation against episodes and against seconds. A line is the mean
+over an arm's seeds, and its band spans the worst to the best.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ HEAD = ("arm", "seeds", "score (95 % over seeds)", "worst to best", "deviation",
 
 
 def figures(run: Path) -> dict[str, Any]:
-    """What is kept of one run. `curve` has [episodes, seconds, greedy validation] of each step that was validated."""
+    """Read what is kept of a run; `curve` has [episodes, seconds, greedy score] per validation."""
     config, card = yaml.safe_load((run / "config.yaml").read_text()), json.loads((run / "eval.json").read_text())
     lines, of = read_jsonl(run / "metrics.jsonl"), (RolloutConfig(**config["rollout"]), config["algorithm"])
     seconds = sum(line["timing_s/step"] for line in lines)
@@ -60,7 +60,7 @@ def arms(runs: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
 
 
 def reached(run: dict[str, Any], score: float) -> tuple[float, float]:
-    """Episodes and seconds until two validations running were at `score` or above; infinity where that never happened."""
+    """Return episodes and seconds until two consecutive validations reached `score`, else infinity."""
     for (episodes, seconds, first), (_, _, second) in zip(run["curve"], run["curve"][1:], strict=False):
         if min(first, second) >= score:
             return episodes, seconds
@@ -68,14 +68,17 @@ def reached(run: dict[str, Any], score: float) -> tuple[float, float]:
 
 
 def middle(values: list[float]) -> str:
-    """The median, in which a seed that never got there counts as slower than all others; and how many got there."""
+    """Format the median, and the number of seeds that got there; others count as slowest."""
     there, half = sum(map(math.isfinite, values)), median_high(values)
     some = f" ({there} of {len(values)})" if there < len(values) else ""
     return f"{half:,.0f}{some}" if math.isfinite(half) else f"not reached{some}"
 
 
 def spread(scores: list[float]) -> list[str]:
-    """Mean with its interval over seeds (Student's t), worst to best, standard deviation; of one seed the score alone."""
+    """Format mean with interval over seeds (Student's t), worst to best, deviation.
+
+    One seed has only its score.
+    """
     mean, n = fmean(scores), len(scores)
     if n == 1:
         return [f"{mean:.3f}", "-", "-"]
@@ -86,7 +89,7 @@ def spread(scores: list[float]) -> list[str]:
 
 
 def table(runs: list[dict[str, Any]]) -> str:
-    """Markdown, one line an arm: means over its seeds, and medians of how long it took."""
+    """Format a line per arm in Markdown: means over its seeds, and median times."""
     lines = [" | ".join(HEAD), "|".join("---" for _ in HEAD)]
     for arm, mine in arms(runs).items():
         cells = [arm, str(len(mine)), *spread([run["score"] for run in mine])]
@@ -101,7 +104,7 @@ def table(runs: list[dict[str, Any]]) -> str:
 
 
 def picture(runs: list[dict[str, Any]], out: Path) -> None:
-    """Learning curves with bands. The same bytes for the same runs."""
+    """Draw learning curves with bands. Equal runs give equal bytes."""
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     FigureCanvasSVG(figure)
     axes = figure.subplots(1, 2, sharey=True)

@@ -56,7 +56,7 @@ NOISE, LENGTHS = (0.02, 0.1, 0.3), (30, 300)
 
 
 def clipped_by_noise(noise: float, length: int, ratio: str, clip: float) -> float:
-    """The share of tokens that a clip decides when log-ratios are random and all advantages are 1."""
+    """Return the share of tokens that are clipped for random log-ratios and advantages of 1."""
     log_ratios_BT = noise * torch.randn(500, length, generator=torch.Generator().manual_seed(0))
     ones_BT = torch.ones_like(log_ratios_BT)
     _, seen = policy_loss(log_ratios_BT, 0 * ones_BT, ones_BT, ones_BT, clip, clip, 3.0, get_ratios(ratio))

@@ -1,9 +1,10 @@
-"""Policies that want the reward without the work, against every reward: the table of docs/lab/red-team.md.
+"""Play policies that want reward without work against every reward: docs/lab/red-team.md.
 
     PYTHONPATH=src .venv/bin/python benchmarks/red_team.py [--judge-url http://127.0.0.1:8000/v1 --judge-model NAME]
 
-In: nothing, or the address of a judge. Out: a table in Markdown. Each policy plays a question of each kind (facts, mathematics,
-a program) through the environment of training. `recipes/judge/tests/test_named_rewards.py` holds the bounds and the table.
+In: nothing, or the address of a judge. Out: a table in Markdown. Each policy plays a question of each kind (facts,
+mathematics, a program) through the training environment. `recipes/judge/tests/test_named_rewards.py` checks the
+bounds and the table.
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
-"""Is training equal to the bit before and after a change of structure?
+"""Check that training is bit-identical before and after a change of structure.
 
-    python -m benchmarks.same_bits record /tmp/before              smoke with seeds 0 to 4 and laptop with 0 and 1, one thread each
-    python -m benchmarks.same_bits check /tmp/before smoke-0       the same runs by this checkout, held against those
+    python -m benchmarks.same_bits record /tmp/before              smoke with seeds 0 to 4 and laptop with 0 and 1,
+    one thread each
+    python -m benchmarks.same_bits check /tmp/before smoke-0       the same runs by this checkout, compared with those
 
-Compared: every key of metrics.jsonl but clock readings, the weights that RL starts from, every file in rollouts/, and eval.json.
-Left out: seconds, and the names of artefacts and configurations, which change with every setting that is added (`NOT_COMPARED`).
-Bits depend on the CPU and on PyTorch, so both runs belong on one machine. A smoke run takes about a minute, laptop about five.
+Compared: every key of metrics.jsonl but clock readings, the weights that RL starts from, every file in rollouts/, and
+eval.json. Left out: seconds, and the names of artefacts and configurations, which change with every new setting
+(`NOT_COMPARED`). Bits depend on the CPU and on PyTorch, so use one machine. A smoke run takes about a minute, laptop
+about five.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ def play(name: str, home: Path) -> None:
 
 
 def facts(home: Path) -> dict[str, Any]:
-    """What is compared of a run: name -> plain values."""
+    """Return what is compared of a run: name -> plain values."""
     [run] = (home / "runs").iterdir()
     [start] = (home / "artifacts").glob("cold-start-*")
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -57,7 +59,7 @@ def _clean(value: Any) -> Any:
 
 
 def difference(before: Any, after: Any, place: str) -> str | None:
-    """The first place at which two plain values differ; None where they are equal."""
+    """Return the first place at which two plain values differ, or None."""
     if before == after:
         return None
     if isinstance(before, dict) and isinstance(after, dict):

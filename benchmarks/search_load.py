@@ -1,12 +1,12 @@
-"""How many queries a second `agent-r1 search-server` answers, and how long one waits.
+"""Measure queries per second of `agent-r1 search-server`, and a query's waiting time.
 
 In: a running service and a file of questions. Out: one line: queries/s, median and 99th percentile of a request.
 
     agent-r1 search-server --preset laptop &
     python benchmarks/search_load.py --rows artifacts/tinyhop-*/train.parquet --clients 64
 
-Each client sends its next request as soon as it has the answer to the last, as episodes do. Every query is asked once, so
-that the service's cache does not answer for the index.
+Each client sends its next request after the answer to the last, as episodes do. Every query is asked once, so the
+service's cache does not answer.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from agent_r1.data.rows import read_rows
 
 
 async def client(url: str, requests: list[list[str]], top_k: int, seconds: list[float]) -> None:
-    """One agent's worth of requests, one after the other.
+    """Send one agent's requests, one after the other, each with its own connection.
 
-    Each has a connection of its own. A pool that all share would be what is measured: it looks through all its
-    connections at every request, and at 64 of them that takes longer than the search.
+    A shared pool would dominate the measurement: it checks all its connections at every request, and with 64 of them
+    that takes longer than the search.
     """
     async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False, verify=False) as http:
         while requests:

@@ -1,10 +1,11 @@
-"""How often the sentinel raises a false alarm, and how often it finds a broken run: docs/lab/estimators.md, "the sentinel".
+"""Measure the sentinel's false alarms and hits: docs/lab/estimators.md, "the sentinel".
 
     python -m benchmarks.sentinel record 10    # 10 rounds of four runs; finished runs are only read; then the tables
     python -m benchmarks.sentinel              # the tables, from benchmarks/sentinel_runs.jsonl
 
-Each run is GRPO on the smoke preset with one thread: 32 steps, or 20 where it is broken on purpose. Two cold starts serve all
-runs, and the seed of RL differs. The thresholds were chosen on the runs from cold start 0; those from 1 were held back.
+Each run is GRPO on the smoke preset with one thread: 32 steps, or 20 if it is broken on purpose. Two cold starts
+serve all runs, and the seed of RL differs. The thresholds were chosen on the runs from cold start 0; those from 1
+were held out.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ CHOSEN_ON, HELD_BACK = 0, 1
 """Cold starts."""
 READ = ("critic/score/mean", "reward/em", "tool_calls/mean", "tool_calls/invalid_rate", "groups/zero_advantage",
         "actor/entropy", "response_length/mean", GAP)  # fmt: skip
-"""What the sentinel reads of a line, next to `stop/*`."""
+"""Fields that the sentinel reads of a line, next to `stop/*`."""
 
 
 def plan(rounds: int) -> list[tuple[str, int, int]]:
@@ -78,7 +79,7 @@ def record(rounds: int) -> None:
 
 
 def recorded() -> list[tuple[str, int, int, list[Line]]]:
-    """Arm, cold start, seed and lines of each run that is kept."""
+    """Read arm, cold start, seed and lines of each kept run."""
     runs = []
     for run in read_jsonl(KEPT):
         steps = zip(*run["lines"].values(), strict=True)
@@ -88,14 +89,17 @@ def recorded() -> list[tuple[str, int, int, list[Line]]]:
 
 
 def first_alarms(runs: list[list[Line]], noise: float) -> list[int]:
-    """The step of the first sign of collapse, of each run that has one."""
+    """List the step of the first sign of collapse, for the runs that have one."""
     with patch.object(rule, "NOISE", noise):
         found = [[sign.step for sign in rule.signs(lines) if sign.collapse] for lines in runs]
     return sorted(min(steps) for steps in found if steps)
 
 
 def table(cold_start: int) -> str:
-    """Markdown: of each arm, runs with a sign of collapse, with a 95 % interval, and how many the rule without noise has."""
+    """Format each arm's share of runs with a sign of collapse, with a 95 % interval.
+
+    The last column is the rule without noise.
+    """
     out = [
         "| runs | with an alarm | share, 95 % interval | first alarm after step | with an alarm, if noise were ignored |",
         "|---|---|---|---|---|",

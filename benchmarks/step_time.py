@@ -1,10 +1,10 @@
-"""How long is one GRPO step of the local loop, and where does the time go?
+"""Time one GRPO step of the local loop by phases.
 
     PYTHONPATH=src .venv/bin/python benchmarks/step_time.py --steps 20 --eval 500
 
 In: data, index and cold start of a preset (`agent-r1 data`, `index`, `cold-start`), or the paths given. Out: a table
-and a JSON line. It calls `agent_r1.training.loop.train`, the loop of every run, and reads the clock kept there; the losses,
-which share a lap with the passes through the network, are timed by themselves (forwards).
+and a JSON line. It calls `agent_r1.training.loop.train`, the loop of every run, and reads its clock. The forward
+passes of the losses share a lap with those through the network, so they are timed separately.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def main() -> None:
     def on_step(metrics: dict[str, float], _: list[Trajectory], batch: Batch) -> None:
         nonlocal cpu
         before, cpu = cpu, time.process_time()
-        rows_B = (batch.advantages_BT != 0).any(dim=1)  # the others are left out of the update
+        rows_B = (batch.advantages_BT != 0).any(dim=1)  # the update skips the others
         learnt = int(batch.lengths_B[rows_B].sum()), int(batch.mask_BT[rows_B].sum())
         records.append(read_metrics(metrics, setting, cpu - before, learnt))
         zero_advantage.append(metrics["groups/zero_advantage"])
@@ -84,13 +84,16 @@ def main() -> None:
 
 
 def read_metrics(metrics: dict[str, float], setting: Setting, cpu: float, learnt: tuple[int, int]) -> StepRecord:
-    """The phases of benchmarks/README.md from the metrics of one step, which took `cpu` seconds of processor time."""
+    """Convert one step's metrics to the phases of benchmarks/README.md.
+
+    `cpu` is its processor time in seconds.
+    """
     timing = {name.removeprefix("timing_s/"): value for name, value in metrics.items() if name.startswith("timing_s/")}
     seconds = {
         "step": timing["step"],
         "rollout": timing["gen"] - timing["env"],
         "environment": timing["env"],
-        "old log-probs": 0.0,  # the sampler's own are exact in float32, so nothing is recomputed
+        "old log-probs": 0.0,  # the sampler's log-probs are exact in float32, so nothing is recomputed
         "update": timing["update_actor"],
         "cpu": cpu,
     }

@@ -1,4 +1,4 @@
-"""A Markdown table over finished runs: score (of questions: EM) before and after, calls, time in RL, memory.
+"""Print finished runs as a Markdown table: score before and after, calls, time, memory.
 
 python benchmarks/summary.py RUN [RUN ...]        names in runs/ (or in $AGENT_R1_HOME/runs)
 """

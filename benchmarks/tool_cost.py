@@ -1,10 +1,10 @@
-"""What does a tool call cost beside the tool's own work? Of a function, a batch, a program in the sandbox, an MCP server, the SDK.
+"""Measure the overhead of a tool call: function, batch, sandboxed program, MCP server, SDK.
 
     PYTHONPATH=src .venv/bin/python benchmarks/tool_cost.py [--calls 2000] [--at-once 64]
 
-In: nothing. Out: a table of milliseconds a call, wall time and processor time of this process (an MCP server is another one),
-for one call after the other and for so many at once. "Asked directly" is the SDK without us, in the thread of its session: what
-we add is the difference.
+In: nothing. Out: a table of milliseconds per call, wall time and processor time of this process (an MCP server is
+another one), for sequential and for concurrent calls. "Asked directly" is the SDK alone, in the thread of its
+session: the difference is our overhead.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class InABatch(BatchTool):
 
 
 async def spent(one: Callable[[], Awaitable], calls: int, at_once: int) -> tuple[float, float]:
-    """Milliseconds a call on the wall and of the processor, of `calls` of them in rounds of `at_once`."""
-    await one()  # the first opens what has to be opened
+    """Return milliseconds per call, of wall and processor time, for calls in rounds of `at_once`."""
+    await one()  # the first call opens connections
     wall, cpu, rounds = time.perf_counter(), time.process_time(), calls // at_once
     for _ in range(rounds):
         await asyncio.gather(*(one() for _ in range(at_once)))

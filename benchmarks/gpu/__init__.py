@@ -1,1 +1,1 @@
-"""What one lent GPU can tell in 30 minutes, without network, Ray and vLLM: `first_half_hour.sh` runs it."""
+"""Measure one GPU in 30 minutes, without network, Ray and vLLM: `first_half_hour.sh`."""

@@ -1,4 +1,4 @@
-"""What both measurements share: the model's sizes on this machine, the GPU's clock and its memory."""
+"""Share model sizes, the GPU's clock and its memory between both measurements."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DEVICE = "cuda" if CUDA else "cpu"
 
 
 def shape_here(name: str) -> Shape:
-    """Return the sizes of a model in `sizes.MODELS`; much smaller ones without a GPU, to test the script."""
+    """Return the sizes of a model in `sizes.MODELS`; without a GPU much smaller test sizes."""
     small = {"layers": 2, "hidden": 64, "heads": 4, "kv_heads": 2, "head_dim": 16, "intermediate": 128, "vocab": 1024}
     return MODELS[name] if CUDA else replace(MODELS[name], **small)
 
@@ -26,7 +26,7 @@ def reset_peak() -> None:
 
 
 def peak_gib() -> float:
-    """Return the largest amount of GPU memory held since the last reset, in GiB; 0 without a GPU."""
+    """Return the peak GPU memory since the last reset, in GiB; 0 without a GPU."""
     return round(torch.cuda.max_memory_allocated() / GIB, 2) if CUDA else 0.0
 
 

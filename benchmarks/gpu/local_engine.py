@@ -1,9 +1,10 @@
-"""Measure the local engine on one GPU: a warm start's step, the sampler, and the gap between sampler and trainer.
+"""Measure the local engine on one GPU: warm start, sampler, gap between sampler and trainer.
 
     python -m benchmarks.gpu.local_engine Qwen/Qwen2.5-1.5B-Instruct --slots 128 --new-tokens 128
 
-In: the name of a model in `sizes.py`, whose shape gets random weights. Out: one line of JSON, with the plan's figures next to the
-measured ones. Without a GPU the model is tiny and the sequences short: that tests this script and measures nothing.
+In: the name of a model in `sizes.py`, whose shape gets random weights. Out: one line of JSON, with the plan's figures
+next to the measured ones. Without a GPU the model is tiny and the sequences short: that tests this script and
+measures nothing.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def random_model(s: Shape) -> Decoder:
 
 
 def training_row(index: int, ids: list[int], observed: int, logprobs: list[float] = ()) -> TrainingRow:
-    """Return a row of which the first `observed` tokens are an observation and all others sampled."""
+    """Return a row with `observed` observation tokens first, and sampled tokens after them."""
     said = len(ids) - observed
     return TrainingRow(
         index,
@@ -59,7 +60,7 @@ def training_row(index: int, ids: list[int], observed: int, logprobs: list[float
 
 
 def warm_start(model: Decoder, s: Shape, tokens: int) -> dict[str, Any]:
-    """Time the cloning steps of `hotpotqa-4xh100`: `tokens` tokens a step, bf16, layers recomputed in the backward pass."""
+    """Time the cloning steps of `hotpotqa-4xh100`: `tokens` tokens per step, bf16, recomputed layers."""
     length, stamps, losses = tokens // 4, [], []
 
     def on_step(step: int, loss: float) -> None:
@@ -131,7 +132,7 @@ def gap(model: Decoder, prompts: list[list[int]], turns: list[Generation], dtype
 
 
 def attention_kernels(s: Shape) -> dict[str, str]:
-    """Ask which kernels take grouped queries with the sampler's mask, and with a causal one (the trainer's)."""
+    """List the kernels for grouped queries with the sampler's mask, and with a causal one."""
     q, k = (
         torch.randn(8, heads, 64, s.head_dim, device=DEVICE, dtype=torch.bfloat16) for heads in (s.heads, s.kv_heads)
     )

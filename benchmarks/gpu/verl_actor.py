@@ -1,11 +1,11 @@
-"""Measure verl's own actor on one GPU, without Ray and vLLM: memory and seconds of an update and of log-probabilities.
+"""Measure verl's own actor on one GPU without Ray and vLLM: memory and seconds.
 
     python -m benchmarks.gpu.verl_actor Qwen/Qwen2.5-1.5B-Instruct --tokens 8192
 
-The worker is verl's (FSDP2, packed rows, dynamic batches). Two things are replaced: Ray, which verl imports in every module and
-which this worker asks for nothing; and flash-attn's wheel, which is on no package index, by attention of PyTorch's
-(benchmarks/long/_varlen.py). Out: one line of JSON, with the plan's figures next to the measured ones. Without a GPU the model is
-tiny: that tests this script and measures nothing.
+It measures an update and log-probabilities. The worker is verl's (FSDP2, packed rows, dynamic batches). Two things
+are replaced. Ray, which verl imports in every module, is not used by this worker. The wheel of flash-attn is on no
+package index, so PyTorch's attention replaces it (benchmarks/long/_varlen.py). Out: one line of JSON, with the plan's
+figures next to the measured ones. Without a GPU the model is tiny: that tests this script and measures nothing.
 """
 
 from __future__ import annotations
@@ -71,7 +71,10 @@ def start_worker(shape: Shape, name: str, tokens: int, folder: Path):
 
 
 def timed(work: Callable[[Any], Any], tokens: int, vocab: int) -> dict[str, float]:
-    """Time `work` on the third of three batches of ROWS rows of `tokens` tokens; the first two warm up."""
+    """Time `work` on the third of three batches; the first two warm up.
+
+    A batch has ROWS rows of `tokens` tokens.
+    """
     from verl.utils import tensordict_utils
 
     from benchmarks.long._real_shapes_rank import batch

@@ -1,4 +1,4 @@
-"""Lose one of two machines during a run, and resume (two Ray nodes on one box).
+"""Lose one of two machines during a run, and resume (two Ray nodes, one box).
 
 The preset is hotpotqa-4xh100 as in gpu_config, with one rank and one sampler on each node. The nodes start as in
 docs/cloud/slurm.sh, with their own addresses, ports and temporary folders. They need a token, because a Ray of

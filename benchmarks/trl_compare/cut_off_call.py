@@ -1,10 +1,10 @@
-"""What happens to a tool call whose turn was cut off by the token limit? An experiment on both sides.
+"""Test on both sides what happens to a tool call cut off by the token limit.
 
     PYTHONPATH=src:benchmarks benchmarks/trl_compare/.venv/bin/python benchmarks/trl_compare/cut_off_call.py
 
 A turn is `<think>...</think><tool_call>...</tool_call><|im_end|>`. The limit is set to one token less than the most
-frequent length of such a turn: then many turns are cut just before `<|im_end|>`. Such a call looks complete, but the
-agent had not closed its turn: it might have added a second call, or an answer. Out: counts, and an episode of TRL's.
+frequent length of such a turn, so many turns are cut just before `<|im_end|>`. Such a call looks complete, but the
+agent had not ended its turn: it might have added a second call, or an answer. Out: counts, and an episode of TRL's.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from agent_r1.training.batches import prompts_of_step
 
 
 def our_episodes(setting: Setting) -> list[Trajectory]:
-    """One step's episodes, untrained."""
+    """Sample one step's episodes, untrained."""
     c, r = setting.config, setting.config.rollout
     policy = LocalPolicy(
         model_files.load(setting.model), setting.chat.stop_ids, slots=r.slots, max_context=r.max_context
@@ -43,12 +43,12 @@ def our_episodes(setting: Setting) -> list[Trajectory]:
 
 
 def ends_with_call(setting: Setting, ids: list[int]) -> bool:
-    """Is `</tool_call>` the last thing in a turn that has no `<|im_end|>`?"""
+    """Return whether a turn without `<|im_end|>` ends with `</tool_call>`."""
     return setting.chat.decode(ids).rstrip().endswith("</tool_call>")
 
 
 def usual_call_length(setting: Setting) -> int:
-    """The most frequent length, in tokens, of a first turn that calls a tool."""
+    """Return the most frequent length, in tokens, of a first turn with a tool call."""
     first_turns = [t.steps[0] for t in our_episodes(setting)]
     return Counter(len(s.action_ids) for s in first_turns if s.info.get("tool_calls")).most_common(1)[0][0]
 

@@ -1,10 +1,11 @@
-"""The same GRPO step by TRL's GRPOTrainer: same model, questions, tool, reward and batch as `../step_time.py`.
+"""Time the same GRPO step with TRL's GRPOTrainer as `../step_time.py` does with our loop.
 
     PYTHONPATH=src:benchmarks benchmarks/trl_compare/.venv/bin/python benchmarks/trl_compare/run.py --steps 20
 
-In: the options of `../common.py`. Out: the same table and JSON line. TRL is used as its documentation shows: a typed
-search function in `tools=`, a reward function, a `GRPOConfig`. Nothing in it is patched; `TimedTrainer` only puts
-clocks around methods. Two of its defaults are off, bfloat16 and gradient checkpointing, as our side has neither.
+Model, questions, tool, reward and batch are equal. In: the options of `../common.py`. Out: the same table and JSON
+line. TRL is used as its documentation shows: a typed search function in `tools=`, a reward function, a `GRPOConfig`.
+Nothing in it is patched; `TimedTrainer` only puts clocks around methods. Two of its defaults are off, bfloat16 and
+gradient checkpointing, because our side has neither.
 """
 
 from __future__ import annotations
@@ -103,11 +104,11 @@ class TimedTrainer(GRPOTrainer):
         return loss
 
     def optimizer_stepped(self) -> None:
-        """Clipping and the optimiser come after `training_step`."""
+        """Time clipping and optimiser, which follow `training_step`."""
         self._laps["optimizer"] += time.perf_counter() - self._training_step_ended
 
     def batch_done(self) -> None:
-        """All optimiser steps on one generation are through: close the record."""
+        """Close the record after all optimiser steps on one generation."""
         now, cpu, laps = time.perf_counter(), time.process_time(), self._laps
         seconds = {
             "step": now - self._step_began,
@@ -140,7 +141,10 @@ class _StepClock(TrainerCallback):
 def make_trainer(
     setting: Setting, output: Path, rows_per_pass: int | None = None, trainer_class: type[TimedTrainer] = TimedTrainer
 ) -> TimedTrainer:
-    """A GRPOTrainer that is set as our GRPO is. `rows_per_pass` splits a minibatch by gradient accumulation."""
+    """Make a GRPOTrainer with the settings of our GRPO.
+
+    `rows_per_pass` splits a minibatch by gradient accumulation.
+    """
     c, tokenizer = setting.config, setting.chat.tokenizer
     a, r = c.actor, c.rollout
     minibatch = setting.episodes // a.minibatches
@@ -210,7 +214,7 @@ def make_trainer(
 
 
 def search_function(setting: Setting):
-    """Our search tool as TRL wants it: a typed function. Same index, same text, same cache of earlier queries."""
+    """Wrap our search tool as a typed function, with the same index, text and cache."""
     tool, loop = setting.tools["search"], asyncio.new_event_loop()
 
     @functools.wraps(common.search)
@@ -221,7 +225,7 @@ def search_function(setting: Setting):
 
 
 def outcome_reward(setting: Setting):
-    """Exact match and format penalty of the last turn, read from the sampled ids as our environment reads them."""
+    """Return exact match and format penalty of the last turn, from the sampled ids."""
     chat, penalty = setting.chat, setting.config.env.format_penalty
     end = chat.decode([chat.turn_end_id])
 
@@ -237,12 +241,12 @@ def outcome_reward(setting: Setting):
 
 
 def prompt_ids(setting: Setting, row: dict) -> list[int]:
-    """The ids that our side sends for a question."""
+    """Return the ids that our side sends for a question."""
     return setting.chat.prompt_ids(row["prompt"], [tool.schema() for tool in setting.tools.values()])
 
 
 def check_tokens(setting: Setting, trainer: GRPOTrainer) -> None:
-    """Both sides must show the model the same tokens, or the comparison is none. Raises ConfigError."""
+    """Raise ConfigError unless both sides show the model the same tokens."""
     row = setting.questions[0]
     theirs = trainer._tokenize_prompts([row["prompt"]])[0][0]
     message = {"role": "tool", "name": "search", "content": "Vexlor was founded by Tulo."}

@@ -1,4 +1,4 @@
-"""The JSON lines of `compare.sh` as a Markdown table, one column a side; rounds of one side are taken together."""
+"""Format the JSON lines of `compare.sh` as a Markdown table, a column per side."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def main(path: Path) -> None:
 
 
 def mean_of(lines: list[dict], name: str) -> str:
-    """Mean over the rounds, or a dash where a side has no such figure."""
+    """Return the mean over the rounds, or a dash if there is no figure."""
     values = [line["summary"][name] for line in lines if name in line["summary"]]
     return (f"{fmean(values):.3f}" if fmean(values) < 1000 else f"{fmean(values):.0f}") if values else "-"
 
