@@ -3,18 +3,18 @@
 #   docker build -t agent-r1:gpu .                          for NVIDIA GPUs: torch, verl, vLLM, flash-attn
 #   docker build -t agent-r1:cpu --build-arg STACK=cpu .    for a machine without one: laptop, pocket
 #
-# What changes rarely comes first, so a change of the source rebuilds the last layers only. No key is needed to build and
-# none goes in: they are passed to `docker run` by name (speedrun.sh).
+# Rare changes come first, so a change of the source rebuilds only the last layers. The build needs and stores no key:
+# keys are passed to `docker run` by name (speedrun.sh).
 #
-# The bases are pinned by tag, as verl's own images are. A tag can be moved to other bytes; to rule that out, append the
-# digest, `FROM nvidia/cuda:13.0.2-devel-ubuntu24.04@sha256:...`, as printed by
+# The bases are pinned by tag, as verl's own images are. A tag can be moved; to pin the bytes, append the digest,
+# `FROM nvidia/cuda:13.0.2-devel-ubuntu24.04@sha256:...`, as printed by
 # `docker buildx imagetools inspect nvidia/cuda:13.0.2-devel-ubuntu24.04`.
 ARG STACK=gpu
 
-# CUDA 13.0, which torch 2.11.0 and vLLM 0.24.0 are built for. -devel, because FlashInfer compiles kernels when it first
-# needs them, and wants nvcc. Python 3.12 is Ubuntu's own, and the only one that flash-attn's wheel is built for. Compiler and
-# headers are Triton's, which builds a launcher for each kernel; the certificates are W&B's, which brings none. No versions:
-# the archive keeps the newest patch only, so a pin (DL3008) would break the build within weeks.
+# CUDA 13.0, which torch 2.11.0 and vLLM 0.24.0 are built for. -devel, because FlashInfer compiles kernels with nvcc
+# when it first needs them. Python 3.12 is Ubuntu's own, and the only one with a flash-attn wheel. Triton needs
+# compiler and headers for a launcher of each kernel, and W&B needs the certificates. No versions: the archive keeps
+# the newest patch only, so a pin (DL3008) would break the build within weeks.
 FROM nvidia/cuda:13.0.2-devel-ubuntu24.04 AS gpu
 ENV AGENT_R1_STACK=gpu REQUIREMENTS=requirements/verl-gpu.txt
 # hadolint ignore=DL3008
@@ -38,12 +38,12 @@ RUN apt-get update \
 FROM ${STACK}
 SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
 
-# Any user may run it (speedrun.sh takes the caller's id), so what is written at run time is open to all, like /tmp. USER
-# and HOME are told because such a user is in no passwd, where PyTorch would look them up. An init that signals the whole
-# process group (docker run --init) lets Ctrl-C reach the trainer behind the shell.
+# Any user may run it (speedrun.sh passes the caller's id), so run-time folders are open to all, like /tmp. USER and
+# HOME are set because such a user is in no passwd, where PyTorch would look them up. An init that signals the whole
+# process group (docker run --init) lets Ctrl-C reach the trainer below the shell.
 #
-# What Triton, PyTorch, vLLM and FlashInfer compile goes to /cache/kernels, which speedrun.sh mounts: a container that threw
-# it away would compile for minutes at each start.
+# Kernels compiled by Triton, PyTorch, vLLM and FlashInfer go to /cache/kernels, which speedrun.sh mounts. Otherwise a
+# container would compile for minutes at each start.
 ENV HOME=/home/agent USER=agent HF_HOME=/cache/huggingface PATH=/opt/venv/bin:$PATH AGENT_R1_VENV=/opt/venv \
     TRITON_CACHE_DIR=/cache/kernels/triton TORCHINDUCTOR_CACHE_DIR=/cache/kernels/inductor \
     VLLM_CACHE_ROOT=/cache/kernels/vllm FLASHINFER_WORKSPACE_BASE=/cache/kernels \
@@ -57,15 +57,15 @@ COPY requirements/cpu.txt requirements/pocket.txt requirements/verl-gpu.txt requ
      requirements/
 # Another package index, such as one with PyTorch's CPU wheels for STACK=cpu. It stays in the image's history: no password.
 ARG PIP_EXTRA_INDEX_URL
-# First the packages whose hash is known, and no file with another one.
+# First the packages with a known hash, and no file with another one.
 RUN { . requirements/packages.sh; verified "$REQUIREMENTS"; } \
         | pip install --no-cache-dir --disable-pip-version-check --no-deps --require-hashes -r /dev/stdin \
     && pip install --no-cache-dir --disable-pip-version-check -r "$REQUIREMENTS" && pip check
-# The preset pocket runs in the image for a CPU, and whoever starts it may not install anything.
+# The preset pocket runs in the CPU image, whose user may not install anything.
 RUN if [ "$AGENT_R1_STACK" = cpu ]; then \
         pip install --no-cache-dir --disable-pip-version-check -r requirements/pocket.txt && pip check; \
     fi
-# A wheel for another torch or CUDA fails here, and not after the download of a corpus.
+# A wheel for another torch or CUDA fails here, not after the download of a corpus.
 RUN if [ "$AGENT_R1_STACK" = gpu ]; then python -c "import flash_attn; print('flash-attn', flash_attn.__version__)"; fi
 
 COPY pyproject.toml README.md LICENSE speedrun-nodocker.sh inference.sh ./

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Agent-R1 in Docker: the stages of speedrun-nodocker.sh in an image built from ./Dockerfile. Same words, same files in runs/
-# and artifacts/, owned by you. It needs Docker and, for GPUs, nvidia-container-toolkit. No key, no sudo, no terminal.
+# Run the stages of speedrun-nodocker.sh in an image built from ./Dockerfile. Same options, same files in runs/ and
+# artifacts/, owned by you. It needs Docker and, for GPUs, nvidia-container-toolkit; no key, no sudo, no terminal.
 #
 #   ./speedrun.sh grpo --preset hotpotqa-4xh100 --dry-run
 #   ./speedrun.sh grpo
@@ -10,11 +10,11 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 
 main() {
     help_if_asked "$@"
-    choose_stack "$@"      # packages for GPUs or for a CPU? Whatever speedrun-nodocker.sh would install here.
-    check_docker           # does it answer, whose root is it, can it reach the GPUs?
-    get_image "$@"         # AGENT_R1_IMAGE, or one built here; a changed source rebuilds the last layers only
-    share_folders "$@"     # runs/, artifacts/, files that a setting names, the caches of models and compiled kernels
-    run_stages             # speedrun-nodocker.sh in a container, as you
+    choose_stack "$@"      # packages for GPUs or for a CPU, as speedrun-nodocker.sh would install here
+    check_docker           # does it answer, is it rootless, can it use the GPUs?
+    get_image "$@"         # AGENT_R1_IMAGE, or one built here; a changed source rebuilds only the last layers
+    share_folders "$@"     # runs/, artifacts/, files in settings, the caches of models and compiled kernels
+    run_stages             # speedrun-nodocker.sh in a container, with your user id
 }
 
 die() { echo "speedrun: $1" >&2; exit "${2:-1}"; }
@@ -29,7 +29,7 @@ help_if_asked() {
     esac
 }
 
-choose_stack() {  # a dry run without an environment checks the words and names the packages it would install
+choose_stack() {  # a dry run without an environment checks the options and names the packages to install
     local said
     said=$(AGENT_R1_VENV=/nonexistent bash speedrun-nodocker.sh --dry-run "$@")
     case "$said" in *verl-gpu.txt*) stack=gpu gpus=(--gpus all) ;; *) stack=cpu gpus=() ;; esac
@@ -40,7 +40,7 @@ check_docker() {
     command -v docker >/dev/null || die "there is no Docker; install it, $without"
     said=$(docker info --format '{{.SecurityOptions}} {{json .Runtimes}}' 2>&1) ||
         die "Docker does not answer (${said##*$'\n'}); start its daemon, join its group, $without"
-    # In rootless Docker, root in the container is you outside it.
+    # In rootless Docker, root in the container is your user on the host.
     case "$said" in *rootless*) user=0:0 ;; *) user=$(id -u):$(id -g) ;; esac
     if [ "$stack" = gpu ] && [[ "$said" != *nvidia* ]] && ! command -v nvidia-container-cli nvidia-ctk >/dev/null; then
         die "Docker cannot reach the GPUs; install nvidia-container-toolkit and restart Docker, $without"
@@ -57,25 +57,25 @@ get_image() {
         exit 0
     elif [ -z "${AGENT_R1_IMAGE:-}" ]; then
         docker build --tag "$image" --build-arg STACK="$stack" --build-arg PIP_EXTRA_INDEX_URL . ||
-            die "the image could not be built (see above); mend the network or free space, $without"
+            die "the image could not be built (see above); fix the network or free space, $without"
     elif [ -z "$here" ]; then
         docker pull "$image" || die "AGENT_R1_IMAGE=$image cannot be pulled (see above); unset it to build one, $without"
     fi
 }
 
-share_folders() {  # each has the same path inside as outside, so that every path in a message is true
+share_folders() {  # each has the same path inside and outside, so paths in messages are valid
     home=$(realpath "${AGENT_R1_HOME:-.}")
     local cache=${HF_HOME:-$HOME/.cache/huggingface} kernels=${XDG_CACHE_HOME:-$HOME/.cache}/agent-r1/kernels word file
-    mkdir -p "$home/runs" "$home/artifacts" "$cache" "$kernels"  # Docker would make them root's
+    mkdir -p "$home/runs" "$home/artifacts" "$cache" "$kernels"  # otherwise Docker would make them as root
     volumes=(-v "$home/runs:$home/runs" -v "$home/artifacts:$home/artifacts"
         -v "$cache:/cache/huggingface" -v "$kernels:/cache/kernels")
     words=()
     local before=""
-    for word; do  # files of yours that a setting names are shown to the container, which may not change them
+    for word; do  # your files in settings are mounted read-only
         case "$before" in --recipe|--preset) word="$before=$word" before="" ;; esac
         case "$word" in
             --recipe|--preset) before=$word; continue ;;
-            --recipe=*|--preset=*.yaml|--preset=*.yml)  # with the folder, in which its code and questions are
+            --recipe=*|--preset=*.yaml|--preset=*.yml)  # with the folder of its code and questions
                 if [ -e "${word#*=}" ]; then
                     file=$(realpath "${word#*=}") word="${word%%=*}=$file"
                     [ -d "$file" ] || file=$(dirname "$file")
@@ -92,10 +92,10 @@ share_folders() {  # each has the same path inside as outside, so that every pat
 }
 
 run_stages() {
-    local terminal=()  # with one, Ctrl-C travels through it (-i); without, docker passes the signal on
+    local terminal=()  # with a terminal, Ctrl-C passes through it (-i); without, docker forwards the signal
     if [ -t 0 ] && [ -t 1 ]; then terminal=(-i -t); fi
-    # Workers hand each other tensors through /dev/shm, of which Docker gives 64 MB. Keys go in by name: their values stand
-    # neither in the list of processes nor in the image.
+    # Workers exchange tensors through /dev/shm, for which Docker's default is 64 MB. Keys are passed by name: their
+    # values are neither in the process list nor in the image.
     exec docker run --rm --init ${terminal[@]+"${terminal[@]}"} ${gpus[@]+"${gpus[@]}"} \
         --shm-size=32g --ulimit memlock=-1 --ulimit stack=67108864 --ulimit nofile=65536 \
         --user "$user" "${volumes[@]}" -e AGENT_R1_HOME="$home" \

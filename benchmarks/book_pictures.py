@@ -315,7 +315,7 @@ def verl() -> str:
 
 
 def collapse() -> str:
-    """Draw a healthy run and one with a too high learning rate, from one cold start."""
+    """Draw a healthy and a collapsed run (higher learning rate) from one cold start."""
     runs = {
         kind: [json.loads(line) for line in (LESSONS / f"{kind}.jsonl").read_text().splitlines()]
         for kind in ("healthy", "collapsed")

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# The race of docs/lab/estimators.md: each estimator from the cold start of its seed, read against episodes and against seconds.
+# Race the estimators of docs/lab/estimators.md, each from the cold start of its seed, by episodes and by seconds.
 #   bash benchmarks/race.sh trainer.threads=1              five seeds for grpo, ppo and steppo, three for the others
-#   bash benchmarks/race.sh --only rloo,gigpo              some arms; what is finished is skipped, what was broken off goes on
+#   bash benchmarks/race.sh --only rloo,gigpo              some arms; finished runs are skipped, interrupted ones continue
 #   PRESET=smoke SEEDS="0 1" bash benchmarks/race.sh       another preset, these seeds (by turns: first all arms of seed 0)
-# Afterwards docs/lab/race/PRESET.json holds the curves of these runs beside those of runs that were made elsewhere.
+# Afterwards docs/lab/race/PRESET.json holds the curves of these runs, and those of runs made on other machines.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 arms="grpo ppo steppo rloo reinforce++ reinforce++-baseline remax gigpo" preset=${PRESET:-laptop}

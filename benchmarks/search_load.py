@@ -25,7 +25,7 @@ from agent_r1.data.rows import read_rows
 async def client(url: str, requests: list[list[str]], top_k: int, seconds: list[float]) -> None:
     """Send one agent's requests, one after the other, each with its own connection.
 
-    A shared pool would dominate the measurement: it checks all its connections at every request, and with 64 of them
+    A shared pool would dominate the measurement. It checks all its connections at every request, and with 64 of them
     that takes longer than the search.
     """
     async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False, verify=False) as http:

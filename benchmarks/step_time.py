@@ -3,8 +3,8 @@
     PYTHONPATH=src .venv/bin/python benchmarks/step_time.py --steps 20 --eval 500
 
 In: data, index and cold start of a preset (`agent-r1 data`, `index`, `cold-start`), or the paths given. Out: a table
-and a JSON line. It calls `agent_r1.training.loop.train`, the loop of every run, and reads its clock. The forward
-passes of the losses share a lap with those through the network, so they are timed separately.
+and a JSON line. It calls `agent_r1.training.loop.train`, the loop of every run, and reads its clock. The losses share a
+lap with the passes through the network, so their forward is timed separately.
 """
 
 from __future__ import annotations

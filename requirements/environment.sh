@@ -1,10 +1,12 @@
 # shellcheck shell=bash
-# What speedrun-nodocker.sh needs before its first stage: its words, an environment with the pinned packages, and with GPUs a
-# search service beside the run. It is read by that script (`source`), and not run by itself.
 #
-# In: the words of the call. Out: `agent`, the command; `config`, the words that every stage takes; `check_gpus`;
-# `start_search`, which leaves in `run` the words of the stages that belong to a run; `preset`, `resume`.
-# shellcheck disable=SC2034  # they are used there
+# Prepare speedrun-nodocker.sh, which sources this file: options, an environment with the pinned packages, and with GPUs a
+# search service.
+#
+# In: the command line. Out: `agent`, the command; `config`, the arguments of every stage; `check_gpus`; `start_search`,
+# which sets `run`, the arguments of the stages of a run; `preset`, `resume`.
+#
+# shellcheck disable=SC2034  # the script uses them
 
 usage() {
     cat <<'TEXT'
@@ -87,7 +89,7 @@ done
 stack=${AGENT_R1_STACK:-}
 if [ -z "$stack" ]; then
     case "$preset" in
-        smoke|laptop|pocket|*tiny*) stack=cpu ;;  # also beside a GPU, for which they are too small
+        smoke|laptop|pocket|*tiny*) stack=cpu ;;  # also with a GPU, for which they are too small
         *) if nvidia-smi -L >/dev/null 2>&1; then stack=gpu; else stack=cpu; fi ;;
     esac
 fi
@@ -98,7 +100,7 @@ case "$preset" in
     ?*) presets=$(for file in recipes/*/*.yaml; do  # a recipe's preset.yaml has the recipe's name
             case "$file" in */preset.yaml) basename "$(dirname "$file")" | tr _ - ;; *) basename -s .yaml "$file" ;; esac
         done)
-        if ! grep -qx -- "$preset" <<<"$presets"; then  # said before minutes of installing
+        if ! grep -qx -- "$preset" <<<"$presets"; then  # reported before minutes of installing
         # shellcheck disable=SC2086  # one word each
         die "unknown preset '$preset'$(nearest "$preset" $presets); choose from ${presets//$'\n'/ }" 2
     fi ;;
@@ -133,8 +135,8 @@ fi
 check_gpus() { [ "$stack" != gpu ] || [ -z "$check" ] || "$agent" gpu-check "${config[@]}"; }
 
 # -------------------------------------------------------------------------------------------------- search service
-# 5 million passages fit into memory once, not once for each process that runs episodes. So one process holds them, and
-# all others ask it, from the first evaluation to the last.
+# 5 million passages fit into memory once, not once per process that runs episodes. So one process holds them, and all
+# others query it, from the first evaluation to the last.
 answers() { "$venv/bin/python" -c "import httpx; httpx.get('$1/health', trust_env=False).raise_for_status()" 2>/dev/null; }
 
 start_search() {  # if one is wanted
@@ -143,18 +145,18 @@ start_search() {  # if one is wanted
 }
 
 search_service() {
-    case "$stack$search" in gpu|*ours) ;; *) return ;; esac  # nobody asked for one, or somebody has one
+    case "$stack$search" in gpu|*ours) ;; *) return ;; esac  # not wanted, or the user has one
     case "$preset" in gsm8k|dapo-math) return ;; esac         # no tool searches
     local host=${AGENT_R1_SEARCH_HOST:-127.0.0.1} log=${AGENT_R1_HOME:-.}/artifacts/search-server.log
     local url=http://$host:8100
     ! answers "$url" || die "there is a search service at $url already; stop it, or use it with search.url=$url"
     echo "search: one service for all, at $url (log in $log) ..."
-    # In a session of its own: Ctrl-C is for the trainer, which may want to finish its step. The trap ends both. Without
-    # GPUs: its encoder would take memory from vLLM and the trainer, and a query is quick on a CPU.
+    # In its own session, because Ctrl-C is for the trainer, which may finish its step. The trap ends both. Without
+    # GPUs: its encoder would take memory from vLLM and the trainer, and a query is fast on a CPU.
     CUDA_VISIBLE_DEVICES='' setsid "$agent" search-server "${config[@]}" --host "$host" --port 8100 >"$log" 2>&1 </dev/null &
     server=$!
     trap 'kill "$server" 2>/dev/null && wait "$server" || true' EXIT
-    trap : HUP  # where a connection breaks, the trainer finishes its step, and needs the service for that
+    trap : HUP  # if the connection breaks, the trainer finishes its step, and needs the service for that
     until answers "$url"; do
         kill -0 "$server" 2>/dev/null || die "the search service ended; $(tail -n 1 "$log")"
         sleep 0.2

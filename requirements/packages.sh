@@ -1,8 +1,8 @@
 # shellcheck shell=bash
-# A virtual environment with the pinned packages, for speedrun-nodocker.sh and inference.sh: what requirements/environment.sh
-# and requirements/inference.sh share.
 #
-# In: `me`, the script's name; `stack`, cpu or gpu. Out: `venv` and `agent`, the command in it.
+# Make a virtual environment with the pinned packages: shared by requirements/environment.sh and requirements/inference.sh.
+#
+# In: `me`, the script's name; `stack`, cpu or gpu. Out: `venv`, and `agent`, the command in it.
 # shellcheck disable=SC2154  # me and stack
 
 die() { echo "$me: $1" >&2; exit "${2:-1}"; }

@@ -13,7 +13,7 @@
 #   facts   a bf16 matrix product at 700 to 800 TFLOP/s; what trainer.device=auto and dtype=auto resolve to
 #   tiny    cpu, cuda in float32, cuda in bfloat16: EM within .06 of each other; training/rollout_logprobs_diff_mean below
 #           1e-4 in float32 and below .02 in bfloat16
-#   shapes  1.5B: peak of the warm start within 15 % of the plan (less its PyTorch, packages); share of the H100 above .2;
+#   shapes  1.5B: peak of the warm start within 15 % of the plan, less its PyTorch and packages. Share of the H100 above .2;
 #           128 slots sample more than 2,500 tokens/s; mean gap below .03
 #   verl    peak_gib - weights_gib at most the plan's sum without CUDA's 3 GiB; share of the H100 .20 to .35
 # The constants in plan.py and plan_local.py that these figures replace are marked there as assumed.

@@ -12,7 +12,7 @@ export PYTHONPATH=src:benchmarks OMP_NUM_THREADS=$threads HF_HUB_OFFLINE=1
 
 lines=$(mktemp)
 trap 'rm -f "$lines"' EXIT
-# Alternating rounds: what the machine does meanwhile hits both sides alike.
+# Alternating rounds, so that other load on the machine affects both sides equally.
 for _ in $(seq "${ROUNDS:-1}"); do
     "${OUR_VENV:-.venv}/bin/python" benchmarks/step_time.py --threads "$threads" "$@" | tee -a "$lines"
     "${TRL_VENV:-$here/.venv}/bin/python" $here/run.py --threads "$threads" ${TRL_ROWS:+--rows-per-pass "$TRL_ROWS"} "$@" | tee -a "$lines"

@@ -1,4 +1,4 @@
-"""Test on both sides what happens to a tool call cut off by the token limit.
+"""Test on both sides what happens to a tool call that is cut off.
 
     PYTHONPATH=src:benchmarks benchmarks/trl_compare/.venv/bin/python benchmarks/trl_compare/cut_off_call.py
 

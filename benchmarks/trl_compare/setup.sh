@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# TRL's own environment, beside ours: its pins must not decide ours. About 1.5 GB and a minute or two.
+# Make TRL's own environment, so that its pins do not decide ours. About 1.5 GB and a minute or two.
 #   bash benchmarks/trl_compare/setup.sh      PYTHON and TRL_VENV choose the interpreter and the place
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)

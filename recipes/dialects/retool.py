@@ -12,8 +12,8 @@
 
     ... <answer>395</answer>           ends the episode
 
-The tool `python` runs them. In the paper, sampling pauses at `</code>`. Here a turn ends with its own token, and a program that
-something follows is not run: what follows can only be a result that the model made up.
+The tool `python` runs them. In the paper, sampling pauses at `</code>`. Here a turn ends with its own token. A program with
+text after it is not run, because that text can only be an invented result.
 """
 
 from __future__ import annotations

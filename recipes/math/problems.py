@@ -15,7 +15,7 @@ from agent_r1_recipes.multihopqa.published import Dataset
 
 
 class Gsm8kProblem(BaseModel):
-    """GSM8K (Cobbe et al. 2021): sums in words, with a solution in which each calculation is marked.
+    """Parse GSM8K (Cobbe et al. 2021): word problems, with marked calculations in the solution.
 
         {"question": "...", "answer": "He buys 3*4=<<3*4=12>>12 apples.\\nSo there are 12+5=<<12+5=17>>17.\\n#### 17"}
 
@@ -44,7 +44,7 @@ BARE = re.compile(
 
 
 class DapoProblem(BaseModel):
-    """DAPO-Math-17k (Yu et al. 2025): competition problems whose answers are whole numbers.
+    """Parse DAPO-Math-17k (Yu et al. 2025): competition problems with whole numbers as answers.
 
         {"prompt": "...", "solution": "34", "data_source": "math_dapo", "ability": "MATH", "extra_info": {"index": "9a9b6eb4-..."},
          "reward_model": {"ground_truth": "34", "style": "rule-lighteval/MATH_v2"}, "source_prompt": [...]}
