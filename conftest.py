@@ -26,7 +26,7 @@ from agent_r1.config import Config, load_config
 from agent_r1.config.choices import algorithm_has
 from agent_r1.core import Generation, Row, Sampling, Step, StopReason, Trajectory
 from agent_r1.data.build import build
-from agent_r1.data.rows import read_rows
+from agent_r1.data.storage import read_rows
 from agent_r1.env import AgentEnv, make_env
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.rollout.chat_format import ChatFormat

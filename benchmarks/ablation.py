@@ -17,7 +17,7 @@ from torch import Tensor
 from agent_r1.app import cli
 from agent_r1.config import Config
 from agent_r1.ground.errors import ConfigError
-from agent_r1.rollout.rows import Batch
+from agent_r1.rollout.training_rows import Batch
 from agent_r1.training import loop
 from agent_r1.training.forward import batch_logprobs
 from agent_r1.training.loop import update_actor

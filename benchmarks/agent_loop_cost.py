@@ -28,7 +28,7 @@ from verl.workers.rollout.replica import TokenOutput
 
 from agent_r1.config import load_config
 from agent_r1.core import Sampling, StopReason, Trajectory
-from agent_r1.data.rows import read_rows
+from agent_r1.data.storage import read_rows
 from agent_r1.rollout import model_files
 from agent_r1.rollout.episode import Task, derive_seed, run_episodes
 from agent_r1.rollout.sampler import LocalPolicy
@@ -65,7 +65,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     arguments = parser.parse_args()
     config = load_config(arguments.preset, ["engine=verl", "trainer.threads=1"], algorithm="grpo")
-    workspace = Workspace.of(config)
+    workspace = Workspace.from_config(config)
     chat, rows = load_chat(arguments.model), read_rows(workspace.data / "train.parquet")
     rows = rows[: arguments.questions]
     searcher = Searcher(PassageIndex.load(workspace.index, workspace.data / "corpus.jsonl"), cache_size=0)

@@ -210,7 +210,7 @@ def step() -> str:
     d = Drawing(900, 330, "Data flow of one training step")
     boxes = [
         (14, 40, "1 sample", "G episodes a question", "policy <-> environment", "rollout/episode.py"),
-        (238, 40, "2 rows", "ids, action mask,", "rewards, log pi_old", "rollout/rows.py"),
+        (238, 40, "2 rows", "ids, action mask,", "rewards, log pi_old", "rollout/training_rows.py"),
         (462, 40, "3 predict", "critic: V at actions (ppo)", "reference: log pi_ref (KL)", "training/forward.py"),
         (686, 40, "4 credit", "grpo: against the group", "ppo: GAE over actions", "training/advantages.py"),
         (686, 200, "5 critic", "fit V to returns (ppo)", "", "training/losses.py"),

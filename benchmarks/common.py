@@ -23,9 +23,9 @@ from transformers.utils import get_json_schema
 
 from agent_r1.config import Config, load_config
 from agent_r1.core import Row
-from agent_r1.data.rows import read_rows
+from agent_r1.data.storage import read_rows
 from agent_r1.ground.errors import AgentR1Error
-from agent_r1.ground.sizes import Shape, find_shape
+from agent_r1.ground.hardware import Shape, find_shape
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.decoder import Decoder
 from agent_r1.rollout.evaluate import evaluate
@@ -112,7 +112,7 @@ def load_setting(arguments: argparse.Namespace) -> Setting:
     total = arguments.warmup + arguments.steps
     fixed = [f"trainer.steps={total}", "trainer.eval_every=0", f"trainer.save_every={total}", "trainer.device=cpu"]
     config = load_config(arguments.preset, [*arguments.settings, *fixed], algorithm="grpo", seed=arguments.seed)
-    workspace = Workspace.of(config)
+    workspace = Workspace.from_config(config)
     data, index = arguments.data or workspace.data, arguments.index or workspace.index
     model = arguments.model or workspace.start_model
     for path in (data, index, model):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from agent_r1.rollout.rows import Batch
+from agent_r1.rollout.training_rows import Batch
 from agent_r1.training.parts import get_estimator
 from agent_r1_recipes.credit.settings import CreditAdvantage
 

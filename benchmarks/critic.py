@@ -22,9 +22,9 @@ from agent_r1.config import load_config
 from agent_r1.core import Sampling
 from agent_r1.rollout import decoder, model_files
 from agent_r1.rollout.episode import run_episodes
-from agent_r1.rollout.rows import Batch
 from agent_r1.rollout.sampler import LocalPolicy
 from agent_r1.rollout.setup import make_loop
+from agent_r1.rollout.training_rows import Batch
 from agent_r1.training.advantages import ppo
 from agent_r1.training.batches import make_batch, tasks_of_step
 from agent_r1.training.forward import _before_actions, action_values, in_micro_batches
@@ -57,7 +57,7 @@ def known(batches: list[Batch], model: decoder.Decoder) -> tuple[Tensor, Tensor,
 def main(preset: str = "smoke", count: str = "16") -> None:
     torch.set_num_threads(1)
     config = load_config(preset, ["trainer.device=cpu"], algorithm="ppo")
-    start, r = Workspace.of(config).start_model, config.rollout
+    start, r = Workspace.from_config(config).start_model, config.rollout
     model, chat, rows = model_files.load(start), load_chat(start), load_rows(config, "train")
     policy = LocalPolicy(model, chat.stop_ids, slots=r.slots, max_context=r.max_context)
     loop, batches = make_loop(policy, chat, load_tools(config), r, config.env), []

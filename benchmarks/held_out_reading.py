@@ -13,7 +13,7 @@ import sys
 from collections import Counter
 
 from agent_r1.config import Config, load_config
-from agent_r1.data.rows import read_corpus
+from agent_r1.data.storage import read_corpus
 from agent_r1.workspace import Workspace, load_index, load_rows
 from agent_r1_recipes.laptop.demonstrator import lookups_of, teach
 from agent_r1_recipes.laptop.tinyhop_source import TINYHOP

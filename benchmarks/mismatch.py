@@ -18,7 +18,7 @@ from statistics import fmean
 
 from agent_r1.ground.files import read_jsonl, write_whole
 from agent_r1.training.log import VAL_EM, with_val_em
-from agent_r1.training.metrics import GAP
+from agent_r1.training.metrics import SAMPLER_GAP
 
 KEPT = Path(__file__).parents[1] / "docs" / "lab" / "race" / "mismatch.json"
 DIALS = {
@@ -34,7 +34,7 @@ DIALS = {
     "top_p 0.5, weights": "{top_p: 0.5, tis_cap: 2}",
 }
 COLUMNS = {
-    "gap": (GAP, max),
+    "gap": (SAMPLER_GAP, max),
     "KL": ("training/rollout_kl", max),
     "largest ratio": ("training/rollout_ratio_max", max),
     "mean weight": ("actor/rollout_is_weight", fmean),

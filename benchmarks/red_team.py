@@ -16,7 +16,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from agent_r1.config import load_config, own
+from agent_r1.config import load_config, plugins
 from agent_r1.config.settings import EnvConfig
 from agent_r1.core import Action, Row, StopReason
 from agent_r1.env.hermes import HermesToolEnv, answer, call
@@ -207,6 +207,6 @@ if __name__ == "__main__":
     parser.add_argument("--judge-model", default="judge")
     parser.add_argument("--json", action="store_true")
     a = parser.parse_args()
-    own.say([a.judge_url] if a.judge_url else [])
+    plugins.trust([a.judge_url] if a.judge_url else [])
     rows = asyncio.run(table(a.judge_url, a.judge_model))
     print(json.dumps(rows, indent=1) if a.json else as_markdown(rows))

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import httpx
 
-from agent_r1.data.rows import read_rows
+from agent_r1.data.storage import read_rows
 
 
 async def client(url: str, requests: list[list[str]], top_k: int, seconds: list[float]) -> None:

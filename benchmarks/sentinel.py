@@ -23,7 +23,7 @@ from agent_r1.rollout.evaluate import wilson_interval
 from agent_r1.training import loop
 from agent_r1.training import sentinel as rule
 from agent_r1.training.log import STEP
-from agent_r1.training.metrics import GAP
+from agent_r1.training.metrics import SAMPLER_GAP
 from agent_r1.training.run import RunDir, run_training, start_model
 from agent_r1.training.sentinel import Line
 from agent_r1.workspace import Workspace
@@ -56,7 +56,7 @@ def train(name: str, settings: list[str], cold: int, seed: int, kl_sign: int = 1
     """Train a run from the cold start of seed `cold`, unless it is finished. Returns the lines of its metrics.jsonl."""
     quick = ["trainer.threads=1", "trainer.eval_every=0", "trainer.save_every=32", "trainer.rollouts_every=0"]
     config = load_config("smoke", [*quick, *settings], algorithm="grpo", seed=cold)
-    run = RunDir(Workspace.of(config).run(f"{name}-{cold}-{seed}".replace(" ", "-").replace(",", "")))
+    run = RunDir(Workspace.from_config(config).run(f"{name}-{cold}-{seed}".replace(" ", "-").replace(",", "")))
     if not run.finished(config.trainer.steps):
         set_threads(1)
         make_missing(config)

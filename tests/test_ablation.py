@@ -13,7 +13,7 @@ from conftest import micro_config, random_model, trajectory_of
 from runs import ROOT, TINY, curve, main
 
 from agent_r1.ground.errors import ConfigError
-from agent_r1.rollout.rows import Batch, collate, trajectory_rows
+from agent_r1.rollout.training_rows import Batch, collate, trajectory_rows
 from agent_r1.training import loop
 from agent_r1.training.learner import Learner
 from agent_r1.training.losses import policy_loss

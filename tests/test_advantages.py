@@ -137,8 +137,8 @@ def test_ppo_refuses_what_it_cannot_do():
 @settings(max_examples=60, deadline=None)
 @given(SEEDS, st.booleans(), st.sampled_from([float("nan"), float("inf"), -1e30, 7.0]))
 def test_what_stands_on_masked_tokens_is_never_seen(name, seed, normalize_std, garbage):
-    batch, section = random_inputs(seed, gamma=0.9, lam=0.8, normalize_std=normalize_std)
-    out = ESTIMATORS[name](batch, section)
+    batch, advantage = random_inputs(seed, gamma=0.9, lam=0.8, normalize_std=normalize_std)
+    out = ESTIMATORS[name](batch, advantage)
     other = ESTIMATORS[name](
         replace(
             batch,
@@ -148,7 +148,7 @@ def test_what_stands_on_masked_tokens_is_never_seen(name, seed, normalize_std, g
             steps_BT=torch.where(batch.mask_BT, batch.steps_BT, 7),
             columns=batch.columns | {"states_BT": torch.where(batch.mask_BT, batch.columns["states_BT"], 7)},
         ),
-        section,
+        advantage,
     )
     for result, twin in zip(out, other, strict=True):
         assert result.dtype == torch.float32 and result.shape == batch.mask_BT.shape
@@ -160,13 +160,13 @@ def test_what_stands_on_masked_tokens_is_never_seen(name, seed, normalize_std, g
 @settings(max_examples=60, deadline=None)
 @given(SEEDS, st.booleans())
 def test_permuting_trajectories_permutes_the_result(name, seed, normalize_std):
-    batch, section = random_inputs(seed, gamma=0.9, lam=0.8, normalize_std=normalize_std)
+    batch, advantage = random_inputs(seed, gamma=0.9, lam=0.8, normalize_std=normalize_std)
     shuffled = torch.randperm(int(batch.trajectory_B.max()) + 1, generator=torch.Generator().manual_seed(seed))
     order = torch.cat([(batch.trajectory_B == t).nonzero()[:, 0] for t in shuffled])
     tensors = {name: column[order] for name, column in vars(batch).items() if isinstance(column, torch.Tensor)}
     columns = {name: column[order] for name, column in batch.columns.items()}
     moved = Batch(**tensors, groups=[batch.groups[i] for i in order], columns=columns)
-    (out, out_returns), (other, other_returns) = ESTIMATORS[name](batch, section), ESTIMATORS[name](moved, section)
+    (out, out_returns), (other, other_returns) = ESTIMATORS[name](batch, advantage), ESTIMATORS[name](moved, advantage)
     torch.testing.assert_close(other, out[order])
     torch.testing.assert_close(other_returns, out_returns[order])
 
@@ -176,13 +176,13 @@ def test_permuting_trajectories_permutes_the_result(name, seed, normalize_std):
 @given(SEEDS)
 def test_the_outcome_reaches_every_action_token_whatever_the_mask(name, seed):
     """One trajectory is paid 1 on its last action token, all others nothing."""
-    batch, section = random_inputs(seed, normalize_std=False)
+    batch, advantage = random_inputs(seed, normalize_std=False)
     winner = batch.trajectory_B == int(batch.trajectory_B[seed % len(batch.trajectory_B)])
     row, column = (batch.mask_BT & winner[:, None]).nonzero()[-1]
     rewards_BT = torch.zeros_like(batch.rewards_BT)
     rewards_BT[row, column] = 1.0
     paid = replace(batch, rewards_BT=rewards_BT, values_BT=torch.zeros_like(rewards_BT))
-    advantages_BT, returns_BT = ESTIMATORS[name](paid, section)
+    advantages_BT, returns_BT = ESTIMATORS[name](paid, advantage)
     actions_of_winner = batch.mask_BT & winner[:, None]
     assert (advantages_BT[actions_of_winner] > 0).all()
     assert (advantages_BT[~actions_of_winner] <= 0).all()
@@ -192,8 +192,8 @@ def test_the_outcome_reaches_every_action_token_whatever_the_mask(name, seed):
 @settings(max_examples=60, deadline=None)
 @given(SEEDS)
 def test_gae_with_gamma_and_lambda_one_is_reward_to_go_minus_value(seed):
-    batch, section = random_inputs(seed, normalize_std=False)
-    advantages_BT, returns_BT = ppo(batch, section)
+    batch, advantage = random_inputs(seed, normalize_std=False)
+    advantages_BT, returns_BT = ppo(batch, advantage)
     for t in batch.trajectory_B.unique():
         at = batch.mask_BT & (batch.trajectory_B == t)[:, None]
         to_go = batch.rewards_BT[at].flip(0).cumsum(0).flip(0)
@@ -205,8 +205,8 @@ def test_gae_with_gamma_and_lambda_one_is_reward_to_go_minus_value(seed):
 @given(SEEDS)
 def test_gae_does_not_care_how_actions_are_laid_out(seed):
     """Moving the actions of each trajectory into one dense row changes nothing: tool tokens and rows do not count."""
-    batch, section = random_inputs(seed, gamma=0.9, lam=0.7)
-    advantages_BT, returns_BT = ppo(batch, section)
+    batch, advantage = random_inputs(seed, gamma=0.9, lam=0.7)
+    advantages_BT, returns_BT = ppo(batch, advantage)
     at = [batch.mask_BT & (batch.trajectory_B == t)[:, None] for t in batch.trajectory_B.unique()]
     width = max(int(a.sum()) for a in at)
 
@@ -222,7 +222,7 @@ def test_gae_does_not_care_how_actions_are_laid_out(seed):
             groups=["q"] * len(at),
             trajectory_B=torch.arange(len(at)),
         ),
-        section,
+        advantage,
     )
     torch.testing.assert_close(packed, dense(advantages_BT))
 
@@ -231,10 +231,10 @@ def test_gae_does_not_care_how_actions_are_laid_out(seed):
 @given(SEEDS)
 @example(174046)  # two rewards that differ by less than a thousandth
 def test_normalised_statistics(seed):
-    batch, section = random_inputs(seed, several_rows=False)
-    whitened = ppo(batch, section)[0][batch.mask_BT]
+    batch, advantage = random_inputs(seed, several_rows=False)
+    whitened = ppo(batch, advantage)[0][batch.mask_BT]
     assert whitened.mean().item() == pytest.approx(0, abs=1e-3) and whitened.var().item() == pytest.approx(1, abs=1e-3)
-    per_row = grpo(batch, section)[0].sum(1) / batch.mask_BT.sum(1)
+    per_row = grpo(batch, advantage)[0].sum(1) / batch.mask_BT.sum(1)
     for group in set(batch.groups):
         here = torch.tensor([g == group for g in batch.groups])
         spread = batch.rewards_BT[here].sum(1).std().item()
@@ -266,21 +266,21 @@ def test_rows_must_be_in_order(name):
 @given(SEEDS, st.booleans())
 def test_grpo_equals_verl(seed, normalize_std):
     core_algos = pytest.importorskip("verl.trainer.ppo.core_algos")
-    batch, section = random_inputs(seed, several_rows=False, normalize_std=normalize_std)
+    batch, advantage = random_inputs(seed, several_rows=False, normalize_std=normalize_std)
     expected, _ = core_algos.compute_grpo_outcome_advantage(
         token_level_rewards=batch.rewards_BT.clone(),
         response_mask=batch.mask_BT.float(),
         index=np.array(batch.groups, dtype=object),
         norm_adv_by_std_in_grpo=normalize_std,
     )
-    torch.testing.assert_close(grpo(batch, section)[0], expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(grpo(batch, advantage)[0], expected, atol=1e-4, rtol=1e-4)
 
 
 @settings(max_examples=40, deadline=None)
 @given(SEEDS, st.sampled_from([1.0, 0.9]), st.sampled_from([1.0, 0.95, 0.5]))
 def test_gae_equals_verl(seed, gamma, lam):
     core_algos = pytest.importorskip("verl.trainer.ppo.core_algos")
-    batch, section = random_inputs(seed, several_rows=False, gamma=gamma, lam=lam)
+    batch, advantage = random_inputs(seed, several_rows=False, gamma=gamma, lam=lam)
     mask_BT = batch.mask_BT.float()
     expected, expected_returns = core_algos.compute_gae_advantage_return(
         token_level_rewards=batch.rewards_BT,
@@ -289,7 +289,7 @@ def test_gae_equals_verl(seed, gamma, lam):
         gamma=gamma,
         lam=lam,
     )
-    advantages_BT, returns_BT = ppo(batch, section)
+    advantages_BT, returns_BT = ppo(batch, advantage)
     # verl leaves numbers on masked tokens (its losses mask them later)
     torch.testing.assert_close(advantages_BT, expected * mask_BT, atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(returns_BT, expected_returns * mask_BT, atol=1e-4, rtol=1e-4)

@@ -214,7 +214,7 @@ def test_only_one_place_imports_by_name():
         if isinstance(node, ast.Call)
         and ast.unparse(node.func) in ("importlib.import_module", "import_module", "__import__")
     }
-    assert takers == {"config.own"}
+    assert takers == {"config.plugins"}
 
 
 MOST_LOADED = 85

@@ -18,7 +18,7 @@ from agent_r1.env import make_env
 from agent_r1.rollout import model_files
 from agent_r1.rollout.records import evaluation_records, write_rollouts
 from agent_r1.training import loop, run
-from agent_r1.training.shards import write_merged
+from agent_r1.training.fsdp_merge import write_merged
 
 
 @pytest.fixture(scope="module")

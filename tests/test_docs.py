@@ -12,7 +12,7 @@ from runs import ROOT, TINY
 
 from agent_r1.config import load_config
 from agent_r1.data.build import build
-from agent_r1.data.rows import read_corpus, read_rows
+from agent_r1.data.storage import read_corpus, read_rows
 from agent_r1.workspace import load_rows
 from agent_r1_recipes.laptop.demonstrator import lookups_of
 from agent_r1_recipes.laptop.tinyhop import HEADS, TAILS

@@ -15,8 +15,8 @@ from agent_r1.app import doctor
 from agent_r1.app.doctor import Check, print_checks, run_checks, suggest_preset
 from agent_r1.config import load_config
 from agent_r1.ground import machine
+from agent_r1.ground.hardware import GIB
 from agent_r1.ground.machine import GpuHere
-from agent_r1.ground.sizes import GIB
 
 Usage = namedtuple("Usage", "total used free")
 H100 = "NVIDIA H100 80GB HBM3, 81559 MiB, 580.65.06"

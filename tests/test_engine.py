@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from agent_r1.core import Generation, Sampling
 from agent_r1.rollout.decoder import causal_attention
 from agent_r1.rollout.episode import Task, derive_seed, run_episodes
-from agent_r1.rollout.rows import collate, trajectory_rows
 from agent_r1.rollout.sampler import LocalPolicy, sample_tokens
 from agent_r1.rollout.setup import make_loop
+from agent_r1.rollout.training_rows import collate, trajectory_rows
 from agent_r1.search.index import Hit
 from agent_r1.search.searcher import Searcher
 from agent_r1.training.forward import action_logprobs

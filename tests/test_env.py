@@ -261,7 +261,7 @@ def test_every_stop_reason_is_reached_and_pays_on_the_last_action(chat, reason):
     """Also when the episode was cut off behind a tool result: the outcome never sits on a masked token."""
     trajectory, _ = run_to_the_end(chat, **ENDINGS[reason])
     assert trajectory.stop_reason is reason
-    assert (trajectory.error is not None) == reason.broken_off
+    assert (trajectory.error is not None) == reason.failed
     good = reason is StopReason.ANSWERED
     outcome = 1.0 if good else -EnvConfig().format_penalty
     assert sum(trajectory.reward_parts.values()) == pytest.approx(outcome)
@@ -318,7 +318,7 @@ def test_process_rewards_sit_on_the_last_token_of_their_call(chat):
 def test_calls_that_end_the_episode_are_paid_on_the_way(chat):
     trajectory, _ = run_to_the_end(chat, [call("find"), call("find")])
     assert trajectory.stop_reason is StopReason.INVALID_CALLS
-    assert [len(s.paid) for s in trajectory.steps] == [1, 1] and trajectory.process == pytest.approx(-0.2)
+    assert [len(s.token_rewards) for s in trajectory.steps] == [1, 1] and trajectory.process == pytest.approx(-0.2)
 
 
 def test_a_tool_that_fails_is_not_the_agents_fault(chat):

@@ -14,7 +14,7 @@ from conftest import trajectory_of
 
 from agent_r1.config import Config, changed, load_config, preset_names
 from agent_r1.ground.errors import ConfigError
-from agent_r1.rollout.rows import collate, trajectory_rows
+from agent_r1.rollout.training_rows import collate, trajectory_rows
 from agent_r1.training.learner import Learner
 from agent_r1.training.loop import update_actor
 from agent_r1.training.losses import reward_less_kl

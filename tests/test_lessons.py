@@ -20,7 +20,7 @@ from runs import ROOT, metric_patterns
 from agent_r1.config.settings import AdvantageConfig, EnvConfig
 from agent_r1.env.hermes import HermesToolEnv, parse_call
 from agent_r1.reward.qa import qa_outcome
-from agent_r1.rollout.rows import Batch, TrainingRow, collate
+from agent_r1.rollout.training_rows import Batch, TrainingRow, collate
 from agent_r1.tool.base import ToolErrorKind, ToolResult
 from agent_r1.training.advantages import grpo, ppo
 from agent_r1.training.losses import aggregate_loss, kl_penalty, policy_loss, value_loss

@@ -33,6 +33,7 @@ from agent_r1.ground.errors import ConfigError
 from agent_r1.rollout import rollouts
 from agent_r1.rollout.rows import Batch, collate, trajectory_rows
 from agent_r1.rollout.setup import make_loop
+from agent_r1.rollout.training_rows import Batch, collate, trajectory_rows
 from agent_r1.search.searcher import Searcher
 from agent_r1.training import loop
 from agent_r1.training import run as training_run
@@ -211,7 +212,7 @@ def test_logged_means_are_over_all_action_tokens_skipped_or_not(sampled, monkeyp
     assert all(everything.values())
     skipping = logged(sampled)
     assert all(skipping[name] == pytest.approx(everything[name], abs=1e-6) for name in LOGGED[:2])
-    monkeypatch.setattr(loop, "WATCHED", 1)
+    monkeypatch.setattr(loop, "KL_ROW_STRIDE", 1)
     assert logged(sampled) == pytest.approx(everything, abs=1e-5)
 
 

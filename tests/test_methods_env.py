@@ -20,8 +20,8 @@ from agent_r1.config import load_config
 from agent_r1.config.settings import EnvConfig
 from agent_r1.core import Sampling, StopReason, Trajectory
 from agent_r1.env import AgentEnv, BaseToolEnv, HermesToolEnv
-from agent_r1.env.methods import as_environment
-from agent_r1.env.world import WorldEnv
+from agent_r1.env.class_env import as_environment
+from agent_r1.env.stateful_env import WorldEnv
 from agent_r1.ground.errors import AgentR1Error, ConfigError
 from agent_r1.inference.chat import Repl
 from agent_r1.inference.conversation import Exchange, no_answer

@@ -12,7 +12,7 @@ from nbclient import NotebookClient
 
 from agent_r1.config import load_config
 from agent_r1.core import Step, StopReason, Trajectory
-from agent_r1.data.rows import ROW_KEYS
+from agent_r1.data.storage import ROW_KEYS
 from agent_r1.rollout.evaluate import eval_card
 
 ROOT = Path(__file__).parents[1]

@@ -14,14 +14,14 @@ from runs import main
 
 from agent_r1 import env
 from agent_r1.app.stages import check_own
-from agent_r1.config import from_yaml, load_config, own, own_names, preset_title, to_yaml
+from agent_r1.config import from_yaml, load_config, plugins, preset_title, to_yaml, user_code_names
 from agent_r1.config.settings import EnvConfig
 from agent_r1.core import Action, StopReason
 from agent_r1.env import environment
 from agent_r1.env.hermes import call
 from agent_r1.ground.errors import ConfigError
 from agent_r1.reward.named import Episode, named_outcome
-from agent_r1.rollout.episode import flow_of
+from agent_r1.rollout.episode import load_flow
 from agent_r1.tool import make_tools
 from agent_r1.training.demonstrate import demonstrator_of
 from agent_r1.workspace import Workspace, load_tools
@@ -49,7 +49,7 @@ class NoSchema(BaseTool):
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """Files of one's own, under module names that no other test has."""
-    monkeypatch.setattr(own, "_said", set())
+    monkeypatch.setattr(plugins, "_trusted", set())
     monkeypatch.setattr(sys, "path", list(sys.path))
     before = set(sys.modules)
     yield tmp_path
@@ -61,7 +61,7 @@ def folder(tmp_path, monkeypatch):
 def said(folder, file: str, attribute: str, code: str) -> str:
     (folder / file).write_text(code)
     name = f"{folder / file}:{attribute}"
-    own.say([name])
+    plugins.trust([name])
     return name
 
 
@@ -79,8 +79,8 @@ def test_a_tool_is_offered_by_its_own_name(folder):
 
 def test_files_of_one_folder_import_one_another_once(folder):
     said(folder, "shared_part.py", "LIST", "LIST = []")
-    a = own.load(said(folder, "uses_part.py", "LIST", "from shared_part import LIST"), "env.name")
-    assert own.load(f"{folder / 'shared_part.py'}:LIST", "env.name") is a
+    a = plugins.load(said(folder, "uses_part.py", "LIST", "from shared_part import LIST"), "env.name")
+    assert plugins.load(f"{folder / 'shared_part.py'}:LIST", "env.name") is a
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_files_of_one_folder_import_one_another_once(folder):
      (lambda n: make_tools([n]), "NUMBER", "is a int and no tool"),
      (lambda n: make_tools([n]), "duoble", "has no 'duoble' (did you mean 'double'?)"),
      (lambda n: make_tools([n, n]), "double", "both bring a tool called 'double'"),
-     (environment, "plain", "(function); name a class"), (flow_of, "double", "no flow; write a subclass of AgentFlowBase"),
+     (environment, "plain", "(function); name a class"), (load_flow, "double", "no flow; write a subclass of AgentFlowBase"),
      (demonstrator_of, "plain", "no demonstrator; write `def demonstrate(row, history, rng)`"),
      (lambda n: paid(n, "x"), "NUMBER", "int; write `def reward(answer, row)` or")],
 )  # fmt: skip
@@ -111,16 +111,16 @@ def test_what_keeps_no_contract_is_refused_with_what_is_wanted(folder, load, att
 def test_code_that_fails_is_named_with_its_line(folder, code, found):
     name = said(folder, f"fails_{abs(hash(code))}.py", "double", code)
     with pytest.raises(ConfigError) as refusal:
-        own.load(name, "env.tools")
+        plugins.load(name, "env.tools")
     assert found in str(refusal.value)
 
 
 def test_a_file_that_is_not_there_or_is_called_like_another_module(folder):
-    own.say([f"{folder}/gone.py:x"])
+    plugins.trust([f"{folder}/gone.py:x"])
     with pytest.raises(ConfigError, match="there is no file"):
-        own.load(f"{folder}/gone.py:x", "env.name")
+        plugins.load(f"{folder}/gone.py:x", "env.name")
     with pytest.raises(ConfigError, match="another module is called 'random'; rename the file"):
-        own.load(said(folder, "random.py", "x", "x = 1"), "env.name")
+        plugins.load(said(folder, "random.py", "x", "x = 1"), "env.name")
 
 
 def test_only_what_the_user_named_is_imported(folder):
@@ -130,10 +130,10 @@ def test_only_what_the_user_named_is_imported(folder):
     (folder / "mine.yaml").write_text("extends: smoke\nenv: {tools: ['hostile.py:double']}\n")
     config = load_config(str(folder / "mine.yaml"))
     name = f"{folder.resolve() / 'hostile.py'}:double"
-    assert own_names(config) == {name: "env.tools"}
+    assert user_code_names(config) == {name: "env.tools"}
     (folder / "config.yaml").write_text(to_yaml(config))
 
-    own._said.clear()
+    plugins._trusted.clear()
     theirs = from_yaml(folder / "config.yaml")
     with pytest.raises(ConfigError, match="named by a run or a model, not by you"):
         check_own(theirs)
@@ -178,12 +178,12 @@ def test_a_changed_file_makes_new_things_and_an_unchanged_configuration_keeps_it
     (folder / "helper_of_env.py").write_text("X = 1")
     (folder / "p.yaml").write_text("extends: smoke\nenv: {tools: ['t_hashed.py:double']}")
     said(folder, "t_hashed.py", "double", "import helper_of_env\n" + TOOL)
-    before = Workspace.of(load_config(str(folder / "p.yaml")))
+    before = Workspace.from_config(load_config(str(folder / "p.yaml")))
     (folder / "helper_of_env.py").write_text("X = 2")
-    after = Workspace.of(load_config(str(folder / "p.yaml")))
+    after = Workspace.from_config(load_config(str(folder / "p.yaml")))
     assert before.data == after.data  # made by no code of the user's
-    assert set(own.code_hashes([f"{folder / 't_hashed.py'}:double"])) == {"t_hashed.py", "helper_of_env.py"}
-    assert own.code_hashes(["search", "hermes"]) == {}
+    assert set(plugins.code_hashes([f"{folder / 't_hashed.py'}:double"])) == {"t_hashed.py", "helper_of_env.py"}
+    assert plugins.code_hashes(["search", "hermes"]) == {}
 
 
 @pytest.mark.parametrize("returned", ["'much'", "float('nan')", "None"])
@@ -330,7 +330,7 @@ def test_the_written_task_passes_its_own_test(tmp_path, capsys):
 def test_a_command_that_somebody_else_named_is_not_started(folder):
     mark = folder / "started"
     config = load_config("smoke", ["env.tools=[files]", f"env.mcp.files=touch {mark}"])
-    own._said.clear()
+    plugins._trusted.clear()
     (folder / "config.yaml").write_text(to_yaml(config))
     with pytest.raises(ConfigError, match="env.mcp.files=touch .* named by a run or a model, not by you"):
         load_tools(from_yaml(folder / "config.yaml"))

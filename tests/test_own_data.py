@@ -10,10 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 from runs import main
 
-from agent_r1.config import own
+from agent_r1.config import plugins
 from agent_r1.config.settings import DataConfig
 from agent_r1.data.build import build
-from agent_r1.data.rows import read_corpus, read_rows
+from agent_r1.data.storage import read_corpus, read_rows
 from agent_r1.ground.errors import AgentR1Error, ConfigError
 
 GOOD = [{"question": f"What is {i} + {i}?", "answer": str(2 * i)} for i in range(10)]
@@ -113,7 +113,7 @@ def test_a_function_makes_them_the_same_for_the_same_seed(tmp_path, monkeypatch)
     code += "        yield {'question': f'{split} {i} {rng.random()}', 'answer': i}\n"
     (tmp_path / "made_questions.py").write_text(code)
     name = f"{tmp_path / 'made_questions.py'}:questions"
-    monkeypatch.setattr(own, "_said", {name})
+    monkeypatch.setattr(plugins, "_trusted", {name})
     for out in ("a", "b"):
         build(DataConfig(name=name, **SIZES), 3, tmp_path / out)
     a, b = ((tmp_path / out / "train.parquet").read_bytes() for out in ("a", "b"))
@@ -125,14 +125,14 @@ def test_what_a_function_holds_out_is_not_trained_on(tmp_path, monkeypatch):
     code += "        yield {'question': f'What is {i}?', 'answer': i, 'metadata': {'level': LEVEL}}\n"
     for name, level in (("same.py", "0"), ("other.py", "split")):
         (tmp_path / name).write_text(code.replace("LEVEL", level))
-        monkeypatch.setattr(own, "_said", {f"{tmp_path / name}:questions"})
+        monkeypatch.setattr(plugins, "_trusted", {f"{tmp_path / name}:questions"})
         config = DataConfig(name=f"{tmp_path / name}:questions", train=8, val=4, test=2)
         manifest = build(config, 0, tmp_path / f"{name}.data")
         counts = [len(read_rows(tmp_path / f"{name}.data" / f"{split}.parquet")) for split in ("train", "val", "test")]
         assert counts == ([4, 2, 2] if level == "0" else [8, 4, 2])
         assert manifest["skipped"][:1] == (["val: 'What is 0?' is held out"] if level == "0" else [])
     config = DataConfig(name=f"{tmp_path / 'same.py'}:questions", train=3, val=4, test=2)
-    monkeypatch.setattr(own, "_said", {config.name})
+    monkeypatch.setattr(plugins, "_trusted", {config.name})
     with pytest.raises(ConfigError, match="made for train is held out as well .* put the split into their metadata"):
         build(config, 0, tmp_path / "none")
 

@@ -16,7 +16,7 @@ from runs import curve, main
 from test_env import CapitalEnv, GuessTheNumber, capital
 
 from agent_r1.config import load_config, tables
-from agent_r1.data.rows import Passage, make_folder, write_corpus, write_rows
+from agent_r1.data.storage import Passage, make_folder, write_corpus, write_rows
 from agent_r1.workspace import Workspace
 from agent_r1_recipes.laptop.tinyhop_source import TINYHOP
 
@@ -58,7 +58,7 @@ def home(request, tmp_path, monkeypatch, micro_model):
         return {}
 
     files = [*(f"{split}.parquet" for split in TINYHOP.splits), "corpus.jsonl"]
-    make_folder(Workspace.of(config).data, write, files)
+    make_folder(Workspace.from_config(config).data, write, files)
     return env, tmp_path, ["--preset=smoke", "--run=mine", *settings]
 
 

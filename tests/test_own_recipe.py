@@ -7,7 +7,7 @@ import json
 import pytest
 from runs import main
 
-from agent_r1.config import fingerprint, from_yaml, load_config, own, recipes, tables, to_yaml, user_code
+from agent_r1.config import fingerprint, from_yaml, load_config, plugins, recipes, tables, to_yaml, user_code
 from agent_r1.ground.errors import ConfigError
 from agent_r1.workspace import Workspace
 
@@ -53,7 +53,7 @@ def folder(tmp_path, monkeypatch):
     """A recipe that no other test has named."""
     for kind in ("env", "tool", "estimator", "settings"):
         monkeypatch.setitem(tables._tables(), kind, dict(tables.entries(kind)))
-    monkeypatch.setattr(own, "_said", set())
+    monkeypatch.setattr(plugins, "_trusted", set())
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path))
     mine = tmp_path / "mine"
@@ -104,12 +104,12 @@ def test_nothing_of_it_is_imported_before_it_is_named(folder):
 
 def test_a_change_of_its_code_makes_other_artifacts(folder):
     config = load_config(str(folder / "preset.yaml"), algorithm="halved")
-    before = Workspace.of(config).cold_start
-    assert own.code_hashes(user_code(config)).keys() == {"credit.py", "world.py"}  # `--resume` compares these
+    before = Workspace.from_config(config).cold_start
+    assert plugins.code_hashes(user_code(config)).keys() == {"credit.py", "world.py"}  # `--resume` compares these
     (folder / "credit.py").write_text(CREDIT + "# other\n")
-    assert Workspace.of(config).cold_start == before  # imitation knows no estimator
+    assert Workspace.from_config(config).cold_start == before  # imitation knows no estimator
     (folder / "world.py").write_text(WORLD + "# other\n")
-    assert Workspace.of(config).cold_start != before
+    assert Workspace.from_config(config).cold_start != before
 
 
 def test_another_process_of_the_run_knows_its_names_and_a_stranger_does_not(folder, monkeypatch):

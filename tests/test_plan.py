@@ -15,7 +15,7 @@ from agent_r1.app.plan import gpu_plan
 from agent_r1.app.plan_local import kept, local_memory, local_plan, local_shape
 from agent_r1.config import from_yaml, load_config
 from agent_r1.ground import machine
-from agent_r1.ground.sizes import GIB, Shape
+from agent_r1.ground.hardware import GIB, Shape
 from agent_r1.rollout.decoder import causal_attention
 from agent_r1.workspace import Workspace
 
@@ -50,8 +50,12 @@ def test_nothing_is_done_and_nothing_is_made(home, tmp_path, capsys):
 
 def test_what_is_there_is_done(home, capsys):
     config = load_config("smoke", TINY[1:], algorithm="grpo")
-    run = Workspace.of(config).run("smoke-grpo")
-    for path in (Workspace.of(config).data, Workspace.of(config).start_model, run / "checkpoints" / "step_000008"):
+    run = Workspace.from_config(config).run("smoke-grpo")
+    for path in (
+        Workspace.from_config(config).data,
+        Workspace.from_config(config).start_model,
+        run / "checkpoints" / "step_000008",
+    ):
         path.mkdir(parents=True)
     (run / "eval.json").touch()
     stages, _ = plan(capsys, "grpo", *TINY)

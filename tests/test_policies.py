@@ -27,9 +27,9 @@ from agent_r1.inference.conversation import Conversation
 from agent_r1.rollout import model_files
 from agent_r1.rollout.episode import Task
 from agent_r1.rollout.policies import TransformersPolicy, load_transformers
-from agent_r1.rollout.rows import trajectory_rows
 from agent_r1.rollout.sampler import LocalPolicy
 from agent_r1.rollout.setup import make_loop
+from agent_r1.rollout.training_rows import trajectory_rows
 from agent_r1.training.tiny_model import save_tokenizer
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_r1.core import StopReason
-from agent_r1.rollout.rows import collate, trajectory_rows
+from agent_r1.rollout.training_rows import collate, trajectory_rows
 
 PROMPT, ACTION, RESULT, ANSWER = [1, 2, 3], [10, 11], [4, 5], [12, 13, 14]
 

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_r1.data.build import build
-from agent_r1.data.rows import read_rows
+from agent_r1.data.storage import read_rows
 from agent_r1.ground.errors import AgentR1Error, ConfigError
 from agent_r1.search.encoders import NgramEncoder, SentenceTransformerEncoder, make_encoder, prefixes
 from agent_r1.search.index import Hit, PassageIndex, build_index, recall_at_k

@@ -29,7 +29,7 @@ from qa_files import hotpotqa, write_json
 from runs import AGENT, agent, environment, main
 
 from agent_r1.config import load_config
-from agent_r1.data.rows import write_rows
+from agent_r1.data.storage import write_rows
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.search import service
 from agent_r1.search.index import Hit

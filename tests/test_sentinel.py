@@ -21,7 +21,7 @@ from agent_r1.core import StepResult, StopReason
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.rollout.sampler import LocalPolicy, SamplerStats
 from agent_r1.training.log import HOST_FREE, STEP
-from agent_r1.training.metrics import GAP
+from agent_r1.training.metrics import SAMPLER_GAP
 from agent_r1.training.run import RunDir, refuse_collapse
 from agent_r1.training.sentinel import Sign, new_signs, signs
 from agent_r1.viewer.report import write_report
@@ -270,7 +270,7 @@ def test_a_sampler_that_keeps_its_old_weights(chat, monkeypatch):
     monkeypatch.setattr(LocalPolicy, "sync", forgets)
     overrides = ["trainer.dtype=bfloat16", "trainer.steps=10", "actor.lr=0.05"]
     lines = lines_of(letters_run(chat, monkeypatch, "grpo", *overrides))
-    assert lines[0][GAP] < 0.05
+    assert lines[0][SAMPLER_GAP] < 0.05
     assert [sign.name for sign in signs(lines) if sign.name == "sampler"]
 
 

@@ -383,7 +383,7 @@ def test_training_serving_and_transformers_see_the_same_tokens(served, trained):
 def test_sampled_log_probabilities_are_those_of_the_trainer(served, trained):
     """At another temperature than 1, streamed: recomputed by the model that training uses."""
     from agent_r1.rollout import model_files
-    from agent_r1.rollout.rows import TrainingRow, collate
+    from agent_r1.rollout.training_rows import TrainingRow, collate
     from agent_r1.training.forward import action_logprobs
 
     model, config = find_model("smoke-grpo")

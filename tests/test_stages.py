@@ -131,7 +131,7 @@ def test_a_changed_setting_makes_a_new_start_model(config, section, name):
     """Whatever the demonstrations or the model depend on; so a stale one is never used."""
     part = getattr(config, section)
     changed = part.model_copy(update={name: other(getattr(part, name))})
-    new, old = Workspace.of(config.model_copy(update={section: changed})), Workspace.of(config)
+    new, old = Workspace.from_config(config.model_copy(update={section: changed})), Workspace.from_config(config)
     assert new.cold_start != old.cold_start
     assert (new.data != old.data) == (section == "data" or name == "name")
     assert (new.index != old.index) == (new.data != old.data or name in ("encoder", "dim", "index"))
@@ -139,12 +139,12 @@ def test_a_changed_setting_makes_a_new_start_model(config, section, name):
 
 def test_rl_settings_share_the_start_model_and_seeds_do_not(config, monkeypatch):
     monkeypatch.delenv("AGENT_R1_HOME", raising=False)
-    assert str(Workspace.of(config).run("x")) == "runs/x"  # the working directory, unless it is said
+    assert str(Workspace.from_config(config).run("x")) == "runs/x"  # the working directory, unless it is said
     monkeypatch.setenv("AGENT_R1_HOME", "/elsewhere")
-    assert str(Workspace.of(config).run("x")) == "/elsewhere/runs/x"
+    assert str(Workspace.from_config(config).run("x")) == "/elsewhere/runs/x"
 
     def places(*settings, **options):
-        p = Workspace.of(load_config("smoke", [*TINY[1:], *settings], **options))
+        p = Workspace.from_config(load_config("smoke", [*TINY[1:], *settings], **options))
         return p.data, p.index, p.cold_start
 
     assert places() == places("actor.lr=1", "trainer.steps=3", "rollout.temperature=2", algorithm="grpo")
@@ -153,7 +153,7 @@ def test_rl_settings_share_the_start_model_and_seeds_do_not(config, monkeypatch)
 
 
 def test_what_a_path_is_named_after_is_computed_once(config, monkeypatch):
-    paths = Workspace.of(config)
+    paths = Workspace.from_config(config)
     first = paths.data, paths.index, paths.cold_start
     monkeypatch.setattr(workspace, "fingerprint", lambda *parts: pytest.fail("computed again"))
     assert (paths.data, paths.index, paths.start_model) == first
@@ -169,7 +169,7 @@ def test_a_model_that_cannot_be_trained_is_refused_before_anything_is_made(tmp_p
 def test_a_model_of_ones_own_needs_no_cold_start(config, tmp_path, monkeypatch, capsys, micro_model):
     monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path / "home"))
     config.model.path = str(micro_model)
-    assert Workspace.of(config).start_model == micro_model
+    assert Workspace.from_config(config).start_model == micro_model
     stages.make_cold_start(config)
     assert "not needed" in capsys.readouterr().out and not (tmp_path / "home").exists()
     config.model.path = str(tmp_path / "nowhere")
@@ -191,7 +191,7 @@ def test_the_second_time_everything_is_there(prepared, capsys):
 def test_data_that_somebody_changed_is_refused(prepared, config, tmp_path, monkeypatch):
     shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
     monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path))
-    corpus = Workspace.of(config).data / "corpus.jsonl"
+    corpus = Workspace.from_config(config).data / "corpus.jsonl"
     corpus.write_text(corpus.read_text() + '{"id": "forged", "title": "Vexlor", "text": "Vexlor is nowhere."}\n')
     with pytest.raises(AgentR1Error, match="corpus.jsonl is not the file that was made.*make the data again"):
         workspace.make_data(config)
@@ -203,7 +203,7 @@ def test_data_that_somebody_changed_is_refused(prepared, config, tmp_path, monke
 def test_the_first_missing_stage_is_named(prepared, config, tmp_path, monkeypatch, gone, command):
     shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
     monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path))
-    shutil.rmtree(getattr(Workspace.of(config), gone))
+    shutil.rmtree(getattr(Workspace.from_config(config), gone))
     with pytest.raises(AgentR1Error, match=f"make it with `agent-r1 {command} --preset smoke --seed 0`"):
         run.start_model(config)
 
@@ -211,7 +211,7 @@ def test_the_first_missing_stage_is_named(prepared, config, tmp_path, monkeypatc
 def test_rows_of_format_1_which_asked_for_search_alone_are_refused(prepared, config, tmp_path, monkeypatch, capsys):
     shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
     monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path))
-    data = Workspace.of(config).data
+    data = Workspace.from_config(config).data
     made = tree(data)
     manifest = data / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"format": 2', '"format": 1'))
@@ -220,14 +220,14 @@ def test_rows_of_format_1_which_asked_for_search_alone_are_refused(prepared, con
         assert "has data of format 1, and this version reads 2; delete the data folder" in capsys.readouterr().err
     shutil.rmtree(data)
     assert main("data", *TINY) == 0 and tree(data) == made
-    assert run.start_model(config) == Workspace.of(config).start_model  # index and start model serve on
+    assert run.start_model(config) == Workspace.from_config(config).start_model  # index and start model serve on
 
 
 def test_no_index_is_made_asked_for_or_read_where_nothing_searches(prepared, config, tmp_path, monkeypatch, capsys):
     shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
     monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path))
-    shutil.rmtree(Workspace.of(config).index)
-    start = shutil.move(Workspace.of(config).start_model, tmp_path / "mine")
+    shutil.rmtree(Workspace.from_config(config).index)
+    start = shutil.move(Workspace.from_config(config).start_model, tmp_path / "mine")
     settings = ["env.tools=[]", f"model.path={start}"]
     assert main("index", *TINY, *settings) == 0
     assert "index: not needed here, no tool searches" in capsys.readouterr().out
@@ -241,7 +241,7 @@ def test_no_index_is_made_asked_for_or_read_where_nothing_searches(prepared, con
 def test_evaluation_writes_the_card_once(prepared, config, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(stages, "SAMPLED", 5)
     out = tmp_path / "runs" / "x" / "eval_before.json"
-    start = Workspace.of(config).start_model
+    start = Workspace.from_config(config).start_model
     card = stages.run_eval(config, start, out, "evaluate before RL")
     assert card == json.loads(out.read_text())
     assert set(CARD_KEYS) <= card.keys()

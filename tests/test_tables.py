@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from agent_r1.config import own, tables
+from agent_r1.config import plugins, tables
 from agent_r1.ground.errors import ConfigError
 from agent_r1.training.advantages import ppo
 from agent_r1.training.estimators import ESTIMATORS
@@ -46,7 +46,7 @@ def test_our_own_names_are_never_looked_for_in_the_working_directory(tmp_path, m
     monkeypatch.setattr(sys, "path", [place for place in sys.path if place])
     assert tables.resolve("env", "hermes", "env.name") and "" not in sys.path
     (tmp_path / "mine_alone.py").write_text("class World: pass\n")
-    own.say(["mine_alone:World"])
+    plugins.trust(["mine_alone:World"])
     assert tables.resolve("env", "mine_alone:World", "env.name").__name__ == "World" and "" in sys.path
 
 

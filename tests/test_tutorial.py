@@ -18,10 +18,10 @@ from conftest import ScriptedPolicy
 from runs import ROOT, main
 
 from agent_r1.app import stages
-from agent_r1.config import load_config, own
+from agent_r1.config import load_config, plugins
 from agent_r1.core import Sampling
 from agent_r1.data.build import build
-from agent_r1.data.rows import read_rows
+from agent_r1.data.storage import read_rows
 from agent_r1.rollout.episode import Task
 from agent_r1.rollout.setup import make_loop
 from agent_r1.tool import make_tools
@@ -40,7 +40,7 @@ SMALL = [
 def empty_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path))
-    monkeypatch.setattr(own, "_said", set())
+    monkeypatch.setattr(plugins, "_trusted", set())
     monkeypatch.setattr(sys, "path", list(sys.path))
     yield tmp_path
     forget(tmp_path)

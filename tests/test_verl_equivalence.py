@@ -22,12 +22,12 @@ from hypothesis import strategies as st
 from test_verl_compose import composed, smoke
 
 from agent_r1.config import ALGORITHMS, tables
-from agent_r1.config.choices import LossAggregation, algorithm_has
+from agent_r1.config.setting_types import LossAggregation, algorithm_has
 from agent_r1.core import Step, StepResult, StopReason, Trajectory
 from agent_r1.env import HermesToolEnv
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.rollout import decoder, model_files
-from agent_r1.rollout.rows import PROCESS, Column, TrainingRow, _fill, collate
+from agent_r1.rollout.training_rows import PROCESS, Column, TrainingRow, _fill, collate
 from agent_r1.training import loop
 from agent_r1.training.forward import action_logprobs, micro_batches
 from agent_r1.training.learner import linear_decay
@@ -293,7 +293,7 @@ def test_what_a_tool_says_is_data_here_and_control_there(chat, tmp_path, monkeyp
 
 
 @pytest.mark.parametrize(("reason", "came"), [("time_out", (0, 1)), ("error", (0, 0)), ("max_turns", (1, 1))])
-def test_an_episode_that_was_broken_off_does_not_train_and_a_time_out_counts_in_validation(
+def test_an_episode_that_failed_does_not_train_and_a_time_out_counts_in_validation(
     chat, tmp_path, monkeypatch, reason, came
 ):
     """As in the local loop: `usable_trajectories`, and the eval card. The environment says itself how it ended."""

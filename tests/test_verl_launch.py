@@ -23,14 +23,14 @@ from runs import tree
 
 from agent_r1.config import fingerprint, load_config
 from agent_r1.data.build import build
-from agent_r1.data.rows import read_rows
+from agent_r1.data.storage import read_rows
 from agent_r1.ground.errors import AgentR1Error, ConfigError
 from agent_r1.ground.machine import installed
 from agent_r1.rollout import decoder, model_files
 from agent_r1.training.batches import prompts_of_step
 from agent_r1.training.checkpoint import read_checkpoint
+from agent_r1.training.fsdp_merge import merge_shards
 from agent_r1.training.run import RunDir, check_start_model
-from agent_r1.training.shards import merge_shards
 from agent_r1.training.tiny_model import save_tokenizer
 from agent_r1.verl_engine import launch
 from agent_r1.verl_engine.checkpoints import finish, keep_shards, unverified
@@ -232,7 +232,7 @@ def sharded(tmp_path_factory):
 def rows_of(model: decoder.Decoder, half: bool = False) -> list[dict]:
     """A row of 90 tokens with the log-probabilities that training gives them; every other token of the response is one
     that the policy chose."""
-    from agent_r1.rollout.rows import TrainingRow, collate
+    from agent_r1.rollout.training_rows import TrainingRow, collate
     from agent_r1.training.forward import action_logprobs
 
     ids, row = torch.randint(VOCAB, (90,), generator=torch.Generator().manual_seed(0)).tolist(), TrainingRow(0, "g")

@@ -12,7 +12,7 @@ from openenv_server import serving
 from runs import ROOT, main
 from test_tutorial import SMALL, blocks, commands, empty_folder, follow  # noqa: F401, the fixture
 
-from agent_r1.config import own
+from agent_r1.config import plugins
 from agent_r1.config.settings import EnvConfig
 from agent_r1.core import Action
 from agent_r1.env import make_env
@@ -63,8 +63,8 @@ def test_a_small_model_learns_to_play_from_the_demonstrator(files):
 
 def test_the_desk_pays_for_an_answer_and_names_the_parts(files):
     name = f"{files / 'desk.py'}:Desk"
-    own.say([name, name.replace(":Desk", ":play")])
-    play = own.load(name.replace(":Desk", ":play"), "cold_start.demonstrator")
+    plugins.trust([name, name.replace(":Desk", ":play")])
+    play = plugins.load(name.replace(":Desk", ":play"), "cold_start.demonstrator")
     row = question_row("Until when?", agent_name=name, extra_info={"metadata": {"reader": "Ada"}})
     env, history = make_env(row, {}, EnvConfig(name=name)), []
 
@@ -91,7 +91,7 @@ def test_what_an_agent_would_see(tmp_path, capsys):
 
 
 def test_the_page_names_all_that_is_read():
-    from agent_r1.env.methods import READ, RESERVED
+    from agent_r1.env.class_env import READ, RESERVED
 
     page = (ROOT / "docs/tutorial" / PAGE).read_text()
     assert all(f"`{name}" in page or f"`self.{name}" in page for name in (*READ, *RESERVED))

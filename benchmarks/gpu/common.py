@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from agent_r1.ground.sizes import GIB, MODELS, Shape
+from agent_r1.ground.hardware import GIB, MODELS, Shape
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"

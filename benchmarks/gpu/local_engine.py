@@ -21,10 +21,10 @@ from torch.nn.functional import scaled_dot_product_attention
 from agent_r1.app.plan_local import local_memory
 from agent_r1.config import load_config
 from agent_r1.core import Generation, Sampling
-from agent_r1.ground.sizes import GIB, GPUS, MODELS, Shape
+from agent_r1.ground.hardware import GIB, GPUS, MODELS, Shape
 from agent_r1.rollout.decoder import Decoder, DecoderShape
-from agent_r1.rollout.rows import TrainingRow, collate
 from agent_r1.rollout.sampler import LocalPolicy
+from agent_r1.rollout.training_rows import TrainingRow, collate
 from agent_r1.training.clone import clone
 from agent_r1.training.forward import batch_logprobs
 from agent_r1.training.tiny_model import init_weights

@@ -24,7 +24,7 @@ from unittest.mock import MagicMock
 
 from agent_r1.app import plan
 from agent_r1.config import load_config
-from agent_r1.ground.sizes import GIB, GPUS, MODELS, Shape
+from agent_r1.ground.hardware import GIB, GPUS, MODELS, Shape
 from benchmarks.gpu.common import CUDA, finished, peak_gib, reset_peak, shape_here
 from benchmarks.long import _varlen
 

@@ -24,7 +24,7 @@ import httpx
 import yaml
 
 from agent_r1.config import load_config
-from agent_r1.data.rows import read_rows
+from agent_r1.data.storage import read_rows
 from agent_r1.workspace import Workspace
 
 ROOT = Path(__file__).parents[2]
@@ -67,7 +67,7 @@ def small(home: Path, environment: dict[str, str]) -> list[str]:
     for stage in ("data", "index", "cold-start"):
         checked([sys.executable, "-m", "agent_r1.app.cli", stage, *TINY, source], environment)
     os.environ["AGENT_R1_HOME"] = str(home)
-    model = Workspace.of(load_config("hotpotqa-tiny", [*TINY[1:], source])).start_model
+    model = Workspace.from_config(load_config("hotpotqa-tiny", [*TINY[1:], source])).start_model
     return [*SMALL, source, f"model.path={model}"]
 
 
@@ -225,7 +225,7 @@ def processes(setting: str, title: str = "") -> list[int]:
 
 
 def data(words: list[str]) -> Path:
-    return Workspace.of(load_config("hotpotqa-4xh100", words)).data
+    return Workspace.from_config(load_config("hotpotqa-4xh100", words)).data
 
 
 def home_agent(environment: dict[str, str]) -> str:

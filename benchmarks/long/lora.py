@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from agent_r1.training.shards import SHARDS
+from agent_r1.training.fsdp_merge import SHARDS
 from benchmarks.long.verl_worlds import SMALL, TINY
 
 AGENT = Path(sys.prefix) / "bin" / "agent-r1"

@@ -24,11 +24,11 @@ import transformers
 from agent_r1.app import plan
 from agent_r1.config import load_config
 from agent_r1.core import Sampling
-from agent_r1.ground.sizes import GIB, GPUS, MODELS, Shape
+from agent_r1.ground.hardware import GIB, GPUS, MODELS, Shape
 from agent_r1.inference.serve import vllm_server
 from agent_r1.rollout.policies import ServerPolicy, TransformersPolicy, load_transformers
+from agent_r1.training.fsdp_merge import write_merged
 from agent_r1.training.run import RunDir
-from agent_r1.training.shards import write_merged
 from agent_r1.training.tiny_model import load_chat, save_tokenizer, train_tokenizer
 from agent_r1.verl_engine.checkpoints import differences, finish, keep_shards
 from benchmarks.long._as_on_a_gpu import NEEDS

@@ -62,5 +62,5 @@ def _groups(episodes: list[Trajectory]) -> list[list[Trajectory]]:
 
 
 def _differs(group: list[Trajectory]) -> bool:
-    scores = [episode.reward for episode in group if not episode.stop_reason.broken_off]
+    scores = [episode.reward for episode in group if not episode.stop_reason.failed]
     return bool(scores) and max(scores) - min(scores) > 1e-6 * max(map(abs, scores))

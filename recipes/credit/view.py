@@ -91,7 +91,7 @@ def _steps(row: dict[str, Any], steps: list[dict[str, Any]]) -> Iterator[Step]:
                                         (row["input_ids"], row["logprobs"], row["rewards"], process))  # fmt: skip
         yield Step(
             row["input_ids"][: places[0]], ids, logprobs, sum(rewards), extra={"state": steps[number]["state"]},
-            paid=[(token, reward) for token, reward in enumerate(paid) if reward],
+            token_rewards=[(token, reward) for token, reward in enumerate(paid) if reward],
         )  # fmt: skip
 
 

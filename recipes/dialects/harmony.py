@@ -118,9 +118,9 @@ def _call(message: Said) -> ToolCall:
 class Harmony(Dialect):
     """Write calls to `functions.NAME` or `python`, and answers in the final channel."""
 
-    says_how = True
-    control = CONTROL
-    unfinished = re.compile(f"{_HALF}|{Dialect.unfinished.pattern}", re.DOTALL)
+    describes_format = True
+    control_tokens = CONTROL
+    partial_tag = re.compile(f"{_HALF}|{Dialect.partial_tag.pattern}", re.DOTALL)
 
     def parts(self, text: str) -> list[Part]:
         return [Part("tool_call" if m.to else KINDS.get(m.channel, "text"), m.text) for m in messages_of(text)]
@@ -135,7 +135,7 @@ class Harmony(Dialect):
     def responses(self, calls: list[ToolCall], results: list[ToolResult], tools: dict[str, BaseTool]) -> list[Message]:
         # A name that the agent invented must not become the author of a message.
         authors = [f"functions.{call.name}" if call.name in tools else "functions" for call in calls]
-        contents = [self.broken_up(result.content, *CONTROL) for result in results]
+        contents = [self.escape(result.content, *CONTROL) for result in results]
         return [{"role": author, "content": text} for author, text in zip(authors, contents, strict=True)]
 
     def answer_in(self, text: str) -> tuple[str | None, bool]:
@@ -147,12 +147,12 @@ class Harmony(Dialect):
             message.to for message in said
         )
 
-    def written(self, said: ToolCall | str, thought: str = "") -> str | None:
+    def write_turn(self, said: ToolCall | str, thought: str = "") -> str | None:
         before = f"<|channel|>analysis<|message|>{thought}<|end|><|start|>assistant" if thought else ""
         if isinstance(said, str):
             return f"{before}<|channel|>final<|message|>{said}"
         arguments = json.dumps(said.arguments, ensure_ascii=False)
         return f"{before}<|channel|>commentary to=functions.{said.name} <|constrain|>json<|message|>{arguments}"
 
-    def end_of(self, turn: str) -> str:
+    def end_token(self, turn: str) -> str:
         return "<|call|>" if any(message.to for message in messages_of(turn)) else "<|return|>"

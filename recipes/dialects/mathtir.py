@@ -56,16 +56,16 @@ def boxes_of(text: str) -> list[str]:
 class MathTir(Dialect):
     """One program a turn, and an answer in a box."""
 
-    says_how = True
+    describes_format = True
 
-    def told(self, tools: dict[str, BaseTool]) -> str:
+    def system_prompt(self, tools: dict[str, BaseTool]) -> str:
         program = (
             "To compute, write Python in a block between ```python and ```, print what you want to know, and end your turn "
             "there; the output comes back in a block between ```output and ```. "
         )
         return f"{program if 'python' in tools else ''}Write the answer in \\boxed{{}}."
 
-    unfinished = re.compile(r"^[^\S\n]*`[^\n]*\Z", re.MULTILINE)
+    partial_tag = re.compile(r"^[^\S\n]*`[^\n]*\Z", re.MULTILINE)
 
     def parts(self, text: str) -> list[Part]:
         return [
@@ -88,7 +88,7 @@ class MathTir(Dialect):
         return [ToolCall("python", {"code": content})]
 
     def responses(self, calls: list[ToolCall], results: list[ToolResult], tools: dict[str, BaseTool]) -> list[Message]:
-        printed = "\n".join(self.broken_up(result.content, "```") for result in results)
+        printed = "\n".join(self.escape(result.content, "```") for result in results)
         return [{"role": "user", "content": f"```output\n{printed}\n```"}]
 
     def answer_in(self, text: str) -> tuple[str | None, bool]:
@@ -100,7 +100,7 @@ class MathTir(Dialect):
             return None, False
         return boxes[-1], len(boxes) == 1 and not blocks
 
-    def written(self, said: ToolCall | str, thought: str = "") -> str | None:
+    def write_turn(self, said: ToolCall | str, thought: str = "") -> str | None:
         if isinstance(said, str):
             return f"{thought}\n\\boxed{{{said}}}".lstrip()
         return f"{thought}\n```python\n{said.arguments['code']}\n```".lstrip() if "code" in said.arguments else None

@@ -65,14 +65,14 @@ def _call(name: str, written: str, tools: dict[str, BaseTool]) -> ToolCall:
 class ReAct(Dialect):
     """One action a turn."""
 
-    says_how = True
+    describes_format = True
 
-    def told(self, tools: dict[str, BaseTool]) -> str:
+    def system_prompt(self, tools: dict[str, BaseTool]) -> str:
         end = "When you know the answer, write\nThought: how you know it\nFinal Answer: the answer"
         listed = [_described(**tool.schema()["function"]) for tool in tools.values()]
         return "\n".join(["Your tools:", *listed, CALL, end]) if tools else end
 
-    unfinished = re.compile(r"^[ \t]*[A-Za-z ]{0,12}\Z", re.MULTILINE)
+    partial_tag = re.compile(r"^[ \t]*[A-Za-z ]{0,12}\Z", re.MULTILINE)
 
     def parts(self, text: str) -> list[Part]:
         return [Part(KINDS.get(label, "text"), words) for label, words in sections_of(text)]
@@ -99,7 +99,7 @@ class ReAct(Dialect):
             return None, False
         return answers[-1], labels == ["Final Answer"] and sections[-1][0] == "Final Answer"
 
-    def written(self, said: ToolCall | str, thought: str = "") -> str | None:
+    def write_turn(self, said: ToolCall | str, thought: str = "") -> str | None:
         thought = f"Thought: {thought or 'go on'}"
         if isinstance(said, str):
             return f"{thought}\nFinal Answer: {said}"

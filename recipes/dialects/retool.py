@@ -25,10 +25,10 @@ from agent_r1_recipes.code.python import without_fence
 class ReTool(Hermes):
     """One program a turn, and answers between <answer> tags."""
 
-    says_how = True
+    describes_format = True
     tags = Tags("code", "interpreter")
 
-    def told(self, tools: dict[str, BaseTool]) -> str:
+    def system_prompt(self, tools: dict[str, BaseTool]) -> str:
         program = (
             "To compute, write Python between <code> and </code>, print what you want to know, and end your turn there; the "
             "output comes back between <interpreter> and </interpreter>. "
@@ -51,11 +51,11 @@ class ReTool(Hermes):
             ]
         return [ToolCall("python", {"code": without_fence(part.text)})]
 
-    def written(self, said: ToolCall | str, thought: str = "") -> str | None:
+    def write_turn(self, said: ToolCall | str, thought: str = "") -> str | None:
         if isinstance(said, str):
-            return super().written(said, thought)
+            return super().write_turn(said, thought)
         return f"{thought}\n<code>\n{said.arguments['code']}\n</code>".lstrip() if "code" in said.arguments else None
 
     def responses(self, calls: list[ToolCall], results: list[ToolResult], tools: dict[str, BaseTool]) -> list[Message]:
-        printed = "\n".join(self.broken_up(result.content, "<interpreter>", "</interpreter>") for result in results)
+        printed = "\n".join(self.escape(result.content, "<interpreter>", "</interpreter>") for result in results)
         return [{"role": "user", "content": f"<interpreter>\n{printed}\n</interpreter>"}]

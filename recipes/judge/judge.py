@@ -16,7 +16,7 @@ from concurrent.futures import Future, wait
 
 import httpx
 
-from agent_r1 import AgentR1Error, Batches, Row, fetch_async, first_line, in_background
+from agent_r1 import AgentR1Error, Coalescer, Row, fetch_async, first_line, in_background
 from agent_r1_recipes.judge.settings import JudgeSettings
 
 AT_ONCE = 16
@@ -48,7 +48,7 @@ class Judge:
     def __init__(self, url: str, model: str):
         self.url, self.model = url.rstrip("/"), model
         self._verdicts: dict[Case, Future[float]] = {}
-        self._batches: Batches[Case, Future[float]] = Batches(self._work, self._recall, self._learn)
+        self._batches: Coalescer[Case, Future[float]] = Coalescer(self._work, self._recall, self._learn)
         key = os.environ.get(KEY)
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._gate = asyncio.Semaphore(AT_ONCE)

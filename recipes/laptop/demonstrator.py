@@ -99,9 +99,9 @@ class Demonstrator(Policy):
         if asked:
             text = _notes(script, read)
         else:
-            text = self.spoken.written(*self._turn(script, read)) or ""
+            text = self.spoken.write_turn(*self._turn(script, read)) or ""
             script.turn += 1
-        ids = self.chat.turn_ids(text, self.spoken.end_of(text))
+        ids = self.chat.turn_ids(text, self.spoken.end_token(text))
         script.before = prompt_ids + ids
         return Generation(ids, [0.0] * len(ids), "stop")
 

@@ -1,4 +1,4 @@
-"""A house of rooms, with boxes in them and things in these. Its methods are the agent's tools (env/methods.py).
+"""A house of rooms, with boxes in them and things in these. Its methods are the agent's tools (env/class_env.py).
 
     Put the Key into the Bin.                              what is to be done; where things are must be found out
     Hall; shut Crate; to Attic, Kitchen; want Key in Bin; new by Attic       a room, a shut box, doors, the task, the map

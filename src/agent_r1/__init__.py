@@ -10,7 +10,7 @@ __version__ = "0.1.0"
 
 PUBLIC = {
     "config": ("Config", "load_config"),
-    "config.choices": ("Address", "Shares", "algorithm_has"),
+    "config.setting_types": ("Address", "Shares", "algorithm_has"),
     "config.settings": ("ActorConfig", "AdvantageConfig", "DataConfig", "EnvConfig", "OutsideFingerprint",
                         "RolloutConfig", "Section", "Trusted"),
     "core": ("Action", "AgentEnv", "Generation", "Message", "Observation", "Outcome", "Policy", "Row", "Sampling", "Step",
@@ -18,7 +18,7 @@ PUBLIC = {
     "data.corpora": ("published_passages",),
     "data.draw": ("dealt", "distinct"),
     "data.json_files": ("checked_records", "json_records"),
-    "data.rows": ("Passage",),
+    "data.storage": ("Passage",),
     "data.source": ("Asked", "Made", "Source"),
     "data.spellings": ("title_key",),
     "data.splits": ("RecordSource",),
@@ -26,7 +26,7 @@ PUBLIC = {
     "env.base": ("BaseToolEnv",),
     "env.dialect": ("Dialect", "Part"),
     "env.hermes": ("Hermes", "HermesToolEnv", "Tags", "answer", "call", "parse_call"),
-    "env.world": ("WorldEnv",),
+    "env.stateful_env": ("WorldEnv",),
     "ground.bounds": ("TooLongError", "cap_body", "fetch", "fetch_async", "in_background", "parse_json"),
     "ground.errors": ("AgentR1Error", "ConfigError", "extra", "first_line", "nearest"),
     "ground.files": ("home", "make_once", "sha256"),
@@ -38,10 +38,10 @@ PUBLIC = {
     "rollout.evaluate": ("score_of",),
     "rollout.policies": ("load_any", "token_logprobs"),
     "rollout.rollouts": ("Played", "Rollouts"),
-    "rollout.rows": ("Batch", "Column", "TrainingRow", "collate", "trajectory_rows"),
+    "rollout.training_rows": ("Batch", "Column", "TrainingRow", "collate", "trajectory_rows"),
     "rollout.sampler": ("LocalPolicy",),
     "rollout.setup": ("make_loop",),
-    "search.batches": ("Batches",),
+    "search.coalescer": ("Coalescer",),
     "search.index": ("Hit",),
     "search.searcher": ("Searcher",),
     "tool.arguments": ("SchemaChecker",),
@@ -62,9 +62,9 @@ _MODULES = {name: module for module, names in PUBLIC.items() for name in names}
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module 'agent_r1' has no attribute {name!r}")
-    from agent_r1.config.own import imported
+    from agent_r1.config.plugins import import_object
 
-    return imported(f"agent_r1.{_MODULES[name]}:{name}", "import")
+    return import_object(f"agent_r1.{_MODULES[name]}:{name}", "import")
 
 
 def __dir__() -> list[str]:

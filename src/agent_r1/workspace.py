@@ -17,12 +17,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent_r1.config import Config, fingerprint, own, tables, trusted, user_code
+from agent_r1.config import Config, fingerprint, plugins, tables, trusted, user_code
 from agent_r1.config.recipes import added
 from agent_r1.core import Row
 from agent_r1.data.build import build
-from agent_r1.data.rows import Passage, read_corpus, read_manifest, read_rows, verify
 from agent_r1.data.source import SPLITS, source_of
+from agent_r1.data.storage import Passage, read_corpus, read_manifest, read_rows, verify
 from agent_r1.env import dialect_of, wants_answers
 from agent_r1.ground import hub
 from agent_r1.ground.errors import AgentR1Error, extra
@@ -49,7 +49,7 @@ class Workspace:
     root: Path
 
     @classmethod
-    def of(cls, config: Config) -> Workspace:
+    def from_config(cls, config: Config) -> Workspace:
         return cls(config, home())
 
     @cached_property
@@ -147,7 +147,7 @@ def make_data(config: Config) -> None:
     source = source_of(config.data)
 
     def make(part: Path) -> str:
-        manifest = build(config.data, config.seed, part, config.env.name, dialect_of(config.env).says_how)
+        manifest = build(config.data, config.seed, part, config.env.name, dialect_of(config.env).describes_format)
         return source.summary(config.data, manifest)
 
     stage(f"data: {source.title(config.data)}", workspace.data, make)
@@ -161,7 +161,7 @@ def make_index(config: Config) -> None:
     if not needs_index(config):
         say(f"index: not needed here, {f'{config.search.url} has one' if config.search.url else 'no tool searches'}")
         return
-    workspace = Workspace.of(config)
+    workspace = Workspace.from_config(config)
     corpus = data_folder(config) / "corpus.jsonl"
 
     def make(part: Path) -> str:
@@ -193,7 +193,7 @@ def make_task(config: Config) -> None:
     """Run the stages that need no model, unless they are done."""
     if not Workspace.of(config).data.exists():
         make_data(config)
-    if needs_index(config) and not Workspace.of(config).index.exists():
+    if needs_index(config) and not Workspace.from_config(config).index.exists():
         make_index(config)
 
 
@@ -213,7 +213,7 @@ def load_tools(
     paid_later = {f"env.{facts['address']}" for facts in tables.entries("reward").values() if "address" in facts}
     for setting, place in trusted(config).items():
         if setting not in paid_later:  # of a reward that is asked when an answer is paid (reward/named.py)
-            own.check_said(place, setting)
+            plugins.check_trusted(place, setting)
     return make_tools(env.tools, env=env, searcher=searcher, top_k=config.search.top_k)
 
 
@@ -246,7 +246,7 @@ def any_index(config: Config, tell: Callable[[str], None] = say) -> PassageIndex
 def load_index(config: Config) -> PassageIndex:
     """Open this configuration's index. Raises AgentR1Error if there is none."""
     corpus, s = data_folder(config) / "corpus.jsonl", config.search
-    folder = needed(Workspace.of(config).index, "agent-r1 index", config)
+    folder = needed(Workspace.from_config(config).index, "agent-r1 index", config)
     return PassageIndex.load(folder, corpus, make_encoder(s.encoder, s.dim))
 
 
@@ -277,8 +277,12 @@ def load_rows(config: Config, split: str) -> list[Row]:
                 code="question_without_answer",
             )
     reward = config.env.reward
-    if reward and not own.is_own(reward) and (check := tables.facts("reward", reward, "env.reward").get("check")):
-        check_rows(rows, split, own.imported(check, "env.reward"))
+    if (
+        reward
+        and not plugins.is_user_code(reward)
+        and (check := tables.facts("reward", reward, "env.reward").get("check"))
+    ):
+        check_rows(rows, split, plugins.import_object(check, "env.reward"))
     return rows
 
 
@@ -312,7 +316,7 @@ def retriever_of(config: Config) -> str:
         return "none"
     if s.foreign:
         return f"{s.url}, top {s.top_k}"
-    return f"{s.encoder} (dim {s.dim}), top {s.top_k}, {Workspace.of(config).index.name}"
+    return f"{s.encoder} (dim {s.dim}), top {s.top_k}, {Workspace.from_config(config).index.name}"
 
 
 def needed(path: Path, command: str, config: Config) -> Path:

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from agent_r1.app.plan_local import local_plan
 from agent_r1.config import ALGORITHMS, load_config
-from agent_r1.config.choices import algorithm_has
+from agent_r1.config.setting_types import algorithm_has
 from agent_r1.core import Step, StopReason, Trajectory
 from agent_r1.ground.errors import ConfigError
 from agent_r1.rollout.rollouts import GREEDY, Greedy, Rollouts
-from agent_r1.rollout.rows import Column, collate, trajectory_rows
 from agent_r1.rollout.sampler import SamplerStats
+from agent_r1.rollout.training_rows import Column, collate, trajectory_rows
 from agent_r1.training.advantages import grpo, ppo
 from agent_r1.training.parts import get_estimator
 from agent_r1_recipes.credit.estimators import BASELINE, STATES, gigpo, remax, rloo, steppo

@@ -45,7 +45,7 @@ def test_the_batch_is_full_and_groups_that_differ_come_first(prompts, rounds, da
         assert len(asked) == rounds + 1
 
 
-def test_an_episode_that_was_broken_off_decides_nothing():
+def test_an_episode_that_failed_decides_nothing():
     """Its reward is no judgement, so a group in which it alone differs has nothing to teach."""
     cut_off = Trajectory([Step([1], [2], [-1.0], 0.0)], "0-0", StopReason.TIME_OUT, {})
     rounds = [[*group("0-0", [0.3, 0.3]), cut_off], group("1-0", [0.3, 0.3, 1.0])]

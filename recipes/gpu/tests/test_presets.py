@@ -25,7 +25,7 @@ from agent_r1.config import Config, load_config, preset_names
 from agent_r1.data.source import source_of
 from agent_r1.ground import machine
 from agent_r1.ground.errors import ConfigError
-from agent_r1.ground.sizes import GPUS, MODELS, Shape, find_gpu, find_shape  # fmt: skip
+from agent_r1.ground.hardware import GPUS, MODELS, Shape, find_gpu, find_shape  # fmt: skip
 from agent_r1.inference import serve
 from agent_r1.verl_engine import launch
 

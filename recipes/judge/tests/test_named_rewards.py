@@ -12,7 +12,7 @@ from fastapi import FastAPI, Request, Response
 from runs import ROOT, main
 from serving import serving
 
-from agent_r1.config import load_config, own
+from agent_r1.config import load_config, plugins
 from agent_r1.ground.errors import AgentR1Error, ConfigError
 from agent_r1.reward.named import named_outcome
 from agent_r1_recipes.code.programs import passes
@@ -173,7 +173,7 @@ def stand_in(asked: list[dict]) -> FastAPI:
 def judge():
     asked: list[dict] = []
     with serving(stand_in(asked)) as url:
-        own.say([f"{url}/v1"])
+        plugins.trust([f"{url}/v1"])
         yield f"{url}/v1", asked
 
 
@@ -225,7 +225,7 @@ def test_a_reward_is_chosen_by_name():
 def table():
     with serving(stand_in([])) as url, pytest.MonkeyPatch.context() as patch:
         patch.setattr("agent_r1_recipes.code.programs.WITHIN_S", 2.0)  # one policy writes a program without an end
-        own.say([f"{url}/v1"])
+        plugins.trust([f"{url}/v1"])
         return asyncio.run(red_team.table(f"{url}/v1"))
 
 

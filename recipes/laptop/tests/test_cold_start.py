@@ -18,9 +18,9 @@ from agent_r1.env.hermes import answer_of, is_well_formed
 from agent_r1.ground.errors import ConfigError
 from agent_r1.rollout.episode import Task, run_episodes
 from agent_r1.rollout.evaluate import evaluate
-from agent_r1.rollout.rows import collate
 from agent_r1.rollout.sampler import LocalPolicy
 from agent_r1.rollout.setup import make_loop
+from agent_r1.rollout.training_rows import collate
 from agent_r1.training import clone
 from agent_r1.training.forward import action_logprobs
 from agent_r1_recipes.laptop.demonstrator import (

@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_r1.data.build import build
-from agent_r1.data.rows import Passage, read_corpus, read_rows, verify, write_corpus, write_rows
+from agent_r1.data.storage import Passage, read_corpus, read_rows, verify, write_corpus, write_rows
 from agent_r1.ground.errors import AgentR1Error, ConfigError
 from agent_r1_recipes.laptop import tinyhop
 from agent_r1_recipes.laptop.settings import TinyHopSettings

@@ -12,14 +12,14 @@ import pytest
 from conftest import ScriptedPolicy, call, make_env_loop, question_row
 from runs import ROOT
 
-from agent_r1.config import load_config, own, own_names
+from agent_r1.config import load_config, plugins, user_code_names
 from agent_r1.config.settings import EnvConfig
 from agent_r1.core import Action, Observation, Sampling, StepResult
 from agent_r1.env import AgentEnv, make_env
-from agent_r1.env.methods import as_environment
+from agent_r1.env.class_env import as_environment
 from agent_r1.ground.errors import ConfigError
 from agent_r1.rollout.episode import Task, run_episodes
-from agent_r1.rollout.rows import trajectory_rows
+from agent_r1.rollout.training_rows import trajectory_rows
 from agent_r1.training import demonstrate
 from agent_r1_recipes.long_context.context import ASK, KNOWN, Summary, Window
 from agent_r1_recipes.long_context.settings import ContextSettings
@@ -123,7 +123,7 @@ def test_the_page_shows_what_its_code_prints(tmp_path, capsys):
 def demonstrated(count: int, **context) -> list[demonstrate.Episode]:
     """TinyQuest's demonstrations of so many quests."""
     config = load_config("tinyquest")
-    own.say(own_names(config))
+    plugins.trust(user_code_names(config))
     rows = [
         question_row(q["question"], (), agent_name=config.env.name, extra_info={"metadata": q["metadata"]})
         for q in questions("train", count, random.Random(0))

@@ -19,7 +19,7 @@ from runs import ROOT, TINY, curve, killed_at, leftovers, main, rollouts, speedr
 from agent_r1.config import load_config
 from agent_r1.core import Sampling
 from agent_r1.data.build import build
-from agent_r1.data.rows import read_corpus, read_rows
+from agent_r1.data.storage import read_corpus, read_rows
 from agent_r1.ground.errors import ConfigError
 from agent_r1.rollout import model_files
 from agent_r1.rollout.chat_format import ChatFormat
@@ -194,7 +194,7 @@ def test_a_preset_for_gpus_warms_its_model_up_on_supporting_titles(files, chat, 
         assert main(stage, *words) == 0
     assert re.search(r"16 demonstrations, loss [\d.]+ -> [\d.]+", capsys.readouterr().out)
     config = load_config("hotpotqa-1x24gb", words[2:], algorithm="grpo")
-    start = Workspace.of(config).start_model
+    start = Workspace.from_config(config).start_model
     assert not torch.equal(model_files.load(start).embed.weight, model_files.load(tmp_path / "base").embed.weight)
     _, _, rows = other_names.teach(config, load_chat(start))
     titles = {r["prompt"][-1]["content"]: set(r["extra_info"]["supporting"]) for r in load_rows(config, "train")}

@@ -36,8 +36,8 @@ from agent_r1.core import Sampling
 from agent_r1.data import corpora
 from agent_r1.data.build import build
 from agent_r1.data.prompts import INSTRUCTIONS
-from agent_r1.data.rows import ROW_KEYS, read_corpus, read_rows, verify
 from agent_r1.data.spellings import title_key
+from agent_r1.data.storage import ROW_KEYS, read_corpus, read_rows, verify
 from agent_r1.env import HermesToolEnv
 from agent_r1.ground.errors import AgentR1Error, ConfigError
 from agent_r1.reward.qa import qa_outcome

@@ -111,7 +111,7 @@ def test_a_conversion_that_breaks_off_leaves_nothing_and_one_that_is_whole_is_ke
     monkeypatch.setattr("agent_r1_recipes.pocket.pretrained.Packages.convert", staticmethod(half))
     with pytest.raises(AgentR1Error, match="differs"):
         stages.make_cold_start(config)
-    target = Workspace.of(config).fetched
+    target = Workspace.from_config(config).fetched
     assert not target.exists() and target.name == smollm2.name
     shutil.copytree(smollm2, target, copy_function=lambda a, b: Path(b).symlink_to(a))
     stages.make_cold_start(config)

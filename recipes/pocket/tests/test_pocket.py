@@ -14,11 +14,11 @@ from agent_r1.config import load_config
 from agent_r1.core import Sampling
 from agent_r1.env.hermes import answer, answer_of, call, parse_call, split_turn
 from agent_r1.ground.errors import ConfigError
-from agent_r1.ground.sizes import find_shape
+from agent_r1.ground.hardware import find_shape
 from agent_r1.rollout import model_files
 from agent_r1.rollout.policies import load_transformers, token_logprobs
-from agent_r1.rollout.rows import collate, trajectory_rows
 from agent_r1.rollout.sampler import LocalPolicy
+from agent_r1.rollout.training_rows import collate, trajectory_rows
 from agent_r1.tool import make_tools
 from agent_r1.training import forward
 from agent_r1.training.clone import clone

@@ -13,7 +13,7 @@ from runs import TINY, main
 
 from agent_r1.config.settings import EnvConfig
 from agent_r1.core import Action
-from agent_r1.data.rows import Passage
+from agent_r1.data.storage import Passage
 from agent_r1.env import brings_tools, make_env, without_tools
 from agent_r1.env.hermes import call
 from agent_r1.ground.files import read_jsonl

@@ -14,7 +14,7 @@ from runs import main
 
 from agent_r1.ground.errors import ConfigError
 from agent_r1.rollout.sampler import LocalPolicy
-from agent_r1.training.metrics import GAP
+from agent_r1.training.metrics import SAMPLER_GAP
 from agent_r1.training.parts import get_estimator
 from agent_r1_recipes.robustness.mismatch import nucleus, truncated_weights
 
@@ -55,11 +55,11 @@ def test_each_dial_parts_the_sampler_from_the_trainer_and_validation_from_neithe
         return record
 
     for m in run("{}").metrics:
-        assert m[GAP] < 1e-4 and abs(m["training/rollout_kl"]) < 1e-4
+        assert m[SAMPLER_GAP] < 1e-4 and abs(m["training/rollout_kl"]) < 1e-4
     old = run("{steps_old: 1}").metrics
-    assert old[0][GAP] < 1e-4 < 1e-3 < old[1][GAP]
+    assert old[0][SAMPLER_GAP] < 1e-4 < 1e-3 < old[1][SAMPLER_GAP]
     for m in run("{bf16: true}").metrics:
-        assert 1e-4 < m[GAP] < 0.1
+        assert 1e-4 < m[SAMPLER_GAP] < 0.1
     cut, learns = run("{top_p: 0.5, tis_cap: 2}", "reinforce++"), 0
     for m, batch in zip(cut.metrics, cut.batches, strict=True):
         # What is left was drawn more often than the trainer would: no ratio is above 1, the weights put them right.

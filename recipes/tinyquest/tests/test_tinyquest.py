@@ -11,7 +11,7 @@ from statistics import fmean
 import pytest
 from conftest import ScriptedPolicy, make_env_loop
 
-from agent_r1.config import load_config, own, own_names
+from agent_r1.config import load_config, plugins, user_code_names
 from agent_r1.core import Sampling, StopReason
 from agent_r1.env import make_env
 from agent_r1.rollout.episode import Task, run_episodes
@@ -140,7 +140,7 @@ def test_where_all_rooms_were_seen_the_boxes_that_are_shut_are_new():
 def played(chat):
     """A quest by the patient demonstrator, and many by the one who forgets, in the preset's environment."""
     config = load_config("tinyquest")
-    own.say(own_names(config))
+    plugins.trust(user_code_names(config))
 
     def play(player, quests: list[dict]):
         rows = [

@@ -15,7 +15,7 @@ import sys
 from argparse import Namespace
 from pathlib import Path
 
-from agent_r1.app.command_line import (
+from agent_r1.app.parser import (
     BACKEND,
     COMMANDS,
     CONFIGURED,
@@ -215,7 +215,7 @@ def evaluate(a: Namespace) -> None:
     from agent_r1.training.run import RunDir, check_same_settings, open_run, start_model
     from agent_r1.workspace import Workspace, make_task
 
-    run = RunDir(Workspace.of(config).run(_run_name(a, config)))
+    run = RunDir(Workspace.from_config(config).run(_run_name(a, config)))
     check_same_settings(run, config)
     if a.before:
         model, card, title = start_model(config), "eval_before.json", "evaluate before RL"
@@ -349,14 +349,14 @@ def new(a: Namespace) -> None:
 )  # fmt: skip
 def tools(a: Namespace) -> int:
     from agent_r1.env import offered
-    from agent_r1.inference import by_hand
+    from agent_r1.inference import play
     from agent_r1.workspace import load_tools
 
     config = _config(a)
     found = load_tools(config)
     if a.call:
-        return 0 if by_hand.call_by_hand(found, a.call, config.env) else 1
-    by_hand.show_tools(offered(found, config.env), a.schema)
+        return 0 if play.call_by_hand(found, a.call, config.env) else 1
+    play.show_tools(offered(found, config.env), a.schema)
     return 0
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import fmean
 
 from agent_r1.app.plan_local import check_memory
-from agent_r1.config import Config, own, tables
+from agent_r1.config import Config, plugins, tables
 from agent_r1.env import dialect_of, without_tools
 from agent_r1.ground import hub
 from agent_r1.ground.device import resolve_device
@@ -23,8 +23,8 @@ from agent_r1.ground.machine import set_threads
 from agent_r1.ground.ui import progress, say
 from agent_r1.rollout import decoder, model_files
 from agent_r1.rollout.chat_format import ChatFormat
-from agent_r1.rollout.rows import TrainingRow
 from agent_r1.rollout.setup import check_dialect
+from agent_r1.rollout.training_rows import TrainingRow
 from agent_r1.training.run import check_network, check_start_model, write_model
 from agent_r1.training.tiny_model import byte_chat, chat_with_tools, init_weights, shape_of, train_tokenizer
 from agent_r1.workspace import Workspace, check_local_model, load_rows, load_tools, stage
@@ -100,7 +100,7 @@ def _teach(config: Config, paths: Workspace, out: Path) -> str:
     check_dialect(known or byte_chat(), config.env, tools=False)
     say("  a demonstrator plays its questions ...")  # takes up to half a minute, before the bar below appears
     own_task = c.demonstrator or c.episodes
-    play = own_demonstrations if own_task else own.imported(config.data.facts["teacher"], "data.name")
+    play = own_demonstrations if own_task else plugins.import_object(config.data.facts["teacher"], "data.name")
     chat, copy_rows, mix_rows = play(config, known)
     if base:
         device, *precision = resolve_device(config.trainer)

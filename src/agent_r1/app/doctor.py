@@ -21,12 +21,12 @@ from rich.console import Console
 from rich.text import Text
 
 from agent_r1.app import plan, plan_local
-from agent_r1.config import Config, own
+from agent_r1.config import Config, plugins
 from agent_r1.ground import machine
 from agent_r1.ground.errors import ConfigError, first_line
 from agent_r1.ground.files import home
+from agent_r1.ground.hardware import GIB, Shape, check_context, find_gpu, find_shape
 from agent_r1.ground.machine import GpuHere, available_memory, gpus_here, installed, raise_file_limit, torch_sees_gpu
-from agent_r1.ground.sizes import GIB, Shape, check_context, find_gpu, find_shape
 
 LAPTOP = 2 * GIB
 """Bytes of memory, and of disk, that every run needs."""
@@ -69,7 +69,7 @@ def run_checks(config: Config) -> list[Check]:
         from agent_r1.workspace import Workspace  # imported here, so that a broken FAISS stops no other check
 
         try:
-            shape = find_shape(config.model.path or "", Workspace.of(config).pretrained)
+            shape = find_shape(config.model.path or "", Workspace.from_config(config).pretrained)
             check_context(config.rollout.max_context, config.verl.tensor_parallel, shape)
         except ConfigError as error:
             trouble = trouble or ("fail", str(error), "set model.path to a model that the plan knows")

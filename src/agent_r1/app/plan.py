@@ -26,10 +26,10 @@ import math
 
 from agent_r1.app.plan_local import local_memory, local_plan
 from agent_r1.config import Config, tables, to_yaml
-from agent_r1.config.choices import algorithm_has
+from agent_r1.config.setting_types import algorithm_has
 from agent_r1.data.source import source_of
 from agent_r1.ground.errors import AgentR1Error, extra
-from agent_r1.ground.sizes import GIB, Gpu, Shape, check_context, find_gpu, find_shape
+from agent_r1.ground.hardware import GIB, Gpu, Shape, check_context, find_gpu, find_shape
 
 # ------------------------------------------------------------------------------------------------------- assumptions
 
@@ -268,7 +268,7 @@ def print_plan(config: Config, run_name: str, gpu_hour: float | None = None) -> 
     from agent_r1.training.run import RunDir, check_same_settings
     from agent_r1.workspace import Workspace, needs_index
 
-    workspace = Workspace.of(config)
+    workspace = Workspace.from_config(config)
     run = RunDir(workspace.run(run_name))
     page = gpu_plan(config, gpu_hour) if config.verl.gpu and config.engine == "verl" else local_plan(config)
     say(to_yaml(config))
@@ -307,7 +307,7 @@ def gpu_plan(config: Config, gpu_hour: float | None = None) -> str:
     from agent_r1.workspace import Workspace
 
     v, gpu = config.verl, find_gpu(config.verl.gpu)
-    shape = find_shape(config.model.path or "", Workspace.of(config).pretrained)
+    shape = find_shape(config.model.path or "", Workspace.from_config(config).pretrained)
     check_context(config.rollout.max_context, v.tensor_parallel, shape)
     memory, step = gpu_memory(config, shape, gpu), step_seconds(config, shape, gpu)
     memory["together"] = tuple(sum(row[i] for row in memory.values()) for i in (0, 1))

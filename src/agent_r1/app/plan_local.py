@@ -9,10 +9,10 @@ from __future__ import annotations
 from contextlib import suppress
 
 from agent_r1.config import Config
-from agent_r1.config.choices import algorithm_has
+from agent_r1.config.setting_types import algorithm_has
 from agent_r1.ground.device import LOGITS
 from agent_r1.ground.errors import AgentR1Error, ConfigError
-from agent_r1.ground.sizes import GIB, Shape, find_shape
+from agent_r1.ground.hardware import GIB, Shape, find_shape
 
 TOKENS_PER_EPISODE = 115
 """Mean length of a laptop episode in training (metrics: sequence_length/mean)."""
@@ -34,7 +34,7 @@ def local_shape(config: Config) -> Shape:
 
     m = config.model
     if m.path:
-        return find_shape(m.path, Workspace.of(config).pretrained)
+        return find_shape(m.path, Workspace.from_config(config).pretrained)
     head, tied = m.hidden_size // m.heads, True
     return Shape(
         m.layers, m.hidden_size, m.heads, m.kv_heads, head, m.intermediate_size, m.vocab_size, tied, m.max_position

@@ -22,8 +22,8 @@ from pathlib import Path
 
 from agent_r1.app.cold_start import make_cold_start
 from agent_r1.app.plan_local import check_memory
-from agent_r1.config import Config, own_names, tables
-from agent_r1.config.own import is_own
+from agent_r1.config import Config, tables, user_code_names
+from agent_r1.config.plugins import is_user_code
 from agent_r1.env import brings_tools, environment, make_env, offered
 from agent_r1.ground import hub
 from agent_r1.ground.device import resolve_device
@@ -32,7 +32,7 @@ from agent_r1.ground.files import home, write_whole
 from agent_r1.ground.machine import set_threads
 from agent_r1.ground.ui import progress, say
 from agent_r1.reward.named import reward_of
-from agent_r1.rollout.episode import flow_of
+from agent_r1.rollout.episode import load_flow
 from agent_r1.tool import make_tools
 from agent_r1.training.log import time_to
 from agent_r1.training.run import RunDir, check_network, open_run, run_training, start_model
@@ -53,17 +53,17 @@ def check_own(config: Config) -> None:
     from agent_r1.training.demonstrate import demonstrator_of
 
     loads = {
-        "env.name": environment, "env.reward": reward_of, "rollout.flow": flow_of, "cold_start.demonstrator": demonstrator_of,
+        "env.name": environment, "env.reward": reward_of, "rollout.flow": load_flow, "cold_start.demonstrator": demonstrator_of,
     }  # fmt: skip
-    for name, setting in own_names(config).items():
+    for name, setting in user_code_names(config).items():
         loads.get(setting, lambda name: None)(name)  # the data stage loads what makes the questions
     if config.env.reward and brings_tools(config.env.name):
         raise ConfigError(
             f"env.name={config.env.name} computes its own reward and never uses env.reward={config.env.reward}; unset one",
             code="unused_setting",
         )
-    named = make_tools([name for name in config.env.tools if is_own(name)])
-    others = (name.rpartition(".")[2] for name in config.env.tools if not is_own(name))
+    named = make_tools([name for name in config.env.tools if is_user_code(name)])
+    others = (name.rpartition(".")[2] for name in config.env.tools if not is_user_code(name))
     offered(named | dict.fromkeys(others), config.env)
 
 
@@ -199,7 +199,7 @@ def run_by_hand(config: Config, split: str, index: int, table: bool) -> None:
 
     check_own(config)
     make_task(config)
-    rows, tools, start = load_rows(config, split), load_tools(config), Workspace.of(config).start_model
+    rows, tools, start = load_rows(config, split), load_tools(config), Workspace.from_config(config).start_model
     if not 0 <= index < len(rows):
         raise ConfigError(f"--index {index}: {split} has questions 0 to {len(rows) - 1}", code="index_out_of_range")
     rollout = config.rollout

@@ -6,14 +6,14 @@
 from typing import Any
 
 LOADED = (
-    "ALGORITHMS", "ENGINES", "Config", "all_code", "changed", "fingerprint", "from_yaml", "load_config", "own_names",
-    "preset_names", "preset_title", "to_yaml", "trusted", "user_code", "what_counts",
+    "ALGORITHMS", "ENGINES", "Config", "all_code", "changed", "fingerprint", "from_yaml", "load_config", "user_code_names",
+    "preset_names", "preset_title", "to_yaml", "trusted", "user_code", "fingerprint_values",
 )  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
     if name not in LOADED:
         raise AttributeError(f"module 'agent_r1.config' has no attribute {name!r}")
-    from agent_r1.config.own import imported
+    from agent_r1.config.plugins import import_object
 
-    return imported(f"agent_r1.config.load:{name}", "import")
+    return import_object(f"agent_r1.config.load:{name}", "import")

@@ -23,10 +23,10 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from agent_r1.config import own, recipes, tables
-from agent_r1.config.choices import Engine, algorithm_has
+from agent_r1.config import plugins, recipes, tables
 from agent_r1.config.recipes import add, added, preset_names
 from agent_r1.config.renamed import renamed
+from agent_r1.config.setting_types import Engine, algorithm_has
 from agent_r1.config.settings import OutsideFingerprint
 from agent_r1.config.whole import Config, known
 from agent_r1.ground import bounds
@@ -54,17 +54,17 @@ def load_config(
 
     Raises ConfigError naming the key and its nearest match.
     """
-    said = _anchored(_read_overrides(overrides or []), Path.cwd())
-    said |= {name: value for name, value in (("algorithm", algorithm), ("seed", seed)) if value is not None}
+    overriding = _resolve_paths(_read_overrides(overrides or []), Path.cwd())
+    overriding |= {name: value for name, value in (("algorithm", algorithm), ("seed", seed)) if value is not None}
     files = _read_preset(preset)
     preset = str(Path(preset).resolve()) if _is_file(preset) else preset
-    chosen = _merged({"algorithm": known().config.model_fields["algorithm"].default}, *files, said)["algorithm"]
+    chosen = _merged({"algorithm": known().config.model_fields["algorithm"].default}, *files, overriding)["algorithm"]
     layers: list[dict[str, Any]] = []
     for file in files:
         per_algorithm = {name: file.pop(name, None) or {} for name in tables.names("estimator")}
         critic = chosen in per_algorithm and algorithm_has(chosen, "critic")
         layers += [file, per_algorithm.get(str(chosen)) or per_algorithm["ppo" if critic else "grpo"]]
-    return _validated(_merged(*layers, {"preset": preset}, said), trains)
+    return _validated(_merged(*layers, {"preset": preset}, overriding), trains)
 
 
 def changed(config: Config, overrides: list[str]) -> Config:
@@ -102,7 +102,7 @@ def from_yaml(path: Path, written_here: bool = False) -> Config:
         )
         raise ConfigError(f"{path}: {error}; was this run made by another version?{theirs}", code=error.code) from None
     if written_here:
-        own.say(all_code(config))
+        plugins.trust(all_code(config))
     return config
 
 
@@ -144,7 +144,7 @@ def _read_preset(name: str, seen: tuple[str, ...] = ()) -> list[dict[str, Any]]:
         raise ConfigError(
             f"the preset {path} has no settings; it looks like `trainer: {{steps: 40}}`", code="bad_preset"
         )
-    preset = _anchored(preset, path.resolve().parent)
+    preset = _resolve_paths(preset, path.resolve().parent)
     parent = preset.pop("extends", None)
     if parent and _is_file(parent):
         parent = str(path.resolve().parent / parent)
@@ -164,12 +164,15 @@ def _anchored(layer: dict[str, Any], folder: Path) -> dict[str, Any]:
         if not isinstance(values, dict) or name not in values:
             continue
         if key in settings.trusted:
-            own.say(_strings(values[name]))
+            plugins.trust(_strings(values[name]))
             continue
         many = values[name] if isinstance(values[name], list) else [values[name]]
         if key in settings.code:
-            many = [own.absolute(item, folder) if isinstance(item, str) and own.is_own(item) else item for item in many]
-            own.say(item for item in many if isinstance(item, str))
+            many = [
+                plugins.absolute(item, folder) if isinstance(item, str) and plugins.is_user_code(item) else item
+                for item in many
+            ]
+            plugins.trust(item for item in many if isinstance(item, str))
         else:
             many = [str(folder / item) if isinstance(item, str) and (folder / item).exists() else item for item in many]
         values[name] = many if isinstance(values[name], list) else many[0]
@@ -212,7 +215,7 @@ def user_code(config: Config, updates: bool = True) -> list[str]:
         "reward": [e.reward],
         "estimator": [config.algorithm] * updates,
     }
-    return [*own_names(config), *added(chosen)]
+    return [*user_code_names(config), *added(chosen)]
 
 
 def own_names(config: Config) -> dict[str, str]:
@@ -220,7 +223,9 @@ def own_names(config: Config) -> dict[str, str]:
     found = {}
     for key in known().code:
         value = _value(config, key)
-        found |= {item: key for item in (value if isinstance(value, list) else [value]) if item and own.is_own(item)}
+        found |= {
+            item: key for item in (value if isinstance(value, list) else [value]) if item and plugins.is_user_code(item)
+        }
     return found
 
 
@@ -263,7 +268,7 @@ def _validated(values: Any, trains: bool = True) -> Config:
     try:
         config = known().config.model_validate(values)
     except ValidationError as error:
-        raise _explained(error) from None
+        raise _explain(error) from None
     sections = [
         getattr(config, name) for name in type(config).model_fields if isinstance(getattr(config, name), BaseModel)
     ]
@@ -294,10 +299,10 @@ def _explained(error: ValidationError) -> ConfigError:
     if kind == "unknown_name":  # from `choices.py`
         return ConfigError(said, code="unknown_name")
     if kind.startswith(("greater_than", "less_than", "finite_number", "too_short", "too_long")):
-        return ConfigError(said, code="out_of_range")
+        return ConfigError(message, code="out_of_range")
     if kind.endswith(("_type", "_parsing", "_from_float")):
-        return ConfigError(said, code="wrong_type")
-    return ConfigError(said, code="bad_setting")
+        return ConfigError(message, code="wrong_type")
+    return ConfigError(message, code="bad_setting")
 
 
 # ----------------------------------------------------------------------------------------------------------- fingerprints
@@ -313,7 +318,7 @@ def what_counts(part: Any) -> Any:
     if not isinstance(part, BaseModel):
         return part
     fields, outside = type(part).model_fields.items(), OutsideFingerprint.__metadata__[0]
-    return {name: what_counts(getattr(part, name)) for name, field in fields if outside not in field.metadata}
+    return {name: fingerprint_values(getattr(part, name)) for name, field in fields if outside not in field.metadata}
 
 
 # ------------------------------------------------------------------------------------------- conflicts
@@ -331,7 +336,7 @@ def _conflicts(config: Config) -> Iterator[ConfigError]:
             f"{d.name} is generated and takes no data.source or data.corpus; set data.name to {', '.join(others)}",
             code="unused_setting",
         )
-    if d.facts.get("needs_source") and not own.is_own(d.name) and not d.source:
+    if d.facts.get("needs_source") and not plugins.is_user_code(d.name) and not d.source:
         yield ConfigError(
             f"data.name={d.name} has no questions; name a JSONL or parquet file of them with data.source",
             code="missing_source",

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
-from agent_r1.config import own, tables
+from agent_r1.config import plugins, tables
 from agent_r1.ground.errors import ConfigError, nearest
 
 USER = "of a user's recipe"
@@ -20,7 +20,7 @@ USER = "of a user's recipe"
 def presets() -> dict[str, Traversable]:
     """Map preset names to files. RECIPE/preset.yaml has the recipe's name, other files their own."""
     found = {}
-    for folder in own.recipes():
+    for folder in plugins.recipe_folders():
         for file in folder.iterdir():
             if file.name.endswith(".yaml"):
                 stem = file.name.removesuffix(".yaml")
@@ -48,7 +48,7 @@ def preset_of(recipe: str) -> str:
 
     Raises ConfigError if there is none, with the existing recipes.
     """
-    ours = {folder.name: folder for folder in own.recipes()}
+    ours = {folder.name: folder for folder in plugins.recipe_folders()}
     folder = Path(recipe)
     same = [name for name, other in ours.items() if folder.is_dir() and Path(str(other)).resolve() == folder.resolve()]
     name = same[0] if same else recipe.replace("-", "_")
@@ -94,13 +94,13 @@ def add(file: Path) -> None:
         tables.refuse_twice(file, kind, others & names.keys())
         for name, facts in names.items():
             code = facts.get("code") if isinstance(facts, dict) else None
-            if not isinstance(code, str) or not own.is_own(code):
+            if not isinstance(code, str) or not plugins.is_user_code(code):
                 raise ConfigError(
                     f"{file}: {kind}.{name} names no code; give FILE.py:NAME or MODULE:NAME", code="names_no_code"
                 )
             folder = file.resolve().parent
-            texts = {key: own.absolute(text, folder) for key, text in facts.items() if isinstance(text, str)}
-            own.say(text for text in texts.values() if own.is_own(text))
+            texts = {key: plugins.absolute(text, folder) for key, text in facts.items() if isinstance(text, str)}
+            plugins.trust(text for text in texts.values() if plugins.is_user_code(text))
             tables.entries(kind)[name] = facts | texts | {USER: True}
 
 

@@ -12,7 +12,8 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt
 
 from agent_r1.config import tables
-from agent_r1.config.choices import (
+from agent_r1.config.plugins import is_user_code
+from agent_r1.config.setting_types import (
     Algorithm,
     AtLeast1,
     DataName,
@@ -20,14 +21,13 @@ from agent_r1.config.choices import (
     KlEstimator,
     LearningRate,
     LossAggregation,
-    Own,
     Ratio,
     RewardName,
     Seconds,
     Share,
+    UserCode,
     algorithm_has,
 )
-from agent_r1.config.own import is_own
 from agent_r1.ground.errors import ConfigError
 
 T = TypeVar("T")

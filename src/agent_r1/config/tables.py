@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Any
 
-from agent_r1.config import own
+from agent_r1.config import plugins
 from agent_r1.ground.errors import ConfigError, nearest
 
 
@@ -27,7 +27,7 @@ from agent_r1.ground.errors import ConfigError, nearest
 def _tables() -> dict[str, dict[str, dict[str, Any]]]:
     """Read all tables: kind -> name -> `code` and facts."""
     found: dict[str, dict[str, dict[str, Any]]] = {}
-    for file in own.manifests():
+    for file in plugins.manifests():
         for kind, entries in parse(file.read_text(encoding="utf-8")).items():
             refuse_twice(file, kind, found.get(kind, {}).keys() & entries.keys())
             found.setdefault(kind, {}).update(entries)
@@ -109,4 +109,4 @@ def resolve(kind: str, name: str, setting: str) -> Any:
     if own.is_own(name):
         return own.load(name, setting)
     found = facts(kind, name, setting)["code"]
-    return own.imported(found, setting) if isinstance(found, str) else found
+    return plugins.import_object(found, setting) if isinstance(found, str) else found

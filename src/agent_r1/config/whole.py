@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, get_origin
 from pydantic import create_model
 from pydantic.fields import FieldInfo
 
-from agent_r1.config import own, settings, tables
-from agent_r1.config.choices import Shares
+from agent_r1.config import plugins, settings, tables
+from agent_r1.config.setting_types import Shares
 from agent_r1.ground.errors import ConfigError
 
 
@@ -25,7 +25,7 @@ def join_sections() -> type[settings.Config]:
     cores: dict[str, Any] = {name: field.annotation for name, field in settings.Config.model_fields.items()}
     declared: dict[str, list[type[settings.Section]]] = defaultdict(list)
     for name, entry in tables.entries("settings").items():
-        found = own.imported(entry["code"], f"recipe.toml, [settings] {name}")
+        found = plugins.import_object(entry["code"], f"recipe.toml, [settings] {name}")
         section = name.partition(".")[0]
         base = cores.get(section, settings.Section)
         if not (isinstance(found, type) and issubclass(found, base)):

@@ -5,7 +5,7 @@
     splits.py      records -> train, val and test
     corpora.py     the passages to search
     build.py       any of these -> the files of a data set
-    rows.py        how rows, passages and their folder lie on disk
+    storage.py     how rows, passages and their folder lie on disk
     prompts.py     what every agent is told
     spellings.py   titles and questions that are equal although their bytes differ
 

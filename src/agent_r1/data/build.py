@@ -14,15 +14,16 @@ import pyarrow as pa
 
 from agent_r1.config.settings import DataConfig
 from agent_r1.data.prompts import messages
-from agent_r1.data.rows import make_folder, write_corpus, write_rows
 from agent_r1.data.source import source_of
+from agent_r1.data.storage import make_folder, write_corpus, write_rows
 from agent_r1.ground.errors import AgentR1Error, first_line
 
 
 def build(
-    config: DataConfig, seed: int, out: Path, agent_name: str = "hermes", says_how: bool = False
+    config: DataConfig, seed: int, out: Path, agent_name: str = "hermes", describes_format: bool = False
 ) -> dict[str, Any]:
-    """Make the data set in the new folder `out` and return its manifest. `agent_name` and `says_how` are those of the dialect.
+    """Make the data set in the new folder `out` and return its manifest. `agent_name` and `describes_format` are those of
+    the dialect.
 
     Raises ConfigError for sizes that cannot be or that the source does not have; AgentR1Error for a source that is missing
     or corrupt, and if `out` exists or cannot be written.
@@ -35,7 +36,7 @@ def build(
             rows = [
                 {  # verl's keys
                     "data_source": config.data_source,
-                    "prompt": messages(config.data_source, asked.question, asked.system, says_how),
+                    "prompt": messages(config.data_source, asked.question, asked.system, describes_format),
                     "ability": source.ability,
                     "reward_model": {"style": "rule", "ground_truth": asked.answers},
                     "extra_info": {"index": index, "split": split, **asked.extra},

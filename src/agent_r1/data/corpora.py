@@ -22,7 +22,7 @@ from pydantic import AliasChoices, BaseModel, Field
 
 from agent_r1.config import tables
 from agent_r1.data.json_files import Text, checked_records, json_records
-from agent_r1.data.rows import Passage
+from agent_r1.data.storage import Passage
 from agent_r1.ground import hub
 from agent_r1.ground.errors import AgentR1Error, ConfigError, first_line, nearest
 from agent_r1.ground.ui import say

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 
-from agent_r1.config import own
+from agent_r1.config import plugins
 from agent_r1.config.settings import DataConfig
 from agent_r1.data.json_files import Text, checked_records, json_records
 from agent_r1.data.source import SPLITS, Asked
@@ -87,7 +87,7 @@ def _finite(value: Any) -> bool:
 def source_files(config: DataConfig) -> dict[str, Path]:
     """The files that `data.source` names: one for all splits, or those of each in a folder; none where a function makes the
     questions. Raises AgentR1Error where they are missing."""
-    if own.is_own(config.name):
+    if plugins.is_user_code(config.name):
         return {}
     source = Path(config.source)
     if not source.exists():
@@ -115,7 +115,7 @@ def splits_of(config: DataConfig, files: dict[str, Path], seed: int, skipped: li
     Raises AgentR1Error naming the line that is no question; ConfigError where there are fewer than wanted.
     """
     wanted = {split: getattr(config, split) for split in SPLITS}
-    if own.is_own(config.name):
+    if plugins.is_user_code(config.name):
         return _apart({split: _made(config.name, seed, split, count) for split, count in wanted.items()}, skipped)
     asked: dict[str, str] = {}
     found = {name: read(path, config.skip_bad, skipped, asked) for name, path in files.items()}
@@ -181,7 +181,7 @@ def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
 
 def _made(name: str, seed: int, split: str, count: int) -> list[Question]:
     """`questions(split, count, rng)` of one's own, asked for one split."""
-    make = own.load(name, "data.name")
+    make = plugins.load(name, "data.name")
     if not callable(make):
         raise ConfigError(
             f"data.name={name} is no function; write `def questions(split, count, rng)`, which yields {FORM}",
@@ -191,8 +191,8 @@ def _made(name: str, seed: int, split: str, count: int) -> list[Question]:
         found = [Question.model_validate(value) for value in make(split, count, random.Random(f"{seed}/{split}"))]
     except Exception as error:
         raise ConfigError(
-            f"data.name={name}, {split}: {own.where(error)}{type(error).__name__}: {' '.join(str(error).split())}; a question "
-            f"is {FORM}",
+            f"data.name={name}, {split}: {plugins.error_location(error)}{type(error).__name__}: {' '.join(str(error).split())}; "
+            f"a question is {FORM}",
             code="broken_code",
         ) from error
     if len(found) < max(count, 1):

@@ -20,18 +20,18 @@ INSTRUCTIONS = f"You answer questions with the help of a search tool. {_THINK} T
 """A model that has seen instructions before takes them; the laptop's tiny model knows its one task without any."""
 
 
-def messages(dataset: str, question: str, system: str | None = None, says_how: bool = False) -> list[Message]:
+def messages(dataset: str, question: str, system: str | None = None, describes_format: bool = False) -> list[Message]:
     """The prompt for `question`. Those of a published data set are all told the same; questions of one's own bring their
-    `system` message, or none. `says_how`: the dialect itself says how one thinks and answers (`Dialect.says_how`)."""
+    `system` message, or none. `describes_format`: see `Dialect.describes_format`."""
     if tables.facts("data", dataset, "data.name").get("instructed", True):
-        system = system or instructions(["search"], says_how)
+        system = system or instructions(["search"], describes_format)
     lead = [{"role": "system", "content": system}] if system else []
     return [*lead, {"role": "user", "content": question}]
 
 
-def instructions(tools: Iterable[str], says_how: bool = False) -> str:
+def instructions(tools: Iterable[str], describes_format: bool = False) -> str:
     """For a model that has not been trained here, and brings no data set whose rows tell it what to do."""
-    if says_how:
+    if describes_format:
         task = f" with the help of a search tool; {_SEARCHED}" if tables.stated("tool", tools, "index") else "."
         return f"You answer questions{task} Your answer is {_SHORT}"
     return INSTRUCTIONS if tables.stated("tool", tools, "index") else f"You answer questions. {_THINK} {_ANSWER}"

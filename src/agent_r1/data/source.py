@@ -13,7 +13,7 @@ from typing import Any
 
 from agent_r1.config import tables
 from agent_r1.config.settings import DataConfig
-from agent_r1.data.rows import Passage
+from agent_r1.data.storage import Passage
 
 SPLITS = ("train", "val", "test")
 

@@ -3,8 +3,8 @@
 An environment shows observations (chat messages), takes actions (the agent's turns) and pays rewards. `core.py` has the
 interface `AgentEnv`. `base.py` holds `BaseToolEnv`, the environment of everything that is driven by tool calls. `dialect.py` says
 what a dialect is, `hermes.py` is the one in `<tool_call>` and `<answer>` tags, and recipes/dialects has others. `calls.py` plays
-calls in a dialect and `questions.py` pays the answer. User-defined worlds (`world.py`) pay what was done: a plain class whose
-methods are the tools (`methods.py`), and any server that speaks OpenEnv (recipes/openenv).
+calls in a dialect and `questions.py` pays the answer. User-defined worlds (`stateful_env.py`) pay what was done: a plain
+class whose methods are the tools (`class_env.py`), and any server that speaks OpenEnv (recipes/openenv).
 
 Rows choose an environment by their `agent_name`, which is `env.name`. docs/tutorial/your-own-environment.md writes one.
 """
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from agent_r1.config import own, tables
+from agent_r1.config import plugins, tables
 from agent_r1.config.settings import EnvConfig
 from agent_r1.core import INVALID, AgentEnv, Outcome, Row
 from agent_r1.env.base import BaseToolEnv
@@ -47,12 +47,14 @@ def environment(name: str) -> Callable[[dict[str, BaseTool], EnvConfig], AgentEn
 
     Raises ConfigError where there is none, or where a user-defined one keeps no contract.
     """
-    return _own_environment(name) if own.is_own(name) else _made(tables.resolve("env", name, "env.name"), name)
+    return (
+        _own_environment(name) if plugins.is_user_code(name) else _made(tables.resolve("env", name, "env.name"), name)
+    )
 
 
 @cache  # it is asked for at each episode, and finding a file by name takes a few looks at the disk
 def _own_environment(name: str) -> Callable[[dict[str, BaseTool], EnvConfig], AgentEnv]:
-    return _made(own.load(name, "env.name"), name)
+    return _made(plugins.load(name, "env.name"), name)
 
 
 def _made(found: Any, name: str) -> Callable[[dict[str, BaseTool], EnvConfig], AgentEnv]:
@@ -102,7 +104,7 @@ def make_env(row: Row, tools: dict[str, BaseTool], config: EnvConfig) -> AgentEn
     shared: dict[Any, Any] = {}
     mine = {tool: tools[tool].for_episode(shared) for tool in wanted}
     env = made(mine, config)
-    env.own_tools = [tool for key, tool in mine.items() if tool is not tools[key]]
+    env.episode_tools = [tool for key, tool in mine.items() if tool is not tools[key]]
     for wrap in tables.asked_for("around_env", env=config):
         env = wrap(env, config)
     return env

@@ -67,7 +67,7 @@ class BaseToolEnv(AgentEnv):
 
     def reset(self, row: Row) -> Observation:
         self.row = row
-        return self.dialect.shown(row["prompt"], self.tools)
+        return self.dialect.first_observation(row["prompt"], self.tools)
 
     async def step(self, action: Action) -> StepResult:
         self.turns += 1
@@ -86,7 +86,7 @@ class BaseToolEnv(AgentEnv):
             return _done(StopReason.TOOL_BUDGET)
         self.tool_calls += len(calls)
         results = await self.execute(calls)
-        paid = [
+        call_rewards = [
             (len(action.text) if c.end is None else c.end, self.process_reward(c, r))
             for c, r in zip(calls, results, strict=True)
         ]
@@ -103,9 +103,9 @@ class BaseToolEnv(AgentEnv):
             StopReason.MAX_TURNS: last,
         }
         if reason := next((reason for reason, true in ends.items() if true), None):
-            return _done(reason, paid, info)
+            return _done(reason, call_rewards, info)
         observation = Observation(self.format_tool_response(calls, results))
-        return StepResult(observation, sum(reward for _, reward in paid), info=info, paid=paid)
+        return StepResult(observation, sum(reward for _, reward in call_rewards), info=info, call_rewards=call_rewards)
 
     async def execute(self, calls: list[ToolCall]) -> list[ToolResult]:
         """Run the calls of one turn: concurrently, or in order if `stateful`."""
@@ -121,9 +121,9 @@ class BaseToolEnv(AgentEnv):
         return {f"calls/{name}": float(called[name]) for name in self.tools} if len(self.tools) > 1 else {}
 
 
-def _done(reason: StopReason, paid: Sequence[tuple[int, float]] = (), info: dict | None = None) -> StepResult:
-    reward = sum(reward for _, reward in paid)
-    return StepResult(None, reward, done=True, stop_reason=reason, info=info or {}, paid=list(paid))
+def _done(reason: StopReason, call_rewards: Sequence[tuple[int, float]] = (), info: dict | None = None) -> StepResult:
+    reward = sum(reward for _, reward in call_rewards)
+    return StepResult(None, reward, done=True, stop_reason=reason, info=info or {}, call_rewards=list(call_rewards))
 
 
 def _record(call: ToolCall, result: ToolResult) -> dict:

@@ -1,7 +1,7 @@
 """Tool calls in a dialect.
 
 In: the agent's turns. Out: calls, results as messages, and what each call is paid (`env.call_reward`). Next: `questions.py` pays
-the answer, `world.py` what was done.
+the answer, `stateful_env.py` what was done.
 """
 
 from __future__ import annotations

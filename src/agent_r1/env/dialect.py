@@ -47,7 +47,7 @@ class Dialect:
         return None, False
 
     @staticmethod
-    def broken_up(text: str, *words: str) -> str:
+    def escape(text: str, *words: str) -> str:
         """`text` with a blank after the first character of each of `words`, so that a result cannot spell the end of results.
 
         For words that a dialect writes next to data and a vocabulary may have as ordinary text; control tokens are the business of
@@ -59,42 +59,52 @@ class Dialect:
 
     # -------------------------------------------------------------------------------------- the first observation
 
-    says_how = False
-    """Whether the dialect itself tells the agent how to think and answer (`told`, or its channels). Then the task does not."""
+    describes_format = False
+    """Whether the dialect itself tells the agent how to think and answer (`system_prompt`, or its channels). Then the task
+    does not."""
 
-    def told(self, tools: dict[str, BaseTool]) -> str | None:
+    def system_prompt(self, tools: dict[str, BaseTool]) -> str | None:
         """The system message on calls to `tools` and on the answer. None: the chat template shows the tools."""
         return None
 
-    def shown(self, prompt: Sequence[Message], tools: dict[str, BaseTool]) -> Observation:
+    def first_observation(self, prompt: Sequence[Message], tools: dict[str, BaseTool]) -> Observation:
         """The first observation: `prompt` and `tools`, as this dialect shows them."""
-        if (told := self.told(tools)) is None:
+        if (added := self.system_prompt(tools)) is None:
             return Observation(list(prompt), tools=[tool.schema() for tool in tools.values()])
         system = [message["content"] for message in prompt[:1] if message["role"] == "system"]
-        return Observation([{"role": "system", "content": "\n\n".join([*system, told])}, *prompt[len(system) :]])
+        return Observation([{"role": "system", "content": "\n\n".join([*system, added])}, *prompt[len(system) :]])
 
     # ------------------------------------------------------------------------------------------------- the tokens
 
-    control: Sequence[str] = ()
+    control_tokens: Sequence[str] = ()
     """Control tokens in which the dialect is spoken: a model without them cannot speak it."""
 
-    def end_of(self, turn: str) -> str | None:
+    def end_token(self, turn: str) -> str | None:
         """The control token that ends this turn; None: the one that the chat template writes."""
         return None
 
     # ------------------------------------------------------------------------------------- screens, demonstrators
 
-    unfinished = re.compile(r"<[/|]?[a-z_]*\|?\Z")
+    partial_tag = re.compile(r"<[/|]?[a-z_]*\|?\Z")
     """The end of a turn that still streams, where it may yet become a mark of the dialect: hidden until complete."""
 
     def parts(self, text: str) -> list[Part]:
-        """A turn, or as much of it as came, as a person is shown it. Text before `unfinished` only grows."""
+        """A turn, or as much of it as came, as a person is shown it. Text before `partial_tag` only grows."""
         return [Part("text", text)]
 
-    def written(self, said: ToolCall | str, thought: str = "") -> str | None:
+    def write_turn(self, said: ToolCall | str, thought: str = "") -> str | None:
         """A turn that makes this call, or answers so; None where the dialect has no form for it."""
         return said if isinstance(said, str) else None
 
 
-HOOKS = ("answer_in", "says_how", "told", "control", "end_of", "unfinished", "parts", "written")
+HOOKS = (
+    "answer_in",
+    "describes_format",
+    "system_prompt",
+    "control_tokens",
+    "end_token",
+    "partial_tag",
+    "parts",
+    "write_turn",
+)
 """What an environment may define itself instead of in a dialect (`BaseToolEnv`)."""

@@ -102,7 +102,7 @@ class Hermes(Dialect):
     def parts(self, text: str) -> list[Part]:
         return split_turn(text, self.tags)
 
-    def written(self, said: ToolCall | str, thought: str = "") -> str | None:
+    def write_turn(self, said: ToolCall | str, thought: str = "") -> str | None:
         thought = f"<think>{thought or 'go on'}</think>"
         if isinstance(said, str):
             return f"{thought}<answer>{said}</answer>"

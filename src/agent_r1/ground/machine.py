@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agent_r1.ground.errors import first_line
-from agent_r1.ground.sizes import GIB
+from agent_r1.ground.hardware import GIB
 
 OPEN_FILES = 65536
 """Limit that `raise_file_limit` asks for, as Ray does: with more, programs that close every possible file are slow."""

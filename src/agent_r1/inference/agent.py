@@ -20,7 +20,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent_r1.config import Config, changed, from_yaml, load_config, own, tables
+from agent_r1.config import Config, changed, from_yaml, load_config, plugins, tables
 from agent_r1.config.settings import RolloutConfig, TrainerConfig
 from agent_r1.core import Message, Policy
 from agent_r1.data.prompts import instructions, messages
@@ -39,7 +39,7 @@ from agent_r1.rollout.setup import check_dialect
 from agent_r1.tool import BaseTool, own_tool
 from agent_r1.training import lora
 from agent_r1.training.checkpoint import list_checkpoints
-from agent_r1.training.shards import find_shards
+from agent_r1.training.fsdp_merge import find_shards
 from agent_r1.training.tiny_model import load_chat
 from agent_r1.workspace import Workspace, load_tools, make_task, needs_index
 
@@ -126,7 +126,7 @@ def _lead(agent: Agent, prompt: str | None) -> list[Message] | None:
     if prompt is None:
         if own_settings(agent.model) or messages(agent.config.data.data_source, "")[:-1] or agent.made_from_nothing:
             return None
-        prompt = instructions(agent.tools, dialect_of(agent.config.env).says_how)
+        prompt = instructions(agent.tools, dialect_of(agent.config.env).describes_format)
     return [{"role": "system", "content": prompt}] if prompt else []
 
 
@@ -139,7 +139,9 @@ def describe(agent: Agent, backend: str, temperature: float | None = None) -> st
         else ""
     )
     lead = (
-        messages(c.data.data_source, "", says_how=dialect_of(c.env).says_how)[:-1] if agent.lead is None else agent.lead
+        messages(c.data.data_source, "", describes_format=dialect_of(c.env).describes_format)[:-1]
+        if agent.lead is None
+        else agent.lead
     )
     told = f'"{textwrap.shorten(lead[0]["content"], 80, placeholder="...")}"' if lead else "none"
     r, tools = c.rollout, offered(agent.tools, c.env)
@@ -174,7 +176,7 @@ def make_tools_of(config: Config) -> dict[str, BaseTool]:
     """
     if not config.env.tools:
         return {}
-    workspace = Workspace.of(config)
+    workspace = Workspace.from_config(config)
     there = workspace.data.exists() and (workspace.index.exists() or not needs_index(config))
     if config.data.facts.get("generated") and not there:
         say("the data of this model is not on this machine; it is generated now, as by the stages data and index")

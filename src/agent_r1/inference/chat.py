@@ -29,7 +29,7 @@ from rich.text import Text
 
 from agent_r1.config import Config, tables
 from agent_r1.core import Row
-from agent_r1.data.rows import read_corpus
+from agent_r1.data.storage import read_corpus
 from agent_r1.ground.errors import AgentR1Error, ConfigError, nearest
 from agent_r1.ground.files import json_line, write_whole
 from agent_r1.ground.ui import clean, say

@@ -57,7 +57,9 @@ class Conversation(AgentEnvLoop):
 
     def __init__(self, agent: Agent, known: list[Row], seed: int = 0, watcher: Watcher | None = None):
         r, env = agent.config.rollout, agent.config.env
-        super().__init__(agent.policy, agent.chat, Limits.of(r, env), lambda row: make_env(row, agent.tools, env))
+        super().__init__(
+            agent.policy, agent.chat, Limits.from_settings(r, env), lambda row: make_env(row, agent.tools, env)
+        )
         self.agent, self.watcher = agent, watcher or Watcher()
         self.exchanges: list[Exchange] = []
         self.temperature = r.temperature
@@ -68,7 +70,7 @@ class Conversation(AgentEnvLoop):
         as_trained = (
             known[0]["prompt"]
             if known
-            else messages(agent.config.data.data_source, "", says_how=dialect_of(env).says_how)
+            else messages(agent.config.data.data_source, "", describes_format=dialect_of(env).describes_format)
         )
         self._lead = as_trained[:-1] if agent.lead is None else agent.lead
         self._seed, self._asked = seed, 0
@@ -164,7 +166,7 @@ def read_turn(env: EnvConfig, text: str, whole: bool) -> list[tuple[str, str]]:
     is the answer. A model that was not trained to mark answers writes so, and such a turn ends the episode.
     """
     spoken = dialect_of(env)
-    text = text if whole else spoken.unfinished.sub("", text)
+    text = text if whole else spoken.partial_tag.sub("", text)
     parts = [(part.kind, part.text.strip()) for part in spoken.parts(text) if part.text.strip()]
     if not whole or {"tool_call", "answer"} & {kind for kind, _ in parts}:
         return parts

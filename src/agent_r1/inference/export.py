@@ -26,8 +26,8 @@ from agent_r1.inference.agent import SETTINGS, hub_model, model_folder
 from agent_r1.inference.provenance import train_command, weights_hash
 from agent_r1.rollout.policies import AnyModel, load_any, load_transformers, token_logprobs
 from agent_r1.training.checkpoint import verify_checkpoint
+from agent_r1.training.fsdp_merge import find_shards, write_merged
 from agent_r1.training.lora import is_adapter
-from agent_r1.training.shards import find_shards, write_merged
 from agent_r1.training.tiny_model import load_chat
 
 MEAN, MOST = 3e-4, 1e-2

@@ -26,7 +26,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from agent_r1.config import own, tables
+from agent_r1.config import plugins, tables
 from agent_r1.config.settings import EnvConfig
 from agent_r1.core import Row
 from agent_r1.ground.errors import ConfigError
@@ -47,12 +47,14 @@ async def named_outcome(
 ) -> tuple[float, dict[str, float]]:
     """(reward, parts) of the answer (None: there is none) by the reward that `config` names."""
     paid = 0.0
-    if answer is not None and own.is_own(config.reward):
-        paid = _own(config.reward, {"answer": answer, "row": row, "episode": episode or Episode()})
+    if answer is not None and plugins.is_user_code(config.reward):
+        paid = _call_user_reward(config.reward, {"answer": answer, "row": row, "episode": episode or Episode()})
     elif answer is not None:
         targets = [str(target) for target in row["reward_model"]["ground_truth"]]
         if key := tables.facts("reward", config.reward, "env.reward").get("address"):
-            own.check_said(getattr(config, key), f"env.{key}")  # its server hears what the agent answers, and a key
+            plugins.check_trusted(
+                getattr(config, key), f"env.{key}"
+            )  # its server hears what the agent answers, and a key
         paid = await tables.resolve("reward", config.reward, "env.reward")(answer, targets, row, config)
     parts = {"answer": float(paid), "format": 0.0 if well_formed else -config.format_penalty}
     return sum(parts.values()), parts
@@ -68,7 +70,7 @@ def reward_of(name: str) -> tuple[Callable[..., float], list[str]]:
 
     Raises ConfigError where it requires anything else than `GIVEN`.
     """
-    function = own.load(name, "env.reward")
+    function = plugins.load(name, "env.reward")
     wanted = "write `def reward(answer, row)` or `def reward(answer, row, episode)`"
     if not callable(function):
         raise ConfigError(f"env.reward={name} is {type(function).__name__}; {wanted}", code="wrong_code")
@@ -88,7 +90,7 @@ def reward_of(name: str) -> tuple[Callable[..., float], list[str]]:
     return function, taken
 
 
-def _own(name: str, given: dict[str, Any]) -> float:
+def _call_user_reward(name: str, given: dict[str, Any]) -> float:
     """Raises ValueError for what is not a finite number; the function's own exceptions pass."""
     function, taken = reward_of(name)
     paid = function(**{key: given[key] for key in taken})

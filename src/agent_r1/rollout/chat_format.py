@@ -207,9 +207,9 @@ class ChatFormat:
                 if number % 2:
                     text += str(contents[int(piece)])
                 else:
-                    own |= {len(text) + tag.start() for tag in self._guarded.finditer(piece)}
+                    template_tags |= {len(text) + tag.start() for tag in self._guarded.finditer(piece)}
                     text += piece
-            ids += self.encode_data(text, frozenset(own))
+            ids += self.encode_data(text, frozenset(template_tags))
         return ids
 
     def _render(self, roles: tuple[str, ...], tools=None) -> str:

@@ -1,6 +1,6 @@
 """Run episodes between a policy and an environment: in training, evaluation, chat and verl.
 
-In: a row (one question). Out: a `Trajectory`. Next: `rows.py` makes training sequences of it.
+In: a row (one question). Out: a `Trajectory`. Next: `training_rows.py` makes training sequences of it.
 
 Episodes are coroutines. Each waits only for its own tokens and tools, so a hundred of them keep one sampler busy.
 
@@ -21,7 +21,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from agent_r1.config import own
+from agent_r1.config import plugins
 from agent_r1.config.settings import EnvConfig, RolloutConfig
 from agent_r1.core import (
     Action,
@@ -35,11 +35,11 @@ from agent_r1.core import (
     StepResult,
     StopReason,
     Trajectory,
-    awaited,
+    maybe_await,
 )
 from agent_r1.ground.errors import AgentR1Error, ConfigError, LostConnection
 from agent_r1.rollout.chat_format import ChatFormat
-from agent_r1.rollout.failures import count_calls, refuse_failures, refuse_lost
+from agent_r1.rollout.health import count_calls, refuse_failures, refuse_lost
 
 MAX_REWARD = 1e6
 """Largest absolute reward of a step or outcome. Sums and squares of rewards then stay far below float32's maximum."""
@@ -64,7 +64,7 @@ class Limits:
     timeout_s: float
 
     @classmethod
-    def of(cls, rollout: RolloutConfig, env: EnvConfig) -> Limits:
+    def from_settings(cls, rollout: RolloutConfig, env: EnvConfig) -> Limits:
         return cls(rollout.max_tokens_per_turn, rollout.max_context, env.episode_timeout_s)
 
 
@@ -96,7 +96,7 @@ class AgentEnvLoop(AgentFlowBase):
         finally:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self.limits.timeout_s):
-                    await awaited(env.close())
+                    await maybe_await(env.close())
 
     async def _run_in(self, env: AgentEnv, task: Task, sampling: Sampling) -> Trajectory:
         steps, error = [], None
@@ -114,12 +114,12 @@ class AgentEnvLoop(AgentFlowBase):
         try:
             # A fresh limit: an episode that has used all of its time is paid as well.
             async with asyncio.timeout(self.limits.timeout_s) as deadline:
-                outcome = await awaited(env.outcome(stop))
+                outcome = await maybe_await(env.outcome(stop))
             finite(outcome.reward)
         except Exception as failure:  # for example, no row: the environment failed in `reset`
             outcome, stop = Outcome(), StopReason.ERROR
             late = f"not there after {self.limits.timeout_s:g} s (env.episode_timeout_s)"
-            error = error or f"outcome: {late if deadline.expired() else _said(failure)}"
+            error = error or f"outcome: {late if deadline.expired() else _error_text(failure)}"
         if steps:
             # Only actions get credit, so the outcome goes to the last one, also if a tool result came after it.
             steps[-1].reward += outcome.reward
@@ -132,9 +132,9 @@ class AgentEnvLoop(AgentFlowBase):
     async def _converse(self, env: AgentEnv, task: Task, sampling: Sampling, steps: list[Step]) -> StopReason:
         """Play turns until the end. Steps are appended at once, so that a time-out keeps them."""
         try:
-            observation = await awaited(env.reset(task.row))
+            observation = await maybe_await(env.reset(task.row))
         except Exception as failure:
-            raise EnvironmentFailure(_said(failure)) from failure
+            raise EnvironmentFailure(_error_text(failure)) from failure
         while True:
             ids = self.observe(steps, observation)
             room = self.limits.max_context - len(ids)
@@ -162,9 +162,9 @@ class AgentEnvLoop(AgentFlowBase):
             try:
                 result = await env.step(action)
                 step.reward, step.info = finite(result.reward), result.info
-                step.paid = self.earned(step, result)
+                step.token_rewards = self.locate_rewards(step, result)
             except Exception as failure:
-                raise EnvironmentFailure(_said(failure)) from failure
+                raise EnvironmentFailure(_error_text(failure)) from failure
             self.on_result(result)
             if result.done:
                 cut_by_context = generation.finish_reason == "length" and room < self.limits.max_tokens_per_turn
@@ -190,10 +190,8 @@ class AgentEnvLoop(AgentFlowBase):
             return len(self.chat.turn_text(step.action_ids[: token + 1]))
 
         last = len(step.action_ids) - 1
-        paid = result.paid or ([] if result.done else [(math.inf, result.reward)])
-        return [
-            (bisect_left(range(last), end, key=length), finite(reward)) for end, reward in paid if reward and last >= 0
-        ]
+        rewards = result.call_rewards or ([] if result.done else [(math.inf, result.reward)])
+        return [(bisect_left(range(last), end, key=length), finite(r)) for end, r in rewards if r and last >= 0]
 
     def on_action(self, action: Action) -> None:
         """Observe a turn of the agent, before the environment processes it. A hook."""

@@ -1,7 +1,7 @@
 """Who plays the episodes of a training step.
 
 In: a step's number. Out: `Played`, what a batch is made of and what was measured. `Rollouts` plays each prompt so many times;
-a wrapper holds another one and changes what it plays (`Greedy` here, `Refilled` in recipes/credit). Next: `rows.py`.
+a wrapper holds another one and changes what it plays (`Greedy` here, `Refilled` in recipes/credit). Next: `training_rows.py`.
 """
 
 from __future__ import annotations
@@ -71,4 +71,4 @@ class Greedy(Rollouts):
 
 def greedy_score(greedy: Trajectory) -> float:
     """What a greedy episode says of its prompt."""
-    return float("nan") if greedy.stop_reason.broken_off else greedy.reward
+    return float("nan") if greedy.stop_reason.failed else greedy.reward

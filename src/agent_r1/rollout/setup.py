@@ -28,15 +28,15 @@ def make_loop(
 def check_dialect(chat: ChatFormat, env: EnvConfig, tools: bool) -> None:
     """Refuse a model that cannot be told of its tools, or cannot speak, in this dialect. Raises ConfigError."""
     spoken = dialect_of(env)
-    if missing := [token for token in spoken.control if token not in chat.control_ids]:
+    if missing := [token for token in spoken.control_tokens if token not in chat.control_ids]:
         raise ConfigError(
             f"env.name={env.name} is spoken in control tokens, and this model has no {missing[0]}; set model.path to a model that "
             "was trained in it (GPT-OSS for harmony), or choose another dialect, such as env.name=hermes",
             code="missing_control_tokens",
         )
-    if tools and spoken.told({}) is None:
+    if tools and spoken.system_prompt({}) is None:
         chat.check_tools()
-    if spoken.control:
+    if spoken.control_tokens:
         result = spoken.responses([ToolCall("probe_it", {})], [ToolResult("")], {})
         try:
             chat.continuation_ids(result, closed=True)

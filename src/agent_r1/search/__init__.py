@@ -2,7 +2,7 @@
 
     encoders.py   text -> unit vectors
     index.py      corpus.jsonl -> a FAISS index on disk -> the nearest passages
-    batches.py    what running coroutines ask in the same moment, as one batch in a thread
+    coalescer.py  what running coroutines ask in the same moment, as one batch in a thread
     searcher.py   the queries of all running episodes, batched and cached
     service.py    the same for other processes, over HTTP: both sides
 

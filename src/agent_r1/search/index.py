@@ -44,7 +44,7 @@ from agent_r1.search.encoders import Encoder, make_encoder
 if TYPE_CHECKING:
     import faiss
 
-    from agent_r1.data.rows import Passage
+    from agent_r1.data.storage import Passage
 
 FORMAT = 1
 METRIC = "inner product of unit vectors"
@@ -287,7 +287,7 @@ class PassageIndex:
 
 def _read_corpus(path: Path) -> tuple[list[Passage], str]:
     """All passages and the SHA-256 of the file. Raises AgentR1Error where it is missing, damaged or empty."""
-    from agent_r1.data.rows import read_corpus  # here, because pyarrow comes with it, and `--help` need not wait
+    from agent_r1.data.storage import read_corpus  # here, because pyarrow comes with it, and `--help` need not wait
 
     passages = list(read_corpus(path))
     if not passages:

@@ -1,6 +1,6 @@
 """Search for many episodes at once. In: queries of running coroutines. Out: `Hit`s to the search tool (room 3).
 
-`batches.py` gathers the queries of one moment: one encode and one FAISS call answer all of them.
+`coalescer.py` gathers the queries of one moment: one encode and one FAISS call answer all of them.
 
 Samples of one question ask the same things, in this iteration and in later ones; a cache remembers the latest queries. A
 remembered query lines up like a new one. If it were answered at once, its episode would take another place in the sampler's
@@ -13,7 +13,7 @@ import asyncio
 from dataclasses import dataclass
 
 from agent_r1.ground.errors import AgentR1Error
-from agent_r1.search.batches import Batches, Latest
+from agent_r1.search.coalescer import Coalescer, Latest
 from agent_r1.search.index import Hit, PassageIndex
 
 MAX_QUERY_CHARS = 2000
@@ -35,7 +35,7 @@ class SearchStats:
     searched: int = 0
     """Different queries that the index was asked; fewer than queries - cache_hits, where several asked the same."""
     batches: int = 0
-    """Batches that the index was asked."""
+    """Coalescer that the index was asked."""
 
 
 class Searcher:
@@ -48,7 +48,7 @@ class Searcher:
         self.index = index
         self.stats = SearchStats()
         self._latest: Latest[Query, Hits] = Latest(cache_size)
-        self._batches: Batches[Query, Hits] = Batches(self._search, self._recall, self._latest.learn)
+        self._batches: Coalescer[Query, Hits] = Coalescer(self._search, self._recall, self._latest.learn)
 
     async def search(self, query: str, top_k: int) -> list[Hit]:
         """The `top_k` best passages for `query`, best first. Raises what the index raised for it."""

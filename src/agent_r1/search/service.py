@@ -35,7 +35,7 @@ import httpx
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agent_r1.config.settings import SearchConfig
-from agent_r1.data.rows import Passage
+from agent_r1.data.storage import Passage
 from agent_r1.ground import bounds
 from agent_r1.ground.errors import AgentR1Error, ConfigError, first_line
 from agent_r1.ground.ui import say

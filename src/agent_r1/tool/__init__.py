@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from agent_r1.config import own, tables
+from agent_r1.config import plugins, tables
 from agent_r1.config.settings import EnvConfig
 from agent_r1.ground.errors import ConfigError, nearest
 from agent_r1.tool.base import (
@@ -53,7 +53,7 @@ def make_tools(names: list[str], *, env: EnvConfig | None = None, **resources: A
     tools, asked = {}, {}
     for name in names:
         server, _, wanted = name.partition(".")
-        if own.is_own(name):
+        if plugins.is_user_code(name):
             found = [own_tool(name)]
         elif server in servers:
             found = servers[server](wanted)
@@ -81,7 +81,7 @@ def make_tools(names: list[str], *, env: EnvConfig | None = None, **resources: A
 def own_tool(name: str, setting: str = "env.tools") -> BaseTool:
     """The tool that `name` (`FILE.py:NAME`) names: a BaseTool, its class, or a typed and documented function, which becomes
     one. Raises ConfigError where it is none of them."""
-    found = own.load(name, setting)
+    found = plugins.load(name, setting)
     is_class = isinstance(found, type)
     if not isinstance(found, BaseTool) and not (issubclass(found, BaseTool) if is_class else callable(found)):
         raise ConfigError(
@@ -91,4 +91,4 @@ def own_tool(name: str, setting: str = "env.tools") -> BaseTool:
     try:
         return found() if is_class else found if isinstance(found, BaseTool) else tool(found)
     except ConfigError as error:
-        raise ConfigError(f"{setting}: {own.place(found)}: {error}", code=error.code) from None
+        raise ConfigError(f"{setting}: {plugins.source_location(found)}: {error}", code=error.code) from None

@@ -1,6 +1,6 @@
 """A tool that answers many calls at once: a model on a GPU, a service that takes lists, a database.
 
-In: the calls that all running episodes make in one moment. Out: a result for each. Next: `search/batches.py` gathers them.
+In: the calls that all running episodes make in one moment. Out: a result for each. Next: `search/coalescer.py` gathers them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from abc import abstractmethod
 from typing import Any
 
 from agent_r1.ground.errors import ConfigError
-from agent_r1.search.batches import Batches
+from agent_r1.search.coalescer import Coalescer
 from agent_r1.tool.base import BaseTool
 
 
@@ -24,7 +24,7 @@ class BatchTool(BaseTool):
                 f"tool {self.name}: execute_batch runs in a thread; make it a plain `def`, not `async def`",
                 code="wrong_signature",
             )
-        self._batches: Batches[_Call, Any] = Batches(self._work)
+        self._batches: Coalescer[_Call, Any] = Coalescer(self._work)
 
     @abstractmethod
     def execute_batch(self, many_args: list[dict[str, Any]]) -> list[Any]:

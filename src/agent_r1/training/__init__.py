@@ -2,5 +2,6 @@
 
 `parts.py` puts together what settings choose, `batches.py` what a step sees, and `learner.py` holds what learns. `forward.py`
 computes log-probabilities and values, `metrics.py` averages. More ways to give credit: recipes/credit. Around the loop: `run.py`
-(a run on disk), `checkpoint.py`, `shards.py`, `log.py`, `dashboard.py`. Before it: `tiny_model.py`, `demonstrate.py`, `clone.py`.
+(a run on disk), `checkpoint.py`, `fsdp_merge.py`, `log.py`, `dashboard.py`. Before it:
+`tiny_model.py`, `demonstrate.py`, `clone.py`.
 """

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from agent_r1.config.settings import AdvantageConfig
 from agent_r1.ground.errors import ConfigError
-from agent_r1.rollout.rows import Batch, Column, scatter
+from agent_r1.rollout.training_rows import Batch, Column, scatter
 
 Credit = Callable[[Batch, AdvantageConfig], tuple[Tensor, Tensor]]
 """Maps a batch with every sample of its prompts to `advantages_BT` and `returns_BT` (float32, 0 where the mask is 0).
@@ -161,7 +161,7 @@ def whiten(x_A: Tensor, of: str = "action tokens") -> Tensor:
     """Scale to mean 0 and unbiased variance 1. Raise ConfigError for fewer than two values."""
     if len(x_A) < 2:
         raise ConfigError(
-            f"cannot whiten {len(x_A)} {of}; sample more episodes, or set advantage.normalize_std=false",
+            f"cannot whiten {len(x_A)} {unit}; sample more episodes, or set advantage.normalize_std=false",
             code="too_few_to_whiten",
         )
     return (x_A - x_A.mean()) * torch.rsqrt(x_A.var() + 1e-8)

@@ -12,12 +12,12 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from agent_r1.config.choices import algorithm_has
+from agent_r1.config.setting_types import algorithm_has
 from agent_r1.config.settings import RolloutConfig
 from agent_r1.core import Row, Trajectory
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.rollout.episode import Task, derive_seed
-from agent_r1.rollout.rows import Batch, Column, collate, trajectory_rows
+from agent_r1.rollout.training_rows import Batch, Column, collate, trajectory_rows
 
 
 def make_batch(played: list[Trajectory], algorithm: str, columns: Sequence[Column] = ()) -> Batch:
@@ -32,7 +32,7 @@ def usable_trajectories(trajectories: list[Trajectory], algorithm: str) -> list[
 
     Raises AgentR1Error when that leaves none.
     """
-    usable = [t for t in trajectories if not t.stop_reason.broken_off and any(s.action_ids for s in t.steps)]
+    usable = [t for t in trajectories if not t.stop_reason.failed and any(s.action_ids for s in t.steps)]
     if algorithm_has(algorithm, "groups"):
         members = Counter(t.group_id for t in usable)
         usable = [t for t in usable if members[t.group_id] > 1]

@@ -28,14 +28,14 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from agent_r1.config import own
+from agent_r1.config import plugins
 from agent_r1.config.settings import EnvConfig, RolloutConfig
 from agent_r1.core import Generation, Message, Observation, Policy, Row, Sampling, Step, StopReason, Trajectory
 from agent_r1.env import AgentEnv, Dialect, dialect_of, make_env
 from agent_r1.ground.errors import AgentR1Error, ConfigError
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.episode import AgentEnvLoop, AgentFlowBase, Limits, Task, derive_seed, run_episodes
-from agent_r1.rollout.rows import TrainingRow, trajectory_rows
+from agent_r1.rollout.training_rows import TrainingRow, trajectory_rows
 from agent_r1.tool import BaseTool
 from agent_r1.training.tiny_model import byte_chat
 
@@ -93,14 +93,14 @@ class _Played(AgentEnvLoop, Policy):
         except Exception as error:
             asked = self.row["prompt"][-1]["content"]
             raise ConfigError(
-                f"the demonstrator failed on {asked[:80]!r}: {own.where(error)}{type(error).__name__}: {error}",
+                f"the demonstrator failed on {asked[:80]!r}: {plugins.error_location(error)}{type(error).__name__}: {error}",
                 code="broken_code",
             ) from error
         if not isinstance(text, str) or not text.strip():
             asked = self.row["prompt"][-1]["content"]
             raise ConfigError(
-                f"the demonstrator ({own.place(self.demonstrate)}) returned {text!r} on {asked[:80]!r}; it returns the agent's "
-                "next turn as text, such as call('search', query='...') or answer('...')",
+                f"the demonstrator ({plugins.source_location(self.demonstrate)}) returned {text!r} on {asked[:80]!r}; it "
+                "returns the agent's next turn as text, such as call('search', query='...') or answer('...')",
                 code="wrong_return_value",
             )
         for messages in (self.history, self.contexts[-1]):
@@ -111,7 +111,7 @@ class _Played(AgentEnvLoop, Policy):
 
 def demonstrator_of(name: str) -> Demonstrate:
     """The function of that name. Raises ConfigError where it is none."""
-    found = own.load(name, "cold_start.demonstrator")
+    found = plugins.load(name, "cold_start.demonstrator")
     if not callable(found) or not 2 <= len(inspect.signature(found).parameters) <= 3:
         raise ConfigError(
             f"cold_start.demonstrator={name} is no demonstrator; write `def demonstrate(row, history, rng)`, which returns the "
@@ -147,7 +147,7 @@ def play(
     demonstrate = demonstrator_of(name)
     # No tokenizer has been trained yet: a byte is a token, and the limits of a context do not hold.
     chat = byte_chat()
-    limits = replace(Limits.of(rollout, env), max_tokens_per_turn=10**6, max_context=10**7)
+    limits = replace(Limits.from_settings(rollout, env), max_tokens_per_turn=10**6, max_context=10**7)
     requests: set[str | None] = set()
 
     def made(row: Row) -> AgentEnv:
@@ -164,15 +164,15 @@ def play(
     for text in (said["content"] for asked, said in turns if asked["content"] in requests):
         if any(part.kind in ("tool_call", "answer") for part in dialect_of(env).parts(text)):
             raise ConfigError(
-                f"the demonstrator ({own.place(demonstrate)}) was asked for plain text and returned {text[:80]!r}; return text "
-                f"where history[-1]['content'] is {min(filter(None, requests))!r}",
+                f"the demonstrator ({plugins.source_location(demonstrate)}) was asked for plain text and returned {text[:80]!r}; "
+                f"return text where history[-1]['content'] is {min(filter(None, requests))!r}",
                 code="wrong_return_value",
             )
     unfinished = [t.stop_reason for t in trajectories if t.stop_reason is not StopReason.ANSWERED]
     if 2 * len(unfinished) > len(trajectories):
         raise ConfigError(
             f"{len(unfinished)} of {len(trajectories)} demonstrations ended without an answer ({unfinished[0]}); the demonstrator "
-            f"({own.place(demonstrate)}) must come to one within env.max_turns={env.max_turns} turns",
+            f"({plugins.source_location(demonstrate)}) must come to one within env.max_turns={env.max_turns} turns",
             code="unfinished_demonstration",
         )
     return episodes
@@ -204,7 +204,7 @@ def read_episodes(path: Path, tools: dict[str, BaseTool], env: EnvConfig) -> lis
                 f"{path}, line {number}: no turn of the agent's behind a user's; one line is {FORM}",
                 code="bad_demonstration",
             )
-        first = dialect_of(env).shown(messages, tools)
+        first = dialect_of(env).first_observation(messages, tools)
         schemas = None if first.tools is None else record.get("tools") or first.tools
         episodes.append(Episode(first.messages, schemas))
     if not episodes:
@@ -272,7 +272,7 @@ def _trajectory(episode: Episode, chat: ChatFormat, spoken: Dialect) -> Trajecto
         if message["role"] != "assistant":
             continue
         ids = loop.observe(steps, Observation(episode.messages[start:i], episode.tools))
-        action = chat.turn_ids(message["content"], spoken.end_of(message["content"]))
+        action = chat.turn_ids(message["content"], spoken.end_token(message["content"]))
         steps.append(Step(ids, action, [0.0] * len(action)))
         start = i + 1
     return Trajectory(steps, "", StopReason.ANSWERED, {})

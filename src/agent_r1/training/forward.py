@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from agent_r1.ground.device import LOGITS
 from agent_r1.rollout.decoder import Decoder, causal_attention
-from agent_r1.rollout.rows import Batch, scatter
+from agent_r1.rollout.training_rows import Batch, scatter
 
 
 class Critic(nn.Module):
@@ -40,7 +40,7 @@ def action_logprobs(
     hidden_AD, where = _before_actions(model, batch)
     chosen_A = batch.ids_BT[where]
 
-    def read_off(hidden_CD: Tensor, chosen_C: Tensor) -> tuple[Tensor, Tensor | None]:
+    def chunk_logprobs(hidden_CD: Tensor, chosen_C: Tensor) -> tuple[Tensor, Tensor | None]:
         logprobs_CV = F.log_softmax(model.logits(hidden_CD).float() / temperature, dim=-1)
         entropy_C = -(logprobs_CV.exp() * logprobs_CV).sum(dim=-1) if entropy else None
         return logprobs_CV.gather(1, chosen_C[:, None])[:, 0], entropy_C
@@ -50,7 +50,7 @@ def action_logprobs(
         parts = [read_off(hidden_AD, chosen_A)]
     else:  # only one chunk's logits exist at a time; the backward pass computes them again
         chunks = zip(hidden_AD.split(chunk), chosen_A.split(chunk), strict=True)
-        parts = [checkpoint(read_off, *pair, use_reentrant=False) for pair in chunks]
+        parts = [checkpoint(chunk_logprobs, *pair, use_reentrant=False) for pair in chunks]
     logprobs_A, entropy_A = (
         torch.cat(column) if column[0] is not None else None for column in zip(*parts, strict=True)
     )

@@ -20,8 +20,8 @@ from typing import Any
 from agent_r1.config.settings import RolloutConfig
 from agent_r1.ground.errors import ConfigError
 from agent_r1.ground.files import RESUME, json_line, read_jsonl, write_whole, writing
+from agent_r1.ground.hardware import GIB
 from agent_r1.ground.machine import available_memory
-from agent_r1.ground.sizes import GIB
 from agent_r1.ground.ui import say
 
 STEP = "training/global_step"

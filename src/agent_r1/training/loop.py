@@ -6,7 +6,7 @@ environments. Out: a better policy. The loop knows no tool, dialect, data set or
 
     for each step
         1  sample      G episodes for each of the step's prompts                     rollout/
-        2  rows        tokens, action masks, rewards on action tokens                rollout/rows.py
+        2  rows        tokens, action masks, rewards on action tokens                rollout/training_rows.py
         3  predict     critic: V(s_t) (ppo);  reference: log pi_ref (if there is KL)  training/forward.py
         4  credit      advantages: grpo compares the group, ppo runs GAE             training/advantages.py
         5  critic      fit V to the returns (ppo)                                    training/losses.py
@@ -41,8 +41,8 @@ from agent_r1.ground.device import resolve_device
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.decoder import Decoder
 from agent_r1.rollout.episode import derive_seed
-from agent_r1.rollout.rows import Batch
 from agent_r1.rollout.sampler import LocalPolicy
+from agent_r1.rollout.training_rows import Batch
 from agent_r1.training.batches import make_batch, minibatches
 from agent_r1.training.forward import (
     action_logprobs,
@@ -61,7 +61,15 @@ from agent_r1.training.losses import (
     policy_loss,
     value_loss,
 )
-from agent_r1.training.metrics import GAP, SEEN, Clock, Means, explained_variance, rollout_metrics, sampler_gap
+from agent_r1.training.metrics import (
+    GAP_ROW_STRIDE,
+    SAMPLER_GAP,
+    Clock,
+    Means,
+    explained_variance,
+    rollout_metrics,
+    sampler_gap,
+)  # fmt: skip
 from agent_r1.training.parts import get_ratios, make_estimator, make_policy, make_rollouts
 
 
@@ -133,7 +141,7 @@ def predict(
     """
     micro_tokens, temperature = config.trainer.micro_tokens, config.rollout.temperature
     exact = exact and dtype is torch.float32
-    seen = batch[torch.arange(0, len(batch), SEEN, device=batch.ids_BT.device)] if exact else batch
+    seen = batch[torch.arange(0, len(batch), GAP_ROW_STRIDE, device=batch.ids_BT.device)] if exact else batch
     now_BT = batch_logprobs(learner.actor, seen, temperature, micro_tokens, dtype)
     gap = sampler_gap(seen, now_BT)
     if not exact:
@@ -142,7 +150,7 @@ def predict(
         batch.values_BT = in_micro_batches(lambda part: action_values(learner.critic, part), batch, micro_tokens, dtype)
     if reference is not None:
         batch.ref_logprobs_BT = batch_logprobs(reference, batch, temperature, micro_tokens, dtype)
-    return {GAP: gap}
+    return {SAMPLER_GAP: gap}
 
 
 # ------------------------------------------------------------------------------------------------------ the updates
@@ -150,30 +158,28 @@ def predict(
 
 def update_critic(learner: Learner, batch: Batch, config: Config, step: int, dtype: torch.dtype) -> dict[str, float]:
     """Step 5: fit V(s_t) to the returns, where the mask is 1."""
-    section, means = config.critic, Means()
+    critic, means = config.critic, Means()
     explained = explained_variance(batch.values_BT, batch.returns_BT, batch.mask_BT)
-    for minibatch_B in minibatches(
-        batch, section.minibatches, section.epochs, derive_seed(config.seed, "critic", step)
-    ):
+    for minibatch_B in minibatches(batch, critic.minibatches, critic.epochs, derive_seed(config.seed, "critic", step)):
         normalizer = loss_normalizer(batch.mask_BT[minibatch_B], "token-mean")
         for index in micro_batches(batch.lengths_B, config.trainer.micro_tokens, minibatch_B):
             part = batch[index]
             with autocast(dtype, part.ids_BT.device):
                 values_BT = action_values(learner.critic, part)
-            loss_BT, stats = value_loss(values_BT, part.values_BT, part.returns_BT, part.mask_BT, section.value_clip)
+            loss_BT, stats = value_loss(values_BT, part.values_BT, part.returns_BT, part.mask_BT, critic.value_clip)
             loss = aggregate_loss(loss_BT, part.mask_BT, "token-mean", normalizer)
             loss.backward()
             means.add(part.mask_BT.sum().item(), stats)
             means.add_loss("critic/vf_loss", loss.item())
-        norm = optimize(learner.critic, learner.critic_optimizer, section.grad_clip, f"step {step}: the critic")
+        norm = optimize(learner.critic, learner.critic_optimizer, critic.grad_clip, f"step {step}: the critic")
         means.finish_update({"critic/grad_norm": norm})
-    return means.result() | {"critic/vf_explained_var": explained, "critic/lr": section.lr}
+    return means.result() | {"critic/vf_explained_var": explained, "critic/lr": critic.lr}
 
 
 def update_actor(learner: Learner, batch: Batch, config: Config, step: int, dtype: torch.dtype) -> dict[str, float]:
     """Step 6: `epochs` x `minibatches` optimiser steps on the clipped surrogate."""
-    section, means = config.actor, Means()
-    lr = section.lr * linear_decay(step, config.trainer.steps, section.warmup_steps, section.lr_final)
+    actor, means = config.actor, Means()
+    lr = actor.lr * linear_decay(step, config.trainer.steps, actor.warmup_steps, actor.lr_final)
     for group in learner.actor_optimizer.param_groups:
         group["lr"] = lr
     batch = replace(batch, episode_tokens_B=episode_tokens(batch.mask_BT, batch.trajectory_B))
@@ -206,13 +212,13 @@ def actor_loss(actor: Decoder, part: Batch, normalizer: float, config: Config, m
     loss = aggregate_loss(loss_BT, mask_BT, *whole)
     means.add(mask_BT.sum().item(), stats)
     means.add_loss("actor/pg_loss", loss.item())
-    if section.entropy_coef:
-        loss = loss - section.entropy_coef * aggregate_loss(entropy_BT, mask_BT, *whole)
-    if part.ref_logprobs_BT is not None and section.kl_in == "loss":
-        kl_BT = kl_penalty(logprobs_BT, part.ref_logprobs_BT, section.kl_estimator)
+    if settings.entropy_coef:
+        loss = loss - settings.entropy_coef * aggregate_loss(entropy_BT, mask_BT, *whole)
+    if part.ref_logprobs_BT is not None and settings.kl_in == "loss":
+        kl_BT = kl_penalty(logprobs_BT, part.ref_logprobs_BT, settings.kl_estimator)
         kl = aggregate_loss(kl_BT, mask_BT, *whole)
         means.add_loss("actor/kl_loss", kl.item())
-        loss = loss + section.kl_coef * kl
+        loss = loss + settings.kl_coef * kl
     return loss
 
 
@@ -226,7 +232,7 @@ def log_skipped(actor: Decoder, batch: Batch, rows_B: Tensor, config: Config, dt
     With zero advantages nothing is clipped. The policy's move on these rows is estimated from a sample of them.
     """
     if len(rows_B):
-        part = batch[rows_B[::WATCHED]]
+        part = batch[rows_B[::KL_ROW_STRIDE]]
         now_BT = batch_logprobs(actor, part, config.rollout.temperature, config.trainer.micro_tokens, dtype)
         clip = *config.actor.clip, get_ratios(config.actor.ratio)
         _, stats = policy_loss(now_BT, part.logprobs_BT, torch.zeros_like(now_BT), part.mask_BT, *clip)

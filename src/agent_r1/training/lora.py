@@ -27,7 +27,7 @@ from agent_r1.ground.files import whole, writing
 from agent_r1.rollout import model_files
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.decoder import Decoder
-from agent_r1.training.shards import ALPHA, fold, write_weights
+from agent_r1.training.fsdp_merge import ALPHA, fold, write_weights
 from agent_r1.training.tiny_model import save_tokenizer
 
 TARGETS = ("qkv", "o", "gate_up", "down")

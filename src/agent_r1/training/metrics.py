@@ -13,13 +13,13 @@ from statistics import fmean
 from torch import Tensor
 
 from agent_r1.core import Trajectory
-from agent_r1.rollout.rows import Batch
 from agent_r1.rollout.sampler import SamplerStats
+from agent_r1.rollout.training_rows import Batch
 
-GAP = "training/rollout_logprobs_diff_mean"
+SAMPLER_GAP = "training/rollout_logprobs_diff_mean"
 """How far trainer and sampler are apart in the log-probability of a sampled token, before any update; in both engines. Rounding
 in bfloat16 gives .01 to .02."""
-SEEN = 32
+GAP_ROW_STRIDE = 32
 """In float32 one row in this many is computed again, to see that sampler and trainer do agree."""
 
 
@@ -95,7 +95,7 @@ def rollout_metrics(played: list[Trajectory], batch: Batch, sampler: SamplerStat
         "rollout/decode_tokens": sampler.decode_tokens,
         "timing_s/env": clock.laps["gen"] - sampler.seconds,
         "perf/agent_tokens_per_s": sampler.decode_tokens / clock.laps["gen"],
-        **episode_metrics([EpisodeNumbers.of(t) for t in played]),
+        **episode_metrics([EpisodeNumbers.from_trajectory(t) for t in played]),
     }
 
 
@@ -114,7 +114,7 @@ class EpisodeNumbers:
     """`Trajectory.process`."""
 
     @classmethod
-    def of(cls, t: Trajectory) -> EpisodeNumbers:
+    def from_trajectory(cls, t: Trajectory) -> EpisodeNumbers:
         parts = {name: float(value) for name, value in t.reward_parts.items()}
         metrics = {name: float(value) for name, value in t.metrics.items() if name not in parts}
         return cls(t.reward, len(t.steps), t.stop_reason.value, parts, metrics, t.process)

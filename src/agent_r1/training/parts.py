@@ -12,15 +12,15 @@ from dataclasses import replace
 from torch import Tensor
 
 from agent_r1.config import tables
-from agent_r1.config.choices import algorithm_has
+from agent_r1.config.setting_types import algorithm_has
 from agent_r1.config.settings import AdvantageConfig, Config
 from agent_r1.core import AgentEnv, Row
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.decoder import Decoder
 from agent_r1.rollout.episode import make_flow
 from agent_r1.rollout.rollouts import Greedy, Rollouts
-from agent_r1.rollout.rows import Batch
 from agent_r1.rollout.sampler import LocalPolicy
+from agent_r1.rollout.training_rows import Batch
 from agent_r1.training.advantages import Estimator
 from agent_r1.training.batches import tasks_of_step
 from agent_r1.training.losses import reward_less_kl

@@ -25,8 +25,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agent_r1.config import Config, fingerprint, from_yaml, own, tables, to_yaml, user_code, what_counts
-from agent_r1.config.choices import algorithm_has
+from agent_r1.config import Config, fingerprint, fingerprint_values, from_yaml, plugins, tables, to_yaml, user_code
+from agent_r1.config.setting_types import algorithm_has
 from agent_r1.config.settings import ActorConfig, CriticConfig, RolloutConfig, TrainerConfig
 from agent_r1.core import Row, Trajectory
 from agent_r1.env import dialect_of, make_env
@@ -40,9 +40,9 @@ from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.episode import AgentEnvLoop
 from agent_r1.rollout.evaluate import evaluate
 from agent_r1.rollout.records import question_of, step_records, training_records, write_rollouts
-from agent_r1.rollout.rows import Batch
 from agent_r1.rollout.sampler import LocalPolicy
 from agent_r1.rollout.setup import check_dialect, make_loop
+from agent_r1.rollout.training_rows import Batch
 from agent_r1.tool import BaseTool
 from agent_r1.training import lora
 from agent_r1.training.checkpoint import list_checkpoints, read_checkpoint, refuse_weights, save_checkpoint
@@ -112,7 +112,7 @@ def open_run(run: RunDir, config: Config, resume: bool) -> None:
     with writing(run.path):
         (run.path / "rollouts").mkdir(parents=True, exist_ok=True)
         write_whole(run.config, to_yaml(config))
-        if code := own.code_hashes(user_code(config)):
+        if code := plugins.code_hashes(user_code(config)):
             write_whole(run.code, json.dumps(code, indent=2) + "\n")
 
 
@@ -127,7 +127,7 @@ def check_same_settings(run: RunDir, config: Config) -> None:
             "--run NAME, or delete the folder",
             code="other_settings",
         )
-    then, now = json.loads(run.code.read_text()) if run.code.exists() else {}, own.code_hashes(user_code(config))
+    then, now = json.loads(run.code.read_text()) if run.code.exists() else {}, plugins.code_hashes(user_code(config))
     if changed := sorted(name for name in {*then, *now} if then.get(name) != now.get(name)):
         raise AgentR1Error(
             f"{', '.join(changed)} changed since {run.path} was started; undo that, choose another name with --run NAME, or delete "
@@ -353,14 +353,14 @@ def _first_difference(old: Config, new: Config) -> str:
             return {prefix[:-1]: value}
         return {k: v for key, inner in value.items() for k, v in flat(inner, f"{prefix}{key}.").items()}
 
-    a, b = flat(what_counts(old)), flat(what_counts(new))
+    a, b = flat(fingerprint_values(old)), flat(fingerprint_values(new))
     key = next(k for k in sorted(a.keys() | b.keys()) if a.get(k) != b.get(k))
     return f"{key}: {a.get(key)} there, {b.get(key)} now"
 
 
 def start_model(config: Config, paths: Workspace | None = None) -> Path:
     """The folder of the model that RL starts from. Raises AgentR1Error when it is not there."""
-    path, paths = config.model.path, paths or Workspace.of(config)
+    path, paths = config.model.path, paths or Workspace.from_config(config)
     if path:
         check_local_model(path)
     data_folder(config)  # the first that is missing is the one to name
@@ -373,7 +373,7 @@ def start_model(config: Config, paths: Workspace | None = None) -> Path:
 
 def check_start_model(config: Config, paths: Workspace | None = None) -> None:
     """What no run can start from, said before anything is computed or written. Raises AgentR1Error."""
-    model = (paths or Workspace.of(config)).start_model
+    model = (paths or Workspace.from_config(config)).start_model
     check_network(config, model)
     chat = ChatFormat(load_tokenizer(model))
     check_dialect(chat, config.env, bool(config.env.tools))

@@ -17,7 +17,7 @@ from statistics import fmean, median
 from typing import Any
 
 from agent_r1.training.log import HOST_FREE, STEP
-from agent_r1.training.metrics import GAP
+from agent_r1.training.metrics import SAMPLER_GAP
 
 Line = Mapping[str, Any]
 FIRST, SPAN, AGREED = 3, 5, 3
@@ -124,7 +124,7 @@ def _why_zero(lines: Sequence[Line]) -> list[Sign]:
     elif (share := _mean(lines, "tool_calls/invalid_rate")) >= 0.5:
         words = "the model knows the tags and not the tool", "Look at a call in rollouts/; check names and arguments"
         found.append(Sign("zero: invalid calls", f"{share:.0%} of the calls could not be run", *words, step))
-    if (gap := _mean(lines, GAP)) > 0.2:
+    if (gap := _mean(lines, SAMPLER_GAP)) > 0.2:
         found.append(_gap(gap, step))
     if not found:
         words = (
@@ -185,7 +185,7 @@ def _collapse(lines: Sequence[Line]) -> list[Sign]:
         before, after = _mean(start, key), _mean(now, key)
         if after > 2 * before + least and score <= best - 0.05:
             add(name, f"{after:.1f} {name}, {before:.1f} at first", "they grow and are paid nothing for it", first)
-    if (gap := _mean(now, GAP)) > max(0.1, 5 * (lines[0].get(GAP) or 0.0)):
+    if (gap := _mean(now, SAMPLER_GAP)) > max(0.1, 5 * (lines[0].get(SAMPLER_GAP) or 0.0)):
         found.append(_gap(gap, lines[-1][STEP]))
     return found
 

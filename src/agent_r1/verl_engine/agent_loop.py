@@ -18,16 +18,16 @@ from verl.experimental.agent_loop import AgentLoopBase, AgentLoopOutput
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics
 
 from agent_r1.config import Config, from_yaml
-from agent_r1.config.choices import algorithm_has
+from agent_r1.config.setting_types import algorithm_has
 from agent_r1.core import Generation, Policy, Sampling, StopReason, Trajectory
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.episode import Task, derive_seed
-from agent_r1.rollout.failures import first_failed_call
+from agent_r1.rollout.health import first_failed_call
 from agent_r1.rollout.records import trajectory_record
 from agent_r1.rollout.rollouts import GREEDY, greedy_score
-from agent_r1.rollout.rows import PROCESS, Column, TrainingRow, trajectory_rows
 from agent_r1.rollout.setup import make_loop
+from agent_r1.rollout.training_rows import PROCESS, Column, TrainingRow, trajectory_rows
 from agent_r1.tool import BaseTool
 from agent_r1.training.metrics import EpisodeNumbers
 from agent_r1.training.parts import make_estimator
@@ -119,7 +119,7 @@ class AgentR1Loop(AgentLoopBase):
             self._note_failure(str(error))
             raise
         seconds = time.perf_counter() - start
-        if trajectory.stop_reason.broken_off:
+        if trajectory.stop_reason.failed:
             self._note_failure(f"episodes are broken off: {trajectory.error}")
             if training or trajectory.stop_reason is StopReason.ERROR:
                 return []
@@ -130,7 +130,7 @@ class AgentR1Loop(AgentLoopBase):
         if not rows:  # the question alone fills the context
             return []
         dump = training and every and (step % every == 0 or step == 1)
-        numbers = EpisodeNumbers.of(trajectory)
+        numbers = EpisodeNumbers.from_trajectory(trajectory)
         extra = {
             # verl's validation averages these by name, with `acc` as its core metric.
             "reward_extra_info": numbers.metrics | numbers.parts | {"acc": trajectory.score},

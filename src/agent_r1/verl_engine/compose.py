@@ -22,11 +22,11 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from agent_r1.config import Config
-from agent_r1.config.choices import algorithm_has
+from agent_r1.config.setting_types import algorithm_has
 from agent_r1.ground.device import resolve_device
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.ground.machine import installed
-from agent_r1.training.shards import ALPHA
+from agent_r1.training.fsdp_merge import ALPHA
 from agent_r1.verl_engine import VERL
 
 KL_NAMES = {"k1": "k1", "k2": "k2", "k3": "low_var_kl"}

@@ -32,7 +32,7 @@ import torch
 from omegaconf import OmegaConf
 
 from agent_r1.config import Config, fingerprint, tables
-from agent_r1.data.rows import read_rows
+from agent_r1.data.storage import read_rows
 from agent_r1.env import dialect_of
 from agent_r1.ground.device import resolve_device
 from agent_r1.ground.errors import AgentR1Error, ConfigError

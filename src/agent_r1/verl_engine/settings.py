@@ -7,10 +7,10 @@ from typing import Any
 
 from pydantic import Field
 
-from agent_r1.config.choices import AtLeast1, algorithm_has
+from agent_r1.config.setting_types import AtLeast1, algorithm_has
 from agent_r1.config.settings import OutsideFingerprint, Section
 from agent_r1.ground.errors import ConfigError
-from agent_r1.ground.sizes import check_context, find_gpu, known_model
+from agent_r1.ground.hardware import check_context, find_gpu, known_model
 
 
 class VerlConfig(Section):

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from agent_r1.config import tables
-from agent_r1.config.own import is_own
+from agent_r1.config.plugins import is_user_code
 from agent_r1.ground.errors import nearest
 
 AtLeast1 = Annotated[int, Field(ge=1)]
@@ -35,9 +35,9 @@ def _one_of(kind: str) -> AfterValidator:
 
     def check(name: str) -> str:
         known = tables.names(kind)
-        if name not in known and not is_own(name):
-            said = f"unknown{nearest(name, known)}; choose from {', '.join(known)}, or name code of yours as FILE.py:FUNCTION"
-            raise PydanticCustomError("unknown_name", "{error}", {"error": said})
+        if name not in known and not is_user_code(name):
+            message = f"unknown{nearest(name, known)}; choose from {', '.join(known)}, or name code of yours as FILE.py:FUNCTION"
+            raise PydanticCustomError("unknown_name", "{error}", {"error": message})
         return name
 
     return AfterValidator(check)

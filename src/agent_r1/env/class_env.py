@@ -17,9 +17,9 @@
             return float(self.done)
 
 This is the contract of TRL's `environment_factory` (docs/source/grpo_trainer.md there, "Environments"). In: such a class.
-Out: what the table of environments holds. What is ours: `done` ends an episode; `get_reward` may take the agent's `answer`; a class
-without it may keep a number in `self.reward`; `reward_parts` are the summands of the reward by name; `score` with `score_name`
-is what evaluations report; and `state` names where the agent stands (`Observation.extra`), where it is not called.
+Out: what the table of environments holds. We add: `done` ends an episode. `get_reward` may take the agent's `answer`; a class
+without it may keep a number in `self.reward`. `reward_parts` are the summands of the reward by name. Evaluations report
+`score` with `score_name`. `state` names the agent's state (`Observation.extra`), unless it is a method.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from typing import Any
 
 from agent_r1.config.settings import EnvConfig
 from agent_r1.core import Action, AgentEnv, Observation, Outcome, Row, StepResult, StopReason
-from agent_r1.env.world import WorldEnv
+from agent_r1.env.stateful_env import WorldEnv
 from agent_r1.ground.errors import AgentR1Error, ConfigError
 from agent_r1.tool.base import BaseTool, OneThread
 from agent_r1.tool.function import FunctionTool
@@ -44,11 +44,11 @@ RESERVED = ("reset", "get_reward")
 READ = ("done", "reward", "reward_parts", "score", "score_name")
 """Attributes that we read. A public method would be a tool, so these are values or properties."""
 TAKEN = ("em", "sub_em", "f1", "evidence", "malformed", "reward", "tool_calls", "invalid_calls", "failed_calls")
-"""Names that a score of one's own may not have: each of them is something else already."""
+"""Names that a user-defined score may not have: each of them is something else already."""
 
 
 def as_environment(found: Any, name: str) -> Maker:
-    """`found` as an environment: an AgentEnv class as it is, a plain class by way of `MethodsEnv`. `name` is what
+    """Make an environment of `found`: an AgentEnv class itself, a plain class by `MethodsEnv`. `name` is what
     the user called it.
 
     Raises ConfigError, before anything runs, where the contract is not met: what was found, and what is wanted.
@@ -83,7 +83,7 @@ def as_environment(found: Any, name: str) -> Maker:
 
 
 def method_tools(owner: str, cls: type) -> tuple[MethodTool, ...]:
-    """The tools of a class, not bound to an object yet. Raises ConfigError where it breaks the contract."""
+    """List the tools of a class, not bound to an object yet. Raises ConfigError where it breaks the contract."""
     wanted = "see docs/tutorial/your-own-environment.md"
     public = [n for n in dir(cls) if not n.startswith("_") and callable(getattr(cls, n))]
     if "reset" not in public:
@@ -113,7 +113,7 @@ def method_tools(owner: str, cls: type) -> tuple[MethodTool, ...]:
 
 
 def _bound(cls: type, name: str) -> Callable[..., Any]:
-    """A method that has `self` behind it, without an object: for its signature."""
+    """Bind a method to no object, which removes `self` from its signature."""
     found = getattr(cls, name)
     return found if inspect.ismethod(found) else types.MethodType(found, cls)
 
@@ -167,14 +167,14 @@ class MethodsEnv(WorldEnv):
         return result
 
     def _named(self, observation: Observation) -> Observation:
-        """With the world's own name for its state, if it has one."""
+        """Add the world's own name for its state, if it has one."""
         state = getattr(self.world, "state", None)
         if state is not None and not callable(state):
             observation.extra["state"] = str(state)
         return observation
 
     async def outcome(self, stop_reason: StopReason) -> Outcome:
-        if stop_reason.broken_off:
+        if stop_reason.failed:
             return Outcome()
         outcome = Outcome(await self._earned(stop_reason), metrics=self.calls_by_tool())
         for name, paid in dict(getattr(self.world, "reward_parts", {})).items():
@@ -194,7 +194,7 @@ class MethodsEnv(WorldEnv):
         self.thread.end()
 
     async def call(self, function: Callable[..., Any], /, **arguments: Any) -> Any:
-        """Call something of the world's: coroutines in the event loop, everything else in the world's own thread."""
+        """Call a method of the world: coroutines in the event loop, others in its thread."""
         if inspect.iscoroutinefunction(function):
             return await function(**arguments)
         value = await self.thread.run(function, **arguments)
@@ -218,7 +218,7 @@ class MethodsEnv(WorldEnv):
         return self._number(paid, "get_reward returned")
 
     def _known(self, function: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
-        """Those of `given` that `function` takes: all of them behind a `**row`."""
+        """Select the arguments in `given` that `function` takes; `**row` takes all."""
         parameters = inspect.signature(function).parameters
         if missing := [name for name in _required(function) if name not in given]:
             raise AgentR1Error(

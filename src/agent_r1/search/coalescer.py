@@ -7,11 +7,11 @@ moment. Asked one by one, each question would pay the fixed cost of an answer. S
     ask("Tulo country")   ──┼─ the same turn of the event loop ──▶ one call of `work` ──▶ everyone wakes
     ask("Sosnum author") ──┘
 
-The first question of a turn asks the event loop to run `_flush` after everything that is ready to run now
-(`loop.call_soon` puts it at the end of the queue); until then questions only line up.
+The first question of a turn schedules `_flush` after everything that is ready to run now: `loop.call_soon` puts it
+at the end of the queue. Until then questions only line up.
 
 The work is done in a thread, one batch at a time; what comes in meanwhile makes the next batch. So work that is slow, or
-a service that hangs, stops those who asked and nobody else: the deadline of a call (`call_tool`) holds.
+a service that hangs, stops only those who asked: the deadline of a call (`call_tool`) holds.
 
 If tokens are sampled in this process as well, the event loop waits for the answers, for `PATIENCE_S` at most. Otherwise the
 clock would decide which episodes share the sampler's next batch, and the batch changes the last digits of a log-prob.
@@ -51,11 +51,11 @@ class _Line:
     """Whether `_flush` is about to run."""
 
 
-class Batches(Generic[Question, Answer]):
+class Coalescer(Generic[Question, Answer]):
     """For the coroutines of one thread. Event loops may follow one another (`asyncio.run` called again and again).
 
-    `work` gets different questions, in the order in which they were first asked, and returns the answer to each, or the
-    exception to raise for it; it runs in a thread. What `recall` knows (of a question and how many ask it; None: nothing)
+    `work` runs in a thread. It gets different questions in the order of their first asking, and returns the answer to each, or
+    the exception to raise. What `recall` knows (of a question and how many ask it; None: nothing)
     is answered without it; `learn` hears of every answer.
     """
 
@@ -91,7 +91,7 @@ class Batches(Generic[Question, Answer]):
         return sum(map(len, [*line.waiting.values(), *line.at_work.values()])) if line else 0
 
     def _flush(self, line: _Line) -> None:
-        """Answer what is remembered, and set the thread to work on the rest, unless it is at work already."""
+        """Answer what is remembered, and start the thread on the rest unless it runs already."""
         line.called = False
         batch, line.waiting = line.waiting, {}
         recalled = {key: self._recall(key, len(futures)) for key, futures in batch.items()}
@@ -123,7 +123,7 @@ class Batches(Generic[Question, Answer]):
         line.at_work = new
 
         def tell(job: concurrent.futures.Future[Mapping[Any, Any]]) -> None:
-            with contextlib.suppress(RuntimeError):  # the event loop was closed meanwhile: nobody waits any more
+            with contextlib.suppress(RuntimeError):  # the event loop was closed meanwhile: no coroutine waits any more
                 line.loop.call_soon_threadsafe(self._work_is_done, line, job.result())
 
         job.add_done_callback(tell)
@@ -165,5 +165,5 @@ class Latest(Generic[Question, Answer]):
 
 
 def _still_waiting(futures: list[asyncio.Future]) -> list[asyncio.Future]:
-    """Those that nobody has cancelled meanwhile; setting a cancelled one would raise."""
+    """Drop the cancelled ones; setting a result of those would raise."""
     return [future for future in futures if not future.done()]

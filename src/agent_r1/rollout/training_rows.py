@@ -43,11 +43,11 @@ class Column:
         return self.name.endswith("_BT")
 
 
-def _paid(step: Step) -> list[float]:
-    paid = [0.0] * len(step.action_ids)
-    for token, reward in step.paid:
-        paid[token] += reward
-    return paid
+def _process_rewards(step: Step) -> list[float]:
+    rewards = [0.0] * len(step.action_ids)
+    for token, reward in step.token_rewards:
+        rewards[token] += reward
+    return rewards
 
 
 PROCESS = Column.process()
@@ -112,8 +112,8 @@ def _fill(row: TrainingRow, column: Column, of: Step | Trajectory) -> None:
     if not column.of_tokens:
         row.columns[column.name] = value
         return
-    if len(value) != len(of.action_ids):
-        raise ValueError(f"column {column.name}: {len(value)} values for a step of {len(of.action_ids)} action tokens")
+    if len(value) != (n := len(owner.action_ids)):
+        raise ValueError(f"column {column.name}: {len(value)} values for a step of {n} action tokens")
     before = row.columns.setdefault(column.name, [])
     nothing = [0.0 if column.dtype.is_floating_point else 0]
     before += nothing * (len(row.input_ids) - len(before) - len(value)) + value
@@ -124,7 +124,7 @@ class Columns(dict[str, Tensor]):
 
     def __missing__(self, name: str) -> Tensor:
         raise ConfigError(
-            f"the batch has no column {name}; declare it in the estimator's `columns`, with what fills it (rollout/rows.py)",
+            f"the batch has no column {name}; declare it in the estimator's `columns`, with what fills it (training_rows.py)",
             code="missing_column",
         )
 

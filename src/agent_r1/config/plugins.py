@@ -25,7 +25,7 @@ from typing import Any
 
 from agent_r1.ground.errors import ConfigError, nearest
 
-_said: set[str] = set()
+_trusted: set[str] = set()
 
 
 def is_own(name: str) -> bool:
@@ -59,10 +59,10 @@ def load(name: str, setting: str) -> Any:
 
     Raises ConfigError if the user did not give the name, or, with file and line, if the code is missing or fails.
     """
-    check_said(name, setting)
+    check_trusted(name, setting)
     if not re.fullmatch(r".+:\w+", name):
         raise ConfigError(f"{setting}={name!r} names no code; give FILE.py:NAME or MODULE:NAME", code="names_no_code")
-    return imported(name, setting)
+    return import_object(name, setting)
 
 
 def imported(name: str, setting: str) -> Any:
@@ -72,9 +72,9 @@ def imported(name: str, setting: str) -> Any:
     keeps its traceback. User-defined code is also found in the working directory, and its errors are one line.
     """
     place, _, attribute = name.rpartition(":")
-    if name not in _said and not place.endswith(".py"):
+    if name not in _trusted and not place.endswith(".py"):
         return getattr(importlib.import_module(place), attribute)
-    module = _imported(place, setting)
+    module = _import_module(place, setting)
     if not hasattr(module, attribute):
         public = [key for key in vars(module) if not key.startswith("_")]
         raise ConfigError(
@@ -101,7 +101,9 @@ def _imported(place: str, setting: str) -> Any:
     try:
         found = importlib.import_module(module)
     except Exception as error:
-        raise ConfigError(f"{setting}: {where(error)}{type(error).__name__}: {error}", code="broken_code") from error
+        raise ConfigError(
+            f"{setting}: {error_location(error)}{type(error).__name__}: {error}", code="broken_code"
+        ) from error
     if path is not None and Path(getattr(found, "__file__", None) or "").resolve() != path:
         raise ConfigError(
             f"{setting}: {path} cannot be imported, because another module is called {module!r}; rename the file",
@@ -114,7 +116,7 @@ def where(error: BaseException) -> str:
     """Return `file, line 7: ` of the user's failing line, or nothing if there is none."""
     if isinstance(error, SyntaxError):
         return f"{error.filename}, line {error.lineno}: "
-    folders = {Path(name.rpartition(":")[0]).parent for name in _said if ".py:" in name}
+    folders = {Path(name.rpartition(":")[0]).parent for name in _trusted if ".py:" in name}
     frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).parent in folders]
     return f"{frames[-1].filename}, line {frames[-1].lineno}: " if frames else ""
 
@@ -148,7 +150,7 @@ def _list(names: list[str]) -> str:
 def code_hashes(names: Iterable[str]) -> dict[str, str]:
     """Map names of files with code of `names`, and of their imports, to SHA-256."""
     found: dict[str, str] = {}
-    todo = [path for name in names if is_own(name) and (path := _file_of(name.rpartition(":")[0]))]
+    todo = [path for name in names if is_user_code(name) and (path := _file_of(name.rpartition(":")[0]))]
     while todo:
         path = todo.pop()
         if path.name in found or not path.is_file():

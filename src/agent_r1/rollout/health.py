@@ -1,4 +1,4 @@
-"""Tool calls of an episode, counted; and episodes that nobody should learn from, because the world failed and not the agent.
+"""Count tool calls, and refuse batches in which the world failed and not the agent.
 
 In: finished episodes. Out: three counts, or an AgentR1Error. Next: back to `episode.py`; verl's trainer asks for the same.
 """
@@ -13,7 +13,7 @@ LOST = 0.05
 
 
 def count_calls(steps: list[Step]) -> dict[str, int]:
-    """`tool_calls`, those that the agent got wrong, and those that failed through no fault of the agent's."""
+    """Count tool calls: all, invalid ones, and those in which the tool failed."""
     errors = [call["error"] for step in steps for call in step.info.get("tool_calls", ())]
     invalid = sum(error in INVALID for error in errors)
     failed = sum(error is not None for error in errors) - invalid
@@ -21,11 +21,11 @@ def count_calls(steps: list[Step]) -> dict[str, int]:
 
 
 def refuse_failures(trajectories: list[Trajectory]) -> None:
-    """Raises AgentR1Error when more than half of the episodes were broken off, or of the tool calls failed.
+    """Raise AgentR1Error if more than half of the episodes or of the tool calls failed.
 
     Then the tool, the service or a deadline is wrong, and training on the remains would teach nonsense.
     """
-    broken = [t for t in trajectories if t.stop_reason.broken_off]
+    broken = [t for t in trajectories if t.stop_reason.failed]
     if len(broken) * 2 > len(trajectories):
         cause = broken[0].error or broken[0].stop_reason
         raise AgentR1Error(
@@ -37,7 +37,7 @@ def refuse_failures(trajectories: list[Trajectory]) -> None:
 
 
 def refuse_lost(causes: list[str], episodes: int) -> None:
-    """Raise AgentR1Error when more than LOST of the episodes lost their connection to the model server."""
+    """Raise AgentR1Error if more than LOST of the episodes lost the model server."""
     if len(causes) > max(1, LOST * episodes):
         raise AgentR1Error(
             f"{len(causes)} of {episodes} episodes lost the model server, the first: {causes[0]}", code="server_gone"
@@ -45,7 +45,7 @@ def refuse_lost(causes: list[str], episodes: int) -> None:
 
 
 def refuse_broken_tools(calls: float, failed: float, example: str) -> None:
-    """Raises AgentR1Error when most of the calls of many episodes failed through no fault of the agent's."""
+    """Raise AgentR1Error if most tool calls failed without a mistake of the agent."""
     if failed > max(4, calls / 2):  # a handful may fail anywhere
         raise AgentR1Error(
             f"{failed:.0f} of {calls:.0f} tool calls failed, the first with {example!r}; mend the tool",
@@ -54,7 +54,7 @@ def refuse_broken_tools(calls: float, failed: float, example: str) -> None:
 
 
 def first_failed_call(trajectory: Trajectory) -> str | None:
-    """What the agent was told when a tool failed it; None if none did. An invalid call is the agent's own fault."""
+    """Return the message of the first failed tool, or None. An invalid call is the agent's mistake and does not count."""
     calls = (call for step in trajectory.steps for call in step.info.get("tool_calls", ()))
     failed = next((call for call in calls if call["error"] and call["error"] not in INVALID), None)
     return failed and failed["content"] + (f" ({failed['at']})" if failed.get("at") else "")

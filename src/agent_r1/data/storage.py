@@ -1,8 +1,8 @@
 """A data set on disk: rows, passages, and the folder that holds them.
 
-In: `Row`s (core.py) and `Passage`s of a data set such as TinyHop. Out: a folder, made whole or not at all, with
-`*.parquet` in verl's keys (the local loop and verl read the same file), `corpus.jsonl`, and a manifest that holds the hash
-of every file. Next: `search/` indexes the passages, `env/` opens an episode on each row.
+In: `Row`s (core.py) and `Passage`s of a data set such as TinyHop. Out: a folder, made whole or not at all. It holds
+`*.parquet` in verl's keys, which the local loop and verl both read, `corpus.jsonl`, and a manifest with the hash of every
+file. Next: `search/` indexes the passages, `env/` opens an episode on each row.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ REMEDY = "delete the data folder and make the data again (`agent-r1 data`)"
 
 @dataclass(frozen=True)
 class Passage:
-    """What one search hit shows: a short text and the name of what it is about."""
+    """A short text, and the name of its subject: one search hit."""
 
     id: str
     """Unique in its corpus."""
@@ -37,18 +37,18 @@ class Passage:
 
     @classmethod
     def of_contents(cls, id: str, contents: str) -> Passage:
-        """Of one text, as wiki-18 and Search-R1 have it: the title, mostly in quotes, is the first of several lines."""
+        """Split a text of wiki-18 or Search-R1. Its first line is the title, mostly in quotes."""
         title, newline, text = contents.partition("\n")
         return cls(id, title.strip().removeprefix('"').removesuffix('"'), text) if newline else cls(id, "", contents)
 
 
 def write_rows(path: Path, rows: list[Row]) -> None:
-    """Write `rows` (at least one: the column types are read off them) as parquet, the same bytes for the same rows."""
+    """Write `rows` as parquet, the same bytes for the same rows. At least one is needed for the column types."""
     pq.write_table(pa.Table.from_pylist(rows), path)
 
 
 def read_rows(path: Path) -> list[Row]:
-    """All rows of a parquet file, in order. Raises AgentR1Error when it is missing, damaged or not made of rows."""
+    """Read all rows of a parquet file, in order. Raises AgentR1Error when it is missing, damaged or not made of rows."""
     try:
         table = pq.read_table(path)
     except FileNotFoundError:
@@ -72,7 +72,7 @@ def write_corpus(path: Path, passages: Iterable[Passage]) -> None:
 
 
 def read_corpus(path: Path) -> Iterator[Passage]:
-    """Passages in the file's order, one at a time, because a real corpus does not fit into memory twice.
+    """Yield passages in the file's order. A real corpus does not fit into memory twice.
 
     Raises AgentR1Error for a missing file, and for a damaged line with its number.
     """
@@ -101,9 +101,9 @@ MANIFEST = "manifest.json"
 
 
 def make_folder(out: Path, write: Callable[[Path], dict[str, Any]], files: Iterable[str]) -> dict[str, Any]:
-    """Let `write` put `files` into the new folder `out`; return what it returned, with format and hashes, as manifest.
+    """Make the folder `out`. `write` puts `files` into it; its result, with format and hashes, is the manifest.
 
-    Everything is written beside `out` and renamed at the end: a folder of that name is complete. Raises AgentR1Error if
+    Everything is written next to `out` and renamed at the end: a folder of that name is complete. Raises AgentR1Error if
     `out` exists or cannot be written.
     """
     if out.exists():
@@ -147,7 +147,7 @@ def verify(out: Path) -> dict[str, Any]:
 
 
 def read_manifest(out: Path) -> dict[str, Any]:
-    """The manifest of a data set. Raises AgentR1Error where it is missing, damaged or of another version."""
+    """Read the manifest of a data set. Raises AgentR1Error where it is missing, damaged or of another version."""
     try:
         manifest = json.loads((out / MANIFEST).read_text())
         version, _ = manifest["format"], dict(manifest["files"])

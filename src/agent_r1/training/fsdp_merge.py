@@ -1,4 +1,4 @@
-"""FSDP shards to whole weights, with PyTorch alone: verl need not be installed where a model of verl is used.
+"""Merge FSDP shards into whole weights, with PyTorch alone: verl is not needed.
 
 In: a folder of verl with a file of DTensors for each rank. Out: the whole weights, by name, or in a model folder.
 The files are read with `weights_only=True`: tensors, never code.
@@ -21,7 +21,7 @@ SHARDS = "model_world_size_*_rank_*.pt"
 
 
 def find_shards(folder: Path) -> Path | None:
-    """The folder with the shards of the policy: `folder`, or its `actor/`. None where there are none."""
+    """Find the folder with the shards of the policy: `folder`, or its `actor/`. None where there are none."""
     return next((place for place in (folder / "actor", folder) if any(place.glob(SHARDS))), None)
 
 
@@ -30,7 +30,7 @@ ALPHA = 2
 
 
 def write_merged(actor: Path, base: Path, out: Path) -> None:
-    """The weights of `actor`, float32, into the folder `out`, with the config.json of the model folder `base`.
+    """Write the float32 weights of `actor` into `out`, with the config.json of `base`.
 
     Raises OSError or SafetensorError where it cannot be written.
     """
@@ -38,7 +38,7 @@ def write_merged(actor: Path, base: Path, out: Path) -> None:
 
 
 def write_weights(weights: dict[str, torch.Tensor], base: Path, out: Path) -> None:
-    """Write weights under Hugging Face's names into the folder `out`, with the config.json of the model folder `base`.
+    """Write weights under Hugging Face's names into `out`, with the config.json of `base`.
 
     Raises AgentR1Error for NaN or infinity, OSError or SafetensorError where it cannot be written.
     """
@@ -68,7 +68,7 @@ def fold(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def merge_shards(actor: Path) -> dict[str, torch.Tensor]:
-    """The whole weights, float32. Raises AgentR1Error when a rank's file is missing."""
+    """Merge into whole weights, float32. Raises AgentR1Error when a rank's file is missing."""
     # Imported here: it takes a second, which no chat should wait. `torch.load` has to know it.
     from torch.distributed.tensor import DTensor, Shard
 

@@ -24,7 +24,7 @@ from agent_r1.ground.errors import AgentR1Error, ConfigError, nearest
 from agent_r1.ground.ui import clean, console
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.episode import AgentEnvLoop, Limits, Task
-from agent_r1.rollout.rows import trajectory_rows
+from agent_r1.rollout.training_rows import trajectory_rows
 from agent_r1.tool import BaseTool, ToolCall, call_tool
 from agent_r1.viewer.tokens import token_table, token_text
 
@@ -58,7 +58,7 @@ class _ByHand(AgentEnvLoop, Policy):
         text = await asyncio.to_thread(self.read)
         if not text.strip():
             raise EOFError
-        ids = self.chat.turn_ids(text, self.spoken.end_of(text))
+        ids = self.chat.turn_ids(text, self.spoken.end_token(text))
         cut = ids[: sampling.max_tokens]
         console.print(f"[bold]You wrote[/] {len(ids)} tokens (mask 1) of at most {sampling.max_tokens}:")
         console.print(Text(clean(self.chat.decode(cut)), style="black on bright_cyan"))
@@ -76,7 +76,7 @@ def expand(line: str, tools: dict[str, BaseTool], spoken: Dialect) -> str:
     """Expand a short form to a turn: an answer (`= ...`) or a call (`NAME key=value ...`)."""
     line = line.strip()
     if line.startswith("="):
-        return spoken.written(line[1:].strip()) or line
+        return spoken.write_turn(line[1:].strip()) or line
     name, _, rest = line.partition(" ")
     if name not in tools:
         return line
@@ -84,7 +84,7 @@ def expand(line: str, tools: dict[str, BaseTool], spoken: Dialect) -> str:
         words = shlex.split(rest)
     except ValueError:
         return line
-    return spoken.written(ToolCall(name, _arguments([word for word in words if "=" in word]))) or line
+    return spoken.write_turn(ToolCall(name, _arguments([word for word in words if "=" in word]))) or line
 
 
 def _arguments(words: list[str]) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def play_by_hand(
         console.print("\n[bold]your turn>[/] ", end="")
         return expand(sys.stdin.readline(), tools, spoken)
 
-    loop = _ByHand(chat, Limits.of(rollout, env), make_env, spoken, read)
+    loop = _ByHand(chat, Limits.from_settings(rollout, env), make_env, spoken, read)
     try:
         trajectory = asyncio.run(loop.run(Task(row, "by hand", "by hand"), Sampling(rollout.max_tokens_per_turn)))
     except EOFError:

@@ -1,4 +1,4 @@
-"""What user-defined worlds have in common: a plain class (`methods.py`) and a server (recipes/openenv).
+"""What user-defined worlds have in common: a plain class (`class_env.py`) and a server (recipes/openenv).
 
 In: the agent's turns, with calls as in `hermes.py`. Out: observations, and what the world pays. A call changes the world,
 the world says when it is over, and a turn without a call ends the episode. So does an answer, as everywhere.
@@ -27,7 +27,7 @@ class WorldEnv(ToolEnv):
     """Why the world can no longer be trusted: a method or a server did not come back. Such an episode is broken off."""
 
     def add_tools(self, tools: Iterable[BaseTool], owner: str) -> None:
-        """Offer `tools`, bound to this episode, beside the configured ones. Raises ConfigError where two have one name."""
+        """Offer `tools`, bound to this episode, next to the configured ones. Raises ConfigError where two have one name."""
         for tool in map(copy.copy, tools):  # copies share the schema, which takes a thousand times as long to make
             if tool.name in self.tools:
                 raise ConfigError(
@@ -38,14 +38,14 @@ class WorldEnv(ToolEnv):
             self.tools = self.tools | {tool.name: tool}
 
     def first(self, row: Row, said: str | None) -> Observation:
-        """The row's prompt, its last message followed by what the world says, and all tools."""
+        """Show the row's prompt, its last message followed by the world's text, and all tools."""
         self.row, prompt = row, [dict(message) for message in row["prompt"]]
         if said := valid_unicode(said or ""):
             if len(said) > (most := self.config.tool_max_chars):
                 said = f"{said[:most]} [cut off: {len(said)} characters]"
             *before, last = prompt or [{"role": "user", "content": ""}]
             prompt = [*before, last | {"content": f"{last['content']}\n{said}".lstrip("\n")}]
-        return self.dialect.shown(prompt, self.tools)
+        return self.dialect.first_observation(prompt, self.tools)
 
     def stop(self, text: str, calls: list[ToolCall]) -> StopReason | None:
         return StopReason.ANSWERED if not calls or self.dialect.answer_in(text)[0] is not None else None
@@ -60,15 +60,16 @@ class WorldEnv(ToolEnv):
         return Outcome(metrics=self.calls_by_tool())  # no exact match: a world pays for what was done in it
 
     def answer(self) -> str:
-        """What the agent said in the end: between <answer> tags, or else in plain words."""
+        """Return the agent's last words: between <answer> tags, or else all of them."""
         last = self.final_turn or ""
         plain = "".join(part.text for part in self.dialect.parts(last) if part.kind == "text").strip()
         return self.dialect.answer_in(last)[0] or plain
 
     @staticmethod
     def facts(row: Row) -> dict[str, Any]:
-        """What a world is told about its task: `question`, `answer`, `answers`, `seed`, all of `extra_info` (`metadata` among it,
-        key by key) and of `env_kwargs`.
+        """Collect a world's arguments: `question`, `answer`, `answers`, `seed`, `extra_info` and `env_kwargs`.
+
+        `metadata` in `extra_info` comes key by key.
 
         The seed is the question's, so that all samples of a group begin in the same state: only then can they be compared.
         """
