@@ -23,7 +23,7 @@ import torch
 from filelock import FileLock
 
 from agent_r1.config import Config, load_config
-from agent_r1.config.choices import algorithm_has
+from agent_r1.config.setting_types import algorithm_has
 from agent_r1.core import Generation, Row, Sampling, Step, StopReason, Trajectory
 from agent_r1.data.build import build
 from agent_r1.data.storage import read_rows

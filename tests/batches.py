@@ -6,7 +6,7 @@ import torch
 from hypothesis import strategies as st
 
 from agent_r1.config.settings import AdvantageConfig
-from agent_r1.rollout.rows import Batch
+from agent_r1.rollout.training_rows import Batch
 from agent_r1_recipes.credit.settings import CreditAdvantage
 
 SEEDS = st.integers(0, 10**6)

@@ -51,7 +51,7 @@ class StopReason(StrEnum):
     ERROR = "error"  # the environment raised, or the model server was lost: see `Trajectory.error`
 
     @property
-    def broken_off(self) -> bool:
+    def failed(self) -> bool:
         """Return whether a failure outside the policy ended the episode. Training leaves such episodes out."""
         return self in (StopReason.TIME_OUT, StopReason.ERROR)
 
@@ -132,7 +132,7 @@ class StepResult:
     stop_reason: StopReason | None = None  # set when `done`
     info: dict[str, Any] = field(default_factory=dict)
     """For people and logs (tool calls, errors); the algorithm never reads it."""
-    paid: list[tuple[int, float]] = field(default_factory=list)
+    call_rewards: list[tuple[int, float]] = field(default_factory=list)
     """Summands of `reward`, if calls are rewarded: (characters of the turn up to the end of the call, reward)."""
 
 
@@ -186,16 +186,16 @@ class AgentEnv(ABC):
 
     asks: str | None = None
     """A message after which the agent answers in plain text instead of a turn; None: no such message."""
-    own_tools: Sequence[Any] = ()
+    episode_tools: Sequence[Any] = ()
     """Tools of this episode alone (`BaseTool.for_episode`); `make_env` sets them."""
 
     def close(self) -> Awaitable[None] | None:
         """Release the episode's resources. Called exactly once, after `outcome`, however the episode ended."""
-        for tool in self.own_tools:
+        for tool in self.episode_tools:
             tool.close()
 
 
-async def awaited(value):
+async def maybe_await(value):
     """Return `value`, or its result if it is awaitable."""
     return await value if inspect.isawaitable(value) else value
 
@@ -216,7 +216,7 @@ class Step:
     info: dict[str, Any] = field(default_factory=dict)
     extra: dict[str, Any] = field(default_factory=dict)
     """`Observation.extra`, with `state` as a number that fits into an int64."""
-    paid: list[tuple[int, float]] = field(default_factory=list)
+    token_rewards: list[tuple[int, float]] = field(default_factory=list)
     """Process rewards within `reward`: (index of the action token that earned it, reward). The rest is outcome."""
 
 
@@ -234,7 +234,7 @@ class Trajectory:
     metrics: dict[str, float] = field(default_factory=dict)
     """Unrewarded measurements (f1, tool_calls, ...); any of them may be missing."""
     error: str | None = None
-    """The error that ended the episode; None unless `stop_reason.broken_off`."""
+    """The error that ended the episode; None unless `stop_reason.failed`."""
     score_name: str | None = None  # see `Outcome`
     truncated: bool = False  # see `Outcome`
     extra: dict[str, Any] = field(default_factory=dict)
@@ -248,7 +248,7 @@ class Trajectory:
     @property
     def process(self) -> float:
         """The part of the return that was paid before the outcome."""
-        return sum(paid for step in self.steps for _, paid in step.paid)
+        return sum(reward for step in self.steps for _, reward in step.token_rewards)
 
     @property
     def score(self) -> float:

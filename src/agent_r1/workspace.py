@@ -109,7 +109,7 @@ class Workspace:
 
 def code(*names: str) -> list[dict[str, str]]:
     """Return hashes of user-defined code for a fingerprint: changed code makes a new artefact."""
-    hashes = own.code_hashes(names)
+    hashes = plugins.code_hashes(names)
     return [hashes] if hashes else []
 
 
@@ -143,7 +143,7 @@ def took(target: Path) -> Path:
 
 def make_data(config: Config) -> None:
     """Make questions and passages (stage)."""
-    workspace = Workspace.of(config)
+    workspace = Workspace.from_config(config)
     source = source_of(config.data)
 
     def make(part: Path) -> str:
@@ -191,7 +191,7 @@ def _quality(config: Config, index: PassageIndex) -> str:
 
 def make_task(config: Config) -> None:
     """Run the stages that need no model, unless they are done."""
-    if not Workspace.of(config).data.exists():
+    if not Workspace.from_config(config).data.exists():
         make_data(config)
     if needs_index(config) and not Workspace.from_config(config).index.exists():
         make_index(config)
@@ -304,7 +304,7 @@ def check_rows(rows: list[Row], split: str, check: Callable[[list[str]], Any]) -
 
 def data_folder(config: Config) -> Path:
     """Return the folder of this configuration's data. Raises AgentR1Error if it is missing or of another version."""
-    folder = needed(Workspace.of(config).data, "agent-r1 data", config)
+    folder = needed(Workspace.from_config(config).data, "agent-r1 data", config)
     read_manifest(folder)
     return folder
 

@@ -237,7 +237,7 @@ def evaluate(a: Namespace) -> None:
 
 def _evaluate_models(a: Namespace, model: Path | None = None, config: Config | None = None) -> None:
     """Evaluate the models of --model, or a run's `model`, with any option of `eval`."""
-    from agent_r1.data.rows import read_rows
+    from agent_r1.data.storage import read_rows
     from agent_r1.inference import agent, compare
     from agent_r1.workspace import load_rows, make_task
 

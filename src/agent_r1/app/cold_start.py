@@ -35,7 +35,7 @@ def make_cold_start(config: Config, paths: Workspace | None = None) -> None:
 
     A pretrained `model.path` is fetched instead, and cloned into only with `cold_start.warm_steps`.
     """
-    paths = paths or Workspace.of(config)
+    paths = paths or Workspace.from_config(config)
     own_task = config.cold_start.demonstrator or config.cold_start.episodes
     taught = not config.model.path or config.cold_start.warm_steps
     if taught and not own_task and ("teacher" not in config.data.facts or not config.env.searches):

@@ -216,7 +216,7 @@ def check_flash_attn() -> Finding:
     A wheel for another torch, CUDA or glibc installs without an error, and fails only in the trainer, hours later.
     """
     try:
-        own.imported("flash_attn:__name__", "flash-attn")
+        plugins.import_object("flash_attn:__name__", "flash-attn")
     except Exception as error:  # ImportError for a symbol or a library, OSError for glibc, and any error of torch
         detail = f"does not load ({type(error).__name__}: {first_line(error)})"
         remedy = (

@@ -121,8 +121,10 @@ def local_plan(config: Config) -> str:
     r, t, networks = config.rollout, config.trainer, 2 if algorithm_has(config.algorithm, "critic") else 1
     shape = local_shape(config)
     parts = local_memory(config, shape, dtype.itemsize)
-    if config.model.path and config.engine == "local" and Workspace.of(config).pretrained.is_dir():
-        model_files.read_shape(Workspace.of(config).pretrained)  # raises for architectures that only verl can train
+    if config.model.path and config.engine == "local" and Workspace.from_config(config).pretrained.is_dir():
+        model_files.read_shape(
+            Workspace.from_config(config).pretrained
+        )  # raises for architectures that only verl can train
     P = shape.parameters
     # Operations per weight and token: 2 to sample, 6 to train (forward and backward), 2 more to predict values.
     per_token = P * (2 + 6 * config.actor.epochs + (networks - 1) * (2 + 6 * config.critic.epochs))

@@ -69,7 +69,7 @@ def check_own(config: Config) -> None:
 
 def make_missing(config: Config, paths: Workspace | None = None) -> None:
     """Run those stages before training whose artefacts do not exist."""
-    paths = paths or Workspace.of(config)
+    paths = paths or Workspace.from_config(config)
     make_task(config)
     if not paths.start_model.exists():
         make_cold_start(config, paths)
@@ -109,7 +109,7 @@ def preflight(config: Config, paths: Workspace, run: RunDir, resume: bool) -> No
 
 def run_train(config: Config, name: str, resume: bool, plain: bool) -> None:
     """Train with RL (stage)."""
-    paths = Workspace.of(config)
+    paths = Workspace.from_config(config)
     run = RunDir(paths.run(name))
     preflight(config, paths, run, resume)
     if run.finished(config.trainer.steps):
@@ -179,7 +179,7 @@ def time_to_agent(config: Config, run: RunDir) -> dict:
 
     The seconds are None if there was no cold start.
     """
-    noted = took(Workspace.of(config).cold_start)
+    noted = took(Workspace.from_config(config).cold_start)
     cold = float(noted.read_text()) if noted.exists() else None
     return time_to(AGENT, run.metrics.read(), config.rollout, config.algorithm) | {"cold_start_seconds": cold}
 
@@ -194,7 +194,7 @@ def run_by_hand(config: Config, split: str, index: int, table: bool) -> None:
 
     The tokens are those of the start model, or bytes if there is no model yet.
     """
-    from agent_r1.inference.by_hand import play_by_hand
+    from agent_r1.inference.play import play_by_hand
     from agent_r1.training.tiny_model import load_chat
 
     check_own(config)

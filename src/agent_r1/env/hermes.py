@@ -124,12 +124,12 @@ class HermesToolEnv(QuestionEnv):
 
 def call(name: str, thought: str = "", /, **arguments: Any) -> str:
     """Write a turn that calls a tool, as a demonstrator does."""
-    return HERMES.written(ToolCall(name, arguments), thought)
+    return HERMES.write_turn(ToolCall(name, arguments), thought)
 
 
 def answer(text: object, thought: str = "") -> str:
     """Write the last turn of an episode."""
-    return HERMES.written(str(text), thought)
+    return HERMES.write_turn(str(text), thought)
 
 
 # ----------------------------------------------------------------------------------------------------- parsed calls

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 LOGITS = 1 << 24
 """Logits at a time in a training pass (training/forward.py): all of a tiny model's, or 111 tokens of 150,000 words."""
 SAMPLING_HERE: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
-"""Event loops of this process's samplers. `rollout/sampler.py` adds them; `search/batches.py` waits in them."""
+"""Event loops of this process's samplers. `rollout/sampler.py` adds them; `search/coalescer.py` waits in them."""
 
 
 def resolve_device(trainer: TrainerConfig) -> tuple[str, torch.dtype]:

@@ -146,10 +146,10 @@ class ChatFormat:
         skeleton, _ = self._skeleton(roles, None, continuation=True)
         return self._fill(skeleton[1:] if closed else skeleton, ["", "", *(m["content"] for m in messages)])
 
-    def encode_data(self, text: str, own: frozenset[int] = frozenset()) -> list[int]:
+    def encode_data(self, text: str, template_tags: frozenset[int] = frozenset()) -> list[int]:
         """Encode text without control tokens, and split any tag of the template inside it.
 
-        `own`: offsets in `text` of the template's own tags, which stay whole.
+        `template_tags`: offsets in `text` of the template's own tags, which stay whole.
         """
         cuts, start = [0], 0
         while match := self._guarded.search(text, start):
@@ -157,7 +157,7 @@ class ChatFormat:
             if match[0] in self.control_ids:
                 # The tokenizer finds control tokens within one string only, so one cut is enough.
                 cuts.append(start)
-            elif match.start() not in own:  # the template's own tag stays whole: cut, it would have other ids
+            elif match.start() not in template_tags:  # the template's own tag stays whole: cut, it would have other ids
                 cuts += range(start, match.end())
         pieces = itertools.pairwise([*sorted(set(cuts)), len(text)])
         return [i for begin, end in pieces for i in self._encode(text[begin:end])]
@@ -169,7 +169,7 @@ class ChatFormat:
     def turn_ids(self, text: str, end: str | None = None) -> list[int]:
         """Encode a demonstrator's turn and its end token.
 
-        `end`: the dialect's end token (`Dialect.end_of`), used if the vocabulary has it.
+        `end`: the dialect's end token (`Dialect.end_token`), used if the vocabulary has it.
         """
         ids = self.encode_trusted(text)
         return ids if ids and ids[-1] in self.stop_ids else [*ids, self.control_ids.get(end, self.turn_end_id)]
@@ -202,7 +202,7 @@ class ChatFormat:
             if isinstance(part, int):
                 ids.append(part)
                 continue
-            text, own = "", set()
+            text, template_tags = "", set()
             for number, piece in enumerate(_PLACEHOLDER.split(part)):  # template text and placeholders alternate
                 if number % 2:
                     text += str(contents[int(piece)])

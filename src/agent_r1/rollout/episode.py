@@ -179,8 +179,8 @@ class AgentEnvLoop(AgentFlowBase):
         closed = bool(last.action_ids) and last.action_ids[-1] in self.chat.closing_ids
         return last.observation_ids + last.action_ids + self.chat.continuation_ids(observation.messages, closed=closed)
 
-    def earned(self, step: Step, result: StepResult) -> list[tuple[int, float]]:
-        """Compute `Step.paid`, the rewards of action tokens.
+    def locate_rewards(self, step: Step, result: StepResult) -> list[tuple[int, float]]:
+        """Compute `Step.token_rewards`, the rewards of action tokens.
 
         A call's reward goes to the call's last token, and other rewards to the turn's last token. On the step that ends
         the episode, only call rewards are paid here. The rest counts as outcome.
@@ -217,7 +217,7 @@ async def run_episodes(
     the policy.
 
     A lost connection to a model server ends one episode; any other exception of a policy is raised unchanged. Raises
-    AgentR1Error if most episodes failed through no fault of the agent (`failures.py`).
+    AgentR1Error if most episodes failed through no fault of the agent (`health.py`).
     """
     tasks, lost = list(tasks), []
     gate = asyncio.Semaphore(at_once) if at_once else contextlib.nullcontext()
@@ -259,13 +259,13 @@ def make_flow(
     policy: Policy, chat: ChatFormat, make_env: Callable[[Row], AgentEnv], rollout: RolloutConfig, env: EnvConfig
 ) -> AgentFlowBase:
     """Make the flow that `rollout.flow` names, or the generic loop."""
-    flow = flow_of(rollout.flow) if rollout.flow else AgentEnvLoop
-    return flow(policy, chat, Limits.of(rollout, env), make_env)
+    flow = load_flow(rollout.flow) if rollout.flow else AgentEnvLoop
+    return flow(policy, chat, Limits.from_settings(rollout, env), make_env)
 
 
-def flow_of(name: str) -> type[AgentFlowBase]:
+def load_flow(name: str) -> type[AgentFlowBase]:
     """Load a user-defined flow. Raise ConfigError if `name` is not a subclass of AgentFlowBase."""
-    found = own.load(name, "rollout.flow")
+    found = plugins.load(name, "rollout.flow")
     if not (isinstance(found, type) and issubclass(found, AgentFlowBase)):
         raise ConfigError(
             f"rollout.flow={name} is no flow; write a subclass of AgentFlowBase (agent_r1.rollout.episode)",
@@ -279,6 +279,6 @@ def derive_seed(*parts: int | str) -> int:
     return int.from_bytes(hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest(), "little")
 
 
-def _said(failure: Exception) -> str:
+def _error_text(failure: Exception) -> str:
     """Describe a failure; exceptions other than our own need the name of their class."""
     return str(failure) if isinstance(failure, AgentR1Error) else f"{type(failure).__name__}: {failure}"

@@ -35,8 +35,8 @@ class Column:
 
     @classmethod
     def process(cls) -> Column:
-        """Make `process_BT`: the rewards in `Step.paid`, which rollouts record."""
-        return cls("process_BT", torch.float32, _paid)
+        """Make `process_BT`: the rewards in `Step.token_rewards`, which rollouts record."""
+        return cls("process_BT", torch.float32, _process_rewards)
 
     @property
     def of_tokens(self) -> bool:
@@ -95,9 +95,9 @@ def trajectory_rows(trajectory: Trajectory, index: int, columns: Sequence[Column
         for column in columns:
             _fill(row, column, step if column.of_tokens else trajectory)
         # A step may have sampled nothing. Its reward goes to the last sampled token before it.
-        owed += step.reward - sum(paid for _, paid in step.paid)
-        for token, paid in step.paid:
-            row.rewards[token - len(step.action_ids)] += paid
+        owed += step.reward - sum(reward for _, reward in step.token_rewards)
+        for token, reward in step.token_rewards:
+            row.rewards[token - len(step.action_ids)] += reward
         if step.action_ids:
             paid_to = row, len(row.rewards) - 1
         if paid_to is not None:
@@ -106,9 +106,9 @@ def trajectory_rows(trajectory: Trajectory, index: int, columns: Sequence[Column
     return [row for row in rows if any(row.action_mask)]
 
 
-def _fill(row: TrainingRow, column: Column, of: Step | Trajectory) -> None:
+def _fill(row: TrainingRow, column: Column, owner: Step | Trajectory) -> None:
     """Extend a column to the end of the row. Raise ValueError for a wrong number of values."""
-    value = column.fill(of)
+    value = column.fill(owner)
     if not column.of_tokens:
         row.columns[column.name] = value
         return

@@ -1,6 +1,6 @@
 """Estimate advantages: how much better each action token did than expected.
 
-In: rewards, masks and values of a batch of training sequences (`rollout/rows.py`). Out: one number per action token.
+In: rewards, masks and values of a batch of training sequences (`rollout/training_rows.py`). Out: one number per action token.
 Next: `losses.py` makes tokens with a positive advantage more likely and others less. The local loop and verl call the
 same functions; recipes/credit has more estimators.
 
@@ -157,7 +157,7 @@ def gae(
     return advantages_NL[trajectory_A, place_A]
 
 
-def whiten(x_A: Tensor, of: str = "action tokens") -> Tensor:
+def whiten(x_A: Tensor, unit: str = "action tokens") -> Tensor:
     """Scale to mean 0 and unbiased variance 1. Raise ConfigError for fewer than two values."""
     if len(x_A) < 2:
         raise ConfigError(

@@ -47,7 +47,7 @@ def action_logprobs(
 
     chunk = max(1, LOGITS // model.shape.vocab_size)
     if len(chosen_A) <= chunk:
-        parts = [read_off(hidden_AD, chosen_A)]
+        parts = [chunk_logprobs(hidden_AD, chosen_A)]
     else:  # only one chunk's logits exist at a time; the backward pass computes them again
         chunks = zip(hidden_AD.split(chunk), chosen_A.split(chunk), strict=True)
         parts = [checkpoint(chunk_logprobs, *pair, use_reentrant=False) for pair in chunks]

@@ -136,8 +136,8 @@ def predict(
 ) -> dict[str, float]:
     """Step 3: predict log-probabilities and values before any update. The trust region is measured from these.
 
-    `exact`: the sampler has the trainer's weights. In float32, one row in SEEN is then recomputed to check that the two
-    agree. Otherwise the trainer's log-probabilities replace `logprobs_BT`.
+    `exact`: the sampler has the trainer's weights. In float32, one row in GAP_ROW_STRIDE is then recomputed to check
+    that the two agree. Otherwise the trainer's log-probabilities replace `logprobs_BT`.
     """
     micro_tokens, temperature = config.trainer.micro_tokens, config.rollout.temperature
     exact = exact and dtype is torch.float32
@@ -184,9 +184,9 @@ def update_actor(learner: Learner, batch: Batch, config: Config, step: int, dtyp
         group["lr"] = lr
     batch = replace(batch, episode_tokens_B=episode_tokens(batch.mask_BT, batch.trajectory_B))
     # Without a KL or entropy term, a row of zero advantages has zero gradient: skip it.
-    skip = section.entropy_coef == 0 and (section.kl_coef == 0 or section.kl_in == "reward")
-    for minibatch_B in minibatches(batch, section.minibatches, section.epochs, derive_seed(config.seed, "actor", step)):
-        whole = batch.mask_BT[minibatch_B], section.loss_aggregation
+    skip = actor.entropy_coef == 0 and (actor.kl_coef == 0 or actor.kl_in == "reward")
+    for minibatch_B in minibatches(batch, actor.minibatches, actor.epochs, derive_seed(config.seed, "actor", step)):
+        whole = batch.mask_BT[minibatch_B], actor.loss_aggregation
         normalizer = loss_normalizer(*whole, config.rollout.max_context, batch.trajectory_B[minibatch_B])
         if skip:
             learns_B = (batch.advantages_BT[minibatch_B] != 0).any(dim=1)
@@ -197,17 +197,17 @@ def update_actor(learner: Learner, batch: Batch, config: Config, step: int, dtyp
                 loss = actor_loss(learner.actor, batch[index], normalizer, config, means)
             loss.backward()
         # If every row was skipped, gradients are None (not 0), and AdamW changes no weight: no drift by momentum.
-        norm = optimize(learner.actor, learner.actor_optimizer, section.grad_clip, f"step {step}: the policy")
+        norm = optimize(learner.actor, learner.actor_optimizer, actor.grad_clip, f"step {step}: the policy")
         means.finish_update({"actor/grad_norm": norm})
     return means.result() | {"actor/lr": lr}
 
 
 def actor_loss(actor: Decoder, part: Batch, normalizer: float, config: Config, means: Means) -> Tensor:
     """Compute the loss of one micro-batch, divided by the minibatch's normalizer."""
-    section, mask_BT = config.actor, part.mask_BT
-    whole = section.loss_aggregation, normalizer, part.episode_tokens_B
-    logprobs_BT, entropy_BT = action_logprobs(actor, part, config.rollout.temperature, section.entropy_coef != 0)
-    clip = *section.clip, get_ratios(section.ratio)
+    settings, mask_BT = config.actor, part.mask_BT
+    whole = settings.loss_aggregation, normalizer, part.episode_tokens_B
+    logprobs_BT, entropy_BT = action_logprobs(actor, part, config.rollout.temperature, settings.entropy_coef != 0)
+    clip = *settings.clip, get_ratios(settings.ratio)
     loss_BT, stats = policy_loss(logprobs_BT, part.logprobs_BT, part.advantages_BT, mask_BT, *clip)
     loss = aggregate_loss(loss_BT, mask_BT, *whole)
     means.add(mask_BT.sum().item(), stats)
@@ -222,7 +222,7 @@ def actor_loss(actor: Decoder, part: Batch, normalizer: float, config: Config, m
     return loss
 
 
-WATCHED = 8
+KL_ROW_STRIDE = 8
 """One in so many of the skipped rows is measured for `actor/ppo_kl`; measuring all would cost time."""
 
 
