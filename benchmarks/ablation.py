@@ -54,7 +54,9 @@ def update_on_all(learner, batch: Batch, config: Config, step: int, dtype: torch
         raise ConfigError("the ablation has no KL; set actor.kl_coef=0")
 
     def logprobs_now(wide: Batch) -> Tensor:
-        return batch_logprobs(learner.actor, wide, config.rollout.temperature, config.trainer.micro_tokens, dtype)
+        return batch_logprobs(
+            learner.actor, wide, config.rollout.temperature, config.trainer.max_tokens_per_microbatch, dtype
+        )
 
     return update_actor(learner, with_tool_tokens(batch, logprobs_now), config, step, dtype)
 

@@ -71,7 +71,9 @@ def main() -> None:
     searcher = Searcher(PassageIndex.load(workspace.index, workspace.data / "corpus.jsonl"), cache_size=0)
     tools = make_tools(config.env.tools, searcher=searcher, top_k=config.search.top_k)
     r = config.rollout
-    policy = LocalPolicy(model_files.load(arguments.model), chat.stop_ids, slots=r.slots, max_context=r.max_context)
+    policy = LocalPolicy(
+        model_files.load(arguments.model), chat.stop_ids, slots=r.max_concurrent_episodes, max_context=r.max_context
+    )
     tasks = [Task(row, str(i), str(i), derive_seed(0, "cost", i)) for i, row in enumerate(rows)]
     played = asyncio.run(
         run_episodes(make_loop(policy, chat, tools, config.rollout, config.env), tasks, Sampling(r.max_tokens_per_turn))

@@ -174,7 +174,7 @@ def greedy_em(setting: Setting, model: Decoder) -> float | None:
     if not setting.test:
         return None
     r = setting.config.rollout
-    policy = LocalPolicy(model, setting.chat.stop_ids, slots=r.slots, max_context=r.max_context)
+    policy = LocalPolicy(model, setting.chat.stop_ids, slots=r.max_concurrent_episodes, max_context=r.max_context)
     loop = make_loop(policy, setting.chat, setting.tools, setting.config.rollout, setting.config.env)
     trajectories = evaluate(loop, setting.test, temperature=0.0, seed=setting.config.seed)
     return fmean(t.metrics["em"] for t in trajectories)

@@ -59,11 +59,13 @@ def main(preset: str = "smoke", count: str = "16") -> None:
     config = load_config(preset, ["trainer.device=cpu"], algorithm="ppo")
     start, r = Workspace.from_config(config).start_model, config.rollout
     model, chat, rows = model_files.load(start), load_chat(start), load_rows(config, "train")
-    policy = LocalPolicy(model, chat.stop_ids, slots=r.slots, max_context=r.max_context)
+    policy = LocalPolicy(model, chat.stop_ids, slots=r.max_concurrent_episodes, max_context=r.max_context)
     loop, batches = make_loop(policy, chat, load_tools(config), r, config.env), []
     for step in range(1, int(count) + 1):
         tasks = tasks_of_step(rows, step, r, config.seed)
-        played = asyncio.run(run_episodes(loop, tasks, Sampling(r.max_tokens_per_turn), at_once=r.slots))
+        played = asyncio.run(
+            run_episodes(loop, tasks, Sampling(r.max_tokens_per_turn), at_once=r.max_concurrent_episodes)
+        )
         batch = make_batch(played, "ppo")
         batch.values_BT = torch.zeros_like(batch.rewards_BT)
         _, batch.returns_BT = ppo(batch, config.advantage)  # lambda 1: the rest of the reward
@@ -90,7 +92,7 @@ def main(preset: str = "smoke", count: str = "16") -> None:
             values_BT = in_micro_batches(
                 lambda part, critic=learner.critic: action_values(critic, part),
                 batch,
-                c.trainer.micro_tokens,
+                c.trainer.max_tokens_per_microbatch,
                 torch.float32,
             )
             metrics = update_critic(learner, replace(batch, values_BT=values_BT), c, step, torch.float32)

@@ -1,4 +1,4 @@
-"""What the clip looks at (`actor.ratio`), compared: two tables of lesson 11.
+"""What the clip looks at (`actor.ratio_level`), compared: two tables of lesson 11.
 
     python -m benchmarks.ratios          # ratios that are nothing but noise, and the kept runs
     python -m benchmarks.ratios 2        # train two seeds first; finished runs are only read
@@ -23,9 +23,9 @@ from benchmarks.sentinel import train
 KEPT = Path(__file__).parents[1] / "docs" / "lab" / "race" / "ratios.json"
 ARMS = {
     "token": [],
-    "step": ["actor.ratio=step"],
-    "sequence": ["actor.ratio=sequence"],
-    "sequence, clip 0.05": ["actor.ratio=sequence", "actor.mean_clip_low=0.05", "actor.mean_clip_high=0.05"],
+    "step": ["actor.ratio_level=step"],
+    "sequence": ["actor.ratio_level=sequence"],
+    "sequence, clip 0.05": ["actor.ratio_level=sequence", "actor.span_clip_low=0.05", "actor.span_clip_high=0.05"],
 }
 
 
@@ -40,7 +40,7 @@ def row_of(lines: list[dict]) -> dict[str, float]:
 
 def table(rows: dict[str, list[dict]]) -> str:
     out = [
-        "| `actor.ratio` | seeds | sampled EM, last 8 steps | tokens clipped | largest KL of an update |",
+        "| `actor.ratio_level` | seeds | sampled EM, last 8 steps | tokens clipped | largest KL of an update |",
         "|---|---|---|---|---|",
     ]
     for arm, runs in rows.items():

@@ -198,5 +198,5 @@ def a_step_of_maths(home: Path, model: Path, preset: str, *settings: str) -> lis
     small = ["data.train=12", "data.val=2", "data.test=4", f"data.source={source}", "data.system=Calculate.",
              "engine=local", "trainer.device=cpu", "trainer.threads=1", "trainer.steps=1", "trainer.eval_every=0",
              f"model.path={model}", "rollout.prompts_per_step=2", "rollout.samples_per_prompt=2",
-             "rollout.max_tokens_per_turn=8", "rollout.max_context=512", "rollout.slots=8"]  # fmt: skip
+             "rollout.max_tokens_per_turn=8", "rollout.max_context=512", "rollout.max_concurrent_episodes=8"]  # fmt: skip
     return ["grpo", f"--preset={preset}", "--run=maths", *small, *settings]

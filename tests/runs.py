@@ -24,7 +24,8 @@ TINY = [
     "search.dim=256", "model.vocab_size=400", "model.hidden_size=32", "model.heads=2", "model.kv_heads=2",
     "model.intermediate_size=48", "model.max_position=512", "cold_start.copy_steps=120", "cold_start.mix_steps=60",
     "cold_start.lr=5e-3", "rollout.prompts_per_step=4", "rollout.samples_per_prompt=4", "rollout.max_tokens_per_turn=48",
-    "rollout.max_context=400", "rollout.slots=16", "trainer.steps=8", "trainer.save_every=2", "trainer.eval_every=4",
+    "rollout.max_context=400", "rollout.max_concurrent_episodes=16",
+    "trainer.steps=8", "trainer.save_every=2", "trainer.eval_every=4",
     "trainer.rollouts_every=3", "trainer.threads=1", "trainer.device=cpu", "critic.warmup_steps=2",
     # A model this small makes some valid calls and answers nothing. These see to it that every step moves its weights.
     "actor.entropy_coef=0.01", "actor.kl_coef=0.05", "env.call_reward=0.1",

@@ -122,7 +122,12 @@ def test_a_real_model_takes_more_and_settings_count(nvidia_smi, monkeypatch):
     monkeypatch.setattr(doctor, "available_memory", lambda: 6 * GIB)
     assert found("laptop")["memory"].status == "ok"
     assert found("pocket", "algorithm=grpo")["memory"].status == "fail"
-    assert found("pocket", "algorithm=grpo", "trainer.recompute=true", "rollout.slots=8")["memory"].status == "ok"
+    assert (
+        found("pocket", "algorithm=grpo", "trainer.recompute=true", "rollout.max_concurrent_episodes=8")[
+            "memory"
+        ].status
+        == "ok"
+    )
 
 
 def test_container_limits_count(monkeypatch):
@@ -183,7 +188,7 @@ def test_the_memory_of_the_smallest_gpu_decides(nvidia_smi):
     nvidia_smi(*[H100] * 3, RTX)
     small = found("hotpotqa-4xh100")["GPU memory"]
     assert small.status == "fail" and "of 24 GiB" in small.detail
-    assert "trainer.micro_tokens" in small.remedy or "verl.gpu_memory" in small.remedy
+    assert "trainer.max_tokens_per_microbatch" in small.remedy or "verl.gpu_memory" in small.remedy
 
 
 @pytest.mark.parametrize(

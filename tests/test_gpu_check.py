@@ -17,12 +17,12 @@ ON_VERL = ["hotpotqa-4xh100", "gsm8k", "dapo-math"]
 def test_only_model_task_and_sizes_are_small(preset, algorithm):
     whole = load_config(preset, algorithm=algorithm)
     tiny = small(whole)
-    assert tiny.verl == whole.verl.model_copy(update={"patience_s": 600})
+    assert tiny.verl == whole.verl.model_copy(update={"stall_timeout_s": 600})
     for section, names in {
         "actor": "minibatches kl_coef kl_in kl_estimator grad_clip loss_aggregation clip_high ratio",
         "critic": "minibatches",
-        "rollout": "samples_per_prompt slots",
-        "trainer": "device dtype micro_tokens recompute",
+        "rollout": "samples_per_prompt max_concurrent_episodes",
+        "trainer": "device dtype max_tokens_per_microbatch recompute",
     }.items():
         for name in names.split():
             assert getattr(getattr(tiny, section), name) == getattr(getattr(whole, section), name), name

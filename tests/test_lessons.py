@@ -413,7 +413,7 @@ def test_ratios_of_tokens_steps_and_sequences():
         if of != "token":
             assert told.column(f"{of}: mean") == near(-free.detach()[mask.bool()])
     assert f"here {ratios_T.prod():.4f}" in text and f"have the product {1.01**200:.3f}" in text
-    narrow = CreditActor(ratio="sequence").clip
+    narrow = CreditActor(ratio_level="sequence").clip
     assert "3e-4 and 4e-4" in text and narrow[:2] == (3e-4, 4e-4)
     _, seen = policy_loss(
         ratios_T.log()[None], torch.zeros(1, 6), torch.ones(1, 6), mask, *narrow, get_ratios("sequence")

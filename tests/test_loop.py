@@ -96,7 +96,7 @@ def with_reference(batch: Batch) -> Batch:
 def gradient(batch: Batch, update=update_actor, **overrides) -> torch.Tensor:
     """The gradient that one optimiser step follows: plain SGD with learning rate 1 moves the weights by just that."""
     given = {"actor.minibatches": 1, "critic.minibatches": 1, "actor.grad_clip": 1e9, "critic.grad_clip": 1e9}
-    given |= {"trainer.micro_tokens": 10**6, "actor.lr": 1.0, "critic.lr": 1.0, "actor.lr_final": 1.0}
+    given |= {"trainer.max_tokens_per_microbatch": 10**6, "actor.lr": 1.0, "critic.lr": 1.0, "actor.lr_final": 1.0}
     given |= {key.replace("__", "."): value for key, value in overrides.items()}
     config = micro_config("ppo", *(f"{key}={value}" for key, value in given.items()))
     torch.manual_seed(0)
@@ -127,14 +127,16 @@ def test_micro_batches_give_the_gradient_of_the_whole(sampled, aggregation, term
     batch = with_reference(sampled) if terms else sampled
     whole = gradient(batch, actor__loss_aggregation=aggregation, **terms)
     for micro_tokens in (1, 100):
-        parts = gradient(batch, actor__loss_aggregation=aggregation, trainer__micro_tokens=micro_tokens, **terms)
+        parts = gradient(
+            batch, actor__loss_aggregation=aggregation, trainer__max_tokens_per_microbatch=micro_tokens, **terms
+        )
         assert_same_gradient(whole, parts)
 
 
 def test_micro_batches_give_the_critics_gradient_too(sampled):
     whole = gradient(sampled, update_critic)
     for micro_tokens in (1, 100):
-        assert_same_gradient(whole, gradient(sampled, update_critic, trainer__micro_tokens=micro_tokens))
+        assert_same_gradient(whole, gradient(sampled, update_critic, trainer__max_tokens_per_microbatch=micro_tokens))
 
 
 def test_the_actors_gradient_is_the_textbooks(sampled):
@@ -691,7 +693,7 @@ def test_sampled_validation_is_at_the_temperature_of_training(monkeypatch):
 def test_episodes_in_line_for_a_slot_have_not_begun(chat, monkeypatch):
     """Their deadline would run while they wait. Sampling and validation, 16 episodes over 3 slots."""
     CrowdEnv.now = CrowdEnv.most = 0
-    few, crowds = "rollout.slots=3", []
+    few, crowds = "rollout.max_concurrent_episodes=3", []
 
     def evaluate(policy):
         crowds.append(CrowdEnv.most)

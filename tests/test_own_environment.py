@@ -22,7 +22,8 @@ from agent_r1_recipes.laptop.tinyhop_source import TINYHOP
 
 SETTINGS = [
     "rollout.prompts_per_step=4", "rollout.samples_per_prompt=4", "rollout.max_tokens_per_turn=6", "rollout.max_context=384",
-    "rollout.slots=16", "trainer.steps=2", "trainer.eval_every=1", "trainer.save_every=1", "trainer.rollouts_every=1",
+    "rollout.max_concurrent_episodes=16",
+    "trainer.steps=2", "trainer.eval_every=1", "trainer.save_every=1", "trainer.rollouts_every=1",
     "trainer.threads=1", "trainer.device=cpu", "env.max_turns=3", "data.train=8", "data.val=4", "data.test=6", "data.cold=1",
 ]  # fmt: skip
 QA = {"em", "em_ci95", "f1", "sub_em"}

@@ -86,10 +86,10 @@ def test_the_estimates_of_a_laptop_by_hand(slow_clock, algorithm, operations, by
     # left out.
     weights = 1024 * 128 + 2 * (4 * 128 * 128 + 3 * 128 * 256)
     assert number(r"([\d.]+) M parameters", text) == pytest.approx(weights / 1e6, abs=0.01)
-    cache = 4 * 2 * 2 * 128 * r.max_context * r.slots  # bytes of keys and values, two layers
+    cache = 4 * 2 * 2 * 128 * r.max_context * r.max_concurrent_episodes  # bytes of keys and values, two layers
     # A layer keeps 6 x 128 for norms and adding up, 3 x (4 + 4) x 32 for attention, 4 x 256 for the MLP: 2,560 numbers a token.
     # All logits fit into one chunk, which is there six times; and the embedding's gradient once more.
-    tokens = config.trainer.micro_tokens
+    tokens = config.trainer.max_tokens_per_microbatch
     update = 4 * tokens * 2 * 2560 + 4 * (6 * tokens * 1024 + 1024 * 128)
     states = weights * bytes_a_weight + cache + 2**30  # PyTorch itself
     assert number(r"memory +([\d.]+) MiB", text) == pytest.approx((states + update) / 2**20, abs=1)

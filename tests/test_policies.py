@@ -256,7 +256,7 @@ def test_any_architecture_plays_an_episode(foreign, micro):
 def test_our_own_models_run_on_the_training_sampler(micro_model, micro):
     with open_agent(micro_model, micro.config, tools={}) as agent:
         assert isinstance(agent.policy, LocalPolicy) and agent.tools == {}
-    big = changed(micro.config, ["rollout.slots=1000000"])
+    big = changed(micro.config, ["rollout.max_concurrent_episodes=1000000"])
     with open_agent(micro_model, big, tools={}) as agent:  # its cache would take hundreds of gigabytes
         assert agent.policy.cache.keys.nbytes * 2 <= 2**31
 

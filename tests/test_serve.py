@@ -310,7 +310,7 @@ def test_the_command_says_how_to_use_it_and_ends_on_ctrl_c(fake, tmp_path, monke
 
     monkeypatch.setattr(signal, "signal", lambda number, handler: None)  # this process keeps its own
     threading.Thread(target=client).start()
-    code = main("serve", f"--model={foreign}", "--preset=smoke", "rollout.slots=7")
+    code = main("serve", f"--model={foreign}", "--preset=smoke", "rollout.max_concurrent_episodes=7")
     over.set()
     assert code == 130
     assert seen["mode"] == 0o600 and (seen[seen["key"]], seen["guess"]) == (200, 401)

@@ -162,7 +162,9 @@ def test_what_a_path_is_named_after_is_computed_once(config, monkeypatch):
 def test_a_model_that_cannot_be_trained_is_refused_before_anything_is_made(tmp_path, monkeypatch, capsys, micro_model):
     monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path / "home"))
     longer = "rollout.max_context=5000"
-    assert main("train", "grpo", *TINY, f"model.path={micro_model}", longer, "trainer.micro_tokens=5000") == 2
+    assert (
+        main("train", "grpo", *TINY, f"model.path={micro_model}", longer, "trainer.max_tokens_per_microbatch=5000") == 2
+    )
     assert "max_context=5000 is more than the model's" in capsys.readouterr().err and not (tmp_path / "home").exists()
 
 

@@ -78,7 +78,7 @@ def check_minibatches(whole, config: Config) -> None:
         assert rows // ranks // (minibatch // ranks) == getattr(config, name).minibatches
     limits = [network.ppo_max_token_len_per_gpu for network in (whole.actor_rollout_ref.actor, whole.critic)]
     limits.append(whole.critic.ppo_infer_max_token_len_per_gpu)  # PPOTrainer._setup takes it for both of its passes
-    assert limits == [config.trainer.micro_tokens] * 3 and limits[0] >= config.rollout.max_context
+    assert limits == [config.trainer.max_tokens_per_microbatch] * 3 and limits[0] >= config.rollout.max_context
 
 
 @needs_verl
@@ -118,8 +118,8 @@ def test_what_verl_refuses_is_said_in_one_line(name, value, said, tmp_path):
         (["rollout.prompts_per_step=6"], "does not divide into actor.minibatches=4"),
         (["verl.ranks=5"], "does not divide among verl.ranks=5"),
         (["verl.ranks=2", "verl.tensor_parallel=4"], "verl.tensor_parallel=4"),
-        (["trainer.micro_tokens=300"], "cannot hold one conversation"),
-        (["verl.patience_s=300"], "env.episode_timeout_s=300"),
+        (["trainer.max_tokens_per_microbatch=300"], "cannot hold one conversation"),
+        (["verl.stall_timeout_s=300"], "env.episode_timeout_s=300"),
         (["verl.tis_cap=0.5"], "give 1 or more, or 0"),
         (["verl.ranks=0"], "verl.ranks=0"),
         (["actor.loss_aggregation=median"], "actor.loss_aggregation='median' is unknown"),

@@ -377,8 +377,8 @@ def voting(sent: list[tuple[str, dict]], minibatch: list[int] | None = None) -> 
 def test_policy_losses_and_gradients_agree(twins, mode, kl, ratio, tmp_path):
     """Of one minibatch with episodes of one to four rows, the entropy in the loss, and the KL."""
     ours, theirs = copy.deepcopy(twins[0]), copy.deepcopy(twins[1])
-    clip = ["actor.clip_dual=2.0", "actor.mean_clip_low=0.1", "actor.mean_clip_high=0.1", "actor.entropy_coef=0.01"]
-    config = smoke(f"actor.loss_aggregation={mode}", f"actor.kl_coef={kl}", f"actor.ratio={ratio}", *clip)
+    clip = ["actor.clip_dual=2.0", "actor.span_clip_low=0.1", "actor.span_clip_high=0.1", "actor.entropy_coef=0.01"]
+    config = smoke(f"actor.loss_aggregation={mode}", f"actor.kl_coef={kl}", f"actor.ratio_level={ratio}", *clip)
     rows = make_rows(4)
     batch = collate(rows)
     g = torch.Generator().manual_seed(5)
@@ -445,7 +445,7 @@ def test_votes_are_counted_in_each_minibatch_without_padding():
 def test_the_workers_get_our_loss_before_the_first_step(tmp_path, monkeypatch):
     given = []
     trainer = AgentR1Trainer.__new__(AgentR1Trainer)
-    trainer.folder, trainer.ours = tmp_path, smoke("actor.ratio=sequence")
+    trainer.folder, trainer.ours = tmp_path, smoke("actor.ratio_level=sequence")
     trainer.config = composed(trainer.ours, tmp_path)
     trainer.actor_rollout_wg = SimpleNamespace(set_loss_fn=given.append)
     monkeypatch.setattr(PPOTrainerSync, "on_init_end", lambda self: None)
@@ -477,7 +477,7 @@ def both_losses(config, theirs: str, folder, mode: str, **more) -> tuple[tuple, 
     lengths = torch.tensor([0] + [len(row.input_ids) for row in rows]).cumsum(0)
     flat, spread = torch.randn(int(lengths[-1]), generator=g), torch.rand(int(lengths[-1]), generator=g)
     results = []
-    for name, loss_fn in ((config.actor.ratio, actor_loss), (theirs, verl_losses.ppo_loss)):
+    for name, loss_fn in ((config.actor.ratio_level, actor_loss), (theirs, verl_losses.ppo_loss)):
         whole = composed(config, folder)
         whole.actor_rollout_ref.actor.policy_loss.loss_mode = name
         actor = omega_conf_to_dataclass(whole.actor_rollout_ref.actor)
@@ -524,7 +524,7 @@ def test_loss_and_clip_metrics_are_those_of_verls_own_loss(tmp_path, weighted, m
 @pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean"])
 def test_the_ratio_of_a_sequence_is_that_of_verls_gspo(mode, tmp_path):
     config = smoke(
-        "actor.ratio=sequence", f"actor.loss_aggregation={mode}", "actor.clip_dual=0", "actor.mean_clip_low=0.05"
+        "actor.ratio_level=sequence", f"actor.loss_aggregation={mode}", "actor.clip_dual=0", "actor.span_clip_low=0.05"
     )
     actor = composed(config, tmp_path).actor_rollout_ref.actor
     assert (actor.clip_ratio_low, actor.clip_ratio_high) == (0.05, 4e-4)

@@ -99,7 +99,9 @@ class Notes:
 @pytest.fixture
 def watched(monkeypatch, tmp_path):
     """`watch` over a driver that does what the script says; it gets the run's folder `run`."""
-    config = load_config("smoke", ["engine=verl", "verl.patience_s=1", "env.episode_timeout_s=0.5"], algorithm="grpo")
+    config = load_config(
+        "smoke", ["engine=verl", "verl.stall_timeout_s=1", "env.episode_timeout_s=0.5"], algorithm="grpo"
+    )
     run, notes, tracked = RunDir(tmp_path / "run"), Notes(), []
     for name in ("verl", "logs"):
         (run.path / name).mkdir(parents=True)
@@ -184,7 +186,9 @@ def test_models_that_verl_cannot_run_here_are_refused(tokenizer, tmp_path, setti
     model_files.save(random_model(hidden_size=128, heads=4), tmp_path, 0, 0)
     save_tokenizer(tokenizer, tmp_path)
     shape = json.loads((tmp_path / "config.json").read_text())
-    config = load_config("smoke", ["engine=verl", "trainer.micro_tokens=1500", *settings], algorithm="grpo")
+    config = load_config(
+        "smoke", ["engine=verl", "trainer.max_tokens_per_microbatch=1500", *settings], algorithm="grpo"
+    )
     if not settings:
         launch.check_machine(config, "cpu", tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(shape | change))
@@ -196,7 +200,7 @@ def test_models_that_verl_cannot_run_here_are_refused(tokenizer, tmp_path, setti
 def test_a_context_that_the_model_does_not_have_is_refused(tokenizer, tmp_path, engine):
     model_files.save(random_model(hidden_size=128, heads=4, max_position=300), tmp_path, 0, 0)
     save_tokenizer(tokenizer, tmp_path)
-    settings = [f"engine={engine}", "trainer.micro_tokens=1500", f"model.path={tmp_path}"]
+    settings = [f"engine={engine}", "trainer.max_tokens_per_microbatch=1500", f"model.path={tmp_path}"]
     check_start_model(load_config("smoke", [*settings, "rollout.max_context=300"], algorithm="grpo"))
     with pytest.raises(ConfigError, match="=512 is more than the model's 300 positions"):
         check_start_model(load_config("smoke", [*settings, "rollout.max_context=512"], algorithm="grpo"))

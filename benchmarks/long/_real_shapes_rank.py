@@ -71,7 +71,7 @@ def small(model: Path, tokens: int) -> list[str]:
     """List overrides of the preset."""
     return [
         f"model.path={model}", f"rollout.max_context={tokens}", f"rollout.max_tokens_per_turn={tokens // 2}",
-        f"trainer.micro_tokens={tokens}", "rollout.prompts_per_step=4", "rollout.samples_per_prompt=2",
+        f"trainer.max_tokens_per_microbatch={tokens}", "rollout.prompts_per_step=4", "rollout.samples_per_prompt=2",
         "actor.minibatches=1", "actor.warmup_steps=0", "actor.kl_coef=0", "data.corpus=contexts",
     ]  # fmt: skip
 

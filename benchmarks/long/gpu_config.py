@@ -34,8 +34,18 @@ TINY = [
 ]
 SMALL = [
     *("data.train=200", "data.val=8", "data.test=16", "data.corpus=contexts", "search.encoder=ngram", "search.top_k=2"),
-    *("rollout.max_context=512", "rollout.max_tokens_per_turn=48", "rollout.prompts_per_step=8", "rollout.slots=32"),
-    *("trainer.micro_tokens=1024", "trainer.loggers=[]", "verl.agent_workers=2", "verl.patience_s=900"),
+    *(
+        "rollout.max_context=512",
+        "rollout.max_tokens_per_turn=48",
+        "rollout.prompts_per_step=8",
+        "rollout.max_concurrent_episodes=32",
+    ),
+    *(
+        "trainer.max_tokens_per_microbatch=1024",
+        "trainer.loggers=[]",
+        "verl.agent_workers=2",
+        "verl.stall_timeout_s=900",
+    ),
     *("env.episode_timeout_s=240", "trainer.stop_on_collapse=false"),
     "cold_start.warm_steps=0",  # the tiny model has had its cold start
 ]

@@ -13,8 +13,14 @@ import tempfile
 from pathlib import Path
 
 AGENT = Path(sys.prefix) / "bin" / "agent-r1"
-SMALL = ["data.val=2", "data.test=2", "rollout.prompts_per_step=2", "rollout.samples_per_prompt=2", "rollout.slots=4"]
-SMALL += ["trainer.steps=2", "trainer.eval_every=0", "trainer.threads=1", "verl.patience_s=900"]
+SMALL = [
+    "data.val=2",
+    "data.test=2",
+    "rollout.prompts_per_step=2",
+    "rollout.samples_per_prompt=2",
+    "rollout.max_concurrent_episodes=4",
+]
+SMALL += ["trainer.steps=2", "trainer.eval_every=0", "trainer.threads=1", "verl.stall_timeout_s=900"]
 TINY = [
     "data.train=64",
     "data.cold=600",

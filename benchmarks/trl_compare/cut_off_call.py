@@ -31,7 +31,10 @@ def our_episodes(setting: Setting) -> list[Trajectory]:
     """Sample one step's episodes, untrained."""
     c, r = setting.config, setting.config.rollout
     policy = LocalPolicy(
-        model_files.load(setting.model), setting.chat.stop_ids, slots=r.slots, max_context=r.max_context
+        model_files.load(setting.model),
+        setting.chat.stop_ids,
+        slots=r.max_concurrent_episodes,
+        max_context=r.max_context,
     )
     tasks = [
         Task(row, str(p), f"{p}-{g}", derive_seed(c.seed, p, g))

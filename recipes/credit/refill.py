@@ -22,7 +22,7 @@ class Refilled(Rollouts):
         self.policy, self.rollout, self.episodes = inner.policy, rollout, inner.episodes
 
     def play(self, step: int) -> Played:
-        prompts, rounds = self.rollout.prompts_per_step, self.rollout.refill_rounds
+        prompts, rounds = self.rollout.prompts_per_step, self.rollout.dynamic_sampling_rounds
         chosen, played = play_until_full(lambda again, n: self.episodes(step, again, n), prompts, rounds)
         # Contested groups are a biased sample, so all other metrics of a step use every played group.
         score = sum(episode.reward for episode in chosen) / len(chosen)

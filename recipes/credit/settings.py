@@ -14,21 +14,21 @@ if TYPE_CHECKING:
 
 
 class CreditRollout(RolloutConfig):
-    refill_rounds: NonNegativeInt = 0
+    dynamic_sampling_rounds: NonNegativeInt = 0
     """Dynamic sampling: so many times a step, groups that agree are replaced by those of new prompts (recipes/credit/refill.py)."""
 
     @staticmethod
     def conflicts(config: Config, trains: bool) -> Iterator[ConfigError]:
-        if not config.rollout.refill_rounds:
+        if not config.rollout.dynamic_sampling_rounds:
             return
         if not algorithm_has(config.algorithm, "groups"):
             yield ConfigError(
-                f"rollout.refill_rounds replaces groups that agree, and {config.algorithm} has none; leave it at 0",
+                f"rollout.dynamic_sampling_rounds replaces groups that agree, and {config.algorithm} has none; leave it at 0",
                 code="no_groups",
             )
         if config.engine != "local":
             yield ConfigError(
-                "rollout.refill_rounds works with --engine local: verl refills without a budget; set it to 0",
+                "rollout.dynamic_sampling_rounds works with --engine local: verl refills without a budget; set it to 0",
                 code="local_engine_only",
             )
 
@@ -57,5 +57,5 @@ class CreditActor(ActorConfig):
 
     @property
     def clip(self) -> tuple[float, float, float]:
-        means = self.ratio in ("step", "sequence")
-        return (self.mean_clip_low, self.mean_clip_high, self.clip_dual) if means else super().clip
+        means = self.ratio_level in ("step", "sequence")
+        return (self.span_clip_low, self.span_clip_high, self.clip_dual) if means else super().clip

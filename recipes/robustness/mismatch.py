@@ -29,7 +29,7 @@ class MismatchedPolicy(LocalPolicy):
     def __init__(self, actor: Decoder, stop_ids: tuple[int, ...], rollout: MismatchSettings):
         dial = rollout.mismatch
         model = copy.deepcopy(actor).to(torch.bfloat16 if dial.bf16 else torch.float32)
-        super().__init__(model, stop_ids, slots=rollout.slots, max_context=rollout.max_context)
+        super().__init__(model, stop_ids, slots=rollout.max_concurrent_episodes, max_context=rollout.max_context)
         self.versions: deque[dict[str, Tensor]] = deque(maxlen=dial.steps_old + 1)
         if dial.top_p < 1:
             model.logits = lambda hidden: nucleus(type(model).logits(model, hidden), dial.top_p)

@@ -56,10 +56,10 @@ def test_an_episode_that_failed_decides_nothing():
 def test_a_run_has_fewer_rows_without_advantage(chat, monkeypatch):
     few = ["trainer.steps=4", "rollout.samples_per_prompt=2", "rollout.prompts_per_step=4", "actor.lr=0.001"]
     plain = letters_run(chat, monkeypatch, "grpo", *few).metrics
-    filled = letters_run(chat, monkeypatch, "grpo", *few, "rollout.refill_rounds=3", count=16).metrics
+    filled = letters_run(chat, monkeypatch, "grpo", *few, "rollout.dynamic_sampling_rounds=3", count=16).metrics
     assert sum(m["groups/zero_advantage"] for m in filled) < sum(m["groups/zero_advantage"] for m in plain)
     assert all(8 <= m["rollout/episodes_played"] <= 4 * 8 for m in filled)
-    few = ["trainer.steps=1", "rollout.refill_rounds=2"]
+    few = ["trainer.steps=1", "rollout.dynamic_sampling_rounds=2"]
     silent = letters_run(chat, monkeypatch, "grpo", *few, env=SilentEnv, count=12).metrics
     assert silent[0]["rollout/episodes_played"] == 3 * 16 and silent[0]["groups/zero_advantage"] == 1
     silent = letters_run(chat, monkeypatch, "grpo", *few, env=SilentEnv, count=5).metrics
@@ -68,7 +68,8 @@ def test_a_run_has_fewer_rows_without_advantage(chat, monkeypatch):
 
 def test_what_is_reported_is_what_was_played(chat, monkeypatch):
     """The chosen groups are the undecided ones: their score is nearer to a half."""
-    run = letters_run(chat, monkeypatch, "grpo", "trainer.steps=2", "rollout.samples_per_prompt=2", "rollout.refill_rounds=2",
+    run = letters_run(chat, monkeypatch, "grpo", "trainer.steps=2", "rollout.samples_per_prompt=2",
+                      "rollout.dynamic_sampling_rounds=2",
                       "rollout.prompts_per_step=4", count=12)  # fmt: skip
     for metrics, played, batch in zip(run.metrics, run.trajectories, run.batches, strict=True):
         assert metrics["rollout/episodes_played"] == len(played) > 8
@@ -105,7 +106,9 @@ def test_the_rounds_of_a_step_ask_different_questions_under_different_names(n, s
 
 
 def test_where_it_means_nothing_it_is_refused():
-    with pytest.raises(ConfigError, match="^rollout.refill_rounds replaces groups that agree, and ppo has none"):
-        load_config("smoke", ["rollout.refill_rounds=1"], algorithm="ppo")
-    with pytest.raises(ConfigError, match="^rollout.refill_rounds works with --engine local"):
-        load_config("smoke", ["rollout.refill_rounds=1", "engine=verl"], algorithm="grpo")
+    with pytest.raises(
+        ConfigError, match="^rollout.dynamic_sampling_rounds replaces groups that agree, and ppo has none"
+    ):
+        load_config("smoke", ["rollout.dynamic_sampling_rounds=1"], algorithm="ppo")
+    with pytest.raises(ConfigError, match="^rollout.dynamic_sampling_rounds works with --engine local"):
+        load_config("smoke", ["rollout.dynamic_sampling_rounds=1", "engine=verl"], algorithm="grpo")

@@ -61,16 +61,23 @@ def test_a_preset_fits_the_gpu_and_the_data_that_it_names(name, algorithm):
 
 
 def test_what_the_outermost_file_says_wins_over_an_inherited_section(tmp_path, monkeypatch):
-    (tmp_path / "a.yaml").write_text("seed: 3\nrollout: {slots: 3}\nppo: {rollout: {slots: 5}, critic: {lr: 0.25}}\n")
-    (tmp_path / "b.yaml").write_text("extends: a\nrollout: {slots: 7}\n")
-    (tmp_path / "c.yaml").write_text("extends: b\nsteppo: {rollout: {slots: 9}}\n")
+    (tmp_path / "a.yaml").write_text(
+        "seed: 3\nrollout: {max_concurrent_episodes: 3}\nppo: {rollout: {max_concurrent_episodes: 5}, critic: {lr: 0.25}}\n"
+    )
+    (tmp_path / "b.yaml").write_text("extends: a\nrollout: {max_concurrent_episodes: 7}\n")
+    (tmp_path / "c.yaml").write_text("extends: b\nsteppo: {rollout: {max_concurrent_episodes: 9}}\n")
     presets = {file.stem: file for file in tmp_path.glob("*.yaml")}
     monkeypatch.setattr("agent_r1.config.recipes.presets", lambda: presets)
-    slots = {name: [load_config(name, algorithm=a).rollout.slots for a in ("grpo", "ppo", "steppo")] for name in "abc"}
+    slots = {
+        name: [load_config(name, algorithm=a).rollout.max_concurrent_episodes for a in ("grpo", "ppo", "steppo")]
+        for name in "abc"
+    }
     assert slots == {"a": [3, 5, 5], "b": [7, 7, 7], "c": [7, 7, 9]}
     inherited = load_config("c", algorithm="steppo")
     assert (inherited.seed, inherited.critic.lr, inherited.preset) == (3, 0.25, "c")
-    assert load_config("b", ["rollout.slots=11"], algorithm="ppo").rollout.slots == 11
+    assert (
+        load_config("b", ["rollout.max_concurrent_episodes=11"], algorithm="ppo").rollout.max_concurrent_episodes == 11
+    )
 
 
 @pytest.mark.parametrize(
@@ -79,9 +86,12 @@ def test_what_the_outermost_file_says_wins_over_an_inherited_section(tmp_path, m
         (["verl.tensor_parallel=8"], "verl.tensor_parallel=8"),
         (["verl.nodes=3"], "do not divide among verl.nodes=3"),
         (["actor.minibatches=3"], "actor.minibatches=3"),
-        (["rollout.max_context=40000", "trainer.micro_tokens=40000"], "more than the model's 32768 positions"),
+        (
+            ["rollout.max_context=40000", "trainer.max_tokens_per_microbatch=40000"],
+            "more than the model's 32768 positions",
+        ),
         (["verl.tensor_parallel=4", "model.path=Qwen/Qwen2.5-0.5B-Instruct"], "14 attention heads"),
-        (["trainer.micro_tokens=4096"], "cannot hold one conversation"),
+        (["trainer.max_tokens_per_microbatch=4096"], "cannot hold one conversation"),
         (["verl.gpu=H1000"], "did you mean 'H100'"),
     ],
 )
@@ -222,7 +232,7 @@ def test_remedies_are_named():
     config, shape = preset("hotpotqa-4xh100", "model.path=Qwen/Qwen2.5-7B-Instruct", algorithm="ppo")
     sampling, warm, training = misfits(config, shape, GPUS["H100"])
     assert "verl.offload=true" in sampling and "verl.gpu_memory" in sampling
-    assert "trainer.micro_tokens=8192" in training and "cold_start.warm_steps=0" in warm
+    assert "trainer.max_tokens_per_microbatch=8192" in training and "cold_start.warm_steps=0" in warm
     (one,) = misfits(*preset("hotpotqa-1x24gb", "verl.gpu_memory=0.05"), GPUS["RTX-4090"])
     assert "raise verl.gpu_memory" in one
 

@@ -121,7 +121,7 @@ def test_presets_name_behaviours_that_exist():
 @pytest.mark.parametrize("behaviour", BEHAVIOURS)
 def test_asked_for_notes_it_writes_what_it_found(play, chat, behaviour):
     """env.context=summary: the request is no turn of its script, and its notes are plain text."""
-    for one in play(behaviour, "2-hop", context="summary", context_results=1):
+    for one in play(behaviour, "2-hop", context="summary", window_results=1):
         said = [chat.decode(step.action_ids[:-1]) for step in one.steps]
         notes = [text for step, text in zip(one.steps, said, strict=True) if ASK in chat.decode(step.observation_ids)]
         assert one.stop_reason is StopReason.ANSWERED and len(notes) == len(queries(one))

@@ -109,7 +109,7 @@ def test_writing_notes_is_another_state_than_acting():
 @pytest.mark.parametrize(("name", "kind"), [("window", Window), ("summary", Summary)])
 def test_the_setting_wraps_the_environment_of_every_row(name, kind):
     row = question_row("?", ()) | {"agent_name": "hermes"}
-    env = make_env(row, {}, ContextSettings(context=name, context_results=3))
+    env = make_env(row, {}, ContextSettings(context=name, window_results=3))
     assert type(env) is kind and env.k == 3
 
 
@@ -133,7 +133,7 @@ def demonstrated(count: int, **context) -> list[demonstrate.Episode]:
 
 
 def test_demonstrations_are_played_in_the_context_that_is_set():
-    episodes = demonstrated(3, context="window", context_results=2)
+    episodes = demonstrated(3, context="window", window_results=2)
     roles = ["".join(message["role"][0] for message in episode.messages) for episode in episodes]
     assert set(roles) == {"uatata", "utta"} and roles.count("uatata") == 3
     whole = demonstrated(3)
@@ -143,7 +143,7 @@ def test_demonstrations_are_played_in_the_context_that_is_set():
 
 def test_tinyquest_can_be_taught_with_notes():
     """The demonstrator writes notes where it is asked for them, and plays the same quest as without."""
-    whole, noted = demonstrated(12), demonstrated(12, context="summary", context_results=2)
+    whole, noted = demonstrated(12), demonstrated(12, context="summary", window_results=2)
 
     def said(episodes, notes: bool) -> list[str]:
         pairs = (pair for e in episodes for pair in itertools.pairwise(e.messages) if pair[1]["role"] == "assistant")
@@ -162,4 +162,4 @@ def test_a_demonstrator_that_takes_the_request_for_a_turn_is_refused(monkeypatch
 
     monkeypatch.setattr(demonstrate, "demonstrator_of", lambda name: deaf)
     with pytest.raises(ConfigError, match=r"was asked for plain text and returned '<tool_call>"):
-        demonstrated(2, context="summary", context_results=2)
+        demonstrated(2, context="summary", window_results=2)

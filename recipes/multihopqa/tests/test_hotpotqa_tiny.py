@@ -204,7 +204,7 @@ def test_a_preset_for_gpus_warms_its_model_up_on_supporting_titles(files, chat, 
 
 
 FEW = ["data.train=16", "data.val=4", "data.test=8", "data.corpus=contexts", "search.encoder=ngram", "search.top_k=1",
-       "rollout.prompts_per_step=16", "rollout.max_context=2048", "trainer.device=cpu", "trainer.micro_tokens=2048",
+       "rollout.prompts_per_step=16", "rollout.max_context=2048", "trainer.device=cpu", "trainer.max_tokens_per_microbatch=2048",
        "cold_start.warm_steps=2", "cold_start.mix_tokens=2048", "cold_start.lr=0.01"]  # fmt: skip
 
 

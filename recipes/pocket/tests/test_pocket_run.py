@@ -29,7 +29,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 SMALL = [
     "data.train=4", "data.val=2", "data.test=2", "cold_start.closed_book=0", "cold_start.mix_tokens=512",
     "cold_start.demonstrator=agent_r1_recipes.geohop.demonstrator:patient", "cold_start.warm_steps=12", "cold_start.lr=1.5e-3",
-    "rollout.prompts_per_step=2", "rollout.samples_per_prompt=2", "rollout.slots=4", "trainer.steps=1", "trainer.eval_every=0",
+    "rollout.prompts_per_step=2", "rollout.samples_per_prompt=2", "rollout.max_concurrent_episodes=4",
+    "trainer.steps=1", "trainer.eval_every=0",
     "trainer.threads=1", "trainer.device=cpu", "actor.lr=1e-6",
     "actor.entropy_coef=0.01",  # it moves weights also where all answers are alike
 ]  # fmt: skip
@@ -122,7 +123,7 @@ def test_vllm_serves_tool_calls_and_says_what_the_trainer_says(exported, config,
 def test_a_step_of_verl_s_own_trainer(home, capsys):
     """Ray, FSDP and vLLM, with the same start model: its sampler has the weights that are trained, in float32. Then the time is
     up, and the step is saved, although no checkpoint was due."""
-    words = ["trainer.steps=2", "trainer.max_hours=0.0001", "verl.patience_s=800", "--engine=verl", "--run=verl"]
+    words = ["trainer.steps=2", "trainer.max_hours=0.0001", "verl.stall_timeout_s=800", "--engine=verl", "--run=verl"]
     assert main("train", *POCKET, *words, "--plain") == 130
     said = capsys.readouterr().err
     assert "would be over in the next step; stopped after step_000001; continue with --resume" in said

@@ -295,7 +295,7 @@ def export(a: Namespace) -> None:
 @command(
     "serve", "serve a trained agent with vLLM behind an OpenAI-compatible API",
     ["", "--run laptop-grpo --port 8000", "--model runs/mine/export",
-     "--model OWNER/NAME rollout.max_context=16384 rollout.slots=64"],
+     "--model OWNER/NAME rollout.max_context=16384 rollout.max_concurrent_episodes=64"],
     *FROM_ANYWHERE,
     option("--port", type=int, help="port on 127.0.0.1 (default: a free one)"),
 )  # fmt: skip

@@ -82,7 +82,7 @@ def run_checks(config: Config) -> list[Check]:
         "memory": check_memory(memory, available_memory()),
         "disk": check_disk(folders),
         "ports": check_ports(PORTS),
-        "open files": check_files(2 * config.rollout.slots * max(1, len(gpus)), raise_file_limit()),
+        "open files": check_files(2 * config.rollout.max_concurrent_episodes * max(1, len(gpus)), raise_file_limit()),
         "GPUs": check_gpus(config, shape, gpus),
     }
     if shape:
@@ -265,10 +265,14 @@ def check_disk(folders: dict[Path, float]) -> Finding:
 def check_files(need: int, limit: int) -> Finding:
     """Check the limit of open files.
 
-    An evaluation has a connection per concurrent episode, `rollout.slots` on each GPU, and as many files again.
+    An evaluation has a connection per concurrent episode, `rollout.max_concurrent_episodes` on each GPU, and as many files again.
     """
     detail = f"{limit} allowed, {need} may be needed"
-    return ("ok", detail) if limit >= need else ("fail", detail, "raise `ulimit -Hn`, or lower rollout.slots")
+    return (
+        ("ok", detail)
+        if limit >= need
+        else ("fail", detail, "raise `ulimit -Hn`, or lower rollout.max_concurrent_episodes")
+    )
 
 
 def check_shm(path: str = "/dev/shm") -> Finding:

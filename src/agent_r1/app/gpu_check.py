@@ -44,7 +44,7 @@ from agent_r1.workspace import Workspace
 SMALL = [
     *("data.val=8", "data.test=16", "data.cold=120", "data.cold_entities=120", "search.dim=256", "model.vocab_size=400"),
     *("cold_start.copy_steps=20", "cold_start.mix_steps=20", "rollout.max_tokens_per_turn=48", "rollout.max_context=400"),
-    *("rollout.temperature=1", "rollout.flow=null", "env.episode_timeout_s=120", "verl.patience_s=600"),
+    *("rollout.temperature=1", "rollout.flow=null", "env.episode_timeout_s=120", "verl.stall_timeout_s=600"),
     # Without the preset's warm-up, and with an entropy bonus for groups of equal reward: the first update must change
     # the weights.
     *("actor.warmup_steps=0", "actor.lr_final=1", "actor.entropy_coef=0.01", "critic.warmup_steps=0"),
@@ -222,7 +222,7 @@ class Phase:
     remedy: str = "see the phase above"
 
 
-OOM = "if memory ran out, lower verl.gpu_memory or trainer.micro_tokens, or set verl.offload=true"
+OOM = "if memory ran out, lower verl.gpu_memory or trainer.max_tokens_per_microbatch, or set verl.offload=true"
 PHASES = (
     Phase("tiny model", teach, "the packages do not work on this machine", "run agent-r1 doctor with the same arguments"),
     Phase("warm start", warm_start, "PyTorch cannot train on this device in this precision",

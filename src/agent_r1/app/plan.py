@@ -86,7 +86,7 @@ def states(config: Config, shape: Shape) -> tuple[float, float]:
 
 def gpu_memory(config: Config, shape: Shape, gpu: Gpu) -> dict[str, tuple[float, float]]:
     """Return by part the bytes on each GPU, as (while sampling, while training)."""
-    v, tokens = config.verl, config.trainer.micro_tokens
+    v, tokens = config.verl, config.trainer.max_tokens_per_microbatch
     learnt = shape.learnt(config.actor.lora_rank)
     actor, critic = (part / v.ranks for part in states(config, shape))
     # Weights and gradients in bfloat16, and gradients in float32 for the sum over ranks: an FSDP unit's peak at the end of
@@ -123,7 +123,9 @@ def misfits(config: Config, shape: Shape, gpu: Gpu) -> list[str]:
     sampling, training = (sum(row[i] for row in gpu_memory(config, shape, gpu).values()) for i in (0, 1))
     warm = sum(local_memory(config, shape, 2).values()) if config.cold_start.warm_steps else 0
     size, more = f"of {gpu.memory / GIB:.0f} GiB", "" if v.offload else "verl.offload=true, "
-    less = f"trainer.micro_tokens={context}, " if config.trainer.micro_tokens > context else ""
+    less = (
+        f"trainer.max_tokens_per_microbatch={context}, " if config.trainer.max_tokens_per_microbatch > context else ""
+    )
     found = {
         f"vLLM's share ({v.gpu_memory:.0%} {size}) does not hold the weights and one conversation of {context} tokens; raise "
         "verl.gpu_memory or verl.tensor_parallel, or use a smaller model": conversations(config, shape, gpu) < 1,
@@ -208,7 +210,7 @@ def step_seconds(config: Config, shape: Shape, gpu: Gpu) -> dict[str, float]:
     forward = episodes * length * shape.forward(length) / v.ranks / rate
 
     here = sampled * v.tensor_parallel / v.ranks  # episodes per server, and how many it decodes at a time
-    slots = min(here, r.slots, max(1, conversations(config, shape, gpu) * r.max_context / length))
+    slots = min(here, r.max_concurrent_episodes, max(1, conversations(config, shape, gpu) * r.max_context / length))
     room = r.max_context - PROMPT - (e.max_turns - 1) * read / max(1, TURNS - 1)
     longest = max(said, min(LONGEST * said, e.max_turns * r.max_tokens_per_turn, room))
     tokens = max(longest, here * said / slots)  # two batches of episodes decode one after the other

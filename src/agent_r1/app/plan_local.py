@@ -66,8 +66,8 @@ def local_memory(config: Config, shape: Shape, itemsize: int = 4) -> dict[str, f
         "weights, gradients, Adam": (4 * P + 12 * learnt) * networks,
         "copy to sample from": 0 if itemsize == 4 else itemsize * P,
         "reference": 4 * P if config.actor.kl_coef else 0,
-        "KV cache": shape.cache // 2 * itemsize * r.max_context * r.slots,
-        **update(max(t.micro_tokens, r.max_context)),
+        "KV cache": shape.cache // 2 * itemsize * r.max_context * r.max_concurrent_episodes,
+        **update(max(t.max_tokens_per_microbatch, r.max_context)),
     }
     warm = {"weights, gradients, Adam": 16 * P, **update(max(c.mix_tokens, r.max_context))} if c.warm_steps else {}
     return {
@@ -92,7 +92,8 @@ def check_memory(config: Config) -> None:
         if free is not None and free < need:
             raise AgentR1Error(
                 f"this run needs about {need / GIB:.1f} GiB of memory ({said_of(parts)}), and {free / GIB:.1f} are free; close "
-                "programs, or set trainer.recompute=true or a smaller rollout.slots, trainer.micro_tokens or cold_start.mix_tokens",
+                "programs, or set trainer.recompute=true or a smaller rollout.max_concurrent_episodes, "
+                "trainer.max_tokens_per_microbatch or cold_start.mix_tokens",
                 code="too_little_memory",
             )
 

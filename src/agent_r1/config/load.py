@@ -25,7 +25,7 @@ from pydantic import BaseModel, ValidationError
 
 from agent_r1.config import plugins, recipes, tables
 from agent_r1.config.recipes import add, added, preset_names
-from agent_r1.config.renamed import renamed
+from agent_r1.config.renamed import RENAMED, renamed
 from agent_r1.config.setting_types import Engine, algorithm_has
 from agent_r1.config.settings import OutsideFingerprint
 from agent_r1.config.whole import Config, known
@@ -284,7 +284,12 @@ def _explained(error: ValidationError) -> ConfigError:
     found = error.errors(include_url=False)[0]
     key, value, kind, context = ".".join(map(str, found["loc"])), found["input"], found["type"], found.get("ctx", {})
     if kind == "extra_forbidden":
-        hint = nearest(key, [*known().fields, *known().config.model_fields])
+        new = RENAMED.get(key)
+        hint = (
+            f"; it is {new} now"
+            if isinstance(new, str)
+            else nearest(key, [*known().fields, *known().config.model_fields])
+        )
         return ConfigError(
             f"unknown configuration key {key!r}{hint}; `agent-r1 train --dry-run` lists all keys",
             code="unknown_setting",

@@ -19,6 +19,14 @@ RENAMED: dict[str, str | Dropped] = {
     "actor.mask_tool_tokens": Dropped(True),
     "actor.ablation_normalizer": Dropped("masked"),
     "rollout.top_p": Dropped(1.0),
+    "rollout.slots": "rollout.max_concurrent_episodes",
+    "rollout.refill_rounds": "rollout.dynamic_sampling_rounds",
+    "trainer.micro_tokens": "trainer.max_tokens_per_microbatch",
+    "actor.ratio": "actor.ratio_level",
+    "actor.mean_clip_low": "actor.span_clip_low",
+    "actor.mean_clip_high": "actor.span_clip_high",
+    "env.context_results": "env.window_results",
+    "verl.patience_s": "verl.stall_timeout_s",
 }
 """Old `section.key` -> the new one, or `Dropped`."""
 MOVED = {

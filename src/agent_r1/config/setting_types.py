@@ -74,7 +74,7 @@ def _named(kind: str) -> AfterValidator:
 
 
 Algorithm = Annotated[str, _named("estimator")]
-Ratio = Annotated[str, _named("ratio")]
+RatioLevel = Annotated[str, _named("ratio")]
 
 
 def algorithm_has(name: str, fact: Literal["critic", "groups", "greedy"]) -> bool:

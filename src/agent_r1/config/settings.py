@@ -21,7 +21,7 @@ from agent_r1.config.setting_types import (
     KlEstimator,
     LearningRate,
     LossAggregation,
-    Ratio,
+    RatioLevel,
     RewardName,
     Seconds,
     Share,

@@ -104,7 +104,7 @@ def open_agent(
             policy = ServerPolicy(*place, chat.stop_ids, server.diagnose, seeded=gpus == 0)  # a chat has few requests
         else:
             policy = _in_process(model, chat, config.rollout, config.trainer)
-        agent = Agent(policy, chat, tools, config, model, config.rollout.slots * max(1, gpus))
+        agent = Agent(policy, chat, tools, config, model, config.rollout.max_concurrent_episodes * max(1, gpus))
         agent.lead = _lead(agent, prompt)
         yield agent
 
@@ -117,7 +117,7 @@ def _in_process(model: Path, chat: ChatFormat, rollout: RolloutConfig, trainer: 
     # With training's number of slots, the cache of a large model would not fit: keep it below 2 GiB.
     shape = network.shape
     per_slot = 2 * shape.layers * shape.kv_heads * shape.head_dim * rollout.max_context * dtype.itemsize
-    slots = max(1, min(rollout.slots, 2**31 // per_slot))
+    slots = max(1, min(rollout.max_concurrent_episodes, 2**31 // per_slot))
     return LocalPolicy(network, chat.stop_ids, slots=slots, max_context=rollout.max_context)
 
 

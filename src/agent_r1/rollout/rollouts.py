@@ -48,7 +48,7 @@ class Rollouts:
         G, tasks = r.samples_per_prompt, self.tasks(step, again)
         tasks = [t for i, t in enumerate(tasks) if i // G < (prompts or len(tasks)) and i % G < (samples or G)]
         sampling = Sampling(r.max_tokens_per_turn, 0.0 if greedy else r.temperature)
-        return asyncio.run(run_episodes(self.flow, tasks, sampling, at_once=r.slots))
+        return asyncio.run(run_episodes(self.flow, tasks, sampling, at_once=r.max_concurrent_episodes))
 
 
 GREEDY = "greedy_score"

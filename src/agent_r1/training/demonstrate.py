@@ -157,7 +157,9 @@ def play(
 
     flow = _Plays(demonstrate, chat, limits, made, seed)
     tasks = [Task(row, str(i), f"demonstration-{i}") for i, row in enumerate(rows)]
-    trajectories = asyncio.run(run_episodes(flow, tasks, Sampling(max_tokens=10**6), at_once=rollout.slots))
+    trajectories = asyncio.run(
+        run_episodes(flow, tasks, Sampling(max_tokens=10**6), at_once=rollout.max_concurrent_episodes)
+    )
     played = [(flow.played[task.session], t) for task, t in zip(tasks, trajectories, strict=True)]
     episodes = [Episode(messages, p.tools, t.score) for p, t in played for messages in p.contexts]
     turns = (pair for e in episodes for pair in pairwise(e.messages))

@@ -92,7 +92,7 @@ def train(
     trainer, critic, estimate = config.trainer, config.critic, make_estimator(config)
     device, dtype = resolve_device(trainer)
     sampler_model = learner.actor if dtype is torch.float32 else copy.deepcopy(learner.actor).to(dtype)
-    room = {"slots": config.rollout.slots, "max_context": config.rollout.max_context}
+    room = {"slots": config.rollout.max_concurrent_episodes, "max_context": config.rollout.max_context}
     exact = LocalPolicy(sampler_model, chat.stop_ids, **room)
     policy = make_policy(learner.actor, chat, config, exact)
     rollouts = make_rollouts(policy, chat, make_env, questions, config)
@@ -139,7 +139,7 @@ def predict(
     `exact`: the sampler has the trainer's weights. In float32, one row in GAP_ROW_STRIDE is then recomputed to check
     that the two agree. Otherwise the trainer's log-probabilities replace `logprobs_BT`.
     """
-    micro_tokens, temperature = config.trainer.micro_tokens, config.rollout.temperature
+    micro_tokens, temperature = config.trainer.max_tokens_per_microbatch, config.rollout.temperature
     exact = exact and dtype is torch.float32
     seen = batch[torch.arange(0, len(batch), GAP_ROW_STRIDE, device=batch.ids_BT.device)] if exact else batch
     now_BT = batch_logprobs(learner.actor, seen, temperature, micro_tokens, dtype)
@@ -162,7 +162,7 @@ def update_critic(learner: Learner, batch: Batch, config: Config, step: int, dty
     explained = explained_variance(batch.values_BT, batch.returns_BT, batch.mask_BT)
     for minibatch_B in minibatches(batch, critic.minibatches, critic.epochs, derive_seed(config.seed, "critic", step)):
         normalizer = loss_normalizer(batch.mask_BT[minibatch_B], "token-mean")
-        for index in micro_batches(batch.lengths_B, config.trainer.micro_tokens, minibatch_B):
+        for index in micro_batches(batch.lengths_B, config.trainer.max_tokens_per_microbatch, minibatch_B):
             part = batch[index]
             with autocast(dtype, part.ids_BT.device):
                 values_BT = action_values(learner.critic, part)
@@ -192,7 +192,7 @@ def update_actor(learner: Learner, batch: Batch, config: Config, step: int, dtyp
             learns_B = (batch.advantages_BT[minibatch_B] != 0).any(dim=1)
             log_skipped(learner.actor, batch, minibatch_B[~learns_B], config, dtype, means)
             minibatch_B = minibatch_B[learns_B]
-        for index in micro_batches(batch.lengths_B, config.trainer.micro_tokens, minibatch_B):
+        for index in micro_batches(batch.lengths_B, config.trainer.max_tokens_per_microbatch, minibatch_B):
             with autocast(dtype, batch.ids_BT.device):
                 loss = actor_loss(learner.actor, batch[index], normalizer, config, means)
             loss.backward()
@@ -207,7 +207,7 @@ def actor_loss(actor: Decoder, part: Batch, normalizer: float, config: Config, m
     settings, mask_BT = config.actor, part.mask_BT
     whole = settings.loss_aggregation, normalizer, part.episode_tokens_B
     logprobs_BT, entropy_BT = action_logprobs(actor, part, config.rollout.temperature, settings.entropy_coef != 0)
-    clip = *settings.clip, get_ratios(settings.ratio)
+    clip = *settings.clip, get_ratios(settings.ratio_level)
     loss_BT, stats = policy_loss(logprobs_BT, part.logprobs_BT, part.advantages_BT, mask_BT, *clip)
     loss = aggregate_loss(loss_BT, mask_BT, *whole)
     means.add(mask_BT.sum().item(), stats)
@@ -233,7 +233,9 @@ def log_skipped(actor: Decoder, batch: Batch, rows_B: Tensor, config: Config, dt
     """
     if len(rows_B):
         part = batch[rows_B[::KL_ROW_STRIDE]]
-        now_BT = batch_logprobs(actor, part, config.rollout.temperature, config.trainer.micro_tokens, dtype)
-        clip = *config.actor.clip, get_ratios(config.actor.ratio)
+        now_BT = batch_logprobs(
+            actor, part, config.rollout.temperature, config.trainer.max_tokens_per_microbatch, dtype
+        )
+        clip = *config.actor.clip, get_ratios(config.actor.ratio_level)
         _, stats = policy_loss(now_BT, part.logprobs_BT, torch.zeros_like(now_BT), part.mask_BT, *clip)
         means.add(batch.mask_BT[rows_B].sum().item(), stats)

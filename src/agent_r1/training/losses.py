@@ -48,7 +48,7 @@ def policy_loss(
     Dual clip (1912.09729): for A < 0, loss = min(loss, -A * clip_dual). Otherwise a large ratio has no bound, and one
     token could dominate a batch. `clip_dual <= 1` disables it.
 
-    `ratios` may use the ratio of a longer span for each token (actor.ratio).
+    `ratios` may use the ratio of a longer span for each token (actor.ratio_level).
 
     Returns the loss per token and three means over action tokens. `actor/pg_clipfrac` is the share decided by the clip,
     `actor/pg_clipfrac_lower` by dual clip, and `actor/ppo_kl` the k1 estimate of KL(old || new).

@@ -85,5 +85,5 @@ def make_rollouts(
 
 
 def get_ratios(name: str) -> Callable[[Tensor, Tensor], Tensor]:
-    """What `actor.ratio` calls so."""
-    return tables.resolve("ratio", name, "actor.ratio")
+    """What `actor.ratio_level` calls so."""
+    return tables.resolve("ratio", name, "actor.ratio_level")

@@ -221,7 +221,7 @@ def validation(loop: AgentEnvLoop, rows: list[Row], rollout: RolloutConfig, seed
     """Greedy and sampled score on the validation questions. Greedy alone hides the mixture that RL works on."""
     scores = {}
     for name, temperature in (("acc/mean@1", 0.0), ("sampled_acc", rollout.temperature)):
-        done = evaluate(loop, rows, temperature=temperature, seed=seed, at_once=rollout.slots)
+        done = evaluate(loop, rows, temperature=temperature, seed=seed, at_once=rollout.max_concurrent_episodes)
         scores[f"val-core/{rows[0]['data_source']}/{name}"] = sum(t.score for t in done) / len(done)
     return scores
 

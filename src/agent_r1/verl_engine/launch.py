@@ -178,7 +178,7 @@ def watch(run: RunDir, config: Config, device: str, dashboard: Dashboard, track:
     saves the step. The second, or one before the first step, ends the run at once. Raises AgentR1Error if the driver
     fails or stalls.
     """
-    stop, patience, died = run.path / "verl" / "stop", config.verl.patience_s, False
+    stop, patience, died = run.path / "verl" / "stop", config.verl.stall_timeout_s, False
     shown, seen, noted, moved, running = len(run.metrics.read()), None, "", time.monotonic(), True
     dashboard.note("starting Ray, FSDP and vLLM (a minute or two)")
     with graceful_interrupt() as interrupted, started(run, config, device) as child:
@@ -212,7 +212,7 @@ def watch(run: RunDir, config: Config, device: str, dashboard: Dashboard, track:
                 if died:
                     raise failure(run, phase, f"a vLLM engine died, and {still} since")
                 raise AgentR1Error(
-                    f"{still} (verl.patience_s), {describe(phase)}; {last_words(run)}", code="verl_stalled"
+                    f"{still} (verl.stall_timeout_s), {describe(phase)}; {last_words(run)}", code="verl_stalled"
                 )
             time.sleep(POLL_S if running else 0)
     if code := child.process.returncode:

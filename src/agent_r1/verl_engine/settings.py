@@ -74,9 +74,9 @@ class VerlConfig(Section):
                 f"verl.tis_cap={v.tis_cap} would shrink every token's loss; give 1 or more, or 0 to leave it out",
                 code="out_of_range",
             )
-        if v.patience_s <= config.env.episode_timeout_s:
+        if v.stall_timeout_s <= config.env.episode_timeout_s:
             yield ConfigError(
-                f"verl.patience_s={v.patience_s} would end a run for one episode that takes its env.episode_timeout_s="
+                f"verl.stall_timeout_s={v.stall_timeout_s} would end a run for one episode that takes its env.episode_timeout_s="
                 f"{config.env.episode_timeout_s:g}; raise the one or lower the other",
                 code="short_patience",
             )
@@ -84,9 +84,9 @@ class VerlConfig(Section):
             find_gpu(v.gpu)
         if shape := known_model(config.model.path):
             check_context(r.max_context, v.tensor_parallel, shape)
-        if config.trainer.micro_tokens < r.max_context:
+        if config.trainer.max_tokens_per_microbatch < r.max_context:
             yield ConfigError(
-                f"trainer.micro_tokens={config.trainer.micro_tokens} cannot hold one conversation of "
+                f"trainer.max_tokens_per_microbatch={config.trainer.max_tokens_per_microbatch} cannot hold one conversation of "
                 f"rollout.max_context={r.max_context} tokens; raise it",
                 code="small_microbatch",
             )
