@@ -22,7 +22,7 @@ from runs import CHATML, TINY, leftovers, lines, main, prepare, tree
 from agent_r1 import workspace
 from agent_r1.app import cli
 from agent_r1.config import load_config
-from agent_r1.data.rows import read_rows, write_rows
+from agent_r1.data.storage import read_rows, write_rows
 from agent_r1.training.run import RunDir, only_trainer
 from agent_r1.workspace import Workspace
 
@@ -336,7 +336,7 @@ def test_inspect_of_a_foreign_file(tmp_path, capsys, content):
 def test_what_no_run_can_start_from_is_said_before_anything_is_written(home, tmp_path, capsys):
     """A template that shows no tools. (An architecture that is not ours: test_decoder.py.)"""
     model = tmp_path / "plain"
-    shutil.copytree(Workspace.of(load_config("smoke", SMALL[1:])).cold_start, model)
+    shutil.copytree(Workspace.from_config(load_config("smoke", SMALL[1:])).cold_start, model)
     (model / "chat_template.jinja").write_text(CHATML)
     before = tree(home)
     for command in (["cold-start"], ["eval", "--before", "--run=new"], ["train", "--run=new"]):

@@ -12,7 +12,7 @@ from agent_r1.core import Generation, Observation, Sampling, Step, StepResult, S
 from agent_r1.env import AgentEnv, HermesToolEnv, Outcome
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.rollout.episode import AgentEnvLoop, AgentFlowBase, Task, derive_seed, run_episodes
-from agent_r1.rollout.rows import trajectory_rows
+from agent_r1.rollout.training_rows import trajectory_rows
 from agent_r1.tool import BaseTool
 
 ANSWER = "<answer>Marn</answer>"

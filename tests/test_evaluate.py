@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from agent_r1.config.settings import EnvConfig
 from agent_r1.core import StopReason, Trajectory
-from agent_r1.data.rows import write_rows
+from agent_r1.data.storage import write_rows
 from agent_r1.env import HermesToolEnv
 from agent_r1.rollout.evaluate import (
     compare,

@@ -141,7 +141,7 @@ def test_half_a_model_is_refused(fake, micro_model, tmp_path, capsys, damage, mi
 def test_weights_that_are_cut_short_are_refused_before_anything_starts(fake, micro_model, tmp_path, capsys):
     """As a full disk or a copy that broke off leaves them: all names are there."""
     whole = (micro_model / "model.safetensors").stat().st_size
-    settings = [*TINY, "model.path=acme/tiny", "trainer.micro_tokens=2048"]
+    settings = [*TINY, "model.path=acme/tiny", "trainer.max_tokens_per_microbatch=2048"]
     fake.publish("acme/tiny", micro_model)
     assert main("data", *settings) == main("index", *settings) == main("cold-start", *settings) == 0
     file = Workspace.from_config(load_config("smoke", settings[1:])).start_model / "model.safetensors"

@@ -31,7 +31,6 @@ from agent_r1.core import Observation, StepResult, StopReason, Trajectory
 from agent_r1.env import make_env
 from agent_r1.ground.errors import ConfigError
 from agent_r1.rollout import rollouts
-from agent_r1.rollout.rows import Batch, collate, trajectory_rows
 from agent_r1.rollout.setup import make_loop
 from agent_r1.rollout.training_rows import Batch, collate, trajectory_rows
 from agent_r1.search.searcher import Searcher

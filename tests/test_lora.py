@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from agent_r1.app.plan import gpu_memory
 from agent_r1.app.plan_local import local_memory
 from agent_r1.config import load_config
-from agent_r1.ground.sizes import GPUS, MODELS
+from agent_r1.ground.hardware import GPUS, MODELS
 from agent_r1.rollout import decoder, model_files
 from agent_r1.rollout.policies import load_transformers, token_logprobs
 from agent_r1.training import lora

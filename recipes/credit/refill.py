@@ -1,6 +1,6 @@
 """Replace groups with equal scores by groups of new prompts (dynamic sampling).
 
-In: `Rollouts`, a way to play prompts. Out: `Rollouts` whose batches are full. Next: `rows.py`.
+In: `Rollouts`, a way to play prompts. Out: `Rollouts` whose batches are full. Next: `training_rows.py`.
 
 If all samples of a prompt have equal scores, all of their advantages are 0 (grpo and similar). DAPO (2503.14476,
 section 3.2) plays other prompts instead, so that every batch has as many rows with a gradient. It costs episodes, and
@@ -16,7 +16,7 @@ from agent_r1_recipes.credit.settings import CreditRollout
 
 
 class Refilled(Rollouts):
-    """Replace groups with equal scores in up to `rollout.refill_rounds` rounds."""
+    """Replace groups with equal scores in up to `rollout.dynamic_sampling_rounds` rounds."""
 
     def __init__(self, inner: Rollouts, rollout: CreditRollout):
         self.policy, self.rollout, self.episodes = inner.policy, rollout, inner.episodes

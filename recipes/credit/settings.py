@@ -51,9 +51,9 @@ class CreditAdvantage(AdvantageConfig):
 
 
 class CreditActor(ActorConfig):
-    mean_clip_low: Annotated[float, Field(ge=0, le=1)] = 3e-4
-    """`actor.clip_low` if actor.ratio is step or sequence: such means move much less than single tokens."""
-    mean_clip_high: NonNegativeFloat = 4e-4
+    span_clip_low: Annotated[float, Field(ge=0, le=1)] = 3e-4
+    """`actor.clip_low` if actor.ratio_level is step or sequence: such means move much less than single tokens."""
+    span_clip_high: NonNegativeFloat = 4e-4
 
     @property
     def clip(self) -> tuple[float, float, float]:

@@ -1,6 +1,6 @@
 """Compute ratios of whole spans for the policy loss (GSPO, 2507.18071, eq. 7 and 14).
 
-In: the tokens' log-ratios. Out: what `losses.policy_loss` uses instead of their ratios (`actor.ratio=step` and
+In: the tokens' log-ratios. Out: what `losses.policy_loss` uses instead of their ratios (`actor.ratio_level=step` and
 `sequence`).
 """
 

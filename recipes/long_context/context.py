@@ -84,4 +84,4 @@ class Summary(Window):
 
 def wrapped(env: AgentEnv, config: ContextSettings) -> AgentEnv:
     """Wrap `env` in the context of `env.context`."""
-    return {"window": Window, "summary": Summary}[config.context](env, config.context_results)
+    return {"window": Window, "summary": Summary}[config.context](env, config.window_results)

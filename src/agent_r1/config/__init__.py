@@ -1,6 +1,6 @@
 """Load the configuration: `settings.py` has the settings, `load.py` fills them.
 
-`tables.py`, `recipes.py` and `own.py` resolve names. The names of `load.py` below are imported when first used.
+`tables.py`, `recipes.py` and `plugins.py` resolve names. The names of `load.py` below are imported when first used.
 """
 
 from typing import Any

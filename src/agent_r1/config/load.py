@@ -69,7 +69,7 @@ def load_config(
 
 def changed(config: Config, overrides: list[str]) -> Config:
     """Return `config` with `section.key=value` strings applied. Raises ConfigError as `load_config` does."""
-    return _validated(_merged(config.model_dump(), _anchored(_read_overrides(overrides), Path.cwd())))
+    return _validated(_merged(config.model_dump(), _resolve_paths(_read_overrides(overrides), Path.cwd())))
 
 
 def to_yaml(config: Config) -> str:
@@ -151,7 +151,7 @@ def _read_preset(name: str, seen: tuple[str, ...] = ()) -> list[dict[str, Any]]:
     return [*(_read_preset(parent, (*seen, name)) if parent else ()), preset]
 
 
-def _anchored(layer: dict[str, Any], folder: Path) -> dict[str, Any]:
+def _resolve_paths(layer: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Resolve the names of code and files in `layer` from `folder`.
 
     The user wrote this layer, so its code may be imported.
@@ -186,7 +186,7 @@ def _strings(value: Any) -> list[str]:
 
 def all_code(config: Config) -> list[str]:
     """List everything that needs the user's trust: names of user-defined code, and `Trusted` settings."""
-    return [*own_names(config), *trusted(config).values()]
+    return [*user_code_names(config), *trusted(config).values()]
 
 
 def trusted(config: Config) -> dict[str, str]:
@@ -218,7 +218,7 @@ def user_code(config: Config, updates: bool = True) -> list[str]:
     return [*user_code_names(config), *added(chosen)]
 
 
-def own_names(config: Config) -> dict[str, str]:
+def user_code_names(config: Config) -> dict[str, str]:
     """Map each name of user-defined code to the setting that names it."""
     found = {}
     for key in known().code:
@@ -279,7 +279,7 @@ def _validated(values: Any, trains: bool = True) -> Config:
     return config
 
 
-def _explained(error: ValidationError) -> ConfigError:
+def _explain(error: ValidationError) -> ConfigError:
     """Describe pydantic's first error in one line, with the nearest valid name."""
     found = error.errors(include_url=False)[0]
     key, value, kind, context = ".".join(map(str, found["loc"])), found["input"], found["type"], found.get("ctx", {})
@@ -300,9 +300,9 @@ def _explained(error: ValidationError) -> ConfigError:
             f"{key}={value!r} is unknown{nearest(value, allowed)}; choose from {', '.join(allowed)}",
             code="unknown_name",
         )
-    said = f"{key}={value!r}: {context.get('error') or found['msg'][0].lower() + found['msg'][1:]}"
-    if kind == "unknown_name":  # from `choices.py`
-        return ConfigError(said, code="unknown_name")
+    message = f"{key}={value!r}: {context.get('error') or found['msg'][0].lower() + found['msg'][1:]}"
+    if kind == "unknown_name":  # from `setting_types.py`
+        return ConfigError(message, code="unknown_name")
     if kind.startswith(("greater_than", "less_than", "finite_number", "too_short", "too_long")):
         return ConfigError(message, code="out_of_range")
     if kind.endswith(("_type", "_parsing", "_from_float")):
@@ -315,10 +315,10 @@ def _explained(error: ValidationError) -> ConfigError:
 
 def fingerprint(*parts: Any) -> str:
     """Return eight hex digits that depend on all parts (JSON-able values or sections)."""
-    return hashlib.sha256(json.dumps([what_counts(p) for p in parts], sort_keys=True).encode()).hexdigest()[:8]
+    return hashlib.sha256(json.dumps([fingerprint_values(p) for p in parts], sort_keys=True).encode()).hexdigest()[:8]
 
 
-def what_counts(part: Any) -> Any:
+def fingerprint_values(part: Any) -> Any:
     """Convert `part` to plain values, without the `OutsideFingerprint` fields of a section."""
     if not isinstance(part, BaseModel):
         return part

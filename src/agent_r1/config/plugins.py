@@ -28,7 +28,7 @@ from agent_r1.ground.errors import ConfigError, nearest
 _trusted: set[str] = set()
 
 
-def is_own(name: str) -> bool:
+def is_user_code(name: str) -> bool:
     """Return whether a setting's value names user-defined code."""
     return ":" in name
 
@@ -39,14 +39,14 @@ def absolute(name: str, folder: Path) -> str:
     return f"{(folder / place).resolve()}:{attribute}" if place.endswith(".py") else name
 
 
-def say(names: Iterable[str]) -> None:
+def trust(names: Iterable[str]) -> None:
     """Trust these names: the user gave them here or in the parent process."""
-    _said.update(names)
+    _trusted.update(names)
 
 
-def check_said(name: str, setting: str) -> None:
+def check_trusted(name: str, setting: str) -> None:
     """Raise ConfigError unless the user named `name` here. Also used for shell commands."""
-    if name not in _said:
+    if name not in _trusted:
         raise ConfigError(
             f"{setting}={name} is code, and it was named by a run or a model, not by you; look at it, and if you trust it "
             f"name it yourself: {setting}={name} (or --preset FILE.yaml)",
@@ -65,7 +65,7 @@ def load(name: str, setting: str) -> Any:
     return import_object(name, setting)
 
 
-def imported(name: str, setting: str) -> Any:
+def import_object(name: str, setting: str) -> Any:
     """Import `name` (FILE.py:NAME or MODULE:NAME), which is trusted already.
 
     Our own code is imported as by an import statement: the working directory cannot replace a library, and an error
@@ -84,7 +84,7 @@ def imported(name: str, setting: str) -> Any:
     return getattr(module, attribute)
 
 
-def _imported(place: str, setting: str) -> Any:
+def _import_module(place: str, setting: str) -> Any:
     """Import a module or a file, whose folder joins sys.path for its own imports."""
     module, path = place, None
     if "" not in sys.path:  # the installed command does not search the working directory
@@ -112,7 +112,7 @@ def _imported(place: str, setting: str) -> Any:
     return found
 
 
-def where(error: BaseException) -> str:
+def error_location(error: BaseException) -> str:
     """Return `file, line 7: ` of the user's failing line, or nothing if there is none."""
     if isinstance(error, SyntaxError):
         return f"{error.filename}, line {error.lineno}: "
@@ -123,11 +123,11 @@ def where(error: BaseException) -> str:
 
 def manifests() -> list[Traversable]:
     """List the tables of names: the core's, and one per recipe."""
-    tables = [folder / "recipe.toml" for folder in recipes()]
+    tables = [folder / "recipe.toml" for folder in recipe_folders()]
     return [resources.files("agent_r1.config") / "names.toml", *(table for table in tables if table.is_file())]
 
 
-def recipes() -> list[Traversable]:
+def recipe_folders() -> list[Traversable]:
     """List the folders of our recipes: recipes/ of a checkout, `agent_r1_recipes` of a wheel."""
     if importlib.util.find_spec("agent_r1_recipes") is None:
         return []
@@ -135,7 +135,7 @@ def recipes() -> list[Traversable]:
     return sorted((folder for folder in folders if folder.is_dir()), key=lambda folder: folder.name)
 
 
-def place(found: Any) -> str:
+def source_location(found: Any) -> str:
     """Return `file, line 7` where a function or class begins."""
     try:
         return f"{inspect.getsourcefile(found)}, line {inspect.getsourcelines(found)[1]}"

@@ -78,7 +78,7 @@ def add(file: Path) -> None:
 
     Code is FILE.py:NAME next to it, or MODULE:NAME.
     """
-    if not file.is_file() or any(file.resolve() == Path(str(ours)).resolve() for ours in own.manifests()):
+    if not file.is_file() or any(file.resolve() == Path(str(ours)).resolve() for ours in plugins.manifests()):
         return
     try:
         found = tables.parse(file.read_text(encoding="utf-8"))

@@ -46,14 +46,14 @@ def _one_of(kind: str) -> AfterValidator:
 DataName = Annotated[str, _one_of("data")]
 
 
-def _own(name: str) -> str:
-    if not is_own(name):
+def _check_user_code(name: str) -> str:
+    if not is_user_code(name):
         raise ValueError("this must be code of yours, as FILE.py:NAME or MODULE:NAME")
     return name
 
 
-Own = Annotated[str, AfterValidator(_own)]
-"""Name of user-defined code: see own.py."""
+UserCode = Annotated[str, AfterValidator(_check_user_code)]
+"""Name of user-defined code: see plugins.py."""
 
 
 RewardName = Annotated[str, _one_of("reward")]

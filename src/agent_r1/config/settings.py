@@ -39,7 +39,7 @@ NamesCode = Annotated[T, "may name code"]
 NamesFile = Annotated[T, "may name a file"]
 """The file is relative to the preset that names it."""
 Trusted = Annotated[T, "trusted by naming"]
-"""A command to run, or an address that receives the agent's text: used only if the user named it (`own.check_said`)."""
+"""A command to run, or an address that receives the agent's text: used only if the user named it (`plugins.check_trusted`)."""
 
 
 class Section(BaseModel):
@@ -88,7 +88,7 @@ class DataConfig(Section):
     @property
     def data_source(self) -> str:
         """Return verl's name for a row's data set: `rows` for all user-defined questions."""
-        return "rows" if is_own(self.name) else self.name
+        return "rows" if is_user_code(self.name) else self.name
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -175,9 +175,9 @@ class RolloutConfig(Section):
     max_tokens_per_turn: AtLeast1 = 64
     max_context: int = 512
     """Tokens of a whole conversation."""
-    slots: AtLeast1 = 128
+    max_concurrent_episodes: AtLeast1 = 128
     """Episodes that decode concurrently (rows of the KV cache)."""
-    flow: NamesCode[Own | None] = None
+    flow: NamesCode[UserCode | None] = None
     """FILE.py:CLASS, a user-defined flow (`AgentFlowBase`) instead of the observe-act-step loop."""
 
     def greedy_episodes(self, algorithm: Algorithm) -> int:
@@ -212,7 +212,7 @@ class ActorConfig(Section):
     """PPO's clip range below 1."""
     clip_high: NonNegativeFloat = 0.28
     """PPO's clip range above 1: larger, so that rare good tokens may grow (clip-higher, DAPO section 3.1)."""
-    ratio: Ratio = "token"
+    ratio_level: RatioLevel = "token"
     """token | step | sequence: level of the clipped ratio. The last two are the geometric mean of the token ratios of a step or
     a training sequence. GSPO's objective is `sequence` with loss_aggregation=seq-mean-token-mean, not with token-mean."""
     clip_dual: NonNegativeFloat = 3.0
@@ -276,7 +276,7 @@ class TrainerConfig(Section):
     """auto (float32 on a CPU, bfloat16 on CUDA) | float32 | bfloat16."""
     threads: OutsideFingerprint[NonNegativeInt] = 0
     """CPU threads of PyTorch; 0 uses every core. Another number changes the last bits of results."""
-    micro_tokens: AtLeast1 = 8192
+    max_tokens_per_microbatch: AtLeast1 = 8192
     """Largest padded batch (rows x longest row) in one forward and backward pass."""
     recompute: OutsideFingerprint[bool] = False
     """Gradient checkpointing: keep only each layer's input, and recompute the layer in backward. It takes a third more time

@@ -2,7 +2,7 @@
 
 In: the core's `names.toml` and each recipe's `recipe.toml`. Out: the object of a name, imported when asked for, so
 that a run imports only what it names. User-defined code needs no table: FILE.py:NAME or MODULE:NAME in the setting
-(`own.py`).
+(`plugins.py`).
 
     [tool]
     add = "agent_r1_recipes.frugal.tool:add"
@@ -106,7 +106,7 @@ def asked_for(kind: str, **sections: Any) -> Iterator[Any]:
 
 def resolve(kind: str, name: str, setting: str) -> Any:
     """Import the object of `name`: user-defined code, or a table's entry. Messages name `setting`."""
-    if own.is_own(name):
-        return own.load(name, setting)
+    if plugins.is_user_code(name):
+        return plugins.load(name, setting)
     found = facts(kind, name, setting)["code"]
     return plugins.import_object(found, setting) if isinstance(found, str) else found

@@ -132,7 +132,7 @@ def _lead(agent: Agent, prompt: str | None) -> list[Message] | None:
 
 def describe(agent: Agent, backend: str, temperature: float | None = None) -> str:
     """Describe model, tools, corpus, prompt and sampling in one line (temperature: default as in training)."""
-    c, workspace = agent.config, Workspace.of(agent.config)
+    c, workspace = agent.config, Workspace.from_config(agent.config)
     world = (
         f" over {workspace.data.name}, {c.search.url or workspace.index.name}"
         if tables.stated("tool", agent.tools, "index")
@@ -186,8 +186,8 @@ def make_tools_of(config: Config) -> dict[str, BaseTool]:
 
 def user_tools(names: list[str]) -> dict[str, BaseTool]:
     """Load the tools of `--tools`. Naming code on the command line permits to run it."""
-    names = [own.absolute(name, Path.cwd()) for name in names]
-    own.say(names)
+    names = [plugins.absolute(name, Path.cwd()) for name in names]
+    plugins.trust(names)
     return {made.name: made for made in (own_tool(name, "--tools") for name in names)}
 
 

@@ -254,7 +254,7 @@ def known_questions(config: Config) -> list[Row]:
 
 def only_world(agent: Agent) -> set[str]:
     """Return all titles of the passages, for a model that knows nothing else; else empty."""
-    corpus = Workspace.of(agent.config).data / "corpus.jsonl"
+    corpus = Workspace.from_config(agent.config).data / "corpus.jsonl"
     if not tables.stated("tool", agent.tools, "index") or not agent.made_from_nothing or not corpus.exists():
         return set()
     return {

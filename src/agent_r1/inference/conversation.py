@@ -86,7 +86,7 @@ class Conversation(AgentEnvLoop):
         Raises the policy's errors, and AgentR1Error for a question that no context can hold; then the conversation is
         unchanged.
         """
-        first = dialect_of(self.agent.config.env).shown(self._row(question)["prompt"], self.agent.tools)
+        first = dialect_of(self.agent.config.env).first_observation(self._row(question)["prompt"], self.agent.tools)
         n, room = len(self.chat.prompt_ids(first.messages, first.tools)), self.limits.max_context
         if n >= room:
             raise AgentR1Error(

@@ -24,7 +24,7 @@ from agent_r1.workspace import Workspace
 
 def provenance(config: Config, model: Path) -> dict[str, Any]:
     """Return the provenance keys of a card. Unknown values are None."""
-    workspace = Workspace.of(config)
+    workspace = Workspace.from_config(config)
     data = _manifest(workspace.data)
     sources = {Path(name).name: digest for name, digest in data.get("sources", {}).items()}
     return {

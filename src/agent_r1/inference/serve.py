@@ -113,7 +113,7 @@ def options(model: Path, rollout: RolloutConfig, trainer: TrainerConfig, port: i
     return [
         *("--model", str(model), "--served-model-name", Server.name),
         *("--host", "127.0.0.1", "--port", str(port), "--uvicorn-log-level", "warning"),
-        *("--max-model-len", str(rollout.max_context), "--max-num-seqs", str(rollout.slots)),
+        *("--max-model-len", str(rollout.max_context), "--max-num-seqs", str(rollout.max_concurrent_episodes)),
         # vLLM's default is half precision, also on a CPU; this is the training precision.
         *("--dtype", str(dtype).removeprefix("torch.")),
         *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),

@@ -4,7 +4,7 @@ In: a configuration and a run directory. Out: the same files as the local loop's
 goes to `runs/<name>/logs/`. Next: `driver.py` is the child.
 
 A run never hangs silently. The trainer reports its phase (`verl/phase.json`). If nothing changes for
-`verl.patience_s`, or a vLLM engine dies, the run ends with that phase, the log and the last good checkpoint. In any
+`verl.stall_timeout_s`, or a vLLM engine dies, the run ends with that phase, the log and the last good checkpoint. In any
 case the processes, shared memory and temporary files of *this* run are removed. A variable in their environment
 identifies them.
 """
@@ -128,7 +128,7 @@ def check_machine(config: Config, device: str, model: Path) -> None:
 
 def prepare(run: RunDir, config: Config, model: Path, resume: Path | None) -> Sources:
     """Write what verl reads: questions, our environments' names, a clean `verl/` folder."""
-    data = Workspace.of(config).data
+    data = Workspace.from_config(config).data
     sources = Sources(model, run.path / "verl" / "train.parquet", data / "val.parquet", run.path, resume)
     shutil.rmtree(sources.folder, ignore_errors=True)
     sources.folder.mkdir()

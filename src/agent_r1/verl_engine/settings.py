@@ -24,7 +24,7 @@ class VerlConfig(Section):
     """Processes that run episodes."""
     gpu_memory: OutsideFingerprint[float] = Field(0.5, gt=0, lt=1)
     """Share of a GPU's memory for vLLM, next to the trainer."""
-    patience_s: OutsideFingerprint[AtLeast1] = 600
+    stall_timeout_s: OutsideFingerprint[AtLeast1] = 600
     """Seconds without any change, also while starting, after which a run is ended."""
     nodes: OutsideFingerprint[AtLeast1] = 1
     """Machines for the ranks; with several, RAY_ADDRESS names the head of a Ray that runs on all."""
