@@ -63,7 +63,7 @@ from agent_r1.verl_engine.algorithms import (  # noqa: E402  registers
     ActorEngine,
     SamplerWatch,
     actor_loss,
-    deal,
+    deal_into_minibatches,
     parse_key,
     votes,
 )
@@ -637,10 +637,10 @@ def test_verl_cuts_minibatches_in_which_episodes_are_whole(algorithm, step, rank
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=30), st.integers(1, 12), st.integers(1, 3))
 def test_minibatches_are_as_full_as_whole_episodes_allow(lengths, size, by):
     keys = [f"g_{episode}_{row}" for episode, rows in enumerate(lengths) for row in range(rows)]
-    parts = deal(keys, size, 1, by)
+    parts = deal_into_minibatches(keys, size, 1, by)
     assert sorted(sum(parts, [])) == sorted(keys)
     assert len(parts) % by == 0 and max(map(len, parts)) <= size
-    assert deal(keys[::-1], size, 1, by) == parts
+    assert deal_into_minibatches(keys[::-1], size, 1, by) == parts
     if max(lengths) <= size:
         assert sum(len({parse_key(key).episode for key in part}) for part in parts) == len(lengths)
         assert max(map(len, parts)) - min(map(len, parts)) <= max(lengths)

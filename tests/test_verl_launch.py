@@ -323,7 +323,7 @@ def test_weights_that_are_not_the_trainers_end_the_run_and_nothing_is_lost(shard
             finish(run, config, start, kept)
         assert tree(kept / "actor") == tree(sharded[0]) and unverified(run) == kept
         assert run.latest_checkpoint() is None
-    assert "continue from unverified_000003 with --resume" in launch.last_words(run)
+    assert "continue from unverified_000003 with --resume" in launch.resume_hint(run)
 
 
 @pytest.mark.slow
@@ -401,7 +401,7 @@ def test_a_process_that_dies_is_told_of_in_one_line_with_a_remedy(tmp_path, dies
     config = load_config("smoke", ["engine=verl"], algorithm="grpo")
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as scratch:  # short, for Ray's sockets
         (Path(scratch) / "auth_token").write_text("0" * 64)
-        variables = launch.environment(config, "cpu", uuid.uuid4().hex, Path(scratch))
+        variables = launch.driver_environment(config, "cpu", uuid.uuid4().hex, Path(scratch))
         if dies == "of hunger":
             variables |= {"RAY_memory_usage_threshold": "0.02", "RAY_memory_monitor_refresh_ms": "250"}
         command = [sys.executable, "-c", DYING, str(tmp_path / "config.yaml"), scratch]

@@ -85,7 +85,7 @@ def main(argv: list[str]) -> int:
     stages._backend = lambda config: "vllm"
     from agent_r1.verl_engine import launch
 
-    overrides, environment = launch.overrides, launch.environment
+    overrides, environment = launch.overrides, launch.driver_environment
 
     def gpu_environment(config, device, mark, scratch):
         ours = environment(config, "cuda", mark, scratch) | NEEDS | {"VLLM_CACHE_ROOT": str(scratch / "vllm")}
@@ -95,7 +95,7 @@ def main(argv: list[str]) -> int:
 
     ours = merged(CANNOT, SMALLER)
     launch.overrides = lambda config, sources, device: merged(overrides(config, sources, "cuda"), ours)
-    launch.environment = gpu_environment
+    launch.driver_environment = gpu_environment
     if argv[0] == "doctor":
         a_large_machine()
     return cli.main(argv)

@@ -92,7 +92,7 @@ def main(fault: str, argv: list[str]) -> int:
             vllm["worker_extension_cls"] = f"benchmarks.long._planted.{EXTENSIONS[fault]}"
         return told
 
-    launch.environment = partial(environment, launch.environment)
+    launch.driver_environment = partial(environment, launch.driver_environment)
     launch.overrides = partial(overrides, launch.overrides)
     return cli.main(argv)
 

@@ -54,7 +54,7 @@ def parse_key(key: str) -> RowKey:
     return RowKey(group, int(sample), int(row))
 
 
-def deal(keys: list[str], size: int, seed: int, by: int = 1) -> list[list[str]]:
+def deal_into_minibatches(keys: list[str], size: int, seed: int, by: int = 1) -> list[list[str]]:
     """Deal rows into minibatches of at most `size` rows, with each episode in one minibatch.
 
     The local loop does the same. Episodes with most rows come first and go to the emptiest minibatch. The number of
@@ -77,7 +77,7 @@ def deal(keys: list[str], size: int, seed: int, by: int = 1) -> list[list[str]]:
         count += by
 
 
-def estimated(
+def compute_advantages(
     name: str,
     token_level_rewards: Tensor,
     response_mask: Tensor,
@@ -125,7 +125,7 @@ def estimated(
 
 
 for _name in tables.names("estimator"):
-    register_adv_est(f"agent_r1_{_name}")(partial(estimated, _name))
+    register_adv_est(f"agent_r1_{_name}")(partial(compute_advantages, _name))
 
 
 def votes(keys: list[str], minibatch_B: list[int], mask_BT: Tensor) -> tuple[Tensor, Tensor]:

@@ -63,13 +63,13 @@ def page(config: Config, model: Path, data: Path, run: Path) -> str:
 
 def overrides(config: Config, sources: Sources, device: str) -> dict[str, Any]:
     """Fill settings.yaml for this run: what differs from verl's defaults. `device` is cpu or cuda."""
-    values = {"our": config.model_dump(), "run": worked_out(config, sources, device)}
+    values = {"our": config.model_dump(), "run": computed_settings(config, sources, device)}
     settings = OmegaConf.create((resources.files("agent_r1.verl_engine") / "settings.yaml").read_text())
     filled = OmegaConf.to_container(OmegaConf.merge(values, settings), resolve=True)
     return {part: filled[part] for part in ("added", "changed")}
 
 
-def worked_out(config: Config, sources: Sources, device: str) -> dict[str, Any]:
+def computed_settings(config: Config, sources: Sources, device: str) -> dict[str, Any]:
     """Compute the values that settings.yaml calls `run`: those that are no setting of ours."""
     r, a, v, dtype = config.rollout, config.actor, config.verl, config.trainer.dtype
     cpu, critic, kl = device == "cpu", algorithm_has(config.algorithm, "critic"), a.kl_coef > 0

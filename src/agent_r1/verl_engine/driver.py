@@ -90,7 +90,7 @@ def wait_for(run: ray.ObjectRef) -> None:
     ray.get(run)
 
 
-def in_a_line(cause: BaseException) -> str:
+def one_line_cause(cause: BaseException) -> str:
     """Shorten what ended the run to a line for cause.txt, without Ray's long advice."""
     text = str(cause).strip()
     name = re.search(r"class_name: (?:\S*\.)?(\w+)", text)
@@ -133,7 +133,7 @@ def main(file: str, ray_folder: str, cpus: str, gpus: str) -> int:
         wait_for(runner.run.remote(config))
     except Exception as error:
         cause = getattr(error, "cause", None) or error  # ray wraps what a remote method raised
-        Path(file).with_name("cause.txt").write_text(in_a_line(cause))
+        Path(file).with_name("cause.txt").write_text(one_line_cause(cause))
         raise
     finally:
         ray.shutdown()

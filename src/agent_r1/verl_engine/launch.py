@@ -96,7 +96,7 @@ def train(run: RunDir, config: Config, start_model: Path, resume: bool, plain: b
         ):
             watch(run, config, device, dashboard, track)
     if not run.finished(config.trainer.steps):
-        raise AgentR1Error(f"verl ended before step {config.trainer.steps}; {last_words(run)}", code="verl_failed")
+        raise AgentR1Error(f"verl ended before step {config.trainer.steps}; {resume_hint(run)}", code="verl_failed")
     return run.latest_checkpoint()
 
 
@@ -190,11 +190,11 @@ def watch(run: RunDir, config: Config, device: str, dashboard: Dashboard, track:
                     raise KeyboardInterrupt
                 stop.touch()
                 dashboard.note("finishing this step, then saving; Ctrl-C again ends the run at once")
-            if noted != (noted := said(run, "note.txt")) and noted:
+            if noted != (noted := read_note(run, "note.txt")) and noted:
                 dashboard.note(noted)
             if seen != (seen := (phase, run.metrics.path.exists() and run.metrics.path.stat().st_size)):
                 moved = time.monotonic()
-                alive = marked(child.mark)
+                alive = marked_processes(child.mark)
                 child.shared |= shared_files(alive)
                 child.engines |= set(filter(is_engine, alive))
                 lines = run.metrics.read()
@@ -212,7 +212,7 @@ def watch(run: RunDir, config: Config, device: str, dashboard: Dashboard, track:
                 if died:
                     raise failure(run, phase, f"a vLLM engine died, and {still} since")
                 raise AgentR1Error(
-                    f"{still} (verl.stall_timeout_s), {describe(phase)}; {last_words(run)}", code="verl_stalled"
+                    f"{still} (verl.stall_timeout_s), {describe_phase(phase)}; {resume_hint(run)}", code="verl_stalled"
                 )
             time.sleep(POLL_S if running else 0)
     if code := child.process.returncode:
@@ -253,14 +253,14 @@ def started(run: RunDir, config: Config, device: str) -> Iterator[Child]:
     command = [sys.executable, "-m", "agent_r1.verl_engine.driver", *map(str, arguments)]
     with (run.path / "logs" / f"verl-{time.strftime('%Y%m%d-%H%M%S')}.log").open("wb") as log:
         process = subprocess.Popen(
-            command, env=environment(config, device, mark, scratch), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            command, env=driver_environment(config, device, mark, scratch), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             start_new_session=True,  # Ctrl-C reaches only this process, which ends the driver; its workers do not get it
         )  # fmt: skip
         child = Child(process, mark, scratch)
         try:
             yield child
         except KeyboardInterrupt:
-            raise KeyboardInterrupt(f"stopped; {last_words(run)}") from None
+            raise KeyboardInterrupt(f"stopped; {resume_hint(run)}") from None
         finally:
             clean_up(child, run.path / "logs")
 
@@ -275,7 +275,7 @@ def ray_cpus(config: Config) -> int:
     return needed if config.verl.nodes > 1 else max(cores(), needed)
 
 
-def environment(config: Config, device: str, mark: str, scratch: Path) -> dict[str, str]:
+def driver_environment(config: Config, device: str, mark: str, scratch: Path) -> dict[str, str]:
     """Return the environment of the driver and its descendants. `scratch` is removed with the run."""
     ours = {
         MARK: mark,
@@ -318,11 +318,11 @@ def environment(config: Config, device: str, mark: str, scratch: Path) -> dict[s
 
 def clean_up(child: Child, logs: Path) -> None:
     """End every process of the run, and remove its shared memory and temporary files."""
-    child.shared |= shared_files(marked(child.mark))  # dead processes have nothing mapped
+    child.shared |= shared_files(marked_processes(child.mark))  # dead processes have nothing mapped
     child.process.terminate()
     with suppress(subprocess.TimeoutExpired):
         child.process.wait(10)
-    while left := marked(child.mark):
+    while left := marked_processes(child.mark):
         for pid in left:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -336,7 +336,7 @@ def clean_up(child: Child, logs: Path) -> None:
     shutil.rmtree(child.scratch, ignore_errors=True)
 
 
-def marked(mark: str) -> list[int]:
+def marked_processes(mark: str) -> list[int]:
     """List the living processes with `mark` in their environment."""
     needle, found = f"{MARK}={mark}".encode(), []
     for folder in Path("/proc").glob("[0-9]*"):
@@ -375,7 +375,7 @@ def shared_files(pids: list[int]) -> set[Path]:
 # ----------------------------------------------------------------------------------------------------------- failures
 
 
-def said(run: RunDir, file: str) -> str:
+def read_note(run: RunDir, file: str) -> str:
     """Read what a process of the run wrote to `verl/`, or nothing."""
     path = run.path / "verl" / file
     return path.read_text().strip() if path.exists() else ""
@@ -383,22 +383,22 @@ def said(run: RunDir, file: str) -> str:
 
 def read_phase(run: RunDir) -> dict | None:
     """Read the phase that the trainer reported last."""
-    return json.loads(said(run, "phase.json") or "null")
+    return json.loads(read_note(run, "phase.json") or "null")
 
 
-def describe(phase: dict | None) -> str:
+def describe_phase(phase: dict | None) -> str:
     return f"in step {phase['step']}, {phase['phase']}" if phase else "while Ray, FSDP and vLLM were starting"
 
 
 def failure(run: RunDir, phase: dict | None, otherwise: str) -> AgentR1Error:
     """Make the error with the best cause: the trainer's, else an episode's, else `otherwise`."""
-    prefix, lines = "AgentR1Error: ", [said(run, "failure.txt"), said(run, "cause.txt")]
+    prefix, lines = "AgentR1Error: ", [read_note(run, "failure.txt"), read_note(run, "cause.txt")]
     ours = [line.removeprefix(prefix) for line in lines if line.startswith(prefix)]
     cause = next(filter(None, [*ours, *lines]), otherwise)
-    return AgentR1Error(f"verl failed, {describe(phase)}: {cause}; {last_words(run)}", code="verl_failed")
+    return AgentR1Error(f"verl failed, {describe_phase(phase)}: {cause}; {resume_hint(run)}", code="verl_failed")
 
 
-def last_words(run: RunDir) -> str:
+def resume_hint(run: RunDir) -> str:
     """Return where the log is, and what to resume from."""
     logs = sorted((run.path / "logs").glob("verl-*.log"))
     latest = unverified(run) or run.latest_checkpoint()

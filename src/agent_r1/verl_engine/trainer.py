@@ -43,7 +43,7 @@ from agent_r1.training.log import host_memory
 from agent_r1.training.metrics import EpisodeNumbers, episode_metrics
 from agent_r1.training.parts import make_estimator
 from agent_r1.training.run import RunDir, TimeLimit, refuse_collapse
-from agent_r1.verl_engine.algorithms import RowKey, SamplerWatch, actor_loss, deal, parse_key, votes
+from agent_r1.verl_engine.algorithms import RowKey, SamplerWatch, actor_loss, deal_into_minibatches, parse_key, votes
 from agent_r1.verl_engine.checkpoints import finish, keep_shards
 
 PARITY_ROWS = 8
@@ -145,7 +145,7 @@ class AgentR1Trainer(PPOTrainerSync):
         sizes = [c.actor_rollout_ref.actor.ppo_mini_batch_size, *[c.critic.ppo_mini_batch_size] * self.use_critic]
         size = math.gcd(*sizes) * c.actor_rollout_ref.rollout.n
         seed = derive_seed(self.ours.seed, "minibatches", self.global_steps)
-        parts = deal(batch.keys, size, seed, self._get_required_batch_multiple(ranks) // size)
+        parts = deal_into_minibatches(batch.keys, size, seed, self._get_required_batch_multiple(ranks) // size)
         batch = upsample_batch_to_divisible_size(batch, len(parts) * size, self.tokenizer.eos_token_id)
         places = {key: place for place, key in enumerate(batch.keys)}
         lengths = [tag["seq_len"] for tag in batch.tags]
