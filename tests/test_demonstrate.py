@@ -45,7 +45,10 @@ ROWS = [question_row(str(i), (str(2 * i),)) for i in range(40)]
 
 def test_what_is_learnt_from_are_the_players_turns_alone(monkeypatch):
     episodes = played(monkeypatch, good, ROWS)
-    assert all(e.score == 1.0 for e in episodes) and d.said_of(episodes) == "40 demonstrations, which score 1.00"
+    assert (
+        all(e.score == 1.0 for e in episodes)
+        and d.describe_demonstrations(episodes) == "40 demonstrations, which score 1.00"
+    )
     chat = ChatFormat(train_tokenizer(d.texts_of(episodes), 400))
     rows = d.sequences(episodes, chat, 320)
     assert len(rows) == 40

@@ -449,10 +449,10 @@ def test_an_evaluation_tells_it_the_same(published, tmp_path, capsys):
 def test_a_model_of_a_run_is_told_what_it_was_told_there(micro_model, micro, tmp_path, monkeypatch):
     monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path))
     with open_agent(micro_model, micro.config, tools={}) as agent:
-        assert agent.lead is None and Conversation(agent, [])._lead == []
+        assert agent.lead is None and Conversation(agent, [])._leading_messages == []
     real = changed(micro.config, ["data.name=hotpotqa"])
     with open_agent(micro_model, real, tools={}) as agent:  # exported, and its questions are not on this machine
-        assert Conversation(agent, [])._lead == [{"role": "system", "content": INSTRUCTIONS}]
+        assert Conversation(agent, [])._leading_messages == [{"role": "system", "content": INSTRUCTIONS}]
 
 
 def test_a_template_without_tools_is_refused_with_a_way_on(published, capsys):

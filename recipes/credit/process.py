@@ -16,18 +16,20 @@ from agent_r1_recipes.robustness.mismatch import truncated_weights
 PROCESS = Column.process()
 
 
-def balanced(inner: Estimator, config: Config) -> Estimator:
+def with_scaled_process_rewards(inner: Estimator, config: Config) -> Estimator:
     """Scale process rewards to the outcome's size, so that calls do not outweigh it."""
 
     def credit(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
         process_BT, weight = batch.columns[PROCESS.name], advantage.process_weight
-        batch.rewards_BT, batch.metrics["reward/process_scale"] = balance(batch.rewards_BT, process_BT, weight)
+        batch.rewards_BT, batch.metrics["reward/process_scale"] = scale_process_rewards(
+            batch.rewards_BT, process_BT, weight
+        )
         return inner(batch, advantage)
 
     return replace(inner, credit=credit, columns=(*inner.columns, PROCESS))
 
 
-def balance(rewards_BT: Tensor, process_BT: Tensor, weight: float) -> tuple[Tensor, float]:
+def scale_process_rewards(rewards_BT: Tensor, process_BT: Tensor, weight: float) -> tuple[Tensor, float]:
     """Scale process rewards to the size of the outcome (PRIME, 2502.01456, batch normalisation).
 
         P_t = p_t + P_{t+1} along a row        scale = weight / (max |P| over the batch + 1e-6)        r = outcome +
@@ -45,7 +47,7 @@ SAMPLED = Column("sampled_BT", torch.float32, lambda step: step.action_logprobs)
 """The sampler's own log-probabilities, while the trainer recomputes `logprobs_BT`."""
 
 
-def corrected(inner: Estimator, config: Config) -> Estimator:
+def with_truncated_weights(inner: Estimator, config: Config) -> Estimator:
     """Correct the advantages of `inner` for a modified sampler (`rollout.mismatch`)."""
 
     def credit(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:

@@ -4,7 +4,7 @@
     How many whole numbers from 1 to 643 can be divided by 12?         print(643//12)
     Add all whole numbers from 120 to 455.                             print(sum(range(120,455+1)))
 
-The numbers from 20 to 999 are dealt out to the splits (`dealt`): no test number occurs in a training problem.
+The numbers from 20 to 999 are dealt out to the splits (`split_numbers`): no test number occurs in a training problem.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from agent_r1 import dealt, distinct
+from agent_r1 import distinct, split_numbers
 
 KINDS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "squares": (
@@ -39,7 +39,7 @@ KINDS: dict[str, tuple[str, str, tuple[str, ...]]] = {
 
 def questions(split: str, count: int, rng: random.Random) -> Iterator[dict[str, Any]]:
     """Yield `count` different problems of a split."""
-    numbers = dealt(range(20, 1000), split)
+    numbers = split_numbers(range(20, 1000), split)
 
     def draw() -> dict[str, Any]:
         kind = rng.choice(list(KINDS))

@@ -3,7 +3,7 @@
     A shop has 877 boxes of 530 pens and sells 214 pens. How many pens are left?              877*530   #-214
     A farm has 877 hens and buys 530. A fox takes 311. The others lay 214 eggs each. ...      877+530   #-311   #*214
 
-The numbers from 100 to 999 are dealt out to the splits (`dealt`): no test number occurs in a training problem.
+The numbers from 100 to 999 are dealt out to the splits (`split_numbers`): no test number occurs in a training problem.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from agent_r1 import dealt, distinct
+from agent_r1 import distinct, split_numbers
 
 KINDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "left": ("A shop has {a} boxes of {b} pens and sells {c} pens. How many pens are left?", ("{a}*{b}", "#-{c}")),
@@ -29,7 +29,7 @@ KINDS: dict[str, tuple[str, tuple[str, ...]]] = {
 
 def questions(split: str, count: int, rng: random.Random) -> Iterator[dict[str, Any]]:
     """Yield `count` different problems of a split."""
-    numbers = dealt(range(100, 1000), split)
+    numbers = split_numbers(range(100, 1000), split)
 
     def draw() -> dict[str, Any]:
         kind = rng.choice(list(KINDS))

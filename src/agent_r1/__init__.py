@@ -16,7 +16,7 @@ PUBLIC = {
     "core": ("Action", "AgentEnv", "Generation", "Message", "Observation", "Outcome", "Policy", "Row", "Sampling", "Step",
              "StepResult", "StopReason", "Trajectory"),
     "data.corpora": ("published_passages",),
-    "data.draw": ("dealt", "distinct"),
+    "data.draw": ("distinct", "split_numbers"),
     "data.json_files": ("checked_records", "json_records"),
     "data.storage": ("Passage",),
     "data.source": ("Asked", "Made", "Source"),

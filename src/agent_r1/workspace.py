@@ -129,11 +129,11 @@ def stage(title: str, target: Path, make: Callable[[Path], str]) -> None:
         return
     seconds = time.perf_counter() - start
     with writing(target):
-        write_whole(took(target), f"{seconds:.1f}\n")
+        write_whole(seconds_file(target), f"{seconds:.1f}\n")
     say(f"  {summary}\n  {seconds:.1f} s, in {target}")
 
 
-def took(target: Path) -> Path:
+def seconds_file(target: Path) -> Path:
     """Return the file next to `target` with its build time in seconds.
 
     It is not inside, because equal artefacts must have equal content.
@@ -246,7 +246,7 @@ def any_index(config: Config, tell: Callable[[str], None] = say) -> PassageIndex
 def load_index(config: Config) -> PassageIndex:
     """Open this configuration's index. Raises AgentR1Error if there is none."""
     corpus, s = data_folder(config) / "corpus.jsonl", config.search
-    folder = needed(Workspace.from_config(config).index, "agent-r1 index", config)
+    folder = require_path(Workspace.from_config(config).index, "agent-r1 index", config)
     return PassageIndex.load(folder, corpus, make_encoder(s.encoder, s.dim))
 
 
@@ -304,7 +304,7 @@ def check_rows(rows: list[Row], split: str, check: Callable[[list[str]], Any]) -
 
 def data_folder(config: Config) -> Path:
     """Return the folder of this configuration's data. Raises AgentR1Error if it is missing or of another version."""
-    folder = needed(Workspace.from_config(config).data, "agent-r1 data", config)
+    folder = require_path(Workspace.from_config(config).data, "agent-r1 data", config)
     read_manifest(folder)
     return folder
 
@@ -319,7 +319,7 @@ def retriever_of(config: Config) -> str:
     return f"{s.encoder} (dim {s.dim}), top {s.top_k}, {Workspace.from_config(config).index.name}"
 
 
-def needed(path: Path, command: str, config: Config) -> Path:
+def require_path(path: Path, command: str, config: Config) -> Path:
     if not path.exists():
         raise AgentR1Error(
             f"{path} is missing; make it with `{command} --preset {config.preset} --seed {config.seed}` and the same "

@@ -22,7 +22,7 @@ from agent_r1.rollout.training_rows import Column, collate, trajectory_rows
 from agent_r1.training.advantages import grpo, ppo
 from agent_r1.training.parts import get_estimator
 from agent_r1_recipes.credit.estimators import BASELINE, STATES, gigpo, remax, rloo, steppo
-from agent_r1_recipes.credit.process import balance
+from agent_r1_recipes.credit.process import scale_process_rewards
 
 reinforce, baseline = get_estimator("reinforce++"), get_estimator("reinforce++-baseline")
 
@@ -104,14 +104,16 @@ def test_rewards_on_the_way_by_hand():
     # The first row earns .2 - .1 + .2 on the way and 1 at its end, the second -.4. To come: .3 .1 .2 .2 and -.4 -.4 0 0.
     process_BT = torch.tensor([[0.2, -0.1, 0, 0.2], [0, -0.4, 0, 0]])
     rewards_BT = process_BT + torch.tensor([[0, 0, 0, 1.0], [0, 0, -0.2, 0]])
-    balanced_BT, scale = balance(rewards_BT, process_BT, 0.5)
+    balanced_BT, scale = scale_process_rewards(rewards_BT, process_BT, 0.5)
     assert scale == pytest.approx(0.5 / 0.4, rel=1e-5)
     torch.testing.assert_close(
         balanced_BT, torch.tensor([[0.25, -0.125, 0, 1.25], [0, -0.5, -0.2, 0]]), atol=1e-5, rtol=0
     )
     # What is to come counts, not what has been paid: 1 and 2 of [-1, 2], where sums from the left are -1 and 1.
-    assert balance(torch.zeros(1, 2), torch.tensor([[-1.0, 2.0]]), 0.5)[1] == pytest.approx(0.25, rel=1e-5)
-    nothing_BT, _ = balance(rewards_BT, torch.zeros_like(rewards_BT), 0.5)
+    assert scale_process_rewards(torch.zeros(1, 2), torch.tensor([[-1.0, 2.0]]), 0.5)[1] == pytest.approx(
+        0.25, rel=1e-5
+    )
+    nothing_BT, _ = scale_process_rewards(rewards_BT, torch.zeros_like(rewards_BT), 0.5)
     assert torch.equal(nothing_BT, rewards_BT)
 
 

@@ -348,7 +348,7 @@ def new(a: Namespace) -> None:
     option("--call", nargs="+", metavar=("NAME", "argument=value"), help="call one tool"),
 )  # fmt: skip
 def tools(a: Namespace) -> int:
-    from agent_r1.env import offered
+    from agent_r1.env import offered_tools
     from agent_r1.inference import play
     from agent_r1.workspace import load_tools
 
@@ -356,7 +356,7 @@ def tools(a: Namespace) -> int:
     found = load_tools(config)
     if a.call:
         return 0 if play.call_by_hand(found, a.call, config.env) else 1
-    play.show_tools(offered(found, config.env), a.schema)
+    play.show_tools(offered_tools(found, config.env), a.schema)
     return 0
 
 

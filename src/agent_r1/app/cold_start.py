@@ -145,6 +145,6 @@ def own_demonstrations(
     else:
         episodes = demonstrate.read_episodes(Path(c.episodes), tools, config.env)
     chat = known or ChatFormat(train_tokenizer(demonstrate.texts_of(episodes), config.model.vocab_size))
-    say(f"  {demonstrate.said_of(episodes)}")
+    say(f"  {demonstrate.describe_demonstrations(episodes)}")
     rows = demonstrate.sequences(episodes, chat, config.rollout.max_context, dialect_of(config.env))
     return chat, rows, rows

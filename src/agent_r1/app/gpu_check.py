@@ -298,7 +298,7 @@ def small(config: Config) -> Config:
                             f"model.hidden_size={64 * heads}", f"model.heads={heads}", "model.kv_heads=2"])  # fmt: skip
 
 
-def made_of(config: Config) -> dict[str, Any]:
+def measured_setup(config: Config) -> dict[str, Any]:
     """Return everything that a result depends on. Its fingerprint is the key."""
     package = Path(__file__).parents[1]
     files = sorted(path for path in package.rglob("*") if path.suffix in (".py", ".yaml"))
@@ -330,7 +330,7 @@ def check_machine(config: Config, as_json: bool = False) -> None:
     """
     if config.engine != "verl":
         return say("gpu-check: not needed, this preset does not train with verl")
-    about = made_of(config)
+    about = measured_setup(config)
     folder = (home() / "artifacts" / f"gpu-check-{fingerprint(about)}").resolve()
     folder.parent.mkdir(parents=True, exist_ok=True)
     with locked(folder.with_name(f".lock-{folder.name}")):

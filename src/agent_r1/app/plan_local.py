@@ -91,14 +91,14 @@ def check_memory(config: Config) -> None:
         need, free = sum(parts.values()), torch.cuda.mem_get_info()[0] if device == "cuda" else available_memory()
         if free is not None and free < need:
             raise AgentR1Error(
-                f"this run needs about {need / GIB:.1f} GiB of memory ({said_of(parts)}), and {free / GIB:.1f} are free; close "
-                "programs, or set trainer.recompute=true or a smaller rollout.max_concurrent_episodes, "
+                f"this run needs about {need / GIB:.1f} GiB of memory ({memory_summary(parts)}), and {free / GIB:.1f} are free; "
+                "close programs, or set trainer.recompute=true or a smaller rollout.max_concurrent_episodes, "
                 "trainer.max_tokens_per_microbatch or cold_start.mix_tokens",
                 code="too_little_memory",
             )
 
 
-def said_of(parts: dict[str, float]) -> str:
+def memory_summary(parts: dict[str, float]) -> str:
     """Format the parts in GiB, without the small ones."""
     return ", ".join(f"{name} {amount / GIB:.1f}" for name, amount in parts.items() if amount >= GIB / 20)
 
@@ -134,7 +134,7 @@ def local_plan(config: Config) -> str:
     seconds = TOKENS_PER_EPISODE * (episodes * per_token + greedy * 2 * P) / (rate * EFFICIENCY)
     return (
         f"\nmodel              {P / 1e6:.2f} M parameters on {device}, {str(dtype)[6:]}\n"
-        f"memory             {sum(parts.values()) / 2**20:.0f} MiB: {said_of(parts)} GiB\n"
+        f"memory             {sum(parts.values()) / 2**20:.0f} MiB: {memory_summary(parts)} GiB\n"
         f"disk               {local_disk(config, shape) / 2**20:.0f} MiB of models and checkpoints ({t.keep_checkpoints} kept)\n"
         f"episodes           {episodes} a step{f', and {greedy} greedy ones for comparison' * (greedy > 0)}\n"
         f"time               about {seconds:.2f} s a step, {t.steps * seconds / 60:.1f} min for {t.steps} steps "

@@ -24,7 +24,7 @@ from agent_r1.app.cold_start import make_cold_start
 from agent_r1.app.plan_local import check_memory
 from agent_r1.config import Config, tables, user_code_names
 from agent_r1.config.plugins import is_user_code
-from agent_r1.env import brings_tools, environment, make_env, offered
+from agent_r1.env import brings_tools, environment, make_env, offered_tools
 from agent_r1.ground import hub
 from agent_r1.ground.device import resolve_device
 from agent_r1.ground.errors import ConfigError, extra
@@ -37,7 +37,7 @@ from agent_r1.tool import make_tools
 from agent_r1.training.log import time_to
 from agent_r1.training.run import RunDir, check_network, open_run, run_training, start_model
 from agent_r1.training.tiny_model import byte_chat
-from agent_r1.workspace import Workspace, check_local_model, load_rows, load_tools, make_task, took
+from agent_r1.workspace import Workspace, check_local_model, load_rows, load_tools, make_task, seconds_file
 
 AGENT = 0.9
 """Validation score from which a run counts as an agent, for `time_to_agent`."""
@@ -64,7 +64,7 @@ def check_own(config: Config) -> None:
         )
     named = make_tools([name for name in config.env.tools if is_user_code(name)])
     others = (name.rpartition(".")[2] for name in config.env.tools if not is_user_code(name))
-    offered(named | dict.fromkeys(others), config.env)
+    offered_tools(named | dict.fromkeys(others), config.env)
 
 
 def make_missing(config: Config, paths: Workspace | None = None) -> None:
@@ -179,7 +179,7 @@ def time_to_agent(config: Config, run: RunDir) -> dict:
 
     The seconds are None if there was no cold start.
     """
-    noted = took(Workspace.from_config(config).cold_start)
+    noted = seconds_file(Workspace.from_config(config).cold_start)
     cold = float(noted.read_text()) if noted.exists() else None
     return time_to(AGENT, run.metrics.read(), config.rollout, config.algorithm) | {"cold_start_seconds": cold}
 
@@ -209,7 +209,7 @@ def run_by_hand(config: Config, split: str, index: int, table: bool) -> None:
         say(f"{start} does not exist yet: each token is one byte here, and token limits are off")
         chat, wide = byte_chat(), {"max_context": 10**6, "max_tokens_per_turn": 10**5}
         rollout = rollout.model_copy(update=wide)
-    shown = offered(tools, config.env)
+    shown = offered_tools(tools, config.env)
     play_by_hand(rows[index], chat, shown, rollout, config.env, lambda row: make_env(row, tools, config.env), table)
 
 

@@ -13,7 +13,7 @@ FIFTHS = {"train": (0, 3), "val": (3, 4), "test": (4, 5)}
 """Whose numbers are whose, once they have been shuffled."""
 
 
-def dealt(numbers: range, split: str) -> list[int]:
+def split_numbers(numbers: range, split: str) -> list[int]:
     """The numbers of a split, so that no number of a test problem occurs in a training problem. Dealt out at random: a digit
     that never stood last in training would not be copied from there in the test."""
     first, last = (len(numbers) * fifths // 5 for fifths in FIFTHS[split])

@@ -36,7 +36,7 @@ __all__ = [
     "dialect_of",
     "environment",
     "make_env",
-    "offered",
+    "offered_tools",
     "wants_answers",
     "without_tools",
 ]
@@ -66,7 +66,7 @@ def _made(found: Any, name: str) -> Callable[[dict[str, BaseTool], EnvConfig], A
     return tables.resolve("adapter", "methods", "env.name")(found, name)
 
 
-def offered(tools: dict[str, BaseTool], config: EnvConfig) -> dict[str, BaseTool]:
+def offered_tools(tools: dict[str, BaseTool], config: EnvConfig) -> dict[str, BaseTool]:
     """`tools`, and next to them the methods of a plain class; what a server offers is known in its episodes only. Raises
     ConfigError where two have one name."""
     made = environment(config.name)

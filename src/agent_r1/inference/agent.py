@@ -24,7 +24,7 @@ from agent_r1.config import Config, changed, from_yaml, load_config, plugins, ta
 from agent_r1.config.settings import RolloutConfig, TrainerConfig
 from agent_r1.core import Message, Policy
 from agent_r1.data.prompts import instructions, messages
-from agent_r1.env import dialect_of, offered
+from agent_r1.env import dialect_of, offered_tools
 from agent_r1.ground import hub
 from agent_r1.ground.device import resolve_device
 from agent_r1.ground.errors import AgentR1Error, ConfigError
@@ -105,7 +105,7 @@ def open_agent(
         else:
             policy = _in_process(model, chat, config.rollout, config.trainer)
         agent = Agent(policy, chat, tools, config, model, config.rollout.max_concurrent_episodes * max(1, gpus))
-        agent.lead = _lead(agent, prompt)
+        agent.lead = _leading_messages(agent, prompt)
         yield agent
 
 
@@ -121,7 +121,7 @@ def _in_process(model: Path, chat: ChatFormat, rollout: RolloutConfig, trainer: 
     return LocalPolicy(network, chat.stop_ids, slots=slots, max_context=rollout.max_context)
 
 
-def _lead(agent: Agent, prompt: str | None) -> list[Message] | None:
+def _leading_messages(agent: Agent, prompt: str | None) -> list[Message] | None:
     """Return the messages of `Agent.lead`: foreign models need instructions, unless their data set has them."""
     if prompt is None:
         if own_settings(agent.model) or messages(agent.config.data.data_source, "")[:-1] or agent.made_from_nothing:
@@ -144,7 +144,7 @@ def describe(agent: Agent, backend: str, temperature: float | None = None) -> st
         else agent.lead
     )
     told = f'"{textwrap.shorten(lead[0]["content"], 80, placeholder="...")}"' if lead else "none"
-    r, tools = c.rollout, offered(agent.tools, c.env)
+    r, tools = c.rollout, offered_tools(agent.tools, c.env)
     sampled = r.temperature if temperature is None else temperature
     return (
         f"{short_name(agent.model)}, {backend}; tools: {', '.join(tools) or 'none'}{world}; prompt: {told}; "

@@ -72,7 +72,7 @@ class Conversation(AgentEnvLoop):
             if known
             else messages(agent.config.data.data_source, "", describes_format=dialect_of(env).describes_format)
         )
-        self._lead = as_trained[:-1] if agent.lead is None else agent.lead
+        self._leading_messages = as_trained[:-1] if agent.lead is None else agent.lead
         self._seed, self._asked = seed, 0
         self._history: list[Step] = []
         """The exchanges that the running episode continues."""
@@ -125,7 +125,7 @@ class Conversation(AgentEnvLoop):
             "agent_name": self.agent.config.env.name,
         }
         row = self._known.get(question, unknown)
-        prompt = ([] if follow_up else self._lead) + [{"role": "user", "content": question}]
+        prompt = ([] if follow_up else self._leading_messages) + [{"role": "user", "content": question}]
         return row | {"prompt": prompt, "env_kwargs": (row.get("env_kwargs") or {}) | {"tools": list(self.agent.tools)}}
 
     # ----------------------------------------------------------------------------------------- hooks of the episode loop

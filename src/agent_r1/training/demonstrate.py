@@ -280,7 +280,7 @@ def _trajectory(episode: Episode, chat: ChatFormat, spoken: Dialect) -> Trajecto
     return Trajectory(steps, "", StopReason.ANSWERED, {})
 
 
-def said_of(episodes: list[Episode]) -> str:
+def describe_demonstrations(episodes: list[Episode]) -> str:
     """How well they were played, in words."""
     scores = [e.score for e in episodes if e.score is not None]
     return f"{len(episodes)} demonstrations" + (f", which score {fmean(scores):.2f}" if scores else "")

@@ -52,7 +52,7 @@ from agent_r1.training.log import STEP, MetricsFile, Track, host_memory, process
 from agent_r1.training.loop import train
 from agent_r1.training.sentinel import SPAN, new_signs
 from agent_r1.training.tiny_model import load_chat, load_tokenizer, save_tokenizer
-from agent_r1.workspace import Workspace, check_local_model, data_folder, needed, needs_index
+from agent_r1.workspace import Workspace, check_local_model, data_folder, needs_index, require_path
 
 
 @dataclasses.dataclass(frozen=True)
@@ -365,8 +365,8 @@ def start_model(config: Config, paths: Workspace | None = None) -> Path:
         check_local_model(path)
     data_folder(config)  # the first that is missing is the one to name
     if needs_index(config):
-        needed(paths.index, "agent-r1 index", config)
-    needed(paths.start_model, "agent-r1 cold-start", config)
+        require_path(paths.index, "agent-r1 index", config)
+    require_path(paths.start_model, "agent-r1 cold-start", config)
     check_start_model(config, paths)
     return paths.start_model
 

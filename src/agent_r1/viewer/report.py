@@ -188,7 +188,7 @@ def _example(run: RunFiles, sign: Sign) -> str:
     return next(shown, "")
 
 
-def _fallen(run: RunFiles) -> list[tuple[str, float, float]]:
+def _worse_kinds(run: RunFiles) -> list[tuple[str, float, float]]:
     """Return (kind, before, after) of kinds of questions that got worse; the mean hides them."""
     before, after = ((card or {}).get("by_kind") or {} for card in (run.before, run.after))
     pairs = [(kind, *(round(_score(cards[kind]), 2) for cards in (before, after))) for kind in before if kind in after]
@@ -393,7 +393,7 @@ def write_report(run_dir: Path) -> Path:
         machine=next((card["hardware"] for card in reversed(run.cards) if card.get("hardware")), None),
         step_seconds=[seconds for _, seconds in run.series("timing_s/step")],
         eval_seconds=sum(card.get("wall_seconds") or 0 for card in run.cards),
-        fallen=_fallen(run),
+        fallen=_worse_kinds(run),
         charts=charts(run) if run.metrics else {},
         marks=marks(run),
         pairs=[(why, _shown(before), _shown(after)) for why, before, after in pairs],
