@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agent_r1.app import gpu_check
-from agent_r1.app.gpu_check import Check, made_of, small, walk
+from agent_r1.app.gpu_check import Check, measured_setup, small, walk
 from agent_r1.config import changed, load_config
 from agent_r1.ground.machine import installed
 
@@ -32,10 +32,10 @@ def test_only_model_task_and_sizes_are_small(preset, algorithm):
 
 def test_the_key_is_of_preset_commit_packages_driver_and_gpus(monkeypatch):
     config = load_config("hotpotqa-1x80gb", algorithm="grpo")
-    about = made_of(config)
-    assert made_of(config) == about == made_of(changed(config, ["trainer.steps=7", "data.train=500"]))
-    assert about != made_of(changed(config, ["verl.offload=true"]))
-    assert about != made_of(load_config("hotpotqa-1x80gb", algorithm="ppo"))
+    about = measured_setup(config)
+    assert measured_setup(config) == about == measured_setup(changed(config, ["trainer.steps=7", "data.train=500"]))
+    assert about != measured_setup(changed(config, ["verl.offload=true"]))
+    assert about != measured_setup(load_config("hotpotqa-1x80gb", algorithm="ppo"))
     assert {"version", "commit", "source"} <= about["code"].keys() and about["packages"]["torch"] == installed("torch")
     for name, other in {
         "code_version": dict,
@@ -44,7 +44,7 @@ def test_the_key_is_of_preset_commit_packages_driver_and_gpus(monkeypatch):
     }.items():
         with monkeypatch.context() as patch:
             patch.setattr(gpu_check, name, other)
-            assert made_of(config) != about
+            assert measured_setup(config) != about
 
 
 def test_what_cannot_be_run_never_passes_and_what_fails_is_named(tmp_path, capsys):
