@@ -24,7 +24,7 @@ from agent_r1.env import HermesToolEnv
 from agent_r1.ground.errors import ConfigError
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.tool import BaseTool
-from agent_r1_recipes.robustness.poison import DOCUMENTS
+from agent_r1_recipes.robustness.injected_search import DOCUMENTS
 
 # The layout of Qwen2.5's template: a system turn is always there, tools as JSON lines with control tokens in the prose.
 QWEN25 = """\

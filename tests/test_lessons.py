@@ -27,7 +27,7 @@ from agent_r1.training.losses import aggregate_loss, kl_penalty, policy_loss, va
 from agent_r1.training.parts import get_estimator, get_ratios
 from agent_r1.training.sentinel import signs
 from agent_r1_recipes.credit.settings import CreditActor, CreditAdvantage
-from agent_r1_recipes.robustness.mismatch import nucleus, truncated_weights
+from agent_r1_recipes.robustness.off_policy import nucleus, truncated_weights
 
 LESSONS = ROOT / "docs" / "lessons"
 PAGES = sorted(LESSONS.glob("[0-9]*.md"))

@@ -6,7 +6,7 @@
     limits       of time, memory, file size, open files, output
 
 A program is confined if seccomp works together with bubblewrap or Landlock (kernel 6.2). This is not assumed but
-tried: an adversarial probe must fail in such a sandbox before it is used. Next: `inside.py`, the other end of the
+tried: an adversarial probe must fail in such a sandbox before it is used. Next: `sandbox_child.py`, the other end of the
 pipe.
 
 Processes are started ahead, because bubblewrap and Python take longer than most programs; each runs one program. One
@@ -166,7 +166,7 @@ class Sandbox:
         raise AgentR1Error("; ".join(reasons), code="no_sandbox")
 
     def _probe(self, alone: bool) -> dict[str, int]:
-        """Return what `inside.py` reports as active. `alone`: without bubblewrap.
+        """Return what `sandbox_child.py` reports as active. `alone`: without bubblewrap.
 
         Raises AgentR1Error if the sandbox does not start, or the probe succeeds.
         """
@@ -299,7 +299,7 @@ def _command(prefix: list[str], confined: bool) -> list[str]:
         "filter": seccomp_filter().hex() if confined else "",
         "packages": _packages(),
     }
-    inside = Path(__file__).with_name("inside.py").read_text(encoding="utf-8")
+    inside = Path(__file__).with_name("sandbox_child.py").read_text(encoding="utf-8")
     return [*prefix, str(_python()), "-I", "-S", "-B", "-X", "utf8", "-c", inside, json.dumps(plan)]
 
 

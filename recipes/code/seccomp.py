@@ -1,4 +1,4 @@
-"""List the system calls of model-written programs. Out: a seccomp filter (classic BPF) for `inside.py`."""
+"""List the system calls of model-written programs. Out: a seccomp filter (classic BPF) for `sandbox_child.py`."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from agent_r1 import AdvantageConfig, Batch, Column, Config, Estimator
-from agent_r1_recipes.robustness.mismatch import truncated_weights
+from agent_r1_recipes.robustness.off_policy import truncated_weights
 
 PROCESS = Column.process()
 

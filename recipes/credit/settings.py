@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 class CreditRollout(RolloutConfig):
     dynamic_sampling_rounds: NonNegativeInt = 0
-    """Dynamic sampling: so many times a step, groups that agree are replaced by those of new prompts (recipes/credit/refill.py)."""
+    """Dynamic sampling: so many times a step, groups that agree are replaced by those of new prompts (dynamic_sampling.py)."""
 
     @staticmethod
     def conflicts(config: Config, trains: bool) -> Iterator[ConfigError]:

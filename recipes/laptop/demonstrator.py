@@ -1,7 +1,7 @@
 """Clone an imperfect demonstrator (cold start), so that RL has something to reinforce.
 
 In: training sequences, the search index. Out: a model folder that knows the format, can copy names, and plays the
-task badly. Next: `loop.py`. Questions of published data sets are played with other names (`other_names.py`).
+task badly. Next: `loop.py`. Questions of published data sets are played with other names (`entity_renaming.py`).
 
 RL cannot start from scratch: a model that never searches and answers correctly never gets a reward. A pretrained
 model has that knowledge; ours gets it in a minute from demonstrations, in two phases:

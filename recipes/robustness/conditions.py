@@ -27,8 +27,8 @@ from agent_r1 import (
     score_of,
     without_tools,
 )
-from agent_r1_recipes.robustness.placebo import Placebo
-from agent_r1_recipes.robustness.poison import PoisonedSearcher, drawn
+from agent_r1_recipes.robustness.ablated_search import Placebo
+from agent_r1_recipes.robustness.injected_search import PoisonedSearcher, drawn
 
 
 @dataclass(frozen=True)

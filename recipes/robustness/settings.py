@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Mismatch(Section):
-    """How the sampler differs from the trainer (recipes/robustness/mismatch.py)."""
+    """How the sampler differs from the trainer (recipes/robustness/off_policy.py)."""
 
     bf16: bool = False
     """It has its weights in bfloat16, and computes in it."""

@@ -15,7 +15,7 @@ from agent_r1.config.settings import RolloutConfig
 from agent_r1.core import Step, StopReason, Trajectory
 from agent_r1.ground.errors import ConfigError
 from agent_r1.training.batches import tasks_of_step
-from agent_r1_recipes.credit.refill import play_until_full
+from agent_r1_recipes.credit.dynamic_sampling import play_until_full
 
 
 def group(name: str, scores: list[float]) -> list[Trajectory]:

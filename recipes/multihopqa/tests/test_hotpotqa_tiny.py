@@ -33,8 +33,8 @@ from agent_r1.training.run import write_model
 from agent_r1.training.tiny_model import load_chat, train_tokenizer
 from agent_r1.workspace import Workspace, load_rows
 from agent_r1_recipes.laptop.demonstrator import Demonstrator, lookups_of
-from agent_r1_recipes.multihopqa import other_names
-from agent_r1_recipes.multihopqa.other_names import (
+from agent_r1_recipes.multihopqa import entity_renaming
+from agent_r1_recipes.multihopqa.entity_renaming import (
     WORLD,
     OtherNames,
     RenamedSearch,
@@ -196,7 +196,7 @@ def test_a_preset_for_gpus_warms_its_model_up_on_supporting_titles(files, chat, 
     config = load_config("hotpotqa-1x24gb", words[2:], algorithm="grpo")
     start = Workspace.from_config(config).start_model
     assert not torch.equal(model_files.load(start).embed.weight, model_files.load(tmp_path / "base").embed.weight)
-    _, _, rows = other_names.teach(config, load_chat(start))
+    _, _, rows = entity_renaming.teach(config, load_chat(start))
     titles = {r["prompt"][-1]["content"]: set(r["extra_info"]["supporting"]) for r in load_rows(config, "train")}
     for text in (chat.decode(row.input_ids) for row in rows):
         (asked,) = [question for question in titles if question in text]

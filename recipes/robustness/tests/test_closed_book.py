@@ -22,8 +22,8 @@ from agent_r1.search.index import Hit
 from agent_r1.search.searcher import Searcher
 from agent_r1.tool import make_tools
 from agent_r1.training.tiny_model import load_chat
-from agent_r1_recipes.robustness.placebo import Placebo
-from agent_r1_recipes.robustness.poison import DOCUMENTS, PoisonedSearcher, drawn, lie
+from agent_r1_recipes.robustness.ablated_search import Placebo
+from agent_r1_recipes.robustness.injected_search import DOCUMENTS, PoisonedSearcher, drawn, lie
 
 PASSAGES = [Passage(str(i), f"T{i}", f"T{i} is a town.") for i in range(20)]
 

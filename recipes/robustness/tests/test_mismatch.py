@@ -16,7 +16,7 @@ from agent_r1.ground.errors import ConfigError
 from agent_r1.rollout.sampler import LocalPolicy
 from agent_r1.training.metrics import SAMPLER_GAP
 from agent_r1.training.parts import get_estimator
-from agent_r1_recipes.robustness.mismatch import nucleus, truncated_weights
+from agent_r1_recipes.robustness.off_policy import nucleus, truncated_weights
 
 
 def test_a_nucleus_by_hand():

@@ -47,7 +47,7 @@ def usable_trajectories(trajectories: list[Trajectory], algorithm: str) -> list[
 
 
 def tasks_of_step(questions: list[Row], step: int, rollout: RolloutConfig, seed: int, again: int = 0) -> list[Task]:
-    """The episodes of a step, prompt by prompt; `again` counts the rounds that replace groups (recipes/credit/refill.py).
+    """The episodes of a step, prompt by prompt; `again` counts the rounds that replace groups (recipes/credit/dynamic_sampling.py).
 
     Each episode's randomness hangs on (seed, step, prompt, sample) alone, so a resumed run repeats it.
     """

@@ -84,7 +84,8 @@ def explained_variance(values_BT: Tensor, returns_BT: Tensor, mask_BT: Tensor) -
 def rollout_metrics(played: list[Trajectory], batch: Batch, sampler: SamplerStats, clock: Clock) -> dict[str, float]:
     """What this step was like, under verl's names where verl has one.
 
-    Episodes are reported as they were played. `batch` may be a choice of them (recipes/credit/refill.py), which scores otherwise.
+    Episodes are reported as they were played. `batch` may be a choice of them, which scores otherwise
+    (recipes/credit/dynamic_sampling.py).
     """
     zero_B = (batch.advantages_BT == 0).all(dim=1)
     return {
