@@ -38,7 +38,7 @@ SETTINGS = {
 CHOSEN_ON, HELD_BACK = 0, 1
 """Cold starts."""
 READ = ("critic/score/mean", "reward/em", "tool_calls/mean", "tool_calls/invalid_rate", "groups/zero_advantage",
-        "actor/entropy", "response_length/mean", GAP)  # fmt: skip
+        "actor/entropy", "response_length/mean", SAMPLER_GAP)  # fmt: skip
 """Fields that the sentinel reads of a line, next to `stop/*`."""
 
 

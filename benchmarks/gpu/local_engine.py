@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu.local_engine Qwen/Qwen2.5-1.5B-Instruct --slots 128 --new-tokens 128
 
-In: the name of a model in `sizes.py`, whose shape gets random weights. Out: one line of JSON, with the plan's figures
+In: the name of a model in `hardware.py`, whose shape gets random weights. Out: one line of JSON, with the plan's figures
 next to the measured ones. Without a GPU the model is tiny and the sequences short: that tests this script and
 measures nothing.
 """

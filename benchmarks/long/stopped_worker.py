@@ -1,4 +1,4 @@
-"""Stop a verl worker (SIGSTOP): the run must end within `verl.patience_s`, cleanly.
+"""Stop a verl worker (SIGSTOP): the run must end within `verl.stall_timeout_s`, cleanly.
 
 It names the cause and leaves no process or file.
 """
