@@ -160,7 +160,7 @@ def test_an_override_is_seen_from_the_working_directory_and_a_preset_from_its_ow
 
 @pytest.mark.parametrize(
     ("text", "found"),
-    [("extends: b.yaml", "in a circle"), ("- 1", "holds no settings"), ("a: [", "cannot be read"),
+    [("extends: b.yaml", "in a circle"), ("- 1", "has no settings"), ("a: [", "cannot be read"),
      ("extends: lapotp", "did you mean 'laptop'"), ("trainer: {stepz: 1}", "did you mean 'trainer.steps'")],
 )  # fmt: skip
 def test_a_preset_that_is_none(folder, text, found):
@@ -234,7 +234,7 @@ def test_a_reward_that_its_environment_never_asks_is_refused(folder, monkeypatch
     said(folder, "door.py", "Door", DOOR)
     said(folder, "fine_reward.py", "score", "def score(answer): return 1")
     words = ["env.name=door.py:Door", "env.tools=[]", "env.reward=fine_reward.py:score", "data.name=door.py:questions"]
-    assert main("try", "--preset=smoke", *words) == 2 and "pays for itself" in capsys.readouterr().err
+    assert main("try", "--preset=smoke", *words) == 2 and "computes its own reward" in capsys.readouterr().err
 
 
 def test_a_reward_hears_of_the_calls_of_an_episode(folder):
