@@ -19,7 +19,7 @@ def test_only_model_task_and_sizes_are_small(preset, algorithm):
     tiny = small(whole)
     assert tiny.verl == whole.verl.model_copy(update={"stall_timeout_s": 600})
     for section, names in {
-        "actor": "minibatches kl_coef kl_in kl_estimator grad_clip loss_aggregation clip_high ratio",
+        "actor": "minibatches kl_coef kl_in kl_estimator grad_clip loss_aggregation clip_high ratio_level",
         "critic": "minibatches",
         "rollout": "samples_per_prompt max_concurrent_episodes",
         "trainer": "device dtype max_tokens_per_microbatch recompute",
