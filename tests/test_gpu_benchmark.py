@@ -1,4 +1,4 @@
-"""benchmarks/gpu on a machine without a GPU: arguments, packing, and both measurements with a tiny model.
+"""benchmarks/gpu on a machine without a GPU: both measurements with a tiny model.
 
 What a GPU would show is not tested: no figure that comes out here means anything.
 """
@@ -37,11 +37,3 @@ def test_the_local_engine_is_measured_with_a_tiny_model():
     assert len(found["warm start"]["losses"]) == 6 and "weights, gradients, Adam" in found["warm start"]["plan_gib"]
     gaps = [value for name, value in found.items() if name.startswith("gap of")]
     assert len(gaps) == 2 and all(0 < gap["mean"] < 0.1 for gap in gaps), "bf16 differs a little, and only a little"
-
-
-@pytest.mark.slow
-def test_verls_actor_is_measured_with_a_tiny_model():
-    pytest.importorskip("verl")
-    found = measured("verl_actor", "--tokens", "64")
-    assert found["tokens"] == 64 and min(found[what]["tokens_per_s"] for what in ("update", "logprobs, entropy")) > 0
-    assert {"actor: weights, Adam", "logits of 64 tokens"} <= found["plan_gib"].keys()
