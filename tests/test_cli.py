@@ -320,16 +320,6 @@ def test_inspect_shows_a_trajectory(made, capsys):
     assert "there is no -1" in refused(capsys, 1, "inspect", str(path), "-i", "-1")
 
 
-@pytest.mark.parametrize("content", [b"\x89PNG\r\n\x1a\n\x00\xff", b'{"question": 1}\n'])
-def test_inspect_of_a_foreign_file(tmp_path, capsys, content):
-    (tmp_path / "file").write_bytes(content)
-    said = refused(capsys, 1, "inspect", str(tmp_path / "file"))
-    assert str(tmp_path / "file") in said and (
-        "delete that line" in said or "give a file of runs/<name>/rollouts/" in said
-    )
-    assert "does not exist" in refused(capsys, 1, "inspect", str(tmp_path))
-
-
 # --------------------------------------------------------------------------------------------- models of other kinds
 
 

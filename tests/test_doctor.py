@@ -181,16 +181,6 @@ def test_gpus_for_a_preset(nvidia_smi, monkeypatch, gpus, works, status, said):
         assert answer.remedy == "use --preset first-agent-1x24gb here, or a machine with 4 GPUs"
 
 
-def test_the_memory_of_the_smallest_gpu_decides(nvidia_smi):
-    nvidia_smi(*[H100] * 4)
-    fits = found("hotpotqa-4xh100")["GPU memory"]
-    assert fits.status == "ok" and "of 80 GiB (computed)" in fits.detail
-    nvidia_smi(*[H100] * 3, RTX)
-    small = found("hotpotqa-4xh100")["GPU memory"]
-    assert small.status == "fail" and "of 24 GiB" in small.detail
-    assert "trainer.max_tokens_per_microbatch" in small.remedy or "verl.gpu_memory" in small.remedy
-
-
 @pytest.mark.parametrize(
     ("count", "gib", "preset"),
     [

@@ -52,13 +52,6 @@ class FakeHub:
     def cache(self, name: str) -> Path:
         return self.root / "cache" / name.replace("/", "--")
 
-    def create_repo(self, name, *, private, exist_ok) -> str:
-        assert private and exist_ok
-        return f"https://hub.example/{name}"
-
-    def upload_folder(self, *, repo_id, folder_path, commit_message) -> None:
-        self.publish(repo_id, folder_path)
-
 
 def _response(status: int):
     import httpx
@@ -70,7 +63,6 @@ def _response(status: int):
 def fake(tmp_path, monkeypatch) -> FakeHub:
     fake = FakeHub(tmp_path / "hub")
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fake.snapshot_download)
-    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: fake)
     monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path / "home"))
     return fake
 
