@@ -248,7 +248,8 @@ def micro_config(algorithm: str = "grpo", *overrides: str, **sections) -> Config
         "model.hidden_size=64", "model.heads=2", "model.kv_heads=2", "model.intermediate_size=96", "model.max_position=512",
         f"model.vocab_size={VOCAB}", "rollout.prompts_per_step=4", "rollout.samples_per_prompt=4",
         "rollout.max_tokens_per_turn=48", "rollout.max_context=384", "rollout.max_concurrent_episodes=16",
-        "trainer.steps=3", "trainer.eval_every=0", "trainer.save_every=100", "trainer.threads=1", "trainer.max_tokens_per_microbatch=1500",
+        "trainer.steps=3", "trainer.eval_every=0",
+        "trainer.save_every=100", "trainer.threads=1", "trainer.max_tokens_per_microbatch=1500",
         "trainer.device=cpu", "trainer.dtype=float32", "critic.warmup_steps=0", "search.top_k=1", "search.dim=256",
     ]  # fmt: skip
     config = load_config("smoke", [*small, *overrides], algorithm=algorithm)
