@@ -253,7 +253,7 @@ def test_another_evaluation_does_not_go_on_there(models, whole, capsys, change):
     out, command = whole
     change = ["--model", str(models[1])] if change == ["--model"] else change
     assert main(*command, str(out), *change) == 1
-    assert "holds another evaluation; choose another --out" in capsys.readouterr().err
+    assert "has another evaluation; choose another --out" in capsys.readouterr().err
 
 
 def test_two_models_on_the_same_questions(models, tmp_path, capsys):

@@ -71,7 +71,7 @@ def test_a_folder_of_somebody_else_is_left_alone(home, capsys):
     (home / "thesis").mkdir()
     (home / "thesis" / "draft.txt").write_text("five years")
     assert main("export", "--target-dir", str(home / "thesis")) == 1
-    assert "holds something else" in capsys.readouterr().err and (home / "thesis" / "draft.txt").exists()
+    assert "has other contents" in capsys.readouterr().err and (home / "thesis" / "draft.txt").exists()
     assert main("export", "--target-dir", str(home / "runs" / "grpo" / "config.yaml")) == 1
 
 

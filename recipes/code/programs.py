@@ -103,7 +103,7 @@ def _test(test: str) -> tuple[str, str, Callable[[Any], bool]]:
     except (SyntaxError, ValueError, TypeError, RecursionError):
         pass
     raise ValueError(
-        f'{test[:80]!r} is no test; write assert CALL == LITERAL, or {{"input": "...", "output": "..."}} (docs/safety.md)'
+        f'{test[:80]!r} is not a test; write assert CALL == LITERAL, or {{"input": "...", "output": "..."}} (docs/safety.md)'
     )
 
 

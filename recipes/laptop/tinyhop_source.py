@@ -35,7 +35,7 @@ class TinyHop(Source):
         """Draw each split from its own generator, seeded with the split's name."""
         if not config.test:
             raise ConfigError(
-                "data.test=0: TinyHop has no validation set to take whole; say how many questions",
+                "data.test=0: TinyHop has no published validation set; give a number of questions",
                 code="no_validation_set",
             )
         taken: set[str] = set()

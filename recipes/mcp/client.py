@@ -97,7 +97,7 @@ class McpTool(BaseTool):
             raise InvalidArgumentsError(text)
         if self.output and (wrong := self.output.complaint(result.structured_content)):
             raise AgentR1Error(
-                f"MCP server {self.session.name!r} does not keep its word: its structured content is wrong: {wrong}",
+                f"MCP server {self.session.name!r} returned structured content that breaks its schema: {wrong}",
                 code="bad_answer",
             )
         return ToolOutput(text)
@@ -136,7 +136,7 @@ def mcp_tools(name: str, place: str, wanted: str = "", session_an_episode: bool 
         listed = session.ask(_list_tools).result()
         names = [tool.name for tool in listed]
         if not names:
-            raise ConfigError(f"{session} has no tools; take it out of env.tools", code="no_tools")
+            raise ConfigError(f"{session} has no tools; remove it from env.tools", code="no_tools")
         if wanted and wanted not in names:
             raise ConfigError(
                 f"{session} has no tool {wanted!r}{nearest(wanted, names)}; it has {', '.join(names)}",
@@ -216,7 +216,7 @@ class Session:
             ) from None
         except (ValueError, RuntimeError) as error:  # the result does not match its declaration
             raise AgentR1Error(
-                f"MCP server {self.name!r} does not keep its word: {first_line(error)}", code="bad_answer"
+                f"MCP server {self.name!r} failed: {first_line(error)}", code="bad_answer"
             ) from None
         except MCPError as error:
             if error.code == INVALID_PARAMS:

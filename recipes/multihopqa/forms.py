@@ -108,7 +108,7 @@ class MuSiQue(BaseModel):
 
     def record(self) -> Record:
         if self.answerable is False:
-            raise ValueError("without an answer; take MuSiQue-Ans")
+            raise ValueError("without an answer; use MuSiQue-Ans")
         supporting = list(dict.fromkeys(p.title for p in self.paragraphs if p.is_supporting))
         if not supporting:
             raise ValueError("no supporting paragraph")

@@ -188,7 +188,7 @@ def remote_tools(specs: str, owner: str) -> list[RemoteTool]:
     try:
         return [RemoteTool(spec, owner) for spec in json.loads(specs)]
     except (AgentR1Error, TypeError, AttributeError) as error:
-        raise BrokenError(f"{owner} offers what is no tool: {first_line(error)}", code="bad_schema") from None
+        raise BrokenError(f"{owner} lists something that is not a tool: {first_line(error)}", code="bad_schema") from None
 
 
 def text_of(observation: dict[str, Any]) -> str:

@@ -141,7 +141,7 @@ def test_a_program_is_right_where_all_tests_pass(wall, code, tests, right):
     ],  # fmt: skip
 )
 def test_what_is_no_test_is_said(wall, test):
-    with pytest.raises(ValueError, match="is no test; write assert CALL == LITERAL"):
+    with pytest.raises(ValueError, match="is not a test; write assert CALL == LITERAL"):
         passes("x = 1", [test], wall)
     with pytest.raises(ValueError, match="some of one kind"):
         passes("x = 1", [*MEAN, *SUM], wall)
@@ -262,7 +262,7 @@ def test_tests_that_are_none_are_refused_before_training(tmp_path, monkeypatch, 
     ]
     assert main("data", "--preset=smoke", *words, "env.reward=code") == 1
     said = capsys.readouterr().err
-    assert "the question 'Write f8.': 'assert f(1) == g(1)' is no test; write assert CALL == LITERAL" in said
+    assert "the question 'Write f8.': 'assert f(1) == g(1)' is not a test; write assert CALL == LITERAL" in said
     assert main("data", "--preset=smoke", *words) == 0
 
 

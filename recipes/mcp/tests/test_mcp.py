@@ -228,7 +228,7 @@ def test_a_flood_without_end_is_ended(opened, monkeypatch, tool, says):
 def test_what_is_not_as_declared(opened):
     content = ask(opened(), "wrong").content
     assert content.startswith(
-        "error: wrong failed: MCP server 'hand' does not keep its word: its structured content is wrong: "
+        "error: wrong failed: MCP server 'hand' returned structured content that breaks its schema: "
     )
 
 
@@ -279,7 +279,7 @@ def test_a_server_that_lies_is_refused_before_the_run(opened, kind, says):
 
 def test_a_server_that_does_not_list_its_tools_holds_the_start_up_no_longer_than_that(opened, monkeypatch):
     monkeypatch.setattr(mcp, "OPEN_S", 0.6)
-    with pytest.raises(AgentR1Error, match=r"'hand' does not keep its word: it did not list its tools within 0.6 s"):
+    with pytest.raises(AgentR1Error, match=r"'hand' failed: it did not list its tools within 0.6 s"):
         opened("no-answer")
 
 

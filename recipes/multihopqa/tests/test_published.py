@@ -200,7 +200,7 @@ GONE = object()
         ("gsm8k", {"answer": "It is 12."}, "no #### before the answer"),
         ("gsm8k", {"answer": "It is 12.\n#### "}, "no #### before the answer"),
         ("dapo-math", {"extra_info": {"index": f"{0:08x}-0000-4000-8000-000000000000"}}, "the id 0+-.* a second time"),
-        ("musique", {"answerable": False}, "without an answer; take MuSiQue-Ans"),
+        ("musique", {"answerable": False}, "without an answer; use MuSiQue-Ans"),
         ("musique", {"paragraphs": []}, "no supporting paragraph"),
     ],
 )
@@ -706,7 +706,7 @@ def test_an_index_of_another_kind_is_another_run_and_an_address_is_not():
         ("data.name=hotpot", "data.name='hotpot': unknown .did you mean 'hotpotqa'"),
         ("data.source=x.json", "tinyhop is generated and takes no data.source"),
         ("search.index=flat", "search.index='flat' is unknown; choose auto, Flat"),
-        ("search.url=localhost", "search.url='localhost' is no address"),
+        ("search.url=localhost", "search.url='localhost' is not an address"),
     ],
 )
 def test_settings_that_make_no_sense_together(override, says):

@@ -237,15 +237,15 @@ SAID = {
 )
 LISTED = {
     "tools-none": "its actions are calls of tools, and it lists none",
-    "tools-words": "offers what is no tool: ",
-    "tools-nameless": "offers what is no tool: tool RemoteTool has no name",
-    "tools-schemaless": "offers what is no tool: tool echo has no parameters",
+    "tools-words": "lists something that is not a tool: ",
+    "tools-nameless": "lists something that is not a tool: tool RemoteTool has no name",
+    "tools-schemaless": "lists something that is not a tool: tool echo has no parameters",
     "tools-many": r"lists tools of \d{6} characters, and every prompt would carry them",
-    "schema-huge": r"offers what is no tool: tool step: its description and schema have \d{5} characters",
-    "tools-odd": "offers what is no tool: tool echo it: a tool's name has",
+    "schema-huge": r"lists something that is not a tool: tool step: its description and schema have \d{5} characters",
+    "tools-odd": "lists something that is not a tool: tool echo it: a tool's name has",
     "tools-twice": "both have a tool 'echo'",
-    "schema-none": "offers what is no tool: tool step: parameters is no JSON schema",
-    "schema-union": 'offers what is no tool: tool step: parameters must have "type": "object"',
+    "schema-none": "lists something that is not a tool: tool step: parameters is no JSON schema",
+    "schema-union": 'lists something that is not a tool: tool step: parameters must have "type": "object"',
 }
 
 

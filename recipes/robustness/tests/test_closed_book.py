@@ -196,8 +196,8 @@ def test_any_model_on_any_questions(home, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["--closed-book", "--retriever=empty"], 2, "give one of them"),
-        (["--poison=0.5", "--retriever=empty"], 2, "give one of them"),
+        (["--closed-book", "--retriever=empty"], 2, "give only one"),
+        (["--poison=0.5", "--retriever=empty"], 2, "give only one"),
         (["--retriever=wrong"], 2, "invalid choice"),
         (["--poison=2"], 2, "invalid share value: '2'"),
     ],

@@ -382,7 +382,7 @@ def _conflicts(config: Config) -> Iterator[ConfigError]:
     if (a.kl_in == "reward") != (a.kl_estimator == "k1"):
         yield ConfigError(
             f"actor.kl_estimator={a.kl_estimator} with actor.kl_in={a.kl_in} does not pull the policy to the reference "
-            f"(losses.kl_penalty says why); set actor.kl_estimator={'k1' if a.kl_in == 'reward' else 'k3'}",
+            f"(see losses.kl_penalty); set actor.kl_estimator={'k1' if a.kl_in == 'reward' else 'k3'}",
             code="mismatched_kl",
         )
 

@@ -160,7 +160,7 @@ def _claim(out: Path, settings: dict[str, Any]) -> None:
     """Create `out`, or check that it contains a part of the same evaluation."""
     out.mkdir(parents=True, exist_ok=True)
     if (out / "settings.json").exists() and json.loads((out / "settings.json").read_text()) != settings:
-        raise AgentR1Error(f"{out} holds another evaluation; choose another --out, or delete it", code="other_contents")
+        raise AgentR1Error(f"{out} has another evaluation; choose another --out, or delete it", code="other_contents")
     _write(out / "settings.json", settings)
 
 

@@ -64,7 +64,7 @@ def export(checkpoint: Path, config: Config | None, target: Path | None = None, 
     weights = f"{weights_hash(source)}-{base}"
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         if not (target / RECORD).is_file():
-            raise AgentR1Error(f"{target} holds something else; choose another --target-dir", code="other_contents")
+            raise AgentR1Error(f"{target} has other contents; choose another --target-dir", code="other_contents")
         if json.loads((target / RECORD).read_text())["weights"] == weights:
             say(f"export: already done, in {target}")
             return target

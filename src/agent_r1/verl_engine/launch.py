@@ -72,7 +72,7 @@ def train(run: RunDir, config: Config, start_model: Path, resume: bool, plain: b
         if kept := unverified(run):
             if not resume:
                 raise AgentR1Error(
-                    f"{kept} holds an unfinished run; add --resume to continue it, or choose --run NAME",
+                    f"{kept} has an unfinished run; add --resume to continue it, or choose --run NAME",
                     code="run_exists",
                 )
             finish(run, config, start_model, kept)

@@ -76,8 +76,8 @@ class VerlConfig(Section):
             )
         if v.stall_timeout_s <= config.env.episode_timeout_s:
             yield ConfigError(
-                f"verl.stall_timeout_s={v.stall_timeout_s} would end a run for one episode that takes its env.episode_timeout_s="
-                f"{config.env.episode_timeout_s:g}; raise the one or lower the other",
+                f"verl.stall_timeout_s={v.stall_timeout_s} would end a run for one episode that uses its env.episode_timeout_s="
+                f"{config.env.episode_timeout_s:g}; raise the first or lower the second",
                 code="short_patience",
             )
         if v.gpu is not None:

@@ -104,7 +104,7 @@ def load_run(run_dir: Path) -> RunFiles:
     if not isinstance(config, dict):
         there = ", ".join(sorted(path.parent.name for path in run_dir.parent.glob("*/config.yaml"))) or "none yet"
         raise AgentR1Error(
-            f"{run_dir} holds no readable config.yaml; name a run with --run (there are: {there})", code="missing_run"
+            f"{run_dir} has no readable config.yaml; name a run with --run (there are: {there})", code="missing_run"
         )
     run = RunFiles(run_dir, config, text)
     run.metrics = [with_val_em(m) for m in _lines(run, "metrics.jsonl", "there are no learning curves")]

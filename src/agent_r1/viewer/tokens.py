@@ -191,11 +191,11 @@ def read_trajectories(file: Path, index: int) -> list[dict[str, Any]]:
     """Read a rollouts file. Raises AgentR1Error if it is empty or has no trajectory `index`."""
     if not file.is_file():
         raise AgentR1Error(
-            f"{file} does not exist; runs/<name>/rollouts/ holds the trajectories of a run", code="missing_rollouts"
+            f"{file} does not exist; runs/<name>/rollouts/ has the trajectories of a run", code="missing_rollouts"
         )
     records = read_jsonl(file)
     if not records or not {"question", "ground_truth", "stop_reason", "reward", "rows"} <= records[0].keys():
-        raise AgentR1Error(f"{file} holds no trajectories; give a file of runs/<name>/rollouts/", code="bad_rollout")
+        raise AgentR1Error(f"{file} has no trajectories; give a file of runs/<name>/rollouts/", code="bad_rollout")
     if not 0 <= index < len(records):
         raise AgentR1Error(
             f"{file} has trajectories 0 to {len(records) - 1}; there is no {index}", code="index_out_of_range"
