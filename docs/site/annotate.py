@@ -148,7 +148,7 @@ def _html(prose: list[str]) -> str:
 
 
 def _laid_out(block: list[str]) -> str:
-    """Render equations as formulas and other blocks with their spaces, as one line of HTML for Markdown."""
+    """Render equations as formulas and other blocks with their spaces, in one line of HTML."""
     lines = textwrap.dedent("\n".join(block)).strip("\n").splitlines()
     formulas = [_equations(line) for line in lines if line.strip()]
     if formulas and all(formulas):
@@ -158,7 +158,7 @@ def _laid_out(block: list[str]) -> str:
 
 
 def _equations(line: str) -> str:
-    """Return table cells of a line of equations and a remark; '' for any other line."""
+    """Return the table cells of a line of equations, or an empty text."""
     cells = []
     for column in re.split(r"\s{4,}", re.sub(r" +=", " =", line.strip())):
         column, _, remark = column.partition(": ")
