@@ -3,8 +3,8 @@
 python benchmarks/critic.py [PRESET] [BATCHES]      needs the cold start of seed 0 (agent-r1 cold-start)
 
 The results are in docs/lab/estimators.md. The start model plays batches of a ppo step and is not trained, so the task
-does not change. Prints explained variance at action tokens of held-out episodes: of a table by kind of question and
-turn, of a linear probe on the policy's states, and of critics before each update.
+does not change. Prints explained variance at action tokens of held-out episodes. It compares a table by kind of
+question and turn, a linear probe on the policy's states, and critics before each update.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     PYTHONPATH=src .venv/bin/python benchmarks/tool_cost.py [--calls 2000] [--at-once 64]
 
-In: nothing. Out: a table of milliseconds per call, wall time and processor time of this process (an MCP server is
-another one), for sequential and for concurrent calls. "Asked directly" is the SDK alone, in the thread of its
+In: nothing. Out: a table of milliseconds per call for sequential and concurrent calls: wall time, and processor
+time of this process without an MCP server's. "Asked directly" is the SDK alone, in the thread of its
 session: the difference is our overhead.
 """
 

@@ -4,8 +4,8 @@
 
 verl gets `compose.overrides(..., "cuda")` and `launch.environment(..., "cuda")`, as in a GPU run. `CANNOT`, `NEEDS`
 and `SMALLER` hold the differences: what a CPU cannot do, what it requires, and smaller sizes. Evaluations use vLLM,
-as on GPUs. For the doctor this machine has what the preset needs: an `nvidia-smi` on the path lists cards, and
-packages, PyTorch's answer, memory and disk are faked here.
+as on GPUs. For the doctor, an `nvidia-smi` on the path lists cards. Packages, PyTorch's answer, memory and disk are
+faked here.
 """
 
 from __future__ import annotations

@@ -61,8 +61,8 @@ class Dataset(RecordSource):
     def local_files(self, config: DataConfig) -> dict[str, list[Path]]:
         """Find the files of `data.source` by split.
 
-        Returns {} for the hub, one file for `all` splits, or those of each split in a folder: the published files
-        (and the aliases, if there), or a hub copy's parquet files. Raises AgentR1Error if they are missing.
+        Returns {} for the hub, one file for `all` splits, or those of each split in a folder. A folder has the
+        published files (and the aliases, if there), or a hub copy's parquet files. Raises AgentR1Error if they are missing.
         """
         if config.source is None:
             return {}

@@ -4,9 +4,9 @@
     Hall; shut Crate; to Attic, Kitchen; want Key in Bin; new by Attic       a room, a shut box, doors, the task, the map
     open Crate -> Hall; open Crate with Key; to Attic, Kitchen; want Key in Bin; here Key
 
-What is put down stays there: the first `put` ends the quest, right or wrong. Each answer ends with the task, with what of it is in
-sight (`here`), and with a map: the door to what may be wanted next (`Bin by Kitchen`, `new by Attic`). Three layers did not learn
-from demonstrations to compare names, nor to remember where they had been (docs/tinyquest.md). Next: `demonstrator.py`.
+The first `put` ends the quest, right or wrong. Each answer ends with the task, its visible parts (`here`), and a map. The map
+names the door to what may be wanted next (`Bin by Kitchen`, `new by Attic`). Three layers did not learn from demonstrations
+to compare names, nor to remember where they had been (docs/tinyquest.md). Next: `demonstrator.py`.
 """
 
 from __future__ import annotations

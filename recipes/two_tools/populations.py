@@ -6,7 +6,7 @@ Some questions need a search, some need the calculator, and half of them need bo
     What is 47 + 12?                                             calculator
     How many inhabitants do Bandel and Kirtan have together?     search, search, calculator
 
-It has the form of a user-defined task (docs/tutorial/): the preset names `questions` and `demonstrate`, the tools are
+It has the form of a user-defined task (docs/tutorial/): the preset names `questions` and `demonstrate`. The tools are
 built in, and the score is exact match.
 """
 
