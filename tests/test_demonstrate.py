@@ -69,7 +69,7 @@ def test_what_is_learnt_from_are_the_players_turns_alone(monkeypatch):
 
 @pytest.mark.parametrize(
     ("function", "found"),
-    [(lambda row, history: 1 / 0, "ZeroDivisionError"), (lambda row: "x", "is no demonstrator"),
+    [(lambda row, history: 1 / 0, "ZeroDivisionError"), (lambda row: "x", "is not a demonstrator"),
      (lambda row, history: hermes.call("double", x=1), "40 of 40 demonstrations ended without an answer (max_turns)")],
 )  # fmt: skip
 def test_a_demonstrator_that_is_none(monkeypatch, function, found):
@@ -77,7 +77,7 @@ def test_a_demonstrator_that_is_none(monkeypatch, function, found):
         played(monkeypatch, function, ROWS)
     assert found in str(refusal.value) and "\n" not in str(refusal.value)
     if (
-        "is no demonstrator" not in found and "Error" not in found
+        "is not a demonstrator" not in found and "Error" not in found
     ):  # file and line, where nothing raised that has its own
         assert f"({__file__}, line {function.__code__.co_firstlineno})" in str(refusal.value)
 
@@ -101,8 +101,8 @@ def test_recorded_conversations_give_the_same_sequences(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "found"),
-    [("", "holds no demonstrations"), ("{", "line 1: JSONDecodeError"), ('{"messages": 3}', "line 1: TypeError"),
-     ('{"messages": [{"role": "user", "content": "q"}]}', "line 1: no turn of the agent's"),
+    [("", "has no demonstrations"), ("{", "line 1: JSONDecodeError"), ('{"messages": 3}', "line 1: TypeError"),
+     ('{"messages": [{"role": "user", "content": "q"}]}', "line 1: no turn of the agent"),
      ('{"messages": [{"role": "human", "content": "q"}]}', "line 1: ValueError a message of role 'human'")],
 )  # fmt: skip
 def test_a_recording_that_is_none(tmp_path, text, found):

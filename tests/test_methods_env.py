@@ -530,15 +530,15 @@ BEFORE = {
     OddType: "method move: parameter 'to' has the type .*complex.*, which has no JSON form",
     Done: "done is a method, which would be offered to the agent as a tool; make it an attribute or a property",
     Needs: r"Needs\(...\) missing a required argument: 'url'; wanted is a constructor that needs no arguments",
-    Em: "score_name='em' is no name for a score of one's own",
+    Em: "score_name='em' cannot name a user-defined score",
     Paid: r"get_reward takes no argument, or `answer`, not \(completion\)",
     Abstract: "Abstract has no hook; it needs them",
     HalfEnv: "HalfEnv has no format_tool_response; it needs them",
     OddEnv: r"OddEnv\(...\) too many positional arguments; wanted is a constructor that takes \(tools, config\)",
-    Counter(): r"is no class but <.*Counter object.*> \(Counter\)|is no class but .*\(Counter\); name a class",
-    play: r"is no class but <function play.*\(function\); name a class, of which each episode makes one object",
+    Counter(): r"is not a class but <.*Counter object.*> \(Counter\)|is not a class but .*\(Counter\); name a class",
+    play: r"is not a class but <function play.*\(function\); name a class, of which each episode makes one object",
     a_tool: "is the tool 'a_tool'; put it into env.tools",
-    7: r"is no class but 7 \(int\)",
+    7: r"is not a class but 7 \(int\)",
 }
 
 

@@ -87,11 +87,11 @@ def test_files_of_one_folder_import_one_another_once(folder):
     ("load", "attribute", "found"),
     [(lambda n: make_tools([n]), "plain", "wrong_contract.py, line 13: @tool plain: "),
      (lambda n: make_tools([n]), "NoSchema", "wrong_contract.py, line 15: tool none: "),
-     (lambda n: make_tools([n]), "NUMBER", "is a int and no tool"),
+     (lambda n: make_tools([n]), "NUMBER", "is a int, not a tool"),
      (lambda n: make_tools([n]), "duoble", "has no 'duoble' (did you mean 'double'?)"),
      (lambda n: make_tools([n, n]), "double", "both bring a tool called 'double'"),
      (environment, "plain", "(function); name a class"), (load_flow, "double", "no flow; write a subclass of AgentFlowBase"),
-     (demonstrator_of, "plain", "no demonstrator; write `def demonstrate(row, history, rng)`"),
+     (demonstrator_of, "plain", "not a demonstrator; write `def demonstrate(row, history, rng)`"),
      (lambda n: paid(n, "x"), "NUMBER", "int; write `def reward(answer, row)` or")],
 )  # fmt: skip
 def test_what_keeps_no_contract_is_refused_with_what_is_wanted(folder, load, attribute, found):

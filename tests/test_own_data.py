@@ -145,7 +145,7 @@ def test_questions_without_answers_are_refused_where_answers_are_paid_for(tmp_pa
     run += ["rollout.prompts_per_step=4", f"data.source={tmp_path}/q.jsonl"]
     assert main(*run) == 1
     said = capsys.readouterr().err
-    assert "q.jsonl: the question 'What is " in said and "has no answer, and env.name=hermes pays" in said
+    assert "q.jsonl: the question 'What is " in said and "has no answer, and env.name=hermes rewards" in said
     assert main(*run, f"env.reward={tmp_path}/score.py:score") == 0
 
 

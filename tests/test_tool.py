@@ -395,7 +395,7 @@ def test_a_schema_that_is_nested_too_deeply_is_refused_in_one_line(depth):
     [
         ({"name": "two words"}, "letters, digits"),
         ({"description": ""}, "has no description"),
-        ({"parameters": {"type": "objekt"}}, "no JSON schema"),
+        ({"parameters": {"type": "objekt"}}, "not a JSON schema"),
         ({"parameters": {"type": "string"}}, 'must have "type": "object"'),
     ],
 )

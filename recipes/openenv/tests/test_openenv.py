@@ -244,7 +244,7 @@ LISTED = {
     "schema-huge": r"lists something that is not a tool: tool step: its description and schema have \d{5} characters",
     "tools-odd": "lists something that is not a tool: tool echo it: a tool's name has",
     "tools-twice": "both have a tool 'echo'",
-    "schema-none": "lists something that is not a tool: tool step: parameters is no JSON schema",
+    "schema-none": "lists something that is not a tool: tool step: parameters is not a JSON schema",
     "schema-union": 'lists something that is not a tool: tool step: parameters must have "type": "object"',
 }
 
@@ -287,7 +287,7 @@ def test_a_long_first_observation_is_cut_and_made_whole(chat, server):
 def test_a_server_that_refuses_what_its_schema_allows_ends_the_run(chat, server):
     [error] = failures(chat, f"{server}/bad-lies", count=3)
     assert re.fullmatch(
-        r"\d+ of \d+ tool calls failed, .*'error: step failed: Invalid message.*; mend the tool", str(error)
+        r"\d+ of \d+ tool calls failed, .*'error: step failed: Invalid message.*; fix the tool", str(error)
     )
 
 

@@ -1,13 +1,13 @@
-"""Room 1, data: questions become rows, and what there is to know becomes a corpus.
+"""Room 1, data: make rows of questions, and a corpus of passages.
 
-    source.py      what a data set is: recipes bring them, such as TinyHop in recipes/laptop
-    own_rows.py    questions of yours
+    source.py      the interface of a data set: recipes have them, such as TinyHop in recipes/laptop
+    own_rows.py    user-defined questions
     splits.py      records -> train, val and test
     corpora.py     the passages to search
     build.py       any of these -> the files of a data set
-    storage.py     how rows, passages and their folder lie on disk
-    prompts.py     what every agent is told
-    spellings.py   titles and questions that are equal although their bytes differ
+    storage.py        rows, passages and their folder on disk
+    prompts.py     the prompts
+    spellings.py   comparison of titles and questions despite different spellings
 
-Next comes room 2, `search/`, which makes the corpus findable.
+Next: room 2, `search/`, which indexes the corpus.
 """

@@ -1,8 +1,8 @@
-"""From any source to files: splits of questions as parquet, all passages as one corpus, and a manifest over both.
+"""Build the files of a data set: questions as parquet, a corpus, and a manifest.
 
-In: `DataConfig` and a seed. Out: a folder with train, val, test (and with TinyHop cold) .parquet, corpus.jsonl and
-manifest.json, the same bytes for the same seed, configuration and source. Next: `search/` indexes corpus.jsonl; the trainer
-and the evaluation read the rows.
+In: `DataConfig` and a seed. Out: a folder with train, val, test (and for TinyHop cold) .parquet, corpus.jsonl and
+manifest.json; the same bytes for the same seed, configuration and source. Next: `search/` indexes corpus.jsonl; trainer
+and evaluation read the rows.
 """
 
 from __future__ import annotations
@@ -22,11 +22,10 @@ from agent_r1.ground.errors import AgentR1Error, first_line
 def build(
     config: DataConfig, seed: int, out: Path, agent_name: str = "hermes", describes_format: bool = False
 ) -> dict[str, Any]:
-    """Make the data set in the new folder `out` and return its manifest. `agent_name` and `describes_format` are those of
-    the dialect.
+    """Make the data set in the new folder `out`, and return its manifest.
 
-    Raises ConfigError for sizes that cannot be or that the source does not have; AgentR1Error for a source that is missing
-    or corrupt, and if `out` exists or cannot be written.
+    `agent_name` and `describes_format` belong to the dialect. Raises ConfigError for sizes that are impossible or that
+    the source lacks. Raises AgentR1Error for a missing or corrupt source, or if `out` exists or cannot be written.
     """
     source = source_of(config)
 
@@ -49,7 +48,7 @@ def build(
                 write_rows(folder / f"{split}.parquet", rows)
             except pa.ArrowException as error:
                 raise AgentR1Error(
-                    f"the metadata of {split} are not alike ({first_line(error)}); give a key the same type everywhere",
+                    f"the metadata of {split} have different types ({first_line(error)}); give a key the same type everywhere",
                     code="mixed_metadata",
                 ) from None
         write_corpus(folder / "corpus.jsonl", made.passages)

@@ -1,12 +1,12 @@
-"""What an agent of a published data set can find: passages from the questions' own paragraphs, or from an encyclopedia.
+"""Read a corpus: from the questions' own paragraphs, or from an encyclopedia.
 
-In: `data.corpus` and the records. Out: `Passage`s, one after the other, because five million do not belong in memory
-twice. Next: `build.py` writes corpus.jsonl, `search/` indexes it.
+In: `data.corpus` and the records. Out: `Passage`s, one at a time, because five million do not fit into memory twice.
+Next: `build.py` writes corpus.jsonl, `search/` indexes it.
 
     contexts        the paragraphs of all questions in the splits, each once: a small world with built-in distractors
-    a name          of a corpus that a recipe brings ([corpus] of its recipe.toml), such as beir-hotpotqa
+    a name          of a recipe's corpus ([corpus] of its recipe.toml), such as beir-hotpotqa
     a file          JSONL, plain or gzipped, in one of the published forms below
-    a folder        with such passages as a publisher of the hub has them, downloaded by other means
+    a folder        of passages in a publisher's form on the hub, downloaded by other means
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from agent_r1.ground.errors import AgentR1Error, ConfigError, first_line, neares
 from agent_r1.ground.ui import say
 
 FILES = ("corpus/corpus/*.parquet", "corpus.jsonl")
-"""What a folder may hold: BEIR's form as the hub converts it to tables, or as JSON lines."""
+"""Files of a folder: BEIR's form as tables of the hub, or as JSON lines."""
 WORDS = 100
-"""In a passage of KILT: the cut of dense passage retrieval (Karpukhin et al. 2020), and of wiki-18."""
+"""Words of a KILT passage, as in dense passage retrieval (Karpukhin et al. 2020) and wiki-18."""
 
 
 class Beir(BaseModel):
-    """{"_id": "12", "title": "Anarchism", "text": "Anarchism is ..."}; our own has `id`. One of the two may be empty."""
+    """{"_id": "12", "title": "Anarchism", "text": "Anarchism is ..."}; `id` works too. Title or text may be empty."""
 
     id: Annotated[Text, Field(validation_alias=AliasChoices("_id", "id"))]
     title: str
@@ -57,8 +57,10 @@ class Wiki18(BaseModel):
 
 
 class Kilt(BaseModel):
-    """{"wikipedia_id": "12", "wikipedia_title": "Anarchism", "text": ["Anarchism\\n", "It is ..."]}: a page. The first of
-    its paragraphs is the title, and some are headings or items of lists."""
+    """{"wikipedia_id": "12", "wikipedia_title": "Anarchism", "text": ["Anarchism\\n", "It is ..."]}: a page.
+
+    Its first paragraph is the title; others may be headings or items of lists.
+    """
 
     wikipedia_id: str | int
     wikipedia_title: Text
@@ -75,14 +77,14 @@ class Kilt(BaseModel):
 
 
 def parse(value: Any) -> list[Passage]:
-    """The passages of one line, in any of the forms. Raises ValueError."""
+    """Return the passages of one line, in any of the forms. Raise ValueError."""
     keys = value if isinstance(value, dict) else ()
     form = Kilt if "wikipedia_id" in keys else Wiki18 if "contents" in keys else Beir
     return form.model_validate(value).passages()
 
 
 def check(corpus: str) -> None:
-    """Raises ConfigError when there is no such corpus, before an hour is spent on the questions."""
+    """Raise ConfigError for an unknown corpus, before an hour is spent on the questions."""
     names = tables.names("corpus")
     if corpus not in names and not Path(corpus).exists():
         raise ConfigError(
@@ -93,7 +95,7 @@ def check(corpus: str) -> None:
 
 
 def passages(corpus: str, records: Iterable[Any], skip_bad: bool, skipped: list[str]) -> Iterator[Passage]:
-    """The passages of `data.corpus`; what was left out is named in `skipped`. Raises AgentR1Error for what is corrupt."""
+    """Yield the passages of `data.corpus`, and name omitted ones in `skipped`. Raise AgentR1Error for corrupt data."""
     if corpus in tables.names("corpus"):
         yield from tables.resolve("corpus", corpus, "data.corpus")(records)
     elif Path(corpus).is_dir():
@@ -111,10 +113,10 @@ def contexts(records: Iterable[Any]) -> Iterator[Passage]:
 
 
 def published_passages(publishers: dict[str, str], count: int, otherwise: str) -> Iterator[Passage]:
-    """Yield a corpus of `count` passages from the first of `publishers` that can be reached.
+    """Yield a corpus of `count` passages from the first reachable of `publishers`.
 
-    `publishers`: OWNER/NAME@REVISION on the hub -> its files; a download that broke off goes on. Raises AgentR1Error where all
-    fail, with what to do `otherwise`.
+    `publishers`: OWNER/NAME@REVISION on the hub -> its files. An interrupted download continues. Raises AgentR1Error if
+    all fail, with the alternative `otherwise`.
     """
     *first, last = publishers
     for name in first:
@@ -136,7 +138,7 @@ def published_passages(publishers: dict[str, str], count: int, otherwise: str) -
 
 
 def read_folder(folder: Path) -> Iterator[Passage]:
-    """Yield the passages of a folder with files as a publisher has them: parquet with _id, title and text, or corpus.jsonl."""
+    """Yield the passages of a publisher's folder: parquet with _id, title and text, or corpus.jsonl."""
     found = [path for files in FILES for path in sorted(folder.glob(files))]
     if not found:
         raise ConfigError(

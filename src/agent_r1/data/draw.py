@@ -1,6 +1,6 @@
-"""Drawing questions for a made-up task: numbers by split, and questions that differ.
+"""Draw questions for a made-up task: numbers by split, and distinct questions.
 
-In: a range of numbers, or a function that makes a question. Out: what a recipe's `questions(split, count, rng)` yields.
+In: a range of numbers, or a function that makes a question. Out: questions for a recipe's `questions(split, count, rng)`.
 """
 
 from __future__ import annotations
@@ -10,18 +10,20 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 FIFTHS = {"train": (0, 3), "val": (3, 4), "test": (4, 5)}
-"""Whose numbers are whose, once they have been shuffled."""
+"""Each split's fifths of the shuffled numbers."""
 
 
 def split_numbers(numbers: range, split: str) -> list[int]:
-    """The numbers of a split, so that no number of a test problem occurs in a training problem. Dealt out at random: a digit
-    that never stood last in training would not be copied from there in the test."""
+    """Return the numbers of a split: no number of a test problem occurs in training.
+
+    They are shuffled, because the model copies only digits that it has seen at a position in training.
+    """
     first, last = (len(numbers) * fifths // 5 for fifths in FIFTHS[split])
     return random.Random(0).sample(numbers, len(numbers))[first:last]
 
 
 def distinct(count: int, draw: Callable[[], dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield `count` different questions that `draw` makes."""
+    """Yield `count` different questions from `draw`."""
     asked: set[str] = set()
     while len(asked) < count:
         drawn = draw()

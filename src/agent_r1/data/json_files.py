@@ -1,7 +1,7 @@
-"""Records of a JSON list or a JSONL file, plain or gzipped, one at a time.
+"""Read records of a JSON list or JSONL file, possibly gzipped, one at a time.
 
-In: a local file that was downloaded or written by hand. Out: (place, value) of each record. Next: recipes, `own_rows.py` and
-`corpora.py` check the values. Memory holds one record, never the file: a gzip of megabytes may unfold to gigabytes.
+In: a local file, downloaded or written by hand. Out: (place, value) of each record. Next: recipes, `own_rows.py` and
+`corpora.py` check the values. Memory has one record, never the file: a gzip of megabytes may expand to gigabytes.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from agent_r1.ground.errors import AgentR1Error
 
 T = TypeVar("T")
 Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
-"""A field of a record that may not be empty."""
+"""A field that must not be empty."""
 MAX_CORRUPT = 100_000
-"""Records that are named before a file is given up."""
+"""Corrupt records after which a file is refused."""
 MAX_RECORD = 16 << 20
 """Bytes of one record: a thousand times one of HotpotQA's, with its ten paragraphs."""
 MAX_RATIO, ALWAYS = 100, 64 << 20
-"""How many times its size a gzip may unfold to (text: ten times), and the bytes that any may."""
+"""Largest expansion of a gzip (text: ten times), and the bytes that are always allowed."""
 CHUNK = 1 << 20
 _BLANKS = re.compile(r"[ \t\r\n]*")
 
 
 def json_records(path: Path) -> Iterator[tuple[str, Any]]:
-    """(place, value) of each record of a JSON list, or of each line of a JSONL file; either may be gzipped.
+    """Yield (place, value) of each record of a JSON list, or each line of JSONL.
 
-    The value of a broken line is the error. Raises AgentR1Error where the file cannot be opened, is cut off, or is too large for a
-    record.
+    The file may be gzipped. The value of a broken line is the error. Raises AgentR1Error if the file cannot be opened,
+    is cut off, or has too large a record.
     """
     try:
         with path.open("rb") as raw:
@@ -62,7 +62,7 @@ def json_records(path: Path) -> Iterator[tuple[str, Any]]:
                 begun = True
                 try:
                     value = json.loads(line)
-                except (ValueError, RecursionError):  # broken JSON, broken UTF-8, or ten thousand brackets
+                except (ValueError, RecursionError):  # broken JSON, broken UTF-8, or thousands of brackets
                     value = ValueError("no JSON")
                 yield f"line {number}", value
     except (ValueError, RecursionError, EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -76,7 +76,10 @@ def json_records(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _of_list(head: bytes, read: Callable[[int], bytes]) -> Iterator[tuple[str, Any]]:
-    """(place, value) of each record of a JSON list that begins with `head`; `read` gives the rest. Raises ValueError."""
+    """Yield (place, value) of each record of a list that begins with `head`.
+
+    `read` returns the rest of the file. Raises ValueError.
+    """
     utf8, decode = codecs.getincrementaldecoder("utf-8")(), json.JSONDecoder().raw_decode
     text, at, ended, number, mark = utf8.decode(head).lstrip()[1:], 0, False, 1, "["
     while mark != "]":
@@ -87,7 +90,7 @@ def _of_list(head: bytes, read: Callable[[int], bytes]) -> Iterator[tuple[str, A
                 continue
             value, end = decode(text, at)
             end = _BLANKS.match(text, end).end()
-            if text[end : end + 1] in (",", "]"):  # else it may be the first half of a number
+            if text[end : end + 1] in (",", "]"):  # otherwise it may be the first half of a number
                 yield f"record {number}", value
                 at, mark, number = end + 1, text[end], number + 1
                 continue
@@ -112,10 +115,10 @@ def checked_records(
     skipped: list[str],
     remedy: str = "get the file again or fix it (docs/data.md shows the form)",
 ) -> Iterator[T]:
-    """What `parse` makes of each (place, value); None is left out without a word. It raises ValueError for what does not fit,
-    which is named in `skipped`.
+    """Yield `parse(value)` of each record, without None.
 
-    Raises AgentR1Error in the end if that is not wanted, or if nothing else was there.
+    `parse` raises ValueError for a corrupt record, which is named in `skipped`. Raises AgentR1Error at the end for
+    corrupt records unless `skip_bad`, or if there are no others.
     """
     seen, corrupt = 0, []
     for place, value in values:
@@ -142,12 +145,12 @@ def checked_records(
             code="bad_records",
         )
     if seen == len(corrupt):
-        raise AgentR1Error(f"{where} holds no usable record; is it the right file?", code="no_records")
+        raise AgentR1Error(f"{where} has no usable record; is it the right file?", code="no_records")
     skipped.extend(f"{where}: {one}" for one in corrupt)
 
 
 def _reason(error: ValueError) -> str:
-    """One line; of a form all that does not fit, without what was there instead."""
+    """Describe an error in one line; a form's errors without the values."""
     if not isinstance(error, ValidationError):
         return str(error)
     found = [(".".join(map(str, e["loc"])), e["msg"].lower()) for e in error.errors(include_url=False)]

@@ -1,11 +1,11 @@
-"""Questions of one's own: a file of them, a folder with train, val and test, or a function that makes them.
+"""Read user-defined questions from a file, a folder of splits, or a function.
 
 In: `data.source`, or the function that `data.name` names. Out: `Question`s by split. Next: `build.py` makes rows of them.
 
     {"question": "What is 6 * 7?", "answer": "42"}                                          a line of a JSONL file
     {"question": "...", "answer": ["42", "forty-two"], "metadata": {"level": 1},
      "kind": "easy", "system": "You are ...", "tools": ["calculator"],
-     "passages": [{"title": "Six", "text": "Six is a number."}]}                            all that it may say
+     "passages": [{"title": "Six", "text": "Six is a number."}]}                            all possible keys
 
 A parquet file has the same names as columns.
 """
@@ -41,27 +41,25 @@ class Titled(BaseModel):
 
 
 class Question(BaseModel):
-    """One question. A key that is not here is refused: what the environment is to know goes into `metadata`."""
+    """One question. Other keys are refused; data for the environment go into `metadata`."""
 
     model_config = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
     question: Text
     answer: Annotated[list[Text], BeforeValidator(lambda value: value if isinstance(value, list) else [value])] = []
-    """Any of these is right. Left out where an environment or a reward of one's own does the scoring."""
-    metadata: dict[str, Any] = {}
-    """For environment and reward, not for the agent."""
-    kind: Text | None = None
-    """Evaluations report each kind by itself."""
+    """Any of these is right. May be left out if a user-defined environment or reward scores."""
+    metadata: dict[str, Any] = {}  # for environment and reward, not for the agent
+    kind: Text | None = None  # evaluations report each kind separately
     system: Text | None = None
     tools: list[Text] | None = None
     supporting: list[Text] = []
-    """Titles of the passages that an answer takes: the share that searches find of them is measured."""
+    """Titles of the passages that the answer needs, to measure the share that searches find."""
     passages: list[Titled] = []
-    """Those of all questions are the corpus, unless `data.corpus` is a file."""
+    """Together with those of other questions the corpus, unless `data.corpus` is a file."""
 
     @model_validator(mode="before")
     @classmethod
     def _sound(cls, value: Any) -> Any:
-        """Refuse what JSON, parquet or Python may hold and no row can: NaN, Infinity, and lists nested without end."""
+        """Refuse values that a row cannot store: NaN, Infinity, and too deeply nested lists."""
         bounds.check_depth(value)
         if not _finite(value):
             raise ValueError("NaN or Infinity, which is not a number")
@@ -69,11 +67,11 @@ class Question(BaseModel):
 
     @property
     def paragraphs(self) -> list[tuple[str, str]]:
-        """Title and text of each of them, as a published record has them."""
+        """Return title and text of each passage, as in a published record."""
         return [(passage.title, passage.text) for passage in self.passages]
 
     def extra(self) -> dict[str, Any]:
-        """What stands in the row beside question and answers. Parquet cannot hold an object without keys."""
+        """Return the row's further data. Parquet cannot store an empty object."""
         known = {"kind": self.kind, "metadata": self.metadata, "supporting": self.supporting}
         return {key: value for key, value in known.items() if value}
 
@@ -85,8 +83,10 @@ def _finite(value: Any) -> bool:
 
 
 def source_files(config: DataConfig) -> dict[str, Path]:
-    """The files that `data.source` names: one for all splits, or those of each in a folder; none where a function makes the
-    questions. Raises AgentR1Error where they are missing."""
+    """Find the files of `data.source`: one for all splits, or one per split.
+
+    A function has none. Raises AgentR1Error for a missing one.
+    """
     if plugins.is_user_code(config.name):
         return {}
     source = Path(config.source)
@@ -104,15 +104,15 @@ def _file(folder: Path, split: str) -> Path:
         if (path := folder / f"{split}.{ending}").is_file():
             return path
     raise AgentR1Error(
-        f"{folder} has no {split}.jsonl or {split}.parquet; a single file is dealt out to the splits",
+        f"{folder} has no {split}.jsonl or {split}.parquet; a single file is divided into the splits",
         code="missing_source",
     )
 
 
 def splits_of(config: DataConfig, files: dict[str, Path], seed: int, skipped: list[str]) -> dict[str, list[Question]]:
-    """The questions of each split, or of all; those that are left out are named in `skipped`.
+    """Read or make the questions of each split, or of all. Omitted ones are named in `skipped`.
 
-    Raises AgentR1Error naming the line that is no question; ConfigError where there are fewer than wanted.
+    Raises AgentR1Error naming a bad line; ConfigError for too few questions.
     """
     wanted = {split: getattr(config, split) for split in SPLITS}
     if plugins.is_user_code(config.name):
@@ -131,7 +131,7 @@ def splits_of(config: DataConfig, files: dict[str, Path], seed: int, skipped: li
 
 
 def read(path: Path, skip_bad: bool, skipped: list[str], asked: dict[str, str]) -> list[Question]:
-    """The questions of a file; `asked` holds those that were read before, which may not come again."""
+    """Read the questions of a file. `asked` has all earlier questions, which must not be repeated."""
 
     def parse(value: tuple[str, Any]) -> Question:
         place, record = value
@@ -151,7 +151,7 @@ def read(path: Path, skip_bad: bool, skipped: list[str], asked: dict[str, str]) 
 
 
 def _apart(made: dict[str, list[Question]], skipped: list[str]) -> dict[str, list[Question]]:
-    """Leave out of train what val or test asks, and out of val what test asks. Raises ConfigError where nothing else is there."""
+    """Remove val and test questions from train, and test questions from val. Raise ConfigError if none remains."""
     asked: set[tuple[str, str]] = set()
     kept = {}
     for split in reversed(SPLITS):
@@ -180,11 +180,11 @@ def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _made(name: str, seed: int, split: str, count: int) -> list[Question]:
-    """`questions(split, count, rng)` of one's own, asked for one split."""
+    """Call a user-defined `questions(split, count, rng)` for one split."""
     make = plugins.load(name, "data.name")
     if not callable(make):
         raise ConfigError(
-            f"data.name={name} is no function; write `def questions(split, count, rng)`, which yields {FORM}",
+            f"data.name={name} is not a function; write `def questions(split, count, rng)`, which yields {FORM}",
             code="wrong_code",
         )
     try:

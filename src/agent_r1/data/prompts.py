@@ -1,8 +1,8 @@
-"""What the agent is told: the one place where prompts are written.
+"""Write all prompts.
 
-In: the name of a data set and a question. Out: the messages of a row's `prompt`. Next: the environment, whose dialect adds the
-tools: by the chat template, or in words of its own. Chat and evaluation take the leading messages from the rows, so that a
-trained agent is spoken to as in training.
+In: the name of a data set and a question. Out: the messages of a row's `prompt`. Next: the environment, whose dialect
+adds the tools, by the chat template or in its own words. Chat and evaluation take the leading messages from the rows,
+so that they match training.
 """
 
 from __future__ import annotations
@@ -17,12 +17,15 @@ _SHORT = "as short as it can be: a name, a date, a number, yes or no."
 _ANSWER = f"When you know the answer, write it between <answer> and </answer>, {_SHORT}"
 _SEARCHED = "let what you read tell you what to search for next: most questions take two searches or more."
 INSTRUCTIONS = f"You answer questions with the help of a search tool. {_THINK} Then search, and {_SEARCHED} {_ANSWER}"
-"""A model that has seen instructions before takes them; the laptop's tiny model knows its one task without any."""
+"""For models that follow instructions; the laptop's tiny model knows its one task without any."""
 
 
 def messages(dataset: str, question: str, system: str | None = None, describes_format: bool = False) -> list[Message]:
-    """The prompt for `question`. Those of a published data set are all told the same; questions of one's own bring their
-    `system` message, or none. `describes_format`: see `Dialect.describes_format`."""
+    """Write the prompt for `question`.
+
+    All questions of a published data set have the same system message; user-defined questions have their own `system`
+    or none. `describes_format`: the dialect itself explains how to think and answer (`Dialect.describes_format`).
+    """
     if tables.facts("data", dataset, "data.name").get("instructed", True):
         system = system or instructions(["search"], describes_format)
     lead = [{"role": "system", "content": system}] if system else []
@@ -30,7 +33,7 @@ def messages(dataset: str, question: str, system: str | None = None, describes_f
 
 
 def instructions(tools: Iterable[str], describes_format: bool = False) -> str:
-    """For a model that has not been trained here, and brings no data set whose rows tell it what to do."""
+    """Write instructions for a model that was not trained here and has no rows."""
     if describes_format:
         task = f" with the help of a search tool; {_SEARCHED}" if tables.stated("tool", tools, "index") else "."
         return f"You answer questions{task} Your answer is {_SHORT}"

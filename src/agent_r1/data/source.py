@@ -1,7 +1,7 @@
-"""Where questions come from: what a data set says of itself, and what it gives.
+"""Define the interface of a data set.
 
-In: `DataConfig` and a seed. Out: `Made`, questions by split and passages. Next: `build.py` writes rows and a corpus of them. A data
-set is an object of a class below, named in a table of names (`tables.py`), or a function of yours (`own_rows.py`).
+In: `DataConfig` and a seed. Out: `Made`, questions by split and passages. Next: `build.py` writes them. A data set is
+an object of a class below, in a table of names (`tables.py`), or a user-defined function (`own_rows.py`).
 """
 
 from __future__ import annotations
@@ -24,17 +24,14 @@ class Asked:
 
     question: str
     answers: list[str]
-    extra: dict[str, Any]
-    """What is known of it to evaluations and environments, and not to the agent."""
-    system: str | None = None
-    """A system message of its own."""
-    tools: list[str] | None = None
-    """Those of env.tools that it is asked with; None: all."""
+    extra: dict[str, Any]  # for evaluations and environments, not for the agent
+    system: str | None = None  # the question's own system message
+    tools: list[str] | None = None  # its part of env.tools; None: all
 
 
 @dataclass(frozen=True)
 class Made:
-    """What a source gives: questions by split, passages, and what the manifest says of them."""
+    """Result of a source: questions by split, passages, and its part of the manifest."""
 
     splits: dict[str, list[Asked]]
     passages: Iterable[Passage]
@@ -45,19 +42,18 @@ class Source(ABC):
     """A data set."""
 
     splits: tuple[str, ...] = SPLITS
-    ability: str = "question-answering"
-    """What verl's rows call this kind of task."""
+    ability: str = "question-answering"  # the kind of task in verl's rows
 
     @abstractmethod
     def make(self, config: DataConfig, seed: int) -> Made:
-        """Make the questions and passages; the same for the same configuration, seed and files."""
+        """Make questions and passages; the same for the same configuration, seed and files."""
 
     def title(self, config: DataConfig) -> str:
-        """Say in a few words where the questions come from."""
+        """Name the origin of the questions."""
         return f"{config.name} from {config.source or 'the hub'}"
 
     def summary(self, config: DataConfig, manifest: dict[str, Any]) -> str:
-        """Say in one line what was made."""
+        """Summarise the result in one line."""
         counts = ", ".join(f"{name} {split['questions']}" for name, split in manifest["splits"].items())
         skipped = manifest["skipped"]
         few = ", ".join(skipped[:3]) + (", ..." if len(skipped) > 3 else "")
@@ -66,5 +62,5 @@ class Source(ABC):
 
 
 def source_of(config: DataConfig) -> Source:
-    """The data set that the configuration names. Raises ConfigError for an unknown one."""
+    """Return the configured data set. Raise ConfigError for an unknown one."""
     return tables.resolve("data", config.data_source, "data.name")

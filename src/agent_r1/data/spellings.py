@@ -1,7 +1,7 @@
-"""One text in several spellings: titles and questions that are equal although their bytes differ.
+"""Compare titles and questions that are equal in spite of different bytes.
 
-In: a title or a question. Out: a key; two texts with the same key are the same. Used wherever titles or questions are compared:
-`build.py`, `env/hermes.py`, `search/index.py`, demonstrators.
+In: a title or a question. Out: a key, which is equal for equal texts. Used by `build.py`, `env/hermes.py`,
+`search/index.py` and demonstrators.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import unicodedata
 
 
 def question_key(text: str) -> str:
-    """Return the text in composed Unicode (NFC), with single blanks."""
+    """Normalise a text: composed Unicode (NFC), single blanks."""
     return " ".join(unicodedata.normalize("NFC", text).split())
 
 
 def title_key(title: str) -> str:
-    """Return the title as Wikipedia would spell it.
+    """Normalise a title as Wikipedia spells it.
 
-    Questions and corpora are made of different dumps: one has decomposed accents, HTML entities, underscores or a small first
-    letter where the other has none. Case beyond the first letter distinguishes titles.
+    Dumps differ in decomposed accents, HTML entities, underscores or a small first letter. Case beyond the first letter
+    distinguishes titles.
     """
     key = question_key(html.unescape(title).replace("_", " "))
     return key[:1].upper() + key[1:]

@@ -1,9 +1,9 @@
-"""Records to splits without overlap: train, val and test of one source or of two.
+"""Split records into train, val and test without overlap.
 
-In: records of a published or user-defined data set. Out: the records of each split, and what the manifest says of them.
+In: records of a published or user-defined data set. Out: the records of each split, and their part of the manifest.
 
-`train` and `val` are drawn from the published training set; `test` is the published validation set, whole or a sample. The
-curve during training therefore never sees a test question. One file alone gives all three splits.
+`train` and `val` are drawn from the published training set; `test` is the published validation set or a sample. So
+validation during training never uses a test question. A single file gives all three splits.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from agent_r1.ground.files import sha256
 
 
 class RecordSource(Source):
-    """Questions that are read as records, from files or from the hub, and dealt out to the splits."""
+    """A data set that reads records, from files or from the hub, and splits them."""
 
     @abstractmethod
     def local_files(self, config: DataConfig) -> dict[str, list[Path]]:
-        """Find the files that are read, by part; {} where there are none. Raises AgentR1Error for a missing one."""
+        """Find the local files, by part; {} without any. Raise AgentR1Error for a missing one."""
 
     @abstractmethod
     def parts(
         self, config: DataConfig, files: dict[str, list[Path]], seed: int, skipped: list[str]
     ) -> dict[str, list[Any]]:
-        """Read the records, each with its `question`, `kind` and `paragraphs`; those left out are named in `skipped`.
+        """Read the records, each with `question`, `kind` and `paragraphs`, and name omitted ones in `skipped`.
 
-        A single part is dealt out to the splits. Of two, the second is the test set. Three are train, val and test.
+        One part is divided into the splits. Of two, the second is the test set. Three are train, val and test.
         """
 
     @abstractmethod
     def asked(self, config: DataConfig, record: Any) -> Asked:
-        """Make a question of a record."""
+        """Make a question from a record."""
 
     def make(self, config: DataConfig, seed: int) -> Made:
         files = self.local_files(config)
@@ -57,7 +57,7 @@ class RecordSource(Source):
         local += [path for path in [Path(config.corpus)] if path.is_file()]
         manifest = {
             "sources": {str(path.resolve()): sha256(path) for path in local},
-            "skipped": skipped,  # by those of the corpus it grows, while the passages are written
+            "skipped": skipped,  # grows while the passages are written
             "splits": {
                 split: {
                     "questions": len(records),
@@ -72,9 +72,9 @@ class RecordSource(Source):
 
 
 def different(records: list[Any], skipped: list[str], held_out: Iterable[Any] = ()) -> list[Any]:
-    """Keep the rows whose questions are new, here and in `held_out`; the others are named in `skipped`.
+    """Keep records whose questions are new, here and in `held_out`; name the others in `skipped`.
 
-    GSM8K has no ids, and where there are ids the same question may have two: dealt out, it would be trained and tested.
+    GSM8K has no ids, and elsewhere one question may have two ids. Split by id, it could be in train and test.
     """
     known = {question_key(record.question) for record in held_out}
     kept = []
@@ -88,11 +88,11 @@ def different(records: list[Any], skipped: list[str], held_out: Iterable[Any] = 
 
 
 def split_one(config: DataConfig, seed: str, records: list[Any], skipped: list[str]) -> dict[str, list[Any]]:
-    """Three samples without overlap."""
+    """Draw three samples without overlap."""
     records = different(records, skipped)
     if not config.test:
         raise ConfigError(
-            "data.test=0 takes the whole validation set, and one file has none apart; say how many",
+            "data.test=0 takes the whole validation set, and a single file has none; set the number",
             code="no_validation_set",
         )
     wanted = {split: getattr(config, split) for split in SPLITS}
@@ -103,7 +103,7 @@ def split_one(config: DataConfig, seed: str, records: list[Any], skipped: list[s
 def split_two(
     config: DataConfig, seed: int, train: list[Any], test: list[Any], skipped: list[str]
 ) -> dict[str, list[Any]]:
-    """Two samples of the training set without overlap, and the validation set, which stays as it is published."""
+    """Draw train and val from the training set; test is the published validation set."""
     train = different(train, skipped, test)
     drawn = _draw(train, config.train + config.val, f"{seed}/train", "train and val")
     tested = _draw(test, config.test, f"{seed}/test", "test") if config.test else test

@@ -1,8 +1,8 @@
-"""A data set on disk: rows, passages, and the folder that holds them.
+"""Read and write a data set on disk: rows, passages, and their folder.
 
-In: `Row`s (core.py) and `Passage`s of a data set such as TinyHop. Out: a folder, made whole or not at all. It holds
-`*.parquet` in verl's keys, which the local loop and verl both read, `corpus.jsonl`, and a manifest with the hash of every
-file. Next: `search/` indexes the passages, `env/` opens an episode on each row.
+In: `Row`s (core.py) and `Passage`s of a data set such as TinyHop. Out: a folder, written atomically. It has `*.parquet`
+in verl's keys (for the local loop and verl), `corpus.jsonl`, and a manifest with the hash of every file. Next:
+`search/` indexes the passages, `env/` plays an episode per row.
 """
 
 from __future__ import annotations
@@ -21,34 +21,33 @@ from agent_r1.ground.errors import AgentR1Error, first_line
 from agent_r1.ground.files import sha256, whole
 
 ROW_KEYS = ("data_source", "prompt", "ability", "reward_model", "extra_info", "agent_name", "env_kwargs")
-"""verl's columns. `prompt`, `reward_model`, `extra_info` and `env_kwargs` are nested and stay nested in parquet."""
+"""verl's columns. `prompt`, `reward_model`, `extra_info` and `env_kwargs` are nested, also in parquet."""
 
 REMEDY = "delete the data folder and make the data again (`agent-r1 data`)"
 
 
 @dataclass(frozen=True)
 class Passage:
-    """A short text, and the name of its subject: one search hit."""
+    """One search result: a short text and its title."""
 
-    id: str
-    """Unique in its corpus."""
+    id: str  # unique in its corpus
     title: str
     text: str
 
     @classmethod
     def of_contents(cls, id: str, contents: str) -> Passage:
-        """Split a text of wiki-18 or Search-R1. Its first line is the title, mostly in quotes."""
+        """Parse the form of wiki-18 and Search-R1. The first line is the title, usually in quotes."""
         title, newline, text = contents.partition("\n")
         return cls(id, title.strip().removeprefix('"').removesuffix('"'), text) if newline else cls(id, "", contents)
 
 
 def write_rows(path: Path, rows: list[Row]) -> None:
-    """Write `rows` as parquet, the same bytes for the same rows. At least one is needed for the column types."""
+    """Write `rows` as parquet, the same bytes for the same rows. At least one is needed to infer column types."""
     pq.write_table(pa.Table.from_pylist(rows), path)
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Read all rows of a parquet file, in order. Raises AgentR1Error when it is missing, damaged or not made of rows."""
+    """Read all rows of a parquet file. Raise AgentR1Error if it is missing, damaged or lacks columns."""
     try:
         table = pq.read_table(path)
     except FileNotFoundError:
@@ -66,15 +65,15 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def write_corpus(path: Path, passages: Iterable[Passage]) -> None:
-    """Write one JSON object a line: {"id", "title", "text"}."""
+    """Write one JSON object per line: {"id", "title", "text"}."""
     with path.open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(asdict(passage)) + "\n" for passage in passages)
 
 
 def read_corpus(path: Path) -> Iterator[Passage]:
-    """Yield passages in the file's order. A real corpus does not fit into memory twice.
+    """Yield passages in the file's order. One at a time: a real corpus does not fit into memory twice.
 
-    Raises AgentR1Error for a missing file, and for a damaged line with its number.
+    Raises AgentR1Error for a missing file or a damaged line, with its number.
     """
     try:
         with path.open("rb") as file:
@@ -83,7 +82,7 @@ def read_corpus(path: Path) -> Iterator[Passage]:
                     passage = Passage(**json.loads(line))
                 except (ValueError, TypeError) as error:
                     raise AgentR1Error(
-                        f"{path}, line {number}: no passage ({first_line(error)}); {REMEDY}", code="bad_passage"
+                        f"{path}, line {number}: not a passage ({first_line(error)}); {REMEDY}", code="bad_passage"
                     ) from None
                 yield passage
     except OSError as error:
@@ -95,16 +94,15 @@ def read_corpus(path: Path) -> Iterator[Passage]:
 # ------------------------------------------------------------------------------------------------------- the folder
 
 FORMAT = 2
-"""Version of the folder's layout; raised when old data must be made again. The rows of format 1 asked for the search tool
-alone, whatever env.tools said."""
+"""Version of the folder's layout; increased when old data must be made again."""
 MANIFEST = "manifest.json"
 
 
 def make_folder(out: Path, write: Callable[[Path], dict[str, Any]], files: Iterable[str]) -> dict[str, Any]:
-    """Make the folder `out`. `write` puts `files` into it; its result, with format and hashes, is the manifest.
+    """Make the folder `out` with `write`. Return its manifest: format, `write`'s result, and hashes of `files`.
 
-    Everything is written next to `out` and renamed at the end: a folder of that name is complete. Raises AgentR1Error if
-    `out` exists or cannot be written.
+    Everything is written next to `out` and renamed at the end, so an existing folder is complete. Raises AgentR1Error
+    if `out` exists or cannot be written.
     """
     if out.exists():
         raise AgentR1Error(
@@ -125,9 +123,9 @@ def make_folder(out: Path, write: Callable[[Path], dict[str, Any]], files: Itera
 
 
 def verify(out: Path) -> dict[str, Any]:
-    """Hash every file of a data set again and return its manifest. Raises AgentR1Error naming what does not fit.
+    """Verify the hash of every file of a data set, and return its manifest. Raise AgentR1Error naming a wrong file.
 
-    A local source that is still there must be the one that the data was made of.
+    A local source that still exists must be unchanged too.
     """
     manifest = read_manifest(out)
     for name, digest in manifest["files"].items():
@@ -147,7 +145,7 @@ def verify(out: Path) -> dict[str, Any]:
 
 
 def read_manifest(out: Path) -> dict[str, Any]:
-    """Read the manifest of a data set. Raises AgentR1Error where it is missing, damaged or of another version."""
+    """Read a data set's manifest. Raise AgentR1Error if it is missing, damaged or of another version."""
     try:
         manifest = json.loads((out / MANIFEST).read_text())
         version, _ = manifest["format"], dict(manifest["files"])

@@ -1,12 +1,14 @@
-"""Room 4, env: what an agent lives in.
+"""Room 4, env: the worlds of agents.
 
-An environment shows observations (chat messages), takes actions (the agent's turns) and pays rewards. `core.py` has the
-interface `AgentEnv`. `base.py` holds `BaseToolEnv`, the environment of everything that is driven by tool calls. `dialect.py` says
-what a dialect is, `hermes.py` is the one in `<tool_call>` and `<answer>` tags, and recipes/dialects has others. `calls.py` plays
-calls in a dialect and `questions.py` pays the answer. User-defined worlds (`stateful_env.py`) pay what was done: a plain
-class whose methods are the tools (`class_env.py`), and any server that speaks OpenEnv (recipes/openenv).
+An environment shows observations (chat messages), takes actions (the agent's turns) and pays rewards.
 
-Rows choose an environment by their `agent_name`, which is `env.name`. docs/tutorial/your-own-environment.md writes one.
+- `core.py`: the interface `AgentEnv`
+- `base.py`: `BaseToolEnv`, an environment with tool calls
+- `dialect.py`: how turns are written; `hermes.py`: in `<tool_call>` and `<answer>` tags; recipes/dialects has others
+- `calls.py`: calls in a dialect; `questions.py`: rewards for answers
+- `stateful_env.py`: user-defined worlds; `class_env.py`: a plain class whose methods are tools; recipes/openenv: servers
+
+A row's `agent_name`, which is `env.name`, chooses its environment. docs/tutorial/your-own-environment.md writes one.
 """
 
 from __future__ import annotations
@@ -43,22 +45,22 @@ __all__ = [
 
 
 def environment(name: str) -> Callable[[dict[str, BaseTool], EnvConfig], AgentEnv]:
-    """Return what makes environments of that name.
+    """Return the maker of environments of that name.
 
-    Raises ConfigError where there is none, or where a user-defined one keeps no contract.
+    Raises ConfigError for an unknown name or unsuitable user-defined code.
     """
     return (
         _own_environment(name) if plugins.is_user_code(name) else _made(tables.resolve("env", name, "env.name"), name)
     )
 
 
-@cache  # it is asked for at each episode, and finding a file by name takes a few looks at the disk
+@cache  # called for each episode, and finding a file by name reads the disk
 def _own_environment(name: str) -> Callable[[dict[str, BaseTool], EnvConfig], AgentEnv]:
     return _made(plugins.load(name, "env.name"), name)
 
 
 def _made(found: Any, name: str) -> Callable[[dict[str, BaseTool], EnvConfig], AgentEnv]:
-    """What a dialect, an environment, or a plain class whose methods are tools comes to."""
+    """Convert a dialect, an environment or a plain class to a maker of environments."""
     if isinstance(found, type) and issubclass(found, Dialect):
         return in_dialect(found)
     if isinstance(found, type) and issubclass(found, AgentEnv):
@@ -67,32 +69,34 @@ def _made(found: Any, name: str) -> Callable[[dict[str, BaseTool], EnvConfig], A
 
 
 def offered_tools(tools: dict[str, BaseTool], config: EnvConfig) -> dict[str, BaseTool]:
-    """`tools`, and next to them the methods of a plain class; what a server offers is known in its episodes only. Raises
-    ConfigError where two have one name."""
+    """Add the tools of a plain class to `tools`. A server's tools are known only in its episodes.
+
+    Raises ConfigError for two tools of one name.
+    """
     made = environment(config.name)
     return tools if isinstance(made, type) else made(tools, config).tools
 
 
 def dialect_of(config: EnvConfig) -> Dialect:
-    """How turns are written and read in the configured environment; in Hermes tags where it does not say."""
+    """Return the dialect of the configured environment; Hermes if it has none."""
     made = environment(config.name)
     return made.dialect if isinstance(made, type) and issubclass(made, BaseToolEnv) else HERMES
 
 
 def brings_tools(name: str) -> bool:
-    """Whether the environment of that name is a world, with tools next to those of `env.tools`."""
+    """Return whether the environment is a world that adds tools to `env.tools`."""
     made = environment(name)
     return not isinstance(made, type) or getattr(made, "stateful", False)
 
 
 def wants_answers(name: str) -> bool:
-    """Whether environments of that name pay for an answer that equals the right one, so that each question needs one."""
+    """Return whether the environment compares answers, so that each question needs one."""
     made = environment(name)
     return isinstance(made, type) and getattr(made, "outcome", None) is QuestionEnv.outcome
 
 
 def make_env(row: Row, tools: dict[str, BaseTool], config: EnvConfig) -> AgentEnv:
-    """A fresh environment for one episode of `row`, with all of `tools`, or with those that the row asks for, if only none."""
+    """Make the environment of one episode, with all `tools` or those that the row lists."""
     made = environment(row["agent_name"])
     asked = (row.get("env_kwargs") or {}).get("tools")
     wanted = list(tools) if asked is None else list(asked)
@@ -111,5 +115,5 @@ def make_env(row: Row, tools: dict[str, BaseTool], config: EnvConfig) -> AgentEn
 
 
 def without_tools(row: Row) -> Row:
-    """The same question, asked closed-book."""
+    """Return the row as a closed-book question."""
     return row | {"env_kwargs": (row.get("env_kwargs") or {}) | {"tools": []}}

@@ -1,7 +1,7 @@
-"""Tool calls in a dialect.
+"""Run tool calls in a dialect.
 
-In: the agent's turns. Out: calls, results as messages, and what each call is paid (`env.call_reward`). Next: `questions.py` pays
-the answer, `stateful_env.py` what was done.
+In: the agent's turns. Out: calls, results as messages, and the reward of each call (`env.call_reward`). Next:
+`questions.py` pays for answers, `stateful_env.py` for actions.
 """
 
 from __future__ import annotations
@@ -18,12 +18,11 @@ from agent_r1.tool.base import BaseTool, ToolCall, ToolResult
 
 
 class ToolEnv(BaseToolEnv):
-    """Tool calls, read and answered by `dialect`."""
+    """An environment whose calls and results are in `dialect`."""
 
     def __init__(self, tools: dict[str, BaseTool], config: EnvConfig):
         super().__init__(tools, config)
-        self._paid: set[str] = set()
-        """Calls that were paid for."""
+        self._paid: set[str] = set()  # calls already rewarded
 
     def extract_tool_calls(self, text: str) -> list[ToolCall]:
         return self.dialect.calls(text, self.tools)
@@ -35,14 +34,14 @@ class ToolEnv(BaseToolEnv):
         if result.error in INVALID:
             return -self.config.call_reward
         asked = json.dumps([call.name, _plain(call.arguments)], sort_keys=True) if result.ok else ""
-        if not result.ok or asked in self._paid:  # asking the same again finds nothing, and must not pay
+        if not result.ok or asked in self._paid:  # a repeated call finds nothing new and must not pay
             return 0.0
         self._paid.add(asked)
         return self.config.call_reward
 
 
 def _plain(value: Any) -> Any:
-    """Arguments without what does not make a call another one: case, blanks, invisible characters, marks around a text."""
+    """Normalise arguments: case, blanks, invisible characters and surrounding punctuation make no new call."""
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -1,7 +1,7 @@
-"""A plain class as an environment: its public methods are the tools of the agent.
+"""Make an environment from a plain class, whose public methods are the agent's tools.
 
     class Guess:
-        def reset(self, answer, **row):              what the row says arrives by name; text that is returned joins the prompt
+        def reset(self, answer, **row):              the row's values by name; returned text is added to the prompt
             self.number, self.done = int(answer), False
 
         def guess(self, number: int) -> str:         every other public method is a tool: typed, and with a docstring
@@ -16,10 +16,14 @@
         def get_reward(self) -> float:               once, at the end
             return float(self.done)
 
-This is the contract of TRL's `environment_factory` (docs/source/grpo_trainer.md there, "Environments"). In: such a class.
-Out: what the table of environments holds. We add: `done` ends an episode. `get_reward` may take the agent's `answer`; a class
-without it may keep a number in `self.reward`. `reward_parts` are the summands of the reward by name. Evaluations report
-`score` with `score_name`. `state` names the agent's state (`Observation.extra`), unless it is a method.
+This is the contract of TRL's `environment_factory` (docs/source/grpo_trainer.md there, "Environments"). In: such a
+class. Out: a maker for the table of environments. Our additions:
+
+- `done` ends an episode
+- `get_reward` may take the agent's `answer`; without `get_reward`, `self.reward` is a number
+- `reward_parts` are the summands of the reward by name
+- `score`, named `score_name`, is what evaluations report
+- `state` identifies the agent's state (`Observation.extra`), unless it is a method
 """
 
 from __future__ import annotations
@@ -42,16 +46,15 @@ from agent_r1.tool.function import FunctionTool
 Maker = Callable[[dict[str, BaseTool], EnvConfig], AgentEnv]
 RESERVED = ("reset", "get_reward")
 READ = ("done", "reward", "reward_parts", "score", "score_name")
-"""Attributes that we read. A public method would be a tool, so these are values or properties."""
+"""Attributes that are read. A public method would be a tool, so these are values or properties."""
 TAKEN = ("em", "sub_em", "f1", "evidence", "malformed", "reward", "tool_calls", "invalid_calls", "failed_calls")
-"""Names that a user-defined score may not have: each of them is something else already."""
+"""Names that a user-defined score cannot have, because they have another meaning."""
 
 
 def as_environment(found: Any, name: str) -> Maker:
-    """Make an environment of `found`: an AgentEnv class itself, a plain class by `MethodsEnv`. `name` is what
-    the user called it.
+    """Make an environment of `found`: an AgentEnv class, or a plain class in a `MethodsEnv`.
 
-    Raises ConfigError, before anything runs, where the contract is not met: what was found, and what is wanted.
+    `name` is the user's name for it. Raises ConfigError, before anything runs, if `found` does not fit the contract.
     """
     owner = f"environment {name}"
     if isinstance(found, BaseTool):
@@ -60,7 +63,7 @@ def as_environment(found: Any, name: str) -> Maker:
         )
     if not isinstance(found, type):
         raise ConfigError(
-            f"{owner} is no class but {_what(found)}; name a class, of which each episode makes one object",
+            f"{owner} is not a class but {_what(found)}; name a class, of which each episode makes one object",
             code="wrong_code",
         )
     if missing := sorted(getattr(found, "__abstractmethods__", ())):
@@ -83,7 +86,7 @@ def as_environment(found: Any, name: str) -> Maker:
 
 
 def method_tools(owner: str, cls: type) -> tuple[MethodTool, ...]:
-    """List the tools of a class, not bound to an object yet. Raises ConfigError where it breaks the contract."""
+    """Return the tools of a class, not yet bound to an object. Raise ConfigError for a wrong class."""
     wanted = "see docs/tutorial/your-own-environment.md"
     public = [n for n in dir(cls) if not n.startswith("_") and callable(getattr(cls, n))]
     if "reset" not in public:
@@ -100,7 +103,7 @@ def method_tools(owner: str, cls: type) -> tuple[MethodTool, ...]:
         )
     name = inspect.getattr_static(cls, "score_name", "score")
     if not isinstance(name, str) or not name.isidentifier() or name in TAKEN:
-        raise ConfigError(f"{owner}: score_name={name!r} is no name for a score of one's own; take a word that is not one of "
+        raise ConfigError(f"{owner}: score_name={name!r} cannot name a user-defined score; take a word that is not one of "
                           f"{', '.join(TAKEN)}", code="name_taken")  # fmt: skip
     if "get_reward" in public and set(_required(bound := _bound(cls, "get_reward"))) - {"answer"}:
         raise ConfigError(
@@ -113,7 +116,7 @@ def method_tools(owner: str, cls: type) -> tuple[MethodTool, ...]:
 
 
 def _bound(cls: type, name: str) -> Callable[..., Any]:
-    """Bind a method to no object, which removes `self` from its signature."""
+    """Bind a method to the class in place of an object, for its signature."""
     found = getattr(cls, name)
     return found if inspect.ismethod(found) else types.MethodType(found, cls)
 
@@ -128,14 +131,14 @@ def _required(function: Callable[..., Any]) -> list[str]:
 
 
 class MethodsEnv(WorldEnv):
-    """One episode in an object of a plain class."""
+    """An episode in one object of a plain class."""
 
     def __init__(
         self, owner: str, cls: type, methods: tuple[MethodTool, ...], tools: dict[str, BaseTool], config: EnvConfig
     ):
         super().__init__(tools, config)
         self.owner, self.cls, self.methods, self.world = owner, cls, methods, None
-        # One for the object: connections to SQLite, browsers and the like belong to the thread that made them.
+        # One thread per object: SQLite connections, browsers and the like belong to the thread that made them.
         self.thread = OneThread("environment")
         self.add_tools(methods, owner)
 
@@ -167,7 +170,7 @@ class MethodsEnv(WorldEnv):
         return result
 
     def _named(self, observation: Observation) -> Observation:
-        """Add the world's own name for its state, if it has one."""
+        """Add the world's `state`, if it has one."""
         state = getattr(self.world, "state", None)
         if state is not None and not callable(state):
             observation.extra["state"] = str(state)
@@ -194,7 +197,7 @@ class MethodsEnv(WorldEnv):
         self.thread.end()
 
     async def call(self, function: Callable[..., Any], /, **arguments: Any) -> Any:
-        """Call a method of the world: coroutines in the event loop, others in its thread."""
+        """Call a function of the world: a coroutine here, others in the world's thread."""
         if inspect.iscoroutinefunction(function):
             return await function(**arguments)
         value = await self.thread.run(function, **arguments)
@@ -218,7 +221,7 @@ class MethodsEnv(WorldEnv):
         return self._number(paid, "get_reward returned")
 
     def _known(self, function: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
-        """Select the arguments in `given` that `function` takes; `**row` takes all."""
+        """Select the arguments that `function` takes; with a `**row`, all of them."""
         parameters = inspect.signature(function).parameters
         if missing := [name for name in _required(function) if name not in given]:
             raise AgentR1Error(
@@ -235,7 +238,7 @@ class MethodsEnv(WorldEnv):
 
 
 class MethodTool(FunctionTool):
-    """A method as a tool, bound to the object of one episode."""
+    """A method as a tool, bound to the object of an episode."""
 
     env: MethodsEnv
     is_async = True
@@ -243,7 +246,7 @@ class MethodTool(FunctionTool):
     async def execute(self, args: dict[str, Any]) -> Any:
         try:
             return await self.env.call(getattr(self.env.world, self.name), **args)
-        except asyncio.CancelledError:  # the deadline; the method may still be at work on the object
+        except asyncio.CancelledError:  # the deadline; the method may still be working on the object
             self.env.broken = f"{self.name} took longer than {self.env.config.tool_timeout_s:g} s (env.tool_timeout_s)"
             raise
 

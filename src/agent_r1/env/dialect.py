@@ -1,10 +1,10 @@
-"""How an agent's turns are written and read, whatever they are worth.
+"""Define how an agent's turns are written and read.
 
-In: a turn of the agent, or the results of its calls. Out: parts, calls, an answer; messages for the agent. Next: `calls.py`
-plays an episode in a dialect, and screens and demonstrators speak it.
+In: a turn of the agent, or the results of its calls. Out: parts, calls, an answer; messages for the agent. Next:
+`calls.py` plays an episode in a dialect; screens and demonstrators use it too. Read `hermes.py` first.
 
-A dialect has no state: one object serves all episodes. `hermes.py` is the first to read. Everything here reads what a model
-wrote, so nothing may raise: a call that cannot be read becomes a `ToolCall` with an error.
+A dialect has no state: one object serves all episodes. Its input is model output, so nothing here may raise. A call
+that cannot be parsed becomes a `ToolCall` with an error.
 """
 
 from __future__ import annotations
@@ -20,13 +20,12 @@ from agent_r1.tool.base import BaseTool, ToolCall, ToolResult
 
 @dataclass(frozen=True)
 class Part:
-    """A stretch of a turn."""
+    """A part of a turn."""
 
     kind: Literal["text", "think", "tool_call", "answer"]
     text: str
     closed: bool = True
-    end: int = 0
-    """After its closing tag, in characters of the turn."""
+    end: int = 0  # after its closing tag, in characters of the turn
 
 
 class Dialect:
@@ -35,23 +34,23 @@ class Dialect:
     # ------------------------------------------------------------------------------------------- the episode
 
     def calls(self, text: str, tools: dict[str, BaseTool]) -> list[ToolCall]:
-        """The calls in a turn, in order. A call that cannot be parsed is returned too, with its `error` set."""
+        """Return the calls of a turn in order. A call that cannot be parsed is included, with its `error` set."""
         return []
 
     def responses(self, calls: list[ToolCall], results: list[ToolResult], tools: dict[str, BaseTool]) -> list[Message]:
-        """What the agent sees of the results. By default the chat template wraps each message of role `tool`."""
+        """Return messages that show the results. By default, the chat template wraps each message of role `tool`."""
         return [{"role": "tool", "content": result.content} for result in results]
 
     def answer_in(self, text: str) -> tuple[str | None, bool]:
-        """The answer in a turn (None: there is none), and whether all of the turn is as a last one should be."""
+        """Return the answer in a turn, or None, and whether the turn is well formed."""
         return None, False
 
     @staticmethod
     def escape(text: str, *words: str) -> str:
-        """`text` with a blank after the first character of each of `words`, so that a result cannot spell the end of results.
+        """Insert a blank after the first character of each of `words`.
 
-        For words that a dialect writes next to data and a vocabulary may have as ordinary text; control tokens are the business of
-        `rollout/chat_format.py`.
+        A result then cannot forge them. For delimiters that may be ordinary text in a vocabulary. Control tokens are
+        left to `rollout/chat_format.py`.
         """
         for word in words:
             text = text.replace(word, f"{word[0]} {word[1:]}")
@@ -60,15 +59,14 @@ class Dialect:
     # -------------------------------------------------------------------------------------- the first observation
 
     describes_format = False
-    """Whether the dialect itself tells the agent how to think and answer (`system_prompt`, or its channels). Then the task
-    does not."""
+    """Whether the dialect tells the agent how to think and answer (`system_prompt`, or its channels). Then the task does not."""
 
     def system_prompt(self, tools: dict[str, BaseTool]) -> str | None:
-        """The system message on calls to `tools` and on the answer. None: the chat template shows the tools."""
+        """Return the system message on calls and answers. None: the chat template shows the tools."""
         return None
 
     def first_observation(self, prompt: Sequence[Message], tools: dict[str, BaseTool]) -> Observation:
-        """The first observation: `prompt` and `tools`, as this dialect shows them."""
+        """Make the first observation from `prompt` and `tools`."""
         if (added := self.system_prompt(tools)) is None:
             return Observation(list(prompt), tools=[tool.schema() for tool in tools.values()])
         system = [message["content"] for message in prompt[:1] if message["role"] == "system"]
@@ -77,23 +75,23 @@ class Dialect:
     # ------------------------------------------------------------------------------------------------- the tokens
 
     control_tokens: Sequence[str] = ()
-    """Control tokens in which the dialect is spoken: a model without them cannot speak it."""
+    """Control tokens of the dialect. A model without them cannot use it."""
 
     def end_token(self, turn: str) -> str | None:
-        """The control token that ends this turn; None: the one that the chat template writes."""
+        """Return the control token that ends this turn; None: the chat template's."""
         return None
 
     # ------------------------------------------------------------------------------------- screens, demonstrators
 
     partial_tag = re.compile(r"<[/|]?[a-z_]*\|?\Z")
-    """The end of a turn that still streams, where it may yet become a mark of the dialect: hidden until complete."""
+    """The end of a streaming turn that may be the start of a tag: hidden until complete."""
 
     def parts(self, text: str) -> list[Part]:
-        """A turn, or as much of it as came, as a person is shown it. Text before `partial_tag` only grows."""
+        """Split a turn, possibly incomplete, for display. Text before `partial_tag` only grows."""
         return [Part("text", text)]
 
     def write_turn(self, said: ToolCall | str, thought: str = "") -> str | None:
-        """A turn that makes this call, or answers so; None where the dialect has no form for it."""
+        """Write a turn with this call or answer; None if the dialect cannot."""
         return said if isinstance(said, str) else None
 
 
@@ -107,4 +105,4 @@ HOOKS = (
     "parts",
     "write_turn",
 )
-"""What an environment may define itself instead of in a dialect (`BaseToolEnv`)."""
+"""Dialect members that an environment may define itself (`BaseToolEnv`)."""

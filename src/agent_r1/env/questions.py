@@ -1,7 +1,7 @@
-"""Question answering: what the answer of an episode is worth, in any dialect.
+"""Pay for the answer to a question, in any dialect.
 
-In: the answer as the dialect reads it from the last turn, and the row. Out: the outcome. By default exact match
-(`reward/qa.py`), less a penalty for a malformed ending; or the reward that `env.reward` names (`reward/named.py`).
+In: the answer that the dialect reads from the last turn, and the row. Out: the outcome. By default exact match
+(`reward/qa.py`) minus a penalty for a malformed last turn, or the reward that `env.reward` names (`reward/named.py`).
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ class QuestionEnv(ToolEnv):
 
     def __init__(self, tools: dict[str, BaseTool], config: EnvConfig):
         super().__init__(tools, config)
-        self.titles: set[str] = set()
-        """Titles of all passages that searches brought."""
+        self.titles: set[str] = set()  # of all passages found
 
     async def execute(self, calls: list[ToolCall]) -> list[ToolResult]:
         results = await super().execute(calls)
@@ -33,7 +32,7 @@ class QuestionEnv(ToolEnv):
         return results
 
     def stop(self, text: str, calls: list[ToolCall]) -> StopReason | None:
-        # An answer ends the episode even next to a call: the agent must not answer and search in one turn.
+        # An answer ends the episode even with a call in the same turn: the agent must not answer and search at once.
         if self.dialect.answer_in(text)[0] is not None:
             return StopReason.ANSWERED
         return None if calls else StopReason.NO_ANSWER
@@ -54,14 +53,14 @@ class QuestionEnv(ToolEnv):
         return Outcome(reward, parts, metrics)
 
     async def _named(self, answer: str | None, closed: bool) -> Outcome:
-        # Imported by need: judges and sandboxes belong to the rewards that use them.
+        # Imported only when needed: it brings user-defined rewards, judges and sandboxes.
         from agent_r1.reward.named import Episode, named_outcome
 
         episode = Episode(self.turns, self.calls)
         return Outcome(*await named_outcome(answer, closed, self.row, self.config, episode), self.calls_by_tool())
 
     def evidence(self) -> float | None:
-        """Share of the question's supporting titles that searches brought; None where the data set names none."""
+        """Return the share of supporting titles that were found; None if the question has none."""
         supporting = (self.row.get("extra_info") or {}).get("supporting")
         if supporting is None or not len(supporting):
             return None

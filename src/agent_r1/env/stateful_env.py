@@ -1,7 +1,7 @@
-"""What user-defined worlds have in common: a plain class (`class_env.py`) and a server (recipes/openenv).
+"""Run user-defined worlds: the common base of a plain class (`class_env.py`) and a server (recipes/openenv).
 
-In: the agent's turns, with calls as in `hermes.py`. Out: observations, and what the world pays. A call changes the world,
-the world says when it is over, and a turn without a call ends the episode. So does an answer, as everywhere.
+In: the agent's turns, with calls as in `hermes.py`. Out: observations and the world's rewards. Calls change the world,
+and the world decides when it is over. A turn without a call ends the episode, and so does an answer.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from agent_r1.tool.base import BaseTool, ToolCall, valid_unicode
 
 
 class WorldEnv(ToolEnv):
-    """Tools that act on one world. A subclass adds them, and says what the episode is worth."""
+    """Tools that act on one world. A subclass adds the tools and the rewards."""
 
     dialect = HERMES
     stateful = True
     broken: str | None = None
-    """Why the world can no longer be trusted: a method or a server did not come back. Such an episode is broken off."""
+    """Why the world's state is unknown: a method or server did not return. The episode then fails."""
 
     def add_tools(self, tools: Iterable[BaseTool], owner: str) -> None:
-        """Offer `tools`, bound to this episode, next to the configured ones. Raises ConfigError where two have one name."""
-        for tool in map(copy.copy, tools):  # copies share the schema, which takes a thousand times as long to make
+        """Add `tools` of this episode to the configured ones. Raise ConfigError for two of one name."""
+        for tool in map(copy.copy, tools):  # copies share the schema, which is slow to compile
             if tool.name in self.tools:
                 raise ConfigError(
                     f"{owner} and env.tools both have a tool {tool.name!r}; rename one or take it away",
@@ -38,7 +38,7 @@ class WorldEnv(ToolEnv):
             self.tools = self.tools | {tool.name: tool}
 
     def first(self, row: Row, said: str | None) -> Observation:
-        """Show the row's prompt, its last message followed by the world's text, and all tools."""
+        """Make the first observation: the row's prompt, the world's text, and all tools."""
         self.row, prompt = row, [dict(message) for message in row["prompt"]]
         if said := valid_unicode(said or ""):
             if len(said) > (most := self.config.tool_max_chars):
@@ -57,21 +57,20 @@ class WorldEnv(ToolEnv):
         return result
 
     def outcome(self, stop_reason: StopReason) -> Outcome | Awaitable[Outcome]:
-        return Outcome(metrics=self.calls_by_tool())  # no exact match: a world pays for what was done in it
+        return Outcome(metrics=self.calls_by_tool())  # no exact match: a world pays for actions
 
     def answer(self) -> str:
-        """Return the agent's last words: between <answer> tags, or else all of them."""
+        """Return the agent's last answer: the text between <answer> tags, or else the plain text."""
         last = self.final_turn or ""
         plain = "".join(part.text for part in self.dialect.parts(last) if part.kind == "text").strip()
         return self.dialect.answer_in(last)[0] or plain
 
     @staticmethod
     def facts(row: Row) -> dict[str, Any]:
-        """Collect a world's arguments: `question`, `answer`, `answers`, `seed`, `extra_info` and `env_kwargs`.
+        """Collect what a world may know of its task.
 
-        `metadata` in `extra_info` comes key by key.
-
-        The seed is the question's, so that all samples of a group begin in the same state: only then can they be compared.
+        `question`, `answer`, `answers`, `seed`, and all keys of `extra_info`, its `metadata` and `env_kwargs`. The seed
+        is the question's, so that all samples of a group start in the same state and can be compared.
         """
         extra, own = row.get("extra_info") or {}, row.get("env_kwargs") or {}
         question = row["prompt"][-1]["content"] if len(row["prompt"]) else ""

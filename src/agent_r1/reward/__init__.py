@@ -1,1 +1,1 @@
-"""Room 6: what counts as good. A finished episode comes in, a number to maximise goes out. Read `qa.py`."""
+"""Room 6, reward: score a finished episode. Read `qa.py`."""

@@ -1,19 +1,22 @@
-"""Other rewards than exact match: `env.reward=NAME`. In: an answer and its row. Out: what the last action is paid.
+"""Pay other rewards than exact match: `env.reward=NAME`.
+
+In: an answer and its row. Out: the reward of the last action.
 
     math     equal to the right expression (recipes/math)
     code     passes the question's tests in a sandbox (recipes/code)
-    sub_em   contains the right answer. Much of the literature pays this and calls it EM; an agent learns to list (docs/safety.md)
-    judge    what a language model at `env.judge_url` says (recipes/judge)
+    sub_em   contains the right answer; an agent trained on it learns to list candidates (docs/safety.md)
+    judge    the verdict of a language model at `env.judge_url` (recipes/judge)
 
-Each is paid between 0 and 1, less the penalty for a malformed ending. Add one: an async function `reward(answer, targets, row,
-config)`, and its name in the table `[reward]` of a recipe.toml. Or `env.reward=FILE.py:FUNCTION`, a user-defined function that
-returns any finite number. It takes any of `answer`, `row` and `episode`, by these names:
+Each is between 0 and 1, minus the penalty for a malformed last turn. To add one, write an async function
+`reward(answer, targets, row, config)` and add its name to the table `[reward]` of a recipe.toml. Or use
+`env.reward=FILE.py:FUNCTION`, a user-defined function that returns any finite number. It takes any of `answer`, `row`
+and `episode`, by these names:
 
     def close_enough(answer, row, episode):
         error = abs(float(answer) - float(row["reward_model"]["ground_truth"][0]))
         return 1 - error / 100 - 0.02 * len(episode.calls)
 
-The score of an evaluation is then this reward: nothing that is not exact match is called EM.
+This reward is then the score of an evaluation; only exact match is called EM.
 """
 
 from __future__ import annotations
@@ -34,41 +37,38 @@ from agent_r1.ground.errors import ConfigError
 
 @dataclass(frozen=True)
 class Episode:
-    """Describe what the agent did, for a reward function that asks for it."""
+    """What the agent did, for a reward function that takes it."""
 
-    turns: int = 0
-    """Turns of the agent, the answer included."""
+    turns: int = 0  # the answer included
     calls: list[dict[str, Any]] = field(default_factory=list)
-    """Its calls in order, as in rollouts/: `name`, `arguments`, `ok`, `error`, `seconds`, `content`."""
+    """Calls in order, as in rollouts/: `name`, `arguments`, `ok`, `error`, `seconds`, `content`."""
 
 
 async def named_outcome(
     answer: str | None, well_formed: bool, row: Row, config: EnvConfig, episode: Episode | None = None
 ) -> tuple[float, dict[str, float]]:
-    """(reward, parts) of the answer (None: there is none) by the reward that `config` names."""
+    """Return (reward, parts) of the answer by the reward that `config` names."""
     paid = 0.0
     if answer is not None and plugins.is_user_code(config.reward):
         paid = _call_user_reward(config.reward, {"answer": answer, "row": row, "episode": episode or Episode()})
     elif answer is not None:
         targets = [str(target) for target in row["reward_model"]["ground_truth"]]
         if key := tables.facts("reward", config.reward, "env.reward").get("address"):
-            plugins.check_trusted(
-                getattr(config, key), f"env.{key}"
-            )  # its server hears what the agent answers, and a key
+            plugins.check_trusted(getattr(config, key), f"env.{key}")  # its server receives answers and a key
         paid = await tables.resolve("reward", config.reward, "env.reward")(answer, targets, row, config)
     parts = {"answer": float(paid), "format": 0.0 if well_formed else -config.format_penalty}
     return sum(parts.values()), parts
 
 
 GIVEN = ("answer", "row", "episode")
-"""What a user-defined reward function is given, by name."""
+"""Names of the arguments for user-defined reward functions."""
 
 
 @functools.cache
 def reward_of(name: str) -> tuple[Callable[..., float], list[str]]:
-    """Load a user-defined reward function and the names of what it takes.
+    """Load a user-defined reward function and the names of its arguments.
 
-    Raises ConfigError where it requires anything else than `GIVEN`.
+    Raises ConfigError if it requires others than `GIVEN`.
     """
     function = plugins.load(name, "env.reward")
     wanted = "write `def reward(answer, row)` or `def reward(answer, row, episode)`"
@@ -91,7 +91,7 @@ def reward_of(name: str) -> tuple[Callable[..., float], list[str]]:
 
 
 def _call_user_reward(name: str, given: dict[str, Any]) -> float:
-    """Raises ValueError for what is not a finite number; the function's own exceptions pass."""
+    """Call a user-defined function. Raise ValueError unless it returns a finite number."""
     function, taken = reward_of(name)
     paid = function(**{key: given[key] for key in taken})
     if not isinstance(paid, numbers.Real) or not math.isfinite(paid):

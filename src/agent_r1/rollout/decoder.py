@@ -1,19 +1,18 @@
-"""A decoder in plain PyTorch, Llama, Qwen2 or Qwen3: what a language model computes, without a framework around it.
+"""Compute Llama, Qwen2 and Qwen3 decoders in plain PyTorch.
 
-In: token ids and their positions. Out: hidden states and logits. Next: `sampler.py` samples from it, `training/` learns it.
+In: token ids and their positions. Out: hidden states and logits. Next: `sampler.py` samples from it, `training/` trains it.
 
-Why not `transformers`' class? Because the sampler and the trainer want different attention (a cache that lives across
-turns; a plain causal pass) over the *same* arithmetic, and at half a million parameters its per-call overhead is
-larger than the arithmetic. The weights are the same: `model_files.py` reads and writes Hugging Face's format, and a
-test holds the logits against `transformers`.
+Why not a class of `transformers`? Sampler and trainer need the *same* arithmetic with different attention: a cache that
+lives across turns, and a plain causal pass. At half a million parameters the per-call overhead of `transformers` also
+exceeds the arithmetic. `model_files.py` reads and writes Hugging Face's format; a test compares the logits with
+`transformers`.
 
 The block (pre-norm; RMSNorm 1910.07467, rotary positions 2104.09864, SwiGLU 2002.05202, grouped queries 2305.13245):
 
     x = x + W_o . attention(rope(q), rope(k), v)    with q, k, v = W_qkv . norm(x) + b_qkv
     x = x + W_down . (silu(W_gate . norm(x)) * (W_up . norm(x)))
 
-Three families differ from one another in two switches: Qwen2 has the bias b_qkv, Llama and Qwen3 have none; Qwen3 normalises
-each head's q and k before it turns them (2302.05442).
+Only Qwen2 has the bias b_qkv. Only Qwen3 normalises each head's q and k before the rotation (2302.05442).
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""attention(layer, q [B, H, T, head_dim], k and v [B, K, T, head_dim]) -> as q. The caller decides what may be looked at."""
+"""attention(layer, q [B, H, T, head_dim], k and v [B, K, T, head_dim]) -> shape of q. The caller decides what is visible."""
 
 
 @dataclass(frozen=True)
 class DecoderShape:
-    """What the arithmetic depends on, as in a config.json."""
+    """The sizes in a config.json that determine the arithmetic."""
 
     vocab_size: int
     hidden_size: int
@@ -43,11 +42,9 @@ class DecoderShape:
     max_position: int
     rope_theta: float = 10000.0
     rms_norm_eps: float = 1e-6
-    tied: bool = True
-    """One matrix is the embedding and the output's projection."""
+    tied: bool = True  # one matrix is both the embedding and the output projection
     family: str = "qwen2"
-    head_width: int | None = None
-    """Width of a head where it is not hidden_size / heads."""
+    head_width: int | None = None  # width of a head; None: hidden_size / heads
 
     @property
     def head_dim(self) -> int:
@@ -55,7 +52,10 @@ class DecoderShape:
 
 
 class Block(nn.Module):
-    """One transformer layer. q, k, v and gate, up are stored as one matrix each: fewer, larger products."""
+    """One transformer layer.
+
+    q, k, v share a matrix, and so do gate and up: fewer, larger products.
+    """
 
     def __init__(self, shape: DecoderShape):
         super().__init__()
@@ -74,8 +74,8 @@ class Block(nn.Module):
         B, T, _ = x_BTD.shape
         H, K, head_dim = self.shape.heads, self.shape.kv_heads, self.shape.head_dim
         qkv = self.qkv(self.input_norm(x_BTD)).view(B, T, H + 2 * K, head_dim).transpose(1, 2)
-        # Queries and keys turn by the same angles, so they are rotated together. `split`, because the gradient of a slice
-        # is a matrix of zeros to be filled and added, once for each slice.
+        # Queries and keys have equal angles, so they are rotated together. `split` beats slices, whose gradients are
+        # matrices of zeros to fill and add.
         qk, v = qkv.split([H + K, K], dim=1)
         if self.shape.family == "qwen3":
             q, k = qk.split([H, K], dim=1)
@@ -88,13 +88,12 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A decoder that leaves attention, the only place where tokens meet, to its caller."""
+    """A decoder whose caller provides the attention."""
 
     def __init__(self, shape: DecoderShape):
         super().__init__()
         self.shape = shape
-        self.recompute = False
-        """Gradient checkpointing: see `trainer.recompute`."""
+        self.recompute = False  # gradient checkpointing: see `trainer.recompute`
         self.embed = nn.Embedding(shape.vocab_size, shape.hidden_size)
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
         self.norm = nn.RMSNorm(shape.hidden_size, eps=shape.rms_norm_eps)
@@ -104,7 +103,7 @@ class Decoder(nn.Module):
         self.register_buffer("sin", sin, persistent=False)
 
     def forward(self, ids_BT: Tensor, positions_BT: Tensor, attention: Attention) -> Tensor:
-        """Hidden states [B, T, D] after the last norm. `positions_BT` count from 0 within each sequence."""
+        """Return hidden states [B, T, D] after the last norm. `positions_BT` start at 0 in each sequence."""
         x = self.embed(ids_BT)
         rope = self.cos[positions_BT].unsqueeze(1), self.sin[positions_BT].unsqueeze(1)
         again = self.recompute and torch.is_grad_enabled()
@@ -114,7 +113,7 @@ class Decoder(nn.Module):
         return self.norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[..., D] -> [..., V]. Apart from `forward`, because most positions need none: V is the widest matrix."""
+        """Project [..., D] to [..., V]. Separate from `forward`, because most positions need no logits."""
         return F.linear(hidden, self.embed.weight if self.head is None else self.head.weight)
 
     @property
@@ -123,21 +122,21 @@ class Decoder(nn.Module):
 
 
 def causal_attention(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Attention of a training pass: each token sees itself and what is left of it.
+    """Attend to a token itself and all tokens before it, in a training pass.
 
-    Rows are padded on the *right*, so causality alone keeps real tokens from seeing padding; no mask tensor is needed.
+    Rows are padded on the *right*, so no real token sees padding, and no mask tensor is needed.
     """
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
 
 
 def rope_tables(shape: DecoderShape) -> tuple[Tensor, Tensor]:
-    """cos and signed sin of position x frequency, each [max_position, head_dim], the halves as Hugging Face lays them."""
+    """Tabulate cos and signed sin of position x frequency in Hugging Face's layout: [max_position, head_dim]."""
     frequency = shape.rope_theta ** (-torch.arange(0, shape.head_dim, 2).float() / shape.head_dim)
     angle = torch.outer(torch.arange(shape.max_position).float(), frequency)
     return angle.cos().repeat(1, 2), torch.cat((-angle.sin(), angle.sin()), dim=1)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn each pair (x_i, x_{i + head_dim/2}) by its position's angle: then q.k depends on the distance alone."""
-    # (a, b) -> (a cos - b sin, b cos + a sin): rolling by half swaps the two, and the table of sines holds the sign.
+    """Rotate each pair (x_i, x_{i + head_dim/2}) by its position's angle. Then q.k depends on the distance only."""
+    # (a, b) -> (a cos - b sin, b cos + a sin). Rolling by half swaps a and b; the table of sines has the sign.
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin).to(x.dtype)

@@ -1,7 +1,7 @@
-"""Evaluation: the training episode loop over held-out questions, one card of honest numbers, and the comparison of two.
+"""Evaluate a policy on held-out questions, and compare two evaluations.
 
-In: an episode loop (any policy) and rows. Out: trajectories and the eval card. EM is exact match after the official
-SQuAD/HotpotQA normalisation; a substring match is reported as `sub_em` and never called EM.
+In: an episode loop (any policy) and rows. Out: trajectories and the evaluation card. EM is exact match after the
+official SQuAD/HotpotQA normalisation; a substring match is `sub_em`, never EM.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def evaluate(
     at_once: int | None = None,
     done: Iterable[Trajectory] = (),
 ) -> list[Trajectory]:
-    """One episode for each row, in the order of the rows; temperature 0 is greedy. `at_once`: see `run_episodes`.
+    """Play one episode per row, in order. Temperature 0 is greedy; `at_once`: see `run_episodes`.
 
-    `done`: those that are known already. The seed hangs on the row's number, so a part, done later, comes out the same.
+    `done`: finished trajectories, not played again. Seeds depend on a row's number only, so the rest comes out the same.
     """
     found = {trajectory.group_id: trajectory for trajectory in done}
     tasks = [Task(row, str(i), f"eval-{i}", derive_seed(seed, "eval", i)) for i, row in enumerate(rows)]
@@ -46,7 +46,7 @@ def evaluate(
 def eval_card(
     trajectories: list[Trajectory], *, model: str, split: str, seed: int, retriever: str, started: float
 ) -> dict:
-    """The card (keys as in docs/architecture.md). `started` is time.perf_counter() at the start."""
+    """Make the evaluation card. `started` is time.perf_counter() at the start."""
     n = len(trajectories)
 
     def total(name: str) -> float:
@@ -85,10 +85,10 @@ def eval_card(
 
 
 def scores(trajectories: list[Trajectory]) -> dict:
-    """`score`, what it is the mean of (`score_name`: em, reward, or the environment's own), the mean reward, their intervals,
-    and those of em, sub_em and f1 that were measured.
+    """Average `score`, reward, and em, sub_em and f1 if measured, with intervals.
 
-    Measured is what each episode reports, except those in which the environment failed; they count as 0.
+    `score_name` names the averaged metric: em, reward, or the environment's own. A metric is measured if every episode
+    reports it, except those whose environment failed; they count as 0.
     """
     whole = [t for t in trajectories if t.stop_reason is not StopReason.ERROR]
     measured = [name for name in ("em", "sub_em", "f1") if whole and all(name in t.metrics for t in whole)]
@@ -102,18 +102,21 @@ def scores(trajectories: list[Trajectory]) -> dict:
 
 
 def score_of(trajectory: Trajectory, name: str) -> float:
-    """What counts under that `score_name`; 0 where the episode does not measure it."""
+    """Return the episode's value of the metric `name`; 0 if it was not measured."""
     return trajectory.reward if name == "reward" else trajectory.metrics.get(name, 0.0)
 
 
 def calls_line(card: dict) -> str:
-    """Write `1.98 calls a question`; without tools, calls were only tried."""
+    """Format `1.98 calls a question`. Without tools, calls are only attempts."""
     tried = " tried, without a tool" if card.get("condition") == "closed-book" else ""
     return f"{card['mean_tool_calls']:.2f} calls a question{tried}"
 
 
 def score_line(card: dict) -> str:
-    """`EM 0.910 (95 % 0.882 to 0.932), F1 0.931, sub-EM 0.940, reward 0.905 (95 % 0.876 to 0.934)` as far as it was measured."""
+    """Format the scores of a card.
+
+    Example: `EM 0.910 (95 % 0.882 to 0.932), F1 0.931, sub-EM 0.940, reward 0.905 (95 % 0.876 to 0.934)`.
+    """
     name, words = card["score_name"], {"em": "EM", "f1": "F1", "sub_em": "sub-EM"}
     others = [f"{words[key]} {card[key]:.3f}" for key in ("f1", "sub_em") if key in card]
     paid = [_with_interval("reward", card["reward"], card["reward_ci95"])] if name != "reward" else []
@@ -128,7 +131,7 @@ def _with_interval(name: str, mean: float, interval: list[float]) -> str:
 
 
 def majority(train: list[Row], rows: list[Row]) -> dict[str, Any]:
-    """What it scores to know nothing but what is asked most: for each kind the commonest answer of training, and its EM."""
+    """Score the baseline that always gives the commonest training answer of a question's kind."""
 
     def by_kind(some: list[Row]) -> dict[str, list[list[str]]]:
         found: dict[str, list[list[str]]] = {}
@@ -145,19 +148,19 @@ def majority(train: list[Row], rows: list[Row]) -> dict[str, Any]:
 
 
 def rows_hash(trajectories: list[Trajectory]) -> str:
-    """Hash of the questions with their answers: whatever file they came from, it tells whether they are the same."""
+    """Hash the questions and answers, to tell whether two evaluations used the same."""
     rows = [[t.row["prompt"], list(t.row["reward_model"]["ground_truth"])] for t in trajectories]
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]
 
 
 def prompt_hash(trajectories: list[Trajectory]) -> str:
-    """Hash of all prompts' token ids: equal cards were asked the same questions in the same words and template."""
+    """Hash all prompts' token ids. Equal hashes: same questions, wording and template."""
     prompts = [t.steps[0].observation_ids if t.steps else [] for t in trajectories]
     return hashlib.sha256(json.dumps(prompts).encode()).hexdigest()[:16]
 
 
 def wilson_interval(share: float, n: int, z: float = 1.96) -> list[float]:
-    """95 % confidence interval of a share (Wilson 1927); unlike +-1.96 s.e. it stays inside [0, 1] at the edges."""
+    """Return the 95 % confidence interval of a share (Wilson 1927). Unlike +-1.96 s.e., it stays within [0, 1]."""
     centre = (share + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
     return [max(0.0, centre - half), min(1.0, centre + half)]
@@ -166,7 +169,7 @@ def wilson_interval(share: float, n: int, z: float = 1.96) -> list[float]:
 def mean_interval(values: list[float]) -> list[float]:
     """Return the 95 % confidence interval of a mean.
 
-    Wilson's where all values are 0 or 1, else the normal one, which has no width where all values are equal.
+    Wilson's if all values are 0 or 1, else the normal one, whose width is 0 if all values are equal.
     """
     mean, n = fmean(values), len(values)
     if set(values) <= {0, 1}:
@@ -175,19 +178,19 @@ def mean_interval(values: list[float]) -> list[float]:
     return [mean - half, mean + half]
 
 
-# ------------------------------------------------------------------------------------------------------ two of them
+# ------------------------------------------------------------------------------------------------------ comparison
 
 
 def compare(first: list[float], second: list[float], name: str = "em") -> dict[str, Any]:
-    """The difference of two models on the same questions, second minus first: in EM (1 right, 0 wrong), or another score.
+    """Compare two models on the same questions: second minus first, in EM or another score.
 
-    They are compared question by question. What both know and what neither knows says nothing about the difference, so
-    the interval is much narrower than that of two separate shares.
+    Questions that both or neither answer do not affect the difference. So the paired interval is much narrower than the
+    interval of two separate shares.
     """
     n = len(first)
     differences = [b - a for a, b in zip(first, second, strict=True)]
     only_first, only_second = sum(d < 0 for d in differences), sum(d > 0 for d in differences)
-    p = mcnemar(only_first, only_second)  # for rewards this is the sign test: the same coin flips
+    p = mcnemar(only_first, only_second)  # for other scores this is the sign test
     if name == "em":
         found = {"difference": (only_second - only_first) / n, "ci95": paired_interval(only_first, only_second, n)}
     else:
@@ -198,17 +201,17 @@ def compare(first: list[float], second: list[float], name: str = "em") -> dict[s
 
 
 def mcnemar(b: int, c: int) -> float:
-    """Exact two-sided p-value (McNemar 1947): were both equally good, the b + c disagreements were coin flips."""
+    """Return the exact two-sided p-value (McNemar 1947): b + c disagreements as fair coin flips."""
     n = b + c
     tail = sum(math.comb(n, k) for k in range(min(b, c) + 1)) / 2**n
     return min(1.0, 2 * tail)
 
 
 def paired_interval(b: int, c: int, n: int, z: float = 1.96) -> list[float]:
-    """95 % interval of (c - b) / n for paired shares: Wald's, with half a question added to each of the four cells.
+    """Return the 95 % interval of (c - b) / n for paired shares (Agresti and Min 2005).
 
-    Agresti and Min (Statistics in Medicine 24, 2005). Without the halves, models that agree everywhere would get an
-    interval of width zero.
+    Wald's interval with half a question added to each of the four cells (Statistics in Medicine 24). Otherwise models
+    that agree everywhere would have an interval of width zero.
     """
     b, c, n = b + 0.5, c + 0.5, n + 2
     centre = (c - b) / n

@@ -1,6 +1,6 @@
-"""Count tool calls, and refuse batches in which the world failed and not the agent.
+"""Count tool calls, and stop if tools or episodes fail without the agent's fault.
 
-In: finished episodes. Out: three counts, or an AgentR1Error. Next: back to `episode.py`; verl's trainer asks for the same.
+In: finished episodes. Out: three counts, or an AgentR1Error. Next: back to `episode.py`; verl's trainer calls it too.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from agent_r1.core import INVALID, Step, Trajectory
 from agent_r1.ground.errors import AgentR1Error
 
 LOST = 0.05
-"""Share of an evaluation's episodes that may lose their connection. They count as wrong: the score is so much too low at most."""
+"""Share of an evaluation's episodes that may lose their connection. They count as wrong, so this bounds the error."""
 
 
 def count_calls(steps: list[Step]) -> dict[str, int]:
-    """Count tool calls: all, invalid ones, and those in which the tool failed."""
+    """Count all tool calls, the agent's invalid ones, and those that a tool failed."""
     errors = [call["error"] for step in steps for call in step.info.get("tool_calls", ())]
     invalid = sum(error in INVALID for error in errors)
     failed = sum(error is not None for error in errors) - invalid
@@ -21,9 +21,9 @@ def count_calls(steps: list[Step]) -> dict[str, int]:
 
 
 def refuse_failures(trajectories: list[Trajectory]) -> None:
-    """Raise AgentR1Error if more than half of the episodes or of the tool calls failed.
+    """Raise AgentR1Error if more than half of the episodes or tool calls failed.
 
-    Then the tool, the service or a deadline is wrong, and training on the remains would teach nonsense.
+    Then a tool, a service or a deadline is wrong, and the remaining episodes are a biased sample.
     """
     broken = [t for t in trajectories if t.stop_reason.failed]
     if len(broken) * 2 > len(trajectories):
@@ -37,7 +37,7 @@ def refuse_failures(trajectories: list[Trajectory]) -> None:
 
 
 def refuse_lost(causes: list[str], episodes: int) -> None:
-    """Raise AgentR1Error if more than LOST of the episodes lost the model server."""
+    """Raise AgentR1Error if more than LOST of the episodes lost their model server."""
     if len(causes) > max(1, LOST * episodes):
         raise AgentR1Error(
             f"{len(causes)} of {episodes} episodes lost the model server, the first: {causes[0]}", code="server_gone"
@@ -45,16 +45,16 @@ def refuse_lost(causes: list[str], episodes: int) -> None:
 
 
 def refuse_broken_tools(calls: float, failed: float, example: str) -> None:
-    """Raise AgentR1Error if most tool calls failed without a mistake of the agent."""
-    if failed > max(4, calls / 2):  # a handful may fail anywhere
+    """Raise AgentR1Error if most of many tool calls failed through no fault of the agent."""
+    if failed > max(4, calls / 2):  # a few may always fail
         raise AgentR1Error(
-            f"{failed:.0f} of {calls:.0f} tool calls failed, the first with {example!r}; mend the tool",
+            f"{failed:.0f} of {calls:.0f} tool calls failed, the first with {example!r}; fix the tool",
             code="tools_failed",
         )
 
 
 def first_failed_call(trajectory: Trajectory) -> str | None:
-    """Return the message of the first failed tool, or None. An invalid call is the agent's mistake and does not count."""
+    """Return the message of the first tool failure, or None. An invalid call is the agent's fault and not counted."""
     calls = (call for step in trajectory.steps for call in step.info.get("tool_calls", ()))
     failed = next((call for call in calls if call["error"] and call["error"] not in INVALID), None)
     return failed and failed["content"] + (f" ({failed['at']})" if failed.get("at") else "")

@@ -1,7 +1,7 @@
-"""A `Decoder` on disk, in Hugging Face's folder format.
+"""Read and write a `Decoder` in Hugging Face's folder format.
 
-In: a folder with config.json and *.safetensors, which may be a stranger's. Out: a `Decoder`, or an AgentR1Error that says what is
-wrong with it; and the way back. `decoder.py` has the arithmetic.
+In: a folder with config.json and *.safetensors, possibly untrusted. Out: a `Decoder`, or an AgentR1Error that names the
+fault. `decoder.py` has the arithmetic.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from agent_r1.ground.errors import AgentR1Error
 from agent_r1.rollout.decoder import Decoder, DecoderShape
 
 FAMILIES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-"""What is computed here: `model_type` in config.json, and the class in `transformers` that computes the same."""
+"""Supported architectures: `model_type` in config.json -> the class in `transformers`."""
 CONFIG_NAMES = {
     "vocab_size": "vocab_size",
     "hidden_size": "hidden_size",
@@ -31,7 +31,7 @@ CONFIG_NAMES = {
     "max_position": "max_position_embeddings",
     "rms_norm_eps": "rms_norm_eps",
 }
-"""Fields of `DecoderShape`, and their names in config.json."""
+"""Fields of `DecoderShape` -> their names in config.json."""
 LARGEST = {
     "vocab_size": 2**22,
     "hidden_size": 2**17,
@@ -41,21 +41,19 @@ LARGEST = {
     "intermediate_size": 2**20,
     "max_position_embeddings": 2**24,
 }
-"""What config.json may say, of any architecture: beyond every model that is published."""
-
-
+"""Upper bounds for config.json, above every published model."""
 MOST_ANGLES = 2**28
-"""Positions times the width of a head: two tables of 1 GB. A million positions of 256 wide heads."""
+"""Positions times the width of a head: two tables of 1 GB, or a million positions of 256 wide heads."""
 
 
 class OtherModelError(AgentR1Error):
-    """A model that is not computed here. `transformers` may read it."""
+    """An architecture that `Decoder` does not support. `transformers` may read it."""
 
 
 def save(model: Decoder, folder: Path, eos_token_id: int | list[int], pad_token_id: int) -> None:
-    """Write config.json, generation_config.json and model.safetensors as `transformers` reads them.
+    """Write config.json, generation_config.json and model.safetensors in the format of `transformers`.
 
-    Raises OSError or SafetensorError where the folder cannot be written.
+    Raises OSError or SafetensorError if the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     s = model.shape
@@ -80,13 +78,13 @@ def save(model: Decoder, folder: Path, eos_token_id: int | list[int], pad_token_
 
 
 def load(folder: Path, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Decoder:
-    """Read a Hugging Face folder of one of `FAMILIES`. Raises AgentR1Error naming what is wrong with it."""
+    """Read a Hugging Face folder of one of `FAMILIES`. Raise AgentR1Error naming the fault."""
     shape = read_shape(folder)
     try:
         files = sorted(folder.glob("*.safetensors"))
         if not files:
             raise FileNotFoundError("it has no *.safetensors")
-        _fit(shape, files)  # before memory is taken for what config.json says
+        _fit(shape, files)  # before memory is allocated for the sizes in config.json
         model = Decoder(shape)
         from_hf(model, {name: t for file in files for name, t in load_file(file).items()})
     except (OSError, KeyError, RuntimeError, SafetensorError) as error:
@@ -98,7 +96,7 @@ def load(folder: Path, device: str = "cpu", dtype: torch.dtype = torch.float32) 
 
 
 def read_config(folder: Path) -> dict:
-    """A model folder's config.json, of whatever architecture. Raises AgentR1Error when the folder is no model."""
+    """Read a model folder's config.json, of any architecture. Raise AgentR1Error for an invalid one."""
     try:
         raw = bounds.read_json(folder / "config.json")
         if not isinstance(raw, dict):
@@ -115,7 +113,7 @@ def read_config(folder: Path) -> dict:
 
 
 def read_shape(folder: Path) -> DecoderShape:
-    """The shape in a folder's config.json. Raises AgentR1Error for a model that is not computed here, with the way out."""
+    """Read the shape in config.json. Raise AgentR1Error, with a remedy, for an unsupported model."""
     raw = read_config(folder)
     family, otherwise = raw.get("model_type"), "train it with --engine verl, or start from another model"
     if family not in FAMILIES:
@@ -123,7 +121,7 @@ def read_shape(folder: Path) -> DecoderShape:
             f"{folder} is of architecture {family!r}; the local loop computes {', '.join(FAMILIES)}; {otherwise}",
             code="unsupported_model",
         )
-    rope = raw.get("rope_parameters") or {}  # transformers 5 nests what version 4 kept at the top
+    rope = raw.get("rope_parameters") or {}  # transformers 5 nests what version 4 has at the top
     for what, there in {
         "RoPE scaling": raw.get("rope_scaling") or rope.get("rope_type", "default") != "default",
         "a sliding window": raw.get("use_sliding_window"),
@@ -134,7 +132,7 @@ def read_shape(folder: Path) -> DecoderShape:
             raise OtherModelError(
                 f"{folder} has {what}, which the local loop does not compute; {otherwise}", code="unsupported_model"
             )
-    raw.setdefault("num_key_value_heads", raw.get("num_attention_heads"))  # older Llamas: every head has its own
+    raw.setdefault("num_key_value_heads", raw.get("num_attention_heads"))  # older Llamas have no groups
     names = {field: raw_name for field, raw_name in CONFIG_NAMES.items() if raw_name in raw}
     if missing := CONFIG_NAMES.keys() - names.keys():
         raise OtherModelError(
@@ -162,7 +160,7 @@ def read_shape(folder: Path) -> DecoderShape:
 
 
 def to_hf(model: Decoder) -> dict[str, Tensor]:
-    """Our parameters under Hugging Face's names, the fused matrices split."""
+    """Return views of our parameters under Hugging Face's names, with the fused matrices split."""
     s = model.shape
     sizes = [s.heads * s.head_dim, s.kv_heads * s.head_dim, s.kv_heads * s.head_dim]
     out = {"model.embed_tokens.weight": model.embed.weight, "model.norm.weight": model.norm.weight}
@@ -190,7 +188,7 @@ def to_hf(model: Decoder) -> dict[str, Tensor]:
 
 
 def sizes_in(files: list[Path]) -> dict[str, tuple[int, ...]]:
-    """The shape of each weight, from the headers of safetensors. Raises OSError and SafetensorError."""
+    """Read the shape of each weight from safetensors headers. Raise OSError and SafetensorError."""
     sizes = {}
     for file in files:
         with safe_open(file, framework="pt") as weights:
@@ -199,11 +197,11 @@ def sizes_in(files: list[Path]) -> dict[str, tuple[int, ...]]:
 
 
 def _fit(shape: DecoderShape, files: list[Path]) -> None:
-    """Raises RuntimeError or KeyError where the weights in `files` are not those of a model of this shape. Reads headers only."""
+    """Compare the weights' headers with `shape`. Raise RuntimeError or KeyError if they differ."""
     sizes = sizes_in(files)
     if f"model.layers.{shape.layers}.input_layernorm.weight" in sizes:
         raise RuntimeError(f"config.json has num_hidden_layers={shape.layers}, and there are more")
-    _ = sizes[f"model.layers.{shape.layers - 1}.input_layernorm.weight"]  # before any layer is made
+    _ = sizes[f"model.layers.{shape.layers - 1}.input_layernorm.weight"]  # KeyError before any layer is made
     with torch.device("meta"):  # shapes without memory
         model = Decoder(shape)
     for name, view in to_hf(model).items():
@@ -212,7 +210,7 @@ def _fit(shape: DecoderShape, files: list[Path]) -> None:
 
 
 def from_hf(model: Decoder, tensors: dict[str, Tensor]) -> None:
-    """The reverse of `to_hf`. `to_hf` returns views into the fused matrices, so copying into them fills ours."""
+    """Copy weights with Hugging Face's names into `model`, through the views of `to_hf`."""
     with torch.no_grad():
         for name, view in to_hf(model).items():
             if view.shape != tensors[name].shape:

@@ -1,15 +1,13 @@
-"""Two more ways to a model, beside the sampler of room 5 (`rollout/sampler.py`).
+"""Call a model through `transformers` or a vLLM server, instead of the local sampler.
 
 In: prompts as token ids. Out: `Generation`s with the sampled ids and their log-probabilities, as from any `Policy`.
 Next: the same episode loop as in training.
 
-    TransformersPolicy   any architecture that `transformers` knows, in this process, one token a call
+    TransformersPolicy   any architecture that `transformers` knows, in this process, one token per call
     ServerPolicy         a vLLM server, over /v1/completions
 
-A server's chat endpoint is not used: it decodes what was sampled, and encodes it again with the next turn. Here the prompt
-goes out as ids and the sampled ids come back.
-
-`on_token` (see `Policy`) is called with each newly sampled stretch of ids: that is streaming.
+A server's chat endpoint would decode the sampled tokens and encode them again in the next turn. The endpoint
+/v1/completions takes a prompt of ids and returns the sampled ids. To stream, set `Policy.on_token`.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ from agent_r1.ground.errors import AgentR1Error, LostConnection, first_line
 from agent_r1.rollout import decoder, model_files
 from agent_r1.rollout.sampler import draw_noise, sample_tokens
 
-if TYPE_CHECKING:  # importing its model classes takes seconds, which a conversation with vLLM need not wait for
+if TYPE_CHECKING:  # importing its model classes takes seconds, and a conversation with vLLM does not need them
     from transformers import DynamicCache, PreTrainedModel
 
 AnyModel = Union["PreTrainedModel", decoder.Decoder]
@@ -45,7 +43,7 @@ AnyModel = Union["PreTrainedModel", decoder.Decoder]
 
 
 def load_transformers(folder: Path, device: str = "cpu", dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """Read a model folder: safetensors only, and no code from it. Raises AgentR1Error naming what is wrong."""
+    """Read a model folder: safetensors only, without its code. Raise AgentR1Error naming the fault."""
     from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
@@ -55,7 +53,7 @@ def load_transformers(folder: Path, device: str = "cpu", dtype: torch.dtype = to
         sizes = model_files.sizes_in(sorted(folder.glob("*.safetensors")))
         wanted = raw.get("vocab_size"), raw.get("hidden_size")
         layers = 1 + max((int(n) for name in sizes for n in re.findall(r"\.(\d+)\.", name)), default=-1)
-        # What is missing, transformers makes of random numbers, whatever memory that takes.
+        # transformers fills missing weights with random numbers, however much memory that takes.
         if sizes and (None not in wanted and wanted not in sizes.values() or layers < raw.get("num_hidden_layers", 0)):
             raise ValueError("config.json has another vocab_size, hidden_size or num_hidden_layers than its weights")
         model, told = AutoModelForCausalLM.from_pretrained(
@@ -66,7 +64,7 @@ def load_transformers(folder: Path, device: str = "cpu", dtype: torch.dtype = to
         raise AgentR1Error(
             f"{folder} cannot be loaded by transformers ({first_line(error)})", code="damaged_model"
         ) from None
-    if missing := sorted(told["missing_keys"]):  # transformers would go on with random numbers
+    if missing := sorted(told["missing_keys"]):  # transformers would continue with random numbers
         raise AgentR1Error(
             f"{folder} lacks {len(missing)} weights of its model, the first {missing[0]}; make it again",
             code="damaged_model",
@@ -75,7 +73,7 @@ def load_transformers(folder: Path, device: str = "cpu", dtype: torch.dtype = to
 
 
 def load_any(folder: Path, device: str = "cpu", dtype: torch.dtype = torch.float32) -> AnyModel:
-    """A model folder as the network that training uses where that fits, else as `transformers` reads it."""
+    """Read a model folder: as a `Decoder` if possible, else with `transformers`."""
     try:
         model_files.read_shape(folder)
     except model_files.OtherModelError:
@@ -85,7 +83,10 @@ def load_any(folder: Path, device: str = "cpu", dtype: torch.dtype = torch.float
 
 @torch.inference_mode()
 def token_logprobs(model: AnyModel, ids: list[int]) -> Tensor:
-    """log pi(token | all before it), float32 [T], 0 for the first token: what a converted model is held against."""
+    """Compute log pi(token | all tokens before it), to check a converted model.
+
+    float32 [T], 0 for the first token.
+    """
     ids_T = torch.tensor(ids, device=next(model.parameters()).device)
     if isinstance(model, decoder.Decoder):
         positions = torch.arange(len(ids), device=ids_T.device)
@@ -105,15 +106,15 @@ class _Conversation:
 
 
 class TransformersPolicy(Policy):
-    """`Policy` over any causal language model of `transformers`. The cache of an episode is kept across its turns.
+    """`Policy` over any causal language model of `transformers`, with a cache across an episode's turns.
 
-    One conversation a pass: this is for talking to a model and for checking others against it. Batching is vLLM's work.
+    Each pass serves one conversation. Use it to talk to a model and to check other policies; vLLM batches.
     """
 
     def __init__(self, model: PreTrainedModel, stop_ids: tuple[int, ...]):
         self.model, self.stop_ids = model, frozenset(stop_ids)
         self._sessions: dict[str, _Conversation] = {}
-        # Passes run in one thread, a token each: the event loop stays free for Ctrl-C, and episodes take turns.
+        # Passes of one token run in a thread, so that the event loop stays free for Ctrl-C and episodes alternate.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="transformers")
 
     async def generate(self, prompt_ids: list[int], sampling: Sampling, session: str | None = None) -> Generation:
@@ -142,7 +143,7 @@ class TransformersPolicy(Policy):
 
     @torch.inference_mode()
     def _step(self, talk: _Conversation, new: list[int], sampling: Sampling, uniform: float) -> tuple[int, float]:
-        """Read `new`, and draw the token behind it as the training sampler would."""
+        """Read `new`, and sample the next token like the training sampler."""
         device = self.model.device
         talk.ids += new
         out = self.model(torch.tensor([new], device=device), past_key_values=talk.cache, logits_to_keep=1)
@@ -159,14 +160,14 @@ class TransformersPolicy(Policy):
 
 
 MAX_ANSWER = 64 << 20
-"""Bytes of a turn; in a stream a token takes some 500."""
+"""Bytes of a turn; in a stream a token takes about 500."""
 
 
 class ServerPolicy(Policy):
-    """`Policy` over a vLLM server, which may be shared by any number of episodes and event loops."""
+    """`Policy` over a vLLM server. Any number of episodes and event loops may share it."""
 
     ATTEMPTS = 4
-    """Times that a connection is tried, half a second apart. What has begun to answer is never asked again."""
+    """Connection attempts, half a second apart. A request whose answer has begun is never repeated."""
 
     def __init__(
         self,
@@ -177,19 +178,18 @@ class ServerPolicy(Policy):
         diagnose: Callable[[], str | None] | None = None,
         seeded: bool = True,
     ):
-        """`diagnose` says why the server is gone, or None while it lives (see `serve.Server.diagnose`).
+        """`diagnose` returns why the server died, or None while it lives (see `serve.Server.diagnose`).
 
-        `seeded=False` leaves out the seeds of requests: on a GPU, vLLM draws for seeded requests one after the other.
+        `seeded=False` omits the seeds of requests: on a GPU, vLLM samples seeded requests one after the other.
         """
         self.seeded = seeded
         self.url, self.model, self.stop_ids = url, model, frozenset(stop_ids)
         self._headers = {"Authorization": f"Bearer {api_key}"}
-        self._clients: dict[asyncio.AbstractEventLoop, tuple[httpx.AsyncClient, int]] = {}
-        """Of each event loop that has requests under way: the client, and how many use it."""
+        self._clients: dict[asyncio.AbstractEventLoop, tuple[httpx.AsyncClient, int]] = {}  # with its number of users
         self._diagnose = diagnose or (lambda: None)
 
     async def generate(self, prompt_ids: list[int], sampling: Sampling, session: str | None = None) -> Generation:
-        """See `Policy.generate`. Raises AgentR1Error when the server refuses or dies, LostConnection while it lives."""
+        """See `Policy.generate`. Raise AgentR1Error if the server refuses or dies, LostConnection while it lives."""
         request = {
             "model": self.model,
             "prompt": prompt_ids,
@@ -199,7 +199,7 @@ class ServerPolicy(Policy):
             if sampling.seed is None or not self.seeded
             else sampling.seed % 2**63,  # ours have 64 bits, vLLM's a sign
             "stop_token_ids": sorted(self.stop_ids),
-            # vLLM would take these from the model's generation_config.json; published models penalise repetition there.
+            # Set explicitly: generation_config.json of published models often has a repetition penalty.
             **{"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0},
             **{"logprobs": 0, "return_token_ids": True, "stream": self.on_token is not None},
         }
@@ -211,7 +211,7 @@ class ServerPolicy(Policy):
                     raise self._gone(f"does not answer ({first_line(error)})") from None
                 await asyncio.sleep(0.5)
             except (httpx.HTTPError, httpx.StreamError, ValueError, KeyError, TypeError, IndexError) as error:
-                await asyncio.sleep(0.2)  # a process that has just broken the connection is not quite dead yet
+                await asyncio.sleep(0.2)  # a process that has just closed the connection may take a moment to die
                 raise self._gone(f"broke off ({type(error).__name__}: {first_line(error)})") from None
         raise AssertionError("unreachable")
 
@@ -242,12 +242,14 @@ class ServerPolicy(Policy):
 
     @contextlib.asynccontextmanager
     async def _client(self) -> AsyncIterator[httpx.AsyncClient]:
-        """One client for all requests that an event loop has under way, closed behind the last of them: none outlives
-        its loop, and none keeps a connection to a server that was restarted since."""
+        """Share one client among an event loop's requests, and close it after the last.
+
+        No client outlives its loop or keeps a connection to a server that has restarted.
+        """
         loop = asyncio.get_running_loop()
 
-        # `trust_env`: a proxy has no business on the loopback. No read timeout: a turn may stand in line, and the episode
-        # has a deadline of its own. As many connections as episodes; idle ones go before vLLM drops them (5 s).
+        # trust_env: the loopback needs no proxy. No read timeout: a turn may queue, and the episode has a deadline. As
+        # many connections as episodes; idle ones expire before vLLM drops them (5 s).
         async def bound(response: httpx.Response) -> None:
             bounds.cap_body(httpx, response, MAX_ANSWER)
 
@@ -275,7 +277,7 @@ class ServerPolicy(Policy):
 
 
 async def _choices(response: httpx.Response, stream: bool) -> AsyncIterator[dict[str, Any]]:
-    """The pieces of an answer: server-sent events, or the whole in one."""
+    """Yield the pieces of an answer: server-sent events, or everything at once."""
     if not stream:
         yield json.loads(await response.aread())["choices"][0]
         return
@@ -291,7 +293,7 @@ async def _choices(response: httpx.Response, stream: bool) -> AsyncIterator[dict
 
 
 def _reason(body: bytes) -> str:
-    """The message in an error's body, in either of the forms that vLLM and FastAPI give it."""
+    """Extract the message of an error body, in vLLM's or FastAPI's form."""
     try:
         record = json.loads(body)
         error = record.get("error", record)

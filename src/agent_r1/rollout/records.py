@@ -1,7 +1,7 @@
-"""A trajectory as one line of JSON: what `rollouts/*.jsonl` holds, and what chat, report and `inspect` read.
+"""Write a trajectory as one line of JSON.
 
-In: trajectories and the training sequences made of them. Out: records, with the tokens as text and ids.
-Next: `viewer/tokens.py` draws one.
+In: trajectories and their training sequences. Out: records for `rollouts/*.jsonl`, with tokens as text and ids. Next:
+`viewer/tokens.py` draws one; chat, report and `inspect` read them too.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from agent_r1.rollout.training_rows import PROCESS, Batch, TrainingRow, trajecto
 
 
 def question_of(row: Row) -> str:
-    """The user's words."""
+    """Return the text of the last message of the prompt."""
     return row["prompt"][-1]["content"]
 
 
 def step_records(trajectory: Trajectory, chat: ChatFormat) -> list[dict[str, Any]]:
-    """The turns of a trajectory as text and facts."""
+    """Describe each turn of a trajectory: its text, reward and facts."""
     return [
         {
             "text": chat.decode(s.action_ids),
@@ -43,7 +43,7 @@ def trajectory_record(
     step: int | None,
     values: list[list[float]] | None = None,
 ) -> dict[str, Any]:
-    """One line of a rollouts file; `viewer/` and the report read it."""
+    """Make one line of a rollouts file."""
     row = trajectory.row
     return {
         "step": step,
@@ -77,7 +77,7 @@ def trajectory_record(
 
 
 def training_records(batch: Batch, chat: ChatFormat, step: int) -> Iterator[dict[str, Any]]:
-    """The records of a training step, with advantages."""
+    """Yield the records of a training step, with advantages."""
     for number, trajectory in enumerate(batch.trajectories):
         mine = (batch.trajectory_B == number).nonzero()[:, 0].tolist()
         advantages, values = (
@@ -90,13 +90,13 @@ def training_records(batch: Batch, chat: ChatFormat, step: int) -> Iterator[dict
 
 
 def evaluation_records(trajectories: list[Trajectory], chat: ChatFormat) -> Iterator[dict[str, Any]]:
-    """The records of an evaluation: no advantages there."""
+    """Yield the records of an evaluation, without advantages."""
     for number, trajectory in enumerate(trajectories):
         yield trajectory_record(trajectory, trajectory_rows(trajectory, number, [PROCESS]), None, chat, None)
 
 
 def write_rollouts(path: Path, records: Iterator[dict[str, Any]]) -> None:
-    """Write a rollouts file, whole or not at all. Raises AgentR1Error when there is no space."""
-    # A line at a time: with every token as text, the episodes of a large step would take gigabytes as one string.
+    """Write a rollouts file atomically. Raise AgentR1Error if the disk is full."""
+    # One line at a time: as a single string, a large step's episodes would take gigabytes.
     with writing(path, RESUME), whole(path) as part, part.open("w", encoding="utf-8") as file:
         file.writelines(map(json_line, records))

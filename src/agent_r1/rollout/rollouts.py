@@ -1,7 +1,8 @@
-"""Who plays the episodes of a training step.
+"""Play the episodes of a training step.
 
-In: a step's number. Out: `Played`, what a batch is made of and what was measured. `Rollouts` plays each prompt so many times;
-a wrapper holds another one and changes what it plays (`Greedy` here, `Refilled` in recipes/credit). Next: `training_rows.py`.
+In: a step's number. Out: `Played`, the episodes for the batch and the metrics. Next: `rows.py`. `Rollouts` plays each
+prompt several times; a wrapper has an inner `Rollouts` and changes its result (`Greedy`, and `Refilled` in
+recipes/credit).
 """
 
 from __future__ import annotations
@@ -20,20 +21,18 @@ from agent_r1.rollout.sampler import LocalPolicy
 class Played:
     """The episodes of a step."""
 
-    chosen: list[Trajectory]
-    """Those that are learnt from."""
-    played: list[Trajectory]
-    """All that say what the policy is like: metrics are of these."""
+    chosen: list[Trajectory]  # for learning
+    played: list[Trajectory]  # for metrics
     metrics: dict[str, float] = field(default_factory=dict)
 
 
 class Rollouts:
-    """Each prompt of a step, `rollout.samples_per_prompt` times."""
+    """Episodes of a step: each prompt `rollout.samples_per_prompt` times."""
 
     def __init__(
         self, flow: AgentFlowBase, policy: LocalPolicy, tasks: Callable[[int, int], list[Task]], rollout: RolloutConfig
     ):
-        """`tasks(step, again)` are the episodes of a step, prompt by prompt; `again` counts rounds with other prompts."""
+        """`tasks(step, again)` lists a step's episodes, prompt by prompt; `again` counts rounds with other prompts."""
         self.flow, self.policy, self.tasks, self.rollout = flow, policy, tasks, rollout
 
     def play(self, step: int) -> Played:
@@ -52,11 +51,11 @@ class Rollouts:
 
 
 GREEDY = "greedy_score"
-"""In a trajectory's `extra`: what the greedy episode of its prompt was paid; NaN where that was broken off."""
+"""Key of `Trajectory.extra`: the reward of the prompt's greedy episode; NaN if it failed."""
 
 
 class Greedy(Rollouts):
-    """Rollouts with one greedy episode more for each prompt. It is compared with and not learnt from."""
+    """Rollouts with an extra greedy episode per prompt, for comparison only."""
 
     def __init__(self, inner: Rollouts):
         self.inner, self.episodes = inner, inner.episodes
@@ -70,5 +69,5 @@ class Greedy(Rollouts):
 
 
 def greedy_score(greedy: Trajectory) -> float:
-    """What a greedy episode says of its prompt."""
+    """Return the reward of a greedy episode; NaN if it failed."""
     return float("nan") if greedy.stop_reason.failed else greedy.reward

@@ -1,6 +1,6 @@
-"""What settings make of an episode: the loop over the environments that `env.name` names, and who can speak in them.
+"""Make the configured episode loop, and check that the model can use its dialect.
 
-In: a policy, tools, settings. Out: the loop, or a ConfigError. `episode.py` has the loop itself, which knows no environment.
+In: a policy, tools, settings. Out: the loop, or a ConfigError. `episode.py` has the loop, which knows no environment.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ def make_loop(
     rollout: RolloutConfig,
     env: EnvConfig,
 ) -> AgentEnvLoop:
-    """The loop that a configuration describes; the same for cold start, training, verl and evaluation. A chat is one, too."""
+    """Make the configured loop: for cold start, training, verl, evaluation and chat."""
     return make_flow(policy, chat, lambda row: make_env(row, tools, env), rollout, env)
 
 
 def check_dialect(chat: ChatFormat, env: EnvConfig, tools: bool) -> None:
-    """Refuse a model that cannot be told of its tools, or cannot speak, in this dialect. Raises ConfigError."""
+    """Raise ConfigError if the model cannot write this dialect or is not shown its tools."""
     spoken = dialect_of(env)
     if missing := [token for token in spoken.control_tokens if token not in chat.control_ids]:
         raise ConfigError(

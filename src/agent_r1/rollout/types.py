@@ -1,3 +1,3 @@
-"""The words of the domain live in `agent_r1/core.py`; this name is kept for programs that know it from here."""
+"""Re-export `agent_r1/core.py` under its former name."""
 
 from agent_r1.core import *  # noqa: F403

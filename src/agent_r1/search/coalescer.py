@@ -1,19 +1,19 @@
-"""What many coroutines ask in the same moment, answered as one batch. Next: `searcher.py`, and `BatchTool` (tool/batch.py).
+"""Answer concurrent questions of many coroutines as one batch. Next: `searcher.py`, and `BatchTool` (tool/batch.py).
 
-A hundred episodes run side by side, and whenever the model has decoded a batch of turns, dozens of them ask in the same
-moment. Asked one by one, each question would pay the fixed cost of an answer. So they are collected:
+When the model has decoded a batch of turns, dozens of episodes ask at the same moment. One by one, each question would
+pay the fixed cost of an answer. So they are collected:
 
     ask("Sosnum author") ──┐
-    ask("Tulo country")   ──┼─ the same turn of the event loop ──▶ one call of `work` ──▶ everyone wakes
+    ask("Tulo country")   ──┼─ the same turn of the event loop ──▶ one call of `work` ──▶ all callers continue
     ask("Sosnum author") ──┘
 
-The first question of a turn schedules `_flush` after everything that is ready to run now: `loop.call_soon` puts it
-at the end of the queue. Until then questions only line up.
+The first question of a turn schedules `_flush` after everything that is ready to run (`loop.call_soon` appends it to
+the queue). Until then, questions only queue.
 
-The work is done in a thread, one batch at a time; what comes in meanwhile makes the next batch. So work that is slow, or
-a service that hangs, stops only those who asked: the deadline of a call (`call_tool`) holds.
+A thread does the work, one batch at a time. Questions that arrive meanwhile form the next batch. Slow work or a hanging
+service therefore delays only its callers, and a call's deadline (`call_tool`) applies.
 
-If tokens are sampled in this process as well, the event loop waits for the answers, for `PATIENCE_S` at most. Otherwise the
+If tokens are sampled in this process too, the event loop waits for the answers, at most `PATIENCE_S`. Otherwise the
 clock would decide which episodes share the sampler's next batch, and the batch changes the last digits of a log-prob.
 """
 
@@ -31,32 +31,30 @@ from typing import Any, Generic, TypeVar
 from agent_r1.ground.device import SAMPLING_HERE
 
 PATIENCE_S = 2.0
-"""How long an event loop that samples waits for a batch."""
+"""Seconds that an event loop with a sampler waits for a batch."""
 
 Question = TypeVar("Question", bound=Hashable)
 Answer = TypeVar("Answer")
 Futures = dict[Question, list[asyncio.Future]]
-"""Who waits for what, in the order in which it was first asked."""
+"""The waiting futures of each question, in the order of first asking."""
 
 
 @dataclass
 class _Line:
-    """Those who wait in one event loop."""
+    """The questions of one event loop."""
 
     loop: asyncio.AbstractEventLoop
     waiting: Futures = field(default_factory=dict)
-    at_work: Futures = field(default_factory=dict)
-    """What the thread works on. Empty: it is free."""
-    called: bool = False
-    """Whether `_flush` is about to run."""
+    at_work: Futures = field(default_factory=dict)  # in the thread; empty: the thread is free
+    called: bool = False  # whether `_flush` is scheduled
 
 
 class Coalescer(Generic[Question, Answer]):
-    """For the coroutines of one thread. Event loops may follow one another (`asyncio.run` called again and again).
+    """Batches for the coroutines of one thread. Event loops may follow one another (`asyncio.run` again and again).
 
-    `work` runs in a thread. It gets different questions in the order of their first asking, and returns the answer to each, or
-    the exception to raise. What `recall` knows (of a question and how many ask it; None: nothing)
-    is answered without it; `learn` hears of every answer.
+    `work` runs in a thread. It gets different questions, in the order of first asking, and returns each answer or an
+    exception to raise. `recall` may answer a question without `work` (it gets the question and its number of callers,
+    and returns None for unknown). `learn` is called with every answer.
     """
 
     def __init__(
@@ -67,16 +65,16 @@ class Coalescer(Generic[Question, Answer]):
     ):
         self._work, self._recall, self._learn = work, recall, learn
         self._line: _Line | None = None
-        # An event loop may begin while the batch that an earlier one gave up on is still at work.
+        # An event loop may start while the abandoned batch of an earlier one still runs.
         self._lock = threading.Lock()
 
     def ask(self, question: Question) -> asyncio.Future[Answer]:
-        """Line up. The future raises what `work` returned as an exception."""
+        """Queue a question. The future raises an exception that `work` returned."""
         loop = asyncio.get_running_loop()
         if self._line is None or self._line.loop is not loop:  # an earlier loop keeps its own line
             self._line = _Line(loop)
         line = self._line
-        # Every caller waits on a future of its own: if its episode is cancelled, only that future is.
+        # Each caller has its own future: if its episode is cancelled, only that future is.
         future = loop.create_future()
         line.waiting.setdefault(question, []).append(future)
         if not line.called:
@@ -86,12 +84,12 @@ class Coalescer(Generic[Question, Answer]):
 
     @property
     def waiting(self) -> int:
-        """Questions without an answer, also those whose callers gave up until their batch is done."""
+        """Questions without an answer, also of callers that gave up, until their batch ends."""
         line = self._line
         return sum(map(len, [*line.waiting.values(), *line.at_work.values()])) if line else 0
 
     def _flush(self, line: _Line) -> None:
-        """Answer what is remembered, and start the thread on the rest unless it runs already."""
+        """Answer what `recall` knows, and start work on the rest unless the thread is busy."""
         line.called = False
         batch, line.waiting = line.waiting, {}
         recalled = {key: self._recall(key, len(futures)) for key, futures in batch.items()}
@@ -104,17 +102,17 @@ class Coalescer(Generic[Question, Answer]):
         self._answer(batch, found)
 
     def _set_to_work(self, line: _Line, new: Futures) -> Mapping[Any, Any]:
-        """Work in a thread. Returns the answers if this event loop is one that waits for them, and they came."""
+        """Start work in a thread. Return the answers if this event loop waits for them and they came in time."""
         job: concurrent.futures.Future[Mapping[Any, Any]] = concurrent.futures.Future()
 
         def work() -> None:
             with self._lock:
                 try:
                     job.set_result(self._work(list(new)))
-                except BaseException as error:  # carried over to those who asked
+                except BaseException as error:  # raised in the callers
                     job.set_result(dict.fromkeys(new, error))
 
-        # A daemon, and no pool: work that hangs must not keep the interpreter from exiting.
+        # A daemon thread instead of a pool: hanging work must not keep the interpreter from exiting.
         threading.Thread(target=work, name="batch", daemon=True).start()
         if line.loop in SAMPLING_HERE:
             concurrent.futures.wait([job], PATIENCE_S)
@@ -123,7 +121,7 @@ class Coalescer(Generic[Question, Answer]):
         line.at_work = new
 
         def tell(job: concurrent.futures.Future[Mapping[Any, Any]]) -> None:
-            with contextlib.suppress(RuntimeError):  # the event loop was closed meanwhile: no coroutine waits any more
+            with contextlib.suppress(RuntimeError):  # the event loop was closed meanwhile
                 line.loop.call_soon_threadsafe(self._work_is_done, line, job.result())
 
         job.add_done_callback(tell)
@@ -135,7 +133,7 @@ class Coalescer(Generic[Question, Answer]):
         self._flush(line)
 
     def _answer(self, batch: Futures, found: Mapping[Any, Any]) -> None:
-        """Wake those whose answer was found, in the order in which they came."""
+        """Resolve the futures of answered questions, in the order of asking."""
         for key in filter(found.__contains__, batch):
             answer = found[key]
             for future in _still_waiting(batch[key]):
@@ -148,11 +146,11 @@ class Coalescer(Generic[Question, Answer]):
 
 
 class Latest(Generic[Question, Answer]):
-    """The answers to the `most` latest questions, to `recall` and to `learn`."""
+    """Cache of the answers to the `most` latest questions."""
 
     def __init__(self, most: int):
         self._most = most
-        self._known: OrderedDict[Question, Answer] = OrderedDict()  # the one that was asked longest ago first
+        self._known: OrderedDict[Question, Answer] = OrderedDict()  # oldest first
 
     def recall(self, question: Question, callers: int = 1) -> Answer | None:
         return self._known.get(question)
@@ -165,5 +163,5 @@ class Latest(Generic[Question, Answer]):
 
 
 def _still_waiting(futures: list[asyncio.Future]) -> list[asyncio.Future]:
-    """Drop the cancelled ones; setting a result of those would raise."""
+    """Return the futures that were not cancelled; setting a cancelled one would raise."""
     return [future for future in futures if not future.done()]

@@ -1,23 +1,21 @@
-"""The index: in come `corpus.jsonl` and an encoder, out go the passages nearest to a query. Next: `searcher.py`.
+"""Build an index of a corpus, and find the passages nearest to a query.
 
-An index is a folder that is built once and then only read:
+In: `corpus.jsonl` and an encoder. Out: passages with scores. Next: `searcher.py`. An index is a folder, built once:
 
-    index/manifest.json   what it was made of: encoder and its settings, hash of the corpus, count, kind
+    index/manifest.json   its inputs: encoder and settings, hash of the corpus, count, kind
     index/vectors.faiss   kind Flat: a FAISS IndexFlatIP, every passage vector, compared exactly (no approximation)
                           IVF, HNSW: an approximate FAISS index, which proposes candidates ...
-    index/vectors.npy     ... whose exact vectors, read from the disk where needed, then decide (not with Flat)
+    index/vectors.npy     ... for the exact vectors, read from the disk where needed, to rank (not with Flat)
     index/encoder.npz     what the encoder learned from the corpus (the n-gram encoder only)
 
-Which kind? Flat compares a query with everything: exact, and quick enough for some hundred thousand passages. HNSW walks
-a graph over all vectors, which must fit into memory. IVF,PQ keeps a few bytes a passage, in lists that are mapped from the
-disk: for five million passages on a machine that trains as well. `choose_kind` knows the sizes, and what an approximation
-loses against Flat is measured when it is built.
+Flat compares a query with everything: exact, and fast up to some hundred thousand passages. HNSW searches a graph over
+all vectors, in memory. IVF,PQ keeps a few bytes per passage in lists mapped from the disk: for five million passages on
+a machine that also trains. `choose_kind` chooses by size. An approximation's loss against Flat is measured at building.
 
-Encoding millions of passages takes hours. Vectors are appended to one file, so the next build goes on where an interrupted
-one has stopped.
+Encoding millions of passages takes hours. Vectors are appended to a file, so an interrupted build continues.
 
-The manifest is written last: a folder that has one is a whole index. It refuses to be used with a corpus or an encoder other
-than its own. A mixture would still return passages, only wrong ones, and the agent would learn that searching does not help.
+The manifest is written last: a folder with a manifest is complete. An index refuses another corpus or encoder. A
+mixture would return wrong passages without an error, and the agent would learn that searching does not help.
 """
 
 from __future__ import annotations
@@ -51,20 +49,20 @@ METRIC = "inner product of unit vectors"
 MANIFEST = "manifest.json"
 REBUILD = "delete that folder, or set search.index=auto, and `agent-r1 index` builds it again"
 CHUNK = 256
-"""Queries that are encoded and compared at a time; it bounds memory."""
+"""Queries per encoding and comparison; limits memory."""
 ADDED = 50_000
-"""Vectors that FAISS gets at a time while an index is built."""
+"""Vectors per call of FAISS while an index is built."""
 SPARE = {"Flat": 5, "approximate": 50}
-"""Candidates taken from FAISS beyond those asked for; see `PassageIndex.nearest`."""
+"""Extra candidates requested from FAISS; see `PassageIndex.nearest`."""
 EXACT = 200_000
-"""Up to this many passages an exact search takes some ten milliseconds, and nothing else is worth its error."""
+"""Passages up to which exact search takes about ten milliseconds, so that no approximation is worth its error."""
 SMALL = 1 << 26
-"""Up to this many numbers in the index, one thread is best: starting more, while PyTorch's spin, costs more."""
+"""Numbers in the index up to which one thread is best: starting more costs more, while PyTorch's threads spin."""
 
 
 @dataclass(frozen=True)
 class Hit:
-    """A passage found, with the cosine of its angle to the query (-1 to 1)."""
+    """A retrieved passage, with the cosine of its angle to the query (-1 to 1)."""
 
     id: str
     title: str
@@ -78,10 +76,10 @@ class Hit:
 def build_index(
     corpus: Path, out: Path, encoder: Encoder, kind: str = "auto", memory: float = math.inf
 ) -> dict[str, Any]:
-    """Encode every passage of `corpus` and put the index into the folder `out`, which has none yet.
+    """Encode every passage of `corpus`, and write the index to the folder `out`. Return its manifest.
 
-    `kind` is a FAISS factory string, or auto: `choose_kind` with that many bytes of memory.
-    Returns the manifest. Raises AgentR1Error where the corpus is wrong, or `out` is taken or cannot be written.
+    `kind` is a FAISS factory string, or auto: `choose_kind` for `memory` bytes. Raises AgentR1Error for a wrong corpus,
+    or if `out` has an index or cannot be written.
     """
     import faiss
 
@@ -98,9 +96,9 @@ def build_index(
     index = _empty_index(kind, encoder.dim, len(pairs))
     made_of = {"encoder": encoder.settings, "dim": encoder.dim, "metric": METRIC, "count": len(pairs),
                "corpus_sha256": digest}  # fmt: skip
-    where = os.path.relpath(corpus.resolve(), out.resolve())  # relative: a run folder may be moved as a whole
+    where = os.path.relpath(corpus.resolve(), out.resolve())  # relative, so that a run's folder may be moved
     manifest = {"format": FORMAT, **made_of, "corpus": where, "index": kind}
-    # Named for what the vectors are made of: they stay when a build is interrupted, and serve an index of another kind too.
+    # Named by the vectors' inputs: they survive an interrupted build, and serve an index of another kind too.
     name = f"vectors-{hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:16]}"
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -127,20 +125,20 @@ def build_index(
 
 
 def choose_kind(count: int, dim: int, memory: float) -> str:
-    """The FAISS factory string for `count` vectors of width `dim`, with `memory` bytes free: half of it is ours."""
+    """Choose the FAISS factory string for `count` vectors of width `dim`. Uses half of `memory` (bytes)."""
     size = 4 * count * dim
     if count <= EXACT and size <= memory / 2:
         return "Flat"
-    if size + 300 * count <= memory / 2:  # 32 neighbours a vector, twice that in the lowest layer, 4 bytes each
+    if size + 300 * count <= memory / 2:  # 32 neighbours per vector, twice that in the lowest layer, 4 bytes each
         return "HNSW32"
-    lists = 2 ** round(math.log2(4 * math.sqrt(count)))  # FAISS's own advice is 4 to 16 times the root
+    lists = 2 ** round(math.log2(4 * math.sqrt(count)))  # FAISS recommends 4 to 16 times the root
     return f"IVF{lists},PQ{dim // 8}" if dim % 8 == 0 else f"IVF{lists},SQ8"
 
 
 def encode_corpus(pairs: list[tuple[str, str]], encoder: Encoder, path: Path) -> np.ndarray:
-    """Vectors of all passages, float32 [count, dim], mapped from the file `path`.
+    """Encode all passages to the file `path`: float32 [count, dim], returned as a mapped array.
 
-    They are appended to it, `encoder.chunk` at a time. Whole chunks that are there already are kept.
+    Vectors are appended, `encoder.chunk` at a time. Complete chunks of an earlier build are kept.
     """
     header, size = io.BytesIO(), 4 * encoder.dim * encoder.chunk
     shape = (len(pairs), encoder.dim)
@@ -148,7 +146,7 @@ def encode_corpus(pairs: list[tuple[str, str]], encoder: Encoder, path: Path) ->
     starts = range(0, len(pairs), encoder.chunk)
     with path.open("ab") as file, progress("encoding", len(starts)) as advance:
         done = (file.tell() - len(header.getvalue())) // size
-        if done < 0:  # not even the header is whole
+        if done < 0:  # the header itself is incomplete
             file.truncate(0)
             file.write(header.getvalue())
         else:
@@ -161,14 +159,14 @@ def encode_corpus(pairs: list[tuple[str, str]], encoder: Encoder, path: Path) ->
 
 
 def _empty_index(kind: str, dim: int, count: int) -> faiss.Index:
-    """Made before hours are spent on encoding, because it is where FAISS says what it thinks of `kind`."""
+    """Make an empty index. Done before hours of encoding, because FAISS may refuse `kind`."""
     import faiss
 
     try:
         index = faiss.index_factory(dim, kind, faiss.METRIC_INNER_PRODUCT)
-        least = max(getattr(index, "nlist", 0), 256 if "PQ" in kind else 0)  # a centre for each cell and for each code
+        least = max(getattr(index, "nlist", 0), 256 if "PQ" in kind else 0)  # a centre per cell, 256 per code
         problem = f"it takes {least} passages to learn from" if count < least else ""
-    except RuntimeError as error:  # FAISS's one exception; it begins with the place in its source
+    except RuntimeError as error:  # FAISS's only exception; its text begins with a source location
         problem = str(error).splitlines()[0].rpartition(": ")[2]
     if problem:
         raise ConfigError(
@@ -179,20 +177,20 @@ def _empty_index(kind: str, dim: int, count: int) -> faiss.Index:
 
 
 def _fill(index: faiss.Index, vectors: np.ndarray) -> None:
-    """Train where the kind has something to learn, and add all vectors."""
+    """Train the index if its kind needs it, and add all vectors."""
     import faiss
 
     count = len(vectors)
     ivf = index if isinstance(index, faiss.IndexIVF) else None
     if hasattr(index, "do_polysemous_training"):
-        index.do_polysemous_training = False  # minutes of annealing for a filter that is not used here
-    # Centres of cells and codes come from a sample: 64 vectors a cell, 39 for each of 256 codes.
+        index.do_polysemous_training = False  # minutes of annealing for an unused filter.
+    # Centres of cells and codes come from a sample: 64 vectors per cell, 39 for each of 256 codes.
     if not index.is_trained:
         wanted = min(count, max(64 * ivf.nlist, 10_000) if ivf else EXACT)
         index.train(vectors[np.sort(np.random.default_rng(0).choice(count, wanted, replace=False))])
     for start in range(0, count, ADDED):
         index.add(np.ascontiguousarray(vectors[start : start + ADDED]))
-    if ivf:  # how many cells, or neighbours, a query looks at is kept in the file
+    if ivf:  # the file stores how many cells, or neighbours, a query visits
         ivf.nprobe = max(16, ivf.nlist // 64)
     elif hasattr(index, "hnsw"):
         index.hnsw.efSearch = 128
@@ -202,7 +200,7 @@ def _fill(index: faiss.Index, vectors: np.ndarray) -> None:
 
 
 class PassageIndex:
-    """A loaded index: passages in memory, candidates from FAISS. Make it with `load`."""
+    """A loaded index: passages in memory, candidates from FAISS. Made by `load`."""
 
     def __init__(self, passages: list[Passage], candidates: faiss.Index, vectors: np.ndarray, encoder: Encoder):
         import faiss
@@ -210,9 +208,8 @@ class PassageIndex:
         self.passages = passages
         self.encoder = encoder
         self.vectors = vectors
-        """float32 [count, dim]: FAISS's own memory with Flat (gone with this object), otherwise a file that is mapped."""
-        self.made_of: dict[str, Any] = {}
-        """The manifest."""
+        """float32 [count, dim]: with Flat, FAISS's own memory (freed with this object), otherwise a mapped file."""
+        self.made_of: dict[str, Any] = {}  # the manifest
         self._candidates = candidates
         self._spare = SPARE["Flat" if isinstance(candidates, faiss.IndexFlat) else "approximate"]
 
@@ -220,9 +217,8 @@ class PassageIndex:
     def load(cls, folder: Path, corpus: Path | None = None, encoder: Encoder | None = None) -> PassageIndex:
         """Read the index in `folder`.
 
-        `corpus` is where the passages are now (default: where they were when the index was built). `encoder` is the
-        one that the caller means to use (default: whichever the index was built with).
-        Raises AgentR1Error where the index is missing, damaged, or of another corpus or encoder.
+        `corpus` is the passages' present path (default: that of the build). `encoder` is the expected encoder (default:
+        that of the build). Raises AgentR1Error if the index is missing or damaged, or has another corpus or encoder.
         """
         folder = Path(folder)
         manifest = _read_manifest(folder)
@@ -249,10 +245,10 @@ class PassageIndex:
         return index
 
     def search(self, queries: list[str], top_k: int) -> list[list[Hit]]:
-        """The `top_k` best passages for each query, best first; fewer where the corpus is smaller.
+        """Return the `top_k` best passages for each query, best first.
 
-        A query in which the encoder finds nothing to compare ("?!") has no hits. The result for a query does not
-        depend on the other queries in the list.
+        A smaller corpus gives fewer. A query without anything to compare ("?!") has no hits. Results do not depend on
+        the other queries in the list.
         """
         found: list[list[Hit]] = []
         for start in range(0, len(queries), CHUNK):
@@ -263,20 +259,20 @@ class PassageIndex:
         return found
 
     def nearest(self, queries: np.ndarray, top_k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Positions (int64) and scores (float32) of the best passages: both [len(queries), min(top_k, count)].
+        """Return positions (int64) and scores (float32) of the best passages: [len(queries), min(top_k, count)].
 
-        FAISS hands a batch to BLAS, whose last digits depend on the size of the batch. Two passages with nearly equal
-        scores could then change places, depending on the other queries, and the same seed would give another run. So
-        FAISS proposes a few more than needed, and they are put in order here: by the score to five digits, then by the
-        place in the corpus. With an approximate index this repairs most of its error.
+        FAISS uses BLAS, whose last digits depend on the batch size. Two passages with nearly equal scores could then
+        swap because of other queries, and the same seed would give another run. So FAISS proposes extra candidates,
+        which are ordered here: by the score to five digits, then by position. This also repairs most of an
+        approximation's error.
         """
         import faiss
 
         if self.vectors.size <= SMALL:
-            faiss.omp_set_num_threads(1)  # FAISS's own OpenMP library; PyTorch's threads stay as they are
+            faiss.omp_set_num_threads(1)  # FAISS's own OpenMP library; PyTorch's threads are not affected
         _, candidates = self._candidates.search(queries, min(top_k + self._spare, len(self.passages)))
         scores = np.einsum("qd,qcd->qc", queries, self.vectors[candidates])
-        scores[candidates < 0] = -np.inf  # IVF says -1 where its lists hold no more
+        scores[candidates < 0] = -np.inf  # IVF returns -1 if its lists have no more
         order = np.lexsort((candidates, -np.round(scores, 5)))[:, :top_k]
         return np.take_along_axis(candidates, order, axis=1), np.take_along_axis(scores, order, axis=1)
 
@@ -286,7 +282,7 @@ class PassageIndex:
 
 
 def _read_corpus(path: Path) -> tuple[list[Passage], str]:
-    """All passages and the SHA-256 of the file. Raises AgentR1Error where it is missing, damaged or empty."""
+    """Read all passages and the file's SHA-256. Raise AgentR1Error if it is missing, damaged or empty."""
     from agent_r1.data.storage import read_corpus  # here, because pyarrow comes with it, and `--help` need not wait
 
     passages = list(read_corpus(path))
@@ -316,19 +312,19 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def _read_vectors(folder: Path, shape: tuple[int, int]) -> tuple[faiss.Index, np.ndarray]:
-    """What FAISS searches, and the exact vectors, float32 of that shape. Raises AgentR1Error."""
+    """Read the FAISS index and the exact vectors, float32 of that shape. Raise AgentR1Error for a fault."""
     import faiss
 
     try:
-        # The inverted lists stay on the disk and come in as they are searched; other kinds have nothing to map.
+        # Inverted lists stay on the disk until searched; other kinds have nothing to map.
         candidates = faiss.read_index(str(folder / "vectors.faiss"), faiss.IO_FLAG_MMAP)
-        if isinstance(candidates, faiss.IndexFlat):  # the same memory, not a copy
+        if isinstance(candidates, faiss.IndexFlat):  # shared memory instead of a copy
             vectors = faiss.rev_swig_ptr(candidates.get_xb(), candidates.ntotal * candidates.d)
             vectors = vectors.reshape(-1, candidates.d)
         else:
             vectors = np.load(folder / "vectors.npy", mmap_mode="r", allow_pickle=False)
         sound = vectors.shape == (candidates.ntotal, candidates.d) == shape
-    except (RuntimeError, OSError, ValueError, EOFError):  # RuntimeError is FAISS's one exception
+    except (RuntimeError, OSError, ValueError, EOFError):  # RuntimeError is FAISS's only exception
         sound = False
     if not sound:
         raise AgentR1Error(
@@ -338,11 +334,11 @@ def _read_vectors(folder: Path, shape: tuple[int, int]) -> tuple[faiss.Index, np
     return candidates, vectors
 
 
-# -------------------------------------------------------------------------------------------------- how good an index is
+# -------------------------------------------------------------------------------------------------------------- quality
 
 
 def recall_against_flat(index: PassageIndex, k: int = 10, sample: int = 200) -> float:
-    """Share of the exact `k` nearest passages that `index` finds, over queries that are titles of the corpus."""
+    """Return the share of the exact `k` nearest passages that `index` finds. Queries are titles."""
     import faiss
 
     chosen = np.random.default_rng(0).choice(len(index.passages), min(sample, len(index.passages)), replace=False)
@@ -354,7 +350,7 @@ def recall_against_flat(index: PassageIndex, k: int = 10, sample: int = 200) -> 
 
 
 def recall_at_k(index: PassageIndex, rows: Iterable[dict[str, Any]], k: int) -> float:
-    """Share of correct queries whose passage is among the first `k`: the ceiling that retrieval puts on the agent.
+    """Return the share of correct queries that find their passage: the agent's ceiling.
 
     Each row of TinyHop lists in extra_info.lookups the facts that its answer needs, as {entity, relation, value,
     passage_id}. The correct query for a fact is "entity relation".
@@ -366,9 +362,9 @@ def recall_at_k(index: PassageIndex, rows: Iterable[dict[str, Any]], k: int) -> 
 
 
 def title_recall(index: PassageIndex, rows: list[dict[str, Any]], k: int, sample: int = 500) -> float:
-    """Share of the titles in extra_info.supporting among the first `k` hits, when the question itself is the query.
+    """Return the share of supporting titles among the first `k` hits for the question.
 
-    A floor: an agent that searches a second time, with what it has read, finds more. Over the first `sample` rows.
+    A lower bound: an agent that searches again, with what it has read, finds more. Uses the first `sample` rows.
     """
     rows = rows[:sample]
     results = index.search([row["prompt"][-1]["content"] for row in rows], k)

@@ -1,10 +1,10 @@
-"""Search for many episodes at once. In: queries of running coroutines. Out: `Hit`s to the search tool (room 3).
+"""Search for many episodes at once. In: queries of coroutines. Out: `Hit`s for the search tool (room 3).
 
-`coalescer.py` gathers the queries of one moment: one encode and one FAISS call answer all of them.
+`coalescer.py` collects concurrent queries: one encoding and one FAISS call answer all of them.
 
-Samples of one question ask the same things, in this iteration and in later ones; a cache remembers the latest queries. A
-remembered query lines up like a new one. If it were answered at once, its episode would take another place in the sampler's
-batch, and a resumed run, whose cache is empty, would differ from the uninterrupted one in the last bits.
+Samples of one question repeat queries, also in later steps, so a cache keeps the latest. A cached query queues like a
+new one. An immediate answer would change its episode's place in the sampler's batch. A resumed run, whose cache is
+empty, would then differ in the last bits.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from agent_r1.search.coalescer import Coalescer, Latest
 from agent_r1.search.index import Hit, PassageIndex
 
 MAX_QUERY_CHARS = 2000
-"""More than any encoder reads. It bounds what one query can cost."""
+"""More than any encoder reads; limits the cost of a query."""
 
 Query = tuple[str, int]
 """Text and top_k."""
@@ -28,20 +28,17 @@ Hits = tuple[Hit, ...]
 class SearchStats:
     """Counters since the searcher was made."""
 
-    queries: int = 0
-    """Calls of `Searcher.search`."""
-    cache_hits: int = 0
-    """... answered from the cache."""
+    queries: int = 0  # calls of `Searcher.search`
+    cache_hits: int = 0  # ... answered from the cache
     searched: int = 0
-    """Different queries that the index was asked; fewer than queries - cache_hits, where several asked the same."""
-    batches: int = 0
-    """Coalescer that the index was asked."""
+    """Different queries sent to the index; fewer than queries - cache_hits if several are equal."""
+    batches: int = 0  # sent to the index
 
 
 class Searcher:
     """Batched and cached search over one index, for the coroutines of one thread.
 
-    `cache_size` is the number of queries remembered (0: none).
+    `cache_size` is the number of cached queries (0: none).
     """
 
     def __init__(self, index: PassageIndex, cache_size: int = 10_000):
@@ -51,17 +48,17 @@ class Searcher:
         self._batches: Coalescer[Query, Hits] = Coalescer(self._search, self._recall, self._latest.learn)
 
     async def search(self, query: str, top_k: int) -> list[Hit]:
-        """The `top_k` best passages for `query`, best first. Raises what the index raised for it."""
+        """Return the `top_k` best passages, best first. Raise the index's exceptions."""
         return list(await self.ask(query, top_k))
 
     def ask(self, query: str, top_k: int) -> asyncio.Future[Hits]:
-        """`search` without waiting; it lines up at once."""
+        """Queue a query at once, and return a future of its passages."""
         self.stats.queries += 1
         return self._batches.ask((query, top_k))
 
     @property
     def waiting(self) -> int:
-        """Queries without an answer, also those whose callers gave up until their batch is done."""
+        """Queries without an answer, also of callers that gave up, until their batch ends."""
         return self._batches.waiting
 
     def _search(self, new: list[Query]) -> dict[Query, Hits | BaseException]:
@@ -70,13 +67,13 @@ class Searcher:
         return self._look_up(new)
 
     def _look_up(self, new: list[Query]) -> dict[Query, Hits | BaseException]:
-        """What the index finds for each query, or raises. Runs in the thread."""
+        """Search for each query; runs in the thread. An exception takes the place of a result."""
         try:
             # One call for all: a shorter result is the beginning of a longer one.
             results = self.index.search([text for text, _ in new], max(top_k for _, top_k in new))
             return {key: tuple(hits[: key[1]]) for key, hits in zip(new, results, strict=True)}
-        except BaseException as error:  # carried over to those who asked
-            # One query may have spoiled the batch for all. Not so where a service says what is wrong with itself.
+        except BaseException as error:  # raised in the callers
+            # One query may have failed the whole batch, so retry each alone. A service's own error holds for all.
             if len(new) == 1 or isinstance(error, AgentR1Error):
                 return dict.fromkeys(new, error)
         return {key: answer for query in new for key, answer in self._look_up([query]).items()}

@@ -1,4 +1,4 @@
-"""The search service: one index for many processes, and for agents on other machines. Both sides are in this file.
+"""Serve one index to many processes and machines over HTTP: server and client.
 
     POST /search   {"queries": ["...", ...], "top_k": 3}   ->  {"results": [[{"id", "title", "text", "score"}, ...], ...]}
     GET  /search?q=...&top_k=3                             ->  {"results": [[...]]}
@@ -6,18 +6,17 @@
     POST /retrieve {"queries": ["...", ...], "topk": 3, "return_scores": true}
                    ->  {"result": [[{"document": {"id", "contents": "\\"title\\"\\ntext"}, "score"}, ...], ...]}
 
-The last one is Search-R1's (PeterGriffinJin/Search-R1, search_r1/search/retrieval_server.py), so that whatever asks such a
-retriever can ask this service, and an agent of ours such a retriever.
+The last form is Search-R1's (PeterGriffinJin/Search-R1, search_r1/search/retrieval_server.py): its clients can use this
+service, and our agents its retriever.
 
-The serving side has two threads. One speaks HTTP and never computes, so /health and refusals are prompt however busy the
-index is. The other is the `Searcher`'s: while it encodes one batch, queries of all clients line up, and the next batch takes
-them all. Whoever can reach the port may ask, so everything has a bound: the size of a body, the number and length of queries,
-top_k, the seconds that a request may take, and the queries that may wait. By default only this machine can reach it.
+The server has two threads. One handles HTTP and never computes, so /health and refusals are prompt under any load. The
+other is the `Searcher`'s: while it encodes a batch, queries of all clients queue for the next. Everyone who can reach
+the port may ask. So body size, number and length of queries, top_k, time per request and waiting queries are limited.
+By default only this machine can connect.
 
-The asking side is `RemoteIndex`. It stands where a `PassageIndex` would stand, with a `Searcher` over it, which batches and
-caches as usual; so one event loop turn is one request, and a run samples the same tokens either way, as long as the service
-answers within `batches.PATIENCE_S`. A service that dies in the middle of a run is waited for, and the run says so: its
-episodes stand still and go on.
+The client is `RemoteIndex`, which replaces a `PassageIndex` under a `Searcher`. One turn of the event loop makes one
+request. A run samples the same tokens as with a local index, if the service answers within `batches.PATIENCE_S`. If the
+service dies during a run, the run says so and its episodes wait.
 """
 
 # Without `from __future__ import annotations`: FastAPI reads the types of the handlers, which are local to `make_app`.
@@ -45,15 +44,15 @@ from agent_r1.search.searcher import MAX_QUERY_CHARS, Searcher
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-# --------------------------------------------------------------------------------------------------------- who answers
+# ------------------------------------------------------------------------------------------------------------- server
 
 MAX_BODY = 1 << 20
 MAX_QUERIES = 256
 MAX_TOP_K = 50
 MAX_WAITING = 8192
-"""Queries of all clients together that may line up; the next ones get 503."""
+"""Most queries of all clients in the queue; further ones get 503."""
 TIMEOUT_S = 30.0
-"""From the first byte of a request to the answer."""
+"""From the first byte of a request to the answer, in seconds."""
 
 
 QueryText = Annotated[str, Field(max_length=MAX_QUERY_CHARS)]
@@ -70,8 +69,11 @@ class SearchRequest(BaseModel):
 
 
 class RetrieveRequest(BaseModel):
-    """The body of POST /retrieve. Search-R1 sends the queries of a whole batch at once, none where all have answered, and as
-    the model wrote them; whatever else a body says is ignored, as by its own server."""
+    """The body of POST /retrieve.
+
+    Search-R1 sends a whole batch of unedited queries, or none if all episodes have ended. Other keys are ignored, as by
+    its own server.
+    """
 
     model_config = ConfigDict(strict=True)
     queries: Annotated[list[str], Field(max_length=MAX_WAITING)]
@@ -80,10 +82,10 @@ class RetrieveRequest(BaseModel):
 
 
 def make_app(index: PassageIndex, timeout_s: float = TIMEOUT_S) -> "FastAPI":
-    """The service over `index`."""
+    """Make the web application for `index`."""
     from fastapi import FastAPI, HTTPException, Request
 
-    # No /docs: they load scripts from the web. And no traceback in an answer.
+    # No /docs, which load scripts from the web, and no traceback in an answer.
     app = FastAPI(title="agent-r1 search", docs_url=None, redoc_url=None, openapi_url=None)
     searcher = Searcher(index)
 
@@ -103,7 +105,7 @@ def make_app(index: PassageIndex, timeout_s: float = TIMEOUT_S) -> "FastAPI":
         body = b""
         async for piece in request.stream():
             body += piece
-            if len(body) > MAX_BODY:  # the header may lie about the length, or not give one
+            if len(body) > MAX_BODY:  # the header's length may be wrong or missing
                 raise HTTPException(413, f"the body is larger than {MAX_BODY} bytes", {"Connection": "close"})
         try:
             wanted = form.model_validate_json(body)
@@ -139,7 +141,7 @@ def make_app(index: PassageIndex, timeout_s: float = TIMEOUT_S) -> "FastAPI":
 
 
 def _first(error: ValidationError) -> str:
-    """Where and why; what was sent is not repeated."""
+    """Describe where and why, without repeating what was sent."""
     first = error.errors(include_url=False, include_input=False)[0]
     return f"{'.'.join(map(str, first['loc'])) or 'body'}: {first['msg']}"
 
@@ -150,13 +152,13 @@ def _document(hit: Hit, with_score: bool) -> dict[str, Any]:
 
 
 def open_port(host: str, port: int) -> socket.socket:
-    """The port, taken before the index is loaded. Raises AgentR1Error where somebody else has it."""
+    """Open the port before the index is loaded. Raise AgentR1Error if it is in use."""
     if not 0 <= port < 65536:
         raise ConfigError(f"--port {port}: give a port between 1 and 65535, or 0 for a free one", code="out_of_range")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        # With the protocol by name: only then does asyncio switch off Nagle's algorithm, which holds the second half of an
-        # answer back until the first is acknowledged, for 40 ms.
+        # With an explicit protocol, asyncio disables Nagle's algorithm, which would delay the second half of an answer
+        # by 40 ms, until the first is acknowledged.
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
@@ -171,8 +173,11 @@ def open_port(host: str, port: int) -> socket.socket:
 
 
 def read_ahead(path: str | Path) -> None:
-    """Read a file to its end, so that the system has it in memory. A query looks at some 50 vectors all over a mapped
-    file of gigabytes; from a network disk the first minutes of a run would wait for these."""
+    """Read a file to its end, to fill the system's cache.
+
+    A query reads about 50 vectors all over a mapped file of gigabytes. From a network disk, the first minutes of a run
+    would wait for them.
+    """
     block = bytearray(1 << 24)
     with open(path, "rb", buffering=0) as file:
         while file.readinto(block):
@@ -185,8 +190,8 @@ def serve(index: PassageIndex, listener: socket.socket) -> None:
 
     if mapped := getattr(index.vectors, "filename", None):
         threading.Thread(target=read_ahead, args=[mapped], daemon=True).start()
-    # The thread that speaks HTTP gives the interpreter up at each system call, and gets it back from the one that computes
-    # only after this long: 842 queries/s from 200 clients instead of 570 with the usual 5 ms (benchmarks/README.md).
+    # The HTTP thread releases the interpreter at each system call and gets it back from the computing thread only after
+    # this long. Hence 842 queries/s from 200 clients instead of 570 with the default 5 ms (benchmarks/README.md).
     sys.setswitchinterval(0.0002)
     config = uvicorn.Config(
         make_app(index), log_level="warning", access_log=False, timeout_keep_alive=30, timeout_graceful_shutdown=5,
@@ -195,12 +200,12 @@ def serve(index: PassageIndex, listener: socket.socket) -> None:
     uvicorn.Server(config).run(sockets=[listener])
 
 
-# ------------------------------------------------------------------------------------------------------------- who asks
+# ------------------------------------------------------------------------------------------------------------- client
 
 CHUNK = 128
-"""Queries in one request, of the `MAX_QUERIES` that the service takes."""
+"""Queries per request; the service accepts `MAX_QUERIES`."""
 MAX_ANSWER = 16 << 20
-"""Bytes of an answer: twice those of 128 queries with 50 passages of 100 words each."""
+"""Bytes of an answer: twice the size for 128 queries with 50 passages of 100 words each."""
 
 
 class SearchAnswer(BaseModel):
@@ -217,8 +222,7 @@ class Document(BaseModel):
 
 class Retrieved(BaseModel):
     document: Document
-    score: Annotated[float, Field(allow_inf_nan=False)] = 0.0
-    """Search engines on the web give none."""
+    score: Annotated[float, Field(allow_inf_nan=False)] = 0.0  # web search engines return none
 
 
 class RetrieveAnswer(BaseModel):
@@ -234,11 +238,10 @@ def _hit(found: Retrieved) -> Hit:
 
 
 class RemoteIndex:
-    """Searches by asking a service. Its call blocks, as that of an index in this process does.
+    """Client of a search service. Its calls block, like those of a local index.
 
-    A `url` that ends in /retrieve is asked in Search-R1's form.
-    `timeout_s`: seconds that one request may take. `wait_s`: seconds that a search waits for a service that is gone, or
-    there again and still reading its index; `tell` is told of it. `pause`: seconds between two attempts.
+    A `url` that ends in /retrieve uses Search-R1's form. `timeout_s`: seconds per request. `wait_s`: seconds that a
+    search waits for a service that is gone or loading its index; `tell` reports it. `pause`: seconds between attempts.
     """
 
     def __init__(
@@ -249,13 +252,15 @@ class RemoteIndex:
         self._foreign = SearchConfig(url=url).foreign
         self._start = "start it again" if self._foreign else "start it with `agent-r1 search-server`"
         self.deadline_s = wait_s + 2 * timeout_s if wait_s else None
-        """What a call must be given, or it is broken off while this waits. Twice: the batch before it takes time, too."""
+        """Deadline that a call needs in order not to end during a wait. Twice: an earlier batch takes time too."""
         self._checked: tuple[str, str] | None = None
         self._base, self._timeout_s = self.url.removesuffix("/retrieve"), timeout_s
 
     def check(self, encoder: str, corpus_sha256: str) -> None:
-        """Raises AgentR1Error unless the service searches that corpus with that encoder. One of Search-R1's form says nothing of
-        either, and is only asked whether it speaks that form."""
+        """Raise AgentR1Error unless the service has that corpus and encoder.
+
+        Search-R1's form does not report either, so only the form is checked.
+        """
         if self._foreign:
             self.search(["a"], 1)
             return self._tell(f"search: {self.url} does not say what it searches; what it finds is taken as it comes")
@@ -271,10 +276,10 @@ class RemoteIndex:
         self._checked = encoder, corpus_sha256
 
     def search(self, queries: list[str], top_k: int) -> list[list[Hit]]:
-        """As `PassageIndex.search`."""
+        """Search like `PassageIndex.search`."""
         found: list[list[Hit]] = []
         for start in range(0, len(queries), CHUNK):
-            # A model may write half of a surrogate pair, which no JSON in UTF-8 can carry.
+            # A model may write half of a surrogate pair, which UTF-8 cannot encode.
             mine = [q[:MAX_QUERY_CHARS].encode("utf-8", "replace").decode() for q in queries[start : start + CHUNK]]
             path, form, body = "/search", SearchAnswer, {"queries": mine, "top_k": top_k}
             if self._foreign:
@@ -294,11 +299,11 @@ class RemoteIndex:
         return found
 
     def _ask(self, method: str, path: str, body: Any = None, wait_s: float = 0.0) -> dict[str, Any]:
-        """One request; tried again for `wait_s` seconds while the service is not there, or has too much to do."""
+        """Send one request; repeat it for `wait_s` seconds while the service is missing or overloaded."""
         until, told = time.monotonic() + wait_s, False
         while True:
             try:
-                # Where no connection can be made, this tries again for a second or two.
+                # `fetch` itself retries a failed connection for a second or two.
                 response = bounds.fetch(
                     method, self._base + path, body=body, within_s=self._timeout_s, max_bytes=MAX_ANSWER, retries=3
                 )
@@ -313,7 +318,7 @@ class RemoteIndex:
                     code="bad_answer",
                 ) from None
             if time.monotonic() >= until:
-                self._wait_s = 0.0  # once is enough; the next search says so soon
+                self._wait_s = 0.0  # wait only once; the next search fails soon
                 raise AgentR1Error(
                     f"the search service at {self.url} {problem}; {self._start}", code="server_unreachable"
                 )
@@ -326,7 +331,7 @@ class RemoteIndex:
             time.sleep(self._pause)
         if told:
             if self._checked:
-                self.check(*self._checked)  # it may have been started for another run
+                self.check(*self._checked)  # it may be another run's service now
             self._tell(f"the search service at {self.url} answers again")
         try:
             answer = response.json()

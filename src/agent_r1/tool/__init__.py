@@ -1,4 +1,4 @@
-"""Room 3, tools: what an agent can call. Read in this order:
+"""Room 3, tool: what an agent can call. Read in this order:
 
     base.py       BaseTool, ToolCall, ToolResult, and `call_tool`, through which every call goes
     arguments.py  what is wrong with a call's arguments, in one line
@@ -7,12 +7,13 @@
     calculator.py arithmetic
     batch.py      tools that answer many calls at once
 
-Recipes bring others: recipes/code runs model-written programs, recipes/mcp offers every tool of an MCP server.
+Recipes add others: recipes/code runs model-written programs, recipes/mcp offers the tools of MCP servers.
 
-In come the names in `env.tools` and the resources of a run; out go tools to the environments of room 4 (`env/`).
+In: the names in `env.tools` and the resources of a run. Out: tools for the environments of room 4 (`env/`).
 
-To add a tool: one file, and one name in the table `[tool]` of names.toml or of a recipe.toml (CONTRIBUTING.md has the steps). The
-name stands for a tool, or for a maker, which gets the resources as keyword arguments, takes those it needs and ignores the rest.
+To add a tool, write one file, and add its name to the table `[tool]` of names.toml or of a recipe.toml (steps in
+CONTRIBUTING.md). The name stands for a tool or for a maker, which takes the resources that it needs as keyword
+arguments.
 """
 
 from __future__ import annotations
@@ -41,10 +42,10 @@ __all__ = [
 
 
 def make_tools(names: list[str], *, env: EnvConfig | None = None, **resources: Any) -> dict[str, BaseTool]:
-    """Make the tools of those names, by the names that the agent calls them by, ready for `call_tool`.
+    """Make the tools of those names, by the names that the agent uses.
 
-    A setting of `env` may bring servers of tools, as `env.mcp` does: `NAME` stands for all tools of one, `NAME.TOOL` for one
-    of them. `resources` are what tools may need besides: `searcher` (a Searcher) and `top_k` for search. Raises ConfigError
+    A setting of `env` may add servers of tools, as `env.mcp` does: `NAME` stands for all tools of a server, `NAME.TOOL`
+    for one. `resources` are other inputs of tools: `searcher` (a Searcher) and `top_k` for search. Raises ConfigError
     for an unknown name, with the nearest known one, for two tools of one name, and for a missing resource.
     """
     servers: dict[str, Callable[[str], list[BaseTool]]] = {}
@@ -79,13 +80,15 @@ def make_tools(names: list[str], *, env: EnvConfig | None = None, **resources: A
 
 
 def own_tool(name: str, setting: str = "env.tools") -> BaseTool:
-    """The tool that `name` (`FILE.py:NAME`) names: a BaseTool, its class, or a typed and documented function, which becomes
-    one. Raises ConfigError where it is none of them."""
+    """Load a user-defined tool (`FILE.py:NAME`): a BaseTool, its class, or a typed and documented function.
+
+    Raises ConfigError for anything else.
+    """
     found = plugins.load(name, setting)
     is_class = isinstance(found, type)
     if not isinstance(found, BaseTool) and not (issubclass(found, BaseTool) if is_class else callable(found)):
         raise ConfigError(
-            f"{setting}={name} is a {type(found).__name__} and no tool; give a function or a BaseTool",
+            f"{setting}={name} is a {type(found).__name__}, not a tool; give a function or a BaseTool",
             code="wrong_code",
         )
     try:

@@ -1,11 +1,12 @@
-"""A tool's arguments against its JSON schema. In: what the agent wrote. Out: one line that says what is wrong, or nothing.
+"""Check a tool's arguments against its JSON schema.
 
-Next: `call_tool` in base.py hands that line to the agent. It names the argument, quotes what was given, and lists what
-would be right: jsonschema's own sentences repeat the whole value, and do not say what else is accepted.
+In: the agent's arguments. Out: None, or one line about the fault. Next: `call_tool` in base.py returns the line to the
+agent. It names the argument, quotes its value and lists what is accepted. The messages of
+jsonschema repeat the whole value and do not tell what else is accepted.
 
-The check runs among all episodes, so its work is bounded: schemas that refer to one another can double it at each step. A
-server's schema is a stranger's. What could take forever in a single step, such as a regular expression, is left to that server,
-which checks its arguments itself.
+The check shares the event loop with all episodes, so its work is limited. Schemas that refer to one another can double
+it at each step. A server's schema is untrusted. Rules without a limit in a single step, such as regular expressions,
+are left to the server.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ if TYPE_CHECKING:
 
 
 STEPS = 20_000
-"""Work of one check: rules, and a quarter of the entries that each looks at. An ordinary call takes fewer than a hundred."""
+"""Work of one check: rules, and a quarter of the entries that each visits. An ordinary call takes fewer than a hundred."""
 UNCHECKED = ("pattern", "patternProperties", "uniqueItems", "unevaluatedItems", "unevaluatedProperties")
-"""Rules of a stranger's schema that are not checked here: a step of these has no bound."""
+"""Rules of a foreign schema that are not checked here, because a single step has no limit."""
 
 _steps_left: ContextVar[list[int]] = ContextVar("steps_left")
 
 
 @functools.cache
 def _checker(foreign: bool) -> type[Draft202012Validator]:
-    """The class that checks; `foreign` for a stranger's schema."""
+    """Return the validator class; `foreign` for an untrusted schema."""
     from jsonschema import Draft202012Validator
     from jsonschema.validators import extend
 
@@ -50,7 +51,7 @@ def _checker(foreign: bool) -> type[Draft202012Validator]:
 
 
 def _counted(rule: Callable[..., Any]) -> Callable[..., Any]:
-    """`rule`, which takes steps of those that are left."""
+    """Make `rule` count its steps."""
 
     def check(validator: Any, wanted: Any, instance: Any, schema: Any) -> Any:
         if left := _steps_left.get(None):
@@ -63,16 +64,16 @@ def _counted(rule: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _without_dialect(schema: Any) -> Any:
-    """A copy without "$schema", which would make jsonschema check with a class of its own."""
+    """Copy a schema without "$schema", which would make jsonschema use another class."""
     if isinstance(schema, dict):
         return {k: _without_dialect(v) for k, v in schema.items() if not (k == "$schema" and isinstance(v, str))}
     return [_without_dialect(v) for v in schema] if isinstance(schema, list) else schema
 
 
 class SchemaChecker:
-    """Checks what is given against a JSON schema for an object; `foreign`: one that a stranger wrote.
+    """Checker of objects against a JSON schema; `foreign`: an untrusted one.
 
-    Raises ConfigError, naming `owner`, where the schema is none.
+    Raises ConfigError, naming `owner`, for an invalid schema.
     """
 
     def __init__(self, schema: dict[str, Any], owner: str, foreign: bool = False):
@@ -89,19 +90,19 @@ class SchemaChecker:
         except (ValueError, RecursionError) as error:
             why = "JSON nested too deeply" if isinstance(error, RecursionError) else error
             raise ConfigError(
-                f"{owner}: parameters is no JSON schema ({why}); make it flatter", code="bad_schema"
+                f"{owner}: parameters is not a JSON schema ({why}); make it flatter", code="bad_schema"
             ) from None
         except SchemaError as error:
             where = ".".join(map(str, error.absolute_path)) or "its top"
             raise ConfigError(
-                f"{owner}: parameters is no JSON schema (at {where}: {error.message}); mend it", code="bad_schema"
+                f"{owner}: parameters is not a JSON schema (at {where}: {error.message}); fix it", code="bad_schema"
             ) from None
         if schema.get("type") != "object":
             raise ConfigError(
                 f'{owner}: parameters must have "type": "object", because arguments are given by name',
                 code="bad_schema",
             )
-        # An empty registry: a reference to an address must not be fetched, least of all while an episode waits.
+        # An empty registry: a remote reference must not be fetched, certainly not while an episode waits.
         resolver = Registry().resolver_with_root(DRAFT202012.create_resource(schema))
         for reference in _references(schema):
             try:
@@ -113,21 +114,21 @@ class SchemaChecker:
         self._validator = checker(schema, registry=Registry())
 
     def complaint(self, given: Any) -> str | None:
-        """What is wrong with `given`, and what is accepted; None if it fits."""
+        """Describe what is wrong with `given`, and what is accepted; None if it fits."""
         schema = self._validator.schema
         if not isinstance(given, dict):
             return f"arguments must be an object; {_accepted(schema)}"
         token = _steps_left.set([STEPS])
         try:
             return None if self._validator.is_valid(given) else f"{_wrong(self._validator, given)}; {_accepted(schema)}"
-        except Exception:  # a validator gives up in many ways on lists nested a thousand deep, or a 5,000-digit number
+        except Exception:  # validators fail in many ways on lists nested a thousand deep, or a 5,000-digit number
             return "arguments are too large or nested too deeply"
         finally:
             _steps_left.reset(token)
 
 
 def _references(schema: Any) -> Iterator[str]:
-    """Every `$ref` in it."""
+    """Yield every `$ref` of a schema."""
     if isinstance(schema, dict):
         if isinstance(schema.get("$ref"), str):
             yield schema["$ref"]
@@ -137,14 +138,14 @@ def _references(schema: Any) -> Iterator[str]:
 
 
 def quote(value: Any) -> str:
-    """A value of the model's, short enough to be quoted back."""
+    """Quote a value of the model, shortened."""
     plain = isinstance(value, str | float | None) or (isinstance(value, int) and abs(value) < 1e18)
     text = repr(value) if plain else type(value).__name__  # Python refuses to print integers of 5,000 digits
     return text if len(text) <= 40 else text[:36] + "..." + text[-1]
 
 
 def _accepted(schema: dict[str, Any]) -> str:
-    """`accepts: query (string, required), limit (integer)`."""
+    """List the accepted arguments: `accepts: query (string, required), limit (integer)`."""
     parts = []
     for key, value in schema.get("properties", {}).items():
         traits = [str(value["type"])] if isinstance(value, dict) and "type" in value else []

@@ -1,9 +1,10 @@
-"""What a tool is, and how one is called. In: a `ToolCall` that `env/` parsed. Out: a `ToolResult` for the next turn.
+"""Define tools, and execute calls.
 
-The caller of a tool is a language model in training. It will misspell names, forget arguments, ask for the impossible,
-and do all of that a thousand times a minute. So `call_tool` never raises for anything that the model or the tool did:
-it answers with one short line that says what was wrong and what would be right, because that line is what the model
-reads next and learns from. A traceback would teach it nothing, fill its context, and show it our file system.
+In: a `ToolCall` that `env/` parsed. Out: a `ToolResult` for the next turn.
+
+The caller is a language model in training. It misspells names and forgets arguments, thousands of times. So `call_tool`
+never raises for an error of model or tool. It returns one short line with the fault and the remedy, because the model
+reads this line next and learns from it. A traceback would fill its context and expose our file system.
 
     ToolCall ── known tool? ── arguments fit the schema? ── execute, within the deadline ── cut to size ──▶ ToolResult
 """
@@ -34,50 +35,48 @@ from agent_r1.tool.arguments import SchemaChecker, quote
 
 @dataclass(frozen=True)
 class ToolCall:
-    """One call as the agent wrote it. Everything in it is model output, so nothing in it is trusted."""
+    """One call as the agent wrote it: untrusted model output."""
 
     name: str
     arguments: dict[str, Any] = field(default_factory=dict)
     error: str | None = None
-    """Set when the call could not be parsed: what was wrong and what is expected, for the agent to read."""
-    end: int | None = None
-    """Where it ends in the turn's text, in characters; None: with the turn."""
+    """Set if the call could not be parsed: the fault and the expected form, for the agent."""
+    end: int | None = None  # end of the call in the turn's text, in characters; None: end of the turn
 
 
 @dataclass(frozen=True)
 class ToolResult:
-    """What came of one call."""
+    """Result of one call."""
 
     content: str
-    """For the agent: the result, or one line that begins with `error:`. Always valid Unicode, never over the cap."""
+    """For the agent: the result, or one line that begins with `error:`. Valid Unicode of limited length."""
     ok: bool = True
     error: ToolErrorKind | None = None
-    seconds: float = 0.0
-    """Wall-clock time of the call."""
+    seconds: float = 0.0  # wall-clock time of the call
     data: dict[str, Any] = field(default_factory=dict)
-    """For the environment and for logs (titles of passages, for example). The agent never sees it."""
+    """For the environment and for logs (such as titles of passages); the agent never sees it."""
 
 
 @dataclass(frozen=True)
 class ToolOutput:
-    """What `execute` may return instead of a plain string, when there is something for people and logs as well."""
+    """Result of `execute` with data for the environment and logs, instead of a string."""
 
     content: str
     data: dict[str, Any] = field(default_factory=dict)
 
 
 MAX_SCHEMA = 10_000
-"""Characters of a foreign tool's description and schema, which every prompt carries."""
+"""Most characters in a foreign tool's description and schema, which every prompt contains."""
 NO_TEXT = (bytes, bytearray, memoryview, types.GeneratorType, types.AsyncGeneratorType)
-"""Results in which a tool's author has made a mistake; everything else has some form as JSON."""
+"""Types of results that are mistakes of a tool's author; every other type has some form as JSON."""
 
 
 class InvalidArgumentsError(ValueError):
-    """Raised by a tool for arguments that fit its schema and make no sense all the same. The agent reads the text."""
+    """Raised by a tool for arguments that fit its schema but make no sense. The agent reads the text."""
 
 
 class BaseTool(ABC):
-    """A tool: three class attributes and one method.
+    """A tool: three class attributes and a method.
 
         class Double(BaseTool):
             name = "double"
@@ -87,52 +86,52 @@ class BaseTool(ABC):
             def execute(self, args):
                 return str(2 * args["x"])
 
-    A typed function with a docstring makes one too, see `@tool` in function.py. Construction raises ConfigError where
-    the name, the description or the schema is wrong.
+    `@tool` in function.py makes one from a typed function with a docstring. Construction raises ConfigError for a wrong
+    name, description or schema.
     """
 
     name: str
     description: str
     parameters: dict[str, Any]
-    """JSON schema of the arguments; its type is `object`."""
+    """JSON schema of the arguments, of type `object`."""
     timeout_s: float | None = None
-    """Deadline of one call in seconds; None takes the caller's (`env.tool_timeout_s`)."""
+    """Deadline of one call in seconds; None: the caller's (`env.tool_timeout_s`)."""
     foreign = False
-    """Whether a server wrote its description and schema: then they are bounded (see also arguments.py)."""
+    """Whether description and schema come from a server. If so, they are limited (see also arguments.py)."""
     retries: int = 0
-    """How often a call that failed is made again within its deadline. Only for a tool that may do its work twice."""
+    """Times that a failed call is repeated within its deadline. Only for a tool that may run twice."""
 
     def __init__(self) -> None:
         _ = self.validator
 
     @abstractmethod
     def execute(self, args: dict[str, Any]) -> Any:
-        """Do it. `args` fit the schema.
+        """Run the call with `args`, which fit the schema.
 
-        Return the text for the agent, or a `ToolOutput`; anything else is written as JSON. May be `async def`; then it
-        must not block, because it runs in the event loop among all other episodes. A plain `def` runs in a thread of
-        its own, concurrently with other calls of the same tool. Exceptions become errors that the agent reads.
+        Return the text for the agent or a `ToolOutput`; anything else is converted to JSON. An `async def` must not
+        block: it runs in the event loop of all episodes. A plain `def` runs in its own thread, concurrently with other
+        calls of the same tool. Exceptions become errors that the agent reads.
         """
 
     def for_episode(self, shared: dict[Any, Any]) -> BaseTool:
-        """The tool of one episode; itself, unless it remembers something that other episodes must not see.
+        """Return the tool of one episode: itself, unless it has state per episode.
 
         `shared` is one dictionary for all tools of that episode.
         """
         return self
 
     def close(self) -> None:  # noqa: B027 - most have nothing to close
-        """For what `for_episode` made: the episode is over, however it ended. Must not wait for anything."""
+        """Release what `for_episode` made, at the end of the episode. Must not wait."""
 
     def schema(self) -> dict[str, Any]:
-        """This tool in OpenAI's form, as chat templates and servers expect it."""
-        parameters = {"properties": {}, **self.parameters}  # templates read them, where there are none as well
+        """Describe this tool in OpenAI's form, for chat templates and servers."""
+        parameters = {"properties": {}, **self.parameters}  # templates read them, also if there are none
         function = {"name": self.name, "description": self.description, "parameters": parameters}
         return {"type": "function", "function": function}
 
     @property
     def body(self) -> Callable[..., Any] | None:
-        """The function that a failure is looked up in, for the file and line that people get to read."""
+        """The function whose file and line a failure reports to people."""
         return self.execute
 
     @property
@@ -142,7 +141,7 @@ class BaseTool(ABC):
 
     @functools.cached_property
     def validator(self) -> SchemaChecker:
-        """The compiled schema, made once a tool: checking and compiling takes a hundred times as long as validating."""
+        """The compiled schema. Made once per tool: compiling takes a hundred times as long as validating."""
         owner = f"tool {getattr(self, 'name', None) or type(self).__name__}"
         for attribute in ("name", "description", "parameters"):
             if not getattr(self, attribute, None):
@@ -166,24 +165,24 @@ class BaseTool(ABC):
 
 
 async def call_tool(tools: dict[str, BaseTool], call: ToolCall, timeout_s: float, max_chars: int) -> ToolResult:
-    """Execute one call. Whatever the model or the tool does, the answer is a `ToolResult`.
+    """Execute one call. Return a `ToolResult`, whatever the model or the tool does.
 
-    `timeout_s` (seconds) holds for tools that do not set their own, `max_chars` for all. A cancellation of the episode and
-    Ctrl-C pass through.
+    `timeout_s` (seconds) is for tools without their own, `max_chars` for all. Cancellation of the episode and Ctrl-C
+    pass through.
     """
     start = time.perf_counter()
     tool = tools.get(call.name) if isinstance(call.name, str) else None
     output, failure, data = ToolOutput(""), _refusal(tools, tool, call), {}
-    if failure is None:  # from here on, there is a tool
+    if failure is None:  # then there is a tool
         timeout_s = timeout_s if tool.timeout_s is None else tool.timeout_s
         try:
             async with asyncio.timeout(timeout_s) as deadline:
                 output = await _executed(tool, call.arguments)
         except InvalidArgumentsError as error:
             failure = ToolErrorKind.INVALID_ARGUMENTS, f"{tool.name}: {_safe(error)}"
-        # SystemExit is no Exception; a tool that calls sys.exit() must not end the training run.
+        # SystemExit is not an Exception; a tool that calls sys.exit() must not end the training run.
         except (Exception, SystemExit) as error:
-            if isinstance(error, TimeoutError) and deadline.expired():  # ours, and not one that the tool met on its way
+            if isinstance(error, TimeoutError) and deadline.expired():  # our deadline, not a time-out inside the tool
                 failure = ToolErrorKind.TIME_OUT, f"{tool.name} took longer than {timeout_s:g} s and was stopped"
             else:
                 failure = ToolErrorKind.TOOL_ERROR, f"{tool.name} failed: {_safe(error)}"
@@ -191,7 +190,7 @@ async def call_tool(tools: dict[str, BaseTool], call: ToolCall, timeout_s: float
     seconds = time.perf_counter() - start
     if failure is None:
         return ToolResult(_cut(output.content, max_chars), seconds=seconds, data=output.data)
-    kind, message = failure  # short as it is; its beginning is what matters
+    kind, message = failure  # short already, and its beginning matters most
     return ToolResult(f"error: {_one_line(message)}"[:max_chars], ok=False, error=kind, seconds=seconds, data=data)
 
 
@@ -199,7 +198,7 @@ async def call_tool(tools: dict[str, BaseTool], call: ToolCall, timeout_s: float
 
 
 def _refusal(tools: dict[str, BaseTool], tool: BaseTool | None, call: ToolCall) -> tuple[ToolErrorKind, str] | None:
-    """Why this call is not even tried, or None."""
+    """Return why this call is not run, or None."""
     if call.error is not None:
         return ToolErrorKind.MALFORMED_CALL, call.error
     if tool is None:
@@ -210,7 +209,7 @@ def _refusal(tools: dict[str, BaseTool], tool: BaseTool | None, call: ToolCall) 
 
 
 async def _executed(tool: BaseTool, arguments: dict[str, Any]) -> ToolOutput:
-    """The result of the first try that does not fail, or the failure of the last one."""
+    """Return the first successful try's result, or raise the last try's failure."""
     for retry in range(tool.retries):
         try:
             return await _tried(tool, arguments)
@@ -223,12 +222,12 @@ async def _executed(tool: BaseTool, arguments: dict[str, Any]) -> ToolOutput:
 
 async def _tried(tool: BaseTool, arguments: dict[str, Any]) -> ToolOutput:
     value = await (tool.execute(arguments) if tool.is_async else _in_thread(tool.execute, arguments))
-    if inspect.isawaitable(value):  # an async function in a plain decorator does not look like one
+    if inspect.isawaitable(value):  # an async function in a plain decorator looks synchronous
         value = await value
     output = value if isinstance(value, ToolOutput) else ToolOutput(value)
     if isinstance(output.content, str):
         return output
-    if isinstance(output.content, Exception):  # in the place of a result, as `execute_batch` may
+    if isinstance(output.content, Exception):  # `execute_batch` may return one
         raise output.content
     if output.content is None or isinstance(output.content, NO_TEXT):
         raise TypeError(f"it returned {type(output.content).__name__}, and an agent reads text; return a str")
@@ -244,11 +243,11 @@ async def _in_thread(execute: Callable[[dict[str, Any]], Any], args: dict[str, A
 
 
 class OneThread:
-    """A separate thread for what blocks, awaited.
+    """A separate thread for blocking functions, awaited.
 
-    `asyncio.to_thread` would be shorter, and has a trap: a thread cannot be stopped, so a call that hangs goes on after
-    its deadline. In the shared pool (six workers on two cores) six such calls would block every tool for good, and the
-    interpreter would wait for them before it exits. A daemon thread that hangs is a leak; it stops no other call.
+    `asyncio.to_thread` is shorter but has a trap: a thread cannot be stopped, so a hanging call outlives its deadline.
+    In the shared pool (six workers on two cores), six of them would block every tool for good, and the interpreter
+    could not exit. A hanging daemon thread is a leak, but it blocks nothing.
     """
 
     def __init__(self, name: str) -> None:
@@ -257,7 +256,7 @@ class OneThread:
         self._thread: threading.Thread | None = None
 
     async def run(self, function: Callable[..., Any], /, *args: Any, **arguments: Any) -> Any:
-        """Call it there, after what was asked before; raises what it raised."""
+        """Call `function` in the thread, after earlier calls. Raise its exceptions."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name=self.name, daemon=True)
             self._thread.start()
@@ -278,14 +277,14 @@ class OneThread:
                 continue
             try:
                 done.set_result((call(), None))
-            except BaseException as error:  # also StopIteration, which a future of asyncio would not carry
+            except BaseException as error:  # also StopIteration, which an asyncio future cannot carry
                 done.set_result((None, error))
 
 
 def _cut(text: str, max_chars: int) -> str:
-    """Keep at most so many characters. The cut is marked, or the agent would take what is left for all there is."""
+    """Cut a text to `max_chars`, with a mark that tells the agent about the cut."""
     mark = f" [cut off: {len(text)} characters]"
-    kept = valid_unicode(text[:max_chars])  # first cut, then read: a tool may return gigabytes
+    kept = valid_unicode(text[:max_chars])  # cut before decoding: a tool may return gigabytes
     if len(kept) == len(text):
         return kept
     return kept[: -len(mark)] + mark if len(mark) < len(kept) else kept
@@ -298,7 +297,7 @@ _PATH = re.compile(r"(?<![\w/:])(?:[A-Za-z]:\\|~?/)[^\s'\",;)]+")
 
 
 def _place(tool: BaseTool, error: BaseException) -> str:
-    """`file:line` of the tool's own file where it failed, or where it begins; for people."""
+    """Return `file:line` of the failure in the tool's own file, or of its beginning."""
     code = getattr(inspect.unwrap(tool.body), "__code__", None) if tool.body else None
     if code is None:
         return ""
@@ -307,9 +306,9 @@ def _place(tool: BaseTool, error: BaseException) -> str:
 
 
 def _safe(error: BaseException) -> str:
-    """The first line of an exception, without the paths in it. An OSError's own words hold its file name."""
+    """Return the first line of an exception, without paths. An OSError's text has its file name."""
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    if isinstance(error, LookupError):  # a KeyError's text is the bare key
+    if isinstance(error, LookupError):  # a KeyError's text is only the key
         text = f"{type(error).__name__}: {text}"
     text = _PATH.sub("(path)", text.strip().splitlines()[0] if text.strip() else "")
     return text or type(error).__name__
@@ -321,5 +320,5 @@ def _one_line(text: Any) -> str:
 
 
 def valid_unicode(text: str) -> str:
-    """Without lone surrogates: JSON's "\\ud800" makes them, no UTF-8 can hold them, and tokenizers raise on them."""
+    """Replace lone surrogates. JSON's "\\ud800" makes them, UTF-8 cannot encode them, and tokenizers raise on them."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")

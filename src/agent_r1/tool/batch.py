@@ -1,6 +1,6 @@
-"""A tool that answers many calls at once: a model on a GPU, a service that takes lists, a database.
+"""Answer many calls at once, for example with a model on a GPU.
 
-In: the calls that all running episodes make in one moment. Out: a result for each. Next: `search/coalescer.py` gathers them.
+In: concurrent calls of all running episodes. Out: a result for each. Next: `search/coalescer.py` collects them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from agent_r1.tool.base import BaseTool
 
 
 class BatchTool(BaseTool):
-    """Instead of `execute`, write `execute_batch`. One batch is at work at a time, in a thread."""
+    """A tool with `execute_batch` instead of `execute`. One batch runs at a time, in a thread."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,8 +28,10 @@ class BatchTool(BaseTool):
 
     @abstractmethod
     def execute_batch(self, many_args: list[dict[str, Any]]) -> list[Any]:
-        """Do all of them. One result for each, in their order, of the kinds that `execute` may return; an exception among
-        them is raised for its own call alone. One that is raised is raised for all."""
+        """Return one result per call, in order, of the types that `execute` may return.
+
+        An exception among the results is raised for its own call, a raised one for all.
+        """
 
     @property
     def body(self) -> Any:
@@ -47,7 +49,7 @@ class BatchTool(BaseTool):
 
 
 class _Call:
-    """The arguments of one call. Two calls are never the same question: a tool may count them, or roll dice."""
+    """The arguments of one call. Equal calls are not merged: a tool may count them or be random."""
 
     def __init__(self, args: dict[str, Any]):
         self.args = args

@@ -1,10 +1,9 @@
-"""The calculator: arithmetic, and nothing else that Python can do. In: an expression. Out: its value as text.
+"""Compute arithmetic, and nothing else that Python can do. In: an expression. Out: its value as text.
 
-An agent writes the expression, so it may be anything. It is parsed into a syntax tree, and only nodes that stand in the
-tables below are computed; nothing is ever handed to `eval`. What a short text may cost is bounded as well: `9**9**9`
-would fill the memory, so no whole number may grow beyond what a float reaches (2**1024, about 1.8e308), and a power or
-a factorial is refused *before* it is computed. With that, and with at most `MAX_CHARS` to read, every call ends within
-about a millisecond, which is why it runs in the event loop and not in a thread.
+An agent writes the expression, so it may be anything. It is parsed to a syntax tree, and only nodes in the tables below
+are computed, never `eval`. The cost is limited as well: `9**9**9` would fill the memory. So a whole number may not
+exceed a float's range (2**1024, about 1.8e308), and a power or factorial is refused *before* it is computed. With at
+most `MAX_CHARS`, every call takes about a millisecond at most, so it runs in the event loop instead of a thread.
 """
 
 from __future__ import annotations
@@ -21,16 +20,14 @@ from agent_r1.tool.base import BaseTool, InvalidArgumentsError
 Number = int | float
 
 MAX_CHARS = 500
-MAX_DEPTH = 200
-"""Of operations and brackets within one another."""
-MAX_BITS = 1024
-"""Of a whole number."""
+MAX_DEPTH = 200  # nested operations and brackets
+MAX_BITS = 1024  # of a whole number
 TOO_LARGE = "the result is too large; numbers go up to about 1.8e308"
 WANTED = "write numbers, + - * / // % **, brackets and functions, for example (3 + 4) * sqrt(2)"
 
 
 def value_of(expression: str) -> Number:
-    """The value, as Python would compute it. Raises InvalidArgumentsError, in words for the agent."""
+    """Compute the value as Python would. Raise InvalidArgumentsError, in words for the agent."""
     if len(expression) > MAX_CHARS:
         raise InvalidArgumentsError(
             f"the expression has {len(expression)} characters, at most {MAX_CHARS}; take smaller steps"
@@ -76,8 +73,8 @@ def make(**_: Any) -> Calculator:
 
 
 def written(value: Number) -> str:
-    """Write a number as a reward reads it: 2.5e+12 would be read as a product with Euler's e."""
-    if value == int(value) and abs(value) < 1e22:  # a float holds every power of ten up to this one exactly
+    """Write a number without an exponent. The reward would read 2.5e+12 as a product with Euler's e."""
+    if value == int(value) and abs(value) < 1e22:  # floats represent powers of ten exactly up to this one
         return str(int(value))
     return str(value) if isinstance(value, int) else format(Decimal(f"{value:.15g}"), "f")
 
@@ -93,7 +90,7 @@ def _power(base: Number, exponent: Number) -> Number:
 
 
 def _factorial(n: Number) -> int:
-    if n > 170:  # 171! is the first that no float holds
+    if n > 170:  # 171! exceeds every float
         raise OverflowError
     return math.factorial(n)
 
@@ -118,7 +115,7 @@ CONSTANTS = {"pi": math.pi, "e": math.e}
 
 
 def _value(node: ast.expr, room: int) -> Number:
-    """The value of a node, whose parts may lie `room` deep."""
+    """Compute a node whose parts may be nested `room` deep."""
     if room == 0:
         raise InvalidArgumentsError(f"more than {MAX_DEPTH} operations within one another; take smaller steps")
     match node:
@@ -142,7 +139,7 @@ def _value(node: ast.expr, room: int) -> Number:
 
 
 def _refused(node: ast.expr) -> str:
-    """What is not computed, and what is instead. A model's usual slips have a sentence of their own."""
+    """Explain what is not computed and what to write instead, for a model's usual mistakes."""
     match node:
         case ast.BinOp(op=ast.BitXor()):
             return "^ is not computed; write ** for a power"

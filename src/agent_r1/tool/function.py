@@ -1,4 +1,4 @@
-"""`@tool`: a typed function with a docstring becomes a `BaseTool`. You write what you know and nothing else.
+"""Make a tool from a typed function with a docstring, by the decorator `@tool`.
 
     @tool
     def convert(amount: float, to: Literal["EUR", "USD"]) -> str:
@@ -9,9 +9,9 @@
             to: The currency wanted.
         \"\"\"
 
-The summary becomes the description, the annotations become the JSON schema, the lines under `Args:` describe the
-arguments, and a parameter without a default is required. `transformers` reads both. What is missing is refused on the
-spot, when the module is imported, and not by a confused agent an hour later.
+The summary becomes the description, the annotations become the JSON schema, and the lines under `Args:` describe the
+arguments. A parameter without a default is required. `transformers` parses both. A missing part raises when the module
+is imported, instead of confusing an agent later.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ SUPPORTED = "str, int, float, bool, None, Any, Literal[...], list[...], dict[str
 
 
 class FunctionTool(BaseTool):
-    """A tool around a function. It can still be called like the function, which keeps its unit tests plain.
+    """A tool around a function. The function can still be called directly, for unit tests.
 
-    `owner` is what messages call it; `@tool NAME` if it is left out.
+    `owner` is its name in messages; default `@tool NAME`.
     """
 
     def __init__(self, function: Callable[..., Any], owner: str | None = None):
@@ -50,19 +50,19 @@ class FunctionTool(BaseTool):
         return inspect.iscoroutinefunction(self.function)
 
     def execute(self, args: dict[str, Any]) -> Any:
-        return self.function(**args)  # a coroutine where the function is async; `call_tool` awaits it
+        return self.function(**args)  # for an async function a coroutine, which `call_tool` awaits
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
 
 
 def tool(function: Callable[..., Any]) -> FunctionTool:
-    """Decorator. Raises ConfigError where an annotation or a part of the docstring is missing."""
+    """Decorate a function as a tool. Raise ConfigError for a missing annotation or docstring part."""
     return FunctionTool(function)
 
 
 def _schema(function: Callable[..., Any], owner: str) -> tuple[str, dict[str, Any]]:
-    """Description and JSON schema of the parameters."""
+    """Return the description and the JSON schema of the parameters."""
     from transformers.utils.chat_template_utils import (
         DocstringParsingException,
         TypeHintParsingException,
@@ -88,20 +88,20 @@ def _schema(function: Callable[..., Any], owner: str) -> tuple[str, dict[str, An
     parameters = found["parameters"]
     if strangers := described.keys() - parameters["properties"].keys():
         raise ConfigError(
-            f"{owner}: the docstring describes {', '.join(sorted(strangers))}, which it has no parameter for; mend the name, "
+            f"{owner}: the docstring describes {', '.join(sorted(strangers))}, which it has no parameter for; fix the name, "
             "or, in a description that goes on, do not begin a line with 'word:'",
             code="bad_docstring",
         )
     for name, schema in parameters["properties"].items():
         schema["description"] = " ".join(schema["description"].split())
         parameters["properties"][name] = _with_null(schema)
-    # An undeclared argument is a mistake; the schema of `transformers` would let it pass.
+    # An undeclared argument is a mistake, but the schema of `transformers` would accept it.
     closed = {"required": parameters.get("required", []), "additionalProperties": False}
     return " ".join(found["description"].split()), {**parameters, **closed}
 
 
 def _check(signature: inspect.Signature, hints: dict[str, Any], owner: str) -> None:
-    """Refuse what `transformers` would take for an object (any class) or not say clearly."""
+    """Refuse types that `transformers` would treat as an object or report unclearly."""
     for name, parameter in signature.parameters.items():
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise ConfigError(
@@ -131,7 +131,7 @@ def _has_json_form(hint: Any) -> bool:
 
 
 def _with_null(schema: Any) -> Any:
-    """`nullable` is OpenAPI's word for "or None". JSON schema does not know it, so None would be refused."""
+    """Replace OpenAPI's `nullable` ("or None"), which JSON schema does not have."""
     if isinstance(schema, list):
         return [_with_null(item) for item in schema]
     if not isinstance(schema, dict):

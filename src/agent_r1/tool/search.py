@@ -1,4 +1,4 @@
-"""The search tool: what the agent calls to read the corpus. In: a query. Out: passages, one a line."""
+"""Search the corpus for the agent. In: a query. Out: passages, one per line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agent_r1.tool.base import BaseTool, InvalidArgumentsError, ToolOutput, vali
 
 
 class SearchTool(BaseTool):
-    """Finds the passages nearest to a query. Calls that run side by side share one batch (search/searcher.py)."""
+    """Find the passages nearest to a query. Concurrent calls share a batch (search/searcher.py)."""
 
     name = "search"
     description = "Search for passages about a query."
@@ -38,12 +38,12 @@ class SearchTool(BaseTool):
 
     @staticmethod
     def query_of(args: dict[str, Any]) -> str:
-        """What the arguments of a call look for. Half of a surrogate pair, which a model may write, makes tokenizers raise."""
+        """Return the query. Half of a surrogate pair, which a model may write, would make tokenizers raise."""
         return valid_unicode(args["query"][:MAX_QUERY_CHARS]).strip()
 
 
 def make(searcher: Searcher | None = None, top_k: int = SearchConfig().top_k, **_: Any) -> SearchTool:
-    """Make the tool from the resources of a run, for `make_tools`."""
+    """Make the tool from a run's resources, for `make_tools`."""
     if searcher is None:
         raise ConfigError(
             "the tool 'search' needs an index; build one with `agent-r1 index`, or drop the tool", code="missing_index"
@@ -52,6 +52,6 @@ def make(searcher: Searcher | None = None, top_k: int = SearchConfig().top_k, **
 
 
 def _line(hit: Hit) -> str:
-    """One passage on one line, with its title in front unless the text itself begins with it: tokens cost time."""
+    """Format a passage on one line. Its title comes first, unless the text begins with it: tokens cost time."""
     text = hit.text if hit.text.startswith(hit.title) else f"{hit.title}: {hit.text}"
     return " ".join(text.split())

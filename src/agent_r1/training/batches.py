@@ -1,6 +1,6 @@
-"""Which questions a step asks, which of its episodes count, and how they are dealt into minibatches.
+"""Choose the questions of a step, its usable episodes, and its minibatches.
 
-Everything here follows from the seed and the step's number alone, so a resumed run draws what the first one drew.
+All choices depend only on the seed and the step's number, so a resumed run repeats them.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from agent_r1.rollout.training_rows import Batch, Column, collate, trajectory_ro
 
 
 def make_batch(played: list[Trajectory], algorithm: str, columns: Sequence[Column] = ()) -> Batch:
-    """The batch of a step, from its usable episodes, with what the estimator declares."""
+    """Make the batch of a step from its usable episodes, with the estimator's columns."""
     usable = usable_trajectories(played, algorithm)
     rows = [row for number, trajectory in enumerate(usable) for row in trajectory_rows(trajectory, number, columns)]
     return collate(rows, usable, columns)
 
 
 def usable_trajectories(trajectories: list[Trajectory], algorithm: str) -> list[Trajectory]:
-    """Without those that were broken off or sampled no token, nor a sample that this has left alone where it is compared.
+    """Drop episodes that failed or sampled nothing, and groups of one if groups are compared.
 
-    Raises AgentR1Error when that leaves none.
+    Raises AgentR1Error if none remains.
     """
     usable = [t for t in trajectories if not t.stop_reason.failed and any(s.action_ids for s in t.steps)]
     if algorithm_has(algorithm, "groups"):
@@ -47,13 +47,14 @@ def usable_trajectories(trajectories: list[Trajectory], algorithm: str) -> list[
 
 
 def tasks_of_step(questions: list[Row], step: int, rollout: RolloutConfig, seed: int, again: int = 0) -> list[Task]:
-    """The episodes of a step, prompt by prompt; `again` counts the rounds that replace groups (recipes/credit/dynamic_sampling.py).
+    """List the episodes of a step, prompt by prompt.
 
-    Each episode's randomness hangs on (seed, step, prompt, sample) alone, so a resumed run repeats it.
+    `again` counts the rounds that replace groups (recipes/credit/refill.py). An episode's randomness depends only on
+    (seed, step, prompt, sample), so a resumed run repeats it.
     """
     n, per_step = len(questions), rollout.prompts_per_step
     chosen = _places(n, step, per_step, seed)
-    if again:  # a question that the step has asked already would make two groups with two baselines
+    if again:  # asking a question twice in a step would make two groups with two baselines
         asked = set(chosen)
         others = [place for place in epoch_order(n, step, derive_seed(seed, "again")) if place not in asked]
         chosen = others[(again - 1) * per_step : again * per_step]
@@ -65,7 +66,7 @@ def tasks_of_step(questions: list[Row], step: int, rollout: RolloutConfig, seed:
 
 
 def prompts_of_step(questions: list[Row], step: int, per_step: int, seed: int) -> list[Row]:
-    """The questions of one step: each epoch is a shuffle of its own, and a step may straddle two epochs."""
+    """Return the questions of one step. Each epoch is shuffled anew; a step may span two epochs."""
     return [questions[place] for place in _places(len(questions), step, per_step, seed)]
 
 
@@ -82,9 +83,9 @@ def epoch_order(n: int, epoch: int, seed: int) -> list[int]:
 
 
 def minibatches(batch: Batch, count: int, epochs: int, seed: int) -> Iterator[Tensor]:
-    """Row indices of each optimiser step: trajectories are shuffled and dealt into `count` equal parts, `epochs` times.
+    """Yield the row indices of each optimiser step: `count` equal parts, `epochs` times.
 
-    Whole trajectories, never single rows: the rows of one episode share its advantage.
+    Trajectories are shuffled and never split: the rows of an episode share its advantage.
     """
     g = torch.Generator().manual_seed(seed % 2**63)
     trajectory_B = batch.trajectory_B.cpu()

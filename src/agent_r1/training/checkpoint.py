@@ -1,14 +1,13 @@
-"""Checkpoints that can be trusted after a crash.
+"""Write checkpoints atomically, and verify them before use.
 
 A checkpoint is a folder `checkpoints/step_000040/`:
 
-    model/          the policy in Hugging Face's format: what evaluation, export and chat read
-    trainer.pt      optimizer states, critic: what only a resumed run needs
+    model/          the policy in Hugging Face's format, for evaluation, export and chat
+    trainer.pt      optimizer states and critic, for a resumed run
     manifest.json   step, configuration fingerprint, SHA-256 of every file
 
-It is written under another name and renamed when whole, so a kill -9 leaves either the old state or the new one. A
-folder without a fitting manifest is not a checkpoint, and resuming says so instead of training on damaged weights.
-`trainer.pt` is read with `weights_only=True`: tensors and plain containers, never code.
+It is written under another name and renamed when complete, so kill -9 leaves the old state or the new one. A folder
+without a matching manifest is refused instead of used. `trainer.pt` is read with `weights_only=True`: never code.
 """
 
 from __future__ import annotations
@@ -33,9 +32,9 @@ _NAME = re.compile(r"step_(\d{6})")
 def save_checkpoint(
     folder: Path, step: int, write_model: Callable[[Path], None], state: dict[str, Any], fingerprint: str, keep: int
 ) -> Path:
-    """Write `folder/step_NNNNNN` and delete all but the newest `keep`. `write_model` fills the model folder."""
+    """Write `folder/step_NNNNNN`, and delete all but the newest `keep`. `write_model` fills the model folder."""
     final = folder / f"step_{step:06d}"
-    for stale in folder.glob(".part-*"):  # what a kill in the middle of an earlier save has left
+    for stale in folder.glob(".part-*"):  # left by a kill during an earlier save
         remove(stale)
     with writing(f"the checkpoint {final}", RESUME):
         folder.mkdir(parents=True, exist_ok=True)
@@ -44,7 +43,7 @@ def save_checkpoint(
             write_model(part / "model")
             _write_state(state, part / "trainer.pt")
             found = sorted(f for f in part.rglob("*") if f.is_file())
-            with ThreadPoolExecutor() as pool:  # with verl these are 25 GB and more, and GPUs wait
+            with ThreadPoolExecutor() as pool:  # with verl these are 25 GB and more, while GPUs wait
                 files = dict(zip((str(f.relative_to(part)) for f in found), pool.map(sha256, found), strict=True))
             manifest = {"format": FORMAT, "step": step, "config": fingerprint, "files": files}
             (part / "manifest.json").write_text(json.dumps(manifest, indent=1))
@@ -54,7 +53,7 @@ def save_checkpoint(
 
 
 def refuse_weights(weights: Iterable[torch.Tensor], who: str) -> None:
-    """Raises AgentR1Error for NaN or infinity. Saved, such weights would take the place of an older, good checkpoint."""
+    """Raise AgentR1Error for NaN or infinity, which must not replace an older, good checkpoint."""
     if not all(bool(tensor.isfinite().all()) for tensor in weights):
         raise AgentR1Error(
             f"{who} has weights that are not finite and is not saved; the checkpoints so far are good. Set a smaller "
@@ -64,12 +63,12 @@ def refuse_weights(weights: Iterable[torch.Tensor], who: str) -> None:
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """Checkpoint folders, oldest first. Half-written ones carry another name and are not among them."""
+    """List checkpoint folders, oldest first. Incomplete ones have other names."""
     return sorted(p for p in folder.glob("step_*") if _NAME.fullmatch(p.name)) if folder.is_dir() else []
 
 
 def read_checkpoint(path: Path, fingerprint: str) -> tuple[int, dict[str, Any]]:
-    """The step and trainer state of a checkpoint, after every file has been held against its hash.
+    """Verify every file's hash, and return the step and trainer state of a checkpoint.
 
     Raises AgentR1Error for a missing, damaged or foreign checkpoint, and for one of another configuration.
     """
@@ -84,7 +83,7 @@ def read_checkpoint(path: Path, fingerprint: str) -> tuple[int, dict[str, Any]]:
 
 
 def verify_checkpoint(path: Path) -> dict[str, Any]:
-    """The manifest, once every file it names is there and whole."""
+    """Return the manifest, if all its files are complete. Raise AgentR1Error otherwise."""
     try:
         manifest = json.loads((path / "manifest.json").read_text())
         files, version = manifest["files"], manifest["format"]
@@ -111,5 +110,5 @@ def verify_checkpoint(path: Path) -> dict[str, Any]:
 def _write_state(state: dict[str, Any], path: Path) -> None:
     try:
         torch.save(state, path)
-    except RuntimeError as error:  # torch's word for a full disk
+    except RuntimeError as error:  # torch raises it for a full disk
         raise OSError(errno.EIO, f"{path.name}: {str(error).splitlines()[0]}") from None

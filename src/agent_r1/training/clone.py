@@ -1,7 +1,7 @@
-"""Behaviour cloning: supervised learning on the tokens that a demonstrator chose.
+"""Clone a demonstrator's behaviour by supervised learning on its tokens.
 
-In: training sequences, played or recorded. Out: a model that plays like them. Next: `loop.py`, since RL needs a model that
-sometimes succeeds. The loss is on action tokens only, as in RL; what tools returned is only read.
+In: training sequences, played or recorded. Out: a model that plays like them. Next: `loop.py`, since RL needs a model
+that sometimes succeeds. The loss is on action tokens only, as in RL.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def clone(
     on_step: Callable[[int, float], None],
     dtype: torch.dtype = torch.float32,
 ) -> None:
-    """Supervised learning on the action tokens of `rows`: mean cross-entropy, AdamW, warm-up and linear decay."""
+    """Train on the action tokens of `rows`: mean cross-entropy, AdamW, warm-up and linear decay."""
     batch = collate(rows)
     device = model.embed.weight.device
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.98), weight_decay=0.01, fused=True)
@@ -47,10 +47,10 @@ def clone(
 
 
 def _endless_batches(batch: Batch, tokens: int, seed: int) -> Iterator[Tensor]:
-    """Row indices of about `tokens` tokens each: similar in length within a batch, in random order between batches."""
+    """Yield rows of similar length, about `tokens` tokens per batch, in random order."""
     g = torch.Generator().manual_seed(seed)
     while True:
-        # A little noise on the lengths, so that the same rows do not meet in each epoch.
+        # A little noise on the lengths varies the batches from epoch to epoch.
         noisy = batch.lengths_B + torch.randint(0, 8, batch.lengths_B.shape, generator=g)
         groups = list(micro_batches(noisy, tokens))
         for i in torch.randperm(len(groups), generator=g).tolist():

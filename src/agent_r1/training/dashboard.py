@@ -1,11 +1,10 @@
-"""What a person sees while the agent learns: a table in a terminal, plain lines in a pipe.
+"""Show training progress: a table in a terminal, plain lines in a pipe.
 
-In: the metrics of each step and, now and then, a transcript, from the loop. Out: characters on a screen. The same
-numbers go to `metrics.jsonl` (`log.py`), and `viewer/report.py` draws them in report.html.
+In: the metrics of each step and, sometimes, a transcript, from the loop. Out: characters on a screen. The same numbers
+go to `metrics.jsonl` (`log.py`), and `viewer/report.py` draws them in report.html.
 
-The screen is painted inside `step`, at most four times a second: a refresh thread would compete with PyTorch for the
-cores. Model text is hostile: it is cleaned of control characters and handed to rich as `Text`, which is never read as
-markup.
+`step` paints the screen itself, at most four times a second: a refresh thread would compete with PyTorch for the cores.
+Model text is untrusted: control characters are removed, and rich gets it as `Text`, which it never parses as markup.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from agent_r1.training.sentinel import Sign, new_signs, signs
 
 
 class Gauge(NamedTuple):
-    """One number of a step: a line of the live view, and, where it has a short name, a part of the plain line."""
+    """A row of the live view. With a `short` name it is also part of the plain line."""
 
     key: str
     label: str
@@ -51,8 +50,7 @@ GAUGES = (
     Gauge("timing_s/step", "seconds per step", 2, "s"),
     Gauge("perf/agent_tokens_per_s", "sampled tokens/s", 0),
 )
-"""Keys that both engines write (tests/test_report.py). An evaluation comes now and then; until the first one its gauge has
-no line."""
+"""Keys that both engines write (tests/test_report.py). A gauge without a value yet has no row."""
 
 LEGEND = (
     "Ctrl-C finishes the step and saves; --resume goes on from there",
@@ -62,11 +60,11 @@ _SECONDS_BETWEEN_PAINTS = 0.25
 
 
 class Dashboard:
-    """Shows a run from `with` to its end. `name` and `about` stand in the header; `steps` is the last step of the run.
+    """Display of a run from `with` to its end. `name` and `about` form the header; `steps` is the run's last step.
 
-    `history` are earlier lines of metrics.jsonl, for the columns "start" and "10 ago" of a resumed run. `parts` is how the agent's
-    dialect reads a turn. `plain` forces one line a step; so does what is no terminal, NO_COLOR, and a terminal that cannot show
-    the progress bar.
+    `history`: earlier lines of metrics.jsonl, for a resumed run's columns "start" and "10 ago". `parts` parses a turn
+    of the agent's dialect. `plain` forces one line per step, and so do a pipe, NO_COLOR and a terminal without a
+    progress bar.
     """
 
     def __init__(
@@ -82,24 +80,19 @@ class Dashboard:
     ):
         self.name, self.about, self.steps, self._parts = name, about, steps, parts
         self.console = screen = console or Console(highlight=False)
-        # isatty too: FORCE_COLOR makes rich call a pipe a terminal, and cursor movements would fill the log.
+        # Check isatty: FORCE_COLOR makes rich treat a pipe as a terminal, and cursor movements would fill the log.
         terminal = screen.is_terminal and screen.file.isatty() and not screen.is_dumb_terminal
         self.plain = plain or not terminal or screen.no_color or screen.options.ascii_only
         self._live: Live | None = None
-        self._values: dict[str, list[float]] = {gauge.key: [] for gauge in GAUGES}
-        """Of each gauge, from the first step that had one."""
+        self._values: dict[str, list[float]] = {gauge.key: [] for gauge in GAUGES}  # from a gauge's first value on
         self._last: Mapping[str, Any] = {}
-        self._transcript: list[tuple[str, Text]] = []
-        """Who speaks, and what is said."""
+        self._transcript: list[tuple[str, Text]] = []  # speaker, text
         self._note = ""
         self._painted = -math.inf
-        self._began = time.monotonic()
-        """When the step began that is computed now."""
-        self._terminal: list | None = None
-        """How the terminal was set before the live view."""
+        self._began = time.monotonic()  # start of the current step
+        self._terminal: list | None = None  # the terminal's settings before the live view
         self._lines = list(history)
-        self._signs = {sign.name for sign in signs(self._lines)}
-        """What has been said."""
+        self._signs = {sign.name for sign in signs(self._lines)}  # already shown
         for metrics in self._lines:
             self._remember(with_val_em(metrics))
         self._progress = Progress(
@@ -124,11 +117,13 @@ class Dashboard:
         if self._terminal:
             _set_terminal(self.console.file, self._terminal)
 
-    # ------------------------------------------------------------------------------------------------ what comes in
+    # ---------------------------------------------------------------------------------------------------- input
 
     def step(self, metrics: Mapping[str, Any]) -> list[Sign]:
-        """Show one RL step; `metrics` is the line that goes to metrics.jsonl. Returns what it shows to be wrong, for the first
-        time."""
+        """Show one RL step. Return the signs of trouble that are new.
+
+        `metrics` is the step's line in metrics.jsonl.
+        """
         self._lines.append(metrics)
         self._began = time.monotonic()
         metrics = with_val_em(metrics)
@@ -146,7 +141,7 @@ class Dashboard:
     def transcript(self, question: str, steps: Sequence[Mapping[str, Any]], reward: float) -> None:
         """Show one sampled episode; `steps` are those of a rollout line: {"text": ..., "info": {"tool_calls": ...}}.
 
-        Plain output leaves it out: a log of lines is for numbers, and rollouts/ has the whole text.
+        Plain output omits it; rollouts/ has the whole text.
         """
         self._transcript = [("asked", Text(f"{_one_line(question)} (reward {reward:.2f})", style="bold"))]
         for step in steps:
@@ -156,14 +151,14 @@ class Dashboard:
         self._paint()
 
     def note(self, text: str) -> None:
-        """Say one line that is not about a step (a checkpoint, a warning)."""
+        """Show one line that is not about a step (a checkpoint, a warning)."""
         self._note = _one_line(text)
         if self.plain:
             self._say(self._note)
         self._paint(now=True)
 
     def finishing(self) -> None:
-        """Answer Ctrl-C at once: the step that is computed now ends and is saved first."""
+        """Acknowledge Ctrl-C at once: the current step ends and is saved first."""
         left = self._last.get("timing_s/step", 0) - (time.monotonic() - self._began)
         about = f", about {duration(left)}" if left >= 1 else ""
         self.note(f"finishing step {self._last.get(STEP, 0) + 1}{about}; press Ctrl-C again to stop now")
@@ -174,15 +169,14 @@ class Dashboard:
         self._last = metrics
         for key in (gauge.key for gauge in GAUGES):
             value, values = metrics.get(key), self._values[key]
-            # A diverging run must be seen, not crash the screen: NaN and infinity leave the number where it was. So does
-            # a step without an evaluation.
+            # NaN, infinity and a missing evaluation leave the number unchanged: a diverging run must not crash the screen.
             if value is not None and math.isfinite(value):
                 values.append(value)
             elif values:
                 values.append(values[-1])
 
     def _say(self, line: str) -> None:
-        # Who read us may have gone (`| head`, a closed terminal). metrics.jsonl has the numbers, and the run goes on.
+        # The reader may be gone (`| head`, a closed terminal). The run goes on, and metrics.jsonl has the numbers.
         with suppress(OSError, ValueError):
             print(line, file=self.console.file, flush=True)
 
@@ -194,7 +188,7 @@ class Dashboard:
             self._live.update(self._view(), refresh=True)
 
     def _view(self) -> Group:
-        """The screen; from the top what matters most, for a low terminal cuts it off below."""
+        """Compose the screen. The top matters most: a low terminal cuts off the bottom."""
         times = " · ".join(f"{name} {s:.2f} s" for name, s in step_times(self._last).items() if s)
         lines = [
             Text.assemble(("agent-r1", "bold cyan"), "  ", (clean(self.name), "bold"), (f"   {self.about}", "dim")),
@@ -210,7 +204,7 @@ class Dashboard:
         return Group(*lines, self._episode())
 
     def _gauges(self) -> Table:
-        """One line a gauge: its value now, at the start and ten steps ago."""
+        """List the gauges: value now, at the start and ten steps ago."""
         table = Table("", box=None, padding=(0, 2, 0, 0), header_style="dim")
         for name, style in (("now", "bold"), ("start", ""), ("10 ago", "")):
             table.add_column(name, style=style, justify="right")
@@ -223,11 +217,11 @@ class Dashboard:
         return table
 
     def _episode(self) -> Table:
-        """The question and the last turns of the transcript, one line each: the end says more than the middle."""
+        """Show the question and the last turns of the transcript, one line each."""
         room = max(2, self.console.height - sum(map(bool, self._values.values())) - 9)
         table = Table.grid(padding=(0, 2, 0, 0))
         for label, text in self._transcript[:1] + self._transcript[1:][1 - room :]:
-            text = text[: 2 * self.console.width]  # a hostile turn can be very long, and rich reads every word of it
+            text = text[: 2 * self.console.width]  # rich reads every word, and a hostile turn can be very long
             text.truncate(max(1, self.console.width - 8), overflow="ellipsis")
             table.add_row(Text(label, style="bright_black"), text)
         return table
@@ -237,8 +231,10 @@ class Dashboard:
 
 
 def plain_line(metrics: Mapping[str, Any], steps: int, eta: float | None) -> str:
-    """One step as one line of text, for example
-    `step  12/100  em 0.41  reward 0.38  calls 1.62  entropy 0.31  kl 0.0020  s 0.61  eta 54 s`."""
+    """Format a step as one line of text.
+
+    Example: `step  12/100  em 0.41  reward 0.38  calls 1.62  entropy 0.31  kl 0.0020  s 0.61  eta 54 s`.
+    """
     shown = [(g, metrics[g.key]) for g in GAUGES if g.short and metrics.get(g.key) is not None]
     numbers = "".join(f"  {gauge.short} {_figure(gauge, value)}" for gauge, value in shown)
     line = f"step {metrics[STEP]:>{len(str(steps))}}/{steps}{numbers}"
@@ -246,8 +242,8 @@ def plain_line(metrics: Mapping[str, Any], steps: int, eta: float | None) -> str
 
 
 def _without_marks(screen: IO[str]) -> list | None:
-    """Let the terminal echo no `^C`; return its settings before."""
-    # The mark would wrap the last line, and from then on the frame would be drawn below itself.
+    """Disable the terminal's echo of `^C`. Return the settings before."""
+    # The echo would wrap the last line, and the frame would then be drawn one line too low.
     with suppress(OSError, ValueError, termios.error):
         before = termios.tcgetattr(screen.fileno())
         _set_terminal(screen, [*before[:3], before[3] & ~termios.ECHOCTL, *before[4:]])
@@ -256,7 +252,7 @@ def _without_marks(screen: IO[str]) -> list | None:
 
 def _set_terminal(screen: IO[str], settings: list) -> None:
     with suppress(OSError, ValueError, termios.error):
-        if os.tcgetpgrp(screen.fileno()) == os.getpgrp():  # a job in the background would be stopped
+        if os.tcgetpgrp(screen.fileno()) == os.getpgrp():  # a background job would be stopped
             termios.tcsetattr(screen.fileno(), termios.TCSANOW, settings)
 
 
@@ -264,7 +260,7 @@ _STYLES = {"think": "dim italic", "tool_call": "cyan", "answer": "bold green", "
 
 
 def style_turn(parts: list[Part]) -> Text:
-    """A turn on one line without its tags: thoughts dim, calls coloured, the answer bold."""
+    """Format a turn on one line, with styles instead of tags."""
     styled = [(_one_line(part.text), _STYLES[part.kind]) for part in parts]
     return Text(" ").join(Text(words, style) for words, style in styled if words)
 

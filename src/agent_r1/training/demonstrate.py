@@ -1,7 +1,7 @@
-"""Demonstrations of one's own task: played by a function, or recorded by somebody.
+"""Collect demonstrations of a task, played by a user-defined function or recorded in a file.
 
-In: a function from a row and the conversation so far to the agent's next turn, or a file of recorded conversations. Out:
-training sequences for `clone.py`, and the tokenizer that their texts give. Next: `app/cold_start.py`.
+In: a function from a row and the conversation so far to the agent's next turn, or recorded conversations. Out: training
+sequences for `clone.py`, and texts for the tokenizer. Next: `app/cold_start.py`.
 
     from agent_r1.env.hermes import answer, call
 
@@ -10,8 +10,8 @@ training sequences for `clone.py`, and the tokenizer that their texts give. Next
             return call("calculator", expression=row["prompt"][-1]["content"])
         return answer(history[-1]["content"])
 
-It may be wrong now and then, on purpose: RL learns from the difference between its better and its worse turns, and a clone
-of a perfect player shows none.
+It may make mistakes on purpose: RL learns from the difference between better and worse turns, and a clone of a perfect
+player shows none.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from agent_r1.tool import BaseTool
 from agent_r1.training.tiny_model import byte_chat
 
 Demonstrate = Callable[..., str]
-"""(row, history) or (row, history, rng) -> the agent's next turn as text, tags included."""
+"""Maps (row, history) or (row, history, rng) to the agent's next turn as text, tags included."""
 
 FORM = '{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "<answer>...</answer>"}]}'
 """One line of recorded demonstrations."""
 
 
 NAME = re.compile(r"[A-Z]\w*(?:[ '-][A-Z]\w*)*")
-"""What a name looks like: words with capitals, side by side."""
+"""Matches a name: consecutive words with capitals."""
 
 
 @dataclass(frozen=True)
@@ -55,17 +55,15 @@ class Episode:
     """One demonstration as messages."""
 
     messages: list[Message]
-    tools: list[dict[str, Any]] | None
-    """Schemas of the tools that the agent was offered."""
-    score: float | None = None
-    """What the environment gave it; None where it was recorded elsewhere."""
+    tools: list[dict[str, Any]] | None  # schemas of the agent's tools
+    score: float | None = None  # by the environment; None if recorded elsewhere
 
 
 # ---------------------------------------------------------------------------------------------------------- played
 
 
 class _Played(AgentEnvLoop, Policy):
-    """One episode of the loop that all agents run in. The function is its policy."""
+    """One episode of the usual loop, with the function as its policy."""
 
     def __init__(
         self, demonstrate: Demonstrate, chat: ChatFormat, limits: Limits, make_env, row: Row, rng: random.Random
@@ -74,8 +72,7 @@ class _Played(AgentEnvLoop, Policy):
         self.demonstrate, self.row, self.rng = demonstrate, row, rng
         self.takes_rng = len(inspect.signature(demonstrate).parameters) > 2
         self.history: list[Message] = []
-        self.contexts: list[list[Message]] = []
-        """What was in sight, from one rewrite to the next."""
+        self.contexts: list[list[Message]] = []  # messages in the context, from one rewrite to the next
         self.tools: list[dict[str, Any]] | None = None
 
     def observe(self, steps: list[Step], observation: Observation) -> list[int]:
@@ -110,11 +107,11 @@ class _Played(AgentEnvLoop, Policy):
 
 
 def demonstrator_of(name: str) -> Demonstrate:
-    """The function of that name. Raises ConfigError where it is none."""
+    """Load the demonstrator `name`. Raise ConfigError if it is not one."""
     found = plugins.load(name, "cold_start.demonstrator")
     if not callable(found) or not 2 <= len(inspect.signature(found).parameters) <= 3:
         raise ConfigError(
-            f"cold_start.demonstrator={name} is no demonstrator; write `def demonstrate(row, history, rng)`, which returns the "
+            f"cold_start.demonstrator={name} is not a demonstrator; write `def demonstrate(row, history, rng)`, which returns the "
             "agent's next turn",
             code="wrong_code",
         )
@@ -122,7 +119,7 @@ def demonstrator_of(name: str) -> Demonstrate:
 
 
 class _Plays(AgentFlowBase):
-    """A flow whose every episode has a player of its own."""
+    """A flow with a separate player for every episode."""
 
     def __init__(self, demonstrate: Demonstrate, chat: ChatFormat, limits: Limits, make_env, seed: int):
         super().__init__(None, chat, limits, make_env)
@@ -139,13 +136,13 @@ class _Plays(AgentFlowBase):
 def play(
     name: str, rows: list[Row], tools: dict[str, BaseTool], rollout: RolloutConfig, env: EnvConfig, seed: int
 ) -> list[Episode]:
-    """One episode of each row by the function of that name, in the real environment with its real tools.
+    """Play one episode per row with the function `name`, in the real environment.
 
-    Raises ConfigError where the function fails, where it takes a request for notes for a turn, or where most episodes end without
+    Raises ConfigError if the function fails, answers a request for notes with a turn, or leaves most episodes without
     an answer.
     """
     demonstrate = demonstrator_of(name)
-    # No tokenizer has been trained yet: a byte is a token, and the limits of a context do not hold.
+    # No tokenizer has been trained yet: a byte is a token, and context limits do not apply.
     chat = byte_chat()
     limits = replace(Limits.from_settings(rollout, env), max_tokens_per_turn=10**6, max_context=10**7)
     requests: set[str | None] = set()
@@ -184,8 +181,11 @@ def play(
 
 
 def read_episodes(path: Path, tools: dict[str, BaseTool], env: EnvConfig) -> list[Episode]:
-    """Recorded demonstrations, a line each (FORM); `tools` may stand beside `messages`, and are the configured ones otherwise.
-    Calls may be text or OpenAI's `tool_calls`. Raises AgentR1Error naming the line."""
+    """Read recorded demonstrations, one per line (FORM). Raise AgentR1Error naming the line.
+
+    A line may have `tools` in addition to `messages`; otherwise the configured tools are used. Calls may be text or
+    OpenAI's `tool_calls`.
+    """
     episodes = []
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -203,14 +203,14 @@ def read_episodes(path: Path, tools: dict[str, BaseTool], env: EnvConfig) -> lis
             ) from None
         if "assistant" not in [m["role"] for m in messages[1:]] or messages[0]["role"] == "assistant":
             raise AgentR1Error(
-                f"{path}, line {number}: no turn of the agent's behind a user's; one line is {FORM}",
+                f"{path}, line {number}: no turn of the agent after the user's; one line is {FORM}",
                 code="bad_demonstration",
             )
         first = dialect_of(env).first_observation(messages, tools)
         schemas = None if first.tools is None else record.get("tools") or first.tools
         episodes.append(Episode(first.messages, schemas))
     if not episodes:
-        raise AgentR1Error(f"{path} holds no demonstrations; one line is {FORM}", code="no_records")
+        raise AgentR1Error(f"{path} has no demonstrations; one line is {FORM}", code="no_records")
     return episodes
 
 
@@ -229,28 +229,30 @@ def _message(message: dict[str, Any]) -> Message:
     return {"role": role, "content": content}
 
 
-# ------------------------------------------------------------------------------------------------ what is learnt from
+# ------------------------------------------------------------------------------------------------ training data
 
 
 def texts_of(episodes: list[Episode]) -> Iterator[str]:
-    """What the tokenizer is trained on: the task's own words. Digits and names are set apart (`tiny_model.py` says why): a number
-    or a name that the model has not met must be spelt like those that it has."""
+    """Yield the texts that train the tokenizer.
+
+    Digits and names are separate (see `tiny_model.py`): an unknown number or name must be spelt like the known ones.
+    """
     names: set[str] = set()
     for episode in episodes:
         offered = ", ".join((t.get("function") or t)["name"] for t in episode.tools or [])
         for text in (f"system\ntools: {offered}", *(f"{m['role']}\n{m['content']}" for m in episode.messages)):
             names.update(NAME.findall(text))
             yield from filter(None, re.split(r"(\d)|<[a-z_/]+>|\0", NAME.sub("\0", text)))
-    for _ in range(20):  # often enough that the names are not the first to be left without a token
+    for _ in range(20):  # frequent enough that names are not the first to lose their tokens
         yield from sorted(names)
 
 
 def sequences(
     episodes: list[Episode], chat: ChatFormat, max_context: int, spoken: Dialect | None = None
 ) -> list[TrainingRow]:
-    """Their training sequences: the loss is on the agent's turns, and whatever tools and users said is only read.
+    """Make training sequences with the loss on the agent's turns only.
 
-    `spoken`: the dialect, which says what ends a turn. Raises ConfigError where most are longer than `max_context`.
+    `spoken`: the dialect, which defines the end of a turn. Raises ConfigError if most exceed `max_context`.
     """
     found = [
         row for i, e in enumerate(episodes) for row in trajectory_rows(_trajectory(e, chat, spoken or Dialect()), i)
@@ -267,7 +269,7 @@ def sequences(
 
 
 def _trajectory(episode: Episode, chat: ChatFormat, spoken: Dialect) -> Trajectory:
-    loop = AgentEnvLoop(None, chat, None, None)  # for `observe` alone: what it shows in each turn
+    loop = AgentEnvLoop(None, chat, None, None)  # only for `observe`
     steps: list[Step] = []
     start = 0
     for i, message in enumerate(episode.messages):
@@ -281,6 +283,6 @@ def _trajectory(episode: Episode, chat: ChatFormat, spoken: Dialect) -> Trajecto
 
 
 def describe_demonstrations(episodes: list[Episode]) -> str:
-    """How well they were played, in words."""
+    """Report the number and mean score of the demonstrations."""
     scores = [e.score for e in episodes if e.score is not None]
     return f"{len(episodes)} demonstrations" + (f", which score {fmean(scores):.2f}" if scores else "")

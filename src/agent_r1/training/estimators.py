@@ -1,4 +1,4 @@
-"""Every estimator by name, as `ESTIMATORS["grpo"]`. `advantages.py` has grpo and ppo; recipes/credit has the others."""
+"""Look up estimators by name: `ESTIMATORS["grpo"]`. `advantages.py` has grpo and ppo, recipes/credit the others."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from agent_r1.training.advantages import Estimator
 
 
 class _Estimators(Mapping[str, Estimator]):
-    """The table of names, each estimator imported when it is asked for."""
+    """The table of names; an estimator is imported when looked up."""
 
     def __getitem__(self, name: str) -> Estimator:
         if name not in tables.names("estimator"):

@@ -58,7 +58,7 @@ def action_logprobs(
 
 
 def action_values(critic: Critic, batch: Batch) -> Tensor:
-    """Compute V(s_t), the value of the state *before* token t: [B, T], 0 outside action tokens."""
+    """Compute V(s_t), the value *before* token t is chosen: [B, T], 0 outside action tokens."""
     hidden_AD, where = _before_actions(critic.trunk, batch)
     return scatter(critic.value(hidden_AD)[:, 0].float(), where)
 

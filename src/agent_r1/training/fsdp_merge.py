@@ -1,7 +1,7 @@
-"""Merge FSDP shards into whole weights, with PyTorch alone: verl is not needed.
+"""Merge FSDP shards into whole weights, without verl.
 
 In: a folder of verl with a file of DTensors for each rank. Out: the whole weights, by name, or in a model folder.
-The files are read with `weights_only=True`: tensors, never code.
+Files are read with `weights_only=True`: tensors, never code.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ SHARDS = "model_world_size_*_rank_*.pt"
 
 
 def find_shards(folder: Path) -> Path | None:
-    """Find the folder with the shards of the policy: `folder`, or its `actor/`. None where there are none."""
+    """Return the folder with the policy's shards: `folder` or its `actor/`. None without shards."""
     return next((place for place in (folder / "actor", folder) if any(place.glob(SHARDS))), None)
 
 
 ALPHA = 2
-"""LoRA's alpha / r, for every rank: a rank that is doubled then does not halve the step (lora.py)."""
+"""LoRA's alpha / r, constant, so that doubling the rank does not halve the step (lora.py)."""
 
 
 def write_merged(actor: Path, base: Path, out: Path) -> None:
-    """Write the float32 weights of `actor` into `out`, with the config.json of `base`.
+    """Write the weights of `actor`, float32, to `out`, with `base`'s config.json.
 
-    Raises OSError or SafetensorError where it cannot be written.
+    Raises OSError or SafetensorError if it cannot be written.
     """
     write_weights(merge_shards(actor), base, out)
 
 
 def write_weights(weights: dict[str, torch.Tensor], base: Path, out: Path) -> None:
-    """Write weights under Hugging Face's names into `out`, with the config.json of `base`.
+    """Write weights under Hugging Face's names to `out`, with `base`'s config.json.
 
-    Raises AgentR1Error for NaN or infinity, OSError or SafetensorError where it cannot be written.
+    Raises AgentR1Error for NaN or infinity, OSError or SafetensorError if it cannot be written.
     """
     config = model_files.read_config(base)
     refuse_weights(weights.values(), f"the policy for {out.name}")
@@ -52,9 +52,9 @@ def write_weights(weights: dict[str, torch.Tensor], base: Path, out: Path) -> No
 
 
 def fold(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Merge LoRA adapters into the weights they belong to, float32: W + ALPHA B A. Without adapters nothing changes.
+    """Merge LoRA adapters into their weights, float32: W + ALPHA B A.
 
-    `weights` has the names of `peft`, or Hugging Face's for what has no adapter.
+    `weights` has the names of `peft`, or Hugging Face's for weights without an adapter, which stay unchanged.
     """
     plain = {
         name.removeprefix("base_model.model.").replace(".base_layer.", ".").replace(".default.", "."): tensor.float()
@@ -63,20 +63,20 @@ def fold(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     for name in [name for name in plain if name.endswith(".lora_A.weight")]:
         A, B = plain.pop(name), plain.pop(name.replace(".lora_A.", ".lora_B."))
         target = name.replace(".lora_A.weight", ".weight")
-        plain[target] = plain[target] + ALPHA * B @ A  # not in place: what is read from a file may be mapped from it
+        plain[target] = plain[target] + ALPHA * B @ A  # not in place: the tensor may be mapped from a file
     return {name: tensor.contiguous() for name, tensor in plain.items()}
 
 
 def merge_shards(actor: Path) -> dict[str, torch.Tensor]:
-    """Merge into whole weights, float32. Raises AgentR1Error when a rank's file is missing."""
-    # Imported here: it takes a second, which no chat should wait. `torch.load` has to know it.
+    """Merge the shards of all ranks, in float32. Raise AgentR1Error if a rank's file is missing."""
+    # Imported here because it takes a second. `torch.load` requires it.
     from torch.distributed.tensor import DTensor, Shard
 
     def whole(parts: list[torch.Tensor]) -> torch.Tensor:
         first = parts[0]
         if not isinstance(first, DTensor):
             return first
-        # Of a mesh in two dimensions (replicas of a group that shares the weights) the first group holds all of them.
+        # On a two-dimensional mesh (replicas of a sharded group), the first group has all parts.
         placement, group = first.placements[-1], first.device_mesh.size(-1)
         local = [part.to_local() for part in parts[:group]]
         return torch.cat(local, dim=placement.dim) if isinstance(placement, Shard) else local[0]
@@ -89,6 +89,6 @@ def merge_shards(actor: Path) -> dict[str, torch.Tensor]:
         )
     # It warns that a mesh without processes cannot be compiled for; nothing is compiled here.
     logging.getLogger("torch.distributed.device_mesh").setLevel(logging.ERROR)
-    # `mmap`: mapped, not read into memory, which has to hold the whole weights as well.
+    # mmap: the files are not read into memory, which also needs room for the whole weights.
     ranks = [torch.load(file, map_location="cpu", weights_only=True, mmap=True) for file in files]
     return fold({name: whole([rank[name] for rank in ranks]) for name in ranks[0]})

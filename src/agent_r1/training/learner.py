@@ -1,4 +1,4 @@
-"""What learns: policy, critic and their optimisers. Learning rate, one optimiser step, and what a checkpoint has to hold.
+"""Define what training changes (policy, critic, optimisers), and take an optimiser step.
 
 In: a model folder's network and its settings. Out: a `Learner`, which `loop.py` changes in place.
 """
@@ -19,18 +19,17 @@ from agent_r1.training.forward import Critic
 
 @dataclass
 class Learner:
-    """Everything that changes during training, and nothing else: what a checkpoint has to hold."""
+    """Everything that training changes, which is what a checkpoint stores."""
 
     actor: Decoder
     actor_optimizer: torch.optim.Optimizer
     critic: Critic | None = None
     critic_optimizer: torch.optim.Optimizer | None = None
-    step: int = 0
-    """RL steps done."""
+    step: int = 0  # RL steps done
 
 
 def make_learner(model: Decoder, actor: ActorConfig, critic: CriticConfig | None = None) -> Learner:
-    """Optimisers and, for PPO, a critic that starts from the policy's own trunk: it already can read the task."""
+    """Make optimisers and, for PPO, a critic. It starts as a copy of the policy, which can read the task."""
     learner = Learner(model, adamw(model, actor.lr, actor.weight_decay))
     if critic is not None:
         learner.critic = Critic(copy.deepcopy(model)).to(model.embed.weight.device)
@@ -43,7 +42,7 @@ def adamw(model: torch.nn.Module, lr: float, weight_decay: float) -> torch.optim
 
 
 def optimize(model: torch.nn.Module, optimizer: torch.optim.Optimizer, max_norm: float, who: str) -> float:
-    """Clip, step, clear. Returns the gradient's norm before clipping. Raises AgentR1Error before a step into NaN."""
+    """Clip the gradient, step, clear. Return the norm before clipping. Raise AgentR1Error if it is not finite."""
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm).item()
     refuse_gradient(norm, who)
     optimizer.step()
@@ -52,7 +51,7 @@ def optimize(model: torch.nn.Module, optimizer: torch.optim.Optimizer, max_norm:
 
 
 def refuse_gradient(norm: float, who: str) -> None:
-    """Raises AgentR1Error for a gradient that is no number: one step along it makes every weight NaN."""
+    """Raise AgentR1Error for a gradient that is not finite. One step would make every weight NaN."""
     if not math.isfinite(norm):
         raise AgentR1Error(
             f"{who} has a gradient of norm {norm}; its weights were left as they were, and the checkpoints so far are good. "
@@ -62,6 +61,6 @@ def refuse_gradient(norm: float, who: str) -> None:
 
 
 def linear_decay(step: int, steps: int, warmup_steps: int, final: float) -> float:
-    """Share of the learning rate at this step (from 1): linear warm-up, then linear decay to `final`, where it stays."""
+    """Return the learning rate's factor: linear warm-up, then linear decay to `final`. `step` starts at 1."""
     warm = min(1.0, step / warmup_steps) if warmup_steps else 1.0
     return warm * (1 - (1 - final) * min((step - 1) / max(steps - 1, 1), 1.0))

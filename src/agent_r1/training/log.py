@@ -1,8 +1,8 @@
-"""What a run writes down: `metrics.jsonl`, always, and Weights & Biases or TensorBoard, if asked.
+"""Write a run's metrics: `metrics.jsonl`, and optionally Weights & Biases or TensorBoard.
 
-In: one dict of numbers a step, from the loop, or from the file itself while verl's processes write it. Out:
-`runs/<name>/metrics.jsonl`, which `viewer/report.py` draws and `--resume` cuts back to its checkpoint. `dashboard.py` shows
-the same numbers to whoever watches.
+In: one dict of numbers per step, from the loop, or from the file itself while verl's processes write it. Out:
+`runs/<name>/metrics.jsonl`. `viewer/report.py` draws it, and `--resume` cuts it back to the checkpoint. `dashboard.py`
+shows the same numbers live.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from agent_r1.ground.machine import available_memory
 from agent_r1.ground.ui import say
 
 STEP = "training/global_step"
-"""The key that numbers the lines of metrics.jsonl."""
+"""Key of the step's number in metrics.jsonl."""
 VAL_EM = "val/em"
-"""What `with_val_em` adds."""
+"""Key that `with_val_em` adds."""
 HOST_FREE = "perf/host_free_gib"
-"""Memory of the machine that can still be used: what a leak in any of its processes takes away."""
+"""Free memory of the machine; a leak in any of its processes lowers it."""
 
 
 def host_memory() -> dict[str, float]:
-    """What this machine has left, for either engine; nothing where the system does not say."""
+    """Return the machine's free memory; nothing if the system does not report it."""
     free = available_memory()
     return {} if free is None else {HOST_FREE: free / GIB}
 
 
 def process_memory() -> dict[str, float]:
-    """The most memory that this process has taken so far."""
+    """Return this process's peak memory, in GiB."""
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return {"perf/memory_gb": most / (2**30 if sys.platform == "darwin" else 2**20)}
 
 
 def with_val_em(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """`metrics`, and the validation's exact match under one name: verl's holds the name of the data set."""
+    """Add the validation's exact match under one name; verl's name contains the data set."""
     found = [value for key, value in metrics.items() if key.startswith("val-core/") and key.endswith("/acc/mean@1")]
     return dict(metrics) | ({VAL_EM: found[0]} if found else {})
 
@@ -53,10 +53,10 @@ def with_val_em(metrics: Mapping[str, Any]) -> dict[str, Any]:
 def spent(
     lines: Iterable[Mapping[str, Any]], rollout: RolloutConfig, algorithm: str
 ) -> Iterator[tuple[dict[str, Any], int, float]]:
-    """Each line of metrics.jsonl with the episodes and seconds that RL had taken when its step was over.
+    """Yield each line of metrics.jsonl with the episodes and seconds used so far.
 
-    Episodes are all that were sampled: to be learnt from, for a baseline (remax), or to be replaced (a refill); not those of
-    validations. Seconds are those of the steps: without validations, and without anything before the first step.
+    Episodes are all sampled ones (for learning, for remax's baseline, or replaced by a refill), without validation.
+    Seconds are those of the steps, without validation and start-up.
     """
     episodes, seconds = 0, 0.0
     planned = rollout.prompts_per_step * rollout.samples_per_prompt
@@ -67,7 +67,7 @@ def spent(
 
 
 def time_to(score: float, lines: Iterable[Mapping[str, Any]], rollout: RolloutConfig, algorithm: str) -> dict[str, Any]:
-    """What was `spent` until greedy validation first reached `score`; None where it never did."""
+    """Return when greedy validation first reached `score`: step, episodes, seconds; None if never."""
     for line, episodes, seconds in spent(lines, rollout, algorithm):
         if (line.get(VAL_EM) or 0.0) >= score:
             return {"val": score, "step": line[STEP], "episodes": episodes, "seconds": round(seconds, 1)}
@@ -75,10 +75,10 @@ def time_to(score: float, lines: Iterable[Mapping[str, Any]], rollout: RolloutCo
 
 
 def step_times(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """`timing_s/step` in parts that add up to it, in seconds, in the order of the step.
+    """Split `timing_s/step` into its parts, in seconds, in the order of the step.
 
-    `timing_s/env` lies inside `timing_s/gen`. verl does not measure it, so there "rollout" holds both. "other" is what
-    no part accounts for: records, and with verl the checkpoint and the weights' way to the sampler.
+    `timing_s/env` is a part of `timing_s/gen`. With verl it is not measured, and "rollout" includes it. The part
+    "other" is the rest: records, and with verl the checkpoint and the transfer of weights to the sampler.
     """
 
     def seconds(*names: str) -> float:
@@ -95,29 +95,29 @@ def step_times(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 class MetricsFile:
-    """`metrics.jsonl`: one JSON object a line, one line a step.
+    """`metrics.jsonl`: one line of JSON per step.
 
-    kill -9 or a full disk can leave half a line at the end, and only there. Readers leave it out, and a run that goes on
-    begins with `truncate_after`, which removes it.
+    kill -9 or a full disk can leave half a line, only at the end. Readers skip it, and `truncate_after` removes it when
+    a run is resumed.
     """
 
     def __init__(self, path: Path):
         self.path = path
 
     def append(self, metrics: Mapping[str, Any]) -> None:
-        """Write one line. Raises AgentR1Error when the disk is full or the file may not be written.
+        """Write one line. Raise AgentR1Error if the disk is full or the file cannot be written.
 
-        Numbers may be Python, NumPy or one-element tensors; NaN and infinity become null, since JSON has neither.
+        Numbers may be Python, NumPy or one-element tensors. NaN and infinity become null, since JSON has neither.
         """
         with writing(self.path, RESUME), self.path.open("a", encoding="utf-8") as file:
             file.write(json_line(metrics))
 
     def read(self) -> list[dict[str, Any]]:
-        """All whole lines, oldest first; an empty list when there is no file."""
+        """Return all complete lines, oldest first; an empty list without a file."""
         return read_jsonl(self.path)
 
     def truncate_after(self, step: int) -> None:
-        """Forget the lines of later steps, which a resumed run does again. Atomic: the old file or the new one."""
+        """Delete the lines of later steps, which a resumed run repeats. Atomic."""
         if self.path.exists():
             kept = [line for line in self.read() if line.get(STEP, 0) <= step]
             write_whole(self.path, "".join(map(json_line, kept)))
@@ -126,15 +126,14 @@ class MetricsFile:
 # ------------------------------------------------------------------------------------------- trackers, by choice
 
 Track = Callable[[Mapping[str, Any]], None]
-"""Takes one line of metrics.jsonl."""
+"""Logs one line of metrics.jsonl."""
 
 
 @contextmanager
 def trackers(names: Iterable[str], run_dir: Path, config: dict[str, Any], first: int = 0) -> Iterator[Track]:
-    """A function that sends one line of metrics.jsonl to all trackers, for either engine; of a resumed run, from the step
-    `first` on.
+    """Yield a function that sends a line of metrics.jsonl to all trackers.
 
-    Raises ConfigError for one that is not installed.
+    A resumed run logs from step `first` on. Raises ConfigError for a tracker that is not installed.
     """
     with ExitStack() as stack:
         tracks = []
@@ -156,8 +155,8 @@ def trackers(names: Iterable[str], run_dir: Path, config: dict[str, Any], first:
 
 @contextmanager
 def _wandb(run_dir: Path, config: dict[str, Any], first: int) -> Iterator[Track]:
-    """Weights & Biases. A resumed run keeps its id, by which W&B puts the recordings of an offline run together."""
-    identity = run_dir / "wandb.id"  # the same for every process of a run, another for a new run of the same name
+    """Log to Weights & Biases. A resumed run keeps its id, by which W&B joins the parts of an offline run."""
+    identity = run_dir / "wandb.id"  # shared by all processes of a run; a new run of the same name gets another
     if not identity.exists():
         write_whole(identity, secrets.token_hex(4))
     settings = {
@@ -180,7 +179,7 @@ def _wandb(run_dir: Path, config: dict[str, Any], first: int) -> Iterator[Track]
 
 
 def _start_wandb(settings: dict[str, Any]) -> tuple[Any, str]:
-    """wandb's run, and why it is offline, if it is: WANDB_MODE, no key, or a server that cannot be used."""
+    """Start wandb's run. Return it and why it is offline: WANDB_MODE, no key, or an unusable server."""
     import wandb
 
     quiet = wandb.Settings(silent=True, console="off", init_timeout=30)
@@ -188,23 +187,23 @@ def _start_wandb(settings: dict[str, Any]) -> tuple[Any, str]:
     mode, why = os.environ.get("WANDB_MODE", "online"), "WANDB_MODE"
     if mode == "online":
         try:
-            # Without a key, wandb.init would ask for one at the terminal, and an unattended run would hang there.
+            # Without a key, wandb.init would prompt at the terminal, and an unattended run would hang.
             if wandb.login(prompt=False, verify=False):
                 return wandb.init(**settings, settings=quiet, mode="online"), ""
             why = "no key in WANDB_API_KEY or ~/.netrc"
-        except Exception as error:  # a wrong key or no network: no reason to lose a training run
+        except Exception as error:  # a wrong key or no network must not end a training run
             why = f"the server cannot be used: {type(error).__name__}"  # its text may quote the key
-            wandb.teardown()  # its helper process still holds the id
+            wandb.teardown()  # its helper process still uses the id
         mode = "offline"
     return wandb.init(**settings, settings=quiet, mode=mode), why if mode == "offline" else ""
 
 
 @contextmanager
 def _tensorboard(run_dir: Path, config: dict[str, Any], first: int) -> Iterator[Track]:
-    """TensorBoard: `tensorboard --logdir runs` shows all runs."""
+    """Log to TensorBoard: `tensorboard --logdir runs` shows all runs."""
     from torch.utils.tensorboard import SummaryWriter
 
-    # What an earlier process logged of these steps is purged: this one does them again.
+    # purge_step removes an earlier process's log of the steps that this one repeats.
     with SummaryWriter(str(run_dir / "tensorboard"), purge_step=first) as writer:
 
         def track(metrics: Mapping[str, Any]) -> None:
@@ -215,7 +214,7 @@ def _tensorboard(run_dir: Path, config: dict[str, Any], first: int) -> Iterator[
 
 
 TRACKERS = {"wandb": _wandb, "tensorboard": _tensorboard}
-"""By their names in `trainer.loggers`."""
+"""Trackers by their names in `trainer.loggers`."""
 
 
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:

@@ -1,15 +1,14 @@
-"""LoRA: train two thin matrices next to each weight matrix, and leave the matrix as it is (2106.09685, section 4.1).
+"""Train LoRA adapters: two thin matrices next to each frozen weight matrix (2106.09685, section 4.1).
 
     y = W x + (alpha / r) B A x        A: [r, in], random;  B: [out, r], zero, so training begins at the start model
 
-Adam then keeps two numbers for each of the (in + out) r weights of A and B instead of for each of the in x out weights of W: a
-model of 1.5B parameters takes 6 GB to train instead of 25. The loop, the losses and the sampler do not change: `peft` puts A and
-B into the decoder's linear layers, and everything that calls the layer computes with them.
+Adam then stores two numbers for each of the (in + out) r weights of A and B, not of the in x out of W. Training a model
+of 1.5B parameters takes 6 GB instead of 25. Loop, losses and sampler do not change: `peft` adds A and B to the decoder's
+linear layers.
 
-In: a `Decoder`, or a checkpoint of one with adapters. Out: a decoder of which only A and B learn; an adapter folder in the format
-of `peft`; a merged model, which has one matrix W + (alpha / r) B A again. A checkpoint holds the adapters alone, `agent-r1 export`
-and every command that reads a checkpoint merge them. With verl, `peft` is verl's own (`actor_rollout_ref.model.lora_rank`), and
-`shards.fold` merges what its shards hold.
+In: a `Decoder`, or a checkpoint with adapters. Out: a decoder that trains only A and B; an adapter folder in the format
+of `peft`; a merged model W + (alpha / r) B A. A checkpoint has only the adapters, and every command that reads it merges
+them. With verl, `peft` is verl's own (`actor_rollout_ref.model.lora_rank`), and `shards.fold` merges its shards.
 """
 
 from __future__ import annotations
@@ -31,23 +30,23 @@ from agent_r1.training.fsdp_merge import ALPHA, fold, write_weights
 from agent_r1.training.tiny_model import save_tokenizer
 
 TARGETS = ("qkv", "o", "gate_up", "down")
-"""The linear layers of a `Block`: attention's and the MLP's, as "LoRA Without Regret" (Thinking Machines, 2025) advises."""
+"""The adapted layers of a `Block`: attention and MLP, as "LoRA Without Regret" (Thinking Machines, 2025) advises."""
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MERGED = "merged"
-"""In a checkpoint, next to `model/`: made when something first reads the model."""
+"""Folder next to `model/` in a checkpoint; made when the model is first read."""
 
 
 def add_adapters(model: Decoder, rank: int) -> None:
-    """Put adapters into the linear layers of `model`, in place, and freeze all other weights."""
+    """Add adapters to the linear layers of `model`, in place, and freeze all other weights."""
     with extra("lora", "actor.lora_rank"):
         from peft import LoraConfig, inject_adapter_in_model
-    with torch.random.fork_rng():  # A of every run is the same: a resumed run, and another algorithm, begin alike
+    with torch.random.fork_rng():  # every run starts with the same A, also a resumed one
         torch.manual_seed(0)
         inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=ALPHA * rank, target_modules=list(TARGETS)), model)
 
 
 def load(folder: Path, base: Path, device: str, rank: int) -> Decoder:
-    """Read a model with adapters: `base` with new ones, or with those of the checkpoint's model folder `folder`."""
+    """Read `base` with the adapters of the model folder `folder`, or with new ones."""
     model = model_files.load(base, device)
     add_adapters(model, rank)
     if is_adapter(folder):
@@ -59,9 +58,9 @@ def load(folder: Path, base: Path, device: str, rank: int) -> Decoder:
 
 
 def save(model: Decoder, chat: ChatFormat, base: Path, folder: Path) -> None:
-    """Write the adapters of `model` and the tokenizer as `peft` and `transformers` read them."""
+    """Write the adapters of `model` and the tokenizer in the format of `peft` and `transformers`."""
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {name: tensor.cpu().clone() for name, tensor in _by_name(model).items()}  # safetensors shares no memory
+    tensors = {name: tensor.cpu().clone() for name, tensor in _by_name(model).items()}  # safetensors needs own memory
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     rank = len(model.blocks[0].qkv.lora_A["default"].weight)
     config = {
@@ -79,20 +78,20 @@ def save(model: Decoder, chat: ChatFormat, base: Path, folder: Path) -> None:
 
 
 def is_adapter(folder: Path) -> bool:
-    """Tell whether a folder holds adapters instead of a whole model."""
+    """Return whether a folder has adapters instead of a whole model."""
     return (folder / CONFIG).is_file()
 
 
 def merged(checkpoint: Path) -> Path:
-    """Return the merged model of a checkpoint with adapters, in Hugging Face's format; made at the first call.
+    """Return a checkpoint's merged model in Hugging Face's format; made at the first call.
 
-    Raises AgentR1Error when the base model is no longer where training found it, or when the disk is full.
+    Raises AgentR1Error if the base model has moved or the disk is full.
     """
     target, adapter = checkpoint / MERGED, checkpoint / "model"
     if target.is_dir():
         return target
     config = json.loads((adapter / CONFIG).read_text())
-    if config["lora_alpha"] != ALPHA * config["r"]:  # another program's: merged by our scale it would be another model
+    if config["lora_alpha"] != ALPHA * config["r"]:  # another program's adapter: our scale would give another model
         raise AgentR1Error(
             f"{adapter} has another scale than this program's adapters; merge it with `agent-r1 export`",
             code="other_adapter",
@@ -101,7 +100,7 @@ def merged(checkpoint: Path) -> Path:
     files = sorted(base.glob("*.safetensors"))
     if not files:
         raise AgentR1Error(
-            f"{checkpoint} holds LoRA adapters of {base}, which is not there; put the model back, or run `agent-r1 cold-start` "
+            f"{checkpoint} has LoRA adapters of {base}, which does not exist; put the model back, or run `agent-r1 cold-start` "
             "with the run's settings again",
             code="missing_base_model",
         )
@@ -115,9 +114,9 @@ def merged(checkpoint: Path) -> Path:
 
 
 def _by_name(model: Decoder) -> dict[str, Tensor]:
-    """The adapters under the names of `peft` and Hugging Face, as views of the trained tensors.
+    """Return views of the adapters under the names of `peft` and Hugging Face.
 
-    Hugging Face splits what is one matrix here (qkv, gate_up). The parts share A, and each has its own rows of B.
+    Hugging Face splits our fused matrices (qkv, gate_up). The parts share A, and each has its own rows of B.
     """
     s = model.shape
     heads = [s.heads * s.head_dim, s.kv_heads * s.head_dim, s.kv_heads * s.head_dim]

@@ -1,6 +1,6 @@
-"""The numbers of a step: means over micro-batches, where the time went, and what its episodes were like.
+"""Compute the metrics of a step: means over micro-batches, times, and statistics of its episodes.
 
-In: what a step computed. Out: one flat dictionary, under verl's names where verl has one, which `log.py` writes down.
+In: what a step computed. Out: a flat dictionary for `log.py`, under verl's names where verl has one.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from agent_r1.rollout.sampler import SamplerStats
 from agent_r1.rollout.training_rows import Batch
 
 SAMPLER_GAP = "training/rollout_logprobs_diff_mean"
-"""How far trainer and sampler are apart in the log-probability of a sampled token, before any update; in both engines. Rounding
-in bfloat16 gives .01 to .02."""
+"""Mean difference of trainer and sampler in a sampled token's log-probability, before any update. Rounding in bfloat16
+gives .01 to .02."""
 GAP_ROW_STRIDE = 32
-"""In float32 one row in this many is computed again, to see that sampler and trainer do agree."""
+"""In float32, one row in this many is recomputed, to check that sampler and trainer agree."""
 
 
 def sampler_gap(batch: Batch, now_BT: Tensor) -> float:
-    """Mean distance between what the sampler recorded and `now_BT`, what the trainer computes of the same tokens."""
+    """Average |`now_BT` - recorded log-probability| over action tokens, in nats."""
     return (now_BT - batch.logprobs_BT)[batch.mask_BT.bool()].abs().mean().item()
 
 
 class Means:
-    """What an update reports: means over its tokens, and its losses, of which each micro-batch has a part."""
+    """Means over an update's tokens, and its losses, which micro-batches contribute to."""
 
     def __init__(self):
         self.sums: dict[str, float] = defaultdict(float)
@@ -38,17 +38,17 @@ class Means:
         self.updates = 0
 
     def add(self, weight: float, values: dict[str, float]) -> None:
-        """Means over `weight` tokens."""
+        """Add means over `weight` tokens."""
         for name, value in values.items():
             self.sums[name] += weight * value
             self.weights[name] += weight
 
     def add_loss(self, name: str, part: float) -> None:
-        """A micro-batch's part of a loss: parts add up within an update."""
+        """Add a micro-batch's part of a loss; the parts of an update are summed."""
         self.losses[name] += part
 
     def finish_update(self, values: dict[str, float]) -> None:
-        """An optimiser step is over; `values` belong to it as a whole."""
+        """End an optimiser step; `values` belong to it as a whole."""
         self.updates += 1
         self.add(1.0, values)
 
@@ -58,7 +58,7 @@ class Means:
 
 
 class Clock:
-    """Where a step's time went."""
+    """Times of a step's stages, in seconds."""
 
     def __init__(self):
         self.last = time.perf_counter()
@@ -70,22 +70,24 @@ class Clock:
         self.last = now
 
     def seconds(self) -> dict[str, float]:
-        """`timing_s/step` is the sum of the laps without the evaluation, which is no part of the algorithm."""
+        """Return all laps. `timing_s/step` is their sum without evaluation, which is not part of the algorithm."""
         step = sum(value for name, value in self.laps.items() if name != "testing")
         return {f"timing_s/{name}": value for name, value in self.laps.items()} | {"timing_s/step": step}
 
 
 def explained_variance(values_BT: Tensor, returns_BT: Tensor, mask_BT: Tensor) -> float:
-    """1 - Var(R - V) / Var(R) over action tokens: 1 is a perfect critic, 0 one that knows no more than the mean."""
+    """Compute 1 - Var(R - V) / Var(R) over action tokens.
+
+    1 for a perfect critic, 0 for a constant one.
+    """
     values, returns = values_BT[mask_BT.bool()], returns_BT[mask_BT.bool()]
     return (1 - (returns - values).var() / returns.var().clamp(min=1e-8)).item()
 
 
 def rollout_metrics(played: list[Trajectory], batch: Batch, sampler: SamplerStats, clock: Clock) -> dict[str, float]:
-    """What this step was like, under verl's names where verl has one.
+    """Collect a step's metrics.
 
-    Episodes are reported as they were played. `batch` may be a choice of them, which scores otherwise
-    (recipes/credit/dynamic_sampling.py).
+    Episodes count as played. `batch` may be a selection of them with other scores (recipes/credit/refill.py).
     """
     zero_B = (batch.advantages_BT == 0).all(dim=1)
     return {
@@ -102,17 +104,14 @@ def rollout_metrics(played: list[Trajectory], batch: Batch, sampler: SamplerStat
 
 @dataclass(frozen=True)
 class EpisodeNumbers:
-    """What is reported of an episode. With verl, this alone comes back from the process that ran it."""
+    """Numbers of an episode. With verl, only these return from the process that ran it."""
 
     score: float
     turns: int
     stop_reason: str
-    parts: dict[str, float]
-    """What it was paid for, as the environment names it."""
-    metrics: dict[str, float]
-    """What else was measured."""
-    process: float = 0.0
-    """`Trajectory.process`."""
+    parts: dict[str, float]  # summands of the reward, by the environment's names
+    metrics: dict[str, float]  # other measurements
+    process: float = 0.0  # `Trajectory.process`
 
     @classmethod
     def from_trajectory(cls, t: Trajectory) -> EpisodeNumbers:
@@ -122,7 +121,7 @@ class EpisodeNumbers:
 
 
 def episode_metrics(episodes: list[EpisodeNumbers]) -> dict[str, float]:
-    """Means over the episodes of a step; the same for both executors."""
+    """Average over the episodes of a step, for both engines."""
 
     def total(name: str) -> float:
         return sum(e.metrics.get(name, 0.0) for e in episodes)

@@ -1,7 +1,7 @@
-"""The parts of the loop that settings choose: estimator, policy, who plays the episodes, and ratios of the loss.
+"""Make the parts of the loop that settings choose: estimator, policy, rollouts, ratios.
 
-In: the configuration. Out: objects that `loop.train` and verl's trainer use without knowing which they are. Names stand in
-names.toml and recipe.toml. A setting that is not at its default may wrap a part: `[rollouts]`, `[policy]` and `[credit]` there.
+In: the configuration. Out: objects for `loop.train` and verl's trainer. Their names are in names.toml and recipe.toml.
+The tables `[rollouts]`, `[policy]` and `[credit]` there name wrappers for settings that differ from their defaults.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from agent_r1.training.losses import reward_less_kl
 
 
 def get_estimator(name: str) -> Estimator:
-    """The estimator called `name`. Raises ConfigError with the nearest match."""
+    """Return the estimator `name`. Raise ConfigError with the nearest match."""
     return tables.resolve("estimator", name, "algorithm")
 
 
 def make_estimator(config: Config) -> Estimator:
-    """The estimator of a run, with what settings put around it."""
+    """Make the estimator of a run, with its wrappers."""
     estimate = get_estimator(config.algorithm)
     if config.actor.kl_coef and config.actor.kl_in == "reward":
         estimate = _less_kl(estimate, config)
@@ -40,14 +40,14 @@ def make_estimator(config: Config) -> Estimator:
 
 
 def with_settings(estimate: Estimator, config: Config) -> Estimator:
-    """`estimate`, wrapped by the settings of the table `credit`."""
+    """Wrap `estimate` as the table `credit` says."""
     for wrap in tables.asked_for("credit", **dict(config)):
         estimate = wrap(estimate, config)
     return estimate
 
 
 def _less_kl(inner: Estimator, config: Config) -> Estimator:
-    """`inner`, with the KL to the reference taken from the rewards."""
+    """Subtract the KL to the reference from the rewards before `inner`."""
 
     def credit(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
         apart = batch.logprobs_BT, batch.ref_logprobs_BT, batch.mask_BT
@@ -60,7 +60,7 @@ def _less_kl(inner: Estimator, config: Config) -> Estimator:
 
 
 def make_policy(actor: Decoder, chat: ChatFormat, config: Config, exact: LocalPolicy) -> LocalPolicy:
-    """The policy that plays a step's episodes: `exact`, or one that a setting puts in its place."""
+    """Return the policy that plays a step's episodes: `exact`, unless a setting replaces it."""
     made = [make(actor, chat.stop_ids, config.rollout) for make in tables.asked_for("policy", **dict(config))]
     return made[-1] if made else exact
 
@@ -72,7 +72,7 @@ def make_rollouts(
     questions: list[Row],
     config: Config,
 ) -> Rollouts:
-    """Who plays the episodes of a step."""
+    """Make the rollouts of a run, with their wrappers."""
     flow = make_flow(policy, chat, make_env, config.rollout, config.env)
 
     def tasks(step: int, again: int):
@@ -85,5 +85,5 @@ def make_rollouts(
 
 
 def get_ratios(name: str) -> Callable[[Tensor, Tensor], Tensor]:
-    """What `actor.ratio_level` calls so."""
+    """Return the function that `actor.ratio_level` names."""
     return tables.resolve("ratio", name, "actor.ratio_level")

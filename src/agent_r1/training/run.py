@@ -1,15 +1,15 @@
-"""One training run on disk: what is recorded while `loop.train` works, and how an interrupted run goes on.
+"""Run training on disk: record it, and resume it after an interruption.
 
     runs/<name>/config.yaml            the resolved configuration
-                metrics.jsonl          one line a step
+                metrics.jsonl          one line per step
                 rollouts/*.jsonl       whole trajectories: ids, masks, log-probs, rewards, advantages
                 checkpoints/step_*/    see checkpoint.py
                 eval_before.json       the model that RL started from, on the test split
                 eval.json              the trained one
                 report.html
 
-A run is exactly repeatable: all randomness hangs on (seed, step), so continuing from the newest checkpoint gives the
-weights and the curve that the run would have had without the interruption.
+A run is exactly repeatable: all randomness depends on (seed, step). Resuming from the newest checkpoint gives the same
+weights and metrics as an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from agent_r1.workspace import Workspace, check_local_model, data_folder, needs_
 
 @dataclasses.dataclass(frozen=True)
 class RunDir:
-    """The places of a run."""
+    """Paths of a run."""
 
     path: Path
 
@@ -71,7 +71,7 @@ class RunDir:
 
     @property
     def code(self) -> Path:
-        """Hashes of the code of one's own that the run was started with, if any."""
+        """The file with hashes of user-defined code at the start of the run, if any."""
         return self.path / "code.json"
 
     @property
@@ -79,28 +79,28 @@ class RunDir:
         return MetricsFile(self.path / "metrics.jsonl")
 
     def latest_checkpoint(self) -> Path | None:
-        """The newest checkpoint, or None."""
+        """Return the newest checkpoint, or None."""
         return (list_checkpoints(self.checkpoints) or [None])[-1]
 
     def begun(self) -> bool:
-        """Has anything run here? The folder alone says nothing: it may be that of a run that was refused."""
+        """Return whether anything has run here. A refused run may leave an empty folder."""
         return any((self.path / name).exists() for name in ("metrics.jsonl", "checkpoints", "eval_before.json"))
 
     def finished(self, steps: int) -> bool:
-        """Is the last step's checkpoint there?"""
+        """Return whether the last step has a checkpoint."""
         latest = self.latest_checkpoint()
         return latest is not None and latest.name == f"step_{steps:06d}"
 
 
 def open_run(run: RunDir, config: Config, resume: bool) -> None:
-    """Make the run's folder, or check that an existing one can be continued. Raises AgentR1Error with the remedy."""
+    """Make the run's folder, or check that it can be resumed. Raise AgentR1Error with the remedy."""
     check_same_settings(run, config)
     unfinished = run.latest_checkpoint() is not None and not run.finished(config.trainer.steps)
     if unfinished and not resume:
         with only_trainer(run):
-            pass  # a run that another process is training is not for --resume
+            pass  # raises if another process is training the run: --resume would be the wrong advice
         raise AgentR1Error(
-            f"{run.path} holds an unfinished run ({run.latest_checkpoint().name}); add --resume to continue it, or "
+            f"{run.path} has an unfinished run ({run.latest_checkpoint().name}); add --resume to continue it, or "
             "choose another name with --run NAME",
             code="run_exists",
         )
@@ -117,7 +117,7 @@ def open_run(run: RunDir, config: Config, resume: bool) -> None:
 
 
 def check_same_settings(run: RunDir, config: Config) -> None:
-    """Raises AgentR1Error when the run exists and was started with settings that would give other weights."""
+    """Raise AgentR1Error if an existing run was started with settings that give other weights."""
     if not (run.config.exists() and run.begun()):
         return
     saved = from_yaml(run.config)
@@ -137,7 +137,7 @@ def check_same_settings(run: RunDir, config: Config) -> None:
 
 
 def only_trainer(run: RunDir) -> AbstractContextManager[None]:
-    """Within it, no other process trains the run."""
+    """Lock the run against training by another process."""
     return locked(run.path / ".lock", f"another process is training {run.path}; wait for it, or choose --run NAME")
 
 
@@ -151,7 +151,7 @@ def run_training(
     resume: bool,
     plain: bool,
 ) -> Path:
-    """Train `start_model`, or go on from the newest checkpoint, and return the last checkpoint's folder."""
+    """Train `start_model`, or continue from the newest checkpoint. Return the last checkpoint's folder."""
     limit = TimeLimit(config.trainer.max_hours, time.time())
     open_run(run, config, resume)
     with only_trainer(run):
@@ -197,7 +197,7 @@ def run_training(
 def start_learner(
     run: RunDir, made_with: str, start_model: Path, actor: ActorConfig, critic: CriticConfig | None, device: str
 ) -> Learner:
-    """The learner at the run's newest checkpoint, or at the beginning. `made_with`: the configuration's fingerprint."""
+    """Load the learner of the newest checkpoint, or start one. `made_with`: the configuration's fingerprint."""
 
     def read(folder: Path) -> decoder.Decoder:
         if actor.lora_rank:
@@ -207,18 +207,18 @@ def start_learner(
     checkpoint = run.latest_checkpoint()
     if checkpoint is None:
         return make_learner(read(start_model), actor, critic)
-    step, state = read_checkpoint(checkpoint, made_with)  # held against its hashes before any of its weights is read
+    step, state = read_checkpoint(checkpoint, made_with)  # checks all hashes before any weights are read
     learner = make_learner(read(checkpoint / "model"), actor, critic)
     learner.step = step
     learner.actor_optimizer.load_state_dict(state["actor_optimizer"])
     if critic is not None:
-        learner.critic.load_state_dict(state["critic"], strict=not actor.lora_rank)  # what is frozen is not saved
+        learner.critic.load_state_dict(state["critic"], strict=not actor.lora_rank)  # frozen weights are not saved
         learner.critic_optimizer.load_state_dict(state["critic_optimizer"])
     return learner
 
 
 def validation(loop: AgentEnvLoop, rows: list[Row], rollout: RolloutConfig, seed: int) -> dict[str, float]:
-    """Greedy and sampled score on the validation questions. Greedy alone hides the mixture that RL works on."""
+    """Score validation questions greedily and sampled. Greedy scores hide the mixture that RL improves."""
     scores = {}
     for name, temperature in (("acc/mean@1", 0.0), ("sampled_acc", rollout.temperature)):
         done = evaluate(loop, rows, temperature=temperature, seed=seed, at_once=rollout.max_concurrent_episodes)
@@ -232,17 +232,14 @@ class _Recorder:
 
     run: RunDir
     trainer: TrainerConfig
-    made_with: str
-    """Fingerprint of the configuration."""
+    made_with: str  # fingerprint of the configuration
     learner: Learner
     chat: ChatFormat
     dashboard: Dashboard
     track: Track
     limit: TimeLimit
-    interrupted: list[int]
-    """Signals that have come; see `graceful_interrupt`."""
-    write_model: Callable[[Path], None]
-    """Writes a checkpoint's model folder: the whole model, or LoRA's adapters."""
+    interrupted: list[int]  # signals received; see `graceful_interrupt`
+    write_model: Callable[[Path], None]  # writes a checkpoint's model folder: the whole model, or LoRA's adapters
 
     def step(self, metrics: dict[str, float], trajectories: list[Trajectory], batch: Batch) -> None:
         step, every = self.learner.step, self.trainer.rollouts_every
@@ -278,7 +275,7 @@ class _Recorder:
 
 
 def refuse_collapse(run: RunDir) -> None:
-    """Raises AgentR1Error when the newest line of metrics.jsonl means collapse, and deletes the checkpoints since it began."""
+    """Raise AgentR1Error if the newest metrics mean collapse. Delete the checkpoints since it began."""
     lines = run.metrics.read()
     if not (found := [sign for sign in new_signs(lines) if sign.collapse]):
         return
@@ -293,7 +290,7 @@ def refuse_collapse(run: RunDir) -> None:
 
 
 def write_model(model: decoder.Decoder, chat: ChatFormat, folder: Path) -> None:
-    """A Hugging Face folder: weights, configuration, tokenizer, chat template."""
+    """Write a Hugging Face folder: weights, configuration, tokenizer, chat template."""
     ends = list(chat.stop_ids)
     model_files.save(model, folder, ends if len(ends) > 1 else ends[0], chat.tokenizer.pad_token_id)
     save_tokenizer(chat.tokenizer, folder)
@@ -301,9 +298,9 @@ def write_model(model: decoder.Decoder, chat: ChatFormat, folder: Path) -> None:
 
 @contextmanager
 def graceful_interrupt(acknowledge: Callable[[], None] = lambda: None) -> Iterator[list[int]]:
-    """Finish the step at the first Ctrl-C, which `acknowledge` answers; stop at the second.
+    """Finish the step at the first Ctrl-C, after calling `acknowledge`; stop at the second.
 
-    SIGTERM (Slurm, a machine that is taken away) and SIGHUP (an SSH connection that broke) count as one.
+    SIGTERM (Slurm, a preempted machine) and SIGHUP (a broken SSH connection) count as Ctrl-C.
     """
     received: list[int] = []
     terminals = [stream for stream in (1, 2) if os.isatty(stream)]
@@ -312,15 +309,15 @@ def graceful_interrupt(acknowledge: Callable[[], None] = lambda: None) -> Iterat
         if received:
             raise KeyboardInterrupt
         received.append(number)
-        if number == signal.SIGHUP:  # nothing can be written to that terminal, and its shell sends the signal again
+        if number == signal.SIGHUP:  # the terminal cannot be written to, and its shell sends the signal again
             signal.signal(number, signal.SIG_IGN)
             for stream in terminals:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
-        with suppress(RuntimeError):  # the signal came in the middle of another line's output
+        with suppress(RuntimeError):  # the signal interrupted other output
             acknowledge()
 
     numbers = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup leaves it
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores it
         numbers.append(signal.SIGHUP)
     previous = {number: signal.signal(number, on_signal) for number in numbers}
     try:
@@ -331,7 +328,7 @@ def graceful_interrupt(acknowledge: Callable[[], None] = lambda: None) -> Iterat
 
 
 class TimeLimit:
-    """`trainer.max_hours`, asked after each step. `started` is in seconds since 1970."""
+    """`trainer.max_hours`, checked after each step. `started` is in seconds since 1970."""
 
     def __init__(self, hours: float, started: float):
         self.end = started + 3600 * hours if hours else float("inf")
@@ -339,14 +336,14 @@ class TimeLimit:
         self.last, self.longest = time.time(), 0.0
 
     def reached(self) -> bool:
-        """Would another step, as long as the longest one so far (it had an evaluation or a checkpoint), end too late?"""
+        """Return whether another step, as long as the longest so far, would exceed the limit."""
         now = time.time()
         self.last, self.longest = now, max(self.longest, now - self.last)
         return now + self.longest > self.end
 
 
 def _first_difference(old: Config, new: Config) -> str:
-    """`actor.lr: 0.0003 there, 0.001 now` for the first setting that differs and matters."""
+    """Describe the first setting that differs and matters: `actor.lr: 0.0003 there, 0.001 now`."""
 
     def flat(value: Any, prefix: str = "") -> dict[str, Any]:
         if not isinstance(value, dict):
@@ -359,11 +356,11 @@ def _first_difference(old: Config, new: Config) -> str:
 
 
 def start_model(config: Config, paths: Workspace | None = None) -> Path:
-    """The folder of the model that RL starts from. Raises AgentR1Error when it is not there."""
+    """Return the folder of the model that RL starts from. Raise AgentR1Error if it is missing."""
     path, paths = config.model.path, paths or Workspace.from_config(config)
     if path:
         check_local_model(path)
-    data_folder(config)  # the first that is missing is the one to name
+    data_folder(config)  # raises first, so that the first missing stage is named
     if needs_index(config):
         require_path(paths.index, "agent-r1 index", config)
     require_path(paths.start_model, "agent-r1 cold-start", config)
@@ -372,7 +369,7 @@ def start_model(config: Config, paths: Workspace | None = None) -> Path:
 
 
 def check_start_model(config: Config, paths: Workspace | None = None) -> None:
-    """What no run can start from, said before anything is computed or written. Raises AgentR1Error."""
+    """Check the start model before anything is computed or written. Raise AgentR1Error for a fault."""
     model = (paths or Workspace.from_config(config)).start_model
     check_network(config, model)
     chat = ChatFormat(load_tokenizer(model))
@@ -380,7 +377,7 @@ def check_start_model(config: Config, paths: Workspace | None = None) -> None:
 
 
 def check_network(config: Config, model: Path) -> None:
-    """Weights that are not whole, a context that is too short, arithmetic that is not done here. Raises AgentR1Error."""
+    """Raise AgentR1Error for damaged weights, a too short context, or an unsupported architecture."""
     if trouble := hub.damage(model):
         raise AgentR1Error(f"this model cannot be trained: {trouble}", code="damaged_model")
     context = config.rollout.max_context
@@ -389,4 +386,4 @@ def check_network(config: Config, model: Path) -> None:
             f"rollout.max_context={context} is more than the model's {longest} positions", code="context_exceeds_model"
         )
     if config.engine == "local":
-        model_files.read_shape(model)  # raises for what the local loop does not compute
+        model_files.read_shape(model)  # raises for an architecture that the local loop does not support

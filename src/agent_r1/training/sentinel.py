@@ -1,11 +1,11 @@
-"""The sentinel: what a run's own numbers say when it goes wrong, in words, with the first thing to try.
+"""Detect from its metrics that a run goes wrong, and recommend a first remedy.
 
-In: the lines of metrics.jsonl so far, of either engine. Out: `Sign`s. The dashboard says each once, the report lists them, and
-`trainer.stop_on_collapse` ends a run at the first that means collapse.
+In: the lines of metrics.jsonl so far, of either engine. Out: `Sign`s. The dashboard shows each once, the report lists
+them, and `trainer.stop_on_collapse` ends a run at the first sign of collapse.
 
-Two questions. *Why is my reward zero?* is asked once, after the first steps: such a run goes on for hours without an error,
-since reward 0, loss 0 and gradient 0 are all numbers. *Has it collapsed?* is asked from then on: the last steps are held
-against the first and the best ones.
+*Why is my reward zero?* is checked once, after the first steps. Such a run continues for hours without an error, since
+reward 0, loss 0 and gradient 0 are all valid numbers. *Has it collapsed?* is checked from then on, by comparing the
+last steps with the first and the best ones.
 """
 
 from __future__ import annotations
@@ -21,48 +21,43 @@ from agent_r1.training.metrics import SAMPLER_GAP
 
 Line = Mapping[str, Any]
 FIRST, SPAN, AGREED = 3, 5, 3
-"""Steps that the first question is asked about; steps that are held against others; steps that may teach nothing."""
+"""Steps until the first check, steps per compared mean, and steps in a row that may teach nothing."""
 NOISE = 3.0
-"""Standard errors that a fall between two means of SPAN steps must exceed; chosen by benchmarks/sentinel.py."""
+"""A fall between two means of SPAN steps must exceed this many standard errors; chosen by benchmarks/sentinel.py."""
 
 
 LEAK = 30
-"""Steps over which host memory is looked at."""
+"""Steps over which host memory is observed."""
 
 
 @dataclass(frozen=True)
 class Sign:
-    """Something that is wrong."""
+    """A detected problem."""
 
     name: str
-    seen: str
-    """With its figure."""
+    seen: str  # the observation with its figure
     means: str
-    first: str
-    """What to try first."""
-    step: int
-    """The step after which it was seen."""
+    first: str  # what to try first
+    step: int  # the step after which it was seen
     collapse: bool = False
-    stop_reason: str = ""
-    """Episodes that ended so are examples."""
-    over: int | None = None
-    """The step after which it was no longer seen."""
+    stop_reason: str = ""  # episodes with this stop reason are examples
+    over: int | None = None  # the step after which it was no longer seen
 
     def __str__(self) -> str:
         return f"{self.seen}; over after step {self.over}" if self.over else f"{self.seen}: {self.means}. {self.first}"
 
 
 def signs(lines: Sequence[Line]) -> list[Sign]:
-    """List all signs of a run: where each was first seen, and whether it was over at the end."""
+    """List all signs of a run: where each began, and whether it ended."""
     found: dict[str, Sign] = {}
     for n in sorted(
         {FIRST, *range(1, len(lines), max(1, len(lines) // 200)), len(lines)}
-    ):  # of a long run not every step
+    ):  # a sample of a long run's steps
         now = {sign.name: sign for sign in new_signs(lines[:n])}
         for name, sign in found.items():
             if name in now:
                 found[name] = replace(sign, over=None)
-            # Reasons of a zero are asked for once: they hold until an episode is paid. A collapse is asked for from 2 SPAN on.
+            # A reason for zero is checked once, so it holds until an episode is paid. Collapse is checked from 2 SPAN on.
             elif not sign.over and n >= 2 * SPAN and (not name.startswith("zero") or _paid(lines[n - 1])):
                 found[name] = replace(sign, over=lines[n - 1][STEP])
         found = now | found
@@ -70,7 +65,7 @@ def signs(lines: Sequence[Line]) -> list[Sign]:
 
 
 def new_signs(lines: Sequence[Line]) -> list[Sign]:
-    """What the last of `lines` shows, seen before or not."""
+    """List the signs at the last of `lines`, also those seen before."""
     zero = _why_zero(lines) if len(lines) == FIRST else []
     return zero + _agreement(lines) + _leak(lines) + (_collapse(lines) if len(lines) >= 2 * SPAN else [])
 
@@ -104,11 +99,11 @@ CAUSES = {
         "Raise env.max_turns, or show answers in the cold start",
     ),
 }
-"""Stop reason: what was seen, what it means, what to try."""
+"""Stop reason -> observation, meaning, remedy."""
 
 
 def _why_zero(lines: Sequence[Line]) -> list[Sign]:
-    """The reasons of a run in which no episode of the first steps was paid more than nothing."""
+    """List reasons why no episode of the first steps was paid."""
     if any(map(_paid, lines)):
         return []
     step, found = lines[-1][STEP], []
@@ -191,14 +186,14 @@ def _collapse(lines: Sequence[Line]) -> list[Sign]:
 
 
 def _leak(lines: Sequence[Line]) -> list[Sign]:
-    """Host memory that falls all the time over the last LEAK steps. A run ends when none is left."""
+    """Detect host memory that falls steadily over the last LEAK steps. The run will end when none is left."""
     free = [line.get(HOST_FREE) for line in lines[-LEAK:]]
     if len(free) < LEAK or None in free:
         return []
     means = [fmean(free[start : start + SPAN]) for start in range(0, LEAK, SPAN)]
     drops = [before - after for before, after in zip(means, means[1:], strict=False)]
     a_step, now = fmean(drops) / SPAN, means[-1]
-    # What starts and stays falls once; what warms up falls less and less; what is given back rises.
+    # A process that starts and stays causes one fall, warming up ever smaller falls, and freed memory a rise.
     if a_step < 0.02 or now > 0.9 * means[0] or min(drops) < 0.6 * fmean(drops):
         return []
     seen = f"the machine's free memory falls by {1024 * a_step:.0f} MiB a step, and {now:.1f} GiB are left"
@@ -226,15 +221,15 @@ def _mean(lines: Sequence[Line], key: str) -> float:
 
 
 def _deviation(lines: Sequence[Line]) -> float:
-    """The standard deviation of one step's score around its trend.
+    """Estimate the standard deviation of one step's score around its trend.
 
-    The distance of two steps in a row leaves the trend out, and the median leaves a sudden fall out. For a normal
-    distribution, the median distance is 0.95 standard deviations.
+    Differences of consecutive steps remove the trend, and their median ignores a sudden fall. For a normal distribution
+    the median is 0.95 standard deviations.
     """
     return median(abs(_score(b) - _score(a)) for a, b in pairwise(lines)) / 0.95
 
 
 def _best(lines: Sequence[Line]) -> float:
-    """The best mean of SPAN steps in a row."""
+    """Return the best mean of SPAN consecutive steps."""
     ends = range(min(SPAN, len(lines)), len(lines) + 1)
     return max(_mean(lines[max(0, end - SPAN) : end], "critic/score/mean") for end in ends)

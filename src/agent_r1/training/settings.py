@@ -1,4 +1,4 @@
-"""The settings of what RL starts from: the tiny model that is made from nothing, and the cold start that teaches it."""
+"""Settings of the start model: the tiny model and its cold start."""
 
 from __future__ import annotations
 

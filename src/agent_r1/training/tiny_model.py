@@ -1,18 +1,17 @@
-"""A language model from nothing: tokenizer, chat template and initial weights, in a second and without a download.
+"""Make a small language model from scratch: tokenizer, chat template, initial weights.
 
-In: texts of throw-away worlds and a shape. Out: a folder in Hugging Face's format (Qwen2 architecture). Next:
-`app/cold_start.py` teaches it the format of the task.
+In: texts of throw-away worlds and a shape. Out: a folder in Hugging Face's format (Qwen2 architecture), in a second and
+without a download. Next: `app/cold_start.py` teaches it the format of the task.
 
-Three choices decide whether half a million parameters can learn to *copy a name that they do not know*, which is
-what reading a search result comes down to:
+Using a search result means *copying an unknown name*. Three choices let half a million parameters learn it:
 
-1. **One spelling a name.** GPT-2's pre-tokenizer glues the blank to the word behind it, so `"Sosnum` and ` Sosnum`
-   become different tokens, and copying from a sentence into a query is translation. Here text is split into
-   capitalised words and everything between them: a name never absorbs its neighbours, while the phrases between names
-   may merge across blanks into single tokens (as in SuperBPE, 2503.13423), which makes every sequence shorter. Words of
-   one name stay together (Oscar Wilde): between them stands a blank, and from a blank alone nobody could copy on.
-2. **Syllables, not names.** BPE sees each throw-away name about once, so it learns the syllables and no name. Were it
-   trained on the training world, that world's names would become single tokens and the test world's would not.
+1. **One spelling per name.** GPT-2's pre-tokenizer joins a blank to the next word, so `"Sosnum` and ` Sosnum` are
+   different tokens. Copying from a sentence into a query would then be translation. This tokenizer splits text into
+   capitalised words and everything between them. Phrases between names may become single tokens across blanks (as in
+   SuperBPE, 2503.13423), which shortens sequences. A name of several words (Oscar Wilde) is one stretch: with a blank
+   of its own between them, the copy would lose its place.
+2. **Syllables, not names.** BPE sees each throw-away name about once, so it learns syllables. Trained on the training
+   world, it would make that world's names single tokens, unlike the test world's.
 3. **An initialisation that copies.** See `init_weights`.
 """
 
@@ -46,9 +45,9 @@ TAGS = (
     "<answer>",
     "</answer>",
 )
-"""Control tokens that are not flagged special, as in Qwen3: decoding shows them, and parsers can read them."""
+"""Control tokens that are not flagged special, as in Qwen3: decoding keeps them for parsers."""
 
-# Qwen's layout; the tools are listed as signatures, not as JSON schemas, because a tiny model has no use for prose.
+# Qwen's layout, with tools as signatures instead of JSON schemas: a tiny model has no use for prose.
 CHAT_TEMPLATE = """\
 {%- if tools or messages[0].role == 'system' %}
     {{- '<|im_start|>system\\n' }}
@@ -83,7 +82,7 @@ CHAT_TEMPLATE = """\
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
-    """A byte-level BPE of `vocab_size` tokens, control tokens and the 256 bytes included: it can encode any text."""
+    """Train a byte-level BPE of `vocab_size` tokens, including control tokens and the 256 bytes."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -112,29 +111,29 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
 
 
 def byte_chat() -> ChatFormat:
-    """The tiny model's template where no tokenizer has been trained yet: a byte is a token."""
+    """Make the tiny model's chat format without a trained tokenizer: a byte is a token."""
     return ChatFormat(train_tokenizer([], 256 + len(SPECIAL) + len(TAGS)))
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Save so that `AutoTokenizer`, and with it vLLM and verl, read back the very same tokenizer.
+    """Save a tokenizer so that `AutoTokenizer`, vLLM and verl read the same one.
 
-    The trap: for every folder whose config.json says `qwen2`, transformers 5 ignores `tokenizer_class` and rebuilds a
-    `Qwen2Tokenizer`, which takes vocabulary and merges from tokenizer.json but splits text by Qwen's own regular
-    expression. It loads without a warning and encodes differently. A folder with an `auto_map` entry is exempt (custom
-    code would come first; it is not run, as nobody trusts it) and gets the class it names: the plain one.
+    The trap: if config.json says `qwen2`, transformers 5 ignores `tokenizer_class` and rebuilds a `Qwen2Tokenizer`. It
+    takes vocabulary and merges from tokenizer.json but splits text by Qwen's regular expression: no warning, other ids.
+    A folder with an `auto_map` entry is exempt and gets the class it names, here the plain one. The entry's custom code
+    is not run, because the folder is not trusted.
 
-    Raises OSError where the folder cannot be written.
+    Raises OSError if the folder cannot be written.
     """
     try:
         tokenizer.save_pretrained(folder)
     except Exception as error:
         if type(error) is not Exception:
             raise
-        raise OSError(errno.EIO, str(error)) from None  # the tokenizers library says a bare "Exception" to a full disk
+        raise OSError(errno.EIO, str(error)) from None  # the tokenizers library raises Exception for a full disk
     config = folder / "config.json"
     family = json.loads(config.read_text()).get("model_type") if config.is_file() else "qwen2"
-    # A real Qwen tokenizer needs, and has, its own class; and of a Llama transformers takes the class that is named.
+    # A real Qwen tokenizer needs, and has, its own class. For a Llama, transformers takes the named class.
     if type(tokenizer) is PreTrainedTokenizerFast and family == "qwen2":
         path = folder / "tokenizer_config.json"
         config = json.loads(path.read_text()) | {"tokenizer_class": "PreTrainedTokenizerFast", "auto_map": [None, None]}
@@ -142,16 +141,14 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
-    """The tokenizer of a model folder, exactly as its tokenizer.json has it; asks no hub and runs no code from there."""
+    """Load a folder's tokenizer exactly as in tokenizer.json, without the hub and without running code."""
     if not (folder / "tokenizer.json").is_file():
         raise AgentR1Error(
             f"{folder} has no tokenizer.json; make or download the model again", code="damaged_tokenizer"
         )
     try:
         return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
-    except (
-        Exception
-    ) as error:  # the tokenizers library raises a bare Exception, transformers whatever a file leads it to
+    except Exception as error:  # the tokenizers library raises a bare Exception, transformers many others
         why = f"{type(error).__name__}: {first_line(error)}"
         raise AgentR1Error(
             f"the tokenizer of {folder} cannot be read ({why}); make or download the model again",
@@ -160,8 +157,11 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
 
 
 def load_chat(folder: Path) -> ChatFormat:
-    """The chat format of a model folder. Its turns end where any server of the model would end them: vLLM and
-    `transformers` take `eos_token_id` (one id or several) from generation_config.json, else from config.json."""
+    """Load the chat format of a model folder.
+
+    Turns end as on any server of the model. vLLM and `transformers` read `eos_token_id` (one id or several) from
+    generation_config.json, else from config.json.
+    """
     path = next((p for name in ("generation_config", "config") if (p := folder / f"{name}.json").is_file()), None)
     try:
         ends = bounds.read_json(path).get("eos_token_id") if path else None
@@ -173,27 +173,26 @@ def load_chat(folder: Path) -> ChatFormat:
 
 
 def shape_of(config: TinyModelConfig, vocab_size: int) -> DecoderShape:
-    """The tiny model's shape."""
+    """Return the tiny model's shape."""
     return DecoderShape(**config.model_dump(exclude={"path"}) | {"vocab_size": vocab_size})
 
 
 @torch.no_grad()
 def init_weights(model: Decoder, seed: int) -> None:
-    """Weights from which copying is soon learnt.
+    """Initialise the weights so that the model soon learns to copy.
 
-    Copying in a transformer is done by an *induction* circuit of two heads (Olsson et al., 2209.11895): a head in an
-    early layer writes into each position which token stood *before* it; a head in a later layer looks for positions
-    whose "token before" equals the current token, and copies what stands there. With standard initialisation a model of
-    this size does not find the pair in the minutes that we have, it memorises the training names instead. So the parts
-    are laid out, and training finds out what to use them for:
+    A transformer copies with an *induction* circuit of two heads (Olsson et al., 2209.11895). A head in an early layer
+    writes into each position the token *before* it. A head in a later layer finds positions whose "token before" equals
+    the current token, and copies their token. From a standard initialisation, a model of this size does not find the
+    pair within minutes; it memorises the training names. So the circuit is laid out, and training learns its use:
 
     * embeddings of std 0.1 (not 0.02): tied to the output, they let a copied embedding win the softmax at once;
-    * W_o = W_v^T per head: attention starts as "copy what you look at", not as noise;
-    * the *previous-token head* (layer 0, head 0) looks one position back, by its biases alone. With q_t = R(t - 1) b and
-      k_s = R(s) b its score is |.|^2 sum_i cos((t - 1 - s) theta_i), which peaks at s = t - 1 (R: rotary rotation). It
-      writes what it finds, W_v e, into a subspace of its own: W_o = S^T instead of W_v^T;
-    * the *induction head* (layer 1, head 0) compares in just these coordinates: its query is W_v e of the current
-      token, its key reads S, where the token before was written.
+    * W_o = W_v^T per head: attention starts by copying the attended token instead of noise;
+    * the *previous-token head* (layer 0, head 0) attends one position back, by its biases alone. With q_t = R(t - 1) b
+      and k_s = R(s) b (R: rotary rotation) its score is |.|^2 sum_i cos((t - 1 - s) theta_i). The peak is at s = t - 1.
+      It writes W_v e of that token into a separate subspace: W_o = S^T instead of W_v^T;
+    * the *induction head* (layer 1, head 0) compares in these coordinates. Its query is W_v e of the current token, its
+      key reads S, which has the token before.
     """
     g = torch.Generator().manual_seed(seed)
     s = model.shape
@@ -206,7 +205,7 @@ def init_weights(model: Decoder, seed: int) -> None:
         block.qkv.bias.zero_()
         v = block.qkv.weight[-s.kv_heads * hd :].view(s.kv_heads, hd, d)
         block.o.weight.copy_(OUTPUT_SCALE * v.repeat_interleave(group, 0).reshape(s.heads * hd, d).T)
-    first_key = s.heads * hd  # the fused matrix holds all queries, then all keys, then all values
+    first_key = s.heads * hd  # the fused matrix has all queries, then all keys, then all values
     previous, induction = model.blocks[0], model.blocks[1]
     key = torch.zeros(hd)
     key[: hd // 2] = PREVIOUS_TOKEN_STRENGTH
@@ -221,16 +220,16 @@ def init_weights(model: Decoder, seed: int) -> None:
 
 
 OUTPUT_SCALE = 0.2
-"""Makes what a head writes about as long as an embedding (std 0.1). Longer, it would drown the token itself in later layers."""
+"""Scales a head's output to the length of an embedding (std 0.1). A longer one would drown the token in later layers."""
 INDUCTION_STRENGTH = 2.0
 PREVIOUS_TOKEN_STRENGTH = 6.0
-"""Makes the previous token's attention score about 4 above its neighbours' (head_dim 32): a clear preference."""
+"""Raises the previous token's attention score about 4 above its neighbours' (head_dim 32)."""
 
 
 def chat_with_tools(folder: Path) -> ChatFormat:
-    """The chat format of a pretrained model: its own, or chat_tools.j2 where that shows no tools.
+    """Load a pretrained model's chat format, or chat_tools.j2 if its template shows no tools.
 
-    Raises ConfigError where the model does not know ChatML's control tokens.
+    Raises ConfigError if the model lacks ChatML's control tokens.
     """
     try:
         chat = load_chat(folder)
@@ -249,5 +248,5 @@ def chat_with_tools(folder: Path) -> ChatFormat:
 
 
 def tools_template() -> str:
-    """The chat template that shows tools to a model whose own shows none (chat_tools.j2 says how)."""
+    """Read chat_tools.j2, a chat template that shows tools."""
     return resources.files("agent_r1.training").joinpath("chat_tools.j2").read_text(encoding="utf-8")
