@@ -6,6 +6,7 @@ a test changes (models, policies) comes from a function that makes a fresh one.
 
 from __future__ import annotations
 
+import copy
 import gc
 import os
 import shutil
@@ -120,6 +121,27 @@ def tokenizer():
 @pytest.fixture(scope="session")
 def chat(tokenizer) -> ChatFormat:
     return ChatFormat(tokenizer)
+
+
+@pytest.fixture(scope="session")
+def harmony_chat(tokenizer) -> ChatFormat:
+    """Our own vocabulary with Harmony's tokens in it."""
+    from agent_r1_recipes.dialects.harmony import CONTROL, TEMPLATE
+
+    theirs = copy.deepcopy(tokenizer)
+    theirs.add_special_tokens({"additional_special_tokens": list(CONTROL)})
+    theirs.chat_template = TEMPLATE
+    return ChatFormat(theirs)
+
+
+@pytest.fixture(scope="session")
+def qwen_chat(tokenizer) -> ChatFormat:
+    """Our own vocabulary under a template that asks for <tool_call>."""
+    from speaking import QWEN25
+
+    theirs = copy.deepcopy(tokenizer)
+    theirs.chat_template = QWEN25
+    return ChatFormat(theirs)
 
 
 def random_model(vocab: int = VOCAB, seed: int = 0, **changes) -> Decoder:

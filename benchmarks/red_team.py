@@ -3,7 +3,7 @@
     PYTHONPATH=src .venv/bin/python benchmarks/red_team.py [--judge-url http://127.0.0.1:8000/v1 --judge-model NAME]
 
 In: nothing, or the address of a judge. Out: a table in Markdown. Each policy plays a question of each kind (facts,
-mathematics, a program) through the training environment. `recipes/judge/tests/test_named_rewards.py` checks the
+mathematics, a program) through the training environment. `tests/test_red_team.py` checks the
 bounds and the table.
 """
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 from conftest import TrainingRecord, micro_config, question_row, random_model, run_training_loop
 
 from agent_r1.config import tables
 from agent_r1.core import Action, AgentEnv, Observation, Row, StepResult, StopReason
+from agent_r1.rollout.chat_format import ChatFormat
+from agent_r1.rollout.records import training_records, write_rollouts
+from agent_r1.rollout.training_rows import Batch
 
 
 class LetterEnv(AgentEnv):
@@ -48,3 +52,8 @@ def letters_run(
     questions = [question_row(f"Say {i}.", agent_name="letters") for i in range(count)]
     model = model or random_model(len(chat.tokenizer), seed=2)
     return run_training_loop(micro_config(algorithm, *LETTERS, *overrides), model, chat, {}, questions, **options)
+
+
+def write_letters(path: Path, batch: Batch, chat: ChatFormat, step: int) -> None:
+    """Write the rollouts file of one step."""
+    write_rollouts(path, training_records(batch, chat, step))

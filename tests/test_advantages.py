@@ -13,6 +13,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from agent_r1.config import ALGORITHMS
+from agent_r1.config.setting_types import algorithm_has
+from agent_r1.ground.errors import ConfigError
 from agent_r1.rollout.training_rows import Batch
 from agent_r1.training.advantages import Estimator, grpo, ppo
 from agent_r1.training.parts import get_estimator
@@ -293,3 +295,30 @@ def test_gae_equals_verl(seed, gamma, lam):
     # verl leaves numbers on masked tokens (its losses mask them later)
     torch.testing.assert_close(advantages_BT, expected * mask_BT, atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(returns_BT, expected_returns * mask_BT, atol=1e-4, rtol=1e-4)
+
+
+# ---------------------------------------------------------------------------------------------- truncated episodes
+
+
+def test_ppo_goes_on_with_the_value_where_the_outcome_was_not_paid():
+    """The same three values at single tokens; the second episode ended, so its V is 0 after the last token."""
+    columns = {"truncated_B": [True, False]}
+    batch, section = inputs_of([[0, 0, 0]] * 2, [[1] * 3] * 2, values=[[0.5, 0.2, 0.4]] * 2, columns=columns, gamma=0.5,
+                               lam=0.5, normalize_std=False)  # fmt: skip
+    advantages_BT, returns_BT = ppo(batch, section)
+    torch.testing.assert_close(advantages_BT, torch.tensor([[-0.4, 0, 0], [-0.425, -0.1, -0.4]]))
+    torch.testing.assert_close(returns_BT, torch.tensor([[0.1, 0.2, 0.4], [0.075, 0.1, 0]]))
+
+
+@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if not algorithm_has(name, "critic")])
+def test_without_a_critic_a_truncated_episode_is_refused(algorithm):
+    """It would count as one that earned nothing, and so would be held against the policy."""
+    columns = {"steps_BT": [[0, 1]] * 2, "states_BT": [[1, 2]] * 2} | {
+        "truncated_B": [True, False],
+        "baseline_B": [0.0, 0.0],
+    }
+    batch, section = inputs_of([[0, 0], [0, 1]], [[1, 1]] * 2, columns=columns)
+    with pytest.raises(ConfigError, match="^1 episodes were truncated .* use an estimator with a critic, such as ppo"):
+        get_estimator(algorithm)(batch, section)
+    batch.truncated_B[0] = False
+    assert get_estimator(algorithm)(batch, section)[0].abs().max() > 0

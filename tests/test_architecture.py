@@ -330,35 +330,68 @@ def deep(file: Path) -> set[str]:
     """What a file imports from below `agent_r1`, past the public names."""
     found = set()
     for node in ast.walk(ast.parse(file.read_text())):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("agent_r1."):
+        if (
+            isinstance(node, ast.ImportFrom) and node.module == "agent_r1.tool"
+        ):  # the decorator has the name of its room
+            found |= {f"agent_r1.tool.{alias.name}" for alias in node.names if alias.name != "tool"}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("agent_r1."):
             found.add(node.module)
         elif isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names if alias.name.startswith("agent_r1.")}
         elif isinstance(node, ast.ImportFrom) and node.module == "agent_r1":
             found |= {f"agent_r1.{alias.name}" for alias in node.names if alias.name not in PUBLIC_NAMES}
-    return found - {"agent_r1.tool"}  # the decorator `tool`, which has the name of its room
+    return found
 
 
 PUBLIC_NAMES = {"__version__", *(name for names in agent_r1.PUBLIC.values() for name in names)}
-NOT_YET = ()
-"""Recipes that still import past the public names. It may only shrink."""
+
+
+def past_its_readme(file: Path) -> set[str]:
+    """Find imports of recipes that this recipe's README does not name, and of other test files."""
+    imports = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Import | ast.ImportFrom)]
+    modules = {name.removeprefix("from ").removeprefix("import ").split()[0] for name in map(ast.unparse, imports)}
+    recipe = file.relative_to(file.parents[1 + (file.parent.name == "tests")]).parts[0]
+    readme = file.parents[file.parent.name == "tests"] / "README.md"
+    named = {recipe, *re.findall(r"recipes/(\w+)", readme.read_text() if readme.exists() else "")}
+    others = {name for name in modules if name.startswith("agent_r1_recipes.") and name.split(".")[1] not in named}
+    return others | {name for name in modules if name.startswith("test_")}
 
 
 @pytest.mark.parametrize(
     "recipe", sorted(path.name for path in RECIPES.iterdir() if path.is_dir() and not path.name.startswith("_"))
 )
-def test_a_recipe_imports_public_names_only(recipe):
-    found = {f"{file.name}: {name}" for file in (RECIPES / recipe).glob("*.py") for name in deep(file)}
-    assert bool(found) == (recipe in NOT_YET), found
+def test_a_recipe_and_its_tests_use_the_public_interface(recipe):
+    """Tests may use what tests/ shares (conftest.py and its modules), never another test file."""
+    files = [*(RECIPES / recipe).glob("*.py"), *(RECIPES / recipe).glob("tests/*.py")]
+    assert not {f"{file.relative_to(RECIPES)}: {name}" for file in files for name in deep(file) | past_its_readme(file)}
 
 
-def test_a_recipe_says_which_others_it_needs():
-    for file in RECIPES.glob("*/*.py"):
-        mine = file.parent.name
-        others = set(re.findall(r"agent_r1_recipes\.(\w+)", file.read_text())) - {mine}
-        readme = file.parent / "README.md"
-        readme = readme.read_text() if readme.exists() else ""
-        assert all(f"recipes/{other}" in readme for other in others), f"{file} imports {others}"
+@pytest.mark.parametrize("folder", ["", "tests/"], ids=["recipe", "tests"])
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("from agent_r1.training import loop", "agent_r1.training"),
+        ("from agent_r1 import workspace", "agent_r1.workspace"),
+        ("import agent_r1.env.hermes", "agent_r1.env.hermes"),
+        ("from agent_r1.tool import tool, make_tools", "agent_r1.tool.make_tools"),
+        (
+            "def later():\n    from agent_r1_recipes.credit.spans import sequence_ratios",
+            "agent_r1_recipes.credit.spans",
+        ),
+        ("import test_loop", "test_loop"),
+    ],
+)
+def test_a_planted_import_of_a_recipe_is_found(tmp_path, folder, line, found):
+    file = tmp_path / "mine" / folder / "code.py"
+    file.parent.mkdir(parents=True)
+    (tmp_path / "mine/README.md").write_text("Needs recipes/judge.")
+    allowed = "from agent_r1 import Sampling\nfrom agent_r1.tool import tool\n"
+    file.write_text(
+        allowed + "import agent_r1_recipes.judge.judge\nfrom agent_r1_recipes.mine import code\nimport runs\n"
+    )
+    assert not deep(file) | past_its_readme(file)
+    file.write_text(allowed + line)
+    assert deep(file) | past_its_readme(file) == {found}
 
 
 def test_the_picture_shows_what_is_there():

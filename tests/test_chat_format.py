@@ -15,6 +15,7 @@ import pytest
 from conftest import ScriptedPolicy, call, cut, fails_with, make_env_loop, question_row, task
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from speaking import QWEN25
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -27,28 +28,6 @@ from agent_r1.tool import BaseTool
 from agent_r1_recipes.robustness.injected_search import DOCUMENTS
 
 # The layout of Qwen2.5's template: a system turn is always there, tools as JSON lines with control tokens in the prose.
-QWEN25 = """\
-{%- set first_is_system = messages[0].role == 'system' %}
-{{- '<|im_start|>system\\n' }}
-{{- messages[0].content if first_is_system else 'You are a helpful assistant.' }}
-{%- if tools %}
-    {{- "\\n\\n# Tools\\n\\nFunction signatures are within <tools></tools> XML tags:\\n<tools>" }}
-    {%- for tool in tools %}{{- "\\n" }}{{- tool | tojson }}{%- endfor %}
-    {{- "\\n</tools>\\n\\nReturn a json object within <tool_call></tool_call> tags:\\n<tool_call>\\n" }}
-    {{- '{"name": <function-name>, "arguments": <args-json-object>}\\n</tool_call>' }}
-{%- endif %}
-{{- '<|im_end|>\\n' }}
-{%- for message in messages %}
-    {%- if message.role in ('user', 'assistant') or (message.role == 'system' and not loop.first) %}
-        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}
-    {%- elif message.role == 'tool' %}
-        {%- if loop.index0 == 0 or messages[loop.index0 - 1].role != 'tool' %}{{- '<|im_start|>user' }}{%- endif %}
-        {{- '\\n<tool_response>\\n' }}{{- message.content }}{{- '\\n</tool_response>' }}
-        {%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}{{- '<|im_end|>\\n' }}{%- endif %}
-    {%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
-"""
 
 # The layout of Qwen3's: no default system turn; the thoughts of turns before the last question are dropped, those
 # behind it are written anew from their parts; without thinking, the agent's turn begins with an empty thought.

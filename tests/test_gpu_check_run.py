@@ -50,7 +50,9 @@ def test_a_cpu_goes_through_all_that_it_can_run(checked, monkeypatch, capsys):
     assert {name for name, said in status.items() if said == "not run"} == NOT_HERE
     assert {said for name, said in status.items() if name not in NOT_HERE} == {"passed"}
     before = tree(checked)
-    monkeypatch.setattr(gpu_check, "measured_setup", lambda config: result["made_of"])  # a commit meanwhile makes another key
+    monkeypatch.setattr(
+        gpu_check, "measured_setup", lambda config: result["made_of"]
+    )  # a commit meanwhile makes another key
     monkeypatch.setenv("AGENT_R1_HOME", str(checked.parents[1]))
     assert main("gpu-check", *CHECK, "--json") == 0
     said, last = capsys.readouterr().out.strip().rsplit("\n", 1)

@@ -19,13 +19,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from building import tools_of
 from fastapi import FastAPI
 from runs import ROOT
 from sandbox_attacks import ATTACKS, REAL, Targets
 from serving import serving
 
-from agent_r1.ground.errors import AgentR1Error, ConfigError
-from agent_r1.tool import ToolCall, ToolErrorKind, call_tool, make_tools
+from agent_r1 import AgentR1Error, ConfigError, ToolCall, ToolErrorKind, call_tool, load_config, load_tools
 from agent_r1_recipes.code import sandbox
 from agent_r1_recipes.code.python import PythonTool, SandboxFusion, make_runner
 from agent_r1_recipes.code.sandbox import MAX_OUTPUT, Ran, Sandbox
@@ -150,17 +150,11 @@ def test_every_attack_is_contained(ran, kind):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["bomb: memory", "bomb: one large object", "bomb: shared memory", "bomb: recursion"])
-def test_a_bomb_fails_as_a_program_can_understand(ran, kind, name):
-    assert re.search("MemoryError|Cannot allocate memory|RecursionError", ran[kind, name].output)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_endless_output_is_cut_off(ran, kind):
-    assert {ran[kind, name].ended for name in ATTACKS if name.startswith(("bomb: output", "bomb: an unclosed"))} == {
-        "output"
-    }
+def test_bombs_end_as_a_program_can_understand(ran, kind):
+    for name in ("memory", "one large object", "shared memory", "recursion"):
+        assert re.search("MemoryError|Cannot allocate memory|RecursionError", ran[kind, f"bomb: {name}"].output)
+    endless = [name for name in ATTACKS if name.startswith(("bomb: output", "bomb: an unclosed"))]
+    assert endless and {ran[kind, name].ended for name in endless} == {"output"}
 
 
 @pytest.mark.slow
@@ -282,9 +276,8 @@ def test_the_facts_that_are_asked_for_cannot_be_imported(kind):
 IN_A_CONTAINER = """
 import ctypes, struct, sys
 from system_calls import syscalls
-from agent_r1.ground.errors import ConfigError
-from agent_r1_recipes.code.settings import CodeSettings
-from agent_r1.tool import make_tools
+from agent_r1 import ConfigError, load_config, load_tools
+config = load_config("smoke", ["env.tools=[python]", "env.sandbox=" + sys.argv[2]])
 instruction = lambda code, k, then=0, otherwise=0: struct.pack("HBBI", code, then, otherwise, k)
 table, program = syscalls().load_arch_table("x86_64"), [instruction(0x20, 0)]
 for name in sys.argv[1].split():
@@ -294,7 +287,7 @@ libc, buffer = ctypes.CDLL(None), ctypes.create_string_buffer(program, len(progr
 libc.prctl(38, 1, 0, 0, 0)
 assert libc.prctl(22, 2, struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(buffer)), 0, 0) == 0
 try:
-    print(make_tools(["python"], env=CodeSettings(sandbox=sys.argv[2]))["python"].execute({"code": "print(1 + 1)"}))
+    print(load_tools(config)["python"].execute({"code": "print(1 + 1)"}))
 except ConfigError as error:
     print(error)
 """
@@ -331,7 +324,7 @@ def test_a_wall_that_does_not_hold_is_not_used(monkeypatch):
 
 @pytest.fixture(scope="module")
 def tools():
-    return make_tools(["python"], env=CodeSettings(tool_timeout_s=5))
+    return tools_of("python", env=CodeSettings(tool_timeout_s=5))
 
 
 def told(tools, code: str, max_chars: int = 4000):
@@ -341,7 +334,6 @@ def told(tools, code: str, max_chars: int = 4000):
 @pytest.mark.parametrize(
     "code, content",
     [
-        ("print(6 * 7)", "42"),
         ("import numpy as np\nprint(np.arange(4).reshape(2, 2) @ np.ones(2))", "[1. 5.]"),
         ("x = 1", "[it printed nothing]"),
         ("print('a')\nraise SystemExit(3)", "a\n[exit code 3]"),
@@ -351,11 +343,10 @@ def told(tools, code: str, max_chars: int = 4000):
             "P(x=1) __main__",
         ),
         ("print('ü', '\\ud800'.encode('utf-8', 'replace'))", "ü b'?'"),
-        ("print('before')\nimport os\nos.kill", "before"),
         ("import os\nos.write(1, bytes([255, 254]))", "\ufffd\ufffd"),
         ("import pyarrow\npyarrow.jemalloc_memory_pool()\nprint(1)", "1"),
     ],
-    ids=["print", "numpy", "nothing", "exit", "exit with words", "dataclass", "unicode", "quiet", "no utf-8", "pandas"],
+    ids=["numpy", "nothing", "exit", "exit with words", "dataclass", "unicode", "no utf-8", "pandas"],
 )
 def test_what_the_agent_reads(tools, code, content):
     result = told(tools, code)
@@ -364,7 +355,7 @@ def test_what_the_agent_reads(tools, code, content):
 
 @pytest.mark.slow
 def test_what_it_has_printed_when_its_time_is_over():
-    tools = make_tools(["python"], env=CodeSettings(tool_timeout_s=2))
+    tools = tools_of("python", env=CodeSettings(tool_timeout_s=2))
     result = told(tools, "print('half', flush=True)\nimport time\ntime.sleep(60)")
     assert (result.content, result.ok) == ("half\n[ended: 1.8 s are over]", True)
 
@@ -415,19 +406,18 @@ def test_a_programs_time_begins_when_it_starts(monkeypatch):
     tool.runner.close()
 
 
-def test_it_is_a_setting_that_a_downloaded_model_cannot_make(tmp_path):
-    from agent_r1.config import from_yaml, load_config, to_yaml
-    from agent_r1.workspace import load_tools
-
+def test_a_remote_sandbox_is_a_setting():
     with pytest.raises(ConfigError, match="env.sandbox.*choose auto or unconfined"):
         load_config("smoke", ["env.sandbox=none"])
-    theirs = load_config("smoke").model_copy(deep=True)
-    theirs.env.sandbox, theirs.env.tools = "http://127.0.0.1:9", ["python"]
-    (tmp_path / "config.yaml").write_text(to_yaml(theirs))
+    config = load_config("smoke", ["env.sandbox=http://127.0.0.1:9", "env.tools=[python]"])
+    assert isinstance(load_tools(config)["python"].runner, SandboxFusion)
+
+
+def test_a_remote_sandbox_that_the_user_has_not_named_is_not_used():
+    config = load_config("smoke", ["env.tools=[python]"])
+    config.env.sandbox = "http://127.0.0.1:9/stranger"
     with pytest.raises(ConfigError, match="named by a run or a model, not by you"):
-        load_tools(from_yaml(tmp_path / "config.yaml"))
-    ours = load_config("smoke", ["env.sandbox=http://127.0.0.1:9", "env.tools=[python]"])
-    assert isinstance(load_tools(ours)["python"].runner, SandboxFusion)
+        load_tools(config)
 
 
 # --------------------------------------------------------------------------------------------------- SandboxFusion
@@ -451,10 +441,8 @@ def fusion():
         if request["code"] in other:
             return other[request["code"]]
         if request["code"] == "# huge":
-            return {
-                "status": "Success",
-                "run_result": {"status": "Finished", "stdout": "x" * 10_000_000, "return_code": 0},
-            }
+            result = {"status": "Finished", "stdout": "x" * 10_000_000, "return_code": 0}
+            return {"status": "Success", "run_result": result}
         ran = wall.run(request["code"], request["run_timeout"])
         status = "TimeLimitExceeded" if ran.ended else "Finished"
         result = {"status": status, "execution_time": 0.1, "return_code": ran.code, "stdout": ran.output, "stderr": ""}

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from letters import letters_run
+from letters import letters_run, write_letters
 from runs import main
-
-from agent_r1.config import load_config, to_yaml
-from agent_r1.rollout.records import training_records, write_rollouts
-from agent_r1.training.log import STEP
-from agent_r1.training.run import RunDir
-from agent_r1.viewer.report import write_report
 
 
 @pytest.fixture
 def file(chat, monkeypatch, tmp_path):
     record = letters_run(chat, monkeypatch, "ppo", "trainer.steps=2")
     path = tmp_path / "step_000002.jsonl"
-    write_rollouts(path, training_records(record.batches[1], chat, 2))
+    write_letters(path, record.batches[1], chat, 2)
     return path, record.batches[1]
 
 
@@ -36,25 +30,6 @@ def test_each_estimator_beside_the_others(file, capsys, monkeypatch):
     assert main("inspect", str(path), "--compare", "ppo", "--table", "-i", "1") == 0
     tokens = [line for line in capsys.readouterr().out.splitlines()[2:] if line.strip()]
     assert len(tokens) == int(batch.mask_BT[1].sum()) and all(line.split()[0] == "1" for line in tokens)
-
-
-def test_what_was_paid_on_the_way_is_told_apart(chat, monkeypatch, tmp_path, capsys):
-    """LetterEnv pays its first turn on the way, and its last as an outcome: in the inspector and in the report."""
-    played, run = letters_run(chat, monkeypatch, "ppo", "trainer.steps=5"), RunDir(tmp_path / "run")
-    last = played.trajectories[-1]
-    assert {t.process for t in last} == {0.0, 0.5}
-    path = run.path / "rollouts" / "step_000005.jsonl"
-    path.parent.mkdir(parents=True)
-    run.config.write_text(to_yaml(load_config("smoke")))
-    for step, metrics in enumerate(played.metrics, start=1):
-        run.metrics.append({STEP: step} | metrics)
-    write_rollouts(path, training_records(played.batches[-1], chat, 5))
-    for number, trajectory in enumerate(last):
-        assert main("inspect", str(path), "-i", str(number)) == 0
-        first = trajectory.steps[0].reward
-        assert ("(+0.50 of it on the way)" in capsys.readouterr().out) == (first == 0.5 == trajectory.process)
-    page = write_report(run.path).read_text()
-    assert "of it on the way</" in page and page.count("(+0.50 of it on the way)") >= 1
 
 
 def test_what_cannot_be_compared(file, capsys):

@@ -1,4 +1,4 @@
-"""Room 7: the estimators beside grpo and ppo, by hand, by property, and against verl. test_advantages.py has what all share."""
+"""The estimators of this recipe by hand, by property and against verl. tests/test_advantages.py has what all estimators share."""
 
 from __future__ import annotations
 
@@ -10,21 +10,30 @@ import torch
 from batches import SEEDS, inputs_of, random_inputs
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from runs import main
 
-from agent_r1.app.plan_local import local_plan
-from agent_r1.config import ALGORITHMS, load_config
-from agent_r1.config.setting_types import algorithm_has
-from agent_r1.core import Step, StopReason, Trajectory
-from agent_r1.ground.errors import ConfigError
-from agent_r1.rollout.rollouts import GREEDY, Greedy, Rollouts
-from agent_r1.rollout.sampler import SamplerStats
-from agent_r1.rollout.training_rows import Column, collate, trajectory_rows
-from agent_r1.training.advantages import grpo, ppo
-from agent_r1.training.parts import get_estimator
-from agent_r1_recipes.credit.estimators import BASELINE, STATES, gigpo, remax, rloo, steppo
+from agent_r1 import (
+    Column,
+    ConfigError,
+    Step,
+    StopReason,
+    Trajectory,
+    collate,
+    grpo,
+    load_config,
+    ppo,
+    trajectory_rows,
+)
+from agent_r1_recipes.credit.estimators import (
+    STATES,
+    gigpo,
+    reinforce_plus_plus,
+    reinforce_plus_plus_baseline,
+    remax,
+    rloo,
+    steppo,
+)
 from agent_r1_recipes.credit.process import scale_process_rewards
-
-reinforce, baseline = get_estimator("reinforce++"), get_estimator("reinforce++-baseline")
 
 # ------------------------------------------------------------------------------------------------------------- by hand
 
@@ -44,7 +53,7 @@ def test_reinforce_plus_plus_by_hand():
     # gamma 1/2. One trajectory of three actions paid (0, 0, 4): G = 1, 2, 4; one of one action paid 1: G = 1.
     # Mean 2, unbiased variance (1 + 0 + 4 + 1) / 3 = 2.
     batch, section = inputs_of([[0, 9, 0, 4], [1, 0, 0, 0]], [[1, 0, 1, 1], [1, 0, 0, 0]], gamma=0.5, lam=0.1)
-    advantages_BT, returns_BT = reinforce(batch, section)
+    advantages_BT, returns_BT = reinforce_plus_plus(batch, section)
     torch.testing.assert_close(returns_BT, torch.tensor([[1.0, 0, 2, 4], [1, 0, 0, 0]]))
     torch.testing.assert_close(advantages_BT * 2**0.5, torch.tensor([[-1.0, 0, 0, 2], [-1, 0, 0, 0]]))
 
@@ -54,7 +63,7 @@ def test_reinforce_plus_plus_baseline_by_hand():
     # ((6/5)^2 + 2 (4/5)^2 + 2 (1/5)^2) / 4 = 0.7.
     mask = [[1, 0], [1, 1], [1, 0], [0, 1]]
     batch, section = inputs_of([[2, 0], [0, 0], [5, 0], [0, 5]], mask, groups=["x", "x", "y", "y"])
-    advantages_BT, _ = baseline(batch, section)
+    advantages_BT, _ = reinforce_plus_plus_baseline(batch, section)
     expected = torch.tensor([[1.2, 0], [-0.8, -0.8], [0.2, 0], [0, 0.2]]) / 0.7**0.5
     torch.testing.assert_close(advantages_BT, expected)
 
@@ -66,38 +75,6 @@ def test_remax_by_hand():
     torch.testing.assert_close(advantages_BT, torch.tensor([[0.75, 0.75], [-0.25, -0.25], [0, 0]]))
     with pytest.raises(ConfigError, match="the batch has no column baseline_B; declare it"):
         remax(replace(batch, columns={}), section)
-
-
-class Recorded(Rollouts):
-    """Two prompts of two samples; the greedy ones are given."""
-
-    def __init__(self, greedy: list[Trajectory]):
-        self.greedy, self.policy = greedy, LocalPolicyStats()
-
-    def episodes(self, step, again=0, prompts=None, *, samples=None, greedy=False):
-        if greedy:
-            assert samples == 1
-            return self.greedy
-        return [Trajectory([Step([1], [2], [-1.0])], group, StopReason.ANSWERED, {}) for group in "aabb"]
-
-
-class LocalPolicyStats:
-    stats = SamplerStats()
-
-
-def test_the_greedy_baseline_is_what_the_episode_was_paid_less_its_penalty():
-    """Right and malformed: EM 1, and a reward of 0.8, which is what the samples are paid by. The other was broken off."""
-    greedy = [
-        Trajectory([Step([1], [2], [-1.0], 0.8)], "a", StopReason.ANSWERED, {}, metrics={"em": 1.0}, score_name="em"),
-        Trajectory([Step([1], [2], [-1.0], 0.5)], "b", StopReason.TIME_OUT, {}),
-    ]
-    assert greedy[0].score == 1.0
-    played = Greedy(Recorded(greedy)).play(1)
-    assert [t.extra[GREEDY] for t in played.chosen] == pytest.approx([0.8, 0.8, np.nan, np.nan], nan_ok=True)
-    assert greedy[0] not in played.played
-    rows = [row for n, t in enumerate(played.chosen) for row in trajectory_rows(t, n, [BASELINE])]
-    baseline_B = collate(rows, columns=[BASELINE]).columns["baseline_B"]
-    torch.testing.assert_close(baseline_B, torch.tensor([0.8, 0.8, np.nan, np.nan]), equal_nan=True)
 
 
 def test_rewards_on_the_way_by_hand():
@@ -120,7 +97,6 @@ def test_rewards_on_the_way_by_hand():
 # Three steps of two, one and two tokens; gamma = lam = 1/2. Rewards of the steps 0, 0, 1; V at their first tokens .5, .2, .4:
 # GAE_A and GAE_R of test_advantages.py.
 STEPS = {"steps_BT": [[0, 0, -1, 1, -1, 2, 2]]}
-STEPS_OF_TWO = {"steps_BT": [[0, 1]] * 2, "states_BT": [[1, 2]] * 2}
 STEP_REWARDS, STEP_MASK = [[0, 0, 9, 0, 9, 0, 1]], [[1, 1, 0, 1, 0, 1, 1]]
 STEP_VALUES = [[0.5, 9, 9, 0.2, 9, 0.4, 9]]
 
@@ -152,27 +128,6 @@ def test_steppo_goes_on_with_the_value_where_the_outcome_was_not_paid():
         )
         torch.testing.assert_close(advantages_BT, torch.tensor([[a1, a1, 0, a2, 0, a3, a3]]))
         torch.testing.assert_close(returns_BT, torch.tensor([[a1 + 0.5, a1 + 0.5, 0, a2 + 0.2, 0, a3 + 0.4, a3 + 0.4]]))
-
-
-def test_ppo_goes_on_with_the_value_where_the_outcome_was_not_paid():
-    """The same three values at single tokens; the second episode ended, so its V is 0 after the last token."""
-    columns = {"truncated_B": [True, False]}
-    batch, section = inputs_of([[0, 0, 0]] * 2, [[1] * 3] * 2, values=[[0.5, 0.2, 0.4]] * 2, columns=columns, gamma=0.5,
-                               lam=0.5, normalize_std=False)  # fmt: skip
-    advantages_BT, returns_BT = ppo(batch, section)
-    torch.testing.assert_close(advantages_BT, torch.tensor([[-0.4, 0, 0], [-0.425, -0.1, -0.4]]))
-    torch.testing.assert_close(returns_BT, torch.tensor([[0.1, 0.2, 0.4], [0.075, 0.1, 0]]))
-
-
-@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if not algorithm_has(name, "critic")])
-def test_without_a_critic_a_truncated_episode_is_refused(algorithm):
-    """It would count as one that earned nothing, and so would be held against the policy."""
-    columns = STEPS_OF_TWO | {"truncated_B": [True, False], "baseline_B": [0.0, 0.0]}
-    batch, section = inputs_of([[0, 0], [0, 1]], [[1, 1]] * 2, columns=columns)
-    with pytest.raises(ConfigError, match="^1 episodes were truncated .* use an estimator with a critic, such as ppo"):
-        get_estimator(algorithm)(batch, section)
-    batch.truncated_B[0] = False
-    assert get_estimator(algorithm)(batch, section)[0].abs().max() > 0
 
 
 def test_gigpo_by_hand():
@@ -240,8 +195,8 @@ def test_verls_own_agree(seed, gamma):
     batch = replace(batch, rewards_BT=outcome_BT, columns={"baseline_B": torch.randn(len(batch))})
     theirs = {
         rloo: core_algos.compute_rloo_outcome_advantage,
-        reinforce: core_algos.compute_reinforce_plus_plus_outcome_advantage,
-        baseline: core_algos.compute_reinforce_plus_plus_baseline_outcome_advantage,
+        reinforce_plus_plus: core_algos.compute_reinforce_plus_plus_outcome_advantage,
+        reinforce_plus_plus_baseline: core_algos.compute_reinforce_plus_plus_baseline_outcome_advantage,
         remax: core_algos.compute_remax_outcome_advantage,
     }
     for ours, reference in theirs.items():
@@ -294,6 +249,6 @@ def test_a_critic_or_a_group_decides_which_section_of_the_preset_counts():
             load_config("laptop", ["rollout.samples_per_prompt=1"], algorithm=name)
 
 
-def test_the_plan_names_the_greedy_episodes():
-    assert "128 a step, and 16 greedy ones for comparison" in local_plan(load_config("laptop", algorithm="remax"))
-    assert "128 a step\n" in local_plan(load_config("laptop", algorithm="grpo"))
+def test_the_plan_names_the_greedy_episodes(capsys):
+    assert main("train", "remax", "--preset=laptop", "--dry-run") == 0
+    assert "128 a step, and 16 greedy ones for comparison" in capsys.readouterr().out

@@ -5,16 +5,11 @@ from __future__ import annotations
 from statistics import fmean
 
 import pytest
-from conftest import question_row
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from letters import SilentEnv, letters_run
 
-from agent_r1.config import load_config
-from agent_r1.config.settings import RolloutConfig
-from agent_r1.core import Step, StopReason, Trajectory
-from agent_r1.ground.errors import ConfigError
-from agent_r1.training.batches import tasks_of_step
+from agent_r1 import ConfigError, Step, StopReason, Trajectory, load_config
 from agent_r1_recipes.credit.dynamic_sampling import play_until_full
 
 
@@ -78,31 +73,6 @@ def test_what_is_reported_is_what_was_played(chat, monkeypatch):
         tokens = [sum(len(step.action_ids) for step in t.steps) for t in played]
         assert metrics["response_length/mean"] == pytest.approx(fmean(tokens))
     assert run.metrics[0]["critic/score/mean"] != pytest.approx(run.metrics[0]["rollout/score_chosen"], abs=0.01)
-
-
-def test_the_entropy_is_that_of_sampled_episodes(chat, monkeypatch):
-    """remax also plays greedy episodes, and from one start model both algorithms sample the same ones."""
-    remax, rloo = (letters_run(chat, monkeypatch, name, "trainer.steps=1").metrics[0] for name in ("remax", "rloo"))
-    assert (
-        remax["actor/entropy"] == rloo["actor/entropy"]
-        and remax["rollout/decode_tokens"] > rloo["rollout/decode_tokens"]
-    )
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.integers(4, 40), st.integers(1, 30), st.integers(0, 3))
-def test_the_rounds_of_a_step_ask_different_questions_under_different_names(n, step, seed):
-    rollout = RolloutConfig(prompts_per_step=4, samples_per_prompt=2)
-    questions = [question_row(f"Say {i}.") for i in range(n)]
-    rounds = [tasks_of_step(questions, step, rollout, seed, again) for again in range(4)]
-    first, *later = [[task.row["prompt"][0]["content"] for task in tasks] for tasks in rounds]
-    asked = [text for texts in later for text in texts[::2]]
-    assert len(set(asked)) == len(asked) == min(12, n - len(set(first))) and not set(asked) & set(first)
-    tasks = sum(rounds, [])
-    groups = {task.group_id: task.row["prompt"][0]["content"] for task in tasks}
-    assert len(groups) == len(tasks) // 2 and all(groups[t.group_id] == t.row["prompt"][0]["content"] for t in tasks)
-    assert len({task.session for task in tasks}) == len({task.seed for task in tasks}) == len(tasks)
-    assert rounds == [tasks_of_step(questions, step, rollout, seed, again) for again in range(4)]
 
 
 def test_where_it_means_nothing_it_is_refused():

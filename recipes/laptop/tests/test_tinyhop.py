@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import random
 import re
-import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -17,12 +16,11 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
+from building import build_data, manifest_of, passages_in, rows_in
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_r1.data.build import build
-from agent_r1.data.storage import Passage, read_corpus, read_rows, verify, write_corpus, write_rows
-from agent_r1.ground.errors import AgentR1Error, ConfigError
+from agent_r1 import ConfigError, Passage
 from agent_r1_recipes.laptop import tinyhop
 from agent_r1_recipes.laptop.settings import TinyHopSettings
 from agent_r1_recipes.laptop.tinyhop import (
@@ -44,19 +42,17 @@ SMALL = TinyHopSettings(train=600, val=60, test=100, entities=160, cold=400, col
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    out = tmp_path_factory.mktemp("tinyhop") / "data"
-    build(SMALL, seed=3, out=out)
-    return out
+    return build_data(SMALL, tmp_path_factory.mktemp("tinyhop") / "data", seed=3)
 
 
 @pytest.fixture(scope="module")
 def rows(folder) -> dict[str, list[dict]]:
-    return {split: read_rows(folder / f"{split}.parquet") for split in TINYHOP.splits}
+    return rows_in(folder)
 
 
 @pytest.fixture(scope="module")
 def passages(folder) -> dict[str, Passage]:
-    return {passage.id: passage for passage in read_corpus(folder / "corpus.jsonl")}
+    return {passage.id: passage for passage in passages_in(folder)}
 
 
 def question_of(row: dict) -> str:
@@ -311,14 +307,6 @@ def test_mix_is_met_exactly_and_yes_equals_no(rows):
     assert 0.3 < sum(len(row["extra_info"]["lookups"]) == 1 for row in which) / len(which) < 0.7
 
 
-@given(count=st.integers(0, 1000), shares=st.lists(st.integers(0, 9), min_size=5, max_size=5).filter(any))
-def test_split_adds_up_and_is_within_one_of_its_share(count, shares):
-    mix = dict(zip(KINDS, shares, strict=True))
-    parts = tinyhop._split(count, mix)
-    assert sum(parts.values()) == count
-    assert all(abs(parts[kind] - count * share / sum(shares)) < 1 for kind, share in mix.items())
-
-
 def test_relations_are_balanced():
     world = make_world(random.Random(0), 600, set())
     one = make_questions(world, random.Random(1), 120, {"1-hop": 1})
@@ -341,23 +329,11 @@ def test_questions_are_distinct_and_streams_end():
             make_questions(world, random.Random(0), len(every) + 1, {kind: 1.0})
 
 
-def test_pairs_meet_once():
-    for count in range(8):
-        names = [str(i) for i in range(count)]
-        met = [frozenset(pair) for pair in tinyhop._pairs(names, random.Random(0))]
-        assert len(met) == len(set(met)) and set(met) == {frozenset(pair) for pair in combinations(names, 2)}
-
-
 def test_held_out_worlds_are_large_enough_for_any_single_kind():
     for kind in KINDS:
         for split in ("val", "test"):
             world = make_world(random.Random(1), _world_size(SMALL, split), set())
             assert len(make_questions(world, random.Random(1), getattr(SMALL, split), {kind: 1.0}))
-
-
-def test_an_unknown_kind_is_refused():
-    with pytest.raises(ConfigError, match="did you mean '2-hop'"):
-        make_questions(make_world(random.Random(0), 20, set()), random.Random(0), 5, {"2-hops": 1.0})
 
 
 # ------------------------------------------------------------------------------------------------------- the files
@@ -369,56 +345,28 @@ def test_splits_share_no_name_and_no_question(folder, rows):
         assert worlds[a] and not worlds[a] & worlds[b]
     texts = [question_of(row) for split in TINYHOP.splits for row in rows[split]]
     assert len(texts) == len(set(texts)) == 760 + 400
-    sizes = [split["entities"] for split in verify(folder)["splits"].values()]
+    sizes = [split["entities"] for split in manifest_of(folder)["splits"].values()]
     assert sizes == [160, 150, 150, 300]
-    titles = [passage.title for passage in read_corpus(folder / "corpus.jsonl")]
+    titles = [passage.title for passage in passages_in(folder)]
     assert len(titles) == len(set(titles)) == sum(sizes)
-
-
-def test_rows_have_verls_shape(rows):
-    row = rows["test"][7]
-    assert list(row) == [
-        "data_source", "prompt", "ability", "reward_model", "extra_info", "agent_name", "env_kwargs"
-    ]  # fmt: skip
-    assert row["data_source"] == "tinyhop" and row["agent_name"] == "hermes"
-    assert row["env_kwargs"] == {"tools": None}  # those of env.tools
-    assert [message["role"] for message in row["prompt"]] == ["user"]
-    assert row["extra_info"]["index"] == 7 and row["extra_info"]["split"] == "test"
-    assert set(row["extra_info"]["lookups"][0]) == {"entity", "relation", "value", "passage_id"}
 
 
 def test_same_seed_same_bytes(folder, tmp_path):
     """Also in another process with another order of sets."""
     script = (
-        "import sys; from pathlib import Path; from agent_r1_recipes.laptop.settings import TinyHopSettings\n"
-        "from agent_r1.data.build import build\n"
-        "build(TinyHopSettings(train=600, val=60, test=100, entities=160, cold=400, cold_entities=300), 3, Path(sys.argv[1]))"
+        "import sys; from pathlib import Path; from building import build_data; from test_tinyhop import SMALL\n"
+        "build_data(SMALL, Path(sys.argv[1]), seed=3)"
     )
     env = os.environ | {"PYTHONHASHSEED": "12345", "PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, "-c", script, str(tmp_path / "again")], check=True, env=env)
     for name in (*FILES, "manifest.json"):
         assert (tmp_path / "again" / name).read_bytes() == (folder / name).read_bytes(), name
-    other = build(SMALL, seed=4, out=tmp_path / "other")
-    assert not set(other["files"].values()) & set(verify(folder)["files"].values())
+    other = manifest_of(build_data(SMALL, tmp_path / "other", seed=4))
+    assert not set(other["files"].values()) & set(manifest_of(folder)["files"].values())
 
 
-def test_an_existing_folder_is_refused_and_kept(folder):
-    with pytest.raises(AgentR1Error, match="exists already"):
-        build(SMALL, seed=4, out=folder)
-    assert verify(folder)["seed"] == 3
-
-
-def test_a_failed_build_leaves_nothing(tmp_path, monkeypatch):
-    (tmp_path / ".part-data").mkdir()  # what a killed run left behind
-    (tmp_path / ".part-data" / "train.parquet").write_text("half")
-
-    def no_space(path, passages):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("agent_r1.data.build.write_corpus", no_space)
-    with pytest.raises(AgentR1Error, match="No space left.*free some space"):
-        build(SMALL, seed=0, out=tmp_path / "data")
-    assert not list(tmp_path.iterdir())
+def test_relations_are_named_by_the_words_of_the_questions():
+    assert list(RELATIONS) == NOUNS
 
 
 @pytest.mark.parametrize(
@@ -432,72 +380,5 @@ def test_a_failed_build_leaves_nothing(tmp_path, monkeypatch):
 )
 def test_impossible_sizes_are_refused(tmp_path, config, message):
     with pytest.raises(ConfigError, match=message):
-        build(config, seed=0, out=tmp_path / "data")
+        build_data(config, tmp_path / "data")
     assert not list(tmp_path.iterdir())
-
-
-@pytest.fixture
-def copy(folder, tmp_path) -> Path:
-    """A data set that a test may damage."""
-    return shutil.copytree(folder, tmp_path / "data")
-
-
-def test_verify_sees_a_changed_byte_and_a_missing_file(copy):
-    assert verify(copy)["seed"] == 3
-    for name in FILES:
-        content = (copy / name).read_bytes()
-        changed = bytearray(content)
-        changed[len(content) // 2] ^= 1
-        (copy / name).write_bytes(changed)
-        with pytest.raises(AgentR1Error, match=f"{name} is not the file that was made.*make the data again"):
-            verify(copy)
-        (copy / name).unlink()
-        with pytest.raises(AgentR1Error, match=f"{name} is missing"):
-            verify(copy)
-        (copy / name).write_bytes(content)
-
-
-@pytest.mark.parametrize(
-    ("manifest", "says"),
-    [
-        (b"", "manifest.json is damaged"),
-        (b"[1]", "manifest.json is damaged"),
-        (b"\xff", "manifest.json is damaged"),
-        (b'{"format": 1, "files": 3}', "manifest.json is damaged"),
-        (b'{"format": 99, "files": {}}', "format 99"),
-        (None, "manifest.json cannot be read"),
-    ],
-)
-def test_verify_sees_a_damaged_manifest(tmp_path, manifest, says):
-    if manifest is not None:
-        (tmp_path / "manifest.json").write_bytes(manifest)
-    with pytest.raises(AgentR1Error, match=says):
-        verify(tmp_path)
-
-
-def test_damaged_rows_are_reported(copy):
-    path = copy / "train.parquet"
-    path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(AgentR1Error, match=r"train.parquet cannot be read as parquet .*make the data again"):
-        read_rows(path)
-    with pytest.raises(AgentR1Error, match="does not exist"):
-        read_rows(copy / "no.parquet")
-    write_rows(path, [{"prompt": "hello"}])
-    with pytest.raises(AgentR1Error, match="lacks the columns data_source"):
-        read_rows(path)
-
-
-def test_a_damaged_corpus_line_is_named(tmp_path):
-    path, passages = tmp_path / "corpus.jsonl", [Passage("a", "A", "caf\u00e9"), Passage("b", "B", "two\nlines")]
-    for line in (b"{", b"\xff\xfe", b"[]", b'{"id": "a", "title": "b"}'):
-        write_corpus(path, passages)
-        assert list(read_corpus(path)) == passages
-        path.write_bytes(path.read_bytes() + line + b"\n")
-        with pytest.raises(AgentR1Error, match="corpus.jsonl, line 3: "):
-            list(read_corpus(path))
-    with pytest.raises(AgentR1Error, match="make the data first"):
-        list(read_corpus(tmp_path / "none.jsonl"))
-
-
-def test_relations_are_named_by_the_words_of_the_questions():
-    assert list(RELATIONS) == NOUNS

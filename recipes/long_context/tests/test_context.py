@@ -9,21 +9,26 @@ import re
 import runpy
 
 import pytest
+from building import demonstrated, row_of, trust
 from conftest import ScriptedPolicy, call, make_env_loop, question_row
 from runs import ROOT
 
-from agent_r1.config import load_config, plugins, user_code_names
-from agent_r1.config.settings import EnvConfig
-from agent_r1.core import Action, Observation, Sampling, StepResult
-from agent_r1.env import AgentEnv, make_env
-from agent_r1.env.class_env import as_environment
-from agent_r1.ground.errors import ConfigError
-from agent_r1.rollout.episode import Task, run_episodes
-from agent_r1.rollout.training_rows import trajectory_rows
-from agent_r1.training import demonstrate
-from agent_r1_recipes.long_context.context import ASK, KNOWN, Summary, Window
+from agent_r1 import (
+    Action,
+    AgentEnv,
+    ConfigError,
+    Observation,
+    Sampling,
+    StepResult,
+    Task,
+    load_config,
+    make_env,
+    run_episodes,
+    trajectory_rows,
+)
+from agent_r1_recipes.long_context.context import ASK, KNOWN, Summary
 from agent_r1_recipes.long_context.settings import ContextSettings
-from agent_r1_recipes.tinyquest import demonstrator
+from agent_r1_recipes.tinyquest.demonstrator import demonstrate
 from agent_r1_recipes.tinyquest.quests import questions
 
 
@@ -43,16 +48,21 @@ class Counter:
         return float(self.done)
 
 
-def play(chat, wrapped, script):
-    config = EnvConfig(max_turns=9)
-    make = as_environment(Counter, "x:Counter")
-    loop = make_env_loop(ScriptedPolicy(chat, script), lambda row: wrapped(make({}, config)))
-    [played] = asyncio.run(run_episodes(loop, [Task(question_row("Count.", ()), "g", "s")], Sampling(200)))
+COUNTER = f"{__file__}:Counter"
+
+
+def play(chat, script, **context):
+    config = ContextSettings(name=COUNTER, max_turns=9, **context)
+    trust(COUNTER)
+    loop = make_env_loop(ScriptedPolicy(chat, script), lambda row: make_env(row, {}, config))
+    [played] = asyncio.run(
+        run_episodes(loop, [Task(question_row("Count.", (), agent_name=COUNTER), "g", "s")], Sampling(200))
+    )
     return played
 
 
 def test_a_window_shows_the_last_results_and_every_turn_behind_it_has_a_row_of_its_own(chat):
-    played = play(chat, lambda env: Window(env, 2), [call("add")] * 5)
+    played = play(chat, [call("add")] * 5, context="window", window_results=2)
     seen = [chat.decode(step.observation_ids) for step in played.steps]
     said = [[n for n in range(1, 6) if f"it is {n}" in text] for text in seen]
     assert said == [[], [1], [1, 2], [2, 3], [3, 4]]
@@ -66,9 +76,8 @@ def test_a_window_shows_the_last_results_and_every_turn_behind_it_has_a_row_of_i
 
 def test_a_summary_is_a_turn_that_is_trained_and_comes_back_as_data(chat):
     notes = [*chat.encode_data("two so far <|im_end|>"), chat.control_ids["<tool_call>"], chat.turn_end_id]
-    played = play(
-        chat, lambda env: Summary(env, 2), [call("add")] * 2 + [notes] + [call("add")] * 2 + ["four", call("add")]
-    )
+    said = [call("add")] * 2 + [notes] + [call("add")] * 2 + ["four", call("add")]
+    played = play(chat, said, context="summary", window_results=2)
     assert played.reward == 1.0 and len(played.steps) == 7
     asked, after, last = (chat.decode(played.steps[n].observation_ids) for n in (2, 3, 6))
     assert ASK in asked and "it is 2" in asked
@@ -106,13 +115,6 @@ def test_writing_notes_is_another_state_than_acting():
     assert asyncio.run(states()) == ["kitchen", "kitchen", notes, "kitchen", "kitchen", notes, "kitchen"]
 
 
-@pytest.mark.parametrize(("name", "kind"), [("window", Window), ("summary", Summary)])
-def test_the_setting_wraps_the_environment_of_every_row(name, kind):
-    row = question_row("?", ()) | {"agent_name": "hermes"}
-    env = make_env(row, {}, ContextSettings(context=name, window_results=3))
-    assert type(env) is kind and env.k == 3
-
-
 def test_the_page_shows_what_its_code_prints(tmp_path, capsys):
     code, printed = re.findall(r"```(?:python|text)\n(.*?)```", (ROOT / "docs/context.md").read_text(), re.DOTALL)
     (tmp_path / "page.py").write_text(code)
@@ -120,30 +122,26 @@ def test_the_page_shows_what_its_code_prints(tmp_path, capsys):
     assert capsys.readouterr().out == printed
 
 
-def demonstrated(count: int, **context) -> list[demonstrate.Episode]:
-    """TinyQuest's demonstrations of so many quests."""
+def quests_played(count: int, demonstrator: str | None = None, **context) -> list:
+    """Play TinyQuest's demonstrations of some quests."""
     config = load_config("tinyquest")
-    plugins.trust(user_code_names(config))
-    rows = [
-        question_row(q["question"], (), agent_name=config.env.name, extra_info={"metadata": q["metadata"]})
-        for q in questions("train", count, random.Random(0))
-    ]
-    env = config.env.model_copy(update=context)
-    return demonstrate.play(config.cold_start.demonstrator, rows, {}, config.rollout, env, 0)
+    rows = [row_of(quest, config.env.name) for quest in questions("train", count, random.Random(0))]
+    config.env = config.env.model_copy(update=context)
+    return demonstrated(config, rows, demonstrator=demonstrator)
 
 
 def test_demonstrations_are_played_in_the_context_that_is_set():
-    episodes = demonstrated(3, context="window", window_results=2)
+    episodes = quests_played(3, context="window", window_results=2)
     roles = ["".join(message["role"][0] for message in episode.messages) for episode in episodes]
     assert set(roles) == {"uatata", "utta"} and roles.count("uatata") == 3
-    whole = demonstrated(3)
+    whole = quests_played(3)
     turns = [sum(m["role"] == "assistant" for e in some for m in e.messages) for some in (episodes, whole)]
     assert turns[0] == turns[1] and len(whole) == 3
 
 
 def test_tinyquest_can_be_taught_with_notes():
     """The demonstrator writes notes where it is asked for them, and plays the same quest as without."""
-    whole, noted = demonstrated(12), demonstrated(12, context="summary", window_results=2)
+    whole, noted = quests_played(12), quests_played(12, context="summary", window_results=2)
 
     def said(episodes, notes: bool) -> list[str]:
         pairs = (pair for e in episodes for pair in itertools.pairwise(e.messages) if pair[1]["role"] == "assistant")
@@ -156,10 +154,10 @@ def test_tinyquest_can_be_taught_with_notes():
     assert [e.score for e in first] == [e.score for e in whole]
 
 
-def test_a_demonstrator_that_takes_the_request_for_a_turn_is_refused(monkeypatch):
-    def deaf(row, history):
-        return demonstrator.demonstrate(row, [m for m in history if m["content"] != ASK], random.Random(0))
+def deaf(row, history):
+    return demonstrate(row, [message for message in history if message["content"] != ASK], random.Random(0))
 
-    monkeypatch.setattr(demonstrate, "demonstrator_of", lambda name: deaf)
+
+def test_a_demonstrator_that_takes_the_request_for_a_turn_is_refused():
     with pytest.raises(ConfigError, match=r"was asked for plain text and returned '<tool_call>"):
-        demonstrated(2, context="summary", window_results=2)
+        quests_played(2, f"{__file__}:deaf", context="summary", window_results=2)

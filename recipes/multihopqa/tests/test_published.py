@@ -1,4 +1,4 @@
-"""Room 1, published questions: from files and from the hub to rows, corpus and index; what is corrupt."""
+"""Published questions from files and from the hub: rows, corpus, evidence, and corrupt records."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import huggingface_hub
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from building import build_data, manifest_of, passages_in, rows_in, search_over
 from conftest import ScriptedPolicy, call
 from qa_files import (
-    a_step_of_maths,
     dapo_math,
     gsm8k,
     hotpotqa,
@@ -30,26 +30,21 @@ from qa_files import (
 )
 from runs import main, tree
 
-from agent_r1.config import fingerprint, load_config, tables
-from agent_r1.config.settings import DataConfig, EnvConfig
-from agent_r1.core import Sampling
-from agent_r1.data import corpora
-from agent_r1.data.build import build
-from agent_r1.data.prompts import INSTRUCTIONS
-from agent_r1.data.spellings import title_key
-from agent_r1.data.storage import ROW_KEYS, read_corpus, read_rows, verify
-from agent_r1.env import HermesToolEnv
-from agent_r1.ground.errors import AgentR1Error, ConfigError
-from agent_r1.reward.qa import qa_outcome
-from agent_r1.rollout.chat_format import ChatFormat
-from agent_r1.rollout.episode import Task, run_episodes
-from agent_r1.rollout.evaluate import eval_card
-from agent_r1.rollout.setup import make_loop
-from agent_r1.search.encoders import make_encoder
-from agent_r1.search.index import PassageIndex, build_index, title_recall
-from agent_r1.search.searcher import Searcher
-from agent_r1.tool import make_tools
-from agent_r1_recipes.laptop.demonstrator import lookups_of
+from agent_r1 import (
+    AgentR1Error,
+    ChatFormat,
+    ConfigError,
+    DataConfig,
+    Sampling,
+    Task,
+    ToolCall,
+    call_tool,
+    exact_match,
+    load_config,
+    load_tools,
+    make_loop,
+    run_episodes,
+)
 from agent_r1_recipes.math.problems import DAPO_MATH, GSM8K, Gsm8kProblem
 from agent_r1_recipes.multihopqa import beir as beir_corpus
 from agent_r1_recipes.multihopqa.forms import HotpotQA, MuSiQue
@@ -63,16 +58,11 @@ RECORDS = {"hotpotqa": hotpotqa, "twowiki": twowiki, "musique": musique, "gsm8k"
 
 def made(tmp_path: Path, source: Path | None, folder: str = "data", seed: int = 0, **changes) -> Path:
     config = DataConfig(**{**SIZES, "source": str(source) if source else None} | changes)
-    build(config, seed, tmp_path / folder)
-    return tmp_path / folder
+    return build_data(config, tmp_path / folder, seed)
 
 
-def rows_of(folder: Path) -> dict[str, list[dict]]:
-    return {split: read_rows(folder / f"{split}.parquet") for split in ("train", "val", "test")}
-
-
-def passages_of(folder: Path) -> list[tuple[str, str, str]]:
-    return [(p.id, p.title, p.text) for p in read_corpus(folder / "corpus.jsonl")]
+def records_in(folder: Path) -> list[tuple[str, str, str]]:
+    return [(p.id, p.title, p.text) for p in passages_in(folder)]
 
 
 def written(path: Path, name: str) -> Path:
@@ -115,10 +105,9 @@ def test_records_by_hand():
 
 def test_an_alias_is_an_answer(tmp_path):
     source = write_jsonl(tmp_path / "musique.jsonl.gz", musique())
-    rows = rows_of(made(tmp_path, source, name="musique", train=12, val=4, test=8))
+    rows = rows_in(made(tmp_path, source, name="musique", train=12, val=4, test=8))
     (row,) = (r for found in rows.values() for r in found if "Frankenstein" in r["prompt"][-1]["content"])
-    reward, _, metrics = qa_outcome("london, earth", True, list(row["reward_model"]["ground_truth"]), 0.2)
-    assert reward == 1 and metrics["em"] == 1
+    assert exact_match("london, earth", list(row["reward_model"]["ground_truth"])) == 1
 
 
 def test_the_aliases_of_2wiki_lie_in_a_file_of_their_own(tmp_path):
@@ -126,14 +115,14 @@ def test_the_aliases_of_2wiki_lie_in_a_file_of_their_own(tmp_path):
     write_json(folder / "train.json", twowiki()[:16])
     write_json(folder / "dev.json", twowiki()[16:])
     sizes = {"name": "twowiki", "train": 12, "val": 4, "test": 0}
-    (plain,) = {len(row["reward_model"]["ground_truth"]) for row in rows_of(made(tmp_path, folder, **sizes))["test"]}
+    (plain,) = {len(row["reward_model"]["ground_truth"]) for row in rows_in(made(tmp_path, folder, **sizes))["test"]}
     write_jsonl(folder / "id_aliases.json", twowiki_aliases())
     made_of = made(tmp_path, folder, "named", **sizes)
-    answers = [list(row["reward_model"]["ground_truth"]) for row in rows_of(made_of)["test"]]
+    answers = [list(row["reward_model"]["ground_truth"]) for row in rows_in(made_of)["test"]]
     assert plain == 1 and sorted(map(len, answers)) == [1] * 4 + [3] * 4
     assert ["Mondovi", "Mondovi (town)", "Mondovier"] in answers
-    assert len(verify(made_of)["sources"]) == 3
-    assert {row["extra_info"]["kind"] for row in rows_of(made_of)["test"]} == {"compositional"}
+    assert len(manifest_of(made_of)["sources"]) == 3
+    assert {row["extra_info"]["kind"] for row in rows_in(made_of)["test"]} == {"compositional"}
     write_jsonl(folder / "id_aliases.json", [{"id": "Q1"}])
     with pytest.raises(AgentR1Error, match="not 2WikiMultihopQA's file of aliases"):
         made(tmp_path, folder, "broken", **sizes)
@@ -141,31 +130,31 @@ def test_the_aliases_of_2wiki_lie_in_a_file_of_their_own(tmp_path):
 
 def test_one_file_becomes_three_splits_without_overlap_and_a_corpus(chat: ChatFormat, tmp_path, one_file):
     folder = made(tmp_path, one_file, train=50, val=10, test=12)
-    rows, passages, manifest = rows_of(folder), passages_of(folder), verify(folder)
+    rows, passages, manifest = rows_in(folder), records_in(folder), manifest_of(folder)
     ids = [row["extra_info"]["id"] for found in rows.values() for row in found]
-    assert [len(found) for found in rows.values()] == [50, 10, 12] and len(ids) == len(set(ids)) == 72
+    assert {split: len(found) for split, found in rows.items()} == {"train": 50, "val": 10, "test": 12}
+    assert len(ids) == len(set(ids)) == 72
     assert len(passages) == 48 == len({title for _, title, _ in passages}) == len({name for name, _, _ in passages})
     row = rows["test"][3]
-    assert tuple(row) == ROW_KEYS and row["data_source"] == "hotpotqa" and row["env_kwargs"] == {"tools": None}
+    assert row["data_source"] == "hotpotqa" and row["env_kwargs"] == {"tools": None}
     truth = {record["question"]: record for record in hotpotqa()}[row["prompt"][-1]["content"]]
     assert row["reward_model"] == {"style": "rule", "ground_truth": [truth["answer"]]}
     assert row["extra_info"]["index"] == 3 and row["extra_info"]["id"] == truth["_id"]
     assert [message["role"] for message in row["prompt"]] == ["system", "user"]
-    assert row["prompt"][0]["content"] == INSTRUCTIONS
     text = chat.tokenizer.decode(chat.prompt_ids(row["prompt"], []))
-    assert INSTRUCTIONS in text and row["prompt"][1]["content"] in text
+    assert all(message["content"] in text for message in row["prompt"])
     assert manifest["seed"] == 0 and manifest["skipped"] == [] and list(manifest["sources"]) == [str(one_file)]
     assert set(manifest["files"]) == {"train.parquet", "val.parquet", "test.parquet", "corpus.jsonl"}
     assert manifest["splits"]["train"]["questions"] == 50
 
 
 def test_published_files_train_val_from_one_and_the_whole_other_as_test(tmp_path, published):
-    rows = rows_of(made(tmp_path, published, test=0))
+    rows = rows_in(made(tmp_path, published, test=0))
     ids = {split: [row["extra_info"]["id"] for row in found] for split, found in rows.items()}
     assert ids["test"] == [record["_id"] for record in hotpotqa()[56:]]
     learnt = {*ids["train"], *ids["val"]}
     assert len(learnt) == 48 and not learnt & set(ids["test"])
-    assert len(rows_of(made(tmp_path, published, "sample", test=5))["test"]) == 5
+    assert len(rows_in(made(tmp_path, published, "sample", test=5))["test"]) == 5
 
 
 def test_same_seed_same_bytes_and_another_seed_another_sample(tmp_path, published):
@@ -178,9 +167,9 @@ def test_a_source_that_changed_is_noticed_and_one_that_is_gone_is_not_missed(tmp
     folder = made(tmp_path, one_file)
     write_json(one_file, hotpotqa()[:61])
     with pytest.raises(AgentR1Error, match="mine.json has changed since .*delete that folder"):
-        verify(folder)
+        manifest_of(folder)
     one_file.unlink()
-    verify(folder)
+    manifest_of(folder)
 
 
 # ------------------------------------------------------------------------------------------------------ what is corrupt
@@ -194,14 +183,11 @@ GONE = object()
     [
         ("hotpotqa", {"answer": GONE}, "no answer"),
         ("hotpotqa", {"type": GONE, "context": GONE}, "no type, no context"),  # all that is missing is said at once
-        ("hotpotqa", {"answer": "  "}, "answer: string should have at least 1 character"),
         ("hotpotqa", {"context": {"title": ["A"], "sentences": [["x"], ["y"]]}}, "context: value error, zip"),
         ("hotpotqa", {"_id": "5a" + "0" * 22}, "the id 5a0+ a second time"),
         ("gsm8k", {"answer": "It is 12."}, "no #### before the answer"),
-        ("gsm8k", {"answer": "It is 12.\n#### "}, "no #### before the answer"),
         ("dapo-math", {"extra_info": {"index": f"{0:08x}-0000-4000-8000-000000000000"}}, "the id 0+-.* a second time"),
         ("musique", {"answerable": False}, "without an answer; use MuSiQue-Ans"),
-        ("musique", {"paragraphs": []}, "no supporting paragraph"),
     ],
 )
 def test_a_corrupt_record_is_named_and_left_out_only_when_asked(tmp_path, name, change, reason):
@@ -212,14 +198,14 @@ def test_a_corrupt_record_is_named_and_left_out_only_when_asked(tmp_path, name, 
     with pytest.raises(AgentR1Error, match=f"{said}.*docs/data.md.*data.skip_bad=true") as refused:
         made(tmp_path, source, **sizes)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.json"] and "\n" not in str(refused.value)
-    (skipped,) = verify(made(tmp_path, source, skip_bad=True, **sizes))["skipped"]
+    (skipped,) = manifest_of(made(tmp_path, source, skip_bad=True, **sizes))["skipped"]
     assert skipped.startswith(f"{source}: record 17 (")
 
 
 def test_a_question_for_which_a_retriever_found_nothing_is_asked_all_the_same(tmp_path):
     records = hotpotqa()
     records[16]["context"] = []
-    rows = rows_of(made(tmp_path, write_json(tmp_path / "mine.json", records), train=50, val=10, test=12))
+    rows = rows_in(made(tmp_path, write_json(tmp_path / "mine.json", records), train=50, val=10, test=12))
     assert records[16]["_id"] in {row["extra_info"]["id"] for found in rows.values() for row in found}
 
 
@@ -237,11 +223,11 @@ def test_the_same_question_is_never_in_two_splits(tmp_path, name):
     two_files = made(tmp_path, tmp_path / "d", "two", test=0, **sizes)
     for folder in (one_file, two_files):
         asked = {
-            split: {row["prompt"][-1]["content"].strip() for row in found} for split, found in rows_of(folder).items()
+            split: {row["prompt"][-1]["content"].strip() for row in found} for split, found in rows_in(folder).items()
         }
         assert len(asked["train"]) == 10 and len(set.union(*asked.values())) == sum(map(len, asked.values()))
-        assert len(skipped := verify(folder)["skipped"]) == 8 and "is asked twice" in skipped[0]
-    assert len(rows_of(two_files)["test"]) == len(records) - 16 + 4  # the published validation set, whole
+        assert len(skipped := manifest_of(folder)["skipped"]) == 8 and "is asked twice" in skipped[0]
+    assert len(rows_in(two_files)["test"]) == len(records) - 16 + 4  # the published validation set, whole
     with pytest.raises(ConfigError, match="the source has 12 questions and train and val take 13"):
         made(tmp_path, tmp_path / "d", "three", test=0, **sizes | {"train": 11})
 
@@ -258,9 +244,9 @@ def test_the_first_release_of_dapo_math_gives_each_problem_once(tmp_path):
         for r in dapo_math()
     ]
     sizes = {"name": "dapo-math", **SMALL}
-    second = rows_of(made(tmp_path, write_json(tmp_path / "second.json", dapo_math()), **sizes))
+    second = rows_in(made(tmp_path, write_json(tmp_path / "second.json", dapo_math()), **sizes))
     pq.write_table(pa.Table.from_pylist(3 * first), tmp_path / "dapo-math-17k.parquet")
-    assert rows_of(made(tmp_path, tmp_path / "dapo-math-17k.parquet", "first", **sizes)) == second
+    assert rows_in(made(tmp_path, tmp_path / "dapo-math-17k.parquet", "first", **sizes)) == second
     assert {row["ability"] for row in second["train"]} == {"math"}
     first[3] = first[3] | {"prompt": [{"role": "user", "content": "Another."}]}
     with pytest.raises(
@@ -269,11 +255,10 @@ def test_the_first_release_of_dapo_math_gives_each_problem_once(tmp_path):
         made(tmp_path, write_json(tmp_path / "mixed.json", first[:4] + dapo_math() + first[4:]), "mixed", **sizes)
 
 
-@pytest.mark.parametrize("name", RECORDS)
-def test_a_row_says_what_ability_it_takes(tmp_path, name):
-    folder = made(tmp_path, written(tmp_path / "mine.json", name), name=name, **SMALL)
-    wanted = "math" if name in MATHS else "multi-hop-qa"
-    assert {row["ability"] for found in rows_of(folder).values() for row in found} == {wanted}
+def test_a_row_says_what_ability_it_takes(tmp_path):
+    for name, wanted in (("gsm8k", "math"), ("musique", "multi-hop-qa")):
+        folder = made(tmp_path, written(tmp_path / f"{name}.json", name), f"of-{name}", name=name, **SMALL)
+        assert {row["ability"] for found in rows_in(folder).values() for row in found} == {wanted}
 
 
 def test_a_broken_line_is_named_by_its_number(tmp_path):
@@ -282,26 +267,17 @@ def test_a_broken_line_is_named_by_its_number(tmp_path):
     source.write_text("\n".join([*lines[:4], lines[4][:-30], *lines[5:]]) + "\n")
     with pytest.raises(AgentR1Error, match=r"1 of 24 records are corrupt: line 5 \(no JSON\)"):
         made(tmp_path, source, name="musique", **SMALL)
-    skipped = verify(made(tmp_path, source, skip_bad=True, name="musique", **SMALL))["skipped"]
+    skipped = manifest_of(made(tmp_path, source, skip_bad=True, name="musique", **SMALL))["skipped"]
     assert skipped == [f"{source}: line 5 (no JSON)"]
-
-
-def test_many_corrupt_records_are_counted_and_some_named(tmp_path):
-    source = write_json(tmp_path / "mine.json", [*hotpotqa()[:60], *([None] * 7), 3, "x"])
-    with pytest.raises(AgentR1Error, match=r"9 of 69 records are corrupt: record 61 \(input should be .*\), .*\.\.\."):
-        made(tmp_path, source)
 
 
 @pytest.mark.parametrize(
     ("content", "says"),
     [
         (b"[" + b'{"_id": "1"}, ' * 10, "cut off, damaged or no JSON.*get the file again"),
-        (b"[" * 100_000, "cut off, damaged or no JSON.*get the file again"),
         (b'[{"_id": "\xff"}]', "cut off, damaged or no JSON.*get the file again"),
         (b"\x1f\x8b half a gzip", "cut off, damaged or no JSON.*get the file again"),
-        (b"", "no usable record; is it the right file"),
         (b"[]", "no usable record; is it the right file"),
-        (b"\n \n", "no usable record; is it the right file"),
         (b"hello\n", "no usable record; is it the right file"),
     ],
 )
@@ -309,13 +285,6 @@ def test_half_a_download_and_a_file_of_something_else_are_refused(tmp_path, cont
     (tmp_path / "mine.json").write_bytes(content)
     with pytest.raises(AgentR1Error, match=says):
         made(tmp_path, tmp_path / "mine.json", skip_bad=True)
-
-
-def test_half_a_gzip_is_refused(tmp_path):
-    source = write_json(tmp_path / "mine.json.gz", hotpotqa())
-    source.write_bytes(source.read_bytes()[:-500])
-    with pytest.raises(AgentR1Error, match="cut off, damaged.*get the file again"):
-        made(tmp_path, source)
 
 
 def test_sizes_that_the_source_does_not_have(tmp_path, one_file, published):
@@ -371,17 +340,17 @@ def hub(monkeypatch, tmp_path):
 
 def test_the_hub_gives_the_same_rows_as_the_files_and_as_a_copy_of_it(tmp_path, published, hub):
     folder = made(tmp_path, None, test=0)
-    assert verify(folder)["dataset"] == {"hub": "hotpotqa/hotpot_qa", "revision": HOTPOTQA.revision}
-    assert rows_of(folder) == rows_of(made(tmp_path, published, "of files", test=0))
+    assert manifest_of(folder)["dataset"] == {"hub": "hotpotqa/hotpot_qa", "revision": HOTPOTQA.revision}
+    assert rows_in(folder) == rows_in(made(tmp_path, published, "of files", test=0))
     copied = made(tmp_path, tmp_path / HOTPOTQA.hub, "of a copy", test=0)
-    assert rows_of(folder) == rows_of(copied)
-    assert [Path(name).parent.name for name in verify(copied)["sources"]] == ["distractor"] * 2
+    assert rows_in(folder) == rows_in(copied)
+    assert [Path(name).parent.name for name in manifest_of(copied)["sources"]] == ["distractor"] * 2
 
 
 def test_fullwiki_is_another_configuration_of_the_same(hub):
     records = [hub_form(record) for record in hotpotqa()]
     publish(hub / HOTPOTQA.hub, "fullwiki", train=records[:56], validation=records[56:])
-    held_out = rows_of(made(hub, None, name="hotpotqa-fullwiki"))["test"]
+    held_out = rows_in(made(hub, None, name="hotpotqa-fullwiki"))["test"]
     assert {row["prompt"][-1]["content"] for row in held_out} <= {record["question"] for record in records[56:]}
 
 
@@ -393,8 +362,8 @@ def test_the_other_two_come_from_the_hub_as_from_files(hub, name):
     for split, part in (("train", records[:16]), ("validation", records[16:])):
         (write_json if name == "twowiki" else write_jsonl)(hub / "files" / dataset.files[split], part)
     here = made(hub, hub / "files", "from-files", name=name, **SMALL)
-    assert rows_of(made(hub, None, name=name, **SMALL)) == rows_of(here)
-    assert {row["data_source"] for row in rows_of(here)["test"]} == {name}
+    assert rows_in(made(hub, None, name=name, **SMALL)) == rows_in(here)
+    assert {row["data_source"] for row in rows_in(here)["test"]} == {name}
 
 
 @pytest.mark.parametrize("name", ["hotpotqa", "dapo-math"])
@@ -403,8 +372,8 @@ def test_one_parquet_file_gives_the_rows_of_the_same_records_in_json(hub, name):
     pq.write_table(
         pa.Table.from_pylist([hub_form(r) if name == "hotpotqa" else r for r in records]), hub / "mine.parquet"
     )
-    of_json = rows_of(made(hub, write_json(hub / "mine.json", records), "of-json", name=name, **SMALL))
-    assert rows_of(made(hub, hub / "mine.parquet", name=name, **SMALL)) == of_json
+    of_json = rows_in(made(hub, write_json(hub / "mine.json", records), "of-json", name=name, **SMALL))
+    assert rows_in(made(hub, hub / "mine.parquet", name=name, **SMALL)) == of_json
     (hub / "mine.parquet").write_bytes(b"PAR1 half a download")
     with pytest.raises(
         AgentR1Error, match=r"^cannot read \S+/mine.parquet \(.*; get it again, or download .*data.source=DIR"
@@ -426,10 +395,10 @@ def test_mathematics_from_the_hub_and_from_files(hub, name, monkeypatch):
         monkeypatch.setitem(dataset.counts, split, len(part))
     publish(hub / dataset.hub, dataset.config, **parts)
     folder = made(hub, None, name=name, **SMALL, system="Use your head.")
-    rows = rows_of(folder)
-    assert rows == rows_of(made(hub, hub / dataset.hub, "of a copy", name=name, **SMALL, system="Use your head."))
+    rows = rows_in(folder)
+    assert rows == rows_in(made(hub, hub / dataset.hub, "of a copy", name=name, **SMALL, system="Use your head."))
     asked = {split: {row["prompt"][-1]["content"] for row in found} for split, found in rows.items()}
-    assert not asked["test"] & (asked["train"] | asked["val"]) and passages_of(folder) == []
+    assert not asked["test"] & (asked["train"] | asked["val"]) and records_in(folder) == []
     assert rows["test"][0]["prompt"][0] == {"role": "system", "content": "Use your head."}
     known = {r.get("question") or r["prompt"]: r.get("answer") or r["solution"] for r in records}
     for row in rows["train"]:  # the answer, and nothing of a solution, wherever the agent or its tools could read it
@@ -439,17 +408,7 @@ def test_mathematics_from_the_hub_and_from_files(hub, name, monkeypatch):
     if name == "gsm8k":
         for split, part in parts.items():
             write_jsonl(hub / "files" / dataset.files[split], part)
-        assert rows_of(made(hub, hub / "files", "from-files", name=name, **SMALL, system="Use your head.")) == rows
-
-
-@pytest.mark.parametrize("stage", ["gsm8k env.tools=[] env.max_turns=1", "gsm8k", "dapo-math"])
-def test_a_preset_of_mathematics_trains(tmp_path, monkeypatch, micro_model, stage):
-    monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path))
-    preset, *settings = stage.split()
-    words = a_step_of_maths(tmp_path, micro_model, preset, *settings)
-    assert main("train", *words, "--plain") == 0 and main("eval", *words) == 0
-    card = json.loads((tmp_path / "runs/maths/eval.json").read_text())
-    assert (card["dataset"], card["n"], card["score_name"]) == (preset, 4, "reward")
+        assert rows_in(made(hub, hub / "files", "from-files", name=name, **SMALL, system="Use your head.")) == rows
 
 
 def test_half_a_download_no_network_and_no_package_are_one_line_with_the_way_around(tmp_path, hub, monkeypatch):
@@ -487,7 +446,7 @@ def beir(tmp_path, monkeypatch):
 
 def test_beirs_corpus_comes_from_the_hub(tmp_path, beir, one_file, monkeypatch):
     monkeypatch.setattr(beir_corpus.passages, "__defaults__", ((), 50))
-    found = passages_of(made(tmp_path, one_file, corpus="beir-hotpotqa"))
+    found = records_in(made(tmp_path, one_file, corpus="beir-hotpotqa"))
     assert found == [(str(i), f"T{i}", "" if i == 7 else "x") for i in range(50)]
     ((name, kind, revision, patterns),) = beir.asked
     assert (name, kind, revision) == ("BeIR/hotpotqa", "dataset", "refs/convert/parquet")
@@ -529,81 +488,6 @@ def test_a_second_publisher_stands_in_for_the_first(tmp_path, beir, monkeypatch)
     assert asked == ["BeIR/hotpotqa", "mteb/hotpotqa"]
 
 
-def test_a_folder_with_the_files_of_either_publisher_is_a_corpus(tmp_path, beir):
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "corpus.jsonl").write_text('{"_id": "1", "title": "T", "text": "x"}\n')
-    for folder, count in ((tmp_path / "server", 50), (tmp_path / "mine", 1)):
-        corpora.check(str(folder))
-        assert len(list(corpora.passages(str(folder), [], False, []))) == count
-    assert beir.asked == []
-    with pytest.raises(ConfigError, match="has neither .*parquet nor corpus.jsonl"):
-        list(corpora.passages(str(tmp_path / "server" / "corpus"), [], False, []))
-
-
-WORDS = [f"w{i}" for i in range(230)]
-
-
-def page(name: str, title: str, *paragraphs: str) -> dict:
-    """A line of kilt_knowledgesource.json."""
-    return {"_id": name, "wikipedia_id": name, "wikipedia_title": title, "text": [f"{title}\n", *paragraphs],
-            "anchors": [], "categories": "Novels", "history": {}, "wikidata_info": {}}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("name", "lines", "found"),
-    [
-        (
-            "beir.jsonl",
-            [
-                {"_id": "12", "title": "Moby-Dick", "text": "A novel.", "metadata": {}},
-                {"_id": "13", "title": "E", "text": ""},
-            ],
-            [("12", "Moby-Dick", "A novel."), ("13", "E", "")],
-        ),
-        (
-            "wiki-18.jsonl.gz",
-            [{"id": "0", "contents": '"Moby-Dick"\nA novel\nof two lines.'}],
-            [("0", "Moby-Dick", "A novel\nof two lines.")],
-        ),
-        ("ours.jsonl", [{"id": "a", "title": "Moby-Dick", "text": "A novel."}], [("a", "Moby-Dick", "A novel.")]),
-        (
-            "kilt.jsonl",
-            [
-                page("12", "Moby", " ".join(WORDS[:150]) + "\n", "Section::::Plot.\n", " ".join(WORDS[150:])),
-                page("13", "Whales", "BULLET::::- Sperm whale\n", "BULLET::::1. Blue whale\n"),
-                page("14", "Empty"),
-            ],
-            [
-                *((f"12-{n}", "Moby", " ".join(WORDS[100 * n : 100 * n + 100])) for n in range(3)),
-                ("13-0", "Whales", "Sperm whale 1. Blue whale"),
-            ],
-        ),
-    ],
-)
-def test_a_corpus_in_each_published_form(tmp_path, one_file, name, lines, found):
-    corpus = write_jsonl(tmp_path / name, lines)
-    folder = made(tmp_path, one_file, corpus=str(corpus))
-    assert passages_of(folder) == found and str(corpus) in verify(folder)["sources"]
-
-
-def test_a_corrupt_line_of_a_corpus_is_named(tmp_path, one_file):
-    good = json.dumps({"_id": "1", "title": "A", "text": "x"})
-    bad = [
-        ('{"_id": "2", "title": "B"', "no JSON"),
-        ('{"_id": 3, "title": "C", "text": "z"}', "_id: input should be a valid string"),
-        ('{"id": "4", "title": "", "text": ""}', "neither title nor text"),
-        ('{"id": "5", "contents": "one line"}', r"contents: string should match pattern '\n'"),
-        (json.dumps(page("13", "A") | {"text": "no list"}), "text: input should be a valid list"),
-    ]
-    corpus = tmp_path / "c.jsonl"
-    corpus.write_text("\n".join([good, "", *(line for line, _ in bad)]))
-    with pytest.raises(AgentR1Error, match=r"5 of 6 records are corrupt: line 3 \(no JSON\), line 4 \(_id: input"):
-        made(tmp_path, one_file, corpus=str(corpus))
-    folder = made(tmp_path, one_file, corpus=str(corpus), skip_bad=True)
-    assert passages_of(folder) == [("1", "A", "x")]
-    assert verify(folder)["skipped"] == [f"{corpus}: line {n} ({why})" for n, (_, why) in enumerate(bad, start=3)]
-
-
 # ------------------------------------------------------------------------------------------------------ on the command line
 
 
@@ -615,8 +499,8 @@ def test_from_the_file_to_an_index_that_finds_it(tmp_path, one_file, monkeypatch
     said = capsys.readouterr().out
     assert "questions: train 40, val 8, test 12; corpus: contexts" in said and "Flat over 48 passages" in said
     assert main("data", *settings) == 0 and "already done" in capsys.readouterr().out
-    (index,) = (path for path in (tmp_path / "artifacts").iterdir() if path.name.startswith("index-"))
-    assert PassageIndex.load(index).search(["Kafka"], 1)[0][0].title == "Franz Kafka"
+    tools = load_tools(load_config("smoke", settings[1:]))
+    assert "Franz Kafka" in asyncio.run(call_tool(tools, ToolCall("search", {"query": "Kafka"}), 9, 500)).content
 
 
 # ------------------------------------------------------------------------------------------------------- evidence found
@@ -624,12 +508,9 @@ def test_from_the_file_to_an_index_that_finds_it(tmp_path, one_file, monkeypatch
 
 def play(folder: Path, chat: ChatFormat, searches: list[list[str]], answer: str | None, *settings: str) -> list:
     """Trajectories of one episode for each list of queries, all of the same first training question, and its answer."""
-    index = folder.parent / f"index-{folder.name}"
-    if not index.exists():
-        build_index(folder / "corpus.jsonl", index, make_encoder("ngram", 512))
-    tools = make_tools(["search"], searcher=Searcher(PassageIndex.load(index)), top_k=1)
+    tools = search_over(folder)
     config = load_config("hotpotqa-tiny", ["rollout.max_context=1000", *settings])
-    row = rows_of(folder)["train"][0]
+    row = rows_in(folder)["train"][0]
     said = [[call(query=q) for q in queries] + [f"<answer>{answer}</answer>"] for queries in searches]
     policy = ScriptedPolicy(chat, lambda session, turn, ids: said[int(session)][turn])
     tasks = [Task(row, "g", str(i)) for i in range(len(said))]
@@ -639,51 +520,17 @@ def play(folder: Path, chat: ChatFormat, searches: list[list[str]], answer: str 
 @pytest.mark.parametrize("name", ["hotpotqa", "twowiki", "musique"])
 def test_evidence_is_the_share_of_the_supporting_titles_that_searches_brought(tmp_path, chat, name):
     folder = made(tmp_path, written(tmp_path / "x.json", name), name=name, **SMALL)
-    first, second = rows_of(folder)["train"][0]["extra_info"]["supporting"]
-    other = next(p.title for p in read_corpus(folder / "corpus.jsonl") if p.title not in (first, second))
+    first, second = rows_in(folder)["train"][0]["extra_info"]["supporting"]
+    other = next(p.title for p in passages_in(folder) if p.title not in (first, second))
     searches = [[], [other], [first], [first, first, other], [second, other, first]]
     done = play(folder, chat, searches, "nobody knows")
     assert [t.metrics["evidence"] for t in done] == [0, 0, 0.5, 0.5, 1]
     assert {t.reward for t in done} == {0} and all("evidence_reward" not in t.reward_parts for t in done)
-    card = eval_card(done, model="m", split="train", seed=0, retriever="r", started=0.0)
-    assert card["evidence"] == pytest.approx(0.4)
-
-
-SPELLINGS = [
-    ("Björk Guðmundsdóttir", "Bjo\u0308rk Guðmundsdo\u0301ttir"), ("AT&T Corporation", "AT&amp;T Corporation"),
-    ("IPod Touch", "iPod_Touch"), ("The  Wire", "The Wire"), ("Rock 'n' Roll", "Rock &#39;n&#39; Roll"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("ours", "theirs"), SPELLINGS)
-def test_a_title_is_the_same_however_it_is_spelt(ours, theirs):
-    assert title_key(ours) == title_key(theirs) and title_key(title_key(theirs)) == title_key(theirs)
-    env = HermesToolEnv({}, EnvConfig())
-    env.row = {"extra_info": {"supporting": [ours, "Other", theirs]}}
-    env.titles = {theirs}
-    assert env.evidence() == 0.5
-    row = {"prompt": [{"content": f"Is {theirs} older than Other?"}], "reward_model": {"ground_truth": ["yes"]}}
-    row["extra_info"] = {"supporting": ["Other", ours]}
-    assert [lookup["entity"] for lookup in lookups_of(row)] == [ours, "Other"]
-
-
-def test_titles_that_differ_are_two():
-    pairs = [("Wasp", "WASP"), ("Faust", "Faust (opera)"), ("Résumé", "Resume"), ("A B", "AB")]
-    assert not [pair for pair in pairs if title_key(pair[0]) == title_key(pair[1])]
-
-
-def test_the_recall_of_an_index_counts_titles_in_any_spelling(tmp_path):
-    corpus = write_jsonl(
-        tmp_path / "c.jsonl", [{"id": str(i), "title": t, "text": "x"} for i, (_, t) in enumerate(SPELLINGS)]
-    )
-    build_index(corpus, tmp_path / "index", make_encoder("ngram", 512))
-    rows = [{"prompt": [{"content": ours}], "extra_info": {"supporting": [ours]}} for ours, _ in SPELLINGS]
-    assert title_recall(PassageIndex.load(tmp_path / "index"), rows, len(SPELLINGS)) == 1.0
 
 
 def test_evidence_is_paid_by_choice_and_beside_the_answer(tmp_path, chat, one_file):
     folder = made(tmp_path, one_file)
-    row = rows_of(folder)["train"][0]
+    row = rows_in(folder)["train"][0]
     titles, answer = row["extra_info"]["supporting"], row["reward_model"]["ground_truth"][0]
     wrong = play(folder, chat, [[], titles[:1], titles], "nobody knows", "env.evidence_reward=0.3")
     assert [t.reward for t in wrong] == pytest.approx([0, 0.15, 0.3])
@@ -692,27 +539,3 @@ def test_evidence_is_paid_by_choice_and_beside_the_answer(tmp_path, chat, one_fi
     # Paid to the last action, like the rest of the outcome; and once, however often a title came up.
     (again,) = play(folder, chat, [[titles[0]] * 3], answer, "env.evidence_reward=0.3")
     assert again.reward == pytest.approx(1.15) == again.steps[-1].reward
-
-
-def test_an_index_of_another_kind_is_another_run_and_an_address_is_not():
-    base = load_config("laptop")
-    assert len({fingerprint(load_config("laptop", [o])) for o in ("seed=0", "search.index=Flat", "seed=1")}) == 3
-    assert fingerprint(load_config("laptop", ["search.url=http://127.0.0.1:8100"])) == fingerprint(base)
-
-
-@pytest.mark.parametrize(
-    ("override", "says"),
-    [
-        ("data.name=hotpot", "data.name='hotpot': unknown .did you mean 'hotpotqa'"),
-        ("data.source=x.json", "tinyhop is generated and takes no data.source"),
-        ("search.index=flat", "search.index='flat' is unknown; choose auto, Flat"),
-        ("search.url=localhost", "search.url='localhost' is not an address"),
-    ],
-)
-def test_settings_that_make_no_sense_together(override, says):
-    with pytest.raises(ConfigError, match=says):
-        load_config("laptop", [override])
-
-
-def test_every_data_set_has_a_reader():
-    assert set(tables.names("data")) == {"tinyhop", "rows", *DATASETS}

@@ -16,11 +16,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openenv_server import free_port, serving, started
 
-from agent_r1.config import load_config
-from agent_r1.core import Sampling, StopReason, Trajectory
-from agent_r1.env import make_env
-from agent_r1.ground.errors import AgentR1Error, ConfigError
-from agent_r1.rollout.episode import Task, run_episodes
+from agent_r1 import (
+    AgentR1Error,
+    ConfigError,
+    Sampling,
+    StopReason,
+    Task,
+    Trajectory,
+    load_config,
+    make_env,
+    run_episodes,
+)
 from agent_r1.tool import tool
 from agent_r1_recipes.openenv.environment import BrokenError, RefusedError, Session, text_of
 from agent_r1_recipes.openenv.settings import OpenEnvSettings

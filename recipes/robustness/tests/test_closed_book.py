@@ -9,51 +9,15 @@ import re
 import shutil
 
 import pytest
+from building import row_of
 from runs import TINY, main
+from transformers import AutoTokenizer
 
-from agent_r1.config.settings import EnvConfig
-from agent_r1.core import Action
-from agent_r1.data.storage import Passage
-from agent_r1.env import brings_tools, make_env, without_tools
-from agent_r1.env.hermes import call
-from agent_r1.ground.files import read_jsonl
-from agent_r1.rollout.evaluate import majority
-from agent_r1.search.index import Hit
-from agent_r1.search.searcher import Searcher
-from agent_r1.tool import make_tools
-from agent_r1.training.tiny_model import load_chat
+from agent_r1 import Action, ChatFormat, EnvConfig, Hit, Passage, Searcher, SearchTool, call, make_env, without_tools
 from agent_r1_recipes.robustness.ablated_search import Placebo
 from agent_r1_recipes.robustness.injected_search import DOCUMENTS, PoisonedSearcher, drawn, lie
 
 PASSAGES = [Passage(str(i), f"T{i}", f"T{i} is a town.") for i in range(20)]
-
-
-def row_of(question: str, kind: str, *answers: str) -> dict:
-    return {
-        "prompt": [{"role": "user", "content": question}],
-        "reward_model": {"ground_truth": list(answers)},
-        "extra_info": {"kind": kind},
-        "agent_name": "hermes",
-        "env_kwargs": {"tools": ["search"]},
-    }
-
-
-def test_the_commonest_answer_by_hand():
-    train = [row_of("q", "a", "Paris"), row_of("q", "a", "Rome"), row_of("q", "a", "Rome"), row_of("q", "b", "yes")]
-    asked = [
-        row_of("q", "a", "Roma", "the Rome"),
-        row_of("q", "a", "Oslo"),
-        row_of("q", "b", "no"),
-        row_of("q", "c", "x"),
-    ]
-    assert majority(train, asked) == {
-        "em": 1 / 4,
-        "by_kind": {
-            "a": {"answer": "Rome", "em": 0.5},
-            "b": {"answer": "yes", "em": 0.0},
-            "c": {"answer": "", "em": 0.0},
-        },
-    }
 
 
 def test_a_placebo_finds_nothing_or_what_the_lot_says():
@@ -89,9 +53,7 @@ def test_a_document_stands_in_front_of_what_was_found():
         found = asyncio.run(searcher.search(query, 2))
         assert found[1:] == plain.search([query], 3)[0][:2] and found[0].title == found[1].title
         assert found[0].id == f"poison {drawn(query, 1.0, 0)[0]}"
-    assert (
-        asyncio.run(PoisonedSearcher(Placebo(), 1.0, 0).search("T3", 2)) == []
-    )  # in front of nothing it stands nowhere
+    assert asyncio.run(PoisonedSearcher(Placebo(), 1.0, 0).search("T3", 2)) == []  # nothing was found
 
 
 async def ask(env) -> str:
@@ -99,17 +61,14 @@ async def ask(env) -> str:
 
 
 def test_what_the_agent_reads():
+    row = row_of({"question": "q"})
     for placebo, said in ((Placebo(), "no results"), (Placebo(PASSAGES), " is a town.")):
-        tools = make_tools(["search"], searcher=Searcher(placebo), top_k=1)
-        env = make_env(row_of("q", "a", "x"), tools, EnvConfig())
-        env.reset(row_of("q", "a", "x"))
+        tools = {"search": SearchTool(Searcher(placebo), top_k=1)}
+        env = make_env(row, tools, EnvConfig())
+        env.reset(row)
         assert said in asyncio.run(ask(env))
-    closed = make_env(without_tools(row_of("q", "a", "x")), tools, EnvConfig())
-    assert closed.reset(row_of("q", "a", "x")).tools == [] and "available: none" in asyncio.run(ask(closed))
-
-
-def test_a_world_keeps_its_tools():
-    assert brings_tools("openenv") and not brings_tools("hermes")
+    closed = make_env(without_tools(row), tools, EnvConfig())
+    assert closed.reset(row).tools == [] and "available: none" in asyncio.run(ask(closed))
 
 
 @pytest.fixture
@@ -158,12 +117,12 @@ def test_no_hostile_document_brings_a_control_token_into_an_episode(home):
     card = json.loads((run / "eval_poison_1.json").read_text())
     assert card["condition"] == "poison 1" and card["index"]["kind"]
     assert set(card["by_poison"]) <= {*DOCUMENTS, "none"} and len(card["by_poison"]) > 1
-    chat, read = load_chat(next(run.glob("checkpoints/*/model"))), 0
+    chat, read = ChatFormat(AutoTokenizer.from_pretrained(next(run.glob("checkpoints/*/model")))), 0
 
     def controls(ids):
         return [i for i in ids if i in chat.control_ids.values()]
 
-    for episode in read_jsonl(run / "rollouts" / "eval_poison_1.jsonl"):
+    for episode in map(json.loads, (run / "rollouts" / "eval_poison_1.jsonl").read_text().splitlines()):
         (row,) = episode["rows"]
         turns = itertools.groupby(zip(row["action_mask"], row["input_ids"], strict=True), key=lambda pair: pair[0])
         results = [[i for _, i in pairs] for sampled, pairs in turns if not sampled][1:]  # the first is the prompt
@@ -193,17 +152,9 @@ def test_any_model_on_any_questions(home, tmp_path, capsys):
     assert [card["resumed"] for card in cards] == [0, 4] and cards[0]["by_poison"] == cards[1]["by_poison"] != {}
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "said"),
-    [
-        (["--closed-book", "--retriever=empty"], 2, "give only one"),
-        (["--poison=0.5", "--retriever=empty"], 2, "give only one"),
-        (["--retriever=wrong"], 2, "invalid choice"),
-        (["--poison=2"], 2, "invalid share value: '2'"),
-    ],
-)
-def test_what_does_not_go_together(home, capsys, words, code, said):
-    assert main("eval", "--run=grpo", *words) == code and said in capsys.readouterr().err
+def test_conditions_that_exclude_each_other_are_refused(home, capsys):
+    for words in (["--closed-book", "--retriever=empty"], ["--poison=0.5", "--retriever=empty"]):
+        assert main("eval", "--run=grpo", *words) == 2 and "give only one" in capsys.readouterr().err
 
 
 def test_an_agent_that_does_not_search_needs_no_placebo(home, capsys):

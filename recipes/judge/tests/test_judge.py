@@ -1,0 +1,66 @@
+"""The reward `judge`: each case is asked once, and no verdict is no reward."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from building import row_of, trust
+from judging import stand_in
+from serving import serving
+
+from agent_r1 import Action, AgentR1Error, ConfigError, answer, load_config, make_env
+from agent_r1_recipes.judge.judge import Judge
+from agent_r1_recipes.judge.settings import JudgeSettings
+
+
+@pytest.fixture
+def judge():
+    asked: list[dict] = []
+    with serving(stand_in(asked)) as url:
+        trust(f"{url}/v1")
+        yield f"{url}/v1", asked
+
+
+def test_a_judge_is_asked_once_for_each_case(judge, monkeypatch):
+    url, asked = judge
+    monkeypatch.setenv("AGENT_R1_JUDGE_KEY", "sesame")
+    one = Judge(url, "wise")
+
+    async def many():
+        return await asyncio.gather(
+            *(one.score("Where?", ["Bumvel"], f"in {'Bumvel' if n % 2 else 'Tulo'}") for n in range(40))
+        )
+
+    assert asyncio.run(many()) == [0.0, 1.0] * 20 and len(asked) == 2
+    assert asyncio.run(many()) == [0.0, 1.0] * 20 and len(asked) == 2
+    assert {(a["model"], a["temperature"], a["key"]) for a in asked} == {("wise", 0, "Bearer sesame")}
+
+
+def test_a_judge_without_a_verdict_pays_and_fines_nobody(judge):
+    url, asked = judge
+    for said, says in (("it cannot say", "gave no number: 'Difficult.'"), ("HTTP 500", "gives no verdict")):
+        with pytest.raises(AgentR1Error, match=says):
+            asyncio.run(Judge(url, "wise").score("Where?", ["Bumvel"], said))
+    with pytest.raises(AgentR1Error, match="gives no verdict"):
+        asyncio.run(Judge("http://127.0.0.1:9/v1", "wise").score("Where?", ["Bumvel"], "x"))
+
+
+def test_the_reward_and_its_address_go_together():
+    for words in (["env.reward=judge"], ["env.judge_url=http://127.0.0.1:8000/v1"]):
+        with pytest.raises(ConfigError, match="env.reward=judge and env.judge_url=http.* require each other"):
+            load_config("smoke", words)
+
+
+def test_a_judge_that_the_user_has_not_named_is_not_asked():
+    """The address of a downloaded model's settings, for example."""
+    row = row_of({"question": "?", "answer": "x"})
+    env = make_env(row, {}, JudgeSettings(reward="judge", judge_url="http://127.0.0.1:1/stranger"))
+
+    async def paid():
+        env.reset(row)
+        result = await env.step(Action(answer("x"), "stop"))
+        return await env.outcome(result.stop_reason)
+
+    with pytest.raises(ConfigError, match="named by a run or a model, not by you"):
+        asyncio.run(paid())

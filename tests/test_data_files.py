@@ -1,0 +1,117 @@
+"""The files of a data set: written whole or not at all, and checked before they are read."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from agent_r1.data.build import build
+from agent_r1.data.storage import Passage, read_corpus, read_rows, verify, write_corpus, write_rows
+from agent_r1.ground.errors import AgentR1Error
+from agent_r1_recipes.laptop.settings import TinyHopSettings
+
+FILES = ("train.parquet", "val.parquet", "test.parquet", "cold.parquet", "corpus.jsonl")
+SMALL = TinyHopSettings(train=30, val=10, test=10, entities=60, cold=40, cold_entities=60)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("files") / "data"
+    build(SMALL, seed=3, out=out)
+    return out
+
+
+def test_rows_have_verls_shape(folder):
+    row = read_rows(folder / "test.parquet")[7]
+    assert list(row) == [
+        "data_source", "prompt", "ability", "reward_model", "extra_info", "agent_name", "env_kwargs"
+    ]  # fmt: skip
+    assert row["data_source"] == "tinyhop" and row["agent_name"] == "hermes"
+    assert row["env_kwargs"] == {"tools": None}  # those of env.tools
+    assert [message["role"] for message in row["prompt"]] == ["user"]
+    assert row["extra_info"]["index"] == 7 and row["extra_info"]["split"] == "test"
+    assert set(row["extra_info"]["lookups"][0]) == {"entity", "relation", "value", "passage_id"}
+
+
+def test_an_existing_folder_is_refused_and_kept(folder):
+    with pytest.raises(AgentR1Error, match="exists already"):
+        build(SMALL, seed=4, out=folder)
+    assert verify(folder)["seed"] == 3
+
+
+def test_a_failed_build_leaves_nothing(tmp_path, monkeypatch):
+    (tmp_path / ".part-data").mkdir()  # what a killed run left behind
+    (tmp_path / ".part-data" / "train.parquet").write_text("half")
+
+    def no_space(path, passages):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("agent_r1.data.build.write_corpus", no_space)
+    with pytest.raises(AgentR1Error, match="No space left.*free some space"):
+        build(SMALL, seed=0, out=tmp_path / "data")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def copy(folder, tmp_path) -> Path:
+    """A data set that a test may damage."""
+    return shutil.copytree(folder, tmp_path / "data")
+
+
+def test_verify_sees_a_changed_byte_and_a_missing_file(copy):
+    assert verify(copy)["seed"] == 3
+    for name in FILES:
+        content = (copy / name).read_bytes()
+        changed = bytearray(content)
+        changed[len(content) // 2] ^= 1
+        (copy / name).write_bytes(changed)
+        with pytest.raises(AgentR1Error, match=f"{name} is not the file that was made.*make the data again"):
+            verify(copy)
+        (copy / name).unlink()
+        with pytest.raises(AgentR1Error, match=f"{name} is missing"):
+            verify(copy)
+        (copy / name).write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("manifest", "says"),
+    [
+        (b"", "manifest.json is damaged"),
+        (b"[1]", "manifest.json is damaged"),
+        (b"\xff", "manifest.json is damaged"),
+        (b'{"format": 1, "files": 3}', "manifest.json is damaged"),
+        (b'{"format": 99, "files": {}}', "format 99"),
+        (None, "manifest.json cannot be read"),
+    ],
+)
+def test_verify_sees_a_damaged_manifest(tmp_path, manifest, says):
+    if manifest is not None:
+        (tmp_path / "manifest.json").write_bytes(manifest)
+    with pytest.raises(AgentR1Error, match=says):
+        verify(tmp_path)
+
+
+def test_damaged_rows_are_reported(copy):
+    path = copy / "train.parquet"
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(AgentR1Error, match=r"train.parquet cannot be read as parquet .*make the data again"):
+        read_rows(path)
+    with pytest.raises(AgentR1Error, match="does not exist"):
+        read_rows(copy / "no.parquet")
+    write_rows(path, [{"prompt": "hello"}])
+    with pytest.raises(AgentR1Error, match="lacks the columns data_source"):
+        read_rows(path)
+
+
+def test_a_damaged_corpus_line_is_named(tmp_path):
+    path, passages = tmp_path / "corpus.jsonl", [Passage("a", "A", "caf\u00e9"), Passage("b", "B", "two\nlines")]
+    for line in (b"{", b"\xff\xfe", b"[]", b'{"id": "a", "title": "b"}'):
+        write_corpus(path, passages)
+        assert list(read_corpus(path)) == passages
+        path.write_bytes(path.read_bytes() + line + b"\n")
+        with pytest.raises(AgentR1Error, match="corpus.jsonl, line 3: "):
+            list(read_corpus(path))
+    with pytest.raises(AgentR1Error, match="make the data first"):
+        list(read_corpus(tmp_path / "none.jsonl"))
