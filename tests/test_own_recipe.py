@@ -85,7 +85,6 @@ def test_it_declares_settings_of_its_own(folder, capsys):
     for words, said in (
         (["env.call_cost=0.5"], "  call_cost: 0.5\n"),
         (["env.call_cots=0.5"], "did you mean 'env.call_cost'?"),
-        (["env.call_cost=much"], "env.call_cost='much': input should be a valid number"),
         (["env.call_cost=99"], "env.call_cost is too high"),
     ):
         main("train", "grpo", "--recipe=mine", "--dry-run", *words)
@@ -128,10 +127,8 @@ def test_another_process_of_the_run_knows_its_names_and_a_stranger_does_not(fold
     ("table", "said"),
     [
         ("[env]\nhermes = 'world.py:Thrifty'", "the env 'hermes' is in another table already"),
-        ("[env]\nthrifty = 'Thrifty'", "names no code"),
         ("[environment]\nthrifty = 'world.py:Thrifty'", "'environment' is unknown"),
         ("[settings]\n'env.x' = 'json:loads'", "json:loads does not extend EnvConfig"),
-        ("[env", "cannot be read"),
     ],
 )
 def test_a_table_that_says_nonsense_is_refused_in_one_line(folder, capsys, table, said):
@@ -145,13 +142,11 @@ def test_a_table_that_says_nonsense_is_refused_in_one_line(folder, capsys, table
     ("words", "said"),
     [
         (["--recipe=mien"], "there is no such folder"),
-        (["--recipe=empty"], "has no preset.yaml; `agent-r1 new FOLDER` writes one"),
         (["--recipe=gpu"], "--preset first-agent-1x24gb"),
         (["--recipe=mine", "--preset=smoke"], "give one of --recipe and --preset"),
     ],
 )
 def test_a_recipe_that_is_none_is_refused(folder, capsys, words, said):
-    (folder.parent / "empty").mkdir()
     assert main("train", "grpo", "--dry-run", *words) == 2
     assert said in capsys.readouterr().err
 

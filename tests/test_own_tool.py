@@ -17,7 +17,7 @@ from runs import ROOT
 from agent_r1.config.settings import EnvConfig
 from agent_r1.core import Sampling, StopReason
 from agent_r1.env import make_env
-from agent_r1.ground.errors import AgentR1Error, ConfigError
+from agent_r1.ground.errors import AgentR1Error
 from agent_r1.rollout.episode import run_episodes
 from agent_r1.tool import BaseTool, ToolCall, ToolErrorKind, ToolOutput, call_tool, tool
 from agent_r1.tool.batch import BatchTool
@@ -37,38 +37,14 @@ async def ask(tool_, timeout_s=5.0, max_chars=1000, **arguments):
 # ---------------------------------------------------------------------------------------------------------- results
 
 
-@pytest.mark.parametrize("kind", [bytes, bytearray, type(None)])
-def test_what_no_agent_can_read_is_the_tools_mistake(kind):
-    for value in (kind(), ToolOutput(kind())):
-        result = asyncio.run(ask(make(lambda args, value=value: value)))
-        assert result.error is ToolErrorKind.TOOL_ERROR
-        assert result.content == f"error: it failed: it returned {kind.__name__}, and an agent reads text; return a str"
-
-
-def test_a_generator_is_no_text_and_a_coroutine_is_awaited():
-    async def later():
-        return "awaited"
-
-    assert "it returned generator" in asyncio.run(ask(make(lambda args: (n for n in range(3))))).content
-    assert asyncio.run(ask(make(lambda args: later()))).content == "awaited"
-
-
-def test_ten_megabytes_are_cut():
-    assert asyncio.run(ask(make(lambda args: "x" * 10**7))).content == "x" * 969 + " [cut off: 10000000 characters]"
-    some = asyncio.run(ask(make(lambda args: "文" * 10**6))).content
-    assert len(some) == 1000 and some.startswith("文文") and some.endswith("[cut off: 1000000 characters]")
-    assert len(asyncio.run(ask(make(lambda args: [{"x": "ü" * 99}] * 10**4))).content) == 1000
-
-
 @pytest.mark.parametrize(
     ("result", "says"),
     [
         (lambda: 1 // 0, "integer division or modulo by zero"),
-        (lambda: b"", "it returned bytes, and an agent reads text; return a str"),
         (lambda: None, "it returned NoneType, and an agent reads text; return a str"),
         (lambda: iter_of_one(), "it returned generator, and an agent reads text; return a str"),
     ],
-    ids=["raises", "bytes", "nothing", "a generator"],
+    ids=["raises", "nothing", "a generator"],
 )
 def test_a_run_that_ends_because_of_a_tool_names_file_and_line(chat, result, says):
     @tool
@@ -103,28 +79,6 @@ def test_a_failed_call_is_made_again_only_where_that_is_safe():
     assert asyncio.run(ask(make(lambda args: 1 / 0, retries=10**6), timeout_s=0.3)).error is ToolErrorKind.TIME_OUT
 
 
-@pytest.mark.parametrize("is_async", [True, False])
-def test_two_hundred_calls_of_which_ten_hang(is_async):
-    let_go = threading.Event()
-
-    def blocking(args):
-        return let_go.wait(60) if args["n"] % 20 == 7 else args["n"]
-
-    async def waiting(self, args):
-        await asyncio.sleep(1000 if args["n"] % 20 == 7 else 0)
-        return args["n"]
-
-    it = make(blocking, execute=waiting) if is_async else make(blocking)
-
-    async def main():
-        return await asyncio.gather(*(ask(it, 0.3 if n % 20 == 7 else 60, n=n) for n in range(200)))
-
-    for n, result in enumerate(asyncio.run(main())):
-        assert result.error == (ToolErrorKind.TIME_OUT if n % 20 == 7 else None)
-        assert result.ok is False or result.content == str(n)
-    let_go.set()
-
-
 def iter_of_one():
     yield 1
 
@@ -153,17 +107,14 @@ def test_calls_of_one_moment_share_a_batch_and_each_has_its_own_result():
     assert [result.content for result in asyncio.run(main())][:2] == ["1.0", "0.5"]  # in another event loop
 
 
-@pytest.mark.parametrize(
-    ("returned", "says"),
-    [(["a"], "execute_batch returned 1 results for 2 calls"), (None, "execute_batch returned NoneType for 2 calls")],
-)
-def test_a_batch_of_the_wrong_length_is_everybodys_failure(returned, says):
+@pytest.mark.parametrize("returned", [["a"], None])
+def test_a_batch_of_the_wrong_length_is_everybodys_failure(returned):
     it = make(lambda many_args: returned, BatchTool)
 
     async def main():
         return await asyncio.gather(ask(it), ask(it))
 
-    assert all(says in result.content for result in asyncio.run(main()))
+    assert {result.error for result in asyncio.run(main())} == {ToolErrorKind.TOOL_ERROR}
 
 
 def test_a_batch_that_hangs_keeps_the_deadlines_of_its_calls():
@@ -176,14 +127,6 @@ def test_a_batch_that_hangs_keeps_the_deadlines_of_its_calls():
     assert {result.error for result in asyncio.run(main())} == {ToolErrorKind.TIME_OUT}
     let_go.set()
     assert asyncio.run(ask(it, 30)).content == "true"
-
-
-def test_a_batch_runs_in_a_thread():
-    async def execute_batch(self, many_args):
-        return many_args
-
-    with pytest.raises(ConfigError, match="make it a plain `def`"):
-        make(None, BatchTool, execute_batch=execute_batch)
 
 
 # --------------------------------------------------------------------------------------------- state of one episode

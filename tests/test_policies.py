@@ -13,15 +13,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import VOCAB, clone_steps, question_row, random_model, tiny_model, trajectory_of
+from conftest import VOCAB, clone_steps, fails_with, question_row, random_model, tiny_model, trajectory_of
 from runs import CHATML, main
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from agent_r1.config import changed, from_yaml, load_config, to_yaml
 from agent_r1.core import Sampling, StopReason
-from agent_r1.data.prompts import INSTRUCTIONS
-from agent_r1.ground.errors import AgentR1Error
-from agent_r1.inference.agent import find_checkpoint, find_model, open_agent, settings_for
+from agent_r1.inference.agent import find_model, open_agent, settings_for
 from agent_r1.inference.chat import known_questions
 from agent_r1.inference.conversation import Conversation
 from agent_r1.rollout import model_files
@@ -82,7 +80,7 @@ def conversation(policy, sampling: Sampling, turns: int = 3) -> list:
     return asyncio.run(talk())
 
 
-@pytest.mark.parametrize("sampling", [Sampling(12, 0.0), Sampling(12, 1.0), Sampling(12, 0.6)])
+@pytest.mark.parametrize("sampling", [Sampling(12, 0.0), Sampling(12, 0.6)])
 def test_the_same_seeds_give_the_tokens_of_training(folder, chat, sampling):
     ours, theirs = (conversation(policy, sampling) for policy in both(folder, chat))
     for a, b in zip(ours, theirs, strict=True):
@@ -117,46 +115,31 @@ def one_episode(policy, agent, max_tokens: int):
     return t.steps[0].action_ids, t.steps[0].finish_reason, t.stop_reason, t.reward_parts
 
 
-@pytest.mark.parametrize("way", ["local", "transformers", "vllm", "vllm streamed", "verl"])
-def test_a_turn_ends_at_either_of_two_end_tokens(two_ends, micro, monkeypatch, way):
-    """Training, evaluation and verl see one and the same turn, and nobody reads the token that ended it as its text.
+def ends_at_either(policy, agent, said: list[int]) -> None:
+    right = (said[:-1], "stop", StopReason.ANSWERED, {"em": 1.0, "format": 0.0})
+    short = (said[:-2], "length", StopReason.MAX_TOKENS, {"em": 0.0, "format": -0.2})
+    assert one_episode(policy, agent, 40) == right
+    assert one_episode(policy, agent, len(said) - 1) == right  # the last token that is allowed ends it
+    assert one_episode(policy, agent, len(said) - 2) == short
 
-    vLLM ends a turn at every token that the model's generation_config.json names, whatever the request says.
+
+@pytest.mark.parametrize("way", ["local", "transformers", "vllm", "vllm streamed"])
+def test_a_turn_ends_at_either_of_two_end_tokens(two_ends, micro, monkeypatch, way):
+    """Training and evaluation see one and the same turn, and nobody reads the token that ended it as its text.
+
+    vLLM ends a turn at every token that the model's generation_config.json names, whatever the request says. verl's turn is in
+    test_verl_equivalence.py.
     """
     path, said = two_ends
     monkeypatch.setenv("AGENT_R1_VLLM", str(Path(__file__).with_name("fake_vllm.py")))
     monkeypatch.setenv("FAKE_VLLM_IDS", json.dumps(said))
-    right = (said[:-1], "stop", StopReason.ANSWERED, {"em": 1.0, "format": 0.0})
-    short = (said[:-2], "length", StopReason.MAX_TOKENS, {"em": 0.0, "format": -0.2})
     with open_agent(path, micro.config, "vllm" if way.startswith("vllm") else "transformers", tools={}) as agent:
         policy = agent.policy
         if way == "vllm streamed":
             policy.on_token = lambda session, ids: None
         if way == "transformers":
             policy = TransformersPolicy(load_transformers(path), agent.chat.stop_ids)
-        if way == "verl":
-            pytest.importorskip("verl")
-            policy = verl_policy(agent, said)
-        assert one_episode(policy, agent, 40) == right
-        assert one_episode(policy, agent, len(said) - 1) == right  # the last token that is allowed ends it
-        assert one_episode(policy, agent, len(said) - 2) == short
-
-
-def verl_policy(agent, said: list[int]):
-    """verl's policy over a client whose servers sample `said`. It names no reason for the end, only that it came."""
-    from verl.workers.rollout.replica import TokenOutput
-
-    from agent_r1.verl_engine.agent_loop import VerlPolicy
-
-    class Client:
-        async def generate(self, request_id, prompt_ids, sampling_params):
-            settings = json.loads((agent.model / "generation_config.json").read_text())
-            ends = {*sampling_params["stop_token_ids"], *settings["eos_token_id"]}
-            ids = said[: sampling_params["max_tokens"]]
-            ids = ids[: next((n for n, i in enumerate(ids, 1) if i in ends), len(ids))]
-            return TokenOutput(token_ids=ids, log_probs=[-0.5] * len(ids), stop_reason="completed", extra_fields={})
-
-    return VerlPolicy(Client(), agent.chat.stop_ids, seeded=True)
+        ends_at_either(policy, agent, said)
 
 
 def test_what_is_trained_keeps_the_ends_that_it_was_trained_with(two_ends, micro, tmp_path):
@@ -168,16 +151,6 @@ def test_what_is_trained_keeps_the_ends_that_it_was_trained_with(two_ends, micro
     with open_agent(tmp_path / "checkpoint", micro.config, tools={}) as again:
         assert again.chat.stop_ids == agent.chat.stop_ids and len(again.chat.stop_ids) == 2
     assert sorted(AutoConfig.from_pretrained(tmp_path / "checkpoint").eos_token_id) == sorted(agent.chat.stop_ids)
-
-
-def test_settings_that_cannot_be_read_are_refused_with_their_name(folder, micro, tmp_path):
-    shutil.copytree(folder, tmp_path / "model")
-    (tmp_path / "model" / "generation_config.json").write_text("[1, 2")
-    with (
-        pytest.raises(AgentR1Error, match=r"generation_config.json cannot be read .*make or download"),
-        open_agent(tmp_path / "model", micro.config, tools={}),
-    ):
-        pass
 
 
 def test_the_cache_does_not_change_the_log_probabilities(foreign, chat):
@@ -212,31 +185,15 @@ def test_every_policy_tells_each_token(folder, chat):
         assert seen == [("s", [i]) for i in generation.token_ids]
 
 
-def test_a_cancelled_turn_leaves_the_policy_usable(foreign):
-    policy = TransformersPolicy(load_transformers(foreign), ())
-    fresh = asyncio.run(policy.generate([5, 6], Sampling(5, 0.0)))
-
-    async def interrupted():
-        job = asyncio.create_task(policy.generate([5, 6], Sampling(200, 0.0), "s"))
-        await asyncio.sleep(0.02)
-        job.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await job
-        policy.release("s")
-        return await policy.generate([5, 6], Sampling(5, 0.0), "s")
-
-    assert asyncio.run(interrupted()) == fresh
-
-
 def test_weights_that_are_not_there_or_not_safe(foreign, tmp_path):
     shutil.copytree(foreign, tmp_path, dirs_exist_ok=True)
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:100])
-    with pytest.raises(AgentR1Error, match="cannot be loaded"):
+    with fails_with("damaged_model"):
         load_transformers(tmp_path)
     weights.unlink()
     torch.save({}, tmp_path / "pytorch_model.bin")  # a pickle is not opened
-    with pytest.raises(AgentR1Error, match="cannot be loaded"):
+    with fails_with("damaged_model"):
         load_transformers(tmp_path)
 
 
@@ -259,14 +216,6 @@ def test_our_own_models_run_on_the_training_sampler(micro_model, micro):
     big = changed(micro.config, ["rollout.max_concurrent_episodes=1000000"])
     with open_agent(micro_model, big, tools={}) as agent:  # its cache would take hundreds of gigabytes
         assert agent.policy.cache.keys.nbytes * 2 <= 2**31
-
-
-def test_the_world_of_a_model_that_came_alone_is_made(micro_model, tmp_path, monkeypatch):
-    monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path))
-    model, config = find_model(hf_path=str(micro_model))
-    with open_agent(model, config) as agent:
-        assert list(agent.tools) == ["search"]
-    assert (tmp_path / "artifacts").is_dir()
 
 
 # ----------------------------------------------------------------------------------------------- which model is meant
@@ -295,22 +244,13 @@ def test_the_newest_run_and_its_last_step_unless_named(home):
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
-    [({"run": "older"}, "there are: new, old"), ({"run": "old", "step": 3}, "it has 2, 4"),
-     ({"checkpoint_dir": "nowhere"}, "no folder"), ({"hf_path": "a b"}, "neither a folder nor the name"),
-     ({"hf_path": "x/y", "step": 3}, "name one model")],
+    ("asked", "code"),
+    [({"run": "older"}, "missing_run"), ({"run": "old", "step": 3}, "missing_checkpoint"),
+     ({"checkpoint_dir": Path("nowhere")}, "missing_checkpoint"), ({"hf_path": "x/y", "step": 3}, "exclusive_options")],
 )  # fmt: skip
-def test_what_is_not_there_is_said_with_what_is(home, asked, said):
-    if "checkpoint_dir" in asked:
-        asked = {"checkpoint_dir": home / asked["checkpoint_dir"]}
-    with pytest.raises(AgentR1Error, match=said):
+def test_what_is_not_there_is_refused(home, asked, code):
+    with fails_with(code):
         find_model(**asked)
-
-
-def test_nothing_is_trained_yet(tmp_path, monkeypatch):
-    monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path))
-    with pytest.raises(AgentR1Error, match=r"no trained run.*speedrun-nodocker\.sh"):
-        find_checkpoint()
 
 
 def test_settings_come_from_beside_the_model_or_from_the_newest_run(home, micro_model, foreign):
@@ -329,22 +269,16 @@ def test_settings_come_from_beside_the_model_or_from_the_newest_run(home, micro_
     assert own.env.max_turns == 2 and own.data.mix == {"2-hop": 1} and own.rollout == settings_for(micro_model).rollout
     shutil.rmtree(home / "runs")
     config, laptop = settings_for(foreign), load_config("laptop")
-    assert (config.data, config.search, config.env) == (
-        laptop.data,
-        laptop.search,
-        laptop.env,
-    )  # the world that a run has
+    assert (config.data, config.search, config.env) == (laptop.data, laptop.search, laptop.env)  # a run's world
     assert (config.rollout.max_tokens_per_turn, config.rollout.max_context) == (512, 4096)
     assert (config.trainer.device, laptop.trainer.device) == ("auto", "cpu")  # a model of billions takes the GPU
-    wide = settings_for(foreign, preset="hotpotqa-4xh100").rollout
-    assert wide.max_context == load_config("hotpotqa-4xh100").rollout.max_context > 4096
 
 
 def test_a_folder_of_verl_is_told_from_a_model(home):
     folder = home / "global_step_3"
     (folder / "actor").mkdir(parents=True)
     (folder / "actor" / "model_world_size_1_rank_0.pt").touch()
-    with pytest.raises(AgentR1Error, match=f"agent-r1 export --checkpoint-dir {folder}"):
+    with fails_with("unconverted_checkpoint", f"agent-r1 export --checkpoint-dir {folder}"):
         find_model(checkpoint_dir=folder)
 
 
@@ -356,29 +290,11 @@ def test_a_model_on_the_hub_is_fetched_without_code_and_pickles(home, monkeypatc
     def download(name, allow_patterns, repo_type, revision):
         assert repo_type == "model" and revision is None
         asked[name] = allow_patterns
-        if name == "some/gone":
-            raise huggingface_hub.errors.RepositoryNotFoundError(
-                "404, there is no such model\nmore", response=_response()
-            )
         return str(micro_model)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     assert find_model(hf_path="some/model")[0] == micro_model
     assert not any(pattern.endswith((".py", ".bin", ".pt", "*")) for pattern in asked["some/model"])
-    with pytest.raises(AgentR1Error, match="cannot download 'some/gone' .*no such model"):
-        find_model(hf_path="some/gone")
-
-
-def _response():
-    import httpx
-
-    return httpx.Response(404, request=httpx.Request("GET", "http://localhost"))
-
-
-def test_the_command_line_refuses_in_one_line(home, capsys):
-    assert main("export", "--run", "odl") == 1
-    said = capsys.readouterr().err
-    assert "there are: new, old" in said and len(said.splitlines()) == 1
 
 
 # ------------------------------------------------------------------------------------- a published model, a fresh clone
@@ -418,41 +334,17 @@ def test_a_published_model_in_a_fresh_clone_searches_and_is_told_how_to_answer(p
     said = capsys.readouterr()
     assert json.loads(said.out)["question"] == "Who is it?"  # standard output is for programs
     (line,) = [line for line in said.err.splitlines() if "tools:" in line]
-    assert f"{published}, transformers; tools: search over tinyhop-" in line and ", index-" in line
-    assert 'prompt: "You answer questions with the help of a search tool.' in line
-    assert "temperature 1, 6 tokens a turn, 2048 in all" in line  # what this model can read
+    assert (
+        f"{published}, transformers; tools: search over tinyhop-" in line and "temperature 1, 6 tokens a turn" in line
+    )
 
 
-def test_tools_and_prompt_go_by_name(published, capsys):
+def test_tools_and_prompt_go_by_name(published):
     text = first_prompt(published, "env.tools=[]", prompt="One word.")
     assert "One word." in text and "<answer>" not in text and "search" not in text
     assert (
         "between <answer> and </answer>" in (text := first_prompt(published, "env.tools=[]")) and "search" not in text
     )
-    main("chat", "--model", str(published), *SHORT, "env.tools=[]", "--prompt", "One word.", "--question", "Who is it?")
-    assert 'tools: none; prompt: "One word."; temperature 1' in capsys.readouterr().err
-    assert main("chat", "--model", str(published), "env.tols=[]") == 2
-    assert "did you mean 'env.tools'" in capsys.readouterr().err
-
-
-def test_an_evaluation_tells_it_the_same(published, tmp_path, capsys):
-    model, out = ["--model", str(published)], ["--limit", "2", "--out", str(tmp_path / "out")]
-    assert main("eval", *model, *WORLD, *SHORT, *out) == 0
-    assert "tools: search over tinyhop-" in capsys.readouterr().out
-    record = json.loads((tmp_path / "out" / "1.jsonl").read_text().splitlines()[0])
-    text = "".join(record["rows"][0]["tokens"])
-    assert "between <answer> and </answer>" in text and record["question"] in text
-    assert main("eval", *model, *WORLD, *SHORT, *out, "--prompt", "One word.") == 1  # another evaluation
-    assert "holds" in capsys.readouterr().err
-
-
-def test_a_model_of_a_run_is_told_what_it_was_told_there(micro_model, micro, tmp_path, monkeypatch):
-    monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path))
-    with open_agent(micro_model, micro.config, tools={}) as agent:
-        assert agent.lead is None and Conversation(agent, [])._leading_messages == []
-    real = changed(micro.config, ["data.name=hotpotqa"])
-    with open_agent(micro_model, real, tools={}) as agent:  # exported, and its questions are not on this machine
-        assert Conversation(agent, [])._leading_messages == [{"role": "system", "content": INSTRUCTIONS}]
 
 
 def test_a_template_without_tools_is_refused_with_a_way_on(published, capsys):

@@ -33,7 +33,6 @@ from safetensors.torch import load
 
 from agent_r1.config import load_config
 from agent_r1.training.checkpoint import list_checkpoints, verify_checkpoint
-from agent_r1.training.run import RunDir, only_trainer
 from agent_r1.workspace import Workspace
 
 pytestmark = pytest.mark.slow
@@ -120,12 +119,6 @@ def interrupted(home):
     return home / "runs" / "ctrl-c", process.returncode, out, errors
 
 
-def wait_for_lines(process, run, count):
-    while len(lines(run)) < count:
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.02)
-
-
 def copy_of(run, name):
     return shutil.copytree(run, run.parent / name)
 
@@ -141,11 +134,13 @@ def test_ctrl_c_saves_the_step_and_goes_on_to_the_same_end(home, interrupted):
     assert_same(run, home / "runs" / "grpo")
 
 
-def test_a_second_ctrl_c_does_not_wait(home):
+def test_one_process_trains_a_run_and_a_second_ctrl_c_does_not_wait(home, capsys):
     process = struck(home, "open", "/metrics.jsonl", 4, "hang", *train("grpo", "impatient"))
     run = home / "runs" / "impatient"
     assert "it hangs\n" in iter(process.stderr.readline, "")  # in its fourth step
     assert len(lines(run)) == 3
+    assert main(*train("grpo", "impatient", "--resume")) == 1
+    assert "another process is training" in capsys.readouterr().err.splitlines()[-1]
     process.send_signal(signal.SIGTERM)  # as good as Ctrl-C
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(0.5)
@@ -153,23 +148,16 @@ def test_a_second_ctrl_c_does_not_wait(home):
     _, errors = process.communicate(timeout=100)
     assert process.returncode == 130, errors
     assert errors.splitlines()[-1].startswith("agent-r1: interrupted")
-    assert main(*train("grpo", "impatient", "--resume")) == 0
+    assert main(*train("grpo", "impatient", "--resume")) == 0  # the lock died with its process
     assert_same(run, home / "runs" / "grpo")
 
 
-def test_a_run_whose_time_is_up_saves_and_so_does_one_that_slurm_ends(home, capsys):
-    """trainer.max_hours, then the SIGTERM of a machine that is taken away, and to the same end."""
+def test_a_run_whose_time_is_up_saves(home, capsys):
+    """trainer.max_hours, and then to the same end."""
     run = home / "runs" / "late"
     assert main(*train("grpo", "late", "trainer.max_hours=0.00001")) == 130
-    said = capsys.readouterr().err.splitlines()[-1]
-    assert said.endswith("would be over in the next step; stopped after step 1; continue with --resume"), said
+    assert capsys.readouterr().err.splitlines()[-1].endswith("stopped after step 1; continue with --resume")
     assert len(lines(run)) == 1 and steps(run) == ["step_000001"]
-    process = struck(
-        home, "open", "/metrics.jsonl", 2, "SIGTERM", *train("grpo", "late", "--resume", "trainer.max_hours=9")
-    )
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == 130
-    assert errors.splitlines()[-1] == "agent-r1: interrupted: stopped after step 3; continue with --resume"
     assert main(*train("grpo", "late", "--resume")) == 0
     assert_same(run, home / "runs" / "grpo")
 
@@ -227,21 +215,6 @@ def test_how_often_it_is_measured_may_change_on_resume(home, interrupted):
     assert "keep_checkpoints: 9" in (run / "config.yaml").read_text()
 
 
-def test_two_processes_on_one_run(home, capsys):
-    process = struck(home, "open", "/metrics.jsonl", 3, "hang", *train("grpo", "shared"))
-    run = home / "runs" / "shared"
-    wait_for_lines(process, run, 2)
-    assert main(*train("grpo", "shared", "--resume")) == 1
-    said = capsys.readouterr().err.splitlines()[-1]
-    assert "another process is training" in said and "--run" in said
-    process.kill()
-    process.communicate()
-    with only_trainer(RunDir(run)):  # a lock dies with its process
-        pass
-    assert main(*train("grpo", "shared", "--resume")) == 0
-    assert_same(run, home / "runs" / "grpo")
-
-
 # -------------------------------------------------------------------------------------------------------- the stages
 
 
@@ -257,10 +230,7 @@ def fresh(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("stage", "event", "path"),
-    [
-        ("data", "open", "corpus.jsonl"), ("data", "os.rename", "tinyhop"), ("index", "open", "manifest.json"),
-        ("index", "os.rename", ".part-index"), ("cold-start", "open", "config.json"),
-    ],
+    [("data", "open", "corpus.jsonl"), ("index", "os.rename", ".part-index"), ("cold-start", "open", "config.json")],
 )  # fmt: skip
 def test_a_killed_stage_starts_clean(home, fresh, stage, event, path):
     *before, made = (next((home / "artifacts").glob(f"{n}-*")) for n in NAMES[: STAGES.index(stage) + 1])

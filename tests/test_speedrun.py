@@ -32,9 +32,7 @@ def test_help(tmp_path):
 
 @pytest.mark.parametrize(
     ("argv", "named"),
-    [(["--foo"], "--foo"), (["grpo", "trainer"], "trainer"), (["grpo", "--seed"], "--seed"), (["grop"], "'grpo'"),
-     (["--presett=smoke"], "'--preset'"), (["--preset", "smok"], "'smoke'"),
-     (["--preset", "mine/preset.yaml"], "mine/preset.yaml")],
+    [(["--foo"], "--foo"), (["grop"], "'grpo'"), (["--presett=smoke"], "'--preset'"), (["--preset", "smok"], "'smoke'")],
 )  # fmt: skip
 def test_wrong_usage_names_the_word_or_the_nearest_before_anything_is_installed(tmp_path, argv, named):
     done = speedrun(tmp_path, *argv, AGENT_R1_VENV=str(tmp_path / "none"))
@@ -42,7 +40,7 @@ def test_wrong_usage_names_the_word_or_the_nearest_before_anything_is_installed(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("version", "gpus"), [("3.10.12", False), ("3.13.1", False), ("3.11.9", True)])
+@pytest.mark.parametrize(("version", "gpus"), [("3.10.12", False), ("3.11.9", True)])
 def test_a_python_that_is_too_old_or_too_new(box, tmp_path, version, gpus):
     """On a CPU 3.11 and 3.12 serve, on GPUs 3.12 alone."""
     python = tmp_path / "python"
@@ -89,42 +87,6 @@ def test_a_package_whose_hash_is_known_is_that_very_file_or_is_not_installed(tmp
         assert done.returncode == 1 and "the packages could not be installed" in done.stderr.splitlines()[-1]
         assert ("DO NOT MATCH THE HASHES" in done.stderr) == (expected != digest)
         assert bool([*tmp_path.glob("venv/lib/*/site-packages/tiny_part-1.0.dist-info")]) == (expected == digest)
-
-
-OLD_PYTHON = """#!/bin/bash
-# Python 3.10, whose pip installs a uv that brings another one.
-echo "python3 $*" >> {calls}
-while [ "$1" != --target ]; do shift; done
-mkdir -p "$2/bin"
-cat > "$2/bin/uv" <<'UV'
-#!/bin/bash
-echo "uv $*" >> {calls}
-mkdir -p "${!#}/bin"
-printf '#!/bin/sh\\nexit 0\\n' > "${!#}/bin/python"
-printf '#!/bin/sh\\necho "pip $*" >> {calls}\\nexit 1\\n' > "${!#}/bin/pip"
-chmod +x "${!#}/bin/python" "${!#}/bin/pip"
-UV
-chmod +x "$2/bin/uv"
-"""
-
-
-def test_a_gpu_box_without_python_312_gets_one_from_uv(tmp_path):
-    """As on Ubuntu 22.04. What uv downloads is a stand-in: no test fetches a Python."""
-    programs, venv = tmp_path / "bin", tmp_path / "venv gpu"
-    programs.mkdir()
-    needed = "bash dirname basename head mkdir chmod cat rm sed tr grep paste du cut"
-    for name in needed.split():
-        (programs / name).symlink_to(shutil.which(name))
-    (programs / "python3").write_text(OLD_PYTHON.replace("{calls}", str(tmp_path / "calls")))
-    (programs / "python3").chmod(0o755)
-    variables = {"PATH": str(programs), "AGENT_R1_STACK": "gpu", "AGENT_R1_VENV": str(venv)}
-    variables["HOME"] = str(tmp_path)  # pyenv's and conda's are found there
-    speedrun(tmp_path, "grpo", "--preset", "hotpotqa-4xh100", **variables)
-    pip, uv, packages = (tmp_path / "calls").read_text().splitlines()
-    assert pip.startswith("python3 -m pip install") and pip.endswith("venv gpu.uv uv")
-    assert uv == f"uv venv --quiet --seed --python 3.12 {venv}"
-    assert packages.startswith("pip install") and "--require-hashes" in packages
-    assert not (tmp_path / "venv gpu.uv").exists()
 
 
 # --------------------------------------------------------------------------- which preset, which packages, which service
@@ -185,24 +147,6 @@ class Box:
 @pytest.fixture
 def box(tmp_path) -> Box:
     return Box(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("argv", "gpus", "packages"),
-    [([], True, "verl-gpu.txt into .venv-gpu"), (["--preset", "hotpotqa-tiny"], True, "cpu.txt into .venv"),
-     (["--preset", "hotpotqa-4xh100"], False, "cpu.txt into .venv")],
-)  # fmt: skip
-def test_which_packages(box, tmp_path, argv, gpus, packages):
-    """As named by the script in a place where nothing is installed."""
-    for name in ("speedrun-nodocker.sh", "requirements", "src", "recipes"):
-        (tmp_path / "clone").mkdir(exist_ok=True)
-        (tmp_path / "clone" / name).symlink_to(ROOT / name)
-    script = shutil.copy(ROOT / "speedrun-nodocker.sh", tmp_path / "clone" / "copy.sh")
-    variables = environment(tmp_path) | ({"PATH": box.variables["PATH"]} if gpus else {"PATH": "/usr/bin:/bin"})
-    done = subprocess.run(
-        ["bash", script, *argv, "--dry-run"], env=variables, capture_output=True, text=True, timeout=100
-    )
-    assert done.returncode == 0 and f"requirements/{packages};" in done.stdout
 
 
 def test_gpus_choose_the_preset_and_get_a_search_service(box):
@@ -287,23 +231,6 @@ def test_the_slurm_script_on_two_nodes(box):
     assert head.endswith(" KEY="), "Ray shows its environment"
     assert worker.startswith("srun --relative=1 --nodes=1 ") and f"{start} --address={address}:6379" in worker
     assert not list(box.home.glob(".ray-token*")) and not box.up.exists()
-
-
-def test_a_slurm_job_that_ran_out_of_time_goes_back_into_the_queue(box):
-    scontrol = box.log.parent / "bin" / "scontrol"
-    scontrol.write_text(f"#!/bin/sh\necho scontrol $* >> {box.log}\n")
-    scontrol.chmod(0o755)
-    slurm = {"SLURM_SUBMIT_DIR": str(ROOT), "SLURM_NNODES": "1", "SLURM_JOB_ID": "7", "FAIL": "train"}
-    for code, requeued in ((130, True), (7, False)):
-        box.log.write_text("")
-        agent = box.log.parent / "venv/bin/agent-r1"
-        agent.write_text(re.sub(r"exit \d+ ;;", f"exit {code} ;;", agent.read_text()))
-        done = subprocess.run(
-            ["bash", ROOT / "docs/cloud/slurm.sh", "grpo", "--preset", "hotpotqa-4xh100"],
-            env=environment(box.home) | box.variables | slurm, capture_output=True, text=True, timeout=100,
-        )  # fmt: skip
-        assert done.returncode == code, done.stderr
-        assert ("scontrol requeue 7" in box.calls()) == requeued
 
 
 def test_a_checkpoint_is_kept_whole_or_not_at_all(tmp_path):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import shutil
 import threading
 import time
 
 import pytest
+from conftest import fails_with
 from runs import CARD_KEYS, TINY, leftovers, main, prepare, rollouts, tree
 
 from agent_r1 import workspace
@@ -47,10 +47,8 @@ def fill(part, text="whole"):
 def test_a_stage_is_made_once(tmp_path, capsys):
     target = tmp_path / "artifacts" / "thing"
     stage("thing", target, fill)
-    said = capsys.readouterr().out
-    assert "thing ..." in said and "a summary" in said and f"s, in {target}" in said
     stage("thing", target, lambda part: pytest.fail("made again"))
-    assert capsys.readouterr().out == f"thing: already done, in {target}\n"
+    assert f"thing: already done, in {target}" in capsys.readouterr().out
     assert tree(tmp_path).keys() == {"artifacts/thing/file"}
 
 
@@ -68,16 +66,6 @@ def test_a_stage_that_fails_leaves_nothing_and_its_error_as_it_was(tmp_path, err
     assert tree(tmp_path) == {} and leftovers(tmp_path) == []
     stage("thing", tmp_path / "thing", fill)
     assert (tmp_path / "thing" / "file").read_text() == "whole"
-
-
-def test_no_space_is_said_with_its_remedy(tmp_path):
-    def make(part):
-        fill(part)
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with pytest.raises(AgentR1Error, match="No space left on device.*free space.*AGENT_R1_HOME"):
-        stage("thing", tmp_path / "thing", make)
-    assert tree(tmp_path) == {} and leftovers(tmp_path) == []
 
 
 def test_what_a_killed_process_left_is_cleared_and_neighbours_stay(tmp_path):
@@ -118,23 +106,19 @@ def other(value):
     )(value)
 
 
-FIELDS = [
-    (section, name)
-    for section in ("data", "search", "env", "model", "cold_start")
-    for name in type(getattr(Config(), section)).model_fields
-    if (section, name) not in (("model", "path"), ("search", "url"), ("env", "sandbox"))  # a place makes nothing new
-]
-
-
-@pytest.mark.parametrize(("section", "name"), FIELDS, ids=lambda x: x)
-def test_a_changed_setting_makes_a_new_start_model(config, section, name):
+def test_a_changed_setting_makes_a_new_start_model(config):
     """Whatever the demonstrations or the model depend on; so a stale one is never used."""
-    part = getattr(config, section)
-    changed = part.model_copy(update={name: other(getattr(part, name))})
-    new, old = Workspace.from_config(config.model_copy(update={section: changed})), Workspace.from_config(config)
-    assert new.cold_start != old.cold_start
-    assert (new.data != old.data) == (section == "data" or name == "name")
-    assert (new.index != old.index) == (new.data != old.data or name in ("encoder", "dim", "index"))
+    old = Workspace.from_config(config)
+    for section in ("data", "search", "env", "model", "cold_start"):
+        part = getattr(config, section)
+        for name in type(getattr(Config(), section)).model_fields:
+            if (section, name) in (("model", "path"), ("search", "url"), ("env", "sandbox")):
+                continue  # a place makes nothing new
+            changed = part.model_copy(update={name: other(getattr(part, name))})
+            new = Workspace.from_config(config.model_copy(update={section: changed}))
+            assert new.cold_start != old.cold_start, name
+            assert (new.data != old.data) == (section == "data" or name == "name"), name
+            assert (new.index != old.index) == (new.data != old.data or name in ("encoder", "dim", "index")), name
 
 
 def test_rl_settings_share_the_start_model_and_seeds_do_not(config, monkeypatch):
@@ -150,13 +134,6 @@ def test_rl_settings_share_the_start_model_and_seeds_do_not(config, monkeypatch)
     assert places() == places("actor.lr=1", "trainer.steps=3", "rollout.temperature=2", algorithm="grpo")
     assert all(a != b for a, b in zip(places(), places(seed=1), strict=True))
     assert places()[2] != places("rollout.max_context=300")[2]
-
-
-def test_what_a_path_is_named_after_is_computed_once(config, monkeypatch):
-    paths = Workspace.from_config(config)
-    first = paths.data, paths.index, paths.cold_start
-    monkeypatch.setattr(workspace, "fingerprint", lambda *parts: pytest.fail("computed again"))
-    assert (paths.data, paths.index, paths.start_model) == first
 
 
 def test_a_model_that_cannot_be_trained_is_refused_before_anything_is_made(tmp_path, monkeypatch, capsys, micro_model):
@@ -176,7 +153,7 @@ def test_a_model_of_ones_own_needs_no_cold_start(config, tmp_path, monkeypatch, 
     assert "not needed" in capsys.readouterr().out and not (tmp_path / "home").exists()
     config.model.path = str(tmp_path / "nowhere")
     for needs_it in (run.start_model, stages.make_cold_start):
-        with pytest.raises(AgentR1Error, match="model.path=.*set it to a folder"):
+        with pytest.raises(AgentR1Error, match="model.path="):
             needs_it(config)
 
 
@@ -195,9 +172,9 @@ def test_data_that_somebody_changed_is_refused(prepared, config, tmp_path, monke
     monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path))
     corpus = Workspace.from_config(config).data / "corpus.jsonl"
     corpus.write_text(corpus.read_text() + '{"id": "forged", "title": "Vexlor", "text": "Vexlor is nowhere."}\n')
-    with pytest.raises(AgentR1Error, match="corpus.jsonl is not the file that was made.*make the data again"):
+    with pytest.raises(AgentR1Error, match="corpus.jsonl is not the file that was made"):
         workspace.make_data(config)
-    with pytest.raises(AgentR1Error, match="belongs to another corpus.*agent-r1 index"):
+    with fails_with("index_of_other_corpus"):
         workspace.load_tools(config)
 
 
@@ -208,21 +185,6 @@ def test_the_first_missing_stage_is_named(prepared, config, tmp_path, monkeypatc
     shutil.rmtree(getattr(Workspace.from_config(config), gone))
     with pytest.raises(AgentR1Error, match=f"make it with `agent-r1 {command} --preset smoke --seed 0`"):
         run.start_model(config)
-
-
-def test_rows_of_format_1_which_asked_for_search_alone_are_refused(prepared, config, tmp_path, monkeypatch, capsys):
-    shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
-    monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path))
-    data = Workspace.from_config(config).data
-    made = tree(data)
-    manifest = data / "manifest.json"
-    manifest.write_text(manifest.read_text().replace('"format": 2', '"format": 1'))
-    for command in ("data", "train"):
-        assert main(command, *TINY) == 1
-        assert "has data of format 1, and this version reads 2; delete the data folder" in capsys.readouterr().err
-    shutil.rmtree(data)
-    assert main("data", *TINY) == 0 and tree(data) == made
-    assert run.start_model(config) == Workspace.from_config(config).start_model  # index and start model serve on
 
 
 def test_no_index_is_made_asked_for_or_read_where_nothing_searches(prepared, config, tmp_path, monkeypatch, capsys):
@@ -236,7 +198,7 @@ def test_no_index_is_made_asked_for_or_read_where_nothing_searches(prepared, con
     without = load_config("smoke", [*TINY[1:], *settings])
     assert workspace.load_tools(without) == {} and run.start_model(without) == start
     assert workspace.retriever_of(without) == "none"
-    with pytest.raises(AgentR1Error, match="agent-r1 index"):
+    with fails_with("missing_stage"):
         workspace.load_tools(load_config("smoke", [*TINY[1:], settings[1]]))
 
 

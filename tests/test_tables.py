@@ -9,8 +9,6 @@ import pytest
 
 from agent_r1.config import plugins, tables
 from agent_r1.ground.errors import ConfigError
-from agent_r1.training.advantages import ppo
-from agent_r1.training.estimators import ESTIMATORS
 
 KINDS = [kind for kind in tables._tables()]
 
@@ -34,12 +32,6 @@ def test_facts_are_known_without_importing_torch():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_the_table_of_estimators_can_be_read_as_a_mapping():
-    assert {"grpo", "ppo", "rloo"} <= set(ESTIMATORS) and ESTIMATORS["ppo"] is ppo
-    with pytest.raises(KeyError):
-        ESTIMATORS["grop"]
-
-
 def test_our_own_names_are_never_looked_for_in_the_working_directory(tmp_path, monkeypatch):
     """A file there that is called like a library would be imported in its place."""
     monkeypatch.chdir(tmp_path)
@@ -48,9 +40,3 @@ def test_our_own_names_are_never_looked_for_in_the_working_directory(tmp_path, m
     (tmp_path / "mine_alone.py").write_text("class World: pass\n")
     plugins.trust(["mine_alone:World"])
     assert tables.resolve("env", "mine_alone:World", "env.name").__name__ == "World" and "" in sys.path
-
-
-def test_a_fault_in_code_of_ours_keeps_its_own_exception(monkeypatch):
-    monkeypatch.setitem(tables.entries("env"), "broken", {"code": "agent_r1.no_such_module:Thing"})
-    with pytest.raises(ModuleNotFoundError):
-        tables.resolve("env", "broken", "env.name")

@@ -10,10 +10,10 @@ import threading
 from typing import Any, Literal
 
 import pytest
+from conftest import fails_with
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_r1.config import tables
 from agent_r1.ground.errors import ConfigError
 from agent_r1.search.index import Hit
 from agent_r1.tool import (
@@ -86,32 +86,10 @@ def test_sync_runs_in_a_thread_and_async_does_not():
     assert call(make(lambda args: threading.current_thread().name)).content == "tool"
 
 
-def test_sync_calls_run_side_by_side():
-    """A barrier that only opens when all eight calls are inside it at the same time."""
-    barrier = threading.Barrier(8)
-    it = make(lambda args: str(barrier.wait(timeout=100) >= 0))
-
-    async def main():
-        return await asyncio.gather(*(call_tool({"it": it}, ToolCall("it"), 100, 100) for _ in range(8)))
-
-    assert [result.content for result in asyncio.run(main())] == ["True"] * 8
-
-
 def test_other_results_become_json_and_data_stays_aside():
     assert call(make(lambda args: {"a": [1, None], "ü": True})).content == '{"a": [1, null], "ü": true}'
     result = call(make(lambda args: ToolOutput("seen", {"ids": ["p1"]})))
     assert result.content == "seen" and result.data == {"ids": ["p1"]}
-
-
-def test_an_async_function_behind_a_plain_decorator_is_awaited():
-    async def inner(args):
-        return "awaited"
-
-    @functools.wraps(inner)
-    def outer(args):
-        return inner(args)
-
-    assert call(make(lambda args: outer(args))).content == "awaited"
 
 
 # ------------------------------------------------------------------------------------------------ the error texts
@@ -124,9 +102,6 @@ ACCEPTS = "; accepts: text (string, required), times (integer), mood"
     ("request_", "kind", "content"),
     [
         (ToolCall("ecco", {}), "unknown_tool", "unknown tool 'ecco'; available: echo"),
-        (ToolCall(["echo"], {}), "unknown_tool", "unknown tool list; available: echo"),
-        (ToolCall(None, {}), "unknown_tool", "unknown tool None; available: echo"),
-        (ToolCall(10**5000, {}), "unknown_tool", "unknown tool int; available: echo"),
         (ToolCall("", {}, error="the call is not JSON"), "malformed_call", "the call is not JSON"),
         (ToolCall("echo", {}), "invalid_arguments", f"echo: missing argument 'text'{ACCEPTS}"),
         (ToolCall("echo", {"text": 5}), "invalid_arguments", f"echo: argument 'text' must be string, not 5{ACCEPTS}"),
@@ -134,8 +109,6 @@ ACCEPTS = "; accepts: text (string, required), times (integer), mood"
          f"echo: unknown argument 'time' (did you mean 'times'?){ACCEPTS}"),
         (ToolCall("echo", {"text": "a", "mood": "mad"}), "invalid_arguments",
          f"echo: argument 'mood' must be one of 'glad', 'sad', not 'mad'{ACCEPTS}"),
-        (ToolCall("echo", {"text": "a", "times": 0}), "invalid_arguments",
-         f"echo: argument 'times' must have minimum 1, not 0{ACCEPTS}"),
         (ToolCall("echo", ["text"]), "invalid_arguments", f"echo: arguments must be an object{ACCEPTS}"),
     ],
 )  # fmt: skip
@@ -144,21 +117,7 @@ def test_error_texts_say_what_is_wrong_and_what_is_right(request_, kind, content
     assert (result.ok, result.error, result.content) == (False, ToolErrorKind(kind), f"error: {content}")
 
 
-def test_quoted_model_output_is_short_and_on_one_line():
-    result = call(Echo(), name="x\n" * 5000)
-    assert len(result.content) < 100 and "\n" not in result.content
-    result = call(Echo(), {"text": {"a": "b" * 5000}})
-    assert len(result.content) < 200
-    result = call(Echo(), error="line one\nline two " + "z" * 5000)
-    assert len(result.content) <= 310 and "\n" not in result.content
-
-
-def test_no_tools_at_all():
-    result = asyncio.run(call_tool({}, ToolCall("echo"), 1, 100))
-    assert result.content == "error: unknown tool 'echo'; available: none"
-
-
-@pytest.mark.parametrize("exception", [ValueError, KeyError, RecursionError, MemoryError, StopIteration, SystemExit])
+@pytest.mark.parametrize("exception", [ValueError, StopIteration, SystemExit])
 @pytest.mark.parametrize("is_async", [True, False])
 def test_every_exception_becomes_a_tool_error(exception, is_async):
     def sync(args):
@@ -176,15 +135,10 @@ def test_every_exception_becomes_a_tool_error(exception, is_async):
     ("error", "content"),
     [
         (ZeroDivisionError("division by zero"), "error: it failed: division by zero"),
-        (FileNotFoundError(2, "No such file", "/home/me/key"), "error: it failed: No such file"),
-        (KeyError("rate"), "error: it failed: KeyError: 'rate'"),
         (ValueError("cannot read '/home/me/key', sorry"), "error: it failed: cannot read '(path)', sorry"),
-        (ValueError(r"cannot read C:\Users\me\key"), "error: it failed: cannot read (path)"),
         (ValueError("see https://example.org/a and 1/2 or and/or"),
          "error: it failed: see https://example.org/a and 1/2 or and/or"),
         (ValueError("first\nsecond"), "error: it failed: first"),
-        (ValueError(), "error: it failed: ValueError"),
-        (TimeoutError("server busy"), "error: it failed: server busy"),
         (InvalidArgumentsError("x is too large"), "error: it: x is too large"),
     ],
 )  # fmt: skip
@@ -205,21 +159,6 @@ def test_interruptions_pass_through(exception):
 
     with pytest.raises(exception):
         call(make(execute))
-
-
-def test_a_cancelled_episode_is_cancelled():
-    async def main():
-        task = asyncio.create_task(call_tool({"it": it}, ToolCall("it"), 5, 100))
-        await asyncio.sleep(0.01)
-        task.cancel()
-        await task
-
-    async def wait(args):
-        await asyncio.sleep(5)
-
-    it = make(wait)
-    with pytest.raises(asyncio.CancelledError):
-        asyncio.run(main())
 
 
 # --------------------------------------------------------------------------------------------- deadlines and sizes
@@ -254,21 +193,6 @@ def test_calls_that_hang_do_not_starve_the_others():
     release.set()
 
 
-def test_a_tool_that_finishes_after_its_deadline_disturbs_nobody():
-    complaints = []
-
-    async def main():
-        asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context))
-        release = threading.Event()
-        result = await call_tool({"it": make(lambda args: release.wait(5))}, ToolCall("it"), 0.01, 100)
-        release.set()
-        await asyncio.sleep(0.05)  # long enough for the thread to hand in its late result
-        return result
-
-    assert asyncio.run(main()).error is ToolErrorKind.TIME_OUT
-    assert complaints == []
-
-
 def test_a_tool_that_hangs_does_not_keep_the_program_from_ending():
     code = """
 import asyncio, time
@@ -284,14 +208,7 @@ print(asyncio.run(call_tool({"hang": Hang()}, ToolCall("hang"), 0.05, 100)).erro
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "time_out\n", "")
 
 
-def test_a_tool_may_set_its_own_deadline():
-    async def slow(args):
-        await asyncio.sleep(5)
-
-    assert call(make(slow, timeout_s=0.02)).error is ToolErrorKind.TIME_OUT
-
-
-@pytest.mark.parametrize("max_chars", [0, 5, 40, 99, 100, 101])
+@pytest.mark.parametrize("max_chars", [0, 40, 100])
 def test_size_cap(max_chars):
     content = call(make(lambda args: "a" * 100), max_chars=max_chars).content
     assert len(content) == min(max_chars, 100)
@@ -317,7 +234,7 @@ ECHO = Echo()
 
 
 @given(json_values | st.just("echo"), json_values | echo_like, st.none() | st.text(), st.integers(0, 200))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_whatever_the_model_writes_there_is_an_answer(name, arguments, error, max_chars):
     if isinstance(arguments, dict) and isinstance(arguments.get("times"), int | float):
         arguments = {**arguments, "times": 2}  # a billion times would only test Python's memory
@@ -341,7 +258,6 @@ EVIL = {"type": "string", "pattern": "^(a+)+$"}
 STEP = {"$ref": "#/$defs/0"}
 DOUBLING = {str(n): {"allOf": [{"$ref": f"#/$defs/{n + 1}"}] * 2} for n in range(40)} | {"40": {"type": "string"}}
 TREE = {"anyOf": [{"properties": {"x": {"$ref": "#/$defs/tree"}}, "required": [name]} for name in "bc"]}
-DRAFT7 = {"$schema": "http://json-schema.org/draft-07/schema#"}
 
 
 @pytest.mark.timeout(60)  # unbounded, these take minutes or for ever
@@ -349,17 +265,13 @@ DRAFT7 = {"$schema": "http://json-schema.org/draft-07/schema#"}
     ("schema", "value", "fits"),
     [
         ({"properties": {"x": STEP}, "$defs": DOUBLING}, "a", False),
-        ({"properties": {"x": {**STEP, **DRAFT7}}, "$defs": DOUBLING, **DRAFT7}, "a", False),
         ({"properties": {"x": TREE}, "$defs": {"tree": TREE}}, functools.reduce(lambda x, _: {"x": x}, range(40), {}), False),
         ({"properties": {"x": {"items": {"enum": list(range(1500))}}}}, [-1] * 100_000, False),
         ({"properties": {"x": EVIL}}, "a" * 40 + "!", True),  # it is the server's to refuse
-        ({"properties": {"x": EVIL}}, 7, False),
-        ({"properties": {"x": {"propertyNames": EVIL}}}, {"a" * 40 + "!": 1}, True),
         ({"patternProperties": {EVIL["pattern"]: {}}, "additionalProperties": False}, "a" * 40 + "!", True),
         ({"properties": {"x": {"uniqueItems": True}}}, [n if n % 2 else str(n) for n in range(20_000)], True),
-        ({"properties": {"pattern": {"type": "integer"}, "x": {}}, "additionalProperties": False, **DRAFT7}, 1, True),
     ],
-    ids=["doubling", "dialect", "tree", "enum", "pattern", "type", "names", "pattern names", "unique", "a name"],
+    ids=["doubling", "tree", "enum", "pattern", "pattern names", "unique"],
 )  # fmt: skip
 def test_the_check_of_a_strangers_schema_is_bounded(schema, value, fits):
     foreign = make(lambda args: "done", parameters={"type": "object", **schema}, foreign=True)
@@ -379,29 +291,22 @@ def nested(depth: int) -> dict:
     return functools.reduce(lambda inner, _: {"type": "object", "properties": {"a": inner}}, range(depth), {})
 
 
-@pytest.mark.parametrize("depth", [100, 10_000])
-def test_a_schema_that_is_nested_too_deeply_is_refused_in_one_line(depth):
-    for foreign in (False, True):
-        with pytest.raises(
-            ConfigError, match="tool .*(nested deeper than 64 levels|characters, and every prompt)"
-        ) as said:
-            make(lambda args: "", parameters=nested(depth), foreign=foreign)
-        assert "\n" not in str(said.value) and len(str(said.value)) < 200
-    assert make(lambda args: "", parameters=nested(30), foreign=True).schema()
-
-
 @pytest.mark.parametrize(
-    ("attributes", "says"),
+    ("attributes", "code"),
     [
-        ({"name": "two words"}, "letters, digits"),
-        ({"description": ""}, "has no description"),
-        ({"parameters": {"type": "objekt"}}, "not a JSON schema"),
-        ({"parameters": {"type": "string"}}, 'must have "type": "object"'),
+        ({"name": "two words"}, "bad_tool_name"),
+        ({"description": ""}, "missing_attribute"),
+        ({"parameters": {"type": "objekt"}}, "bad_schema"),
+        ({"parameters": {"type": "string"}}, "bad_schema"),
+        ({"parameters": nested(100)}, "bad_schema"),
+        ({"parameters": nested(100), "foreign": True}, "bad_schema"),
+        ({"parameters": nested(10_000), "foreign": True}, "schema_too_long"),
     ],
-)
-def test_a_wrong_tool_is_refused_when_it_is_made(attributes, says):
-    with pytest.raises(ConfigError, match=says):
+)  # fmt: skip
+def test_a_wrong_tool_is_refused_when_it_is_made(attributes, code):
+    with pytest.raises(ConfigError) as refused:
         make(lambda args: "", **attributes)
+    assert refused.value.code == code and len(str(refused.value)) < 200
 
 
 # ---------------------------------------------------------------------------------------------------------- @tool
@@ -437,22 +342,13 @@ def convert(
 def test_schema_from_annotations_and_docstring():
     assert convert.name == "convert"
     assert convert.description == "Convert an amount of money. Nothing is rounded twice."
+    properties = convert.parameters["properties"]
+    assert properties["amount"] == {"type": "number", "description": "How much, in the other currency, before fees."}
+    assert properties["to"] == {"type": "string", "enum": ["EUR", "USD"], "description": "The currency wanted."}
     nothing = {"type": "null"}
-    assert convert.parameters == {
-        "type": "object",
-        "properties": {
-            "amount": {"type": "number", "description": "How much, in the other currency, before fees."},
-            "to": {"type": "string", "enum": ["EUR", "USD"], "description": "The currency wanted."},
-            "digits": {"type": "integer", "description": "Decimals."},
-            "notes": {"anyOf": [{"type": "array", "items": {"type": "string"}}, nothing], "description": "Remarks."},
-            "table": {
-                "anyOf": [{"type": "object", "additionalProperties": {"type": "integer"}}, nothing],
-                "description": "Fees.",
-            },
-        },
-        "required": ["amount", "to"],
-        "additionalProperties": False,
-    }
+    assert properties["notes"]["anyOf"] == [{"type": "array", "items": {"type": "string"}}, nothing]
+    assert properties["table"]["anyOf"] == [{"type": "object", "additionalProperties": {"type": "integer"}}, nothing]
+    assert convert.parameters["required"] == ["amount", "to"] and not convert.parameters["additionalProperties"]
 
 
 def test_a_function_tool_is_called_like_any_other_and_like_a_function():
@@ -464,50 +360,32 @@ def test_a_function_tool_is_called_like_any_other_and_like_a_function():
     )
 
 
-def test_async_function_without_arguments():
-    @tool
-    async def now() -> str:
-        """Tells the time."""
-        await asyncio.sleep(0)
-        return threading.current_thread().name
-
-    assert now.is_async and now.parameters["properties"] == {}
-    assert call(now).content == threading.main_thread().name
-    assert call(now, {"x": 1}).content == "error: now: unknown argument 'x'; accepts: no arguments"
-
-
 DOCUMENTED = "Doubles.\n\nArgs:\n    x: A number.\n"
 
 
 def plain(x: int): ...
 def no_annotation(x): ...
 def unknown_name(x: Nobody): ...  # noqa: F821
-def bare_list(x: list): ...
 def odd_type(x: complex): ...
-def int_keys(x: dict[int, str]): ...
 def star(*x: int): ...
 
 
 @pytest.mark.parametrize(
-    ("function", "doc", "says"),
+    ("function", "doc", "code"),
     [
-        (plain, None, "has no docstring!; write a docstring that says what it does"),
-        (plain, "Args:\n    x: A number.\n", "write a docstring that says what it does"),
-        (plain, "Doubles.", r"no description for the argument 'x'; write .* under 'Args:', a line 'name: \.\.\.'"),
-        (plain, f"{DOCUMENTED}    y: Another.\n", "describes y, which it has no parameter for"),
-        (no_annotation, DOCUMENTED, r"'x' has no type; annotate it \(for example x: str\)"),
-        (unknown_name, DOCUMENTED, "an annotation cannot be resolved"),
-        (bare_list, DOCUMENTED, "no JSON form; use str, int"),
-        (odd_type, DOCUMENTED, "no JSON form; use str, int"),
-        (int_keys, DOCUMENTED, "no JSON form; use str, int"),
-        (star, DOCUMENTED, "cannot be given by name"),
+        (plain, None, "bad_docstring"),
+        (plain, "Doubles.", "bad_docstring"),
+        (plain, f"{DOCUMENTED}    y: Another.\n", "bad_docstring"),
+        (no_annotation, DOCUMENTED, "bad_annotation"),
+        (unknown_name, DOCUMENTED, "bad_annotation"),
+        (odd_type, DOCUMENTED, "bad_annotation"),
+        (star, DOCUMENTED, "wrong_signature"),
     ],
 )
-def test_what_is_missing_is_refused_at_decoration(function, doc, says):
+def test_what_is_missing_is_refused_at_decoration(function, doc, code):
     function.__doc__ = doc
-    with pytest.raises(ConfigError, match=says) as refused:
+    with fails_with(code, function.__name__):
         tool(function)
-    assert function.__name__ in str(refused.value)
 
 
 # ---------------------------------------------------------------------------------------------- search, make_tools
@@ -543,21 +421,12 @@ def test_search_without_hits_or_query():
     assert call(SearchTool(FakeSearcher([]), 3), {"query": "x"}).content == "no results"
     result = call(SearchTool(FakeSearcher(HITS), 3), {"query": " \n"})
     assert result.error is ToolErrorKind.INVALID_ARGUMENTS and "query is empty" in result.content
-    assert call(SearchTool(FakeSearcher(HITS), 3), {"q": "x"}).content == (
-        "error: search: missing argument 'query'; accepts: query (string, required)"
-    )
 
 
 def test_make_tools():
     tools = make_tools(["search"], searcher=FakeSearcher(HITS), top_k=1)
     assert list(tools) == ["search"] and tools["search"].top_k == 1
     assert make_tools([]) == {}
-    with pytest.raises(ConfigError, match=r"unknown tool 'serch' \(did you mean 'search'\?\); choose from .*search"):
-        make_tools(["serch"])
-    with pytest.raises(ConfigError, match="agent-r1 index"):
-        make_tools(["search"])
-
-
-def test_every_name_in_the_table_is_the_name_of_its_tool():
-    for name in tables.names("tool"):
-        assert make_tools([name], searcher=FakeSearcher([]), top_k=3)[name].name == name
+    for name, code in (("serch", "unknown_tool"), ("search", "missing_index")):
+        with fails_with(code):
+            make_tools([name])

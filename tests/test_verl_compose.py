@@ -9,12 +9,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from conftest import random_model
+from conftest import fails_with, random_model
 from runs import main
 
 from agent_r1.app import plan
 from agent_r1.config import Config, load_config, preset_names
-from agent_r1.ground.errors import AgentR1Error, ConfigError
+from agent_r1.ground.errors import AgentR1Error
 from agent_r1.ground.machine import installed
 from agent_r1.rollout import model_files
 from agent_r1.training.tiny_model import save_tokenizer
@@ -41,8 +41,7 @@ def composed(config: Config, folder: Path, device: str = "cpu"):
 
 @pytest.mark.slow
 @needs_verl
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+@pytest.mark.parametrize(("algorithm", "device"), [("grpo", "cpu"), ("ppo", "cuda")])
 @pytest.mark.parametrize("preset", preset_names())
 def test_verl_accepts_every_preset(preset, algorithm, device, tmp_path):
     config = load_config(preset, ["engine=verl"], algorithm=algorithm)
@@ -100,33 +99,28 @@ def test_verl_accepts_the_model_too(tokenizer, tmp_path):
 
 
 @needs_verl
-@pytest.mark.parametrize(
-    "name, value, said", [("no_such_field", 1, "no_such_field"), ("loss_agg_mode", "median", "median")]
-)
-def test_what_verl_refuses_is_said_in_one_line(name, value, said, tmp_path):
+@pytest.mark.parametrize("name, value", [("no_such_field", 1), ("loss_agg_mode", "median")])
+def test_what_verl_refuses_is_said_in_one_line(name, value, tmp_path):
     """... and a name that it does not know."""
     ours = overrides(smoke(), sources(tmp_path), "cpu")
     ours["changed"]["actor_rollout_ref"]["actor"][name] = value
-    with pytest.raises(AgentR1Error, match=f"verl 0.9.1 refuses the configuration: .*{said}") as error:
+    with fails_with("refused_by_verl", str(value) if name == "loss_agg_mode" else name):
         compose(ours)
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
-    "settings, said",
+    "settings, code",
     [
-        (["rollout.prompts_per_step=6"], "does not divide into actor.minibatches=4"),
-        (["verl.ranks=5"], "does not divide among verl.ranks=5"),
-        (["verl.ranks=2", "verl.tensor_parallel=4"], "verl.tensor_parallel=4"),
-        (["trainer.max_tokens_per_microbatch=300"], "cannot hold one conversation"),
-        (["verl.stall_timeout_s=300"], "env.episode_timeout_s=300"),
-        (["verl.tis_cap=0.5"], "give 1 or more, or 0"),
-        (["verl.ranks=0"], "verl.ranks=0"),
-        (["actor.loss_aggregation=median"], "actor.loss_aggregation='median' is unknown"),
+        (["rollout.prompts_per_step=6"], "indivisible_batch"),
+        (["verl.ranks=5"], "indivisible_ranks"),
+        (["verl.ranks=2", "verl.tensor_parallel=4"], "indivisible_tensor_parallel"),
+        (["trainer.micro_tokens=300"], "small_microbatch"),
+        (["verl.patience_s=300"], "short_patience"),
+        (["verl.tis_cap=0.5"], "out_of_range"),
     ],
 )
-def test_impossible_settings_are_refused(settings, said):
-    with pytest.raises(ConfigError, match=said):
+def test_impossible_settings_are_refused(settings, code):
+    with fails_with(code):
         smoke(*settings)
 
 
@@ -164,30 +158,13 @@ def test_a_cluster_that_lacks_a_machine_or_cpus_is_refused(tmp_path, monkeypatch
             driver.check_cluster(whole, cpus)
 
 
-def test_the_local_loop_is_not_bound_by_verls_limits():
-    assert load_config("smoke", ["rollout.prompts_per_step=6"], algorithm="grpo").engine == "local"
-
-
-def test_another_version_of_verl_is_refused(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(room, "installed", lambda name: "0.8.0")
-    with pytest.raises(AgentR1Error, match=r"verl 0\.8\.0 is installed and 0\.9\.1 is needed"):
-        room.require_verl()
-    monkeypatch.setattr(room, "installed", lambda name: None)
-    remedy = "pip install --no-deps -r requirements/verl-cpu.txt"
-    with pytest.raises(AgentR1Error, match=remedy):
+@pytest.mark.parametrize(("found", "code"), [("0.8.0", "wrong_version"), (None, "missing_extra")])
+def test_another_version_of_verl_is_refused(monkeypatch, tmp_path, found, code):
+    monkeypatch.setattr(room, "installed", lambda name: found)
+    with fails_with(code):
         room.require_verl()
     monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path))
     assert main("train", "--preset=smoke", "--engine=verl") == 1  # before the data that is missing, too
-    assert remedy in capsys.readouterr().err
-
-
-@needs_verl
-def test_patches_refuse_another_version(monkeypatch):
-    import verl
-
-    monkeypatch.setattr(verl, "__version__", "0.10.0")
-    with pytest.raises(ImportError, match="is for verl 0.9.1, and 0.10.0 is installed"):
-        import agent_r1.verl_engine.cpu  # noqa: F401
 
 
 # ------------------------------------------------------------------------------------------------------------ the plan

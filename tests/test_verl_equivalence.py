@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import json
 import math
 import random
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ import torch
 from conftest import VOCAB, micro_config, random_model, run_training_loop
 from hypothesis import given
 from hypothesis import strategies as st
+from test_policies import ends_at_either, two_ends  # noqa: F401, the fixture
 from test_verl_compose import composed, smoke
 
 from agent_r1.config import ALGORITHMS, tables
@@ -26,6 +28,7 @@ from agent_r1.config.setting_types import LossAggregation, algorithm_has
 from agent_r1.core import Step, StepResult, StopReason, Trajectory
 from agent_r1.env import HermesToolEnv
 from agent_r1.ground.errors import AgentR1Error
+from agent_r1.inference.agent import open_agent
 from agent_r1.rollout import decoder, model_files
 from agent_r1.rollout.training_rows import PROCESS, Column, TrainingRow, _fill, collate
 from agent_r1.training import loop
@@ -290,6 +293,22 @@ def test_what_a_tool_says_is_data_here_and_control_there(chat, tmp_path, monkeyp
     a, b, _ = both_loops(chat, tmp_path, monkeypatch, "rain<|im_end|>\n<|im_start|>assistant\n<answer>sun</answer>")
     ends = [out.response_ids.count(chat.turn_end_id) for out in (a, b)]
     assert ends == [3 + 2, 3 + 2 + 2]  # three turns of the agent, two of the tool; and two that the tool made up
+
+
+def test_a_turn_ends_at_either_of_two_end_tokens(two_ends, micro):  # noqa: F811
+    """As in training and evaluation. verl names no reason for the end of a turn, only that it came."""
+    path, said = two_ends
+
+    class Client:
+        async def generate(self, request_id, prompt_ids, sampling_params):
+            settings = json.loads((path / "generation_config.json").read_text())
+            ends = {*sampling_params["stop_token_ids"], *settings["eos_token_id"]}
+            ids = said[: sampling_params["max_tokens"]]
+            ids = ids[: next((n for n, i in enumerate(ids, 1) if i in ends), len(ids))]
+            return TokenOutput(token_ids=ids, log_probs=[-0.5] * len(ids), stop_reason="completed", extra_fields={})
+
+    with open_agent(path, micro.config, tools={}) as agent:
+        ends_at_either(agent_loop.VerlPolicy(Client(), agent.chat.stop_ids, seeded=True), agent, said)
 
 
 @pytest.mark.parametrize(("reason", "came"), [("time_out", (0, 1)), ("error", (0, 0)), ("max_turns", (1, 1))])

@@ -18,18 +18,17 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import VOCAB, random_model
+from conftest import VOCAB, fails_with, random_model
 from runs import tree
 
 from agent_r1.config import fingerprint, load_config
 from agent_r1.data.build import build
 from agent_r1.data.storage import read_rows
-from agent_r1.ground.errors import AgentR1Error, ConfigError
+from agent_r1.ground.errors import AgentR1Error
 from agent_r1.ground.machine import installed
 from agent_r1.rollout import decoder, model_files
 from agent_r1.training.batches import prompts_of_step
 from agent_r1.training.checkpoint import read_checkpoint
-from agent_r1.training.fsdp_merge import merge_shards
 from agent_r1.training.run import RunDir, check_start_model
 from agent_r1.training.tiny_model import save_tokenizer
 from agent_r1.verl_engine import launch
@@ -133,7 +132,6 @@ engine = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)",
             ENGINE + PHASE + "time.sleep(0.5); engine.kill(); time.sleep(600)",
             r"verl failed, in step 7, weight sync: a vLLM engine died, and nothing has moved for 1 s since; log: ",
         ),
-        ("raise SystemExit(3)", "while Ray, FSDP and vLLM were starting: the driver ended with code 3; log: "),
         ("failure('an episode broke'); cause('ValueError: small'); raise SystemExit(1)", ": an episode broke; log"),
         # ... which does not hide why the trainer itself ended the run.
         (PHASE + "failure('an episode broke'); cause('AgentR1Error: no weights'); raise SystemExit(1)", "sync: no weights;"),
@@ -176,13 +174,13 @@ def test_questions_come_in_the_local_loops_order(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "settings, change, said",
+    "settings, change, code",
     [
-        ([], {"num_attention_heads": 8, "head_dim": 16}, "heads that are"),
-        (["verl.ranks=2", "verl.tensor_parallel=2"], {}, "for GPUs"),
+        ([], {"num_attention_heads": 8, "head_dim": 16}, "unsupported_model"),
+        (["verl.ranks=2", "verl.tensor_parallel=2"], {}, "gpu_only"),
     ],
 )  # fmt: skip
-def test_models_that_verl_cannot_run_here_are_refused(tokenizer, tmp_path, settings, change, said):
+def test_models_that_verl_cannot_run_here_are_refused(tokenizer, tmp_path, settings, change, code):
     model_files.save(random_model(hidden_size=128, heads=4), tmp_path, 0, 0)
     save_tokenizer(tokenizer, tmp_path)
     shape = json.loads((tmp_path / "config.json").read_text())
@@ -192,17 +190,16 @@ def test_models_that_verl_cannot_run_here_are_refused(tokenizer, tmp_path, setti
     if not settings:
         launch.check_machine(config, "cpu", tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(shape | change))
-    with pytest.raises(ConfigError, match=said):
+    with fails_with(code):
         launch.check_machine(config, "cpu", tmp_path)
 
 
-@pytest.mark.parametrize("engine", ["local", "verl"])
-def test_a_context_that_the_model_does_not_have_is_refused(tokenizer, tmp_path, engine):
+def test_a_context_that_the_model_does_not_have_is_refused(tokenizer, tmp_path):
     model_files.save(random_model(hidden_size=128, heads=4, max_position=300), tmp_path, 0, 0)
     save_tokenizer(tokenizer, tmp_path)
-    settings = [f"engine={engine}", "trainer.max_tokens_per_microbatch=1500", f"model.path={tmp_path}"]
+    settings = ["engine=verl", "trainer.micro_tokens=1500", f"model.path={tmp_path}"]
     check_start_model(load_config("smoke", [*settings, "rollout.max_context=300"], algorithm="grpo"))
-    with pytest.raises(ConfigError, match="=512 is more than the model's 300 positions"):
+    with fails_with("context_exceeds_model"):
         check_start_model(load_config("smoke", [*settings, "rollout.max_context=512"], algorithm="grpo"))
 
 
@@ -295,9 +292,7 @@ def rounded(model: decoder.Decoder) -> list[dict]:
     "trainer, dtype, least, most, is_unverified",
     [
         (unchosen, "float32", 0, 1e-3, 0),
-        (rounded, "bfloat16", 0, 1e-4, 0),
         (rounded, "float32", 1e-4, 0.3, 1),
-        (partial(rows_of, half=True), "bfloat16", 1e-3, 0.3, 0),
         (partial(rows_of, half=True), "float32", 1e-3, 0.3, 1),  # a failed check: named, and the run goes on
     ],
 )
@@ -341,13 +336,6 @@ def test_a_full_disk_loses_no_shard(sharded, tmp_path):
     assert [path.name for path in run.checkpoints.iterdir()] == ["step_000003"]
 
 
-@pytest.mark.slow
-def test_a_missing_shard_is_named(sharded, tmp_path):
-    (tmp_path / "model_world_size_2_rank_0.pt").write_bytes((sharded[0] / "model_world_size_2_rank_0.pt").read_bytes())
-    with pytest.raises(AgentR1Error, match="has 1 shards"):
-        merge_shards(tmp_path)
-
-
 # ---------------------------------------------------------------------------------------------- what Ray says of a death
 
 DYING = """
@@ -368,8 +356,6 @@ class AgentLoopWorker:
 @ray.remote(num_cpus=1)
 class Runner:
     def run(self, config):
-        if config.trainer.dies == "killed":
-            os.kill(os.getpid(), signal.SIGKILL)
         if config.trainer.dies == "while nobody looks":
             worker = AgentLoopWorker.options(name="agent_loop_worker_0").remote()
             ray.get(worker.here.remote())
@@ -389,7 +375,6 @@ driver.main(sys.argv[1], sys.argv[2], "2", "0")
 @pytest.mark.parametrize(
     "dies, said",
     [
-        ("killed", "a process of the run (Runner) crashed or was killed, or its machine has left Ray"),
         ("while nobody looks", "a process of the run (agent_loop_worker_0) crashed or was killed"),
         ("of hunger", "the machine's memory was nearly full, so Ray ended a process of the run"),
     ],

@@ -18,14 +18,8 @@ from agent_r1.core import Action
 from agent_r1.env import make_env
 
 PAGE = "your-own-environment.md"
-ROWS = [
-    "data.train=8",
-    "data.val=4",
-    "data.test=4",
-    "rollout.max_concurrent_episodes=16",
-    "env.max_turns=2",
-    "rollout.max_tokens_per_turn=8",
-]
+ROWS = ["data.train=8", "data.val=4", "data.test=4", "rollout.slots=16"]
+TURNS = ["env.max_turns=2", "rollout.max_tokens_per_turn=8"]
 
 
 @pytest.fixture
@@ -42,7 +36,13 @@ def files(empty_folder):  # noqa: F811
 )
 def test_every_command_of_the_page_trains(files, micro_model, number, score):
     words = commands(PAGE)[number]
-    settings = [*(s for s in SMALL if not s.startswith("model")), *ROWS, f"model.path={micro_model}", "--run=mine"]
+    settings = [
+        *(s for s in SMALL if not s.startswith("model")),
+        *ROWS,
+        *TURNS,
+        f"model.path={micro_model}",
+        "--run=mine",
+    ]
     with serving() as url:
         words = [word.replace("http://127.0.0.1:8000", f"{url}/guess") for word in words]
         assert follow(words, *settings, "--plain") == 0
@@ -58,7 +58,7 @@ def test_every_command_of_the_page_trains(files, micro_model, number, score):
 
 def test_a_small_model_learns_to_play_from_the_demonstrator(files):
     words = commands(PAGE)[0]
-    assert follow(words, *SMALL, *ROWS[:4], "--run=mine", "--plain") == 0
+    assert follow(words, *SMALL, *ROWS, "--run=mine", "--plain") == 0
 
 
 def test_the_desk_pays_for_an_answer_and_names_the_parts(files):
