@@ -114,8 +114,8 @@ def test_what_verl_refuses_is_said_in_one_line(name, value, tmp_path):
         (["rollout.prompts_per_step=6"], "indivisible_batch"),
         (["verl.ranks=5"], "indivisible_ranks"),
         (["verl.ranks=2", "verl.tensor_parallel=4"], "indivisible_tensor_parallel"),
-        (["trainer.micro_tokens=300"], "small_microbatch"),
-        (["verl.patience_s=300"], "short_patience"),
+        (["trainer.max_tokens_per_microbatch=300"], "small_microbatch"),
+        (["verl.stall_timeout_s=300"], "short_patience"),
         (["verl.tis_cap=0.5"], "out_of_range"),
     ],
 )

@@ -197,7 +197,7 @@ def test_models_that_verl_cannot_run_here_are_refused(tokenizer, tmp_path, setti
 def test_a_context_that_the_model_does_not_have_is_refused(tokenizer, tmp_path):
     model_files.save(random_model(hidden_size=128, heads=4, max_position=300), tmp_path, 0, 0)
     save_tokenizer(tokenizer, tmp_path)
-    settings = ["engine=verl", "trainer.micro_tokens=1500", f"model.path={tmp_path}"]
+    settings = ["engine=verl", "trainer.max_tokens_per_microbatch=1500", f"model.path={tmp_path}"]
     check_start_model(load_config("smoke", [*settings, "rollout.max_context=300"], algorithm="grpo"))
     with fails_with("context_exceeds_model"):
         check_start_model(load_config("smoke", [*settings, "rollout.max_context=512"], algorithm="grpo"))

@@ -18,7 +18,7 @@ from agent_r1.core import Action
 from agent_r1.env import make_env
 
 PAGE = "your-own-environment.md"
-ROWS = ["data.train=8", "data.val=4", "data.test=4", "rollout.slots=16"]
+ROWS = ["data.train=8", "data.val=4", "data.test=4", "rollout.max_concurrent_episodes=16"]
 TURNS = ["env.max_turns=2", "rollout.max_tokens_per_turn=8"]
 
 
