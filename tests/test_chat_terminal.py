@@ -197,7 +197,7 @@ def test_a_terminal_without_colours_and_the_tool_of_the_docs(home):
     command = re.search(r"^agent-r1 chat (--tools my_tools:\w+)$", page, re.MULTILINE)[1].split()
     (home / "my_tools.py").write_text(code)
     terminal = Terminal([AGENT, "chat", *command], environment(home) | {"TERM": "dumb", "NO_COLOR": "1"}, home)
-    assert "met its own tools only" in terminal.expect("> ")
+    assert "trained with its own tools only" in terminal.expect("> ")
     terminal.send(f"1{ENTER}/tools{ENTER}/quit{ENTER}")
     assert terminal.close() == 0
     assert "sampled token" in terminal.shown and "─" not in terminal.shown
@@ -237,10 +237,10 @@ def test_one_question(chat_command):
 def test_a_script_through_standard_input(chat_command):
     script = b"1\n/why\n\xff\xfe broken bytes\n/nonsense\n" + b"x" * 100_000 + b"\n/tools\n/quit\nnever asked\n"
     code, out, errors = chat_command(stdin=script)
-    assert "expected: " in out and "search(query)" in out and "met its own tools only" not in out
+    assert "expected: " in out and "search(query)" in out and "trained with its own tools only" not in out
     assert "unknown command /nonsense" in out and "the question alone takes" in out and "never asked" not in out
     assert code == 1 and "the question alone takes" in errors.splitlines()[-1]
-    assert "met its own tools only" in chat_command("env.tools=[]", stdin="/tools\n")[1]
+    assert "trained with its own tools only" in chat_command("env.tools=[]", stdin="/tools\n")[1]
 
 
 def test_a_server_that_fails_in_mid_answer_and_the_conversation_that_survives_it(chat_command, monkeypatch):

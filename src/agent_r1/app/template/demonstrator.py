@@ -6,10 +6,7 @@ from agent_r1 import answer, call
 
 
 def demonstrate(row, history, rng):
-    """Return the agent's next turn.
-
-    It stops after the first calculation in 60 % of the cases; RL has to unlearn this.
-    """
+    """Return the agent's next turn. It stops after the first of two calculations in 60 % of the cases."""
     first, *rest = re.findall(r"\d+|[-+*]", row["prompt"][-1]["content"])
     results = [message["content"] for message in history if message["role"] == "tool"]
     steps = list(zip(rest[::2], rest[1::2], strict=True))
