@@ -24,8 +24,8 @@ from typing import Any
 RUNS = [*(f"smoke-{seed}" for seed in range(5)), "laptop-0", "laptop-1"]
 CLOCKS = ("timing_s/", "perf/")
 NOT_COMPARED = {
-    "seconds", "wall_seconds", "time_to_agent", "config_hash", "data", "index", "code", "model", "start_model", "retriever", "versions",
-    "machine", "date",
+    "seconds", "wall_seconds", "time_to_agent", "date", "machine", "versions", "config_hash",
+    "data", "index", "code", "model", "start_model", "retriever",
 }  # fmt: skip
 
 

@@ -1,0 +1,19 @@
+"""Every error of ours has a code, and tests/messages.txt shows all messages to a person."""
+
+from __future__ import annotations
+
+import re
+
+from messages import SNAPSHOT, listed, raised
+
+
+def test_every_error_has_a_code():
+    without = [place for place, code, _ in raised() if not code]
+    assert len(raised()) > 250 and not without, without
+    # `error.code`: an error that is raised again with more context keeps its code.
+    form = re.compile(r"[a-z][a-z0-9_]*|error\.code|'\w+' if \w+ else '\w+'")
+    assert [code for _, code, _ in raised() if not form.fullmatch(code)] == []
+
+
+def test_the_list_of_messages_is_up_to_date():
+    assert SNAPSHOT.read_text(encoding="utf-8") == listed(), "python tests/messages.py writes it again: read the diff"
