@@ -1,8 +1,7 @@
 """Check the English of pages, docstrings and comments.
 
-python .ci/prose.py            fail on each file with more findings than .ci/prose-todo.txt allows
-python .ci/prose.py PATH...    print every finding of these files
-python .ci/prose.py --write    lower the allowed counts to the present ones; no count is ever raised
+python .ci/prose.py            check every file
+python .ci/prose.py PATH...    check these files
 """
 
 import ast
@@ -13,9 +12,8 @@ import tokenize
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-TODO = ROOT / ".ci/prose-todo.txt"
 PLACES = "README* CONTRIBUTING* SECURITY* docs/**/* recipes/**/* benchmarks/**/* src/**/* requirements/* .ci/* *.sh"
-WORDS = r"\b(nobody|who(m|so)?ever|behind(?! (an?|the) (\w+ )?(proxy|mirror|firewall|gateway))|beside|mend(s|ed|ing)?|alike"
+WORDS = r"\b(nobody|who(m|so)?ever|(?<!room )behind(?! (an?|the) (\w+ )?(proxy|mirror|firewall|gateway))|beside|mend(s|ed|ing)?|alike"
 WORDS += r"|of one's own|in the place of|h[oe]ld(s|ing)?( \w+){0,4} against)\b"
 NOT_IMPERATIVE = r"(the|an?|th[ai]t|th[ei]se?|its?|if|as|in|of|for|from|with|by|wh\w+|how|every|each|all|no|one|\w+[^s\W]s|\w+[^e\W]ed)\b"
 CODE = re.compile(r"^[ >]*(```|~~~).*?^[ >]*\1`*$|\A---\n.*?\n---\n|<!--.*?-->|\$\$.*?\$\$|(`+)[^`]+?\2|\$[^$\n]+\$", re.DOTALL | re.MULTILINE)
@@ -69,12 +67,8 @@ def findings(text: str, kind: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    allowed = {path: int(count) for count, path in map(str.split, TODO.read_text().splitlines())}
-    paths = {p for place in PLACES.split() for p in ROOT.glob(place) if p.suffix in (".md", ".py", ".sh") and "tests" not in p.parts}
-    found = {str(p.relative_to(ROOT)): findings(p.read_text(), p.suffix) for p in sorted(paths)}
-    if sys.argv[1:] == ["--write"]:
-        allowed = {path: min(count, len(found.get(path, ()))) for path, count in allowed.items()}
-        TODO.write_text("".join(f"{count} {path}\n" for path, count in allowed.items() if count))
-    shown = set(sys.argv[1:]) & found.keys() or {path for path in found if len(found[path]) > allowed.get(path, 0)}
-    print("".join(f"{path}:{line}\n" for path in sorted(shown) for line in found[path]), end="")
-    sys.exit(bool(shown))
+    paths = {p for place in PLACES.split() for p in ROOT.glob(place) if p.suffix in (".md", ".py", ".sh")}
+    paths = {Path(p).resolve() for p in sys.argv[1:]} or {p for p in paths if "tests" not in p.parts}
+    found = [f"{path.relative_to(ROOT)}:{line}" for path in sorted(paths) for line in findings(path.read_text(), path.suffix)]
+    print("\n".join(found), end="\n" if found else "")
+    sys.exit(bool(found))

@@ -1,7 +1,7 @@
-"""Agent-R1: train LLM agents end to end with multi-turn reinforcement learning, and read how it works.
+"""Train LLM agents with multi-turn reinforcement learning, and read how it works.
 
 The names in `PUBLIC` are the interface for recipes, notebooks and your own code: `from agent_r1 import AgentEnv`. Each is imported
-when it is first asked for. The decorator `tool` has the name of its room: `from agent_r1.tool import tool`.
+on first use. The decorator `tool` has the name of its package: `from agent_r1.tool import tool`.
 """
 
 from typing import Any
