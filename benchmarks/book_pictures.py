@@ -352,7 +352,7 @@ def collapse() -> str:
 
 
 def architecture() -> str:
-    """Draw the storeys and rooms of the package from the tree in docs/architecture.md."""
+    """Draw the layers and packages of the source from the tree in docs/architecture.md."""
     text = (ROOT / "docs" / "architecture.md").read_text()
     tree = re.search(r"^src/agent_r1/\n(?P<tree>(?:  .*\n)+)", text, re.MULTILINE)["tree"]
     storeys: dict[str, list[tuple[str, list[str]]]] = {}
@@ -368,14 +368,14 @@ def architecture() -> str:
         heights = [18 + 16 * max(len(title) + len(lines) for title, lines in row) for row in rows]
         bands.append((storey, y, rows, heights))
         y += sum(heights) + 8 * len(rows) + 22
-    d = Drawing(900, y + 18, "The storeys of the source and the rooms in each")
-    d.text(14, 24, "src/agent_r1: a file imports from its own storey and from those below, never from above.")
+    d = Drawing(900, y + 18, "The layers of the source and the packages in each")
+    d.text(14, 24, "src/agent_r1: a file imports from its own layer and from lower layers, never from higher ones.")
     d.box(
         14,
         38,
         872,
         46,
-        "recipes/   a folder each: data sets, worlds, tools, dialects, rewards, estimators, presets",
+        "recipes/   one folder each: data sets, worlds, tools, dialects, rewards, estimators, presets",
         "They import public names of agent_r1. The core imports none of them: a name in a setting leads to a recipe.",
     )
     for storey, top, rows, heights in bands:
@@ -392,7 +392,7 @@ def architecture() -> str:
         if storey != list(storeys)[-1]:
             d.arrow(44, y - 8, 44, y + 18)
     d.text(14, bands[-1][1] + sum(bands[-1][3]) + 8 * len(bands[-1][2]) + 28,
-           "The numbers are the order in which a run comes through the rooms.", 12, "dim")  # fmt: skip
+           "The numbers give the order in a run.", 12, "dim")  # fmt: skip
     return d.done()
 
 

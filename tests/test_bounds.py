@@ -155,4 +155,4 @@ def test_a_reward_that_does_not_come_costs_its_episode_alone(chat):
     tasks = [Task(row, str(i), str(i)) for i, row in enumerate(rows)]
     slow, clingy, plain = asyncio.run(run_episodes(loop, tasks, Sampling(400)))
     assert clingy.reward == plain.reward == 1.0
-    assert slow.reward == 0 and slow.error == "outcome: not there after 0.4 s (env.episode_timeout_s)"
+    assert slow.reward == 0 and slow.error == "outcome: no result after 0.4 s (env.episode_timeout_s)"

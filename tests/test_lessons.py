@@ -339,9 +339,9 @@ def test_the_group_behind_the_masks(attempts):
         assert r["advantages"] == near(computed[: len(r["advantages"])])
     text = (LESSONS / "03-masks.md").read_text()
     rewards = torch.tensor([a["reward"] for a in attempts])
-    assert f"Mean reward {rewards.mean():.3f}, standard deviation {rewards.std():.4f}" in text
+    assert f"The mean reward is {rewards.mean():.3f} and the standard deviation {rewards.std():.4f}." in text
     sampled, tokens = sum(sum(r["action_mask"]) for r in rows), sum(len(r["input_ids"]) for r in rows)
-    assert f"{sampled} of {tokens} tokens are sampled: **{100 - 100 * sampled / tokens:.0f} of 100" in text
+    assert f"{sampled} of {tokens} tokens are sampled: **{100 - 100 * sampled / tokens:.0f} % of" in text
 
 
 @pytest.mark.parametrize("name", list(PICTURES))

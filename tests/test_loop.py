@@ -497,7 +497,7 @@ def test_a_reward_that_is_no_number_is_refused_where_it_enters(chat, monkeypatch
     record = letters_run(chat, monkeypatch, "grpo", "trainer.steps=2", env=PaysNanEnv)
     assert all(tensor.isfinite().all() for tensor in record.weights.values())
     broken = [t for t in record.trajectories[0] if t.stop_reason is StopReason.ERROR]
-    assert broken and all("a reward must be a finite number, and the environment paid" in t.error for t in broken)
+    assert broken and all("a reward must be a finite number, and the environment returned" in t.error for t in broken)
     assert not any(t.stop_reason is StopReason.ERROR for batch in record.batches for t in batch.trajectories)
     monkeypatch.setattr(PaysNanEnv, "every", 1)
     with fails_with("episodes_failed"):

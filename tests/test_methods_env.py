@@ -334,7 +334,7 @@ AT_RUN = {
     "no reward": (NoReward, "pays nothing; write get_reward"),
     "words": (counter(get_reward=lambda self: "much"), "get_reward returned 'much'"),
     "infinite": (counter(get_reward=lambda self: float("inf")), "must be a finite number"),
-    "giant": (counter(get_reward=lambda self: -1e300), "must lie within"),
+    "giant": (counter(get_reward=lambda self: -1e300), "must lie between"),
     "hangs": (counter(get_reward=lambda self: time.sleep(60)), "env.tool_timeout_s"),
     "wants": (counter(reset=lambda self, colour, **row: None), "wants 'colour', which the row lacks"),
     "speaks": (counter(reset=lambda self, **row: ["a", "list"]), "reset returned ['a', 'list']"),

@@ -1,22 +1,22 @@
 """Define what a policy and an environment exchange, and the record of an episode. Start here.
 
 An *episode* is a conversation between a policy (the language model) and an environment, recorded as a `Trajectory`.
-Each `Step` of it is one turn, a transition of the Markov decision process:
+Each of its `Step`s is one turn, a transition of the Markov decision process:
 
     observation ids  ── the policy's input: the prompt, or all tokens so far plus the tool's reply
     action ids       ── the tokens that the policy sampled, with their log-probabilities at sampling time
     reward           ── the environment's reward for the action
 
 `action_ids` are exactly the sampled ids. They are decoded once, for the environment, and never encoded again.
-Encoding the text need not give the same ids, and would train the model on actions that it never took.
+Encoding the text again may give different ids, which would train the model on actions that it never took.
 
 Names of tensors end in their shape: `logprobs_BT` has shape [B, T].
 
     B rows of a batch            N trajectories                 V vocabulary
-    T tokens of a row            L longest trajectory           D hidden width
-    A action tokens of a batch,  G samples of one prompt        H attention heads
-      concatenated                 (the group)                  K key-value heads
-    S steps of a batch           C tokens of a chunk
+    T tokens of a row            L most action tokens of        D hidden width
+    A action tokens of a batch,    any trajectory               H attention heads
+      concatenated               G samples of one prompt        K key-value heads
+    S steps of a batch             (the group)                  C tokens of a chunk
 
 In formulas, A_t is an advantage, V_t a value, R_t a return, r_t a reward and pi the policy.
 """
@@ -52,7 +52,7 @@ class StopReason(StrEnum):
 
     @property
     def failed(self) -> bool:
-        """Return whether a failure outside the policy ended the episode. Training leaves such episodes out."""
+        """Return whether a failure outside the policy, such as a timeout, ended the episode. Training excludes it."""
         return self in (StopReason.TIME_OUT, StopReason.ERROR)
 
 
@@ -65,7 +65,7 @@ class Sampling:
 
     max_tokens: int  # including the stop token
     temperature: float = 1.0
-    """0 is greedy. There is no top-p or top-k: the trainer's log-probabilities cover the whole distribution."""
+    """0 is greedy. There is no top-p or top-k, because the trainer's log-probabilities assume the whole distribution."""
     seed: int | None = None
     """Equal seed, prompt and weights give equal tokens, regardless of the rest of the batch."""
 
@@ -89,7 +89,7 @@ class Policy(Protocol):
         """Continue `prompt_ids`.
 
         Calls with the same `session` are turns of one episode, so a policy may cache the keys and values of the
-        conversation so far. None: no other turn follows.
+        conversation so far. `session=None` means that this is the only turn.
         """
         ...
 
@@ -117,7 +117,7 @@ class Observation:
     tools: list[dict[str, Any]] | None = None
     """JSON schemas of the callable tools in OpenAI's form; only the first observation's are read."""
     rewrite: bool = False
-    """False: append `messages` to the context. True: replace the context by them."""
+    """False: append `messages` to the context. True: replace the context with them."""
     extra: dict[str, Any] = field(default_factory=dict)
     """Values for estimators, by name. `state` identifies the agent's state; its default is `messages`."""
 
@@ -131,7 +131,7 @@ class StepResult:
     done: bool = False
     stop_reason: StopReason | None = None  # set when `done`
     info: dict[str, Any] = field(default_factory=dict)
-    """For people and logs (tool calls, errors); the algorithm never reads it."""
+    """For humans and logs (tool calls, errors); the algorithm never reads it."""
     call_rewards: list[tuple[int, float]] = field(default_factory=list)
     """Summands of `reward`, if calls are rewarded: (characters of the turn up to the end of the call, reward)."""
 
@@ -160,7 +160,7 @@ class Outcome:
     metrics: dict[str, float] = field(default_factory=dict)
     """Unrewarded measurements; recorded as `episode/NAME`. `sub_em` and `f1` also go on the evaluation card."""
     score_name: str | None = None
-    """The metric that evaluations report. None: `em` (0 or 1) if measured, else the reward."""
+    """The metric that evaluations report. None: `em` (0 or 1) if measured, otherwise the reward."""
     truncated: bool = False
     """The episode was cut off before its outcome was known. A critic's value replaces the rest of the return;
     an estimator without a critic raises ConfigError."""
@@ -185,7 +185,7 @@ class AgentEnv(ABC):
         return Outcome()
 
     asks: str | None = None
-    """A message after which the agent answers in plain text instead of a turn; None: no such message."""
+    """A user message that asks for an answer in plain text instead of a turn; None: no such message."""
     episode_tools: Sequence[Any] = ()
     """Tools of this episode alone (`BaseTool.for_episode`); `make_env` sets them."""
 
@@ -242,12 +242,12 @@ class Trajectory:
 
     @property
     def reward(self) -> float:
-        """The return: all process rewards plus the outcome, which the last step carries."""
+        """The return: all process rewards plus the outcome, which is in the last step's `reward`."""
         return sum(step.reward for step in self.steps)
 
     @property
     def process(self) -> float:
-        """The part of the return that was paid before the outcome."""
+        """The sum of the process rewards: the return without the outcome."""
         return sum(reward for step in self.steps for _, reward in step.token_rewards)
 
     @property

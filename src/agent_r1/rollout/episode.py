@@ -1,6 +1,6 @@
 """Run episodes between a policy and an environment: in training, evaluation, chat and verl.
 
-In: a row (one question). Out: a `Trajectory`. Next: `training_rows.py` makes training sequences of it.
+In: a row (one question). Out: a `Trajectory`. Next: `training_rows.py` turns it into training sequences.
 
 Episodes are coroutines. Each waits only for its own tokens and tools, so a hundred of them keep one sampler busy.
 
@@ -69,7 +69,7 @@ class Limits:
 
 
 class AgentFlowBase(ABC):
-    """Play a task and return its trajectory. Subclass it if `reset` and `step` cannot express your agent."""
+    """Run a task and return its trajectory. Subclass it if `reset` and `step` cannot express your agent."""
 
     def __init__(
         self,
@@ -78,12 +78,12 @@ class AgentFlowBase(ABC):
         limits: Limits,
         make_env: Callable[[Row], AgentEnv] | None = None,
     ):
-        """`make_env` makes the environment of a row; a user-defined flow may do without."""
+        """`make_env` makes the environment of a row; a user-defined flow may not need it."""
         self.policy, self.chat, self.limits, self.make_env = policy, chat, limits, make_env
 
     @abstractmethod
     async def run(self, task: Task, sampling: Sampling) -> Trajectory:
-        """Play one episode. Raise only the policy's failures; an environment's failures belong in the result."""
+        """Run one episode. Let the policy's exceptions propagate; record an environment's failure in the trajectory."""
 
 
 class AgentEnvLoop(AgentFlowBase):
@@ -104,24 +104,24 @@ class AgentEnvLoop(AgentFlowBase):
             async with asyncio.timeout(self.limits.timeout_s) as deadline:
                 stop = await self._converse(env, task, sampling, steps)
         except TimeoutError:
-            if not deadline.expired():  # the policy's own time-out on the way to its model
+            if not deadline.expired():  # the policy's own timeout on the way to its model
                 raise
-            stop, error = StopReason.TIME_OUT, f"not over after {self.limits.timeout_s:g} s (env.episode_timeout_s)"
+            stop, error = StopReason.TIME_OUT, f"the episode exceeded {self.limits.timeout_s:g} s (env.episode_timeout_s)"
         except EnvironmentFailure as failure:
             stop, error = StopReason.ERROR, str(failure)
         finally:
             self.policy.release(task.session)
         try:
-            # A fresh limit: an episode that has used all of its time is paid as well.
+            # A fresh limit, so that an episode that timed out also gets its outcome.
             async with asyncio.timeout(self.limits.timeout_s) as deadline:
                 outcome = await maybe_await(env.outcome(stop))
             finite(outcome.reward)
-        except Exception as failure:  # for example, no row: the environment failed in `reset`
+        except Exception as failure:  # for example, `reset` failed and the environment has no row
             outcome, stop = Outcome(), StopReason.ERROR
-            late = f"not there after {self.limits.timeout_s:g} s (env.episode_timeout_s)"
+            late = f"no result after {self.limits.timeout_s:g} s (env.episode_timeout_s)"
             error = error or f"outcome: {late if deadline.expired() else _error_text(failure)}"
         if steps:
-            # Only actions get credit, so the outcome goes to the last one, also if a tool result came after it.
+            # Only actions get credit, so the outcome goes to the last one, even if a tool result came after it.
             steps[-1].reward += outcome.reward
             steps[-1].done = True
         metrics = outcome.metrics | count_calls(steps)
@@ -130,7 +130,7 @@ class AgentEnvLoop(AgentFlowBase):
         )
 
     async def _converse(self, env: AgentEnv, task: Task, sampling: Sampling, steps: list[Step]) -> StopReason:
-        """Play turns until the end. Steps are appended at once, so that a time-out keeps them."""
+        """Run turns until the end. Steps are appended immediately, so that a timeout keeps them."""
         try:
             observation = await maybe_await(env.reset(task.row))
         except Exception as failure:
@@ -148,8 +148,8 @@ class AgentEnvLoop(AgentFlowBase):
             generation = await self.policy.generate(ids, turn, task.session)
             if not all(map(math.isfinite, generation.logprobs)):
                 raise AgentR1Error(
-                    "the model's log-probabilities are not finite: its weights are broken. Use an earlier checkpoint, or "
-                    "train anew with a smaller learning rate",
+                    "the model's log-probabilities are not finite: its weights are corrupt. Use an earlier checkpoint, or "
+                    "train again with a smaller learning rate",
                     code="broken_weights",
                 )
             state = derive_seed(observation.extra.get("state") or str(observation.messages)) >> 1  # fits into an int64
@@ -172,7 +172,7 @@ class AgentEnvLoop(AgentFlowBase):
             observation = result.observation
 
     def observe(self, steps: list[Step], observation: Observation) -> list[int]:
-        """Return the next input of the model. Sampled ids are carried over unchanged."""
+        """Return the prompt ids of the next turn. Sampled ids are carried over unchanged."""
         if not steps or observation.rewrite:
             return self.chat.prompt_ids(observation.messages, observation.tools)
         last = steps[-1]
@@ -183,7 +183,7 @@ class AgentEnvLoop(AgentFlowBase):
         """Compute `Step.token_rewards`, the rewards of action tokens.
 
         A call's reward goes to the call's last token, and other rewards to the turn's last token. On the step that ends
-        the episode, only call rewards are paid here. The rest counts as outcome.
+        the episode, only call rewards are included here. The rest counts as outcome.
         """
 
         def length(token: int) -> int:
@@ -194,10 +194,10 @@ class AgentEnvLoop(AgentFlowBase):
         return [(bisect_left(range(last), end, key=length), finite(r)) for end, r in rewards if r and last >= 0]
 
     def on_action(self, action: Action) -> None:
-        """Observe a turn of the agent, before the environment processes it. A hook."""
+        """Hook: called with a turn of the agent, before the environment processes it."""
 
     def on_result(self, result: StepResult) -> None:
-        """Observe an answer of the environment. A hook."""
+        """Hook: called with the environment's result of a turn."""
 
 
 class EnvironmentFailure(Exception):
@@ -245,12 +245,12 @@ async def run_episodes(
 
 
 def finite(reward: float) -> float:
-    """Return `reward` as a float. Raise ValueError if it is not finite or too large: it would spoil the weights."""
+    """Return `reward` as a float. Raise ValueError if it is not finite or too large: it would corrupt the weights."""
     if not math.isfinite(reward):
-        raise ValueError(f"a reward must be a finite number, and the environment paid {reward}")
+        raise ValueError(f"a reward must be a finite number, and the environment returned {reward}")
     if abs(reward) > MAX_REWARD:
         raise ValueError(
-            f"a reward must lie within {-MAX_REWARD:g} and {MAX_REWARD:g}, and the environment paid {reward:g}"
+            f"a reward must lie between {-MAX_REWARD:g} and {MAX_REWARD:g}, and the environment returned {reward:g}"
         )
     return float(reward)
 
@@ -268,7 +268,7 @@ def load_flow(name: str) -> type[AgentFlowBase]:
     found = plugins.load(name, "rollout.flow")
     if not (isinstance(found, type) and issubclass(found, AgentFlowBase)):
         raise ConfigError(
-            f"rollout.flow={name} is no flow; write a subclass of AgentFlowBase (agent_r1.rollout.episode)",
+            f"rollout.flow={name} is not a flow; write a subclass of AgentFlowBase (agent_r1.rollout.episode)",
             code="wrong_code",
         )
     return found

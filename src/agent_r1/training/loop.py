@@ -4,7 +4,7 @@ In: a policy that knows the format (from a cold start, or an instruct model), ro
 environments. Out: a better policy. The loop knows no tool, dialect, data set or reward, only `AgentEnv` (core.py).
 `train` is the algorithm; its two updates follow:
 
-    for each step
+    for each RL step
         1  sample      G episodes for each of the step's prompts                     rollout/
         2  rows        tokens, action masks, rewards on action tokens                rollout/training_rows.py
         3  predict     critic: V(s_t) (ppo);  reference: log pi_ref (if there is KL)  training/forward.py
@@ -13,17 +13,17 @@ environments. Out: a better policy. The loop knows no tool, dialect, data set or
         6  policy      clipped surrogate on action tokens                            training/losses.py
         7  record      metrics, transcripts, evaluation, checkpoint
 
-Only steps 1 and 2 are specific to agents. The rest is the PPO of 2017 (1707.06347) with a mask. Next:
-`rollout/sampler.py`, which makes step 1 fast. `run.py` makes the loop a run on disk.
+Only phases 1 and 2 are specific to agents. The rest is the PPO of 2017 (1707.06347) with a mask. Next:
+`rollout/sampler.py`, which makes phase 1 fast. `run.py` wraps the loop into a run on disk.
 
-Left out:
+Skipped when not needed:
 
-* *Recomputed old log-probabilities.* In float32, sampler and trainer agree to 2e-5, so log pi_old is the sampler's. In
-  bfloat16 kernels differ, and it is recomputed.
-* *Padding removal.* Rows of similar length are batched instead.
-* *A reference model*, if the KL weight is 0.
-* *Rows whose advantages are all zero* (a group that agrees). Their gradient is exactly zero, so the update skips them.
-  They still count in the loss's denominator.
+* *Recomputing old log-probabilities*, in float32. There, log-probabilities of sampler and trainer agree to 2e-5, so log
+  pi_old is the sampler's. In bfloat16, the kernels differ, and log pi_old is recomputed.
+* *Removing padding.* Rows of similar length are batched instead.
+* *The reference model*, if the KL weight is 0.
+* *Rows whose advantages are all zero* (a group with equal scores), if the loss has no KL or entropy term. Their gradient
+  is then exactly zero. They still count in the loss's denominator.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def train(
 ) -> None:
     """Run the remaining RL steps of `learner`, in place.
 
-    `make_env` makes a question's environment, `on_step` records a finished step, `evaluate` measures a policy on
+    `make_env` makes a question's environment, `on_step` records a finished step, `evaluate` scores a policy on
     held-out questions, `save` writes a checkpoint.
     """
     trainer, critic, estimate = config.trainer, config.critic, make_estimator(config)
@@ -134,7 +134,7 @@ def train(
 def predict(
     learner: Learner, reference: Decoder | None, batch: Batch, config: Config, dtype: torch.dtype, exact: bool
 ) -> dict[str, float]:
-    """Step 3: predict log-probabilities and values before any update. The trust region is measured from these.
+    """Phase 3: predict log-probabilities and values before any update. The clipped ratio is relative to these values.
 
     `exact`: the sampler has the trainer's weights. In float32, one row in GAP_ROW_STRIDE is then recomputed to check
     that the two agree. Otherwise the trainer's log-probabilities replace `logprobs_BT`.
@@ -157,7 +157,7 @@ def predict(
 
 
 def update_critic(learner: Learner, batch: Batch, config: Config, step: int, dtype: torch.dtype) -> dict[str, float]:
-    """Step 5: fit V(s_t) to the returns, where the mask is 1."""
+    """Phase 5: fit V(s_t) to the returns, where the mask is 1."""
     critic, means = config.critic, Means()
     explained = explained_variance(batch.values_BT, batch.returns_BT, batch.mask_BT)
     for minibatch_B in minibatches(batch, critic.minibatches, critic.epochs, derive_seed(config.seed, "critic", step)):
@@ -177,7 +177,7 @@ def update_critic(learner: Learner, batch: Batch, config: Config, step: int, dty
 
 
 def update_actor(learner: Learner, batch: Batch, config: Config, step: int, dtype: torch.dtype) -> dict[str, float]:
-    """Step 6: `epochs` x `minibatches` optimiser steps on the clipped surrogate."""
+    """Phase 6: `epochs` x `minibatches` optimiser steps on the clipped surrogate."""
     actor, means = config.actor, Means()
     lr = actor.lr * linear_decay(step, config.trainer.steps, actor.warmup_steps, actor.lr_final)
     for group in learner.actor_optimizer.param_groups:
@@ -196,7 +196,8 @@ def update_actor(learner: Learner, batch: Batch, config: Config, step: int, dtyp
             with autocast(dtype, batch.ids_BT.device):
                 loss = actor_loss(learner.actor, batch[index], normalizer, config, means)
             loss.backward()
-        # If every row was skipped, gradients are None (not 0), and AdamW changes no weight: no drift by momentum.
+        # If every row was skipped, gradients are None, so AdamW leaves the weights as they are. Zero gradients would not:
+        # momentum would still move the weights.
         norm = optimize(learner.actor, learner.actor_optimizer, actor.grad_clip, f"step {step}: the policy")
         means.finish_update({"actor/grad_norm": norm})
     return means.result() | {"actor/lr": lr}
@@ -223,7 +224,7 @@ def actor_loss(actor: Decoder, part: Batch, normalizer: float, config: Config, m
 
 
 KL_ROW_STRIDE = 8
-"""One in so many of the skipped rows is measured for `actor/ppo_kl`; measuring all would cost time."""
+"""Every eighth skipped row is measured for `actor/ppo_kl`; measuring all of them would cost time."""
 
 
 def log_skipped(actor: Decoder, batch: Batch, rows_B: Tensor, config: Config, dtype: torch.dtype, means: Means) -> None:
