@@ -106,7 +106,7 @@ class AgentEnvLoop(AgentFlowBase):
         except TimeoutError:
             if not deadline.expired():  # the policy's own timeout on the way to its model
                 raise
-            stop, error = StopReason.TIME_OUT, f"the episode exceeded {self.limits.timeout_s:g} s (env.episode_timeout_s)"
+            stop, error = StopReason.TIME_OUT, f"episode exceeded {self.limits.timeout_s:g} s (env.episode_timeout_s)"
         except EnvironmentFailure as failure:
             stop, error = StopReason.ERROR, str(failure)
         finally:
