@@ -252,5 +252,5 @@ class Trajectory:
 
     @property
     def score(self) -> float:
-        """The figure that evaluations average: the metric `score_name`, else exact match, else the return."""
+        """The figure that evaluations average: the metric `score_name`, otherwise exact match, otherwise the return."""
         return self.metrics.get(self.score_name or "em", self.reward)

@@ -93,6 +93,8 @@ def train(
     device, dtype = resolve_device(trainer)
     sampler_model = learner.actor if dtype is torch.float32 else copy.deepcopy(learner.actor).to(dtype)
     room = {"slots": config.rollout.max_concurrent_episodes, "max_context": config.rollout.max_context}
+    # `exact` has the trainer's weights, and is evaluated. `policy` samples training episodes: `exact`, unless a setting
+    # selects another policy.
     exact = LocalPolicy(sampler_model, chat.stop_ids, **room)
     policy = make_policy(learner.actor, chat, config, exact)
     rollouts = make_rollouts(policy, chat, make_env, questions, config)
