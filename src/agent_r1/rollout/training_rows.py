@@ -1,4 +1,4 @@
-"""Convert trajectories to training sequences with action masks and rewards.
+"""Convert trajectories to training rows with action masks and rewards.
 
 In: `Trajectory`. Out: `TrainingRow`s and, padded, a `Batch` of tensors. Next: `training/advantages.py`.
 
@@ -7,8 +7,8 @@ environment that appends gives one row per episode; each rewrite of the context 
 so each row has its trajectory's number.
 
 **The action mask** is 1 on sampled tokens and 0 on all others (prompt, tool results, template). It gates the policy
-loss, KL, entropy, value loss and the recursion of advantages. In RL for agents, unlike RL for chat, the context has
-tokens after the first action that the policy did not choose.
+loss, KL, entropy, value loss and the recursion of GAE. Unlike in single-turn RL, tokens that the policy did not choose
+(tool results, templates) also follow its first action.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from agent_r1.ground.errors import ConfigError
 
 @dataclass(frozen=True)
 class Column:
-    """An estimator's extra input, for every token or every row."""
+    """An extra input of an estimator, with a value for every token or for every row."""
 
     name: str  # ends in its shape: `states_BT` has a value per token, `baseline_B` one per row
     dtype: torch.dtype
     fill: Callable[[Step], list] | Callable[[Trajectory], Any]
-    """_BT: returns the values of a step's action tokens; other tokens get 0. _B: returns the value of a trajectory."""
+    """For `*_BT`, maps a Step to the values of its action tokens; other tokens get 0. For `*_B`, maps a Trajectory to one."""
 
     @classmethod
     def process(cls) -> Column:
@@ -64,9 +64,9 @@ class TrainingRow:
     action_mask: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)  # at sampling time; 0 where the mask is 0
     rewards: list[float] = field(default_factory=list)
-    """A call's reward on the call's last token, a step's other reward on its last action token. A step without action
-    tokens passes its reward to the last one before."""
-    step_ids: list[int] = field(default_factory=list)  # the step of an action token; -1 for observations
+    """A call's reward on the call's last token, a step's other reward on its last action token. The reward of a
+    step without action tokens is on the last action token before it, or the next one if there is none."""
+    step_ids: list[int] = field(default_factory=list)  # index of an action token's step; -1 for observations
     truncated: bool = False  # `Trajectory.truncated`
     columns: dict[str, Any] = field(default_factory=dict)
     """`Column.name` -> one value per token, or one for the row."""
@@ -81,7 +81,7 @@ class TrainingRow:
 
 
 def trajectory_rows(trajectory: Trajectory, index: int, columns: Sequence[Column] = ()) -> list[TrainingRow]:
-    """Return the training sequences of one trajectory, with `columns`; none if nothing was sampled."""
+    """Return the training rows of one trajectory, with `columns`; none if nothing was sampled."""
     rows: list[TrainingRow] = []
     paid_to, owed = None, 0.0
     for number, step in enumerate(trajectory.steps):
@@ -94,7 +94,7 @@ def trajectory_rows(trajectory: Trajectory, index: int, columns: Sequence[Column
         row._extend(step.action_ids, step.action_logprobs, number)
         for column in columns:
             _fill(row, column, step if column.of_tokens else trajectory)
-        # A step may have sampled nothing. Its reward goes to the last sampled token before it.
+        # A step may have sampled nothing. Its reward goes to the last sampled token before it, or else to the next one.
         owed += step.reward - sum(reward for _, reward in step.token_rewards)
         for token, reward in step.token_rewards:
             row.rewards[token - len(step.action_ids)] += reward
@@ -133,14 +133,14 @@ class Columns(dict[str, Tensor]):
 class Batch:
     """Rows padded on the right to the longest. Everything is 0 on padding.
 
-    Under verl, a batch serves the estimators only, and its first three tensors are None.
+    Under verl, a batch serves the estimators only, and `ids_BT`, `logprobs_BT` and `lengths_B` are None.
     """
 
     ids_BT: Tensor | None = None  # int64
-    logprobs_BT: Tensor | None = None  # float32, log pi_old: of the policy that sampled
+    logprobs_BT: Tensor | None = None  # float32, log pi_old: recorded while sampling, or recomputed before the first update
     lengths_B: Tensor | None = None  # int64, tokens without padding
     mask_BT: Tensor  # float32, the action mask
-    rewards_BT: Tensor  # float32, on the action token that earned it
+    rewards_BT: Tensor  # float32, each reward on the action token that earned it
     groups: list[str]  # prompt group of each row
     trajectory_B: Tensor
     """int64. Equal numbers are one trajectory; its rows are consecutive and in time order."""
@@ -149,14 +149,14 @@ class Batch:
     columns: Columns = field(default_factory=Columns)  # what the estimator declares
     metrics: dict[str, float] = field(default_factory=dict)  # for the step's line in metrics.jsonl
 
-    steps_BT: Tensor | None = None  # int64, the step of an action token in its trajectory
+    steps_BT: Tensor | None = None  # int64, index of an action token's step in its trajectory; 0 also on padding
     truncated_B: Tensor | None = None  # bool, `Trajectory.truncated`; None: no row is
     values_BT: Tensor | None = None
     """float32. V(s_t) at action token t: the critic's value of the state *before* the token."""
     ref_logprobs_BT: Tensor | None = None  # log pi_ref, if a KL is configured
     advantages_BT: Tensor | None = None
     returns_BT: Tensor | None = None
-    """The critic's target. Without a critic, the trajectory's score or what is left of it, for logs."""
+    """The critic's target. Without a critic, the trajectory's score or reward-to-go, for logs."""
     episode_tokens_B: Tensor | None = None
     """int64. Action tokens in all rows of the row's trajectory, for `losses.aggregate_loss`."""
 

@@ -1,11 +1,11 @@
 """Estimate advantages: how much better each action token did than expected.
 
-In: rewards, masks and values of a batch of training sequences (`rollout/training_rows.py`). Out: one number per action token.
-Next: `losses.py` makes tokens with a positive advantage more likely and others less. The local loop and verl call the
-same functions; recipes/credit has more estimators.
+In: rewards, masks and values of a batch of training rows (`rollout/training_rows.py`). Out: one number per action token.
+Next: `losses.py` makes tokens with a positive advantage more likely and tokens with a negative one less likely. The local
+loop and verl call the same functions; recipes/credit has more estimators.
 
-Only sampled tokens are actions. Rows also have prompts and tool results, so every function here selects by `mask_BT`
-first and returns 0 elsewhere.
+Only sampled tokens are actions. Rows also have prompts and tool results, so every estimator selects by `mask_BT` first
+and returns 0 elsewhere.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Estimator:
     """An advantage estimator and the inputs that it declares. `names.toml` lists its other properties."""
 
     credit: Credit
-    columns: tuple[Column, ...] = ()  # its inputs in addition to those of every batch
+    columns: tuple[Column, ...] = ()  # inputs beyond those that every batch has
     critic_mask: Callable[[Batch], Tensor] = lambda batch: batch.mask_BT  # [B, T]: the tokens that train the critic
 
     def __call__(self, batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
@@ -56,8 +56,8 @@ def grpo(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
         score_i = sum of all rewards of trajectory i        A_i = (score_i - mean_G) / (std_G + 1e-6)
 
     over the G trajectories of one prompt. Every action token of trajectory i gets A_i. The mean replaces a critic as
-    the baseline. std is unbiased (G - 1), as in verl. `normalize_std=False` omits the division, which gives more weight
-    to prompts whose samples nearly agree (Dr. GRPO, 2503.20783).
+    the baseline. std uses G - 1, as in verl. Dividing gives more weight to prompts whose samples nearly agree (Dr. GRPO,
+    2503.20783); `normalize_std=False` omits the division.
 
     Statistics are over trajectories: an episode that rewrote its context has several rows but one score. Raises
     ConfigError for a group of one.
@@ -86,10 +86,10 @@ def standardize(score_G: Tensor, normalize_std: bool) -> Tensor:
 
 
 def members_of(groups: list[Hashable], index_B: Tensor) -> dict[Hashable, list[int]]:
-    """Map each group to its trajectories (0..N-1). For gigpo, a group is a state and its members are steps."""
+    """Map each group to the numbers of its trajectories. For gigpo, a group is a state and its members are steps."""
     members: dict[Hashable, list[int]] = defaultdict(list)
     for group, trajectory in dict.fromkeys(zip(groups, index_B.tolist(), strict=True)):
-        members[group].append(trajectory)  # once, also if it has several rows
+        members[group].append(trajectory)  # each once, even with several rows
     return members
 
 
@@ -106,11 +106,11 @@ def ppo(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
 
     t counts *action tokens*. The last token of a tool call is followed by the first token sampled after the result,
     possibly in the next row. If tool tokens counted, a result of 300 tokens would discount the future by
-    (gamma * lam)^300. The longer its result, the less credit a search would get. Also, delta would use values at tool
+    (gamma * lam)^300. Below gamma * lam = 1, a search would get less credit the longer its result. Also, delta would use values at tool
     tokens, where the critic is never trained.
 
-    An episode that a limit ended is over as well: its outcome was paid, so nothing is bootstrapped. For an outcome
-    marked `truncated`, V_L replaces gamma * V_{L+1}, so delta_L = r_L.
+    An episode that a limit stopped is over as well: its outcome was paid, so nothing is bootstrapped. Only an outcome
+    that the environment marks `truncated` is. V_{L+1} is not computed, so V_L replaces gamma * V_{L+1}: delta_L = r_L.
 
     `normalize_std` then whitens the advantages (not R_t) over the batch's action tokens: mean 0, unbiased variance 1,
     as in verl. Raises ConfigError without values, or with fewer than two tokens to whiten.
@@ -136,13 +136,13 @@ def gae(
 ) -> Tensor:
     """Run the recursion over concatenated actions: tokens for ppo, steps for steppo and gigpo.
 
-    The actions become one line per trajectory, N x L, and the recursion runs backwards in time. Zeros at the end of
-    shorter lines keep V and A at 0. A `truncated` trajectory gets its last value added to its last reward.
+    Actions are padded to a table with one line per trajectory, [N, L]; the recursion runs backwards in time. Zeros at the
+    end of shorter lines keep V and A at 0. A `truncated` trajectory gets its last value added to its last reward.
     """
     if truncated_A is not None:
         last_A = F.pad(trajectory_A, (-1, 1), value=-1) != trajectory_A
         reward_A = torch.where(last_A & truncated_A, reward_A + value_A, reward_A)
-    length_N = torch.bincount(trajectory_A, minlength=1)  # minlength: a batch without actions has one empty line
+    length_N = torch.bincount(trajectory_A, minlength=1)  # minlength: an empty batch has N = 1
     start_N = length_N.cumsum(0) - length_N
     place_A = torch.arange(len(trajectory_A), device=trajectory_A.device) - start_N[trajectory_A]
     rewards_NL = reward_A.new_zeros(len(length_N), int(length_N.max()))

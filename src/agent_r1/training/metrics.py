@@ -17,8 +17,8 @@ from agent_r1.rollout.sampler import SamplerStats
 from agent_r1.rollout.training_rows import Batch
 
 SAMPLER_GAP = "training/rollout_logprobs_diff_mean"
-"""Mean difference of trainer and sampler in a sampled token's log-probability, before any update. Rounding in bfloat16
-gives .01 to .02."""
+"""Mean absolute difference of trainer and sampler in a sampled token's log-probability, before any update. Rounding in
+bfloat16 gives .01 to .02."""
 GAP_ROW_STRIDE = 32
 """In float32, one row in this many is recomputed, to check that sampler and trainer agree."""
 
