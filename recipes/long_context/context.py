@@ -25,7 +25,7 @@ KNOWN = "Your notes: "
 
 
 class Window(AgentEnv):
-    """Show only the prompt and the last `k` results of `env`, without the turns that caused them."""
+    """Show the prompt and the last `k` results, without the turns that caused them."""
 
     def __init__(self, env: AgentEnv, k: int):
         self.env, self.k = env, k

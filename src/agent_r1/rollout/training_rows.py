@@ -26,7 +26,7 @@ from agent_r1.ground.errors import ConfigError
 
 @dataclass(frozen=True)
 class Column:
-    """An extra input of an estimator, with a value for every token or for every row."""
+    """An extra input of an estimator, with one value per token or per row."""
 
     name: str  # ends in its shape: `states_BT` has a value per token, `baseline_B` one per row
     dtype: torch.dtype

@@ -105,9 +105,9 @@ def ppo(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
         R_t     = A_t + V_t                                  the critic's target
 
     t counts *action tokens*. The last token of a tool call is followed by the first token sampled after the result,
-    possibly in the next row. If tool tokens counted, a result of 300 tokens would discount the future by
-    (gamma * lam)^300. Below gamma * lam = 1, a search would get less credit the longer its result. Also, delta would use values at tool
-    tokens, where the critic is never trained.
+    possibly in the next row. If tool tokens counted, a result of 300 tokens would discount the future by (gamma *
+    lam)^300. Below gamma * lam = 1, a search would get less credit the longer its result. Also, delta would use values
+    at tool tokens, where the critic is never trained.
 
     An episode that a limit stopped is over as well: its outcome was paid, so nothing is bootstrapped. Only an outcome
     that the environment marks `truncated` is. V_{L+1} is not computed, so V_L replaces gamma * V_{L+1}: delta_L = r_L.
