@@ -110,7 +110,7 @@ def ppo(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
     at tool tokens, where the critic is never trained.
 
     An episode that a limit stopped is over as well: its outcome was paid, so nothing is bootstrapped. Only an outcome
-    that the environment marks `truncated` is. V_{L+1} is not computed, so V_L replaces gamma * V_{L+1}: delta_L = r_L.
+    marked `truncated` is bootstrapped: V_{L+1} is not computed, so V_L replaces gamma * V_{L+1}, and delta_L = r_L.
 
     `normalize_std` then whitens the advantages (not R_t) over the batch's action tokens: mean 0, unbiased variance 1,
     as in verl. Raises ConfigError without values, or with fewer than two tokens to whiten.
