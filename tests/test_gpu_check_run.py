@@ -166,7 +166,7 @@ def test_an_export_with_other_weights(go, monkeypatch):
     real, load = export._write_model, export.load_transformers
     monkeypatch.setattr(export, "_write_model", write)
     shutil.rmtree(go.folder / "export")
-    assert "it has not the checkpoint's weights" in go("export")["seen"]
+    assert "it does not have the checkpoint's weights" in go("export")["seen"]
 
 
 def test_a_model_server_that_does_not_start(go, tmp_path, monkeypatch):
