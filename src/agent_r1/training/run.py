@@ -95,12 +95,13 @@ class RunDir:
 def open_run(run: RunDir, config: Config, resume: bool) -> None:
     """Make the run's folder, or check that it can be resumed. Raise AgentR1Error with the remedy."""
     check_same_settings(run, config)
-    unfinished = run.latest_checkpoint() is not None and not run.finished(config.trainer.steps)
-    if unfinished and not resume:
+    latest = run.latest_checkpoint()
+    unfinished = latest is not None and not run.finished(config.trainer.steps)
+    if latest and unfinished and not resume:
         with only_trainer(run):
             pass  # raises if another process is training the run: --resume would be the wrong advice
         raise AgentR1Error(
-            f"{run.path} has an unfinished run ({run.latest_checkpoint().name}); add --resume to continue it, or "
+            f"{run.path} has an unfinished run ({latest.name}); add --resume to continue it, or "
             "choose another name with --run NAME",
             code="run_exists",
         )
