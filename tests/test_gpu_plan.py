@@ -106,12 +106,12 @@ def test_several_machines_share_a_ray_of_the_users(monkeypatch, tmp_path):
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     several = load_config("hotpotqa-8xh100", ["verl.nodes=2"], algorithm="grpo")
     alone = load_config("hotpotqa-8xh100", algorithm="grpo")
-    assert launch.environment(several, "cuda", "mark", tmp_path)["RAY_ADDRESS"] == "10.0.0.1:6379"
-    assert "RAY_AUTH_TOKEN_PATH" not in launch.environment(several, "cuda", "mark", tmp_path)
-    assert "RAY_ADDRESS" not in launch.environment(alone, "cuda", "mark", tmp_path)  # never another Ray by accident
+    assert launch.driver_environment(several, "cuda", "mark", tmp_path)["RAY_ADDRESS"] == "10.0.0.1:6379"
+    assert "RAY_AUTH_TOKEN_PATH" not in launch.driver_environment(several, "cuda", "mark", tmp_path)
+    assert "RAY_ADDRESS" not in launch.driver_environment(alone, "cuda", "mark", tmp_path)  # never another Ray by accident
     for name in machine.ALLOCATOR:  # expandable segments: vLLM's sleep breaks on them
         monkeypatch.setenv(name, "expandable_segments:True")
-    given = launch.environment(alone, "cuda", "mark", tmp_path) | serve._environment("key", 4)
+    given = launch.driver_environment(alone, "cuda", "mark", tmp_path) | serve._environment("key", 4)
     assert not machine.ALLOCATOR & given.keys() and "PATH" in given
     monkeypatch.delenv("RAY_ADDRESS")
     monkeypatch.setattr("torch.cuda.device_count", lambda: 4)

@@ -294,7 +294,7 @@ def test_sizes_that_the_source_does_not_have(tmp_path, one_file, published):
         made(tmp_path, published, train=60)
     with pytest.raises(ConfigError, match="16 questions and test take 17"):
         made(tmp_path, published, test=17)
-    with pytest.raises(ConfigError, match="data.test=0 .*one file"):
+    with pytest.raises(ConfigError, match="data.test=0 .*a single file"):
         made(tmp_path, one_file, test=0)
 
 
