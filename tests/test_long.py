@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from importlib import import_module
 
 import pytest
@@ -24,3 +26,17 @@ def test_every_part_can_run():
 def test_the_text_of_every_fault_still_stands(fault):
     ast.parse(mutated(fault))
     assert all(file_of(word).is_file() for word in fault.tests.split() if word.endswith(".py"))
+
+
+def undefined_names(folder) -> str:
+    command = [f"{sys.prefix}/bin/ruff", "check", "--isolated", "--select", "F821", "--output-format", "concise", folder]
+    return subprocess.run(command, capture_output=True, text=True).stdout
+
+
+def test_a_fault_computes_something_else_and_does_not_fail_by_a_name(tmp_path):
+    """A NameError would be caught by any test, so such a fault proves nothing about its own."""
+    for number, fault in enumerate(FAULTS):
+        (tmp_path / f"fault_{number}.py").write_text(mutated(fault))
+    assert undefined_names(tmp_path) == "All checks passed!\n"
+    (tmp_path / "planted.py").write_text("def loss(settings):\n    return section.loss_aggregation\n")
+    assert "F821" in undefined_names(tmp_path)

@@ -1,8 +1,8 @@
 """Run an environment in which the agent calls tools until it answers.
 
-In: the agent's turns. Out: observations and rewards. Next: `rollout/episode.py` drives it.
+In: the agent's turns. Out: observations and rewards. Next: `hermes.py` reads and writes the turns.
 
-A `Dialect` (dialect.py) reads and writes turns; `questions.py` pays for answers.
+`questions.py` rewards answers, and `rollout/episode.py` drives the environment.
 
 The loop asks for the outcome exactly once, however the episode ended: also after a tool result or at a full context.
 So a failed episode never looks like a good one, and the outcome always has an action to be paid to.

@@ -8,7 +8,7 @@
 
 `split_turn` is the only parser of these tags: execution, the end of an episode, rewards and screens all use its result.
 Its input is model output, so nothing here may raise. A call that cannot be parsed becomes a `ToolCall` with an error,
-which the agent reads like any tool result.
+which the agent reads like any tool result. Next: `reward/qa.py` scores the answer.
 """
 
 from __future__ import annotations

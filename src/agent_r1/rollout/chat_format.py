@@ -1,6 +1,6 @@
 """Encode chat messages as token ids, and keep data from becoming control tokens.
 
-In: messages from an environment. Out: the ids of an observation. Next: `episode.py` passes them to a policy.
+In: messages from an environment. Out: the ids of an observation. Next: `env/base.py`; `episode.py` passes the ids to a policy.
 
 An agent loop that calls `apply_chat_template(..., tokenize=True)` in each turn has two faults:
 

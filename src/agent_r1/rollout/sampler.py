@@ -1,6 +1,7 @@
 """Sample from a local model, with continuous batching and a KV cache for each episode.
 
-In: prompts from many episodes, as they come. Out: `Generation`s. It implements `Policy`; at scale vLLM does.
+In: prompts from many episodes, as they come. Out: `Generation`s. It implements `Policy`; at scale vLLM does. The
+reading path ends here; `decoder.py` is the network, and `training/run.py` makes a run of the loop.
 
 An agent's episode alternates between a few dozen sampled tokens and a tool result. Two methods make this cheap:
 

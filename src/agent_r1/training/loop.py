@@ -92,10 +92,10 @@ def train(
     trainer, critic, estimate = config.trainer, config.critic, make_estimator(config)
     device, dtype = resolve_device(trainer)
     sampler_model = learner.actor if dtype is torch.float32 else copy.deepcopy(learner.actor).to(dtype)
-    room = {"slots": config.rollout.max_concurrent_episodes, "max_context": config.rollout.max_context}
+    capacity = {"slots": config.rollout.max_concurrent_episodes, "max_context": config.rollout.max_context}
     # `exact` has the trainer's weights, and is evaluated. `policy` samples training episodes: `exact`, unless a setting
     # selects another policy.
-    exact = LocalPolicy(sampler_model, chat.stop_ids, **room)
+    exact = LocalPolicy(sampler_model, chat.stop_ids, **capacity)
     policy = make_policy(learner.actor, chat, config, exact)
     rollouts = make_rollouts(policy, chat, make_env, questions, config)
 
@@ -114,8 +114,8 @@ def train(
         batch.advantages_BT, batch.returns_BT = estimate(batch, config.advantage)                           # 4  credit
         clock.lap("adv")
         if learner.critic is not None:
-            fitted = replace(batch, mask_BT=estimate.critic_mask(batch))
-            metrics |= update_critic(learner, fitted, config, step, dtype)                                  # 5  critic
+            targets = replace(batch, mask_BT=estimate.critic_mask(batch))  # some estimators fit V at fewer tokens
+            metrics |= update_critic(learner, targets, config, step, dtype)                                 # 5  critic
             clock.lap("update_critic")
         if learner.critic is None or step > critic.warmup_steps:  # the critic learns alone at first
             metrics |= update_actor(learner, batch, config, step, dtype)                                    # 6  policy
@@ -188,8 +188,9 @@ def update_actor(learner: Learner, batch: Batch, config: Config, step: int, dtyp
     # Without a KL or entropy term, a row of zero advantages has zero gradient: skip it.
     skip = actor.entropy_coef == 0 and (actor.kl_coef == 0 or actor.kl_in == "reward")
     for minibatch_B in minibatches(batch, actor.minibatches, actor.epochs, derive_seed(config.seed, "actor", step)):
-        whole = batch.mask_BT[minibatch_B], actor.loss_aggregation
-        normalizer = loss_normalizer(*whole, config.rollout.max_context, batch.trajectory_B[minibatch_B])
+        normalizer = loss_normalizer(
+            batch.mask_BT[minibatch_B], actor.loss_aggregation, config.rollout.max_context, batch.trajectory_B[minibatch_B]
+        )
         if skip:
             learns_B = (batch.advantages_BT[minibatch_B] != 0).any(dim=1)
             log_skipped(learner.actor, batch, minibatch_B[~learns_B], config, dtype, means)
@@ -208,18 +209,18 @@ def update_actor(learner: Learner, batch: Batch, config: Config, step: int, dtyp
 def actor_loss(actor: Decoder, part: Batch, normalizer: float, config: Config, means: Means) -> Tensor:
     """Compute the loss of one micro-batch, divided by the minibatch's normalizer."""
     settings, mask_BT = config.actor, part.mask_BT
-    whole = settings.loss_aggregation, normalizer, part.episode_tokens_B
+    aggregation = settings.loss_aggregation, normalizer, part.episode_tokens_B
     logprobs_BT, entropy_BT = action_logprobs(actor, part, config.rollout.temperature, settings.entropy_coef != 0)
     clip = *settings.clip, get_ratios(settings.ratio_level)
     loss_BT, stats = policy_loss(logprobs_BT, part.logprobs_BT, part.advantages_BT, mask_BT, *clip)
-    loss = aggregate_loss(loss_BT, mask_BT, *whole)
+    loss = aggregate_loss(loss_BT, mask_BT, *aggregation)
     means.add(mask_BT.sum().item(), stats)
     means.add_loss("actor/pg_loss", loss.item())
     if settings.entropy_coef:
-        loss = loss - settings.entropy_coef * aggregate_loss(entropy_BT, mask_BT, *whole)
+        loss = loss - settings.entropy_coef * aggregate_loss(entropy_BT, mask_BT, *aggregation)
     if part.ref_logprobs_BT is not None and settings.kl_in == "loss":
         kl_BT = kl_penalty(logprobs_BT, part.ref_logprobs_BT, settings.kl_estimator)
-        kl = aggregate_loss(kl_BT, mask_BT, *whole)
+        kl = aggregate_loss(kl_BT, mask_BT, *aggregation)
         means.add_loss("actor/kl_loss", kl.item())
         loss = loss + settings.kl_coef * kl
     return loss

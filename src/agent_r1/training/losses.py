@@ -1,7 +1,8 @@
 """Compute the losses of the policy and the critic.
 
 In: log-probabilities of the action tokens, now and before the batch's first update, advantages and values. Out: a loss
-per token and, from `aggregate_loss`, the scalar for `backward`. Next: the optimiser, in the loop or in verl.
+per token and, from `aggregate_loss`, the scalar for `backward`. Next: `forward.py` computes the log-probabilities
+and values. The loop, or verl, steps the optimiser.
 
 Per-token functions accept any shape (written BT) and compute in float32. In functions with a mask, masked entries, even
 NaN, reach neither loss nor gradient. Metric names are verl's.

@@ -374,6 +374,11 @@ def _svg(figure: Figure) -> Markup:
 # --------------------------------------------------------------------------------------------------------- the page
 
 
+def _data_name(name: str) -> str:
+    """Shorten `agent_r1_recipes.tinymath.questions:rows` or `folder/tinymath.py:rows` to `tinymath`."""
+    return name.split(":")[0].split("/")[-1].removeprefix("agent_r1_recipes.").split(".")[0]
+
+
 def write_report(run_dir: Path) -> Path:
     """Write `run_dir/report.html` and return its path. Raises AgentR1Error if it is not a run."""
     run = load_run(run_dir)
@@ -388,6 +393,7 @@ def write_report(run_dir: Path) -> Path:
     text = page.get_template("report.html.j2").render(
         run=run,
         name=run_dir.resolve().name,
+        data=_data_name(run.config.get("data", {}).get("name") or "tinyhop"),
         signs=[(sign, _example(run, sign)) for sign in found],
         over=all(sign.over for sign in found),
         machine=next((card["hardware"] for card in reversed(run.cards) if card.get("hardware")), None),
