@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Chat with a model that you trained. Two commands of `agent-r1`, both in src/agent_r1/inference.
+# Chat with a trained model, yours or the one that ships here. Two commands of `agent-r1`, both in src/agent_r1/inference.
 #
+#   bash inference.sh --demo                           the agent that ships with the repository: no training needed
 #   bash inference.sh                                  the newest run, served by vLLM
 #   bash inference.sh --run laptop-grpo --step 40      another run, another checkpoint
 #   bash inference.sh --backend transformers           in one process: no server, nothing more to install
@@ -13,6 +14,9 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 
 # Parse the options, and make .venv with the pinned packages and vLLM. Sets $agent, and the arguments to pass on.
 source requirements/inference.sh
+
+# The shipped agent needs no export. Its world and index are generated at the first call.
+[ -z "$demo" ] || exec "$agent" chat --demo --backend "$backend" ${chat[@]+"${chat[@]}"}
 
 # Export: convert the checkpoint to a model folder for any program, and compare it with the checkpoint.
 if [ -z "$model" ]; then

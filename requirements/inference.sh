@@ -3,7 +3,7 @@
 # Prepare inference.sh, which sources this file: options, and an environment with the pinned packages.
 #
 # In: the command line. Out: `agent`, the command; `model`, if a published one was named; `backend`; the arguments of the
-# two commands, `export` and `chat`.
+# two commands, `export` and `chat`. With --demo, `demo` is not empty.
 #
 # shellcheck disable=SC2034  # the script uses them
 
@@ -11,7 +11,9 @@ usage() {
     cat <<'TEXT'
 usage: bash inference.sh [--run NAME] [--step N] [--checkpoint-dir DIR] [--base-model PATH|OWNER/NAME] [--target-dir DIR]
                          [--use-hf-model --hf-model-path PATH|OWNER/NAME] [--backend vllm|transformers] [chat options]
+       bash inference.sh --demo [--backend vllm|transformers] [chat options]
 
+  --demo             the trained agent that ships with this repository, in this process: nothing has to be trained
   --run NAME         a run in runs/ (default: the newest)
   --step N           its checkpoint of step N (default: the last)
   --checkpoint-dir DIR   a checkpoint folder instead, of the local loop or of verl, or the folder that holds the steps
@@ -20,7 +22,7 @@ usage: bash inference.sh [--run NAME] [--step N] [--checkpoint-dir DIR] [--base-
   --target-dir DIR   where the exported model goes (default: runs/NAME/export)
   --use-hf-model --hf-model-path PATH|OWNER/NAME
                      a published model instead: a folder, or a name on the Hugging Face hub; nothing is exported
-  --backend NAME     vllm (default: a server of its own) or transformers (in this process: starts faster)
+  --backend NAME     vllm (default, but not of --demo: a server of its own) or transformers (in this process: starts faster)
   chat options       go to `agent-r1 chat`: --question TEXT, --json, --temperature T, --tools MODULE:FUNCTION, --seed N,
                      --prompt TEXT, --preset NAME, section.key=value (data, index, tools; see `agent-r1 chat --help`)
   --recipe FOLDER    the recipe of yours that the run was trained with, whose code may be run
@@ -30,6 +32,7 @@ environment: PYTHON (default: python3.11, python3.12 or python3), AGENT_R1_VENV 
              AGENT_R1_HOME (default: here; where runs/ is), AGENT_R1_VLLM (a Python that has vLLM already)
 
 examples:
+  bash inference.sh --demo
   bash inference.sh
   bash inference.sh --backend transformers --question "In which city is the publisher of Sosnum based?"
   bash inference.sh --checkpoint-dir runs/laptop-ppo/checkpoints/step_000050 --target-dir my-agent
@@ -40,7 +43,7 @@ me=inference
 source requirements/packages.sh
 
 # ------------------------------------------------------------------------------------------------------- arguments
-backend=vllm model="" use_hf="" export=() chat=() recipe=()
+backend="" model="" use_hf="" demo="" export=() chat=() recipe=()
 while [ $# -gt 0 ]; do
     case "$1" in --*=*) set -- "${1%%=*}" "${1#*=}" "${@:2}" ;; esac
     case "$1" in
@@ -54,6 +57,7 @@ while [ $# -gt 0 ]; do
             esac
             shift 2 ;;
         --use-hf-model) use_hf=yes; shift ;;
+        --demo) demo=yes; shift ;;
         --recipe)  # both commands need the recipe's names
             [ $# -ge 2 ] || die "$1 needs a value; see --help" 2
             recipe=("$1" "$2"); shift 2 ;;
@@ -62,15 +66,17 @@ while [ $# -gt 0 ]; do
             chat+=("$1" "$2"); shift 2 ;;
         --json|[!-]*=*) chat+=("$1"); shift ;;
         *)  # reported before an environment is made or a model exported
-            die "unknown argument '$1'$(nearest "$1" --run --step --checkpoint-dir --base-model --target-dir --use-hf-model \
+            die "unknown argument '$1'$(nearest "$1" --demo --run --step --checkpoint-dir --base-model --target-dir --use-hf-model \
                 --hf-model-path --backend --question --json --temperature --tools --seed --prompt --preset --recipe --help); see --help" 2 ;;
     esac
 done
+backend=${backend:-${demo:+transformers}} backend=${backend:-vllm}
 case "$backend" in
     vllm|transformers) ;;
     *) die "unknown backend '$backend'$(nearest "$backend" vllm transformers); choose vllm or transformers" 2 ;;
 esac
 [ -z "$use_hf" ] || [ -n "$model" ] || die "--use-hf-model needs --hf-model-path; see --help" 2
+[ -z "$demo" ] || [ -z "$use_hf$model${export[*]-}" ] || die "--demo is a model; give no other one; see --help" 2
 [ -z "$use_hf" ] || [ ${#export[@]} -eq 0 ] || die "${export[0]} is for checkpoints, not for --hf-model-path; see --help" 2
 export+=(${recipe[@]+"${recipe[@]}"}) chat+=(${recipe[@]+"${recipe[@]}"})
 

@@ -28,7 +28,7 @@ def inference(home, *argv: str, timeout: float = 120, **variables: str) -> subpr
     ("argv", "said"),
     [(["--run"], "--run needs a value"), (["--backend", "vlm"], "unknown backend 'vlm' (did you mean 'vllm'?)"),
      (["--questoin=x"], "unknown argument '--questoin' (did you mean '--question'?)"),
-     (["--use-hf-model"], "needs --hf-model-path")],
+     (["--use-hf-model"], "needs --hf-model-path"), (["--demo", "--run", "mine"], "--demo is a model")],
 )  # fmt: skip
 def test_wrong_usage(tmp_path, argv, said):
     done = inference(tmp_path, *argv, AGENT_R1_VENV=str(tmp_path / "none"))
@@ -59,6 +59,8 @@ def venv(tmp_path):
                 "chat --model /models/my\\ agent --backend transformers --question Who\\ is\\ it\\? ",
             ],
         ),
+        (["--demo", "--json"], ["chat --demo --backend transformers --json "]),
+        (["--demo", "--backend", "vllm"], ["chat --demo --backend vllm "]),
         (["--use-hf-model", "--hf-model-path", "o/n"], ["chat --model o/n --backend vllm "]),
         (
             ["--backend=transformers", "--prompt", "a=b", "env.max_turns=3"],

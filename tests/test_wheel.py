@@ -17,6 +17,7 @@ from runs import ROOT
 pytestmark = pytest.mark.slow
 BUILD = "import sys; from setuptools import build_meta; getattr(build_meta, sys.argv[1])(sys.argv[2])"
 
+QUESTION = "In which city is the publisher of Sosnum based?"
 SMALL = [
     "data.train=16", "data.val=4", "data.test=4", "cold_start.copy_steps=2", "data.cold=20", "cold_start.mix_steps=2",
     "trainer.steps=2", "trainer.threads=1", "rollout.prompts_per_step=4", "rollout.samples_per_prompt=4",
@@ -73,7 +74,7 @@ def test_the_archives_hold_what_belongs_to_the_package(made):
     with tarfile.open(made[0]) as archive, zipfile.ZipFile(made[1]) as wheel:
         packed = {name.partition("/")[2] for name in archive.getnames()}
         wheeled = set(wheel.namelist())
-    kinds = (".py", ".yaml", ".toml", ".md", ".j2", ".typed")
+    kinds = (".py", ".yaml", ".toml", ".md", ".j2", ".typed", ".safetensors", ".json", ".jinja")
     own = {
         f"{package}/{file.relative_to(ROOT / folder)}"
         for package, folder in (("agent_r1", "src/agent_r1"), ("agent_r1_recipes", "recipes"))
@@ -94,6 +95,8 @@ def test_the_wheel_works_outside_of_the_checkout(installed):
     agent = installed / "venv/bin/agent-r1"
     run(agent, "data", "--preset", "smoke", cwd=installed, **home)
     assert list(installed.glob("home/artifacts/*/test.parquet"))
+    said = run(agent, "chat", "--demo", "--temperature=0", "--question", QUESTION, cwd=installed, **home)
+    assert "answer: Landir" in said
     assert "smoke" in run(agent, "train", "grpo", "--preset", "smoke", "--dry-run", cwd=installed, **home)
     assert "tinymath" in run(agent, "train", "grpo", "--recipe", "tinymath", "--dry-run", cwd=installed, **home)
     train = [agent, "train", "grpo", "--preset", "smoke", "--plain", *SMALL]

@@ -1,8 +1,13 @@
-"""The settings of TinyHop and of its demonstrator."""
+"""The settings of TinyHop and of its demonstrator, and the folder of the shipped agent."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from agent_r1 import ColdStartConfig, DataConfig, Shares
+
+AGENT = Path(__file__).with_name("agent")
+"""A trained agent: its model card is README.md, and shipped.py made it."""
 
 
 class TinyHopSettings(DataConfig):

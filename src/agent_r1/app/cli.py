@@ -303,13 +303,14 @@ def serve(a: Namespace) -> None:
     from agent_r1.inference.agent import find_model
     from agent_r1.inference.serve import serve_forever
 
-    model, config = find_model(a.run, a.step, a.checkpoint_dir, a.model, a.preset, a.settings)
+    model, config = find_model(a.run, a.step, a.checkpoint_dir, a.model, a.preset, a.settings, a.demo)
     serve_forever(model, config.rollout, config.trainer, a.port)
 
 
 @command(
     "chat", "talk to a trained agent",
-    ["", "--run laptop-grpo --step 40 --backend vllm", '--question "In which city is the publisher of Sosnum based?" --json',
+    ["", "--demo", "--run laptop-grpo --step 40 --backend vllm",
+     '--question "In which city is the publisher of Sosnum based?" --json',
      "--tools my_tools:weather", "--model OWNER/NAME --preset hotpotqa-4xh100 search.url=http://127.0.0.1:8100",
      '--model OWNER/NAME env.tools=[] --prompt "Answer in one word."'],
     *FROM_ANYWHERE,
@@ -325,7 +326,7 @@ def chat(a: Namespace) -> None:
     from agent_r1.inference.agent import find_model
     from agent_r1.inference.chat import run_chat
 
-    model, config = find_model(a.run, a.step, a.checkpoint_dir, a.model, a.preset, a.settings)
+    model, config = find_model(a.run, a.step, a.checkpoint_dir, a.model, a.preset, a.settings, a.demo)
     run_chat(model, config, a.backend or "transformers", a.question, a.json, a.tools, a.temperature, a.seed, a.prompt)
 
 

@@ -67,6 +67,7 @@ FROM_RUN = (
 FROM_ANYWHERE = (
     *FROM_RUN,
     option("--model", metavar="PATH|OWNER/NAME", help="a model folder, or a model on the hub"),
+    flag("--demo", "the trained agent that ships with agent-r1: nothing has to be trained"),
     option("--preset", help="preset for data, index, tools and limits (default: the model's own run, or the newest)"),
     RECIPE,
     option(

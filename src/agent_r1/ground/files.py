@@ -122,6 +122,22 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+SUMS = "SHA256SUMS"
+"""Hashes of a published folder's files, one per line, as `sha256sum` writes them."""
+
+
+def verify_sums(folder: Path) -> None:
+    """Compare each file that SHA256SUMS names with its hash. Raises AgentR1Error naming the first wrong file."""
+    for line in (folder / SUMS).read_text(encoding="utf-8", errors="replace").splitlines():
+        digest, _, name = line.partition("  ")
+        file = folder / Path(name).name  # never a file elsewhere
+        if not file.is_file() or sha256(file) != digest:
+            raise AgentR1Error(
+                f"{file} is not the published file (its hash differs from {SUMS}); get the folder again",
+                code="damaged_file",
+            )
+
+
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
     """Read the objects of a JSON-lines file, without a half-written last line.
 

@@ -28,7 +28,7 @@ from agent_r1.env import dialect_of, offered_tools
 from agent_r1.ground import hub
 from agent_r1.ground.device import resolve_device
 from agent_r1.ground.errors import AgentR1Error, ConfigError
-from agent_r1.ground.files import home
+from agent_r1.ground.files import SUMS, home, verify_sums
 from agent_r1.ground.machine import set_threads
 from agent_r1.ground.ui import say
 from agent_r1.rollout import decoder, model_files
@@ -201,15 +201,21 @@ def find_model(
     hf_path: str | None = None,
     preset: str | None = None,
     overrides: Sequence[str] = (),
+    demo: bool = False,
 ) -> tuple[Path, Config]:
     """Find a model folder and the configuration that it acts with; default: the newest run's.
 
-    `hf_path` is a folder or a name on the hub; for `preset` and `overrides` see `settings_for`. Raises AgentR1Error
-    that lists the existing runs.
+    `hf_path` is a folder or a name on the hub; for `preset` and `overrides` see `settings_for`. `demo` is the trained
+    agent that a recipe ships. Raises AgentR1Error that lists the existing runs.
     """
-    if sum(x is not None for x in (checkpoint_dir, hf_path)) > 1 or (step is not None and (checkpoint_dir or hf_path)):
-        raise ConfigError("name one model: --run and --step, or --checkpoint-dir, or --model", code="exclusive_options")
-    if hf_path is not None:
+    others = [x for x in (checkpoint_dir, hf_path, demo or None) if x is not None]
+    if len(others) > 1 or (others and step is not None) or (demo and run is not None):
+        raise ConfigError(
+            "name one model: --run and --step, or --checkpoint-dir, or --model, or --demo", code="exclusive_options"
+        )
+    if demo:
+        model = model_folder(tables.resolve("agent", "demo", "--demo"))
+    elif hf_path is not None:
         model = hub_model(hf_path)
     elif checkpoint_dir is not None:
         model = model_folder(newest_step(checkpoint_dir))
@@ -224,7 +230,9 @@ def find_checkpoint(run: str | None = None, step: int | None = None) -> Path:
     runs = {path.parent.name: list_checkpoints(path) for path in place.glob("*/checkpoints") if list_checkpoints(path)}
     if not runs:
         raise AgentR1Error(
-            f"there is no trained run in {place}; train one with `bash speedrun-nodocker.sh`", code="missing_run"
+            f"there is no trained run in {place}; train one with `bash speedrun-nodocker.sh`, or talk to the agent that "
+            "ships with agent-r1: `agent-r1 chat --demo`",
+            code="missing_run",
         )
     if run is not None and run not in runs:
         raise AgentR1Error(
@@ -255,7 +263,12 @@ def hub_model(name: str) -> Path:
 
 
 def model_folder(checkpoint: Path) -> Path:
-    """Return a checkpoint's Hugging Face folder: itself or its `model/`, with LoRA adapters merged."""
+    """Return a checkpoint's Hugging Face folder: itself or its `model/`, with LoRA adapters merged.
+
+    The files of a folder with SHA256SUMS are verified.
+    """
+    if (checkpoint / SUMS).is_file():
+        verify_sums(checkpoint)
     if lora.is_adapter(checkpoint / "model"):
         return lora.merged(checkpoint)
     for folder in (checkpoint / "model", checkpoint):
