@@ -30,7 +30,8 @@ from agent_r1.config import load_config
 from agent_r1.core import Sampling, StopReason, Trajectory
 from agent_r1.data.storage import read_rows
 from agent_r1.rollout import model_files
-from agent_r1.rollout.episode import Task, derive_seed, run_episodes
+from agent_r1.rollout.episode import Task, derive_seed
+from agent_r1.rollout.rollouts import run_episodes
 from agent_r1.rollout.sampler import LocalPolicy
 from agent_r1.rollout.setup import make_loop
 from agent_r1.search.index import PassageIndex

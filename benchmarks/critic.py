@@ -21,7 +21,7 @@ from torch import Tensor
 from agent_r1.config import load_config
 from agent_r1.core import Sampling
 from agent_r1.rollout import decoder, model_files
-from agent_r1.rollout.episode import run_episodes
+from agent_r1.rollout.rollouts import run_episodes
 from agent_r1.rollout.sampler import LocalPolicy
 from agent_r1.rollout.setup import make_loop
 from agent_r1.rollout.training_rows import Batch

@@ -19,8 +19,9 @@ from agent_r1.env import make_env
 from agent_r1.env.hermes import HermesToolEnv
 from agent_r1.ground import bounds
 from agent_r1.ground.errors import AgentR1Error
-from agent_r1.rollout.episode import Task, run_episodes
+from agent_r1.rollout.episode import Task
 from agent_r1.rollout.policies import ServerPolicy
+from agent_r1.rollout.rollouts import run_episodes
 from agent_r1.search import service
 from agent_r1_recipes.code.python import SandboxFusion
 from agent_r1_recipes.judge import judge

@@ -18,9 +18,9 @@ from agent_r1.config.settings import EnvConfig
 from agent_r1.core import Sampling, StopReason
 from agent_r1.env import HermesToolEnv
 from agent_r1.ground.errors import AgentR1Error
-from agent_r1.rollout.episode import run_episodes
 from agent_r1.rollout.evaluate import eval_card, score_line
 from agent_r1.rollout.policies import ServerPolicy
+from agent_r1.rollout.rollouts import run_episodes
 
 
 @contextmanager

@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 
 from agent_r1.core import Generation, Sampling
 from agent_r1.rollout.decoder import causal_attention
-from agent_r1.rollout.episode import Task, derive_seed, run_episodes
-from agent_r1.rollout.sampler import LocalPolicy, sample_tokens
+from agent_r1.rollout.episode import Task, derive_seed
+from agent_r1.rollout.rollouts import run_episodes
+from agent_r1.rollout.sampler import LocalPolicy
+from agent_r1.rollout.sampling import sample_tokens
 from agent_r1.rollout.setup import make_loop
 from agent_r1.rollout.training_rows import collate, trajectory_rows
 from agent_r1.search.index import Hit
@@ -377,7 +379,7 @@ def test_new_weights_are_taken_over():
 # ------------------------------------------------------------------------------------------------------------ failures
 
 
-@pytest.mark.parametrize("part", ["_decode", "_extend"])
+@pytest.mark.parametrize("part", ["decode", "read"])
 def test_a_failure_of_the_engine_reaches_everyone_who_waits(model, part):
     async def main():
         calls = [policy.generate(prompt(i), GREEDY, f"s{i}") for i in range(6)]  # two of them get no slot
@@ -387,11 +389,11 @@ def test_a_failure_of_the_engine_reaches_everyone_who_waits(model, part):
         raise RuntimeError("out of memory")
 
     policy = make_policy(model, slots=4)
-    works = getattr(policy, part)
-    setattr(policy, part, fail)
+    works = getattr(policy.cache, part)
+    setattr(policy.cache, part, fail)
     errors = asyncio.run(main())
     assert [str(e) for e in errors] == ["out of memory"] * 6
-    setattr(policy, part, works)  # and it is of use again
+    setattr(policy.cache, part, works)  # and it is of use again
     for i in range(6):
         policy.release(f"s{i}")
     assert_greedy(model, prompt(0), asyncio.run(policy.generate(prompt(0), GREEDY)))

@@ -19,7 +19,8 @@ from agent_r1.config.settings import EnvConfig
 from agent_r1.core import Action, Observation, Sampling, StepResult, StopReason, Trajectory
 from agent_r1.env import AgentEnv, BaseToolEnv, HermesToolEnv, Outcome, make_env
 from agent_r1.env.hermes import parse_call
-from agent_r1.rollout.training_rows import PROCESS, trajectory_rows
+from agent_r1.rollout.columns import PROCESS
+from agent_r1.rollout.training_rows import trajectory_rows
 from agent_r1.tool import BaseTool, ToolCall, ToolErrorKind, tool
 
 

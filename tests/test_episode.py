@@ -11,7 +11,8 @@ from agent_r1.config.settings import EnvConfig
 from agent_r1.core import Generation, Observation, Sampling, Step, StepResult, StopReason, Trajectory
 from agent_r1.env import AgentEnv, HermesToolEnv, Outcome
 from agent_r1.ground.errors import AgentR1Error
-from agent_r1.rollout.episode import AgentEnvLoop, AgentFlowBase, Task, derive_seed, run_episodes
+from agent_r1.rollout.episode import AgentEnvLoop, AgentFlowBase, Task, derive_seed
+from agent_r1.rollout.rollouts import run_episodes
 from agent_r1.rollout.training_rows import trajectory_rows
 from agent_r1.tool import BaseTool
 

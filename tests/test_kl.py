@@ -17,8 +17,7 @@ from agent_r1.ground.errors import ConfigError
 from agent_r1.rollout.training_rows import collate, trajectory_rows
 from agent_r1.training.learner import Learner
 from agent_r1.training.loop import update_actor
-from agent_r1.training.losses import reward_less_kl
-from agent_r1.training.parts import get_estimator
+from agent_r1.training.parts import get_estimator, reward_less_kl
 from agent_r1_recipes.credit.settings import CreditAdvantage
 
 PI = torch.tensor([1.0, 2, 5, 8]) / 16

@@ -213,7 +213,7 @@ def test_logged_means_are_over_all_action_tokens_skipped_or_not(sampled, monkeyp
     assert all(everything.values())
     skipping = logged(sampled)
     assert all(skipping[name] == pytest.approx(everything[name], abs=1e-6) for name in LOGGED[:2])
-    monkeypatch.setattr(loop, "KL_ROW_STRIDE", 1)
+    monkeypatch.setattr("agent_r1.training.loop.KL_ROW_STRIDE", 1)
     assert logged(sampled) == pytest.approx(everything, abs=1e-5)
 
 

@@ -18,7 +18,7 @@ from agent_r1.config.settings import EnvConfig
 from agent_r1.core import Sampling, StopReason
 from agent_r1.env import make_env
 from agent_r1.ground.errors import AgentR1Error
-from agent_r1.rollout.episode import run_episodes
+from agent_r1.rollout.rollouts import run_episodes
 from agent_r1.tool import BaseTool, ToolCall, ToolErrorKind, ToolOutput, call_tool, tool
 from agent_r1.tool.batch import BatchTool
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from test_env import model_text
 
 from agent_r1.env.hermes import answer_of, is_well_formed
-from agent_r1.reward.qa import exact_match, f1_score, normalize_answer, qa_outcome, sub_em
+from agent_r1.reward.qa import qa_outcome
+from agent_r1.reward.scorers import exact_match, f1_score, normalize_answer, sub_em
 
 # --------------------------------------------------------- the official rules once more, by another route (no regex)
 

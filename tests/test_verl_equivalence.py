@@ -30,7 +30,8 @@ from agent_r1.env import HermesToolEnv
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.inference.agent import open_agent
 from agent_r1.rollout import decoder, model_files
-from agent_r1.rollout.training_rows import PROCESS, Column, TrainingRow, _fill, collate
+from agent_r1.rollout.columns import PROCESS, Column
+from agent_r1.rollout.training_rows import TrainingRow, collate
 from agent_r1.training import loop
 from agent_r1.training.forward import action_logprobs, micro_batches
 from agent_r1.training.learner import linear_decay
@@ -87,7 +88,7 @@ def make_rows(seed: int, rewriting: bool = True, columns: Sequence[Column] = ())
                 ids = [r.randrange(1, VOCAB) for _ in range(r.randint(1, 7))]
                 row._extend(ids, [-r.random() * 3 for _ in ids], turn)
                 for column in columns:
-                    _fill(row, column, Step([], ids, [], extra={"state": number % 2 if turn else 7}))
+                    column.extend(row.columns, Step([], ids, [], extra={"state": number % 2 if turn else 7}), len(row.input_ids))
                 row.rewards[-1] += r.choice([0.0, 0.1, -0.1])
                 if turn < 2:
                     row._extend([r.randrange(1, VOCAB) for _ in range(r.randint(1, 12))], None, turn)

@@ -32,7 +32,7 @@ from agent_r1.ground.files import home, write_whole
 from agent_r1.ground.machine import set_threads
 from agent_r1.ground.ui import progress, say
 from agent_r1.reward.named import reward_of
-from agent_r1.rollout.episode import load_flow
+from agent_r1.rollout.rollouts import load_flow
 from agent_r1.tool import make_tools
 from agent_r1.training.log import time_to
 from agent_r1.training.run import RunDir, check_network, open_run, run_training, start_model

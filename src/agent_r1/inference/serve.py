@@ -122,7 +122,7 @@ def options(model: Path, rollout: RolloutConfig, trainer: TrainerConfig, port: i
         # On a CPU, vLLM 0.27 crashes on a seeded request whose prompt it reads in two chunks ("CPU Generator does not
         # use offset"). All our requests have seeds.
         *(("--no-enable-chunked-prefill",) if device == "cpu" else ()),
-        # As in training: see `ChatFormat._skeleton`.
+        # As in training: see `Template.render`.
         *("--default-chat-template-kwargs", '{"enable_thinking": false}'),
         # Compiling takes longer than all the answers of a small model's chat.
         *(("--data-parallel-size", str(gpus)) if gpus else ("--enforce-eager",)),

@@ -4,9 +4,11 @@ Read `core.py` first, then these in order:
 
 - `chat_format.py`: messages to ids, safely
 - `episode.py`: the loop between policy and environment
-- `rows.py`: trajectories to training sequences and masks
-- `decoder.py` and `sampler.py`: a model and a sampler in plain PyTorch
+- `sampling.py`: the choice of a token and its log-probability
+- `training_rows.py`: trajectories to training sequences and masks
+- `decoder.py`, `kv_cache.py` and `sampler.py`: a model and many episodes at once, in plain PyTorch
 
-`health.py` refuses failed episodes, `policies.py` has two more policies, `evaluate.py` makes the evaluation card, and
+`template.py` renders chat templates, `columns.py` has the extra inputs of estimators, and `rollouts.py` runs the episodes
+of a step. `health.py` refuses failed episodes, `policies.py` has two more policies, `evaluate.py` makes the evaluation card, and
 `records.py` writes a trajectory as JSON.
 """

@@ -9,10 +9,10 @@ An agent loop that calls `apply_chat_template(..., tokenize=True)` in each turn 
 2. *Re-tokenization.* Rendering the whole conversation again encodes what the model sampled a second time, and
    encode(decode(ids)) != ids in general.
 
-Here the template is rendered once for each *shape* of a conversation (its roles), with a placeholder for each content.
-The control tokens of this skeleton become ids. Each stretch of text between two control tokens, template and contents
-joined, is encoded as *data*. Joined text gives the same ids as `apply_chat_template` for harmless contents (a test
-compares them). Later turns are encoded as continuations, and sampled ids are never touched.
+Here the template is rendered once for each *shape* of a conversation (its roles), with a placeholder for each content:
+its *skeleton* (`template.py`). The control tokens of a skeleton become ids. Each stretch of text between two control
+tokens, template and contents joined, is encoded as *data*. Joined text gives the same ids as `apply_chat_template` for
+harmless contents (a test compares them). Later turns are encoded as continuations, and sampled ids are never touched.
 
 A template may also enclose data in tags of ordinary tokens, such as `<tool_response>` in Qwen2.5's vocabulary. The
 template's own tags stay whole; the same tag inside data is split.
@@ -20,53 +20,20 @@ template's own tags stay whole; the same tag inside data is split.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import json
 import re
-import sys
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from agent_r1.core import Message
-from agent_r1.ground.errors import ConfigError, first_line
-
-# A placeholder is a number between two private-use characters, which no chat template has.
-_OPEN, _CLOSE = "\ue0f0", "\ue0f1"
-_PLACEHOLDER = re.compile(f"{_OPEN}(\\d+){_CLOSE}")
-_BESIDE_DATA = re.compile(f"(<[^<>\\s]+>)\\s*(?={_OPEN})|(?<={_CLOSE})\\s*(<[^<>\\s]+>)")
+from agent_r1.ground.errors import ConfigError
+from agent_r1.rollout.template import PLACEHOLDER, Template
 
 TURN_ENDS = {"<|end|>": ("<|call|>", "<|return|>")}
 """Control token that ends a message, if a turn may have several -> the tokens that end the turn.
 
 The vocabulary decides, not `env.name`: a model with these tokens was trained to end its turns with them.
 """
-
-RENDER_S = 3.0
-"""Limit for rendering a chat template, which takes milliseconds. A downloaded template could loop for ever."""
-Skeleton = tuple[list[int | str], list[str]]
-
-
-def _in_time() -> Callable[..., Any]:
-    """Make a trace function (`sys.settrace`) that stops a template after `RENDER_S` seconds."""
-    until: list[float] = []
-
-    def line(frame: Any, event: str, arg: Any) -> Callable[..., Any] | None:
-        if frame.f_code.co_filename != "<template>":  # Jinja's name for every template
-            return None
-        if not until:
-            until.append(time.monotonic() + RENDER_S)
-        elif time.monotonic() > until[0]:
-            raise TimeoutError(f"not done after {RENDER_S:g} s")
-        return line
-
-    return line
-
-
-def _any_of(words: Iterable[str]) -> re.Pattern:
-    return re.compile("|".join(re.escape(word) for word in sorted(words, key=len, reverse=True)))
-
 
 _PROBE = {
     "type": "function",
@@ -96,11 +63,8 @@ class ChatFormat:
         }
         """Every special or added token. Encoded data never contains one."""
         self._control_set = frozenset(self.control_ids.values())
-        self._control = _any_of(self.control_ids)
-        self._guarded = _any_of({*self.control_ids, *self._tags_beside_data()})
-        """What data must not spell: control tokens, and the tags in which the template encloses data."""
-        self._skeletons: dict[tuple, Skeleton] = {}
-        after_action, _ = self._skeleton(("user", "assistant"), None, continuation=True)
+        self._template = Template(tokenizer, self.control_ids)
+        after_action, _ = self._template.skeleton(("user", "assistant"), None, continuation=True)
         if not after_action or not isinstance(after_action[0], int):
             raise ConfigError(
                 "the chat template does not close an assistant turn with a control token",
@@ -116,7 +80,9 @@ class ChatFormat:
         ends = {tokenizer.eos_token_id, *end_ids} | self.closing_ids
         self.stop_ids = tuple(sorted(ends - {None} - only_close))
         """Sampling one of these ends the turn, for every policy."""
-        opening = "".join(p if isinstance(p, str) else self.decode([p]) for p in self._skeleton(("user",), None)[0])
+        opening = "".join(
+            p if isinstance(p, str) else self.decode([p]) for p in self._template.skeleton(("user",), None)[0]
+        )
         self._opened = re.search(r"(<think>\s*)?\Z", opening)[0]
         """The template's own beginning of each agent turn: `<think>` for some thinking models."""
 
@@ -133,7 +99,7 @@ class ChatFormat:
     def prompt_ids(self, messages: list[Message], tools: list[dict[str, Any]] | None = None) -> list[int]:
         """Encode a conversation up to the point where the assistant speaks."""
         roles = tuple(m["role"] for m in messages)
-        skeleton, spelled = self._skeleton(roles, tools)
+        skeleton, spelled = self._template.skeleton(roles, tools)
         return self._fill(skeleton, [m["content"] for m in messages] + spelled)
 
     def continuation_ids(self, messages: list[Message], *, closed: bool) -> list[int]:
@@ -143,7 +109,7 @@ class ChatFormat:
         is added here, as part of the observation.
         """
         roles = ("user", "assistant", *(m["role"] for m in messages))
-        skeleton, _ = self._skeleton(roles, None, continuation=True)
+        skeleton, _ = self._template.skeleton(roles, None, continuation=True)
         return self._fill(skeleton[1:] if closed else skeleton, ["", "", *(m["content"] for m in messages)])
 
     def encode_data(self, text: str, template_tags: frozenset[int] = frozenset()) -> list[int]:
@@ -152,7 +118,7 @@ class ChatFormat:
         `template_tags`: offsets in `text` of the template's own tags, which stay whole.
         """
         cuts, start = [0], 0
-        while match := self._guarded.search(text, start):
+        while match := self._template.guarded.search(text, start):
             start = match.start() + 1
             if match[0] in self.control_ids:
                 # The tokenizer finds control tokens within one string only, so one cut is enough.
@@ -203,86 +169,11 @@ class ChatFormat:
                 ids.append(part)
                 continue
             text, template_tags = "", set()
-            for number, piece in enumerate(_PLACEHOLDER.split(part)):  # template text and placeholders alternate
+            for number, piece in enumerate(PLACEHOLDER.split(part)):  # template text and placeholders alternate
                 if number % 2:
                     text += str(contents[int(piece)])
                 else:
-                    template_tags |= {len(text) + tag.start() for tag in self._guarded.finditer(piece)}
+                    template_tags |= {len(text) + tag.start() for tag in self._template.guarded.finditer(piece)}
                     text += piece
             ids += self.encode_data(text, frozenset(template_tags))
         return ids
-
-    def _render(self, roles: tuple[str, ...], tools=None) -> str:
-        """Render the template for these roles, with a placeholder for each content."""
-        messages = [{"role": role, "content": f"{_OPEN}{i}{_CLOSE}"} for i, role in enumerate(roles)]
-        # Without thinking, Qwen3's template opens each turn with an empty thought. Thinking would use up a turn of a
-        # few hundred tokens. Other templates ignore the argument.
-        before = sys.gettrace()
-        sys.settrace(_in_time())
-        try:
-            return self.tokenizer.apply_chat_template(
-                messages, tools=tools, add_generation_prompt=True, tokenize=False, enable_thinking=False
-            )
-        except Exception as error:  # a template is a program that came with the model
-            raise ConfigError(
-                f"the chat template of {getattr(self.tokenizer, 'name_or_path', '?')!r} cannot be rendered "
-                f"({type(error).__name__}: {first_line(error)}); take an instruct model with another template",
-                code="broken_template",
-            ) from None
-        finally:
-            sys.settrace(before)
-
-    def _tags_beside_data(self) -> set[str]:
-        """Find each literal `<...>` that the template puts directly before or after a content."""
-        tags: set[str] = set()
-        for roles in (("user", "assistant"), ("system", "user"), ("user", "assistant", "tool", "tool")):
-            with contextlib.suppress(ConfigError):  # a template may refuse a role
-                tags |= {tag for pair in _BESIDE_DATA.findall(self._render(roles)) for tag in pair if tag}
-        return tags
-
-    def _skeleton(self, roles: tuple[str, ...], tools, continuation: bool = False) -> Skeleton:
-        """Return control ids and text runs (with placeholders) for these roles, rendered once and cached.
-
-        `continuation` keeps only what follows message 1, the assistant's. The second result is every control token or
-        tag spelled in the descriptions of `tools`: data, whose placeholders follow those of the messages.
-        """
-        key = (roles, json.dumps(tools) if tools else None, continuation)
-        if key not in self._skeletons:
-            spelled: list[str] = []
-
-            def mark(match: re.Match) -> str:
-                spelled.append(match[0])
-                return f"{_OPEN}{len(roles) + len(spelled) - 1}{_CLOSE}"
-
-            hostile = re.compile(f"{self._guarded.pattern}|{_OPEN}|{_CLOSE}")
-            tools = tools and json.loads(hostile.sub(mark, json.dumps(tools, ensure_ascii=False)))
-            text = self._render(roles, tools)
-            missing = [i for i in range(len(roles)) if f"{_OPEN}{i}{_CLOSE}" not in text]
-            if missing:
-                raise ConfigError(
-                    f"the chat template drops message {missing[0]} (role {roles[missing[0]]!r})",
-                    code="template_drops_messages",
-                )
-            bare = self._render(roles) if tools else ""
-            for name in (tool["function"]["name"] for tool in tools or ()):
-                if text.count(name) <= bare.count(name):
-                    raise ConfigError(
-                        f"the chat template of {getattr(self.tokenizer, 'name_or_path', '?')!r} shows the model no tools, so it "
-                        "would never hear of them; take a model whose template does, tell it in the prompt (env.name=react), or go "
-                        "without: env.tools=[]",
-                        code="template_shows_no_tools",
-                    )
-            if continuation:
-                text = text[text.index(f"{_OPEN}1{_CLOSE}") + len(f"{_OPEN}1{_CLOSE}") :]
-            self._skeletons[key] = self._split(text), spelled
-        return self._skeletons[key]
-
-    def _split(self, text: str) -> list[int | str]:
-        parts: list[int | str] = []
-        start = 0
-        for match in self._control.finditer(text):
-            if match.start() > start:
-                parts.append(text[start : match.start()])
-            parts.append(self.control_ids[match[0]])
-            start = match.end()
-        return parts + ([text[start:]] if start < len(text) else [])

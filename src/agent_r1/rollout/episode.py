@@ -1,8 +1,10 @@
 """Run episodes between a policy and an environment: in training, evaluation, chat and verl.
 
-In: a row (one question). Out: a `Trajectory`. Next: `training_rows.py` turns it into training sequences.
+In: a row (one question). Out: a `Trajectory`. Next: `sampling.py` chooses the tokens of an action, and
+`training_rows.py` turns the trajectory into training sequences.
 
-Episodes are coroutines. Each waits only for its own tokens and tools, so a hundred of them keep one sampler busy.
+Episodes are coroutines. Each waits only for its own tokens and tools, so a hundred of them (`rollouts.py`) keep one
+sampler busy.
 
     AgentFlowBase   full control: any coroutine that returns a Trajectory (branching, several policies, ...)
     AgentEnvLoop    the generic flow: observe -> act -> step, until done
@@ -18,10 +20,9 @@ import hashlib
 import math
 from abc import ABC, abstractmethod
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from agent_r1.config import plugins
 from agent_r1.config.settings import EnvConfig, RolloutConfig
 from agent_r1.core import (
     Action,
@@ -37,9 +38,9 @@ from agent_r1.core import (
     Trajectory,
     maybe_await,
 )
-from agent_r1.ground.errors import AgentR1Error, ConfigError, LostConnection
+from agent_r1.ground.errors import AgentR1Error
 from agent_r1.rollout.chat_format import ChatFormat
-from agent_r1.rollout.health import count_calls, refuse_failures, refuse_lost
+from agent_r1.rollout.health import count_calls
 
 MAX_REWARD = 1e6
 """Largest absolute reward of a step or outcome. Sums and squares of rewards then stay far below float32's maximum."""
@@ -204,46 +205,6 @@ class EnvironmentFailure(Exception):
     """An environment's exception. The episode ends with StopReason.ERROR and this text."""
 
 
-async def run_episodes(
-    flow: AgentFlowBase,
-    tasks: Iterable[Task],
-    sampling: Sampling,
-    on_done: Callable[[Trajectory], None] | None = None,
-    at_once: int | None = None,
-) -> list[Trajectory]:
-    """Run tasks concurrently, and return their trajectories in the same order.
-
-    At most `at_once` run at a time. This keeps thousands of episodes from reaching their deadline while they wait for
-    the policy.
-
-    A lost connection to a model server ends one episode; any other exception of a policy is raised unchanged. Raises
-    AgentR1Error if most episodes failed through no fault of the agent (`health.py`).
-    """
-    tasks, lost = list(tasks), []
-    gate = asyncio.Semaphore(at_once) if at_once else contextlib.nullcontext()
-
-    async def one(task: Task) -> Trajectory:
-        async with gate:
-            try:
-                trajectory = await flow.run(task, sampling)
-            except LostConnection as error:
-                lost.append(str(error))
-                refuse_lost(lost, len(tasks))
-                trajectory = Trajectory([], task.group_id, StopReason.ERROR, task.row, error=str(error))
-        if on_done is not None:
-            on_done(trajectory)
-        return trajectory
-
-    try:
-        async with asyncio.TaskGroup() as group:  # cancels the others if one raises
-            jobs = [group.create_task(one(task)) for task in tasks]
-    except ExceptionGroup as failures:  # the first cause is enough, and the command line expects a plain error
-        raise failures.exceptions[0] from None
-    trajectories = [job.result() for job in jobs]
-    refuse_failures(trajectories)
-    return trajectories
-
-
 def finite(reward: float) -> float:
     """Return `reward` as a float. Raise ValueError if it is not finite or too large: it would corrupt the weights."""
     if not math.isfinite(reward):
@@ -253,25 +214,6 @@ def finite(reward: float) -> float:
             f"a reward must lie between {-MAX_REWARD:g} and {MAX_REWARD:g}, and the environment returned {reward:g}"
         )
     return float(reward)
-
-
-def make_flow(
-    policy: Policy, chat: ChatFormat, make_env: Callable[[Row], AgentEnv], rollout: RolloutConfig, env: EnvConfig
-) -> AgentFlowBase:
-    """Make the flow that `rollout.flow` names, or the generic loop."""
-    flow = load_flow(rollout.flow) if rollout.flow else AgentEnvLoop
-    return flow(policy, chat, Limits.from_settings(rollout, env), make_env)
-
-
-def load_flow(name: str) -> type[AgentFlowBase]:
-    """Load a user-defined flow. Raise ConfigError if `name` is not a subclass of AgentFlowBase."""
-    found = plugins.load(name, "rollout.flow")
-    if not (isinstance(found, type) and issubclass(found, AgentFlowBase)):
-        raise ConfigError(
-            f"rollout.flow={name} is not a flow; write a subclass of AgentFlowBase (agent_r1.rollout.episode)",
-            code="wrong_code",
-        )
-    return found
 
 
 def derive_seed(*parts: int | str) -> int:

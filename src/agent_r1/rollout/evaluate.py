@@ -17,8 +17,9 @@ from statistics import fmean, pstdev, stdev
 from typing import Any
 
 from agent_r1.core import Row, Sampling, StopReason, Trajectory
-from agent_r1.reward.qa import exact_match
-from agent_r1.rollout.episode import AgentEnvLoop, Task, derive_seed, run_episodes
+from agent_r1.reward.scorers import exact_match
+from agent_r1.rollout.episode import AgentEnvLoop, Task, derive_seed
+from agent_r1.rollout.rollouts import run_episodes
 
 
 def evaluate(

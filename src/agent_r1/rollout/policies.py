@@ -31,7 +31,7 @@ from agent_r1.core import Generation, Policy, Sampling
 from agent_r1.ground import bounds
 from agent_r1.ground.errors import AgentR1Error, LostConnection, first_line
 from agent_r1.rollout import decoder, model_files
-from agent_r1.rollout.sampler import draw_noise, sample_tokens
+from agent_r1.rollout.sampling import draw_noise, sample_tokens
 
 if TYPE_CHECKING:  # importing its model classes takes seconds, and a conversation with vLLM does not need them
     from transformers import DynamicCache, PreTrainedModel

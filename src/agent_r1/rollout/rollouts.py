@@ -1,6 +1,6 @@
-"""Play the episodes of a training step.
+"""Run many episodes at once, such as those of a training step.
 
-In: a step's number. Out: `Played`, the episodes for the batch and the metrics. Next: `rows.py`. `Rollouts` plays each
+In: a step's number. Out: `Played`, the episodes for the batch and the metrics. Next: `training_rows.py`. `Rollouts` plays each
 prompt several times; a wrapper has an inner `Rollouts` and changes its result (`Greedy`, and `Refilled` in
 recipes/credit).
 """
@@ -8,13 +8,77 @@ recipes/credit).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from agent_r1.config.settings import RolloutConfig
-from agent_r1.core import Sampling, Trajectory
-from agent_r1.rollout.episode import AgentFlowBase, Task, run_episodes
+from agent_r1.config import plugins
+from agent_r1.config.settings import EnvConfig, RolloutConfig
+from agent_r1.core import AgentEnv, Policy, Row, Sampling, StopReason, Trajectory
+from agent_r1.ground.errors import ConfigError, LostConnection
+from agent_r1.rollout.chat_format import ChatFormat
+from agent_r1.rollout.episode import AgentEnvLoop, AgentFlowBase, Limits, Task
+from agent_r1.rollout.health import refuse_failures, refuse_lost
 from agent_r1.rollout.sampler import LocalPolicy
+
+
+def make_flow(
+    policy: Policy, chat: ChatFormat, make_env: Callable[[Row], AgentEnv], rollout: RolloutConfig, env: EnvConfig
+) -> AgentFlowBase:
+    """Make the flow that `rollout.flow` names, or the generic loop."""
+    flow = load_flow(rollout.flow) if rollout.flow else AgentEnvLoop
+    return flow(policy, chat, Limits.from_settings(rollout, env), make_env)
+
+
+def load_flow(name: str) -> type[AgentFlowBase]:
+    """Load a user-defined flow. Raise ConfigError if `name` is not a subclass of AgentFlowBase."""
+    found = plugins.load(name, "rollout.flow")
+    if not (isinstance(found, type) and issubclass(found, AgentFlowBase)):
+        raise ConfigError(
+            f"rollout.flow={name} is not a flow; write a subclass of AgentFlowBase (agent_r1.rollout.episode)",
+            code="wrong_code",
+        )
+    return found
+
+
+async def run_episodes(
+    flow: AgentFlowBase,
+    tasks: Iterable[Task],
+    sampling: Sampling,
+    on_done: Callable[[Trajectory], None] | None = None,
+    at_once: int | None = None,
+) -> list[Trajectory]:
+    """Run tasks concurrently, and return their trajectories in the same order.
+
+    At most `at_once` run at a time. This keeps thousands of episodes from reaching their deadline while they wait for
+    the policy.
+
+    A lost connection to a model server ends one episode; any other exception of a policy is raised unchanged. Raises
+    AgentR1Error if most episodes failed through no fault of the agent (`health.py`).
+    """
+    tasks, lost = list(tasks), []
+    gate = asyncio.Semaphore(at_once) if at_once else contextlib.nullcontext()
+
+    async def one(task: Task) -> Trajectory:
+        async with gate:
+            try:
+                trajectory = await flow.run(task, sampling)
+            except LostConnection as error:
+                lost.append(str(error))
+                refuse_lost(lost, len(tasks))
+                trajectory = Trajectory([], task.group_id, StopReason.ERROR, task.row, error=str(error))
+        if on_done is not None:
+            on_done(trajectory)
+        return trajectory
+
+    try:
+        async with asyncio.TaskGroup() as group:  # cancels the others if one raises
+            jobs = [group.create_task(one(task)) for task in tasks]
+    except ExceptionGroup as failures:  # the first cause is enough, and the command line expects a plain error
+        raise failures.exceptions[0] from None
+    trajectories = [job.result() for job in jobs]
+    refuse_failures(trajectories)
+    return trajectories
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """Sample from a local model, with continuous batching and a KV cache for each episode.
 
-In: prompts from many episodes, as they come. Out: `Generation`s. It implements `Policy`; at scale vLLM does. The
-reading path ends here; `decoder.py` is the network, and `training/run.py` makes a run of the loop.
+In: prompts from many episodes, as they come. Out: `Generation`s. It implements `Policy`; at scale vLLM does. `decoder.py`
+is the network, `kv_cache.py` its cache, `sampling.py` the choice of a token.
 
 An agent's episode alternates between a few dozen sampled tokens and a tool result. Two methods make this cheap:
 
@@ -24,31 +24,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from agent_r1.core import Generation, Policy, Sampling
 from agent_r1.ground.device import SAMPLING_HERE
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.rollout.decoder import Decoder
-
-
-class KVCache:
-    """Keys and values of `slots` conversations: [layer][slot, kv head, position, head_dim]."""
-
-    def __init__(self, model: Decoder, slots: int, length: int):
-        s, weight = model.shape, model.embed.weight
-        shape = (s.layers, slots, s.kv_heads, length, s.head_dim)
-        self.keys = torch.zeros(shape, dtype=weight.dtype, device=weight.device)
-        self.values = torch.zeros_like(self.keys)
-        self.lengths = torch.zeros(slots, dtype=torch.long, device=weight.device)  # cached tokens of each slot
-
-    def copy(self, sources: list[int], targets: list[int], length: int) -> None:
-        """Copy the conversations of `sources` to `targets`, up to `length` positions."""
-        source, target = torch.tensor([sources, targets], device=self.lengths.device)
-        self.keys[:, target, :, :length] = self.keys[:, source, :, :length]
-        self.values[:, target, :, :length] = self.values[:, source, :, :length]
-        self.lengths[target] = self.lengths[source]
+from agent_r1.rollout.kv_cache import KVCache
+from agent_r1.rollout.sampling import draw_noise, sample_tokens
 
 
 @dataclass
@@ -100,7 +83,6 @@ class LocalPolicy(Policy):
         self.cache = KVCache(model, slots, max_context)
         self.stats = SamplerStats()
         self._slot_of: dict[str, int] = {}  # live sessions, also while a tool runs
-        self._cached_ids: dict[str, list[int]] = {}  # the tokens of each session's cache entries
         self._waiting: list[_Request] = []
         self._running: dict[int, _Request] = {}  # slot -> request
         self._task: asyncio.Task | None = None
@@ -137,7 +119,6 @@ class LocalPolicy(Policy):
         """Free the session's slot, and drop its pending request."""
         self._waiting = [r for r in self._waiting if r.session != session]
         slot = self._slot_of.pop(session, None)
-        self._cached_ids.pop(session, None)
         if slot is not None:
             self._running.pop(slot, None)
 
@@ -182,7 +163,7 @@ class LocalPolicy(Policy):
         for request in self._waiting:
             if request.session not in self._slot_of and free:
                 self._slot_of[request.session] = free.pop()
-                self._cached_ids[request.session] = []
+                self.cache.ids[self._slot_of[request.session]] = []
             (admitted if request.session in self._slot_of else rest).append(request)
         self._waiting = rest
         return admitted
@@ -193,104 +174,27 @@ class LocalPolicy(Policy):
         if not live or len(live) > 0.75 * (live[-1][1] + 1):
             return
         old = [slot for _, slot in live]
-        self.cache.copy(old, list(range(len(old))), int(self.cache.lengths[old].max()))
+        self.cache.copy(old, list(range(len(old))))
         moved = dict(zip(old, range(len(old)), strict=True))
         self._slot_of = {session: moved[slot] for session, slot in live}
         self._running = {moved[slot]: request for slot, request in self._running.items()}
 
-    # --------------------------------------------------------------------------------------------------- arithmetic
-
-    @torch.inference_mode()
     def _prefill(self, requests: list[_Request]) -> None:
-        """Read the tokens that each request's cache lacks, and sample each request's first token."""
-        first_with: dict[tuple[int, ...], _Request] = {}
-        twins: list[tuple[_Request, _Request]] = []
-        todo: list[tuple[_Request, int]] = []
-        for request in requests:
-            cached = self._cached_ids[request.session]
-            keep = _common_prefix(cached, request.prompt_ids)
-            # Samples of one prompt arrive together (GRPO's group): read it once and copy the cache.
-            leader = first_with.setdefault(tuple(request.prompt_ids), request) if keep == 0 else request
-            if leader is request:
-                todo.append((request, min(keep, len(request.prompt_ids) - 1)))
-            else:
-                twins.append((leader, request))
-        todo.sort(key=lambda item: len(item[0].prompt_ids) - item[1])  # similar lengths together: little padding
-        hidden: dict[str, Tensor] = {}
-        for chunk in _chunks(todo, max_tokens=4096):
-            hidden |= self._extend(chunk)
-        if twins:
-            slots = self._slot_of
-            longest = max(len(r.prompt_ids) for _, r in twins)
-            self.cache.copy([slots[a.session] for a, _ in twins], [slots[b.session] for _, b in twins], longest)
-            hidden |= {b.session: hidden[a.session] for a, b in twins}
-        for request in requests:
-            self._cached_ids[request.session] = list(request.prompt_ids)
-            self._running[self._slot_of[request.session]] = request
-        if requests:
-            self._sample(requests, torch.stack([hidden[r.session] for r in requests]))
+        """Read the requests' new tokens, and sample each first token."""
+        if not requests:
+            return
+        slots = [self._slot_of[r.session] for r in requests]
+        hidden_BD, read = self.cache.read(slots, [r.prompt_ids for r in requests])
+        self.stats.prefill_tokens += read
+        self._running |= zip(slots, requests, strict=True)
+        self._sample(requests, hidden_BD)
 
-    def _extend(self, chunk: list[tuple[_Request, int]]) -> dict[str, Tensor]:
-        """Read the new tokens of several conversations in one pass. Return each last hidden state [D]."""
-        device = self.cache.lengths.device
-        slots = torch.tensor([self._slot_of[r.session] for r, _ in chunk], device=device)
-        starts = torch.tensor([keep for _, keep in chunk], device=device)
-        counts = [len(r.prompt_ids) - keep for r, keep in chunk]
-        T, end = max(counts), max(len(r.prompt_ids) for r, _ in chunk)
-        ids = torch.tensor(
-            [r.prompt_ids[k:] + [0] * (T - n) for (r, k), n in zip(chunk, counts, strict=True)], device=device
-        )
-        positions = starts[:, None] + torch.arange(T, device=device)
-        # Padding writes after the row's end, where the next tokens overwrite it; it only has to stay in bounds.
-        positions = positions.clamp(max=self.max_context - 1)
-        visible = torch.arange(end, device=device) <= positions[:, :, None]  # [B, T, end]: causal, own slot only
-        rows = slots[:, None]
-
-        def attention(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            keys, values = self.cache.keys[layer], self.cache.values[layer]
-            keys[rows, :, positions] = k.transpose(1, 2)
-            values[rows, :, positions] = v.transpose(1, 2)
-            return _attend(q, keys[slots, :, :end], values[slots, :, :end], visible[:, None])
-
-        hidden = self.model(ids, positions, attention)
-        last = torch.tensor(counts, device=device) - 1
-        self.cache.lengths[slots] = starts + last + 1
-        self.stats.prefill_tokens += sum(counts)
-        states = hidden[torch.arange(len(chunk), device=device), last]
-        return {r.session: h for (r, _), h in zip(chunk, states, strict=True)}
+    def _decode(self) -> None:
+        """Sample one more token for every running episode."""
+        hidden_BD = self.cache.decode({slot: request.token_ids[-1] for slot, request in self._running.items()})
+        self._sample([self._running[slot] for slot in sorted(self._running)], hidden_BD)
 
     @torch.inference_mode()
-    def _decode(self) -> None:
-        """Decode one token for every running episode, in one pass over slots 0..n-1.
-
-        Slots that wait for a tool get a dummy token. Its keys are one position after the conversation, where the next
-        real token overwrites them.
-        """
-        n = max(self._running) + 1
-        device = self.cache.lengths.device
-        ids = torch.tensor(
-            [[self._running[s].token_ids[-1] if s in self._running else 0] for s in range(n)], device=device
-        )
-        positions = self.cache.lengths[:n].clamp(max=self.max_context - 1)
-        end = int(positions.max()) + 1
-        visible = torch.arange(end, device=device) <= positions[:, None]
-        bias = torch.zeros(visible.shape, device=device, dtype=self.cache.keys.dtype).masked_fill_(~visible, -torch.inf)
-        every = torch.arange(n, device=device)
-
-        def attention(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            keys, values = self.cache.keys[layer], self.cache.values[layer]
-            keys[every, :, positions] = k[:, :, 0]
-            values[every, :, positions] = v[:, :, 0]
-            return _attend(q, keys[:n, :, :end], values[:n, :, :end], bias[:, None, None])
-
-        hidden = self.model(ids, positions[:, None], attention)[:, 0]
-        slots = sorted(self._running)
-        requests = [self._running[s] for s in slots]
-        self.cache.lengths[slots] += 1
-        for request in requests:
-            self._cached_ids[request.session].append(request.token_ids[-1])
-        self._sample(requests, hidden[slots])
-
     def _sample(self, requests: list[_Request], hidden_BD: Tensor) -> None:
         """Sample one token for each request; finished requests leave the batch."""
         temperature = torch.tensor([r.sampling.temperature for r in requests], device=hidden_BD.device)[:, None]
@@ -315,55 +219,3 @@ class LocalPolicy(Policy):
         self._running.pop(self._slot_of[request.session])
         if not request.future.done():
             request.future.set_result(Generation(request.token_ids, request.logprobs, reason))
-
-
-def draw_noise(sampling: Sampling) -> np.ndarray:
-    """Draw one uniform number for each token of a turn.
-
-    Noise belongs to the request, not to the batch. So an episode's samples do not depend on other episodes or on the
-    order of tool results, and a resumed run repeats an uninterrupted one.
-    """
-    seed = sampling.seed if sampling.seed is not None else int.from_bytes(np.random.bytes(8), "little")
-    return np.random.Generator(np.random.Philox(key=seed)).random(sampling.max_tokens, dtype=np.float32)
-
-
-def sample_tokens(logits_BV: Tensor, temperature_B1: Tensor, uniform_B: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Sample from softmax(logits / temperature) by inverting its cumulative distribution at `uniform_B` in [0, 1).
-
-    Returns tokens [B], and their log-probabilities [B] and the entropy [B] under the *tempered* distribution, which the
-    trainer recomputes. Temperature 0 takes the most likely token, with both measured at temperature 1.
-    """
-    greedy = temperature_B1[:, 0] == 0
-    logprobs = F.log_softmax(logits_BV / torch.where(temperature_B1 == 0, 1.0, temperature_B1), dim=-1)
-    probs = logprobs.exp()
-    entropies = -(probs * logprobs).nansum(dim=-1)  # a forbidden token's 0 * -inf counts as 0
-    cdf = probs.cumsum(dim=-1)
-    # Scaling by the last entry absorbs rounding; right=True skips tokens of probability 0.
-    tokens = torch.searchsorted(cdf, (uniform_B * cdf[:, -1])[:, None], right=True)[:, 0].clamp(
-        max=logits_BV.shape[-1] - 1
-    )
-    tokens = torch.where(greedy, logits_BV.argmax(dim=-1), tokens)
-    return tokens, logprobs.gather(1, tokens[:, None])[:, 0], entropies
-
-
-def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
-
-
-def _common_prefix(a: list[int], b: list[int]) -> int:
-    """Count the leading tokens that agree. If all of `a` do, one comparison of slices is enough."""
-    if b[: len(a)] == a:
-        return len(a)
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-
-
-def _chunks(todo: list, max_tokens: int):
-    """Cut length-sorted work into batches whose padded size is at most `max_tokens`."""
-    chunk: list = []
-    for item in todo:
-        if chunk and (len(chunk) + 1) * (len(item[0].prompt_ids) - item[1]) > max_tokens:
-            yield chunk
-            chunk = []
-        chunk.append(item)
-    if chunk:
-        yield chunk

@@ -10,7 +10,8 @@ from agent_r1.core import Policy
 from agent_r1.env import dialect_of, make_env
 from agent_r1.ground.errors import ConfigError
 from agent_r1.rollout.chat_format import ChatFormat
-from agent_r1.rollout.episode import AgentEnvLoop, make_flow
+from agent_r1.rollout.episode import AgentEnvLoop
+from agent_r1.rollout.rollouts import make_flow
 from agent_r1.tool import BaseTool, ToolCall, ToolResult
 
 

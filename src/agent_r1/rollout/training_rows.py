@@ -20,37 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agent_r1.core import Step, Trajectory
+from agent_r1.core import Trajectory
 from agent_r1.ground.errors import ConfigError
-
-
-@dataclass(frozen=True)
-class Column:
-    """An extra input of an estimator, with one value per token or per row."""
-
-    name: str  # ends in its shape: `states_BT` has a value per token, `baseline_B` one per row
-    dtype: torch.dtype
-    fill: Callable[[Step], list] | Callable[[Trajectory], Any]
-    """For `*_BT`, maps a Step to the values of its action tokens; other tokens get 0. For `*_B`, maps a Trajectory to one."""
-
-    @classmethod
-    def process(cls) -> Column:
-        """Make `process_BT`: the rewards in `Step.token_rewards`, which rollouts record."""
-        return cls("process_BT", torch.float32, _process_rewards)
-
-    @property
-    def of_tokens(self) -> bool:
-        return self.name.endswith("_BT")
-
-
-def _process_rewards(step: Step) -> list[float]:
-    rewards = [0.0] * len(step.action_ids)
-    for token, reward in step.token_rewards:
-        rewards[token] += reward
-    return rewards
-
-
-PROCESS = Column.process()
+from agent_r1.rollout.columns import Column, Columns
 
 
 @dataclass
@@ -93,7 +65,7 @@ def trajectory_rows(trajectory: Trajectory, index: int, columns: Sequence[Column
         row._extend(step.observation_ids[len(seen) :], None, number)
         row._extend(step.action_ids, step.action_logprobs, number)
         for column in columns:
-            _fill(row, column, step if column.of_tokens else trajectory)
+            column.extend(row.columns, step if column.of_tokens else trajectory, len(row.input_ids))
         # A step may have sampled nothing. Its reward goes to the last sampled token before it, or else to the next one.
         owed += step.reward - sum(reward for _, reward in step.token_rewards)
         for token, reward in step.token_rewards:
@@ -106,29 +78,6 @@ def trajectory_rows(trajectory: Trajectory, index: int, columns: Sequence[Column
     return [row for row in rows if any(row.action_mask)]
 
 
-def _fill(row: TrainingRow, column: Column, owner: Step | Trajectory) -> None:
-    """Extend a column to the end of the row. Raise ValueError for a wrong number of values."""
-    value = column.fill(owner)
-    if not column.of_tokens:
-        row.columns[column.name] = value
-        return
-    if len(value) != (n := len(owner.action_ids)):
-        raise ValueError(f"column {column.name}: {len(value)} values for a step of {n} action tokens")
-    before = row.columns.setdefault(column.name, [])
-    nothing = [0.0 if column.dtype.is_floating_point else 0]
-    before += nothing * (len(row.input_ids) - len(before) - len(value)) + value
-
-
-class Columns(dict[str, Tensor]):
-    """Columns by name. A missing name raises ConfigError."""
-
-    def __missing__(self, name: str) -> Tensor:
-        raise ConfigError(
-            f"the batch has no column {name}; declare it in the estimator's `columns`, with what fills it (training_rows.py)",
-            code="missing_column",
-        )
-
-
 @dataclass(kw_only=True)
 class Batch:
     """Rows padded on the right to the longest. Everything is 0 on padding.
@@ -137,7 +86,9 @@ class Batch:
     """
 
     ids_BT: Tensor | None = None  # int64
-    logprobs_BT: Tensor | None = None  # float32, log pi_old: recorded while sampling, or recomputed before the first update
+    logprobs_BT: Tensor | None = (
+        None  # float32, log pi_old: recorded while sampling, or recomputed before the first update
+    )
     lengths_B: Tensor | None = None  # int64, tokens without padding
     mask_BT: Tensor  # float32, the action mask
     rewards_BT: Tensor  # float32, each reward on the action token that earned it

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from agent_r1.config.settings import AdvantageConfig
 from agent_r1.ground.errors import ConfigError
-from agent_r1.rollout.training_rows import Batch, Column, scatter
+from agent_r1.rollout.columns import Column
+from agent_r1.rollout.training_rows import Batch, scatter
 
 Credit = Callable[[Batch, AdvantageConfig], tuple[Tensor, Tensor]]
 """Maps a batch with every sample of its prompts to `advantages_BT` and `returns_BT` (float32, 0 where the mask is 0).

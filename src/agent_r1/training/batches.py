@@ -16,8 +16,9 @@ from agent_r1.config.setting_types import algorithm_has
 from agent_r1.config.settings import RolloutConfig
 from agent_r1.core import Row, Trajectory
 from agent_r1.ground.errors import AgentR1Error
+from agent_r1.rollout.columns import Column
 from agent_r1.rollout.episode import Task, derive_seed
-from agent_r1.rollout.training_rows import Batch, Column, collate, trajectory_rows
+from agent_r1.rollout.training_rows import Batch, collate, trajectory_rows
 
 
 def make_batch(played: list[Trajectory], algorithm: str, columns: Sequence[Column] = ()) -> Batch:

@@ -34,7 +34,8 @@ from agent_r1.core import Generation, Message, Observation, Policy, Row, Samplin
 from agent_r1.env import AgentEnv, Dialect, dialect_of, make_env
 from agent_r1.ground.errors import AgentR1Error, ConfigError
 from agent_r1.rollout.chat_format import ChatFormat
-from agent_r1.rollout.episode import AgentEnvLoop, AgentFlowBase, Limits, Task, derive_seed, run_episodes
+from agent_r1.rollout.episode import AgentEnvLoop, AgentFlowBase, Limits, Task, derive_seed
+from agent_r1.rollout.rollouts import run_episodes
 from agent_r1.rollout.training_rows import TrainingRow, trajectory_rows
 from agent_r1.tool import BaseTool
 from agent_r1.training.tiny_model import byte_chat

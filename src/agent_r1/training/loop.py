@@ -13,8 +13,8 @@ environments. Out: a better policy. The loop knows no tool, dialect, data set or
         6  policy      clipped surrogate on action tokens                            training/losses.py
         7  record      metrics, transcripts, evaluation, checkpoint
 
-Only phases 1 and 2 are specific to agents. The rest is the PPO of 2017 (1707.06347) with a mask. Next:
-`rollout/sampler.py`, which makes phase 1 fast. `run.py` wraps the loop into a run on disk.
+Only phases 1 and 2 are specific to agents. The rest is the PPO of 2017 (1707.06347) with a mask. The reading path ends
+here: `rollout/sampler.py` makes phase 1 fast, and `run.py` wraps the loop into a run on disk.
 
 Skipped when not needed:
 
@@ -189,11 +189,14 @@ def update_actor(learner: Learner, batch: Batch, config: Config, step: int, dtyp
     skip = actor.entropy_coef == 0 and (actor.kl_coef == 0 or actor.kl_in == "reward")
     for minibatch_B in minibatches(batch, actor.minibatches, actor.epochs, derive_seed(config.seed, "actor", step)):
         normalizer = loss_normalizer(
-            batch.mask_BT[minibatch_B], actor.loss_aggregation, config.rollout.max_context, batch.trajectory_B[minibatch_B]
+            batch.mask_BT[minibatch_B],
+            actor.loss_aggregation,
+            config.rollout.max_context,
+            batch.trajectory_B[minibatch_B],
         )
         if skip:
             learns_B = (batch.advantages_BT[minibatch_B] != 0).any(dim=1)
-            log_skipped(learner.actor, batch, minibatch_B[~learns_B], config, dtype, means)
+            add_skipped(means, learner.actor, batch, minibatch_B[~learns_B], config, dtype)
             minibatch_B = minibatch_B[learns_B]
         for index in micro_batches(batch.lengths_B, config.trainer.max_tokens_per_microbatch, minibatch_B):
             with autocast(dtype, batch.ids_BT.device):
@@ -230,7 +233,7 @@ KL_ROW_STRIDE = 8
 """Every eighth skipped row is measured for `actor/ppo_kl`; measuring all of them would cost time."""
 
 
-def log_skipped(actor: Decoder, batch: Batch, rows_B: Tensor, config: Config, dtype: torch.dtype, means: Means) -> None:
+def add_skipped(means: Means, actor: Decoder, batch: Batch, rows_B: Tensor, config: Config, dtype: torch.dtype) -> None:
     """Count the skipped rows' tokens in the logged means, as verl does.
 
     With zero advantages nothing is clipped. The policy's move on these rows is estimated from a sample of them.

@@ -15,8 +15,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from agent_r1.config.settings import ActorConfig
-
 # ---------------------------------------------------------------------------------------------------------- policy
 
 
@@ -200,14 +198,6 @@ def kl_penalty(logprobs_BT: Tensor, ref_logprobs_BT: Tensor, estimator: str) -> 
     Masked entries must be finite.
     """
     return KL_ESTIMATORS[estimator](logprobs_BT.float() - ref_logprobs_BT.float())
-
-
-def reward_less_kl(
-    rewards_BT: Tensor, logprobs_BT: Tensor, ref_logprobs_BT: Tensor, mask_BT: Tensor, actor: ActorConfig
-) -> tuple[Tensor, float]:
-    """Subtract `kl_coef` times the KL penalty from each action token's reward. Also return the mean KL, in nats."""
-    kl_BT = torch.where(mask_BT.bool(), kl_penalty(logprobs_BT, ref_logprobs_BT, actor.kl_estimator), 0.0)
-    return rewards_BT - actor.kl_coef * kl_BT, (kl_BT.sum() / mask_BT.sum()).item()
 
 
 # --------------------------------------------------------------------------------------------------------- inside

@@ -9,21 +9,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from agent_r1.config import tables
 from agent_r1.config.setting_types import algorithm_has
-from agent_r1.config.settings import AdvantageConfig, Config
+from agent_r1.config.settings import ActorConfig, AdvantageConfig, Config
 from agent_r1.core import AgentEnv, Row
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.decoder import Decoder
-from agent_r1.rollout.episode import make_flow
-from agent_r1.rollout.rollouts import Greedy, Rollouts
+from agent_r1.rollout.rollouts import Greedy, Rollouts, make_flow
 from agent_r1.rollout.sampler import LocalPolicy
 from agent_r1.rollout.training_rows import Batch
 from agent_r1.training.advantages import Estimator
 from agent_r1.training.batches import tasks_of_step
-from agent_r1.training.losses import reward_less_kl
+from agent_r1.training.losses import kl_penalty
 
 
 def get_estimator(name: str) -> Estimator:
@@ -37,6 +37,14 @@ def make_estimator(config: Config) -> Estimator:
     if config.actor.kl_coef and config.actor.kl_in == "reward":
         estimate = _less_kl(estimate, config)
     return with_settings(estimate, config)
+
+
+def reward_less_kl(
+    rewards_BT: Tensor, logprobs_BT: Tensor, ref_logprobs_BT: Tensor, mask_BT: Tensor, actor: ActorConfig
+) -> tuple[Tensor, float]:
+    """Subtract `kl_coef` times the KL penalty from each action token's reward. Also return the mean KL, in nats."""
+    kl_BT = torch.where(mask_BT.bool(), kl_penalty(logprobs_BT, ref_logprobs_BT, actor.kl_estimator), 0.0)
+    return rewards_BT - actor.kl_coef * kl_BT, (kl_BT.sum() / mask_BT.sum()).item()
 
 
 def with_settings(estimate: Estimator, config: Config) -> Estimator:
