@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 from runs import main
 
+from agent_r1.app import cli, parser
 from agent_r1.config import fingerprint, from_yaml, load_config, plugins, recipes, tables, to_yaml, user_code
 from agent_r1.ground.errors import ConfigError
 from agent_r1.workspace import Workspace
@@ -51,9 +54,11 @@ PRESET = "extends: smoke\nenv: {name: thrifty, tools: [double]}\nhalved: {actor:
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A recipe that no other test has named."""
-    for kind in ("env", "tool", "estimator", "settings"):
+    for kind in ("env", "tool", "estimator", "settings", "command", "export"):
         monkeypatch.setitem(tables._tables(), kind, dict(tables.entries(kind)))
     monkeypatch.setattr(plugins, "_trusted", set())
+    monkeypatch.setattr(parser, "COMMANDS", dict(parser.COMMANDS))
+    monkeypatch.setattr(cli, "COMMANDS", parser.COMMANDS)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path))
     mine = tmp_path / "mine"
@@ -92,6 +97,56 @@ def test_it_declares_settings_of_its_own(folder, capsys):
     tables.entries("settings").pop("env.thrift")
     with pytest.raises(ConfigError, match="unknown configuration key 'env.call_cost'"):
         load_config("smoke", ["env.call_cost=0.5"])
+
+
+COMMANDS = """
+from pathlib import Path
+from agent_r1 import AgentR1Error, RECIPE, command, flag, option
+
+@command("greet", "greet a reader", ["Ada --recipe mine", "Ada --loud"], RECIPE,
+         option("who", help="name"), flag("--loud", "shout"))
+def greet(a):
+    if a.who == "nobody":
+        raise AgentR1Error("name a reader", code="no_reader")
+    print(f"hello, {a.who}".upper() if a.loud else f"hello, {a.who}")
+
+def write_card(checkpoint, config, file):
+    file.write_text(f"{checkpoint.name} of {config}")
+"""
+
+
+def test_it_adds_commands_and_export_formats(folder, capsys):
+    (folder / "spoken.py").write_text(COMMANDS)
+    (folder / "recipe.toml").write_text(
+        TABLE + "[command]\ngreet = 'spoken.py:greet'\n"
+        "[export.card]\ncode = 'spoken.py:write_card'\nhelp = 'write a card: one line'\n"
+    )
+    assert main("greet", "Ada") == 2 and "invalid choice: 'greet'" in capsys.readouterr().err
+    assert main("--help", "--recipe=mine") == 0 and "greet a reader" in capsys.readouterr().out
+    assert main("greet", "Ada", "--loud", "--recipe", "mine") == 0
+    assert capsys.readouterr().out == "HELLO, ADA\n"
+    assert main("greet", "nobody", "--recipe=mine") == 1
+    assert capsys.readouterr().err == "agent-r1: name a reader\n"
+    model = folder / "step_000001"
+    model.mkdir()
+    assert main("export", "--recipe=mine", f"--checkpoint-dir={model}", "--card=card.txt") == 0
+    assert (folder.parent / "card.txt").read_text() == "step_000001 of None"
+    assert main("export", "--help", "--recipe=mine") == 0 and "write a card: one line" in capsys.readouterr().out
+
+
+def test_a_command_of_ours_cannot_be_replaced(folder, capsys):
+    (folder / "replacing.py").write_text(COMMANDS.replace('"greet",', '"train",'))
+    (folder / "recipe.toml").write_text("[command]\ngreet = 'replacing.py:greet'\n")
+    assert main("greet", "Ada", "--recipe=mine") == 2
+    assert "the command 'train' exists already; rename it" in capsys.readouterr().err
+
+
+def test_help_imports_no_pytorch():
+    code = (
+        "import sys\nfrom agent_r1.app.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass\n"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
 def test_nothing_of_it_is_imported_before_it_is_named(folder):

@@ -9,6 +9,7 @@ from typing import Any
 __version__ = "0.1.0"
 
 PUBLIC = {
+    "app.parser": ("RECIPE", "command", "flag", "option"),
     "config": ("Config", "load_config"),
     "config.setting_types": ("Address", "Shares", "algorithm_has"),
     "config.settings": ("ActorConfig", "AdvantageConfig", "DataConfig", "EnvConfig", "OutsideFingerprint",

@@ -269,7 +269,7 @@ def report(a: Namespace) -> None:
 
 
 @command(
-    "export", "write a checkpoint as a Hugging Face model folder",
+    "export", "write a checkpoint as a Hugging Face model folder, or in the format of a recipe",
     ["", "--run laptop-grpo --step 40 --target-dir my-agent", "--checkpoint-dir DIR --push-to-hub OWNER/NAME",
      "--checkpoint-dir global_step_60"],
     *FROM_RUN,
@@ -284,6 +284,11 @@ def export(a: Namespace) -> None:
     from agent_r1.inference.export import export
 
     checkpoint = newest_step(a.checkpoint_dir) if a.checkpoint_dir else find_checkpoint(a.run, a.step)
+    formats = {name: file for name in tables.names("export") if (file := getattr(a, name.replace("-", "_")))}
+    for name, file in formats.items():
+        tables.resolve("export", name, f"--{name}")(checkpoint, own_settings(checkpoint), file)
+    if formats and not (a.target_dir or a.push_to_hub):
+        return
     base = hub_model(a.base_model) if a.base_model else None
     target = export(checkpoint, own_settings(checkpoint), a.target_dir, base)
     if a.push_to_hub:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
 from agent_r1 import __version__
-from agent_r1.config import ALGORITHMS, ENGINES, preset_names
+from agent_r1.config import ALGORITHMS, ENGINES, preset_names, tables
 from agent_r1.config.recipes import preset_named
 from agent_r1.ground.errors import ConfigError, nearest
 
@@ -26,6 +27,10 @@ def command(name: str, text: str, examples: list[str], *options: tuple) -> Calla
     """
 
     def register(function: Callable) -> Callable:
+        if name in COMMANDS and COMMANDS[name][0].__module__ != function.__module__:
+            raise ConfigError(
+                f"{function.__module__}: the command {name!r} exists already; rename it", code="name_taken"
+            )
         COMMANDS[name] = (function, text, [f"agent-r1 {name} {example}".rstrip() for example in examples], options)
         return function
 
@@ -128,11 +133,29 @@ class _Parser(argparse.ArgumentParser):
         self.error(f"unrecognized arguments: {' '.join(unknown)}{nearest(word, known)}")
 
 
+def _add_recipes(argv: list[str]) -> None:
+    """Add the names of a user's recipe, then all commands of recipes unless `argv` begins with a known command."""
+    early = argparse.ArgumentParser(prog="agent-r1", add_help=False)
+    early.add_argument("--recipe", action="append", nargs="?", default=[])
+    for recipe in filter(None, early.parse_known_args(argv)[0].recipe):
+        preset_named(recipe, None)
+    for name in () if argv and argv[0] in COMMANDS else tables.names("command"):
+        tables.resolve("command", name, f"recipe.toml, [command] {name}")
+
+
+def _file_formats() -> tuple:
+    """Return one option of `export` per format that a recipe adds."""
+    names = ((name, tables.facts("export", name, "format")) for name in tables.names("export"))
+    return tuple(option(f"--{name}", type=Path, metavar="FILE", help=facts.get("help")) for name, facts in names)
+
+
 def parse(argv: list[str] | None) -> Namespace:
     """Parse a command line, with overrides allowed before, between and after the options.
 
     argparse itself accepts positionals in one place only. Raises ConfigError for a recipe that does not exist.
     """
+    argv = sys.argv[1:] if argv is None else argv
+    _add_recipes(argv)
     parser = _Parser(
         prog="agent-r1",
         description="Train LLM agents end to end with multi-turn reinforcement learning.",
@@ -145,7 +168,7 @@ def parse(argv: list[str] | None) -> Namespace:
             name, help=text, description=f"{text[0].upper()}{text[1:]}.", epilog="examples:\n  " + "\n  ".join(examples),
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )  # fmt: skip
-        for names, settings in options:
+        for names, settings in (*options, *(_file_formats() if name == "export" else ())):
             one.add_argument(*names, **settings)
     arguments, rest = parser.parse_known_args(argv)
     unknown = [item for item in rest if item.startswith("-") or not hasattr(arguments, "settings")]
