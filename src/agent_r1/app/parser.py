@@ -134,7 +134,10 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _add_recipes(argv: list[str]) -> None:
-    """Add the names of a user's recipe, then all commands of recipes unless `argv` begins with a known command."""
+    """Add the names of a user's recipe and the commands of all recipes.
+
+    A recipe's commands are imported only if `argv` does not begin with a known command.
+    """
     early = argparse.ArgumentParser(prog="agent-r1", add_help=False)
     early.add_argument("--recipe", action="append", nargs="?", default=[])
     for recipe in filter(None, early.parse_known_args(argv)[0].recipe):
