@@ -20,7 +20,7 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
-from agent_r1 import sha256
+from agent_r1 import write_sums
 
 KEPT = ("*.json", "*.jinja", "agent_r1.yaml")
 CARD = """\
@@ -75,8 +75,7 @@ def pack(run: Path, target: Path) -> None:
     del packed["model"]  # a path of this machine
     (target / "eval.json").write_text(json.dumps(packed, indent=2) + "\n")
     (target / "README.md").write_text(_card(target, before, trained, after, packed))
-    files = sorted(file for file in target.iterdir())
-    (target / "SHA256SUMS").write_text("".join(f"{sha256(file)}  {file.name}\n" for file in files))
+    write_sums(target)
 
 
 def _agent_r1(*words: str | Path) -> None:

@@ -30,7 +30,7 @@ PUBLIC = {
     "env.stateful_env": ("WorldEnv",),
     "ground.bounds": ("TooLongError", "cap_body", "fetch", "fetch_async", "in_background", "parse_json"),
     "ground.errors": ("AgentR1Error", "ConfigError", "extra", "first_line", "nearest"),
-    "ground.files": ("home", "make_once", "sha256"),
+    "ground.files": ("home", "make_once", "sha256", "write_sums"),
     "ground.hub": ("with_retries",),
     "ground.ui": ("clean",),
     "reward.scorers": ("exact_match",),

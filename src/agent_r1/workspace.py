@@ -22,7 +22,7 @@ from agent_r1.config.recipes import added
 from agent_r1.core import Row
 from agent_r1.data.build import build
 from agent_r1.data.source import SPLITS, source_of
-from agent_r1.data.storage import Passage, read_corpus, read_manifest, read_rows, verify
+from agent_r1.data.storage import Passage, copy_data, read_corpus, read_manifest, read_rows, verify
 from agent_r1.env import dialect_of, wants_answers
 from agent_r1.ground import hub
 from agent_r1.ground.errors import AgentR1Error, extra
@@ -141,16 +141,25 @@ def seconds_file(target: Path) -> Path:
     return target.with_name(f".seconds-{target.name}")
 
 
-def make_data(config: Config) -> None:
-    """Make questions and passages (stage)."""
-    workspace = Workspace.from_config(config)
-    source = source_of(config.data)
+def make_data(config: Config, released: str | None = None) -> None:
+    """Make questions and passages (stage), or copy released ones.
+
+    `released`: a folder, or OWNER/NAME on the hub.
+    """
+    workspace, source = Workspace.from_config(config), source_of(config.data)
+    folder, title = None, source.title(config.data)
+    if released:
+        from agent_r1.data.release import find_release
+
+        folder, title = find_release(released, config.data, config.seed, config.env.name), f"from {released}"
 
     def make(part: Path) -> str:
+        if folder:
+            return source.summary(config.data, copy_data(folder, part))
         manifest = build(config.data, config.seed, part, config.env.name, dialect_of(config.env).describes_format)
         return source.summary(config.data, manifest)
 
-    stage(f"data: {source.title(config.data)}", workspace.data, make)
+    stage(f"data: {title}", workspace.data, make)
     verify(workspace.data)
     for split in SPLITS:
         load_rows(config, split)

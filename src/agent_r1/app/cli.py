@@ -131,13 +131,24 @@ def gpu_check(a: Namespace) -> None:
 
 @command(
     "data", "make or download questions and passages",
-    ["--preset smoke", "--preset laptop --seed 3 data.entities=1000"], *CONFIGURED,
+    ["--preset smoke", "--preset laptop --seed 3 data.entities=1000", "--preset smoke --release my-data",
+     "--preset smoke --from my-data"],
+    *CONFIGURED,
+    option("--release", type=Path, metavar="FOLDER", help="also pack the data for others: files, data card, SHA-256 hashes"),
+    option("--from", dest="released", metavar="FOLDER|OWNER/NAME", help="verify and copy released data instead of making it"),
 )  # fmt: skip
 def data(a: Namespace) -> None:
     config = _config(a)
     from agent_r1 import workspace
 
-    workspace.make_data(config)
+    workspace.make_data(config, a.released)
+    if a.release:
+        from agent_r1.data.release import release
+        from agent_r1.ground.ui import say
+        from agent_r1.inference.provenance import data_facts
+
+        release(workspace.Workspace.from_config(config).data, a.release, data_facts(config))
+        say(f"  released in {a.release}: read its README.md before you publish it")
 
 
 @command(

@@ -5,7 +5,8 @@
     splits.py      records -> train, val and test
     corpora.py     the passages to search
     build.py       any of these -> the files of a data set
-    storage.py        rows, passages and their folder on disk
+    storage.py     rows, passages and their folder on disk
+    release.py     a data card and hashes for others
     prompts.py     the prompts
     spellings.py   comparison of titles and questions despite different spellings
 

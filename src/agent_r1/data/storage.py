@@ -8,6 +8,7 @@ in verl's keys (for the local loop and verl), `corpus.jsonl`, and a manifest wit
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -120,6 +121,14 @@ def make_folder(out: Path, write: Callable[[Path], dict[str, Any]], files: Itera
             code="cannot_write",
         ) from None
     return manifest
+
+
+def copy_data(folder: Path, target: Path) -> dict[str, Any]:
+    """Copy a data set's files into the new folder `target`, and return the verified manifest."""
+    target.mkdir()
+    for name in (*read_manifest(folder)["files"], MANIFEST):
+        shutil.copyfile(folder / name, target / name)
+    return verify(target)
 
 
 def verify(out: Path) -> dict[str, Any]:

@@ -1,0 +1,120 @@
+"""Release a data set, and read releases: `agent-r1 data --release FOLDER`, `--from FOLDER`.
+
+In: the folder that `build.py` made. Out: its files, a data card (README.md) and the hash of every file (SHA256SUMS).
+Next: the reader's `agent-r1 data --from FOLDER` verifies the hashes and settings, and copies the same files. A reader
+needs no source, no download from several publishers, and no generator of the same version.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from agent_r1.config.settings import DataConfig
+from agent_r1.data.storage import MANIFEST, copy_data, read_manifest, read_rows, verify
+from agent_r1.ground import hub
+from agent_r1.ground.errors import AgentR1Error, ConfigError, first_line
+from agent_r1.ground.files import SUMS, verify_sums, whole, write_sums, writing
+
+PATTERNS = ["*.parquet", "corpus.jsonl", MANIFEST, "README.md", SUMS]
+CARD = """\
+---
+license: {licence}
+task_categories: [question-answering]
+tags: [agent-r1]
+---
+# {name}: questions and passages for Agent-R1
+
+{splits}
+
+| | |
+|---|---|
+| source | {source} |
+| licence | {licence}; of the corpus: {corpus_licence} |
+| records left out | {skipped} |
+| made by | `{command}` |
+| code | Agent-R1 {version}, commit {commit} |
+
+A row has verl's keys: `prompt`, `reward_model`, `extra_info` and so on. A line of `corpus.jsonl` is a passage: `id`,
+`title`, `text`. `manifest.json` has all settings. `sha256sum -c SHA256SUMS` verifies the files, and so does this command:
+
+    {command} --from FOLDER
+"""
+
+
+def release(data: Path, target: Path, facts: dict[str, Any]) -> None:
+    """Write `target` from a data folder.
+
+    Args:
+        facts: For the card: `source`, `licence`, `corpus_licence`, `command`, `version`, `commit`.
+
+    Raises AgentR1Error if `target` exists or cannot be written, or the data is damaged.
+    """
+    manifest = verify(data)
+    if target.exists():
+        raise AgentR1Error(f"{target} exists already; choose another folder for --release", code="already_exists")
+    with writing(target), whole(target) as part:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        copy_data(data, part)
+        (part / "README.md").write_text(_card(part, manifest, facts), encoding="utf-8")
+        write_sums(part)
+
+
+def _card(folder: Path, manifest: dict[str, Any], facts: dict[str, Any]) -> str:
+    lines = ["| file | records | kinds |", "|---|---|---|"]
+    for file in sorted(folder.glob("*.parquet")):
+        kinds = manifest.get("splits", {}).get(file.stem, {}).get("kinds", {})
+        counts = ", ".join(f"{kind} {count}" for kind, count in kinds.items() if count)
+        lines.append(f"| `{file.name}` | {len(read_rows(file))} | {counts} |")
+    with (folder / "corpus.jsonl").open("rb") as corpus:
+        lines.append(f"| `corpus.jsonl` | {sum(1 for _ in corpus)} | passages |")
+    name, skipped = manifest["config"]["name"], len(manifest.get("skipped", []))
+    return CARD.format(name=name, splits="\n".join(lines), skipped=skipped, **facts)
+
+
+def find_release(place: str, config: DataConfig, seed: int, agent_name: str) -> Path:
+    """Return the verified folder of a release.
+
+    `place`: the folder, or a data set OWNER/NAME on the hub. Raises AgentR1Error for a wrong hash or an incomplete
+    folder, and ConfigError for other settings.
+    """
+    folder = hub.fetch(place, PATTERNS, "dataset") if hub.is_name(place) else Path(place)
+    if not (folder / SUMS).is_file():
+        raise AgentR1Error(
+            f"{folder} is not a release (it has no {SUMS}); `agent-r1 data --release FOLDER` writes one",
+            code="missing_source",
+        )
+    verify_sums(folder)
+    if elsewhere := [name for name in read_manifest(folder)["files"] if name != Path(name).name]:
+        raise AgentR1Error(
+            f"{folder / MANIFEST} names the file {elsewhere[0]!r}, which is outside of the folder; use another release",
+            code="damaged_data",
+        )
+    manifest = verify(folder)
+    mine = config.model_dump() | {"seed": seed, "env.name": agent_name}
+    theirs = _settings(folder, manifest, type(config))
+    different = [f"{key}={theirs[key]!r} there, {mine[key]!r} here" for key in mine if theirs[key] != mine[key]]
+    if different:
+        raise ConfigError(
+            f"{folder} has data of other settings: {'; '.join(different)}; its README.md has the command",
+            code="other_settings",
+        )
+    return folder
+
+
+def _settings(folder: Path, manifest: dict[str, Any], kind: type[DataConfig]) -> dict[str, Any]:
+    """Return the settings of a release. Settings that are newer than the release have their defaults."""
+    try:
+        settings = kind.model_validate(manifest["config"]).model_dump()
+        return settings | {
+            "seed": manifest["seed"],
+            "env.name": read_rows(folder / "test.parquet")[0]["agent_name"],
+        }
+    except (ValidationError, KeyError, IndexError) as error:
+        raise AgentR1Error(
+            f"{folder / MANIFEST} has settings that this version does not read ({first_line(error)}); make the data "
+            "with `agent-r1 data`",
+            code="other_format",
+        ) from None
