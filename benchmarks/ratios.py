@@ -1,4 +1,4 @@
-"""What the clip looks at (`actor.ratio_level`), compared: two tables of lesson 11.
+"""What the clip looks at (`actor.ratio_level`), compared: two tables of docs/lab/estimators.md.
 
     python -m benchmarks.ratios          # ratios that are nothing but noise, and the kept runs
     python -m benchmarks.ratios 2        # train two seeds first; finished runs are only read

@@ -423,7 +423,14 @@ def test_ratios_of_tokens_steps_and_sequences():
 
 def test_ratios_that_are_noise_and_those_of_recorded_runs():
     lab = (ROOT / "docs/lab/estimators.md").read_text()
-    assert ratios.noise_table() in (LESSONS / DRIFT).read_text()
+    token, short, long = (
+        f"{ratios.clipped_by_noise(0.3, *arm):.3f}"
+        for arm in ((300, "token", 0.28), (30, "sequence", 0.05), (300, "sequence", 0.05))
+    )
+    text = (LESSONS / DRIFT).read_text()
+    assert f"deviation 0.3), the token clip removes {token} of" in text and float(long) == 0
+    assert f"removes {short}, and on the mean of 300 nothing" in text
+    assert ratios.noise_table() in lab
     assert ratios.table(json.loads(ratios.KEPT.read_text())) in lab
 
 
