@@ -96,8 +96,8 @@ def _steps(row: dict[str, Any], steps: list[dict[str, Any]]) -> Iterator[Step]:
 
 
 def _lines(
-    recorded: dict, record: dict, batch: Batch, credit: dict[str, torch.Tensor], row: int, by_token: bool
-) -> list[list]:
+    recorded: dict[str, Any], record: dict[str, Any], batch: Batch, credit: dict[str, torch.Tensor], row: int, by_token: bool
+) -> list[list[str]]:
     """List what was sampled, its rewards, and each estimator's advantage, for one sequence."""
     cells = [cell for cell in token_cells(recorded) if cell.sampled]
     spans = [[cell] for cell in cells] if by_token else [

@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 from agent_r1 import extra
 
@@ -150,7 +151,7 @@ def world() -> World:
     every = source.get_countries()
     records = {code: every[code] for code in sorted(every) if code not in f"{TERRITORIES} {CONGOS}".split()}
     cities = sorted(source.get_cities().values(), key=lambda c: (-c["population"], c["geonameid"]))
-    by_country: dict[str, list[dict]] = {code: [] for code in every}
+    by_country: Mapping[str, Any][str, list[Mapping[str, Any]]] = {code: [] for code in every}
     for city in cities:
         by_country[city["countrycode"]].append(city)
     taken = {fold(name) for code, c in records.items() for name in _names(code, c)}
@@ -168,7 +169,7 @@ def world() -> World:
     return World(countries, found)
 
 
-def _names(code: str, country: dict) -> list[str]:
+def _names(code: str, country: Mapping[str, Any]) -> list[str]:
     return [country["name"], Locale("en").territories.get(code, country["name"]), *ALSO.get(code, [])]
 
 
@@ -177,7 +178,7 @@ def _aliases(name: str, candidates: Iterable[str]) -> tuple[str, ...]:
     return tuple(c for c in dict.fromkeys(n for one in candidates for n in (one, plain(one))) if c != name)
 
 
-def _cities(cities: list[dict], called: Counter[str], taken: set[str]) -> list[Place]:
+def _cities(cities: list[Mapping[str, Any]], called: Counter[str], taken: set[str]) -> list[Place]:
     """Choose a country's largest cities with unique names, not part of a larger city."""
     found, larger = [], []
     for city in cities:
@@ -191,7 +192,7 @@ def _cities(cities: list[dict], called: Counter[str], taken: set[str]) -> list[P
     return found[:CITIES]
 
 
-def _capital(country: dict, cities: list[dict], others: set[str]) -> Place | None:
+def _capital(country: Mapping[str, Any], cities: list[Mapping[str, Any]], others: set[str]) -> Place | None:
     """Find the capital. `others` are names of countries and of cities, which cannot be aliases."""
     name = plain(country["capital"])
     found = [city for city in cities if fold(city["name"]) == fold(name)]
@@ -204,7 +205,7 @@ def _capital(country: dict, cities: list[dict], others: set[str]) -> Place | Non
     return Place(name, aliases, city["population"])
 
 
-def _currency(country: dict) -> Place | None:
+def _currency(country: Mapping[str, Any]) -> Place | None:
     code, short = country["currencycode"], country["currencyname"]
     if country["iso"] in UNSURE["currency"].split() or get_territory_currencies(country["iso"]) != [code]:
         return None
@@ -222,7 +223,7 @@ def _short_names() -> Counter[str]:
     return Counter(name for name, _ in pairs)
 
 
-def _language(country: dict) -> Place | None:
+def _language(country: Mapping[str, Any]) -> Place | None:
     official = {code.split("_")[0] for code in get_official_languages(country["iso"], de_facto=True)}
     first = country["languages"].split(",")[0].split("-")[0]
     if country["iso"] in UNSURE["language"].split() or official != {first}:

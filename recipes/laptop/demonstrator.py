@@ -22,6 +22,7 @@ import random
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from agent_r1 import (
     AgentEnvLoop,
@@ -133,7 +134,7 @@ class Demonstrator(Policy):
         return search(lookups[turn])
 
 
-def lookups_of(row: Row) -> list[dict]:
+def lookups_of(row: Row) -> list[dict[str, Any]]:
     """List an ideal agent's searches in order: the entity, what is asked, and the value.
 
     TinyHop's rows have them. Rows of published data sets name the passages with the answer: first those that the
@@ -154,12 +155,12 @@ def lookups_of(row: Row) -> list[dict]:
     return [{"entity": t, "relation": aim, "value": v} for t, aim, v in zip(titles, aims, values, strict=True)]
 
 
-def search(lookup: dict, query: str | None = None) -> tuple[ToolCall, str]:
+def search(lookup: dict[str, Any], query: str | None = None) -> tuple[ToolCall, str]:
     """Search for the entity; the thought before names the relation."""
     return ToolCall("search", {"query": query or lookup["entity"]}), f"find the {lookup['relation']}"
 
 
-def search_turn(lookup: dict) -> str:
+def search_turn(lookup: dict[str, Any]) -> str:
     """Write the same as the tiny model does."""
     said, thought = search(lookup)
     return call(said.name, thought, **said.arguments)
@@ -177,7 +178,7 @@ def _guess(row: Row, names: list[str], rng: random.Random) -> str:
     return rng.choice(["yes", "no"]) if yes_no else rng.choice(names)
 
 
-def _premature(row: Row, lookups: list[dict], names: list[str], rng: random.Random) -> str:
+def _premature(row: Row, lookups: list[dict[str, Any]], names: list[str], rng: random.Random) -> str:
     """Return the answer of a play that stops between two lookups.
 
     For a chain it is the value found so far, otherwise a guess.

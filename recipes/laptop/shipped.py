@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 import yaml
@@ -97,7 +98,9 @@ def _halve(exported: Path, target: Path) -> None:
     (target / "model.safetensors").chmod(0o644)
 
 
-def _card(target: Path, before: dict, trained: dict, exported: dict, packed: dict) -> str:
+def _card(
+    target: Path, before: dict[str, Any], trained: dict[str, Any], exported: dict[str, Any], packed: dict[str, Any]
+) -> str:
     config = yaml.safe_load((target / "agent_r1.yaml").read_text())
     parameters = sum(tensor.numel() for tensor in load_file(target / "model.safetensors").values())
     return CARD.format(

@@ -10,6 +10,7 @@ import re
 import sys
 from decimal import Decimal
 from math import gcd
+from typing import Any
 
 from math_verify import LatexExtractionConfig, parse, verify
 from sympy import Eq, FiniteSet, Interval, Mul, Number, Symbol, Tuple
@@ -24,7 +25,7 @@ NUMERAL = re.compile(r"\d[\d,.]*|\.\d+")
 FRACTION = re.compile(r"[-+]?(?:\d*\s*\\[dt]?frac\s*\{?\s*[-+]?(\d+?)\s*\}?\s*\{?\s*(\d+)\s*\}?|(\d+)\s*/\s*(\d+))")
 
 
-def plain(text):
+def plain(text: str) -> str:
     """Remove a box, dollars, a final full stop and a percent sign (50% is 50)."""
     text = bare(text)
     if boxed := re.fullmatch(r"\\boxed\{(.*)\}", text, re.DOTALL):
@@ -33,11 +34,11 @@ def plain(text):
     return format(Decimal(text), "f") if SCIENTIFIC.fullmatch(text) else text  # 2.5e+12: TeX reads Euler's e
 
 
-def bare(text):
+def bare(text: str) -> str:
     return text.rstrip(".$ \t\n").lstrip("$ \t\n")
 
 
-def value(text):
+def value(text: str) -> Any:
     """Parse the text as one expression; None if it is none, or several."""
     if "\\boxed" in text:  # math-verify would make a set of several boxes
         return None
@@ -48,14 +49,14 @@ def value(text):
     return found[0] if found else None
 
 
-def worked_out(expression):
+def worked_out(expression: Any) -> bool:
     """Return whether it is a number, not an unevaluated sum or product."""
     if isinstance(expression, Mul) and len(expression.args) == 2 and expression.args[0] == -1:
         expression = expression.args[1]
     return isinstance(expression, Number)
 
 
-def numeral(text):
+def numeral(text: str) -> bool:
     """Return whether the text has nothing left to compute.
 
     It is short, and has at most one numeral, no fraction and little TeX.
@@ -69,13 +70,13 @@ def numeral(text):
     )
 
 
-def reduced(text):
+def reduced(text: str) -> bool:
     """Return whether the text is a fraction of whole numbers in lowest terms."""
     found = FRACTION.fullmatch(text.rpartition("=")[2].strip())
     return bool(found) and gcd(*(int(part) for part in found.groups() if part)) == 1
 
 
-def same(answer, target):
+def same(answer: str, target: str) -> bool:
     answer, target = plain(answer), plain(target)
     right = value(target)
     # Before parsing: 497/7 would become 71, and most texts that take the parser seconds end here.

@@ -50,7 +50,7 @@ def names_in(passages: list[str], told: str) -> list[str]:
 def renamed(text: str, table: dict[str, str]) -> str:
     """Replace all names of `table` in `text`."""
 
-    def swap(match: re.Match) -> str:
+    def swap(match: re.Match[str]) -> str:
         name = match[0]
         first, _, rest = name.partition(" ")  # a question's first word has a capital too: Were Oscar Wilde
         return f"{first} {table[rest]}" if name not in table and rest in table else table.get(name, name)

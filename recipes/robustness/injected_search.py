@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import re
+from typing import Any
 
 from agent_r1 import Hit, Searcher
 
@@ -97,7 +98,7 @@ class PoisonedSearcher(Searcher):
     It has the title of the best passage.
     """
 
-    def __init__(self, index, rate: float, seed: int):
+    def __init__(self, index: Any, rate: float, seed: int):
         super().__init__(index)
         self.rate, self.seed = rate, seed
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Container
+from typing import Any
 
 from agent_r1_recipes.tinyquest.quests import walk
 
@@ -25,7 +26,7 @@ class TinyQuest:
 
     score_name = "solved"
 
-    def reset(self, house: str, thing: str, into: str, wash: bool, **row) -> str:
+    def reset(self, house: str, thing: str, into: str, wash: bool, **row: Any) -> str:
         known = json.loads(house)
         self.doors: dict[str, list[str]] = known["doors"]
         self.boxes: dict[str, dict[str, list[str]]] = known["boxes"]

@@ -8,7 +8,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from agent_r1 import __version__
 from agent_r1.config import ALGORITHMS, ENGINES, preset_names, tables
@@ -146,7 +146,7 @@ def _add_recipes(argv: list[str]) -> None:
         tables.resolve("command", name, f"recipe.toml, [command] {name}")
 
 
-def _file_formats() -> tuple:
+def _file_formats() -> tuple[Any, ...]:
     """Return one option of `export` per format that a recipe adds."""
     names = ((name, tables.facts("export", name, "format")) for name in tables.names("export"))
     return tuple(option(f"--{name}", type=Path, metavar="FILE", help=facts.get("help")) for name, facts in names)

@@ -44,21 +44,21 @@ def _in_time() -> Callable[..., Any]:
     return line
 
 
-def _any_of(words: Iterable[str]) -> re.Pattern:
+def _any_of(words: Iterable[str]) -> re.Pattern[str]:
     return re.compile("|".join(re.escape(word) for word in sorted(words, key=len, reverse=True)))
 
 
 class Template:
     """The chat template of a tokenizer."""
 
-    def __init__(self, tokenizer, control_ids: dict[str, int]):
+    def __init__(self, tokenizer: Any, control_ids: dict[str, int]):
         self.tokenizer, self.control_ids = tokenizer, control_ids
         self._control = _any_of(control_ids)
         self.guarded = _any_of({*control_ids, *self._tags_beside_data()})
         """What data must not spell: control tokens, and the tags in which the template encloses data."""
-        self._skeletons: dict[tuple, Skeleton] = {}
+        self._skeletons: dict[tuple[Any, ...], Skeleton] = {}
 
-    def render(self, roles: tuple[str, ...], tools=None) -> str:
+    def render(self, roles: tuple[str, ...], tools: list[dict[str, Any]] | None = None) -> str:
         """Render the template for these roles, with a placeholder for each content."""
         messages = [{"role": role, "content": f"{_OPEN}{i}{_CLOSE}"} for i, role in enumerate(roles)]
         # Without thinking, Qwen3's template opens each turn with an empty thought. Thinking would use up a turn of a
@@ -86,7 +86,7 @@ class Template:
                 tags |= {tag for pair in _BESIDE_DATA.findall(self.render(roles)) for tag in pair if tag}
         return tags
 
-    def skeleton(self, roles: tuple[str, ...], tools, continuation: bool = False) -> Skeleton:
+    def skeleton(self, roles: tuple[str, ...], tools: list[dict[str, Any]] | None, continuation: bool = False) -> Skeleton:
         """Return control ids and text runs (with placeholders) for these roles, rendered once and cached.
 
         `continuation` keeps only what follows message 1, the assistant's. The second result is every control token or
@@ -96,7 +96,7 @@ class Template:
         if key not in self._skeletons:
             spelled: list[str] = []
 
-            def mark(match: re.Match) -> str:
+            def mark(match: re.Match[str]) -> str:
                 spelled.append(match[0])
                 return f"{_OPEN}{len(roles) + len(spelled) - 1}{_CLOSE}"
 
