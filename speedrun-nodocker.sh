@@ -12,8 +12,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 begin=$SECONDS
 
-# Parse the options, make .venv with the pinned packages, choose the preset. Sets $agent, and the arguments to pass
-# on.
+# Parse the options, make .venv with the pinned packages, choose the preset. Sets $agent, and the arguments to pass on.
 source requirements/environment.sh
 
 # Can this machine do it? Versions, memory, disk, GPUs, each with a remedy, before anything is made.
@@ -25,8 +24,7 @@ check_gpus
 # Room 1, data: questions with known answers, and the passages that contain them: a generated world, or HotpotQA.
 "$agent" data "${config[@]}"
 
-# Room 2, search: encode every passage as a vector, and build a FAISS index that finds the nearest passages of a
-# query.
+# Room 2, search: encode every passage as a vector, and build a FAISS index that finds the nearest passages of a query.
 "$agent" index "${config[@]}"
 
 # Room 7, training: RL needs a model that sometimes succeeds. A tiny one learns the format, and to play badly.

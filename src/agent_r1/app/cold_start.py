@@ -1,7 +1,6 @@
 """Make the model that RL starts from (the stage before RL).
 
-In: a configuration. Out: a model folder in `artifacts/`. Next: `stages.py` trains it. Demonstrations come from the
-data
+In: a configuration. Out: a model folder in `artifacts/`. Next: `stages.py` trains it. Demonstrations come from the data
 set's `teacher` (tables.py), a user-defined function, or recorded conversations (`training/demonstrate.py`).
 """
 

@@ -5,16 +5,13 @@ In: a configuration, the shape of its model, a GPU's data sheet. Out: bytes and 
 heads, V words, R ranks. A token of a sequence of T tokens attends to T/2 tokens on average:
 
     weights, Adam      12 P / R bytes for each trained network: float32, and two moments (FSDP divides all by R)
-    gradients           4 P / R, of the one network that is updated; with LoRA, Adam and gradients of the adapters
-    only
+    gradients           4 P / R, of the network that is updated; with LoRA, Adam and gradients of adapters only
     logits              8 V bytes per token of a pass, at most; usually the largest part
     vLLM                its share of the GPU: 2 P of weights, and 4 K (layers x width of a head) of cache per token
     reference, offload  only the network in use is on the GPU; the others wait in host memory
-    forward             2 P + 2 T H (layers x width of a head) operations per token: a weight multiplies and adds;
-    attention
+    forward             2 P + 2 T H (layers x width of a head) operations per token: multiplications and additions, and attention
     update              4 forwards: backward is two, and recomputing the activations is one
-    decoding            bound by memory: each token reads 2 P of weights once for all episodes, and every episode's
-    cache
+    decoding            bound by memory: each token reads 2 P of weights once for all episodes, and each episode's cache
 
 Seconds are a roofline (Williams et al. 2009), max(operations / rate, bytes / bandwidth): what good kernels could
 reach. Assumptions are constants in capitals with their reason. This project has measured none of it on a GPU.

@@ -4,8 +4,7 @@
 
 A stage whose artefact exists is skipped. An artefact's name has a fingerprint of everything that it depends on. A
 changed setting makes a new artefact, and a stale one is never used. Each stage writes to a temporary name and renames
-at
-the end: an interrupted stage leaves nothing that looks complete.
+at the end: an interrupted stage leaves nothing that looks complete.
 
     artifacts/tinyhop-<fp>/       questions and corpus, shared by all runs (or hotpotqa-<fp>/ and similar)
     artifacts/index-<fp>/         the search index
