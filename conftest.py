@@ -23,7 +23,7 @@ import pytest
 import torch
 from filelock import FileLock
 
-from agent_r1.config import Config, load_config
+from agent_r1.config import Config, load_config, to_yaml
 from agent_r1.config.setting_types import algorithm_has
 from agent_r1.core import Generation, Row, Sampling, Step, StopReason, Trajectory
 from agent_r1.data.build import build
@@ -43,6 +43,7 @@ from agent_r1.training.loop import train
 from agent_r1.training.settings import TinyModelConfig
 from agent_r1.training.tiny_model import init_weights, shape_of, train_tokenizer
 from agent_r1_recipes.laptop.demonstrator import Demonstrator, demonstrate, tokenizer_texts
+from agent_r1_recipes.laptop.settings import AGENT
 
 # A shell that runs `pytest &` has it ignore Ctrl-C, and its children inherit that; some tests press Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -338,7 +339,6 @@ def cloned_model(micro, chat, cloned_weights) -> Decoder:
 @pytest.fixture(scope="session")
 def micro_model(tmp_path_factory, micro, chat, cloned_weights) -> Path:
     """The cloned model as a folder, with the settings that an exported one has."""
-    from agent_r1.config import to_yaml
     from agent_r1.training.run import write_model
 
     model, folder = tiny_model(micro.config.model, len(chat.tokenizer)), tmp_path_factory.mktemp("model") / "micro"
@@ -465,6 +465,34 @@ def produced(tmp_path_factory) -> Path:
                     assert main(*command, algorithm, *TINY, f"--run={algorithm}") == 0
 
     return made_once(tmp_path_factory, "produced", make)
+
+
+@pytest.fixture(scope="session")
+def agent_home(tmp_path_factory) -> Path:
+    """A home in which the shipped agent is the run `laptop-grpo`, as training leaves one: data, index, a checkpoint in
+    float32, an evaluation of twelve questions. Nothing is trained. Read it, never change it."""
+    from agent_r1.app import stages
+    from agent_r1.config import fingerprint
+    from agent_r1.inference.agent import own_settings
+    from agent_r1.rollout import model_files
+    from agent_r1.training.checkpoint import save_checkpoint
+    from agent_r1.training.run import RunDir, write_model
+    from agent_r1.training.tiny_model import load_chat
+    from agent_r1.workspace import load_rows, make_task
+
+    def make(home: Path) -> None:
+        config, run = own_settings(AGENT), RunDir(home / "runs" / "laptop-grpo")
+        run.path.mkdir(parents=True)
+        run.config.write_text(to_yaml(config))
+        write = partial(write_model, model_files.load(AGENT), load_chat(AGENT))
+        saved = save_checkpoint(run.checkpoints, config.trainer.steps, write, {}, fingerprint(config), keep=1)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("AGENT_R1_HOME", str(home))
+            patch.setattr(stages, "load_rows", lambda config, split: load_rows(config, split)[:12])
+            make_task(config)
+            stages.run_eval(config, saved / "model", run.path / "eval.json", "evaluate")
+
+    return made_once(tmp_path_factory, "agent-home", make)
 
 
 @pytest.fixture(scope="session")

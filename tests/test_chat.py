@@ -28,14 +28,14 @@ from agent_r1.config.settings import EnvConfig
 from agent_r1.core import Action, StopReason
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.inference import chat as chat_module
-from agent_r1.inference.agent import Agent
+from agent_r1.inference.agent import Agent, find_model, open_agent
 from agent_r1.inference.chat import Repl
 from agent_r1.inference.conversation import Conversation, Watcher, exchange_record, read_turn, same_context
 from agent_r1.inference.screen import Screen
 from agent_r1.rollout.evaluate import evaluate
-from agent_r1.rollout.sampler import LocalPolicy
 from agent_r1.rollout.setup import make_loop
 from agent_r1.tool import tool
+from agent_r1.workspace import load_rows
 
 ANSWER = "<think>read it</think><answer>Marn</answer>"
 
@@ -117,20 +117,30 @@ def test_a_follow_up_continues_the_ids_of_the_conversation(chat):
     assert conversation.exchanges[1].start == len(said)
 
 
-def sampler(world, chat, model) -> LocalPolicy:
-    return LocalPolicy(model, chat.stop_ids, slots=4, max_context=world.config.rollout.max_context)
+@pytest.fixture
+def shipped(agent_home, monkeypatch):
+    """A function that opens the shipped agent, with four slots."""
+    monkeypatch.setenv("AGENT_R1_HOME", str(agent_home))
+    with ExitStack() as resources:
+
+        def open_it() -> Agent:
+            model, config = find_model("laptop-grpo")
+            config.rollout.max_concurrent_episodes = 4
+            return resources.enter_context(open_agent(model, config))
+
+        yield open_it
 
 
-def test_without_memory_every_question_has_the_ids_of_training(micro, chat, cloned_model):
+def test_without_memory_every_question_has_the_ids_of_training(shipped):
     """Chat and evaluation, which is training's loop, see and sample the same tokens. What streams is what was sampled."""
-    rows, policy, tape = micro.rows("test")[:4], sampler(micro, chat, cloned_model), Tape()
-    agent = Agent(policy, chat, micro.tools, micro.config, Path("model"))
+    agent, tape = shipped(), Tape()
+    rows, chat = load_rows(agent.config, "test")[:4], agent.chat
     conversation = Conversation(agent, rows, watcher=tape)
     conversation.temperature = 0.0
     assert not conversation.memory  # the tiny model has seen single questions only
     with asyncio.Runner() as runner:
         talked = [runner.run(conversation.ask(row["prompt"][-1]["content"])) for row in rows]
-    loop = make_loop(policy, chat, micro.tools, micro.config.rollout, micro.config.env)
+    loop = make_loop(agent.policy, chat, agent.tools, agent.config.rollout, agent.config.env)
     evaluated = evaluate(loop, rows, temperature=0.0, seed=0)
     for exchange, trajectory in zip(talked, evaluated, strict=True):
         ids = [(s.observation_ids, s.action_ids) for s in exchange.trajectory.steps]
@@ -356,7 +366,7 @@ def press_ctrl_c() -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_ctrl_c_in_the_middle_of_the_real_sampler(micro, chat, cloned_model):
+def test_ctrl_c_in_the_middle_of_the_real_sampler(shipped):
     """The cache of the interrupted question must not leak into the next one."""
 
     class Press(Watcher):
@@ -367,10 +377,9 @@ def test_ctrl_c_in_the_middle_of_the_real_sampler(micro, chat, cloned_model):
             if self.tokens == 3:
                 press_ctrl_c()
 
-    first, second = (row["prompt"][-1]["content"] for row in micro.rows("test")[:2])
-    agent = Agent(sampler(micro, chat, cloned_model), chat, micro.tools, micro.config, Path("model"))
+    agent, untouched = shipped(), shipped()
+    first, second = (row["prompt"][-1]["content"] for row in load_rows(agent.config, "test")[:2])
     conversation = Conversation(agent, [], watcher=Press())
-    untouched = dataclasses.replace(agent, policy=sampler(micro, chat, cloned_model))
     conversation.temperature = 0.0
     with asyncio.Runner() as runner:
         with pytest.raises(KeyboardInterrupt):

@@ -1,7 +1,7 @@
 """`agent-r1 chat` as people and programs call it: through a pseudo-terminal, through pipes, with one question.
 
-The model is the real tiny one after a few seconds of cloning, in a run folder of its own. What needs no terminal and no signal
-runs in this process.
+The model is the agent that ships with the laptop recipe, in a run folder of its own. What needs no terminal and no signal runs
+in this process.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import pty
 import re
 import select
+import shutil
 import subprocess
 import sys
 import termios
@@ -20,31 +21,17 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import micro_config, tiny_model
 from runs import AGENT, ROOT, environment, main
 
-from agent_r1.config import to_yaml
 from agent_r1.inference.agent import find_model, open_agent
 from agent_r1.inference.compare import play
-from agent_r1.training.run import write_model
-from agent_r1.workspace import load_rows, make_data, make_index
+from agent_r1.workspace import load_rows
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory, chat, cloned_weights) -> Path:
-    """An AGENT_R1_HOME with one run, `tiny`, as training leaves it."""
-    folder, config = tmp_path_factory.mktemp("home"), micro_config()
-    run = folder / "runs" / "tiny"
-    run.mkdir(parents=True)
-    (run / "config.yaml").write_text(to_yaml(config))
-    model = tiny_model(config.model, len(chat.tokenizer))
-    model.load_state_dict(cloned_weights)
-    write_model(model, chat, run / "checkpoints" / "step_000003" / "model")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AGENT_R1_HOME", str(folder))
-        make_data(config)
-        make_index(config)
-    return folder
+def home(agent_home, tmp_path_factory) -> Path:
+    """An AGENT_R1_HOME with one run, `laptop-grpo`, as training leaves it."""
+    return shutil.copytree(agent_home, tmp_path_factory.mktemp("home"), dirs_exist_ok=True)
 
 
 @pytest.fixture
@@ -149,7 +136,7 @@ def test_a_session_in_a_terminal(home):
     terminal = Terminal([sys.executable, "-c", SLOW, "chat"], env, home)
     opening = terminal.expect("\x1b[1;36m> ")
     opening = " ".join(re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", opening).split())  # the terminal breaks and colours lines
-    assert "runs/tiny/checkpoints/step_000003, transformers; tools: search over tinyhop-" in opening
+    assert "runs/laptop-grpo/checkpoints/step_000140, transformers; tools: search over tinyhop-" in opening
     assert "prompt: none; temperature 1," in opening and "each question starts a new conversation" in opening
     assert "type a number to ask one" in opening
 
@@ -210,13 +197,13 @@ def test_a_terminal_without_colours_and_the_tool_of_the_docs(home):
 
 def test_json_gives_what_evaluation_gets(home, chat_command):
     """Three questions through a pipe: the same turns as the loop of training and evaluation."""
-    config = micro_config()
+    model, config = find_model("laptop-grpo")
     rows = load_rows(config, "test")[:3]
     questions = [row["prompt"][-1]["content"] for row in rows]
     code, out, _ = chat_command("--json", "--temperature", "0", stdin="\n\n".join(questions) + "\n/clear\n")
     records = [json.loads(line) for line in out.splitlines()]
     assert [record["question"] for record in records] == questions
-    with open_agent(*find_model("tiny")) as agent:
+    with open_agent(model, config) as agent:
         done = play(agent, rows, 0.0, lambda trajectory: None)
     for record, trajectory in zip(records, done, strict=True):
         assert record["turns"] == [agent.chat.turn_text(step.action_ids) for step in trajectory.steps]
@@ -261,7 +248,7 @@ def test_a_server_that_fails_in_mid_answer_and_the_conversation_that_survives_it
     [
         (["--question", "  "], 2, "it is empty; write"),
         (["--temperature", "hot"], 2, "invalid temperature value: 'hot'"),
-        (["--run", "other"], 1, "there are: tiny"),
+        (["--run", "other"], 1, "there are: laptop-grpo"),
         (["--step", "9"], 1, "no checkpoint of step 9"),
     ],
 )

@@ -93,16 +93,14 @@ def test_a_failure_is_passed_on(tmp_path, venv, command):
 
 
 @pytest.fixture(scope="module")
-def trained(smoke, tmp_path_factory):
-    home = tmp_path_factory.mktemp("talk")
-    shutil.copytree(smoke[0], home, dirs_exist_ok=True)
-    return home
+def trained(agent_home, tmp_path_factory):
+    return shutil.copytree(agent_home, tmp_path_factory.mktemp("talk"), dirs_exist_ok=True)
 
 
 @pytest.mark.slow
 def test_from_a_trained_run_to_an_answer(trained):
     """By Transformers. test_serve.py starts vLLM."""
-    record = json.loads((trained / "runs/smoke-grpo/rollouts/eval.jsonl").read_text().splitlines()[0])
+    record = json.loads((trained / "runs/laptop-grpo/rollouts/eval.jsonl").read_text().splitlines()[0])
     begun = time.time()
     asked = ("--backend", "transformers", "--question", record["question"], "--temperature", "0", "--json")
     done = inference(trained, *asked)

@@ -289,10 +289,10 @@ real = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def trained(smoke, tmp_path_factory):
-    """A copy of the smoke run's home, which AGENT_R1_HOME names while this file runs."""
+def trained(agent_home, tmp_path_factory):
+    """A copy of the shipped agent's home, which AGENT_R1_HOME names while this file runs."""
     home = tmp_path_factory.mktemp("served")
-    shutil.copytree(smoke[0], home, dirs_exist_ok=True)
+    shutil.copytree(agent_home, home, dirs_exist_ok=True)
     before = os.environ.get("AGENT_R1_HOME")
     os.environ["AGENT_R1_HOME"] = str(home)
     yield home
@@ -304,7 +304,7 @@ def trained(smoke, tmp_path_factory):
 @pytest.fixture(scope="module")
 def served(trained):
     """The trained agent behind the real vLLM."""
-    model, config = find_model("smoke-grpo")
+    model, config = find_model("laptop-grpo")
     with vllm_server(model, config.rollout, config.trainer) as server:
         yield server
 
@@ -315,7 +315,7 @@ def test_training_serving_and_transformers_see_the_same_tokens(served, trained):
     """Whole conversations, greedily: the ids of every turn, and their log-probabilities."""
     from agent_r1.rollout.policies import TransformersPolicy, load_transformers
 
-    model, config = find_model("smoke-grpo")
+    model, config = find_model("laptop-grpo")
     rows = load_rows(config, "test")[:24]
     with open_agent(model, config, "transformers") as agent:
         stop_ids = agent.chat.stop_ids
@@ -345,7 +345,7 @@ def test_sampled_log_probabilities_are_those_of_the_trainer(served, trained):
     from agent_r1.rollout.training_rows import TrainingRow, collate
     from agent_r1.training.forward import action_logprobs
 
-    model, config = find_model("smoke-grpo")
+    model, config = find_model("laptop-grpo")
     with open_agent(model, config) as agent:
         prompts = [agent.chat.prompt_ids(row["prompt"]) for row in load_rows(config, "test")[:8]]
         policy = policy_of(served, stop_ids=agent.chat.stop_ids)
@@ -369,7 +369,7 @@ def test_sampled_log_probabilities_are_those_of_the_trainer(served, trained):
 @real
 def test_the_example_of_the_documentation(served, trained):
     pytest.importorskip("openai")
-    model, config = find_model("smoke-grpo")
+    model, config = find_model("laptop-grpo")
     row = load_rows(config, "test")[0]
     keys = {"OPENAI_BASE_URL": served.url, "OPENAI_API_KEY": served.api_key}
     done = subprocess.run(
@@ -386,7 +386,7 @@ def test_the_example_of_the_documentation(served, trained):
 @pytest.mark.parametrize("victim", ["engine", "parent"])
 def test_real_processes_that_are_killed(trained, victim):
     begun = time.time()
-    model, config = find_model("smoke-grpo")
+    model, config = find_model("laptop-grpo")
     if victim == "parent":
         parent = subprocess.Popen(
             [sys.executable, "-c", PARENT, str(model)], env=environment(trained), stdout=subprocess.PIPE, text=True
