@@ -30,12 +30,12 @@ PUBLIC = {
     "env.stateful_env": ("WorldEnv",),
     "ground.bounds": ("TooLongError", "cap_body", "fetch", "fetch_async", "in_background", "parse_json"),
     "ground.errors": ("AgentR1Error", "ConfigError", "extra", "first_line", "nearest"),
-    "ground.files": ("home", "make_once", "sha256", "write_sums"),
+    "ground.files": ("home", "make_once", "sha256", "write_sums", "write_whole", "writing"),
     "ground.hub": ("with_retries",),
-    "ground.ui": ("clean",),
+    "ground.ui": ("clean", "say"),
     "reward.scorers": ("exact_match",),
     "rollout.chat_format": ("ChatFormat",),
-    "rollout.decoder": ("Decoder",),
+    "rollout.decoder": ("Decoder", "causal_attention"),
     "rollout.columns": ("Column",),
     "rollout.episode": ("AgentEnvLoop", "AgentFlowBase", "Task", "derive_seed"),
     "rollout.evaluate": ("score_of",),
@@ -54,9 +54,9 @@ PUBLIC = {
     "training.advantages": ("Estimator", "estimator", "gae", "grpo", "members_of", "ppo", "standardize", "whiten"),
     "training.parts": ("make_estimator",),
     "training.settings": ("ColdStartConfig",),
-    "training.tiny_model": ("save_tokenizer", "tools_template", "train_tokenizer"),
+    "training.tiny_model": ("load_chat", "save_tokenizer", "tools_template", "train_tokenizer"),
     "viewer.tokens": ("read_trajectories", "token_cells"),
-    "workspace": ("any_index", "load_passages", "load_rows", "load_tools"),
+    "workspace": ("Workspace", "any_index", "load_passages", "load_rows", "load_tools", "make_task"),
 }  # fmt: skip
 """Module -> the names that it makes public."""
 _MODULES = {name: module for module, names in PUBLIC.items() for name in names}

@@ -1,0 +1,268 @@
+"""Write one HTML page in which a trained agent plays in the reader's browser.
+
+In: a checkpoint of a run, and its configuration. Out: a page of a few megabytes that works from the disk without a
+network: scripts, checkpoints, tokenizer, corpus and test questions. Next: js/unpack.js reads the data.
+
+    matrices    level x scale of the row, level = round(weight / scale) from -127 to 127
+    scale       largest |weight| of the row in all packed checkpoints / 127, so that differences of levels are small
+    checkpoint  levels minus the levels of the checkpoint before it, modulo 256; then norms and biases as float32
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import itertools
+import json
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from agent_r1 import (
+    AgentR1Error,
+    ChatFormat,
+    Config,
+    Decoder,
+    Workspace,
+    load_any,
+    load_chat,
+    load_passages,
+    load_rows,
+    load_tools,
+    make_task,
+    say,
+    write_whole,
+    writing,
+)
+
+HERE = Path(__file__).parent
+SCRIPTS = ("unpack", "decoder", "tokenizer", "sampling", "search", "episode", "quantities", "microscope", "page")
+"""Files of js/ in the order of the page; a page is complete without the microscope."""
+LARGEST = 6_000_000
+"""Bytes of a page. Checkpoints in the middle of the run are left out until it fits."""
+QUESTIONS = 500
+MARK = "\ue0f0"
+"""Stands for a content in the exported chat template: a private-use character, which no template has."""
+
+
+@dataclass
+class Packed:
+    """Weights of several checkpoints in whole numbers."""
+
+    scales: dict[str, np.ndarray]  # of each matrix: float32 [rows, 1]
+    levels: list[dict[str, np.ndarray]]  # of each checkpoint: int8, by matrix
+    vectors: list[dict[str, np.ndarray]]  # of each checkpoint: float32, by vector
+
+    def state(self, number: int) -> dict[str, Tensor]:
+        """Return the weights of checkpoint `number` as the page computes them."""
+        matrices = {name: q.astype(np.float32) * self.scales[name] for name, q in self.levels[number].items()}
+        return {name: torch.from_numpy(value) for name, value in {**matrices, **self.vectors[number]}.items()}
+
+    def sections(self) -> Iterator[bytes]:
+        """Yield the binary sections in the order of js/unpack.js."""
+        yield from (scale.tobytes() for scale in self.scales.values())
+        before = {name: np.zeros_like(level) for name, level in self.levels[0].items()}
+        for levels, vectors in zip(self.levels, self.vectors, strict=True):
+            yield from ((levels[name] - before[name]).tobytes() for name in levels)  # int8 wraps around
+            yield from (vector.tobytes() for vector in vectors.values())
+            before = levels
+
+
+def pack(models: list[Decoder]) -> Packed:
+    """Round the weights of several checkpoints of one run."""
+    states = [{name: weight.detach().numpy() for name, weight in model.named_parameters()} for model in models]
+    matrices = [name for name, weight in states[0].items() if weight.ndim == 2]
+    scales, levels = {}, [{} for _ in states]
+    for name in matrices:
+        largest = np.max([np.abs(state[name]).max(axis=1, keepdims=True) for state in states], axis=0)
+        scales[name] = (np.where(largest > 0, largest, 1) / 127).astype(np.float32)
+        for state, mine in zip(states, levels, strict=True):
+            mine[name] = np.rint(state[name] / scales[name]).clip(-127, 127).astype(np.int8)
+    vectors = [{name: weight for name, weight in state.items() if weight.ndim == 1} for state in states]
+    return Packed(scales, levels, vectors)
+
+
+# --------------------------------------------------------------------------------------------------------- checkpoints
+
+
+def checkpoints_of(checkpoint: Path, config: Config) -> dict[int, Path]:
+    """Map steps to model folders: the start model as step 0, then the checkpoints."""
+    start = Workspace.from_config(config).start_model
+    folders = {0: start} if (start / "config.json").is_file() else {}
+    if not checkpoint.name.startswith("step_"):  # an exported model
+        return folders | {config.trainer.steps: checkpoint}
+    steps = (folder for folder in sorted(checkpoint.parent.glob("step_*")) if folder.name <= checkpoint.name)
+    return folders | {int(folder.name[5:]): folder / "model" for folder in steps}
+
+
+def without_one(steps: list[int]) -> list[int]:
+    """Leave out the checkpoint that is nearest to its neighbours, never an end."""
+    gaps = {step: after - before for before, step, after in zip(steps, steps[1:], steps[2:], strict=False)}
+    return [step for step in steps if step != min(gaps, key=gaps.__getitem__)]
+
+
+def read_models(folders: dict[int, Path]) -> list[Decoder]:
+    """Read the checkpoints. Raises AgentR1Error for a model that the page does not compute."""
+    models = [load_any(folder) for folder in folders.values()]
+    shape = getattr(models[0], "shape", None)
+    if shape is None or shape.family != "qwen2" or not shape.tied or models[0].parameter_count > 3_000_000:
+        raise AgentR1Error(
+            "the page computes tiny models only (model.path unset); talk to a larger agent with `agent-r1 chat`",
+            code="model_too_large_for_a_page",
+        )
+    return models
+
+
+# ---------------------------------------------------------------------------------------------------------- the header
+
+
+def check_task(config: Config) -> None:
+    """Raise AgentR1Error for a task that the page's scripts do not play."""
+    env = config.env
+    played = env.name in ("hermes", "nous") and env.tools == ["search"] and config.search.encoder == "ngram"
+    if not played or config.search.url or env.reward or env.call_reward or env.evidence_reward:
+        raise AgentR1Error(
+            "the page plays question answering with the n-gram search and exact match (presets smoke and laptop); use "
+            "`agent-r1 chat` for other tasks",
+            code="task_unfit_for_a_page",
+        )
+
+
+def tokenizer_data(chat: ChatFormat) -> dict[str, Any]:
+    """Describe the tokenizer for js/tokenizer.js: tokens as byte strings, merges as ids."""
+    made = json.loads(chat.tokenizer.backend_tokenizer.to_str())
+    vocabulary = made["model"]["vocab"] | chat.control_ids
+    letters = _letters_of_bytes()
+    tokens = [""] * len(vocabulary)
+    for token, number in vocabulary.items():
+        tokens[number] = token if token in chat.control_ids else "".join(chr(letters[letter]) for letter in token)
+    pairs = [pair.split(" ") if isinstance(pair, str) else pair for pair in made["model"]["merges"]]
+    merges = [vocabulary[word] for left, right in pairs for word in (left, right, left + right)]
+    pattern = made["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"]
+    return {"pattern": pattern, "tokens": tokens, "merges": merges, "controls": chat.control_ids}
+
+
+def _letters_of_bytes() -> dict[str, int]:
+    """Map the letters of a byte-level vocabulary to bytes (GPT-2's table)."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in plain]
+    return {chr(byte): byte for byte in plain} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+def chat_data(chat: ChatFormat, config: Config, lead: list[dict[str, str]], schema: dict[str, Any]) -> dict[str, Any]:
+    """Render the chat template once for each shape of observation, with MARK for each content."""
+
+    def skeleton(ids: list[int]) -> list[int | str]:
+        """Keep control tokens as ids, and turn the runs between them to text."""
+        runs = itertools.groupby(ids, lambda i: i if i in chat.control_ids.values() else None)
+        parts = ((control, list(run)) for control, run in runs)
+        return [part for control, run in parts for part in ([chat.decode(run)] if control is None else run)]
+
+    question, result = {"role": "user", "content": MARK}, {"role": "tool", "content": MARK}
+    return {
+        "prompt": skeleton(chat.prompt_ids([*lead, question], [schema])),
+        "continuations": [
+            skeleton(chat.continuation_ids([result] * (n + 1), closed=False)) for n in range(config.env.max_tool_calls)
+        ],
+        "mark": MARK,
+        "closingIds": sorted(chat.closing_ids),
+        "stopIds": sorted(chat.stop_ids),
+        "opened": chat.turn_text([]),
+    }
+
+
+def header_of(config: Config, model: Path, steps: list[int], decoder: Decoder, packed: Packed) -> dict[str, Any]:
+    """Describe everything but the weights."""
+    chat, env, rollout = load_chat(model), config.env, config.rollout
+    rows = load_rows(config, "test")[:QUESTIONS]
+    lead = list(rows[0]["prompt"][:-1])
+    schema = load_tools(config)["search"].schema()
+    return {
+        "run": {"preset": config.preset, "algorithm": config.algorithm, "seed": config.seed},
+        "parameters": decoder.parameter_count,
+        "shape": asdict(decoder.shape) | {"head_dim": decoder.shape.head_dim},
+        "matrices": [[name, *level.shape] for name, level in packed.levels[0].items()],
+        "vectors": [[name, len(vector)] for name, vector in packed.vectors[0].items()],
+        "checkpoints": steps,
+        "tokenizer": tokenizer_data(chat),
+        "chat": chat_data(chat, config, lead, schema),
+        "settings": {
+            "maxTurns": env.max_turns,
+            "maxToolCalls": env.max_tool_calls,
+            "maxInvalidCalls": env.max_invalid_calls,
+            "maxChars": env.tool_max_chars,
+            "formatPenalty": env.format_penalty,
+            "maxTokensPerTurn": rollout.max_tokens_per_turn,
+            "maxContext": rollout.max_context,
+            "topK": config.search.top_k,
+            "dim": config.search.dim,
+        },
+        "corpus": [{"title": passage.title, "text": passage.text} for passage in load_passages(config)],
+        "questions": [
+            {
+                "question": row["prompt"][-1]["content"],
+                "answers": list(row["reward_model"]["ground_truth"]),
+                "kind": row["extra_info"].get("kind", ""),
+            }
+            for row in rows
+        ],
+    }
+
+
+# ------------------------------------------------------------------------------------------------------------ the page
+
+
+def pack_page(checkpoint: Path, config: Config, steps: list[int] | None = None) -> tuple[bytes, Packed, list[int]]:
+    """Return the page's data, its weights and its steps. `steps`: instead of all that fit."""
+    check_task(config)
+    make_task(config)
+    folders = checkpoints_of(checkpoint, config)
+    steps = steps or list(folders)
+    while True:
+        models = read_models({step: folders[step] for step in steps})
+        packed = pack(models)
+        header = json.dumps(header_of(config, folders[steps[-1]], steps, models[-1], packed)).encode()
+        data = zlib.compress(b"".join([struct.pack("<I", len(header)), header, *packed.sections()]), 9)
+        if 4 * len(data) / 3 < LARGEST - 200_000 or len(steps) < 3:
+            return data, packed, steps
+        steps = without_one(steps)
+
+
+def script() -> str:
+    """Join the scripts of the page."""
+    return "".join(path.read_text() for name in SCRIPTS if (path := HERE / "js" / f"{name}.js").is_file())
+
+
+def write_page(checkpoint: Path, config: Config | None, file: Path) -> None:
+    """Write the page of a run (`agent-r1 export --page FILE`).
+
+    Raises AgentR1Error for a task or model that the page cannot play, or a file that cannot be written.
+    """
+    if config is None:
+        raise AgentR1Error(
+            f"{checkpoint} has no settings of its training, and the page needs its questions and passages; name a run",
+            code="page_without_run",
+        )
+    data, _, steps = pack_page(checkpoint, config)
+    program = script()
+    digest = base64.b64encode(hashlib.sha256(program.encode()).digest()).decode()
+    page = (HERE / "page.html").read_text()
+    values = {
+        "POLICY": f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'",
+        "TITLE": html.escape(f"{config.preset} {config.algorithm}: the agent in the page"),
+        "DATA": base64.b64encode(data).decode(),
+        "SCRIPT": program,
+    }
+    for name, value in values.items():
+        page = page.replace(f"@{name}@", value)
+    with writing(file):
+        write_whole(file, page)
+    say(f"page: {len(steps)} checkpoints (steps {', '.join(map(str, steps))}), {len(page) / 1e6:.1f} MB, in {file}")

