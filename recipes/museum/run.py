@@ -1,0 +1,100 @@
+"""Train with a known bug: patch a copy of the source, and run the smoke preset with the copy.
+
+In: an exhibit (exhibits.yaml). Out: runs in AGENT_R1_HOME/museum, and their facts in recorded/. Each seed has its own data, cold start
+and test set, which all exhibits share. The source in use scores the last checkpoint, so a patch cannot score itself.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from argparse import Namespace
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from agent_r1 import ConfigError, command, home, nearest, option
+
+HERE = Path(__file__).parent
+HEALTHY = "healthy"
+QUICK = ["trainer.threads=1", "trainer.eval_every=32", "trainer.save_every=32", "trainer.rollouts_every=31"]
+"""Rollouts of the first step and the last but one; validation at the end."""
+
+
+@dataclass(frozen=True)
+class Exhibit:
+    """A bug: texts of the source that it replaces, and the tests that fail then."""
+
+    name: str
+    patch: list[dict[str, str]]
+    tests: str = ""
+    algorithm: str = "grpo"
+    settings: tuple[str, ...] = ()
+    cold: bool = False
+    beside: str = HEALTHY
+
+    def patched(self, source: Path) -> dict[Path, str]:
+        """Return the new text of each file below `source`. Raises ValueError for a text that does not occur once."""
+        texts: dict[Path, str] = {}
+        for one in self.patch:
+            file = one["in"].replace("recipes/", "agent_r1_recipes/") if "recipes/" in one["in"] else f"agent_r1/{one['in']}"
+            text = texts.get(source / file) or (source / file).read_text()
+            if text.count(one["text"]) != 1:
+                raise ValueError(f"{self.name}: {file} has {one['text']!r} {text.count(one['text'])} times, not once")
+            texts[source / file] = text.replace(one["text"], one["becomes"])
+        return texts
+
+
+def read_exhibits() -> dict[str, Exhibit]:
+    found = yaml.safe_load((HERE / "exhibits.yaml").read_text())
+    return {name: Exhibit(name, **facts) for name, facts in found.items()}
+
+
+def copied_source(exhibit: Exhibit, folder: Path) -> Path:
+    """Copy the source to `folder`, with the exhibit's patch."""
+    for package in ("agent_r1", "agent_r1_recipes"):
+        original = HERE.parent if package == "agent_r1_recipes" else Path(sys.modules["agent_r1"].__file__).parent
+        shutil.copytree(original, folder / package, ignore=shutil.ignore_patterns("__pycache__", "runs", "artifacts"))
+    for file, text in exhibit.patched(folder).items():
+        file.write_text(text)
+    return folder
+
+
+def train(exhibit: Exhibit, seed: int, source: Path) -> Path:
+    """Train an exhibit, unless it was trained before; return the run's folder."""
+    base = home() / "museum" / (exhibit.name if exhibit.cold else "shared")
+    run = f"{exhibit.name}-s{seed}"
+
+    def agent(stage: str, healthy: bool, *words: str) -> None:
+        preset = [exhibit.algorithm, "--preset", "smoke", "--seed", str(seed), *QUICK, *exhibit.settings]
+        paths = {"AGENT_R1_HOME": str(base)} | ({} if healthy else {"PYTHONPATH": str(source)})
+        subprocess.run([sys.executable, "-m", "agent_r1", stage, *preset, *words], env=os.environ | paths, check=True)
+
+    if not (base / "runs" / run / "eval.json").exists():
+        for stage in ("data", "index", "cold-start"):
+            agent(stage, not exhibit.cold)
+        agent("train", False, "--run", run, "--plain")
+        agent("eval", True, "--run", run)
+    return base / "runs" / run
+
+
+@command(
+    "museum", "train with a known bug of agent RL, next to the healthy run",
+    ["mask-forgotten", "kl-of-the-wrong-sign healthy --seeds 0 1 2"],
+    option("names", nargs="+", metavar="NAME", help="exhibits: see recipes/museum/README.md"),
+    option("--seeds", nargs="+", type=int, default=[0], help="a run for each (default: 0)"),
+)  # fmt: skip
+def museum(a: Namespace) -> None:
+    exhibits = read_exhibits()
+    for name in a.names:
+        if name not in exhibits:
+            hint = nearest(name, exhibits)
+            raise ConfigError(f"unknown exhibit {name!r}{hint}; choose from {', '.join(exhibits)}", code="unknown_name")
+        with tempfile.TemporaryDirectory() as folder:
+            source = copied_source(exhibits[name], Path(folder))
+            for seed in a.seeds:
+                print(f"{name}, seed {seed}: {train(exhibits[name], seed, source)}", flush=True)
