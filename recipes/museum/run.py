@@ -64,22 +64,35 @@ def copied_source(exhibit: Exhibit, folder: Path) -> Path:
     return folder
 
 
+def agent(stage: str, exhibit: Exhibit, seed: int, source: Path | None, *words: str) -> None:
+    """Run a stage: with the patched `source`, or with the source in use."""
+    preset = [exhibit.algorithm, "--preset", "smoke", "--seed", str(seed), *QUICK, *exhibit.settings]
+    paths = {"AGENT_R1_HOME": str(base_of(exhibit))} | ({"PYTHONPATH": str(source)} if source else {})
+    subprocess.run([sys.executable, "-m", "agent_r1", stage, *preset, *words], env=os.environ | paths, check=True)
+
+
+def base_of(exhibit: Exhibit) -> Path:
+    """Return where data, cold starts and runs are: exhibits share them unless their cold start differs."""
+    return home() / "museum" / (exhibit.name if exhibit.cold else "shared")
+
+
 def train(exhibit: Exhibit, seed: int, source: Path) -> Path:
     """Train an exhibit, unless it was trained before; return the run's folder."""
-    base = home() / "museum" / (exhibit.name if exhibit.cold else "shared")
+    run, made = f"{exhibit.name}-s{seed}", base_of(exhibit) / f"made-s{seed}"
+    folder = base_of(exhibit) / "runs" / run
+    if not (folder / "checkpoints/step_000032").exists():
+        for stage in () if made.exists() else ("data", "index", "cold-start"):
+            agent(stage, exhibit, seed, source if exhibit.cold else None)
+        made.touch()
+        agent("train", exhibit, seed, source, "--run", run, "--plain")
+    return folder
+
+
+def score(exhibit: Exhibit, seed: int) -> None:
+    """Score the last checkpoint on the test questions, without the patch: it must not score itself."""
     run = f"{exhibit.name}-s{seed}"
-
-    def agent(stage: str, healthy: bool, *words: str) -> None:
-        preset = [exhibit.algorithm, "--preset", "smoke", "--seed", str(seed), *QUICK, *exhibit.settings]
-        paths = {"AGENT_R1_HOME": str(base)} | ({} if healthy else {"PYTHONPATH": str(source)})
-        subprocess.run([sys.executable, "-m", "agent_r1", stage, *preset, *words], env=os.environ | paths, check=True)
-
-    if not (base / "runs" / run / "eval.json").exists():
-        for stage in ("data", "index", "cold-start"):
-            agent(stage, not exhibit.cold)
-        agent("train", False, "--run", run, "--plain")
-        agent("eval", True, "--run", run)
-    return base / "runs" / run
+    if not (base_of(exhibit) / "runs" / run / "eval.json").exists():
+        agent("eval", exhibit, seed, None, "--run", run)
 
 
 @command(
@@ -97,4 +110,6 @@ def museum(a: Namespace) -> None:
         with tempfile.TemporaryDirectory() as folder:
             source = copied_source(exhibits[name], Path(folder))
             for seed in a.seeds:
-                print(f"{name}, seed {seed}: {train(exhibits[name], seed, source)}", flush=True)
+                folder = train(exhibits[name], seed, source)
+                score(exhibits[name], seed)
+                print(f"{name}, seed {seed}: {folder}", flush=True)

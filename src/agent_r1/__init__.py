@@ -53,6 +53,7 @@ PUBLIC = {
     "tool.search": ("SearchTool",),
     "training.advantages": ("Estimator", "estimator", "gae", "grpo", "members_of", "ppo", "standardize", "whiten"),
     "training.parts": ("make_estimator",),
+    "training.sentinel": ("signs",),
     "training.settings": ("ColdStartConfig",),
     "training.tiny_model": ("load_chat", "save_tokenizer", "tools_template", "train_tokenizer"),
     "viewer.tokens": ("read_trajectories", "token_cells"),

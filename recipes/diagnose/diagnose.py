@@ -1,0 +1,41 @@
+"""Say why a run does not learn: `agent-r1 diagnose FOLDER`.
+
+In: a folder of Agent-R1, TRL, verl or verifiers (`files.py`). Out: symptoms, and likely causes with their evidence (`causes.py`).
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+
+from agent_r1 import command, option
+
+CANNOT = (
+    "a wrong number of optimiser steps per batch, and a KL term that is computed and not applied",
+    "text that was encoded again, where ids are not recorded",
+    "leaked test questions: compare with questions that nobody could have seen",
+    "a wrong recursion of GAE: compare advantages by hand (recipes/museum)",
+    "a reward that measures something else than you want, as long as it differs from answer to answer",
+)
+"""What the files do not show."""
+
+
+@command(
+    "diagnose", "say why a run does not learn: flat, collapsed, or without tool calls",
+    ["runs/smoke-grpo", "trl-output    # with log_completions=True", "rollout_data_dir    # of verl", "outputs/evals/my-env    # of verifiers"],
+    option("folder", type=Path, metavar="FOLDER", help="a run of Agent-R1, TRL, verl or verifiers"),
+)  # fmt: skip
+def diagnose(a: Namespace) -> None:
+    from agent_r1_recipes.diagnose.causes import findings, symptoms
+    from agent_r1_recipes.diagnose.files import read_evidence
+
+    evidence = read_evidence(a.folder)
+    print(f"{evidence.source}: {len(evidence.lines)} steps, {len(evidence.episodes)} episodes")
+    for symptom in symptoms(evidence):
+        print(f"  {symptom}")
+    found = findings(evidence)
+    for number, finding in enumerate(found, 1):
+        print(f"\n{number}. {finding.cause} ({'certain' if finding.proof else 'likely'})")
+        print(f"   seen: {finding.evidence}\n   try:  {finding.remedy}")
+    if not found:
+        print("\nno known cause shows in these files. They cannot show:\n" + "\n".join(f"  - {one}" for one in CANNOT))
