@@ -1,8 +1,8 @@
 """Name likely causes of a run that does not learn, with evidence from its files.
 
-In: `Evidence`. Out: `Finding`s, the most specific first. Rules of the first kind test what must hold in every correct run: one
-such episode is proof. Rules of the second kind compare figures with limits, and can be wrong. Limits were chosen on seeds 0 and 1 of
-recipes/museum, and tested on seed 2.
+In: `Evidence`. Out: `Finding`s, proofs first. Rules of the first kind test what holds in every correct run: a single
+exception is proof. All other rules compare figures with limits, and can be wrong. The limits were chosen on seed 0 of
+recipes/museum, and tested on the other seeds.
 """
 
 from __future__ import annotations
@@ -50,9 +50,8 @@ def symptoms(evidence: Evidence) -> list[str]:
     first, last = mean(score[:SPAN]), mean(score[-SPAN:])
     best = max(mean(score[end - SPAN : end]) for end in range(min(SPAN, len(score)), len(score) + 1))
     said = []
-    if calls := series(evidence, "tool_calls/mean"):
-        if mean(calls[-SPAN:]) < 0.05:
-            said.append(f"tools are never called: {mean(calls[:SPAN]):.2f} calls an episode at first, {mean(calls[-SPAN:]):.2f} now")
+    if (calls := series(evidence, "tool_calls/mean")) and (now := mean(calls[-SPAN:])) < 0.05:
+        said.append(f"tools are never called: {mean(calls[:SPAN]):.2f} calls an episode at first, {now:.2f} now")
     if len(score) < 2 * SPAN:
         said.append(f"{len(score)} steps are too few for a trend; the mean reward is {last:.2f}")
     elif best - last > max(0.1, 0.3 * abs(best)):
@@ -80,7 +79,9 @@ def mask_covers_results(e: Evidence) -> Finding | None:
 
 
 def forged_turns(e: Evidence) -> Finding | None:
-    texts = [text for episode in e.episodes for inside, _, text in tokens(episode) if inside and CONTROL.fullmatch(text)]
+    texts = [
+        text for episode in e.episodes for inside, _, text in tokens(episode) if inside and CONTROL.fullmatch(text)
+    ]
     return texts and Finding(
         "documents can forge turns", f"{len(texts)} control tokens such as {texts[0]} are inside tool results",
         "Encode tool results as data, without control tokens", True,
@@ -190,10 +191,14 @@ def paid_without_a_match(e: Evidence) -> Finding | None:
     lists = [
         episode
         for episode in latest(e)
-        if episode.reward > 0.5 and episode.record and (m := episode.record["metrics"]).get("em") == 0 and m.get("sub_em") == 1
+        if episode.reward > 0.5
+        and episode.record
+        and (m := episode.record["metrics"]).get("em") == 0
+        and m.get("sub_em") == 1
     ]
     return len(lists) > 0.02 * len(latest(e)) and Finding(
-        "a longer answer that holds the right one is paid", f"{len(lists)} paid answers are no exact match: {lists[0].answer[:60]!r}",
+        "a longer answer that contains the right one is paid",
+        f"{len(lists)} paid answers are not an exact match: {lists[0].answer[:60]!r}",
         "Pay exact match, or a judge that is shown what was wanted",
     )  # fmt: skip
 
@@ -314,12 +319,14 @@ def latest(e: Evidence) -> list[Episode]:
 def tokens(episode: Episode) -> Iterator[tuple[bool, bool, str]]:
     """Yield whether a token is inside a tool's result, its action mask, and its text."""
     for row in episode.record.get("rows") or ():
-        inside = False
+        inside, before, agent = False, "", False
         for text, on in zip(row["tokens"], row["action_mask"], strict=True):
-            if text == "</tool_response>":
-                inside = False
+            if before == "<|im_start|>":
+                agent = text.startswith("assistant")
+            inside = inside and text != "</tool_response>"
             yield inside, bool(on), text
-            inside = inside or (text == "<tool_response>" and not on)
+            inside = inside or (text == "<tool_response>" and not agent)  # an agent may write the tag, too
+            before = text
 
 
 def calls_of(episode: Episode) -> list[str]:
@@ -329,7 +336,9 @@ def calls_of(episode: Episode) -> list[str]:
 
 
 def results_of(episode: Episode) -> list[str]:
-    return [call["content"] for step in episode.record.get("steps") or () for call in step["info"].get("tool_calls", ())]
+    return [
+        call["content"] for step in episode.record.get("steps") or () for call in step["info"].get("tool_calls", ())
+    ]
 
 
 def last_turn(episode: Episode) -> str:

@@ -22,7 +22,8 @@ CANNOT = (
 
 @command(
     "diagnose", "say why a run does not learn: flat, collapsed, or without tool calls",
-    ["runs/smoke-grpo", "trl-output    # with log_completions=True", "rollout_data_dir    # of verl", "outputs/evals/my-env    # of verifiers"],
+    ["runs/smoke-grpo", "trl-output          # TRL, with log_completions=True", "rollout_data_dir    # verl",
+     "outputs/evals       # verifiers"],
     option("folder", type=Path, metavar="FOLDER", help="a run of Agent-R1, TRL, verl or verifiers"),
 )  # fmt: skip
 def diagnose(a: Namespace) -> None:

@@ -62,7 +62,7 @@ def read_evidence(folder: Path) -> Evidence:
     for source, pattern, episode, metrics in READERS:
         if files := sorted(folder.glob(pattern)):
             return _evidence(source, folder, files, episode, metrics)
-    if lines := _metrics(folder, "metrics.jsonl"):
+    if lines := _metrics(folder, "metrics.jsonl*"):
         return Evidence("Agent-R1", lines, [])
     raise AgentR1Error(f"{folder} has none of the files known here; name the folder of {FORMS}", code="unknown_form")
 
@@ -125,7 +125,7 @@ def _metrics(folder: Path, name: str) -> list[dict[str, float]]:
     found = sorted(folder.glob(name), key=lambda file: file.stat().st_mtime) if name else []
     if not found:
         return []
-    if found[-1].suffix == ".jsonl":
+    if found[-1].name.startswith("metrics"):
         return [record for _, record in json_records(found[-1]) if isinstance(record, dict) and STEP in record]
     try:
         logged = json.loads(found[-1].read_text(encoding="utf-8"))["log_history"]
@@ -154,12 +154,23 @@ def _ours(record: Record) -> Episode:
     steps, asked = record["steps"], record["question"]
     text = "\n".join(step["text"] for step in steps)
     calls = int(record["metrics"].get("tool_calls", 0))
-    credit = [a for row in record["rows"] for a, on in zip(row["advantages"] or (), row["action_mask"], strict=False) if on]
+    credit = [
+        a for row in record["rows"] for a, on in zip(row["advantages"] or (), row["action_mask"], strict=False) if on
+    ]
     reward, stop = float(record["reward"]), record["stop_reason"]
     advantage = credit[-1] if credit else None
     answer = _answer(steps[-1]["text"]) if steps else ""
     return Episode(
-        record["step"] or 0, asked, record["group_id"], text, answer, reward, calls, stop == "max_tokens", advantage, record
+        record["step"] or 0,
+        asked,
+        record["group_id"],
+        text,
+        answer,
+        reward,
+        calls,
+        stop == "max_tokens",
+        advantage,
+        record,
     )
 
 
@@ -206,7 +217,7 @@ def _answer(text: str) -> str:
 
 
 READERS = (
-    ("Agent-R1", "rollouts/step_*.jsonl*", _ours, "metrics.jsonl"),
+    ("Agent-R1", "rollouts/step_*.jsonl*", _ours, "metrics.jsonl*"),
     ("TRL", "**/completions_*.parquet", _trl, "**/trainer_state.json"),
     ("TRL", "**/completions_*.jsonl", _trl, "**/trainer_state.json"),
     ("verifiers", "**/results.jsonl", _verifiers, ""),

@@ -1,7 +1,7 @@
 """Train with a known bug: patch a copy of the source, and run the smoke preset with the copy.
 
-In: an exhibit (exhibits.yaml). Out: runs in AGENT_R1_HOME/museum, and their facts in recorded/. Each seed has its own data, cold start
-and test set, which all exhibits share. The source in use scores the last checkpoint, so a patch cannot score itself.
+In: an exhibit (exhibits.yaml). Out: runs in AGENT_R1_HOME/museum, for `record.py`. Each seed has its own data, cold start
+and test questions, which the exhibits share. The source in use scores the last checkpoint: a patch cannot score itself.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class Exhibit:
         """Return the new text of each file below `source`. Raises ValueError for a text that does not occur once."""
         texts: dict[Path, str] = {}
         for one in self.patch:
-            file = one["in"].replace("recipes/", "agent_r1_recipes/") if "recipes/" in one["in"] else f"agent_r1/{one['in']}"
+            recipe = one["in"].startswith("recipes/")
+            file = one["in"].replace("recipes/", "agent_r1_recipes/", 1) if recipe else f"agent_r1/{one['in']}"
             text = texts.get(source / file) or (source / file).read_text()
             if text.count(one["text"]) != 1:
                 raise ValueError(f"{self.name}: {file} has {one['text']!r} {text.count(one['text'])} times, not once")

@@ -1,0 +1,215 @@
+"""What is found in folders of four projects, and what is said about others."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+from runs import main
+
+from agent_r1 import AgentR1Error
+from agent_r1_recipes.diagnose.causes import findings, symptoms
+from agent_r1_recipes.diagnose.files import read_evidence
+
+
+def write(file: Path, records: list[dict]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def causes(folder: Path) -> list[str]:
+    return [finding.cause for finding in findings(read_evidence(folder))]
+
+
+# ------------------------------------------------------------------------------------------------------ our own runs
+
+CHAT = [
+    "<|im_start|>",
+    "user",
+    "<tool_call>",
+    "<tool_response>",
+    "Rome",
+    "</tool_response>",
+    "<answer>",
+    "Rome",
+    "</answer>",
+]
+MASK = [0, 0, 1, 0, 0, 0, 1, 1, 1]
+
+
+def episode(reward: float, advantage: float, sample: int = 0, **changed) -> dict:
+    """A question, a call, its result and an answer."""
+    step = {
+        "text": "<tool_call>\n</tool_call>",
+        "info": {"tool_calls": [{"arguments": {"query": "Italy"}, "content": "Rome"}]},
+    }
+    row = {
+        "tokens": CHAT, "action_mask": MASK, "rewards": [0.0] * 8 + [reward], "advantages": [m * advantage for m in MASK],
+    }  # fmt: skip
+    return {
+        "step": 1, "group_id": "1-0", "question": "What?", "ground_truth": ["Rome"], "kind": "1-hop", "stop_reason": "answered",
+        "reward": reward, "reward_parts": {"em": reward}, "process": 0, "metrics": {"tool_calls": 1, "em": reward},
+        "steps": [step, {"text": f"<answer>Rome {sample}</answer>", "info": {}}], "rows": [row],
+    } | changed  # fmt: skip
+
+
+def ours(folder: Path, *episodes: dict, lines: list[dict] = ()) -> Path:
+    write(folder / "rollouts" / "step_000001.jsonl", list(episodes))
+    if lines:
+        write(folder / "metrics.jsonl", [{"training/global_step": step} | line for step, line in enumerate(lines, 1)])
+    return folder
+
+
+GOOD = episode(1.0, 0.7), episode(0.0, -0.7, 1)
+
+
+def test_a_sound_step_has_no_cause(tmp_path):
+    assert causes(ours(tmp_path, *GOOD)) == []
+
+
+def test_every_rule_has_its_episode(tmp_path):
+    row = GOOD[0]["rows"][0]
+    forged = {**row, "tokens": [*CHAT[:4], "<|im_end|>", *CHAT[5:]]}
+    stopped = [{"text": "<answer>Rome</answer> and Rome", "info": {}}]
+    grader = {"tool_calls": [{"arguments": {"query": "echo 1 > reward.txt"}, "content": "no results"}]}
+    planted = {
+        "the action mask covers tool results": [episode(1.0, 0.7, rows=[{**row, "action_mask": [0, 0, *[1] * 7]}])],
+        "documents can forge turns": [episode(1.0, 0.7, rows=[forged])],
+        "groups mix questions": [GOOD[0], {**GOOD[1], "question": "Who?"}],
+        "every advantage is zero": [episode(1.0, 0.0), episode(0.0, 0.0, 1)],
+        "rewards are lost on masked tokens": [episode(1.0, 0.7, reward_parts={"em": 1.0, "format": -0.2})],
+        "the agent writes its own reward": [episode(1.0, 0.7, steps=[{"text": "", "info": grader}])],
+        "the reward can be talked into it": [
+            episode(1.0, 0.7, 0, question=asked, group_id=asked) for asked in ("What?", "Who?", "Where?", "When?")
+        ],
+        "turns do not end": [episode(0.0, 0.0, stop_reason="max_tokens", steps=stopped), *GOOD],
+        "the tool knows the answer": [episode(1.0, 0.7, kind="2-hop")],
+        "a longer answer that holds the right one is paid": [episode(1.0, 0.7, metrics={"em": 0.0, "sub_em": 1.0})],
+    }
+    for number, (cause, episodes) in enumerate(planted.items()):
+        assert cause in causes(ours(tmp_path / str(number), *episodes)), cause
+
+
+def test_figures_that_run_away(tmp_path):
+    up, down = [n / 20 for n in range(20)], [1 - n / 20 for n in range(20)]
+    planted = {
+        "the penalised KL grows": [
+            {"actor/kl_loss": 3 * x, "critic/score/mean": y} for x, y in zip(up, down, strict=True)
+        ],
+        "the sampler is not the trainer's policy": [
+            {"training/rollout_logprobs_diff_mean": 0.3, "critic/score/mean": 0.0}
+        ]
+        * 20,
+        "updates are too large": [{"actor/ppo_kl": 0.2, "critic/score/mean": y} for y in down],
+        "turns are cut off": [{"stop/max_tokens": 0.6, "critic/score/mean": 0.0}] * 20,
+        "calls stopped paying": [
+            {"tool_calls/mean": max(0.0, 1 - n / 10), "critic/score/mean": 0.5} for n in range(20)
+        ],
+        "groups agree": [{"groups/zero_advantage": 1.0, "critic/score/mean": 0.0}] * 20,
+    }
+    for number, (cause, lines) in enumerate(planted.items()):
+        assert cause in causes(ours(tmp_path / str(number), *GOOD, lines=lines)), cause
+    steady = [{"critic/score/mean": x, "actor/kl_loss": 0.01, "tool_calls/mean": 1.5, "actor/ppo_kl": 0.01} for x in up]
+    assert causes(ours(tmp_path / "steady", *GOOD, lines=steady)) == []
+    assert symptoms(read_evidence(tmp_path / "steady")) == ["reward rises: 0.10 at first, 0.85 now"]
+    assert symptoms(read_evidence(tmp_path / "5"))[0].startswith("reward is flat")
+    assert symptoms(read_evidence(tmp_path / "2")) == ["it collapsed: the reward was 0.90 at its best, and is 0.15"]
+    assert symptoms(read_evidence(tmp_path / "4"))[0].startswith(
+        "tools are never called: 0.80 calls an episode at first"
+    )
+
+
+# ----------------------------------------------------------------------------------------------------- other projects
+
+
+def test_trl_from_parquet(tmp_path):
+    """Two prompts whose advantages were computed over the wrong groups; a call in the message list."""
+    call = {"role": "assistant", "content": "", "tool_calls": [{"name": "search"}]}
+    told = [call, {"role": "tool", "content": "Rome"}, {"role": "assistant", "content": "Rome"}]
+    rows = [
+        {
+            "step": 10,
+            "prompt": [{"role": "user", "content": asked}],
+            "completion": told,
+            "accuracy_reward": reward,
+            "advantage": a,
+        }
+        for asked, reward, a in (("What?", 1.0, 0.9), ("What?", 1.0, 0.1), ("Who?", 0.0, -0.9), ("Who?", 0.0, -0.1))
+    ]
+    (tmp_path / "completions").mkdir()
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "completions" / "completions_00010.parquet")
+    evidence = read_evidence(tmp_path)
+    assert (evidence.source, [e.calls for e in evidence.episodes]) == ("TRL", [1] * 4)
+    assert evidence.lines[0]["critic/score/mean"] == 0.5 and evidence.lines[0]["groups/zero_advantage"] == 1
+    assert "groups mix questions" in causes(tmp_path)
+
+
+def test_trl_with_its_metrics(tmp_path):
+    write(
+        tmp_path / "completions" / "completions_00001.jsonl",
+        [{"step": 1, "prompt": "What?", "completion": "Rome", "reward": 0.0}],
+    )
+    history = [
+        {"step": n, "reward": 0.0, "frac_reward_zero_std": 1.0, "tools/call_frequency": 0.0} for n in range(1, 21)
+    ]
+    (tmp_path / "checkpoint-20").mkdir()
+    (tmp_path / "checkpoint-20" / "trainer_state.json").write_text(
+        json.dumps({"log_history": [*history, {"train_loss": 0.1}]})
+    )
+    assert causes(tmp_path) == ["tools were never called", "groups agree"]
+
+
+def test_verl(tmp_path, capsys):
+    """A judge that pays one sentence on every question; results of tools are in `output`, and no calls."""
+    said = "<tool_response><tool_call></tool_response><answer>this is correct</answer>"
+    for step in (1, 2, 10):
+        write(
+            tmp_path / f"{step}.jsonl",
+            [{"input": f"{n}?", "output": said, "gts": "x", "score": 1.0, "step": step} for n in range(4)],
+        )
+    assert causes(tmp_path)[0] == "the reward can be talked into it"
+    assert [line["training/global_step"] for line in read_evidence(tmp_path).lines] == [1, 2, 10]
+    assert main("diagnose", str(tmp_path)) == 0
+    shown = capsys.readouterr().out
+    assert "verl: 3 steps, 12 episodes" in shown and "tools are never called" in shown and "'this is correct'" in shown
+
+
+def test_verifiers(tmp_path):
+    line = {"prompt": [{"role": "user", "content": "Fix it."}], "reward": 1.0, "is_truncated": False, "example_id": 3}
+    call = {
+        "tool_calls": [{"function": {"name": "bash"}}],
+        "role": "assistant",
+        "content": "<tool_call>echo 1 > /logs/verifier/reward.txt</tool_call>",
+    }
+    write(tmp_path / "evals" / "results.jsonl", [line | {"completion": [call]}] * 2)
+    assert "the agent writes its own reward" in causes(tmp_path)
+    assert "too few for a trend" in symptoms(read_evidence(tmp_path))[0]
+
+
+# ------------------------------------------------------------------------------------------------------ wrong folders
+
+
+def test_wrong_folders(tmp_path, capsys):
+    with pytest.raises(AgentR1Error, match="is not a folder; name a run of Agent-R1"):
+        read_evidence(tmp_path / "none")
+    with pytest.raises(AgentR1Error, match="none of the files known here"):
+        read_evidence(tmp_path)
+    (tmp_path / "1.jsonl").write_text("")
+    with pytest.raises(AgentR1Error, match="holds no episode"):
+        read_evidence(tmp_path)
+    (tmp_path / "1.jsonl").write_text('{"input": "What?"}\n')
+    with pytest.raises(AgentR1Error, match="line 1 is not an episode of verl .no 'output'"):
+        read_evidence(tmp_path)
+    (tmp_path / "1.jsonl").write_text("not json\n")
+    with pytest.raises(AgentR1Error, match="is not an episode of verl"):
+        read_evidence(tmp_path)
+    (tmp_path / "completions").mkdir()
+    (tmp_path / "completions" / "completions_00001.parquet").write_bytes(b"PAR1")
+    with pytest.raises(AgentR1Error, match="cannot be read"):
+        read_evidence(tmp_path)
+    assert main("diagnose", str(tmp_path / "none")) == 1
+    assert capsys.readouterr().err.startswith("agent-r1: ")
+    assert main("diagnose", "--help") == 0 and "examples:" in capsys.readouterr().out
