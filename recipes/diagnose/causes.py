@@ -18,8 +18,8 @@ from agent_r1_recipes.diagnose.files import Episode, Evidence
 
 SPAN = 5
 """Steps of a mean."""
-GAP = 0.05
-"""Nats between sampler and trainer that rounding does not explain (bfloat16: .01 to .02)."""
+GAP, OF_ENTROPY = 0.05, 0.15
+"""Nats between sampler and trainer that rounding does not explain (bfloat16: .01 to .02), also as a share of the entropy."""
 CONTROL = re.compile(r"<\|[a-z_]+\|>")
 GRADER = re.compile(r"reward\.(txt|json)|/logs/verifier|run_tests|grader", re.IGNORECASE)
 
@@ -100,7 +100,7 @@ def groups_mixed(e: Evidence) -> Finding | None:
 
 
 def baseline_elsewhere(e: Evidence) -> Finding | None:
-    """Advantages of a group are centred: recorded ones that are not were computed over other groups."""
+    """Find groups of one prompt whose recorded advantages are not centred."""
     off = []
     for group in grouped(e.episodes):
         known = [episode.advantage for episode in group if episode.advantage is not None]
@@ -125,7 +125,7 @@ def zero_advantages(e: Evidence) -> Finding | None:
 
 
 def lost_rewards(e: Evidence) -> Finding | None:
-    """The rewards on a row's action tokens add up to what the environment said."""
+    """Compare the rewards on action tokens with what the environment returned."""
     lost = []
     for episode in e.episodes:
         parts = episode.record.get("reward_parts") or {}
@@ -145,7 +145,7 @@ def lost_rewards(e: Evidence) -> Finding | None:
 
 
 def dropped_episodes(e: Evidence) -> Finding | None:
-    """Unfinished episodes are in the metrics and in no group."""
+    """Detect unfinished episodes that are in the metrics and in no group."""
     cut = mean([v for key in ("max_tokens", "max_turns", "context_overflow") for v in series(e, f"stop/{key}")])
     sizes = Counter(len(group) for group in grouped(e.episodes))
     kept = any(episode.record.get("stop_reason") not in ("answered", "no_answer") for episode in e.episodes)
@@ -204,7 +204,7 @@ def paid_without_a_match(e: Evidence) -> Finding | None:
 
 
 def tool_knows(e: Evidence) -> Finding | None:
-    """A tool that knows the answer: questions of several steps need one call."""
+    """Detect results that answer a question of several steps at once."""
     told, several = [], 0
     for episode in latest(e):
         hops, calls = re.match(r"(\d)-hop", episode.record.get("kind", "")), results_of(episode)
@@ -237,10 +237,11 @@ def cut_off(e: Evidence) -> Finding | None:
 
 
 def sampler_apart(e: Evidence) -> Finding | None:
-    gap = series(e, "training/rollout_logprobs_diff_mean")
-    return bool(gap) and gap[0] > GAP and Finding(
-        "the sampler is not the trainer's policy", f"before the first update they differ by {gap[0]:.2f} nats a token",
-        "Compare temperature, top-p, weights and number formats of both",
+    gap, entropy = series(e, "training/rollout_logprobs_diff_mean")[:1], series(e, "actor/entropy")[:1]
+    limit = min([GAP, *(OF_ENTROPY * nats for nats in entropy)])
+    return bool(gap) and gap[0] > limit and Finding(
+        "the sampler is not the trainer's policy", f"before the first update they differ by {gap[0]:.3f} nats a token",
+        "Compare temperature, top-p, weights and number formats of both, and whether text is encoded again",
     )  # fmt: skip
 
 

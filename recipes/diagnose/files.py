@@ -1,4 +1,4 @@
-"""Read what a run left: its metrics and its episodes, from Agent-R1, TRL, verl or verifiers.
+"""Read the metrics and episodes of a run of Agent-R1, TRL, verl or verifiers.
 
 In: a folder. Out: `Evidence`. Next: `causes.py`. The forms, as their projects write them:
 

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections import Counter
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-from agent_r1 import json_records
+from agent_r1 import json_records, signs
+from agent_r1_recipes.diagnose.causes import findings
+from agent_r1_recipes.diagnose.files import read_evidence
 from agent_r1_recipes.museum.run import HERE, Exhibit, base_of, read_exhibits
 
 RECORDED = HERE / "recorded"
@@ -76,8 +80,91 @@ def _write(file: Path, records: list[dict[str, Any]]) -> None:
     file.write_bytes(gzip.compress(text.encode(), 9, mtime=0))  # equal records give equal files
 
 
+def table() -> str:
+    """Format what was recorded.
+
+    The columns are means over the seeds, signs of the sentinel, and the first cause that `diagnose` names.
+    """
+    out = [
+        "| exhibit | seeds | EM in training, first and last 5 steps | validation, greedy | sampled | sentinel | `diagnose` |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name in read_exhibits():
+        if runs := [read_evidence(folder) for folder in sorted(RECORDED.glob(f"{name}-s*"))]:
+            curves = [score_of(run.lines) for run in runs]
+            ends = [fmean(c[:5]) for c in curves], [fmean(c[-5:]) for c in curves]
+            val = [[v for k, v in run.lines[-1].items() if k.startswith("val-core/")] for run in runs]
+            cells = (
+                f"`{name}`",
+                len(runs),
+                " → ".join(f"{fmean(end):.2f}" for end in ends),
+                *map(_spread, zip(*val, strict=True)),
+            )
+            seen = [sorted({sign.name for sign in signs(run.lines) if not sign.over}) for run in runs]
+            named = [[finding.cause for finding in findings(run)][:1] for run in runs]
+            out.append(f"| {' | '.join(map(str, cells))} | {_counted(seen)} | {_counted(named)} |")
+    return "\n".join(out)
+
+
+def confusion(held_back: bool) -> str:
+    """Format how often `diagnose` names the cause of a run first, at all, or names another; seed 0 or the others."""
+    out = ["| | runs | named first | named | only others | nothing |", "|---|---|---|---|---|---|"]
+    counts: dict[str, Counter[str]] = {"a cause that can be seen": Counter(), "no such cause": Counter()}
+    for name, exhibit in read_exhibits().items():
+        for folder in sorted(RECORDED.glob(f"{name}-s*")):
+            if folder.name.endswith("-s0") == held_back:
+                continue
+            named = [finding.cause for finding in findings(read_evidence(folder))]
+            row = counts["a cause that can be seen" if exhibit.cause else "no such cause"]
+            verdict = (
+                "first"
+                if named[:1] == [exhibit.cause]
+                else "named"
+                if exhibit.cause in named
+                else "others"
+                if named
+                else ""
+            )
+            row.update(["runs", verdict or "nothing"])
+    for kind, row in counts.items():
+        cells = row["runs"], row["first"], row["named"], row["others"], row["nothing"]
+        out.append(f"| {kind} | {' | '.join(map(str, cells))} |")
+    return "\n".join(out)
+
+
+def page(text: str, *tables: str) -> str:
+    """Replace the tables between the marks of a page."""
+    before, rest = text.split("<!-- table -->")
+    after = rest.split("<!-- end of table -->")[1]
+    return "\n\n".join([f"{before}<!-- table -->", *tables, f"<!-- end of table -->{after}"])
+
+
+PAGES = {
+    HERE / "README.md": lambda: [table()],
+    HERE.parent / "diagnose" / "README.md": lambda: [
+        "Seed 0:", confusion(False), "Seeds 1 and 2, held back:", confusion(True)
+    ],
+}  # fmt: skip
+
+
+def score_of(lines: list[dict[str, float]]) -> list[float]:
+    """Return exact match of each step, which is measured also where it is not paid."""
+    return [line.get("episode/em", line.get("reward/em", 0.0)) for line in lines]
+
+
+def _spread(values: tuple[float, ...]) -> str:
+    low, high = min(values), max(values)
+    return f"{fmean(values):.2f}" + (f" ({low:.2f} to {high:.2f})" if len(values) > 1 else "")
+
+
+def _counted(found: list[list[str]]) -> str:
+    return ", ".join(f"{name} ({n} of {len(found)})" for name, n in Counter(sum(found, [])).most_common()) or "-"
+
+
 if __name__ == "__main__":
     for exhibit in read_exhibits().values():
         for seed in range(3):
             if folder := record(exhibit, seed):
                 print(folder)
+    for path, tables in PAGES.items():
+        path.write_text(page(path.read_text(), *tables()))

@@ -1,4 +1,4 @@
-"""Train with a known bug: patch a copy of the source, and run the smoke preset with the copy.
+"""Train the smoke preset with a known bug, in a patched copy of the source.
 
 In: an exhibit (exhibits.yaml). Out: runs in AGENT_R1_HOME/museum, for `record.py`. Each seed has its own data, cold start
 and test questions, which the exhibits share. The source in use scores the last checkpoint: a patch cannot score itself.
@@ -35,7 +35,8 @@ class Exhibit:
     algorithm: str = "grpo"
     settings: tuple[str, ...] = ()
     cold: bool = False
-    beside: str = HEALTHY
+    compare: str = HEALTHY
+    cause: str = ""
 
     def patched(self, source: Path) -> dict[Path, str]:
         """Return the new text of each file below `source`. Raises ValueError for a text that does not occur once."""
@@ -73,7 +74,10 @@ def agent(stage: str, exhibit: Exhibit, seed: int, source: Path | None, *words: 
 
 
 def base_of(exhibit: Exhibit) -> Path:
-    """Return where data, cold starts and runs are: exhibits share them unless their cold start differs."""
+    """Return the home of an exhibit's runs.
+
+    Exhibits share data and cold starts unless their cold start differs.
+    """
     return home() / "museum" / (exhibit.name if exhibit.cold else "shared")
 
 
@@ -90,7 +94,7 @@ def train(exhibit: Exhibit, seed: int, source: Path) -> Path:
 
 
 def score(exhibit: Exhibit, seed: int) -> None:
-    """Score the last checkpoint on the test questions, without the patch: it must not score itself."""
+    """Score the last checkpoint on the test questions, without the patch."""
     run = f"{exhibit.name}-s{seed}"
     if not (base_of(exhibit) / "runs" / run / "eval.json").exists():
         agent("eval", exhibit, seed, None, "--run", run)

@@ -87,7 +87,7 @@ def test_every_rule_has_its_episode(tmp_path):
         ],
         "turns do not end": [episode(0.0, 0.0, stop_reason="max_tokens", steps=stopped), *GOOD],
         "the tool knows the answer": [episode(1.0, 0.7, kind="2-hop")],
-        "a longer answer that holds the right one is paid": [episode(1.0, 0.7, metrics={"em": 0.0, "sub_em": 1.0})],
+        "a longer answer that contains the right one is paid": [episode(1.0, 0.7, metrics={"em": 0.0, "sub_em": 1.0})],
     }
     for number, (cause, episodes) in enumerate(planted.items()):
         assert cause in causes(ours(tmp_path / str(number), *episodes)), cause
