@@ -107,7 +107,7 @@ def table() -> str:
 
 
 def confusion(held_back: bool) -> str:
-    """Format how often `diagnose` names the cause of a run first, at all, or names another; seed 0 or the others."""
+    """Format how often `diagnose` names the cause of a run, for seed 0 or the others."""
     out = ["| | runs | named first | named | only others | nothing |", "|---|---|---|---|---|---|"]
     counts: dict[str, Counter[str]] = {"a cause that can be seen": Counter(), "no such cause": Counter()}
     for name, exhibit in read_exhibits().items():
