@@ -89,7 +89,7 @@ def train(exhibit: Exhibit, seed: int, source: Path) -> Path:
         for stage in () if made.exists() else ("data", "index", "cold-start"):
             agent(stage, exhibit, seed, source if exhibit.cold else None)
         made.touch()
-        agent("train", exhibit, seed, source, "--run", run, "--plain")
+        agent("train", exhibit, seed, source, "--run", run, "--plain", "--resume")
     return folder
 
 
