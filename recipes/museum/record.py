@@ -1,7 +1,7 @@
 """Keep what the exhibits' runs showed: `python -m agent_r1_recipes.museum.record`.
 
 In: runs in AGENT_R1_HOME/museum. Out: a folder for each in recorded/, which `agent-r1 diagnose` reads like a run. It has
-the metrics, the evaluation, and the episodes of six groups of a late step, without ids and log-probabilities.
+the metrics, the evaluation, and six groups of the first and of a late step, without ids and log-probabilities.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from agent_r1_recipes.diagnose.files import read_evidence
 from agent_r1_recipes.museum.run import HERE, Exhibit, base_of, read_exhibits
 
 RECORDED = HERE / "recorded"
-LATE, GROUPS, ALONE = "step_000031.jsonl", 6, 48
-"""The recorded step, and the number of groups; of episodes without a group (ppo) so many."""
+STEPS, GROUPS, ALONE = ("step_000001.jsonl", "step_000031.jsonl"), 6, 48
+"""The recorded steps, and the number of groups; of episodes without a group (ppo) so many."""
 KEPT = ("training/", "critic/score/mean", "reward/", "episode/sub_em", "episode/em", "tool_calls/mean",
         "tool_calls/invalid_rate", "groups/zero_advantage", "actor/entropy", "actor/ppo_kl", "actor/kl_loss",
         "actor/grad_norm", "response_length/mean", "stop/", "val-core/")  # fmt: skip
@@ -40,10 +40,11 @@ def record(exhibit: Exhibit, seed: int) -> Path | None:
     _write(
         target / "metrics.jsonl.gz", [{k: _short(v) for k, v in line.items() if k.startswith(KEPT)} for line in lines]
     )
-    records = [line for _, line in json_records(run / "rollouts" / LATE)]
-    groups = list(dict.fromkeys(r["group_id"] for r in records))
-    chosen = groups[:ALONE] if len(groups) == len(records) else groups[:GROUPS]
-    _write(target / "rollouts" / f"{LATE}.gz", [_shortened(r) for r in records if r["group_id"] in chosen])
+    for step in STEPS:
+        records = [line for _, line in json_records(run / "rollouts" / step)]
+        groups = list(dict.fromkeys(r["group_id"] for r in records))
+        chosen = groups[:ALONE] if len(groups) == len(records) else groups[:GROUPS]
+        _write(target / "rollouts" / f"{step}.gz", [_shortened(r) for r in records if r["group_id"] in chosen])
     if (run / "eval.json").exists():
         card = json.loads((run / "eval.json").read_text())
         kept = {
@@ -107,7 +108,7 @@ def table() -> str:
 
 
 def confusion(held_back: bool) -> str:
-    """Format how often `diagnose` names the cause of a run, for seed 0 or the others."""
+    """Format how often `diagnose` names a run's cause, for seed 0 or the others."""
     out = ["| | runs | named first | named | only others | nothing |", "|---|---|---|---|---|---|"]
     counts: dict[str, Counter[str]] = {"a cause that can be seen": Counter(), "no such cause": Counter()}
     for name, exhibit in read_exhibits().items():
