@@ -15,6 +15,7 @@ import torch
 from batches import inputs_of
 from benchmarks import bands, corridor, ratios
 from benchmarks.book_pictures import PICTURES
+from benchmarks.museum_picture import museum
 from runs import ROOT, metric_patterns
 
 from agent_r1.config.settings import AdvantageConfig, EnvConfig
@@ -344,9 +345,9 @@ def test_the_group_behind_the_masks(attempts):
     assert f"{sampled} of {tokens} tokens are sampled: **{100 - 100 * sampled / tokens:.0f} % of" in text
 
 
-@pytest.mark.parametrize("name", list(PICTURES))
+@pytest.mark.parametrize("name", [*PICTURES, "museum"])
 def test_a_picture_is_what_the_code_draws(name):
-    drawn, there = PICTURES[name](), (ROOT / "docs" / "images" / f"{name}.svg").read_text()
+    drawn, there = (PICTURES | {"museum": museum})[name](), (ROOT / "docs" / "images" / f"{name}.svg").read_text()
     assert drawn == there, "run python benchmarks/book_pictures.py"
     ElementTree.fromstring(drawn)
 
