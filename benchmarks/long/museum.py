@@ -1,4 +1,4 @@
-"""Check that the tests of each exhibit of recipes/museum fail with its patch, and pass without a patch."""
+"""Check that each exhibit's tests fail with its patch, and pass without a patch."""
 
 from __future__ import annotations
 

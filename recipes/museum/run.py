@@ -1,6 +1,6 @@
 """Train the smoke preset with a known bug, in a patched copy of the source.
 
-In: an exhibit (exhibits.yaml). Out: runs in AGENT_R1_HOME/museum, for `record.py`. Each seed has its own data, cold start
+In: an exhibit (exhibits.yml). Out: runs in AGENT_R1_HOME/museum, for `record.py`. Each seed has its own data, cold start
 and test questions, which the exhibits share. The source in use scores the last checkpoint: a patch cannot score itself.
 """
 
@@ -52,7 +52,7 @@ class Exhibit:
 
 
 def read_exhibits() -> dict[str, Exhibit]:
-    found = yaml.safe_load((HERE / "exhibits.yaml").read_text())
+    found = yaml.safe_load((HERE / "exhibits.yml").read_text())
     return {name: Exhibit(name, **facts) for name, facts in found.items()}
 
 
