@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -84,26 +85,25 @@ def _write(file: Path, records: list[dict[str, Any]]) -> None:
 def table() -> str:
     """Format what was recorded.
 
-    The columns are means over the seeds, signs of the sentinel, and the first cause that `diagnose` names.
+    Means over the seeds, signs of the sentinel, and the first cause that `diagnose` names.
     """
     out = [
-        "| exhibit | seeds | EM in training, first and last 5 steps | validation, greedy | sampled | sentinel | `diagnose` |",
-        "|---|---|---|---|---|---|---|",
+        "| exhibit | seeds | EM in training, first and last 5 steps | greedy | sampled | test | sentinel | `diagnose` |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for name in read_exhibits():
-        if runs := [read_evidence(folder) for folder in sorted(RECORDED.glob(f"{name}-s*"))]:
-            curves = [score_of(run.lines) for run in runs]
-            ends = [fmean(c[:5]) for c in curves], [fmean(c[-5:]) for c in curves]
-            val = [[v for k, v in run.lines[-1].items() if k.startswith("val-core/")] for run in runs]
-            cells = (
-                f"`{name}`",
-                len(runs),
-                " → ".join(f"{fmean(end):.2f}" for end in ends),
-                *map(_spread, zip(*val, strict=True)),
-            )
-            seen = [sorted({sign.name for sign in signs(run.lines) if not sign.over}) for run in runs]
-            named = [[finding.cause for finding in findings(run)][:1] for run in runs]
-            out.append(f"| {' | '.join(map(str, cells))} | {_counted(seen)} | {_counted(named)} |")
+        folders = sorted(RECORDED.glob(f"{name}-s*"))
+        runs = [read_evidence(folder) for folder in folders]
+        curves = [score_of(run.lines) for run in runs]
+        ends = " → ".join(
+            f"{fmean(end):.2f}" for end in (sum((c[:5] for c in curves), []), sum((c[-5:] for c in curves), []))
+        )
+        val = zip(*([v for k, v in run.lines[-1].items() if k.startswith("val-core/")] for run in runs), strict=True)
+        test = [json.loads(card.read_text())["score"] for folder in folders for card in folder.glob("eval.json")]
+        seen = [sorted({sign.name for sign in signs(run.lines) if not sign.over}) for run in runs]
+        named = [[finding.cause for finding in findings(run)][:1] for run in runs]
+        cells = f"`{name}`", len(runs), ends, *map(_spread, [*val, test]), _counted(seen), _counted(named)
+        out.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(out)
 
 
@@ -153,9 +153,10 @@ def score_of(lines: list[dict[str, float]]) -> list[float]:
     return [line.get("episode/em", line.get("reward/em", 0.0)) for line in lines]
 
 
-def _spread(values: tuple[float, ...]) -> str:
-    low, high = min(values), max(values)
-    return f"{fmean(values):.2f}" + (f" ({low:.2f} to {high:.2f})" if len(values) > 1 else "")
+def _spread(values: Sequence[float]) -> str:
+    if not values:
+        return "-"
+    return f"{fmean(values):.2f}" + (f" ({min(values):.2f} to {max(values):.2f})" if len(values) > 1 else "")
 
 
 def _counted(found: list[list[str]]) -> str:
