@@ -11,7 +11,7 @@ from pathlib import Path
 from agent_r1 import command, option
 
 CANNOT = (
-    "a wrong number of optimiser steps per batch, and a KL term that is computed and not applied",
+    "a KL term that is computed and not applied, and updates that are too many without a collapse",
     "text that was encoded again, where ids are not recorded",
     "leaked test questions: compare with questions that nobody could have seen",
     "a wrong recursion of GAE: compare advantages by hand (recipes/museum)",
