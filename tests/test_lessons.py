@@ -415,7 +415,7 @@ def test_ratios_of_tokens_steps_and_sequences():
             assert told.column(f"{of}: mean") == near(-free.detach()[mask.bool()])
     assert f"here {ratios_T.prod():.4f}" in text and f"have the product {1.01**200:.3f}" in text
     narrow = CreditActor(ratio_level="sequence").clip
-    assert "3e-4 and 4e-4" in text and narrow[:2] == (3e-4, 4e-4)
+    assert "1 - 3e-4 and 1 + 4e-4" in text and narrow[:2] == (3e-4, 4e-4)
     _, seen = policy_loss(
         ratios_T.log()[None], torch.zeros(1, 6), torch.ones(1, 6), mask, *narrow, get_ratios("sequence")
     )
@@ -429,16 +429,16 @@ def test_ratios_that_are_noise_and_those_of_recorded_runs():
         for arm in ((300, "token", 0.28), (30, "sequence", 0.05), (300, "sequence", 0.05))
     )
     text = (LESSONS / DRIFT).read_text()
-    assert f"deviation 0.3), the token clip removes {token} of" in text and float(long) == 0
-    assert f"removes {short}, and on the mean of 300 nothing" in text
+    assert f"deviation 0.3), the token clip removes the gradient of {token} of the tokens" in text and float(long) == 0
+    assert f"removes {short} of the means, and of 300 tokens none" in text
     assert ratios.noise_table() in lab
     assert ratios.table(json.loads(ratios.KEPT.read_text())) in lab
 
 
 def test_credit_for_the_steps_of_a_house():
-    told = table(DRIFT, "attempt", "step in the")
+    told = table(DRIFT, "attempt", "room of the step")
     rooms = {"hall": (0, 0.25), "kitchen": (1, 0.5)}
-    steps = [(int(row["attempt"]) - 1, *rooms[row["step in the"]], row["reward"]) for row in told.rows]
+    steps = [(int(row["attempt"]) - 1, *rooms[row["room of the step"]], row["reward"]) for row in told.rows]
     batch, _ = inputs_of([[0, 0]] * 4, [[0, 0]] * 4, values=[[0, 0]] * 4)
     for attempt, room, value, reward in steps:
         batch.mask_BT[attempt, room], batch.rewards_BT[attempt, room] = 1, reward
