@@ -104,9 +104,10 @@ def _no_certificates():
         yield
 
 
-@pytest.fixture(autouse=True, scope="session")
-def _one_thread():
-    """One thread: quick for tiny models, and sums are always added up in the same order."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup():
+    """One thread: quick for tiny models, and sums are always added up in the same order. A command that a test runs may have set
+    more, which would slow down all tests after it."""
     torch.set_num_threads(1)
 
 

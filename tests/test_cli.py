@@ -276,7 +276,7 @@ def test_no_space(home, capsys, argv, kilobytes):
     ],
 )  # fmt: skip
 def test_what_nobody_thought_of(empty, monkeypatch, capsys, error, code, said):
-    def raises(config):
+    def raises(*words):
         raise error
 
     monkeypatch.setattr(workspace, "make_data", raises)
@@ -284,7 +284,7 @@ def test_what_nobody_thought_of(empty, monkeypatch, capsys, error, code, said):
 
 
 def test_a_bug_of_ours_keeps_its_traceback(empty, monkeypatch):
-    monkeypatch.setattr(workspace, "make_data", lambda config: 1 / 0)
+    monkeypatch.setattr(workspace, "make_data", lambda *words: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         cli.main(["data"])
 
