@@ -88,23 +88,30 @@ def table() -> str:
     Means over the seeds, signs of the sentinel, and the first cause that `diagnose` names.
     """
     out = [
-        "| exhibit | seeds | EM in training, first and last 5 steps | greedy | sampled | test | sentinel | `diagnose` |",
-        "|---|---|---|---|---|---|---|---|",
+        "| exhibit | seeds | EM in training | greedy | sampled | difference | test | sentinel | `diagnose` |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
-    for name in read_exhibits():
+    for name, exhibit in read_exhibits().items():
         folders = sorted(RECORDED.glob(f"{name}-s*"))
         runs = [read_evidence(folder) for folder in folders]
         curves = [score_of(run.lines) for run in runs]
         ends = " → ".join(
-            f"{fmean(end):.2f}" for end in (sum((c[:5] for c in curves), []), sum((c[-5:] for c in curves), []))
+            f"{fmean(map(fmean, end)):.2f}" for end in ([c[:5] for c in curves], [c[-5:] for c in curves])
         )
-        val = zip(*([v for k, v in run.lines[-1].items() if k.startswith("val-core/")] for run in runs), strict=True)
+        greedy, sampled = zip(*map(validated, folders), strict=True)
+        other = [validated(RECORDED / f"{exhibit.compare}{folder.name[-3:]}")[1] for folder in folders]
+        gained = [mine - its for mine, its in zip(sampled, other, strict=True)] if exhibit.patch else []
         test = [json.loads(card.read_text())["score"] for folder in folders for card in folder.glob("eval.json")]
         seen = [sorted({sign.name for sign in signs(run.lines) if not sign.over}) for run in runs]
         named = [[finding.cause for finding in findings(run)][:1] for run in runs]
-        cells = f"`{name}`", len(runs), ends, *map(_spread, [*val, test]), _counted(seen), _counted(named)
-        out.append(f"| {' | '.join(map(str, cells))} |")
+        figures = map(_spread, (greedy, sampled, gained, test))
+        out.append(f"| {' | '.join([f'`{name}`', str(len(runs)), ends, *figures, _counted(seen), _counted(named)])} |")
     return "\n".join(out)
+
+
+def validated(folder: Path) -> list[float]:
+    """Return the last validation of a recorded run: greedy and sampled."""
+    return [value for key, value in read_evidence(folder).lines[-1].items() if key.startswith("val-core/")]
 
 
 def confusion(held_back: bool) -> str:
