@@ -258,6 +258,7 @@ def write_page(checkpoint: Path, config: Config | None, file: Path) -> None:
     values = {
         "POLICY": f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'",
         "TITLE": html.escape(f"{config.preset} {config.algorithm}: the agent in the page"),
+        "STYLE": style.read_text() if (style := HERE / "microscope.css").is_file() else "",
         "DATA": base64.b64encode(data).decode(),
         "SCRIPT": program,
     }

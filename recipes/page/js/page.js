@@ -216,7 +216,10 @@ async function sampleGroup() {
     " A red frame marks the first token in which attempts part.";
   drawTree(put(byId("tree"), "ul"), records, records[0].tokens.findIndex((token) => token.sampled), known);
   byId("microscope").replaceChildren();
-  if (typeof microscope === "function" && known) microscope(byId("microscope"), { group: records });
+  if (typeof microscope === "function" && known) {
+    put(byId("microscope"), "h2", "", "The group under the microscope");
+    microscope(put(byId("microscope"), "div", "card"), { group: records });
+  }
   await fillStrip(turn);
 }
 
