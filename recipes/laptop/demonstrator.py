@@ -7,8 +7,7 @@ RL cannot start from scratch: a model that never searches and answers correctly 
 model has that knowledge; ours gets it in a minute from demonstrations, in two phases:
 
     (a) copying   clean one-hop episodes, because learning to copy a name from a passage takes longest.
-    (b) mixture   all kinds of questions, by a demonstrator that mostly plays badly (see BEHAVIOURS). Cloning a
-    mixture
+    (b) mixture   all kinds of questions, by a demonstrator that mostly plays badly (see BEHAVIOURS). Cloning a mixture
                   gives a policy that *samples* the mixture: sometimes right, which RL can reinforce.
 
 The demonstrator is a `Policy`: the same episode loop asks it for turns, the same tools answer it, and the same rows
