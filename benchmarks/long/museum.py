@@ -9,7 +9,7 @@ from agent_r1_recipes.museum.run import copied_source, read_exhibits
 from benchmarks.long.mutation import pytest
 
 
-def run() -> dict:
+def run() -> dict[str, int]:
     exhibits = [exhibit for exhibit in read_exhibits().values() if exhibit.tests]
     wrong = []
     for exhibit in (read_exhibits()["healthy"], *exhibits):

@@ -35,12 +35,12 @@ class Finding:
     """Whether the files contradict a rule of every correct run."""
 
 
-Rule = Callable[[Evidence], Finding | None]
+Rule = Callable[[Evidence], Iterator[Finding]]
 
 
 def findings(evidence: Evidence) -> list[Finding]:
     """List all findings, proofs first."""
-    found = [finding for rule in RULES if (finding := rule(evidence))]
+    found = [finding for rule in RULES for finding in rule(evidence)]
     return sorted(found, key=lambda finding: not finding.proof)
 
 
@@ -66,65 +66,68 @@ def symptoms(evidence: Evidence) -> list[str]:
 # ------------------------------------------------------------------------------------- what contradicts every correct run
 
 
-def mask_covers_results(e: Evidence) -> Finding | None:
+def mask_covers_results(e: Evidence) -> Iterator[Finding]:
     wrong, total = 0, 0
     for episode in e.episodes:
         for inside, on, _ in tokens(episode):
             total += inside
             wrong += inside and on
-    return wrong and Finding(
-        "the action mask covers tool results", f"{wrong} of {total} tokens of tool results have action_mask 1",
-        "Build the mask from what was sampled, not from what follows the prompt", True,
-    )  # fmt: skip
+    if wrong:
+        yield Finding(
+            "the action mask covers tool results", f"{wrong} of {total} tokens of tool results have action_mask 1",
+            "Build the mask from what was sampled, not from what follows the prompt", True,
+        )  # fmt: skip
 
 
-def forged_turns(e: Evidence) -> Finding | None:
+def forged_turns(e: Evidence) -> Iterator[Finding]:
     texts = [
         text for episode in e.episodes for inside, _, text in tokens(episode) if inside and CONTROL.fullmatch(text)
     ]
-    return texts and Finding(
-        "documents can forge turns", f"{len(texts)} control tokens such as {texts[0]} are inside tool results",
-        "Encode tool results as data, without control tokens", True,
-    )  # fmt: skip
+    if texts:
+        yield Finding(
+            "documents can forge turns", f"{len(texts)} control tokens such as {texts[0]} are inside tool results",
+            "Encode tool results as data, without control tokens", True,
+        )  # fmt: skip
 
 
-def groups_mixed(e: Evidence) -> Finding | None:
+def groups_mixed(e: Evidence) -> Iterator[Finding]:
     asked: dict[tuple[int, str], set[str]] = defaultdict(set)
     for episode in e.episodes:
         asked[episode.step, episode.group].add(episode.question)
     mixed = [group for group, questions in asked.items() if len(questions) > 1]
-    return mixed and Finding(
-        "groups mix questions", f"{len(mixed)} of {len(asked)} groups compare samples of different questions",
-        "Give the samples of one question one group id, and keep ids through shuffling", True,
-    )  # fmt: skip
+    if mixed:
+        yield Finding(
+            "groups mix questions", f"{len(mixed)} of {len(asked)} groups compare samples of different questions",
+            "Give the samples of one question one group id, and keep ids through shuffling", True,
+        )  # fmt: skip
 
 
-def baseline_elsewhere(e: Evidence) -> Finding | None:
+def baseline_elsewhere(e: Evidence) -> Iterator[Finding]:
     """Find groups of one prompt whose recorded advantages are not centred."""
     off = []
     for group in grouped(e.episodes):
         known = [episode.advantage for episode in group if episode.advantage is not None]
         if len(known) == len(group) > 1 and abs(mean(known)) > 0.05 and len({ep.question for ep in group}) == 1:
             off.append(mean(known))
-    if e.source == "Agent-R1" or len(off) < 2:  # ppo's advantages are centred over the batch
-        return None
-    return Finding(
-        "groups mix questions", f"in {len(off)} groups of one prompt the advantages do not sum to zero",
-        "Give the samples of one question one group id, and keep ids through shuffling",
-    )  # fmt: skip
+    if e.source != "Agent-R1" and len(off) > 1:  # ppo's advantages are centred over the batch
+        yield Finding(
+            "groups mix questions", f"in {len(off)} groups of one prompt the advantages do not sum to zero",
+            "Give the samples of one question one group id, and keep ids through shuffling",
+        )  # fmt: skip
 
 
-def zero_advantages(e: Evidence) -> Finding | None:
+def zero_advantages(e: Evidence) -> Iterator[Finding]:
     apart = [group for group in grouped(e.episodes) if len({episode.reward for episode in group}) > 1]
     known = [group for group in apart if all(episode.advantage is not None for episode in group)]
     zero = [group for group in known if not any(episode.advantage for episode in group)]
-    return len(zero) > len(known) / 2 and Finding(
-        "every advantage is zero", f"in {len(zero)} of {len(known)} groups rewards differ, and all advantages are 0",
-        "Check the estimator's name, and that it is registered", True,
-    )  # fmt: skip
+    if len(zero) > len(known) / 2:
+        yield Finding(
+            "every advantage is zero", f"in {len(zero)} of {len(known)} groups rewards differ, and all advantages are 0",
+            "Check the estimator's name, and that it is registered", True,
+        )  # fmt: skip
 
 
-def lost_rewards(e: Evidence) -> Finding | None:
+def lost_rewards(e: Evidence) -> Iterator[Finding]:
     """Compare the rewards on action tokens with what the environment returned."""
     lost = []
     for episode in e.episodes:
@@ -134,46 +137,45 @@ def lost_rewards(e: Evidence) -> Finding | None:
         said = sum(parts.values()) + (episode.record.get("process") or 0)
         if rows and parts and abs(on - said) > 1e-4:
             lost.append((said, on, episode.record["stop_reason"]))
-    if not lost:
-        return None
-    said, on, stop = lost[0]
-    return Finding(
-        "rewards are lost on masked tokens",
-        f"in {len(lost)} episodes the action tokens do not get the reward ({said:.2f} was given, {on:.2f} arrived, stop: {stop})",
-        "Put the outcome on the last action token, also when a tool result follows it", True,
-    )  # fmt: skip
+    for said, on, stop in lost[:1]:
+        yield Finding(
+            "rewards are lost on masked tokens",
+            f"in {len(lost)} episodes the action tokens lack a reward ({said:.2f} was given, {on:.2f} arrived, stop: {stop})",
+            "Put the outcome on the last action token, also when a tool result follows it", True,
+        )  # fmt: skip
 
 
-def dropped_episodes(e: Evidence) -> Finding | None:
+def dropped_episodes(e: Evidence) -> Iterator[Finding]:
     """Detect unfinished episodes that are in the metrics and in no group."""
     cut = mean([v for key in ("max_tokens", "max_turns", "context_overflow") for v in series(e, f"stop/{key}")])
     sizes = Counter(len(group) for group in grouped(e.episodes))
     kept = any(episode.record.get("stop_reason") not in ("answered", "no_answer") for episode in e.episodes)
-    if e.source != "Agent-R1" or not cut or kept or len(sizes) < 2:
-        return None
-    return Finding(
-        "unfinished episodes are dropped", f"groups have {min(sizes)} to {max(sizes)} samples, and none of them is unfinished",
-        "Train on unfinished episodes with their penalty, unless a limit is not the agent's fault",
-    )  # fmt: skip
+    if e.source == "Agent-R1" and cut and not kept and len(sizes) > 1:
+        yield Finding(
+            "unfinished episodes are dropped",
+            f"groups have {min(sizes)} to {max(sizes)} samples, and none of them is unfinished",
+            "Train on unfinished episodes with their penalty, unless a limit is not the agent's fault",
+        )  # fmt: skip
 
 
 # --------------------------------------------------------------------------------------------------- what pays, and should not
 
 
-def writes_the_reward(e: Evidence) -> Finding | None:
+def writes_the_reward(e: Evidence) -> Iterator[Finding]:
     paid = [
         (episode, call)
         for episode in e.episodes
         for call in calls_of(episode)
         if episode.reward > 0 and GRADER.search(call)
     ]
-    return paid and Finding(
-        "the agent writes its own reward", f"{len(paid)} paid calls name the grader's files: {paid[0][1][:80]!r}",
-        "Keep rewards and tests out of the agent's reach, and delete such files before grading",
-    )  # fmt: skip
+    if paid:
+        yield Finding(
+            "the agent writes its own reward", f"{len(paid)} paid calls name the grader's files: {paid[0][1][:80]!r}",
+            "Keep rewards and tests out of the agent's reach, and delete such files before grading",
+        )  # fmt: skip
 
 
-def one_answer_for_all(e: Evidence) -> Finding | None:
+def one_answer_for_all(e: Evidence) -> Iterator[Finding]:
     last = latest(e)
     asked: dict[str, set[str]] = defaultdict(set)
     for episode in last:
@@ -181,13 +183,15 @@ def one_answer_for_all(e: Evidence) -> Finding | None:
             asked[episode.answer].add(episode.question)
     answer, questions = max(asked.items(), key=lambda pair: len(pair[1]), default=("", set()))
     known = {episode.question for episode in last}
-    return len(questions) >= max(3, 0.3 * len(known)) and Finding(
-        "the reward can be talked into it", f"the answer {answer[:60]!r} was paid on {len(questions)} of {len(known)} questions",
-        "Read these episodes; compare the judge with exact match, and show it the answer between marks",
-    )  # fmt: skip
+    if len(questions) >= max(3, 0.3 * len(known)):
+        yield Finding(
+            "the reward can be talked into it",
+            f"the answer {answer[:60]!r} was paid on {len(questions)} of {len(known)} questions",
+            "Read these episodes; compare the judge with exact match, and show it the answer between marks",
+        )  # fmt: skip
 
 
-def paid_without_a_match(e: Evidence) -> Finding | None:
+def paid_without_a_match(e: Evidence) -> Iterator[Finding]:
     lists = [
         episode
         for episode in latest(e)
@@ -196,14 +200,15 @@ def paid_without_a_match(e: Evidence) -> Finding | None:
         and (m := episode.record["metrics"]).get("em") == 0
         and m.get("sub_em") == 1
     ]
-    return len(lists) > 0.02 * len(latest(e)) and Finding(
-        "a longer answer that contains the right one is paid",
-        f"{len(lists)} paid answers are not an exact match: {lists[0].answer[:60]!r}",
-        "Pay exact match, or a judge that is shown what was wanted",
-    )  # fmt: skip
+    if len(lists) > 0.02 * len(latest(e)):
+        yield Finding(
+            "a longer answer that contains the right one is paid",
+            f"{len(lists)} paid answers are not an exact match: {lists[0].answer[:60]!r}",
+            "Pay exact match, or a judge that is shown what was wanted",
+        )  # fmt: skip
 
 
-def tool_knows(e: Evidence) -> Finding | None:
+def tool_knows(e: Evidence) -> Iterator[Finding]:
     """Detect results that answer a question of several steps at once."""
     told, several = [], 0
     for episode in latest(e):
@@ -211,80 +216,91 @@ def tool_knows(e: Evidence) -> Finding | None:
         if hops and int(hops[1]) > 1 and calls:
             several += 1
             told += [calls[0]] * any(right in calls[0] for right in episode.record["ground_truth"])
-    return len(told) > 0.5 * several and Finding(
-        "the tool knows the answer", f"the first result already has it in {len(told)} of {several} questions of several hops: "
-        f"{told[0][:60]!r}", "Let no tool read the right answer; evaluate without the tool",
-    )  # fmt: skip
+    if len(told) > 0.5 * several:
+        yield Finding(
+            "the tool knows the answer",
+            f"the first result has it in {len(told)} of {several} questions of several hops: {told[0][:60]!r}",
+            "Let no tool read the right answer; evaluate without the tool",
+        )  # fmt: skip
 
 
 # --------------------------------------------------------------------------------------------------------- how figures run
 
 
-def never_stops(e: Evidence) -> Finding | None:
+def never_stops(e: Evidence) -> Iterator[Finding]:
     cut = [episode for episode in e.episodes if episode.cut]
     done = [episode for episode in cut if re.search(r"</(answer|tool_call)>.", last_turn(episode), re.DOTALL)]
-    return len(done) > 0.2 * max(1, len(e.episodes)) and Finding(
-        "turns do not end", f"{len(done)} of {len(e.episodes)} episodes were cut off after a finished call or answer",
-        "Train the stop token: the mask of the cold start covers it, and padding is not the stop token",
-    )  # fmt: skip
+    if len(done) > 0.2 * max(1, len(e.episodes)):
+        yield Finding(
+            "turns do not end", f"{len(done)} of {len(e.episodes)} episodes were cut off after a finished call or answer",
+            "Train the stop token: the mask of the cold start covers it, and padding is not the stop token",
+        )  # fmt: skip
 
 
-def cut_off(e: Evidence) -> Finding | None:
+def cut_off(e: Evidence) -> Iterator[Finding]:
     share = mean(series(e, "stop/max_tokens")[-SPAN:])
-    return share > 0.3 and Finding(
-        "turns are cut off", f"{share:.0%} of the episodes reach a limit on tokens", "Raise the limit on tokens per turn",
-    )  # fmt: skip
+    if share > 0.3:
+        yield Finding(
+            "turns are cut off", f"{share:.0%} of the episodes reach a limit on tokens", "Raise the limit on tokens per turn",
+        )  # fmt: skip
 
 
-def sampler_apart(e: Evidence) -> Finding | None:
+def sampler_apart(e: Evidence) -> Iterator[Finding]:
     gap, entropy = series(e, "training/rollout_logprobs_diff_mean")[:1], series(e, "actor/entropy")[:1]
     limit = min([GAP, *(OF_ENTROPY * nats for nats in entropy)])
-    return bool(gap) and gap[0] > limit and Finding(
-        "the sampler is not the trainer's policy", f"before the first update they differ by {gap[0]:.3f} nats a token",
-        "Compare temperature, top-p, weights and number formats of both, and whether text is encoded again",
-    )  # fmt: skip
+    if gap and gap[0] > limit:
+        yield Finding(
+            "the sampler is not the trainer's policy", f"before the first update they differ by {gap[0]:.3f} nats a token",
+            "Compare temperature, top-p, weights and number formats of both, and whether text is encoded again",
+        )  # fmt: skip
 
 
-def kl_grows(e: Evidence) -> Finding | None:
+def kl_grows(e: Evidence) -> Iterator[Finding]:
     kl = series(e, "actor/kl_loss")
-    return len(kl) >= 2 * SPAN and (last := mean(kl[-SPAN:])) > max(1.0, 5 * mean(kl[:SPAN])) and Finding(
-        "the penalised KL grows", f"KL to the start was {mean(kl[:SPAN]):.3f}, and is {last:.2f}, although the loss contains it",
-        "Check the sign of the KL term; then its coefficient",
-    )  # fmt: skip
+    if len(kl) >= 2 * SPAN and (last := mean(kl[-SPAN:])) > max(1.0, 5 * mean(kl[:SPAN])):
+        yield Finding(
+            "the penalised KL grows",
+            f"KL to the start was {mean(kl[:SPAN]):.3f}, and is {last:.2f}, although the loss contains it",
+            "Check the sign of the KL term; then its coefficient",
+        )  # fmt: skip
 
 
-def large_steps(e: Evidence) -> Finding | None:
+def large_steps(e: Evidence) -> Iterator[Finding]:
     moved, score = series(e, "actor/ppo_kl"), series(e, "critic/score/mean")
     fell = len(score) >= 2 * SPAN and max(score) - mean(score[-SPAN:]) > 0.3
-    return fell and max(moved, default=0) > 0.05 and Finding(
-        "updates are too large", f"a step moved the policy by {max(moved):.2f} nats a token, and the reward fell",
-        "Halve the learning rate; count the optimiser steps of a batch",
-    )  # fmt: skip
+    if fell and max(moved, default=0) > 0.05:
+        yield Finding(
+            "updates are too large", f"a step moved the policy by {max(moved):.2f} nats a token, and the reward fell",
+            "Halve the learning rate; count the optimiser steps of a batch",
+        )  # fmt: skip
 
 
-def no_calls(e: Evidence) -> Finding | None:
+def no_calls(e: Evidence) -> Iterator[Finding]:
     calls, rewards = series(e, "tool_calls/mean"), [episode.reward for episode in latest(e)]
-    if not calls or mean(calls[-SPAN:]) >= 0.05:
-        return None
-    if mean(calls[:SPAN]) < 0.05:
-        return Finding("tools were never called", "no call in the first steps", "Read a prompt: are the tools in it?")
-    return Finding(
-        "calls stopped paying", f"{mean(calls[:SPAN]):.2f} calls an episode at first, {mean(calls[-SPAN:]):.2f} now, with a mean "
-        f"reward of {mean(rewards):.2f}", "Read paid episodes without a call: what is it that pays?",
-    )  # fmt: skip
+    first, now = mean(calls[:SPAN]), mean(calls[-SPAN:])
+    if calls and now < 0.05 and first < 0.05:
+        yield Finding("tools were never called", "no call in the first steps", "Read a prompt: are the tools in it?")
+    elif calls and now < 0.05:
+        yield Finding(
+            "calls stopped paying",
+            f"{first:.2f} calls an episode at first, {now:.2f} now, and a mean reward of {mean(rewards):.2f}",
+            "Read paid episodes without a call, and find what pays",
+        )  # fmt: skip
 
 
-def nothing_to_compare(e: Evidence) -> Finding | None:
+def nothing_to_compare(e: Evidence) -> Iterator[Finding]:
     same, score = mean(series(e, "groups/zero_advantage")[-SPAN:]), mean(series(e, "critic/score/mean")[-SPAN:])
-    return same > 0.9 and score < 0.5 and Finding(
-        "groups agree", f"{same:.0%} of the groups have equal rewards, with a mean of {score:.2f}",
-        "Easier questions, more samples, or a partial reward",
-    )  # fmt: skip
+    if same > 0.9 and score < 0.5:
+        yield Finding(
+            "groups agree", f"{same:.0%} of the groups have equal rewards, with a mean of {score:.2f}",
+            "Easier questions, more samples, or a partial reward",
+        )  # fmt: skip
 
 
-def sentinel(e: Evidence) -> Finding | None:
-    found = [sign for sign in signs(e.lines) if sign.collapse and not sign.over] if e.source == "Agent-R1" else []
-    return found and Finding(f"sentinel: {found[0].name}", found[0].seen, found[0].first)
+def sentinel(e: Evidence) -> Iterator[Finding]:
+    for sign in signs(e.lines) if e.source == "Agent-R1" else ():
+        if sign.collapse and not sign.over:
+            yield Finding(f"sentinel: {sign.name}", sign.seen, sign.first)
 
 
 RULES: tuple[Rule, ...] = (

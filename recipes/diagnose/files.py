@@ -115,8 +115,8 @@ def _counted(episodes: list[Episode]) -> Iterator[dict[str, float]]:
             ("tool_calls/mean", [e.calls for e in played]),
             ("stop/max_tokens", [e.cut for e in played]),
         ):
-            if None not in values:
-                line[key] = fmean(values)
+            if len(known := [value for value in values if value is not None]) == len(played):
+                line[key] = fmean(known)
         yield line
 
 

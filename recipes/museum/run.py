@@ -17,6 +17,8 @@ from pathlib import Path
 
 import yaml
 
+import agent_r1
+import agent_r1_recipes
 from agent_r1 import ConfigError, command, home, nearest, option
 
 HERE = Path(__file__).parent
@@ -58,9 +60,10 @@ def read_exhibits() -> dict[str, Exhibit]:
 
 def copied_source(exhibit: Exhibit, folder: Path) -> Path:
     """Copy the source to `folder`, with the exhibit's patch."""
-    for package in ("agent_r1", "agent_r1_recipes"):
-        original = HERE.parent if package == "agent_r1_recipes" else Path(sys.modules["agent_r1"].__file__).parent
-        shutil.copytree(original, folder / package, ignore=shutil.ignore_patterns("__pycache__", "runs", "artifacts"))
+    for package in (agent_r1, agent_r1_recipes):
+        shutil.copytree(
+            package.__path__[0], folder / package.__name__, ignore=shutil.ignore_patterns("__pycache__", "recorded")
+        )
     for file, text in exhibit.patched(folder).items():
         file.write_text(text)
     return folder
