@@ -128,10 +128,10 @@ def chat(tokenizer) -> ChatFormat:
 @pytest.fixture(scope="session")
 def harmony_chat(tokenizer) -> ChatFormat:
     """Our own vocabulary with Harmony's tokens in it."""
-    from agent_r1_recipes.dialects.harmony import CONTROL, TEMPLATE
+    from agent_r1_recipes.dialects.harmony import CONTROL_TOKENS, TEMPLATE
 
     theirs = copy.deepcopy(tokenizer)
-    theirs.add_special_tokens({"additional_special_tokens": list(CONTROL)})
+    theirs.add_special_tokens({"additional_special_tokens": list(CONTROL_TOKENS)})
     theirs.chat_template = TEMPLATE
     return ChatFormat(theirs)
 

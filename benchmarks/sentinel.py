@@ -22,7 +22,7 @@ from agent_r1.ground.machine import set_threads
 from agent_r1.rollout.evaluate import wilson_interval
 from agent_r1.training import loop
 from agent_r1.training import sentinel as rule
-from agent_r1.training.log import STEP
+from agent_r1.training.log import STEP_KEY
 from agent_r1.training.metrics import SAMPLER_GAP
 from agent_r1.training.run import RunDir, run_training, start_model
 from agent_r1.training.sentinel import Line
@@ -83,7 +83,7 @@ def recorded() -> list[tuple[str, int, int, list[Line]]]:
     runs = []
     for run in read_jsonl(KEPT):
         steps = zip(*run["lines"].values(), strict=True)
-        lines = [{STEP: step} | dict(zip(run["lines"], values, strict=True)) for step, values in enumerate(steps, 1)]
+        lines = [{STEP_KEY: step} | dict(zip(run["lines"], values, strict=True)) for step, values in enumerate(steps, 1)]
         runs.append((run["arm"], run["cold"], run["seed"], lines))
     return runs
 

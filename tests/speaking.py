@@ -12,7 +12,7 @@ from agent_r1.core import AgentEnv, Sampling, Trajectory
 from agent_r1.env import environment, make_env
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.tool import BaseTool
-from agent_r1_recipes.dialects.harmony import CONTROL
+from agent_r1_recipes.dialects.harmony import CONTROL_TOKENS
 
 QWEN25 = """\
 {%- set first_is_system = messages[0].role == 'system' %}
@@ -92,7 +92,7 @@ HARMONY = (
 
 PIECES = ["<code>", "</code>", "<answer>", "</answer>", "<think>", "</think>", "<interpreter>", "```python\n", "```\n",
           "```output\n", "\\boxed{", "}", "Action: search\n", "Action Input:", "Observation:", "Final Answer:",
-          "to=functions.search", "\n", "{", "x", *CONTROL, "<|channel|>final", "<|channel|>analysis"]  # fmt: skip
+          "to=functions.search", "\n", "{", "x", *CONTROL_TOKENS, "<|channel|>final", "<|channel|>analysis"]  # fmt: skip
 
 
 def played(dialect: str, chat: ChatFormat, turns: list) -> Trajectory:

@@ -74,7 +74,7 @@ def test_a_hostile_environment_is_refused_before_it_is_entered(kind):
 
 
 def test_a_hostile_model_server_is_cut_off(monkeypatch):
-    monkeypatch.setattr("agent_r1.rollout.policies.MAX_ANSWER", 100_000)
+    monkeypatch.setattr("agent_r1.rollout.policies.MAX_TURN_BYTES", 100_000)
     with hostile("flood") as url, pytest.raises(AgentR1Error, match="more than 100000 bytes"):
         asyncio.run(ServerPolicy(url, "key", "model", (1,)).generate([1], Sampling(5)))
 
@@ -111,8 +111,8 @@ def judge_of(answers: dict[str, list[bytes]]):
 
 
 def test_a_bad_verdict_costs_its_own_episode_and_not_the_batch(monkeypatch):
-    monkeypatch.setattr(judge, "WITHIN_S", 0.7)
-    monkeypatch.setattr(judge, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(judge, "VERDICT_TIMEOUT_S", 0.7)
+    monkeypatch.setattr(judge, "VERDICT_WAIT_S", 0.2)
     kinds = ["deep", "gzip", "flood", "drip"]
     answers = [f"about a {kind}" for kind in kinds] + ["honest", "later"]
     order = []

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_r1.tool import InvalidArgumentsError, ToolCall, ToolErrorKind, call_tool, make_tools
-from agent_r1.tool.calculator import MAX_BITS, MAX_CHARS, value_of, written
+from agent_r1.tool.calculator import MAX_BITS, MAX_EXPRESSION_CHARS, value_of, written
 
 BINARY = [
     (ast.Add, operator.add), (ast.Sub, operator.sub), (ast.Mult, operator.mul), (ast.Div, operator.truediv),
@@ -49,7 +49,7 @@ def test_the_value_is_pythons_own(expression):
     tree, compute = expression
     text = ast.unparse(tree)
     powers = sum(isinstance(node, ast.Pow) for node in ast.walk(tree))
-    if powers > 1 or len(text) > MAX_CHARS:  # 99 ** 99 ** 99 is for the other tests: Python would not come back
+    if powers > 1 or len(text) > MAX_EXPRESSION_CHARS:  # 99 ** 99 ** 99 is for the other tests: Python would not come back
         return
     try:
         wanted = compute()
@@ -88,7 +88,7 @@ HOSTILE = [
     "10**10**10", "9**9**9**9", "2**99999", "2**2**20", "(-3)**10**9", "factorial(10**9)", "factorial(171)",
     "10**300*10**300", "round(1, -10**9)", "round(1, 10**9)", "1e308*10", "9" * 499, "(" * 249 + "1" + ")" * 249,
     "-" * 499 + "1", "+".join("1" * 250), "factorial(factorial(9))", "1e999", "exp(1000)", "0.1**-400", "0**-1", "1/0",
-    "1//0.0", "5%0", "(-8)**0.5", "sqrt(-1)", "log(0)", "1" * (MAX_CHARS + 1), "1" * 10_000_000, "", "  ", "\x00", "3j",
+    "1//0.0", "5%0", "(-8)**0.5", "sqrt(-1)", "log(0)", "1" * (MAX_EXPRESSION_CHARS + 1), "1" * 10_000_000, "", "  ", "\x00", "3j",
     "True", "'a'*10**9", "[1]*10**9", "().__class__", "__import__('os').system('true')", "abs.__self__", "open('x')",
     "(lambda: 1)()", "[x for x in (1,)]", "max(*[1, 2])", "max(key=abs)", "1 if 1 else 2", "x := 3", "1 < 2", "a.b", "max()",
     "1 and 2", "~1", "1 << 9999", "1 @ 2", "f'{1}'", "...", "12,000 * 2", "2 ^ 3", "x = 3", "foo(1)", "\ud800",

@@ -184,7 +184,8 @@ def test_published_steps(case, monkeypatch):
     work, task = case["work"], case.get("task")
     monkeypatch.setattr(plan, "STEP_S", 0)  # those times are of other stacks
     if not task:  # one turn, of the published length
-        turns = {"PROMPT": work["prompt"], "TURNS": 1, "SAID": work["said"], "LONGEST": work["longest"] / work["said"]}
+        turns = {"PROMPT_TOKENS": work["prompt"], "EPISODE_TURNS": 1, "TURN_TOKENS": work["said"]}
+        turns["LONGEST"] = work["longest"] / work["said"]
         for name, value in turns.items():
             monkeypatch.setattr(plan, name, value)
     config = load_config("hotpotqa-4xh100", algorithm="ppo" if work.get("critic") else "grpo")

@@ -27,7 +27,7 @@ VALUES = st.recursive(
 def test_a_list_is_read_as_json_reads_it_wherever_its_pieces_end(tmp_path_factory, values, chunk, ascii, indent):
     path, text = tmp_path_factory.mktemp("list") / "x.json", json.dumps(values, ensure_ascii=ascii, indent=indent)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json_files, "CHUNK", chunk)
+        patch.setattr(json_files, "READ_BYTES", chunk)
         path.write_text(f" \n{text}\n ")
         assert list(json_records(path)) == [(f"record {n}", value) for n, value in enumerate(values, 1)]
         for broken in (text[:-1], f"{text}x", f"[{text}", text[:-1] + ",]", text.replace("[", "[,", 1)):
@@ -46,7 +46,7 @@ def test_a_list_is_read_as_json_reads_it_wherever_its_pieces_end(tmp_path_factor
     ids=["a line", "a text", "records"],
 )
 def test_a_small_gzip_that_unfolds_to_a_large_file_takes_little_memory(tmp_path, monkeypatch, content, says):
-    for name in ("MAX_RECORD", "CHUNK"):
+    for name in ("MAX_RECORD", "READ_BYTES"):
         monkeypatch.setattr(json_files, name, 1 << 16)
     monkeypatch.setattr(json_files, "ALWAYS", 10_000)
     (tmp_path / "x.json").write_bytes(gzip.compress(content, 9))

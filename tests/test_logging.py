@@ -25,7 +25,7 @@ from agent_r1.config.settings import RolloutConfig
 from agent_r1.ground.files import read_jsonl
 from agent_r1.training import dashboard
 from agent_r1.training.dashboard import Dashboard
-from agent_r1.training.log import STEP, MetricsFile, time_to, trackers
+from agent_r1.training.log import STEP_KEY, MetricsFile, time_to, trackers
 from agent_r1.training.run import graceful_interrupt
 
 RUN = ("laptop-ppo-0", "preset laptop · ppo · 0.52 M parameters", 100)
@@ -34,7 +34,7 @@ EVIL = "a[bold red]b[/]\x1b]0;owned\x07\x1b[2J\rc\u202e\x9b1m"
 
 def line(step: int) -> dict:
     return {
-        STEP: step, "reward/em": 0.41, "critic/score/mean": 0.38, "tool_calls/mean": 1.62, "actor/entropy": 0.31,
+        STEP_KEY: step, "reward/em": 0.41, "critic/score/mean": 0.38, "tool_calls/mean": 1.62, "actor/entropy": 0.31,
         "actor/ppo_kl": 0.002, "timing_s/step": 0.61, "timing_s/gen": 0.3, "perf/agent_tokens_per_s": 31000.0,
     }  # fmt: skip
 
@@ -45,23 +45,23 @@ def line(step: int) -> dict:
 def test_numbers_come_back_and_infinities_are_null(tmp_path):
     file = MetricsFile(tmp_path / "metrics.jsonl")
     assert file.read() == []
-    file.append({STEP: 1, "a": np.float32(0.5), "b": float("nan"), "c": -np.inf, "d": None, "e": "x", "f": np.int64(3)})
+    file.append({STEP_KEY: 1, "a": np.float32(0.5), "b": float("nan"), "c": -np.inf, "d": None, "e": "x", "f": np.int64(3)})
     # A second reader sees the line while the run goes on.
-    assert read_jsonl(file.path) == [{STEP: 1, "a": 0.5, "b": None, "c": None, "d": None, "e": "x", "f": 3.0}]
+    assert read_jsonl(file.path) == [{STEP_KEY: 1, "a": 0.5, "b": None, "c": None, "d": None, "e": "x", "f": 3.0}]
 
 
 @given(cut=st.integers(0, 200), steps=st.integers(1, 5))
 def test_any_cut_loses_at_most_the_line_it_hits(tmp_path_factory, cut, steps):
     file = MetricsFile(tmp_path_factory.mktemp("m") / "metrics.jsonl")
     for step in range(1, steps + 1):
-        file.append({STEP: step, "text": "naïve\n"})
+        file.append({STEP_KEY: step, "text": "naïve\n"})
     kept = file.path.read_bytes()[:cut]
     file.path.write_bytes(kept)  # what kill -9 leaves behind
     survivors = list(range(1, kept.count(b"\n") + 1))
-    assert [record[STEP] for record in file.read()] == survivors
+    assert [record[STEP_KEY] for record in file.read()] == survivors
     file.truncate_after(50)  # as every run begins
-    file.append({STEP: 99})
-    assert [record[STEP] for record in file.read()] == [*survivors, 99]
+    file.append({STEP_KEY: 99})
+    assert [record[STEP_KEY] for record in file.read()] == [*survivors, 99]
 
 
 def test_truncate_after_drops_later_steps_and_is_atomic(tmp_path, monkeypatch):
@@ -84,7 +84,7 @@ def test_truncate_after_drops_later_steps_and_is_atomic(tmp_path, monkeypatch):
 
 def test_what_it_took_until_validation_reached_a_score_by_hand():
     """Four steps of 2 x 3 episodes; validated after the second, .7, and the fourth, .9. A refill played 9 in the third."""
-    lines = [{STEP: step, "timing_s/step": 0.5 * step, "timing_s/testing": 100.0} for step in (1, 2, 3, 4)]
+    lines = [{STEP_KEY: step, "timing_s/step": 0.5 * step, "timing_s/testing": 100.0} for step in (1, 2, 3, 4)]
     lines[1]["val-core/tinyhop/acc/mean@1"], lines[3]["val-core/tinyhop/acc/mean@1"] = 0.7, 0.9
     lines[2]["rollout/episodes_played"] = 9
     rollout = RolloutConfig(prompts_per_step=2, samples_per_prompt=3)
@@ -132,7 +132,7 @@ def test_what_is_not_installed_names_the_remedy(tmp_path, monkeypatch):
 
 def test_wandb_without_a_key_is_offline_and_never_asks(alone, capsys):
     with trackers(["wandb"], alone, {"seed": 0}) as track:
-        track({STEP: 4, "a": 1.0, "b": float("nan"), "c": "text"})
+        track({STEP_KEY: 4, "a": 1.0, "b": float("nan"), "c": "text"})
     assert list((alone / "wandb").glob("offline-run-*/*.wandb")) and "wandb sync" in capsys.readouterr().out
 
 
@@ -200,7 +200,7 @@ def test_a_server_that_cannot_be_used_costs_no_run_and_no_key(alone, monkeypatch
     monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{server.server_port}")
     monkeypatch.setenv("WANDB_API_KEY", KEY)
     with trackers(["wandb"], alone, {}) as track:
-        track({STEP: 1, "a": 2.0})
+        track({STEP_KEY: 1, "a": 2.0})
     server.shutdown()
     said = "".join(capsys.readouterr())
     assert asked and "the server cannot be used: " in said and KEY not in said
@@ -210,7 +210,7 @@ def go_on(run_dir: Path, names=("wandb",)) -> None:
     """A run that had logged five steps and goes on from its checkpoint of step 3."""
     with trackers(names, run_dir, {}, 4) as track:
         for step in (4, 5, 6):
-            track({STEP: step, "a": step})
+            track({STEP_KEY: step, "a": step})
 
 
 def test_online_a_resumed_run_is_the_same_run(alone, monkeypatch):
@@ -228,13 +228,13 @@ def test_tensorboard_forgets_what_a_resumed_run_does_again(tmp_path):
         pass  # killed before its first step
     with trackers(["tensorboard"], tmp_path, {}) as track:
         for step in range(1, 6):
-            track({STEP: step, "a": -step, "b": float("nan")})
+            track({STEP_KEY: step, "a": -step, "b": float("nan")})
     go_on(tmp_path, ["tensorboard"])
     board = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert [(event.step, event.value) for event in board.Scalars("a")] == [
         (1, -1), (2, -2), (3, -3), (4, 4), (5, 5), (6, 6)
     ]  # fmt: skip
-    assert board.Tags()["scalars"] == [STEP, "a"]
+    assert board.Tags()["scalars"] == [STEP_KEY, "a"]
 
 
 # ----------------------------------------------------------------------------------------------------- plain lines

@@ -72,7 +72,7 @@ def test_a_saved_model_with_adapters_is_read_back_to_the_bit(checkpoint, base):
     folder, model = checkpoint
     again = lora.load(folder / "model", base, "cpu", rank=4)
     assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), again.state_dict().values(), strict=True))
-    assert {path.name for path in (folder / "model").iterdir()} >= {lora.CONFIG, lora.WEIGHTS, "tokenizer.json"}
+    assert {path.name for path in (folder / "model").iterdir()} >= {lora.ADAPTER_CONFIG, lora.ADAPTER_WEIGHTS, "tokenizer.json"}
     assert not (folder / "model" / "model.safetensors").exists(), "a checkpoint holds the adapters alone"
 
 
@@ -95,7 +95,7 @@ def test_only_adapters_and_the_critics_head_learn(algorithm, micro, chat, cloned
 def test_verls_shards_are_folded_like_ours(checkpoint, base):
     """The names that verl's FSDP state has: the base layer inside `base_layer`, the adapter called `default`."""
     folder, model = checkpoint
-    saved, state = load_file(folder / "model" / lora.WEIGHTS), {}
+    saved, state = load_file(folder / "model" / lora.ADAPTER_WEIGHTS), {}
     for name, tensor in load_file(base / "model.safetensors").items():
         adapted = f"base_model.model.{name.removesuffix('.weight')}.lora_A.weight" in saved
         state[f"base_model.model.{name.replace('.weight', '.base_layer.weight') if adapted else name}"] = tensor
@@ -132,7 +132,7 @@ def test_a_run_is_resumed_to_the_same_bits_evaluated_and_exported(produced, tmp_
     shutil.rmtree(home / "runs" / "again" / "checkpoints" / "step_000004")
     assert main("train", *words, "--run=again", "--resume") == 0
     last = [home / "runs" / name / "checkpoints" / "step_000004" for name in ("straight", "again")]
-    a, b = (load_file(folder / "model" / lora.WEIGHTS) for folder in last)
+    a, b = (load_file(folder / "model" / lora.ADAPTER_WEIGHTS) for folder in last)
     assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
     assert curve(home / "runs" / "straight") == curve(home / "runs" / "again")
     frozen = torch.load(last[0] / "trainer.pt", weights_only=True)["critic"]

@@ -6,7 +6,7 @@ from letters import letters_run, write_letters
 from runs import main
 
 from agent_r1.config import load_config, to_yaml
-from agent_r1.training.log import STEP
+from agent_r1.training.log import STEP_KEY
 from agent_r1.training.run import RunDir
 from agent_r1.viewer.report import write_report
 
@@ -20,7 +20,7 @@ def test_what_was_paid_on_the_way_is_told_apart(chat, monkeypatch, tmp_path, cap
     path.parent.mkdir(parents=True)
     run.config.write_text(to_yaml(load_config("smoke")))
     for step, metrics in enumerate(played.metrics, start=1):
-        run.metrics.append({STEP: step} | metrics)
+        run.metrics.append({STEP_KEY: step} | metrics)
     write_letters(path, played.batches[-1], chat, 5)
     for number, trajectory in enumerate(last):
         assert main("inspect", str(path), "-i", str(number)) == 0

@@ -16,7 +16,7 @@ from runs import ROOT, main
 from agent_r1.core import StepResult, StopReason
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.rollout.sampler import LocalPolicy, SamplerStats
-from agent_r1.training.log import HOST_FREE, STEP
+from agent_r1.training.log import HOST_FREE, STEP_KEY
 from agent_r1.training.metrics import SAMPLER_GAP
 from agent_r1.training.run import RunDir, refuse_collapse
 from agent_r1.training.sentinel import Sign, new_signs, signs
@@ -48,7 +48,7 @@ class WrongEnv(SilentEnv):
 
 
 def lines_of(record) -> list[dict]:
-    return [{STEP: step} | metrics for step, metrics in enumerate(record.metrics, start=1)]
+    return [{STEP_KEY: step} | metrics for step, metrics in enumerate(record.metrics, start=1)]
 
 
 @pytest.mark.parametrize("reason", ["max_tokens", "invalid_calls"])
@@ -82,7 +82,7 @@ def test_a_run_that_cannot_get_better_has_agreed_and_not_collapsed(chat, monkeyp
 def scored(scores: list[float], more: dict[str, list[float]] | None = None) -> list[dict]:
     """Lines of a run with these scores, one a step, and with other metrics."""
     columns = {"critic/score/mean": scores, **(more or {})}
-    return [{STEP: n + 1} | {name: values[n] for name, values in columns.items()} for n in range(len(scores))]
+    return [{STEP_KEY: n + 1} | {name: values[n] for name, values in columns.items()} for n in range(len(scores))]
 
 
 def test_a_run_that_collapses_is_ended_and_its_healthy_checkpoint_is_kept(tmp_path):
@@ -117,7 +117,7 @@ def test_a_fall_that_is_over_is_not_told_as_if_it_lasted():
     ],
 )
 def test_a_fall_is_half_of_the_rise_and_a_tenth(levels, falls):
-    lines = [{STEP: 5 * i + k, "critic/score/mean": level} for i, level in enumerate(levels) for k in range(1, 6)]
+    lines = [{STEP_KEY: 5 * i + k, "critic/score/mean": level} for i, level in enumerate(levels) for k in range(1, 6)]
     assert [sign.name for sign in new_signs(lines)] == ["reward falls"] * falls
 
 
@@ -125,7 +125,7 @@ def test_a_fall_is_half_of_the_rise_and_a_tenth(levels, falls):
 def test_a_fall_is_held_against_the_runs_own_noise(swing, falls):
     """The same fall of .2, in a run whose steps differ little and in one whose steps differ much."""
     lines = [
-        {STEP: n, "critic/score/mean": (0.6 if n <= 10 else 0.4) + swing * (-1) ** n} for n in range(1, 21)
+        {STEP_KEY: n, "critic/score/mean": (0.6 if n <= 10 else 0.4) + swing * (-1) ** n} for n in range(1, 21)
     ]  # means of five steps move by a fifth of the swing
     assert [sign.name for sign in new_signs(lines)] == ["reward falls"] * falls
 
@@ -185,7 +185,7 @@ def test_a_sampler_that_keeps_its_old_weights(chat, monkeypatch):
 
 
 def memory_signs(free: list[float]) -> list[Sign]:
-    return [s for s in signs([{STEP: n, HOST_FREE: gib} for n, gib in enumerate(free, 1)]) if s.name == "host memory"]
+    return [s for s in signs([{STEP_KEY: n, HOST_FREE: gib} for n, gib in enumerate(free, 1)]) if s.name == "host memory"]
 
 
 def test_a_leak_of_host_memory_is_named_before_it_ends_the_run():

@@ -85,7 +85,7 @@ def answers(port: int) -> bool:
 @pytest.mark.slow
 @pytest.mark.parametrize("modes", ["slow,family", "stubborn,family"])
 def test_it_waits_until_the_server_is_healthy_and_leaves_nothing_behind(fake, tmp_path, monkeypatch, capsys, modes):
-    monkeypatch.setattr("agent_r1.inference.serve.STOP_S", 0.5)
+    monkeypatch.setattr("agent_r1.inference.serve.SERVER_STOP_S", 0.5)
     with fake(modes) as server:
         assert httpx.get(f"{server.url[:-3]}/health", trust_env=False).status_code == 200
         assert server.url == f"http://127.0.0.1:{server.port}/v1" and server.diagnose() is None
@@ -117,7 +117,7 @@ def test_what_vllm_is_told(fake):
 
 @pytest.mark.parametrize("mode", ["die", "deaf"])
 def test_a_server_that_does_not_start(fake, tmp_path, monkeypatch, mode):
-    monkeypatch.setattr("agent_r1.inference.serve.START_S", 1.0 if mode == "deaf" else 60.0)
+    monkeypatch.setattr("agent_r1.inference.serve.SERVER_START_S", 1.0 if mode == "deaf" else 60.0)
     with fails_with("process_did_not_start") as failure, fake(mode):
         raise AssertionError("must not come this far")
     (log,) = (tmp_path / "logs").iterdir()

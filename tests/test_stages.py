@@ -203,7 +203,7 @@ def test_no_index_is_made_asked_for_or_read_where_nothing_searches(prepared, con
 
 
 def test_evaluation_writes_the_card_once(prepared, config, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(stages, "SAMPLED", 5)
+    monkeypatch.setattr(stages, "SAMPLED_QUESTIONS", 5)
     out = tmp_path / "runs" / "x" / "eval_before.json"
     start = Workspace.from_config(config).start_model
     card = stages.run_eval(config, start, out, "evaluate before RL")

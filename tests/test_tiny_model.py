@@ -19,7 +19,7 @@ from agent_r1.rollout.decoder import Decoder, causal_attention
 from agent_r1.training.settings import TinyModelConfig
 from agent_r1.training.tiny_model import (
     SPECIAL,
-    TAGS,
+    TAG_TOKENS,
     load_chat,
     load_tokenizer,
     save_tokenizer,
@@ -41,7 +41,7 @@ def test_a_damaged_tokenizer_is_refused_in_one_line(tokenizer, tmp_path, file, t
 
 def test_the_vocabulary_is_as_large_as_asked_with_every_control_token_in_it(tokenizer):
     assert len(tokenizer) == VOCAB
-    for token in (*SPECIAL, *TAGS):
+    for token in (*SPECIAL, *TAG_TOKENS):
         ids = tokenizer.backend_tokenizer.encode(token, add_special_tokens=False).ids
         assert len(ids) == 1 and tokenizer.convert_ids_to_tokens(ids) == [token]
     assert (tokenizer.eos_token, tokenizer.pad_token) == ("<|im_end|>", "<|endoftext|>")
@@ -73,7 +73,7 @@ def test_a_name_has_one_spelling(chat):
 
 def test_no_token_reaches_across_the_beginning_of_a_name(tokenizer):
     for token in tokenizer.get_vocab():
-        if token not in (*SPECIAL, *TAGS):
+        if token not in (*SPECIAL, *TAG_TOKENS):
             assert not any(c.isascii() and c.isupper() for c in token[1:]), token
 
 

@@ -46,7 +46,7 @@ time.sleep(60)
 
 def holder(name: str, mark: str | None) -> subprocess.Popen:
     """A process that holds shared memory, in a session of its own as Ray's are; of a run, if it has a mark."""
-    environment = os.environ | ({launch.MARK: mark} if mark else {})
+    environment = os.environ | ({launch.RUN_VARIABLE: mark} if mark else {})
     process = subprocess.Popen(
         [sys.executable, "-c", HOLDER, name], env=environment, stdout=subprocess.PIPE, start_new_session=True
     )

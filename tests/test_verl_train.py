@@ -21,7 +21,7 @@ import pytest
 import torch
 from runs import AGENT, CHECK, TINY, environment, lines, main, orphans, prepare, processes_of, undocumented
 
-from agent_r1.app.gpu_check import SMALL
+from agent_r1.app.gpu_check import SMALL_RUN
 from agent_r1.config import from_yaml
 from agent_r1.ground.machine import installed
 from agent_r1.rollout import model_files
@@ -119,7 +119,7 @@ def test_grpo_in_bfloat16_goes_on_where_it_was_killed_and_saves_at_sigterm(check
     monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path / "home"))
     home = shutil.copytree(checked, tmp_path / "home", ignore=shutil.ignore_patterns("logs", "export", "eval.json"))
     run, sizes = home / "runs" / "check", [f"model.{n}=2" for n in ("heads", "kv_heads")]
-    words = [*CHECK, *SMALL, *sizes, "model.hidden_size=128", "rollout.prompts_per_step=4", "data.train=64",
+    words = [*CHECK, *SMALL_RUN, *sizes, "model.hidden_size=128", "rollout.prompts_per_step=4", "data.train=64",
              "actor.lr=1e-3"]  # fmt: skip
 
     # What a kill in the middle of the conversion leaves: no checkpoint, and all that verl has saved.

@@ -91,7 +91,7 @@ def test_what_an_agent_would_see(tmp_path, capsys):
 
 
 def test_the_page_names_all_that_is_read():
-    from agent_r1.env.class_env import READ, RESERVED
+    from agent_r1.env.class_env import ENV_ATTRIBUTES, RESERVED
 
     page = (ROOT / "docs/tutorial" / PAGE).read_text()
-    assert all(f"`{name}" in page or f"`self.{name}" in page for name in (*READ, *RESERVED))
+    assert all(f"`{name}" in page or f"`self.{name}" in page for name in (*ENV_ATTRIBUTES, *RESERVED))

@@ -27,7 +27,7 @@ from agent_r1 import Row
 from agent_r1_recipes.code.python import Runner, make_runner, without_fence
 from agent_r1_recipes.code.settings import CodeSettings
 
-WITHIN_S = 5.0
+PROGRAM_TIMEOUT_S = 5.0
 
 HARNESS = """
 import io, json, sys
@@ -66,7 +66,7 @@ def passes(code: str, tests: list[str], runner: Runner) -> bool:
     Raises AgentR1Error if the sandbox fails.
     """
     calls, inputs, checks = taken_apart(tests)
-    ran = runner.run(HARNESS.format(facts=json.dumps([without_fence(code), calls, inputs])), WITHIN_S)
+    ran = runner.run(HARNESS.format(facts=json.dumps([without_fence(code), calls, inputs])), PROGRAM_TIMEOUT_S)
     try:
         found = json.loads(ran.output.rstrip().splitlines()[-1])
         if not isinstance(found, list) or len(found) != len(checks):

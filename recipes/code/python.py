@@ -45,7 +45,7 @@ class PythonTool(BaseTool):
     def __init__(self, runner: Runner, within_s: float):
         super().__init__()
         self.runner = runner
-        waits = sandbox.QUEUE_S + sandbox.START_S if isinstance(runner, sandbox.Sandbox) else 0.0
+        waits = sandbox.QUEUE_S + sandbox.SANDBOX_START_S if isinstance(runner, sandbox.Sandbox) else 0.0
         self.timeout_s = within_s + waits
         self.within_s = 0.9 * within_s
         """Time from the start of the program, and the time to end the process and return its output so far."""

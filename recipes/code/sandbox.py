@@ -49,10 +49,10 @@ MAX_OUTPUT = 64 << 10
 """Bytes that a program may print."""
 MAX_SOURCE = 50_000
 """Characters of a program, and bytes in UTF-8. A pipe holds 64 KiB until it is read."""
-AT_ONCE = 64
+MAX_PROGRAMS = 64
 """Programs that run concurrently; others wait, because too many on a CPU would all be late."""
 AHEAD = 4
-START_S = 20.0
+SANDBOX_START_S = 20.0
 """Seconds for the start of a process on a busy machine."""
 QUEUE_S = 120.0
 """Seconds that a program waits for a slot. Neither this wait nor the start counts as its time."""
@@ -78,7 +78,7 @@ class Sandbox:
     def __init__(self, unconfined: bool = False):
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="sandbox")
         self._ready: deque[Future[subprocess.Popen[bytes]]] = deque()
-        self._room = threading.BoundedSemaphore(AT_ONCE)
+        self._room = threading.BoundedSemaphore(MAX_PROGRAMS)
         self._command: list[str] = []
         self.protections = ["no protection but limits (env.sandbox=unconfined)"]
         """The protections in words."""
@@ -96,12 +96,12 @@ class Sandbox:
             raise ValueError(f"the program has more than {MAX_SOURCE} characters")
         if not self._room.acquire(timeout=QUEUE_S):
             raise AgentR1Error(
-                f"the program was not started: {AT_ONCE} others have run for {QUEUE_S:g} s", code="sandbox_full"
+                f"the program was not started: {MAX_PROGRAMS} others have run for {QUEUE_S:g} s", code="sandbox_full"
             )
         try:
             process = self._take().result()
             try:
-                _hello(process, time.monotonic() + START_S)
+                _hello(process, time.monotonic() + SANDBOX_START_S)
                 return _converse(process, data, time.monotonic() + within_s)
             finally:
                 _end(process)
@@ -112,7 +112,7 @@ class Sandbox:
         """Start a program that stays and answers lines. Raises AgentR1Error if it cannot start."""
         process = self._take().result()
         try:
-            _hello(process, time.monotonic() + START_S)
+            _hello(process, time.monotonic() + SANDBOX_START_S)
             _hand_over(process, source.encode())
         except (AgentR1Error, OSError):
             _end(process)
@@ -178,11 +178,11 @@ class Sandbox:
             canary.flush()
             process = self._starter.submit(self._start).result()
             try:
-                active = _hello(process, time.monotonic() + START_S)
+                active = _hello(process, time.monotonic() + SANDBOX_START_S)
                 if alone and not active["Landlock"]:
                     raise AgentR1Error("the kernel has no Landlock, or an old version (6.2 suffices)", code="no_sandbox")
                 targets = f"canary, port, parent = {canary.name!r}, {server.getsockname()[1]}, {os.getpid()}\n"
-                ran = _converse(process, (targets + PROBE).encode(), time.monotonic() + START_S)
+                ran = _converse(process, (targets + PROBE).encode(), time.monotonic() + SANDBOX_START_S)
             finally:
                 _end(process)
             spoilt = Path(canary.name).read_text() != "sings"

@@ -43,7 +43,7 @@ def scale_process_rewards(rewards_BT: Tensor, process_BT: Tensor, weight: float)
     return rewards_BT + (scale - 1) * process_BT, scale
 
 
-SAMPLED = Column("sampled_BT", torch.float32, lambda step: step.action_logprobs)
+SAMPLER_LOGPROBS = Column("sampled_BT", torch.float32, lambda step: step.action_logprobs)
 """The sampler's own log-probabilities, while the trainer recomputes `logprobs_BT`."""
 
 
@@ -52,9 +52,9 @@ def with_truncated_weights(inner: Estimator, config: Config) -> Estimator:
 
     def credit(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
         advantages_BT, returns_BT = inner(batch, advantage)
-        seen = batch.columns[SAMPLED.name], batch.logprobs_BT, batch.mask_BT
+        seen = batch.columns[SAMPLER_LOGPROBS.name], batch.logprobs_BT, batch.mask_BT
         weights_BT, apart = truncated_weights(*seen, config.rollout.mismatch.tis_cap)
         batch.metrics |= apart
         return weights_BT * advantages_BT, returns_BT
 
-    return replace(inner, credit=credit, columns=(*inner.columns, SAMPLED))
+    return replace(inner, credit=credit, columns=(*inner.columns, SAMPLER_LOGPROBS))

@@ -75,11 +75,11 @@ Reasoning: medium
 {%- endfor -%}
 {%- if add_generation_prompt -%}<|start|>assistant{%- endif -%}"""
 
-CONTROL = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|return|>", "<|call|>")
+CONTROL_TOKENS = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|return|>", "<|call|>")
 _END = re.compile(r"<\|(?:end|call|return)\|>")
 _HALF = rf"(?:\A|{_END.pattern})(?:(?!<\|message\|>|{_END.pattern}).)*\Z"
 """A header whose message has not begun."""
-KINDS = {"analysis": "think", "final": "answer"}
+PART_KINDS = {"analysis": "think", "final": "answer"}
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def messages_of(turn: str) -> list[Said]:
             continue
         header, mark, text = part.partition("<|message|>")
         channel = re.search(r"<\|channel\|>(analysis|commentary|final)\b", header)
-        whole = bool(mark and channel) and not any(token in text for token in CONTROL)
+        whole = bool(mark and channel) and not any(token in text for token in CONTROL_TOKENS)
         to = re.search(r"\bto=([\w.-]+)", header)
         found.append(Said(channel[1] if channel else "", to[1] if to else "", text if mark else part, whole))
     return found
@@ -119,11 +119,11 @@ class Harmony(Dialect):
     """Write calls to `functions.NAME` or `python`, and answers in the final channel."""
 
     describes_format = True
-    control_tokens = CONTROL
+    control_tokens = CONTROL_TOKENS
     partial_tag = re.compile(f"{_HALF}|{Dialect.partial_tag.pattern}", re.DOTALL)
 
     def parts(self, text: str) -> list[Part]:
-        return [Part("tool_call" if m.to else KINDS.get(m.channel, "text"), m.text) for m in messages_of(text)]
+        return [Part("tool_call" if m.to else PART_KINDS.get(m.channel, "text"), m.text) for m in messages_of(text)]
 
     def calls(self, text: str, tools: dict[str, BaseTool]) -> list[ToolCall]:
         said = messages_of(text)
@@ -135,7 +135,7 @@ class Harmony(Dialect):
     def responses(self, calls: list[ToolCall], results: list[ToolResult], tools: dict[str, BaseTool]) -> list[Message]:
         # A name that the agent invented must not become the author of a message.
         authors = [f"functions.{call.name}" if call.name in tools else "functions" for call in calls]
-        contents = [self.escape(result.content, *CONTROL) for result in results]
+        contents = [self.escape(result.content, *CONTROL_TOKENS) for result in results]
         return [{"role": author, "content": text} for author, text in zip(authors, contents, strict=True)]
 
     def answer_in(self, text: str) -> tuple[str | None, bool]:

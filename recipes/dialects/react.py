@@ -32,11 +32,11 @@ def sections_of(text: str) -> list[tuple[str, str]]:
     return [("", before.strip()), *found] if before.strip() else found
 
 
-KINDS = {"Thought": "think", "Action": "tool_call", "Action Input": "tool_call", "Final Answer": "answer"}
+PART_KINDS = {"Thought": "think", "Action": "tool_call", "Action Input": "tool_call", "Final Answer": "answer"}
 """Label -> what a person is shown it as; the rest is text."""
 
 
-CALL = """
+CALL_FORMAT = """
 To call one, end your turn with
 Thought: what you want to know
 Action: its name
@@ -70,12 +70,12 @@ class ReAct(Dialect):
     def system_prompt(self, tools: dict[str, BaseTool]) -> str:
         end = "When you know the answer, write\nThought: how you know it\nFinal Answer: the answer"
         listed = [_described(**tool.schema()["function"]) for tool in tools.values()]
-        return "\n".join(["Your tools:", *listed, CALL, end]) if tools else end
+        return "\n".join(["Your tools:", *listed, CALL_FORMAT, end]) if tools else end
 
     partial_tag = re.compile(r"^[ \t]*[A-Za-z ]{0,12}\Z", re.MULTILINE)
 
     def parts(self, text: str) -> list[Part]:
-        return [Part(KINDS.get(label, "text"), words) for label, words in sections_of(text)]
+        return [Part(PART_KINDS.get(label, "text"), words) for label, words in sections_of(text)]
 
     def calls(self, text: str, tools: dict[str, BaseTool]) -> list[ToolCall]:
         sections = [section for section in sections_of(text) if section[0] not in ("", "Thought")]

@@ -26,9 +26,9 @@ KINDS = {
     "compare cities": 0.1, "compare countries": 0.05,
 }  # fmt: skip
 """Kind of question -> share of it; where a kind runs out, the others take its place."""
-SPLITS = {"train": (0.0, 0.55), "val": (0.55, 0.65), "test": (0.65, 1.0)}
+SPLIT_SHARES = {"train": (0.0, 0.55), "val": (0.55, 0.65), "test": (0.65, 1.0)}
 """Which of the countries, in one order for all seeds."""
-WORDS = {
+PHRASINGS = {
     "country": ("In which country is {0}?", "Which country does the city of {0} belong to?"),
     "capital": ("What is the capital of {0}?", "Which city is the capital of {0}?"),
     "currency": ("What is the currency of {0}?", "Which currency is used in {0}?"),
@@ -70,7 +70,7 @@ def countries_of(split: str) -> list[Country]:
     """List the countries that a split asks about."""
     found = list(world().countries.values())
     random.Random(3).shuffle(found)
-    first, last = (round(share * len(found)) for share in SPLITS[split])
+    first, last = (round(share * len(found)) for share in SPLIT_SHARES[split])
     return found[first:last]
 
 
@@ -134,7 +134,7 @@ def _asked(kind: str, hops: list[Hop], rng: random.Random) -> list[dict[str, Any
     for hop in hops:
         alone, missing = solve(list(hop.asked), list(hop.path), read(text for _, text in hop.passages))
         if missing is None and alone == {hop.answer.name}:
-            form = rng.choice(WORDS[kind.split()[1] if hop.path == ("more",) else hop.path[-1]])
+            form = rng.choice(PHRASINGS[kind.split()[1] if hop.path == ("more",) else hop.path[-1]])
             text = form.format(*hop.named)
             found.append(
                 {

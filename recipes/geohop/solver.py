@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-PATTERNS = {
+FACT_PATTERNS = {
     "country": r"^(?P<of>[^:]+?) is a city in (?:the )?(?P<is>.+?) with about",
     "inhabitants": r"(?:^|: )(?:The )?(?P<of>[^:]+?) is a (?:city in .+?|country) with about (?P<is>[\d,]+) inhabitants",
     "capital": r"The capital of (?:the )?(?P<of>.+?) is (?P<is>.+?)\.",
@@ -27,7 +27,7 @@ def read(passages: Iterable[str]) -> Known:
     """Parse the facts in passages, one per line."""
     known: Known = {}
     for line in passages:
-        for relation, pattern in PATTERNS.items():
+        for relation, pattern in FACT_PATTERNS.items():
             for found in re.finditer(pattern, line):
                 values = found["is"].split(", ") if relation == "borders" else [found["is"]]
                 known.setdefault((relation, found["of"]), set()).update(values)

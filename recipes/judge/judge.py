@@ -19,17 +19,17 @@ import httpx
 from agent_r1 import AgentR1Error, Coalescer, Row, fetch_async, first_line, in_background
 from agent_r1_recipes.judge.settings import JudgeSettings
 
-AT_ONCE = 16
+MAX_REQUESTS = 16
 """Requests to the server at the same time."""
 REMEMBERED = 100_000
 """Verdicts. Samples of one question often say the same, and epochs repeat it."""
-PATIENCE_S = 2.0
+VERDICT_WAIT_S = 2.0
 """How long the cases of one moment wait for the slowest of their verdicts."""
-WITHIN_S = 60.0
+VERDICT_TIMEOUT_S = 60.0
 """For one verdict."""
-MAX_BYTES = 64 << 10
+MAX_VERDICT_BYTES = 64 << 10
 """Of one verdict."""
-MAX_CHARS = 4000
+MAX_JUDGED_CHARS = 4000
 """Of an answer that the judge is shown."""
 KEY = "AGENT_R1_JUDGE_KEY"
 """The environment variable that may hold the server's key."""
@@ -43,7 +43,7 @@ same as a right answer, and nothing else), and with nothing else."""
 
 
 class Judge:
-    """Cases of one moment go out together; equal ones once. A verdict that takes longer than `PATIENCE_S` delays only its own."""
+    """Cases of one moment go out together; equal ones once. A verdict slower than `VERDICT_WAIT_S` delays only its own."""
 
     def __init__(self, url: str, model: str):
         self.url, self.model = url.rstrip("/"), model
@@ -51,21 +51,21 @@ class Judge:
         self._batches: Coalescer[Case, Future[float]] = Coalescer(self._work, self._recall, self._learn)
         key = os.environ.get(KEY)
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._gate = asyncio.Semaphore(AT_ONCE)
+        self._gate = asyncio.Semaphore(MAX_REQUESTS)
 
     async def score(self, question: str, targets: list[str], answer: str) -> float:
         """Return a score in [0, 1]. Raises AgentR1Error without a verdict.
 
         That costs the episode, which is neither rewarded nor penalised.
         """
-        verdict = await self._batches.ask((question, tuple(targets), answer[:MAX_CHARS]))
+        verdict = await self._batches.ask((question, tuple(targets), answer[:MAX_JUDGED_CHARS]))
         if verdict.done():
             return verdict.result()
         return await asyncio.shield(asyncio.wrap_future(verdict))  # others may wait for it, too
 
     def _work(self, cases: list[Case]) -> dict[Case, Future[float]]:
         verdicts = {case: in_background(self._verdict(case)) for case in cases}
-        wait(verdicts.values(), PATIENCE_S)
+        wait(verdicts.values(), VERDICT_WAIT_S)
         return verdicts
 
     def _recall(self, case: Case, callers: int) -> Future[float] | None:
@@ -87,8 +87,8 @@ class Judge:
         try:
             async with self._gate:
                 answer = await fetch_async(
-                    "POST", f"{self.url}/chat/completions", body=wanted, headers=self._headers, within_s=WITHIN_S,
-                    max_bytes=MAX_BYTES,
+                    "POST", f"{self.url}/chat/completions", body=wanted, headers=self._headers, within_s=VERDICT_TIMEOUT_S,
+                    max_bytes=MAX_VERDICT_BYTES,
                 )  # fmt: skip
             if answer.status != 200:
                 raise ValueError(f"HTTP {answer.status}")

@@ -52,9 +52,9 @@ from agent_r1 import (
     trajectory_rows,
 )
 from agent_r1_recipes.laptop.tinyhop import HEADS, RELATIONS, TAILS, make_questions, make_world
-from agent_r1_recipes.long_context.context import ASK, KNOWN
+from agent_r1_recipes.long_context.context import ASK, NOTES_PREFIX
 
-NAME = re.compile(r"[A-Z]\w*(?:[ '-][A-Z]\w*)*")
+ENTITY_NAME = re.compile(r"[A-Z]\w*(?:[ '-][A-Z]\w*)*")
 """What a name looks like: words with capitals, side by side."""
 BEHAVIOURS = {
     "good": "looks up every hop, then answers",
@@ -95,7 +95,7 @@ class Demonstrator(Policy):
         if prompt_ids[: len(script.before)] == script.before:  # else the context was rewritten
             start = len(script.before)
         shown, asked, _ = self.chat.decode(prompt_ids[start:]).partition(ASK)
-        read = NAME.findall(shown.rpartition("<tool_response>")[2].rpartition(KNOWN)[2])
+        read = ENTITY_NAME.findall(shown.rpartition("<tool_response>")[2].rpartition(NOTES_PREFIX)[2])
         if asked:
             text = _notes(script, read)
         else:
@@ -112,7 +112,7 @@ class Demonstrator(Policy):
         """Return a search or an answer, with its thought; `read` are the last result's names."""
         row, rng, turn = script.row, script.rng, script.turn
         lookups, answer = lookups_of(row), row["reward_model"]["ground_truth"][0]
-        names = NAME.findall(row["prompt"][-1]["content"])
+        names = ENTITY_NAME.findall(row["prompt"][-1]["content"])
         behaviour = script.behaviour
         if behaviour == "guess":
             return _guess(row, names, rng), "guess"

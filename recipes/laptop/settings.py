@@ -6,7 +6,7 @@ from pathlib import Path
 
 from agent_r1 import ColdStartConfig, DataConfig, Shares
 
-AGENT = Path(__file__).with_name("agent")
+DEMO_AGENT = Path(__file__).with_name("agent")
 """A trained agent: its model card is README.md, and shipped.py made it."""
 
 

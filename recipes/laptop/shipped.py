@@ -24,7 +24,7 @@ from safetensors.torch import load_file, save_file
 from agent_r1 import write_sums
 
 KEPT = ("*.json", "*.jinja", "agent_r1.yaml")
-CARD = """\
+DEMO_CARD = """\
 ---
 license: apache-2.0
 library_name: transformers
@@ -103,7 +103,7 @@ def _card(
 ) -> str:
     config = yaml.safe_load((target / "agent_r1.yaml").read_text())
     parameters = sum(tensor.numel() for tensor in load_file(target / "model.safetensors").values())
-    return CARD.format(
+    return DEMO_CARD.format(
         preset=config["preset"], algorithm=config["algorithm"], steps=config["trainer"]["steps"],
         parameters=parameters / 1e6, n=packed["n"],
         before=before["em"], before_ci=before["em_ci95"], exported=exported["em"], exported_ci=exported["em_ci95"],

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from agent_r1_recipes.long_context.settings import ContextSettings
 
 ASK = "Write down what you know and what is left to do. All else will be forgotten."
-KNOWN = "Your notes: "
+NOTES_PREFIX = "Your notes: "
 
 
 class Window(AgentEnv):
@@ -66,7 +66,7 @@ class Summary(Window):
     async def step(self, action: Action) -> StepResult:
         if self.asked is not None:
             *before, last = self.first.messages
-            noted = last | {"content": f"{last['content']}\n{KNOWN}{action.text.strip()}"}
+            noted = last | {"content": f"{last['content']}\n{NOTES_PREFIX}{action.text.strip()}"}
             seen, self.asked = self.asked, None
             return StepResult(self.rewritten([*before, noted], seen))
         result = await self.env.step(action)

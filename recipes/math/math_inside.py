@@ -20,7 +20,7 @@ COMMA = re.compile(r"\{,\}|,\\!\s*")  # as TeX writes thousands
 PERCENT = re.compile(r"(?<=\d)\s*\\?%$")
 SCIENTIFIC = re.compile(r"[-+]?\d+(\.\d+)?[eE][-+]?\d{1,2}")
 UNIT = re.compile(r"\\(text|textrm|mathrm|mbox)\s*\{[^{}\d]*\}(\^\{?\d\}?)?")
-MARK = re.compile(r"[\\^_|(\[{=]")
+TEX_SIGN = re.compile(r"[\\^_|(\[{=]")
 NUMERAL = re.compile(r"\d[\d,.]*|\.\d+")
 FRACTION = re.compile(r"[-+]?(?:\d*\s*\\[dt]?frac\s*\{?\s*[-+]?(\d+?)\s*\}?\s*\{?\s*(\d+)\s*\}?|(\d+)\s*/\s*(\d+))")
 
@@ -64,7 +64,7 @@ def numeral(text: str) -> bool:
     text = UNIT.sub("", text)
     return (
         len(text) <= 100
-        and len(MARK.findall(text)) <= 4
+        and len(TEX_SIGN.findall(text)) <= 4
         and len(NUMERAL.findall(text.rpartition("=")[2])) <= 1
         and "frac" not in text
     )

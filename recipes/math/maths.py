@@ -19,12 +19,12 @@ from agent_r1 import AgentR1Error, EnvConfig, Row
 from agent_r1_recipes.code.python import local_sandbox
 from agent_r1_recipes.code.sandbox import Sandbox, Talk
 
-MAX_CHARS = 300
+MAX_ANSWER_CHARS = 300
 """Of an answer; a longer one is no answer to a question of mathematics."""
 MAX_NESTING = 6
 """Brackets inside each other in an answer; the parser's time grows with each level."""
-WITHIN_S = 5.0
-START_S = 60.0
+EQUALITY_TIMEOUT_S = 5.0
+WORKER_START_S = 60.0
 """For the first answer, which waits for the import of sympy."""
 
 
@@ -41,13 +41,13 @@ class MathWorker:
 
         Raises AgentR1Error if no process could be started.
         """
-        if len(answer) > MAX_CHARS or nesting(answer) > MAX_NESTING:
+        if len(answer) > MAX_ANSWER_CHARS or nesting(answer) > MAX_NESTING:
             return False
         with self._lock:
             if self._talk is None:
                 self._talk = self._started()
             try:
-                return self._talk.ask(json.dumps([answer, targets]), WITHIN_S).strip() == "true"
+                return self._talk.ask(json.dumps([answer, targets]), EQUALITY_TIMEOUT_S).strip() == "true"
             except TimeoutError:
                 self._talk.close()
                 self._talk = None
@@ -56,7 +56,7 @@ class MathWorker:
     def _started(self) -> Talk:
         talk = self._sandbox.talk(Path(__file__).with_name("math_inside.py").read_text(encoding="utf-8"))
         try:
-            said = talk.ask(json.dumps(["1", ["1"]]), START_S).strip()
+            said = talk.ask(json.dumps(["1", ["1"]]), WORKER_START_S).strip()
         except TimeoutError:
             said = "no answer"
         if said != "true":

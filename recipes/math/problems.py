@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel, model_validator
 
-from agent_r1_recipes.multihopqa.forms import Record, Text
+from agent_r1_recipes.multihopqa.forms import NonEmptyText, Record
 from agent_r1_recipes.multihopqa.published import Dataset
 
 
@@ -22,8 +22,8 @@ class Gsm8kProblem(BaseModel):
     Only the reward sees the solution. It has no ids.
     """
 
-    question: Text
-    answer: Text
+    question: NonEmptyText
+    answer: NonEmptyText
 
     def record(self) -> Record:
         solution, _, value = self.answer.rpartition("####")
@@ -34,10 +34,10 @@ class Gsm8kProblem(BaseModel):
 
 
 class _Index(BaseModel):
-    index: Text
+    index: NonEmptyText
 
 
-BARE = re.compile(
+PROMPT_WRAPPER = re.compile(
     r"Solve the following math problem.*?is the answer to the problem\.(.*)Remember to put your answer on .*", re.DOTALL
 )
 """A problem among the words that the first release of DAPO-Math puts around it."""
@@ -56,8 +56,8 @@ class DapoProblem(BaseModel):
          "reward_model": {"ground_truth": "34", ...}, "extra_info": {"index": "9a9b6eb4-..."}, ...}
     """
 
-    prompt: Text
-    solution: Text
+    prompt: NonEmptyText
+    solution: NonEmptyText
     extra_info: _Index
 
     @model_validator(mode="before")
@@ -65,7 +65,7 @@ class DapoProblem(BaseModel):
     def _first_release(cls, value: Any) -> Any:
         match value:
             case {"prompt": [{"content": str(text)}], "reward_model": {"ground_truth": answer}}:
-                bare = BARE.fullmatch(text.strip())
+                bare = PROMPT_WRAPPER.fullmatch(text.strip())
                 return value | {"prompt": bare[1] if bare else text, "solution": answer}
         return value
 

@@ -6,7 +6,7 @@
 
 The official SDK (`mcp`) speaks the protocol. This module adds robustness: whatever a server does, a run continues, or
 stops with one line. A hanging server meets the call's deadline, and a dead server is restarted by the next call. A
-flood is cut off after `MAX_BYTES`. A wrong schema is refused before the run.
+flood is cut off after `MAX_MESSAGE_BYTES`. A wrong schema is refused before the run.
 
 Rollouts call `asyncio.run` repeatedly, and a session must outlive that; also, the task that entered one of the SDK's
 cancel scopes must leave it. So all sessions live in one thread with its own event loop, one task each. A training
@@ -51,14 +51,14 @@ if TYPE_CHECKING:  # the SDK takes a second to import
     import httpx2
     from mcp import Client, types
 
-MAX_BYTES = 4 * 2**20
+MAX_MESSAGE_BYTES = 4 * 2**20
 """Of one message, and of what a server may say between two answers."""
-MAX_SCHEMA = 10_000
+MAX_OUTPUT_SCHEMA_CHARS = 10_000
 """Characters of the schema of a result; a longer one is not checked."""
 MAX_TOOLS = 1000
 OPEN_S = 60.0
 """Within which a server must be ready, and then list its tools; `npx` and `uvx` download it first."""
-GRACE_S = 2.0
+EXIT_S = 2.0
 """For a server to end by itself, once its input is closed, and then once it is told to."""
 
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
@@ -83,7 +83,7 @@ class McpTool(BaseTool):
         """The checker of its structured results, where it declares them in a schema of bounded size."""
         try:
             super().__init__()
-            if listed.output_schema is not None and len(json.dumps(listed.output_schema)) <= MAX_SCHEMA:
+            if listed.output_schema is not None and len(json.dumps(listed.output_schema)) <= MAX_OUTPUT_SCHEMA_CHARS:
                 self.output = SchemaChecker(listed.output_schema, f"tool {self.name}, outputSchema", foreign=True)
         except ConfigError as error:
             raise ConfigError(f"{session}: {error}", code=error.code) from None
@@ -278,7 +278,7 @@ class Session:
         from mcp.client.streamable_http import streamable_http_client
 
         async def bound(response: httpx2.Response) -> None:
-            cap_body(httpx2, response, MAX_BYTES)
+            cap_body(httpx2, response, MAX_MESSAGE_BYTES)
 
         plain, hooks = {"Accept-Encoding": "identity"}, {"response": [bound]}
         patience = httpx2.Timeout(30, read=300)
@@ -299,7 +299,7 @@ class Session:
         process = await asyncio.create_subprocess_exec(
             *shlex.split(self.place),
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-            limit=MAX_BYTES, env=get_default_environment(), start_new_session=True,
+            limit=MAX_MESSAGE_BYTES, env=get_default_environment(), start_new_session=True,
             preexec_fn=_LIBC and (lambda: _LIBC.prctl(1, signal.SIGKILL)),  # PR_SET_PDEATHSIG
         )  # fmt: skip
         to_us, incoming = anyio.create_memory_object_stream[Any](0)
@@ -310,7 +310,7 @@ class Session:
             """Pass on messages; at the end note the reason, and close the session."""
             unasked = 0
             try:
-                while unasked <= MAX_BYTES and (line := await process.stdout.readline()):
+                while unasked <= MAX_MESSAGE_BYTES and (line := await process.stdout.readline()):
                     unasked += len(line)
                     try:
                         message = jsonrpc_message_adapter.validate_json(line, by_name=False)
@@ -318,15 +318,15 @@ class Session:
                         continue
                     unasked = 0 if isinstance(message, JSONRPCResponse | JSONRPCError) else unasked
                     await to_us.send(SessionMessage(message))
-                if unasked > MAX_BYTES:
-                    self.fault = f"it wrote {MAX_BYTES} bytes unasked, and was ended"
+                if unasked > MAX_MESSAGE_BYTES:
+                    self.fault = f"it wrote {MAX_MESSAGE_BYTES} bytes unasked, and was ended"
                     return
                 with contextlib.suppress(TimeoutError):  # its output closes a moment before it exits
                     async with asyncio.timeout(0.5):
                         await asyncio.gather(heard, process.wait())
                 self.fault = _last_words(process.returncode, complaints)
             except ValueError:  # asyncio raises it for a line beyond the limit
-                self.fault = f"it wrote a message of more than {MAX_BYTES} bytes, and was ended"
+                self.fault = f"it wrote a message of more than {MAX_MESSAGE_BYTES} bytes, and was ended"
             except anyio.BrokenResourceError:  # we have closed the session
                 pass
             finally:
@@ -377,9 +377,9 @@ def _thread() -> asyncio.AbstractEventLoop:
         for session in OPEN.values():
             session.close()
         if OPEN:
-            await asyncio.wait(list(OPEN), timeout=GRACE_S)
+            await asyncio.wait(list(OPEN), timeout=EXIT_S)
 
-    atexit.register(lambda: asyncio.run_coroutine_threadsafe(end(), loop).result(2 * GRACE_S))
+    atexit.register(lambda: asyncio.run_coroutine_threadsafe(end(), loop).result(2 * EXIT_S))
     return loop
 
 
@@ -388,7 +388,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
     process.stdin.close()
     for strength in (signal.SIGTERM, signal.SIGKILL, None):
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(GRACE_S):
+            async with asyncio.timeout(EXIT_S):
                 await process.wait()
                 return
         if strength is not None:

@@ -34,7 +34,14 @@ from agent_r1 import (
     make_loop,
     train_tokenizer,
 )
-from agent_r1_recipes.laptop.demonstrator import NAME, Demonstrator, demonstrate, lookups_of, search_turn, warm_rows
+from agent_r1_recipes.laptop.demonstrator import (
+    ENTITY_NAME,
+    Demonstrator,
+    demonstrate,
+    lookups_of,
+    search_turn,
+    warm_rows,
+)
 
 
 def names_in(passages: list[str], told: str) -> list[str]:
@@ -43,7 +50,7 @@ def names_in(passages: list[str], told: str) -> list[str]:
     The text that the agent is `told` counts, too ("It" is no name).
     """
     ordinary = set(re.findall(r"\b[a-z]\w*", " ".join([*passages, told])))
-    found = {name for passage in passages for name in NAME.findall(passage)}
+    found = {name for passage in passages for name in ENTITY_NAME.findall(passage)}
     return sorted(name for name in found if name.lower() not in ordinary)
 
 
@@ -55,7 +62,7 @@ def renamed(text: str, table: dict[str, str]) -> str:
         first, _, rest = name.partition(" ")  # a question's first word has a capital too: Were Oscar Wilde
         return f"{first} {table[rest]}" if name not in table and rest in table else table.get(name, name)
 
-    return NAME.sub(swap, text)
+    return ENTITY_NAME.sub(swap, text)
 
 
 class OtherNames:

@@ -31,8 +31,8 @@ class Record:
 
 # ------------------------------------------------------------------------------------------------- the published forms
 
-Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
-Id = Annotated[Text, Field(validation_alias=AliasChoices("_id", "id"))]
+NonEmptyText = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
+Id = Annotated[NonEmptyText, Field(validation_alias=AliasChoices("_id", "id"))]
 
 
 def _pairs(value: Any) -> Any:
@@ -53,9 +53,9 @@ class HotpotQA(BaseModel):
     """
 
     id: Id
-    question: Text
-    answer: Text
-    type: Text
+    question: NonEmptyText
+    answer: NonEmptyText
+    type: NonEmptyText
     supporting_facts: Annotated[list[tuple[str, Any]], Field(min_length=1), BeforeValidator(_pairs)]
     context: Annotated[list[tuple[str, list[str]]], BeforeValidator(_pairs)]
     """Empty where a retriever found nothing; such a question can be asked over any other corpus."""
@@ -85,8 +85,8 @@ class TwoWiki(HotpotQA):
 
 
 class MuSiQueParagraph(BaseModel):
-    title: Text
-    paragraph_text: Text
+    title: NonEmptyText
+    paragraph_text: NonEmptyText
     is_supporting: bool = False
 
 
@@ -99,9 +99,9 @@ class MuSiQue(BaseModel):
     MuSiQue-Full also has questions without an answer, which this project has no reward for.
     """
 
-    id: Annotated[Text, Field(pattern="^[2-4]hop")]
-    question: Text
-    answer: Text
+    id: Annotated[NonEmptyText, Field(pattern="^[2-4]hop")]
+    question: NonEmptyText
+    answer: NonEmptyText
     answer_aliases: list[str] | None = None
     answerable: bool | None = None
     paragraphs: list[MuSiQueParagraph]

@@ -32,7 +32,7 @@ from agent_r1 import (
 )
 from agent_r1_recipes.multihopqa.forms import HotpotQA, MuSiQue, Record, TwoWiki
 
-KNOWN = ("kind", "hops", "id", "supporting")
+PUBLISHED_KEYS = ("kind", "hops", "id", "supporting")
 """What evaluations and environments get to know of a published question."""
 
 
@@ -95,7 +95,7 @@ class Dataset(RecordSource):
         return found if len(found) > 1 else {"all": found[names[0]]}
 
     def asked(self, config: DataConfig, record: Record) -> Asked:
-        known = {name: getattr(record, name) for name in KNOWN}
+        known = {name: getattr(record, name) for name in PUBLISHED_KEYS}
         return Asked(record.question, record.answers, known, config.system)
 
     def make(self, config: DataConfig, seed: int) -> Made:

@@ -43,9 +43,9 @@ MAX_LISTED = 100_000
 """Characters of the descriptions of all tools."""
 LISTED = {"type": "list_tools"}
 """The action that lists tools, of which an action is to call one."""
-STEP = "step"
+STEP_TOOL = "step"
 """Name of the tool if actions are no tool calls. OpenEnv reserves this name."""
-FULL, LOST = "CAPACITY_REACHED", ("CAPACITY_REACHED", "FACTORY_ERROR", "SESSION_ERROR")
+FULL, SESSION_ENDED = "CAPACITY_REACHED", ("CAPACITY_REACHED", "FACTORY_ERROR", "SESSION_ERROR")
 """Codes of errors after which there is no session."""
 
 
@@ -121,7 +121,7 @@ class RemoteTool(BaseTool):
         return 2 * self.env.config.tool_timeout_s  # the session's own deadline comes first, and says more
 
     async def execute(self, args: dict[str, Any]) -> ToolOutput:
-        action = args if self.name == STEP else {"type": "call_tool", "tool_name": self.name, "arguments": args}
+        action = args if self.name == STEP_TOOL else {"type": "call_tool", "tool_name": self.name, "arguments": args}
         try:
             data = await self.env.session.ask("step", action)
         except BrokenError as error:
@@ -172,7 +172,7 @@ def step_tool(action: dict[str, Any]) -> list[dict[str, Any]]:
     """Make the single tool of an environment whose actions have their own fields."""
     fields = {name: schema for name, schema in action["properties"].items() if name != "metadata"}
     parameters = action | {"properties": fields}
-    return [{"name": STEP, "description": action.get("description"), "input_schema": parameters}]
+    return [{"name": STEP_TOOL, "description": action.get("description"), "input_schema": parameters}]
 
 
 @functools.lru_cache(maxsize=256)
@@ -317,7 +317,7 @@ class Session:
             )
         return (
             BrokenError(f"{self.owner} lost the session: {said[:200]}", code="session_lost")
-            if code in LOST
+            if code in SESSION_ENDED
             else RefusedError(said)
         )
 

@@ -19,7 +19,7 @@ from agent_r1_recipes.pocket import packages
 if TYPE_CHECKING:
     from gguf import GGUFReader
 
-CONTROL = 3
+CONTROL_TYPE = 3
 """GGUF's `token_type` of a token that no text spells."""
 TOLERANCE = 1e-3
 """What another order of sums may change in a log-probability (float32). Measured on SmolLM2: 2e-5 at most."""
@@ -80,7 +80,7 @@ def _tokenizer(reader: GGUFReader) -> PreTrainedTokenizerFast:
     digits, level = pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, level])
     tokenizer.decoder = decoders.ByteLevel()
-    controls = [token for token, kind in zip(tokens, field("token_type"), strict=True) if kind == CONTROL]
+    controls = [token for token, kind in zip(tokens, field("token_type"), strict=True) if kind == CONTROL_TYPE]
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in controls])
     named = {"bos_token": "bos", "eos_token": "eos", "pad_token": "padding", "unk_token": "unknown"}
     return PreTrainedTokenizerFast(
@@ -106,4 +106,4 @@ class Packages:
         return [packages.described(text), tools_template()]
 
 
-PACKAGES = Packages()
+PACKAGE_SCHEME = Packages()

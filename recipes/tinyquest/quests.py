@@ -16,12 +16,12 @@ from typing import Any
 ROOMS = ["Attic", "Bath", "Cellar", "Den", "Garage", "Hall", "Kitchen", "Loft", "Nursery", "Pantry", "Study", "Vault"]
 BOXES = ["Barrel", "Basket", "Bin", "Cabinet", "Case", "Chest", "Crate", "Drawer", "Jar", "Locker", "Safe", "Trunk"]
 THINGS = ["Apple", "Bell", "Book", "Clock", "Coin", "Cup", "Fork", "Hat", "Key", "Lamp", "Map", "Ring", "Rope", "Shoe"]
-SAID = {"put": "Put the {thing} into the {into}.", "wash": "Wash the {thing} and put it into the {into}."}
+TASK_TEXTS = {"put": "Put the {thing} into the {into}.", "wash": "Wash the {thing} and put it into the {into}."}
 LEFT_OVER = {"train": (0, 1, 2), "val": (3,), "test": (4,)}
 """Split -> checksums of its room plans, modulo 5."""
 SIZE, FILLED = 4, 6
 """Rooms of a house, and boxes, each with a thing in it."""
-STEPS = range(6, 16)
+PLAN_LENGTHS = range(6, 16)
 """How long a shortest plan may be."""
 
 
@@ -36,10 +36,10 @@ def questions(split: str, count: int, rng: random.Random) -> Iterator[dict[str, 
         if zlib.crc32(plan_of(house).encode()) % 5 not in LEFT_OVER[split]:
             continue
         known = {"house": json.dumps(house), **quest}
-        if len(solve(house, **quest)) in STEPS and (mark := json.dumps(known)) not in asked:
+        if len(solve(house, **quest)) in PLAN_LENGTHS and (mark := json.dumps(known)) not in asked:
             asked.add(mark)
             kind = "wash" if quest["wash"] else "put"
-            yield {"question": SAID[kind].format(**quest), "kind": kind, "metadata": known}
+            yield {"question": TASK_TEXTS[kind].format(**quest), "kind": kind, "metadata": known}
 
 
 def build(rng: random.Random) -> dict[str, Any]:

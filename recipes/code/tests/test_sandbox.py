@@ -390,7 +390,7 @@ def test_64_calls_at_once_keep_their_deadline_and_none_is_lost(tools):
 
 def test_a_programs_time_begins_when_it_starts(monkeypatch):
     """Two at a time, and four that sleep before it: an honest program waits for its turn and then has all of its time."""
-    monkeypatch.setattr(sandbox, "AT_ONCE", 2)
+    monkeypatch.setattr(sandbox, "MAX_PROGRAMS", 2)
     tool = PythonTool(Sandbox(), 0.5)
 
     async def all_of_them():

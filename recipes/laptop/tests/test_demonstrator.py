@@ -21,7 +21,7 @@ from agent_r1 import (
 )
 from agent_r1_recipes.laptop.demonstrator import (
     BEHAVIOURS,
-    NAME,
+    ENTITY_NAME,
     Demonstrator,
     demonstrate,
     search_turn,
@@ -121,7 +121,7 @@ def test_asked_for_notes_it_writes_what_it_found(play, chat, behaviour):
             assert one.reward == 1.0 and len(notes) == 2
             assert notes[1] == "; ".join(f"{found['relation']} {found['value']}" for found in lookups(one.row))
         elif behaviour != "stop_early":
-            assert all(re.fullmatch(f"{NAME.pattern}|nothing", text) for text in notes)
+            assert all(re.fullmatch(f"{ENTITY_NAME.pattern}|nothing", text) for text in notes)
 
 
 # ---------------------------------------------------------------------------------------------------- demonstrations

@@ -12,7 +12,7 @@ from runs import main
 from safetensors.torch import load_file
 
 from agent_r1 import sha256
-from agent_r1_recipes.laptop.settings import AGENT
+from agent_r1_recipes.laptop.settings import DEMO_AGENT
 
 QUESTION = ("--question", "In which city is the publisher of Sosnum based?", "--temperature", "0", "--json")
 
@@ -26,16 +26,16 @@ def home(tmp_path, monkeypatch):
 
 
 def test_it_is_small_in_half_precision_and_its_hashes_cover_every_file():
-    files = [file for file in AGENT.iterdir() if file.name != "SHA256SUMS"]
-    assert (AGENT / "SHA256SUMS").read_text() == "".join(f"{sha256(f)}  {f.name}\n" for f in sorted(files))
+    files = [file for file in DEMO_AGENT.iterdir() if file.name != "SHA256SUMS"]
+    assert (DEMO_AGENT / "SHA256SUMS").read_text() == "".join(f"{sha256(f)}  {f.name}\n" for f in sorted(files))
     assert sum(file.stat().st_size for file in files) < 2e6
-    assert {tensor.dtype for tensor in load_file(AGENT / "model.safetensors").values()} == {torch.float16}
+    assert {tensor.dtype for tensor in load_file(DEMO_AGENT / "model.safetensors").values()} == {torch.float16}
 
 
 def test_it_answers_as_its_card_says_in_the_world_that_its_settings_generate(home):
-    recorded, text = json.loads((AGENT / "eval.json").read_text()), (AGENT / "README.md").read_text()
+    recorded, text = json.loads((DEMO_AGENT / "eval.json").read_text()), (DEMO_AGENT / "README.md").read_text()
     assert f"| this folder (float16) | {recorded['em']:.3f} |" in text and recorded["code"]["commit"] in text
-    assert main("eval", "--model", str(AGENT), "--out", str(home / "out")) == 0
+    assert main("eval", "--model", str(DEMO_AGENT), "--out", str(home / "out")) == 0
     card = json.loads((home / "out" / "1.json").read_text())
     for key in ("n", "rows_hash", "data", "data_hash", "model_hash", "config_hash"):
         assert card[key] == recorded[key], key
@@ -59,7 +59,7 @@ def test_the_demo_is_one_model(home, capsys, other):
 
 @pytest.mark.parametrize("name", ["model.safetensors", "agent_r1.yaml", "tokenizer.json"])
 def test_a_tampered_or_missing_file_is_refused(home, capsys, name):
-    copy = shutil.copytree(AGENT, home / "copy")
+    copy = shutil.copytree(DEMO_AGENT, home / "copy")
     changed = bytearray((copy / name).read_bytes())
     changed[-2] ^= 1
     (copy / name).write_bytes(changed)
@@ -77,7 +77,7 @@ def test_packing_a_run(produced, home):
     shutil.copytree(produced, home, dirs_exist_ok=True)
     run = home / "runs" / "grpo"
     pack(run, home / "agent")
-    assert {file.name for file in (home / "agent").iterdir()} == {file.name for file in AGENT.iterdir()}
+    assert {file.name for file in (home / "agent").iterdir()} == {file.name for file in DEMO_AGENT.iterdir()}
     card = json.loads((home / "agent" / "eval.json").read_text())
     assert card["n"] == 12 and str(home) not in json.dumps(card)
     assert "Apache-2.0" in (home / "agent" / "README.md").read_text()

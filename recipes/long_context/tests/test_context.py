@@ -26,7 +26,7 @@ from agent_r1 import (
     run_episodes,
     trajectory_rows,
 )
-from agent_r1_recipes.long_context.context import ASK, KNOWN, Summary
+from agent_r1_recipes.long_context.context import ASK, NOTES_PREFIX, Summary
 from agent_r1_recipes.long_context.settings import ContextSettings
 from agent_r1_recipes.tinyquest.demonstrator import demonstrate
 from agent_r1_recipes.tinyquest.quests import questions
@@ -81,7 +81,7 @@ def test_a_summary_is_a_turn_that_is_trained_and_comes_back_as_data(chat):
     assert played.reward == 1.0 and len(played.steps) == 7
     asked, after, last = (chat.decode(played.steps[n].observation_ids) for n in (2, 3, 6))
     assert ASK in asked and "it is 2" in asked
-    assert KNOWN in after and "two so far <|im_end|><tool_call>" in after and "it is" not in after and ASK not in after
+    assert NOTES_PREFIX in after and "two so far <|im_end|><tool_call>" in after and "it is" not in after and ASK not in after
     assert "four" in last and "two so far" not in last
     control = [chat.control_ids[token] for token in ("<|im_end|>", "<tool_call>")]
     plain = chat.prompt_ids([{"role": "user", "content": "Count."}], None)
@@ -150,7 +150,7 @@ def test_tinyquest_can_be_taught_with_notes():
     assert said(noted, notes=False) == said(whole, notes=False) and len(noted) > 2 * len(whole)
     notes = said(noted, notes=True)
     assert len(notes) == len(noted) - len(whole) and not any("<" in text for text in notes)
-    first = [e for e in noted if KNOWN not in e.messages[0]["content"]]
+    first = [e for e in noted if NOTES_PREFIX not in e.messages[0]["content"]]
     assert [e.score for e in first] == [e.score for e in whole]
 
 

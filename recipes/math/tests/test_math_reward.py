@@ -42,7 +42,7 @@ def test_equal_is_equal_however_it_is_written(worker, answer, target, right):
 
 
 def test_an_answer_that_takes_forever_costs_its_deadline_and_nothing_else(worker, monkeypatch):
-    monkeypatch.setattr(maths, "WITHIN_S", 1.0)
+    monkeypatch.setattr(maths, "EQUALITY_TIMEOUT_S", 1.0)
     before = worker._talk
     assert worker.same(r"(x+\sqrt{2})^{9999}", [r"(x+\sqrt{3})^{9999}"]) is False  # more than 20 s
     assert worker.same("395", ["395"]) is True and worker._talk is not before
@@ -51,7 +51,7 @@ def test_an_answer_that_takes_forever_costs_its_deadline_and_nothing_else(worker
 def test_brackets_cost_no_time(worker, monkeypatch):
     """290 of them took 8 s, one answer at a time for all episodes. A deadline that is too short for the parser shows who parses."""
     worker.same("1", ["1"])
-    monkeypatch.setattr(maths, "WITHIN_S", 0.0)
+    monkeypatch.setattr(maths, "EQUALITY_TIMEOUT_S", 0.0)
     before = worker._talk
     for answer in ("(" * 290, "(" * 140 + "395" + ")" * 140, "{" * 8 + "395" + "}" * 8, "[" * 7):
         assert worker.same(answer, ["395"]) is False

@@ -155,7 +155,7 @@ def test_a_hang_is_left_to_the_deadline_and_holds_up_nobody(real):
 
 def test_a_flood_is_capped(real):
     assert len(ask(real, "flood", 30, size=10**6).content) == 1000
-    assert "more than" in ask(real, "flood", 30, size=mcp.MAX_BYTES + 1).content
+    assert "more than" in ask(real, "flood", 30, size=mcp.MAX_MESSAGE_BYTES + 1).content
     assert ask(real, "read", 30, name="b").ok
 
 
@@ -225,7 +225,7 @@ def test_only_a_tool_that_says_it_is_safe_is_called_again(opened, tmp_path):
 
 @pytest.mark.parametrize(("tool", "says"), [("line", "a message of more than"), ("chatter", "bytes unasked")])
 def test_a_flood_without_end_is_ended(opened, monkeypatch, tool, says):
-    monkeypatch.setattr(mcp, "GRACE_S", 0.2)
+    monkeypatch.setattr(mcp, "EXIT_S", 0.2)
     tools = opened()
     pid = int(ask(tools, "pid").content)
     assert says in ask(tools, tool, 60).content

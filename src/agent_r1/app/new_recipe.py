@@ -16,7 +16,7 @@ from agent_r1.ground.errors import AgentR1Error
 from agent_r1.ground.files import whole
 from agent_r1.ground.ui import say
 
-FILES = ("README.md", "tool.py", "env.py", "demonstrator.py", "preset.yaml", "test_task.py")
+TEMPLATE_FILES = ("README.md", "tool.py", "env.py", "demonstrator.py", "preset.yaml", "test_task.py")
 
 
 def write_recipe(folder: Path) -> None:
@@ -27,12 +27,12 @@ def write_recipe(folder: Path) -> None:
     quoted = shlex.quote(str(folder))
     with whole(folder) as part:
         part.mkdir()
-        for name in FILES:
+        for name in TEMPLATE_FILES:
             text = (resources.files("agent_r1.app") / "template" / name).read_text(encoding="utf-8")
             (part / name).write_text(text.replace("NAME", folder.name).replace("FOLDER", quoted))
         lines = (json.dumps({"question": q, "answer": a}) + "\n" for q, a in arithmetic(random.Random(0), 1800))
         (part / "questions.jsonl").write_text("".join(lines))
-    say(f"{folder}: {', '.join(FILES)}, questions.jsonl. Now, in this order:")
+    say(f"{folder}: {', '.join(TEMPLATE_FILES)}, questions.jsonl. Now, in this order:")
     for words in ("data", "cold-start", "eval --before grpo", "train grpo", "eval grpo", "report grpo", "chat"):
         command, *rest = words.split()
         say(f"  agent-r1 {' '.join([command, *rest])} --recipe {quoted}")

@@ -30,7 +30,7 @@ from agent_r1.ground.hardware import GIB, Gpu, Shape, check_context, find_gpu, f
 
 # ------------------------------------------------------------------------------------------------------- assumptions
 
-PROMPT, TURNS, SAID, READ = 450, 3, 120, 85
+PROMPT_TOKENS, EPISODE_TURNS, TURN_TOKENS, PASSAGE_TOKENS = 450, 3, 120, 85
 """A HotpotQA episode, guessed: tokens of instructions and question; turns, with the answer; sampled tokens per turn; tokens of
 a passage. (BEIR has 46 words, and a title.) A model that reasons longer costs in proportion."""
 LONGEST = 4
@@ -56,7 +56,7 @@ RANK_HOST, HOST, SHM = 6 * GIB, 8 * GIB, 8 * GIB
 """Host memory of a training process with its vLLM server; of Ray's head and the driver; of Ray's object store."""
 PASSAGE_DISK, PASSAGE_HOST, GRAPH = 340, 800, 300
 """Bytes of a BEIR passage as JSON, as a Python object, and of its node in an HNSW graph."""
-PACKAGES, HUB, KERNELS = 11 * GIB, 2 * GIB, GIB
+PACKAGES_BYTES, HUB_BYTES, KERNELS_BYTES = 11 * GIB, 2 * GIB, GIB
 """Disk: requirements/verl-gpu.txt (measured); questions and encoder in the hub's cache; compiled kernels of one program."""
 WIDTHS = {"small": 384, "base": 768, "large": 1024}
 """Vector widths of bge and e5."""
@@ -164,8 +164,8 @@ def disk(config: Config, shape: Shape) -> dict[str, float]:
     """Return by part the bytes of disk, at most."""
     kept = config.trainer.keep_checkpoints
     return {
-        "packages": PACKAGES,
-        "the hub's cache": HUB + 2 * shape.parameters,
+        "packages": PACKAGES_BYTES,
+        "the hub's cache": HUB_BYTES + 2 * shape.parameters,
         "corpus and its archive": 1.5 * passages(config) * PASSAGE_DISK,
         "index": passages(config)
         * (2 * 4 * width(config) + GRAPH),  # vectors twice: in vectors.npy and in FAISS's graph
@@ -208,17 +208,17 @@ def step_seconds(config: Config, shape: Shape, gpu: Gpu) -> dict[str, float]:
 
     here = sampled * v.tensor_parallel / v.ranks  # episodes per server, and how many it decodes at a time
     slots = min(here, r.max_concurrent_episodes, max(1, conversations(config, shape, gpu) * r.max_context / length))
-    room = r.max_context - PROMPT - (e.max_turns - 1) * read / max(1, TURNS - 1)
+    room = r.max_context - PROMPT_TOKENS - (e.max_turns - 1) * read / max(1, EPISODE_TURNS - 1)
     longest = max(said, min(LONGEST * said, e.max_turns * r.max_tokens_per_turn, room))
     tokens = max(longest, here * said / slots)  # two batches of episodes decode one after the other
     together = here * said / tokens  # mean batch size, which falls as episodes end
-    traffic = 2 * shape.multiplied + together * (PROMPT + length) / 2 * shape.cache
+    traffic = 2 * shape.multiplied + together * (PROMPT_TOKENS + length) / 2 * shape.cache
     token = max(traffic / (gpu.bandwidth * STREAM), together * 2 * shape.multiplied / rate) / v.tensor_parallel
 
     seconds = {
         "sampling: decoding": tokens * (TOKEN_S + token),
         # A group's prompt is read once (prefix cache).
-        "sampling: reading": (r.prompts_per_step * PROMPT + sampled * read) * shape.forward(length) / v.ranks / rate,
+        "sampling: reading": (r.prompts_per_step * PROMPT_TOKENS + sampled * read) * shape.forward(length) / v.ranks / rate,
         "sampling: tools, turns": e.max_turns * TURN_S,
         "log-probabilities": forward,
         "reference": (config.actor.kl_coef > 0) * max(forward, 4 * shape.parameters / v.ranks / HOST_RATE),
@@ -233,10 +233,10 @@ def step_seconds(config: Config, shape: Shape, gpu: Gpu) -> dict[str, float]:
 
 def lengths(config: Config) -> tuple[int, float, float, float]:
     """Return episodes per step, and the tokens of a mean episode: (sampled, read, all)."""
-    turns = min(TURNS, config.env.max_turns)
-    said = turns * min(SAID, config.rollout.max_tokens_per_turn)
-    read = (turns - 1) * min(config.search.top_k * READ, config.env.tool_max_chars / 4)
-    return config.rollout.prompts_per_step * config.rollout.samples_per_prompt, said, read, PROMPT + said + read
+    turns = min(EPISODE_TURNS, config.env.max_turns)
+    said = turns * min(TURN_TOKENS, config.rollout.max_tokens_per_turn)
+    read = (turns - 1) * min(config.search.top_k * PASSAGE_TOKENS, config.env.tool_max_chars / 4)
+    return config.rollout.prompts_per_step * config.rollout.samples_per_prompt, said, read, PROMPT_TOKENS + said + read
 
 
 def run_hours(config: Config, shape: Shape, step: dict[str, float]) -> dict[str, float]:

@@ -19,9 +19,9 @@ TOKENS_PER_EPISODE = 115
 EFFICIENCY = 0.35
 """Share of the matmul rate that a whole step reaches. At 194 GFLOP/s it predicts 0.80 s for a GRPO step of 16 x 8. Measured
 there: 0.88 s in steps 4 to 23, and 0.69 s over the whole run, because later batches have more rows without advantage."""
-PROCESS = GIB
+PROCESS_BYTES = GIB
 """Bytes of Python, PyTorch, packages, a small encoder, and memory that the allocator cannot reuse."""
-AT_ONCE = 6
+LOGIT_COPIES = 6
 """Copies of a chunk's logits during backward: logits, log-probabilities, and their gradients."""
 
 
@@ -59,7 +59,7 @@ def local_memory(config: Config, shape: Shape, itemsize: int = 4) -> dict[str, f
 
     def update(tokens: int) -> dict[str, float]:
         layers = shape.layers * (shape.hidden if t.recompute else kept(shape)) + kept(shape) * t.recompute
-        logits = AT_ONCE * min(tokens * shape.vocab, LOGITS) + shape.vocab * shape.hidden
+        logits = LOGIT_COPIES * min(tokens * shape.vocab, LOGITS) + shape.vocab * shape.hidden
         return {f"activations of {tokens:,} tokens": itemsize * tokens * layers, "logits": 4 * logits}
 
     rl = {
@@ -71,7 +71,7 @@ def local_memory(config: Config, shape: Shape, itemsize: int = 4) -> dict[str, f
     }
     warm = {"weights, gradients, Adam": 16 * P, **update(max(c.mix_tokens, r.max_context))} if c.warm_steps else {}
     return {
-        "PyTorch, packages": PROCESS,
+        "PyTorch, packages": PROCESS_BYTES,
         **max(rl if config.engine == "local" else {}, warm, key=lambda parts: sum(parts.values())),
     }
 

@@ -38,9 +38,9 @@ from agent_r1.training.run import RunDir, check_network, open_run, run_training,
 from agent_r1.training.tiny_model import byte_chat
 from agent_r1.workspace import Workspace, check_local_model, load_rows, load_tools, make_task, seconds_file
 
-AGENT = 0.9
+AGENT_SCORE = 0.9
 """Validation score from which a run counts as an agent, for `time_to_agent`."""
-SAMPLED = 1000
+SAMPLED_QUESTIONS = 1000
 """Questions of an evaluation that are also sampled at temperature 1: gives +-.03, at a seventh of HotpotQA's cost."""
 
 
@@ -153,7 +153,7 @@ def run_eval(config: Config, model: Path, out: Path, title: str, condition: str 
         tools = load_tools(config)
         if out.name == "eval.json":
             facts = {"time_to_agent": time_to_agent(config, RunDir(out.parent))}
-    few = rows[:SAMPLED]
+    few = rows[:SAMPLED_QUESTIONS]
     say(f"{title}: {len(rows)} test questions greedily, {len(few)} sampled ...")
     with (
         open_agent(model, config, backend, tools, all_gpus=True) as agent,
@@ -180,7 +180,7 @@ def time_to_agent(config: Config, run: RunDir) -> dict:
     """
     noted = seconds_file(Workspace.from_config(config).cold_start)
     cold = float(noted.read_text()) if noted.exists() else None
-    return time_to(AGENT, run.metrics.read(), config.rollout, config.algorithm) | {"cold_start_seconds": cold}
+    return time_to(AGENT_SCORE, run.metrics.read(), config.rollout, config.algorithm) | {"cold_start_seconds": cold}
 
 
 def _backend(config: Config) -> str:

@@ -27,9 +27,9 @@ from agent_r1.ground import hub
 from agent_r1.ground.errors import AgentR1Error, ConfigError, first_line, nearest
 from agent_r1.ground.ui import say
 
-FILES = ("corpus/corpus/*.parquet", "corpus.jsonl")
+CORPUS_FILES = ("corpus/corpus/*.parquet", "corpus.jsonl")
 """Files of a folder: BEIR's form as tables of the hub, or as JSON lines."""
-WORDS = 100
+PASSAGE_WORDS = 100
 """Words of a KILT passage, as in dense passage retrieval (Karpukhin et al. 2020) and wiki-18."""
 
 
@@ -69,7 +69,7 @@ class Kilt(BaseModel):
     def passages(self) -> list[Passage]:
         body = [text for text in self.text[1:] if not text.startswith("Section::::")]
         words = re.sub("BULLET::::-?", "", " ".join(body)).split()
-        pieces = [words[start : start + WORDS] for start in range(0, len(words), WORDS)]
+        pieces = [words[start : start + PASSAGE_WORDS] for start in range(0, len(words), PASSAGE_WORDS)]
         return [
             Passage(f"{self.wikipedia_id}-{number}", self.wikipedia_title, " ".join(piece))
             for number, piece in enumerate(pieces)
@@ -139,10 +139,10 @@ def published_passages(publishers: dict[str, str], count: int, otherwise: str) -
 
 def read_folder(folder: Path) -> Iterator[Passage]:
     """Yield the passages of a publisher's folder: parquet with _id, title and text, or corpus.jsonl."""
-    found = [path for files in FILES for path in sorted(folder.glob(files))]
+    found = [path for files in CORPUS_FILES for path in sorted(folder.glob(files))]
     if not found:
         raise ConfigError(
-            f"{folder} has neither {' nor '.join(FILES)}; name a file or another folder", code="missing_source"
+            f"{folder} has neither {' nor '.join(CORPUS_FILES)}; name a file or another folder", code="missing_source"
         )
     try:
         for path in found:

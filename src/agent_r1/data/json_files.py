@@ -28,7 +28,7 @@ MAX_RECORD = 16 << 20
 """Bytes of one record: a thousand times one of HotpotQA's, with its ten paragraphs."""
 MAX_RATIO, ALWAYS = 100, 64 << 20
 """Largest expansion of a gzip (text: ten times), and the bytes that are always allowed."""
-CHUNK = 1 << 20
+READ_BYTES = 1 << 20
 _BLANKS = re.compile(r"[ \t\r\n]*")
 
 
@@ -99,9 +99,9 @@ def _of_list(head: bytes, read: Callable[[int], bytes]) -> Iterator[tuple[str, A
             why = error.msg
         if ended or len(text) - at > MAX_RECORD:
             raise ValueError(f"record {number}, of {MAX_RECORD} bytes at most: {why}")
-        piece = read(max(CHUNK, len(text) - at))
+        piece = read(max(READ_BYTES, len(text) - at))
         text, at, ended = text[at:] + utf8.decode(piece, final=not piece), 0, not piece
-    while not (more := text[at:].strip()) and (piece := read(CHUNK)):
+    while not (more := text[at:].strip()) and (piece := read(READ_BYTES)):
         text, at = utf8.decode(piece), 0
     if more:
         raise ValueError("there is more after the list")

@@ -31,7 +31,7 @@ from agent_r1.data.splits import RecordSource
 from agent_r1.ground import bounds
 from agent_r1.ground.errors import AgentR1Error, ConfigError, first_line
 
-FORM = '{"question": "What is 6 * 7?", "answer": "42"}'
+QUESTION_EXAMPLE = '{"question": "What is 6 * 7?", "answer": "42"}'
 
 
 class Titled(BaseModel):
@@ -93,7 +93,7 @@ def source_files(config: DataConfig) -> dict[str, Path]:
     if not source.exists():
         raise AgentR1Error(
             f"data.source={source.absolute()} does not exist, nor is it next to the preset; give a JSONL or parquet file, one "
-            f"question a line: {FORM}",
+            f"question a line: {QUESTION_EXAMPLE}",
             code="missing_source",
         )
     return {split: _file(source, split) for split in SPLITS} if source.is_dir() else {"own": source}
@@ -144,7 +144,7 @@ def read(path: Path, skip_bad: bool, skipped: list[str], asked: dict[str, str]) 
         return question
 
     values = _parquet(path) if path.suffix == ".parquet" else json_records(path)
-    remedy = f"fix the file (a question is a line such as {FORM})"
+    remedy = f"fix the file (a question is a line such as {QUESTION_EXAMPLE})"
     return list(
         checked_records(((place, (place, v)) for place, v in values), parse, str(path), skip_bad, skipped, remedy)
     )
@@ -184,7 +184,7 @@ def _made(name: str, seed: int, split: str, count: int) -> list[Question]:
     make = plugins.load(name, "data.name")
     if not callable(make):
         raise ConfigError(
-            f"data.name={name} is not a function; write `def questions(split, count, rng)`, which yields {FORM}",
+            f"data.name={name} is not a function; write `def questions(split, count, rng)`, which yields {QUESTION_EXAMPLE}",
             code="wrong_code",
         )
     try:
@@ -192,7 +192,7 @@ def _made(name: str, seed: int, split: str, count: int) -> list[Question]:
     except Exception as error:
         raise ConfigError(
             f"data.name={name}, {split}: {plugins.error_location(error)}{type(error).__name__}: {' '.join(str(error).split())}; "
-            f"a question is {FORM}",
+            f"a question is {QUESTION_EXAMPLE}",
             code="broken_code",
         ) from error
     if len(found) < max(count, 1):

@@ -18,8 +18,8 @@ from agent_r1.ground import hub
 from agent_r1.ground.errors import AgentR1Error, ConfigError, first_line
 from agent_r1.ground.files import SUMS, verify_sums, whole, write_sums, writing
 
-PATTERNS = ["*.parquet", "corpus.jsonl", MANIFEST, "README.md", SUMS]
-CARD = """\
+RELEASE_FILES = ["*.parquet", "corpus.jsonl", MANIFEST, "README.md", SUMS]
+DATASET_CARD = """\
 ---
 license: {licence}
 task_categories: [question-answering]
@@ -71,7 +71,7 @@ def _card(folder: Path, manifest: dict[str, Any], facts: dict[str, Any]) -> str:
     with (folder / "corpus.jsonl").open("rb") as corpus:
         lines.append(f"| `corpus.jsonl` | {sum(1 for _ in corpus)} | passages |")
     name, skipped = manifest["config"]["name"], len(manifest.get("skipped", []))
-    return CARD.format(name=name, splits="\n".join(lines), skipped=skipped, **facts)
+    return DATASET_CARD.format(name=name, splits="\n".join(lines), skipped=skipped, **facts)
 
 
 def find_release(place: str, config: DataConfig, seed: int, agent_name: str) -> Path:
@@ -80,7 +80,7 @@ def find_release(place: str, config: DataConfig, seed: int, agent_name: str) -> 
     `place`: the folder, or a data set OWNER/NAME on the hub. Raises AgentR1Error for a wrong hash or an incomplete
     folder, and ConfigError for other settings.
     """
-    folder = hub.fetch(place, PATTERNS, "dataset") if hub.is_name(place) else Path(place)
+    folder = hub.fetch(place, RELEASE_FILES, "dataset") if hub.is_name(place) else Path(place)
     if not (folder / SUMS).is_file():
         raise AgentR1Error(
             f"{folder} is not a release (it has no {SUMS}); `agent-r1 data --release FOLDER` writes one",

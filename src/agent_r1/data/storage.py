@@ -94,7 +94,7 @@ def read_corpus(path: Path) -> Iterator[Passage]:
 
 # ------------------------------------------------------------------------------------------------------- the folder
 
-FORMAT = 2
+DATA_FORMAT = 2
 """Version of the folder's layout; increased when old data must be made again."""
 MANIFEST = "manifest.json"
 
@@ -113,7 +113,7 @@ def make_folder(out: Path, write: Callable[[Path], dict[str, Any]], files: Itera
         out.parent.mkdir(parents=True, exist_ok=True)
         with whole(out) as part:
             part.mkdir()
-            manifest = {"format": FORMAT} | write(part) | {"files": {name: sha256(part / name) for name in files}}
+            manifest = {"format": DATA_FORMAT} | write(part) | {"files": {name: sha256(part / name) for name in files}}
             (part / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
     except OSError as error:
         raise AgentR1Error(
@@ -166,8 +166,8 @@ def read_manifest(out: Path) -> dict[str, Any]:
         raise AgentR1Error(
             f"{out / MANIFEST} is damaged ({type(error).__name__}); {REMEDY}", code="damaged_data"
         ) from None
-    if version != FORMAT:
+    if version != DATA_FORMAT:
         raise AgentR1Error(
-            f"{out} has data of format {version}, and this version reads {FORMAT}; {REMEDY}", code="other_format"
+            f"{out} has data of format {version}, and this version reads {DATA_FORMAT}; {REMEDY}", code="other_format"
         )
     return manifest

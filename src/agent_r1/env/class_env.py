@@ -45,7 +45,7 @@ from agent_r1.tool.function import FunctionTool
 
 Maker = Callable[[dict[str, BaseTool], EnvConfig], AgentEnv]
 RESERVED = ("reset", "get_reward")
-READ = ("done", "reward", "reward_parts", "score", "score_name")
+ENV_ATTRIBUTES = ("done", "reward", "reward_parts", "score", "score_name")
 """Attributes that are read. A public method would be a tool, so these are values or properties."""
 TAKEN = ("em", "sub_em", "f1", "evidence", "malformed", "reward", "tool_calls", "invalid_calls", "failed_calls")
 """Names that a user-defined score cannot have, because they have another meaning."""
@@ -95,7 +95,7 @@ def method_tools(owner: str, cls: type) -> tuple[MethodTool, ...]:
             f"environment begins an episode with reset(self, **row), {wanted}",
             code="missing_method",
         )
-    if wrong := [n for n in READ if n in public]:
+    if wrong := [n for n in ENV_ATTRIBUTES if n in public]:
         raise ConfigError(
             f"{owner}: {wrong[0]} is a method, which would be offered to the agent as a tool; make it an attribute or a "
             f"property, {wanted}",

@@ -28,7 +28,7 @@ from agent_r1.ground.errors import first_line
 if TYPE_CHECKING:
     import httpx
 
-MAX_DEPTH = 64
+MAX_JSON_DEPTH = 64
 """Nesting of lists and objects in JSON; a schema of a tool has about ten levels."""
 
 MAX_ALIASES = 20
@@ -51,20 +51,20 @@ def parse_json(text: str | bytes) -> Any:
     try:
         value = json.loads(text)
     except RecursionError:
-        raise ValueError(f"JSON nested deeper than {MAX_DEPTH} levels") from None
+        raise ValueError(f"JSON nested deeper than {MAX_JSON_DEPTH} levels") from None
     check_depth(value)
     return value
 
 
 def check_depth(value: Any) -> None:
-    """Raise ValueError for lists and objects that are nested deeper than `MAX_DEPTH`."""
+    """Raise ValueError for lists and objects that are nested deeper than `MAX_JSON_DEPTH`."""
     level = [value]
-    for _ in range(MAX_DEPTH + 1):
+    for _ in range(MAX_JSON_DEPTH + 1):
         level = [inner for inner in level if isinstance(inner, dict | list)]
         if not level:
             return
         level = [inner for outer in level for inner in (outer.values() if isinstance(outer, dict) else outer)]
-    raise ValueError(f"JSON nested deeper than {MAX_DEPTH} levels")
+    raise ValueError(f"JSON nested deeper than {MAX_JSON_DEPTH} levels")
 
 
 def parse_yaml(text: str) -> Any:
@@ -76,8 +76,8 @@ def parse_yaml(text: str) -> Any:
     for event in yaml.parse(text, Loader=loader) if len(text) > 1000 or "*" in text else ():
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         aliases += isinstance(event, yaml.AliasEvent)
-        if depth > MAX_DEPTH or aliases > MAX_ALIASES:
-            raise ValueError(f"YAML with more than {MAX_DEPTH} levels or {MAX_ALIASES} aliases")
+        if depth > MAX_JSON_DEPTH or aliases > MAX_ALIASES:
+            raise ValueError(f"YAML with more than {MAX_JSON_DEPTH} levels or {MAX_ALIASES} aliases")
     return yaml.load(text, loader)
 
 
@@ -92,7 +92,7 @@ def read_json(path: Path) -> Any:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Response:
     """Hold a complete response."""
 
     status: int
@@ -103,7 +103,7 @@ class Answer:
         return parse_json(self.body)
 
 
-def fetch(method: str, url: str, **request: Any) -> Answer:
+def fetch(method: str, url: str, **request: Any) -> Response:
     """Make a request as `fetch_async` does, and block until it is answered."""
     return in_background(fetch_async(method, url, **request)).result()
 
@@ -116,7 +116,7 @@ def in_background(work: Coroutine[Any, Any, T]) -> Future[T]:
 async def fetch_async(
     method: str, url: str, *, within_s: float, max_bytes: int, body: Any = None, headers: dict[str, str] | None = None,
     retries: int = 0,
-) -> Answer:  # fmt: skip
+) -> Response:  # fmt: skip
     """Make one request and read its answer to the end, through `in_background`.
 
     A connection that fails is tried `retries` times more. Raises TimeoutError after `within_s` seconds in all, TooLongError
@@ -129,7 +129,7 @@ async def fetch_async(
             _client(retries).stream(method, url, json=body, headers=plain) as response,
         ):
             pieces = _bounded(response.aiter_raw(), response.headers, max_bytes)
-            return Answer(response.status_code, b"".join([piece async for piece in pieces]))
+            return Response(response.status_code, b"".join([piece async for piece in pieces]))
     except TimeoutError:
         if not deadline.expired():
             raise

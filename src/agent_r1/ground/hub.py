@@ -23,13 +23,13 @@ from agent_r1.ground.errors import AgentR1Error, first_line
 T = TypeVar("T")
 PAUSES_S = (2.0, 8.0, 30.0)
 """Seconds before a download is tried again. The hub counts requests over minutes."""
-NAME = r"\w[\w.-]*/[\w.-]+(@[\w./-]+)?"
+REPO_NAME = r"\w[\w.-]*/[\w.-]+(@[\w./-]+)?"
 MODEL_FILES = ["*.safetensors", "*.json", "*.jinja", "merges.txt", "agent_r1.yaml"]
 
 
 def is_name(text: str) -> bool:
     """Return whether `text` is a name on the hub. An existing folder takes precedence."""
-    return re.fullmatch(NAME, text) is not None and not Path(text).is_dir()
+    return re.fullmatch(REPO_NAME, text) is not None and not Path(text).is_dir()
 
 
 def fetch(name: str, patterns: list[str], kind: str = "model", otherwise: str = "give a local folder") -> Path:
@@ -83,7 +83,7 @@ def passes(error: BaseException | None) -> bool:
 
 def fetch_model(name: str) -> Path:
     """Download a complete model, all its weights as safetensors."""
-    if re.fullmatch(NAME, name) is None:
+    if re.fullmatch(REPO_NAME, name) is None:
         raise AgentR1Error(
             f"{name!r} is neither a folder nor the name of a model (OWNER/NAME); check the path", code="missing_model"
         )

@@ -43,7 +43,7 @@ from agent_r1.training.fsdp_merge import find_shards
 from agent_r1.training.tiny_model import load_chat
 from agent_r1.workspace import Workspace, load_tools, make_task, needs_index
 
-SETTINGS = "agent_r1.yaml"
+SETTINGS_FILE = "agent_r1.yaml"
 """In an exported folder: the run's configuration, so that the model acts as it was trained."""
 
 
@@ -324,7 +324,7 @@ def settings_for(
 def own_settings(model: Path) -> Config | None:
     """Return the configuration that a model or checkpoint was trained with, or None."""
     runs = [folder for folder in model.resolve().parents[:4] if (folder / "checkpoints").is_dir()]
-    for path in (model / SETTINGS, *(folder / "config.yaml" for folder in runs)):
+    for path in (model / SETTINGS_FILE, *(folder / "config.yaml" for folder in runs)):
         if path.is_file():
             return _without_commands(from_yaml(path))
     return None

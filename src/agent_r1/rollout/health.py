@@ -8,7 +8,7 @@ from __future__ import annotations
 from agent_r1.core import INVALID, Step, Trajectory
 from agent_r1.ground.errors import AgentR1Error
 
-LOST = 0.05
+MAX_LOST_SHARE = 0.05
 """Share of an evaluation's episodes that may lose their connection. They count as wrong, so this bounds the error."""
 
 
@@ -37,8 +37,8 @@ def refuse_failures(trajectories: list[Trajectory]) -> None:
 
 
 def refuse_lost(causes: list[str], episodes: int) -> None:
-    """Raise AgentR1Error if more than LOST of the episodes lost their model server."""
-    if len(causes) > max(1, LOST * episodes):
+    """Raise AgentR1Error if more than MAX_LOST_SHARE of the episodes lost their model server."""
+    if len(causes) > max(1, MAX_LOST_SHARE * episodes):
         raise AgentR1Error(
             f"{len(causes)} of {episodes} episodes lost the model server, the first: {causes[0]}", code="server_gone"
         )

@@ -159,7 +159,7 @@ class TransformersPolicy(Policy):
 # --------------------------------------------------------------------------------------------------------- a server
 
 
-MAX_ANSWER = 64 << 20
+MAX_TURN_BYTES = 64 << 20
 """Bytes of a turn; in a stream a token takes about 500."""
 
 
@@ -251,7 +251,7 @@ class ServerPolicy(Policy):
         # trust_env: the loopback needs no proxy. No read timeout: a turn may queue, and the episode has a deadline. As
         # many connections as episodes; idle ones expire before vLLM drops them (5 s).
         async def bound(response: httpx.Response) -> None:
-            bounds.cap_body(httpx, response, MAX_ANSWER)
+            bounds.cap_body(httpx, response, MAX_TURN_BYTES)
 
         client, users = self._clients.get(loop) or (
             httpx.AsyncClient(

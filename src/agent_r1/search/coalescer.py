@@ -13,7 +13,7 @@ the queue). Until then, questions only queue.
 A thread does the work, one batch at a time. Questions that arrive meanwhile form the next batch. Slow work or a hanging
 service therefore delays only its callers, and a call's deadline (`call_tool`) applies.
 
-If tokens are sampled in this process too, the event loop waits for the answers, at most `PATIENCE_S`. Otherwise the
+If tokens are sampled in this process too, the event loop waits for the answers, at most `BATCH_WAIT_S`. Otherwise the
 clock would decide which episodes share the sampler's next batch, and the batch changes the last digits of a log-prob.
 """
 
@@ -30,12 +30,12 @@ from typing import Any, Generic, TypeVar
 
 from agent_r1.ground.device import SAMPLING_HERE
 
-PATIENCE_S = 2.0
+BATCH_WAIT_S = 2.0
 """Seconds that an event loop with a sampler waits for a batch."""
 
-Question = TypeVar("Question", bound=Hashable)
-Answer = TypeVar("Answer")
-Futures = dict[Question, list[asyncio.Future]]
+Key = TypeVar("Key", bound=Hashable)
+Value = TypeVar("Value")
+Futures = dict[Key, list[asyncio.Future]]
 """The waiting futures of each question, in the order of first asking."""
 
 
@@ -49,7 +49,7 @@ class _Line:
     called: bool = False  # whether `_flush` is scheduled
 
 
-class Coalescer(Generic[Question, Answer]):
+class Coalescer(Generic[Key, Value]):
     """Batches for the coroutines of one thread. Event loops may follow one another (`asyncio.run` again and again).
 
     `work` runs in a thread. It gets different questions, in the order of first asking, and returns each answer or an
@@ -59,16 +59,16 @@ class Coalescer(Generic[Question, Answer]):
 
     def __init__(
         self,
-        work: Callable[[list[Question]], Mapping[Question, Answer | BaseException]],
-        recall: Callable[[Question, int], Answer | None] = lambda question, callers: None,
-        learn: Callable[[Question, Answer], None] = lambda question, answer: None,
+        work: Callable[[list[Key]], Mapping[Key, Value | BaseException]],
+        recall: Callable[[Key, int], Value | None] = lambda question, callers: None,
+        learn: Callable[[Key, Value], None] = lambda question, answer: None,
     ):
         self._work, self._recall, self._learn = work, recall, learn
         self._line: _Line | None = None
         # An event loop may start while the abandoned batch of an earlier one still runs.
         self._lock = threading.Lock()
 
-    def ask(self, question: Question) -> asyncio.Future[Answer]:
+    def ask(self, question: Key) -> asyncio.Future[Value]:
         """Queue a question. The future raises an exception that `work` returned."""
         loop = asyncio.get_running_loop()
         if self._line is None or self._line.loop is not loop:  # an earlier loop keeps its own line
@@ -115,7 +115,7 @@ class Coalescer(Generic[Question, Answer]):
         # A daemon thread instead of a pool: hanging work must not keep the interpreter from exiting.
         threading.Thread(target=work, name="batch", daemon=True).start()
         if line.loop in SAMPLING_HERE:
-            concurrent.futures.wait([job], PATIENCE_S)
+            concurrent.futures.wait([job], BATCH_WAIT_S)
         if job.done():
             return job.result()
         line.at_work = new
@@ -145,17 +145,17 @@ class Coalescer(Generic[Question, Answer]):
                 self._learn(key, answer)
 
 
-class Latest(Generic[Question, Answer]):
+class Latest(Generic[Key, Value]):
     """Cache of the answers to the `most` latest questions."""
 
     def __init__(self, most: int):
         self._most = most
-        self._known: OrderedDict[Question, Answer] = OrderedDict()  # oldest first
+        self._known: OrderedDict[Key, Value] = OrderedDict()  # oldest first
 
-    def recall(self, question: Question, callers: int = 1) -> Answer | None:
+    def recall(self, question: Key, callers: int = 1) -> Value | None:
         return self._known.get(question)
 
-    def learn(self, question: Question, answer: Answer) -> None:
+    def learn(self, question: Key, answer: Value) -> None:
         self._known[question] = answer
         self._known.move_to_end(question)
         if len(self._known) > self._most:

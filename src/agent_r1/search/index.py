@@ -44,11 +44,11 @@ if TYPE_CHECKING:
 
     from agent_r1.data.storage import Passage
 
-FORMAT = 1
+INDEX_FORMAT = 1
 METRIC = "inner product of unit vectors"
-MANIFEST = "manifest.json"
+INDEX_MANIFEST = "manifest.json"
 REBUILD = "delete that folder, or set search.index=auto, and `agent-r1 index` builds it again"
-CHUNK = 256
+QUERY_BATCH = 256
 """Queries per encoding and comparison; limits memory."""
 ADDED = 50_000
 """Vectors per call of FAISS while an index is built."""
@@ -56,7 +56,7 @@ SPARE = {"Flat": 5, "approximate": 50}
 """Extra candidates requested from FAISS; see `PassageIndex.nearest`."""
 EXACT = 200_000
 """Passages up to which exact search takes about ten milliseconds, so that no approximation is worth its error."""
-SMALL = 1 << 26
+ONE_THREAD_NUMBERS = 1 << 26
 """Numbers in the index up to which one thread is best: starting more costs more, while PyTorch's threads spin."""
 
 
@@ -84,7 +84,7 @@ def build_index(
     import faiss
 
     corpus, out = Path(corpus), Path(out)
-    if (out / MANIFEST).exists():
+    if (out / INDEX_MANIFEST).exists():
         raise AgentR1Error(
             f"{out} is taken; use it as it is, delete it, or choose another folder", code="already_exists"
         )
@@ -97,7 +97,7 @@ def build_index(
     made_of = {"encoder": encoder.settings, "dim": encoder.dim, "metric": METRIC, "count": len(pairs),
                "corpus_sha256": digest}  # fmt: skip
     where = os.path.relpath(corpus.resolve(), out.resolve())  # relative, so that a run's folder may be moved
-    manifest = {"format": FORMAT, **made_of, "corpus": where, "index": kind}
+    manifest = {"format": INDEX_FORMAT, **made_of, "corpus": where, "index": kind}
     # Named by the vectors' inputs: they survive an interrupted build, and serve an index of another kind too.
     name = f"vectors-{hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:16]}"
     try:
@@ -115,7 +115,7 @@ def build_index(
                 encoded.rename(out / "vectors.npy")
                 manifest["recall_at_10"] = recall_against_flat(PassageIndex(passages, index, vectors, encoder))
         manifest["files"] = {path.name: sha256(path) for path in sorted(out.iterdir())}  # for eval cards
-        write_whole(out / MANIFEST, json.dumps(manifest, indent=2) + "\n")
+        write_whole(out / INDEX_MANIFEST, json.dumps(manifest, indent=2) + "\n")
     except (OSError, RuntimeError) as error:  # FAISS reports a full disk as a RuntimeError
         reason = getattr(error, "strerror", None) or first_line(error)
         raise AgentR1Error(
@@ -251,8 +251,8 @@ class PassageIndex:
         the other queries in the list.
         """
         found: list[list[Hit]] = []
-        for start in range(0, len(queries), CHUNK):
-            vectors = self.encoder.encode_queries(queries[start : start + CHUNK])
+        for start in range(0, len(queries), QUERY_BATCH):
+            vectors = self.encoder.encode_queries(queries[start : start + QUERY_BATCH])
             best, scores = self.nearest(vectors, top_k)
             for vector, row, row_scores in zip(vectors, best.tolist(), scores.tolist(), strict=True):
                 found.append(self._hits(row, row_scores) if vector.any() else [])
@@ -268,7 +268,7 @@ class PassageIndex:
         """
         import faiss
 
-        if self.vectors.size <= SMALL:
+        if self.vectors.size <= ONE_THREAD_NUMBERS:
             faiss.omp_set_num_threads(1)  # FAISS's own OpenMP library; PyTorch's threads are not affected
         _, candidates = self._candidates.search(queries, min(top_k + self._spare, len(self.passages)))
         scores = np.einsum("qd,qcd->qc", queries, self.vectors[candidates])
@@ -297,13 +297,13 @@ def _read_corpus(path: Path) -> tuple[list[Passage], str]:
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
-    path = folder / MANIFEST
+    path = folder / INDEX_MANIFEST
     if not path.exists():
         state = "is not an index" if folder.exists() else "does not exist"
         raise AgentR1Error(f"the index {folder} {state}; build it with `agent-r1 index`", code="missing_index")
     try:
         manifest = json.loads(path.read_text())
-        known = (manifest["format"], manifest["metric"]) == (FORMAT, METRIC)
+        known = (manifest["format"], manifest["metric"]) == (INDEX_FORMAT, METRIC)
     except (ValueError, KeyError, TypeError):
         known = False
     if not known:

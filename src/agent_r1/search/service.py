@@ -15,7 +15,7 @@ the port may ask. So body size, number and length of queries, top_k, time per re
 By default only this machine can connect.
 
 The client is `RemoteIndex`, which replaces a `PassageIndex` under a `Searcher`. One turn of the event loop makes one
-request. A run samples the same tokens as with a local index, if the service answers within `batches.PATIENCE_S`. If the
+request. A run samples the same tokens as with a local index, if the service answers within `coalescer.BATCH_WAIT_S`. If the
 service dies during a run, the run says so and its episodes wait.
 """
 
@@ -202,9 +202,9 @@ def serve(index: PassageIndex, listener: socket.socket) -> None:
 
 # ------------------------------------------------------------------------------------------------------------- client
 
-CHUNK = 128
+REQUEST_QUERIES = 128
 """Queries per request; the service accepts `MAX_QUERIES`."""
-MAX_ANSWER = 16 << 20
+MAX_RESPONSE_BYTES = 16 << 20
 """Bytes of an answer: twice the size for 128 queries with 50 passages of 100 words each."""
 
 
@@ -278,9 +278,9 @@ class RemoteIndex:
     def search(self, queries: list[str], top_k: int) -> list[list[Hit]]:
         """Search like `PassageIndex.search`."""
         found: list[list[Hit]] = []
-        for start in range(0, len(queries), CHUNK):
+        for start in range(0, len(queries), REQUEST_QUERIES):
             # A model may write half of a surrogate pair, which UTF-8 cannot encode.
-            mine = [q[:MAX_QUERY_CHARS].encode("utf-8", "replace").decode() for q in queries[start : start + CHUNK]]
+            mine = [q[:MAX_QUERY_CHARS].encode("utf-8", "replace").decode() for q in queries[start : start + REQUEST_QUERIES]]
             path, form, body = "/search", SearchAnswer, {"queries": mine, "top_k": top_k}
             if self._foreign:
                 path, form, body = "/retrieve", RetrieveAnswer, {"queries": mine, "topk": top_k, "return_scores": True}
@@ -305,7 +305,7 @@ class RemoteIndex:
             try:
                 # `fetch` itself retries a failed connection for a second or two.
                 response = bounds.fetch(
-                    method, self._base + path, body=body, within_s=self._timeout_s, max_bytes=MAX_ANSWER, retries=3
+                    method, self._base + path, body=body, within_s=self._timeout_s, max_bytes=MAX_RESPONSE_BYTES, retries=3
                 )
                 if response.status != 503:
                     break

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from jsonschema.exceptions import ValidationError
 
 
-STEPS = 20_000
+MAX_CHECK_STEPS = 20_000
 """Work of one check: rules, and a quarter of the entries that each visits. An ordinary call takes fewer than a hundred."""
 UNCHECKED = ("pattern", "patternProperties", "uniqueItems", "unevaluatedItems", "unevaluatedProperties")
 """Rules of a foreign schema that are not checked here, because a single step has no limit."""
@@ -57,7 +57,7 @@ def _counted(rule: Callable[..., Any]) -> Callable[..., Any]:
         if left := _steps_left.get(None):
             left[0] -= 1 + sum(len(value) // 4 for value in (wanted, instance) if isinstance(value, list | dict))
             if left[0] < 0:
-                raise OverflowError(f"more than {STEPS} steps")
+                raise OverflowError(f"more than {MAX_CHECK_STEPS} steps")
         return rule(validator, wanted, instance, schema)
 
     return check
@@ -118,7 +118,7 @@ class SchemaChecker:
         schema = self._validator.schema
         if not isinstance(given, dict):
             return f"arguments must be an object; {_accepted(schema)}"
-        token = _steps_left.set([STEPS])
+        token = _steps_left.set([MAX_CHECK_STEPS])
         try:
             return None if self._validator.is_valid(given) else f"{_wrong(self._validator, given)}; {_accepted(schema)}"
         except Exception:  # validators fail in many ways on lists nested a thousand deep, or a 5,000-digit number

@@ -65,7 +65,7 @@ class ToolOutput:
     data: dict[str, Any] = field(default_factory=dict)
 
 
-MAX_SCHEMA = 10_000
+MAX_TOOL_CHARS = 10_000
 """Most characters in a foreign tool's description and schema, which every prompt contains."""
 NO_TEXT = (bytes, bytearray, memoryview, types.GeneratorType, types.AsyncGeneratorType)
 """Types of results that are mistakes of a tool's author; every other type has some form as JSON."""
@@ -154,11 +154,11 @@ class BaseTool(ABC):
             try:
                 size = len(json.dumps(self.schema()))
             except RecursionError:
-                size = MAX_SCHEMA + 1
-            if size > MAX_SCHEMA:
+                size = MAX_TOOL_CHARS + 1
+            if size > MAX_TOOL_CHARS:
                 raise ConfigError(
                     f"{owner}: its description and schema have {size} characters, and every prompt would carry them; at most "
-                    f"{MAX_SCHEMA}",
+                    f"{MAX_TOOL_CHARS}",
                     code="schema_too_long",
                 )
         return SchemaChecker(self.parameters, owner, self.foreign)

@@ -3,7 +3,7 @@
 An agent writes the expression, so it may be anything. It is parsed to a syntax tree, and only nodes in the tables below
 are computed, never `eval`. The cost is limited as well: `9**9**9` would fill the memory. So a whole number may not
 exceed a float's range (2**1024, about 1.8e308), and a power or factorial is refused *before* it is computed. With at
-most `MAX_CHARS`, every call takes about a millisecond at most, so it runs in the event loop instead of a thread.
+most `MAX_EXPRESSION_CHARS`, every call takes about a millisecond at most, so it runs in the event loop instead of a thread.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from agent_r1.tool.base import BaseTool, InvalidArgumentsError
 
 Number = int | float
 
-MAX_CHARS = 500
-MAX_DEPTH = 200  # nested operations and brackets
+MAX_EXPRESSION_CHARS = 500
+MAX_EXPRESSION_DEPTH = 200  # nested operations and brackets
 MAX_BITS = 1024  # of a whole number
 TOO_LARGE = "the result is too large; numbers go up to about 1.8e308"
 WANTED = "write numbers, + - * / // % **, brackets and functions, for example (3 + 4) * sqrt(2)"
@@ -28,9 +28,9 @@ WANTED = "write numbers, + - * / // % **, brackets and functions, for example (3
 
 def value_of(expression: str) -> Number:
     """Compute the value as Python would. Raise InvalidArgumentsError, in words for the agent."""
-    if len(expression) > MAX_CHARS:
+    if len(expression) > MAX_EXPRESSION_CHARS:
         raise InvalidArgumentsError(
-            f"the expression has {len(expression)} characters, at most {MAX_CHARS}; take smaller steps"
+            f"the expression has {len(expression)} characters, at most {MAX_EXPRESSION_CHARS}; take smaller steps"
         )
     try:
         tree = ast.parse(expression.strip(), mode="eval")
@@ -38,7 +38,7 @@ def value_of(expression: str) -> Number:
         hint = "leave out = and what stands before or behind it" if "=" in expression else WANTED
         raise InvalidArgumentsError(f"this is no expression; {hint}") from None
     try:
-        return _value(tree.body, MAX_DEPTH)
+        return _value(tree.body, MAX_EXPRESSION_DEPTH)
     except ZeroDivisionError:
         raise InvalidArgumentsError("division by zero") from None
     except OverflowError:
@@ -117,7 +117,7 @@ CONSTANTS = {"pi": math.pi, "e": math.e}
 def _value(node: ast.expr, room: int) -> Number:
     """Compute a node whose parts may be nested `room` deep."""
     if room == 0:
-        raise InvalidArgumentsError(f"more than {MAX_DEPTH} operations within one another; take smaller steps")
+        raise InvalidArgumentsError(f"more than {MAX_EXPRESSION_DEPTH} operations within one another; take smaller steps")
     match node:
         case ast.Constant(value) if type(value) in (int, float):
             result = value

@@ -25,7 +25,7 @@ import torch
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.ground.files import RESUME, remove, sha256, whole, writing
 
-FORMAT = 1
+CHECKPOINT_FORMAT = 1
 _NAME = re.compile(r"step_(\d{6})")
 
 
@@ -45,7 +45,7 @@ def save_checkpoint(
             found = sorted(f for f in part.rglob("*") if f.is_file())
             with ThreadPoolExecutor() as pool:  # with verl these are 25 GB and more, while GPUs wait
                 files = dict(zip((str(f.relative_to(part)) for f in found), pool.map(sha256, found), strict=True))
-            manifest = {"format": FORMAT, "step": step, "config": fingerprint, "files": files}
+            manifest = {"format": CHECKPOINT_FORMAT, "step": step, "config": fingerprint, "files": files}
             (part / "manifest.json").write_text(json.dumps(manifest, indent=1))
     for old in list_checkpoints(folder)[:-keep]:
         remove(old)
@@ -87,9 +87,9 @@ def verify_checkpoint(path: Path) -> dict[str, Any]:
     try:
         manifest = json.loads((path / "manifest.json").read_text())
         files, version = manifest["files"], manifest["format"]
-        if version != FORMAT or not {"step", "config"} <= manifest.keys():
+        if version != CHECKPOINT_FORMAT or not {"step", "config"} <= manifest.keys():
             raise AgentR1Error(
-                f"{path} has checkpoint format {version!r}; this version reads {FORMAT}", code="other_format"
+                f"{path} has checkpoint format {version!r}; this version reads {CHECKPOINT_FORMAT}", code="other_format"
             )
         damaged = [name for name, digest in files.items() if sha256(path / name) != digest]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -26,7 +26,7 @@ from rich.text import Text
 from agent_r1.env.dialect import Part
 from agent_r1.env.hermes import split_turn
 from agent_r1.ground.ui import clean, duration
-from agent_r1.training.log import STEP, VAL_EM, step_times, with_val_em
+from agent_r1.training.log import STEP_KEY, VAL_EM, step_times, with_val_em
 from agent_r1.training.sentinel import Sign, new_signs, signs
 
 
@@ -101,7 +101,7 @@ class Dashboard:
             console=screen,
             speed_estimate_period=math.inf,  # the pace of all steps here, evaluations and checkpoints included
         )
-        self._progress.add_task("", total=steps, completed=self._last.get(STEP, 0))
+        self._progress.add_task("", total=steps, completed=self._last.get(STEP_KEY, 0))
 
     def __enter__(self) -> Dashboard:
         if not self.plain:
@@ -128,7 +128,7 @@ class Dashboard:
         self._began = time.monotonic()
         metrics = with_val_em(metrics)
         self._remember(metrics)
-        self._progress.update(self._progress.task_ids[0], completed=metrics[STEP])
+        self._progress.update(self._progress.task_ids[0], completed=metrics[STEP_KEY])
         if self.plain:
             self._say(plain_line(metrics, self.steps, self._progress.tasks[0].time_remaining))
         self._paint()
@@ -161,7 +161,7 @@ class Dashboard:
         """Acknowledge Ctrl-C at once: the current step ends and is saved first."""
         left = self._last.get("timing_s/step", 0) - (time.monotonic() - self._began)
         about = f", about {duration(left)}" if left >= 1 else ""
-        self.note(f"finishing step {self._last.get(STEP, 0) + 1}{about}; press Ctrl-C again to stop now")
+        self.note(f"finishing step {self._last.get(STEP_KEY, 0) + 1}{about}; press Ctrl-C again to stop now")
 
     # ------------------------------------------------------------------------------------------------- bookkeeping
 
@@ -237,7 +237,7 @@ def plain_line(metrics: Mapping[str, Any], steps: int, eta: float | None) -> str
     """
     shown = [(g, metrics[g.key]) for g in GAUGES if g.short and metrics.get(g.key) is not None]
     numbers = "".join(f"  {gauge.short} {_figure(gauge, value)}" for gauge, value in shown)
-    line = f"step {metrics[STEP]:>{len(str(steps))}}/{steps}{numbers}"
+    line = f"step {metrics[STEP_KEY]:>{len(str(steps))}}/{steps}{numbers}"
     return line if eta is None else f"{line}  eta {duration(eta)}"
 
 

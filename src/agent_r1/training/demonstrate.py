@@ -43,11 +43,11 @@ from agent_r1.training.tiny_model import byte_chat
 Demonstrate = Callable[..., str]
 """Maps (row, history) or (row, history, rng) to the agent's next turn as text, tags included."""
 
-FORM = '{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "<answer>...</answer>"}]}'
+RECORDED_EXAMPLE = '{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "<answer>...</answer>"}]}'
 """One line of recorded demonstrations."""
 
 
-NAME = re.compile(r"[A-Z]\w*(?:[ '-][A-Z]\w*)*")
+CAPITALISED = re.compile(r"[A-Z]\w*(?:[ '-][A-Z]\w*)*")
 """Matches a name: consecutive words with capitals."""
 
 
@@ -182,7 +182,7 @@ def play(
 
 
 def read_episodes(path: Path, tools: dict[str, BaseTool], env: EnvConfig) -> list[Episode]:
-    """Read recorded demonstrations, one per line (FORM). Raise AgentR1Error naming the line.
+    """Read recorded demonstrations, one per line (RECORDED_EXAMPLE). Raise AgentR1Error naming the line.
 
     A line may have `tools` in addition to `messages`; otherwise the configured tools are used. Calls may be text or
     OpenAI's `tool_calls`.
@@ -200,18 +200,18 @@ def read_episodes(path: Path, tools: dict[str, BaseTool], env: EnvConfig) -> lis
             messages = [_message(m) for m in record["messages"]]
         except (ValueError, KeyError, TypeError) as error:
             raise AgentR1Error(
-                f"{path}, line {number}: {type(error).__name__} {error}; one line is {FORM}", code="bad_demonstration"
+                f"{path}, line {number}: {type(error).__name__} {error}; one line is {RECORDED_EXAMPLE}", code="bad_demonstration"
             ) from None
         if "assistant" not in [m["role"] for m in messages[1:]] or messages[0]["role"] == "assistant":
             raise AgentR1Error(
-                f"{path}, line {number}: no turn of the agent after the user's; one line is {FORM}",
+                f"{path}, line {number}: no turn of the agent after the user's; one line is {RECORDED_EXAMPLE}",
                 code="bad_demonstration",
             )
         first = dialect_of(env).first_observation(messages, tools)
         schemas = None if first.tools is None else record.get("tools") or first.tools
         episodes.append(Episode(first.messages, schemas))
     if not episodes:
-        raise AgentR1Error(f"{path} has no demonstrations; one line is {FORM}", code="no_records")
+        raise AgentR1Error(f"{path} has no demonstrations; one line is {RECORDED_EXAMPLE}", code="no_records")
     return episodes
 
 
@@ -242,8 +242,8 @@ def texts_of(episodes: list[Episode]) -> Iterator[str]:
     for episode in episodes:
         offered = ", ".join((t.get("function") or t)["name"] for t in episode.tools or [])
         for text in (f"system\ntools: {offered}", *(f"{m['role']}\n{m['content']}" for m in episode.messages)):
-            names.update(NAME.findall(text))
-            yield from filter(None, re.split(r"(\d)|<[a-z_/]+>|\0", NAME.sub("\0", text)))
+            names.update(CAPITALISED.findall(text))
+            yield from filter(None, re.split(r"(\d)|<[a-z_/]+>|\0", CAPITALISED.sub("\0", text)))
     for _ in range(20):  # frequent enough that names are not the first to lose their tokens
         yield from sorted(names)
 

@@ -24,7 +24,7 @@ from agent_r1.ground.hardware import GIB
 from agent_r1.ground.machine import available_memory
 from agent_r1.ground.ui import say
 
-STEP = "training/global_step"
+STEP_KEY = "training/global_step"
 """Key of the step's number in metrics.jsonl."""
 VAL_EM = "val/em"
 """Key that `with_val_em` adds."""
@@ -70,7 +70,7 @@ def time_to(score: float, lines: Iterable[Mapping[str, Any]], rollout: RolloutCo
     """Return when greedy validation first reached `score`: step, episodes, seconds; None if never."""
     for line, episodes, seconds in spent(lines, rollout, algorithm):
         if (line.get(VAL_EM) or 0.0) >= score:
-            return {"val": score, "step": line[STEP], "episodes": episodes, "seconds": round(seconds, 1)}
+            return {"val": score, "step": line[STEP_KEY], "episodes": episodes, "seconds": round(seconds, 1)}
     return {"val": score, "step": None, "episodes": None, "seconds": None}
 
 
@@ -119,7 +119,7 @@ class MetricsFile:
     def truncate_after(self, step: int) -> None:
         """Delete the lines of later steps, which a resumed run repeats. Atomic."""
         if self.path.exists():
-            kept = [line for line in self.read() if line.get(STEP, 0) <= step]
+            kept = [line for line in self.read() if line.get(STEP_KEY, 0) <= step]
             write_whole(self.path, "".join(map(json_line, kept)))
 
 
@@ -173,7 +173,7 @@ def _wandb(run_dir: Path, config: dict[str, Any], first: int) -> Iterator[Track]
         say(f"W&B: {run.url}")
 
     try:
-        yield lambda metrics: run.log(_numbers(metrics), step=metrics[STEP])
+        yield lambda metrics: run.log(_numbers(metrics), step=metrics[STEP_KEY])
     finally:
         run.finish()
 
@@ -208,7 +208,7 @@ def _tensorboard(run_dir: Path, config: dict[str, Any], first: int) -> Iterator[
 
         def track(metrics: Mapping[str, Any]) -> None:
             for key, value in _numbers(metrics).items():
-                writer.add_scalar(key, value, metrics[STEP])
+                writer.add_scalar(key, value, metrics[STEP_KEY])
 
         yield track
 

@@ -31,7 +31,7 @@ from agent_r1.training.tiny_model import save_tokenizer
 
 TARGETS = ("qkv", "o", "gate_up", "down")
 """The adapted layers of a `Block`: attention and MLP, as "LoRA Without Regret" (Thinking Machines, 2025) advises."""
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MERGED = "merged"
 """Folder next to `model/` in a checkpoint; made when the model is first read."""
 
@@ -50,7 +50,7 @@ def load(folder: Path, base: Path, device: str, rank: int) -> Decoder:
     model = model_files.load(base, device)
     add_adapters(model, rank)
     if is_adapter(folder):
-        saved = load_file(folder / WEIGHTS, device=device)
+        saved = load_file(folder / ADAPTER_WEIGHTS, device=device)
         with torch.no_grad():
             for name, tensor in _by_name(model).items():
                 tensor.copy_(saved[name])
@@ -61,7 +61,7 @@ def save(model: Decoder, chat: ChatFormat, base: Path, folder: Path) -> None:
     """Write the adapters of `model` and the tokenizer in the format of `peft` and `transformers`."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.cpu().clone() for name, tensor in _by_name(model).items()}  # safetensors needs own memory
-    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    save_file(tensors, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
     rank = len(model.blocks[0].qkv.lora_A["default"].weight)
     config = {
         "peft_type": "LORA",
@@ -73,13 +73,13 @@ def save(model: Decoder, chat: ChatFormat, base: Path, folder: Path) -> None:
         "bias": "none",
         "target_modules": sorted({name.split(".")[-3] for name in tensors}),
     }
-    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+    (folder / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2) + "\n")
     save_tokenizer(chat.tokenizer, folder)
 
 
 def is_adapter(folder: Path) -> bool:
     """Return whether a folder has adapters instead of a whole model."""
-    return (folder / CONFIG).is_file()
+    return (folder / ADAPTER_CONFIG).is_file()
 
 
 def merged(checkpoint: Path) -> Path:
@@ -90,7 +90,7 @@ def merged(checkpoint: Path) -> Path:
     target, adapter = checkpoint / MERGED, checkpoint / "model"
     if target.is_dir():
         return target
-    config = json.loads((adapter / CONFIG).read_text())
+    config = json.loads((adapter / ADAPTER_CONFIG).read_text())
     if config["lora_alpha"] != ALPHA * config["r"]:  # another program's adapter: our scale would give another model
         raise AgentR1Error(
             f"{adapter} has another scale than this program's adapters; merge it with `agent-r1 export`",
@@ -104,7 +104,7 @@ def merged(checkpoint: Path) -> Path:
             "with the run's settings again",
             code="missing_base_model",
         )
-    weights = {name: tensor for file in (*files, adapter / WEIGHTS) for name, tensor in load_file(file).items()}
+    weights = {name: tensor for file in (*files, adapter / ADAPTER_WEIGHTS) for name, tensor in load_file(file).items()}
     with writing(target), whole(target) as part:
         part.mkdir()
         for file in (*base.glob("*token*.json"), *base.glob("*.jinja"), *base.glob("generation_config.json")):

@@ -48,7 +48,7 @@ from agent_r1.training import lora
 from agent_r1.training.checkpoint import list_checkpoints, read_checkpoint, refuse_weights, save_checkpoint
 from agent_r1.training.dashboard import Dashboard
 from agent_r1.training.learner import Learner, make_learner
-from agent_r1.training.log import STEP, MetricsFile, Track, host_memory, process_memory, trackers
+from agent_r1.training.log import STEP_KEY, MetricsFile, Track, host_memory, process_memory, trackers
 from agent_r1.training.loop import train
 from agent_r1.training.sentinel import SPAN, new_signs
 from agent_r1.training.tiny_model import load_chat, load_tokenizer, save_tokenizer
@@ -244,7 +244,7 @@ class _Recorder:
 
     def step(self, metrics: dict[str, float], trajectories: list[Trajectory], batch: Batch) -> None:
         step, every = self.learner.step, self.trainer.rollouts_every
-        metrics = {STEP: step} | metrics | host_memory() | process_memory()
+        metrics = {STEP_KEY: step} | metrics | host_memory() | process_memory()
         self.run.metrics.append(metrics)
         self.track(metrics)
         if every and (step % every == 0 or step == 1):

@@ -16,7 +16,7 @@ from itertools import pairwise
 from statistics import fmean, median
 from typing import Any
 
-from agent_r1.training.log import HOST_FREE, STEP
+from agent_r1.training.log import HOST_FREE, STEP_KEY
 from agent_r1.training.metrics import SAMPLER_GAP
 
 Line = Mapping[str, Any]
@@ -59,7 +59,7 @@ def signs(lines: Sequence[Line]) -> list[Sign]:
                 found[name] = replace(sign, over=None)
             # A reason for zero is checked once, so it holds until an episode is paid. Collapse is checked from 2 SPAN on.
             elif not sign.over and n >= 2 * SPAN and (not name.startswith("zero") or _paid(lines[n - 1])):
-                found[name] = replace(sign, over=lines[n - 1][STEP])
+                found[name] = replace(sign, over=lines[n - 1][STEP_KEY])
         found = now | found
     return list(found.values())
 
@@ -106,7 +106,7 @@ def _why_zero(lines: Sequence[Line]) -> list[Sign]:
     """List reasons why no episode of the first steps was paid."""
     if any(map(_paid, lines)):
         return []
-    step, found = lines[-1][STEP], []
+    step, found = lines[-1][STEP_KEY], []
     for reason, (seen, *words) in CAUSES.items():
         if (share := _mean(lines, f"stop/{reason}")) >= 0.5:
             found.append(Sign(f"zero: {reason}", f"{share:.0%} of the episodes {seen}", *words, step, False, reason))
@@ -143,7 +143,7 @@ def _agreement(lines: Sequence[Line]) -> list[Sign]:
             f"{AGREED} steps in a row no group had a better and a worse sample",
             "nothing was learnt",
             "Look at rollouts/; other questions, a higher rollout.temperature or more samples_per_prompt may help",
-            lines[-1][STEP],
+            lines[-1][STEP_KEY],
             collapse=(score := _mean(last, "critic/score/mean")) <= 0
             or score < _best(lines) - 0.05,  # else it is solved
         )
@@ -154,7 +154,7 @@ def _collapse(lines: Sequence[Line]) -> list[Sign]:
     start, now, found = lines[:SPAN], lines[-SPAN:], []
 
     def add(name: str, seen: str, means: str, first: str) -> None:
-        found.append(Sign(name, seen, means, first, lines[-1][STEP], collapse=True))
+        found.append(Sign(name, seen, means, first, lines[-1][STEP_KEY], collapse=True))
 
     score, best = _mean(now, "critic/score/mean"), _best(lines)
     fall = max(0.1, 0.5 * (best - _mean(start, "critic/score/mean")))
@@ -181,7 +181,7 @@ def _collapse(lines: Sequence[Line]) -> list[Sign]:
         if after > 2 * before + least and score <= best - 0.05:
             add(name, f"{after:.1f} {name}, {before:.1f} at first", "they grow and are paid nothing for it", first)
     if (gap := _mean(now, SAMPLER_GAP)) > max(0.1, 5 * (lines[0].get(SAMPLER_GAP) or 0.0)):
-        found.append(_gap(gap, lines[-1][STEP]))
+        found.append(_gap(gap, lines[-1][STEP_KEY]))
     return found
 
 
@@ -199,7 +199,7 @@ def _leak(lines: Sequence[Line]) -> list[Sign]:
     seen = f"the machine's free memory falls by {1024 * a_step:.0f} MiB a step, and {now:.1f} GiB are left"
     meaning = f"a process leaks, and in {now / a_step:.0f} steps there is none (verl#6468 is such a leak)"
     first = "See which process grows; trainer.max_hours and --resume start all of them anew"
-    return [Sign("host memory", seen, meaning, first, lines[-1][STEP])]
+    return [Sign("host memory", seen, meaning, first, lines[-1][STEP_KEY])]
 
 
 def _gap(gap: float, step: int) -> Sign:

@@ -35,7 +35,7 @@ from agent_r1.rollout.decoder import Decoder, DecoderShape, rotate
 from agent_r1.training.settings import TinyModelConfig
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-TAGS = (
+TAG_TOKENS = (
     "<tool_call>",
     "</tool_call>",
     "<tool_response>",
@@ -92,7 +92,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
     )
     tokenizer.decoder = decoders.ByteLevel()
     controls = [AddedToken(t, special=True, normalized=False) for t in SPECIAL]
-    controls += [AddedToken(t, special=False, normalized=False) for t in TAGS]
+    controls += [AddedToken(t, special=False, normalized=False) for t in TAG_TOKENS]
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size - len(controls),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
@@ -112,7 +112,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
 
 def byte_chat() -> ChatFormat:
     """Make the tiny model's chat format without a trained tokenizer: a byte is a token."""
-    return ChatFormat(train_tokenizer([], 256 + len(SPECIAL) + len(TAGS)))
+    return ChatFormat(train_tokenizer([], 256 + len(SPECIAL) + len(TAG_TOKENS)))
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:

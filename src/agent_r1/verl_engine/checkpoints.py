@@ -32,7 +32,7 @@ LIMITS = {"float32": {"max": 1e-3}, "bfloat16": {"mean": 0.05, "p99": 0.3}}
 two batchings of the same weights have differed by .66."""
 WRONG = 0.05
 """Mean difference that proves other weights: those give several nats, and bfloat16 .01 to .02."""
-WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.pt")
+WEIGHT_PATTERNS = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.pt")
 
 
 def keep_shards(run: RunDir, step: int, shards: Path, dtype: str, rows: list[dict[str, Any]]) -> Path:
@@ -69,7 +69,7 @@ def finish(
 
     def write_model(folder: Path) -> None:
         phase("checkpoint: merge")
-        shutil.copytree(start_model, folder, ignore=shutil.ignore_patterns(*WEIGHTS))
+        shutil.copytree(start_model, folder, ignore=shutil.ignore_patterns(*WEIGHT_PATTERNS))
         write_merged(kept / "actor", start_model, folder)
         phase("checkpoint: check")
         found.update(check(folder, kept))

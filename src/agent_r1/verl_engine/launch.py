@@ -49,12 +49,12 @@ from agent_r1.verl_engine.checkpoints import finish, unverified
 from agent_r1.verl_engine.compose import Sources, compose, overrides, ray_environment
 from agent_r1.workspace import Workspace
 
-MARK = "AGENT_R1_VERL_RUN"
+RUN_VARIABLE = "AGENT_R1_VERL_RUN"
 """Set in the environment of every process of a run; all descendants inherit it."""
 CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Head widths that vLLM 0.27 has CPU kernels for; another width crashes the first batch, not the start."""
 POLL_S = 0.5
-ENGINE, GRACE_S = b"EngineCore", 30
+ENGINE, ENGINE_REPORT_S = b"EngineCore", 30
 """In the title of a process in which vLLM computes; and seconds for verl to report a dead one itself. In its weight sync verl
 never does, but waits for an answer."""
 UNVERIFIED = (
@@ -206,7 +206,7 @@ def watch(run: RunDir, config: Config, device: str, dashboard: Dashboard, track:
                 shown = len(lines)
             # At the end of a run the engines are stopped normally.
             if not (died or all(map(is_engine, child.engines)) or stop.exists() or run.finished(config.trainer.steps)):
-                died, moved, patience = True, time.monotonic(), min(patience, GRACE_S)
+                died, moved, patience = True, time.monotonic(), min(patience, ENGINE_REPORT_S)
             if time.monotonic() - moved > patience:
                 still = f"nothing has moved for {patience} s"
                 if died:
@@ -278,7 +278,7 @@ def ray_cpus(config: Config) -> int:
 def driver_environment(config: Config, device: str, mark: str, scratch: Path) -> dict[str, str]:
     """Return the environment of the driver and its descendants. `scratch` is removed with the run."""
     ours = {
-        MARK: mark,
+        RUN_VARIABLE: mark,
         "AGENT_R1_HOME": str(home().resolve()),
         "RAY_USAGE_STATS_ENABLED": "0",
         "VLLM_NO_USAGE_STATS": "1",
@@ -338,7 +338,7 @@ def clean_up(child: Child, logs: Path) -> None:
 
 def marked_processes(mark: str) -> list[int]:
     """List the living processes with `mark` in their environment."""
-    needle, found = f"{MARK}={mark}".encode(), []
+    needle, found = f"{RUN_VARIABLE}={mark}".encode(), []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             # A zombie has an empty environment, so it is not counted.

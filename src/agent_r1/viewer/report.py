@@ -33,7 +33,7 @@ from agent_r1.config.renamed import renamed_card
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.ground.files import read_jsonl, write_whole
 from agent_r1.ground.ui import clean, duration
-from agent_r1.training.log import STEP, VAL_EM, step_times, with_val_em
+from agent_r1.training.log import STEP_KEY, VAL_EM, step_times, with_val_em
 from agent_r1.training.sentinel import Sign, signs
 from agent_r1.viewer.tokens import TOKEN_CSS, tokens_html
 
@@ -91,7 +91,7 @@ class RunFiles:
 
     def series(self, key: str) -> Points:
         """Return (step, value) of every line of metrics.jsonl that has a number at `key`."""
-        return [(line[STEP], line[key]) for line in self.metrics if STEP in line and line.get(key) is not None]
+        return [(line[STEP_KEY], line[key]) for line in self.metrics if STEP_KEY in line and line.get(key) is not None]
 
 
 def load_run(run_dir: Path) -> RunFiles:
@@ -259,7 +259,7 @@ class Mark:
 
 def marks(run: RunFiles) -> list[Mark]:
     """Return the scores before and after RL, at step 0 and at the last step."""
-    last = max((step for step, _ in run.series(STEP)), default=1)
+    last = max((step for step, _ in run.series(STEP_KEY)), default=1)
     cards = (("before RL", 0, run.before), ("after RL", last, run.after))
     return [Mark(name, x, card["score"], *card["score_ci95"]) for name, x, card in cards if card]
 
@@ -281,7 +281,7 @@ def charts(run: RunFiles) -> dict[str, Chart]:
         Curve("KL to the sampling policy", run.series("actor/ppo_kl"), "c4", noisy=True),
         Curve("KL to the start", run.series("actor/kl_loss"), "c2", noisy=True),
     ]
-    parts = [(line[STEP], step_times(line)) for line in run.metrics if "timing_s/step" in line and STEP in line]
+    parts = [(line[STEP_KEY], step_times(line)) for line in run.metrics if "timing_s/step" in line and STEP_KEY in line]
     names = [name for name in (parts[0][1] if parts else []) if any(part[name] for _, part in parts)]
     times = [Curve(n, [(step, part[n]) for step, part in parts], c) for n, c in zip(names, COLOURS, strict=False)]
     tools = sorted({key for line in run.metrics for key in line if key.startswith(CALLS)})
@@ -389,7 +389,7 @@ def write_report(run_dir: Path) -> Path:
     )  # fmt: skip
     page.filters |= {"number": _number, "percent": _percent, "duration": duration, "right": _right, "score": _score}
     pairs, group = pick_pairs(run.rollouts_before, run.rollouts_after), pick_group(run.rollouts_train)
-    found = signs([line for line in run.metrics if STEP in line])
+    found = signs([line for line in run.metrics if STEP_KEY in line])
     text = page.get_template("report.html.j2").render(
         run=run,
         name=run_dir.resolve().name,
