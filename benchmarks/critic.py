@@ -58,7 +58,7 @@ def main(preset: str = "smoke", count: str = "16") -> None:
     torch.set_num_threads(1)
     config = load_config(preset, ["trainer.device=cpu"], algorithm="ppo")
     start, r = Workspace.from_config(config).start_model, config.rollout
-    model, chat, rows = model_files.load(start), load_chat(start), load_rows(config, "train")
+    model, chat, rows = model_files.load_model(start), load_chat(start), load_rows(config, "train")
     policy = LocalPolicy(model, chat.stop_ids, slots=r.max_concurrent_episodes, max_context=r.max_context)
     loop, batches = make_loop(policy, chat, load_tools(config), r, config.env), []
     for step in range(1, int(count) + 1):
@@ -87,7 +87,7 @@ def main(preset: str = "smoke", count: str = "16") -> None:
     print(f"| linear probe on the policy's states | {explained(probe_C, return_C):.2f} |")
     for settings in SETTINGS:
         c = load_config(preset, ["trainer.device=cpu", *settings], algorithm="ppo")
-        learner, curve = make_learner(model_files.load(start), c.actor, c.critic), []
+        learner, curve = make_learner(model_files.load_model(start), c.actor, c.critic), []
         for step, batch in enumerate(batches, 1):
             values_BT = in_micro_batches(
                 lambda part, critic=learner.critic: action_values(critic, part),

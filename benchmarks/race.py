@@ -24,7 +24,7 @@ from matplotlib.figure import Figure
 from agent_r1.config import ALGORITHMS
 from agent_r1.config.settings import RolloutConfig
 from agent_r1.ground.files import read_jsonl, write_whole
-from agent_r1.training.log import VAL_EM, spent
+from agent_r1.training.log import VAL_EM, with_totals
 
 DOCS = Path(__file__).parents[1] / "docs"
 REACHED = (0.8, 0.85, 0.9)
@@ -51,7 +51,7 @@ def figures(run: Path) -> dict[str, Any]:
         "idle": fmean(line["groups/zero_advantage"] for line in lines),
         "gb": max(line["perf/memory_gb"] for line in lines),
         "made_by": {"command": card["command"], "commit": card["code"]["commit"], "hardware": card["hardware"]},
-        "curve": [[n, round(s, 1), line[VAL_EM]] for line, n, s in spent(lines, *of) if VAL_EM in line],
+        "curve": [[n, round(s, 1), line[VAL_EM]] for line, n, s in with_totals(lines, *of) if VAL_EM in line],
     }
 
 

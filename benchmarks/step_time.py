@@ -39,9 +39,9 @@ from agent_r1.training.loop import train
 def main() -> None:
     arguments = make_parser(__doc__.splitlines()[0]).parse_args()
     setting = load_setting(arguments)
-    em_before = greedy_em(setting, model_files.load(setting.model)) if setting.test else None
+    em_before = greedy_em(setting, model_files.load_model(setting.model)) if setting.test else None
     c = setting.config
-    learner = make_learner(model_files.load(setting.model), c.actor, c.critic if c.algorithm == "ppo" else None)
+    learner = make_learner(model_files.load_model(setting.model), c.actor, c.critic if c.algorithm == "ppo" else None)
     records: list[StepRecord] = []
     zero_advantage: list[float] = []
     advantages: list[float] = []

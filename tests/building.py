@@ -21,7 +21,7 @@ from agent_r1.search.index import PassageIndex, build_index
 from agent_r1.search.searcher import Searcher
 from agent_r1.tool import BaseTool, make_tools
 from agent_r1.training import demonstrate, run
-from agent_r1.training.demonstrate import Episode, sequences
+from agent_r1.training.demonstrate import Demonstration, sequences
 from agent_r1.training.tiny_model import load_chat
 from agent_r1.workspace import Workspace
 
@@ -75,17 +75,17 @@ def row_of(question: dict[str, Any], environment: str = "hermes") -> Row:
 
 def demonstrated(
     config: Config, rows: list[Row], tools: dict[str, BaseTool] | None = None, demonstrator: str | None = None
-) -> list[Episode]:
+) -> list[Demonstration]:
     """Play the demonstrator on these rows as the cold start does; by default that of the configuration."""
     code = demonstrator or config.cold_start.demonstrator
     trust(code, config.env.name)
-    return demonstrate.play(code, rows, tools or {}, config.rollout, config.env, 0)
+    return demonstrate.play_demonstrations(code, rows, tools or {}, config.rollout, config.env, 0)
 
 
 def taught_model(folder: Path, chat: ChatFormat, messages: list[Message], tools: list, dialect: Dialect) -> Path:
     """Teach a small model one episode by heart and write it to `folder`."""
     model = random_model(len(chat.tokenizer), max_position=2000)
-    clone_steps(model, sequences([Episode(messages, tools)], chat, 2000, dialect), steps=80)
+    clone_steps(model, sequences([Demonstration(messages, tools)], chat, 2000, dialect), steps=80)
     write_model(model, chat, folder)
     return folder
 
@@ -107,4 +107,4 @@ def chat_of(folder: Path) -> ChatFormat:
 
 def model_of(folder: Path) -> Decoder:
     """Read a model's weights."""
-    return model_files.load(folder)
+    return model_files.load_model(folder)

@@ -90,7 +90,7 @@ def test_rollouts_hold_json_whatever_an_environment_measured(micro, chat, tmp_pa
 
 def test_shards_of_verl_with_broken_weights_are_refused(tmp_path):
     model = random_model()
-    model_files.save(model, tmp_path / "base", 0, 0)
+    model_files.save_model(model, tmp_path / "base", 0, 0)
     weights = model_files.to_hf(model)
     weights["model.norm.weight"][3] = math.inf
     torch.save({name: t.detach().clone() for name, t in weights.items()}, tmp_path / "model_world_size_1_rank_0.pt")

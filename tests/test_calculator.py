@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_r1.tool import InvalidArgumentsError, ToolCall, ToolErrorKind, call_tool, make_tools
-from agent_r1.tool.calculator import MAX_BITS, MAX_EXPRESSION_CHARS, value_of, written
+from agent_r1.tool.calculator import MAX_BITS, MAX_EXPRESSION_CHARS, value_of, without_exponent
 
 BINARY = [
     (ast.Add, operator.add), (ast.Sub, operator.sub), (ast.Mult, operator.mul), (ast.Div, operator.truediv),
@@ -70,7 +70,7 @@ def test_the_value_is_pythons_own(expression):
 @given(st.integers(-(2**1000), 2**1000) | st.floats(-1e300, 1e300))
 @settings(max_examples=300, deadline=None)
 def test_a_number_is_written_with_digits_and_a_point(value):
-    text = written(value)
+    text = without_exponent(value)
     assert set(text) <= set("-.0123456789")
     assert float(text) == pytest.approx(value, rel=1e-14, abs=0) and (isinstance(value, float) or int(text) == value)
 

@@ -22,7 +22,7 @@ from agent_r1.training.tiny_model import save_tokenizer
 
 
 def write_model(folder: Path) -> None:
-    model_files.save(random_model(), folder, 3, 0)
+    model_files.save_model(random_model(), folder, 3, 0)
     (folder / "tokenizer.json").write_text("{}")
 
 
@@ -49,7 +49,7 @@ def test_what_is_saved_is_read(tmp_path):
     assert torch.equal(state["actor_optimizer"]["m"], torch.arange(4.0)) and torch.equal(
         state["critic"]["w"], torch.ones(2, 2)
     )
-    assert model_files.load(path / "model").parameter_count == random_model().parameter_count
+    assert model_files.load_model(path / "model").parameter_count == random_model().parameter_count
     assert names(tmp_path) == ["step_000040"]  # nothing half-written is left
 
 

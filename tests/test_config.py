@@ -79,7 +79,7 @@ def test_later_layers_win(tmp_path, monkeypatch):
         "ppo: {actor: {lr: 0.2}, rollout: {prompts_per_step: 2}}\ngrpo: {trainer: {steps: 9}}\n"
     )
     monkeypatch.setattr(
-        "agent_r1.config.recipes.presets", lambda: {file.stem: file for file in tmp_path.glob("*.yaml")}
+        "agent_r1.config.recipes.preset_files", lambda: {file.stem: file for file in tmp_path.glob("*.yaml")}
     )
     grpo = load_config("mine")
     assert (grpo.algorithm, grpo.actor.lr, grpo.trainer.steps) == ("grpo", 0.1, 9)

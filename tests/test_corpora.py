@@ -39,11 +39,11 @@ def test_a_folder_with_the_files_of_either_publisher_is_a_corpus(tmp_path):
     rows = [{"_id": str(i), "title": f"T{i}", "text": "x"} for i in range(50)]
     pq.write_table(pa.Table.from_pylist(rows), part / "0000.parquet")
     for folder, count in (("hub", 50), ("mine", 1)):
-        corpora.check(str(tmp_path / folder))
-        assert len(list(corpora.passages(str(tmp_path / folder), [], False, []))) == count
+        corpora.check_corpus(str(tmp_path / folder))
+        assert len(list(corpora.corpus_passages(str(tmp_path / folder), [], False, []))) == count
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match="has neither .*parquet nor corpus.jsonl"):
-        list(corpora.passages(str(tmp_path / "empty"), [], False, []))
+        list(corpora.corpus_passages(str(tmp_path / "empty"), [], False, []))
 
 
 WORDS = [f"w{i}" for i in range(230)]

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from agent_r1.rollout.decoder import Decoder, causal_attention
-from agent_r1.rollout.model_files import FAMILIES, load, save
+from agent_r1.rollout.model_files import FAMILIES, load_model, save_model
 from agent_r1.rollout.policies import load_any
 
 SHAPES = {
@@ -39,7 +39,7 @@ def logits_of(model: Decoder, ids_BT: torch.Tensor) -> torch.Tensor:
 @torch.no_grad()
 def test_logits_are_those_of_transformers(shape, tmp_path):
     model = random_model(vocab=97, seed=1, **shape)
-    save(model, tmp_path, eos_token_id=3, pad_token_id=0)
+    save_model(model, tmp_path, eos_token_id=3, pad_token_id=0)
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, local_files_only=True)
     assert type(theirs).__name__ == FAMILIES[model.shape.family]
     ids_BT = torch.randint(0, 97, (3, 40), generator=torch.Generator().manual_seed(0))
@@ -53,9 +53,9 @@ def test_logits_are_those_of_transformers(shape, tmp_path):
 def test_a_folder_written_by_transformers_can_be_read(shape, tmp_path):
     """Version 5 nests rope_theta in rope_parameters; both spellings are understood."""
     model = random_model(vocab=97, seed=1, rope_theta=5e5, tied=False, **shape)
-    save(model, tmp_path / "ours", 3, 0)
+    save_model(model, tmp_path / "ours", 3, 0)
     AutoModelForCausalLM.from_pretrained(tmp_path / "ours", dtype=torch.float32).save_pretrained(tmp_path / "theirs")
-    again = load(tmp_path / "theirs")
+    again = load_model(tmp_path / "theirs")
     assert again.shape == model.shape
     assert_equal_weights(again, model)
 
@@ -69,21 +69,21 @@ def assert_equal_weights(a: Decoder, b: Decoder) -> None:
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_saved_and_loaded_is_the_same_model(shape, tmp_path):
     model = random_model(seed=2, **shape)
-    save(model, tmp_path, 3, 0)
-    again = load(tmp_path)
+    save_model(model, tmp_path, 3, 0)
+    again = load_model(tmp_path)
     assert again.shape == model.shape
     assert_equal_weights(again, model)
 
 
 def test_weights_may_be_spread_over_several_files(tmp_path):
     model = random_model()
-    save(model, tmp_path, 3, 0)
+    save_model(model, tmp_path, 3, 0)
     tensors = load_file(tmp_path / "model.safetensors")
     names = sorted(tensors)
     (tmp_path / "model.safetensors").unlink()
     for i, part in enumerate((names[::2], names[1::2])):
         save_file({name: tensors[name] for name in part}, tmp_path / f"model-0000{i}-of-00002.safetensors")
-    assert_equal_weights(load(tmp_path), model)
+    assert_equal_weights(load_model(tmp_path), model)
 
 
 def test_parameters_are_counted_by_hand():
@@ -110,7 +110,7 @@ def test_the_future_and_the_padding_change_nothing():
 
 @pytest.fixture
 def folder(tmp_path):
-    save(random_model(), tmp_path, 3, 0)
+    save_model(random_model(), tmp_path, 3, 0)
     return tmp_path
 
 
@@ -136,7 +136,7 @@ def change_config(folder, **changes):
 def test_what_cannot_be_computed_is_refused(folder, changes, code):
     change_config(folder, **changes)
     with fails_with(code):
-        load(folder)
+        load_model(folder)
 
 
 @pytest.mark.parametrize(
@@ -177,32 +177,32 @@ def test_a_missing_or_damaged_folder_is_refused(folder, tmp_path):
     for damaged in (b"", whole[:-10]):
         weights.write_bytes(damaged)
         with fails_with("damaged_model"):
-            load(folder)
+            load_model(folder)
     weights.unlink()
     with fails_with("damaged_model"):
-        load(folder)
+        load_model(folder)
     for broken in ("{", "[]", "[" * 100_000):
         (folder / "config.json").write_text(broken)
         with fails_with("damaged_model"):
-            load(folder)
+            load_model(folder)
     (folder / "config.json").unlink()
     with fails_with("damaged_model"):
-        load(folder)
+        load_model(folder)
     with fails_with("damaged_model"):
-        load(tmp_path / "nowhere")
+        load_model(tmp_path / "nowhere")
 
 
 def test_older_llamas_do_not_say_that_each_head_has_its_own_keys(tmp_path):
     model = random_model(family="llama", kv_heads=4)
-    save(model, tmp_path, 3, 0)
+    save_model(model, tmp_path, 3, 0)
     change_config(tmp_path, num_key_value_heads=None, head_dim=None)
-    assert_equal_weights(load(tmp_path), model)
+    assert_equal_weights(load_model(tmp_path), model)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
 def test_a_config_without_a_word_about_tied_embeddings_is_untied(family, tmp_path):
     """transformers writes what differs from its default, and that is untied: the output projection would be lost."""
     model = random_model(family=family, tied=False)
-    save(model, tmp_path, 3, 0)
+    save_model(model, tmp_path, 3, 0)
     change_config(tmp_path, tie_word_embeddings=None)
-    assert_equal_weights(load(tmp_path), model)
+    assert_equal_weights(load_model(tmp_path), model)

@@ -31,7 +31,7 @@ def double(x: int) -> str:
 
 def played(monkeypatch, function, rows):
     monkeypatch.setattr(d.plugins, "load", lambda name, setting: function)
-    return d.play("f.py:f", rows, {"double": double}, CONFIG.rollout, CONFIG.env, 0)
+    return d.play_demonstrations("f.py:f", rows, {"double": double}, CONFIG.rollout, CONFIG.env, 0)
 
 
 def good(row, history, rng):

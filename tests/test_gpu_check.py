@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agent_r1.app import gpu_check
-from agent_r1.app.gpu_check import Check, measured_setup, small, walk
+from agent_r1.app.gpu_check import GpuCheck, measured_setup, run_phases, small
 from agent_r1.config import changed, load_config
 from agent_r1.ground.machine import installed
 
@@ -56,7 +56,7 @@ def test_what_cannot_be_run_never_passes_and_what_fails_is_named(tmp_path, capsy
 
     phases = [gpu_check.Phase(name, look, "driver", "another one") for name, look in
               {"a": lambda check: "two", "b": absent, "c": fail, "d": lambda check: "never"}.items()]  # fmt: skip
-    found = walk(Check(load_config("smoke"), tmp_path), tuple(phases))
+    found = run_phases(GpuCheck(load_config("smoke"), tmp_path), tuple(phases))
     assert [(one["phase"], one["status"], one["seen"]) for one in found] == [
         ("a", "passed", "two"), ("b", "not run", "no GPU"), ("c", "failed", "RuntimeError: CUDA error: no kernel image"),
         ("d", "not run", "c failed"),

@@ -17,7 +17,18 @@ import torch
 from runs import CHECK, main, tree
 
 from agent_r1.app import gpu_check, stages
-from agent_r1.app.gpu_check import CHECKPOINT, PHASES, SAMPLING, START, SYNC, UPDATE, Check, at_home, small, walk
+from agent_r1.app.gpu_check import (
+    CHECKPOINT,
+    PHASES,
+    SAMPLING,
+    START,
+    SYNC,
+    UPDATE,
+    GpuCheck,
+    at_home,
+    run_phases,
+    small,
+)
 from agent_r1.config import changed, load_config
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.ground.machine import installed
@@ -70,7 +81,7 @@ def go(checked, tmp_path, monkeypatch):
         """What was found in the last of them, which failed."""
         phases = tuple(phase for phase in PHASES if phase.name in names)
         with at_home(folder):
-            *before, last = walk(Check(changed(config, list(settings)), folder), phases)
+            *before, last = run_phases(GpuCheck(changed(config, list(settings)), folder), phases)
         assert [one["status"] for one in before] == ["passed"] * len(before)
         assert last["status"] == "failed" and last["means"] and last["remedy"]
         return last

@@ -60,7 +60,7 @@ def test_what_the_outermost_file_says_wins_over_an_inherited_section(tmp_path, m
     (tmp_path / "b.yaml").write_text("extends: a\nrollout: {max_concurrent_episodes: 7}\n")
     (tmp_path / "c.yaml").write_text("extends: b\nsteppo: {rollout: {max_concurrent_episodes: 9}}\n")
     presets = {file.stem: file for file in tmp_path.glob("*.yaml")}
-    monkeypatch.setattr("agent_r1.config.recipes.presets", lambda: presets)
+    monkeypatch.setattr("agent_r1.config.recipes.preset_files", lambda: presets)
     slots = {
         name: [load_config(name, algorithm=a).rollout.max_concurrent_episodes for a in ("grpo", "ppo", "steppo")]
         for name in "abc"
@@ -116,9 +116,9 @@ def test_several_machines_share_a_ray_of_the_users(monkeypatch, tmp_path):
     monkeypatch.delenv("RAY_ADDRESS")
     monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
     with pytest.raises(ConfigError, match="set RAY_ADDRESS"):
-        launch.check_machine(several, "cuda", tmp_path)
+        launch.check_runnable(several, "cuda", tmp_path)
     with pytest.raises(ConfigError, match="verl.ranks=8 needs as many GPUs, and 4 are here"):
-        launch.check_machine(alone, "cuda", tmp_path)
+        launch.check_runnable(alone, "cuda", tmp_path)
 
 
 # ------------------------------------------------------------------------------------------------------ models and GPUs

@@ -33,12 +33,12 @@ def base(tmp_path, chat) -> Path:
 @pytest.fixture
 def checkpoint(tmp_path, chat, base) -> tuple[Path, decoder.Decoder]:
     """A checkpoint's folder, and the model with adapters, random ones, that it was saved from."""
-    model = lora.load(base, base, "cpu", rank=4)
+    model = lora.load_adapters(base, base, "cpu", rank=4)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "lora_B" in name:
                 parameter.normal_(0, 0.1, generator=torch.Generator().manual_seed(1))
-    lora.save(model, chat, base, tmp_path / "step_000002" / "model")
+    lora.save_adapters(model, chat, base, tmp_path / "step_000002" / "model")
     return tmp_path / "step_000002", model
 
 
@@ -47,16 +47,16 @@ def apart(a, b) -> float:
 
 
 def test_new_adapters_change_nothing_until_they_learn(base):
-    assert apart(lora.load(base, base, "cpu", rank=4), model_files.load(base)) == 0.0
+    assert apart(lora.load_adapters(base, base, "cpu", rank=4), model_files.load_model(base)) == 0.0
 
 
 def test_merged_and_unmerged_give_the_same_log_probabilities(checkpoint, base):
     folder, model = checkpoint
-    assert apart(model, model_files.load(base)) > 0.1, "the adapters say nothing, so this test would prove nothing"
-    merged = lora.merged(folder)
-    assert apart(model, model_files.load(merged)) < 1e-5
+    assert apart(model, model_files.load_model(base)) > 0.1, "the adapters say nothing, so this test would prove nothing"
+    merged = lora.merged_model(folder)
+    assert apart(model, model_files.load_model(merged)) < 1e-5
     assert apart(model, load_transformers(merged)) < 1e-4
-    assert lora.merged(folder) == merged == folder / "merged"
+    assert lora.merged_model(folder) == merged == folder / "merged"
 
 
 def test_peft_reads_the_adapters_over_the_same_base(checkpoint, base):
@@ -70,7 +70,7 @@ def test_peft_reads_the_adapters_over_the_same_base(checkpoint, base):
 
 def test_a_saved_model_with_adapters_is_read_back_to_the_bit(checkpoint, base):
     folder, model = checkpoint
-    again = lora.load(folder / "model", base, "cpu", rank=4)
+    again = lora.load_adapters(folder / "model", base, "cpu", rank=4)
     assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), again.state_dict().values(), strict=True))
     assert {path.name for path in (folder / "model").iterdir()} >= {lora.ADAPTER_CONFIG, lora.ADAPTER_WEIGHTS, "tokenizer.json"}
     assert not (folder / "model" / "model.safetensors").exists(), "a checkpoint holds the adapters alone"
@@ -100,7 +100,7 @@ def test_verls_shards_are_folded_like_ours(checkpoint, base):
         adapted = f"base_model.model.{name.removesuffix('.weight')}.lora_A.weight" in saved
         state[f"base_model.model.{name.replace('.weight', '.base_layer.weight') if adapted else name}"] = tensor
     state |= {name.replace(".weight", ".default.weight"): tensor for name, tensor in saved.items()}
-    ours = load_file(lora.merged(folder) / "model.safetensors")
+    ours = load_file(lora.merged_model(folder) / "model.safetensors")
     folded = lora.fold(state)
     assert folded.keys() == ours.keys() and all(torch.equal(folded[name], ours[name]) for name in ours)
 
@@ -141,4 +141,4 @@ def test_a_run_is_resumed_to_the_same_bits_evaluated_and_exported(produced, tmp_
     assert main("export", "--run", "straight") == 0
     assert "checkpoint and export differ by at most" in capsys.readouterr().out
     merged, exported = last[0] / "merged", home / "runs" / "straight" / "export"
-    assert apart(load_transformers(exported), model_files.load(merged)) < 1e-4
+    assert apart(load_transformers(exported), model_files.load_model(merged)) < 1e-4

@@ -72,8 +72,8 @@ def paid(name: str, answer: str | None, well_formed: bool = True) -> tuple[float
 
 def test_files_of_one_folder_import_one_another_once(folder):
     said(folder, "shared_part.py", "LIST", "LIST = []")
-    a = plugins.load(said(folder, "uses_part.py", "LIST", "from shared_part import LIST"), "env.name")
-    assert plugins.load(f"{folder / 'shared_part.py'}:LIST", "env.name") is a
+    a = plugins.load_trusted(said(folder, "uses_part.py", "LIST", "from shared_part import LIST"), "env.name")
+    assert plugins.load_trusted(f"{folder / 'shared_part.py'}:LIST", "env.name") is a
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_code_that_cannot_be_imported_is_named_with_its_line(folder, file, code,
     if code is None:
         (folder / file).unlink()
     with pytest.raises(ConfigError, match=found):
-        plugins.load(name, "env.tools")
+        plugins.load_trusted(name, "env.tools")
 
 
 def test_only_what_the_user_named_is_imported(folder):

@@ -75,7 +75,7 @@ def test_its_short_names_can_be_used_like_ours(folder, capsys):
     assert "42" in capsys.readouterr().out
     config = load_config(str(folder / "preset.yaml"), algorithm="halved")
     assert (config.actor.lr, config.env.name) == (0.25, "thrifty")  # with a section of its own
-    assert tables.facts("estimator", "halved", "algorithm")["groups"] is True
+    assert tables.entry_of("estimator", "halved", "algorithm")["groups"] is True
     assert tables.resolve("env", "thrifty", "env.name").__name__ == "Thrifty"
 
 

@@ -22,7 +22,7 @@ from agent_r1.rollout.training_rows import collate, trajectory_rows
 from agent_r1.tool import make_tools
 from agent_r1.training import forward
 from agent_r1.training.clone import clone
-from agent_r1.training.demonstrate import Episode, sequences
+from agent_r1.training.demonstrate import Demonstration, sequences
 from agent_r1.training.run import write_model
 from agent_r1.training.tiny_model import chat_with_tools, load_chat, save_tokenizer
 
@@ -62,7 +62,7 @@ def test_numbers_are_spelled_by_the_digit_as_the_model_was_trained(smol_chat):
 
 @pytest.mark.slow
 def test_tags_that_are_no_tokens_are_read_and_masked(smol_chat):
-    (row,) = sequences([Episode(PLAYED, TOOLS)], smol_chat, 1024)
+    (row,) = sequences([Demonstration(PLAYED, TOOLS)], smol_chat, 1024)
     said = [i for i, mask in zip(row.input_ids, row.action_mask, strict=True) if mask]
     turns = smol_chat.decode(said).split("<|im_end|>")
     assert turns == [PLAYED[1]["content"], PLAYED[3]["content"], ""]
@@ -115,7 +115,7 @@ def test_a_short_context_and_half_a_model_are_said_before_anything_is_played(cha
 
 @pytest.mark.slow
 def test_the_decoder_says_what_transformers_says_and_knows_the_capital_of_france(smollm2, smol_chat):
-    ours = model_files.load(smollm2)
+    ours = model_files.load_model(smollm2)
     prompt = smol_chat.prompt_ids([ASKED])
     policy = LocalPolicy(ours, smol_chat.stop_ids, slots=1, max_context=128)
     said = asyncio.run(policy.generate(prompt, Sampling(12, 0.0)))
@@ -127,8 +127,8 @@ def test_the_decoder_says_what_transformers_says_and_knows_the_capital_of_france
 
 @pytest.mark.slow
 def test_a_step_of_the_warm_start_lowers_the_loss(smollm2, smol_chat):
-    rows = sequences([Episode(PLAYED, TOOLS)], smol_chat, 1024)
-    model, losses = model_files.load(smollm2), []
+    rows = sequences([Demonstration(PLAYED, TOOLS)], smol_chat, 1024)
+    model, losses = model_files.load_model(smollm2), []
     model.recompute = True
     clone(model, rows, 3, 256, 3e-4, 0, lambda step, loss: losses.append(loss))
     assert losses[0] > losses[1] > losses[2]

@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 SMALL = [
     "data.train=4", "data.val=2", "data.test=2", "cold_start.closed_book=0", "cold_start.mix_tokens=512",
-    "cold_start.demonstrator=agent_r1_recipes.geohop.demonstrator:patient", "cold_start.warm_steps=12", "cold_start.lr=1.5e-3",
+    "cold_start.demonstrator=agent_r1_recipes.geohop.demonstrator:expert", "cold_start.warm_steps=12", "cold_start.lr=1.5e-3",
     "rollout.prompts_per_step=2", "rollout.samples_per_prompt=2", "rollout.max_concurrent_episodes=4",
     "trainer.steps=1", "trainer.eval_every=0",
     "trainer.threads=1", "trainer.device=cpu", "actor.lr=1e-6",
@@ -74,13 +74,13 @@ def test_a_step_of_rl_begins_at_the_sampler_s_probabilities_and_moves_the_weight
     (line,) = (json.loads(text) for text in lines(home / "runs" / "local"))
     assert line["actor/grad_norm"] > 0 and abs(line["actor/ppo_kl"]) < 1e-4
     assert line["tool_calls/mean"] > 0
-    before, after = model_files.load(Workspace.from_config(config).start_model), model_files.load(exported)
+    before, after = model_files.load_model(Workspace.from_config(config).start_model), model_files.load_model(exported)
     assert not torch.equal(before.blocks[0].qkv.weight, after.blocks[0].qkv.weight)
 
 
 def test_what_is_exported_says_the_same_in_transformers(exported):
     ids = list(range(1000, 1064))
-    gaps = token_logprobs(model_files.load(exported), ids) - token_logprobs(load_transformers(exported), ids)
+    gaps = token_logprobs(model_files.load_model(exported), ids) - token_logprobs(load_transformers(exported), ids)
     assert gaps.abs().max() < 1e-3
 
 

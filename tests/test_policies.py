@@ -63,7 +63,7 @@ def foreign(request, tmp_path_factory, folder):
 
 
 def both(folder, chat) -> list:
-    local = LocalPolicy(model_files.load(folder), chat.stop_ids, slots=4, max_context=256)
+    local = LocalPolicy(model_files.load_model(folder), chat.stop_ids, slots=4, max_context=256)
     return [local, TransformersPolicy(load_transformers(folder), chat.stop_ids)]
 
 

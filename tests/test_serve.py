@@ -29,7 +29,7 @@ from agent_r1.config import load_config
 from agent_r1.core import Sampling
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.inference.agent import find_model, open_agent
-from agent_r1.inference.serve import Server, stop, vllm_server
+from agent_r1.inference.serve import VllmServer, stop, vllm_server
 from agent_r1.rollout.evaluate import evaluate
 from agent_r1.rollout.policies import ServerPolicy
 from agent_r1.rollout.setup import make_loop
@@ -47,14 +47,14 @@ def fake(tmp_path, monkeypatch):
     monkeypatch.setenv("AGENT_R1_VLLM", str(FAKE))
     monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path))
 
-    def make(modes: str = "", **options) -> AbstractContextManager[Server]:
+    def make(modes: str = "", **options) -> AbstractContextManager[VllmServer]:
         monkeypatch.setenv("FAKE_VLLM", modes)
         return vllm_server(MODEL, SMOKE.rollout, SMOKE.trainer, **options)
 
     return make
 
 
-def policy_of(server: Server, **changes) -> ServerPolicy:
+def policy_of(server: VllmServer, **changes) -> ServerPolicy:
     settings = {"url": server.url, "api_key": server.api_key, "model": server.name, "stop_ids": (14,)} | changes
     return ServerPolicy(**settings, diagnose=server.diagnose)
 
@@ -351,7 +351,7 @@ def test_sampled_log_probabilities_are_those_of_the_trainer(served, trained):
         policy = policy_of(served, stop_ids=agent.chat.stop_ids)
     streamed: list[int] = []
     policy.on_token = lambda session, ids: streamed.extend(ids)
-    trainer = model_files.load(model)
+    trainer = model_files.load_model(model)
     for seed, prompt in enumerate(prompts):
         streamed.clear()
         g = asyncio.run(policy.generate(prompt, Sampling(40, 1.7, seed=seed)))

@@ -26,7 +26,7 @@ def test_an_unknown_name_is_refused_with_the_nearest_one():
 
 def test_facts_are_known_without_importing_torch():
     code = (
-        "import sys; from agent_r1.config import tables; assert tables.facts('estimator', 'ppo', 'algorithm')['critic']; "
+        "import sys; from agent_r1.config import tables; assert tables.entry_of('estimator', 'ppo', 'algorithm')['critic']; "
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -79,7 +79,7 @@ def test_no_token_reaches_across_the_beginning_of_a_name(tokenizer):
 
 def test_a_saved_tokenizer_is_the_same_for_us_and_for_transformers(tokenizer, tmp_path):
     """Also beside a config.json that says qwen2, where transformers 5 would take Qwen's own splitting instead."""
-    model_files.save(random_model(VOCAB), tmp_path, tokenizer.eos_token_id, tokenizer.pad_token_id)
+    model_files.save_model(random_model(VOCAB), tmp_path, tokenizer.eos_token_id, tokenizer.pad_token_id)
     save_tokenizer(tokenizer, tmp_path)
     text = "<|im_start|>user\nWho directed Zaxlax in Vexlor?<|im_end|>\n<tool_call>\n{}"
     for again in (load_tokenizer(tmp_path), AutoTokenizer.from_pretrained(tmp_path, local_files_only=True)):

@@ -25,7 +25,7 @@ from agent_r1.data.storage import read_rows
 from agent_r1.rollout.episode import Task
 from agent_r1.rollout.setup import make_loop
 from agent_r1.tool import make_tools
-from agent_r1.training.demonstrate import play
+from agent_r1.training.demonstrate import play_demonstrations
 from agent_r1.workspace import load_rows, load_tools
 
 PAGES = ROOT / "docs/tutorial"
@@ -242,7 +242,7 @@ def test_the_episode_on_the_page_of_mathtir(empty_folder):
     few = config.data.model_copy(update={"train": 1, "val": 1, "test": 1})
     build(few, config.seed, empty_folder / "data", config.env.name)
     rows = read_rows(empty_folder / "data" / "train.parquet")
-    (episode,) = play(
+    (episode,) = play_demonstrations(
         config.cold_start.demonstrator, rows, make_tools(["python"]), config.rollout, config.env, config.seed
     )
     assert "\n\n".join(f"{m['role']}: {m['content']}" for m in episode.messages) + "\n" == shown("mathtir.md")

@@ -90,7 +90,7 @@ def test_ranks_are_spread_over_the_nodes(tmp_path):
 @needs_verl
 def test_verl_accepts_the_model_too(tokenizer, tmp_path):
     """For a critic it opens the folder. The bucket of the weight sync holds the largest matrix, and is not verl's 2 GB."""
-    model_files.save(random_model(), tmp_path / "model", 0, 0)
+    model_files.save_model(random_model(), tmp_path / "model", 0, 0)
     save_tokenizer(tokenizer, tmp_path / "model")
     config = tmp_path / "model" / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"vocab_size": 151936, "hidden_size": 896}))

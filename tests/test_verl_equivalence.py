@@ -66,9 +66,9 @@ from agent_r1.verl_engine.agent_loop import row_output  # noqa: E402
 from agent_r1.verl_engine.algorithms import (  # noqa: E402  registers
     ActorEngine,
     SamplerWatch,
-    actor_loss,
     deal_into_minibatches,
     parse_key,
+    verl_actor_loss,
     votes,
 )
 from agent_r1.verl_engine.trainer import AgentR1Trainer  # noqa: E402
@@ -347,7 +347,7 @@ def twins(tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("twin")
     ours = random_model(layers=2)
-    model_files.save(ours, folder, 0, 0)
+    model_files.save_model(ours, folder, 0, 0)
     return ours, AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
 
 
@@ -435,7 +435,7 @@ def test_policy_losses_and_gradients_agree(twins, mode, kl, ratio, tmp_path):
             here = mine_of_rank[start : start + 4]
             part = [fields[i] for i in here]
             data = verl_data(part, fields, ranks, **{n: [v[i] for i in here] for n, v in columns.items()})
-            loss, _ = actor_loss(actor, verl_output(theirs, part), data)
+            loss, _ = verl_actor_loss(actor, verl_output(theirs, part), data)
             loss = loss / ranks  # FSDP takes the mean of the ranks' gradients
             loss.backward()
             verls += loss.item()
@@ -472,7 +472,7 @@ def test_the_workers_get_our_loss_before_the_first_step(tmp_path, monkeypatch):
     (tmp_path / "config.yaml").touch()
     trainer.on_init_end()
     (loss_fn,) = given
-    assert loss_fn.func is actor_loss and loss_fn.args[0].policy_loss.loss_mode == "sequence"
+    assert loss_fn.func is verl_actor_loss and loss_fn.args[0].policy_loss.loss_mode == "sequence"
 
 
 def replace_weights_by_gradients(model: decoder.Decoder) -> decoder.Decoder:
@@ -497,7 +497,7 @@ def both_losses(config, theirs: str, folder, mode: str, **more) -> tuple[tuple, 
     lengths = torch.tensor([0] + [len(row.input_ids) for row in rows]).cumsum(0)
     flat, spread = torch.randn(int(lengths[-1]), generator=g), torch.rand(int(lengths[-1]), generator=g)
     results = []
-    for name, loss_fn in ((config.actor.ratio_level, actor_loss), (theirs, verl_losses.ppo_loss)):
+    for name, loss_fn in ((config.actor.ratio_level, verl_actor_loss), (theirs, verl_losses.ppo_loss)):
         whole = composed(config, folder)
         whole.actor_rollout_ref.actor.policy_loss.loss_mode = name
         actor = omega_conf_to_dataclass(whole.actor_rollout_ref.actor)

@@ -181,21 +181,21 @@ def test_questions_come_in_the_local_loops_order(tmp_path):
     ],
 )  # fmt: skip
 def test_models_that_verl_cannot_run_here_are_refused(tokenizer, tmp_path, settings, change, code):
-    model_files.save(random_model(hidden_size=128, heads=4), tmp_path, 0, 0)
+    model_files.save_model(random_model(hidden_size=128, heads=4), tmp_path, 0, 0)
     save_tokenizer(tokenizer, tmp_path)
     shape = json.loads((tmp_path / "config.json").read_text())
     config = load_config(
         "smoke", ["engine=verl", "trainer.max_tokens_per_microbatch=1500", *settings], algorithm="grpo"
     )
     if not settings:
-        launch.check_machine(config, "cpu", tmp_path)
+        launch.check_runnable(config, "cpu", tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(shape | change))
     with fails_with(code):
-        launch.check_machine(config, "cpu", tmp_path)
+        launch.check_runnable(config, "cpu", tmp_path)
 
 
 def test_a_context_that_the_model_does_not_have_is_refused(tokenizer, tmp_path):
-    model_files.save(random_model(hidden_size=128, heads=4, max_position=300), tmp_path, 0, 0)
+    model_files.save_model(random_model(hidden_size=128, heads=4, max_position=300), tmp_path, 0, 0)
     save_tokenizer(tokenizer, tmp_path)
     settings = ["engine=verl", "trainer.max_tokens_per_microbatch=1500", f"model.path={tmp_path}"]
     check_start_model(load_config("smoke", [*settings, "rollout.max_context=300"], algorithm="grpo"))
@@ -252,7 +252,7 @@ def trained(sharded, folder: Path, rows: list[dict], dtype: str) -> tuple:
     kept = keep_shards(run, 3, shards, dtype, rows)
     assert not shards.exists() and unverified(run) == kept
     start = folder / "start"
-    model_files.save(random_model(vocab=VOCAB + 1, seed=4), start, 0, 0)
+    model_files.save_model(random_model(vocab=VOCAB + 1, seed=4), start, 0, 0)
     return run, load_config("smoke", ["engine=verl"], algorithm="grpo"), start, kept
 
 
@@ -267,7 +267,7 @@ def test_shards_become_a_checkpoint_that_everybody_reads(sharded, tmp_path):
     assert read_checkpoint(checkpoint, fingerprint(config)) == (3, {"engine": "verl"})
     assert list(run.checkpoints.iterdir()) == [checkpoint] and unverified(run) is None
     assert tree(checkpoint / "global_step_3" / "actor") == tree(sharded[0])
-    read = model_files.load(checkpoint / "model")
+    read = model_files.load_model(checkpoint / "model")
     for name, value in model_files.to_hf(model).items():
         assert torch.equal(model_files.to_hf(read)[name], value), name
 
@@ -365,7 +365,7 @@ class Runner:
         block = bytearray(600 * 2**20)
         time.sleep(60)
 
-driver.Runner, driver.LOOK_S = Runner, 0.3
+driver.AgentTaskRunner, driver.LOOK_S = Runner, 0.3
 driver.main(sys.argv[1], sys.argv[2], "2", "0")
 """
 

@@ -103,12 +103,12 @@ def left_behind(run: Path) -> list[str]:
 RESUME = """
 import json, sys
 from pathlib import Path
-from agent_r1.app.gpu_check import PHASES, Check, at_home, small, walk
+from agent_r1.app.gpu_check import PHASES, GpuCheck, at_home, run_phases, small
 from agent_r1.config import load_config
 folder = Path(sys.argv[1])
 with at_home(folder):
-    check = Check(small(load_config("smoke", sys.argv[2:], algorithm="grpo")), folder)
-    [found] = walk(check, tuple(phase for phase in PHASES if phase.name == "resume"))
+    check = GpuCheck(small(load_config("smoke", sys.argv[2:], algorithm="grpo")), folder)
+    [found] = run_phases(check, tuple(phase for phase in PHASES if phase.name == "resume"))
 print(json.dumps(found), file=sys.stderr)
 """
 """gpu-check's phase "resume", over the folder of a check."""
@@ -208,7 +208,7 @@ def first_update(run: Path, step: int) -> tuple[float, float]:
     """Policy loss and gradient norm that our functions give on the recorded episodes of `step`, as one minibatch, with the
     start model: the first step in which the policy learns."""
     config = from_yaml(run / "config.yaml")
-    a, model = config.actor, model_files.load(Workspace.from_config(config).cold_start)
+    a, model = config.actor, model_files.load_model(Workspace.from_config(config).cold_start)
     episodes = [json.loads(line) for line in (run / "rollouts" / f"step_{step:06d}.jsonl").read_text().splitlines()]
     rows = [row for episode in episodes for row in episode["rows"]]
     names = ("input_ids", "action_mask", "logprobs", "rewards")

@@ -64,7 +64,7 @@ def test_a_small_model_learns_to_play_from_the_demonstrator(files):
 def test_the_desk_pays_for_an_answer_and_names_the_parts(files):
     name = f"{files / 'desk.py'}:Desk"
     plugins.trust([name, name.replace(":Desk", ":play")])
-    play = plugins.load(name.replace(":Desk", ":play"), "cold_start.demonstrator")
+    play = plugins.load_trusted(name.replace(":Desk", ":play"), "cold_start.demonstrator")
     row = question_row("Until when?", agent_name=name, extra_info={"metadata": {"reader": "Ada"}})
     env, history = make_env(row, {}, EnvConfig(name=name)), []
 

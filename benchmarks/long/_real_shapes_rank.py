@@ -104,11 +104,11 @@ def make_worker(settings):
     from verl.utils.config import omega_conf_to_dataclass
     from verl.workers.engine_workers import ActorRolloutRefWorker
 
-    from agent_r1.verl_engine.algorithms import actor_loss
+    from agent_r1.verl_engine.algorithms import verl_actor_loss
 
     worker = ActorRolloutRefWorker(settings, role="actor")
     worker.init_model()
-    worker.set_loss_fn(partial(actor_loss, omega_conf_to_dataclass(settings.actor)))
+    worker.set_loss_fn(partial(verl_actor_loss, omega_conf_to_dataclass(settings.actor)))
     return worker
 
 

@@ -30,7 +30,7 @@ from agent_r1.rollout.policies import ServerPolicy, TransformersPolicy, load_tra
 from agent_r1.training.fsdp_merge import write_merged
 from agent_r1.training.run import RunDir
 from agent_r1.training.tiny_model import load_chat, save_tokenizer, train_tokenizer
-from agent_r1.verl_engine.checkpoints import differences, finish, keep_shards
+from agent_r1.verl_engine.checkpoints import compare_logprobs, finish, keep_shards
 from benchmarks.long._as_on_a_gpu import NEEDS
 from benchmarks.long._real_shapes_rank import Peak, small
 
@@ -133,7 +133,7 @@ def whole(root: Path) -> dict[str, Any]:
     phases: dict[str, Peak] = {}
     parity = in_phases(phases, lambda phase: finish(run, config, start, kept, phase))
     checkpoint = run.latest_checkpoint()
-    unrounded = differences(checkpoint / "model", rows, torch.float32)["mean"]
+    unrounded = compare_logprobs(checkpoint / "model", rows, torch.float32)["mean"]
     files = {file.stat().st_ino: file.stat().st_size for file in checkpoint.rglob("*") if file.is_file()}
     exported, export = root / "export", Peak()
     with export.measured():
@@ -160,7 +160,7 @@ def whole(root: Path) -> dict[str, Any]:
         # GPU.
         "host memory to load, a rank": (4 * shape.parameters, ranks[0]["load"] - ranks[0]["weights"]),
         "host memory to convert": (plan.convert_memory(shape), max(peak.bytes for peak in phases.values())),
-        "a checkpoint on disk": (plan.checkpoint(config, shape), sum(files.values())),
+        "a checkpoint on disk": (plan.checkpoint_bytes(config, shape), sum(files.values())),
     }
     return {
         "seconds": {"load": measured["load_s"], "update": measured["update_s"], "save": measured["save_s"]}

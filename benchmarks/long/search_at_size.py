@@ -28,15 +28,15 @@ from typing import Any
 import httpx
 import numpy as np
 
-from agent_r1.app.plan import index_memory, passages
+from agent_r1.app.plan import index_memory, passage_count
 from agent_r1.config import load_config
 from agent_r1.search.index import PassageIndex, build_index
-from agent_r1.search.service import open_port, serve
+from agent_r1.search.service import open_port, serve_search
 from benchmarks.search_load import client
 
 ROOT = Path(__file__).parents[2]
 PRESET = load_config("hotpotqa-4xh100")
-SIZES, FULL = (250_000, 1_000_000), passages(PRESET)
+SIZES, FULL = (250_000, 1_000_000), passage_count(PRESET)
 DIM, TOPICS, CLIENTS, ROUNDS, STEPS = 384, 4096, 640, 4, 4
 SMALL = [
     *("--preset=smoke", "data.train=120", "data.val=8", "data.test=8", "data.cold=400", "trainer.threads=1"),
@@ -245,4 +245,4 @@ if __name__ == "__main__":  # the service, in a separate process
     drawn.vectors = loaded.vectors
     listener = open_port("127.0.0.1", 0)
     print(listener.getsockname()[1], flush=True)
-    serve(loaded, listener)
+    serve_search(loaded, listener)

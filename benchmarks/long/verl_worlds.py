@@ -32,7 +32,7 @@ WORLDS = {
     ("pocket", "grpo"): [  # four questions, learned by heart: then it searches
         *("data.train=4", "cold_start.closed_book=0", "cold_start.mix_tokens=512", "cold_start.warm_steps=12"),
         *("cold_start.lr=1.5e-3", "actor.lr=1e-6"),
-        "cold_start.demonstrator=agent_r1_recipes.geohop.demonstrator:patient",
+        "cold_start.demonstrator=agent_r1_recipes.geohop.demonstrator:expert",
     ],
     ("tinymath", "steppo"): [*TINY, "critic.warmup_steps=0", "critic.minibatches=1"],
     ("tinycode", "rloo"): TINY,

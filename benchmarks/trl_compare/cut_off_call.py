@@ -32,7 +32,7 @@ def our_episodes(setting: Setting) -> list[Trajectory]:
     """Sample one step's episodes, untrained."""
     c, r = setting.config, setting.config.rollout
     policy = LocalPolicy(
-        model_files.load(setting.model),
+        model_files.load_model(setting.model),
         setting.chat.stop_ids,
         slots=r.max_concurrent_episodes,
         max_context=r.max_context,

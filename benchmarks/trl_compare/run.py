@@ -261,13 +261,13 @@ def main() -> None:
     parser.add_argument("--rows-per-pass", type=int, metavar="N", help="default: a whole minibatch")
     arguments = parser.parse_args()
     setting = load_setting(arguments)
-    em_before = greedy_em(setting, model_files.load(setting.model)) if setting.test else None
+    em_before = greedy_em(setting, model_files.load_model(setting.model)) if setting.test else None
     with tempfile.TemporaryDirectory() as folder:
         trainer = make_trainer(setting, Path(folder), arguments.rows_per_pass)
         trainer.train()
         memory = max_memory_gb()
         trainer.model.save_pretrained(folder)
-        em_after = greedy_em(setting, model_files.load(Path(folder)))
+        em_after = greedy_em(setting, model_files.load_model(Path(folder)))
     steps = trainer.steps[arguments.warmup :]
     padding = 1 - sum(s.all_tokens for s in trainer.steps) / trainer.padded_tokens
     notes = {"padding in the update": padding}

@@ -60,7 +60,7 @@ print("\\n" + json.dumps(results), file=shown)
 """Runs in the sandbox and nowhere else."""
 
 
-def passes(code: str, tests: list[str], runner: Runner) -> bool:
+def passes_tests(code: str, tests: list[str], runner: Runner) -> bool:
     """Return whether all tests pass. Raises ValueError for a malformed test.
 
     Raises AgentR1Error if the sandbox fails.
@@ -172,4 +172,4 @@ def _same_output(found: Any, right: str) -> bool:
 
 async def reward(answer: str, targets: list[str], row: Row, config: CodeSettings) -> float:
     """Pay 1 for a program that passes the question's tests."""
-    return await asyncio.to_thread(passes, answer, targets, make_runner(config))
+    return await asyncio.to_thread(passes_tests, answer, targets, make_runner(config))

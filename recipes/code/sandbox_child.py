@@ -91,7 +91,7 @@ def seccomp(program: bytes) -> None:
         raise OSError(ctypes.get_errno(), "the kernel refuses the filter")
 
 
-def run(source: str) -> int:
+def run_program(source: str) -> int:
     """Run the program and return its exit code.
 
     An exception gives 1, and its traceback is printed.
@@ -133,7 +133,7 @@ if __name__ == "__main__":
     sys.stderr = sys.stdout
     os.write(1, json.dumps(active).encode() + b"\n")
     if size := sys.stdin.buffer.readline():  # empty if the parent discards this process
-        status, out = run(sys.stdin.buffer.read(int(size)).decode()), sys.__stdout__
+        status, out = run_program(sys.stdin.buffer.read(int(size)).decode()), sys.__stdout__
         with contextlib.suppress(Exception):  # the program may have closed it
             out.flush()
         os._exit(status & 255)  # Python's normal exit takes ten times as long as most programs

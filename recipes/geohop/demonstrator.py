@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from agent_r1 import Message, Row, answer, call
-from agent_r1_recipes.geohop.solver import query, read, solve
+from agent_r1_recipes.geohop.solver import query, read_facts, solve
 
 HASTE = 0.5
 """Share of episodes in which `demonstrate` answers with something it has read. RL has to unlearn that."""
@@ -16,7 +16,7 @@ def demonstrate(row: Row, history: list[Message], rng: random.Random) -> str:
     return _turn(row, history, HASTE, rng)
 
 
-def patient(row: Row, history: list[Message], rng: random.Random) -> str:
+def expert(row: Row, history: list[Message], rng: random.Random) -> str:
     """Play a turn that always follows the whole path."""
     return _turn(row, history, 0.0, rng)
 
@@ -34,7 +34,7 @@ def _turn(row: Row, history: list[Message], haste: float, rng: random.Random) ->
     if row["env_kwargs"]["tools"] == []:
         return _say(right, "from memory")
     results = [message["content"] for message in history if message["role"] == "tool"]
-    facts = read(line for result in results for line in result.splitlines())
+    facts = read_facts(line for result in results for line in result.splitlines())
     found, missing = solve(known["asked"], known["path"], facts)
     if missing is None:
         return _say(right if right in found else sorted(found)[0], "found")

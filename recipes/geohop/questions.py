@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from agent_r1_recipes.geohop.facts import Country, Place, border_passage, city_passage, country_passage, world
-from agent_r1_recipes.geohop.solver import read, solve
+from agent_r1_recipes.geohop.facts import Country, Place, border_passage, city_passage, country_passage, geography
+from agent_r1_recipes.geohop.solver import read_facts, solve
 
 KINDS = {
     "1-hop country": 0.1, "1-hop capital": 0.1, "1-hop currency": 0.1, "1-hop language": 0.05,
@@ -68,7 +68,7 @@ def questions(split: str, count: int, rng: random.Random) -> Iterator[dict[str, 
 
 def countries_of(split: str) -> list[Country]:
     """List the countries that a split asks about."""
-    found = list(world().countries.values())
+    found = list(geography().countries.values())
     random.Random(3).shuffle(found)
     first, last = (round(share * len(found)) for share in SPLIT_SHARES[split])
     return found[first:last]
@@ -77,7 +77,7 @@ def countries_of(split: str) -> list[Country]:
 def hops_of(split: str, rng: random.Random) -> dict[str, list[Hop]]:
     """List all questions of a split by kind, with a sample of the many comparisons."""
     countries = countries_of(split)
-    cities = {city: c for c in countries for city in world().cities[c.code]}
+    cities = {city: c for c in countries for city in geography().cities[c.code]}
     found: dict[str, list[Hop]] = {kind: [] for kind in KINDS}
     for country in countries:
         for word in ("capital", "currency", "language"):
@@ -86,7 +86,7 @@ def hops_of(split: str, rng: random.Random) -> dict[str, list[Hop]]:
                 continue
             page = country_passage(country)
             found[f"1-hop {word}"].append(Hop((country.named,), (country.name,), (relation,), what, (page,)))
-            for city in world().cities[country.code]:
+            for city in geography().cities[country.code]:
                 if city.name != what.name:
                     pages = (city_passage(city, country), page)
                     through = (THROUGH.format(city.name),)
@@ -132,7 +132,7 @@ def _asked(kind: str, hops: list[Hop], rng: random.Random) -> list[dict[str, Any
     """Those that the passages alone decide, each in words of one of its forms."""
     found = []
     for hop in hops:
-        alone, missing = solve(list(hop.asked), list(hop.path), read(text for _, text in hop.passages))
+        alone, missing = solve(list(hop.asked), list(hop.path), read_facts(text for _, text in hop.passages))
         if missing is None and alone == {hop.answer.name}:
             form = rng.choice(PHRASINGS[kind.split()[1] if hop.path == ("more",) else hop.path[-1]])
             text = form.format(*hop.named)

@@ -19,13 +19,13 @@ FACT_PATTERNS = {
     "borders": r"(?:^|: )(?:The )?(?P<of>[^:]+?) has borders with (?P<is>.+)\.",
 }
 """Relation -> the sentence that states it, at its place in a line of a search result: `title: text`, or the text alone."""
-Known = dict[tuple[str, str], set[str]]
+ReadFacts = dict[tuple[str, str], set[str]]
 """(relation, place) -> what was read of it."""
 
 
-def read(passages: Iterable[str]) -> Known:
+def read_facts(passages: Iterable[str]) -> ReadFacts:
     """Parse the facts in passages, one per line."""
-    known: Known = {}
+    known: ReadFacts = {}
     for line in passages:
         for relation, pattern in FACT_PATTERNS.items():
             for found in re.finditer(pattern, line):
@@ -34,7 +34,7 @@ def read(passages: Iterable[str]) -> Known:
     return known
 
 
-def solve(asked: list[str], path: list[str], known: Known) -> tuple[set[str], tuple[str, str] | None]:
+def solve(asked: list[str], path: list[str], known: ReadFacts) -> tuple[set[str], tuple[str, str] | None]:
     """Return (answers, what is missing): answers once nothing is missing, else the next fact.
 
     A path is followed from relation to relation. Two paths compare what is asked: `more` takes the place with the

@@ -189,7 +189,7 @@ def _premature(row: Row, lookups: list[dict[str, Any]], names: list[str], rng: r
 # ------------------------------------------------------------------------------------------------- demonstrations
 
 
-def demonstrate(
+def demonstrate_rows(
     rows: list[Row], behaviours: dict[str, float], loop: AgentEnvLoop, seed: int, label: str
 ) -> list[TrainingRow]:
     """Run the demonstrator once over each of `rows`, through the real environment and its tools."""
@@ -224,11 +224,11 @@ def demonstrations(
 ) -> tuple[list[TrainingRow], list[TrainingRow]]:
     """Play TinyHop's cold-start questions for phases (a) and (b)."""
     one_hop = [row for row in rows if row["extra_info"]["kind"] == "1-hop"]
-    copy_rows = demonstrate(one_hop, {"good": 1.0}, loop, seed, "copy")
+    copy_rows = demonstrate_rows(one_hop, {"good": 1.0}, loop, seed, "copy")
     # One-hop questions are over-represented in this split (phase a needs them): take every fifth for the mixture.
     mixed = [row for row in rows if row["extra_info"]["kind"] != "1-hop"] + one_hop[::5]
     # Two plays of each question, with behaviours drawn anew: otherwise the model learns which question was played how.
-    return copy_rows, [row for play in "12" for row in demonstrate(mixed, behaviours, loop, seed, f"mix-{play}")]
+    return copy_rows, [row for play in "12" for row in demonstrate_rows(mixed, behaviours, loop, seed, f"mix-{play}")]
 
 
 def some_of_each(rows: list[Row], tokens: int) -> list[Row]:
@@ -279,4 +279,4 @@ def warm_rows(config: Config, rows: list[Row], chat: ChatFormat, tools: dict[str
     """Make a pretrained model's rows: one play of the questions that fit its steps."""
     c = config.cold_start
     loop = make_loop(Demonstrator(chat, dialect_of(config.env)), chat, tools, config.rollout, config.env)
-    return demonstrate(some_of_each(rows, c.warm_steps * c.mix_tokens), c.behaviours, loop, config.seed, "warm")
+    return demonstrate_rows(some_of_each(rows, c.warm_steps * c.mix_tokens), c.behaviours, loop, config.seed, "warm")

@@ -25,7 +25,7 @@ NUMERAL = re.compile(r"\d[\d,.]*|\.\d+")
 FRACTION = re.compile(r"[-+]?(?:\d*\s*\\[dt]?frac\s*\{?\s*[-+]?(\d+?)\s*\}?\s*\{?\s*(\d+)\s*\}?|(\d+)\s*/\s*(\d+))")
 
 
-def plain(text: str) -> str:
+def strip_tex(text: str) -> str:
     """Remove a box, dollars, a final full stop and a percent sign (50% is 50)."""
     text = bare(text)
     if boxed := re.fullmatch(r"\\boxed\{(.*)\}", text, re.DOTALL):
@@ -49,7 +49,7 @@ def value(text: str) -> Any:
     return found[0] if found else None
 
 
-def worked_out(expression: Any) -> bool:
+def is_evaluated(expression: Any) -> bool:
     """Return whether it is a number, not an unevaluated sum or product."""
     if isinstance(expression, Mul) and len(expression.args) == 2 and expression.args[0] == -1:
         expression = expression.args[1]
@@ -77,10 +77,10 @@ def reduced(text: str) -> bool:
 
 
 def same(answer: str, target: str) -> bool:
-    answer, target = plain(answer), plain(target)
+    answer, target = strip_tex(answer), strip_tex(target)
     right = value(target)
     # Before parsing: 497/7 would become 71, and most texts that take the parser seconds end here.
-    if worked_out(right) and not numeral(answer) and (numeral(target) or not reduced(answer)):
+    if is_evaluated(right) and not numeral(answer) and (numeral(target) or not reduced(answer)):
         return False
     mine = value(answer)
     if {isinstance(mine, FiniteSet), isinstance(right, FiniteSet)} == {True, False} and isinstance(
@@ -91,7 +91,7 @@ def same(answer: str, target: str) -> bool:
         if not isinstance(mine.lhs, Symbol):  # 71=72
             return False
         mine = mine.rhs
-    if mine is None or right is None or (worked_out(right) and not worked_out(mine)):
+    if mine is None or right is None or (is_evaluated(right) and not is_evaluated(mine)):
         return False
     return bool(verify(right, mine, timeout_seconds=None))
 

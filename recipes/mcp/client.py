@@ -72,7 +72,7 @@ class McpTool(BaseTool):
     body = None  # its code is elsewhere
     foreign = True
 
-    def __init__(self, session: Session, listed: types.Tool, session_an_episode: bool):
+    def __init__(self, session: McpSession, listed: types.Tool, session_an_episode: bool):
         self.session, self.remote_name, self.session_an_episode = session, listed.name, session_an_episode
         self.name = re.sub(r"[^A-Za-z0-9_-]", "_", listed.name)[:64]
         self.description = listed.description or listed.title or listed.name
@@ -107,7 +107,7 @@ class McpTool(BaseTool):
             return self
         mine = copy.copy(self)
         if self.session not in shared:
-            shared[self.session] = Session(self.session.name, self.session.place)
+            shared[self.session] = McpSession(self.session.name, self.session.place)
         mine.session = shared[self.session]
         return mine
 
@@ -131,7 +131,7 @@ def mcp_tools(name: str, place: str, wanted: str = "", session_an_episode: bool 
     """
     with extra("mcp", "env.mcp"):
         import mcp  # noqa: F401
-    session = Session(name, place)
+    session = McpSession(name, place)
     try:
         listed = session.ask(_list_tools).result()
         names = [tool.name for tool in listed]
@@ -177,7 +177,7 @@ def _text(part: types.ContentBlock) -> str:
 # ------------------------------------------------------------------------------------------------------- sessions
 
 
-class Session:
+class McpSession:
     """Keep a conversation with a server. The first call opens it, and a call after its end reopens it."""
 
     def __init__(self, name: str, place: str):
@@ -362,7 +362,7 @@ class Session:
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
-OPEN: dict[asyncio.Task[None], Session] = {}
+OPEN: dict[asyncio.Task[None], McpSession] = {}
 """The sessions that are open or opening."""
 
 

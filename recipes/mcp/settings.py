@@ -22,11 +22,11 @@ def _startable(place: str) -> str:
 
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]
-Server = Annotated[str, AfterValidator(_startable)]
+CommandOrUrl = Annotated[str, AfterValidator(_startable)]
 
 
 class McpSettings(EnvConfig):
-    mcp: Trusted[dict[Name, Server]] = {}
+    mcp: Trusted[dict[Name, CommandOrUrl]] = {}
     """MCP servers: NAME=COMMAND, which is started (no shell reads it), or NAME=http://HOST:PORT/mcp."""
     mcp_per_episode: list[str] = []
     """Those of them with which each episode opens a session of its own, because they remember."""

@@ -37,7 +37,7 @@ from agent_r1 import (
 from agent_r1_recipes.laptop.demonstrator import (
     ENTITY_NAME,
     Demonstrator,
-    demonstrate,
+    demonstrate_rows,
     lookups_of,
     search_turn,
     warm_rows,
@@ -54,7 +54,7 @@ def names_in(passages: list[str], told: str) -> list[str]:
     return sorted(name for name in found if name.lower() not in ordinary)
 
 
-def renamed(text: str, table: dict[str, str]) -> str:
+def rename_entities(text: str, table: dict[str, str]) -> str:
     """Replace all names of `table` in `text`."""
 
     def swap(match: re.Match[str]) -> str:
@@ -73,10 +73,10 @@ class OtherNames:
         self._back = {there: here for here, there in self._there.items()}
 
     def rename(self, text: str) -> str:
-        return renamed(text, self._there)
+        return rename_entities(text, self._there)
 
     def restore(self, text: str) -> str:
-        return renamed(text, self._back)
+        return rename_entities(text, self._back)
 
     def row(self, row: Row) -> Row:
         """Rename a row: question, answers, and the titles that its demonstrator looks up."""
@@ -122,7 +122,7 @@ def renamed_demonstrations(
                 left += rng.sample(rows, len(rows))
             search.names = OtherNames(names, rng)
             there, left = [search.names.row(row) for row in left[:WORLD]], left[WORLD:]
-            played += demonstrate(there, behaviours, loop, seed, f"{label}-{world}")
+            played += demonstrate_rows(there, behaviours, loop, seed, f"{label}-{world}")
         return played
 
     return play({"good": 1.0}, "copy"), play(behaviours, "mix")
@@ -140,7 +140,7 @@ def published_texts(rows: list[Row], passages: list[str], names: list[str]) -> I
     texts += [*turns, f"system\n{told}\n\ntools: search(query)"] * len(rows)
     nothing = dict.fromkeys(names, "\0")
     for text in texts:
-        yield from re.split(r"\0|<[a-z_/]+>", renamed(text, nothing))
+        yield from re.split(r"\0|<[a-z_/]+>", rename_entities(text, nothing))
     for _ in range(20):  # often enough that the names are not the first to be left without a token
         yield from names
 

@@ -68,7 +68,7 @@ class OpenEnv(WorldEnv):
         super().__init__(tools, config)
         self.owner = f"the OpenEnv server at {config.url}"
         self.action = action_schema(config.url, config.tool_timeout_s)
-        self.session = Session(config.url, config.tool_timeout_s, self.owner)
+        self.session = OpenEnvSession(config.url, config.tool_timeout_s, self.owner)
 
     async def reset(self, row: Row) -> Observation:
         # Half of an episode's time: an episode that waits in vain should see this cause, not an episode timeout.
@@ -225,7 +225,7 @@ def _json(value: Any) -> str:
 # ---------------------------------------------------------------------------------------------------- the session
 
 
-class Session:
+class OpenEnvSession:
     """Keep one connection, with one request at a time, each within `timeout_s`."""
 
     def __init__(self, url: str, timeout_s: float, owner: str):

@@ -49,7 +49,7 @@ PACKAGES = {
 }  # fmt: skip
 
 
-def is_name(text: str | None) -> bool:
+def is_package_name(text: str | None) -> bool:
     return (text or "").startswith(PREFIX)
 
 
@@ -70,7 +70,7 @@ def find(text: str, setting: str) -> Package:
 
 def described(text: str | None) -> dict[str, str] | None:
     """Describe origin and licence of the weights for a card; None for other models."""
-    if not is_name(text):
+    if not is_package_name(text):
         return None
     package = PACKAGES[text.removeprefix(PREFIX)]
     return {name: getattr(package, name) for name in ("version", "sha256", "origin", "licence", "weights")}

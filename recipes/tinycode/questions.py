@@ -49,12 +49,12 @@ def questions(split: str, count: int, rng: random.Random) -> Iterator[dict[str, 
             for texts in KINDS[kind]
         )
         known = {"program": program, "misses": misses}
-        return {"question": words, "answer": str(worth(kind, a, b, c)), "kind": kind, "metadata": known}
+        return {"question": words, "answer": str(right_answer(kind, a, b, c)), "kind": kind, "metadata": known}
 
     return distinct(count, draw)
 
 
-def worth(kind: str, a: int, b: int, c: int) -> int:
+def right_answer(kind: str, a: int, b: int, c: int) -> int:
     """Compute the answer without the program."""
     return {
         "squares": a * a + b * b + c * c,

@@ -36,13 +36,13 @@ def questions(split: str, count: int, rng: random.Random) -> Iterator[dict[str, 
         a, b, c, d = sorted(rng.sample(numbers, 4), reverse=True)
         text, *steps = [words.format(a=a, b=b, c=c, d=d) for words in (KINDS[kind][0], *KINDS[kind][1])]
         return {
-            "question": text, "answer": str(worth(kind, a, b, c, d)), "kind": kind, "metadata": {"steps": steps}
+            "question": text, "answer": str(right_answer(kind, a, b, c, d)), "kind": kind, "metadata": {"steps": steps}
         }  # fmt: skip
 
     return distinct(count, draw)
 
 
-def worth(kind: str, a: int, b: int, c: int, d: int) -> int:
+def right_answer(kind: str, a: int, b: int, c: int, d: int) -> int:
     """Compute the answer without the steps."""
     return {
         "left": a * b - c, "seats": a * b + c, "nuts": (a - b) * c, "fares": (a + b) * c, "eggs": (a + b - c) * d

@@ -19,7 +19,7 @@ def demonstrate(row: Row, history: list[Message], rng: random.Random) -> str:
     return _turn(row, history, *(habits.random() < share for share in (UNWASHED, ANY_THING, ANY_BOX)))
 
 
-def patient(row: Row, history: list[Message], rng: random.Random) -> str:
+def expert(row: Row, history: list[Message], rng: random.Random) -> str:
     """Return the next turn without slips."""
     return _turn(row, history, False, False, False)
 
@@ -28,10 +28,10 @@ def _turn(row: Row, history: list[Message], *slips: bool) -> str:
     """Return a call, or notes if the agent is asked for them (env.context=summary)."""
     if history and history[-1]["content"] == ASK:
         return notes(history[-2]["content"])
-    return said(*move(replayed(row, history), *slips))
+    return call_turn(*move(replayed(row, history), *slips))
 
 
-def said(name: str, noun: str) -> str:
+def call_turn(name: str, noun: str) -> str:
     """Write a turn as a short call."""
     field = {"go": "room", "take": "thing", "wash": "thing"}.get(name, "box")
     return "<tool_call>\n" + json.dumps({"name": name, "arguments": {field: noun}}) + "\n</tool_call>"

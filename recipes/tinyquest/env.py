@@ -15,7 +15,7 @@ import json
 from collections.abc import Container
 from typing import Any
 
-from agent_r1_recipes.tinyquest.quests import walk
+from agent_r1_recipes.tinyquest.quests import shortest_path
 
 NO = "no; "
 """Stands before what one sees, where something cannot be done here and now."""
@@ -154,4 +154,4 @@ class TinyQuest:
 
     def _door(self, rooms: Container[str]) -> str:
         """Return the next room on the shortest known way into one of `rooms`."""
-        return walk({room: self.doors[room] for room in self.seen}, self.room, rooms)[0]
+        return shortest_path({room: self.doors[room] for room in self.seen}, self.room, rooms)[0]

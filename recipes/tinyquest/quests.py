@@ -29,7 +29,7 @@ def questions(split: str, count: int, rng: random.Random) -> Iterator[dict[str, 
     """Yield `count` different quests of a split; every second one requires washing the thing."""
     asked: set[str] = set()
     while len(asked) < count:
-        house = build(rng)
+        house = build_house(rng)
         boxes = [box for room in house["boxes"].values() for box in room]
         things = [thing for room in house["boxes"].values() for held in room.values() for thing in held]
         quest = {"thing": rng.choice(things), "into": rng.choice(boxes), "wash": len(asked) % 2 == 1}
@@ -42,7 +42,7 @@ def questions(split: str, count: int, rng: random.Random) -> Iterator[dict[str, 
             yield {"question": TASK_TEXTS[kind].format(**quest), "kind": kind, "metadata": known}
 
 
-def build(rng: random.Random) -> dict[str, Any]:
+def build_house(rng: random.Random) -> dict[str, Any]:
     """Make a house: rooms joined into a tree, with random boxes and things."""
     rooms = rng.sample(ROOMS, SIZE)
     doors: dict[str, list[str]] = {room: [] for room in rooms}
@@ -62,7 +62,7 @@ def plan_of(house: dict[str, Any]) -> str:
     return " ".join(doors)
 
 
-def walk(doors: dict[str, list[str]], start: str, goals: Container[str]) -> list[str]:
+def shortest_path(doors: dict[str, list[str]], start: str, goals: Container[str]) -> list[str]:
     """Return the shortest way from `start` into one of `goals`. Raises LookupError if there is none."""
     before, queue = {start: ""}, deque([start])
     while queue:
@@ -90,6 +90,6 @@ def solve(house: dict[str, Any], thing: str, into: str, wash: bool) -> list[tupl
     plan, here = [], house["start"]
     for room, acts in stops:
         if acts:
-            plan += [("go", step) for step in walk(house["doors"], here, {room})] + acts
+            plan += [("go", step) for step in shortest_path(house["doors"], here, {room})] + acts
             here = room
     return plan

@@ -98,7 +98,7 @@ class Workspace:
         path = self.config.model.path
         if tables.scheme_of(path):
             return self.fetched
-        if not hub.is_name(path):
+        if not hub.is_repo_name(path):
             return Path(path)
         manifest = self.fetched / "manifest.json"
         return Path(json.loads(manifest.read_text())["folder"]) if manifest.exists() else self.fetched
@@ -239,7 +239,7 @@ def serve_index(config: Config, host: str, port: int) -> None:
     listener = service.open_port(host, port)
     index = load_index(config)
     say(f"search: {len(index.passages)} passages at http://{host}:{port} (stop with Ctrl-C)")
-    service.serve(index, listener)
+    service.serve_search(index, listener)
 
 
 def needs_index(config: Config) -> bool:
@@ -289,7 +289,7 @@ def load_rows(config: Config, split: str) -> list[Row]:
     if (
         reward
         and not plugins.is_user_code(reward)
-        and (check := tables.facts("reward", reward, "env.reward").get("check"))
+        and (check := tables.entry_of("reward", reward, "env.reward").get("check"))
     ):
         check_rows(rows, split, plugins.import_object(check, "env.reward"))
     return rows
@@ -340,7 +340,7 @@ def require_path(path: Path, command: str, config: Config) -> Path:
 
 def is_somewhere(model: str) -> bool:
     """Return whether a start model is a local folder or can be fetched."""
-    return Path(model).is_dir() or hub.is_name(model) or tables.scheme_of(model) is not None
+    return Path(model).is_dir() or hub.is_repo_name(model) or tables.scheme_of(model) is not None
 
 
 def check_local_model(path: str) -> None:

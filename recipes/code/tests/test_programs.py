@@ -7,7 +7,7 @@ import json
 import pytest
 from runs import main
 
-from agent_r1_recipes.code.programs import passes
+from agent_r1_recipes.code.programs import passes_tests
 from agent_r1_recipes.code.sandbox import Sandbox
 
 MEAN = ["assert mean([1, 2]) == 1.5", "assert mean([3]) == 3.0", "assert mean([]) == None"]
@@ -52,7 +52,7 @@ def wall():
     ],
 )
 def test_a_program_is_right_where_all_tests_pass(wall, code, tests, right):
-    assert passes(code, tests, wall) is right
+    assert passes_tests(code, tests, wall) is right
 
 
 @pytest.mark.parametrize(
@@ -76,9 +76,9 @@ def test_a_program_is_right_where_all_tests_pass(wall, code, tests, right):
 )
 def test_what_is_no_test_is_said(wall, test):
     with pytest.raises(ValueError, match="is not a test; write assert CALL == LITERAL"):
-        passes("x = 1", [test], wall)
+        passes_tests("x = 1", [test], wall)
     with pytest.raises(ValueError, match="some of one kind"):
-        passes("x = 1", [*MEAN, *SUM], wall)
+        passes_tests("x = 1", [*MEAN, *SUM], wall)
 
 
 def test_tests_that_are_none_are_refused_before_training(tmp_path, monkeypatch, capsys):

@@ -32,7 +32,7 @@ from agent_r1 import (
 )
 from agent_r1_recipes.dialects.harmony import CONTROL_TOKENS, Harmony
 from agent_r1_recipes.dialects.mathtir import boxes_of
-from agent_r1_recipes.laptop.demonstrator import Demonstrator, demonstrate
+from agent_r1_recipes.laptop.demonstrator import Demonstrator, demonstrate_rows
 
 
 def step(env, text: str):
@@ -171,7 +171,7 @@ def taught(dialect: str, chat: ChatFormat, micro, count: int) -> list[str]:
     env = micro.config.env.model_copy(update={"name": dialect})
     loop = make_loop(Demonstrator(chat, dialect_of(EnvConfig(name=dialect))), chat, micro.tools, rollout, env)
     rows = [row | {"agent_name": dialect} for row in micro.rows("train")[:count]]
-    turns = demonstrate(rows, {"good": 1.0}, loop, 0, "test")
+    turns = demonstrate_rows(rows, {"good": 1.0}, loop, 0, "test")
     return [chat.decode([i for i, mine in zip(r.input_ids, r.action_mask, strict=True) if mine]) for r in turns]
 
 

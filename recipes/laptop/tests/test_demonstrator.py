@@ -23,7 +23,7 @@ from agent_r1_recipes.laptop.demonstrator import (
     BEHAVIOURS,
     ENTITY_NAME,
     Demonstrator,
-    demonstrate,
+    demonstrate_rows,
     search_turn,
     tokenizer_texts,
 )
@@ -129,7 +129,7 @@ def test_asked_for_notes_it_writes_what_it_found(play, chat, behaviour):
 
 def make(micro, chat, behaviours, seed=0, rows=None):
     loop = make_loop(Demonstrator(chat), chat, micro.tools, micro.config.rollout, micro.config.env)
-    return demonstrate(rows or micro.rows("cold"), behaviours, loop, seed, "test")
+    return demonstrate_rows(rows or micro.rows("cold"), behaviours, loop, seed, "test")
 
 
 def test_the_loss_is_on_the_demonstrators_own_words(micro, chat):
@@ -154,7 +154,7 @@ def test_behaviours_come_in_the_proportions_that_were_asked_for(micro, chat):
 
     seen = Counter()
     loop = make_loop(Watching(chat), chat, micro.tools, micro.config.rollout, micro.config.env)
-    demonstrate(micro.rows("cold") * 2, {"good": 3.0, "guess": 1.0, "bad_query": 0.0}, loop, 0, "test")
+    demonstrate_rows(micro.rows("cold") * 2, {"good": 3.0, "guess": 1.0, "bad_query": 0.0}, loop, 0, "test")
     assert seen["bad_query"] == 0 and seen["good"] / 240 == pytest.approx(0.75, abs=0.08)
 
 

@@ -28,7 +28,7 @@ from agent_r1 import (
     run_episodes,
 )
 from agent_r1.tool import tool
-from agent_r1_recipes.openenv.environment import BrokenError, RefusedError, Session, text_of
+from agent_r1_recipes.openenv.environment import BrokenError, OpenEnvSession, RefusedError, text_of
 from agent_r1_recipes.openenv.settings import OpenEnvSettings
 from agent_r1_recipes.tinyquest.quests import questions, solve
 
@@ -167,7 +167,7 @@ def test_a_full_server_is_waited_for(chat, server):
 
 def test_a_server_that_stays_full_is_named(chat, server):
     async def both_taken() -> list[Trajectory]:
-        taken = [Session(f"{server}/guess2", 5, "x") for _ in range(2)]
+        taken = [OpenEnvSession(f"{server}/guess2", 5, "x") for _ in range(2)]
         for one in taken:
             await one.open(5)
         settings = OpenEnvSettings(name="openenv", url=f"{server}/guess2", episode_timeout_s=0.4)
@@ -370,7 +370,7 @@ MESSAGES = st.fixed_dictionaries({"type": st.sampled_from(["observation", "error
 @given(st.binary() | st.text() | JSON.map(json.dumps) | MESSAGES.map(json.dumps), st.booleans())
 def test_whatever_a_server_sends_is_read_or_refused(raw, unasked):
     try:
-        data = Session("http://x", 1, "the server")._read("step", raw, unasked)
+        data = OpenEnvSession("http://x", 1, "the server")._read("step", raw, unasked)
     except (BrokenError, RefusedError) as error:
         assert len(str(error).splitlines()) <= 1 or isinstance(error, RefusedError)
     else:

@@ -136,7 +136,7 @@ def test_where_all_rooms_were_seen_the_boxes_that_are_shut_are_new():
 
 @pytest.fixture(scope="module")
 def played(chat):
-    """A quest by the patient demonstrator, and many by the one who forgets, in the preset's environment."""
+    """A quest by the expert, and many by the one who forgets, in the preset's environment."""
     config = load_config("tinyquest")
     trust(config.env.name)
 
@@ -158,9 +158,9 @@ def played(chat):
 
 def test_the_patient_solve_all_in_time_and_the_demonstrator_some(played):
     quests = split("train", 30)
-    patient = played(demonstrator.patient, quests)
-    assert [t.score for t in patient] == [1.0] * 30 and {t.stop_reason for t in patient} == {StopReason.ANSWERED}
-    assert patient[0].score_name == "solved"
+    flawless = played(demonstrator.expert, quests)
+    assert [t.score for t in flawless] == [1.0] * 30 and {t.stop_reason for t in flawless} == {StopReason.ANSWERED}
+    assert flawless[0].score_name == "solved"
     assert 0.2 < fmean(t.score for t in played(demonstrator.demonstrate, quests)) < 0.6
 
 
@@ -171,9 +171,9 @@ def test_two_ways_into_one_state_meet_there(played):
     def detour(row, history, rng):
         """One step aside and back, then the plan."""
         start, done = world_of(quest).room, len(history)
-        return demonstrator.said(*([("go", first), ("go", start)] + steps)[done])
+        return demonstrator.call_turn(*([("go", first), ("go", start)] + steps)[done])
 
-    straight = played(lambda row, history, rng: demonstrator.said(*steps[len(history)]), [quest])[0]
+    straight = played(lambda row, history, rng: demonstrator.call_turn(*steps[len(history)]), [quest])[0]
     around = played(detour, [quest])[0]
     assert [s.extra["state"] for s in around.steps[2:]] == [s.extra["state"] for s in straight.steps]
     assert around.steps[0].extra == straight.steps[0].extra != around.steps[1].extra

@@ -26,11 +26,11 @@ from agent_r1.app.parser import (
     RUN,
     command,
     count,
+    eval_condition,
     flag,
     option,
-    parse,
+    parse_command_line,
     share,
-    taken,
     temperature,
 )
 from agent_r1.config import Config, changed, from_yaml, load_config, preset_title, tables
@@ -45,7 +45,7 @@ from agent_r1.ground.machine import cores, raise_file_limit
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit code. Print a failure as one line on standard error."""
     try:
-        return run(argv)
+        return run_command(argv)
     except AgentR1Error as error:
         return _fail(str(error), error.exit_code)
     except KeyboardInterrupt as interrupt:
@@ -56,12 +56,12 @@ def main(argv: list[str] | None = None) -> int:
         return _fail(f"{error.filename or 'a file'}: {error.strerror or error}; check space and permissions", 1)
 
 
-def run(argv: list[str] | None = None) -> int:
+def run_command(argv: list[str] | None = None) -> int:
     """Run one command and return its exit code.
 
     Raises AgentR1Error, whose `code` names the failure.
     """
-    arguments = parse(argv)
+    arguments = parse_command_line(argv)
     raise_file_limit()
     return COMMANDS[arguments.command][0](arguments) or 0
 
@@ -241,7 +241,7 @@ def evaluate(a: Namespace) -> None:
     if any(value is not None for value in (a.split, a.dataset, a.limit, a.temperature, a.prompt, a.backend, a.out)):
         return _evaluate_models(a, model, config)
     make_task(config)
-    stages.run_eval(config, model, run.path / card, title, taken(a))
+    stages.run_eval(config, model, run.path / card, title, eval_condition(a))
     if a.before:
         open_run(run, config, resume=True)
 
@@ -264,8 +264,8 @@ def _evaluate_models(a: Namespace, model: Path | None = None, config: Config | N
     make_task(config)
     rows, split = (read_rows(file), file.stem) if file else (load_rows(config, a.split or "test"), a.split or "test")
     compare.evaluate_models(
-        models, config, rows[: a.limit], split, a.backend or "transformers", a.temperature or 0.0, a.out, a.prompt, taken(a),
-        as_trained=model is not None,
+        models, config, rows[: a.limit], split, a.backend or "transformers", a.temperature or 0.0, a.out, a.prompt,
+        eval_condition(a), as_trained=model is not None,
     )  # fmt: skip
 
 

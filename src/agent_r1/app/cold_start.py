@@ -11,7 +11,7 @@ import shutil
 from pathlib import Path
 from statistics import fmean
 
-from agent_r1.app.plan_local import check_memory
+from agent_r1.app.plan_local import check_free_memory
 from agent_r1.config import Config, plugins, tables
 from agent_r1.env import dialect_of, without_tools
 from agent_r1.ground import hub
@@ -47,7 +47,7 @@ def make_cold_start(config: Config, paths: Workspace | None = None) -> None:
     if config.model.path:
         teach = config.cold_start.warm_steps and not paths.cold_start.exists()
         if teach:
-            check_memory(config)
+            check_free_memory(config)
         _fetch_model(config, paths, config.model.path)
         if teach:
             check_network(config, paths.pretrained)
@@ -66,7 +66,7 @@ def _fetch_model(config: Config, paths: Workspace, name: str) -> None:
     """
     if scheme := tables.scheme_of(name):
         return stage(f"start model: {name}, as a model folder", paths.fetched, lambda part: scheme.convert(name, part))
-    if not hub.is_name(name):
+    if not hub.is_repo_name(name):
         check_local_model(name)
         if not config.cold_start.warm_steps:
             say(f"cold start: not needed, the run starts from {name}")
@@ -103,7 +103,7 @@ def _teach(config: Config, paths: Workspace, out: Path) -> str:
     chat, copy_rows, mix_rows = play(config, known)
     if base:
         device, *precision = resolve_device(config.trainer)
-        model = model_files.load(base, device)
+        model = model_files.load_model(base, device)
         model.recompute = config.trainer.recompute
         phases = [("warm", mix_rows, c.warm_steps, c.mix_tokens)]
     else:
@@ -140,7 +140,7 @@ def own_demonstrations(
     if c.demonstrator:
         rows = load_rows(config, "train")
         rows += [without_tools(row) for row in rows[: round(c.closed_book * len(rows))]]
-        episodes = demonstrate.play(c.demonstrator, rows, tools, config.rollout, config.env, config.seed)
+        episodes = demonstrate.play_demonstrations(c.demonstrator, rows, tools, config.rollout, config.env, config.seed)
     else:
         episodes = demonstrate.read_episodes(Path(c.episodes), tools, config.env)
     chat = known or ChatFormat(train_tokenizer(demonstrate.texts_of(episodes), config.model.vocab_size))

@@ -117,7 +117,7 @@ def needs_of_gpus(config: Config, shape: Shape) -> tuple[float, dict[Path, float
     needs = (packages * install, hub_cache, plan.KERNELS_BYTES, plan.KERNELS_BYTES)
     for (variable, usual), need in zip(CACHES.items(), needs, strict=True):
         folders |= {Path(os.environ.get(variable) or usual).expanduser(): need} if need else {}
-    return sum(plan.host_memory(config, shape).values()), folders
+    return sum(plan.host_memory_parts(config, shape).values()), folders
 
 
 def print_checks(checks: list[Check], console: Console | None = None) -> int:

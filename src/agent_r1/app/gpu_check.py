@@ -37,7 +37,7 @@ from agent_r1.inference.provenance import code_version
 from agent_r1.inference.serve import gpus_for
 from agent_r1.training.checkpoint import verify_checkpoint
 from agent_r1.training.run import RunDir
-from agent_r1.verl_engine.checkpoints import differences
+from agent_r1.verl_engine.checkpoints import compare_logprobs
 from agent_r1.verl_engine.launch import read_phase
 from agent_r1.workspace import Workspace
 
@@ -66,7 +66,7 @@ class NotRun(Exception):
 
 
 @dataclass
-class Check:
+class GpuCheck:
     """Hold one check: its configuration, its folder, and the error of verl's first launch."""
 
     config: Config
@@ -78,7 +78,7 @@ class Check:
         return RunDir(self.folder / "runs" / "check")
 
     @property
-    def told(self) -> DictConfig:
+    def verl_config(self) -> DictConfig:
         """Load the configuration that verl was given."""
         return OmegaConf.load(self.run.path / "verl" / "config.yaml")
 
@@ -99,12 +99,12 @@ class Check:
 # ------------------------------------------------------------------------------------------------------------- phases
 
 
-def teach(check: Check) -> str:
+def make_inputs(check: GpuCheck) -> str:
     stages.make_missing(check.config)
     return f"data, index and a tiny model, in {Workspace.from_config(check.config).start_model.name}"
 
 
-def warm_start(check: Check) -> str:
+def warm_start(check: GpuCheck) -> str:
     if not check.config.cold_start.warm_steps:
         raise NotRun("the preset has none (cold_start.warm_steps=0)")
     check.config = changed(check.config, [f"model.path={Workspace.from_config(check.config).start_model}"])
@@ -113,17 +113,17 @@ def warm_start(check: Check) -> str:
     return f"two updates by the local trainer, {str(dtype)[6:]} on {device}"
 
 
-def launch(check: Check) -> str:
+def launch(check: GpuCheck) -> str:
     """Train the two steps. Later phases inspect what they left."""
     try:
         stages.run_train(check.config, "check", resume=False, plain=True)
     except AgentR1Error as error:
         check.ended = error
     check.raise_ending(START)
-    return f"up; ranks: {check.config.verl.ranks}, device: {check.told.trainer.device}"
+    return f"up; ranks: {check.config.verl.ranks}, device: {check.verl_config.trainer.device}"
 
 
-def sampling(check: Check) -> str:
+def sampling(check: GpuCheck) -> str:
     line = check.first_step(SAMPLING)
     lost, apart = line["rollout/lost_episodes"], line["training/rollout_logprobs_diff_mean"]
     if lost or not apart <= MOST_APART:  # negated, so that NaN fails
@@ -133,26 +133,26 @@ def sampling(check: Check) -> str:
     return f"{line['perf/agent_tokens_per_s']:.0f} tokens/s; log-probabilities {apart:.1e} from the trainer's"
 
 
-def update(check: Check) -> str:
+def update(check: GpuCheck) -> str:
     norm = check.first_step(UPDATE).get("actor/grad_norm") or 0.0
     if not 0 < norm < math.inf:
         raise AgentR1Error(f"the first gradient has norm {norm}", code="broken_gradient")
     return f"gradient of norm {norm:.2g}"
 
 
-def part(on: Callable[[DictConfig], bool], seen: str, otherwise: str) -> Callable[[Check], str]:
+def part(on: Callable[[DictConfig], bool], seen: str, otherwise: str) -> Callable[[GpuCheck], str]:
     """Make a phase that reports `seen` if verl's configuration has the feature on."""
 
-    def look(check: Check) -> str:
+    def look(check: GpuCheck) -> str:
         check.first_step()
-        if not on(check.told):
+        if not on(check.verl_config):
             raise NotRun(otherwise)
         return seen
 
     return look
 
 
-def checkpoint(check: Check) -> str:
+def checkpoint(check: GpuCheck) -> str:
     line = check.first_step(CHECKPOINT)
     found = [verify_checkpoint(check.run.checkpoints / f"step_{step:06d}") for step in (1, 2)]
     if line["checkpoint/unverified"]:
@@ -163,15 +163,15 @@ def checkpoint(check: Check) -> str:
     return f"2 checkpoints, {files} files match their hashes; the converted model is {apart:.1e} from the trained one"
 
 
-def weight_sync(check: Check) -> str:
+def weight_sync(check: GpuCheck) -> str:
     """Compare step 2's samples with the weights after step 1 and the start model's."""
     check.first_step(SYNC)
     records = read_jsonl(check.run.path / "rollouts" / "step_000002.jsonl")
     sampled = [row for record in records for row in record["rows"]][:8]
     rows = [{"ids": row["input_ids"], "logprobs": row["logprobs"], "mask": row["action_mask"]} for row in sampled]
     models = check.run.checkpoints / "step_000001" / "model", Workspace.from_config(check.config).start_model
-    dtype = getattr(torch, check.told.actor_rollout_ref.actor.fsdp_config.dtype)
-    new, old = (differences(model, rows, dtype)["mean"] for model in models)
+    dtype = getattr(torch, check.verl_config.actor_rollout_ref.actor.fsdp_config.dtype)
+    new, old = (compare_logprobs(model, rows, dtype)["mean"] for model in models)
     if not new < old / 2:  # negated, so that NaN fails
         raise AgentR1Error(
             f"vLLM sampled step 2 with other weights than step 1 left: its log-probabilities differ by {new:.1e} from these "
@@ -181,7 +181,7 @@ def weight_sync(check: Check) -> str:
     return f"step 2's log-probabilities are {new:.1e} from the new weights', {old:.1e} from the old ones'"
 
 
-def resume(check: Check) -> str:
+def resume(check: GpuCheck) -> str:
     """Delete the second checkpoint, as after a crash, and resume from the first."""
     remove(check.run.checkpoints / "step_000002")
     stages.run_train(check.config, "check", resume=True, plain=True)
@@ -189,20 +189,20 @@ def resume(check: Check) -> str:
     return f"from step_000001; {weight_sync(check)}"
 
 
-def exported(check: Check) -> str:
+def exported(check: GpuCheck) -> str:
     target = export(check.run.latest_checkpoint(), check.config, check.folder / "export")
     most = json.loads((target / RECORD).read_text())["max_logprob_difference"]
     return f"log-probabilities at most {most:.1e} from the checkpoint's"
 
 
-def evaluation(check: Check) -> str:
+def evaluation(check: GpuCheck) -> str:
     card = stages.run_eval(check.config, check.folder / "export", check.run.path / "eval.json", "evaluation")
     if lost := card["stop_reasons"].get("error", 0):
         raise AgentR1Error(f"{lost} of {card['n']} episodes ended with an error", code="episodes_failed")
     return f"{card['n']} questions, greedy and sampled, {card['wall_seconds']:.0f} s"
 
 
-def data_parallel(check: Check) -> str:
+def data_parallel(check: GpuCheck) -> str:
     if (gpus := gpus_for(check.config.trainer)) < 2:
         raise NotRun("needs two GPUs")
     return f"{gpus} engines in the evaluation's server"
@@ -217,14 +217,14 @@ class Phase:
     """
 
     name: str
-    look: Callable[[Check], str]
+    look: Callable[[GpuCheck], str]
     means: str = "part of the phase above; see its meaning"
     remedy: str = "see the phase above"
 
 
 OOM = "if memory ran out, lower verl.gpu_memory or trainer.max_tokens_per_microbatch, or set verl.offload=true"
 PHASES = (
-    Phase("tiny model", teach, "the packages do not work on this machine", "run agent-r1 doctor with the same arguments"),
+    Phase("tiny model", make_inputs, "the packages do not work on this machine", "run agent-r1 doctor with the same arguments"),
     Phase("warm start", warm_start, "PyTorch cannot train on this device in this precision",
           "install the driver and the torch that agent-r1 doctor names, or skip it with cold_start.warm_steps=0"),
     Phase(START, launch, "one of them does not start: driver, compiler, shared memory, or a GPU that is in use",
@@ -262,7 +262,7 @@ PHASES = (
 # ------------------------------------------------------------------------------------------------------------- the check
 
 
-def walk(check: Check, phases: tuple[Phase, ...] | None = None) -> list[dict[str, Any]]:
+def run_phases(check: GpuCheck, phases: tuple[Phase, ...] | None = None) -> list[dict[str, Any]]:
     """Run the phases (default: all) and print each finding. After a failure the others are not run."""
     found: list[dict[str, Any]] = []
     for phase in PHASES if phases is None else phases:
@@ -344,7 +344,7 @@ def check_machine(config: Config, as_json: bool = False) -> None:
             remove(folder)
             folder.mkdir()
             with at_home(folder):
-                phases = walk(Check(small(config), folder))
+                phases = run_phases(GpuCheck(small(config), folder))
             count = Counter(one["status"] for one in phases)
             result = {"passed": not count["failed"], "checked": now, "seconds": time.perf_counter() - began}
             result |= {"made_of": about, "phases": phases}

@@ -108,8 +108,8 @@ def count(text: str) -> int:
     return value
 
 
-def taken(a: Namespace) -> str | None:
-    """Return how this evaluation changes the agent's tools, or None: see `workspace.under`."""
+def eval_condition(a: Namespace) -> str | None:
+    """Return how this evaluation changes the agent's tools, or None: see `compare.condition_of`."""
     said = ["closed-book"] * a.closed_book + [a.retriever] + ([f"poison {a.poison:g}"] if a.poison else [])
     if len(said := [word for word in said if word]) > 1:
         raise ConfigError(
@@ -148,11 +148,11 @@ def _add_recipes(argv: list[str]) -> None:
 
 def _file_formats() -> tuple[Any, ...]:
     """Return one option of `export` per format that a recipe adds."""
-    names = ((name, tables.facts("export", name, "format")) for name in tables.names("export"))
+    names = ((name, tables.entry_of("export", name, "format")) for name in tables.names("export"))
     return tuple(option(f"--{name}", type=Path, metavar="FILE", help=facts.get("help")) for name, facts in names)
 
 
-def parse(argv: list[str] | None) -> Namespace:
+def parse_command_line(argv: list[str] | None) -> Namespace:
     """Parse a command line, with overrides allowed before, between and after the options.
 
     argparse itself accepts positionals in one place only. Raises ConfigError for a recipe that does not exist.

@@ -136,7 +136,7 @@ def misfits(config: Config, shape: Shape, gpu: Gpu) -> list[str]:
 
 def index_memory(config: Config) -> float:
     """Return bytes of the search index with its passages, in one process."""
-    return passages(config) * (PASSAGE_HOST + 4 * width(config) + GRAPH)
+    return passage_count(config) * (PASSAGE_HOST + 4 * width(config) + GRAPH)
 
 
 def convert_memory(shape: Shape) -> float:
@@ -147,7 +147,7 @@ def convert_memory(shape: Shape) -> float:
     return 4 * (shape.parameters + shape.vocab * shape.hidden * (3 if shape.tied else 2))
 
 
-def host_memory(config: Config, shape: Shape) -> dict[str, float]:
+def host_memory_parts(config: Config, shape: Shape) -> dict[str, float]:
     """Return by part the bytes of host memory on one machine, with one search service."""
     v, P = config.verl, shape.parameters
     here = v.ranks / v.nodes
@@ -166,20 +166,20 @@ def disk(config: Config, shape: Shape) -> dict[str, float]:
     return {
         "packages": PACKAGES_BYTES,
         "the hub's cache": HUB_BYTES + 2 * shape.parameters,
-        "corpus and its archive": 1.5 * passages(config) * PASSAGE_DISK,
-        "index": passages(config)
+        "corpus and its archive": 1.5 * passage_count(config) * PASSAGE_DISK,
+        "index": passage_count(config)
         * (2 * 4 * width(config) + GRAPH),  # vectors twice: in vectors.npy and in FAISS's graph
         "warm-started model": 4 * shape.parameters * bool(config.cold_start.warm_steps),
-        f"checkpoints, {kept} kept and one being written": (kept + 1) * checkpoint(config, shape),
+        f"checkpoints, {kept} kept and one being written": (kept + 1) * checkpoint_bytes(config, shape),
     }
 
 
-def checkpoint(config: Config, shape: Shape) -> float:
+def checkpoint_bytes(config: Config, shape: Shape) -> float:
     """Return bytes of one checkpoint: model/ in float32, weights and Adam of each network."""
     return 4 * shape.parameters + sum(states(config, shape))
 
 
-def passages(config: Config) -> int:
+def passage_count(config: Config) -> int:
     """Count the passages to search: about five per question, or those of a known corpus.
 
     A user-defined file counts as 0.
@@ -250,7 +250,7 @@ def run_hours(config: Config, shape: Shape, step: dict[str, float]) -> dict[str,
         # Before and after training: greedy, and 1,000 at temperature 1, at the speed of a step's sampling.
         "evaluations": 2 * (asked + min(asked, 1000)) / lengths(config)[0] * sampling / 3600,
         # Every rank writes its shards and one rank merges them, at 1 GB/s.
-        "checkpoints": math.ceil(t.steps / t.save_every) * 2 * checkpoint(config, shape) / 1e9 / 3600,
+        "checkpoints": math.ceil(t.steps / t.save_every) * 2 * checkpoint_bytes(config, shape) / 1e9 / 3600,
     }
 
 
@@ -311,7 +311,7 @@ def gpu_plan(config: Config, gpu_hour: float | None = None) -> str:
     memory, step = gpu_memory(config, shape, gpu), step_seconds(config, shape, gpu)
     memory["together"] = tuple(sum(row[i] for row in memory.values()) for i in (0, 1))
     (episodes, _, _, length), hours = lengths(config), run_hours(config, shape, step)
-    index = [hours * passages(config) / INDEXED for hours in INDEX_HOURS]
+    index = [hours * passage_count(config) / INDEXED for hours in INDEX_HOURS]
     low, high = sum(hours.values()) + index[0], SLOWER * sum(hours.values()) + index[1]
     price = "--gpu-hour PRICE converts them to money"
     if gpu_hour is not None:
@@ -325,7 +325,7 @@ def gpu_plan(config: Config, gpu_hour: float | None = None) -> str:
     return page.get_template("plan.txt.j2").render(
         globals() | {"v": v, "r": config.rollout, "gpu": gpu, "shape": shape, "model": config.model.path, "memory": memory,
         "conversations": max(0, conversations(config, shape, gpu)), "misfits": misfits(config, shape, gpu),
-        "host": host_memory(config, shape), "disk": disk(config, shape), "step": step, "hours": hours, "low": low,
+        "host": host_memory_parts(config, shape), "disk": disk(config, shape), "step": step, "hours": hours, "low": low,
         "high": high, "index": index, "indexes": 0 if config.search.url else index_memory(config) * (v.agent_workers - 1) / GIB,
         "episodes": episodes, "length": length, "steps": config.trainer.steps, "price": price}
     )  # fmt: skip

@@ -76,7 +76,7 @@ def local_memory(config: Config, shape: Shape, itemsize: int = 4) -> dict[str, f
     }
 
 
-def check_memory(config: Config) -> None:
+def check_free_memory(config: Config) -> None:
     """Raise AgentR1Error if a pretrained model's local run does not fit into free memory."""
     import torch
 

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 from agent_r1.app.cold_start import make_cold_start
-from agent_r1.app.plan_local import check_memory
+from agent_r1.app.plan_local import check_free_memory
 from agent_r1.config import Config, tables, user_code_names
 from agent_r1.config.plugins import is_user_code
 from agent_r1.env import brings_tools, environment, make_env, offered_tools
@@ -85,7 +85,7 @@ def preflight(config: Config, paths: Workspace, run: RunDir, resume: bool) -> No
         memory    a pretrained model fits into free memory
         model     the folder of `model.path` exists, is complete, and supports the context and the arithmetic
 
-    `start_model` checks again what the stages have made, and `launch.check_machine` what verl's workers need. Raises
+    `start_model` checks again what the stages have made, and `launch.check_runnable` what verl's workers need. Raises
     AgentR1Error with the remedy.
     """
     if run.config.exists():
@@ -98,10 +98,10 @@ def preflight(config: Config, paths: Workspace, run: RunDir, resume: bool) -> No
 
         require_verl()
     check_own(config)
-    check_memory(config)
+    check_free_memory(config)
     if path := config.model.path:
         check_local_model(path)
-        fetched = hub.is_name(path) or tables.scheme_of(path)  # a stage fetches these models, and repairs damaged ones
+        fetched = hub.is_repo_name(path) or tables.scheme_of(path)  # a stage fetches these models, and repairs damaged ones
         if not fetched and not paths.cold_start.exists():
             check_network(config, paths.pretrained)
 
@@ -122,7 +122,7 @@ def run_train(config: Config, name: str, resume: bool, plain: bool) -> None:
     if config.engine == "verl":
         from agent_r1.verl_engine import launch
 
-        checkpoint = launch.train(run, config, model, resume, plain)
+        checkpoint = launch.train_with_verl(run, config, model, resume, plain)
     else:
         rows = load_rows(config, "train"), load_rows(config, "val")
         checkpoint = run_training(run, config, model, load_tools(config), *rows, resume, plain)
@@ -135,7 +135,7 @@ def run_eval(config: Config, model: Path, out: Path, title: str, condition: str 
     The card goes to `out`, or with a `condition` (recipes/robustness) to a separate file next to `out`.
     """
     from agent_r1.inference.agent import open_agent
-    from agent_r1.inference.compare import condition_of, full_card, play
+    from agent_r1.inference.compare import condition_of, full_card, play_rows
     from agent_r1.rollout.evaluate import calls_line, majority, score_line, scores
     from agent_r1.rollout.records import evaluation_records, write_rollouts
 
@@ -160,7 +160,7 @@ def run_eval(config: Config, model: Path, out: Path, title: str, condition: str 
         progress("evaluating", len(rows) + len(few)) as advance,
     ):
         start = time.perf_counter()
-        greedy, sampled = (play(agent, some, t, lambda done: advance()) for some, t in ((rows, 0.0), (few, 1.0)))
+        greedy, sampled = (play_rows(agent, some, t, lambda done: advance()) for some, t in ((rows, 0.0), (few, 1.0)))
     kept = {k: v for k, v in scores(sampled).items() if k not in ("sub_em", "f1")}
     card = full_card(agent, greedy, "test", start, sampled={"temperature": 1.0, "n": len(sampled)} | kept, **facts)
     (out.parent / "rollouts").mkdir(parents=True, exist_ok=True)

@@ -25,10 +25,10 @@ from pydantic import BaseModel, ValidationError
 
 from agent_r1.config import plugins, recipes, tables
 from agent_r1.config.recipes import add, added, preset_names
-from agent_r1.config.renamed import RENAMED, renamed
+from agent_r1.config.renamed import RENAMED, translate_keys
 from agent_r1.config.setting_types import Engine, algorithm_has
 from agent_r1.config.settings import OutsideFingerprint
-from agent_r1.config.whole import Config, known
+from agent_r1.config.whole import Config, declared_settings
 from agent_r1.ground import bounds
 from agent_r1.ground.errors import ConfigError, nearest
 
@@ -58,7 +58,7 @@ def load_config(
     overriding |= {name: value for name, value in (("algorithm", algorithm), ("seed", seed)) if value is not None}
     files = _read_preset(preset)
     preset = str(Path(preset).resolve()) if _is_file(preset) else preset
-    chosen = _merged({"algorithm": known().config.model_fields["algorithm"].default}, *files, overriding)["algorithm"]
+    chosen = _merged({"algorithm": declared_settings().config.model_fields["algorithm"].default}, *files, overriding)["algorithm"]
     layers: list[dict[str, Any]] = []
     for file in files:
         per_algorithm = {name: file.pop(name, None) or {} for name in tables.names("estimator")}
@@ -95,7 +95,7 @@ def from_yaml(path: Path, written_here: bool = False) -> Config:
     if written_here and table:
         add(table)
     try:
-        config = _validated(renamed(saved) if isinstance(saved, dict) else saved)
+        config = _validated(translate_keys(saved) if isinstance(saved, dict) else saved)
     except ConfigError as error:
         theirs = (
             f" Or does it need the names of its recipe, --recipe {table.parent}?" if table and table.is_file() else ""
@@ -126,7 +126,7 @@ def _read_preset(name: str, seen: tuple[str, ...] = ()) -> list[dict[str, Any]]:
             "(FILE.yaml)",
             code="unknown_preset",
         )
-    path = Path(name) if _is_file(name) else recipes.presets()[name]
+    path = Path(name) if _is_file(name) else recipes.preset_files()[name]
     if _is_file(name):
         add(Path(name).parent / "recipe.toml")
     try:
@@ -157,7 +157,7 @@ def _resolve_paths(layer: dict[str, Any], folder: Path) -> dict[str, Any]:
     The user wrote this layer, so its code may be imported.
     """
     layer = {section: dict(values) if isinstance(values, dict) else values for section, values in layer.items()}
-    settings = known()
+    settings = declared_settings()
     for key in (*settings.code, *settings.files, *settings.trusted):
         section, name = key.split(".")
         values = layer.get(section)
@@ -191,7 +191,7 @@ def all_code(config: Config) -> list[str]:
 
 def trusted(config: Config) -> dict[str, str]:
     """Return setting -> command or address, for `Trusted` settings that are not at their default."""
-    found = {key: _value(config, key) for key, field in known().trusted.items() if _value(config, key) != field.default}
+    found = {key: _value(config, key) for key, field in declared_settings().trusted.items() if _value(config, key) != field.default}
     parts = {key: value if isinstance(value, dict) else {"": value} for key, value in found.items()}
     return {f"{key}.{name}".rstrip("."): place for key, places in parts.items() for name, place in places.items()}
 
@@ -221,7 +221,7 @@ def user_code(config: Config, updates: bool = True) -> list[str]:
 def user_code_names(config: Config) -> dict[str, str]:
     """Map each name of user-defined code to the setting that names it."""
     found = {}
-    for key in known().code:
+    for key in declared_settings().code:
         value = _value(config, key)
         found |= {
             item: key for item in (value if isinstance(value, list) else [value]) if item and plugins.is_user_code(item)
@@ -246,7 +246,7 @@ def _read_overrides(overrides: list[str]) -> dict[str, Any]:
             value = bounds.parse_yaml(text)
         except (ValueError, yaml.YAMLError):  # an open bracket, or an impossible date
             raise ConfigError(f"override {item!r} is not valid YAML after the =", code="bad_override") from None
-        table = ".".join(key.split(".")[:2]) in known().tables and key.count(".") > 1
+        table = ".".join(key.split(".")[:2]) in declared_settings().tables and key.count(".") > 1
         for name in reversed(key.split(".", 2 if table else 1)):
             value = {name: value}
         layer = _merged(layer, value)
@@ -259,14 +259,14 @@ def _merged(*layers: dict[str, Any]) -> dict[str, Any]:
     for layer in layers:
         for name, value in layer.items():
             both = isinstance(value, dict) and isinstance(result.get(name), dict)
-            result[name] = _merged(result[name], value) if both and name not in known().replaced else value
+            result[name] = _merged(result[name], value) if both and name not in declared_settings().replaced else value
     return result
 
 
 def _validated(values: Any, trains: bool = True) -> Config:
     """Build the configuration and check its conflicts. Raises ConfigError."""
     try:
-        config = known().config.model_validate(values)
+        config = declared_settings().config.model_validate(values)
     except ValidationError as error:
         raise _explain(error) from None
     sections = [
@@ -288,7 +288,7 @@ def _explain(error: ValidationError) -> ConfigError:
         hint = (
             f"; it is {new} now"
             if isinstance(new, str)
-            else nearest(key, [*known().fields, *known().config.model_fields])
+            else nearest(key, [*declared_settings().fields, *declared_settings().config.model_fields])
         )
         return ConfigError(
             f"unknown configuration key {key!r}{hint}; `agent-r1 train --dry-run` lists all keys",
@@ -336,7 +336,7 @@ def _conflicts(config: Config) -> Iterator[ConfigError]:
         if scheme := tables.scheme_of(text):
             scheme.find(text, setting)
     if d.facts.get("generated") and (d.source or d.corpus != type(d)().corpus):
-        others = [name for name in tables.names("data") if not tables.facts("data", name, "").get("generated")]
+        others = [name for name in tables.names("data") if not tables.entry_of("data", name, "").get("generated")]
         yield ConfigError(
             f"{d.name} is generated and takes no data.source or data.corpus; set data.name to {', '.join(others)}",
             code="unused_setting",

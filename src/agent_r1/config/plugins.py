@@ -54,7 +54,7 @@ def check_trusted(name: str, setting: str) -> None:
         )
 
 
-def load(name: str, setting: str) -> Any:
+def load_trusted(name: str, setting: str) -> Any:
     """Import the object called `name`, which `setting` names.
 
     Raises ConfigError if the user did not give the name, or, with file and line, if the code is missing or fails.

@@ -17,7 +17,7 @@ USER = "of a user's recipe"
 """Marks a name that a user's recipe added."""
 
 
-def presets() -> dict[str, Traversable]:
+def preset_files() -> dict[str, Traversable]:
     """Map preset names to files. RECIPE/preset.yaml has the recipe's name, other files their own."""
     found = {}
     for folder in plugins.recipe_folders():
@@ -30,7 +30,7 @@ def presets() -> dict[str, Traversable]:
 
 def preset_names() -> list[str]:
     """List the names that `--preset` accepts."""
-    return list(presets())
+    return list(preset_files())
 
 
 def preset_named(recipe: str | None, preset: str | None) -> str | None:
@@ -62,7 +62,7 @@ def preset_of(recipe: str) -> str:
             f"--recipe {recipe}: {missing}; `agent-r1 new FOLDER` writes one, and ours are {', '.join(ours)}",
             code="missing_recipe",
         )
-    if name.replace("_", "-") in presets():
+    if name.replace("_", "-") in preset_files():
         return name.replace("_", "-")
     others = sorted(file.name.removesuffix(".yaml") for file in ours[name].iterdir() if file.name.endswith(".yaml"))
     instead = (
@@ -81,7 +81,7 @@ def add(file: Path) -> None:
     if not file.is_file() or any(file.resolve() == Path(str(ours)).resolve() for ours in plugins.manifests()):
         return
     try:
-        found = tables.parse(file.read_text(encoding="utf-8"))
+        found = tables.parse_table(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, AttributeError) as error:  # AttributeError: a name outside all tables
         raise ConfigError(f"{file} cannot be read: {' '.join(str(error).split())}", code="bad_recipe") from None
     for kind, names in found.items():

@@ -36,7 +36,7 @@ MOVED = {
 """Old prefix of a name of our own code -> the new prefix."""
 
 
-def renamed(saved: dict[str, Any]) -> dict[str, Any]:
+def translate_keys(saved: dict[str, Any]) -> dict[str, Any]:
     """Return `saved` with today's keys. A dropped key with another value stays, and is refused."""
     result = {section: dict(values) if isinstance(values, dict) else values for section, values in saved.items()}
     for old, new in RENAMED.items():

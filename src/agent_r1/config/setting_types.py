@@ -79,7 +79,7 @@ RatioLevel = Annotated[str, _named("ratio")]
 
 def algorithm_has(name: str, fact: Literal["critic", "groups", "greedy"]) -> bool:
     """Return whether an estimator has a critic, compares a prompt's samples, or plays greedy ones."""
-    return bool(tables.facts("estimator", name, "algorithm").get(fact))
+    return bool(tables.entry_of("estimator", name, "algorithm").get(fact))
 
 
 Engine = Literal["local", "verl"]

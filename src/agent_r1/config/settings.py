@@ -93,7 +93,7 @@ class DataConfig(Section):
     @property
     def facts(self) -> dict[str, Any]:
         """Return the facts of the data set's table entry: `generated`, `instructed` and so on."""
-        return tables.facts("data", self.data_source, "data.name")
+        return tables.entry_of("data", self.data_source, "data.name")
 
 
 class SearchConfig(Section):

@@ -28,13 +28,13 @@ def _tables() -> dict[str, dict[str, dict[str, Any]]]:
     """Read all tables: kind -> name -> `code` and facts."""
     found: dict[str, dict[str, dict[str, Any]]] = {}
     for file in plugins.manifests():
-        for kind, entries in parse(file.read_text(encoding="utf-8")).items():
+        for kind, entries in parse_table(file.read_text(encoding="utf-8")).items():
             refuse_twice(file, kind, found.get(kind, {}).keys() & entries.keys())
             found.setdefault(kind, {}).update(entries)
     return found
 
 
-def parse(text: str) -> dict[str, dict[str, dict[str, Any]]]:
+def parse_table(text: str) -> dict[str, dict[str, dict[str, Any]]]:
     """Read a table: kind -> name -> `code` and facts. A plain string is the code. Raises ValueError."""
     return {
         kind: {name: {"code": entry} if isinstance(entry, str) else entry for name, entry in names.items()}
@@ -68,7 +68,7 @@ def register(kind: str, name: str, found: Any, **facts: Any) -> None:
     entries(kind)[name] = {"code": found, **facts}
 
 
-def facts(kind: str, name: str, setting: str) -> dict[str, Any]:
+def entry_of(kind: str, name: str, setting: str) -> dict[str, Any]:
     """Return the `code` of `name`, and the facts that are needed before it is imported.
 
     Raises ConfigError for an unknown name, with the nearest one.
@@ -107,6 +107,6 @@ def asked_for(kind: str, **sections: Any) -> Iterator[Any]:
 def resolve(kind: str, name: str, setting: str) -> Any:
     """Import the object of `name`: user-defined code, or a table's entry. Messages name `setting`."""
     if plugins.is_user_code(name):
-        return plugins.load(name, setting)
-    found = facts(kind, name, setting)["code"]
+        return plugins.load_trusted(name, setting)
+    found = entry_of(kind, name, setting)["code"]
     return plugins.import_object(found, setting) if isinstance(found, str) else found

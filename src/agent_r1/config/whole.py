@@ -52,7 +52,7 @@ def join_sections() -> type[settings.Config]:
     return create_model("Config", __base__=settings.Config, __module__=__name__, **sections)
 
 
-class Known:
+class DeclaredSettings:
     """Hold every setting, and by annotation those that name code, files or commands."""
 
     def __init__(self):
@@ -76,17 +76,17 @@ class Known:
         return {key: field for key, field in self.fields.items() if mark in field.metadata}
 
 
-def known() -> Known:
+def declared_settings() -> DeclaredSettings:
     """Return the settings, including those of a user's added recipe (recipes.py)."""
-    return _known(tuple(tables.names("settings")))
+    return _declared_settings(tuple(tables.names("settings")))
 
 
 @cache
-def _known(names: tuple[str, ...]) -> Known:
-    return Known()
+def _declared_settings(names: tuple[str, ...]) -> DeclaredSettings:
+    return DeclaredSettings()
 
 
 if TYPE_CHECKING:
     Config = settings.Config
 else:
-    Config = known().config
+    Config = declared_settings().config

@@ -76,14 +76,14 @@ class Kilt(BaseModel):
         ]
 
 
-def parse(value: Any) -> list[Passage]:
+def parse_passages(value: Any) -> list[Passage]:
     """Return the passages of one line, in any of the forms. Raise ValueError."""
     keys = value if isinstance(value, dict) else ()
     form = Kilt if "wikipedia_id" in keys else Wiki18 if "contents" in keys else Beir
     return form.model_validate(value).passages()
 
 
-def check(corpus: str) -> None:
+def check_corpus(corpus: str) -> None:
     """Raise ConfigError for an unknown corpus, before an hour is spent on the questions."""
     names = tables.names("corpus")
     if corpus not in names and not Path(corpus).exists():
@@ -94,14 +94,14 @@ def check(corpus: str) -> None:
         )
 
 
-def passages(corpus: str, records: Iterable[Any], skip_bad: bool, skipped: list[str]) -> Iterator[Passage]:
+def corpus_passages(corpus: str, records: Iterable[Any], skip_bad: bool, skipped: list[str]) -> Iterator[Passage]:
     """Yield the passages of `data.corpus`, and name omitted ones in `skipped`. Raise AgentR1Error for corrupt data."""
     if corpus in tables.names("corpus"):
         yield from tables.resolve("corpus", corpus, "data.corpus")(records)
     elif Path(corpus).is_dir():
         yield from read_folder(Path(corpus))
     else:
-        for found in checked_records(json_records(Path(corpus)), parse, corpus, skip_bad, skipped):
+        for found in checked_records(json_records(Path(corpus)), parse_passages, corpus, skip_bad, skipped):
             yield from found
 
 
@@ -121,12 +121,12 @@ def published_passages(publishers: dict[str, str], count: int, otherwise: str) -
     *first, last = publishers
     for name in first:
         try:
-            folder = hub.fetch(name, [publishers[name]], "dataset", otherwise)
+            folder = hub.download(name, [publishers[name]], "dataset", otherwise)
             break
         except AgentR1Error as error:
             say(f"  {error}; the next publisher of the same is tried")
     else:
-        folder = hub.fetch(last, [publishers[last]], "dataset", otherwise)
+        folder = hub.download(last, [publishers[last]], "dataset", otherwise)
     seen = 0
     for seen, passage in enumerate(read_folder(folder), 1):  # noqa: B007
         yield passage
@@ -147,7 +147,7 @@ def read_folder(folder: Path) -> Iterator[Passage]:
     try:
         for path in found:
             values = _parquet_records(path) if path.suffix == ".parquet" else json_records(path)
-            for some in checked_records(values, parse, str(path), False, []):
+            for some in checked_records(values, parse_passages, str(path), False, []):
                 yield from some
     except (pa.ArrowException, OSError) as error:
         raise AgentR1Error(

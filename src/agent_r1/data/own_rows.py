@@ -1,6 +1,6 @@
 """Read user-defined questions from a file, a folder of splits, or a function.
 
-In: `data.source`, or the function that `data.name` names. Out: `Question`s by split. Next: `build.py` makes rows of them.
+In: `data.source`, or the function that `data.name` names. Out: `OwnQuestion`s by split. Next: `build.py` makes rows of them.
 
     {"question": "What is 6 * 7?", "answer": "42"}                                          a line of a JSONL file
     {"question": "...", "answer": ["42", "forty-two"], "metadata": {"level": 1},
@@ -40,7 +40,7 @@ class Titled(BaseModel):
     text: str
 
 
-class Question(BaseModel):
+class OwnQuestion(BaseModel):
     """One question. Other keys are refused; data for the environment go into `metadata`."""
 
     model_config = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
@@ -109,7 +109,7 @@ def _file(folder: Path, split: str) -> Path:
     )
 
 
-def splits_of(config: DataConfig, files: dict[str, Path], seed: int, skipped: list[str]) -> dict[str, list[Question]]:
+def splits_of(config: DataConfig, files: dict[str, Path], seed: int, skipped: list[str]) -> dict[str, list[OwnQuestion]]:
     """Read or make the questions of each split, or of all. Omitted ones are named in `skipped`.
 
     Raises AgentR1Error naming a bad line; ConfigError for too few questions.
@@ -118,7 +118,7 @@ def splits_of(config: DataConfig, files: dict[str, Path], seed: int, skipped: li
     if plugins.is_user_code(config.name):
         return _apart({split: _made(config.name, seed, split, count) for split, count in wanted.items()}, skipped)
     asked: dict[str, str] = {}
-    found = {name: read(path, config.skip_bad, skipped, asked) for name, path in files.items()}
+    found = {name: read_questions(path, config.skip_bad, skipped, asked) for name, path in files.items()}
     if "own" in found:
         return found
     for split, count in wanted.items():
@@ -130,14 +130,14 @@ def splits_of(config: DataConfig, files: dict[str, Path], seed: int, skipped: li
     return {split: found[split][: count or None] for split, count in wanted.items()}
 
 
-def read(path: Path, skip_bad: bool, skipped: list[str], asked: dict[str, str]) -> list[Question]:
+def read_questions(path: Path, skip_bad: bool, skipped: list[str], asked: dict[str, str]) -> list[OwnQuestion]:
     """Read the questions of a file. `asked` has all earlier questions, which must not be repeated."""
 
-    def parse(value: tuple[str, Any]) -> Question:
+    def parse(value: tuple[str, Any]) -> OwnQuestion:
         place, record = value
         if isinstance(record, ValueError):
             raise record
-        question = Question.model_validate(record)
+        question = OwnQuestion.model_validate(record)
         if (key := question_key(question.question)) in asked:
             raise ValueError(f"the same question as {asked[key]}")
         asked[key] = f"{path.name}, {place}"
@@ -150,7 +150,7 @@ def read(path: Path, skip_bad: bool, skipped: list[str], asked: dict[str, str]) 
     )
 
 
-def _apart(made: dict[str, list[Question]], skipped: list[str]) -> dict[str, list[Question]]:
+def _apart(made: dict[str, list[OwnQuestion]], skipped: list[str]) -> dict[str, list[OwnQuestion]]:
     """Remove val and test questions from train, and test questions from val. Raise ConfigError if none remains."""
     asked: set[tuple[str, str]] = set()
     kept = {}
@@ -179,16 +179,16 @@ def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
         yield f"row {number}", {key: item for key, item in value.items() if item is not None}
 
 
-def _made(name: str, seed: int, split: str, count: int) -> list[Question]:
+def _made(name: str, seed: int, split: str, count: int) -> list[OwnQuestion]:
     """Call a user-defined `questions(split, count, rng)` for one split."""
-    make = plugins.load(name, "data.name")
+    make = plugins.load_trusted(name, "data.name")
     if not callable(make):
         raise ConfigError(
             f"data.name={name} is not a function; write `def questions(split, count, rng)`, which yields {QUESTION_EXAMPLE}",
             code="wrong_code",
         )
     try:
-        found = [Question.model_validate(value) for value in make(split, count, random.Random(f"{seed}/{split}"))]
+        found = [OwnQuestion.model_validate(value) for value in make(split, count, random.Random(f"{seed}/{split}"))]
     except Exception as error:
         raise ConfigError(
             f"data.name={name}, {split}: {plugins.error_location(error)}{type(error).__name__}: {' '.join(str(error).split())}; "
@@ -214,10 +214,10 @@ class OwnRows(RecordSource):
 
     def parts(
         self, config: DataConfig, files: dict[str, list[Path]], seed: int, skipped: list[str]
-    ) -> dict[str, list[Question]]:
+    ) -> dict[str, list[OwnQuestion]]:
         return splits_of(config, {part: path for part, (path,) in files.items()}, seed, skipped)
 
-    def asked(self, config: DataConfig, record: Question) -> Asked:
+    def asked(self, config: DataConfig, record: OwnQuestion) -> Asked:
         return Asked(record.question, record.answer, record.extra(), record.system or config.system, record.tools)
 
 

@@ -26,7 +26,7 @@ def messages(dataset: str, question: str, system: str | None = None, describes_f
     All questions of a published data set have the same system message; user-defined questions have their own `system`
     or none. `describes_format`: the dialect itself explains how to think and answer (`Dialect.describes_format`).
     """
-    if tables.facts("data", dataset, "data.name").get("instructed", True):
+    if tables.entry_of("data", dataset, "data.name").get("instructed", True):
         system = system or instructions(["search"], describes_format)
     lead = [{"role": "system", "content": system}] if system else []
     return [*lead, {"role": "user", "content": question}]

@@ -80,7 +80,7 @@ def find_release(place: str, config: DataConfig, seed: int, agent_name: str) -> 
     `place`: the folder, or a data set OWNER/NAME on the hub. Raises AgentR1Error for a wrong hash or an incomplete
     folder, and ConfigError for other settings.
     """
-    folder = hub.fetch(place, RELEASE_FILES, "dataset") if hub.is_name(place) else Path(place)
+    folder = hub.download(place, RELEASE_FILES, "dataset") if hub.is_repo_name(place) else Path(place)
     if not (folder / SUMS).is_file():
         raise AgentR1Error(
             f"{folder} is not a release (it has no {SUMS}); `agent-r1 data --release FOLDER` writes one",

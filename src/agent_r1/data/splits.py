@@ -45,7 +45,7 @@ class RecordSource(Source):
 
     def make(self, config: DataConfig, seed: int) -> Made:
         files = self.local_files(config)
-        corpora.check(config.corpus)
+        corpora.check_corpus(config.corpus)
         skipped: list[str] = []
         splits = self.parts(config, files, seed, skipped)
         (first, records), *held_out = splits.items()
@@ -68,7 +68,7 @@ class RecordSource(Source):
         }
         asked = {split: [self.asked(config, record) for record in records] for split, records in splits.items()}
         everyone = [record for records in splits.values() for record in records]
-        return Made(asked, corpora.passages(config.corpus, everyone, config.skip_bad, skipped), manifest)
+        return Made(asked, corpora.corpus_passages(config.corpus, everyone, config.skip_bad, skipped), manifest)
 
 
 def different(records: list[Any], skipped: list[str], held_out: Iterable[Any] = ()) -> list[Any]:

@@ -56,7 +56,7 @@ def environment(name: str) -> Callable[[dict[str, BaseTool], EnvConfig], AgentEn
 
 @cache  # called for each episode, and finding a file by name reads the disk
 def _own_environment(name: str) -> Callable[[dict[str, BaseTool], EnvConfig], AgentEnv]:
-    return _made(plugins.load(name, "env.name"), name)
+    return _made(plugins.load_trusted(name, "env.name"), name)
 
 
 def _made(found: Any, name: str) -> Callable[[dict[str, BaseTool], EnvConfig], AgentEnv]:

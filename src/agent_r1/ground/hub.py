@@ -27,12 +27,12 @@ REPO_NAME = r"\w[\w.-]*/[\w.-]+(@[\w./-]+)?"
 MODEL_FILES = ["*.safetensors", "*.json", "*.jinja", "merges.txt", "agent_r1.yaml"]
 
 
-def is_name(text: str) -> bool:
+def is_repo_name(text: str) -> bool:
     """Return whether `text` is a name on the hub. An existing folder takes precedence."""
     return re.fullmatch(REPO_NAME, text) is not None and not Path(text).is_dir()
 
 
-def fetch(name: str, patterns: list[str], kind: str = "model", otherwise: str = "give a local folder") -> Path:
+def download(name: str, patterns: list[str], kind: str = "model", otherwise: str = "give a local folder") -> Path:
     """Download the matching files of OWNER/NAME[@REVISION]; `kind` is model or dataset.
 
     Raises AgentR1Error if that fails, with the alternative `otherwise`.
@@ -61,14 +61,14 @@ def with_retries(name: str, download: Callable[..., T], *words: Any, **options: 
         try:
             return download(*words, **options)
         except Exception as error:
-            if not passes(error):
+            if not is_temporary(error):
                 raise
             say(f"{name}: {first_line(error)}; again in {pause:g} s")
             time.sleep(pause)
     return download(*words, **options)
 
 
-def passes(error: BaseException | None) -> bool:
+def is_temporary(error: BaseException | None) -> bool:
     """Tell whether an error is temporary: too many requests, a server error, a broken connection."""
     import httpx
     from huggingface_hub.errors import OfflineModeIsEnabled
@@ -78,7 +78,7 @@ def passes(error: BaseException | None) -> bool:
     if (response := getattr(error, "response", None)) is not None:
         return response.status_code == 429 or response.status_code >= 500
     broken = isinstance(error, httpx.TransportError | ConnectionError | TimeoutError)
-    return broken or (error is not None and passes(error.__cause__))
+    return broken or (error is not None and is_temporary(error.__cause__))
 
 
 def fetch_model(name: str) -> Path:
@@ -87,7 +87,7 @@ def fetch_model(name: str) -> Path:
         raise AgentR1Error(
             f"{name!r} is neither a folder nor the name of a model (OWNER/NAME); check the path", code="missing_model"
         )
-    folder = fetch(name, MODEL_FILES)
+    folder = download(name, MODEL_FILES)
     # Offline, the hub's client may return what an earlier, interrupted download left.
     if trouble := damage(folder):
         raise AgentR1Error(

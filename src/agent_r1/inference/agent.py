@@ -270,7 +270,7 @@ def model_folder(checkpoint: Path) -> Path:
     if (checkpoint / SUMS).is_file():
         verify_sums(checkpoint)
     if lora.is_adapter(checkpoint / "model"):
-        return lora.merged(checkpoint)
+        return lora.merged_model(checkpoint)
     for folder in (checkpoint / "model", checkpoint):
         if (folder / "config.json").is_file():
             return folder

@@ -45,7 +45,7 @@ def evaluate_models(
 
     Args:
         out: Folder for all results; an interrupted evaluation with the same settings continues there.
-        condition: See `workspace.under`.
+        condition: See `condition_of`.
         as_trained: The models are of a run, and without a `prompt` they are asked in the words of its rows.
     """
     if not rows:
@@ -85,7 +85,7 @@ def evaluate_models(
 # ----------------------------------------------------------------------------------------------------- one evaluation
 
 
-def play(
+def play_rows(
     agent: Agent,
     rows: list[Row],
     temperature: float,
@@ -137,7 +137,7 @@ def _evaluate(
             name = trajectory.score_name or ("EM" if "em" in trajectory.metrics else "reward")
             advance(f"{name} {fmean(scores):.2f}")
 
-        done = play(agent, rows, temperature, on_done, before)
+        done = play_rows(agent, rows, temperature, on_done, before)
     return full_card(agent, done, split, start, temperature=temperature, resumed=len(before), **facts), done
 
 

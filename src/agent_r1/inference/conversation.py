@@ -175,7 +175,7 @@ def read_turn(env: EnvConfig, text: str, whole: bool) -> list[tuple[str, str]]:
     return [("answer" if kind == "text" else kind, text) for kind, text in parts]
 
 
-def answer_of(exchange: Exchange, agent: Agent) -> str | None:
+def final_answer(exchange: Exchange, agent: Agent) -> str | None:
     """Return the agent's answer, or None. In a conversation a plain text is an answer, too."""
     if exchange.trajectory.stop_reason not in (StopReason.ANSWERED, StopReason.NO_ANSWER):
         return None
@@ -191,7 +191,7 @@ def no_answer(exchange: Exchange, agent: Agent) -> str | None:
     """
     env, rollout, t = agent.config.env, agent.config.rollout, exchange.trajectory
     done = t.stop_reason is StopReason.ANSWERED and t.steps[-1].info.get("tool_calls")  # a call ended the episode
-    if done or answer_of(exchange, agent) is not None:
+    if done or final_answer(exchange, agent) is not None:
         return None
     unknown = not exchange.known and brings_tools(env.name)
     foreign = (
@@ -216,7 +216,7 @@ def exchange_record(exchange: Exchange, agent: Agent) -> dict[str, Any]:
     known = {"reward": t.reward, "reward_parts": t.reward_parts, "metrics": t.metrics} if exchange.known else {}
     return {
         "question": exchange.question,
-        "answer": answer_of(exchange, agent),
+        "answer": final_answer(exchange, agent),
         "stop_reason": t.stop_reason.value,
         "error": t.error,
         "turns": [agent.chat.turn_text(step.action_ids) for step in t.steps],

@@ -39,7 +39,7 @@ RECORD = "export.json"
 MODEL_PATTERNS = ("*.safetensors", "*.safetensors.index.json", "config.json")
 TOKENIZER_PATTERNS = ("*token*.json", "vocab.json", "merges.txt", "*.jinja", "generation_config.json")
 """Files that are copied from a model folder; no *.bin, which can contain code."""
-Row = tuple[list[int], list[int]]
+TokenRow = tuple[list[int], list[int]]
 """Token ids, and for each whether it was sampled."""
 
 
@@ -74,7 +74,7 @@ def export(checkpoint: Path, config: Config | None, target: Path | None = None, 
     with writing(target), whole(target) as part:
         part.mkdir()
         ours = _merge_adapter(source, part) if adapter else _write_model(source, part, base)
-        gaps = differences(ours, load_transformers(part), _rows(checkpoint))
+        gaps = logprob_differences(ours, load_transformers(part), _rows(checkpoint))
         mean, most, largest = gaps.mean().item(), gaps.quantile(0.99).item(), gaps.max().item()
         if not (mean <= MEAN and most <= MOST):  # negated, so that NaN fails
             raise AgentR1Error(
@@ -143,14 +143,14 @@ def _copy(source: Path, target: Path, patterns: tuple[str, ...]) -> None:
 # ------------------------------------------------------------------------------------------------------------ parity
 
 
-def differences(ours: AnyModel, theirs: AnyModel, rows: list[Row]) -> Tensor:
+def logprob_differences(ours: AnyModel, theirs: AnyModel, rows: list[TokenRow]) -> Tensor:
     """Return |difference| of the log-probabilities of all sampled tokens, concatenated [A]."""
     return torch.cat(
         [(token_logprobs(ours, i) - token_logprobs(theirs, i)).abs()[torch.tensor(mask).bool()] for i, mask in rows]
     )
 
 
-def _rows(checkpoint: Path) -> list[Row]:
+def _rows(checkpoint: Path) -> list[TokenRow]:
     """Return some of the run's episodes; without a run, random byte tokens."""
     for folder in checkpoint.resolve().parents[:3]:
         for file in (folder / "rollouts" / "eval.jsonl", *sorted((folder / "rollouts").glob("step_*.jsonl"))[::-1]):

@@ -32,7 +32,7 @@ def provenance(config: Config, model: Path) -> dict[str, Any]:
         "model_revision": _revision(model),
         "start_model": config.model.path or workspace.cold_start.name,
         "start_model_revision": _revision(workspace.start_model),
-        "start_model_package": described(config.model.path),
+        "start_model_package": describe_name(config.model.path),
         "data": workspace.data.name,
         "data_revision": data.get("dataset") or sources or None,
         "data_hash": fingerprint(data.get("files")),
@@ -65,7 +65,7 @@ def code_version() -> dict[str, Any]:
 
 def _index(config: Config, workspace: Workspace, data: dict[str, Any]) -> dict[str, Any]:
     """Describe encoder, corpus, kind and the vectors' hash; a service's files have none."""
-    facts = {"encoder": config.search.encoder, "encoder_package": described(config.search.encoder)}
+    facts = {"encoder": config.search.encoder, "encoder_package": describe_name(config.search.encoder)}
     facts |= {"corpus": config.data.corpus, "corpus_sha256": data.get("files", {}).get("corpus.jsonl")}
     if tables.stated("corpus", [config.data.corpus], "of_questions") and not config.data.facts.get("generated"):
         facts["note"] = "the questions' own paragraphs: do not compare scores with those over an encyclopedia"
@@ -132,7 +132,7 @@ UNKNOWN = "unknown"
 """For the licence of questions or passages that only their owner knows."""
 
 
-def described(text: str | None) -> dict[str, str] | None:
+def describe_name(text: str | None) -> dict[str, str] | None:
     """Describe the origin of a name such as package:NAME; None for other names."""
     scheme = tables.scheme_of(text)
     return scheme.described(text) if scheme else None

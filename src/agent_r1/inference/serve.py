@@ -1,6 +1,6 @@
 """Run a vLLM server for the length of a `with` block.
 
-In: a model folder. Out: a `Server`: its address, its key, and the reason if it dies. Next: `ServerPolicy` sends
+In: a model folder. Out: a `VllmServer`: its address, its key, and the reason if it dies. Next: `ServerPolicy` sends
 prompts to it, and so can any OpenAI client, tool calls included.
 
 It listens on a free port of 127.0.0.1, requires a key made for it, and writes a log. At the end its process group
@@ -46,7 +46,7 @@ _ERROR = re.compile(r"\b([A-Z]\w*(?:Error|Exception|Exit)): (.*\S)")
 
 
 @dataclass
-class Server:
+class VllmServer:
     """Hold the address, key and process of a running vLLM."""
 
     process: subprocess.Popen
@@ -78,7 +78,7 @@ def vllm_server(
     *,
     gpus: int = 0,
     port: int | None = None,
-) -> Iterator[Server]:
+) -> Iterator[VllmServer]:
     """Start a server, wait until it answers, and stop it after the block.
 
     `gpus`: for thousands of episodes, one engine per GPU, with CUDA graphs. 0 starts sooner: one engine without
@@ -98,7 +98,7 @@ def vllm_server(
             start_new_session=True,  # Ctrl-C in the terminal is for the chat, not for its server
             preexec_fn=_LIBC and (lambda: _LIBC.prctl(1, signal.SIGTERM)),  # PR_SET_PDEATHSIG
         )  # fmt: skip
-    server = Server(process, port, api_key, log)
+    server = VllmServer(process, port, api_key, log)
     with ExitStack() as stack:
         stack.callback(stop, process)
         with status() as on_status:
@@ -111,7 +111,7 @@ def options(model: Path, rollout: RolloutConfig, trainer: TrainerConfig, port: i
     """Return vLLM's command-line options."""
     device, dtype = resolve_device(trainer)
     return [
-        *("--model", str(model), "--served-model-name", Server.name),
+        *("--model", str(model), "--served-model-name", VllmServer.name),
         *("--host", "127.0.0.1", "--port", str(port), "--uvicorn-log-level", "warning"),
         *("--max-model-len", str(rollout.max_context), "--max-num-seqs", str(rollout.max_concurrent_episodes)),
         # vLLM's default is half precision, also on a CPU; this is the training precision.
@@ -137,7 +137,7 @@ def _environment(api_key: str, gpus: int) -> dict[str, str]:
     return defaults | {name: value for name, value in os.environ.items() if name not in ALLOCATOR} | ours
 
 
-def _wait(server: Server, tell: Callable[[float], None]) -> None:
+def _wait(server: VllmServer, tell: Callable[[float], None]) -> None:
     """Wait until /health succeeds."""
     begin = time.monotonic()
     with httpx.Client(trust_env=False, timeout=2.0) as client:

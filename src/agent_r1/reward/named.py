@@ -53,7 +53,7 @@ async def named_outcome(
         paid = _call_user_reward(config.reward, {"answer": answer, "row": row, "episode": episode or Episode()})
     elif answer is not None:
         targets = [str(target) for target in row["reward_model"]["ground_truth"]]
-        if key := tables.facts("reward", config.reward, "env.reward").get("address"):
+        if key := tables.entry_of("reward", config.reward, "env.reward").get("address"):
             plugins.check_trusted(getattr(config, key), f"env.{key}")  # its server receives answers and a key
         paid = await tables.resolve("reward", config.reward, "env.reward")(answer, targets, row, config)
     parts = {"answer": float(paid), "format": 0.0 if well_formed else -config.format_penalty}
@@ -70,7 +70,7 @@ def reward_of(name: str) -> tuple[Callable[..., float], list[str]]:
 
     Raises ConfigError if it requires others than `GIVEN`.
     """
-    function = plugins.load(name, "env.reward")
+    function = plugins.load_trusted(name, "env.reward")
     wanted = "write `def reward(answer, row)` or `def reward(answer, row, episode)`"
     if not callable(function):
         raise ConfigError(f"env.reward={name} is {type(function).__name__}; {wanted}", code="wrong_code")

@@ -50,7 +50,7 @@ class OtherModelError(AgentR1Error):
     """An architecture that `Decoder` does not support. `transformers` may read it."""
 
 
-def save(model: Decoder, folder: Path, eos_token_id: int | list[int], pad_token_id: int) -> None:
+def save_model(model: Decoder, folder: Path, eos_token_id: int | list[int], pad_token_id: int) -> None:
     """Write config.json, generation_config.json and model.safetensors in the format of `transformers`.
 
     Raises OSError or SafetensorError if the folder cannot be written.
@@ -77,7 +77,7 @@ def save(model: Decoder, folder: Path, eos_token_id: int | list[int], pad_token_
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def load(folder: Path, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Decoder:
+def load_model(folder: Path, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Decoder:
     """Read a Hugging Face folder of one of `FAMILIES`. Raise AgentR1Error naming the fault."""
     shape = read_shape(folder)
     try:

@@ -78,7 +78,7 @@ def load_any(folder: Path, device: str = "cpu", dtype: torch.dtype = torch.float
         model_files.read_shape(folder)
     except model_files.OtherModelError:
         return load_transformers(folder, device, dtype)
-    return model_files.load(folder, device, dtype)
+    return model_files.load_model(folder, device, dtype)
 
 
 @torch.inference_mode()
@@ -178,7 +178,7 @@ class ServerPolicy(Policy):
         diagnose: Callable[[], str | None] | None = None,
         seeded: bool = True,
     ):
-        """`diagnose` returns why the server died, or None while it lives (see `serve.Server.diagnose`).
+        """`diagnose` returns why the server died, or None while it lives (see `serve.VllmServer.diagnose`).
 
         `seeded=False` omits the seeds of requests: on a GPU, vLLM samples seeded requests one after the other.
         """

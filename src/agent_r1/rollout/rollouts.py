@@ -32,7 +32,7 @@ def make_flow(
 
 def load_flow(name: str) -> type[AgentFlowBase]:
     """Load a user-defined flow. Raise ConfigError if `name` is not a subclass of AgentFlowBase."""
-    found = plugins.load(name, "rollout.flow")
+    found = plugins.load_trusted(name, "rollout.flow")
     if not (isinstance(found, type) and issubclass(found, AgentFlowBase)):
         raise ConfigError(
             f"rollout.flow={name} is not a flow; write a subclass of AgentFlowBase (agent_r1.rollout.episode)",

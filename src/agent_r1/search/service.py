@@ -184,7 +184,7 @@ def read_ahead(path: str | Path) -> None:
             pass
 
 
-def serve(index: PassageIndex, listener: socket.socket) -> None:
+def serve_search(index: PassageIndex, listener: socket.socket) -> None:
     """Answer requests until SIGINT or SIGTERM."""
     import uvicorn
 

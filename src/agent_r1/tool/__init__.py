@@ -84,7 +84,7 @@ def own_tool(name: str, setting: str = "env.tools") -> BaseTool:
 
     Raises ConfigError for anything else.
     """
-    found = plugins.load(name, setting)
+    found = plugins.load_trusted(name, setting)
     is_class = isinstance(found, type)
     if not isinstance(found, BaseTool) and not (issubclass(found, BaseTool) if is_class else callable(found)):
         raise ConfigError(

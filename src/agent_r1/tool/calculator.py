@@ -64,7 +64,7 @@ class Calculator(BaseTool):
     }
 
     async def execute(self, args: dict[str, Any]) -> str:
-        return written(value_of(args["expression"]))
+        return without_exponent(value_of(args["expression"]))
 
 
 def make(**_: Any) -> Calculator:
@@ -72,7 +72,7 @@ def make(**_: Any) -> Calculator:
     return Calculator()
 
 
-def written(value: Number) -> str:
+def without_exponent(value: Number) -> str:
     """Write a number without an exponent. The reward would read 2.5e+12 as a product with Euler's e."""
     if value == int(value) and abs(value) < 1e22:  # floats represent powers of ten exactly up to this one
         return str(int(value))

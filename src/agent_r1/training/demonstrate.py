@@ -52,7 +52,7 @@ CAPITALISED = re.compile(r"[A-Z]\w*(?:[ '-][A-Z]\w*)*")
 
 
 @dataclass(frozen=True)
-class Episode:
+class Demonstration:
     """One demonstration as messages."""
 
     messages: list[Message]
@@ -109,7 +109,7 @@ class _Played(AgentEnvLoop, Policy):
 
 def demonstrator_of(name: str) -> Demonstrate:
     """Load the demonstrator `name`. Raise ConfigError if it is not one."""
-    found = plugins.load(name, "cold_start.demonstrator")
+    found = plugins.load_trusted(name, "cold_start.demonstrator")
     if not callable(found) or not 2 <= len(inspect.signature(found).parameters) <= 3:
         raise ConfigError(
             f"cold_start.demonstrator={name} is not a demonstrator; write `def demonstrate(row, history, rng)`, which returns the "
@@ -134,9 +134,9 @@ class _Plays(AgentFlowBase):
         return await player.run(task, sampling)
 
 
-def play(
+def play_demonstrations(
     name: str, rows: list[Row], tools: dict[str, BaseTool], rollout: RolloutConfig, env: EnvConfig, seed: int
-) -> list[Episode]:
+) -> list[Demonstration]:
     """Play one episode per row with the function `name`, in the real environment.
 
     Raises ConfigError if the function fails, answers a request for notes with a turn, or leaves most episodes without
@@ -159,7 +159,7 @@ def play(
         run_episodes(flow, tasks, Sampling(max_tokens=10**6), at_once=rollout.max_concurrent_episodes)
     )
     played = [(flow.played[task.session], t) for task, t in zip(tasks, trajectories, strict=True)]
-    episodes = [Episode(messages, p.tools, t.score) for p, t in played for messages in p.contexts]
+    episodes = [Demonstration(messages, p.tools, t.score) for p, t in played for messages in p.contexts]
     turns = (pair for e in episodes for pair in pairwise(e.messages))
     for text in (said["content"] for asked, said in turns if asked["content"] in requests):
         if any(part.kind in ("tool_call", "answer") for part in dialect_of(env).parts(text)):
@@ -181,7 +181,7 @@ def play(
 # -------------------------------------------------------------------------------------------------------- recorded
 
 
-def read_episodes(path: Path, tools: dict[str, BaseTool], env: EnvConfig) -> list[Episode]:
+def read_episodes(path: Path, tools: dict[str, BaseTool], env: EnvConfig) -> list[Demonstration]:
     """Read recorded demonstrations, one per line (RECORDED_EXAMPLE). Raise AgentR1Error naming the line.
 
     A line may have `tools` in addition to `messages`; otherwise the configured tools are used. Calls may be text or
@@ -209,7 +209,7 @@ def read_episodes(path: Path, tools: dict[str, BaseTool], env: EnvConfig) -> lis
             )
         first = dialect_of(env).first_observation(messages, tools)
         schemas = None if first.tools is None else record.get("tools") or first.tools
-        episodes.append(Episode(first.messages, schemas))
+        episodes.append(Demonstration(first.messages, schemas))
     if not episodes:
         raise AgentR1Error(f"{path} has no demonstrations; one line is {RECORDED_EXAMPLE}", code="no_records")
     return episodes
@@ -233,7 +233,7 @@ def _message(message: dict[str, Any]) -> Message:
 # ------------------------------------------------------------------------------------------------ training data
 
 
-def texts_of(episodes: list[Episode]) -> Iterator[str]:
+def texts_of(episodes: list[Demonstration]) -> Iterator[str]:
     """Yield the texts that train the tokenizer.
 
     Digits and names are separate (see `tiny_model.py`): an unknown number or name must be spelt like the known ones.
@@ -249,7 +249,7 @@ def texts_of(episodes: list[Episode]) -> Iterator[str]:
 
 
 def sequences(
-    episodes: list[Episode], chat: ChatFormat, max_context: int, spoken: Dialect | None = None
+    episodes: list[Demonstration], chat: ChatFormat, max_context: int, spoken: Dialect | None = None
 ) -> list[TrainingRow]:
     """Make training sequences with the loss on the agent's turns only.
 
@@ -269,7 +269,7 @@ def sequences(
     return fitting
 
 
-def _trajectory(episode: Episode, chat: ChatFormat, spoken: Dialect) -> Trajectory:
+def _trajectory(episode: Demonstration, chat: ChatFormat, spoken: Dialect) -> Trajectory:
     loop = AgentEnvLoop(None, chat, None, None)  # only for `observe`
     steps: list[Step] = []
     start = 0
@@ -283,7 +283,7 @@ def _trajectory(episode: Episode, chat: ChatFormat, spoken: Dialect) -> Trajecto
     return Trajectory(steps, "", StopReason.ANSWERED, {})
 
 
-def describe_demonstrations(episodes: list[Episode]) -> str:
+def describe_demonstrations(episodes: list[Demonstration]) -> str:
     """Report the number and mean score of the demonstrations."""
     scores = [e.score for e in episodes if e.score is not None]
     return f"{len(episodes)} demonstrations" + (f", which score {fmean(scores):.2f}" if scores else "")

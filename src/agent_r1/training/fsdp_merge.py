@@ -51,7 +51,7 @@ def write_weights(weights: dict[str, torch.Tensor], base: Path, out: Path) -> No
     save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
 
 
-def fold(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def merge_adapters(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Merge LoRA adapters into their weights, float32: W + ALPHA B A.
 
     `weights` has the names of `peft`, or Hugging Face's for weights without an adapter, which stay unchanged.
@@ -91,4 +91,4 @@ def merge_shards(actor: Path) -> dict[str, torch.Tensor]:
     logging.getLogger("torch.distributed.device_mesh").setLevel(logging.ERROR)
     # mmap: the files are not read into memory, which also needs room for the whole weights.
     ranks = [torch.load(file, map_location="cpu", weights_only=True, mmap=True) for file in files]
-    return fold({name: whole([rank[name] for rank in ranks]) for name in ranks[0]})
+    return merge_adapters({name: whole([rank[name] for rank in ranks]) for name in ranks[0]})

@@ -32,7 +32,7 @@ HOST_FREE = "perf/host_free_gib"
 """Free memory of the machine; a leak in any of its processes lowers it."""
 
 
-def host_memory() -> dict[str, float]:
+def free_host_memory() -> dict[str, float]:
     """Return the machine's free memory; nothing if the system does not report it."""
     free = available_memory()
     return {} if free is None else {HOST_FREE: free / GIB}
@@ -50,7 +50,7 @@ def with_val_em(metrics: Mapping[str, Any]) -> dict[str, Any]:
     return dict(metrics) | ({VAL_EM: found[0]} if found else {})
 
 
-def spent(
+def with_totals(
     lines: Iterable[Mapping[str, Any]], rollout: RolloutConfig, algorithm: str
 ) -> Iterator[tuple[dict[str, Any], int, float]]:
     """Yield each line of metrics.jsonl with the episodes and seconds used so far.
@@ -68,7 +68,7 @@ def spent(
 
 def time_to(score: float, lines: Iterable[Mapping[str, Any]], rollout: RolloutConfig, algorithm: str) -> dict[str, Any]:
     """Return when greedy validation first reached `score`: step, episodes, seconds; None if never."""
-    for line, episodes, seconds in spent(lines, rollout, algorithm):
+    for line, episodes, seconds in with_totals(lines, rollout, algorithm):
         if (line.get(VAL_EM) or 0.0) >= score:
             return {"val": score, "step": line[STEP_KEY], "episodes": episodes, "seconds": round(seconds, 1)}
     return {"val": score, "step": None, "episodes": None, "seconds": None}

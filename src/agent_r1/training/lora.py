@@ -26,7 +26,7 @@ from agent_r1.ground.files import whole, writing
 from agent_r1.rollout import model_files
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.decoder import Decoder
-from agent_r1.training.fsdp_merge import ALPHA, fold, write_weights
+from agent_r1.training.fsdp_merge import ALPHA, merge_adapters, write_weights
 from agent_r1.training.tiny_model import save_tokenizer
 
 TARGETS = ("qkv", "o", "gate_up", "down")
@@ -45,9 +45,9 @@ def add_adapters(model: Decoder, rank: int) -> None:
         inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=ALPHA * rank, target_modules=list(TARGETS)), model)
 
 
-def load(folder: Path, base: Path, device: str, rank: int) -> Decoder:
+def load_adapters(folder: Path, base: Path, device: str, rank: int) -> Decoder:
     """Read `base` with the adapters of the model folder `folder`, or with new ones."""
-    model = model_files.load(base, device)
+    model = model_files.load_model(base, device)
     add_adapters(model, rank)
     if is_adapter(folder):
         saved = load_file(folder / ADAPTER_WEIGHTS, device=device)
@@ -57,7 +57,7 @@ def load(folder: Path, base: Path, device: str, rank: int) -> Decoder:
     return model
 
 
-def save(model: Decoder, chat: ChatFormat, base: Path, folder: Path) -> None:
+def save_adapters(model: Decoder, chat: ChatFormat, base: Path, folder: Path) -> None:
     """Write the adapters of `model` and the tokenizer in the format of `peft` and `transformers`."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.cpu().clone() for name, tensor in _by_name(model).items()}  # safetensors needs own memory
@@ -82,7 +82,7 @@ def is_adapter(folder: Path) -> bool:
     return (folder / ADAPTER_CONFIG).is_file()
 
 
-def merged(checkpoint: Path) -> Path:
+def merged_model(checkpoint: Path) -> Path:
     """Return a checkpoint's merged model in Hugging Face's format; made at the first call.
 
     Raises AgentR1Error if the base model has moved or the disk is full.
@@ -109,7 +109,7 @@ def merged(checkpoint: Path) -> Path:
         part.mkdir()
         for file in (*base.glob("*token*.json"), *base.glob("*.jinja"), *base.glob("generation_config.json")):
             shutil.copyfile(file, part / file.name)
-        write_weights(fold(weights), base, part)
+        write_weights(merge_adapters(weights), base, part)
     return target
 
 

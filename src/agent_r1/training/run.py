@@ -48,7 +48,7 @@ from agent_r1.training import lora
 from agent_r1.training.checkpoint import list_checkpoints, read_checkpoint, refuse_weights, save_checkpoint
 from agent_r1.training.dashboard import Dashboard
 from agent_r1.training.learner import Learner, make_learner
-from agent_r1.training.log import STEP_KEY, MetricsFile, Track, host_memory, process_memory, trackers
+from agent_r1.training.log import STEP_KEY, MetricsFile, Track, free_host_memory, process_memory, trackers
 from agent_r1.training.loop import train
 from agent_r1.training.sentinel import SPAN, new_signs
 from agent_r1.training.tiny_model import load_chat, load_tokenizer, save_tokenizer
@@ -161,7 +161,7 @@ def run_training(
         learner = start_learner(run, fingerprint(config), start_model, config.actor, critic, device)
         for network in filter(None, (learner.actor, learner.critic and learner.critic.trunk)):
             network.recompute = config.trainer.recompute
-        reference = model_files.load(start_model, device) if config.actor.kl_coef else None
+        reference = model_files.load_model(start_model, device) if config.actor.kl_coef else None
         chat = load_chat(start_model)
         run.metrics.truncate_after(learner.step)
         history, parts = run.metrics.read(), dialect_of(config.env).parts
@@ -186,7 +186,7 @@ def run_training(
 
             write = partial(write_model, learner.actor, chat)
             if config.actor.lora_rank:
-                write = partial(lora.save, learner.actor, chat, start_model)
+                write = partial(lora.save_adapters, learner.actor, chat, start_model)
             recorder = _Recorder(
                 run, config.trainer, fingerprint(config), learner, chat, dashboard, track, limit, interrupted, write
             )
@@ -202,8 +202,8 @@ def start_learner(
 
     def read(folder: Path) -> decoder.Decoder:
         if actor.lora_rank:
-            return lora.load(folder, start_model, device, actor.lora_rank)
-        return model_files.load(folder, device)
+            return lora.load_adapters(folder, start_model, device, actor.lora_rank)
+        return model_files.load_model(folder, device)
 
     checkpoint = run.latest_checkpoint()
     if checkpoint is None:
@@ -244,7 +244,7 @@ class _Recorder:
 
     def step(self, metrics: dict[str, float], trajectories: list[Trajectory], batch: Batch) -> None:
         step, every = self.learner.step, self.trainer.rollouts_every
-        metrics = {STEP_KEY: step} | metrics | host_memory() | process_memory()
+        metrics = {STEP_KEY: step} | metrics | free_host_memory() | process_memory()
         self.run.metrics.append(metrics)
         self.track(metrics)
         if every and (step % every == 0 or step == 1):
@@ -293,7 +293,7 @@ def refuse_collapse(run: RunDir) -> None:
 def write_model(model: decoder.Decoder, chat: ChatFormat, folder: Path) -> None:
     """Write a Hugging Face folder: weights, configuration, tokenizer, chat template."""
     ends = list(chat.stop_ids)
-    model_files.save(model, folder, ends if len(ends) > 1 else ends[0], chat.tokenizer.pad_token_id)
+    model_files.save_model(model, folder, ends if len(ends) > 1 else ends[0], chat.tokenizer.pad_token_id)
     save_tokenizer(chat.tokenizer, folder)
 
 

@@ -2,7 +2,7 @@
 
 In: verl's tensors of the response part [B, T]. Out: the results of an estimator and of `training/losses.py`. verl
 imports this module in every worker (settings.yaml: `external_lib`). `trainer.py` calls the estimators through verl's
-table and gives `actor_loss` to the workers. The critic's loss is verl's own; tests/test_verl_equivalence.py compares
+table and gives `verl_actor_loss` to the workers. The critic's loss is verl's own; tests/test_verl_equivalence.py compares
 it with ours.
 """
 
@@ -142,7 +142,7 @@ def votes(keys: list[str], minibatch_B: list[int], mask_BT: Tensor) -> tuple[Ten
     return tokens_B, torch.tensor([episodes[number] for number in minibatch_B])
 
 
-def actor_loss(
+def verl_actor_loss(
     config: ActorConfig, model_output: dict[str, Tensor], data: TensorDict, dp_group=None
 ) -> tuple[Tensor, dict[str, Metric]]:
     """Compute `loop.actor_loss` of a micro-batch on one rank, instead of verl's `ppo_loss`.

@@ -72,7 +72,7 @@ def finish(
         shutil.copytree(start_model, folder, ignore=shutil.ignore_patterns(*WEIGHT_PATTERNS))
         write_merged(kept / "actor", start_model, folder)
         phase("checkpoint: check")
-        found.update(check(folder, kept))
+        found.update(check_conversion(folder, kept))
         # verl's own folder takes the place of the local loop's trainer.pt.
         shutil.copytree(kept, folder.parent / f"global_step_{step}", copy_function=_link)
         phase("checkpoint: hash")
@@ -86,13 +86,13 @@ def finish(
     return {f"checkpoint/{name}": value for name, value in found.items()}
 
 
-def check(model: Path, kept: Path) -> dict[str, float]:
+def check_conversion(model: Path, kept: Path) -> dict[str, float]:
     """Return the differences of the converted `model` from the trainer.
 
     Raises AgentR1Error if the weights are other ones.
     """
     saved = json.loads((kept / PARITY).read_text())
-    found = differences(model, saved["rows"], getattr(torch, saved["dtype"]))
+    found = compare_logprobs(model, saved["rows"], getattr(torch, saved["dtype"]))
     if not found["mean"] <= WRONG:  # negated, so that NaN fails
         raise AgentR1Error(
             f"{kept}: the converted model differs from the trained one by {found['mean']:.1e} in mean "
@@ -112,7 +112,7 @@ def _link(source: str, target: str) -> None:
         shutil.copy2(source, target)
 
 
-def differences(model: Path, rows: list[dict[str, Any]], dtype: torch.dtype) -> dict[str, float]:
+def compare_logprobs(model: Path, rows: list[dict[str, Any]], dtype: torch.dtype) -> dict[str, float]:
     """Compare the log-probabilities in `rows` with those of `transformers`, at the sampled tokens.
 
     The weights are rounded to `dtype` first, as FSDP rounds them for each pass. A published model lies on the grid of

@@ -36,7 +36,7 @@ EVERYWHERE = ("AGENT_R1_HOME", "AGENT_R1_VERL_RUN", "HF_HUB_OFFLINE", "VLLM_NO_U
 
 
 @ray.remote(num_cpus=1)
-class Runner:
+class AgentTaskRunner:
     """Replace the trainer in verl's TaskRunner by ours."""
 
     def run(self, config) -> None:
@@ -129,7 +129,7 @@ def main(file: str, ray_folder: str, cpus: str, gpus: str) -> int:
         if several:
             check_cluster(config, int(cpus))
         OmegaConf.resolve(config)
-        runner = Runner.remote()
+        runner = AgentTaskRunner.remote()
         wait_for(runner.run.remote(config))
     except Exception as error:
         cause = getattr(error, "cause", None) or error  # ray wraps what a remote method raised

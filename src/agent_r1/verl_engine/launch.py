@@ -63,10 +63,10 @@ UNVERIFIED = (
 )
 
 
-def train(run: RunDir, config: Config, start_model: Path, resume: bool, plain: bool) -> Path:
+def train_with_verl(run: RunDir, config: Config, start_model: Path, resume: bool, plain: bool) -> Path:
     """Train to the end, with `resume` from the newest checkpoint; return the last checkpoint's folder."""
     device, _ = resolve_device(config.trainer)
-    check_machine(config, device, start_model)
+    check_runnable(config, device, start_model)
     open_run(run, config, resume)
     with only_trainer(run), only_one_here():
         if kept := unverified(run):
@@ -100,7 +100,7 @@ def train(run: RunDir, config: Config, start_model: Path, resume: bool, plain: b
     return run.latest_checkpoint()
 
 
-def check_machine(config: Config, device: str, model: Path) -> None:
+def check_runnable(config: Config, device: str, model: Path) -> None:
     """Raise ConfigError for what this machine or this model cannot run."""
     v = config.verl
     if device == "cuda" and torch.cuda.device_count() < v.ranks // v.nodes:
@@ -269,7 +269,7 @@ def ray_cpus(config: Config) -> int:
     """Return the CPUs to declare to Ray; for several machines, their sum.
 
     Ray waits silently if more are requested than declared. Threads are not bound to the number. Verl requests 3 per
-    rank, 1 for our Runner, 9 for the TransferQueue, and 1 per other actor at its start.
+    rank, 1 for `AgentTaskRunner`, 9 for the TransferQueue, and 1 per other actor at its start.
     """
     needed = 3 * config.verl.ranks + 12 + config.verl.agent_workers
     return needed if config.verl.nodes > 1 else max(cores(), needed)

@@ -39,11 +39,18 @@ from agent_r1.rollout.health import refuse_broken_tools
 from agent_r1.rollout.records import write_rollouts
 from agent_r1.rollout.training_rows import Batch
 from agent_r1.training.learner import refuse_gradient
-from agent_r1.training.log import host_memory
+from agent_r1.training.log import free_host_memory
 from agent_r1.training.metrics import EpisodeNumbers, episode_metrics
 from agent_r1.training.parts import make_estimator
 from agent_r1.training.run import RunDir, TimeLimit, refuse_collapse
-from agent_r1.verl_engine.algorithms import RowKey, SamplerWatch, actor_loss, deal_into_minibatches, parse_key, votes
+from agent_r1.verl_engine.algorithms import (
+    RowKey,
+    SamplerWatch,
+    deal_into_minibatches,
+    parse_key,
+    verl_actor_loss,
+    votes,
+)
 from agent_r1.verl_engine.checkpoints import finish, keep_shards
 
 PARITY_ROWS = 8
@@ -80,7 +87,7 @@ class AgentR1Trainer(PPOTrainerSync):
     def on_init_end(self) -> None:
         self.phase("first weight sync")
         actor = omega_conf_to_dataclass(self.config.actor_rollout_ref.actor)
-        self.actor_rollout_wg.set_loss_fn(partial(actor_loss, actor))
+        self.actor_rollout_wg.set_loss_fn(partial(verl_actor_loss, actor))
         super().on_init_end()
         # The launcher writes the configuration just before this process starts, so the start counts, too.
         self.limit = TimeLimit(self.ours.trainer.max_hours, (self.folder / "config.yaml").stat().st_mtime)
@@ -260,7 +267,7 @@ class AgentR1Trainer(PPOTrainerSync):
         extras = {key.episode: extra for key, extra in zip(keys, data.get("extra_fields").tolist(), strict=True)}
         episodes = [EpisodeNumbers(**extra["episode"]) for extra in extras.values()]
         metrics |= episode_metrics(episodes) | {"response_length/mean": tokens / len(episodes)} | self.checked
-        metrics |= host_memory()
+        metrics |= free_host_memory()
         self.checked = {}
         metrics["perf/agent_tokens_per_s"] = tokens / timing_raw["gen"]
         calls, failed = (sum(e.metrics.get(name, 0.0) for e in episodes) for name in ("tool_calls", "failed_calls"))
@@ -305,7 +312,7 @@ class AgentR1Trainer(PPOTrainerSync):
 
 
 def parity_row(ids: torch.Tensor, logprobs: torch.Tensor, mask: torch.Tensor) -> dict[str, Any]:
-    """Cut a row for `checkpoints.differences`; some of the response always remains."""
+    """Cut a row for `checkpoints.compare_logprobs`; some of the response always remains."""
     prompt = len(ids) - len(logprobs)
     cut = max(PARITY_TOKENS, prompt + 64)
     answer = {"logprobs": logprobs[: cut - prompt].tolist(), "mask": mask[: cut - prompt].tolist()}

@@ -37,7 +37,7 @@ from agent_r1.training.log import STEP_KEY, VAL_EM, step_times, with_val_em
 from agent_r1.training.sentinel import Sign, signs
 from agent_r1.viewer.tokens import TOKEN_CSS, tokens_html
 
-Record = dict[str, Any]
+JsonObject = dict[str, Any]
 Points = list[tuple[float, float]]
 
 # ---------------------------------------------------------------------------------------------------- files of a run
@@ -52,26 +52,26 @@ class RunFiles:
     """Hold the files of a run. It may have been interrupted, so only the configuration must exist."""
 
     path: Path
-    config: Record
+    config: JsonObject
     """config.yaml as plain dicts: a report must also open runs of another version."""
     config_text: str
-    metrics: list[Record] = field(default_factory=list)
-    before: Record | None = None
+    metrics: list[JsonObject] = field(default_factory=list)
+    before: JsonObject | None = None
     """eval_before.json, the card of the model that RL started from."""
-    after: Record | None = None
+    after: JsonObject | None = None
     """eval.json, the card of the trained model."""
-    under: dict[str, list[Record | None]] = field(default_factory=dict)
+    under: dict[str, list[JsonObject | None]] = field(default_factory=dict)
     """Condition of the tools -> the cards before and after RL from `eval` with `--closed-book`, `--retriever` or
     `--poison`."""
-    rollouts_before: list[Record] = field(default_factory=list)
-    rollouts_after: list[Record] = field(default_factory=list)
-    rollouts_train: list[Record] = field(default_factory=list)
+    rollouts_before: list[JsonObject] = field(default_factory=list)
+    rollouts_after: list[JsonObject] = field(default_factory=list)
+    rollouts_train: list[JsonObject] = field(default_factory=list)
     """Rollouts of the last dumped training step; these have advantages."""
     missing: list[str] = field(default_factory=list)
     """A sentence for each thing that the report cannot show."""
 
     @property
-    def cards(self) -> list[Record]:
+    def cards(self) -> list[JsonObject]:
         return [card for card in (self.before, self.after) if card]
 
     @property
@@ -122,14 +122,14 @@ def load_run(run_dir: Path) -> RunFiles:
     return run
 
 
-def _lines(run: RunFiles, name: str, consequence: str) -> list[Record]:
+def _lines(run: RunFiles, name: str, consequence: str) -> list[JsonObject]:
     lines = read_jsonl(run.path / name)
     if not lines:
         run.missing.append(f"{name} is missing or empty: {consequence}.")
     return lines
 
 
-def _card(run: RunFiles, name: str, consequence: str | None = None) -> Record | None:
+def _card(run: RunFiles, name: str, consequence: str | None = None) -> JsonObject | None:
     try:
         return renamed_card(json.loads((run.path / name).read_text(encoding="utf-8")))
     except FileNotFoundError:
@@ -144,17 +144,17 @@ def _card(run: RunFiles, name: str, consequence: str | None = None) -> Record | 
 # ----------------------------------------------------------------------------------------------------- selection
 
 
-def pick_pairs(before: Iterable[Record], after: Iterable[Record]) -> list[tuple[str, Record, Record]]:
+def pick_pairs(before: Iterable[JsonObject], after: Iterable[JsonObject]) -> list[tuple[str, JsonObject, JsonObject]]:
     """Pick questions to show, as (reason, before, after).
 
     Two that were learned, one that was known, one that is still wrong.
     """
-    earlier: dict[str, Record] = {}
+    earlier: dict[str, JsonObject] = {}
     for record in before:
         earlier.setdefault(record["question"], record)
     wanted = {"learned: wrong before, right now": 2, "right before and after": 1, "still wrong": 1, "lost": 1}
     learned, known, wrong, lost = wanted
-    chosen: list[tuple[str, Record, Record]] = []
+    chosen: list[tuple[str, JsonObject, JsonObject]] = []
     for record in after:
         if (old := earlier.pop(record["question"], None)) is None:
             continue
@@ -165,9 +165,9 @@ def pick_pairs(before: Iterable[Record], after: Iterable[Record]) -> list[tuple[
     return sorted(chosen, key=lambda item: list(wanted).index(item[0]))
 
 
-def pick_group(rollouts: Iterable[Record]) -> tuple[Record, Record] | None:
+def pick_group(rollouts: Iterable[JsonObject]) -> tuple[JsonObject, JsonObject] | None:
     """Return the best and worst attempt of the group with the largest difference, or None."""
-    groups: dict[str, list[Record]] = {}
+    groups: dict[str, list[JsonObject]] = {}
     for record in rollouts:
         groups.setdefault(record["group_id"], []).append(record)
     pairs = [(max(records, key=_reward), min(records, key=_reward)) for records in groups.values()]
@@ -177,7 +177,7 @@ def pick_group(rollouts: Iterable[Record]) -> tuple[Record, Record] | None:
 _reward = itemgetter("reward")
 
 
-def _right(record: Record) -> bool:
+def _right(record: JsonObject) -> bool:
     """Return whether an episode is right, by its environment's score, exact match or reward."""
     return (record["metrics"] | record["reward_parts"]).get(record.get("score_name") or "em", record["reward"]) > 0
 
@@ -195,12 +195,12 @@ def _worse_kinds(run: RunFiles) -> list[tuple[str, float, float]]:
     return [(kind, old, new) for kind, old, new in sorted(pairs) if new < old]
 
 
-def _score(part: Record) -> float:
+def _score(part: JsonObject) -> float:
     """Return the score of a part of a card."""
     return part["score"] or 0.0
 
 
-def _shown(record: Record) -> Record:
+def _shown(record: JsonObject) -> JsonObject:
     """Add `tokens` as HTML to a rollout: per row prompt length, prompt, episode."""
     tokens = []
     for row in record["rows"]:
