@@ -42,8 +42,8 @@ from agent_r1.training.learner import Learner, make_learner
 from agent_r1.training.loop import train
 from agent_r1.training.settings import TinyModelConfig
 from agent_r1.training.tiny_model import init_weights, shape_of, train_tokenizer
-from agent_r1_recipes.laptop.demonstrator import Demonstrator, demonstrate, tokenizer_texts
-from agent_r1_recipes.laptop.settings import AGENT
+from agent_r1_recipes.laptop.demonstrator import Demonstrator, demonstrate_rows, tokenizer_texts
+from agent_r1_recipes.laptop.settings import DEMO_AGENT
 
 # A shell that runs `pytest &` has it ignore Ctrl-C, and its children inherit that; some tests press Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -300,7 +300,7 @@ def demonstrations(micro, chat):
     from agent_r1.rollout.setup import make_loop
 
     loop = make_loop(Demonstrator(chat), chat, micro.tools, micro.config.rollout, micro.config.env)
-    return demonstrate(micro.rows("cold"), micro.config.cold_start.behaviours, loop, 0, "test")
+    return demonstrate_rows(micro.rows("cold"), micro.config.cold_start.behaviours, loop, 0, "test")
 
 
 @pytest.fixture(scope="session")
@@ -482,10 +482,10 @@ def agent_home(tmp_path_factory) -> Path:
     from agent_r1.workspace import load_rows, make_task
 
     def make(home: Path) -> None:
-        config, run = own_settings(AGENT), RunDir(home / "runs" / "laptop-grpo")
+        config, run = own_settings(DEMO_AGENT), RunDir(home / "runs" / "laptop-grpo")
         run.path.mkdir(parents=True)
         run.config.write_text(to_yaml(config))
-        write = partial(write_model, model_files.load(AGENT), load_chat(AGENT))
+        write = partial(write_model, model_files.load_model(DEMO_AGENT), load_chat(DEMO_AGENT))
         saved = save_checkpoint(run.checkpoints, config.trainer.steps, write, {}, fingerprint(config), keep=1)
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("AGENT_R1_HOME", str(home))

@@ -24,7 +24,7 @@ import pytest
 from runs import AGENT, ROOT, environment, main
 
 from agent_r1.inference.agent import find_model, open_agent
-from agent_r1.inference.compare import play
+from agent_r1.inference.compare import play_rows
 from agent_r1.workspace import load_rows
 
 
@@ -204,7 +204,7 @@ def test_json_gives_what_evaluation_gets(home, chat_command):
     records = [json.loads(line) for line in out.splitlines()]
     assert [record["question"] for record in records] == questions
     with open_agent(model, config) as agent:
-        done = play(agent, rows, 0.0, lambda trajectory: None)
+        done = play_rows(agent, rows, 0.0, lambda trajectory: None)
     for record, trajectory in zip(records, done, strict=True):
         assert record["turns"] == [agent.chat.turn_text(step.action_ids) for step in trajectory.steps]
         assert (record["reward"], record["stop_reason"]) == (trajectory.reward, trajectory.stop_reason.value)
