@@ -142,7 +142,7 @@ def main() -> None:
         for kind, column in (("wall", 0), ("cpu", 1)):
             result[f"{name}_{kind}_ms"] = median(t[column] for t in taken[1:]) / len(kept) * 1e3
     print(f"{len(kept)} episodes, {result['turns']} turns; the same tokens in both loops: {same}")
-    print(f"{'ms an episode':16}{'wall':>8}{'cpu':>8}")
+    print(f"{'ms per episode':16}{'wall':>8}{'cpu':>8}")
     for name in times:
         print(f"{name:16}{result[f'{name}_wall_ms']:8.2f}{result[f'{name}_cpu_ms']:8.2f}")
     print(json.dumps(result))

@@ -44,7 +44,7 @@ def explained() -> list[tuple[list[str], str, str]]:
 def run_table(bands: dict[str, dict]) -> str:
     """Return the lesson's table, in Markdown: one line per run, from its eval cards."""
     out = [
-        "| preset, algorithm | exact match | calls a question | invalid share | search rate | seconds a step |",
+        "| preset, algorithm | exact match | calls per question | invalid share | search rate | seconds per step |",
         "|---|---|---|---|---|---|",
     ]
     for name, run in bands.items():

@@ -209,7 +209,7 @@ def step() -> str:
     """Draw the data flow of one training step."""
     d = Drawing(900, 330, "Data flow of one training step")
     boxes = [
-        (14, 40, "1 sample", "G episodes a question", "policy <-> environment", "rollout/episode.py"),
+        (14, 40, "1 sample", "G episodes per question", "policy <-> environment", "rollout/episode.py"),
         (238, 40, "2 rows", "ids, action mask,", "rewards, log pi_old", "rollout/training_rows.py"),
         (462, 40, "3 predict", "critic: V at actions (ppo)", "reference: log pi_ref (KL)", "training/forward.py"),
         (686, 40, "4 credit", "grpo: against the group", "ppo: GAE over actions", "training/advantages.py"),
@@ -324,7 +324,7 @@ def collapse() -> str:
         ("reward/em", "exact match, sampled"),
         ("actor/entropy", "entropy, nats"),
         ("actor/ppo_kl", "KL of one update"),
-        ("tool_calls/mean", "calls a question"),
+        ("tool_calls/mean", "calls per question"),
         ("groups/zero_advantage", "sequences without advantage"),
         ("stop/answered", "answered"),
     ]

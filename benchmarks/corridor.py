@@ -55,7 +55,7 @@ def cosine(arm: str, rooms: int, paid: str, groups: int = 25) -> float:
 
 
 def table() -> str:
-    lines = [f"| paid | rooms | {' | '.join(ARMS)} |", "|---|---|" + "---|" * len(ARMS)]
+    lines = [f"| reward paid | rooms | {' | '.join(ARMS)} |", "|---|---|" + "---|" * len(ARMS)]
     for paid in PAID:
         for rooms in ROOMS:
             cells = (f"{cosine(arm, rooms, paid):.2f}" for arm in ARMS)

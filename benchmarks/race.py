@@ -32,7 +32,7 @@ COLOURS = ("#0f766e", "#2563eb", "#c2570c", "#be185d", "#7c3aed", "#6b7280", "#c
 STUDENT = (math.nan, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 """The 97.5 % quantile of Student's t with so many degrees of freedom."""
 HEAD = ("arm", "seeds", "score (95 % over seeds)", "worst to best", "deviation",
-        *(f"episodes to {r}" for r in REACHED), "seconds to 0.85", "s a step", "in advantages", "rows without advantage",
+        *(f"episodes to {r}" for r in REACHED), "seconds to 0.85", "s per step", "in advantages", "rows without advantage",
         "GB")  # fmt: skip
 
 

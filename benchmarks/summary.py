@@ -16,7 +16,7 @@ from agent_r1.ground.files import read_jsonl
 
 def main(names: list[str]) -> None:
     root = Path(os.environ.get("AGENT_R1_HOME", ".")) / "runs"
-    print("| run | before | after | sampled after | calls before → after | s a step | GiB |")
+    print("| run | before | after | sampled after | calls before → after | s per step | GiB |")
     print("|---|---|---|---|---|---|---|")
     after = []
     for name in names:

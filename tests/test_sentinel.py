@@ -89,7 +89,7 @@ def test_a_run_that_collapses_is_ended_and_its_healthy_checkpoint_is_kept(tmp_pa
     grows = {"tool_calls/mean": [1.0] * 5 + [9.0] * 5, "response_length/mean": [8.0] * 5 + [40.0] * 5}
     lines = scored([1.0] * 5 + [0.0] * 5, grows)
     found = {sign.name: sign for sign in signs(lines)}
-    assert {"reward falls", "calls an episode", "tokens an episode"} <= set(found) and found["reward falls"].step == 10
+    assert {"reward falls", "calls per episode", "tokens per episode"} <= set(found) and found["reward falls"].step == 10
     run = RunDir(tmp_path / "run")
     for step in (4, 8):
         (run.checkpoints / f"step_{step:06d}").mkdir(parents=True)
@@ -192,7 +192,7 @@ def test_a_leak_of_host_memory_is_named_before_it_ends_the_run():
     noise = random.Random(0)
     (sign,) = memory_signs([180 - 1.5 * n + noise.gauss(0, 2) for n in range(60)])
     assert 30 <= sign.step <= 60 and not sign.collapse
-    rate, left = map(float, re.search(r"falls by (\d+) MiB a step, and ([\d.]+) GiB are left", sign.seen).groups())
+    rate, left = map(float, re.search(r"falls by (\d+) MiB per step, and ([\d.]+) GiB are left", sign.seen).groups())
     assert rate == pytest.approx(1.5 * 1024, rel=0.1) and left == pytest.approx(136, abs=10)
 
 

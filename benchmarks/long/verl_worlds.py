@@ -61,6 +61,6 @@ def trained(preset: str, estimator: str) -> dict[str, float]:
     calls = max(line["tool_calls/mean"] for line in lines)
     if len(lines) != 2 or apart > 0.01 or not calls or any(line["rollout/lost_episodes"] for line in lines):
         raise AssertionError(
-            f"{preset}: {len(lines)} steps, probabilities {apart:.2g} apart, {calls:g} calls an episode"
+            f"{preset}: {len(lines)} steps, probabilities {apart:.2g} apart, {calls:g} calls per episode"
         )
     return {"probs_diff_max": round(apart, 5), "calls": calls}

@@ -17,7 +17,7 @@ def main(path: Path) -> None:
     threads = ", ".join(sorted({str(line["threads"]) for lines in sides.values() for line in lines}))
     counts = ", ".join(f"{side} {len(s)} steps in {len(sides[side])} rounds" for side, s in steps.items())
     print(f"\n{counts}; {threads} threads\n")
-    print_row(["seconds a step: mean (least)", *sides])
+    print_row(["seconds per step: mean (least)", *sides])
     print_row(["---"] * (1 + len(sides)))
     for phase in next(iter(steps.values()))[0]:
         times = ([s[phase] for s in steps[side]] for side in sides)

@@ -85,7 +85,7 @@ def test_each_has_a_card_of_its_own_and_the_report_shows_them_side_by_side(home,
     for words in (["--closed-book"], ["--retriever=empty"], ["--retriever=random"], ["--before", "--closed-book"]):
         assert main("eval", "--run=grpo", *words) == 0
         said = capsys.readouterr().out  # without tools, an agent only tries to call some
-        assert ("calls a question tried, without a tool" in said) == ("--closed-book" in words)
+        assert ("calls per question tried, without a tool" in said) == ("--closed-book" in words)
     cards = {name: json.loads((run / f"eval_{name}.json").read_text()) for name in ("closed_book", "empty", "random")}
     assert (run / "eval.json").read_text() == plain and (run / "eval_before_closed_book.json").exists()
     card = json.loads(plain)

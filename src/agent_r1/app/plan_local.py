@@ -136,8 +136,8 @@ def local_plan(config: Config) -> str:
         f"\nmodel              {P / 1e6:.2f} M parameters on {device}, {str(dtype)[6:]}\n"
         f"memory             {sum(parts.values()) / 2**20:.0f} MiB: {memory_summary(parts)} GiB\n"
         f"disk               {local_disk(config, shape) / 2**20:.0f} MiB of models and checkpoints ({t.keep_checkpoints} kept)\n"
-        f"episodes           {episodes} a step{f', and {greedy} greedy ones for comparison' * (greedy > 0)}\n"
-        f"time               about {seconds:.2f} s a step, {t.steps * seconds / 60:.1f} min for {t.steps} steps "
+        f"episodes           {episodes} per step{f', and {greedy} greedy ones for comparison' * (greedy > 0)}\n"
+        f"time               about {seconds:.2f} s per step, {t.steps * seconds / 60:.1f} min for {t.steps} steps "
         f"(a matmul reaches {rate / 1e9:.0f} GFLOP/s now, fewer while other programs run; assumed: "
-        f"{TOKENS_PER_EPISODE} tokens an episode, {EFFICIENCY:.0%} of that rate)"
+        f"{TOKENS_PER_EPISODE} tokens per episode, {EFFICIENCY:.0%} of that rate)"
     )

@@ -108,9 +108,9 @@ def score_of(trajectory: Trajectory, name: str) -> float:
 
 
 def calls_line(card: dict) -> str:
-    """Format `1.98 calls a question`. Without tools, calls are only attempts."""
+    """Format `1.98 calls per question`. Without tools, calls are only attempts."""
     tried = " tried, without a tool" if card.get("condition") == "closed-book" else ""
-    return f"{card['mean_tool_calls']:.2f} calls a question{tried}"
+    return f"{card['mean_tool_calls']:.2f} calls per question{tried}"
 
 
 def score_line(card: dict) -> str:

@@ -54,7 +54,7 @@ GAUGES = (
 
 LEGEND = (
     "Ctrl-C finishes the step and saves; --resume goes on from there",
-    "EM: share of exact answers · entropy: how undecided it is, nats a token · KL: how far an update moves it",
+    "EM: share of exact answers · entropy: how undecided it is, nats per token · KL: how far an update moves it",
 )
 _SECONDS_BETWEEN_PAINTS = 0.25
 

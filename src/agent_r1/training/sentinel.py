@@ -169,10 +169,10 @@ def _collapse(lines: Sequence[Line]) -> list[Sign]:
         )
         add("entropy", "the entropy fell to zero", means, first)
     for key, name, least, first in (
-        ("tool_calls/mean", "calls an episode", 1.0, "Set env.call_reward to 0, and look at what they find"),
+        ("tool_calls/mean", "calls per episode", 1.0, "Set env.call_reward to 0, and look at what they find"),
         (
             "response_length/mean",
-            "tokens an episode",
+            "tokens per episode",
             16.0,
             "Lower rollout.max_tokens_per_turn; try seq-mean-token-mean",
         ),
@@ -196,7 +196,7 @@ def _leak(lines: Sequence[Line]) -> list[Sign]:
     # A process that starts and stays causes one fall, warming up ever smaller falls, and freed memory a rise.
     if a_step < 0.02 or now > 0.9 * means[0] or min(drops) < 0.6 * fmean(drops):
         return []
-    seen = f"the machine's free memory falls by {1024 * a_step:.0f} MiB a step, and {now:.1f} GiB are left"
+    seen = f"the machine's free memory falls by {1024 * a_step:.0f} MiB per step, and {now:.1f} GiB are left"
     meaning = f"a process leaks, and in {now / a_step:.0f} steps there is none (verl#6468 is such a leak)"
     first = "See which process grows; trainer.max_hours and --resume start all of them anew"
     return [Sign("host memory", seen, meaning, first, lines[-1][STEP_KEY])]
@@ -205,7 +205,7 @@ def _leak(lines: Sequence[Line]) -> list[Sign]:
 def _gap(gap: float, step: int) -> Sign:
     means = "the sampler does not have the trainer's weights, or rounds far otherwise, and the ratio measures that"
     first = "Check trainer.dtype and how weights reach the sampler; verl.tis_cap=2 truncates what is left"
-    return Sign("sampler", f"sampler and trainer differed by {gap:.2f} nats a token", means, first, step, True)
+    return Sign("sampler", f"sampler and trainer differed by {gap:.2f} nats per token", means, first, step, True)
 
 
 def _paid(line: Line) -> bool:
