@@ -78,7 +78,7 @@ def test_help_shows_examples_that_work(name, capsys, tmp_path, monkeypatch):
     examples = [shlex.split(line) for line in capsys.readouterr().out.partition("examples:\n")[2].splitlines()]
     assert examples and all(line[:2] == ["agent-r1", name] for line in examples)
     for example in examples:
-        arguments = cli.parse(example[1:])
+        arguments = cli.parse_command_line(example[1:])
         if name in ("chat", "serve"):  # the settings go on top of the model's own
             model = [f"model.path={arguments.model}"] if arguments.model else []
             load_config(arguments.preset or "laptop", model + arguments.settings)

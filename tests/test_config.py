@@ -144,11 +144,11 @@ def test_a_gpu_preset_is_prepared_in_small():
     """The batches of training have nothing to do with the data: `agent-r1 data --preset musique data.train=40` was refused."""
     few = ["data.train=40", "data.val=4", "data.test=4"]
     for command in ("data", "index", "tools", "try", "search-server"):
-        assert cli._config(cli.parse([command, "--preset", "musique", *few])).data.train == 40
+        assert cli._config(cli.parse_command_line([command, "--preset", "musique", *few])).data.train == 40
         with fails_with("unknown_index"):
-            cli._config(cli.parse([command, "--preset", "musique", *few, "search.index=x"]))
+            cli._config(cli.parse_command_line([command, "--preset", "musique", *few, "search.index=x"]))
     with fails_with("too_few_questions"):
-        cli._config(cli.parse(["train", "--preset", "musique", *few]))
+        cli._config(cli.parse_command_line(["train", "--preset", "musique", *few]))
 
 
 @pytest.mark.parametrize("preset", ["laptpo", "../smoke"])

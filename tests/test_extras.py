@@ -88,7 +88,7 @@ calls = {
     "serve": lambda: workspace.serve_index(load_config("smoke"), "127.0.0.1", 0),
     "tensorboard": lambda: track("tensorboard"),
     "verl": lambda: stages.run_train(load_config("smoke", ["engine=verl"]), "none", False, False),
-    "verl, checked": lambda: cli.gpu_check(cli.parse(["gpu-check", "--preset", "smoke", "--engine", "verl"])),
+    "verl, checked": lambda: cli.gpu_check(cli.parse_command_line(["gpu-check", "--preset", "smoke", "--engine", "verl"])),
     "wandb": lambda: track("wandb"),
 }
 said = {}

@@ -101,7 +101,7 @@ def test_verls_shards_are_folded_like_ours(checkpoint, base):
         state[f"base_model.model.{name.replace('.weight', '.base_layer.weight') if adapted else name}"] = tensor
     state |= {name.replace(".weight", ".default.weight"): tensor for name, tensor in saved.items()}
     ours = load_file(lora.merged_model(folder) / "model.safetensors")
-    folded = lora.fold(state)
+    folded = lora.merge_adapters(state)
     assert folded.keys() == ours.keys() and all(torch.equal(folded[name], ours[name]) for name in ours)
 
 
