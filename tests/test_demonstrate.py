@@ -30,7 +30,7 @@ def double(x: int) -> str:
 
 
 def played(monkeypatch, function, rows):
-    monkeypatch.setattr(d.plugins, "load", lambda name, setting: function)
+    monkeypatch.setattr(d.plugins, "load_trusted", lambda name, setting: function)
     return d.play_demonstrations("f.py:f", rows, {"double": double}, CONFIG.rollout, CONFIG.env, 0)
 
 

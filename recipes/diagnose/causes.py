@@ -51,7 +51,7 @@ def symptoms(evidence: Evidence) -> list[str]:
     best = max(mean(score[end - SPAN : end]) for end in range(min(SPAN, len(score)), len(score) + 1))
     said = []
     if (calls := series(evidence, "tool_calls/mean")) and (now := mean(calls[-SPAN:])) < 0.05:
-        said.append(f"tools are never called: {mean(calls[:SPAN]):.2f} calls an episode at first, {now:.2f} now")
+        said.append(f"tools are never called: {mean(calls[:SPAN]):.2f} calls per episode at first, {now:.2f} now")
     if len(score) < 2 * SPAN:
         said.append(f"{len(score)} steps are too few for a trend; the mean reward is {last:.2f}")
     elif best - last > max(0.1, 0.3 * abs(best)):
@@ -250,7 +250,7 @@ def sampler_apart(e: Evidence) -> Iterator[Finding]:
     limit = min([GAP, *(OF_ENTROPY * nats for nats in entropy)])
     if gap and gap[0] > limit:
         yield Finding(
-            "the sampler is not the trainer's policy", f"before the first update they differ by {gap[0]:.3f} nats a token",
+            "the sampler is not the trainer's policy", f"before the first update they differ by {gap[0]:.3f} nats per token",
             "Compare temperature, top-p, weights and number formats of both, and whether text is encoded again",
         )  # fmt: skip
 
@@ -270,7 +270,7 @@ def large_steps(e: Evidence) -> Iterator[Finding]:
     fell = len(score) >= 2 * SPAN and max(score) - mean(score[-SPAN:]) > 0.3
     if fell and max(moved, default=0) > 0.05:
         yield Finding(
-            "updates are too large", f"a step moved the policy by {max(moved):.2f} nats a token, and the reward fell",
+            "updates are too large", f"a step moved the policy by {max(moved):.2f} nats per token, and the reward fell",
             "Halve the learning rate; count the optimiser steps of a batch",
         )  # fmt: skip
 
@@ -283,7 +283,7 @@ def no_calls(e: Evidence) -> Iterator[Finding]:
     elif calls and now < 0.05:
         yield Finding(
             "calls stopped paying",
-            f"{first:.2f} calls an episode at first, {now:.2f} now, and a mean reward of {mean(rewards):.2f}",
+            f"{first:.2f} calls per episode at first, {now:.2f} now, and a mean reward of {mean(rewards):.2f}",
             "Read paid episodes without a call, and find what pays",
         )  # fmt: skip
 

@@ -118,7 +118,7 @@ def test_figures_that_run_away(tmp_path):
     assert symptoms(read_evidence(tmp_path / "5"))[0].startswith("reward is flat")
     assert symptoms(read_evidence(tmp_path / "2")) == ["it collapsed: the reward was 0.90 at its best, and is 0.15"]
     assert symptoms(read_evidence(tmp_path / "4"))[0].startswith(
-        "tools are never called: 0.80 calls an episode at first"
+        "tools are never called: 0.80 calls per episode at first"
     )
 
 
