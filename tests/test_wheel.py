@@ -74,7 +74,7 @@ def test_the_archives_hold_what_belongs_to_the_package(made):
     with tarfile.open(made[0]) as archive, zipfile.ZipFile(made[1]) as wheel:
         packed = {name.partition("/")[2] for name in archive.getnames()}
         wheeled = set(wheel.namelist())
-    kinds = (".py", ".yaml", ".toml", ".md", ".j2", ".typed", ".safetensors", ".json", ".jinja")
+    kinds = (".py", ".yaml", ".yml", ".toml", ".md", ".j2", ".typed", ".safetensors", ".json", ".jinja")
     own = {
         f"{package}/{file.relative_to(ROOT / folder)}"
         for package, folder in (("agent_r1", "src/agent_r1"), ("agent_r1_recipes", "recipes"))

@@ -1,7 +1,7 @@
 """Keep what the exhibits' runs showed: `python -m agent_r1_recipes.museum.record`.
 
 In: runs in AGENT_R1_HOME/museum. Out: a folder for each in recorded/, which `agent-r1 diagnose` reads like a run. It has
-the metrics, the evaluation, and six groups of the first and of a late step, without ids and log-probabilities.
+the metrics, the test score, and six groups of the first and of a late step, without ids and log-probabilities.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ STEPS, GROUPS, ALONE = ("step_000001.jsonl", "step_000031.jsonl"), 6, 48
 """The recorded steps, and the number of groups; of episodes without a group (ppo) so many."""
 KEPT = ("training/", "critic/score/mean", "reward/", "episode/sub_em", "episode/em", "tool_calls/mean",
         "tool_calls/invalid_rate", "groups/zero_advantage", "actor/entropy", "actor/ppo_kl", "actor/kl_loss",
-        "actor/grad_norm", "response_length/mean", "stop/", "val-core/")  # fmt: skip
+        "actor/grad_norm", "response_length/mean", "stop/", "val-core/", "test/")  # fmt: skip
 """Beginnings of the names of metrics."""
+TEST = "test/score"
+"""The last step's metric with the score of `agent-r1 eval`."""
 FACTS = ("step", "group_id", "question", "ground_truth", "kind", "stop_reason", "reward", "reward_parts", "process",
          "metrics")  # fmt: skip
 
@@ -38,6 +40,8 @@ def record(exhibit: Exhibit, seed: int) -> Path | None:
     target = RECORDED / run.name
     (target / "rollouts").mkdir(parents=True, exist_ok=True)
     lines = [line for _, line in json_records(run / "metrics.jsonl")]
+    if (run / "eval.json").exists():
+        lines[-1][TEST] = json.loads((run / "eval.json").read_text())["score"]
     _write(
         target / "metrics.jsonl.gz", [{k: _short(v) for k, v in line.items() if k.startswith(KEPT)} for line in lines]
     )
@@ -46,12 +50,6 @@ def record(exhibit: Exhibit, seed: int) -> Path | None:
         groups = list(dict.fromkeys(r["group_id"] for r in records))
         chosen = groups[:ALONE] if len(groups) == len(records) else groups[:GROUPS]
         _write(target / "rollouts" / f"{step}.gz", [_shortened(r) for r in records if r["group_id"] in chosen])
-    if (run / "eval.json").exists():
-        card = json.loads((run / "eval.json").read_text())
-        kept = {
-            key: card[key] for key in ("score", "score_ci95", "n", "search_rate", "mean_tool_calls", "stop_reasons")
-        }
-        (target / "eval.json").write_text(json.dumps(kept) + "\n")
     return target
 
 
@@ -101,7 +99,7 @@ def table() -> str:
         greedy, sampled = zip(*map(validated, folders), strict=True)
         other = [validated(RECORDED / f"{exhibit.compare}{folder.name[-3:]}")[1] for folder in folders]
         gained = [mine - its for mine, its in zip(sampled, other, strict=True)] if exhibit.patch else []
-        test = [json.loads(card.read_text())["score"] for folder in folders for card in folder.glob("eval.json")]
+        test = [run.lines[-1][TEST] for run in runs if TEST in run.lines[-1]]
         seen = [sorted({sign.name for sign in signs(run.lines) if not sign.over}) for run in runs]
         named = [[finding.cause for finding in findings(run)][:1] for run in runs]
         figures = map(_spread, (greedy, sampled, gained, test))
