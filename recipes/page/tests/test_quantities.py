@@ -34,7 +34,7 @@ const answer = ({ batch, settings, logRatio, clip, horizon, cap, advantages }) =
     return [[`${name} loss`, rows.map((r) => r.loss)], [`${name} gradient`, rows.map((r) => r.gradient)]];
   })),
   ...Object.fromEntries(Object.entries(KL_ESTIMATORS).map(([name, f]) => [name, logRatio.map((row) => row.map(f))])),
-  ...Object.fromEntries(["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"].map(
+  ...Object.fromEntries(Object.keys(LOSS_DIVISORS).map(
     (mode) => [mode, total(lossWeights(batch, mode, horizon).flatMap((row, b) => row.map((w, t) => w * logRatio[b][t])))],
   )),
   weights: logRatio.map((row, b) => row.map((d, t) => batch.mask[b][t] * truncatedWeight(d, 0, cap))),
@@ -88,7 +88,7 @@ def case(seed: int) -> tuple[dict, dict[str, torch.Tensor]]:
             "baseline": [None if x != x else x for x in batch.columns["baseline_B"].tolist()],
         },
         "settings": {"gamma": gamma, "lam": lam, "normalizeStd": seed % 2 == 0, "stepWeight": 0.7},
-        "clip": {"clipLow": clip[0], "clipHigh": clip[1], "clipDual": clip[2]},
+        "clip": {"low": clip[0], "high": clip[1], "dual": clip[2]},
         "logRatio": log_ratio_BT.tolist(), "advantages": advantages_BT.tolist(), "horizon": horizon, "cap": cap,
     }  # fmt: skip
     return asked, told
@@ -117,12 +117,12 @@ def differences(cases: list[tuple[dict, dict]], script: str) -> set[str]:
 
 EITHER = {f"{of} {what}" for of in ("token", "step", "sequence") for what in ("loss", "gradient")}
 FAULTS = {
-    "numbers[t] !== numbers[t + 1]": ("false", {"ppo", "reinforce++", "steppo", "gigpo"}),
+    "next?.trajectory === trajectory": ("next", {"ppo", "reinforce++", "steppo", "gigpo"}),
     "(values.length - 1)": ("values.length", {"grpo", "gigpo", "ppo", "reinforce++", "reinforce++-baseline", "steppo"}),
-    "1 - clipLow": ("1 - clipHigh", EITHER),
+    "1 - clip.low": ("1 - clip.high", EITHER),
     "run += Number(!mask[t - 1])": ("1", {"step loss", "step gradient"}),
-    "values: nothing": ("", {"reinforce++"}),
-    "episodes * tokens.get(trajectory[b])": ("episodes * lengths[b]", {"seq-mean-token-mean"}),
+    "values: nothing": ("nothing", {"reinforce++"}),
+    "(counts, ofEpisode[b])": ("(counts, lengths[b])", {"seq-mean-token-mean"}),
     "Math.expm1(back) - back": ("Math.expm1(back) + back", {"k3"}),
 }
 """A planted fault of the script -> the quantities that differ then."""
