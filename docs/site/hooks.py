@@ -4,6 +4,7 @@
   next to its code (annotate.py), notebooks with their outputs. So links of a code-hosting page work on the site, too.
 * Formulas ($...$ and $$...$$) become MathML, which browsers draw by themselves.
 * A lesson's first use of a glossary term links to the glossary.
+* `<!-- microscope: NAME -->` becomes a microscope (recipes/page); without JavaScript the tables remain.
 """
 
 from __future__ import annotations
@@ -24,8 +25,12 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(Path(__file__).parent))
 from annotate import annotated  # noqa: E402
 
+from agent_r1_recipes.page.lessons import lesson_steps  # noqa: E402
+
 LINK = re.compile(r"(?<=\]\()([^)#\s]+)((?:#[^)\s]*)?)(?=\))")
 FENCE = re.compile(r"^(?P<fence>```+|~~~+).*?^(?P=fence) *$", re.MULTILINE | re.DOTALL)
+MICROSCOPE = re.compile(r"<!-- microscope: (\w+) -->")
+SCRIPTS = ("js/quantities.js", "js/microscope.js")
 ORIGIN: dict[str, str] = {}
 """Page of the site -> its file of the repository."""
 
@@ -52,6 +57,9 @@ def on_files(files, config):
         files.append(File.generated(config, page, content=written(origin)))
         waiting += targets(origin)
     files.append(File.generated(config, "code/index.md", content=contents(path)))
+    for name in (*SCRIPTS, "microscope.css"):
+        content = (ROOT / "recipes/page" / name).read_text()
+        files.append(File.generated(config, f"site/{posixpath.basename(name)}", content=content))
     ORIGIN["code/index.md"] = "README.md"
     return files
 
@@ -72,9 +80,7 @@ def contents(path: list[str]) -> str:
     ]
     lines += [f"{i}. [{name.removeprefix('src/agent_r1/')}]({name})" for i, name in enumerate(path, 1)]
     others = sorted(o for o in ORIGIN.values() if o.endswith(".py") and o not in path)
-    return "\n".join(
-        [*lines, "", "Other files that pages link to:", "", *(f"- [{name}]({name})" for name in others)]
-    )
+    return "\n".join([*lines, "", "Other files that pages link to:", "", *(f"- [{name}]({name})" for name in others)])
 
 
 def page_of(origin: str) -> str:
@@ -194,7 +200,7 @@ def with_words(content: str) -> str:
     for piece in re.split(r"(<[^>]*>)", content):
         if tag := re.match(r"<(/?)(\w+)", piece):
             inside += (tag[2] in NOT_PROSE) * (-1 if tag[1] else 1)
-        out.append(piece if tag or inside else looks.sub(linked, piece))
+        out.append(piece if inside or piece.startswith("<") else looks.sub(linked, piece))
     return "".join(out)
 
 
@@ -202,6 +208,23 @@ def with_anchors(content: str) -> str:
     """Give each line of the glossary's HTML an anchor."""
     anchors = iter(dict.fromkeys(anchor for anchor, _ in glossary().values()))
     return re.sub(r"<tr>(?=\s*<td>)", lambda _: f'<tr id="{next(anchors)}">', content)
+
+
+def with_microscopes(content: str) -> str:
+    """Put a microscope with its data in the place of each comment that names one, and load the scripts once."""
+    steps = lesson_steps(ROOT / "docs/lessons/group.jsonl")
+
+    def widget(match: re.Match) -> str:
+        data = html.escape(json.dumps(steps[match[1]](), separators=(",", ":")))
+        return f'<div class="microscope-here" data-step="{data}"></div>'
+
+    drawn = MICROSCOPE.sub(widget, content)
+    if drawn == content:
+        return content
+    loads = [f'<script src="../site/{posixpath.basename(name)}"></script>' for name in SCRIPTS]
+    start = """for (const place of document.querySelectorAll(".microscope-here"))
+  microscope(place, JSON.parse(place.dataset.step), { lessons: "" });"""
+    return "\n".join([drawn, *loads, f"<script>{start}</script>"])
 
 
 def on_page_content(content, page, config, files):
@@ -219,7 +242,7 @@ def on_page_content(content, page, config, files):
     )
     if page.file.src_uri == "glossary.md":
         return with_anchors(content)
-    return with_words(content) if re.match(r"lessons/\d", page.file.src_uri) else content
+    return with_microscopes(with_words(content)) if re.match(r"lessons/\d", page.file.src_uri) else content
 
 
 def on_nav(nav: Navigation, config, files):
