@@ -1,4 +1,4 @@
-"""The quantities of the microscope are those of training: random batches through Python and, in one process, Node."""
+"""Compare the microscope's quantities with training: random batches in Python and Node."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ console.log(JSON.stringify(cases.map(answer)));
 
 
 def in_node(cases: list[dict], script: str) -> list[dict]:
-    """What the functions of the page return, for all cases in one process."""
+    """Run the functions of the page on all cases in one process."""
     told = subprocess.run(
         [NODE, "-e", script + ANSWER], input=json.dumps(cases), capture_output=True, text=True, timeout=60
     )
@@ -54,7 +54,7 @@ def in_node(cases: list[dict], script: str) -> list[dict]:
 
 
 def case(seed: int) -> tuple[dict, dict[str, torch.Tensor]]:
-    """A random batch as the page's functions get it, and what Python's functions make of it."""
+    """Draw a random batch for the page, and compute its quantities in Python."""
     g = torch.Generator().manual_seed(seed)
     gamma, lam = torch.rand(2, generator=g).tolist()
     chosen = {"gamma": gamma, "lam": lam, "normalize_std": seed % 2 == 0, "step_weight": 0.7}
@@ -104,7 +104,7 @@ def cases(monkeypatch) -> list[tuple[dict, dict]]:
 
 
 def differences(cases: list[tuple[dict, dict]], script: str) -> set[str]:
-    """The quantities that differ by more than 1e-6, relative to numbers above 1."""
+    """Name the quantities that differ by more than 1e-6, relative to numbers above 1."""
     found = set()
     for (_, told), page in zip(cases, in_node([asked for asked, _ in cases], script), strict=True):
         assert told.keys() == page.keys()

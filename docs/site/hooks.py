@@ -211,7 +211,7 @@ def with_anchors(content: str) -> str:
 
 
 def with_microscopes(content: str) -> str:
-    """Put a microscope with its data in the place of each comment that names one, and load the scripts once."""
+    """Replace each comment that names a microscope by it, and load the scripts once."""
     steps = lesson_steps(ROOT / "docs/lessons/group.jsonl")
 
     def widget(match: re.Match) -> str:

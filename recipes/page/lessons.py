@@ -1,7 +1,7 @@
 """Make the microscopes of the lessons, on the numbers that the lessons compute by hand.
 
 In: the recorded group and the numbers below, which a test compares with the lessons' tables. Out: a step for each name.
-Next: docs/site/hooks.py puts one in the place of each `<!-- microscope: NAME -->`.
+Next: docs/site/hooks.py replaces each `<!-- microscope: NAME -->` by one.
 """
 
 from __future__ import annotations

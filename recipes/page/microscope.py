@@ -63,7 +63,10 @@ def _rows(
 
 
 def _state(record: dict[str, Any], row: dict[str, Any], step: int, states: dict[Any, int]) -> int:
-    """Number the state in which a step began: what the environment recorded, or else all tokens before the step."""
+    """Number the state in which a step began.
+
+    It is what the environment recorded, or else all tokens before the step.
+    """
     before = tuple(row["input_ids"][: row["step_ids"].index(step)])
     return states.setdefault(record["steps"][step].get("state", before), len(states))
 
