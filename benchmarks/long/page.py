@@ -1,4 +1,4 @@
-"""Compare the page of recipes/page with Python on all test questions, and open it in headless Chromium.
+"""Compare the page of recipes/page with Python, and open it in headless Chromium.
 
 Every checkpoint plays 50 questions, the last one all of them. Hostile questions and passages must stay text.
 Uses the run `laptop-grpo` in AGENT_R1_HOME, or trains it first. Needs Debian's chromium.
@@ -105,16 +105,20 @@ def _in_chromium(checkpoint: Path, config: Any) -> dict[str, Any]:
 
         def opened(file: Path, width: int, **state: Any) -> str:
             """Return the page's tree after an episode. Raises AssertionError for a message on the console."""
-            done = subprocess.run(
-                [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom",
-                 "--host-resolver-rules=MAP * ~NOTFOUND", "--virtual-time-budget=60000", f"--window-size={width},900",
-                 f"--user-data-dir={place}/profile", f"file://{file}#{urlencode(state)}"],
-                capture_output=True, text=True, timeout=300, check=True,
-            )  # fmt: skip
+            for budget in (60_000, 120_000, 240_000):  # unpacking runs in a thread, and virtual time may pass it
+                done = subprocess.run(
+                    [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom",
+                     "--host-resolver-rules=MAP * ~NOTFOUND", f"--virtual-time-budget={budget}", f"--window-size={width},900",
+                     f"--user-data-dir={place}/profile", f"file://{file}#{urlencode(state)}"],
+                    capture_output=True, text=True, timeout=300, check=True,
+                )  # fmt: skip
+                if 'class="verdict"' in done.stdout.rpartition("<script")[0].partition("<script")[0]:
+                    break
             said = [line for line in done.stderr.splitlines() if ":CONSOLE" in line]
             assert not said, f"{state}: {said[0]}"
             tree = re.sub(r"<script.*?</script>", "", done.stdout, flags=re.DOTALL)
-            assert 'class="verdict"' in tree and "the agent in the page</title>" in tree, state
+            assert 'class="verdict"' in tree, f"{state}: {re.sub('<[^>]*>', ' ', tree)[-800:]}"
+            assert "the agent in the page</title>" in tree, state
             assert done.stdout.count("<script") == 2, state
             assert not re.search(r"<(img|svg|iframe|base|link|math|body on)\b|\son\w+=", tree), state
             return tree
