@@ -42,6 +42,7 @@ from agent_r1 import (
     write_whole,
     writing,
 )
+from agent_r1_recipes.page.microscope import recorded_step
 
 HERE = Path(__file__).parent
 SCRIPTS = ("unpack", "decoder", "tokenizer", "sampling", "search", "episode", "quantities", "microscope", "page")
@@ -229,7 +230,9 @@ def pack_page(checkpoint: Path, config: Config, steps: list[int] | None = None) 
     while True:
         models = read_models({step: folders[step] for step in steps})
         packed = pack(models)
-        header = json.dumps(header_of(config, folders[steps[-1]], steps, models[-1], packed)).encode()
+        described = header_of(config, folders[steps[-1]], steps, models[-1], packed)
+        described["recorded"] = recorded_step(checkpoint, dict(zip(steps, models, strict=True)))
+        header = json.dumps(described).encode()
         data = zlib.compress(b"".join([struct.pack("<I", len(header)), header, *packed.sections()]), 9)
         if 4 * len(data) / 3 < LARGEST - 200_000 or len(steps) < 3:
             return data, packed, steps

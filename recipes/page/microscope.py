@@ -28,6 +28,23 @@ def read_step(file: Path, index: int = 0, later: Sequence[Decoder] = ()) -> dict
     return step_of(group, later)
 
 
+def recorded_step(checkpoint: Path, models: dict[int, Decoder]) -> dict[str, Any] | None:
+    """Read a group with unequal scores from a run's first training step, or None.
+
+    `models` maps steps to checkpoints; the later ones give the trainer's log-probabilities.
+    """
+    files = sorted(checkpoint.parent.parent.glob("rollouts/step_*.jsonl"))
+    if not files:
+        return None
+    records, at = read_trajectories(files[0], 0), int(files[0].stem.removeprefix("step_"))
+    groups: dict[str, set[float]] = {}
+    for record in records:
+        groups.setdefault(record["group_id"], set()).add(record["reward"])
+    chosen = next((group for group, rewards in groups.items() if len(rewards) > 1), records[0]["group_id"])
+    later = {step: model for step, model in models.items() if step >= at}
+    return step_of([r for r in records if r["group_id"] == chosen], list(later.values())) | {"ages": list(later)}
+
+
 def step_of(records: list[dict[str, Any]], later: Sequence[Decoder] = ()) -> dict[str, Any]:
     """Describe the attempts at one question.
 

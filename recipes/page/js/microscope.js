@@ -197,7 +197,8 @@ function microscope(element, given, { lessons = null } = {}) {
   }
   for (const [name, [label, low, high, by]] of Object.entries(RANGES)) {
     const most = name === "age" && oldest ? oldest : high;
-    dials[name] = range(label, low, most, by, state[name], (value) => change(name, value));
+    const said = name === "age" && step.ages ? "later checkpoint of the run" : label;
+    dials[name] = range(said, low, most, by, state[name], (value) => change(name, value));
   }
   const normalized = (checked) => change("normalizeStd", checked);
   dials.normalizeStd = tick("divide or whiten", state.normalizeStd, normalized);

@@ -338,6 +338,11 @@ async function openPage() {
     `Preset ${run.preset}, ${name}, seed ${run.seed}: ${plural(checkpoints.length, "checkpoint")} of one run in 8-bit weights, ` +
     `unpacked and indexed in ${((performance.now() - began) / 1000).toFixed(1)} seconds. The scripts compute in plain JavaScript ` +
     "what the project's Python computes; a test compares them token by token.";
+  if (header.recorded && typeof microscope === "function") {
+    put(byId("recorded"), "h2", "", "A group of the run under the microscope");
+    put(byId("recorded"), "p", "", header.recorded.title);
+    microscope(put(byId("recorded"), "div", "card"), header.recorded);
+  }
   connect();
 }
 
