@@ -12,7 +12,7 @@ import pytest
 from runs import ROOT
 
 from agent_r1_recipes.page.lessons import lesson_steps
-from agent_r1_recipes.page.microscope import read_step
+from agent_r1_recipes.page.microscope import read_step, recorded_step
 
 LESSONS = ROOT / "docs" / "lessons"
 GROUP = LESSONS / "group.jsonl"
@@ -107,3 +107,14 @@ def test_every_microscope_has_its_place_in_a_lesson():
         name for page in LESSONS.glob("*.md") for name in re.findall(r"<!-- microscope: (\w+) -->", page.read_text())
     ]
     assert sorted(named) == sorted(lesson_steps(GROUP))
+
+
+def test_a_page_shows_a_group_of_the_first_step_with_unequal_scores(tmp_path):
+    lines = GROUP.read_text().splitlines()
+    agreeing = [json.dumps(json.loads(line) | {"group_id": "agree", "reward": 0.0}) for line in lines[:2]]
+    (tmp_path / "rollouts").mkdir()
+    (tmp_path / "rollouts" / "step_000001.jsonl").write_text("\n".join([*agreeing, *lines, ""]))
+    checkpoint = tmp_path / "checkpoints" / "step_000002"
+    found = recorded_step(checkpoint, {})
+    assert len(found["rows"]) == 8 and {row["group"] for row in found["rows"]} == {"1-5"} and found["ages"] == []
+    assert recorded_step(tmp_path / "elsewhere" / "x" / "step_000002", {}) is None
