@@ -34,7 +34,8 @@ class Decoder {
   /** Read the tokens of `ids` that the cache lacks, and return the last hidden state. */
   read(cache, ids) {
     let known = 0;
-    while (known < cache.ids.length && known < ids.length && cache.ids[known] === ids[known]) known++;
+    while (known < cache.ids.length && known < ids.length && cache.ids[known] === ids[known])
+      known++;
     // At least one token must be read, because the cache has no hidden states.
     cache.ids.length = Math.min(known, ids.length - 1);
     let hidden;
@@ -113,7 +114,9 @@ function ropeTables(shape) {
   const cos = new Float32Array(shape.max_position * half);
   const sin = new Float32Array(shape.max_position * half);
   for (let i = 0; i < half; i++) {
-    const frequency = Math.fround(Math.pow(shape.rope_theta, Math.fround((-2 * i) / shape.head_dim)));
+    const frequency = Math.fround(
+      Math.pow(shape.rope_theta, Math.fround((-2 * i) / shape.head_dim)),
+    );
     for (let position = 0; position < shape.max_position; position++) {
       const angle = Math.fround(position * frequency);
       cos[position * half + i] = Math.cos(angle);

@@ -62,7 +62,9 @@ function quote(value) {
     const mark = value.includes("'") && !value.includes('"') ? '"' : "'";
     text = mark + value.replaceAll("\\", "\\\\").replaceAll("\n", "\\n") + mark;
   } else if (value === null || typeof value !== "number") {
-    text = { null: "None", true: "True", false: "False" }[text] ?? (Array.isArray(value) ? "list" : "dict");
+    text =
+      { null: "None", true: "True", false: "False" }[text] ??
+      (Array.isArray(value) ? "list" : "dict");
   }
   return text.length <= 40 ? text : `${text.slice(0, 36)}...${text.at(-1)}`;
 }
@@ -98,14 +100,22 @@ function callTool(index, call, { topK, maxChars }) {
   });
   const content = [...(lines.join("\n") || "no results")];
   const mark = ` [cut off: ${content.length} characters]`;
-  const kept = content.length <= maxChars ? content : [...content.slice(0, maxChars - mark.length), mark];
+  const kept =
+    content.length <= maxChars ? content : [...content.slice(0, maxChars - mark.length), mark];
   return { ok: true, content: kept.join(""), hits };
 }
 
 /** The environment of one episode: question answering with a search tool. */
 class Environment {
   constructor(index, settings) {
-    Object.assign(this, { index, settings, turns: 0, toolCalls: 0, invalidInARow: 0, finalTurn: "" });
+    Object.assign(this, {
+      index,
+      settings,
+      turns: 0,
+      toolCalls: 0,
+      invalidInARow: 0,
+      finalTurn: "",
+    });
   }
 
   /** Process a turn. Return the calls and results, or why the episode ends. */
@@ -113,7 +123,9 @@ class Environment {
     const { maxTurns, maxToolCalls, maxInvalidCalls } = this.settings;
     this.turns++;
     if (finishReason === "length") return { stop: "max_tokens" };
-    const calls = splitTurn(text).filter((part) => part.kind === "tool_call").map(parseCall);
+    const calls = splitTurn(text)
+      .filter((part) => part.kind === "tool_call")
+      .map(parseCall);
     if (answerIn(text) !== null || calls.length === 0) {
       this.finalTurn = text;
       return { stop: answerIn(text) !== null ? "answered" : "no_answer" };
@@ -153,13 +165,24 @@ function exactMatch(answer, targets) {
  * Run one episode. `watch` may have onRead(tokens), onToken(token) and onStep(result), each awaited, so that a page
  * can draw and stay responsive.
  */
-async function runEpisode(agent, question, targets, { temperature = 0, seed = 0 } = {}, watch = {}) {
+async function runEpisode(
+  agent,
+  question,
+  targets,
+  { temperature = 0, seed = 0 } = {},
+  watch = {},
+) {
   const { decoder, chat, index, settings } = agent;
   const env = new Environment(index, settings);
   const cache = decoder.newCache(settings.maxContext);
   const tokens = [];
   const read = async (ids, result) => {
-    const added = ids.map((id) => ({ id, text: chat.tokenizer.decode([id]), sampled: false, step: -1 }));
+    const added = ids.map((id) => ({
+      id,
+      text: chat.tokenizer.decode([id]),
+      sampled: false,
+      step: -1,
+    }));
     tokens.push(...added);
     await watch.onRead?.(added, result);
   };
@@ -177,9 +200,20 @@ async function runEpisode(agent, question, targets, { temperature = 0, seed = 0 
     let hidden = decoder.read(cache, tokens.map(({ id }) => id)); // prettier-ignore
     const action = [];
     while (action.length < most && !chat.stopIds.has(action.at(-1))) {
-      const { token: id, logprob, others } = sampleToken(decoder.logits(hidden), temperature, noise[action.length]);
+      const {
+        token: id,
+        logprob,
+        others,
+      } = sampleToken(decoder.logits(hidden), temperature, noise[action.length]);
       action.push(id);
-      const token = { id, text: chat.tokenizer.decode([id]), sampled: true, step: steps.length, logprob, others };
+      const token = {
+        id,
+        text: chat.tokenizer.decode([id]),
+        sampled: true,
+        step: steps.length,
+        logprob,
+        others,
+      };
       tokens.push(token);
       await watch.onToken?.(token);
       if (action.length < most && !chat.stopIds.has(id)) hidden = decoder.step(cache, id);
@@ -192,7 +226,8 @@ async function runEpisode(agent, question, targets, { temperature = 0, seed = 0 
     stop = result.stop;
     if (stop === "max_tokens" && room < settings.maxTokensPerTurn) stop = "context_overflow";
     const contents = result.results?.map(({ content }) => content);
-    if (!stop) await read(chat.continuationIds(contents, chat.closingIds.has(action.at(-1))), result);
+    if (!stop)
+      await read(chat.continuationIds(contents, chat.closingIds.has(action.at(-1))), result);
   }
   return recordOf(question, targets, tokens, steps, stop, env.outcome(stop, targets));
 }
@@ -209,7 +244,17 @@ function recordOf(question, targets, tokens, steps, stop, { answer, em, reward }
     rewards: list((_, i) => (i === paid ? reward : 0)),
     step_ids: list((token) => token.step),
   };
-  return { question, ground_truth: targets, stop_reason: stop, reward, em, answer, rows: [row], tokens, steps };
+  return {
+    question,
+    ground_truth: targets,
+    stop_reason: stop,
+    reward,
+    em,
+    answer,
+    rows: [row],
+    tokens,
+    steps,
+  };
 }
 
 /** Make what plays: chat format, index and limits. The decoder is set for each checkpoint. */

@@ -8,7 +8,10 @@
 // Node has no document: tests play episodes without the page.
 const byId = (id) => document.getElementById(id);
 const GROUP = 8;
-const PACE = typeof matchMedia === "function" && !matchMedia("(prefers-reduced-motion: reduce)").matches ? 14 : 0;
+const PACE =
+  typeof matchMedia === "function" && !matchMedia("(prefers-reduced-motion: reduce)").matches
+    ? 14
+    : 0;
 const CANCELLED = Symbol("another question was asked");
 const page = { turn: 0, number: -1, records: [], tokens: [], now: -1 };
 
@@ -22,7 +25,8 @@ function put(parent, tag, className = "", text = "") {
 
 const pause = (milliseconds) => new Promise((resolve) => setTimeout(resolve, milliseconds));
 const plural = (count, noun, many = `${noun}s`) => `${count} ${count === 1 ? noun : many}`;
-const percent = (logprob) => `${(100 * Math.exp(logprob)).toFixed(Math.exp(logprob) > 0.1 ? 0 : 2)} %`;
+const percent = (logprob) =>
+  `${(100 * Math.exp(logprob)).toFixed(Math.exp(logprob) > 0.1 ? 0 : 2)} %`;
 /** Make blanks, line ends and characters that reverse text visible. */
 const visible = (text) => text.replace(/\n/g, "↵").replace(/[\p{Cc}\p{Cf}]/gu, "�");
 
@@ -47,9 +51,17 @@ class Transcript {
   onRead(tokens, result) {
     this.turn = null;
     const box = put(this.stage, result ? "div" : "details", "turn result");
-    const title = result ? "Search result: read, not written by the agent" : `The agent reads ${tokens.length} tokens first`;
+    const title = result
+      ? "Search result: read, not written by the agent"
+      : `The agent reads ${tokens.length} tokens first`;
     put(box, result ? "h3" : "summary", "", title);
-    if (!result) put(box, "div", "part read", visible(tokens.map(({ text }) => text).join("")).replace(/↵/g, "\n"));
+    if (!result)
+      put(
+        box,
+        "div",
+        "part read",
+        visible(tokens.map(({ text }) => text).join("")).replace(/↵/g, "\n"),
+      );
     for (const { content } of result?.results ?? []) {
       for (const line of content.split("\n")) put(box, "p", "passage", visible(line));
     }
@@ -69,21 +81,40 @@ class Transcript {
   verdict(record, seconds) {
     const line = put(this.stage, "p", "verdict");
     const known = record.ground_truth.length > 0;
-    const said = record.answer === null ? `No answer (${record.stop_reason.replace(/_/g, " ")}).` : visible(record.answer);
-    put(line, "b", known ? (record.em ? "right" : "wrong") : "", `${known ? (record.em ? "✓ " : "✗ ") : ""}${said}`);
+    const said =
+      record.answer === null
+        ? `No answer (${record.stop_reason.replace(/_/g, " ")}).`
+        : visible(record.answer);
+    put(
+      line,
+      "b",
+      known ? (record.em ? "right" : "wrong") : "",
+      `${known ? (record.em ? "✓ " : "✗ ") : ""}${said}`,
+    );
     const written = record.tokens.filter((token) => token.sampled).length;
-    const expected = known ? (record.em ? "" : ` Expected: ${record.ground_truth.join(" or ")}.`) : " No right answer is known.";
+    const expected = known
+      ? record.em
+        ? ""
+        : ` Expected: ${record.ground_truth.join(" or ")}.`
+      : " No right answer is known.";
     const paid = known ? ` Reward ${record.reward.toFixed(1)}.` : "";
     const speed = seconds ? ` at ${Math.round(written / seconds)} tokens per second` : "";
-    put(line, "span", "small", `${expected}${paid} ${plural(searchesOf(record), "search", "searches")}, ${written} tokens${speed}.`);
+    put(
+      line,
+      "span",
+      "small",
+      `${expected}${paid} ${plural(searchesOf(record), "search", "searches")}, ${written} tokens${speed}.`,
+    );
   }
 }
 
-const searchesOf = (record) => record.steps.reduce((sum, step) => sum + (step.results?.length ?? 0), 0);
+const searchesOf = (record) =>
+  record.steps.reduce((sum, step) => sum + (step.results?.length ?? 0), 0);
 
 /** Play one episode at a checkpoint. It ends early, with CANCELLED, once `turn` is over. */
 async function play(checkpoint, { temperature, seed }, turn, watch = {}) {
-  if (page.opened !== checkpoint) page.agent.decoder = new Decoder(page.header.shape, page.weightsOf(checkpoint));
+  if (page.opened !== checkpoint)
+    page.agent.decoder = new Decoder(page.header.shape, page.weightsOf(checkpoint));
   page.opened = checkpoint;
   const decoder = page.agent.decoder;
   let rested = performance.now();
@@ -95,13 +126,22 @@ async function play(checkpoint, { temperature, seed }, turn, watch = {}) {
     }
     if (turn !== page.turn) throw CANCELLED;
   };
-  return runEpisode({ ...page.agent, decoder }, page.question, page.answers, { temperature, seed }, { ...watch, onToken });
+  return runEpisode(
+    { ...page.agent, decoder },
+    page.question,
+    page.answers,
+    { temperature, seed },
+    { ...watch, onToken },
+  );
 }
 
 /** Play the question where everyone can see it, then at every checkpoint for the strip. */
 async function show() {
   const turn = ++page.turn;
-  const [checkpoint, temperature] = [byId("checkpoint").valueAsNumber, byId("temperature").valueAsNumber];
+  const [checkpoint, temperature] = [
+    byId("checkpoint").valueAsNumber,
+    byId("temperature").valueAsNumber,
+  ];
   label();
   byId("sample").disabled = true;
   byId("group").hidden = true;
@@ -141,7 +181,12 @@ async function fillStrip(turn) {
 function ask(asked, action = show) {
   const text = typeof asked === "number" ? page.header.questions[asked].question : asked.trim();
   const number = page.header.questions.findIndex(({ question }) => question === text);
-  Object.assign(page, { question: text, number, answers: page.header.questions[number]?.answers ?? [], records: [] });
+  Object.assign(page, {
+    question: text,
+    number,
+    answers: page.header.questions[number]?.answers ?? [],
+    records: [],
+  });
   byId("question").value = text;
   if (text) start(action);
 }
@@ -163,7 +208,8 @@ function label() {
   const steps = page.header.checkpoints;
   const step = steps[byId("checkpoint").valueAsNumber];
   const [temperature, last] = [byId("temperature").valueAsNumber, steps.at(-1)];
-  const said = step === 0 ? "before RL" : step === last ? `after RL, step ${step}` : `step ${step} of ${last}`;
+  const said =
+    step === 0 ? "before RL" : step === last ? `after RL, step ${step}` : `step ${step} of ${last}`;
   byId("checkpoint-says").textContent = said;
   byId("checkpoint").setAttribute("aria-valuetext", said);
   byId("temperature-says").textContent = temperature === 0 ? "0, greedy" : temperature.toFixed(1);
@@ -212,9 +258,15 @@ async function sampleGroup() {
     ? "All rewards are equal, so every advantage is 0 and this group would teach nothing."
     : "A better attempt than the group's mean is made more likely, a worse one less likely.";
   byId("group-says").textContent =
-    `Eight attempts at temperature ${temperature.toFixed(1)}` + (known ? `, ${right} of them right. ${told}` : ".") +
+    `Eight attempts at temperature ${temperature.toFixed(1)}` +
+    (known ? `, ${right} of them right. ${told}` : ".") +
     " A red frame marks the first token in which attempts part.";
-  drawTree(put(byId("tree"), "ul"), records, records[0].tokens.findIndex((token) => token.sampled), known);
+  drawTree(
+    put(byId("tree"), "ul"),
+    records,
+    records[0].tokens.findIndex((token) => token.sampled),
+    known,
+  );
   byId("microscope").replaceChildren();
   if (typeof microscope === "function" && known) {
     put(byId("microscope"), "h2", "", "The group under the microscope");
@@ -227,7 +279,9 @@ async function sampleGroup() {
 function advantagesOf(rewards) {
   const mean = rewards.reduce((a, b) => a + b, 0) / rewards.length;
   if (Math.max(...rewards) - Math.min(...rewards) < 1e-9) return rewards.map(() => 0);
-  const deviation = Math.sqrt(rewards.reduce((sum, reward) => sum + (reward - mean) ** 2, 0) / (rewards.length - 1));
+  const deviation = Math.sqrt(
+    rewards.reduce((sum, reward) => sum + (reward - mean) ** 2, 0) / (rewards.length - 1),
+  );
   return rewards.map((reward) => (reward - mean) / (deviation + 1e-6));
 }
 
@@ -237,7 +291,9 @@ function drawTree(list, records, place, known, parted = false) {
   put(item, "span", "count", `${records.length} of ${GROUP}`);
   const line = put(item, "span", "part");
   const [first] = records;
-  const shared = (at) => at < first.tokens.length && records.every(({ tokens }) => tokens[at]?.id === first.tokens[at].id);
+  const shared = (at) =>
+    at < first.tokens.length &&
+    records.every(({ tokens }) => tokens[at]?.id === first.tokens[at].id);
   for (let from = place; shared(place); place++) {
     const token = first.tokens[place];
     if (token.sampled) {
@@ -251,7 +307,13 @@ function drawTree(list, records, place, known, parted = false) {
     const leaf = put(item, "p", "leaf");
     const look = known ? (first.em ? "right" : "wrong") : "";
     put(leaf, "b", look, visible(first.answer ?? first.stop_reason.replace(/_/g, " ")));
-    if (known) put(leaf, "span", "small", `  reward ${first.reward.toFixed(1)}, advantage ${first.advantage.toFixed(2)}`);
+    if (known)
+      put(
+        leaf,
+        "span",
+        "small",
+        `  reward ${first.reward.toFixed(1)}, advantage ${first.advantage.toFixed(2)}`,
+      );
     return;
   }
   const ways = new Map();
@@ -287,7 +349,8 @@ function connect() {
   const { checkpoints, questions } = page.header;
   const another = () => ask(Math.floor(Math.random() * questions.length));
   byId("checkpoint").max = checkpoints.length - 1;
-  for (const element of [byId("checkpoint"), byId("strip")]) element.style.setProperty("--n", checkpoints.length);
+  for (const element of [byId("checkpoint"), byId("strip")])
+    element.style.setProperty("--n", checkpoints.length);
   const wanted = new URLSearchParams(location.hash.slice(1));
   const step = checkpoints.indexOf(Number(wanted.get("step") ?? checkpoints.at(-1)));
   byId("checkpoint").value = step < 0 ? checkpoints.length - 1 : step;
@@ -318,7 +381,8 @@ function connect() {
     chip.addEventListener("click", () => ask(number));
   }
   for (const element of document.querySelectorAll("[disabled]")) element.disabled = false;
-  const asked = wanted.get("ask") ?? Math.min(Number(wanted.get("test") ?? 0), questions.length - 1);
+  const asked =
+    wanted.get("ask") ?? Math.min(Number(wanted.get("test") ?? 0), questions.length - 1);
   ask(asked, wanted.get("group") ? () => show().then(sampleGroup) : show);
 }
 

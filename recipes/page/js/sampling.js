@@ -48,11 +48,17 @@ function drawNoise(seed, count) {
     for (let round = 0; round < 10; round++) {
       const first = a * 0xd2e7470ee14c6c93n;
       const second = c * 0xca5a826395121157n;
-      [a, b, c, d] = [(second >> 64n) ^ b ^ left, second & word, (first >> 64n) ^ d ^ right, first & word];
+      [a, b, c, d] = [
+        (second >> 64n) ^ b ^ left,
+        second & word,
+        (first >> 64n) ^ d ^ right,
+        first & word,
+      ];
       [left, right] = [(left + 0x9e3779b97f4a7c15n) & word, (right + 0xbb67ae8584caa73bn) & word];
     }
     for (const value of [a, b, c, d]) {
-      for (const half of [value & 0xffffffffn, value >> 32n]) noise.push(Number(half >> 8n) / 2 ** 24);
+      for (const half of [value & 0xffffffffn, value >> 32n])
+        noise.push(Number(half >> 8n) / 2 ** 24);
     }
   }
   return noise.slice(0, count);
