@@ -25,7 +25,7 @@ TINY = [
     "model.intermediate_size=48", "model.max_position=512", "cold_start.copy_steps=120", "cold_start.mix_steps=60",
     "cold_start.lr=5e-3", "rollout.prompts_per_step=4", "rollout.samples_per_prompt=4", "rollout.max_tokens_per_turn=48",
     "rollout.max_context=400", "rollout.max_concurrent_episodes=16",
-    "trainer.steps=8", "trainer.save_every=2", "trainer.eval_every=4",
+    "trainer.steps=8", "trainer.save_every=2", "trainer.keep_checkpoints=2", "trainer.eval_every=4",
     "trainer.rollouts_every=3", "trainer.threads=1", "trainer.device=cpu", "critic.warmup_steps=2",
     # A model this small makes some valid calls and answers nothing. These see to it that every step moves its weights.
     "actor.entropy_coef=0.01", "actor.kl_coef=0.05", "env.call_reward=0.1",

@@ -50,7 +50,7 @@ def home(produced, tmp_path_factory):
 
 
 def train(algorithm: str, run: str, *more: str) -> list[str]:
-    return ["train", algorithm, *TINY, f"--run={run}", "trainer.keep_checkpoints=2", *more]
+    return ["train", algorithm, *TINY, f"--run={run}", *more]
 
 
 def assert_same(run, straight):
