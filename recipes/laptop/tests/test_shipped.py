@@ -63,8 +63,9 @@ def test_a_tampered_or_missing_file_is_refused(home, capsys, name):
     changed = bytearray((copy / name).read_bytes())
     changed[-2] ^= 1
     (copy / name).write_bytes(changed)
-    for _ in range(2):
-        assert main("chat", "--model", str(copy), *QUESTION) == 1
+    target = home / "new"
+    for command in (["chat", "--model", str(copy), *QUESTION], ["export", f"--checkpoint-dir={copy}", f"--target-dir={target}"]):
+        assert main(*command) == 1
         (line,) = capsys.readouterr().err.splitlines()
         assert f"{copy / name} is not the published file" in line
         (copy / name).unlink(missing_ok=True)

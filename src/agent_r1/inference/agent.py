@@ -250,7 +250,9 @@ def find_checkpoint(run: str | None = None, step: int | None = None) -> Path:
 
 
 def newest_step(folder: Path) -> Path:
-    """Return `folder`, or its last step if it holds the steps of a run."""
+    """Return `folder`, or its last step if it holds the steps of a run. A folder with SHA256SUMS is verified."""
+    if (folder / SUMS).is_file():
+        verify_sums(folder)
     if (folder / "model").is_dir() or not folder.is_dir():
         return folder
     steps = [path for path in folder.iterdir() if re.fullmatch(r"(global_)?step_\d+", path.name)]
