@@ -251,4 +251,4 @@ def test_a_critic_or_a_group_decides_which_section_of_the_preset_counts():
 
 def test_the_plan_names_the_greedy_episodes(capsys):
     assert main("train", "remax", "--preset=laptop", "--dry-run") == 0
-    assert "128 a step, and 16 greedy ones for comparison" in capsys.readouterr().out
+    assert "128 per step, and 16 greedy ones for comparison" in capsys.readouterr().out
