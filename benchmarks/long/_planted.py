@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 NAME = "PLANTED_FAULT"
 EXTENSIONS = {"engine": "broken", "deaf": "Deaf"}
@@ -37,14 +38,20 @@ def __getattr__(name: str):
     return Deaf
 
 
+def replace(module: ModuleType, name: str, broken: Callable) -> None:
+    """Replace a function. Raise AttributeError if it has moved, so that no fault is planted where nothing looks."""
+    getattr(module, name)
+    setattr(module, name, broken)
+
+
 def episodes() -> None:
     """Lose every episode."""
-    from agent_r1.rollout import episode
+    from agent_r1.rollout import setup
 
     def broken(*args, **kwargs):
         raise RuntimeError("rollout server failed")
 
-    episode.make_loop = broken
+    replace(setup, "make_loop", broken)
 
 
 def gradient() -> None:
@@ -52,7 +59,9 @@ def gradient() -> None:
     from agent_r1.training import losses
 
     real = losses.policy_loss
-    losses.policy_loss = lambda *args, **kwargs: ((found := real(*args, **kwargs))[0] * float("nan"), found[1])
+    replace(
+        losses, "policy_loss", lambda *args, **kwargs: ((found := real(*args, **kwargs))[0] * float("nan"), found[1])
+    )
 
 
 def shards() -> None:
@@ -69,7 +78,7 @@ def shards() -> None:
             next(network.parameters()).mul_(1.5)
         return network
 
-    policies.load_transformers = other
+    replace(policies, "load_transformers", other)
 
 
 PATCHES = {"episodes": episodes, "gradient": gradient, "shards": shards}
