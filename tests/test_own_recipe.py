@@ -57,6 +57,7 @@ def folder(tmp_path, monkeypatch):
     for kind in ("env", "tool", "estimator", "settings", "command", "export"):
         monkeypatch.setitem(tables._tables(), kind, dict(tables.entries(kind)))
     monkeypatch.setattr(plugins, "_trusted", set())
+    parser._add_recipes([])  # our recipes' commands register at import, which happens once: not in the copy
     monkeypatch.setattr(parser, "COMMANDS", dict(parser.COMMANDS))
     monkeypatch.setattr(cli, "COMMANDS", parser.COMMANDS)
     monkeypatch.chdir(tmp_path)
