@@ -13,7 +13,7 @@ from agent_r1 import command, option
 CANNOT = (
     "a KL term that is computed and not applied, and updates that are too many without a collapse",
     "text that was encoded again, where ids are not recorded",
-    "leaked test questions: compare with questions that nobody could have seen",
+    "leaked test questions: compare with questions that were written after training",
     "a wrong recursion of GAE: compare advantages by hand (recipes/museum)",
     "a reward that measures something else than you want, as long as it differs from answer to answer",
 )

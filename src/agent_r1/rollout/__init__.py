@@ -9,6 +9,6 @@ Read `core.py` first, then these in order:
 - `decoder.py`, `kv_cache.py` and `sampler.py`: a model and many episodes at once, in plain PyTorch
 
 `template.py` renders chat templates, `columns.py` has the extra inputs of estimators, and `rollouts.py` runs the episodes
-of a step. `health.py` refuses failed episodes, `policies.py` has two more policies, `evaluate.py` makes the evaluation card, and
+of a step, and stops if most fail. `policies.py` has two more policies, `evaluate.py` makes the evaluation card, and
 `records.py` writes a trajectory as JSON.
 """

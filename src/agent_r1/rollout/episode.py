@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 
 from agent_r1.config.settings import EnvConfig, RolloutConfig
 from agent_r1.core import (
+    INVALID,
     Action,
     AgentEnv,
     Observation,
@@ -40,7 +41,6 @@ from agent_r1.core import (
 )
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.rollout.chat_format import ChatFormat
-from agent_r1.rollout.health import count_calls
 
 MAX_REWARD = 1e6
 """Largest absolute reward of a step or outcome. Sums and squares of rewards then stay far below float32's maximum."""
@@ -214,6 +214,14 @@ def finite(reward: float) -> float:
             f"a reward must lie between {-MAX_REWARD:g} and {MAX_REWARD:g}, and the environment returned {reward:g}"
         )
     return float(reward)
+
+
+def count_calls(steps: list[Step]) -> dict[str, int]:
+    """Count all tool calls, the agent's invalid ones, and those that a tool failed."""
+    errors = [call["error"] for step in steps for call in step.info.get("tool_calls", ())]
+    invalid = sum(error in INVALID for error in errors)
+    failed = sum(error is not None for error in errors) - invalid
+    return {"tool_calls": len(errors), "invalid_calls": invalid, "failed_calls": failed}
 
 
 def derive_seed(*parts: int | str) -> int:

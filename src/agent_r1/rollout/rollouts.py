@@ -1,8 +1,8 @@
-"""Run many episodes at once, such as those of a training step.
+"""Run many episodes at once, and stop if most of them fail.
 
-In: a step's number. Out: `Played`, the episodes for the batch and the metrics. Next: `training_rows.py`. `Rollouts` plays each
-prompt several times; a wrapper has an inner `Rollouts` and changes its result (`Greedy`, and `Refilled` in
-recipes/credit).
+In: tasks, or the number of a training step. Out: trajectories, or `Played`: the episodes for the batch and the metrics.
+Next: `training_rows.py`. `Rollouts` plays each prompt several times; a wrapper has an inner `Rollouts` and changes its
+result (`Greedy`, and `Refilled` in recipes/credit).
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ from dataclasses import dataclass, field
 
 from agent_r1.config import plugins
 from agent_r1.config.settings import EnvConfig, RolloutConfig
-from agent_r1.core import AgentEnv, Policy, Row, Sampling, StopReason, Trajectory
-from agent_r1.ground.errors import ConfigError, LostConnection
+from agent_r1.core import INVALID, AgentEnv, Policy, Row, Sampling, StopReason, Trajectory
+from agent_r1.ground.errors import AgentR1Error, ConfigError, LostConnection
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.episode import AgentEnvLoop, AgentFlowBase, Limits, Task
-from agent_r1.rollout.health import refuse_failures, refuse_lost
 from agent_r1.rollout.sampler import LocalPolicy
+
+MAX_LOST_SHARE = 0.05
+"""Share of an evaluation's episodes that may lose their connection. They count as wrong, so this bounds the error."""
 
 
 def make_flow(
@@ -54,7 +56,7 @@ async def run_episodes(
     the policy.
 
     A lost connection to a model server ends one episode; any other exception of a policy is raised unchanged. Raises
-    AgentR1Error if most episodes failed through no fault of the agent (`health.py`).
+    AgentR1Error if most episodes failed through no fault of the agent.
     """
     tasks, lost = list(tasks), []
     gate = asyncio.Semaphore(at_once) if at_once else contextlib.nullcontext()
@@ -135,3 +137,46 @@ class Greedy(Rollouts):
 def greedy_score(greedy: Trajectory) -> float:
     """Return the reward of a greedy episode; NaN if it failed."""
     return float("nan") if greedy.stop_reason.failed else greedy.reward
+
+
+# ------------------------------------------------------------------------------- failures that are not the agent's
+
+
+def refuse_failures(trajectories: list[Trajectory]) -> None:
+    """Raise AgentR1Error if more than half of the episodes or tool calls failed.
+
+    Then a tool, a service or a deadline is wrong, and the remaining episodes are a biased sample.
+    """
+    broken = [t for t in trajectories if t.stop_reason.failed]
+    if len(broken) * 2 > len(trajectories):
+        cause = broken[0].error or broken[0].stop_reason
+        raise AgentR1Error(
+            f"{len(broken)} of {len(trajectories)} episodes were broken off, the first: {cause}", code="episodes_failed"
+        )
+    calls = sum(t.metrics.get("tool_calls", 0) for t in trajectories)
+    failed = sum(t.metrics.get("failed_calls", 0) for t in trajectories)
+    refuse_broken_tools(calls, failed, next(filter(None, map(first_failed_call, trajectories)), ""))
+
+
+def refuse_lost(causes: list[str], episodes: int) -> None:
+    """Raise AgentR1Error if more than MAX_LOST_SHARE of the episodes lost their model server."""
+    if len(causes) > max(1, MAX_LOST_SHARE * episodes):
+        raise AgentR1Error(
+            f"{len(causes)} of {episodes} episodes lost the model server, the first: {causes[0]}", code="server_gone"
+        )
+
+
+def refuse_broken_tools(calls: float, failed: float, example: str) -> None:
+    """Raise AgentR1Error if most of many tool calls failed through no fault of the agent."""
+    if failed > max(4, calls / 2):  # a few may always fail
+        raise AgentR1Error(
+            f"{failed:.0f} of {calls:.0f} tool calls failed, the first with {example!r}; fix the tool",
+            code="tools_failed",
+        )
+
+
+def first_failed_call(trajectory: Trajectory) -> str | None:
+    """Return the message of the first tool failure, or None. An invalid call is the agent's fault and not counted."""
+    calls = (call for step in trajectory.steps for call in step.info.get("tool_calls", ()))
+    failed = next((call for call in calls if call["error"] and call["error"] not in INVALID), None)
+    return failed and failed["content"] + (f" ({failed['at']})" if failed.get("at") else "")

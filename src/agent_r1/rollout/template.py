@@ -86,7 +86,9 @@ class Template:
                 tags |= {tag for pair in _BESIDE_DATA.findall(self.render(roles)) for tag in pair if tag}
         return tags
 
-    def skeleton(self, roles: tuple[str, ...], tools: list[dict[str, Any]] | None, continuation: bool = False) -> Skeleton:
+    def skeleton(
+        self, roles: tuple[str, ...], tools: list[dict[str, Any]] | None, continuation: bool = False
+    ) -> Skeleton:
         """Return control ids and text runs (with placeholders) for these roles, rendered once and cached.
 
         `continuation` keeps only what follows message 1, the assistant's. The second result is every control token or

@@ -24,9 +24,8 @@ from agent_r1.ground.errors import AgentR1Error
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.columns import PROCESS, Column
 from agent_r1.rollout.episode import Task, derive_seed
-from agent_r1.rollout.health import first_failed_call
 from agent_r1.rollout.records import trajectory_record
-from agent_r1.rollout.rollouts import GREEDY, greedy_score
+from agent_r1.rollout.rollouts import GREEDY, first_failed_call, greedy_score
 from agent_r1.rollout.setup import make_loop
 from agent_r1.rollout.training_rows import TrainingRow, trajectory_rows
 from agent_r1.tool import BaseTool

@@ -35,8 +35,8 @@ from agent_r1.ground.errors import AgentR1Error
 from agent_r1.ground.files import write_whole
 from agent_r1.ground.machine import set_threads
 from agent_r1.rollout.episode import derive_seed
-from agent_r1.rollout.health import refuse_broken_tools
 from agent_r1.rollout.records import write_rollouts
+from agent_r1.rollout.rollouts import refuse_broken_tools
 from agent_r1.rollout.training_rows import Batch
 from agent_r1.training.learner import refuse_gradient
 from agent_r1.training.log import free_host_memory
