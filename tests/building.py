@@ -13,17 +13,28 @@ from agent_r1.core import Message, Row
 from agent_r1.data.build import build
 from agent_r1.data.storage import Passage, read_corpus, read_rows, verify
 from agent_r1.env.dialect import Dialect
+from agent_r1.reward.scorers import exact_match
 from agent_r1.rollout import model_files
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.decoder import Decoder
 from agent_r1.search.encoders import make_encoder
 from agent_r1.search.index import PassageIndex, build_index
 from agent_r1.search.searcher import Searcher
-from agent_r1.tool import BaseTool, make_tools
+from agent_r1.tool import BaseTool, ToolCall, ToolResult, make_tools
+from agent_r1.tool.base import call_tool
 from agent_r1.training import demonstrate, run
 from agent_r1.training.demonstrate import Demonstration, sequences
 from agent_r1.training.tiny_model import load_chat
 from agent_r1.workspace import Workspace
+
+__all__ = ["exact_match"]
+
+
+async def called(
+    tools: dict[str, BaseTool], name: str, timeout_s: float = 5.0, max_chars: int = 1000, /, **arguments: Any
+) -> ToolResult:
+    """Call a tool as an environment does."""
+    return await call_tool(tools, ToolCall(name, arguments), timeout_s, max_chars)
 
 
 def trust(*names: str) -> None:

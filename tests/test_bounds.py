@@ -20,7 +20,6 @@ from agent_r1.env.hermes import HermesToolEnv
 from agent_r1.ground import bounds
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.rollout.episode import Task
-from agent_r1.rollout.policies import ServerPolicy
 from agent_r1.rollout.rollouts import run_episodes
 from agent_r1.search import service
 from agent_r1_recipes.code.python import SandboxFusion
@@ -73,12 +72,6 @@ def test_a_hostile_environment_is_refused_before_it_is_entered(kind):
     assert "no OpenEnv server answers" in said
 
 
-def test_a_hostile_model_server_is_cut_off(monkeypatch):
-    monkeypatch.setattr("agent_r1.rollout.policies.MAX_TURN_BYTES", 100_000)
-    with hostile("flood") as url, pytest.raises(AgentR1Error, match="more than 100000 bytes"):
-        asyncio.run(ServerPolicy(url, "key", "model", (1,)).generate([1], Sampling(5)))
-
-
 # ------------------------------------------------------------------------------------------------------------ rewards
 
 
@@ -112,7 +105,6 @@ def judge_of(answers: dict[str, list[bytes]]):
 
 def test_a_bad_verdict_costs_its_own_episode_and_not_the_batch(monkeypatch):
     monkeypatch.setattr(judge, "VERDICT_TIMEOUT_S", 0.7)
-    monkeypatch.setattr(judge, "VERDICT_WAIT_S", 0.2)
     kinds = ["deep", "gzip", "flood", "drip"]
     answers = [f"about a {kind}" for kind in kinds] + ["honest", "later"]
     order = []

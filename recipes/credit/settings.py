@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt
 
-from agent_r1 import ActorConfig, AdvantageConfig, ConfigError, RolloutConfig, algorithm_has
+from agent_r1 import ActorConfig, AdvantageConfig, ConfigError, RolloutConfig
 
 if TYPE_CHECKING:
     from agent_r1 import Config
@@ -21,7 +21,7 @@ class CreditRollout(RolloutConfig):
     def conflicts(config: Config, trains: bool) -> Iterator[ConfigError]:
         if not config.rollout.dynamic_sampling_rounds:
             return
-        if not algorithm_has(config.algorithm, "groups"):
+        if not config.algorithm_has("groups"):
             yield ConfigError(
                 f"rollout.dynamic_sampling_rounds replaces groups that agree, and {config.algorithm} has none; leave it at 0",
                 code="no_groups",
@@ -42,7 +42,7 @@ class CreditAdvantage(AdvantageConfig):
 
     @staticmethod
     def conflicts(config: Config, trains: bool) -> Iterator[ConfigError]:
-        if algorithm_has(config.algorithm, "greedy") and config.advantage.process_weight is not None:
+        if config.algorithm_has("greedy") and config.advantage.process_weight is not None:
             yield ConfigError(
                 f"{config.algorithm} compares with a greedy episode's rewards as they were paid; unset advantage.process_weight, "
                 "or use another algorithm",

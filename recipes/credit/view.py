@@ -23,7 +23,6 @@ from agent_r1 import (
     Step,
     StopReason,
     Trajectory,
-    clean,
     collate,
     make_estimator,
     read_trajectories,
@@ -49,7 +48,7 @@ def print_credit(file: Path, index: int, names: list[str], by_token: bool) -> No
         batch = batch_of(records, file, estimate.columns)
         credit[name] = estimate(batch, config.advantage)[0]
     console, group = Console(), records[index]["group_id"]
-    console.print(clean(f"{records[index]['question']}  expected {records[index]['ground_truth']}"), markup=False)
+    console.print(f"{records[index]['question']!r}  expected {records[index]['ground_truth']}", markup=False)
     table = Table(box=None, header_style="bold")
     for name in ("episode", "turn", "token" if by_token else "said", "reward", *names):
         table.add_column(name, justify="left" if name in ("token", "said") else "right", no_wrap=True)
@@ -96,7 +95,12 @@ def _steps(row: dict[str, Any], steps: list[dict[str, Any]]) -> Iterator[Step]:
 
 
 def _lines(
-    recorded: dict[str, Any], record: dict[str, Any], batch: Batch, credit: dict[str, torch.Tensor], row: int, by_token: bool
+    recorded: dict[str, Any],
+    record: dict[str, Any],
+    batch: Batch,
+    credit: dict[str, torch.Tensor],
+    row: int,
+    by_token: bool,
 ) -> list[list[str]]:
     """List what was sampled, its rewards, and each estimator's advantage, for one sequence."""
     cells = [cell for cell in token_cells(recorded) if cell.sampled]
@@ -105,11 +109,11 @@ def _lines(
     ]  # fmt: skip
     lines = []
     for span in spans:
-        said = span[0].text if by_token else record["steps"][span[0].step]["text"]
+        said = "".join(cell.text for cell in span if not cell.text.startswith("<|"))
         places = [cell.position for cell in span]
         paid = float(batch.rewards_BT[row, places].sum())
         means = [float(x_BT[row, places].mean()) for x_BT in credit.values()]
-        shown = Text(" ".join(clean(said).split())[:60] or "↵")
+        shown = Text(" ".join(said.split())[:60] or "↵")
         lines.append(
             [str(span[0].step + 1), shown, f"{paid:+.2f}" if paid else "", *(f"{mean:+.3f}" for mean in means)]
         )

@@ -18,7 +18,7 @@ import json
 import re
 from dataclasses import dataclass
 
-from agent_r1 import BaseTool, Dialect, Message, Part, ToolCall, ToolResult, parse_call
+from agent_r1 import BaseTool, Dialect, Message, Part, ToolCall, ToolResult
 
 TEMPLATE = """\
 {%- macro comment(text, indent) -%}
@@ -111,8 +111,13 @@ def _call(message: Said) -> ToolCall:
     if message.to == "python":
         return ToolCall("python", {"code": message.text})
     name = message.to.removeprefix("functions.")
-    parsed = parse_call(f'{{"name": "{name}", "arguments": {message.text}}}', True)
-    return ToolCall(name, {}, error="the arguments are no JSON object") if parsed.error else parsed
+    try:
+        arguments = json.loads(message.text)
+    except (ValueError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        return ToolCall(name, {}, error="the arguments are not a JSON object")
+    return ToolCall(name, arguments)
 
 
 class Harmony(Dialect):

@@ -18,7 +18,7 @@ text after it is not run, because that text can only be an invented result.
 
 from __future__ import annotations
 
-from agent_r1 import BaseTool, Hermes, Message, Tags, ToolCall, ToolResult
+from agent_r1 import BaseTool, Hermes, Message, ToolCall, ToolResult
 from agent_r1_recipes.code.python import without_fence
 
 
@@ -26,7 +26,7 @@ class ReTool(Hermes):
     """One program a turn, and answers between <answer> tags."""
 
     describes_format = True
-    tags = Tags("code", "interpreter")
+    tags = ("code", "interpreter")
 
     def system_prompt(self, tools: dict[str, BaseTool]) -> str:
         program = (

@@ -12,19 +12,17 @@ import functools
 import os
 import re
 import secrets
-from concurrent.futures import Future, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import httpx
 
-from agent_r1 import AgentR1Error, Coalescer, Row, fetch_async, first_line, in_background
+from agent_r1 import AgentR1Error, Row, fetch, first_line
 from agent_r1_recipes.judge.settings import JudgeSettings
 
 MAX_REQUESTS = 16
 """Requests to the server at the same time."""
 REMEMBERED = 100_000
 """Verdicts. Samples of one question often say the same, and epochs repeat it."""
-VERDICT_WAIT_S = 2.0
-"""How long the cases of one moment wait for the slowest of their verdicts."""
 VERDICT_TIMEOUT_S = 60.0
 """For one verdict."""
 MAX_VERDICT_BYTES = 64 << 10
@@ -43,53 +41,39 @@ same as a right answer, and nothing else), and with nothing else."""
 
 
 class Judge:
-    """Cases of one moment go out together; equal ones once. A verdict slower than `VERDICT_WAIT_S` delays only its own."""
+    """Ask for each case once, in threads: at most `MAX_REQUESTS` at a time. A failed request is repeated when it recurs."""
 
     def __init__(self, url: str, model: str):
         self.url, self.model = url.rstrip("/"), model
         self._verdicts: dict[Case, Future[float]] = {}
-        self._batches: Coalescer[Case, Future[float]] = Coalescer(self._work, self._recall, self._learn)
         key = os.environ.get(KEY)
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._gate = asyncio.Semaphore(MAX_REQUESTS)
+        self._threads = ThreadPoolExecutor(MAX_REQUESTS, "judge")
 
     async def score(self, question: str, targets: list[str], answer: str) -> float:
         """Return a score in [0, 1]. Raises AgentR1Error without a verdict.
 
         That costs the episode, which is neither rewarded nor penalised.
         """
-        verdict = await self._batches.ask((question, tuple(targets), answer[:MAX_JUDGED_CHARS]))
-        if verdict.done():
-            return verdict.result()
-        return await asyncio.shield(asyncio.wrap_future(verdict))  # others may wait for it, too
+        case = question, tuple(targets), answer[:MAX_JUDGED_CHARS]
+        known = self._verdicts.get(case)
+        if known is None or (known.done() and known.exception()):
+            self._verdicts[case] = self._threads.submit(self._verdict, case)
+            if len(self._verdicts) > REMEMBERED:
+                del self._verdicts[next(iter(self._verdicts))]
+        return await asyncio.shield(asyncio.wrap_future(self._verdicts[case]))  # others may wait for it, too
 
-    def _work(self, cases: list[Case]) -> dict[Case, Future[float]]:
-        verdicts = {case: in_background(self._verdict(case)) for case in cases}
-        wait(verdicts.values(), VERDICT_WAIT_S)
-        return verdicts
-
-    def _recall(self, case: Case, callers: int) -> Future[float] | None:
-        """Return a verdict that was given or is pending; none that failed."""
-        verdict = self._verdicts.get(case)
-        return None if verdict and verdict.done() and verdict.exception() else verdict
-
-    def _learn(self, case: Case, verdict: Future[float]) -> None:
-        self._verdicts[case] = verdict
-        if len(self._verdicts) > REMEMBERED:
-            del self._verdicts[next(iter(self._verdicts))]
-
-    async def _verdict(self, case: Case) -> float:
+    def _verdict(self, case: Case) -> float:
         question, targets, answer = case
         mark = secrets.token_hex(8)
         shown = f"Question: {question}\n\nRight answers: {'; '.join(targets)}\n\n{mark}\n{answer}\n{mark}"
         messages = [{"role": "system", "content": TASK.format(mark=mark)}, {"role": "user", "content": shown}]
         wanted = {"model": self.model, "messages": messages, "temperature": 0, "max_tokens": 8}
         try:
-            async with self._gate:
-                answer = await fetch_async(
-                    "POST", f"{self.url}/chat/completions", body=wanted, headers=self._headers, within_s=VERDICT_TIMEOUT_S,
-                    max_bytes=MAX_VERDICT_BYTES,
-                )  # fmt: skip
+            answer = fetch(
+                "POST", f"{self.url}/chat/completions", body=wanted, headers=self._headers, within_s=VERDICT_TIMEOUT_S,
+                max_bytes=MAX_VERDICT_BYTES,
+            )  # fmt: skip
             if answer.status != 200:
                 raise ValueError(f"HTTP {answer.status}")
             said = answer.json()["choices"][0]["message"]["content"]

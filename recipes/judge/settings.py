@@ -1,10 +1,10 @@
 """The settings of a judge."""
 
-from agent_r1 import Address, EnvConfig, Trusted
+from agent_r1 import EnvConfig, Trusted
 
 
 class JudgeSettings(EnvConfig):
-    judge_url: Trusted[Address | None] = None
+    judge_url: Trusted[str | None] = None
     """env.reward=judge: where its OpenAI-compatible server answers, such as http://127.0.0.1:8000/v1."""
     judge_model: str = "judge"
     """The name of the model there."""

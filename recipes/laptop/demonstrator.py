@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import random
 import re
+import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -45,9 +46,7 @@ from agent_r1 import (
     load_rows,
     load_tools,
     make_loop,
-    nearest,
     run_episodes,
-    title_key,
     train_tokenizer,
     trajectory_rows,
 )
@@ -141,11 +140,12 @@ def lookups_of(row: Row) -> list[dict[str, Any]]:
     """
     if "lookups" in row["extra_info"]:
         return row["extra_info"]["lookups"]
-    question = title_key(row["prompt"][-1]["content"])
+    question = unicodedata.normalize("NFC", row["prompt"][-1]["content"])
 
     def place(title: str) -> int:
-        name = title_key(title).partition(" (")[0]  # "Faust (opera)" is the title, and the question says Faust
-        found = [question.find(one) for one in (name, name[:1].lower() + name[1:])]
+        first, rest = title[:1], unicodedata.normalize("NFC", title[1:]).replace("_", " ")
+        rest = rest.partition(" (")[0]  # "Faust (opera)" is the title, and the question says Faust
+        found = [question.find(letter + rest) for letter in (first.upper(), first.lower())]
         return min((start for start in found if start >= 0), default=len(question))
 
     titles = sorted(row["extra_info"]["supporting"], key=place)
@@ -196,11 +196,7 @@ def demonstrate_rows(
     demonstrator: Demonstrator = loop.policy
     for name in behaviours:
         if name not in BEHAVIOURS:
-            hint = nearest(name, BEHAVIOURS)
-            raise ConfigError(
-                f"cold_start.behaviours: unknown {name!r}{hint}; choose from {', '.join(BEHAVIOURS)}",
-                code="unknown_name",
-            )
+            raise ConfigError.unknown("cold_start.behaviours", name, BEHAVIOURS)
     names, weights = list(behaviours), list(behaviours.values())
     tasks = []
     for i, row in enumerate(rows):

@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
-from agent_r1 import ColdStartConfig, DataConfig, Shares
+from pydantic import AfterValidator, NonNegativeFloat
+
+from agent_r1 import ColdStartConfig, DataConfig
 
 DEMO_AGENT = Path(__file__).with_name("agent")
 """A trained agent: its model card is README.md, and shipped.py made it."""
+
+
+def _some_share(shares: dict[str, float]) -> dict[str, float]:
+    if sum(shares.values()) == 0:
+        raise ValueError("one share must be more than 0")
+    return shares
+
+
+Shares = Annotated[dict[str, NonNegativeFloat], AfterValidator(_some_share)]
+"""Share of each kind; only proportions count."""
 
 
 class TinyHopSettings(DataConfig):

@@ -9,6 +9,7 @@ after packing, a model card, and the hash of every file. Next: `agent-r1 chat --
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import subprocess
@@ -20,8 +21,6 @@ from typing import Any
 import torch
 import yaml
 from safetensors.torch import load_file, save_file
-
-from agent_r1 import write_sums
 
 KEPT = ("*.json", "*.jinja", "agent_r1.yaml")
 DEMO_CARD = """\
@@ -76,7 +75,8 @@ def pack(run: Path, target: Path) -> None:
     del packed["model"]  # a path of this machine
     (target / "eval.json").write_text(json.dumps(packed, indent=2) + "\n")
     (target / "README.md").write_text(_card(target, before, trained, after, packed))
-    write_sums(target)
+    sums = [f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in sorted(target.iterdir())]
+    (target / "SHA256SUMS").write_text("".join(sums))
 
 
 def _agent_r1(*words: str | Path) -> None:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
-from agent_r1 import ConfigError, Passage, nearest
+from agent_r1 import ConfigError, Passage
 from agent_r1_recipes.laptop.tinyhop_words import HEADS, PASSAGES, RELATIONS, TAILS
 
 T = TypeVar("T")
@@ -238,10 +238,7 @@ def _split(count: int, mix: dict[str, float]) -> dict[str, int]:
     """Split `count` by the proportions of `mix` into whole numbers (largest remainders)."""
     for kind in mix:
         if kind not in KINDS:
-            raise ConfigError(
-                f"data.mix: unknown kind of question {kind!r}{nearest(kind, KINDS)}; choose from {', '.join(KINDS)}",
-                code="unknown_name",
-            )
+            raise ConfigError.unknown("data.mix", kind, KINDS)
     total = sum(mix.values())
     exact = {kind: count * mix.get(kind, 0) / total for kind in KINDS}
     whole = {kind: int(share) for kind, share in exact.items()}

@@ -28,7 +28,6 @@ from agent_r1 import (
     checked_records,
     first_line,
     json_records,
-    with_retries,
 )
 from agent_r1_recipes.multihopqa.forms import HotpotQA, MuSiQue, Record, TwoWiki
 
@@ -175,7 +174,7 @@ def from_datasets(dataset: Dataset, split: str, files: list[Path]) -> Iterator[t
     remedy = f"or download {name} yourself and name its folder with data.source=DIR"
     where = files[0] if alone else files[0].parent if files else dataset.hub
     try:
-        from datasets import load_dataset  # takes seconds
+        from datasets import DownloadConfig, load_dataset  # takes seconds
     except ImportError:
         raise AgentR1Error(
             f"reading {where} needs datasets: pip install 'agent-r1[qa]', {remedy}", code="missing_extra"
@@ -184,8 +183,9 @@ def from_datasets(dataset: Dataset, split: str, files: list[Path]) -> Iterator[t
         if files:
             table = load_dataset("parquet", data_files={"train": [str(path) for path in files]}, split="train")
         else:
-            table = with_retries(
-                dataset.hub, load_dataset, dataset.hub, dataset.config, split=split, revision=dataset.revision
+            again = DownloadConfig(max_retries=4)
+            table = load_dataset(
+                dataset.hub, dataset.config, split=split, revision=dataset.revision, download_config=again
             )
     except Exception as error:  # no network, no such revision, no space: it has a dozen classes for them
         raise AgentR1Error(

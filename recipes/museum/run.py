@@ -19,7 +19,7 @@ import yaml
 
 import agent_r1
 import agent_r1_recipes
-from agent_r1 import ConfigError, command, home, nearest, option
+from agent_r1 import ConfigError, command, option
 
 HERE = Path(__file__).parent
 HEALTHY = "healthy"
@@ -81,7 +81,7 @@ def base_of(exhibit: Exhibit) -> Path:
 
     Exhibits share data and cold starts unless their cold start differs.
     """
-    return home() / "museum" / (exhibit.name if exhibit.cold else "shared")
+    return Path(os.environ.get("AGENT_R1_HOME", ".")) / "museum" / (exhibit.name if exhibit.cold else "shared")
 
 
 def train(exhibit: Exhibit, seed: int, source: Path) -> Path:
@@ -113,8 +113,7 @@ def museum(a: Namespace) -> None:
     exhibits = read_exhibits()
     for name in a.names:
         if name not in exhibits:
-            hint = nearest(name, exhibits)
-            raise ConfigError(f"unknown exhibit {name!r}{hint}; choose from {', '.join(exhibits)}", code="unknown_name")
+            raise ConfigError.unknown("NAME", name, exhibits)
         with tempfile.TemporaryDirectory() as folder:
             source = copied_source(exhibits[name], Path(folder))
             for seed in a.seeds:

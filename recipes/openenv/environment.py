@@ -33,7 +33,6 @@ from agent_r1 import (
     extra,
     fetch,
     first_line,
-    parse_json,
 )
 from agent_r1_recipes.openenv.settings import OpenEnvSettings
 
@@ -188,7 +187,9 @@ def remote_tools(specs: str, owner: str) -> list[RemoteTool]:
     try:
         return [RemoteTool(spec, owner) for spec in json.loads(specs)]
     except (AgentR1Error, TypeError, AttributeError) as error:
-        raise BrokenError(f"{owner} lists something that is not a tool: {first_line(error)}", code="bad_schema") from None
+        raise BrokenError(
+            f"{owner} lists something that is not a tool: {first_line(error)}", code="bad_schema"
+        ) from None
 
 
 def text_of(observation: dict[str, Any]) -> str:
@@ -293,14 +294,14 @@ class OpenEnvSession:
     def _read(self, kind: str, raw: str | bytes, unasked: bool) -> dict[str, Any]:
         wanted = {"reset": "observation", "step": "observation"}.get(kind, kind)
         try:
-            message = parse_json(raw)
+            message = json.loads(raw)
             found, data = message["type"], message["data"]
             if found == "error":
                 raise self._error(data)
             if unasked or found != wanted or not isinstance(data, dict):
                 raise ValueError
             return self._checked(data) if wanted == "observation" else data
-        except (ValueError, LookupError, TypeError, AttributeError):
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             when = "unasked" if unasked else f"in answer to {kind!r}"
             raise BrokenError(
                 f"{self.owner} sent {raw[:100]!r} {when}, and {wanted!r} is due", code="bad_answer"

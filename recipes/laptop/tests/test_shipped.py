@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import shutil
@@ -11,7 +12,6 @@ import torch
 from runs import main
 from safetensors.torch import load_file
 
-from agent_r1 import sha256
 from agent_r1_recipes.laptop.settings import DEMO_AGENT
 
 QUESTION = ("--question", "In which city is the publisher of Sosnum based?", "--temperature", "0", "--json")
@@ -27,7 +27,9 @@ def home(tmp_path, monkeypatch):
 
 def test_it_is_small_in_half_precision_and_its_hashes_cover_every_file():
     files = [file for file in DEMO_AGENT.iterdir() if file.name != "SHA256SUMS"]
-    assert (DEMO_AGENT / "SHA256SUMS").read_text() == "".join(f"{sha256(f)}  {f.name}\n" for f in sorted(files))
+    assert (DEMO_AGENT / "SHA256SUMS").read_text() == "".join(
+        f"{hashlib.sha256(f.read_bytes()).hexdigest()}  {f.name}\n" for f in sorted(files)
+    )
     assert sum(file.stat().st_size for file in files) < 2e6
     assert {tensor.dtype for tensor in load_file(DEMO_AGENT / "model.safetensors").values()} == {torch.float16}
 
@@ -64,7 +66,10 @@ def test_a_tampered_or_missing_file_is_refused(home, capsys, name):
     changed[-2] ^= 1
     (copy / name).write_bytes(changed)
     target = home / "new"
-    for command in (["chat", "--model", str(copy), *QUESTION], ["export", f"--checkpoint-dir={copy}", f"--target-dir={target}"]):
+    for command in (
+        ["chat", "--model", str(copy), *QUESTION],
+        ["export", f"--checkpoint-dir={copy}", f"--target-dir={target}"],
+    ):
         assert main(*command) == 1
         (line,) = capsys.readouterr().err.splitlines()
         assert f"{copy / name} is not the published file" in line

@@ -15,7 +15,7 @@ import huggingface_hub
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from building import build_data, manifest_of, passages_in, rows_in, search_over
+from building import build_data, called, exact_match, manifest_of, passages_in, rows_in, search_over
 from conftest import ScriptedPolicy, call
 from qa_files import (
     dapo_math,
@@ -37,9 +37,6 @@ from agent_r1 import (
     DataConfig,
     Sampling,
     Task,
-    ToolCall,
-    call_tool,
-    exact_match,
     load_config,
     load_tools,
     make_loop,
@@ -500,7 +497,7 @@ def test_from_the_file_to_an_index_that_finds_it(tmp_path, one_file, monkeypatch
     assert "questions: train 40, val 8, test 12; corpus: contexts" in said and "Flat over 48 passages" in said
     assert main("data", *settings) == 0 and "already done" in capsys.readouterr().out
     tools = load_tools(load_config("smoke", settings[1:]))
-    assert "Franz Kafka" in asyncio.run(call_tool(tools, ToolCall("search", {"query": "Kafka"}), 9, 500)).content
+    assert "Franz Kafka" in asyncio.run(called(tools, "search", query="Kafka")).content
 
 
 # ------------------------------------------------------------------------------------------------------- evidence found

@@ -13,7 +13,7 @@ from building import row_of
 from runs import TINY, main
 from transformers import AutoTokenizer
 
-from agent_r1 import Action, ChatFormat, EnvConfig, Hit, Passage, Searcher, SearchTool, call, make_env, without_tools
+from agent_r1 import Action, ChatFormat, EnvConfig, Hit, Passage, Searcher, SearchTool, call, make_env
 from agent_r1_recipes.robustness.ablated_search import Placebo
 from agent_r1_recipes.robustness.injected_search import DOCUMENTS, PoisonedSearcher, drawn, lie
 
@@ -67,7 +67,7 @@ def test_what_the_agent_reads():
         env = make_env(row, tools, EnvConfig())
         env.reset(row)
         assert said in asyncio.run(ask(env))
-    closed = make_env(without_tools(row), tools, EnvConfig())
+    closed = make_env(row | {"env_kwargs": {"tools": []}}, tools, EnvConfig())
     assert closed.reset(row).tools == [] and "available: none" in asyncio.run(ask(closed))
 
 

@@ -23,7 +23,6 @@ import math
 
 from agent_r1.app.plan_local import local_memory, local_plan
 from agent_r1.config import Config, tables, to_yaml
-from agent_r1.config.setting_types import algorithm_has
 from agent_r1.data.source import source_of
 from agent_r1.ground.errors import AgentR1Error, extra
 from agent_r1.ground.hardware import GIB, Gpu, Shape, check_context, find_gpu, find_shape
@@ -78,7 +77,7 @@ def states(config: Config, shape: Shape) -> tuple[float, float]:
     verl's critic has no adapters.
     """
     actor = 4 * shape.parameters + 8 * shape.learnt(config.actor.lora_rank)
-    return actor, 12 * shape.parameters * (algorithm_has(config.algorithm, "critic"))
+    return actor, 12 * shape.parameters * (config.algorithm_has("critic"))
 
 
 def gpu_memory(config: Config, shape: Shape, gpu: Gpu) -> dict[str, tuple[float, float]]:
@@ -200,7 +199,7 @@ def width(config: Config) -> int:
 
 def step_seconds(config: Config, shape: Shape, gpu: Gpu) -> dict[str, float]:
     """Return the seconds of each part of a step with the assumed HotpotQA episodes."""
-    r, e, v, ppo = config.rollout, config.env, config.verl, algorithm_has(config.algorithm, "critic")
+    r, e, v, ppo = config.rollout, config.env, config.verl, config.algorithm_has("critic")
     episodes, said, read, length = lengths(config)
     sampled = episodes + r.greedy_episodes(config.algorithm)
     rate = gpu.flops * MULTIPLY * min(1, math.sqrt(shape.hidden / WIDE))
@@ -218,7 +217,10 @@ def step_seconds(config: Config, shape: Shape, gpu: Gpu) -> dict[str, float]:
     seconds = {
         "sampling: decoding": tokens * (TOKEN_S + token),
         # A group's prompt is read once (prefix cache).
-        "sampling: reading": (r.prompts_per_step * PROMPT_TOKENS + sampled * read) * shape.forward(length) / v.ranks / rate,
+        "sampling: reading": (r.prompts_per_step * PROMPT_TOKENS + sampled * read)
+        * shape.forward(length)
+        / v.ranks
+        / rate,
         "sampling: tools, turns": e.max_turns * TURN_S,
         "log-probabilities": forward,
         "reference": (config.actor.kl_coef > 0) * max(forward, 4 * shape.parameters / v.ranks / HOST_RATE),

@@ -9,7 +9,6 @@ from __future__ import annotations
 from contextlib import suppress
 
 from agent_r1.config import Config
-from agent_r1.config.setting_types import algorithm_has
 from agent_r1.ground.device import LOGITS
 from agent_r1.ground.errors import AgentR1Error, ConfigError
 from agent_r1.ground.hardware import GIB, Shape, find_shape
@@ -55,7 +54,7 @@ def local_memory(config: Config, shape: Shape, itemsize: int = 4) -> dict[str, f
     The larger of RL and warm start counts; for a verl run only the warm start runs here.
     """
     r, t, c, P = config.rollout, config.trainer, config.cold_start, shape.parameters
-    networks, learnt = 2 if algorithm_has(config.algorithm, "critic") else 1, shape.learnt(config.actor.lora_rank)
+    networks, learnt = 2 if config.algorithm_has("critic") else 1, shape.learnt(config.actor.lora_rank)
 
     def update(tokens: int) -> dict[str, float]:
         layers = shape.layers * (shape.hidden if t.recompute else kept(shape)) + kept(shape) * t.recompute
@@ -105,7 +104,7 @@ def memory_summary(parts: dict[str, float]) -> str:
 
 def local_disk(config: Config, shape: Shape) -> float:
     """Return bytes of checkpoints, one being written, and of a pretrained model's folders."""
-    networks, models = 2 if algorithm_has(config.algorithm, "critic") else 1, 2 if config.model.path else 0
+    networks, models = 2 if config.algorithm_has("critic") else 1, 2 if config.model.path else 0
     learnt = shape.learnt(config.actor.lora_rank)
     return 12 * learnt * networks * (config.trainer.keep_checkpoints + 1) + 4 * shape.parameters * models
 
@@ -119,7 +118,7 @@ def local_plan(config: Config) -> str:
 
     set_threads(config.trainer.threads)
     device, dtype = resolve_device(config.trainer)
-    r, t, networks = config.rollout, config.trainer, 2 if algorithm_has(config.algorithm, "critic") else 1
+    r, t, networks = config.rollout, config.trainer, 2 if config.algorithm_has("critic") else 1
     shape = local_shape(config)
     parts = local_memory(config, shape, dtype.itemsize)
     if config.model.path and config.engine == "local" and Workspace.from_config(config).pretrained.is_dir():

@@ -58,7 +58,9 @@ def load_config(
     overriding |= {name: value for name, value in (("algorithm", algorithm), ("seed", seed)) if value is not None}
     files = _read_preset(preset)
     preset = str(Path(preset).resolve()) if _is_file(preset) else preset
-    chosen = _merged({"algorithm": declared_settings().config.model_fields["algorithm"].default}, *files, overriding)["algorithm"]
+    chosen = _merged({"algorithm": declared_settings().config.model_fields["algorithm"].default}, *files, overriding)[
+        "algorithm"
+    ]
     layers: list[dict[str, Any]] = []
     for file in files:
         per_algorithm = {name: file.pop(name, None) or {} for name in tables.names("estimator")}
@@ -191,7 +193,11 @@ def all_code(config: Config) -> list[str]:
 
 def trusted(config: Config) -> dict[str, str]:
     """Return setting -> command or address, for `Trusted` settings that are not at their default."""
-    found = {key: _value(config, key) for key, field in declared_settings().trusted.items() if _value(config, key) != field.default}
+    found = {
+        key: _value(config, key)
+        for key, field in declared_settings().trusted.items()
+        if _value(config, key) != field.default
+    }
     parts = {key: value if isinstance(value, dict) else {"": value} for key, value in found.items()}
     return {f"{key}.{name}".rstrip("."): place for key, places in parts.items() for name, place in places.items()}
 
@@ -296,10 +302,7 @@ def _explain(error: ValidationError) -> ConfigError:
         )
     if kind == "literal_error":
         allowed = re.findall("'(.*?)'", context["expected"])
-        return ConfigError(
-            f"{key}={value!r} is unknown{nearest(value, allowed)}; choose from {', '.join(allowed)}",
-            code="unknown_name",
-        )
+        return ConfigError.unknown(key, value, allowed)
     message = f"{key}={value!r}: {context.get('error') or found['msg'][0].lower() + found['msg'][1:]}"
     if kind == "unknown_name":  # from `setting_types.py`
         return ConfigError(message, code="unknown_name")
@@ -373,7 +376,7 @@ def _conflicts(config: Config) -> Iterator[ConfigError]:
         yield ConfigError(
             "rollout.max_tokens_per_turn must be smaller than rollout.max_context", code="turn_exceeds_context"
         )
-    if algorithm_has(config.algorithm, "groups") and r.samples_per_prompt < 2:
+    if config.algorithm_has("groups") and r.samples_per_prompt < 2:
         yield ConfigError(
             f"{config.algorithm} compares samples of one prompt and has nothing to learn from a group of one; "
             "set rollout.samples_per_prompt to 2 or more, or use ppo",

@@ -20,16 +20,6 @@ LearningRate = Annotated[float, Field(ge=0, le=1)]
 Seconds = Annotated[float, Field(ge=0.01)]
 
 
-Address = Annotated[str, Field(pattern=r"^https?://\S+$")]
-"""Address of a server."""
-
-
-def _some_share(shares: dict[str, float]) -> dict[str, float]:
-    if sum(shares.values()) == 0:
-        raise ValueError("one share must be more than 0")
-    return shares
-
-
 def _one_of(kind: str) -> AfterValidator:
     """Accept a name of a table, or user-defined code."""
 
@@ -57,9 +47,6 @@ UserCode = Annotated[str, AfterValidator(_check_user_code)]
 
 
 RewardName = Annotated[str, _one_of("reward")]
-
-Shares = Annotated[dict[str, Annotated[float, Field(ge=0)]], AfterValidator(_some_share), "replaced as a whole"]
-"""Share of each kind; only proportions count. A later layer replaces the whole table."""
 
 
 def _named(kind: str) -> AfterValidator:

@@ -300,3 +300,7 @@ class Config(Section):
     actor: ActorConfig = ActorConfig()
     critic: CriticConfig = CriticConfig()
     trainer: TrainerConfig = TrainerConfig()
+
+    def algorithm_has(self, fact: Literal["critic", "groups", "greedy"]) -> bool:
+        """Return whether the estimator has a critic, compares a prompt's samples, or plays greedy ones."""
+        return algorithm_has(self.algorithm, fact)

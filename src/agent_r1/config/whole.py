@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections import defaultdict
 from functools import cache
 from inspect import get_annotations
-from typing import TYPE_CHECKING, Any, get_origin
+from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 from pydantic import create_model
 from pydantic.fields import FieldInfo
 
 from agent_r1.config import plugins, settings, tables
-from agent_r1.config.setting_types import Shares
 from agent_r1.ground.errors import ConfigError
 
 
@@ -63,13 +62,17 @@ class DeclaredSettings:
             for name, field in getattr(of.annotation, "model_fields", {}).items()
         }
         self.code, self.files = self._marked(settings.NamesCode), self._marked(settings.NamesFile)
-        self.trusted, shares = self._marked(settings.Trusted), self._marked(Shares)
+        self.trusted = self._marked(settings.Trusted)
+        values = {
+            key: get_args(field.annotation)[1]
+            for key, field in self.fields.items()
+            if get_origin(field.annotation) is dict
+        }
+        shares = {key for key, value in values.items() if getattr(value, "__origin__", value) is float}
         self.replaced = {key.partition(".")[2] for key in shares}
-        """Tables that a later layer replaces. Merging would keep entries that it does not name."""
-        self.tables = {
-            key for key, field in self.fields.items() if get_origin(field.annotation) is dict
-        } - shares.keys()
-        """Tables whose entries are set one by one: `env.mcp.NAME=COMMAND`."""
+        """Tables of numbers, which are shares: a later layer replaces all of them."""
+        self.tables = values.keys() - shares
+        """Other tables, whose entries are set one by one: `env.mcp.NAME=COMMAND`."""
 
     def _marked(self, alias: Any) -> dict[str, FieldInfo]:
         mark = alias.__metadata__[-1]

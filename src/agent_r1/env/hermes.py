@@ -16,28 +16,22 @@ from __future__ import annotations
 import json
 import math
 import re
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from agent_r1.env.dialect import Dialect, Part
 from agent_r1.env.questions import QuestionEnv
 from agent_r1.tool.base import BaseTool, ToolCall
 
-
-@dataclass(frozen=True)
-class Tags:
-    """Names of the tags around calls and results. Thoughts and answers have the same tags in every such dialect."""
-
-    call: str = "tool_call"
-    result: str = "tool_response"
-
-    @cached_property
-    def pattern(self) -> re.Pattern[str]:
-        return re.compile(f"<(/?)(think|{self.call}|answer|{self.result})>")
+Tags = tuple[str, str]
+TAGS = ("tool_call", "tool_response")
+"""Names of the tags around calls and results. Thoughts and answers have the same tags in every such dialect."""
 
 
-TAGS = Tags()
+@cache
+def _pattern(tags: Tags) -> re.Pattern[str]:
+    return re.compile(f"<(/?)(think|answer|{'|'.join(tags)})>")
 
 
 def split_turn(text: str, tags: Tags = TAGS) -> list[Part]:
@@ -48,8 +42,8 @@ def split_turn(text: str, tags: Tags = TAGS) -> list[Part]:
     closing tag counts as never closed. An unmatched closing tag is text, and so is `<tool_response>`.
     """
     parts: list[Part] = []
-    kind, start, kinds = "text", 0, {tags.call: "tool_call", tags.result: "tool_response"}
-    for tag in tags.pattern.finditer(text):
+    kind, start, kinds = "text", 0, dict(zip(tags, TAGS, strict=True))
+    for tag in _pattern(tags).finditer(text):
         opens, name = not tag[1], kinds.get(tag[2], tag[2])
         if kind == "text" and (not opens or name == "tool_response"):
             continue
@@ -77,7 +71,7 @@ def is_well_formed(text: str, tags: Tags = TAGS) -> bool:
     Text before and between the tags is allowed. The answer is not empty, and no part contains a tag. There is no call,
     which would not be run, and no `<tool_response>`, which only a tool may write.
     """
-    found = [tag[0] for tag in tags.pattern.finditer(text)]
+    found = [tag[0] for tag in _pattern(tags).finditer(text)]
     thoughts, answer = found[:-2], found[-2:]
     return (
         answer == ["<answer>", "</answer>"]
@@ -90,7 +84,7 @@ def is_well_formed(text: str, tags: Tags = TAGS) -> bool:
 class Hermes(Dialect):
     """Calls in JSON, thoughts and answers, all in tags."""
 
-    tags = TAGS
+    tags: Tags = TAGS
 
     def calls(self, text: str, tools: dict[str, BaseTool]) -> list[ToolCall]:
         parts = [part for part in self.parts(text) if part.kind == "tool_call"]

@@ -1,8 +1,7 @@
 """Bound data from outside: time and size of HTTP answers, depth of JSON and YAML.
 
 In: a request, or a text. Out: an answer or a value within its bounds, or a one-line error. Next: `fetch` queries
-judges, retrievers, SandboxFusion and OpenEnv servers. A client with its own connections (model server, MCP) applies
-`cap_body` to each response.
+judges, retrievers, SandboxFusion and OpenEnv servers.
 
 httpx limits the time of a single read, so a server that sends a byte per second never exceeds it. Therefore requests
 run in an event loop, where one deadline covers the connection, the header and the body.
@@ -14,12 +13,9 @@ import asyncio
 import functools
 import json
 import threading
-from collections.abc import AsyncIterable, AsyncIterator, Coroutine
-from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -35,8 +31,6 @@ MAX_ALIASES = 20
 """Of a YAML text."""
 MAX_FILE = 64 << 20
 """Bytes of a JSON file that is read at once."""
-
-T = TypeVar("T")
 
 
 class TooLongError(ValueError):
@@ -88,7 +82,7 @@ def read_json(path: Path) -> Any:
     return parse_json(path.read_bytes())
 
 
-# --------------------------------------------------------------------------------------------------- HTTP, by request
+# --------------------------------------------------------------------------------------------------------------- HTTP
 
 
 @dataclass(frozen=True)
@@ -103,54 +97,41 @@ class Response:
         return parse_json(self.body)
 
 
-def fetch(method: str, url: str, **request: Any) -> Response:
-    """Make a request as `fetch_async` does, and block until it is answered."""
-    return in_background(fetch_async(method, url, **request)).result()
-
-
-def in_background(work: Coroutine[Any, Any, T]) -> Future[T]:
-    """Run a coroutine that calls `fetch_async` in the thread of all requests."""
-    return asyncio.run_coroutine_threadsafe(work, _loop())
-
-
-async def fetch_async(
+def fetch(
     method: str, url: str, *, within_s: float, max_bytes: int, body: Any = None, headers: dict[str, str] | None = None,
     retries: int = 0,
 ) -> Response:  # fmt: skip
-    """Make one request and read its answer to the end, through `in_background`.
+    """Make one request and read its answer to the end.
 
     A connection that fails is tried `retries` times more. Raises TimeoutError after `within_s` seconds in all, TooLongError
     beyond `max_bytes`, ValueError for a compressed body or an impossible address, and what httpx raises.
     """
-    plain = {"Accept-Encoding": "identity", **(headers or {})}
+    request = _fetch(method, url, within_s, max_bytes, body, headers or {}, retries)
+    return asyncio.run_coroutine_threadsafe(request, _loop()).result()
+
+
+async def _fetch(
+    method: str, url: str, within_s: float, max_bytes: int, body: Any, headers: dict[str, str], retries: int
+) -> Response:
+    got, plain = b"", {"Accept-Encoding": "identity", **headers}
     try:
         async with (
             asyncio.timeout(within_s) as deadline,
             _client(retries).stream(method, url, json=body, headers=plain) as response,
         ):
-            pieces = _bounded(response.aiter_raw(), response.headers, max_bytes)
-            return Response(response.status_code, b"".join([piece async for piece in pieces]))
+            if response.headers.get("content-encoding", "identity") != "identity":  # few bytes may unfold to gigabytes
+                raise ValueError("the server compresses its answers, although this was not requested")
+            async for piece in response.aiter_raw():
+                got += piece
+                if len(got) > max_bytes:
+                    raise TooLongError(f"the answer has more than {max_bytes} bytes")
+            return Response(response.status_code, got)
     except TimeoutError:
         if not deadline.expired():
             raise
         raise TimeoutError(f"no whole answer within {within_s:g} s") from None
     except ExceptionGroup as failures:  # an address that no socket takes, such as port 99999999
         raise ValueError(first_line(failures.exceptions[0])) from None
-
-
-async def _bounded(body: AsyncIterable[bytes], headers: Any, max_bytes: int) -> AsyncIterator[bytes]:
-    """Yield the pieces of `body`. Raises ValueError if it is compressed.
-
-    A few compressed bytes could expand to gigabytes.
-    """
-    if headers.get("content-encoding", "identity") != "identity":
-        raise ValueError("the server compresses its answers, although this was not requested")
-    got = 0
-    async for piece in body:
-        got += len(piece)
-        if got > max_bytes:
-            raise TooLongError(f"the answer has more than {max_bytes} bytes")
-        yield piece
 
 
 @functools.cache
@@ -172,27 +153,3 @@ def _client(retries: int) -> httpx.AsyncClient:
         transport=httpx.AsyncHTTPTransport(retries=retries, limits=limits, trust_env=False),
         timeout=httpx.Timeout(None, connect=5.0), trust_env=False,
     )  # fmt: skip
-
-
-# --------------------------------------------------------------------------------------------------- HTTP, by client
-
-
-def cap_body(library: ModuleType, response: Any, max_bytes: int) -> None:
-    """Bound the unread body of a response of `library` (httpx or httpx2).
-
-    A longer body raises the library's StreamError.
-    """
-    body = response.stream
-
-    class Capped(library.AsyncByteStream):
-        async def __aiter__(self) -> AsyncIterator[bytes]:
-            try:
-                async for piece in _bounded(body, response.headers, max_bytes):
-                    yield piece
-            except ValueError as error:
-                raise library.StreamError(str(error)) from None
-
-        async def aclose(self) -> None:
-            await body.aclose()
-
-    response.stream = Capped()

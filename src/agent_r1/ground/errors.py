@@ -32,6 +32,14 @@ class ConfigError(AgentR1Error):
 
     exit_code = 2
 
+    @classmethod
+    def unknown(cls, what: str, name: str, known: Iterable[str]) -> "ConfigError":
+        """Report an unknown value of the setting or option `what`, with the nearest known one."""
+        known = list(known)
+        return cls(
+            f"{what}={name!r} is unknown{nearest(name, known)}; choose from {', '.join(known)}", code="unknown_name"
+        )
+
 
 @contextmanager
 def extra(name: str, what: str) -> Iterator[None]:

@@ -138,7 +138,5 @@ def check_context(max_context: int, tensor_parallel: int, shape: Shape) -> None:
 def find_gpu(name: str) -> Gpu:
     """Look up a GPU. Raises ConfigError if it is not in the table."""
     if name not in GPUS:
-        raise ConfigError(
-            f"verl.gpu={name!r} is unknown{nearest(name, GPUS)}; choose from {', '.join(GPUS)}", code="unknown_name"
-        )
+        raise ConfigError.unknown("verl.gpu", name, GPUS)
     return GPUS[name]

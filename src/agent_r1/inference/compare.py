@@ -106,7 +106,7 @@ def full_card(agent: Agent, trajectories: list[Trajectory], split: str, started:
         trajectories, model=str(agent.model), split=split, seed=c.seed, retriever=retriever, started=started
     )
     if said := facts.get("condition"):
-        card |= condition_of(said).report(trajectories, c.seed, card["score_name"])
+        card |= condition_of(said).report(trajectories, c.seed)
     return card | facts | provenance(c, agent.model)
 
 

@@ -28,7 +28,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from agent_r1.core import Generation, Policy, Sampling
-from agent_r1.ground import bounds
 from agent_r1.ground.errors import AgentR1Error, LostConnection, first_line
 from agent_r1.rollout import decoder, model_files
 from agent_r1.rollout.sampling import draw_noise, sample_tokens
@@ -159,10 +158,6 @@ class TransformersPolicy(Policy):
 # --------------------------------------------------------------------------------------------------------- a server
 
 
-MAX_TURN_BYTES = 64 << 20
-"""Bytes of a turn; in a stream a token takes about 500."""
-
-
 class ServerPolicy(Policy):
     """`Policy` over a vLLM server. Any number of episodes and event loops may share it."""
 
@@ -250,14 +245,10 @@ class ServerPolicy(Policy):
 
         # trust_env: the loopback needs no proxy. No read timeout: a turn may queue, and the episode has a deadline. As
         # many connections as episodes; idle ones expire before vLLM drops them (5 s).
-        async def bound(response: httpx.Response) -> None:
-            bounds.cap_body(httpx, response, MAX_TURN_BYTES)
-
         client, users = self._clients.get(loop) or (
             httpx.AsyncClient(
-                event_hooks={"response": [bound]},
                 timeout=httpx.Timeout(5.0, read=None, pool=None), trust_env=False, verify=False,
-                headers=self._headers | {"Accept-Encoding": "identity"},
+                headers=self._headers,
                 limits=httpx.Limits(max_connections=None, keepalive_expiry=2.0),
             ), 0,
         )  # fmt: skip

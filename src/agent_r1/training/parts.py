@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from agent_r1.config import tables
-from agent_r1.config.setting_types import algorithm_has
 from agent_r1.config.settings import ActorConfig, AdvantageConfig, Config
 from agent_r1.core import AgentEnv, Row
 from agent_r1.rollout.chat_format import ChatFormat
@@ -89,7 +88,7 @@ def make_rollouts(
     rollouts = Rollouts(flow, policy, tasks, config.rollout)
     for wrap in tables.asked_for("rollouts", **dict(config)):
         rollouts = wrap(rollouts, config.rollout)
-    return Greedy(rollouts) if algorithm_has(config.algorithm, "greedy") else rollouts
+    return Greedy(rollouts) if config.algorithm_has("greedy") else rollouts
 
 
 def get_ratios(name: str) -> Callable[[Tensor, Tensor], Tensor]:

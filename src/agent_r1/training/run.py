@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.config import Config, fingerprint, fingerprint_values, from_yaml, plugins, tables, to_yaml, user_code
-from agent_r1.config.setting_types import algorithm_has
 from agent_r1.config.settings import ActorConfig, CriticConfig, RolloutConfig, TrainerConfig
 from agent_r1.core import Row, Trajectory
 from agent_r1.env import dialect_of, make_env
@@ -157,7 +156,7 @@ def run_training(
     open_run(run, config, resume)
     with only_trainer(run):
         device, dtype = resolve_device(config.trainer)
-        critic = config.critic if algorithm_has(config.algorithm, "critic") else None
+        critic = config.critic if config.algorithm_has("critic") else None
         learner = start_learner(run, fingerprint(config), start_model, config.actor, critic, device)
         for network in filter(None, (learner.actor, learner.critic and learner.critic.trunk)):
             network.recompute = config.trainer.recompute

@@ -18,7 +18,6 @@ from verl.experimental.agent_loop import AgentLoopBase, AgentLoopOutput
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics
 
 from agent_r1.config import Config, from_yaml
-from agent_r1.config.setting_types import algorithm_has
 from agent_r1.core import Generation, Policy, Sampling, StopReason, Trajectory
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.rollout.chat_format import ChatFormat
@@ -110,7 +109,7 @@ class AgentR1Loop(AgentLoopBase):
         start = time.perf_counter()
         try:
             trajectory = await loop.run(Task(question, row["uid"], session, seed), sampling)
-            compares = training and algorithm_has(c.algorithm, "greedy")
+            compares = training and c.algorithm_has("greedy")
             if compares and row["session_id"] == 0:  # the prompt's other samples share it
                 best = Sampling(c.rollout.max_tokens_per_turn, temperature=0.0)
                 greedy = await loop.run(Task(question, row["uid"], f"{session}_greedy"), best)

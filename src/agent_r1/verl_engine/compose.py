@@ -22,7 +22,6 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from agent_r1.config import Config
-from agent_r1.config.setting_types import algorithm_has
 from agent_r1.ground.device import resolve_device
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.ground.machine import installed
@@ -72,7 +71,7 @@ def overrides(config: Config, sources: Sources, device: str) -> dict[str, Any]:
 def computed_settings(config: Config, sources: Sources, device: str) -> dict[str, Any]:
     """Compute the values that settings.yaml calls `run`: those that are no setting of ours."""
     r, a, v, dtype = config.rollout, config.actor, config.verl, config.trainer.dtype
-    cpu, critic, kl = device == "cpu", algorithm_has(config.algorithm, "critic"), a.kl_coef > 0
+    cpu, critic, kl = device == "cpu", config.algorithm_has("critic"), a.kl_coef > 0
     if dtype == "auto":
         dtype = "float32" if cpu else "bfloat16"
     cap = v.tis_cap

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import Field
 
-from agent_r1.config.setting_types import AtLeast1, algorithm_has
+from agent_r1.config.setting_types import AtLeast1
 from agent_r1.config.settings import OutsideFingerprint, Section
 from agent_r1.ground.errors import ConfigError
 from agent_r1.ground.hardware import check_context, find_gpu, known_model
@@ -43,7 +43,7 @@ class VerlConfig(Section):
             return
         r, v = config.rollout, config.verl
         updates = {"actor": config.actor.minibatches}
-        if algorithm_has(config.algorithm, "critic"):
+        if config.algorithm_has("critic"):
             updates["critic"] = config.critic.minibatches
         for name, count in updates.items():
             if r.prompts_per_step % count:

@@ -1,6 +1,7 @@
 """Draw questions for a made-up task: numbers by split, and distinct questions.
 
-In: a range of numbers, or a function that makes a question. Out: questions for a recipe's `questions(split, count, rng)`.
+In: a range of numbers, or a function that makes a question. Out: questions for `questions(split, count, rng)`. Also for
+recipes/tinycode and recipes/two_tools.
 """
 
 from __future__ import annotations
