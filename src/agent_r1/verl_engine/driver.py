@@ -22,8 +22,6 @@ from ray.exceptions import OutOfMemoryError, RayActorError
 
 from agent_r1.ground.errors import AgentR1Error
 
-LOOK_S = 10.0
-"""Seconds between two checks that all processes are there."""
 LESS_MEMORY = (
     "take a machine with more (--dry-run says how much), or use less: verl.offload=false, one service (search.url)"
 )
@@ -75,21 +73,6 @@ def check_cluster(config, cpus: int) -> None:
         )
 
 
-def wait_for(run: ray.ObjectRef) -> None:
-    """Wait until the run ends. Raises AgentR1Error if a named actor is lost.
-
-    verl would wait forever for the episodes of a lost process. All named actors of our Ray are needed to the end.
-    """
-    named: set[str] = set()
-    while not ray.wait([run], timeout=LOOK_S)[0]:
-        there = set(ray.util.list_named_actors())
-        lost = sorted(named - there)
-        if lost and not ray.wait([run], timeout=3 * LOOK_S)[0]:  # the run may report the failure itself
-            raise AgentR1Error(GONE.format(f"a process of the run ({', '.join(lost)})"), code="process_gone")
-        named |= there
-    ray.get(run)
-
-
 def one_line_cause(cause: BaseException) -> str:
     """Shorten what ended the run to a line for cause.txt, without Ray's long advice."""
     text = str(cause).strip()
@@ -130,7 +113,7 @@ def main(file: str, ray_folder: str, cpus: str, gpus: str) -> int:
             check_cluster(config, int(cpus))
         OmegaConf.resolve(config)
         runner = AgentTaskRunner.remote()
-        wait_for(runner.run.remote(config))
+        ray.get(runner.run.remote(config))
     except Exception as error:
         cause = getattr(error, "cause", None) or error  # ray wraps what a remote method raised
         Path(file).with_name("cause.txt").write_text(one_line_cause(cause))

@@ -4,9 +4,8 @@ In: a configuration and a run directory. Out: the same files as the local loop's
 goes to `runs/<name>/logs/`. Next: `driver.py` is the child.
 
 A run never hangs silently. The trainer reports its phase (`verl/phase.json`). If nothing changes for
-`verl.stall_timeout_s`, or a vLLM engine dies, the run ends with that phase, the log and the last good checkpoint. In any
-case the processes, shared memory and temporary files of *this* run are removed. A variable in their environment
-identifies them.
+`verl.stall_timeout_s`, the run ends with that phase, the log and the last good checkpoint. In any case the processes,
+shared memory and temporary files of *this* run are removed. A variable in their environment identifies them.
 """
 
 from __future__ import annotations
@@ -54,9 +53,6 @@ RUN_VARIABLE = "AGENT_R1_VERL_RUN"
 CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Head widths that vLLM 0.27 has CPU kernels for; another width crashes the first batch, not the start."""
 POLL_S = 0.5
-ENGINE, ENGINE_REPORT_S = b"EngineCore", 30
-"""In the title of a process in which vLLM computes; and seconds for verl to report a dead one itself. In its weight sync verl
-never does, but waits for an answer."""
 UNVERIFIED = (
     "this step's checkpoint is UNVERIFIED: its model is further from the trained one than rounding explains "
     "(checkpoint/logprob_diff in metrics.jsonl); evaluate it before you rely on it"
@@ -178,7 +174,7 @@ def watch(run: RunDir, config: Config, device: str, dashboard: Dashboard, track:
     saves the step. The second, or one before the first step, ends the run at once. Raises AgentR1Error if the driver
     fails or stalls.
     """
-    stop, patience, died = run.path / "verl" / "stop", config.verl.stall_timeout_s, False
+    stop, patience = run.path / "verl" / "stop", config.verl.stall_timeout_s
     shown, seen, noted, moved, running = len(run.metrics.read()), None, "", time.monotonic(), True
     dashboard.note("starting Ray, FSDP and vLLM (a minute or two)")
     with graceful_interrupt() as interrupted, started(run, config, device) as child:
@@ -194,9 +190,7 @@ def watch(run: RunDir, config: Config, device: str, dashboard: Dashboard, track:
                 dashboard.note(noted)
             if seen != (seen := (phase, run.metrics.path.exists() and run.metrics.path.stat().st_size)):
                 moved = time.monotonic()
-                alive = marked_processes(child.mark)
-                child.shared |= shared_files(alive)
-                child.engines |= set(filter(is_engine, alive))
+                child.shared |= shared_files(marked_processes(child.mark))
                 lines = run.metrics.read()
                 for line in lines[shown:]:
                     dashboard.step(line)
@@ -204,15 +198,10 @@ def watch(run: RunDir, config: Config, device: str, dashboard: Dashboard, track:
                     if line.get("checkpoint/unverified"):
                         dashboard.note(UNVERIFIED)
                 shown = len(lines)
-            # At the end of a run the engines are stopped normally.
-            if not (died or all(map(is_engine, child.engines)) or stop.exists() or run.finished(config.trainer.steps)):
-                died, moved, patience = True, time.monotonic(), min(patience, ENGINE_REPORT_S)
             if time.monotonic() - moved > patience:
-                still = f"nothing has moved for {patience} s"
-                if died:
-                    raise failure(run, phase, f"a vLLM engine died, and {still} since")
                 raise AgentR1Error(
-                    f"{still} (verl.stall_timeout_s), {describe_phase(phase)}; {resume_hint(run)}", code="verl_stalled"
+                    f"nothing has moved for {patience} s (verl.stall_timeout_s), {describe_phase(phase)}; {resume_hint(run)}",
+                    code="verl_stalled",
                 )
             time.sleep(POLL_S if running else 0)
     if code := child.process.returncode:
@@ -231,8 +220,6 @@ class Child:
     scratch: Path
     shared: set[Path] = field(default_factory=set)
     """Files in /dev/shm that processes of this run had mapped."""
-    engines: set[int] = field(default_factory=set)
-    """Process numbers of vLLM's engines on this machine."""
 
 
 @contextmanager
@@ -347,14 +334,6 @@ def marked_processes(mark: str) -> list[int]:
         except OSError:  # ended meanwhile, or another user's
             continue
     return found
-
-
-def is_engine(pid: int) -> bool:
-    """Return whether `pid` is a living vLLM process; a dead one has no title."""
-    try:
-        return ENGINE in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
 
 
 def shared_files(pids: list[int]) -> set[Path]:
