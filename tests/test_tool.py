@@ -254,29 +254,18 @@ def test_absurdly_nested_arguments():
     assert call(Echo(), {"text": 10**5000}).error is ToolErrorKind.INVALID_ARGUMENTS
 
 
-EVIL = {"type": "string", "pattern": "^(a+)+$"}
-STEP = {"$ref": "#/$defs/0"}
-DOUBLING = {str(n): {"allOf": [{"$ref": f"#/$defs/{n + 1}"}] * 2} for n in range(40)} | {"40": {"type": "string"}}
-TREE = {"anyOf": [{"properties": {"x": {"$ref": "#/$defs/tree"}}, "required": [name]} for name in "bc"]}
-
-
-@pytest.mark.timeout(60)  # unbounded, these take minutes or for ever
 @pytest.mark.parametrize(
-    ("schema", "value", "fits"),
-    [
-        ({"properties": {"x": STEP}, "$defs": DOUBLING}, "a", False),
-        ({"properties": {"x": TREE}, "$defs": {"tree": TREE}}, functools.reduce(lambda x, _: {"x": x}, range(40), {}), False),
-        ({"properties": {"x": {"items": {"enum": list(range(1500))}}}}, [-1] * 100_000, False),
-        ({"properties": {"x": EVIL}}, "a" * 40 + "!", True),  # it is the server's to refuse
-        ({"patternProperties": {EVIL["pattern"]: {}}, "additionalProperties": False}, "a" * 40 + "!", True),
-        ({"properties": {"x": {"uniqueItems": True}}}, [n if n % 2 else str(n) for n in range(20_000)], True),
-    ],
-    ids=["doubling", "tree", "enum", "pattern", "pattern names", "unique"],
-)  # fmt: skip
-def test_the_check_of_a_strangers_schema_is_bounded(schema, value, fits):
-    foreign = make(lambda args: "done", parameters={"type": "object", **schema}, foreign=True)
-    result = call(foreign, {"x": value})
-    assert result.error is (None if fits else ToolErrorKind.INVALID_ARGUMENTS)
+    ("value", "fits"), [("a" * 40 + "!", True), (1, False)], ids=["a pattern of hours is the server's to check", "type"]
+)
+def test_of_a_strangers_schema_names_and_types_are_checked(value, fits):
+    schema = {
+        "type": "object",
+        "properties": {"x": {"type": "string", "pattern": "^(a+)+$"}},
+        "additionalProperties": False,
+    }
+    foreign = make(lambda args: "done", parameters=schema, foreign=True)
+    assert call(foreign, {"x": value}).ok is fits
+    assert not call(foreign, {"y": value}).ok
 
 
 def test_a_schema_of_ones_own_is_checked_whole():

@@ -65,10 +65,6 @@ LIES = {  # what `tools/list` brings
     "text-schema": {"tools": [{"name": "a", "inputSchema": "object"}]},
     "array-schema": {"tools": [{"name": "a", "inputSchema": {"type": "array"}}]},
     "no-type": {"tools": [{"name": "a", "inputSchema": {**OBJECT, "properties": {"x": {"type": "objekt"}}}}]},
-    "far-reference": {
-        "tools": [{"name": "a", "inputSchema": {**OBJECT, "properties": {"x": {"$ref": "http://127.0.0.1:1/x"}}}}]
-    },
-    "lost-reference": {"tools": [{"name": "a", "inputSchema": {**OBJECT, "properties": {"x": {"$ref": "#/$defs/x"}}}}]},
     "twins": {"tools": [{"name": "a", "inputSchema": OBJECT}, {"name": "a", "inputSchema": OBJECT}]},
     "novel": {"tools": [{"name": "a", "description": "word " * 5000, "inputSchema": OBJECT}]},
     "empty": {"tools": []},
@@ -76,8 +72,7 @@ LIES = {  # what `tools/list` brings
     "no-answer": None,
     "deep-schema": {"tools": [{"name": "a", "inputSchema": OBJECT}]},
 }
-TOOLS = [{"name": name, "inputSchema": OBJECT} for name in ("pid", "hang", "die", "line", "chatter", "wrong", "count")]
-TOOLS[5]["outputSchema"] = {**OBJECT, "properties": {"x": {"type": "integer"}}, "required": ["x"]}
+TOOLS = [{"name": name, "inputSchema": OBJECT} for name in ("pid", "hang", "die", "line", "chatter", "count")]
 for _ in range(60):
     schema = LIES["deep-schema"]["tools"][0]
     schema["inputSchema"] = {**OBJECT, "properties": {"a": schema["inputSchema"]}}
@@ -143,8 +138,6 @@ def by_hand(kind: str, file: str) -> None:
                 say({"method": "notifications/message", "params": {"level": "info", "data": "x" * 1000}})
         elif tool == "evil":
             answer(request, "x", structuredContent={"x": "a" * 40 + "!"})
-        elif tool == "wrong":
-            answer(request, "x", structuredContent={"x": "no integer"})
     if file:
         with open(file, "a") as out:
             out.write(f"bye {os.getpid()}\n")
