@@ -4,8 +4,8 @@ In: the agent's arguments. Out: None, or one line about the fault. Next: `call_t
 agent. It names the argument, quotes its value and lists what is accepted. The messages of
 jsonschema repeat the whole value and do not tell what else is accepted.
 
-The check shares the event loop with all episodes. Of a server's schema, which is untrusted, only names and plain types
-are checked here: other rules may take hours, and the server checks them itself.
+The check shares the event loop with all episodes. Some rules may take hours, so of a server's schema, which is
+untrusted, only names and types are checked here. The server checks the rest.
 """
 
 from __future__ import annotations
