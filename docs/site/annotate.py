@@ -131,10 +131,11 @@ def _coloured(code: str) -> str:
 
 
 def _html(prose: list[str]) -> str:
-    """Render docstrings as Markdown, with `<` as text and indented lines as written."""
-    text, out, block = textwrap.dedent("\n".join(prose)), [], []
+    """Render docstrings as Markdown, with `<` as text and indented lines as written, except in a list item."""
+    text, out, block, item = textwrap.dedent("\n".join(prose)), [], [], False
     for line in [*text.splitlines(), ""]:
-        if line.startswith("  ") or (block and not line.strip()):
+        item = bool(line.strip()) and (item or re.match(r"([*-]|\d+\.) ", line) is not None)
+        if not item and (line.startswith("  ") or (block and not line.strip())):
             block.append(line)
             continue
         if block:
