@@ -146,7 +146,7 @@ def masks() -> str:
     d.text(
         14,
         50,
-        "Up to token 71 all are alike. Every sampled token of an attempt gets the attempt's advantage.",
+        "All eight are equal up to token 71. Every sampled token of an attempt gets the attempt's advantage.",
         12,
         "dim",
     )
@@ -198,7 +198,7 @@ def clip() -> str:
     d.text(
         50,
         318,
-        "Thick: the loss. Thin: -A x ratio, without any clip. Where the thick line is level there is no gradient.",
+        "Thick: the loss. Thin: -A x ratio, without a clip. Where the thick line is level, the gradient is 0.",
         12,
         "dim",
     )
@@ -225,11 +225,11 @@ def step() -> str:
         d.arrow(x + 25, 246, x + 3, 246)
     d.arrow(784, 135, 784, 197)
     d.arrow(112, 197, 112, 135)
-    d.text(14, 24, "One step of training/loop.py. What is special about agents is all in 1 and 2.")
+    d.text(14, 24, "One step of training/loop.py. Only 1 and 2 are specific to agents.")
     d.text(
         14,
         318,
-        "Only the action mask travels with every tensor: from 2 on, whoever computes looks through it first.",
+        "From 2 on, the action mask accompanies every tensor: only sampled tokens count.",
         12,
         "dim",
     )
@@ -238,7 +238,7 @@ def step() -> str:
 
 def verl() -> str:
     """Draw which verl process holds what."""
-    d = Drawing(900, 400, "Who holds what in verl")
+    d = Drawing(900, 400, "The processes of a run with verl")
     d.text(14, 24, "One run with --engine verl: processes, what they hold, what moves between them.")
     d.box(
         14,
@@ -258,7 +258,7 @@ def verl() -> str:
         120,
         "verl's trainer (driver)",
         "the step: nine calls",
-        "advantages: our ESTIMATORS",
+        "advantages: our estimators",
         "batch of tensors (TransferQueue)",
         "no weights",
     )
@@ -267,7 +267,7 @@ def verl() -> str:
         244,
         250,
         130,
-        "FSDP workers, one a rank",
+        "FSDP workers, one per GPU",
         "actor: weights, gradients, Adam",
         "critic (ppo), reference (KL)",
         "policy loss: ours",
@@ -323,16 +323,16 @@ def collapse() -> str:
     panels = [
         ("reward/em", "exact match, sampled"),
         ("actor/entropy", "entropy, nats"),
-        ("actor/ppo_kl", "KL of one update"),
+        ("actor/ppo_kl", "KL while a batch is used"),
         ("tool_calls/mean", "calls per question"),
-        ("groups/zero_advantage", "sequences without advantage"),
-        ("stop/answered", "answered"),
+        ("groups/zero_advantage", "share with advantage 0"),
+        ("stop/answered", "share that ends with an answer"),
     ]
-    d = Drawing(900, 420, "A healthy run and a collapsed one")
+    d = Drawing(900, 420, "A healthy run and a collapsed run")
     d.path([(20, 22), (50, 22)], "good", 3)
     d.text(58, 27, "healthy: actor.lr = 5e-4")
     d.path([(260, 22), (290, 22)], "bad", 3)
-    d.text(298, 27, "collapsed: actor.lr = 3e-3, everything else equal")
+    d.text(298, 27, "collapsed: actor.lr = 3e-3, all else equal")
     for number, (name, title) in enumerate(panels):
         x0, y0 = 50 + 290 * (number % 3), 190 + 190 * (number // 3)
         top = max(max(line.get(name, 0.0) for line in run) for run in runs.values())

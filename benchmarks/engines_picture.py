@@ -32,7 +32,7 @@ def main(out: Path, local: Path, verl: Path) -> None:
             axis.plot(
                 range(1, shared + 1), means, color=colour, linewidth=2.2, label=f"{name} (mean of {WINDOW} steps)"
             )
-        axis.set_title(title, loc="left", fontweight="bold")
+        axis.set_title(title, loc="left")
         axis.set_xlabel("RL step")
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)
