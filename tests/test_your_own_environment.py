@@ -1,4 +1,4 @@
-"""docs/tutorial/your-own-environment.md, followed in an empty folder: its code, and its commands made small."""
+"""docs/tutorial/your-own-environment.md and recipes/openenv, followed in an empty folder: commands made small."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from openenv_server import serving
 from runs import ROOT, main
 from test_tutorial import SMALL, blocks, commands, empty_folder, follow  # noqa: F401, the fixture
 
-PAGE = "your-own-environment.md"
+PAGE, OPENENV = "your-own-environment.md", "../../recipes/openenv/README.md"
 ROWS = ["data.train=8", "data.val=4", "data.test=4", "rollout.max_concurrent_episodes=16"]
 TURNS = ["env.max_turns=2", "rollout.max_tokens_per_turn=8"]
 
@@ -29,7 +29,7 @@ def files(empty_folder):  # noqa: F811
     ("number", "score"), [(0, "found"), (1, "reward"), (2, "reward")], ids=["class", "env", "openenv"]
 )
 def test_every_command_of_the_page_trains(files, micro_model, number, score):
-    words = commands(PAGE)[number]
+    words = [*commands(PAGE), commands(OPENENV)[1]][number]
     settings = [
         *(s for s in SMALL if not s.startswith("model")),
         *ROWS,
@@ -57,10 +57,10 @@ def test_a_small_model_learns_to_play_from_the_demonstrator(files):
 
 
 def test_what_an_agent_would_see(files, monkeypatch, capsys):
-    (turn,) = re.findall(r"`(<tool_call>{.*?)`", (ROOT / "docs/tutorial" / PAGE).read_text())
+    (turn,) = re.findall(r"`(<tool_call>{.*?)`", (ROOT / "docs/tutorial" / OPENENV).read_text())
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(f"{turn}\n".encode())))
     with serving() as url:
-        words = [word.replace("http://127.0.0.1:8000", f"{url}/guess") for word in commands(PAGE)[3]]
+        words = [word.replace("http://127.0.0.1:8000", f"{url}/guess") for word in commands(OPENENV)[0]]
         assert words[0] == "try"
         main(*words)
     said = capsys.readouterr().out

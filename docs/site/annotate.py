@@ -131,7 +131,10 @@ def _coloured(code: str) -> str:
 
 
 def _html(prose: list[str]) -> str:
-    """Render docstrings as Markdown, with `<` as text and indented lines as written, except in a list item."""
+    """Render docstrings as Markdown, with `<` as text.
+
+    Indented lines stay as written, except in a list item.
+    """
     text, out, block, item = textwrap.dedent("\n".join(prose)), [], [], False
     for line in [*text.splitlines(), ""]:
         item = bool(line.strip()) and (item or re.match(r"([*-]|\d+\.) ", line) is not None)
