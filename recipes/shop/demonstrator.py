@@ -1,0 +1,23 @@
+"""The shop's questions, and a demonstrator that often makes a mistake."""
+
+from agent_r1 import call
+
+ITEMS = ["lamp", "chair", "table", "clock", "vase", "spoon", "plate", "towel", "candle", "basket", "mirror", "pillow"]
+
+
+def questions(split, count, rng):
+    for _ in range(count):
+        known = {"item": rng.choice(ITEMS), "want": rng.randrange(20, 100), "stock": rng.randrange(2, 20)}
+        yield {"question": f"We need {known['want']} of the {known['item']}.", "metadata": known}
+
+
+def play(row, history, rng):
+    """Return the next turn. It often omits the count or the subtraction."""
+    known = row["extra_info"]["metadata"]
+    heard = [message["content"] for message in history if message["role"] == "tool"]
+    if not heard and rng.random() < 0.7:
+        return call("count", "look first", item=known["item"])
+    if len(heard) == 1 and rng.random() < 0.5:
+        return call("missing", "the rest", want=known["want"], have=int(heard[0]))
+    number = int(heard[-1]) if heard else known["want"]
+    return call("order", "enough", item=known["item"], number=number)

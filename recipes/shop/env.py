@@ -1,0 +1,35 @@
+"""The shop: a plain class, whose public methods are tools."""
+
+
+class Shop:
+    """Look up the stock, and order the difference: no more, no less."""
+
+    score_name = "stocked"
+
+    def reset(self, item, want, stock, **row):
+        self.item, self.want, self.stock, self.done = item, want, {item: stock}, False
+
+    def count(self, item: str) -> int:
+        """Count what lies in the store.
+
+        Args:
+            item: What to count.
+        """
+        return self.stock.get(item, 0)
+
+    def order(self, item: str, number: int) -> str:
+        """Order more. This ends the work.
+
+        Args:
+            item: What to order.
+            number: How many.
+        """
+        self.stock[item], self.done = self.count(item) + number, True
+        return "ordered"
+
+    @property
+    def score(self):
+        return self.done and self.count(self.item) == self.want
+
+    def get_reward(self):
+        return float(self.score)
