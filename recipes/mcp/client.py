@@ -6,7 +6,7 @@
 
 The official SDK (`mcp`) speaks the protocol. This module adds robustness: whatever a server does, a run continues, or
 stops with one line. A hanging server meets the call's deadline, and a dead server is restarted by the next call. A
-flood is cut off after `MAX_MESSAGE_BYTES`. A wrong schema is refused before the run.
+wrong schema is refused before the run.
 
 Rollouts call `asyncio.run` repeatedly, and a session must outlive that; also, the task that entered one of the SDK's
 cancel scopes must leave it. So all sessions live in one thread with its own event loop, one task each. A training
@@ -19,18 +19,16 @@ import asyncio
 import atexit
 import contextlib
 import copy
-import ctypes
 import functools
 import json
 import logging
 import os
 import re
 import shlex
-import signal
-import sys
+import tempfile
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from agent_r1 import (
     AgentR1Error,
@@ -49,14 +47,12 @@ if TYPE_CHECKING:  # the SDK takes a second to import
     from mcp import Client, types
 
 MAX_MESSAGE_BYTES = 4 * 2**20
-"""Of one message, and of what a server may say between two answers."""
+"""Of one answer over HTTP. A program that we start is as trusted as its command."""
 MAX_TOOLS = 1000
 OPEN_S = 60.0
 """Within which a server must be ready, and then list its tools; `npx` and `uvx` download it first."""
-EXIT_S = 2.0
-"""For a server to end by itself, once its input is closed, and then once it is told to."""
-
-_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+EXIT_S = 5.0
+"""For all servers to end at our end. The SDK closes their input, and terminates them after 2 s."""
 
 T = TypeVar("T")
 
@@ -166,10 +162,12 @@ class McpSession:
     def __init__(self, name: str, place: str):
         self.name, self.place = name, place
         self.closed = False
-        self.fault = ""
-        """Why it ended, as far as the transport knows."""
         self._client: asyncio.Future[Client] | None = None
         self._over = asyncio.Event()
+        self._answers: Any = None
+        """The stream of a process's messages, which is closed at its end; None over HTTP."""
+        self._complaints: IO[str] | None = None
+        self._said = ""
 
     def __str__(self) -> str:
         return f"the MCP server {self.name!r} ({self.place})"
@@ -205,19 +203,22 @@ class McpSession:
             lost = (
                 error.message == "Session terminated"
             )  # a server over HTTP was started anew, and has done nothing yet
+            said = self._last_words() if error.code == CONNECTION_CLOSED else ""
             if lost or error.code == CONNECTION_CLOSED:
                 self._over.set()
                 self._client = None
             if lost and again:
                 return await self._ask(what, again=False)
-            raise AgentR1Error(
-                f"MCP server {self.name!r}: {self.fault or error.message}", code="server_failed"
-            ) from None
+            raise AgentR1Error(f"MCP server {self.name!r}: {said or error.message}", code="server_failed") from None
 
     def _open(self) -> Awaitable[Client]:
         if self.closed:
             raise AgentR1Error(f"MCP server {self.name!r}: the session is over", code="session_lost")
+        if self._client is not None and self._answers and not self._answers.statistics().open_send_streams:
+            self._over.set()  # the process has ended meanwhile
+            self._client = None
         if self._client is None:
+            self._answers, self._complaints, self._said = None, None, ""
             self._client, self._over = asyncio.get_running_loop().create_future(), asyncio.Event()
             self._client.add_done_callback(
                 lambda client: client.cancelled() or client.exception()
@@ -232,8 +233,7 @@ class McpSession:
         from mcp import Client
         from mcp.types import Implementation
 
-        self.fault = ""
-        transport = self._http() if re.match("https?://", self.place) else self._stdio(over)
+        transport, fault = self._http() if re.match("https?://", self.place) else self._stdio(), ""
         try:
             async with contextlib.AsyncExitStack() as stack:
                 async with asyncio.timeout(OPEN_S):
@@ -244,12 +244,10 @@ class McpSession:
                 opened.set_result(client)
                 await over.wait()
         except (Exception, BaseExceptionGroup, asyncio.CancelledError) as error:
-            if isinstance(error, TimeoutError):
-                self.fault = self.fault or f"it was not ready within {OPEN_S:g} s"
-            self.fault = self.fault or _why(error)
+            fault = f"it was not ready within {OPEN_S:g} s" if isinstance(error, TimeoutError) else self._why(error)
         finally:
             if not opened.done():
-                opened.set_exception(AgentR1Error(f"{self} cannot be used: {self.fault}", code="server_unreachable"))
+                opened.set_exception(AgentR1Error(f"{self} cannot be used: {fault}", code="server_unreachable"))
             if self._client is opened:
                 self._client = None
 
@@ -285,77 +283,39 @@ class McpSession:
             yield streams
 
     @contextlib.asynccontextmanager
-    async def _stdio(self, over: asyncio.Event) -> AsyncIterator[Any]:
-        """Connect as the SDK does, with bounds, and keep the process's last words for errors."""
-        import anyio
-        from mcp.client.stdio import get_default_environment
-        from mcp.shared.message import SessionMessage
-        from mcp.types import JSONRPCError, JSONRPCResponse, jsonrpc_message_adapter
+    async def _stdio(self) -> AsyncIterator[Any]:
+        """Start a process, and keep its standard error for `_last_words`."""
+        from mcp.client.stdio import StdioServerParameters, stdio_client
 
-        process = await asyncio.create_subprocess_exec(
-            *shlex.split(self.place),
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-            limit=MAX_MESSAGE_BYTES, env=get_default_environment(), start_new_session=True,
-            preexec_fn=_LIBC and (lambda: _LIBC.prctl(1, signal.SIGKILL)),  # PR_SET_PDEATHSIG
-        )  # fmt: skip
-        to_us, incoming = anyio.create_memory_object_stream[Any](0)
-        outgoing, from_us = anyio.create_memory_object_stream[Any](0)
-        complaints = b""
+        command, *arguments = shlex.split(self.place)
+        with tempfile.TemporaryFile("w+") as self._complaints:
+            started = StdioServerParameters(command=command, args=arguments)
+            async with stdio_client(started, self._complaints) as streams:
+                self._answers = streams[0]
+                try:
+                    yield streams
+                finally:
+                    self._last_words()
 
-        async def read() -> None:
-            """Pass on messages; at the end note the reason, and close the session."""
-            unasked = 0
-            try:
-                while unasked <= MAX_MESSAGE_BYTES and (line := await process.stdout.readline()):
-                    unasked += len(line)
-                    try:
-                        message = jsonrpc_message_adapter.validate_json(line, by_name=False)
-                    except ValueError:  # a print statement of the server
-                        continue
-                    unasked = 0 if isinstance(message, JSONRPCResponse | JSONRPCError) else unasked
-                    await to_us.send(SessionMessage(message))
-                if unasked > MAX_MESSAGE_BYTES:
-                    self.fault = f"it wrote {MAX_MESSAGE_BYTES} bytes unasked, and was ended"
-                    return
-                with contextlib.suppress(TimeoutError):  # its output closes a moment before it exits
-                    async with asyncio.timeout(0.5):
-                        await asyncio.gather(heard, process.wait())
-                self.fault = _last_words(process.returncode, complaints)
-            except ValueError:  # asyncio raises it for a line beyond the limit
-                self.fault = f"it wrote a message of more than {MAX_MESSAGE_BYTES} bytes, and was ended"
-            except anyio.BrokenResourceError:  # we have closed the session
-                pass
-            finally:
-                to_us.close()
-                over.set()
+    def _last_words(self) -> str:
+        """Return what a process that ended wrote last on standard error; nothing over HTTP."""
+        if self._complaints is None or self._complaints.closed:
+            return self._said
+        file = self._complaints.fileno()
+        # Not `read`, which would move the place at which the process goes on writing.
+        said = os.pread(file, 2000, max(0, os.fstat(file).st_size - 2000)).decode(errors="replace").split("\n")
+        self._said = f"it ended ({next((line.strip() for line in reversed(said) if line.strip()), 'it said nothing')})"
+        return self._said
 
-        async def write() -> None:
-            async for message in from_us:
-                text = message.message.model_dump_json(by_alias=True, exclude_unset=True)
-                process.stdin.write(text.encode() + b"\n")
-                await process.stdin.drain()
+    def _why(self, error: BaseException) -> str:
+        """Return the first real cause in a line."""
+        from mcp.types import CONNECTION_CLOSED
 
-        async def listen() -> None:
-            nonlocal complaints
-            while piece := await process.stderr.read(2**16):
-                complaints = (complaints + piece)[-2000:]
-
-        async def drain() -> None:
-            while await process.stdout.read(2**16):
-                pass
-
-        heard = asyncio.create_task(listen())
-        tasks = [heard, asyncio.create_task(read()), asyncio.create_task(write())]
-        try:
-            yield incoming, outgoing
-        finally:
-            for task in tasks[1:]:
-                task.cancel()
-            tasks.append(asyncio.create_task(drain()))  # a process that cannot write does not exit
-            await _end(process)
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        if isinstance(error, FileNotFoundError | PermissionError):
+            return f"{error.strerror}: {error.filename}"
+        return (getattr(error, "code", None) == CONNECTION_CLOSED and self._said) or first_line(error)
 
 
 OPEN: dict[asyncio.Task[None], McpSession] = {}
@@ -377,31 +337,3 @@ def _thread() -> asyncio.AbstractEventLoop:
 
     atexit.register(lambda: asyncio.run_coroutine_threadsafe(end(), loop).result(2 * EXIT_S))
     return loop
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    """Close the process's input, the protocol's goodbye; then terminate, and then kill it."""
-    process.stdin.close()
-    for strength in (signal.SIGTERM, signal.SIGKILL, None):
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(EXIT_S):
-                await process.wait()
-                return
-        if strength is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, strength)
-
-
-def _last_words(code: int | None, complaints: bytes) -> str:
-    lines = complaints.decode(errors="replace").strip().splitlines()
-    how = f"exit code {code}" if code is not None else "no exit code yet"
-    return f"it ended ({how}{f': {lines[-1].strip()}' if lines else ''})"
-
-
-def _why(error: BaseException) -> str:
-    """Return the first real cause in a line."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    if isinstance(error, FileNotFoundError | PermissionError):
-        return f"{error.strerror}: {error.filename}"
-    return first_line(error)

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import sys
-import time
 
 
 def sdk_server(calls: list[str]):
@@ -72,7 +71,7 @@ LIES = {  # what `tools/list` brings
     "no-answer": None,
     "deep-schema": {"tools": [{"name": "a", "inputSchema": OBJECT}]},
 }
-TOOLS = [{"name": name, "inputSchema": OBJECT} for name in ("pid", "hang", "die", "line", "chatter", "count")]
+TOOLS = [{"name": name, "inputSchema": OBJECT} for name in ("pid", "hang", "die", "count")]
 for _ in range(60):
     schema = LIES["deep-schema"]["tools"][0]
     schema["inputSchema"] = {**OBJECT, "properties": {"a": schema["inputSchema"]}}
@@ -130,19 +129,11 @@ def by_hand(kind: str, file: str) -> None:
                 open(file, "w").close()
                 os._exit(4)
             answer(request, "at last")
-        elif tool == "line":
-            while True:
-                sys.stdout.write("x" * 2**16)
-        elif tool == "chatter":
-            while True:
-                say({"method": "notifications/message", "params": {"level": "info", "data": "x" * 1000}})
         elif tool == "evil":
             answer(request, "x", structuredContent={"x": "a" * 40 + "!"})
     if file:
         with open(file, "a") as out:
             out.write(f"bye {os.getpid()}\n")
-    while kind == "stubborn":
-        time.sleep(1)
 
 
 def with_sessions(sessions: set[str]):
