@@ -66,7 +66,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     arguments = parser.parse_args()
     config = load_config(arguments.preset, ["engine=verl", "trainer.threads=1"], algorithm="grpo")
-    workspace = Workspace.from_config(config)
+    workspace = Workspace(config)
     chat, rows = load_chat(arguments.model), read_rows(workspace.data / "train.parquet")
     rows = rows[: arguments.questions]
     searcher = Searcher(PassageIndex.load(workspace.index, workspace.data / "corpus.jsonl"), cache_size=0)

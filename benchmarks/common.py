@@ -112,7 +112,7 @@ def load_setting(arguments: argparse.Namespace) -> Setting:
     total = arguments.warmup + arguments.steps
     fixed = [f"trainer.steps={total}", "trainer.eval_every=0", f"trainer.save_every={total}", "trainer.device=cpu"]
     config = load_config(arguments.preset, [*arguments.settings, *fixed], algorithm="grpo", seed=arguments.seed)
-    workspace = Workspace.from_config(config)
+    workspace = Workspace(config)
     data, index = arguments.data or workspace.data, arguments.index or workspace.index
     model = arguments.model or workspace.start_model
     for path in (data, index, model):

@@ -57,7 +57,7 @@ def known(batches: list[Batch], model: decoder.Decoder) -> tuple[Tensor, Tensor,
 def main(preset: str = "smoke", count: str = "16") -> None:
     torch.set_num_threads(1)
     config = load_config(preset, ["trainer.device=cpu"], algorithm="ppo")
-    start, r = Workspace.from_config(config).start_model, config.rollout
+    start, r = Workspace(config).start_model, config.rollout
     model, chat, rows = model_files.load_model(start), load_chat(start), load_rows(config, "train")
     policy = LocalPolicy(model, chat.stop_ids, slots=r.max_concurrent_episodes, max_context=r.max_context)
     loop, batches = make_loop(policy, chat, load_tools(config), r, config.env), []

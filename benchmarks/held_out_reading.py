@@ -21,7 +21,7 @@ from agent_r1_recipes.laptop.tinyhop_source import TINYHOP
 
 def world_of(config: Config) -> dict[str, str]:
     """Map each name to the split of its world; the corpus lists world after world."""
-    data = Workspace.from_config(config).data
+    data = Workspace(config).data
     sizes = json.loads((data / "manifest.json").read_text())["splits"]
     worlds = [split for split in TINYHOP.splits for _ in range(sizes[split]["entities"])]
     return dict(zip((passage.title for passage in read_corpus(data / "corpus.jsonl")), worlds, strict=True))

@@ -56,11 +56,11 @@ def train(name: str, settings: list[str], cold: int, seed: int, kl_sign: int = 1
     """Train a run from the cold start of seed `cold`, unless it is finished. Returns the lines of its metrics.jsonl."""
     quick = ["trainer.threads=1", "trainer.eval_every=0", "trainer.save_every=32", "trainer.rollouts_every=0"]
     config = load_config("smoke", [*quick, *settings], algorithm="grpo", seed=cold)
-    run = RunDir(Workspace.from_config(config).run(f"{name}-{cold}-{seed}".replace(" ", "-").replace(",", "")))
+    run = RunDir(Workspace(config).run(f"{name}-{cold}-{seed}".replace(" ", "-").replace(",", "")))
     if not run.finished(config.trainer.steps):
         set_threads(1)
-        make_missing(config)
-        model, tools, rows = start_model(config), load_tools(config), load_rows(config, "train")
+        make_missing(Workspace(config))
+        model, tools, rows = start_model(Workspace(config)), load_tools(config), load_rows(config, "train")
         config = config.model_copy(update={"seed": seed})
         right = loop.kl_penalty
         with patch.object(loop, "kl_penalty", lambda *inputs: kl_sign * right(*inputs)):

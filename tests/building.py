@@ -108,7 +108,7 @@ def write_model(model: Decoder, chat: ChatFormat, folder: Path) -> None:
 
 def start_model_of(config: Config) -> Path:
     """Return the folder of the model that RL starts from."""
-    return Workspace.from_config(config).start_model
+    return Workspace(config).start_model
 
 
 def chat_of(folder: Path) -> ChatFormat:

@@ -326,7 +326,7 @@ def test_inspect_shows_a_trajectory(made, capsys):
 def test_what_no_run_can_start_from_is_said_before_anything_is_written(home, tmp_path, capsys):
     """A template that shows no tools. (An architecture that is not ours: test_decoder.py.)"""
     model = tmp_path / "plain"
-    shutil.copytree(Workspace.from_config(load_config("smoke", SMALL[1:])).cold_start, model)
+    shutil.copytree(Workspace(load_config("smoke", SMALL[1:])).cold_start, model)
     (model / "chat_template.jinja").write_text(CHATML)
     before = tree(home)
     for command in (["cold-start"], ["eval", "--before", "--run=new"], ["train", "--run=new"]):

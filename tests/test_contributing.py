@@ -32,7 +32,7 @@ from agent_r1.workspace import Workspace
 for stage in ("data", "index", "cold-start", "train"):
     assert main([stage, *sys.argv[1:]]) == 0
 config = load_config("frugal", sys.argv[3:], algorithm="median")
-chat = load_chat(Workspace.from_config(config).cold_start)
+chat = load_chat(Workspace(config).cold_start)
 policy = ScriptedPolicy(chat, [call("add", a=1.5, b=2), "<answer>3.5</answer>"])
 loop = make_loop(policy, chat, load_tools(config), config.rollout, config.env)
 first, second = asyncio.run(loop.run(Task(load_rows(config, "train")[0], "g", "s"), Sampling(64))).steps

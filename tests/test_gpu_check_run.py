@@ -106,7 +106,7 @@ def test_a_fault_of_the_warm_start(go):
     """With a preset that has a warm start, and so another name for its tiny model."""
     settings = [*CHECK[2:], "cold_start.warm_steps=2"]
     with at_home(go.folder):
-        model = Workspace.from_config(small(load_config("smoke", settings, algorithm="grpo"))).cold_start
+        model = Workspace(small(load_config("smoke", settings, algorithm="grpo"))).cold_start
     next(go.folder.glob("artifacts/cold-start-*")).rename(model)
     cut(model, "model.safetensors")
     assert "cut short" in go("warm start", settings=("cold_start.warm_steps=2",))["seen"]

@@ -81,7 +81,7 @@ def refused(capsys, *argv: str) -> str:
 def test_a_start_model_is_fetched_once_and_its_commit_kept(fake, micro_model, capsys):
     first = fake.publish("acme/tiny", micro_model)
     settings = [*TINY, "model.path=acme/tiny"]
-    workspace = Workspace.from_config(load_config("smoke", settings[1:]))
+    workspace = Workspace(load_config("smoke", settings[1:]))
     assert main("cold-start", *settings) == 0
     assert f"commit {first}" in capsys.readouterr().out
     manifest = json.loads((workspace.fetched / "manifest.json").read_text())
@@ -136,7 +136,7 @@ def test_weights_that_are_cut_short_are_refused_before_anything_starts(fake, mic
     settings = [*TINY, "model.path=acme/tiny", "trainer.max_tokens_per_microbatch=2048"]
     fake.publish("acme/tiny", micro_model)
     assert main("data", *settings) == main("index", *settings) == main("cold-start", *settings) == 0
-    file = Workspace.from_config(load_config("smoke", settings[1:])).start_model / "model.safetensors"
+    file = Workspace(load_config("smoke", settings[1:])).start_model / "model.safetensors"
     os.truncate(file, whole - 1)
     said = refused(capsys, "train", *settings)
     assert f"{file.resolve()} is cut short or broken" in said and "delete it and make or download it again" in said
@@ -195,7 +195,7 @@ def test_an_index_that_another_machine_built_is_used_where_it_lies(built, elsewh
 
 def test_the_card_says_what_the_result_was_made_from(fake, built, micro_model, tmp_path):
     shutil.copytree(built, tmp_path / "home")
-    data_folder = Workspace.from_config(load_config("smoke", TINY[1:])).data
+    data_folder = Workspace(load_config("smoke", TINY[1:])).data
     commit = fake.publish("acme/tiny", micro_model)
     settings = [*TINY, "model.path=acme/tiny"]
     assert main("cold-start", *settings) == 0 and main("eval", "--before", "grpo", *settings, "--run=x") == 0
@@ -217,7 +217,7 @@ def test_the_card_says_what_the_result_was_made_from(fake, built, micro_model, t
 
 
 def fetched_plain() -> Path:
-    return Workspace.from_config(load_config("smoke", TINY[1:])).index
+    return Workspace(load_config("smoke", TINY[1:])).index
 
 
 def test_released_data_is_fetched_from_the_hub(fake, tmp_path, capsys):

@@ -155,9 +155,9 @@ def test_a_changed_file_makes_new_things_and_an_unchanged_configuration_keeps_it
     (folder / "helper_of_env.py").write_text("X = 1")
     (folder / "p.yaml").write_text("extends: smoke\nenv: {tools: ['t_hashed.py:double']}")
     said(folder, "t_hashed.py", "double", "import helper_of_env\n" + TOOL)
-    before = Workspace.from_config(load_config(str(folder / "p.yaml")))
+    before = Workspace(load_config(str(folder / "p.yaml")))
     (folder / "helper_of_env.py").write_text("X = 2")
-    after = Workspace.from_config(load_config(str(folder / "p.yaml")))
+    after = Workspace(load_config(str(folder / "p.yaml")))
     assert before.data == after.data  # made by no code of the user's
     assert set(plugins.code_hashes([f"{folder / 't_hashed.py'}:double"])) == {"t_hashed.py", "helper_of_env.py"}
     assert plugins.code_hashes(["search", "hermes"]) == {}

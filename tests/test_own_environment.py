@@ -52,7 +52,7 @@ def home(tmp_path, monkeypatch, micro_model):
         return {}
 
     files = [*(f"{split}.parquet" for split in TINYHOP.splits), "corpus.jsonl"]
-    make_folder(Workspace.from_config(config).data, write, files)
+    make_folder(Workspace(config).data, write, files)
     return tmp_path, ["--preset=smoke", "--run=mine", *settings]
 
 

@@ -159,12 +159,12 @@ def test_nothing_of_it_is_imported_before_it_is_named(folder):
 
 def test_a_change_of_its_code_makes_other_artifacts(folder):
     config = load_config(str(folder / "preset.yaml"), algorithm="halved")
-    before = Workspace.from_config(config).cold_start
+    before = Workspace(config).cold_start
     assert plugins.code_hashes(user_code(config)).keys() == {"credit.py", "world.py"}  # `--resume` compares these
     (folder / "credit.py").write_text(CREDIT + "# other\n")
-    assert Workspace.from_config(config).cold_start == before  # imitation knows no estimator
+    assert Workspace(config).cold_start == before  # imitation knows no estimator
     (folder / "world.py").write_text(WORLD + "# other\n")
-    assert Workspace.from_config(config).cold_start != before
+    assert Workspace(config).cold_start != before
 
 
 def test_another_process_of_the_run_knows_its_names_and_a_stranger_does_not(folder, monkeypatch):

@@ -49,10 +49,10 @@ def test_nothing_is_done_and_nothing_is_made(home, tmp_path, capsys):
 
 def test_what_is_there_is_done(home, capsys):
     config = load_config("smoke", TINY[1:], algorithm="grpo")
-    run = Workspace.from_config(config).run("smoke-grpo")
+    run = Workspace(config).run("smoke-grpo")
     for path in (
-        Workspace.from_config(config).data,
-        Workspace.from_config(config).start_model,
+        Workspace(config).data,
+        Workspace(config).start_model,
         run / "checkpoints" / "step_000008",
     ):
         path.mkdir(parents=True)

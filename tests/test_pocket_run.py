@@ -74,7 +74,7 @@ def test_a_step_of_rl_begins_at_the_sampler_s_probabilities_and_moves_the_weight
     (line,) = (json.loads(text) for text in lines(home / "runs" / "local"))
     assert line["actor/grad_norm"] > 0 and abs(line["actor/ppo_kl"]) < 1e-4
     assert line["tool_calls/mean"] > 0
-    before, after = model_files.load_model(Workspace.from_config(config).start_model), model_files.load_model(exported)
+    before, after = model_files.load_model(Workspace(config).start_model), model_files.load_model(exported)
     assert not torch.equal(before.blocks[0].qkv.weight, after.blocks[0].qkv.weight)
 
 

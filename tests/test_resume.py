@@ -63,7 +63,7 @@ def assert_same(run, straight):
 
 def test_the_reference_runs_are_worth_comparing_with(home):
     """Every step moved the weights; else equality would show nothing."""
-    start = load((Workspace.from_config(load_config("smoke", TINY[1:])).cold_start / "model.safetensors").read_bytes())
+    start = load((Workspace(load_config("smoke", TINY[1:])).cold_start / "model.safetensors").read_bytes())
     for algorithm in ("grpo", "ppo"):
         records = curve(home / "runs" / algorithm)
         assert [r["training/global_step"] for r in records] == list(range(1, 9))

@@ -108,14 +108,14 @@ def other(value):
 
 def test_a_changed_setting_makes_a_new_start_model(config):
     """Whatever the demonstrations or the model depend on; so a stale one is never used."""
-    old = Workspace.from_config(config)
+    old = Workspace(config)
     for section in ("data", "search", "env", "model", "cold_start"):
         part = getattr(config, section)
         for name in type(getattr(Config(), section)).model_fields:
             if (section, name) in (("model", "path"), ("search", "url"), ("env", "sandbox")):
                 continue  # a place makes nothing new
             changed = part.model_copy(update={name: other(getattr(part, name))})
-            new = Workspace.from_config(config.model_copy(update={section: changed}))
+            new = Workspace(config.model_copy(update={section: changed}))
             assert new.cold_start != old.cold_start, name
             assert (new.data != old.data) == (section == "data" or name == "name"), name
             assert (new.index != old.index) == (new.data != old.data or name in ("encoder", "dim", "index")), name
@@ -123,12 +123,12 @@ def test_a_changed_setting_makes_a_new_start_model(config):
 
 def test_rl_settings_share_the_start_model_and_seeds_do_not(config, monkeypatch):
     monkeypatch.delenv("AGENT_R1_HOME", raising=False)
-    assert str(Workspace.from_config(config).run("x")) == "runs/x"  # the working directory, unless it is said
+    assert str(Workspace(config).run("x")) == "runs/x"  # the working directory, unless it is said
     monkeypatch.setenv("AGENT_R1_HOME", "/elsewhere")
-    assert str(Workspace.from_config(config).run("x")) == "/elsewhere/runs/x"
+    assert str(Workspace(config).run("x")) == "/elsewhere/runs/x"
 
     def places(*settings, **options):
-        p = Workspace.from_config(load_config("smoke", [*TINY[1:], *settings], **options))
+        p = Workspace(load_config("smoke", [*TINY[1:], *settings], **options))
         return p.data, p.index, p.cold_start
 
     assert places() == places("actor.lr=1", "trainer.steps=3", "rollout.temperature=2", algorithm="grpo")
@@ -148,13 +148,13 @@ def test_a_model_that_cannot_be_trained_is_refused_before_anything_is_made(tmp_p
 def test_a_model_of_ones_own_needs_no_cold_start(config, tmp_path, monkeypatch, capsys, micro_model):
     monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path / "home"))
     config.model.path = str(micro_model)
-    assert Workspace.from_config(config).start_model == micro_model
-    stages.make_cold_start(config)
+    assert Workspace(config).start_model == micro_model
+    stages.make_cold_start(Workspace(config))
     assert "not needed" in capsys.readouterr().out and not (tmp_path / "home").exists()
     config.model.path = str(tmp_path / "nowhere")
     for needs_it in (run.start_model, stages.make_cold_start):
         with pytest.raises(AgentR1Error, match="model.path="):
-            needs_it(config)
+            needs_it(Workspace(config))
 
 
 # ---------------------------------------------------------------------------------------------------- the real ones
@@ -170,7 +170,7 @@ def test_the_second_time_everything_is_there(prepared, capsys):
 def test_data_that_somebody_changed_is_refused(prepared, config, tmp_path, monkeypatch):
     shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
     monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path))
-    corpus = Workspace.from_config(config).data / "corpus.jsonl"
+    corpus = Workspace(config).data / "corpus.jsonl"
     corpus.write_text(corpus.read_text() + '{"id": "forged", "title": "Vexlor", "text": "Vexlor is nowhere."}\n')
     with pytest.raises(AgentR1Error, match="corpus.jsonl is not the file that was made"):
         workspace.make_data(config)
@@ -182,21 +182,21 @@ def test_data_that_somebody_changed_is_refused(prepared, config, tmp_path, monke
 def test_the_first_missing_stage_is_named(prepared, config, tmp_path, monkeypatch, gone, command):
     shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
     monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path))
-    shutil.rmtree(getattr(Workspace.from_config(config), gone))
+    shutil.rmtree(getattr(Workspace(config), gone))
     with pytest.raises(AgentR1Error, match=f"make it with `agent-r1 {command} --preset smoke --seed 0`"):
-        run.start_model(config)
+        run.start_model(Workspace(config))
 
 
 def test_no_index_is_made_asked_for_or_read_where_nothing_searches(prepared, config, tmp_path, monkeypatch, capsys):
     shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
     monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path))
-    shutil.rmtree(Workspace.from_config(config).index)
-    start = shutil.move(Workspace.from_config(config).start_model, tmp_path / "mine")
+    shutil.rmtree(Workspace(config).index)
+    start = shutil.move(Workspace(config).start_model, tmp_path / "mine")
     settings = ["env.tools=[]", f"model.path={start}"]
     assert main("index", *TINY, *settings) == 0
     assert "index: not needed here, no tool searches" in capsys.readouterr().out
     without = load_config("smoke", [*TINY[1:], *settings])
-    assert workspace.load_tools(without) == {} and run.start_model(without) == start
+    assert workspace.load_tools(without) == {} and run.start_model(Workspace(without)) == start
     assert workspace.retriever_of(without) == "none"
     with fails_with("missing_stage"):
         workspace.load_tools(load_config("smoke", [*TINY[1:], settings[1]]))
@@ -205,7 +205,7 @@ def test_no_index_is_made_asked_for_or_read_where_nothing_searches(prepared, con
 def test_evaluation_writes_the_card_once(prepared, config, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(stages, "SAMPLED_QUESTIONS", 5)
     out = tmp_path / "runs" / "x" / "eval_before.json"
-    start = Workspace.from_config(config).start_model
+    start = Workspace(config).start_model
     card = stages.run_eval(config, start, out, "evaluate before RL")
     assert card == json.loads(out.read_text())
     assert set(CARD_KEYS) <= card.keys()

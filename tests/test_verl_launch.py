@@ -33,6 +33,7 @@ from agent_r1.training.run import RunDir, check_start_model
 from agent_r1.training.tiny_model import save_tokenizer
 from agent_r1.verl_engine import launch
 from agent_r1.verl_engine.checkpoints import finish, keep_shards, unverified
+from agent_r1.workspace import Workspace
 
 POPEN = subprocess.Popen
 HOLDER = """
@@ -189,9 +190,9 @@ def test_a_context_that_the_model_does_not_have_is_refused(tokenizer, tmp_path):
     model_files.save_model(random_model(hidden_size=128, heads=4, max_position=300), tmp_path, 0, 0)
     save_tokenizer(tokenizer, tmp_path)
     settings = ["engine=verl", "trainer.max_tokens_per_microbatch=1500", f"model.path={tmp_path}"]
-    check_start_model(load_config("smoke", [*settings, "rollout.max_context=300"], algorithm="grpo"))
+    check_start_model(Workspace(load_config("smoke", [*settings, "rollout.max_context=300"], algorithm="grpo")))
     with fails_with("context_exceeds_model"):
-        check_start_model(load_config("smoke", [*settings, "rollout.max_context=512"], algorithm="grpo"))
+        check_start_model(Workspace(load_config("smoke", [*settings, "rollout.max_context=512"], algorithm="grpo")))
 
 
 # ------------------------------------------------------------------------------------------------------- checkpoints

@@ -208,7 +208,7 @@ def first_update(run: Path, step: int) -> tuple[float, float]:
     """Policy loss and gradient norm that our functions give on the recorded episodes of `step`, as one minibatch, with the
     start model: the first step in which the policy learns."""
     config = from_yaml(run / "config.yaml")
-    a, model = config.actor, model_files.load_model(Workspace.from_config(config).cold_start)
+    a, model = config.actor, model_files.load_model(Workspace(config).cold_start)
     episodes = [json.loads(line) for line in (run / "rollouts" / f"step_{step:06d}.jsonl").read_text().splitlines()]
     rows = [row for episode in episodes for row in episode["rows"]]
     names = ("input_ids", "action_mask", "logprobs", "rewards")

@@ -77,7 +77,7 @@ def small(home: Path, environment: dict[str, str]) -> list[str]:
     for stage in ("data", "index", "cold-start"):
         checked([sys.executable, "-m", "agent_r1.app.cli", stage, *TINY, source], environment)
     os.environ["AGENT_R1_HOME"] = str(home)
-    model = Workspace.from_config(load_config("hotpotqa-tiny", [*TINY[1:], source])).start_model
+    model = Workspace(load_config("hotpotqa-tiny", [*TINY[1:], source])).start_model
     return [*SMALL, source, f"model.path={model}"]
 
 
@@ -235,7 +235,7 @@ def processes(setting: str, title: str = "") -> list[int]:
 
 
 def data(words: list[str]) -> Path:
-    return Workspace.from_config(load_config("hotpotqa-4xh100", words)).data
+    return Workspace(load_config("hotpotqa-4xh100", words)).data
 
 
 def home_agent(environment: dict[str, str]) -> str:

@@ -96,7 +96,7 @@ def pack(models: list[Decoder]) -> Packed:
 
 def checkpoints_of(checkpoint: Path, config: Config) -> dict[int, Path]:
     """Map steps to model folders: the start model as step 0, then the checkpoints."""
-    start = Workspace.from_config(config).start_model
+    start = Workspace(config).start_model
     folders = {0: start} if (start / "config.json").is_file() else {}
     if not checkpoint.name.startswith("step_"):  # an exported model
         return folders | {config.trainer.steps: checkpoint}

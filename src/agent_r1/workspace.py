@@ -12,7 +12,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,11 +46,12 @@ class Workspace:
     """
 
     config: Config
-    root: Path
+    root: Path = field(default_factory=home)
 
     @classmethod
     def from_config(cls, config: Config) -> Workspace:
-        return cls(config, home())
+        """Make the workspace of recipes/page, which this name is for."""
+        return cls(config)
 
     @cached_property
     def data(self) -> Path:
@@ -146,7 +147,7 @@ def make_data(config: Config, released: str | None = None) -> None:
 
     `released`: a folder, or OWNER/NAME on the hub.
     """
-    workspace, source = Workspace.from_config(config), source_of(config.data)
+    workspace, source = Workspace(config), source_of(config.data)
     folder, title = None, source.title(config.data)
     if released:
         from agent_r1.data.release import find_release
@@ -170,7 +171,7 @@ def make_index(config: Config) -> None:
     if not needs_index(config):
         say(f"index: not needed here, {f'{config.search.url} has one' if config.search.url else 'no tool searches'}")
         return
-    workspace = Workspace.from_config(config)
+    workspace = Workspace(config)
     corpus = data_folder(config) / "corpus.jsonl"
 
     def make(part: Path) -> str:
@@ -200,9 +201,9 @@ def _quality(config: Config, index: PassageIndex) -> str:
 
 def make_task(config: Config) -> None:
     """Run the stages that need no model, unless they are done."""
-    if not Workspace.from_config(config).data.exists():
+    if not Workspace(config).data.exists():
         make_data(config)
-    if needs_index(config) and not Workspace.from_config(config).index.exists():
+    if needs_index(config) and not Workspace(config).index.exists():
         make_index(config)
 
 
@@ -252,7 +253,7 @@ def any_index(config: Config, tell: Callable[[str], None] = say) -> PassageIndex
 def load_index(config: Config) -> PassageIndex:
     """Open this configuration's index. Raises AgentR1Error if there is none."""
     corpus, s = data_folder(config) / "corpus.jsonl", config.search
-    folder = require_path(Workspace.from_config(config).index, "agent-r1 index", config)
+    folder = require_path(Workspace(config).index, "agent-r1 index", config)
     return PassageIndex.load(folder, corpus, make_encoder(s.encoder, s.dim))
 
 
@@ -310,7 +311,7 @@ def check_rows(rows: list[Row], split: str, check: Callable[[list[str]], Any]) -
 
 def data_folder(config: Config) -> Path:
     """Return the folder of this configuration's data. Raises AgentR1Error if it is missing or of another version."""
-    folder = require_path(Workspace.from_config(config).data, "agent-r1 data", config)
+    folder = require_path(Workspace(config).data, "agent-r1 data", config)
     read_manifest(folder)
     return folder
 
@@ -322,7 +323,7 @@ def retriever_of(config: Config) -> str:
         return "none"
     if s.foreign:
         return f"{s.url}, top {s.top_k}"
-    return f"{s.encoder} (dim {s.dim}), top {s.top_k}, {Workspace.from_config(config).index.name}"
+    return f"{s.encoder} (dim {s.dim}), top {s.top_k}, {Workspace(config).index.name}"
 
 
 def require_path(path: Path, command: str, config: Config) -> Path:

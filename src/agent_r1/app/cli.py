@@ -147,7 +147,7 @@ def data(a: Namespace) -> None:
         from agent_r1.ground.ui import say
         from agent_r1.inference.provenance import data_facts
 
-        release(workspace.Workspace.from_config(config).data, a.release, data_facts(config))
+        release(workspace.Workspace(config).data, a.release, data_facts(config))
         say(f"  released in {a.release}: read its README.md before you publish it")
 
 
@@ -168,8 +168,9 @@ def index(a: Namespace) -> None:
 def cold_start(a: Namespace) -> None:
     config = _config(a)
     from agent_r1.app import stages
+    from agent_r1.workspace import Workspace
 
-    stages.make_cold_start(config)
+    stages.make_cold_start(Workspace(config))
 
 
 @command(
@@ -226,10 +227,10 @@ def evaluate(a: Namespace) -> None:
     from agent_r1.training.run import RunDir, check_same_settings, open_run, start_model
     from agent_r1.workspace import Workspace, make_task
 
-    run = RunDir(Workspace.from_config(config).run(_run_name(a, config)))
+    run = RunDir(Workspace(config).run(_run_name(a, config)))
     check_same_settings(run, config)
     if a.before:
-        model, card, title = start_model(config), "eval_before.json", "evaluate before RL"
+        model, card, title = start_model(Workspace(config)), "eval_before.json", "evaluate before RL"
     elif not run.finished(config.trainer.steps):
         how = f"has not finished its {config.trainer.steps} steps" if run.begun() else "does not exist"
         raise AgentR1Error(f"{run.path} {how}; run `agent-r1 train` first", code="unfinished_run")

@@ -29,12 +29,12 @@ from agent_r1.training.tiny_model import byte_chat, chat_with_tools, init_weight
 from agent_r1.workspace import Workspace, check_local_model, load_rows, load_tools, stage
 
 
-def make_cold_start(config: Config, paths: Workspace | None = None) -> None:
+def make_cold_start(paths: Workspace) -> None:
     """Make tokenizer and tiny model, and clone an imperfect demonstrator (stage).
 
     A pretrained `model.path` is fetched instead, and cloned into only with `cold_start.warm_steps`.
     """
-    paths = paths or Workspace.from_config(config)
+    config = paths.config
     own_task = config.cold_start.demonstrator or config.cold_start.episodes
     taught = not config.model.path or config.cold_start.warm_steps
     if taught and not own_task and ("teacher" not in config.data.facts or not config.env.searches):
@@ -48,18 +48,18 @@ def make_cold_start(config: Config, paths: Workspace | None = None) -> None:
         teach = config.cold_start.warm_steps and not paths.cold_start.exists()
         if teach:
             check_free_memory(config)
-        _fetch_model(config, paths, config.model.path)
+        _fetch_model(paths, config.model.path)
         if teach:
             check_network(config, paths.pretrained)
         if config.cold_start.warm_steps:
             title = f"warm start: teach {config.model.path} the format"
-            stage(title, paths.cold_start, lambda part: _teach(config, paths, part))
-        return check_start_model(config, paths)
+            stage(title, paths.cold_start, lambda part: _teach(paths, part))
+        return check_start_model(paths)
     title = "cold start: teach a new model the format, to copy, and to play badly"
-    stage(title, paths.cold_start, lambda part: _teach(config, paths, part))
+    stage(title, paths.cold_start, lambda part: _teach(paths, part))
 
 
-def _fetch_model(config: Config, paths: Workspace, name: str) -> None:
+def _fetch_model(paths: Workspace, name: str) -> None:
     """Download a model of the hub once and pin its commit. A local model is used as it is.
 
     All stages and runs start from that commit, whatever is published under the name later.
@@ -68,7 +68,7 @@ def _fetch_model(config: Config, paths: Workspace, name: str) -> None:
         return stage(f"start model: {name}, as a model folder", paths.fetched, lambda part: scheme.convert(name, part))
     if not hub.is_repo_name(name):
         check_local_model(name)
-        if not config.cold_start.warm_steps:
+        if not paths.config.cold_start.warm_steps:
             say(f"cold start: not needed, the run starts from {name}")
         return
     # The hub's cache was emptied, or a part of it.
@@ -80,17 +80,18 @@ def _fetch_model(config: Config, paths: Workspace, name: str) -> None:
     def make(part: Path) -> str:
         folder = hub.fetch_model(name)
         part.mkdir()
-        manifest = {"model": config.model.path, "revision": folder.name, "folder": str(folder.resolve())}
+        manifest = {"model": paths.config.model.path, "revision": folder.name, "folder": str(folder.resolve())}
         write_whole(part / "manifest.json", json.dumps(manifest, indent=2) + "\n")
         return f"commit {folder.name}, in {folder}"
 
     stage(f"start model: fetch {name} from the hub", paths.fetched, make)
 
 
-def _teach(config: Config, paths: Workspace, out: Path) -> str:
+def _teach(paths: Workspace, out: Path) -> str:
     """Clone demonstrations into `out`: a new model in two phases, a pretrained one in one."""
     from agent_r1.training.clone import clone
 
+    config = paths.config
     set_threads(config.trainer.threads)
     c, base, known, precision = config.cold_start, None, None, []
     if config.model.path:

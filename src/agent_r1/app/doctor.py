@@ -69,7 +69,7 @@ def run_checks(config: Config) -> list[Check]:
         from agent_r1.workspace import Workspace  # imported here, so that a broken FAISS stops no other check
 
         try:
-            shape = find_shape(config.model.path or "", Workspace.from_config(config).pretrained)
+            shape = find_shape(config.model.path or "", Workspace(config).pretrained)
             check_context(config.rollout.max_context, config.verl.tensor_parallel, shape)
         except ConfigError as error:
             trouble = trouble or ("fail", str(error), "set model.path to a model that the plan knows")

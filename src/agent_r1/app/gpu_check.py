@@ -100,15 +100,15 @@ class GpuCheck:
 
 
 def make_inputs(check: GpuCheck) -> str:
-    stages.make_missing(check.config)
-    return f"data, index and a tiny model, in {Workspace.from_config(check.config).start_model.name}"
+    stages.make_missing(Workspace(check.config))
+    return f"data, index and a tiny model, in {Workspace(check.config).start_model.name}"
 
 
 def warm_start(check: GpuCheck) -> str:
     if not check.config.cold_start.warm_steps:
         raise NotRun("the preset has none (cold_start.warm_steps=0)")
-    check.config = changed(check.config, [f"model.path={Workspace.from_config(check.config).start_model}"])
-    stages.make_cold_start(check.config)
+    check.config = changed(check.config, [f"model.path={Workspace(check.config).start_model}"])
+    stages.make_cold_start(Workspace(check.config))
     device, dtype = resolve_device(check.config.trainer)
     return f"two updates by the local trainer, {str(dtype)[6:]} on {device}"
 
@@ -169,7 +169,7 @@ def weight_sync(check: GpuCheck) -> str:
     records = read_jsonl(check.run.path / "rollouts" / "step_000002.jsonl")
     sampled = [row for record in records for row in record["rows"]][:8]
     rows = [{"ids": row["input_ids"], "logprobs": row["logprobs"], "mask": row["action_mask"]} for row in sampled]
-    models = check.run.checkpoints / "step_000001" / "model", Workspace.from_config(check.config).start_model
+    models = check.run.checkpoints / "step_000001" / "model", Workspace(check.config).start_model
     dtype = getattr(torch, check.verl_config.actor_rollout_ref.actor.fsdp_config.dtype)
     new, old = (compare_logprobs(model, rows, dtype)["mean"] for model in models)
     if not new < old / 2:  # negated, so that NaN fails

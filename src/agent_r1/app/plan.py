@@ -269,7 +269,7 @@ def print_plan(config: Config, run_name: str, gpu_hour: float | None = None) -> 
     from agent_r1.training.run import RunDir, check_same_settings
     from agent_r1.workspace import Workspace, needs_index
 
-    workspace = Workspace.from_config(config)
+    workspace = Workspace(config)
     run = RunDir(workspace.run(run_name))
     page = gpu_plan(config, gpu_hour) if config.verl.gpu and config.engine == "verl" else local_plan(config)
     say(to_yaml(config))
@@ -308,7 +308,7 @@ def gpu_plan(config: Config, gpu_hour: float | None = None) -> str:
     from agent_r1.workspace import Workspace
 
     v, gpu = config.verl, find_gpu(config.verl.gpu)
-    shape = find_shape(config.model.path or "", Workspace.from_config(config).pretrained)
+    shape = find_shape(config.model.path or "", Workspace(config).pretrained)
     check_context(config.rollout.max_context, v.tensor_parallel, shape)
     memory, step = gpu_memory(config, shape, gpu), step_seconds(config, shape, gpu)
     memory["together"] = tuple(sum(row[i] for row in memory.values()) for i in (0, 1))

@@ -33,7 +33,7 @@ def local_shape(config: Config) -> Shape:
 
     m = config.model
     if m.path:
-        return find_shape(m.path, Workspace.from_config(config).pretrained)
+        return find_shape(m.path, Workspace(config).pretrained)
     head, tied = m.hidden_size // m.heads, True
     return Shape(
         m.layers, m.hidden_size, m.heads, m.kv_heads, head, m.intermediate_size, m.vocab_size, tied, m.max_position
@@ -121,9 +121,9 @@ def local_plan(config: Config) -> str:
     r, t, networks = config.rollout, config.trainer, 2 if config.algorithm_has("critic") else 1
     shape = local_shape(config)
     parts = local_memory(config, shape, dtype.itemsize)
-    if config.model.path and config.engine == "local" and Workspace.from_config(config).pretrained.is_dir():
+    if config.model.path and config.engine == "local" and Workspace(config).pretrained.is_dir():
         model_files.read_shape(
-            Workspace.from_config(config).pretrained
+            Workspace(config).pretrained
         )  # raises for architectures that only verl can train
     P = shape.parameters
     # Operations per weight and token: 2 to sample, 6 to train (forward and backward), 2 more to predict values.

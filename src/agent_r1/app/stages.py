@@ -66,15 +66,14 @@ def check_own(config: Config) -> None:
     offered_tools(named | dict.fromkeys(others), config.env)
 
 
-def make_missing(config: Config, paths: Workspace | None = None) -> None:
+def make_missing(paths: Workspace) -> None:
     """Run those stages before training whose artefacts do not exist."""
-    paths = paths or Workspace.from_config(config)
-    make_task(config)
+    make_task(paths.config)
     if not paths.start_model.exists():
-        make_cold_start(config, paths)
+        make_cold_start(paths)
 
 
-def preflight(config: Config, paths: Workspace, run: RunDir, resume: bool) -> None:
+def preflight(paths: Workspace, run: RunDir, resume: bool) -> None:
     """Refuse a run that cannot be trained, before anything is made.
 
     The checks run in this order, from quick to slow:
@@ -88,6 +87,7 @@ def preflight(config: Config, paths: Workspace, run: RunDir, resume: bool) -> No
     `start_model` checks again what the stages have made, and `launch.check_runnable` what verl's workers need. Raises
     AgentR1Error with the remedy.
     """
+    config = paths.config
     if run.config.exists():
         open_run(run, config, resume)
         if run.finished(config.trainer.steps):
@@ -108,15 +108,15 @@ def preflight(config: Config, paths: Workspace, run: RunDir, resume: bool) -> No
 
 def run_train(config: Config, name: str, resume: bool, plain: bool) -> None:
     """Train with RL (stage)."""
-    paths = Workspace.from_config(config)
+    paths = Workspace(config)
     run = RunDir(paths.run(name))
-    preflight(config, paths, run, resume)
+    preflight(paths, run, resume)
     if run.finished(config.trainer.steps):
         say(f"train: already done, in {run.latest_checkpoint()}")
         return
-    make_missing(config, paths)
+    make_missing(paths)
     set_threads(config.trainer.threads)
-    model = start_model(config, paths)
+    model = start_model(paths)
     say(f"train: {config.algorithm}, {config.trainer.steps} steps, {run.path} ...")
     start = time.perf_counter()
     if config.engine == "verl":
@@ -178,7 +178,7 @@ def time_to_agent(config: Config, run: RunDir) -> dict:
 
     The seconds are None if there was no cold start.
     """
-    noted = seconds_file(Workspace.from_config(config).cold_start)
+    noted = seconds_file(Workspace(config).cold_start)
     cold = float(noted.read_text()) if noted.exists() else None
     return time_to(AGENT_SCORE, run.metrics.read(), config.rollout, config.algorithm) | {"cold_start_seconds": cold}
 
@@ -198,7 +198,7 @@ def run_by_hand(config: Config, split: str, index: int, table: bool) -> None:
 
     check_own(config)
     make_task(config)
-    rows, tools, start = load_rows(config, split), load_tools(config), Workspace.from_config(config).start_model
+    rows, tools, start = load_rows(config, split), load_tools(config), Workspace(config).start_model
     if not 0 <= index < len(rows):
         raise ConfigError(f"--index {index}: {split} has questions 0 to {len(rows) - 1}", code="index_out_of_range")
     rollout = config.rollout

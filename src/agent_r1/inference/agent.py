@@ -132,7 +132,7 @@ def _leading_messages(agent: Agent, prompt: str | None) -> list[Message] | None:
 
 def describe(agent: Agent, backend: str, temperature: float | None = None) -> str:
     """Describe model, tools, corpus, prompt and sampling in one line (temperature: default as in training)."""
-    c, workspace = agent.config, Workspace.from_config(agent.config)
+    c, workspace = agent.config, Workspace(agent.config)
     world = (
         f" over {workspace.data.name}, {c.search.url or workspace.index.name}"
         if tables.stated("tool", agent.tools, "index")
@@ -176,7 +176,7 @@ def make_tools_of(config: Config) -> dict[str, BaseTool]:
     """
     if not config.env.tools:
         return {}
-    workspace = Workspace.from_config(config)
+    workspace = Workspace(config)
     there = workspace.data.exists() and (workspace.index.exists() or not needs_index(config))
     if config.data.facts.get("generated") and not there:
         say("the data of this model is not on this machine; it is generated now, as by the stages data and index")

@@ -213,7 +213,7 @@ class Repl:
     def _other(self, argument: str) -> Agent:
         """Open the agent of another model once, with the same world and tools."""
         config = self.agent.config
-        model, config = find_model(hf_path=argument) if argument else (start_model(config), config)
+        model, config = find_model(hf_path=argument) if argument else (start_model(Workspace(config)), config)
         if model not in self._others:
             with _opening(self.typed):
                 agent = self._resources.enter_context(open_agent(model, config, tools=self.agent.tools))
@@ -254,7 +254,7 @@ def known_questions(config: Config) -> list[Row]:
 
 def only_world(agent: Agent) -> set[str]:
     """Return all titles of the passages, for a model that knows nothing else; else empty."""
-    corpus = Workspace.from_config(agent.config).data / "corpus.jsonl"
+    corpus = Workspace(agent.config).data / "corpus.jsonl"
     if not tables.stated("tool", agent.tools, "index") or not agent.made_from_nothing or not corpus.exists():
         return set()
     return {

@@ -355,25 +355,24 @@ def _first_difference(old: Config, new: Config) -> str:
     return f"{key}: {a.get(key)} there, {b.get(key)} now"
 
 
-def start_model(config: Config, paths: Workspace | None = None) -> Path:
+def start_model(paths: Workspace) -> Path:
     """Return the folder of the model that RL starts from. Raise AgentR1Error if it is missing."""
-    path, paths = config.model.path, paths or Workspace.from_config(config)
-    if path:
-        check_local_model(path)
+    config = paths.config
+    if config.model.path:
+        check_local_model(config.model.path)
     data_folder(config)  # raises first, so that the first missing stage is named
     if needs_index(config):
         require_path(paths.index, "agent-r1 index", config)
     require_path(paths.start_model, "agent-r1 cold-start", config)
-    check_start_model(config, paths)
+    check_start_model(paths)
     return paths.start_model
 
 
-def check_start_model(config: Config, paths: Workspace | None = None) -> None:
+def check_start_model(paths: Workspace) -> None:
     """Check the start model before anything is computed or written. Raise AgentR1Error for a fault."""
-    model = (paths or Workspace.from_config(config)).start_model
-    check_network(config, model)
-    chat = ChatFormat(load_tokenizer(model))
-    check_dialect(chat, config.env, bool(config.env.tools))
+    check_network(paths.config, paths.start_model)
+    chat = ChatFormat(load_tokenizer(paths.start_model))
+    check_dialect(chat, paths.config.env, bool(paths.config.env.tools))
 
 
 def check_network(config: Config, model: Path) -> None:

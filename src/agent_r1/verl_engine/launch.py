@@ -124,7 +124,7 @@ def check_runnable(config: Config, device: str, model: Path) -> None:
 
 def prepare(run: RunDir, config: Config, model: Path, resume: Path | None) -> Sources:
     """Write what verl reads: questions, our environments' names, a clean `verl/` folder."""
-    data = Workspace.from_config(config).data
+    data = Workspace(config).data
     sources = Sources(model, run.path / "verl" / "train.parquet", data / "val.parquet", run.path, resume)
     shutil.rmtree(sources.folder, ignore_errors=True)
     sources.folder.mkdir()
