@@ -175,7 +175,7 @@ NOT_PROSE = ("a", "code", "pre", "math", "h1", "h2", "h3", "summary", "span")
 def glossary() -> dict[str, tuple[str, str]]:
     """Map each term of the glossary, in order, to its anchor and its pattern."""
     found = {}
-    for cell in re.findall(r"^\| ([^|]+?) \| ", (ROOT / "docs/glossary.md").read_text(), re.MULTILINE)[1:]:
+    for cell in re.findall(r"^- \*\*(.+?)\*\*: ", (ROOT / "docs/glossary.md").read_text(), re.MULTILINE):
         for word in cell.split(", "):
             plain = re.escape(word) + "s?" if word == word.lower() else re.escape(word)
             anchor = re.sub(r"\W+", "-", cell.lower()).strip("-")
@@ -205,9 +205,9 @@ def with_words(content: str) -> str:
 
 
 def with_anchors(content: str) -> str:
-    """Give each line of the glossary's HTML an anchor."""
+    """Give each entry of the glossary's HTML an anchor."""
     anchors = iter(dict.fromkeys(anchor for anchor, _ in glossary().values()))
-    return re.sub(r"<tr>(?=\s*<td>)", lambda _: f'<tr id="{next(anchors)}">', content)
+    return re.sub(r"<li>(?=<strong>)", lambda _: f'<li id="{next(anchors)}">', content)
 
 
 def with_microscopes(content: str) -> str:
