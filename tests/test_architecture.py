@@ -184,7 +184,9 @@ def test_the_loop_needs_few_files():
 
 
 def test_the_reading_path_is_short():
-    listed = re.findall(r"^\d+\. \[[\w./]+\]\((src/agent_r1/[\w/]+\.py)\)", (PACKAGE.parents[1] / "README.md").read_text(), re.M)
+    listed = re.findall(
+        r"^\d+\. \[[\w./]+\]\((src/agent_r1/[\w/]+\.py)\)", (PACKAGE.parents[1] / "README.md").read_text(), re.M
+    )
     assert len(set(listed)) == 12
     assert sum(len((PACKAGE.parents[1] / path).read_text().splitlines()) for path in listed) <= PATH_LINES
 

@@ -49,7 +49,9 @@ def test_the_value_is_pythons_own(expression):
     tree, compute = expression
     text = ast.unparse(tree)
     powers = sum(isinstance(node, ast.Pow) for node in ast.walk(tree))
-    if powers > 1 or len(text) > MAX_EXPRESSION_CHARS:  # 99 ** 99 ** 99 is for the other tests: Python would not come back
+    if (
+        powers > 1 or len(text) > MAX_EXPRESSION_CHARS
+    ):  # 99 ** 99 ** 99 is for the other tests: Python would not come back
         return
     try:
         wanted = compute()

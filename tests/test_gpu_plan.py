@@ -108,7 +108,9 @@ def test_several_machines_share_a_ray_of_the_users(monkeypatch, tmp_path):
     alone = load_config("hotpotqa-8xh100", algorithm="grpo")
     assert launch.driver_environment(several, "cuda", "mark", tmp_path)["RAY_ADDRESS"] == "10.0.0.1:6379"
     assert "RAY_AUTH_TOKEN_PATH" not in launch.driver_environment(several, "cuda", "mark", tmp_path)
-    assert "RAY_ADDRESS" not in launch.driver_environment(alone, "cuda", "mark", tmp_path)  # never another Ray by accident
+    assert "RAY_ADDRESS" not in launch.driver_environment(
+        alone, "cuda", "mark", tmp_path
+    )  # never another Ray by accident
     for name in machine.ALLOCATOR:  # expandable segments: vLLM's sleep breaks on them
         monkeypatch.setenv(name, "expandable_segments:True")
     given = launch.driver_environment(alone, "cuda", "mark", tmp_path) | serve._environment("key", 4)

@@ -45,7 +45,9 @@ def line(step: int) -> dict:
 def test_numbers_come_back_and_infinities_are_null(tmp_path):
     file = MetricsFile(tmp_path / "metrics.jsonl")
     assert file.read() == []
-    file.append({STEP_KEY: 1, "a": np.float32(0.5), "b": float("nan"), "c": -np.inf, "d": None, "e": "x", "f": np.int64(3)})
+    file.append(
+        {STEP_KEY: 1, "a": np.float32(0.5), "b": float("nan"), "c": -np.inf, "d": None, "e": "x", "f": np.int64(3)}
+    )
     # A second reader sees the line while the run goes on.
     assert read_jsonl(file.path) == [{STEP_KEY: 1, "a": 0.5, "b": None, "c": None, "d": None, "e": "x", "f": 3.0}]
 

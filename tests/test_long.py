@@ -29,7 +29,16 @@ def test_the_text_of_every_fault_still_stands(fault):
 
 
 def undefined_names(folder) -> str:
-    command = [f"{sys.prefix}/bin/ruff", "check", "--isolated", "--select", "F821", "--output-format", "concise", folder]
+    command = [
+        f"{sys.prefix}/bin/ruff",
+        "check",
+        "--isolated",
+        "--select",
+        "F821",
+        "--output-format",
+        "concise",
+        folder,
+    ]
     return subprocess.run(command, capture_output=True, text=True).stdout
 
 

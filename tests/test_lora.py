@@ -52,7 +52,9 @@ def test_new_adapters_change_nothing_until_they_learn(base):
 
 def test_merged_and_unmerged_give_the_same_log_probabilities(checkpoint, base):
     folder, model = checkpoint
-    assert apart(model, model_files.load_model(base)) > 0.1, "the adapters say nothing, so this test would prove nothing"
+    assert apart(model, model_files.load_model(base)) > 0.1, (
+        "the adapters say nothing, so this test would prove nothing"
+    )
     merged = lora.merged_model(folder)
     assert apart(model, model_files.load_model(merged)) < 1e-5
     assert apart(model, load_transformers(merged)) < 1e-4
@@ -72,7 +74,11 @@ def test_a_saved_model_with_adapters_is_read_back_to_the_bit(checkpoint, base):
     folder, model = checkpoint
     again = lora.load_adapters(folder / "model", base, "cpu", rank=4)
     assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), again.state_dict().values(), strict=True))
-    assert {path.name for path in (folder / "model").iterdir()} >= {lora.ADAPTER_CONFIG, lora.ADAPTER_WEIGHTS, "tokenizer.json"}
+    assert {path.name for path in (folder / "model").iterdir()} >= {
+        lora.ADAPTER_CONFIG,
+        lora.ADAPTER_WEIGHTS,
+        "tokenizer.json",
+    }
     assert not (folder / "model" / "model.safetensors").exists(), "a checkpoint holds the adapters alone"
 
 

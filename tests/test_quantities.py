@@ -13,10 +13,8 @@ from batches import random_inputs
 from runs import ROOT
 
 from agent_r1.training.losses import (
-    KL_ESTIMATORS,
     aggregate_loss,
     episode_tokens,
-    kl_penalty,
     loss_normalizer,
     policy_loss,
 )
@@ -34,7 +32,6 @@ const answer = ({ batch, settings, logRatio, clip, horizon, cap, advantages }) =
     const rows = logRatio.map((row, b) => policyLoss(row, advantages[b], batch.mask[b], clip, ratios));
     return [[`${name} loss`, rows.map((r) => r.loss)], [`${name} gradient`, rows.map((r) => r.gradient)]];
   })),
-  ...Object.fromEntries(Object.entries(KL_ESTIMATORS).map(([name, f]) => [name, logRatio.map((row) => row.map(f))])),
   ...Object.fromEntries(Object.keys(LOSS_DIVISORS).map(
     (mode) => [mode, total(lossWeights(batch, mode, horizon).flatMap((row, b) => row.map((w, t) => w * logRatio[b][t])))],
   )),
@@ -75,7 +72,6 @@ def case(seed: int) -> tuple[dict, dict[str, torch.Tensor]]:
         loss_BT, _ = policy_loss(now_BT, torch.zeros(shape), advantages_BT, mask_BT, *clip, get_ratios(name))
         (told[f"{name} gradient"],) = torch.autograd.grad(loss_BT.sum(), now_BT)
         told[f"{name} loss"] = loss_BT.detach()
-    told |= {name: kl_penalty(log_ratio_BT, torch.zeros(shape), name) for name in KL_ESTIMATORS}
     tokens_B = episode_tokens(mask_BT, batch.trajectory_B)
     for mode in LOSSES:
         divisor = loss_normalizer(mask_BT, mode, horizon, batch.trajectory_B)
@@ -124,7 +120,6 @@ FAULTS = {
     "run += Number(!mask[t - 1])": ("1", {"step loss", "step gradient"}),
     "values: nothing": ("nothing", {"reinforce++"}),
     "(counts, ofEpisode[b])": ("(counts, lengths[b])", {"seq-mean-token-mean"}),
-    "Math.expm1(back) - back": ("Math.expm1(back) + back", {"k3"}),
 }
 """A planted fault of the script -> the quantities that differ then."""
 

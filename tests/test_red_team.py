@@ -15,7 +15,9 @@ from serving import serving
 @pytest.fixture(scope="module")
 def table():
     with serving(stand_in([])) as url, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("agent_r1_recipes.code.programs.PROGRAM_TIMEOUT_S", 2.0)  # one policy writes a program without an end
+        patch.setattr(
+            "agent_r1_recipes.code.programs.PROGRAM_TIMEOUT_S", 2.0
+        )  # one policy writes a program without an end
         trust(f"{url}/v1")
         return asyncio.run(red_team.table(f"{url}/v1"))
 

@@ -89,7 +89,9 @@ def test_a_run_that_collapses_is_ended_and_its_healthy_checkpoint_is_kept(tmp_pa
     grows = {"tool_calls/mean": [1.0] * 5 + [9.0] * 5, "response_length/mean": [8.0] * 5 + [40.0] * 5}
     lines = scored([1.0] * 5 + [0.0] * 5, grows)
     found = {sign.name: sign for sign in signs(lines)}
-    assert {"reward falls", "calls per episode", "tokens per episode"} <= set(found) and found["reward falls"].step == 10
+    assert {"reward falls", "calls per episode", "tokens per episode"} <= set(found) and found[
+        "reward falls"
+    ].step == 10
     run = RunDir(tmp_path / "run")
     for step in (4, 8):
         (run.checkpoints / f"step_{step:06d}").mkdir(parents=True)
@@ -185,7 +187,9 @@ def test_a_sampler_that_keeps_its_old_weights(chat, monkeypatch):
 
 
 def memory_signs(free: list[float]) -> list[Sign]:
-    return [s for s in signs([{STEP_KEY: n, HOST_FREE: gib} for n, gib in enumerate(free, 1)]) if s.name == "host memory"]
+    return [
+        s for s in signs([{STEP_KEY: n, HOST_FREE: gib} for n, gib in enumerate(free, 1)]) if s.name == "host memory"
+    ]
 
 
 def test_a_leak_of_host_memory_is_named_before_it_ends_the_run():

@@ -88,7 +88,9 @@ def make_rows(seed: int, rewriting: bool = True, columns: Sequence[Column] = ())
                 ids = [r.randrange(1, VOCAB) for _ in range(r.randint(1, 7))]
                 row._extend(ids, [-r.random() * 3 for _ in ids], turn)
                 for column in columns:
-                    column.extend(row.columns, Step([], ids, [], extra={"state": number % 2 if turn else 7}), len(row.input_ids))
+                    column.extend(
+                        row.columns, Step([], ids, [], extra={"state": number % 2 if turn else 7}), len(row.input_ids)
+                    )
                 row.rewards[-1] += r.choice([0.0, 0.1, -0.1])
                 if turn < 2:
                     row._extend([r.randrange(1, VOCAB) for _ in range(r.randint(1, 12))], None, turn)

@@ -21,7 +21,8 @@ from agent_r1 import Decoder, load_any, load_chat
 from agent_r1.config import from_yaml
 from agent_r1.data.storage import Passage
 from agent_r1.ground.files import home
-from agent_r1_recipes.page import export, parity
+from agent_r1_recipes.page import export
+from agent_r1_recipes.page.tests import parity
 
 EACH = 50
 """Questions for each checkpoint but the last, which plays all."""

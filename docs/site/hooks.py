@@ -30,7 +30,7 @@ from agent_r1_recipes.page.lessons import lesson_steps  # noqa: E402
 LINK = re.compile(r"(?<=\]\()([^)#\s]+)((?:#[^)\s]*)?)(?=\))")
 FENCE = re.compile(r"^(?P<fence>```+|~~~+).*?^(?P=fence) *$", re.MULTILINE | re.DOTALL)
 MICROSCOPE = re.compile(r"<!-- microscope: (\w+) -->")
-SCRIPTS = ("js/quantities.js", "js/microscope.js")
+SCRIPTS = ("js/quantities.js", "js/microscope.js", "js/group.js")
 ORIGIN: dict[str, str] = {}
 """Page of the site -> its file of the repository."""
 
@@ -215,16 +215,14 @@ def with_microscopes(content: str) -> str:
     steps = lesson_steps(ROOT / "docs/lessons/group.jsonl")
 
     def widget(match: re.Match) -> str:
-        data = html.escape(json.dumps(steps[match[1]](), separators=(",", ":")))
-        return f'<div class="microscope-here" data-step="{data}"></div>'
+        data = html.escape(json.dumps(steps[match[1]], separators=(",", ":")))
+        return f'<div data-step="{data}"></div>'
 
     drawn = MICROSCOPE.sub(widget, content)
     if drawn == content:
         return content
     loads = [f'<script src="../site/{posixpath.basename(name)}"></script>' for name in SCRIPTS]
-    start = """for (const place of document.querySelectorAll(".microscope-here"))
-  microscope(place, JSON.parse(place.dataset.step), { lessons: "" });"""
-    return "\n".join([drawn, *loads, f"<script>{start}</script>"])
+    return "\n".join([drawn, (ROOT / "recipes/page/microscope.html").read_text(), *loads])
 
 
 def on_page_content(content, page, config, files):

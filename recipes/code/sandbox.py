@@ -180,7 +180,9 @@ class Sandbox:
             try:
                 active = _hello(process, time.monotonic() + SANDBOX_START_S)
                 if alone and not active["Landlock"]:
-                    raise AgentR1Error("the kernel has no Landlock, or an old version (6.2 suffices)", code="no_sandbox")
+                    raise AgentR1Error(
+                        "the kernel has no Landlock, or an old version (6.2 suffices)", code="no_sandbox"
+                    )
                 targets = f"canary, port, parent = {canary.name!r}, {server.getsockname()[1]}, {os.getpid()}\n"
                 ran = _converse(process, (targets + PROBE).encode(), time.monotonic() + SANDBOX_START_S)
             finally:

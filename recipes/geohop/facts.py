@@ -155,7 +155,9 @@ def geography() -> Geography:
     for city in cities:
         by_country[city["countrycode"]].append(city)
     taken = {normalize_name(name) for code, c in records.items() for name in _names(code, c)}
-    called = Counter(name for city in cities for name in {normalize_name(n) for n in (city["name"], *city["alternatenames"])})
+    called = Counter(
+        name for city in cities for name in {normalize_name(n) for n in (city["name"], *city["alternatenames"])}
+    )
     others = taken | {normalize_name(city["name"]) for city in cities}
     countries = {
         code: Country(

@@ -11,8 +11,6 @@ network: scripts, checkpoints, tokenizer, corpus and test questions. Next: js/un
 from __future__ import annotations
 
 import base64
-import hashlib
-import html
 import itertools
 import json
 import struct
@@ -39,14 +37,11 @@ from agent_r1 import (
     load_tools,
     make_task,
     say,
-    write_whole,
-    writing,
 )
-from agent_r1_recipes.page.microscope import recorded_step
+from agent_r1_recipes.page.microscope import read_group, script, title_of, write_html
 
-HERE = Path(__file__).parent
 SCRIPTS = ("unpack", "decoder", "tokenizer", "sampling", "search", "episode", "quantities", "microscope", "page")
-"""Files of js/ in the order of the page; a page is complete without the microscope."""
+"""Files of js/ in the order of the page."""
 LARGEST = 6_000_000
 """Bytes of a page. Checkpoints in the middle of the run are left out until it fits."""
 QUESTIONS = 500
@@ -187,7 +182,6 @@ def header_of(config: Config, model: Path, steps: list[int], decoder: Decoder, p
     lead = list(rows[0]["prompt"][:-1])
     schema = load_tools(config)["search"].schema()
     return {
-        "run": {"preset": config.preset, "algorithm": config.algorithm, "seed": config.seed},
         "parameters": decoder.parameter_count,
         "shape": asdict(decoder.shape) | {"head_dim": decoder.shape.head_dim},
         "matrices": [[name, *level.shape] for name, level in packed.levels[0].items()],
@@ -221,27 +215,31 @@ def header_of(config: Config, model: Path, steps: list[int], decoder: Decoder, p
 # ------------------------------------------------------------------------------------------------------------ the page
 
 
-def pack_page(checkpoint: Path, config: Config, steps: list[int] | None = None) -> tuple[bytes, Packed, list[int]]:
-    """Return the page's data, its weights and its steps. `steps`: instead of all that fit."""
+def pack_page(checkpoint: Path, config: Config) -> tuple[bytes, Packed, dict[str, Any]]:
+    """Return the page's data, its weights and its header, of all checkpoints or of as many as fit."""
     check_task(config)
     make_task(config)
     folders = checkpoints_of(checkpoint, config)
-    steps = steps or list(folders)
+    steps = list(folders)
     while True:
         models = read_models({step: folders[step] for step in steps})
         packed = pack(models)
-        described = header_of(config, folders[steps[-1]], steps, models[-1], packed)
-        described["recorded"] = recorded_step(checkpoint, dict(zip(steps, models, strict=True)))
-        header = json.dumps(described).encode()
-        data = zlib.compress(b"".join([struct.pack("<I", len(header)), header, *packed.sections()]), 9)
+        header = header_of(config, folders[steps[-1]], steps, models[-1], packed)
+        header["recorded"] = recorded_group(checkpoint, dict(zip(steps, models, strict=True)))
+        text = json.dumps(header).encode()
+        data = zlib.compress(b"".join([struct.pack("<I", len(text)), text, *packed.sections()]), 9)
         if 4 * len(data) / 3 < LARGEST - 200_000 or len(steps) < 3:
-            return data, packed, steps
+            return data, packed, header
         steps = without_one(steps)
 
 
-def script() -> str:
-    """Join the scripts of the page."""
-    return "".join(path.read_text() for name in SCRIPTS if (path := HERE / "js" / f"{name}.js").is_file())
+def recorded_group(checkpoint: Path, models: dict[int, Decoder]) -> dict[str, Any] | None:
+    """Read a group of the run's first recorded step, and what the later ones of `models` (by step) say of it."""
+    files = sorted(checkpoint.parent.parent.glob("rollouts/step_*.jsonl"))
+    if not files:
+        return None
+    first = int(files[0].stem.removeprefix("step_"))
+    return {"records": read_group(files[0], [model for step, model in models.items() if step >= first])}
 
 
 def write_page(checkpoint: Path, config: Config | None, file: Path) -> None:
@@ -254,19 +252,13 @@ def write_page(checkpoint: Path, config: Config | None, file: Path) -> None:
             f"{checkpoint} has no settings of its training, and the page needs its questions and passages; name a run",
             code="page_without_run",
         )
-    data, _, steps = pack_page(checkpoint, config)
-    program = script()
-    digest = base64.b64encode(hashlib.sha256(program.encode()).digest()).decode()
-    page = (HERE / "page.html").read_text()
-    values = {
-        "POLICY": f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'",
-        "TITLE": html.escape(f"{config.preset} {config.algorithm}: the agent in the page"),
-        "STYLE": style.read_text() if (style := HERE / "microscope.css").is_file() else "",
-        "DATA": base64.b64encode(data).decode(),
-        "SCRIPT": program,
-    }
-    for name, value in values.items():
-        page = page.replace(f"@{name}@", value)
-    with writing(file):
-        write_whole(file, page)
-    say(f"page: {len(steps)} checkpoints (steps {', '.join(map(str, steps))}), {len(page) / 1e6:.1f} MB, in {file}")
+    data, _, header = pack_page(checkpoint, config)
+    steps, recorded = header["checkpoints"], header["recorded"]
+    facts = {
+        "TITLE": f"{config.preset} {config.algorithm}: the agent in the page", "DATA": base64.b64encode(data).decode(),
+        "PRESET": config.preset, "ALGORITHM": config.algorithm.upper(), "SEED": config.seed, "LAST": steps[-1],
+        "STEPS": ", ".join(map(str, steps)), "PASSAGES": f"{len(header['corpus']):,}",
+        "PARAMETERS": f"{header['parameters'] / 1e6:.2f}", "RECORDED": title_of(recorded["records"]) if recorded else "",
+    }  # fmt: skip
+    length = write_html(file, "page.html", script(*SCRIPTS), facts)
+    say(f"page: checkpoints of steps {facts['STEPS']}, {length / 1e6:.1f} MB, in {file}")

@@ -1,121 +1,111 @@
-"""Turn recorded attempts into what the microscope draws.
+"""Put a recorded group under the microscope: `agent-r1 microscope FILE --page PAGE.html`, and the pages of export.py.
 
-In: lines of a training step's rollouts file (local or verl), as `agent-r1 inspect` reads them. Out: JSON with the author
-and the numbers of each token. Next: js/microscope.js draws it, js/quantities.js computes credit and losses.
+In: a file of rollouts/ (a step of the local loop or of verl, which write the same lines). Out: the lines of one group,
+with the log-probabilities of later checkpoints. Next: js/microscope.js draws them, js/quantities.js computes credit and
+losses.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import html
+import json
+import os
 import re
-from collections.abc import Iterator, Sequence
+from argparse import Namespace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from agent_r1 import Decoder, read_trajectories, token_cells, token_logprobs
+from agent_r1 import AgentR1Error, Decoder, command, json_records, option, say, token_logprobs, write_whole, writing
 
-TEMPLATE, USER, POLICY, TOOL = "template", "user", "policy", "tool"
-_OPENS = re.compile(r"<\|.*start.*\|>")
-"""The control token before the name of a role."""
+Record = dict[str, Any]
+HERE = Path(__file__).parent
+KEPT = ("question", "ground_truth", "stop_reason", "group_id")
+COLUMNS = ("tokens", "action_mask", "step_ids", "logprobs", "rewards", "values")
 
 
-def read_step(file: Path, index: int = 0, later: Sequence[Decoder] = ()) -> dict[str, Any]:
-    """Read the group of trajectory `index` of a rollouts file.
+def read_group(file: Path, later: Sequence[Decoder] = (), group: str | None = None) -> list[Record]:
+    """Read a group of a rollouts file: `group`, or the first with unequal rewards, or the first.
 
-    Raises AgentR1Error for another file.
+    `later` has the models of later checkpoints. Raises AgentR1Error for another file or an unknown group.
     """
-    records = read_trajectories(file, index)
-    group = [record for record in records if record["group_id"] == records[index]["group_id"]]
-    return step_of(group, later)
+    groups: dict[str, list[Record]] = {}
+    for place, record in json_records(file):
+        if not isinstance(record, dict) or not {*KEPT, "reward", "rows", "steps"} <= record.keys():
+            raise AgentR1Error(f"{place} is no episode; name a file of runs/NAME/rollouts/", code="bad_rollout")
+        groups.setdefault(record["group_id"], []).append(record)
+    unequal = (name for name, records in groups.items() if len({r["reward"] for r in records}) > 1)
+    chosen = group or next(unequal, next(iter(groups), ""))
+    if chosen not in groups:
+        raise AgentR1Error(
+            f"{file} has no group {chosen!r}; its groups are {', '.join(groups) or 'none'}", code="unknown_group"
+        )
+    return [_thinned(record, later) for record in groups[chosen]]
 
 
-def recorded_step(checkpoint: Path, models: dict[int, Decoder]) -> dict[str, Any] | None:
-    """Read a group with unequal scores from a run's first training step, or None.
-
-    `models` maps steps to checkpoints; the later ones give the trainer's log-probabilities.
-    """
-    files = sorted(checkpoint.parent.parent.glob("rollouts/step_*.jsonl"))
-    if not files:
-        return None
-    records, at = read_trajectories(files[0], 0), int(files[0].stem.removeprefix("step_"))
-    groups: dict[str, set[float]] = {}
-    for record in records:
-        groups.setdefault(record["group_id"], set()).add(record["reward"])
-    chosen = next((group for group, rewards in groups.items() if len(rewards) > 1), records[0]["group_id"])
-    later = {step: model for step, model in models.items() if step >= at}
-    return step_of([r for r in records if r["group_id"] == chosen], list(later.values())) | {"ages": list(later)}
-
-
-def step_of(records: list[dict[str, Any]], later: Sequence[Decoder] = ()) -> dict[str, Any]:
-    """Describe the attempts at one question.
-
-    `later` has the model after each further training step, so that staleness has its real log-probabilities.
-    """
-    states: dict[Any, int] = {}
-    rows = [row for number, record in enumerate(records) for row in _rows(number, record, later, states)]
-    answers = " or ".join(map(str, records[0]["ground_truth"]))
-    return {"title": f"{records[0]['question']} Expected: {answers}", "rows": rows}
-
-
-def _rows(
-    number: int, record: dict[str, Any], later: Sequence[Decoder], states: dict[Any, int]
-) -> Iterator[dict[str, Any]]:
+def _thinned(record: Record, later: Sequence[Decoder]) -> Record:
+    """Keep what the microscope draws."""
+    rows = []
     for row in record["rows"]:
-        cells = token_cells(row)
-        trainer = [token_logprobs(model, row["input_ids"]).tolist() for model in later]
-        yield {
-            "name": f"attempt {number + 1}, {record['stop_reason']}",
-            "group": record["group_id"],
-            "trajectory": number,
-            "baseline": record["steps"][0].get("greedy_score"),
-            "tokens": [cell.text for cell in cells],
-            "authors": authors(cells),
-            "mask": [int(cell.sampled) for cell in cells],
-            "steps": [cell.step for cell in cells],
-            "states": [_state(record, row, cell.step, states) if cell.sampled else -1 for cell in cells],
-            "logprobs": _short(row["logprobs"]),
-            "later": [_short(logprobs) for logprobs in trainer],
-            "rewards": _short(row["rewards"]),
-            "values": row.get("values") and _short(row["values"]),
-        }
+        columns = {name: [_short(x) for x in row[name]] for name in COLUMNS if row.get(name)}
+        if {len(column) for column in columns.values()} != {len(row["action_mask"])}:
+            raise AgentR1Error("a row of the group has columns of unequal lengths; dump it again", code="bad_rollout")
+        trainer = [[_short(x) for x in token_logprobs(model, row["input_ids"]).tolist()] for model in later]
+        rows.append(columns | ({"later": trainer} if trainer else {}))
+    states = [{key: step[key] for key in ("state", "greedy_score") if key in step} for step in record["steps"]]
+    return {key: record[key] for key in KEPT} | {"rows": rows, "steps": states}
 
 
-def _state(record: dict[str, Any], row: dict[str, Any], step: int, states: dict[Any, int]) -> int:
-    """Number the state in which a step began.
-
-    It is what the environment recorded, or else all tokens before the step.
-    """
-    before = tuple(row["input_ids"][: row["step_ids"].index(step)])
-    return states.setdefault(record["steps"][step].get("state", before), len(states))
-
-
-def authors(cells: Sequence[Any]) -> list[str]:
-    """Name the author of each token of a row.
-
-    Read text before the first action is the prompt: the system message is the template's, the rest the user's. Text after
-    it came from the environment. Control tokens, role names and line breaks next to them are the template's.
-    """
-    found: list[str] = []
-    role, acted = "", False
-    for place, cell in enumerate(cells):
-        before = cells[place - 1] if place else None
-        acted = acted or cell.sampled
-        if before and _OPENS.fullmatch(before.text):
-            role = cell.text.strip()
-        framed = cell.control or role == "system" or (before and before.control and cell.text.isspace())
-        if cell.sampled:
-            found.append(POLICY)
-        elif framed or (before and _OPENS.fullmatch(before.text)) or _ends_role(cells, place):
-            found.append(TEMPLATE)
-        else:
-            found.append(TOOL if acted else USER)
-    return found
-
-
-def _ends_role(cells: Sequence[Any], place: int) -> bool:
-    """Return whether a token is the line break after the name of a role."""
-    return cells[place].text.isspace() and place > 1 and bool(_OPENS.fullmatch(cells[place - 2].text))
-
-
-def _short(numbers: list[float]) -> list[float]:
+def _short(value: Any) -> Any:
     """Round to six decimals, which is finer than anything that the page shows."""
-    return [round(number, 6) for number in numbers]
+    return round(value, 6) if isinstance(value, float) else value
+
+
+def title_of(records: Sequence[Record]) -> str:
+    return f"{records[0]['question']} Expected: {' or '.join(map(str, records[0]['ground_truth']))}."
+
+
+# ------------------------------------------------------------------------------------------------------------ a page
+
+
+def script(*names: str) -> str:
+    """Join scripts of js/."""
+    return "".join((HERE / "js" / f"{name}.js").read_text() for name in names)
+
+
+def write_html(file: Path, template: str, program: str, facts: dict[str, Any]) -> int:
+    """Fill the `@NAME@` of a template, and write the page. Return its length. Its policy allows `program` alone."""
+    digest = base64.b64encode(hashlib.sha256(program.encode()).digest()).decode()
+    parts = {name: html.escape(str(value)) for name, value in facts.items()}
+    parts |= {"SCRIPT": program, "STYLE": (HERE / "microscope.css").read_text(), "MICROSCOPE": _markup(file)}
+    parts["POLICY"] = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    page = re.sub("@([A-Z]+)@", lambda name: parts[name[1]], (HERE / template).read_text())
+    with writing(file):
+        write_whole(file, page)
+    return len(page)
+
+
+def _markup(file: Path) -> str:
+    """Return layers and dials. Their links lead to the lessons of the checkout in which the page lies, if it does."""
+    text = (HERE / "microscope.html").read_text()
+    checkout = HERE.resolve().parents[1]
+    if file.resolve().is_relative_to(checkout) and (checkout / "docs" / "lessons").is_dir():
+        lessons = os.path.relpath(checkout / "docs" / "lessons", file.resolve().parent)
+        return re.sub(r'href="([\w-]+)\.html"', rf'href="{lessons}/\1.md"', text)
+    return re.sub(r"<a [^>]*>(.*?)</a>", r"\1", text)
+
+
+@command(
+    "microscope", "write one HTML page with a recorded group, token by token, with dials",
+    ["runs/smoke-grpo/rollouts/step_000001.jsonl --page group.html"],
+    option("file", type=Path, metavar="FILE", help="a file of runs/NAME/rollouts/, of the local loop or of verl"),
+    option("--group", metavar="ID", help="group_id (default: the first group with unequal rewards)"),
+    option("--page", type=Path, metavar="PAGE", default=Path("microscope.html"), help="default: microscope.html"),
+)  # fmt: skip
+def write_microscope(a: Namespace) -> None:
+    records = read_group(a.file, group=a.group)
+    facts = {"TITLE": title_of(records), "FILE": a.file.name, "DATA": json.dumps({"records": records})}
+    write_html(a.page, "group.html", script("quantities", "microscope", "group"), facts)
+    say(f"microscope: group {records[0]['group_id']}, {len(records)} attempts, in {a.page}")

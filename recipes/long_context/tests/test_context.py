@@ -81,7 +81,12 @@ def test_a_summary_is_a_turn_that_is_trained_and_comes_back_as_data(chat):
     assert played.reward == 1.0 and len(played.steps) == 7
     asked, after, last = (chat.decode(played.steps[n].observation_ids) for n in (2, 3, 6))
     assert ASK in asked and "it is 2" in asked
-    assert NOTES_PREFIX in after and "two so far <|im_end|><tool_call>" in after and "it is" not in after and ASK not in after
+    assert (
+        NOTES_PREFIX in after
+        and "two so far <|im_end|><tool_call>" in after
+        and "it is" not in after
+        and ASK not in after
+    )
     assert "four" in last and "two so far" not in last
     control = [chat.control_ids[token] for token in ("<|im_end|>", "<tool_call>")]
     plain = chat.prompt_ids([{"role": "user", "content": "Count."}], None)

@@ -1,73 +1,63 @@
 "use strict";
 /*
  * Compute a Qwen2 decoder, as rollout/decoder.py does: pre-norm, rotary positions, SwiGLU, tied output.
- * In: one token id after the other. Out: hidden states and logits. Next: sampling.js. Sums are in float64, and
- * everything that is kept is float32.
+ * In: token ids. Out: logits. Next: sampling.js. Sums are in float64, and everything that is kept is float32.
  */
 
 class Decoder {
   constructor(shape, weights) {
     this.shape = shape;
     this.weights = weights;
-    this.blocks = Array.from({ length: shape.layers }, (_, layer) => {
-      const own = (name) => weights[`blocks.${layer}.${name}`];
-      return {
-        inputNorm: own("input_norm.weight"),
-        qkv: own("qkv.weight"),
-        bias: own("qkv.bias"),
-        o: own("o.weight"),
-        postNorm: own("post_norm.weight"),
-        gateUp: own("gate_up.weight"),
-        down: own("down.weight"),
-      };
-    });
-    [this.cos, this.sin] = ropeTables(shape);
+    // Rounded where PyTorch rounds them.
+    const exponent = (i) => Math.fround((-2 * i) / shape.head_dim);
+    this.frequencies = Array.from({ length: shape.head_dim / 2 }, (_, i) =>
+      Math.fround(shape.rope_theta ** exponent(i)),
+    );
   }
 
   /** Return an empty cache of keys and values for one conversation. */
   newCache(maxContext) {
     const empty = () => new Float32Array(maxContext * this.shape.kv_heads * this.shape.head_dim);
-    const layers = this.blocks.map(() => ({ keys: empty(), values: empty() }));
-    return { layers, ids: [] };
+    const layers = Array.from({ length: this.shape.layers }, () => ({
+      keys: empty(),
+      values: empty(),
+    }));
+    return { layers, length: 0 };
   }
 
-  /** Read the tokens of `ids` that the cache lacks, and return the last hidden state. */
+  /** Read the tokens of `ids` that the cache lacks, at least one, and return the next token's logits. */
   read(cache, ids) {
-    let known = 0;
-    while (known < cache.ids.length && known < ids.length && cache.ids[known] === ids[known])
-      known++;
-    // At least one token must be read, because the cache has no hidden states.
-    cache.ids.length = Math.min(known, ids.length - 1);
     let hidden;
-    while (cache.ids.length < ids.length) hidden = this.step(cache, ids[cache.ids.length]);
-    return hidden;
+    while (cache.length < ids.length) hidden = this.step(cache, ids[cache.length]);
+    return product(this.weights["embed.weight"], hidden);
   }
 
   /** Read one more token and return its hidden state after the last norm. */
   step(cache, id) {
     const { hidden_size: d, intermediate_size: inner, rms_norm_eps: eps } = this.shape;
-    const position = cache.ids.length;
-    cache.ids.push(id);
+    const position = cache.length++;
+    const angles = this.frequencies.map((frequency) => Math.fround(position * frequency));
     const x = this.weights["embed.weight"].slice(id * d, (id + 1) * d);
-    this.blocks.forEach((block, layer) => {
-      const qkv = product(block.qkv, norm(x, block.inputNorm, eps), block.bias);
-      const attended = this.attend(cache.layers[layer], qkv, position);
-      add(x, product(block.o, attended));
-      const gateUp = product(block.gateUp, norm(x, block.postNorm, eps));
+    cache.layers.forEach((kept, layer) => {
+      const own = (name) => this.weights[`blocks.${layer}.${name}`];
+      const normed = norm(x, own("input_norm.weight"), eps);
+      const qkv = product(own("qkv.weight"), normed, own("qkv.bias"));
+      add(x, product(own("o.weight"), this.attend(kept, qkv, position, angles)));
+      const gateUp = product(own("gate_up.weight"), norm(x, own("post_norm.weight"), eps));
       const gated = new Float32Array(inner);
       for (let i = 0; i < inner; i++) {
         gated[i] = (gateUp[i] / (1 + Math.exp(-gateUp[i]))) * gateUp[inner + i]; // silu(gate) * up
       }
-      add(x, product(block.down, gated));
+      add(x, product(own("down.weight"), gated));
     });
     return norm(x, this.weights["norm.weight"], eps);
   }
 
   /** Keep the token's key and value, and attend to all tokens so far. */
-  attend({ keys, values }, qkv, position) {
+  attend({ keys, values }, qkv, position, angles) {
     const { heads, kv_heads: kvHeads, head_dim: width } = this.shape;
     const row = kvHeads * width;
-    for (let head = 0; head < heads + kvHeads; head++) this.rotate(qkv, head * width, position);
+    for (let head = 0; head < heads + kvHeads; head++) rotate(qkv, head * width, angles);
     keys.set(qkv.subarray(heads * width, heads * width + row), position * row);
     values.set(qkv.subarray(heads * width + row), position * row);
     const out = new Float32Array(heads * width);
@@ -90,40 +80,17 @@ class Decoder {
     }
     return out;
   }
-
-  /** Rotate each pair (x_i, x_{i + width/2}) of a head by its position's angle. */
-  rotate(x, start, position) {
-    const half = this.shape.head_dim / 2;
-    for (let i = 0; i < half; i++) {
-      const [cos, sin] = [this.cos[position * half + i], this.sin[position * half + i]];
-      const [a, b] = [x[start + i], x[start + half + i]];
-      x[start + i] = a * cos - b * sin;
-      x[start + half + i] = b * cos + a * sin;
-    }
-  }
-
-  /** Project a hidden state to one logit for each token. */
-  logits(hidden) {
-    return product(this.weights["embed.weight"], hidden);
-  }
 }
 
-/** Return tables of cos and sin of position x frequency, rounded where PyTorch rounds them. */
-function ropeTables(shape) {
-  const half = shape.head_dim / 2;
-  const cos = new Float32Array(shape.max_position * half);
-  const sin = new Float32Array(shape.max_position * half);
-  for (let i = 0; i < half; i++) {
-    const frequency = Math.fround(
-      Math.pow(shape.rope_theta, Math.fround((-2 * i) / shape.head_dim)),
-    );
-    for (let position = 0; position < shape.max_position; position++) {
-      const angle = Math.fround(position * frequency);
-      cos[position * half + i] = Math.cos(angle);
-      sin[position * half + i] = Math.sin(angle);
-    }
-  }
-  return [cos, sin];
+/** Rotate each pair (x_i, x_{i + width/2}) of a head by its angle. */
+function rotate(x, start, angles) {
+  angles.forEach((angle, i) => {
+    const [cos, sin] = [Math.fround(Math.cos(angle)), Math.fround(Math.sin(angle))];
+    const [first, second] = [start + i, start + angles.length + i];
+    const [a, b] = [x[first], x[second]];
+    x[first] = a * cos - b * sin;
+    x[second] = b * cos + a * sin;
+  });
 }
 
 /** Multiply a matrix, stored by rows, with a vector. Four sums at a time keep the processor busy. */

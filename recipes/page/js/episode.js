@@ -8,6 +8,8 @@ const TAG = /<(\/?)(think|tool_call|answer|tool_response)>/g;
 const MALFORMED = 'the call is not valid JSON; write {"name": ..., "arguments": {...}}';
 const ACCEPTS = "accepts: query (string, required)";
 const MAX_QUERY_CHARS = 2000;
+/** What a row has for each token, beside its reward. */
+const COLUMNS = ["input_ids", "tokens", "action_mask", "step_ids", "logprobs", "logits"];
 
 /** Split a turn into its parts, in order and without their tags. An unmatched tag is text. */
 function splitTurn(text) {
@@ -42,10 +44,7 @@ function parseCall({ text, closed }) {
   if (!closed) return { error: "the call is not closed with </tool_call>" };
   let call;
   try {
-    call = JSON.parse(text, (_, value) => {
-      if (typeof value === "number" && !Number.isFinite(value)) throw new RangeError("1e999");
-      return value;
-    });
+    call = JSON.parse(text);
   } catch {
     return { error: MALFORMED };
   }
@@ -57,15 +56,11 @@ function parseCall({ text, closed }) {
 
 /** Quote a value of the model as Python's repr does, shortened. */
 function quote(value) {
-  let text = String(value);
-  if (typeof value === "string") {
-    const mark = value.includes("'") && !value.includes('"') ? '"' : "'";
-    text = mark + value.replaceAll("\\", "\\\\").replaceAll("\n", "\\n") + mark;
-  } else if (value === null || typeof value !== "number") {
-    text =
-      { null: "None", true: "True", false: "False" }[text] ??
-      (Array.isArray(value) ? "list" : "dict");
-  }
+  const mark = String(value).includes("'") && !value.includes('"') ? '"' : "'";
+  const escaped = String(value).replaceAll("\\", "\\\\").replaceAll("\n", "\\n");
+  const kind = { object: "dict", boolean: value ? "True" : "False", number: String(value) };
+  let text = kind[typeof value] ?? mark + escaped + mark;
+  if (value === null || Array.isArray(value)) text = value ? "list" : "None";
   return text.length <= 40 ? text : `${text.slice(0, 36)}...${text.at(-1)}`;
 }
 
@@ -162,99 +157,54 @@ function exactMatch(answer, targets) {
 }
 
 /**
- * Run one episode. `watch` may have onRead(tokens), onToken(token) and onStep(result), each awaited, so that a page
- * can draw and stay responsive.
+ * Run one episode. `watch` may have onRead(row, start, result) and onToken(row, place), each awaited, so that a page can
+ * draw what is new in the row, and stay responsive; and draw(turn, place), which returns the random numbers of a test.
  */
-async function runEpisode(
-  agent,
-  question,
-  targets,
-  { temperature = 0, seed = 0 } = {},
-  watch = {},
-) {
+async function runEpisode(agent, question, targets, temperature, watch = {}) {
   const { decoder, chat, index, settings } = agent;
   const env = new Environment(index, settings);
   const cache = decoder.newCache(settings.maxContext);
-  const tokens = [];
-  const read = async (ids, result) => {
-    const added = ids.map((id) => ({
-      id,
-      text: chat.tokenizer.decode([id]),
-      sampled: false,
-      step: -1,
-    }));
-    tokens.push(...added);
-    await watch.onRead?.(added, result);
+  const row = Object.fromEntries(COLUMNS.map((name) => [name, []]));
+  const { input_ids: ids } = row;
+  const push = (id, ...facts) => {
+    const values = [id, chat.tokenizer.decode([id]), ...facts];
+    COLUMNS.forEach((name, i) => row[name].push(values[i]));
+  };
+  const read = async (observation, result) => {
+    const start = ids.length;
+    for (const id of observation) push(id, 0, -1, 0, null);
+    await watch.onRead?.(row, start, result);
   };
   const steps = [];
   let stop = null;
   await read(chat.promptIds(question), null);
   while (!stop) {
-    const room = settings.maxContext - tokens.length;
+    const [start, room] = [ids.length, settings.maxContext - ids.length];
     if (room < 1) {
       stop = "context_overflow";
       break;
     }
     const most = Math.min(settings.maxTokensPerTurn, room);
-    const noise = temperature > 0 ? drawNoise(deriveSeed(seed, steps.length), most) : [];
-    let hidden = decoder.read(cache, tokens.map(({ id }) => id)); // prettier-ignore
-    const action = [];
-    while (action.length < most && !chat.stopIds.has(action.at(-1))) {
-      const {
-        token: id,
-        logprob,
-        others,
-      } = sampleToken(decoder.logits(hidden), temperature, noise[action.length]);
-      action.push(id);
-      const token = {
-        id,
-        text: chat.tokenizer.decode([id]),
-        sampled: true,
-        step: steps.length,
-        logprob,
-        others,
-      };
-      tokens.push(token);
-      await watch.onToken?.(token);
-      if (action.length < most && !chat.stopIds.has(id)) hidden = decoder.step(cache, id);
-    }
-    const finishReason = chat.stopIds.has(action.at(-1)) ? "stop" : "length";
-    const text = chat.turnText(action);
-    const result = env.step(text, finishReason);
-    steps.push({ text, finishReason, ...result });
-    await watch.onStep?.(steps.at(-1));
+    do {
+      const logits = decoder.read(cache, ids);
+      const uniform = (watch.draw ?? Math.random)(steps.length, ids.length - start);
+      const { token, logprob } = sampleToken(logits, temperature, uniform);
+      push(token, 1, steps.length, logprob, logits);
+      await watch.onToken?.(row, ids.length - 1);
+    } while (ids.length < start + most && !chat.stopIds.has(ids.at(-1)));
+    const text = chat.turnText(ids.slice(start));
+    const result = env.step(text, chat.stopIds.has(ids.at(-1)) ? "stop" : "length");
+    steps.push({ text, ...result });
     stop = result.stop;
-    if (stop === "max_tokens" && room < settings.maxTokensPerTurn) stop = "context_overflow";
+    if (stop === "max_tokens" && most < settings.maxTokensPerTurn) stop = "context_overflow";
     const contents = result.results?.map(({ content }) => content);
-    if (!stop)
-      await read(chat.continuationIds(contents, chat.closingIds.has(action.at(-1))), result);
+    if (!stop) await read(chat.continuationIds(contents, chat.closingIds.has(ids.at(-1))), result);
   }
-  return recordOf(question, targets, tokens, steps, stop, env.outcome(stop, targets));
-}
-
-/** Write an episode in the form of a line of rollouts/*.jsonl. The outcome is paid to the last action token. */
-function recordOf(question, targets, tokens, steps, stop, { answer, em, reward }) {
-  const paid = tokens.findLastIndex((token) => token.sampled);
-  const list = (value) => tokens.map(value);
-  const row = {
-    input_ids: list((token) => token.id),
-    tokens: list((token) => token.text),
-    action_mask: list((token) => Number(token.sampled)),
-    logprobs: list((token) => token.logprob ?? 0),
-    rewards: list((_, i) => (i === paid ? reward : 0)),
-    step_ids: list((token) => token.step),
-  };
-  return {
-    question,
-    ground_truth: targets,
-    stop_reason: stop,
-    reward,
-    em,
-    answer,
-    rows: [row],
-    tokens,
-    steps,
-  };
+  // The outcome is paid to the last action token. The record has the form of a line of rollouts/*.jsonl.
+  const { answer, em, reward } = env.outcome(stop, targets);
+  row.rewards = row.action_mask.map((_, t) => (t === row.action_mask.lastIndexOf(1) ? reward : 0));
+  const told = { question, ground_truth: targets, stop_reason: stop, reward, em, answer };
+  return { ...told, rows: [row], steps };
 }
 
 /** Make what plays: chat format, index and limits. The decoder is set for each checkpoint. */

@@ -21,20 +21,12 @@ function toTokens({ mask }, compute) {
   return mask.map((row, b) => row.map((acted, t) => (acted ? compute(b, t) : 0)));
 }
 
-/** Put values of action tokens, row by row, in their places. */
-function atActions(batch, values) {
-  let next = 0;
-  return toTokens(batch, () => values[next++]);
-}
-
 /** Replace values with an equal key by `compare(these values)`. */
 function compareWithin(keys, values, compare) {
-  const members = new Map(keys.map((key) => [key, []]));
-  keys.forEach((key, i) => members.get(key).push(i));
   const compared = [];
-  for (const places of members.values()) {
-    const results = compare(places.map((place) => values[place]));
-    places.forEach((place, i) => (compared[place] = results[i]));
+  for (const places of Map.groupBy(keys.keys(), (i) => keys[i]).values()) {
+    const results = compare(places.map((i) => values[i]));
+    places.forEach((i, n) => (compared[i] = results[n]));
   }
   return compared;
 }
@@ -89,15 +81,8 @@ function gae(actions, gamma, lam) {
   return backwards.toReversed();
 }
 
-/** List the action tokens. Without a critic, values are 0. */
-function actionsOf({ mask, rewards, values, trajectory }) {
-  const action = (b, t) => ({
-    reward: rewards[b][t],
-    value: values[b][t],
-    trajectory: trajectory[b],
-  });
-  return mask.flatMap((row, b) => row.flatMap((acted, t) => (acted ? [action(b, t)] : [])));
-}
+/** Make each token a step of its own. */
+const tokensAsSteps = (batch) => ({ ...batch, steps: toTokens(batch, (_, t) => t) });
 
 /** List the steps as actions, with the state and the value at their first tokens. */
 function stepsOf({ mask, rewards, values, steps, states, groups, trajectory }) {
@@ -129,7 +114,7 @@ const ESTIMATORS = {
   "reinforce++-baseline": (batch, { normalizeStd }) => {
     const centred = ESTIMATORS.grpo(batch, { normalizeStd: false });
     const credit = centred.flatMap((row, b) => row.filter((_, t) => batch.mask[b][t]));
-    return normalizeStd ? atActions(batch, whiten(credit)) : centred;
+    return normalizeStd ? stepsOf(tokensAsSteps(batch)).spread(whiten(credit)) : centred;
   },
   remax: (batch) => {
     const scores = scoresOf(batch);
@@ -139,23 +124,17 @@ const ESTIMATORS = {
     const nothing = batch.rewards.map((row) => row.map(() => 0));
     return ESTIMATORS.ppo({ ...batch, values: nothing }, { ...settings, lam: 1 });
   },
-  ppo: (batch, { gamma, lam, normalizeStd }) => {
-    const advantages = gae(actionsOf(batch), gamma, lam);
-    return atActions(batch, normalizeStd ? whiten(advantages) : advantages);
-  },
+  ppo: (batch, settings) => ESTIMATORS.steppo(tokensAsSteps(batch), settings),
   steppo: (batch, { gamma, lam, normalizeStd }) => {
     const { steps, spread } = stepsOf(batch);
     const advantages = gae(steps, gamma, lam);
     return spread(normalizeStd ? whiten(advantages) : advantages);
   },
-  gigpo: (batch, { gamma, normalizeStd, stepWeight }) => {
+  gigpo: (batch, { gamma, normalizeStd, stepWeight = 1 }) => {
     const { steps, spread } = stepsOf(batch);
     const places = steps.map(({ place }) => place);
-    const returns = gae(
-      steps.map((step) => ({ ...step, value: 0 })),
-      gamma,
-      1,
-    );
+    const unvalued = steps.map((step) => ({ ...step, value: 0 }));
+    const returns = gae(unvalued, gamma, 1);
     const compare = (met) => standardize(met, normalizeStd);
     const ofStep = spread(compareWithin(places, returns, compare));
     const ofEpisode = ESTIMATORS.grpo(batch, { normalizeStd });
@@ -170,14 +149,16 @@ function spanRatios(logRatio, runs) {
   return compareWithin(runs, logRatio, (span) => span.map(() => Math.exp(average(span))));
 }
 
+/** Number the runs of action tokens from 0, and give all other tokens -1. */
+function runsOf(mask) {
+  let run = -1;
+  return mask.map((acted, t) => (acted ? (run += Number(!mask[t - 1])) : -1));
+}
+
 /** Map the log-ratios of a row to ratios: one per token, step or sequence. */
 const RATIOS = {
   token: (logRatio) => logRatio.map(Math.exp),
-  step: (logRatio, mask) => {
-    let run = 0;
-    const runs = mask.map((acted, t) => (acted ? (run += Number(!mask[t - 1])) : 0));
-    return spanRatios(logRatio, runs);
-  },
+  step: (logRatio, mask) => spanRatios(logRatio, runsOf(mask)),
   sequence: (logRatio, mask) => spanRatios(logRatio, mask.map(Number)),
 };
 
@@ -198,16 +179,6 @@ function policyLoss(logRatio, advantages, mask, clip, ratios = RATIOS.token) {
   });
   return { loss, gradient };
 }
-
-/** Estimate KL(pi || ref) from d = log pi(x) - log ref(x) at a token x that pi sampled. */
-const KL_ESTIMATORS = {
-  k1: (d) => d,
-  k2: (d) => d ** 2 / 2,
-  k3: (d) => {
-    const back = Math.min(Math.max(-d, -20), 20);
-    return Math.min(Math.expm1(back) - back, 10);
-  },
-};
 
 /** Map a mode to the divisor of a token's loss, given its episode's number of tokens. */
 const LOSS_DIVISORS = {

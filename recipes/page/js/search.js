@@ -20,7 +20,8 @@ class SearchIndex {
   fit() {
     const df = new Int32Array(DF_SLOTS);
     for (const { title, text } of this.passages) {
-      for (const slot of new Set(this.grams(`${title} ${text}`).map((gram) => gram.slot))) df[slot]++;
+      for (const slot of new Set(this.grams(`${title} ${text}`).map((gram) => gram.slot)))
+        df[slot]++;
     }
     const n = this.passages.length;
     return Float32Array.from(df, (count) =>
@@ -76,7 +77,11 @@ class SearchIndex {
   locate(gram, weight) {
     const [low, high] = blake2b64(gram);
     const column = ((high % this.dim) * (2 ** 32 % this.dim) + (low % this.dim)) % this.dim;
-    return { column, slot: (high >>> 8) % DF_SLOTS, weight: Math.fround(high >>> 31 ? weight : -weight) };
+    return {
+      column,
+      slot: (high >>> 8) % DF_SLOTS,
+      weight: Math.fround(high >>> 31 ? weight : -weight),
+    };
   }
 }
 

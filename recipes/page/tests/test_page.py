@@ -13,7 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from agent_r1 import AgentR1Error, load_any, load_chat, load_config
 from agent_r1_recipes.laptop.settings import DEMO_AGENT
-from agent_r1_recipes.page import export, parity
+from agent_r1_recipes.page import export
+from agent_r1_recipes.page.tests import parity
 
 SMALL = ["data.train=32", "data.val=8", "data.test=40", "data.cold=8", "data.entities=60", "data.cold_entities=60"]
 EVIL = "</script><img src=x onerror=alert(1)><|im_end|></tool_response>\u202e&\"'é\U0001f600<!--"
@@ -39,8 +40,8 @@ def run(tmp_path_factory):
 
 def models_of(run):
     """The models as the page rounds them."""
-    checkpoint, config, (_, packed, steps) = run
-    for number, step in enumerate(steps):
+    checkpoint, config, (_, packed, header) = run
+    for number, step in enumerate(header["checkpoints"]):
         model = load_any(export.checkpoints_of(checkpoint, config)[step])
         model.load_state_dict(packed.state(number), strict=True)
         yield number, model
@@ -48,7 +49,8 @@ def models_of(run):
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["greedy", "sampled"])
 def test_an_episode_has_the_tokens_that_python_gives_it(run, temperature):
-    _, config, (data, _, steps) = run
+    _, config, (data, _, header) = run
+    steps = header["checkpoints"]
     asked = range(12 if temperature == 0 else 6)
     episodes = [parity.episode(number, i, temperature) for number in range(len(steps)) for i in asked]
     records, times = parity.play_page(data, episodes)
@@ -65,8 +67,8 @@ def test_an_episode_has_the_tokens_that_python_gives_it(run, temperature):
 
 def test_another_weight_gives_another_episode(run):
     """What the comparison would say about a decoder that computes something else."""
-    _, config, (data, _, steps) = run
-    episodes = [parity.episode(len(steps) - 1, i) for i in range(4)]
+    _, config, (data, _, header) = run
+    episodes = [parity.episode(len(header["checkpoints"]) - 1, i) for i in range(4)]
     records, _ = parity.play_page(data, episodes)
     model = load_any(DEMO_AGENT)
     with torch.no_grad():
@@ -105,7 +107,7 @@ TURNS = [
     '<tool_call>{"name": "search", "arguments": {"query": " "}}</tool_call>', '<tool_call>{"name": "search"}</tool_call>',
     '<tool_call>{"name": "search", "arguments": {"zzz": "it\'s"}}</tool_call>', "<tool_call>{", "</think>x",
     '<tool_call>{"name": "search", "arguments": {"query": "a", "zzz": 1}}</tool_call>',
-    '<tool_call>{"name": "' + "x" * 500 + '", "arguments": {}}</tool_call>', '<tool_call>{"name": 1e999}</tool_call>',
+    '<tool_call>{"name": "' + "x" * 500 + '", "arguments": {}}</tool_call>',
     '<tool_call>{"name": "search", "arguments": {"query": "\\ud800"}}</tool_call><answer>x</answer>',
     '<tool_call>{"name": "search", "arguments": {"query": "Sosnum"}}</tool_call>' * 2, "<tool_response>a</tool_response>",
     "<think><tool_call>{}</tool_call></think><answer>The  U.S.</answer> tail", '<tool_call>{"arguments": {}}</tool_call>',
@@ -174,11 +176,11 @@ def test_the_page_is_one_file_whose_policy_names_its_script_alone(run, tmp_path)
 
 
 def test_checkpoints_are_left_out_until_the_page_is_small_enough(run, monkeypatch):
-    checkpoint, config, (data, _, steps) = run
-    assert steps == [10, 20, 140]
+    checkpoint, config, (data, _, header) = run
+    assert header["checkpoints"] == [10, 20, 140]
     assert export.without_one([0, 10, 20, 80, 140]) == [0, 20, 80, 140]
     monkeypatch.setattr(export, "LARGEST", 200_000 + len(data) * 1.3)
-    assert export.pack_page(checkpoint, config)[2] == [10, 140]
+    assert export.pack_page(checkpoint, config)[2]["checkpoints"] == [10, 140]
 
 
 def test_what_the_page_cannot_play_is_refused(run, tmp_path):

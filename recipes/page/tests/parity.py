@@ -31,10 +31,16 @@ from agent_r1 import (
     run_episodes,
     trajectory_rows,
 )
-from agent_r1_recipes.page.export import HERE, script
+from agent_r1.rollout.sampling import draw_noise
+from agent_r1_recipes.page.export import SCRIPTS
+from agent_r1_recipes.page.microscope import script
 
 TIE = 1e-4
 """Gap of the two largest logits below which rounding may choose the other token."""
+
+
+TURNS, LONGEST = 8, 64
+"""At least as many turns, and tokens of a turn, as the presets allow."""
 
 
 def node() -> Path:
@@ -61,7 +67,7 @@ class Compared:
 def run_node(program: str, job: dict[str, Any]) -> list[dict[str, Any]]:
     """Run the page's scripts and then `program` under Node. Return the lines that it prints."""
     done = subprocess.run(
-        [node(), "-e", script() + program], input=json.dumps(job), capture_output=True, text=True, timeout=3600
+        [node(), "-e", script(*SCRIPTS) + program], input=json.dumps(job), capture_output=True, text=True, timeout=3600
     )
     assert done.returncode == 0, done.stderr[-2000:]
     return [json.loads(line) for line in done.stdout.splitlines()]
@@ -70,7 +76,7 @@ def run_node(program: str, job: dict[str, Any]) -> list[dict[str, Any]]:
 def play_page(data: bytes, episodes: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """Play episodes with the page's scripts. Return their records, and the time that they took."""
     job = {"data": base64.b64encode(data).decode(), "episodes": episodes}
-    *records, times = run_node((HERE / "tests" / "play.js").read_text(), job)
+    *records, times = run_node(Path(__file__).with_name("play.js").read_text(), job)
     return records, times
 
 
@@ -85,11 +91,13 @@ def play_python(model: Decoder, chat: ChatFormat, config: Config, episodes: list
 
 
 def episode(checkpoint: int, number: int, temperature: float = 0.0) -> dict[str, Any]:
-    """Describe one episode for both sides. Its seed is Python's for an evaluation."""
-    return {
-        "checkpoint": checkpoint, "number": number, "temperature": temperature,
-        "seed": str(derive_seed(0, "eval", number)),
-    }  # fmt: skip
+    """Describe one episode for both sides. The page gets Python's random numbers of an evaluation."""
+    seed = derive_seed(0, "eval", number)
+    noise = [
+        draw_noise(Sampling(LONGEST, 1.0, derive_seed(seed, turn))).tolist()
+        for turn in range(TURNS * (temperature > 0))
+    ]
+    return {"checkpoint": checkpoint, "number": number, "temperature": temperature, "seed": str(seed), "noise": noise}
 
 
 @torch.inference_mode()
