@@ -73,7 +73,10 @@ def main() -> None:
     tools = make_tools(config.env.tools, searcher=searcher, top_k=config.search.top_k)
     r = config.rollout
     policy = LocalPolicy(
-        model_files.load_model(arguments.model), chat.stop_ids, slots=r.max_concurrent_episodes, max_context=r.max_context
+        model_files.load_model(arguments.model),
+        chat.stop_ids,
+        slots=r.max_concurrent_episodes,
+        max_context=r.max_context,
     )
     tasks = [Task(row, str(i), str(i), derive_seed(0, "cost", i)) for i, row in enumerate(rows)]
     played = asyncio.run(

@@ -83,7 +83,9 @@ def recorded() -> list[tuple[str, int, int, list[Line]]]:
     runs = []
     for run in read_jsonl(KEPT):
         steps = zip(*run["lines"].values(), strict=True)
-        lines = [{STEP_KEY: step} | dict(zip(run["lines"], values, strict=True)) for step, values in enumerate(steps, 1)]
+        lines = [
+            {STEP_KEY: step} | dict(zip(run["lines"], values, strict=True)) for step, values in enumerate(steps, 1)
+        ]
         runs.append((run["arm"], run["cold"], run["seed"], lines))
     return runs
 

@@ -105,7 +105,9 @@ def page(text: str) -> str:
 
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.long", description="checks that take minutes to hours")
-    parser.add_argument("--table", action="store_true", help="run nothing; only make the table of docs/lab/long.md again")
+    parser.add_argument(
+        "--table", action="store_true", help="run nothing; only make the table of docs/lab/long.md again"
+    )
     parser.add_argument("part", nargs="*", help=f"which (all): {', '.join(parts())}")
     arguments, failed = parser.parse_args(argv), []
     if unknown := set(arguments.part) - set(parts()):

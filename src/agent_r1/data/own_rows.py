@@ -109,7 +109,9 @@ def _file(folder: Path, split: str) -> Path:
     )
 
 
-def splits_of(config: DataConfig, files: dict[str, Path], seed: int, skipped: list[str]) -> dict[str, list[OwnQuestion]]:
+def splits_of(
+    config: DataConfig, files: dict[str, Path], seed: int, skipped: list[str]
+) -> dict[str, list[OwnQuestion]]:
     """Read or make the questions of each split, or of all. Omitted ones are named in `skipped`.
 
     Raises AgentR1Error naming a bad line; ConfigError for too few questions.

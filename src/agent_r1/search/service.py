@@ -280,7 +280,10 @@ class RemoteIndex:
         found: list[list[Hit]] = []
         for start in range(0, len(queries), REQUEST_QUERIES):
             # A model may write half of a surrogate pair, which UTF-8 cannot encode.
-            mine = [q[:MAX_QUERY_CHARS].encode("utf-8", "replace").decode() for q in queries[start : start + REQUEST_QUERIES]]
+            mine = [
+                q[:MAX_QUERY_CHARS].encode("utf-8", "replace").decode()
+                for q in queries[start : start + REQUEST_QUERIES]
+            ]
             path, form, body = "/search", SearchAnswer, {"queries": mine, "top_k": top_k}
             if self._foreign:
                 path, form, body = "/retrieve", RetrieveAnswer, {"queries": mine, "topk": top_k, "return_scores": True}
@@ -305,7 +308,12 @@ class RemoteIndex:
             try:
                 # `fetch` itself retries a failed connection for a second or two.
                 response = bounds.fetch(
-                    method, self._base + path, body=body, within_s=self._timeout_s, max_bytes=MAX_RESPONSE_BYTES, retries=3
+                    method,
+                    self._base + path,
+                    body=body,
+                    within_s=self._timeout_s,
+                    max_bytes=MAX_RESPONSE_BYTES,
+                    retries=3,
                 )
                 if response.status != 503:
                     break

@@ -117,7 +117,9 @@ CONSTANTS = {"pi": math.pi, "e": math.e}
 def _value(node: ast.expr, room: int) -> Number:
     """Compute a node whose parts may be nested `room` deep."""
     if room == 0:
-        raise InvalidArgumentsError(f"more than {MAX_EXPRESSION_DEPTH} operations within one another; take smaller steps")
+        raise InvalidArgumentsError(
+            f"more than {MAX_EXPRESSION_DEPTH} operations within one another; take smaller steps"
+        )
     match node:
         case ast.Constant(value) if type(value) in (int, float):
             result = value

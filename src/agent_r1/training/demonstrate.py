@@ -43,7 +43,9 @@ from agent_r1.training.tiny_model import byte_chat
 Demonstrate = Callable[..., str]
 """Maps (row, history) or (row, history, rng) to the agent's next turn as text, tags included."""
 
-RECORDED_EXAMPLE = '{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "<answer>...</answer>"}]}'
+RECORDED_EXAMPLE = (
+    '{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "<answer>...</answer>"}]}'
+)
 """One line of recorded demonstrations."""
 
 
@@ -200,7 +202,8 @@ def read_episodes(path: Path, tools: dict[str, BaseTool], env: EnvConfig) -> lis
             messages = [_message(m) for m in record["messages"]]
         except (ValueError, KeyError, TypeError) as error:
             raise AgentR1Error(
-                f"{path}, line {number}: {type(error).__name__} {error}; one line is {RECORDED_EXAMPLE}", code="bad_demonstration"
+                f"{path}, line {number}: {type(error).__name__} {error}; one line is {RECORDED_EXAMPLE}",
+                code="bad_demonstration",
             ) from None
         if "assistant" not in [m["role"] for m in messages[1:]] or messages[0]["role"] == "assistant":
             raise AgentR1Error(
