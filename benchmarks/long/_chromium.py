@@ -1,4 +1,4 @@
-"""Drive headless Chromium as a reader does: keys, clicks and what the page then shows (DevTools protocol).
+"""Drive headless Chromium with mouse and keys, over its DevTools protocol.
 
 In: the address of a page. Out: values of JavaScript expressions, and messages on the console. Needs Debian's chromium.
 """

@@ -1,4 +1,4 @@
-"""Use the microscope as a reader does, and compare the numbers that it shows with training's.
+"""Use the microscope, and compare the numbers that it shows with training's.
 
 In: pages with a microscope, and the records that it draws. Every layer is read after dials were dragged with the mouse
 and moved with keys. Expected are the numbers of training/ and of the recipes, in float64, for the values of the dials
@@ -99,7 +99,7 @@ def _gradient(batch: Batch, advantages_BT: Tensor, gap_BT: Tensor, dials: Dials,
 
 
 def _steps(rows: list[Any]) -> list[list[int]]:
-    """Return the rows' steps; where a row has none, a run of action tokens is one."""
+    """Return the rows' steps. Without records of them, each run of action tokens is one."""
     found = []
     for _, _, row in rows:
         mask = row["action_mask"]

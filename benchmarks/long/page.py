@@ -139,7 +139,7 @@ CONTROLS = """[...document.querySelectorAll("main button, main input, main selec
 
 
 def _sound(browser: Browser) -> None:
-    """Check that nothing is on the console, nothing is wider than the window, and no text became an element."""
+    """Check that the console is empty, nothing overflows, and no text became an element."""
     assert not browser.console, browser.console[0]
     widths = browser.js("[document.documentElement.scrollWidth, innerWidth]")
     assert widths[0] <= widths[1], widths
@@ -225,7 +225,7 @@ def _lessons(browser: Browser, site: Path) -> dict[str, int]:
 
 
 def _planted(browser: Browser, file: Path) -> int:
-    """Use the page of a recorded group, as it is and with faults in its scripts. Only the first may pass."""
+    """Use a recorded group's page without a fault, which passes, and with each fault."""
     program, records = script("quantities", "microscope", "group"), read_group(ROOT / "docs/lessons/group.jsonl")
     for right, wrong in {"": "", **FAULTS}.items():
         assert not right or program.count(right) == 1, right

@@ -216,7 +216,7 @@ def header_of(config: Config, model: Path, steps: list[int], decoder: Decoder, p
 
 
 def pack_page(checkpoint: Path, config: Config) -> tuple[bytes, Packed, dict[str, Any]]:
-    """Return the page's data, its weights and its header, of all checkpoints or of as many as fit."""
+    """Return the page's data, weights and header. Checkpoints that do not fit are left out."""
     check_task(config)
     make_task(config)
     folders = checkpoints_of(checkpoint, config)
@@ -234,7 +234,7 @@ def pack_page(checkpoint: Path, config: Config) -> tuple[bytes, Packed, dict[str
 
 
 def recorded_group(checkpoint: Path, models: dict[int, Decoder]) -> dict[str, Any] | None:
-    """Read a group of the run's first recorded step, and what the later ones of `models` (by step) say of it."""
+    """Read a group of the run's first recorded step, with the log-probabilities of later `models`."""
     files = sorted(checkpoint.parent.parent.glob("rollouts/step_*.jsonl"))
     if not files:
         return None

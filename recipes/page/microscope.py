@@ -1,4 +1,4 @@
-"""Put a recorded group under the microscope: `agent-r1 microscope FILE --page PAGE.html`, and the pages of export.py.
+"""Write a recorded group for the microscope, alone (`agent-r1 microscope FILE`) or for export.py.
 
 In: a file of rollouts/ (a step of the local loop or of verl, which write the same lines). Out: the lines of one group,
 with the log-probabilities of later checkpoints. Next: js/microscope.js draws them, js/quantities.js computes credit and
@@ -27,7 +27,7 @@ COLUMNS = ("tokens", "action_mask", "step_ids", "logprobs", "rewards", "values")
 
 
 def read_group(file: Path, later: Sequence[Decoder] = (), group: str | None = None) -> list[Record]:
-    """Read a group of a rollouts file: `group`, or the first with unequal rewards, or the first.
+    """Read a group of a rollouts file. By default the first with unequal rewards, or the first.
 
     `later` has the models of later checkpoints. Raises AgentR1Error for another file or an unknown group.
     """

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from agent_r1 import (
@@ -31,7 +32,6 @@ from agent_r1 import (
     run_episodes,
     trajectory_rows,
 )
-from agent_r1.rollout.sampling import draw_noise
 from agent_r1_recipes.page.export import SCRIPTS
 from agent_r1_recipes.page.microscope import script
 
@@ -92,11 +92,9 @@ def play_python(model: Decoder, chat: ChatFormat, config: Config, episodes: list
 
 def episode(checkpoint: int, number: int, temperature: float = 0.0) -> dict[str, Any]:
     """Describe one episode for both sides. The page gets Python's random numbers of an evaluation."""
-    seed = derive_seed(0, "eval", number)
-    noise = [
-        draw_noise(Sampling(LONGEST, 1.0, derive_seed(seed, turn))).tolist()
-        for turn in range(TURNS * (temperature > 0))
-    ]
+    seed, turns = derive_seed(0, "eval", number), range(TURNS if temperature > 0 else 0)
+    draws = [np.random.Generator(np.random.Philox(key=derive_seed(seed, turn))) for turn in turns]
+    noise = [draw.random(LONGEST, dtype=np.float32).tolist() for draw in draws]  # as rollout/sampling.py
     return {"checkpoint": checkpoint, "number": number, "temperature": temperature, "seed": str(seed), "noise": noise}
 
 
