@@ -7,10 +7,11 @@ from typing import Any
 
 from conftest import clone_steps, question_row, random_model
 
-from agent_r1.config import Config, plugins
+from agent_r1.config import Config, plugins, tables
 from agent_r1.config.settings import DataConfig, EnvConfig
 from agent_r1.core import Message, Row
 from agent_r1.data.build import build
+from agent_r1.data.corpora import corpus_passages
 from agent_r1.data.storage import Passage, read_corpus, read_rows, verify
 from agent_r1.env.dialect import Dialect
 from agent_r1.reward.scorers import exact_match
@@ -27,7 +28,7 @@ from agent_r1.training.demonstrate import Demonstration, sequences
 from agent_r1.training.tiny_model import load_chat
 from agent_r1.workspace import Workspace
 
-__all__ = ["exact_match"]
+__all__ = ["corpus_passages", "exact_match", "tables"]
 
 
 async def called(

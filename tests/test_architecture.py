@@ -7,6 +7,7 @@ does not open it.
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import shutil
 import subprocess
@@ -354,6 +355,14 @@ def deep(file: Path) -> set[str]:
 
 
 PUBLIC_NAMES = {"__version__", *(name for names in agent_r1.PUBLIC.values() for name in names)}
+MOST_NAMES = 102
+"""What a recipe can import from `agent_r1`. It may only fall."""
+
+
+def test_the_public_interface_is_small_and_each_name_is_documented():
+    assert len(PUBLIC_NAMES) - 1 <= MOST_NAMES
+    found = {name: getattr(agent_r1, name) for name in PUBLIC_NAMES - {"__version__"}}
+    assert not [name for name, value in found.items() if callable(value) and not inspect.getdoc(value)]
 
 
 def past_its_readme(file: Path) -> set[str]:

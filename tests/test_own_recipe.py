@@ -102,10 +102,10 @@ def test_it_declares_settings_of_its_own(folder, capsys):
 
 COMMANDS = """
 from pathlib import Path
-from agent_r1 import AgentR1Error, RECIPE, command, flag, option
+from agent_r1 import AgentR1Error, command, option
 
-@command("greet", "greet a reader", ["Ada --recipe mine", "Ada --loud"], RECIPE,
-         option("who", help="name"), flag("--loud", "shout"))
+@command("greet", "greet a reader", ["Ada --recipe mine", "Ada --loud"],
+         option("who", help="name"), option("--loud", action="store_true", help="shout"))
 def greet(a):
     if a.who == "nobody":
         raise AgentR1Error("name a reader", code="no_reader")

@@ -19,7 +19,6 @@ from __future__ import annotations
 import asyncio
 import random
 import re
-import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -47,6 +46,7 @@ from agent_r1 import (
     load_tools,
     make_loop,
     run_episodes,
+    title_key,
     train_tokenizer,
     trajectory_rows,
 )
@@ -140,12 +140,11 @@ def lookups_of(row: Row) -> list[dict[str, Any]]:
     """
     if "lookups" in row["extra_info"]:
         return row["extra_info"]["lookups"]
-    question = unicodedata.normalize("NFC", row["prompt"][-1]["content"])
+    question = title_key(row["prompt"][-1]["content"])
 
     def place(title: str) -> int:
-        first, rest = title[:1], unicodedata.normalize("NFC", title[1:]).replace("_", " ")
-        rest = rest.partition(" (")[0]  # "Faust (opera)" is the title, and the question says Faust
-        found = [question.find(letter + rest) for letter in (first.upper(), first.lower())]
+        name = title_key(title).partition(" (")[0]  # "Faust (opera)" is the title, and the question says Faust
+        found = [question.find(one) for one in (name, name[:1].lower() + name[1:])]
         return min((start for start in found if start >= 0), default=len(question))
 
     titles = sorted(row["extra_info"]["supporting"], key=place)

@@ -10,6 +10,7 @@ of the table, and only the named files are extracted.
 from __future__ import annotations
 
 import hashlib
+import os
 import subprocess
 import sys
 import tempfile
@@ -17,7 +18,7 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent_r1 import AgentR1Error, ConfigError, home, make_once
+from agent_r1 import AgentR1Error, ConfigError, make_once
 
 PREFIX = "package:"
 
@@ -78,7 +79,7 @@ def fetched(text: str) -> Path:
     """Return the folder with the package's files, after a download if needed."""
     name = text.removeprefix(PREFIX)
     package = PACKAGES[name]
-    folder = home() / "artifacts" / f"package-{name}-{package.sha256[:8]}"
+    folder = Path(os.environ.get("AGENT_R1_HOME", ".")) / "artifacts" / f"package-{name}-{package.sha256[:8]}"
 
     def make(part: Path) -> None:
         with tempfile.TemporaryDirectory(dir=part.parent) as box:

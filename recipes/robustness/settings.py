@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from pydantic import Field, NonNegativeInt, PositiveFloat
+from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat
 
-from agent_r1 import ConfigError, RolloutConfig, Section
+from agent_r1 import ConfigError, RolloutConfig
 
 if TYPE_CHECKING:
     from agent_r1 import Config
 
 
-class Mismatch(Section):
+class Mismatch(BaseModel, extra="forbid"):
     """How the sampler differs from the trainer (recipes/robustness/off_policy.py)."""
 
     bf16: bool = False

@@ -15,7 +15,17 @@ import huggingface_hub
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from building import build_data, called, exact_match, manifest_of, passages_in, rows_in, search_over
+from building import (
+    build_data,
+    called,
+    corpus_passages,
+    exact_match,
+    manifest_of,
+    passages_in,
+    rows_in,
+    search_over,
+    tables,
+)
 from conftest import ScriptedPolicy, call
 from qa_files import (
     dapo_math,
@@ -35,6 +45,7 @@ from agent_r1 import (
     ChatFormat,
     ConfigError,
     DataConfig,
+    Passage,
     Sampling,
     Task,
     load_config,
@@ -43,7 +54,6 @@ from agent_r1 import (
     run_episodes,
 )
 from agent_r1_recipes.math.problems import DAPO_MATH, GSM8K, Gsm8kProblem
-from agent_r1_recipes.multihopqa import beir as beir_corpus
 from agent_r1_recipes.multihopqa.forms import HotpotQA, MuSiQue
 from agent_r1_recipes.multihopqa.published import HOTPOTQA, HOTPOTQA_FULLWIKI, MUSIQUE, TWOWIKI
 
@@ -438,11 +448,16 @@ def beir(tmp_path, monkeypatch):
         return str(tmp_path / "server")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
-    return SimpleNamespace(place=place, asked=asked)
+    facts = tables.entries("corpus")["beir-hotpotqa"]
+    monkeypatch.setitem(facts, "passages", 50)
+    return SimpleNamespace(place=place, asked=asked, facts=facts)
+
+
+def passages() -> list[Passage]:
+    return list(corpus_passages("beir-hotpotqa", [], False, []))
 
 
 def test_beirs_corpus_comes_from_the_hub(tmp_path, beir, one_file, monkeypatch):
-    monkeypatch.setattr(beir_corpus.passages, "__defaults__", ((), 50))
     found = records_in(made(tmp_path, one_file, corpus="beir-hotpotqa"))
     assert found == [(str(i), f"T{i}", "" if i == 7 else "x") for i in range(50)]
     ((name, kind, revision, patterns),) = beir.asked
@@ -451,19 +466,20 @@ def test_beirs_corpus_comes_from_the_hub(tmp_path, beir, one_file, monkeypatch):
 
 
 def test_a_copy_on_the_hub_that_is_not_whole(beir, monkeypatch):
-    with pytest.raises(AgentR1Error, match="has 50 passages and 51 are published; delete it"):
-        list(beir_corpus.passages(count=51))
+    with monkeypatch.context() as more, pytest.raises(AgentR1Error, match="has 50 passages and 51 are published"):
+        more.setitem(beir.facts, "passages", 51)
+        passages()
     second = beir.place / "0001.parquet"
     second.write_bytes(second.read_bytes()[:-100])
     with pytest.raises(AgentR1Error, match="server cannot be read .*delete it"):
-        list(beir_corpus.passages(count=50))
+        passages()
 
     def offline(*_, **__):
         raise ConnectionError("no route")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", offline)
     with pytest.raises(AgentR1Error, match=r"ConnectionError: no route.*or the folder, with data.corpus=PATH"):
-        list(beir_corpus.passages(count=50))
+        passages()
 
 
 def test_a_second_publisher_stands_in_for_the_first(tmp_path, beir, monkeypatch):
@@ -481,7 +497,7 @@ def test_a_second_publisher_stands_in_for_the_first(tmp_path, beir, monkeypatch)
         return str(tmp_path / "second")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
-    assert [p.id for p in beir_corpus.passages(count=50)] == [str(i) for i in range(50)]
+    assert [p.id for p in passages()] == [str(i) for i in range(50)]
     assert asked == ["BeIR/hotpotqa", "mteb/hotpotqa"]
 
 

@@ -171,7 +171,8 @@ def parse_command_line(argv: list[str] | None) -> Namespace:
             name, help=text, description=f"{text[0].upper()}{text[1:]}.", epilog="examples:\n  " + "\n  ".join(examples),
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )  # fmt: skip
-        for names, settings in (*options, *(_file_formats() if name == "export" else ())):
+        more = _file_formats() if name == "export" else (RECIPE,) if name in tables.names("command") else ()
+        for names, settings in (*options, *more):
             one.add_argument(*names, **settings)
     arguments, rest = parser.parse_known_args(argv)
     unknown = [item for item in rest if item.startswith("-") or not hasattr(arguments, "settings")]

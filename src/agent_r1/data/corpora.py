@@ -97,7 +97,11 @@ def check_corpus(corpus: str) -> None:
 def corpus_passages(corpus: str, records: Iterable[Any], skip_bad: bool, skipped: list[str]) -> Iterator[Passage]:
     """Yield the passages of `data.corpus`, and name omitted ones in `skipped`. Raise AgentR1Error for corrupt data."""
     if corpus in tables.names("corpus"):
-        yield from tables.resolve("corpus", corpus, "data.corpus")(records)
+        facts = tables.entry_of("corpus", corpus, "data.corpus")
+        if "publishers" in facts:
+            yield from published_passages(corpus, facts["publishers"], facts["passages"])
+        else:
+            yield from tables.resolve("corpus", corpus, "data.corpus")(records)
     elif Path(corpus).is_dir():
         yield from read_folder(Path(corpus))
     else:
@@ -112,12 +116,13 @@ def contexts(records: Iterable[Any]) -> Iterator[Passage]:
         yield Passage(str(number), title, text)
 
 
-def published_passages(publishers: dict[str, str], count: int, otherwise: str) -> Iterator[Passage]:
-    """Yield a corpus of `count` passages from the first reachable of `publishers`.
+def published_passages(corpus: str, publishers: dict[str, str], count: int) -> Iterator[Passage]:
+    """Yield the `count` passages of a published corpus from the first reachable of `publishers`.
 
     `publishers`: OWNER/NAME@REVISION on the hub -> its files. An interrupted download continues. Raises AgentR1Error if
-    all fail, with the alternative `otherwise`.
+    all fail.
     """
+    otherwise = f"download {corpus} yourself and name its corpus.jsonl, or the folder, with data.corpus=PATH"
     *first, last = publishers
     for name in first:
         try:
