@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from agent_r1 import Played, Rollouts, Trajectory
+from agent_r1 import Rollouts, Trajectory
 from agent_r1_recipes.credit.settings import CreditRollout
 
 
@@ -21,13 +21,13 @@ class Refilled(Rollouts):
     def __init__(self, inner: Rollouts, rollout: CreditRollout):
         self.policy, self.rollout, self.episodes = inner.policy, rollout, inner.episodes
 
-    def play(self, step: int) -> Played:
+    def choose(self, step: int) -> tuple[list[Trajectory], list[Trajectory], dict[str, float]]:
         prompts, rounds = self.rollout.prompts_per_step, self.rollout.dynamic_sampling_rounds
         chosen, played = play_until_full(lambda again, n: self.episodes(step, again, n), prompts, rounds)
         # Contested groups are a biased sample, so all other metrics of a step use every played group.
         score = sum(episode.reward for episode in chosen) / len(chosen)
         metrics = {"rollout/episodes_played": len(played), "rollout/score_chosen": score}
-        return Played(chosen, played, metrics | self.policy.stats.mean_entropy())
+        return chosen, played, metrics
 
 
 def play_until_full(

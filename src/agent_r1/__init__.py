@@ -34,7 +34,7 @@ PUBLIC = {
     "rollout.columns": ("Column",),
     "rollout.episode": ("AgentEnvLoop", "AgentFlowBase", "Task", "derive_seed"),
     "rollout.policies": ("load_any", "token_logprobs"),
-    "rollout.rollouts": ("Played", "Rollouts", "run_episodes"),
+    "rollout.rollouts": ("Rollouts", "run_episodes"),
     "rollout.training_rows": ("Batch", "TrainingRow", "collate", "trajectory_rows"),
     "rollout.sampler": ("LocalPolicy",),
     "rollout.setup": ("make_loop",),

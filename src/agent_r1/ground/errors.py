@@ -5,7 +5,7 @@ exception on the command line is a bug of ours and keeps its traceback.
 """
 
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 
 
@@ -33,9 +33,8 @@ class ConfigError(AgentR1Error):
     exit_code = 2
 
     @classmethod
-    def unknown(cls, what: str, name: str, known: Iterable[str]) -> "ConfigError":
+    def unknown(cls, what: str, name: str, known: Collection[str]) -> "ConfigError":
         """Report an unknown value of the setting or option `what`, with the nearest known one."""
-        known = list(known)
         return cls(
             f"{what}={name!r} is unknown{nearest(name, known)}; choose from {', '.join(known)}", code="unknown_name"
         )

@@ -102,8 +102,13 @@ class Rollouts:
         self.flow, self.policy, self.tasks, self.rollout = flow, policy, tasks, rollout
 
     def play(self, step: int) -> Played:
+        chosen, played, metrics = self.choose(step)
+        return Played(chosen, played, metrics | self.policy.stats.mean_entropy())
+
+    def choose(self, step: int) -> tuple[list[Trajectory], list[Trajectory], dict[str, float]]:
+        """Return the episodes to learn from, all that were played, and measurements. By default, all are learned from."""
         episodes = self.episodes(step)
-        return Played(episodes, episodes, self.policy.stats.mean_entropy())
+        return episodes, episodes, {}
 
     def episodes(
         self, step: int, again: int = 0, prompts: int | None = None, *, samples: int | None = None, greedy: bool = False
