@@ -77,7 +77,7 @@ def names_in(text: str, start: str, end: str) -> list[str]:
 def test_architecture_lists_the_contracts():
     text = (ROOT / "docs" / "architecture.md").read_text()
     assert names_in(text, "**Row**", "TinyHop adds")[: len(ROW_KEYS)] == list(ROW_KEYS)
-    table = text[text.index("| stop reason |") : text.index("**Rows and masks**")]
+    table = text[text.index("| stop reason |") : text.index("**Training rows**")]
     assert re.findall(r"^\| `(\w+)`", table, re.MULTILINE) == [reason.value for reason in StopReason]
     metrics = {"em": 1.0, "sub_em": 1.0, "f1": 1.0, "evidence": 1.0, "malformed": 0.0}
     row = {"data_source": "tinyhop", "prompt": [], "reward_model": {"ground_truth": ["x"]}, "extra_info": {}}

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-import re
-import runpy
 
 import pytest
 from building import demonstrated, row_of, trust
@@ -35,28 +33,36 @@ from agent_r1_recipes.tinyquest.quests import questions
 class Counter:
     """Counts to five; how far it is, only the results say."""
 
+    goal = 5
+
     def reset(self, **row) -> None:
         self.count, self.done = 0, False
 
     def add(self) -> str:
         """Add one."""
         self.count += 1
-        self.done = self.count == 5
+        self.done = self.count == self.goal
         return f"it is {self.count}"
 
     def get_reward(self) -> float:
         return float(self.done)
 
 
-COUNTER = f"{__file__}:Counter"
+class CounterToThree(Counter):
+    """The example of docs/context.md."""
+
+    goal = 3
 
 
-def play(chat, script, **context):
-    config = ContextSettings(name=COUNTER, max_turns=9, **context)
-    trust(COUNTER)
+COUNTER, TO_THREE = f"{__file__}:Counter", f"{__file__}:CounterToThree"
+
+
+def play(chat, script, name=COUNTER, **context):
+    config = ContextSettings(name=name, max_turns=9, **context)
+    trust(name)
     loop = make_env_loop(ScriptedPolicy(chat, script), lambda row: make_env(row, {}, config))
     [played] = asyncio.run(
-        run_episodes(loop, [Task(question_row("Count.", (), agent_name=COUNTER), "g", "s")], Sampling(200))
+        run_episodes(loop, [Task(question_row("Count.", (), agent_name=name), "g", "s")], Sampling(200))
     )
     return played
 
@@ -120,11 +126,22 @@ def test_writing_notes_is_another_state_than_acting():
     assert asyncio.run(states()) == ["kitchen", "kitchen", notes, "kitchen", "kitchen", notes, "kitchen"]
 
 
-def test_the_page_shows_what_its_code_prints(tmp_path, capsys):
-    code, printed = re.findall(r"```(?:python|text)\n(.*?)```", (ROOT / "docs/context.md").read_text(), re.DOTALL)
-    (tmp_path / "page.py").write_text(code)
-    runpy.run_path(str(tmp_path / "page.py"))
-    assert capsys.readouterr().out == printed
+@pytest.mark.parametrize(
+    ("context", "results", "turns"),
+    [("window", 1, [call("add")] * 3), ("summary", 2, [call("add"), call("add"), "It is 2.", call("add")])],
+)
+def test_the_page_shows_the_rows(chat, context, results, turns):
+    played = play(chat, turns, TO_THREE, context=context, window_results=results)
+    prompt = chat.decode(played.steps[0].observation_ids).partition("<|im_end|>\n<|im_start|>assistant")[0]
+    shown = [f"env.context={context} env.window_results={results}"]
+    for number, row in enumerate(trajectory_rows(played, 0), 1):
+        shown.append(f"row {number}, reward {sum(row.rewards):g}")
+        for mask, tokens in itertools.groupby(
+            zip(row.action_mask, row.input_ids, strict=True), key=lambda pair: pair[0]
+        ):
+            text = chat.decode([i for _, i in tokens]).replace(prompt, "PROMPT")
+            shown.append(f"  {mask}  {text!r}")
+    assert "\n".join(shown) + "\n" in (ROOT / "docs/context.md").read_text()
 
 
 def quests_played(count: int, demonstrator: str | None = None, **context) -> list:
