@@ -6,7 +6,7 @@
 
 The first `put` ends the quest, right or wrong. Each answer ends with the task, its visible parts (`here`), and a map. The map
 names the door to what may be wanted next (`Bin by Kitchen`, `new by Attic`). Three layers did not learn from demonstrations
-to compare names, nor to remember where they had been (docs/tinyquest.md). Next: `demonstrator.py`.
+to compare names, nor to remember where they had been (recipes/tinyquest/README.md). Next: `demonstrator.py`.
 """
 
 from __future__ import annotations
