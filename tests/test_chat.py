@@ -424,7 +424,7 @@ def test_commands_in_a_conversation(session, tmp_path, capsys):
     talk("Unknown?")
     file = tmp_path / "talk.jsonl"
     assert "2 questions and answers" in talk(f"/save {file}")
-    assert "exists already; choose another name" in talk(f"/save {file}")
+    assert "already exists; choose another name" in talk(f"/save {file}")
     saved = [json.loads(line) for line in file.read_text().splitlines()]
     for record, exchange in zip(saved, talk.repl.conversation.exchanges, strict=True):
         last = exchange.trajectory.steps[-1]

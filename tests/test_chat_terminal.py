@@ -246,7 +246,7 @@ def test_a_server_that_fails_in_mid_answer_and_the_conversation_that_survives_it
 @pytest.mark.parametrize(
     ("argv", "code", "words"),
     [
-        (["--question", "  "], 2, "it is empty; write"),
+        (["--question", "  "], 2, "the question is empty; write"),
         (["--temperature", "hot"], 2, "invalid temperature value: 'hot'"),
         (["--run", "other"], 1, "there are: laptop-grpo"),
         (["--step", "9"], 1, "no checkpoint of step 9"),

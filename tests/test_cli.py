@@ -330,7 +330,7 @@ def test_what_no_run_can_start_from_is_said_before_anything_is_written(home, tmp
     (model / "chat_template.jinja").write_text(CHATML)
     before = tree(home)
     for command in (["cold-start"], ["eval", "--before", "--run=new"], ["train", "--run=new"]):
-        assert "shows the model no tools" in refused(capsys, 2, *command, *SMALL, f"model.path={model}")
+        assert "does not show the tools to the model" in refused(capsys, 2, *command, *SMALL, f"model.path={model}")
     assert tree(home) == before and not (home / "runs" / "new").exists()
     assert main("train", "grpo", *SMALL, "--run=new") == 0  # the same name, other settings
 

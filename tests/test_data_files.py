@@ -36,7 +36,7 @@ def test_rows_have_verls_shape(folder):
 
 
 def test_an_existing_folder_is_refused_and_kept(folder):
-    with pytest.raises(AgentR1Error, match="exists already"):
+    with pytest.raises(AgentR1Error, match="already exists"):
         build(SMALL, seed=4, out=folder)
     assert verify(folder)["seed"] == 3
 
@@ -67,7 +67,7 @@ def test_verify_sees_a_changed_byte_and_a_missing_file(copy):
         changed = bytearray(content)
         changed[len(content) // 2] ^= 1
         (copy / name).write_bytes(changed)
-        with pytest.raises(AgentR1Error, match=f"{name} is not the file that was made.*make the data again"):
+        with pytest.raises(AgentR1Error, match=f"{name} has changed since it was made.*make the data again"):
             verify(copy)
         (copy / name).unlink()
         with pytest.raises(AgentR1Error, match=f"{name} is missing"):

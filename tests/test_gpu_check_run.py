@@ -152,7 +152,7 @@ def test_a_sampler_that_keeps_its_old_weights(go):
     """What vLLM sampled in step 1 is what it would have sampled in step 2 without the sync."""
     rollouts = go.folder / "runs" / "check" / "rollouts"
     shutil.copy(rollouts / "step_000001.jsonl", rollouts / "step_000002.jsonl")
-    assert "other weights than step 1 left" in go(SYNC)["seen"]
+    assert "the weights that step 1 left" in go(SYNC)["seen"]
 
 
 def test_a_checkpoint_that_was_cut(go):

@@ -64,7 +64,7 @@ def failure(chat, cls, script=("done",), **options) -> str:
     with pytest.raises(AgentR1Error) as caught:
         play(chat, cls, list(script), **options)
     assert "\n" not in str(caught.value)
-    return str(caught.value).removeprefix("1 of 1 episodes were broken off, the first: ")
+    return str(caught.value).removeprefix("1 of 1 episodes failed, the first: ")
 
 
 # ------------------------------------------------------------------------------------------------------ what it does
@@ -332,12 +332,12 @@ class NoReward:
 
 
 AT_RUN = {
-    "no reward": (NoReward, "pays nothing; write get_reward"),
+    "no reward": (NoReward, "has no reward; write get_reward"),
     "words": (counter(get_reward=lambda self: "much"), "get_reward returned 'much'"),
     "infinite": (counter(get_reward=lambda self: float("inf")), "must be a finite number"),
     "giant": (counter(get_reward=lambda self: -1e300), "must lie between"),
     "hangs": (counter(get_reward=lambda self: time.sleep(60)), "env.tool_timeout_s"),
-    "wants": (counter(reset=lambda self, colour, **row: None), "wants 'colour', which the row lacks"),
+    "wants": (counter(reset=lambda self, colour, **row: None), "requires 'colour', which the row lacks"),
     "speaks": (counter(reset=lambda self, **row: ["a", "list"]), "reset returned ['a', 'list']"),
     "hides": (counter(reset=lambda self, **row: setattr(self, "add", 3)), "add=3 hides the method"),
     "breaks": (counter(__init__=lambda self: 1 / 0), "division by zero"),

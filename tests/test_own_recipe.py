@@ -139,7 +139,7 @@ def test_a_command_of_ours_cannot_be_replaced(folder, capsys):
     (folder / "replacing.py").write_text(COMMANDS.replace('"greet",', '"train",'))
     (folder / "recipe.toml").write_text("[command]\ngreet = 'replacing.py:greet'\n")
     assert main("greet", "Ada", "--recipe=mine") == 2
-    assert "the command 'train' exists already; rename it" in capsys.readouterr().err
+    assert "the command 'train' already exists; rename it" in capsys.readouterr().err
 
 
 def test_help_imports_no_pytorch():
@@ -182,7 +182,7 @@ def test_another_process_of_the_run_knows_its_names_and_a_stranger_does_not(fold
 @pytest.mark.parametrize(
     ("table", "said"),
     [
-        ("[env]\nhermes = 'world.py:Thrifty'", "the env 'hermes' is in another table already"),
+        ("[env]\nhermes = 'world.py:Thrifty'", "the env 'hermes' is already in another table"),
         ("[environment]\nthrifty = 'world.py:Thrifty'", "'environment' is unknown"),
         ("[settings]\n'env.x' = 'json:loads'", "json:loads does not extend EnvConfig"),
     ],
@@ -199,7 +199,7 @@ def test_a_table_that_says_nonsense_is_refused_in_one_line(folder, capsys, table
     [
         (["--recipe=mien"], "there is no such folder"),
         (["--recipe=gpu"], "--preset first-agent-1x24gb"),
-        (["--recipe=mine", "--preset=smoke"], "give one of --recipe and --preset"),
+        (["--recipe=mine", "--preset=smoke"], "give only one of --recipe and --preset"),
     ],
 )
 def test_a_recipe_that_is_none_is_refused(folder, capsys, words, said):

@@ -351,8 +351,8 @@ def test_a_template_without_tools_is_refused_with_a_way_on(published, capsys):
     (published / "chat_template.jinja").write_text(CHATML)
     chat = ["chat", "--model", str(published), *WORLD, *SHORT, "--question", "Who is it?"]
     assert main(*chat) == 2
-    assert "shows the model no tools" in (said := capsys.readouterr().err) and "env.tools=[]" in said
+    assert "does not show the tools to the model" in (said := capsys.readouterr().err) and "env.tools=[]" in said
     for way, tools in {"env.tools=[]": "none", "env.name=react": "search"}.items():
         assert way in said
         main(*chat, way)
-        assert f"tools: {tools}" in (other := capsys.readouterr().err) and "shows the model no tools" not in other
+        assert f"tools: {tools}" in (other := capsys.readouterr().err) and "does not show the tools to the model" not in other

@@ -91,7 +91,7 @@ def test_a_tampered_or_missing_file_is_refused(other, capsys, name):
 def test_hashes_that_were_written_again_do_not_hide_a_changed_file(other, capsys):
     (other / "corpus.jsonl").write_text("")
     write_sums(other)
-    assert "corpus.jsonl is not the file that was made" in refused(capsys, 1, *DATA, "--from", str(other))
+    assert "corpus.jsonl has changed since it was made" in refused(capsys, 1, *DATA, "--from", str(other))
 
 
 def test_a_file_outside_of_the_release_is_neither_read_nor_written(other, capsys):
@@ -101,7 +101,7 @@ def test_a_file_outside_of_the_release_is_neither_read_nor_written(other, capsys
     manifest["files"]["../victim.jsonl"] = sha256(victim)
     (other / "manifest.json").write_text(json.dumps(manifest))
     write_sums(other)
-    assert "outside of the folder" in refused(capsys, 1, *DATA, "--from", str(other))
+    assert "outside the folder" in refused(capsys, 1, *DATA, "--from", str(other))
     assert victim.read_text() == "mine" and not list((other.parent / "home").rglob("victim*"))
 
 
@@ -130,4 +130,4 @@ def test_a_release_of_another_version(other, capsys):
 
 def test_no_release(other, tmp_path, capsys):
     assert "is not a release" in refused(capsys, 1, *DATA, "--from", str(tmp_path))
-    assert "exists already" in refused(capsys, 1, *DATA, "--release", str(other))
+    assert "already exists" in refused(capsys, 1, *DATA, "--release", str(other))

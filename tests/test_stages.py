@@ -172,7 +172,7 @@ def test_data_that_somebody_changed_is_refused(prepared, config, tmp_path, monke
     monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path))
     corpus = Workspace(config).data / "corpus.jsonl"
     corpus.write_text(corpus.read_text() + '{"id": "forged", "title": "Vexlor", "text": "Vexlor is nowhere."}\n')
-    with pytest.raises(AgentR1Error, match="corpus.jsonl is not the file that was made"):
+    with pytest.raises(AgentR1Error, match="corpus.jsonl has changed since it was made"):
         workspace.make_data(config)
     with fails_with("index_of_other_corpus"):
         workspace.load_tools(config)

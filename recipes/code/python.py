@@ -133,7 +133,7 @@ class SandboxFusion:
             ) from None
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
             raise AgentR1Error(
-                f"{self.url} answers in another form; is it a SandboxFusion server?", code="bad_answer"
+                f"{self.url} answers in an unknown form; is it a SandboxFusion server?", code="bad_answer"
             ) from None
 
 

@@ -23,12 +23,12 @@ class CreditRollout(RolloutConfig):
             return
         if not config.algorithm_has("groups"):
             yield ConfigError(
-                f"rollout.dynamic_sampling_rounds replaces groups that agree, and {config.algorithm} has none; leave it at 0",
+                f"rollout.dynamic_sampling_rounds replaces groups that agree, and {config.algorithm} has none; set it to 0",
                 code="no_groups",
             )
         if config.engine != "local":
             yield ConfigError(
-                "rollout.dynamic_sampling_rounds works with --engine local: verl refills without a budget; set it to 0",
+                "rollout.dynamic_sampling_rounds requires --engine local, because verl has no limit for it; set it to 0",
                 code="local_engine_only",
             )
 
@@ -44,7 +44,7 @@ class CreditAdvantage(AdvantageConfig):
     def conflicts(config: Config, trains: bool) -> Iterator[ConfigError]:
         if config.algorithm_has("greedy") and config.advantage.process_weight is not None:
             yield ConfigError(
-                f"{config.algorithm} compares with a greedy episode's rewards as they were paid; unset advantage.process_weight, "
+                f"{config.algorithm} compares with a greedy episode, whose rewards are not scaled; unset advantage.process_weight, "
                 "or use another algorithm",
                 code="unused_setting",
             )

@@ -64,7 +64,7 @@ def read_evidence(folder: Path) -> Evidence:
             return _evidence(source, folder, files, episode, metrics)
     if lines := _metrics(folder, "metrics.jsonl*"):
         return Evidence("Agent-R1", lines, [])
-    raise AgentR1Error(f"{folder} has none of the files known here; name the folder of {FORMS}", code="unknown_form")
+    raise AgentR1Error(f"{folder} has no file of a known form; name the folder of {FORMS}", code="unknown_form")
 
 
 def _evidence(

@@ -129,7 +129,7 @@ def _make_names(rng: random.Random, count: int, taken: set[str]) -> list[str]:
             taken.update(names)
             return names
     raise ConfigError(
-        f"TinyHop has no names left for {count} more entities, only {len(names)}; ask for smaller worlds",
+        f"TinyHop has {len(names)} names left, and {count} more entities need one each; lower data.entities or data.cold_entities",
         code="impossible_world",
     )
 

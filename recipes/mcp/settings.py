@@ -39,6 +39,6 @@ class McpSettings(EnvConfig):
         env = config.env
         if strangers := [name for name in env.mcp_per_episode if name not in env.mcp]:
             yield ConfigError(
-                f"env.mcp_per_episode names {strangers[0]!r}, and env.mcp has {', '.join(env.mcp) or 'no servers'}",
+                f"env.mcp_per_episode names {strangers[0]!r}, which env.mcp lacks; it has {', '.join(env.mcp) or 'no servers'}",
                 code="unknown_mcp_server",
             )

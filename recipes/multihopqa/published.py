@@ -70,7 +70,7 @@ class Dataset(RecordSource):
             return {"all": [source]}
         if not source.is_dir():
             raise AgentR1Error(
-                f"data.source={source.absolute()} does not exist; give a published file, or the folder that has them",
+                f"data.source={source.absolute()} does not exist; give a published file, or the folder of the published files",
                 code="missing_source",
             )
         found = {}
@@ -195,7 +195,7 @@ def from_datasets(dataset: Dataset, split: str, files: list[Path]) -> Iterator[t
         ) from None
     if not alone and len(table) != dataset.counts[split]:
         raise AgentR1Error(
-            f"{where} has {len(table)} records in {split} and {dataset.counts[split]} are published; delete its copy "
+            f"{where} has {len(table)} of {dataset.counts[split]} published records in {split}; delete its copy "
             f"in the cache of `datasets` and fetch it again, {remedy}",
             code="incomplete_download",
         )
@@ -211,5 +211,5 @@ def aliases_of(path: Path) -> dict[str, list[str]]:
         return {v["Q_id"]: [*v["aliases"], *v["demonyms"]] for _, v in json_records(path)}
     except (KeyError, TypeError):
         raise AgentR1Error(
-            f"{path} is not 2WikiMultihopQA's file of aliases; get it again, or move it away", code="damaged_source"
+            f"{path} is not 2WikiMultihopQA's file of aliases; download it again, or move it elsewhere", code="damaged_source"
         ) from None

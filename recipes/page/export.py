@@ -111,7 +111,7 @@ def read_models(folders: dict[int, Path]) -> list[Decoder]:
     shape = getattr(models[0], "shape", None)
     if shape is None or shape.family != "qwen2" or not shape.tied or models[0].parameter_count > 3_000_000:
         raise AgentR1Error(
-            "the page computes tiny models only (model.path unset); talk to a larger agent with `agent-r1 chat`",
+            "the page supports only tiny models (model.path unset); talk to a larger agent with `agent-r1 chat`",
             code="model_too_large_for_a_page",
         )
     return models
@@ -249,7 +249,7 @@ def write_page(checkpoint: Path, config: Config | None, file: Path) -> None:
     """
     if config is None:
         raise AgentR1Error(
-            f"{checkpoint} has no settings of its training, and the page needs its questions and passages; name a run",
+            f"{checkpoint} lacks its training settings, from which the page takes questions and passages; name a run",
             code="page_without_run",
         )
     data, _, header = pack_page(checkpoint, config)

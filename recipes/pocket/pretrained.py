@@ -45,7 +45,7 @@ def convert(name: str, folder: Path) -> str:
     ours = load_any(folder)
     if not isinstance(ours, Decoder):
         raise AgentR1Error(
-            f"{name} has an architecture that the local loop does not compute; it was not kept",
+            f"{name} has an architecture that the local loop does not support; it was not kept",
             code="unsupported_model",
         )
     gap = max((token_logprobs(ours, row) - token_logprobs(theirs, row)).abs().max().item() for row in ids)
@@ -72,7 +72,7 @@ def _tokenizer(reader: GGUFReader) -> PreTrainedTokenizerFast:
 
     if (kind := (field("model"), field("pre"))) != ("gpt2", "smollm"):
         raise AgentR1Error(
-            f"this GGUF file has a tokenizer of kind {kind}, and only SmolLM2's is read here", code="unsupported_model"
+            f"this GGUF file has a tokenizer of kind {kind}, and only SmolLM2's is supported", code="unsupported_model"
         )
     tokens = field("tokens")
     merges = [tuple(merge.split(" ")) for merge in field("merges")]

@@ -50,7 +50,7 @@ class ClosedBook(Condition):
         closed = [row | {"env_kwargs": (row.get("env_kwargs") or {}) | {"tools": []}} for row in rows]
         if getattr(make_env(closed[0], {}, config.env), "stateful", False):
             raise ConfigError(
-                f"--closed-book is for questions; the tools of env.name={config.env.name} are its world",
+                f"--closed-book removes the tools, but the tools of env.name={config.env.name} are its world; use it for questions",
                 code="unfit_condition",
             )
         return closed, {}

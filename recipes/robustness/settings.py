@@ -35,6 +35,6 @@ class MismatchSettings(RolloutConfig):
     def conflicts(config: Config, trains: bool) -> Iterator[ConfigError]:
         if config.rollout.mismatch and config.engine != "local":
             yield ConfigError(
-                "rollout.mismatch is an experiment with the local loop; with --engine verl the sampler is another program anyway",
+                "rollout.mismatch requires --engine local; with verl the sampler is a separate program anyway",
                 code="local_engine_only",
             )

@@ -279,8 +279,7 @@ def load_rows(config: Config, split: str) -> list[Row]:
         if not len(row["reward_model"]["ground_truth"]):
             raise AgentR1Error(
                 f"{config.data.source or config.data.name}: the question {row['prompt'][-1]['content'][:80]!r} has no answer, and "
-                f"env.name={config.env.name} rewards the right one; give it one, or score it yourself (env.reward, or an "
-                "env.name of yours)",
+                f"env.name={config.env.name} rewards the right one; add an answer, or use your own env.reward or env.name",
                 code="question_without_answer",
             )
     reward = config.env.reward

@@ -39,7 +39,7 @@ def make_cold_start(paths: Workspace) -> None:
     taught = not config.model.path or config.cold_start.warm_steps
     if taught and not own_task and ("teacher" not in config.data.facts or not config.env.searches):
         raise ConfigError(
-            "this task has no demonstrator: set cold_start.demonstrator to a function of yours (FILE.py:FUNCTION), "
+            "this task has no demonstrator: set cold_start.demonstrator to your function (FILE.py:FUNCTION), "
             "cold_start.episodes to recorded conversations, or model.path to a pretrained model; the built-in demonstrators "
             "only search",
             code="missing_demonstrator",

@@ -185,8 +185,8 @@ def weight_sync(check: GpuCheck) -> str:
     new, old = (compare_logprobs(model, rows, dtype)["mean"] for model in models)
     if not new < old / 2:  # negated, so that NaN fails
         raise AgentR1Error(
-            f"vLLM sampled step 2 with other weights than step 1 left: its log-probabilities differ by {new:.1e} from these "
-            f"and by {old:.1e} from the start model's",
+            f"vLLM did not sample step 2 with the weights that step 1 left: its log-probabilities differ by {new:.1e} from "
+            f"those of these weights, and by {old:.1e} from the start model's",
             code="stale_weights",
         )
     return f"step 2's log-probabilities are {new:.1e} from the new weights', {old:.1e} from the old ones'"

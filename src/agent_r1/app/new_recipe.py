@@ -22,7 +22,7 @@ TEMPLATE_FILES = ("README.md", "tool.py", "env.py", "demonstrator.py", "preset.y
 def write_recipe(folder: Path) -> None:
     """Write the template and its questions to a new folder. Raises AgentR1Error if it exists."""
     if folder.exists():
-        raise AgentR1Error(f"{folder} exists already; choose another name", code="already_exists")
+        raise AgentR1Error(f"{folder} already exists; choose another name", code="already_exists")
     folder.parent.mkdir(parents=True, exist_ok=True)
     quoted = shlex.quote(str(folder))
     with whole(folder) as part:

@@ -29,7 +29,7 @@ def command(name: str, text: str, examples: list[str], *options: tuple) -> Calla
     def register(function: Callable) -> Callable:
         if name in COMMANDS and COMMANDS[name][0].__module__ != function.__module__:
             raise ConfigError(
-                f"{function.__module__}: the command {name!r} exists already; rename it", code="name_taken"
+                f"{function.__module__}: the command {name!r} already exists; rename it", code="name_taken"
             )
         COMMANDS[name] = (function, text, [f"agent-r1 {name} {example}".rstrip() for example in examples], options)
         return function

@@ -368,7 +368,7 @@ def _conflicts(config: Config) -> Iterator[ConfigError]:
         )
     elif e.call_reward * e.max_tool_calls + e.evidence_reward >= 1:
         yield ConfigError(
-            f"env.evidence_reward={e.evidence_reward:g} pays a wrong answer as much as a right one, with what calls earn; set it "
+            f"env.evidence_reward={e.evidence_reward:g} and the rewards of calls pay a wrong answer as much as a right one; set it "
             f"below {1 - e.call_reward * e.max_tool_calls:.2g}",
             code="excessive_reward",
         )

@@ -48,7 +48,7 @@ def check_trusted(name: str, setting: str) -> None:
     """Raise ConfigError unless the user named `name` here. Also used for shell commands."""
     if name not in _trusted:
         raise ConfigError(
-            f"{setting}={name} is code, and it was named by a run or a model, not by you; look at it, and if you trust it "
+            f"{setting}={name} is code that a run or a model named, not you; inspect it, and if you trust it, "
             f"name it yourself: {setting}={name} (or --preset FILE.yaml)",
             code="untrusted_code",
         )

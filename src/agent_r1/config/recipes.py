@@ -36,7 +36,7 @@ def preset_names() -> list[str]:
 def preset_named(recipe: str | None, preset: str | None) -> str | None:
     """Resolve `--recipe` and `--preset` to one preset, and add the names of a user's recipe."""
     if recipe and preset:
-        raise ConfigError("--recipe names a preset too; give one of --recipe and --preset", code="exclusive_options")
+        raise ConfigError("--recipe already names a preset; give only one of --recipe and --preset", code="exclusive_options")
     preset = preset_of(recipe) if recipe else preset
     if preset and preset.endswith((".yaml", ".yml")):
         add(Path(preset).parent / "recipe.toml")
@@ -59,7 +59,7 @@ def preset_of(recipe: str) -> str:
             "the folder has no preset.yaml" if folder.is_dir() else f"there is no such folder{nearest(name, ours)}"
         )
         raise ConfigError(
-            f"--recipe {recipe}: {missing}; `agent-r1 new FOLDER` writes one, and ours are {', '.join(ours)}",
+            f"--recipe {recipe}: {missing}; `agent-r1 new FOLDER` writes one, and the built-in recipes are {', '.join(ours)}",
             code="missing_recipe",
         )
     if name.replace("_", "-") in preset_files():

@@ -45,7 +45,7 @@ def parse_table(text: str) -> dict[str, dict[str, dict[str, Any]]]:
 def refuse_twice(file: object, kind: str, names: Iterable[str]) -> None:
     """Raise ConfigError if a file has names of another table."""
     for name in sorted(names):
-        raise ConfigError(f"{file}: the {kind} {name!r} is in another table already; rename it", code="name_taken")
+        raise ConfigError(f"{file}: the {kind} {name!r} is already in another table; rename it", code="name_taken")
 
 
 def kinds() -> list[str]:
@@ -76,7 +76,7 @@ def entry_of(kind: str, name: str, setting: str) -> dict[str, Any]:
     known = entries(kind)
     if name not in known:
         raise ConfigError(
-            f"{setting}={name!r} is unknown{nearest(name, known)}; choose from {', '.join(known)}, or name code of yours "
+            f"{setting}={name!r} is unknown{nearest(name, known)}; choose from {', '.join(known)}, or name your own code "
             "as FILE.py:NAME",
             code="unknown_name",
         )

@@ -48,7 +48,7 @@ def build(
                 write_rows(folder / f"{split}.parquet", rows)
             except pa.ArrowException as error:
                 raise AgentR1Error(
-                    f"the metadata of {split} have different types ({first_line(error)}); give a key the same type everywhere",
+                    f"the metadata of {split} have different types ({first_line(error)}); give each key one type in all questions",
                     code="mixed_metadata",
                 ) from None
         write_corpus(folder / "corpus.jsonl", made.passages)

@@ -137,7 +137,7 @@ def published_passages(corpus: str, publishers: dict[str, str], count: int) -> I
         yield passage
     if seen != count:
         raise AgentR1Error(
-            f"{folder} has {seen} passages and {count} are published; delete it and run this again",
+            f"{folder} has {seen} of {count} published passages; delete it and run the command again",
             code="incomplete_download",
         )
 

@@ -67,7 +67,7 @@ def json_records(path: Path) -> Iterator[tuple[str, Any]]:
                 yield f"line {number}", value
     except (ValueError, RecursionError, EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise AgentR1Error(
-            f"{path} is cut off, damaged or no JSON ({error}); get the file again", code="damaged_file"
+            f"{path} is truncated, damaged or not JSON ({error}); get the file again", code="damaged_file"
         ) from None
     except OSError as error:
         raise AgentR1Error(

@@ -162,8 +162,8 @@ def _apart(made: dict[str, list[OwnQuestion]], skipped: list[str]) -> dict[str, 
         skipped += [f"{split}: {key[0][:80]!r} is held out" for key in keys if key in asked]
         if not kept[split]:
             raise ConfigError(
-                f"every question that was made for {split} is held out as well (val, test); make other ones for each split, or put "
-                "the split into their metadata where that is meant",
+                f"every question that was made for {split} is also in val or test; make different questions for each split, or, if "
+                "the same text is intended, put the split into their metadata",
                 code="questions_held_out",
             )
         asked.update(keys)
@@ -199,7 +199,7 @@ def _made(name: str, seed: int, split: str, count: int) -> list[OwnQuestion]:
         ) from error
     if len(found) < max(count, 1):
         raise ConfigError(
-            f"data.name={name} made {len(found)} questions for {split}, and data.{split}={count}",
+            f"data.name={name} made {len(found)} questions for {split}, but data.{split}={count}",
             code="too_few_questions",
         )
     return found

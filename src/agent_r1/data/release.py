@@ -54,7 +54,7 @@ def release(data: Path, target: Path, facts: dict[str, Any]) -> None:
     """
     manifest = verify(data)
     if target.exists():
-        raise AgentR1Error(f"{target} exists already; choose another folder for --release", code="already_exists")
+        raise AgentR1Error(f"{target} already exists; choose another folder for --release", code="already_exists")
     with writing(target), whole(target) as part:
         target.parent.mkdir(parents=True, exist_ok=True)
         copy_data(data, part)
@@ -89,7 +89,7 @@ def find_release(place: str, config: DataConfig, seed: int, agent_name: str) -> 
     verify_sums(folder)
     if elsewhere := [name for name in read_manifest(folder)["files"] if name != Path(name).name]:
         raise AgentR1Error(
-            f"{folder / MANIFEST} names the file {elsewhere[0]!r}, which is outside of the folder; use another release",
+            f"{folder / MANIFEST} names the file {elsewhere[0]!r}, which is outside the folder; use another release",
             code="damaged_data",
         )
     manifest = verify(folder)
@@ -98,7 +98,7 @@ def find_release(place: str, config: DataConfig, seed: int, agent_name: str) -> 
     different = [f"{key}={theirs[key]!r} there, {mine[key]!r} here" for key in mine if theirs[key] != mine[key]]
     if different:
         raise ConfigError(
-            f"{folder} has data of other settings: {'; '.join(different)}; its README.md has the command",
+            f"{folder} has data that was made with other settings: {'; '.join(different)}; its README.md has the command",
             code="other_settings",
         )
     return folder

@@ -92,7 +92,7 @@ def split_one(config: DataConfig, seed: str, records: list[Any], skipped: list[s
     records = different(records, skipped)
     if not config.test:
         raise ConfigError(
-            "data.test=0 takes the whole validation set, and a single file has none; set the number",
+            "data.test=0 takes the whole validation set, and a single file has none; set it to a number",
             code="no_validation_set",
         )
     wanted = {split: getattr(config, split) for split in SPLITS}
@@ -113,7 +113,7 @@ def split_two(
 def _draw(records: list[Any], count: int, seed: str, splits: str) -> list[Any]:
     if count > len(records):
         raise ConfigError(
-            f"the source has {len(records)} questions and {splits} take {count}; lower data.train and the like",
+            f"the source has {len(records)} questions and {splits} take {count}; lower data.train, data.val or data.test",
             code="too_few_questions",
         )
     return random.Random(seed).sample(records, count)

@@ -107,7 +107,7 @@ def make_folder(out: Path, write: Callable[[Path], dict[str, Any]], files: Itera
     """
     if out.exists():
         raise AgentR1Error(
-            f"{out} exists already; use it as it is, or delete it to make the data again", code="already_exists"
+            f"{out} already exists; use it as it is, or delete it to make the data again", code="already_exists"
         )
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -117,7 +117,7 @@ def make_folder(out: Path, write: Callable[[Path], dict[str, Any]], files: Itera
             (part / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
     except OSError as error:
         raise AgentR1Error(
-            f"cannot write {out} ({error.strerror or error}); free some space or choose a folder that you may write to",
+            f"cannot write {out} ({error.strerror or error}); free some space or choose a writable folder",
             code="cannot_write",
         ) from None
     return manifest
@@ -142,12 +142,12 @@ def verify(out: Path) -> dict[str, Any]:
             raise AgentR1Error(f"{out / name} is missing; {REMEDY}", code="damaged_data")
         if sha256(out / name) != digest:
             raise AgentR1Error(
-                f"{out / name} is not the file that was made (its hash differs); {REMEDY}", code="damaged_data"
+                f"{out / name} has changed since it was made (its hash differs); {REMEDY}", code="damaged_data"
             )
     for name, digest in manifest.get("sources", {}).items():
         if Path(name).is_file() and sha256(Path(name)) != digest:
             raise AgentR1Error(
-                f"{name} has changed since {out} was made of it; delete that folder to make it again",
+                f"{name} has changed since {out} was made from it; delete that folder to make it again",
                 code="outdated_data",
             )
     return manifest

@@ -103,7 +103,7 @@ def method_tools(owner: str, cls: type) -> tuple[MethodTool, ...]:
         )
     name = inspect.getattr_static(cls, "score_name", "score")
     if not isinstance(name, str) or not name.isidentifier() or name in TAKEN:
-        raise ConfigError(f"{owner}: score_name={name!r} cannot name a user-defined score; take a word that is not one of "
+        raise ConfigError(f"{owner}: score_name={name!r} cannot name a user-defined score; choose a word that is not one of "
                           f"{', '.join(TAKEN)}", code="name_taken")  # fmt: skip
     if "get_reward" in public and set(_required(bound := _bound(cls, "get_reward"))) - {"answer"}:
         raise ConfigError(
@@ -183,7 +183,7 @@ class MethodsEnv(WorldEnv):
         for name, paid in dict(getattr(self.world, "reward_parts", {})).items():
             if name in TAKEN:
                 raise AgentR1Error(
-                    f"{self.owner}: reward_parts[{name!r}] has a name that means something else; rename it",
+                    f"{self.owner}: reward_parts[{name!r}] has a reserved name; rename it",
                     code="name_taken",
                 )
             outcome.parts[str(name)] = self._number(paid, f"reward_parts[{name!r}] is")
@@ -207,7 +207,7 @@ class MethodsEnv(WorldEnv):
         if not hasattr(self.world, "get_reward"):
             if not hasattr(self.world, "reward"):
                 raise AgentR1Error(
-                    f"{self.owner} pays nothing; write get_reward(self), or set self.reward in reset", code="no_reward"
+                    f"{self.owner} has no reward; write get_reward(self), or set self.reward in reset", code="no_reward"
                 )
             return self._number(self.world.reward, "reward is")
         answer = self.answer() if stop_reason is StopReason.ANSWERED else ""
@@ -225,7 +225,7 @@ class MethodsEnv(WorldEnv):
         parameters = inspect.signature(function).parameters
         if missing := [name for name in _required(function) if name not in given]:
             raise AgentR1Error(
-                f"{self.owner}: {function.__name__} wants {missing[0]!r}, which the row lacks; it has {', '.join(given)}",
+                f"{self.owner}: {function.__name__} requires {missing[0]!r}, which the row lacks; the row has {', '.join(given)}",
                 code="missing_column",
             )
         everything = any(p.kind is p.VAR_KEYWORD for p in parameters.values())

@@ -31,7 +31,7 @@ class WorldEnv(ToolEnv):
         for tool in map(copy.copy, tools):  # copies share the schema, which is slow to compile
             if tool.name in self.tools:
                 raise ConfigError(
-                    f"{owner} and env.tools both have a tool {tool.name!r}; rename one or take it away",
+                    f"{owner} and env.tools both have a tool {tool.name!r}; rename or remove one of them",
                     code="tool_name_taken",
                 )
             tool.env = self

@@ -71,7 +71,7 @@ def writing(what: object, then: str = "") -> Iterator[None]:
     except (OSError, SafetensorError) as error:  # SafetensorError: safetensors raises it for a full disk
         why = getattr(error, "strerror", None) or first_line(error)
         raise AgentR1Error(
-            f"cannot write {what} ({why}); free space or fix permissions, or set AGENT_R1_HOME to a folder of yours{then}",
+            f"cannot write {what} ({why}); free space or fix permissions, or set AGENT_R1_HOME to a writable folder{then}",
             code="cannot_write",
         ) from None
 
@@ -139,7 +139,7 @@ def verify_sums(folder: Path) -> None:
         file = folder / Path(name).name  # never a file elsewhere
         if not file.is_file() or sha256(file) != digest:
             raise AgentR1Error(
-                f"{file} is not the published file (its hash differs from {SUMS}); get the folder again",
+                f"{file} is not the published file (its hash differs from {SUMS}); download the folder again",
                 code="damaged_file",
             )
 

@@ -106,7 +106,7 @@ def find_shape(path: str, folder: Path) -> Shape:
         if known := known_model(path):
             return known
     raise ConfigError(
-        f"the sizes of model.path={path} are not known{nearest(path, MODELS)}; fetch it with `agent-r1 cold-start` first, "
+        f"the sizes of model.path={path} are not known{nearest(path, MODELS)}; download it with `agent-r1 cold-start` first, "
         f"or use one of {', '.join(MODELS)}",
         code="unknown_model",
     )

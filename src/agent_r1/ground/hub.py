@@ -48,7 +48,8 @@ def download(name: str, patterns: list[str], kind: str = "model", otherwise: str
         )
     except Exception as error:  # the hub's client raises many kinds: no network, no such name, gated, no space
         raise AgentR1Error(
-            f"cannot download {name!r} ({type(error).__name__}: {first_line(error)}); check name, network, space, or {otherwise}",
+            f"cannot download {name!r} ({type(error).__name__}: {first_line(error)}); "
+            f"check its name, the network and the disk space, or {otherwise}",
             code="download_failed",
         ) from None
 
@@ -91,7 +92,7 @@ def fetch_model(name: str) -> Path:
     # Offline, the hub's client may return what an earlier, interrupted download left.
     if trouble := damage(folder):
         raise AgentR1Error(
-            f"{name}: {trouble}, or use a model that is published completely, as safetensors", code="damaged_model"
+            f"{name}: {trouble}, or use a model whose weights are published as safetensors", code="damaged_model"
         )
     return folder
 

@@ -226,7 +226,7 @@ class Repl:
         if not argument:
             raise AgentR1Error("/save needs a file name, for example /save chat.jsonl", code="bad_argument")
         if (path := Path(argument).expanduser()).exists():
-            raise AgentR1Error(f"{path} exists already; choose another name", code="already_exists")
+            raise AgentR1Error(f"{path} already exists; choose another name", code="already_exists")
         exchanges = self.conversation.exchanges
         records = evaluation_records([exchange.trajectory for exchange in exchanges], self.agent.chat)
         try:
@@ -302,7 +302,7 @@ def run_chat(
     """
     if question is not None and not question.strip():
         raise ConfigError(
-            'it is empty; write for example --question "In which city is the publisher of Sosnum based?"',
+            'the question is empty; write for example --question "In which city is the publisher of Sosnum based?"',
             code="empty_question",
         )
     if temperature is not None:

@@ -90,7 +90,7 @@ class Conversation(AgentEnvLoop):
         n, room = len(self.chat.prompt_ids(first.messages, first.tools)), self.limits.max_context
         if n >= room:
             raise AgentR1Error(
-                f"the question alone takes {n} tokens, and the model's context has {room}; ask something shorter",
+                f"the question alone takes {n} tokens, and the model's context has {room}; ask a shorter question",
                 code="prompt_too_long",
             )
         past = same_context(self.exchanges) if self.memory else []

@@ -114,8 +114,7 @@ def _write_model(source: Path, part: Path, base: Path | None) -> AnyModel:
     for name in ("config.json", "tokenizer.json"):
         if not (base / name).is_file():
             raise AgentR1Error(
-                f"{base} has no {name}, and shards are weights alone; name the model that training started from with "
-                "--base-model PATH|OWNER/NAME",
+                f"{base} has no {name}, and shards contain only weights; name the start model with --base-model PATH|OWNER/NAME",
                 code="missing_base_model",
             )
     write_merged(source, base, part)

@@ -117,7 +117,7 @@ def play_by_hand(
     try:
         trajectory = asyncio.run(loop.run(Task(row, "by hand", "by hand"), Sampling(rollout.max_tokens_per_turn)))
     except EOFError:
-        raise AgentR1Error("given up before the episode was over", code="given_up") from None
+        raise AgentR1Error("cancelled before the episode ended", code="given_up") from None
     parts = ", ".join(f"{name} {value:+.3f}" for name, value in trajectory.reward_parts.items())
     expected = ", ".join(map(str, row["reward_model"]["ground_truth"])) or "nothing"
     said = trajectory.error or f"expected {expected}"

@@ -59,6 +59,7 @@ class Columns(dict[str, Tensor]):
 
     def __missing__(self, name: str) -> Tensor:
         raise ConfigError(
-            f"the batch has no column {name}; declare it in the estimator's `columns`, with what fills it (columns.py)",
+            f"the batch has no column {name}; declare it in the estimator's `columns`, with the "
+            "function that fills it (columns.py)",
             code="missing_column",
         )

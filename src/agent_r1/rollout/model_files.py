@@ -152,7 +152,7 @@ def read_shape(folder: Path) -> DecoderShape:
     heads = shape.heads % shape.kv_heads == 0 and type(shape.head_dim) is int and shape.head_dim in range(2, 2**12, 2)
     if not (real and heads and shape.max_position * shape.head_dim <= MOST_ANGLES):
         raise AgentR1Error(
-            f"{folder}/config.json: its heads, rope_theta, rms_norm_eps or max_position_embeddings fit no model; make or download "
+            f"{folder}/config.json: its heads, rope_theta, rms_norm_eps or max_position_embeddings are invalid; make or download "
             "it again",
             code="damaged_model",
         )

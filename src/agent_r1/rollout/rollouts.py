@@ -156,7 +156,7 @@ def refuse_failures(trajectories: list[Trajectory]) -> None:
     if len(broken) * 2 > len(trajectories):
         cause = broken[0].error or broken[0].stop_reason
         raise AgentR1Error(
-            f"{len(broken)} of {len(trajectories)} episodes were broken off, the first: {cause}", code="episodes_failed"
+            f"{len(broken)} of {len(trajectories)} episodes failed, the first: {cause}", code="episodes_failed"
         )
     calls = sum(t.metrics.get("tool_calls", 0) for t in trajectories)
     failed = sum(t.metrics.get("failed_calls", 0) for t in trajectories)

@@ -31,8 +31,8 @@ def check_dialect(chat: ChatFormat, env: EnvConfig, tools: bool) -> None:
     spoken = dialect_of(env)
     if missing := [token for token in spoken.control_tokens if token not in chat.control_ids]:
         raise ConfigError(
-            f"env.name={env.name} is spoken in control tokens, and this model has no {missing[0]}; set model.path to a model that "
-            "was trained in it (GPT-OSS for harmony), or choose another dialect, such as env.name=hermes",
+            f"env.name={env.name} requires the control token {missing[0]}, which this model lacks; set model.path to a model that "
+            "was trained with it (GPT-OSS for harmony), or choose another dialect, such as env.name=hermes",
             code="missing_control_tokens",
         )
     if tools and spoken.system_prompt({}) is None:

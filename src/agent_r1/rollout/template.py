@@ -72,7 +72,7 @@ class Template:
         except Exception as error:  # a template is a program that came with the model
             raise ConfigError(
                 f"the chat template of {getattr(self.tokenizer, 'name_or_path', '?')!r} cannot be rendered "
-                f"({type(error).__name__}: {first_line(error)}); take an instruct model with another template",
+                f"({type(error).__name__}: {first_line(error)}); use an instruct model with another template",
                 code="broken_template",
             ) from None
         finally:
@@ -115,9 +115,9 @@ class Template:
             for name in (tool["function"]["name"] for tool in tools or ()):
                 if text.count(name) <= bare.count(name):
                     raise ConfigError(
-                        f"the chat template of {getattr(self.tokenizer, 'name_or_path', '?')!r} shows the model no tools, so it "
-                        "would never hear of them; take a model whose template does, tell it in the prompt (env.name=react), or go "
-                        "without: env.tools=[]",
+                        f"the chat template of {getattr(self.tokenizer, 'name_or_path', '?')!r} does not show the tools to the "
+                        "model; use a model whose template does, describe them in the prompt (env.name=react), or use none "
+                        "(env.tools=[])",
                         code="template_shows_no_tools",
                     )
             if continuation:

@@ -153,8 +153,8 @@ class Batch:
         """Raise ConfigError for truncated episodes: only a critic can value the rest."""
         if self.truncated_B is not None and (cut := self.trajectory_B[self.truncated_B].unique()).numel():
             raise ConfigError(
-                f"{len(cut)} episodes were truncated (Outcome.truncated), and only a critic can say what the rest was worth; use "
-                "an estimator with a critic, such as ppo, or let the environment pay for the cut",
+                f"{len(cut)} episodes were truncated (Outcome.truncated), which requires a critic's value of the missing rest; use "
+                "an estimator with a critic, such as ppo, or an environment that does not set it",
                 code="needs_critic",
             )
 

@@ -86,7 +86,7 @@ def build_index(
     corpus, out = Path(corpus), Path(out)
     if (out / INDEX_MANIFEST).exists():
         raise AgentR1Error(
-            f"{out} is taken; use it as it is, delete it, or choose another folder", code="already_exists"
+            f"{out} already exists; use it, delete it, or choose another folder", code="already_exists"
         )
     passages, digest = _read_corpus(corpus)
     pairs = [(passage.title, passage.text) for passage in passages]
@@ -328,7 +328,7 @@ def _read_vectors(folder: Path, shape: tuple[int, int]) -> tuple[faiss.Index, np
         sound = False
     if not sound:
         raise AgentR1Error(
-            f"the vectors of the index {folder} are missing, damaged or not those of its manifest; {REBUILD}",
+            f"the vectors of the index {folder} are missing, damaged, or not those of its manifest; {REBUILD}",
             code="damaged_index",
         )
     return candidates, vectors

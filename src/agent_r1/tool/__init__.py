@@ -65,14 +65,14 @@ def make_tools(names: list[str], *, env: EnvConfig | None = None, **resources: A
             known = sorted([*tables.names("tool"), *servers])
             hints = [", " + entry["hint"].format(name=server) for entry in tables.entries("tool_server").values()]
             raise ConfigError(
-                f"unknown tool {name!r}{nearest(name, known)}; choose from {', '.join(known)}, name one of yours as "
+                f"unknown tool {name!r}{nearest(name, known)}; choose from {', '.join(known)}, or name your own as "
                 f"FILE.py:NAME{''.join(hints)}",
                 code="unknown_tool",
             )
         for one in found:
             if one.name in tools:
                 raise ConfigError(
-                    f"env.tools: {asked[one.name]} and {name} both bring a tool called {one.name!r}; leave one out",
+                    f"env.tools: {asked[one.name]} and {name} both have a tool called {one.name!r}; leave one out",
                     code="tool_name_taken",
                 )
             tools[one.name], asked[one.name] = one, name

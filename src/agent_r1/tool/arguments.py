@@ -37,7 +37,7 @@ class SchemaChecker:
         except (ValueError, RecursionError) as error:
             why = "JSON nested too deeply" if isinstance(error, RecursionError) else error
             raise ConfigError(
-                f"{owner}: parameters is not a JSON schema ({why}); make it flatter", code="bad_schema"
+                f"{owner}: parameters is not a JSON schema ({why}); nest it less deeply", code="bad_schema"
             ) from None
         except SchemaError as error:
             where = ".".join(map(str, error.absolute_path)) or "its top"

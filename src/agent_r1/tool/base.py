@@ -157,8 +157,8 @@ class BaseTool(ABC):
                 size = MAX_TOOL_CHARS + 1
             if size > MAX_TOOL_CHARS:
                 raise ConfigError(
-                    f"{owner}: its description and schema have {size} characters, and every prompt would carry them; at most "
-                    f"{MAX_TOOL_CHARS}",
+                    f"{owner}: its description and schema have {size} characters, which every prompt would contain; at most "
+                    f"{MAX_TOOL_CHARS} are allowed",
                     code="schema_too_long",
                 )
         return SchemaChecker(self.parameters, owner, self.foreign)

@@ -88,8 +88,8 @@ def _schema(function: Callable[..., Any], owner: str) -> tuple[str, dict[str, An
     parameters = found["parameters"]
     if strangers := described.keys() - parameters["properties"].keys():
         raise ConfigError(
-            f"{owner}: the docstring describes {', '.join(sorted(strangers))}, which it has no parameter for; fix the name, "
-            "or, in a description that goes on, do not begin a line with 'word:'",
+            f"{owner}: the docstring describes {', '.join(sorted(strangers))}, but it has no such parameter; fix the "
+            "name, or do not begin a continued line with 'word:'",
             code="bad_docstring",
         )
     for name, schema in parameters["properties"].items():

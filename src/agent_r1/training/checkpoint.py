@@ -56,8 +56,8 @@ def refuse_weights(weights: Iterable[torch.Tensor], who: str) -> None:
     """Raise AgentR1Error for NaN or infinity, which must not replace an older, good checkpoint."""
     if not all(bool(tensor.isfinite().all()) for tensor in weights):
         raise AgentR1Error(
-            f"{who} has weights that are not finite and is not saved; the checkpoints so far are good. Set a smaller "
-            "learning rate, in a run of another name (--run NAME)",
+            f"{who} has weights that are not finite and is not saved; the earlier checkpoints are good. Start a new "
+            "run (--run NAME) with a smaller learning rate",
             code="broken_weights",
         )
 
@@ -94,14 +94,14 @@ def verify_checkpoint(path: Path) -> dict[str, Any]:
         damaged = [name for name, digest in files.items() if sha256(path / name) != digest]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise AgentR1Error(
-            f"{path} is not a complete checkpoint ({type(error).__name__}: {error}); delete it and resume from the one "
-            "before, or start again without --resume",
+            f"{path} is not a complete checkpoint ({type(error).__name__}: {error}); delete it and resume from the "
+            "previous one, or start again without --resume",
             code="damaged_checkpoint",
         ) from None
     if damaged:
         raise AgentR1Error(
             f"{path} is damaged: {damaged[0]} does not match its checksum; delete the folder and resume from the "
-            "checkpoint before it",
+            "previous checkpoint",
             code="damaged_checkpoint",
         )
     return manifest

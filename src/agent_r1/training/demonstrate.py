@@ -174,7 +174,7 @@ def play_demonstrations(
     if 2 * len(unfinished) > len(trajectories):
         raise ConfigError(
             f"{len(unfinished)} of {len(trajectories)} demonstrations ended without an answer ({unfinished[0]}); the demonstrator "
-            f"({plugins.source_location(demonstrate)}) must come to one within env.max_turns={env.max_turns} turns",
+            f"({plugins.source_location(demonstrate)}) must answer within env.max_turns={env.max_turns} turns",
             code="unfinished_demonstration",
         )
     return episodes
@@ -202,19 +202,19 @@ def read_episodes(path: Path, tools: dict[str, BaseTool], env: EnvConfig) -> lis
             messages = [_message(m) for m in record["messages"]]
         except (ValueError, KeyError, TypeError) as error:
             raise AgentR1Error(
-                f"{path}, line {number}: {type(error).__name__} {error}; one line is {RECORDED_EXAMPLE}",
+                f"{path}, line {number}: {type(error).__name__} {error}; a line looks like {RECORDED_EXAMPLE}",
                 code="bad_demonstration",
             ) from None
         if "assistant" not in [m["role"] for m in messages[1:]] or messages[0]["role"] == "assistant":
             raise AgentR1Error(
-                f"{path}, line {number}: no turn of the agent after the user's; one line is {RECORDED_EXAMPLE}",
+                f"{path}, line {number}: no turn of the agent after the user's; a line looks like {RECORDED_EXAMPLE}",
                 code="bad_demonstration",
             )
         first = dialect_of(env).first_observation(messages, tools)
         schemas = None if first.tools is None else record.get("tools") or first.tools
         episodes.append(Demonstration(first.messages, schemas))
     if not episodes:
-        raise AgentR1Error(f"{path} has no demonstrations; one line is {RECORDED_EXAMPLE}", code="no_records")
+        raise AgentR1Error(f"{path} has no demonstrations; a line looks like {RECORDED_EXAMPLE}", code="no_records")
     return episodes
 
 
@@ -266,7 +266,7 @@ def sequences(
         longest = max(len(row.input_ids) for row in found)
         raise ConfigError(
             f"{len(found) - len(fitting)} of {len(found)} demonstrations are longer than rollout.max_context={max_context} tokens "
-            f"(the longest has {longest}); raise it and model.max_position, or cut what the tools return (env.tool_max_chars)",
+            f"(the longest has {longest}); raise it and model.max_position, or shorten tool results (env.tool_max_chars)",
             code="demonstrations_too_long",
         )
     return fitting

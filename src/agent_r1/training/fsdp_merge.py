@@ -84,7 +84,7 @@ def merge_shards(actor: Path) -> dict[str, torch.Tensor]:
     files = sorted(actor.glob(SHARDS), key=lambda f: int(f.stem.rsplit("_", 1)[1]))
     if not files or len(files) != int(files[0].stem.split("_")[3]):
         raise AgentR1Error(
-            f"{actor} has {len(files)} shards of the model; it is not a whole checkpoint of verl",
+            f"{actor} has {len(files)} shards of the model; it is not a complete verl checkpoint",
             code="damaged_checkpoint",
         )
     # It warns that a mesh without processes cannot be compiled for; nothing is compiled here.

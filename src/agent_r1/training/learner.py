@@ -54,8 +54,8 @@ def refuse_gradient(norm: float, who: str) -> None:
     """Raise AgentR1Error for a gradient that is not finite. One step would make every weight NaN."""
     if not math.isfinite(norm):
         raise AgentR1Error(
-            f"{who} has a gradient of norm {norm}; its weights were left as they were, and the checkpoints so far are good. "
-            "Set a smaller learning rate, in a run of another name (--run NAME)",
+            f"{who} has a gradient of norm {norm}; the update was skipped, and all checkpoints are good. Start a new run "
+            "(--run NAME) with a smaller learning rate",
             code="broken_gradient",
         )
 

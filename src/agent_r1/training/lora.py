@@ -100,7 +100,7 @@ def merged_model(checkpoint: Path) -> Path:
     files = sorted(base.glob("*.safetensors"))
     if not files:
         raise AgentR1Error(
-            f"{checkpoint} has LoRA adapters of {base}, which does not exist; put the model back, or run `agent-r1 cold-start` "
+            f"{checkpoint} has LoRA adapters of {base}, which does not exist; restore the model, or run `agent-r1 cold-start` "
             "with the run's settings again",
             code="missing_base_model",
         )

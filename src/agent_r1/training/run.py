@@ -130,8 +130,8 @@ def check_same_settings(run: RunDir, config: Config) -> None:
     then, now = json.loads(run.code.read_text()) if run.code.exists() else {}, plugins.code_hashes(user_code(config))
     if changed := sorted(name for name in {*then, *now} if then.get(name) != now.get(name)):
         raise AgentR1Error(
-            f"{', '.join(changed)} changed since {run.path} was started; undo that, choose another name with --run NAME, or delete "
-            "the folder",
+            f"{', '.join(changed)} changed since {run.path} was started; undo the change, choose another name with "
+            "--run NAME, or delete the folder",
             code="other_code",
         )
 

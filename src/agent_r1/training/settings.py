@@ -32,8 +32,8 @@ class TinyModelConfig(ModelConfig):
             )
         if m.path is None and (m.hidden_size % (2 * m.heads) or m.heads % m.kv_heads):
             yield ConfigError(
-                f"model.hidden_size={m.hidden_size} must be a multiple of 2 x model.heads={m.heads}, and model.heads one of "
-                f"model.kv_heads={m.kv_heads}",
+                f"model.hidden_size={m.hidden_size} must be a multiple of 2 x model.heads={m.heads}, and model.heads a "
+                f"multiple of model.kv_heads={m.kv_heads}",
                 code="indivisible_heads",
             )
 

@@ -206,7 +206,7 @@ class SamplerWatch:
         if self.strange == 2:
             raise AgentR1Error(
                 "vLLM does not have the trainer's weights: in two consecutive steps its probabilities of the sampled tokens "
-                f"differed from the trainer's (by {apart[0]:.2f}, and {apart[1]:.2f} in logarithms, on average)",
+                f"differed from the trainer's (on average by {apart[0]:.2f}, and by {apart[1]:.2f} in log-probability)",
                 code="stale_weights",
             )
         return found

@@ -66,9 +66,9 @@ def check_cluster(config, cpus: int) -> None:
     nodes, ranks = config.trainer.nnodes, config.trainer.nnodes * config.trainer.n_gpus_per_node
     if have["GPU"] < ranks or have["CPU"] < cpus:
         raise AgentR1Error(
-            f"the Ray at RAY_ADDRESS counts {have['GPU']} GPUs and {have['CPU']} CPUs on all machines, and the run takes "
-            f"{ranks} and {cpus}; see that all {nodes} machines are in it, each started with --num-cpus={-(-cpus // nodes)} "
-            "or more: it is a number for Ray, and need not be that of the cores",
+            f"the Ray cluster at RAY_ADDRESS has {have['GPU']} GPUs and {have['CPU']} CPUs, and the run needs "
+            f"{ranks} and {cpus}; add all {nodes} machines, each started with --num-cpus={-(-cpus // nodes)} "
+            "or more (a number for Ray, which may exceed the number of cores)",
             code="too_few_gpus",
         )
 

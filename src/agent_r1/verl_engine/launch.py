@@ -107,7 +107,7 @@ def check_runnable(config: Config, device: str, model: Path) -> None:
         )
     if v.nodes > 1 and "RAY_ADDRESS" not in os.environ:
         raise ConfigError(
-            f"verl.nodes={v.nodes} needs a Ray that runs on all of them; start one (docs/cloud.md) and set RAY_ADDRESS",
+            f"verl.nodes={v.nodes} needs a Ray cluster on all nodes; start one (docs/cloud.md) and set RAY_ADDRESS",
             code="missing_ray",
         )
     if device == "cpu" and v.tensor_parallel > 1:
@@ -117,7 +117,7 @@ def check_runnable(config: Config, device: str, model: Path) -> None:
     width = shape.get("head_dim") or shape["hidden_size"] // shape["num_attention_heads"]
     if device == "cpu" and width not in CPU_HEADS:
         raise ConfigError(
-            f"vLLM on a CPU computes heads that are {CPU_HEADS} wide, and the model's are {width}",
+            f"vLLM on a CPU supports the head widths {CPU_HEADS}, and this model has {width}",
             code="unsupported_model",
         )
 

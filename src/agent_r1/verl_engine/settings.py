@@ -60,24 +60,24 @@ class VerlConfig(Section):
                 )
         if v.ranks % v.nodes:
             yield ConfigError(
-                f"verl.ranks={v.ranks} do not divide among verl.nodes={v.nodes}; make them a multiple",
+                f"verl.ranks={v.ranks} must be a multiple of verl.nodes={v.nodes}",
                 code="indivisible_ranks",
             )
         if v.ranks // v.nodes % v.tensor_parallel:
             yield ConfigError(
-                f"verl.tensor_parallel={v.tensor_parallel} needs a multiple of as many verl.ranks ({v.ranks // v.nodes} on a "
-                "machine)",
+                f"verl.tensor_parallel={v.tensor_parallel} does not divide the {v.ranks // v.nodes} ranks of a machine; "
+                "choose a divisor, or another verl.ranks",
                 code="indivisible_tensor_parallel",
             )
         if v.tis_cap and v.tis_cap < 1:
             yield ConfigError(
-                f"verl.tis_cap={v.tis_cap} would shrink every token's loss; give 1 or more, or 0 to leave it out",
+                f"verl.tis_cap={v.tis_cap} would shrink every token's loss; give 1 or more, or 0 to disable it",
                 code="out_of_range",
             )
         if v.stall_timeout_s <= config.env.episode_timeout_s:
             yield ConfigError(
-                f"verl.stall_timeout_s={v.stall_timeout_s} would end a run for one episode that uses its env.episode_timeout_s="
-                f"{config.env.episode_timeout_s:g}; raise the first or lower the second",
+                f"verl.stall_timeout_s={v.stall_timeout_s} would end the run for one episode that takes its whole "
+                f"env.episode_timeout_s={config.env.episode_timeout_s:g}; raise the first or lower the second",
                 code="short_patience",
             )
         if v.gpu is not None:
