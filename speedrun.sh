@@ -23,7 +23,7 @@ without="or do without Docker: bash speedrun-nodocker.sh"
 help_if_asked() {
     case " $* " in
         *" -h "*|*" --help "*)
-            echo "In Docker. Image: built here, or AGENT_R1_IMAGE (a name that is here or can be pulled). Otherwise as:"
+            echo "Runs in Docker, in an image that is built here, or in the existing image AGENT_R1_IMAGE. All else is as in:"
             echo
             exec bash speedrun-nodocker.sh --help ;;
     esac
@@ -53,7 +53,7 @@ get_image() {
     [ -z "${AGENT_R1_IMAGE:-}" ] || get="docker pull $image"
     ! docker image inspect "$image" >/dev/null 2>&1 || here=yes
     if [[ " $* " == *" --dry-run "* ]] && [ -z "$here" ]; then
-        echo "image: to do, $image; the plan of the run needs it: $get"
+        echo "image: to do, $image; the plan requires it: $get"
         exit 0
     elif [ -z "${AGENT_R1_IMAGE:-}" ]; then
         docker build --tag "$image" --build-arg STACK="$stack" --build-arg PIP_EXTRA_INDEX_URL . ||

@@ -17,22 +17,22 @@ usage: bash speedrun-nodocker.sh [ALGORITHM] [--preset NAME | --recipe FOLDER] [
                      (docs/algorithms.md)
   --preset NAME      laptop, smoke, tinymath, hotpotqa-tiny: on a CPU; hotpotqa-*, search-r1-3b, gsm8k, dapo-math: on GPUs
                      (default: what `agent-r1 doctor --suggest-preset` finds for the GPUs here; without one, laptop)
-  --recipe FOLDER    a recipe of yours (`agent-r1 new` writes one) in place of a preset; or one of recipes/, by its name
+  --recipe FOLDER    your own recipe (`agent-r1 new` writes one), or the name of one in recipes/; instead of --preset
   --run NAME         folder of the run in runs/ (default: PRESET-ALGORITHM)
-  --seed N           seed of everything random (default: 0)
+  --seed N           random seed of all stages (default: 0)
   --resume           continue an interrupted run from its newest checkpoint
   --dry-run          print configuration, plan and estimates; start nothing
   --search-server    hold the index once, in a service on 127.0.0.1:8100, instead of in every process that searches
-                     (always so with a GPU preset, unless search.url=... names a service of yours)
-  --no-check         with GPUs: skip `agent-r1 gpu-check`, which tries verl's stack on a tiny model for five minutes
+                     (always so with a GPU preset, unless search.url=... names your own service)
+  --no-check         with GPUs: skip `agent-r1 gpu-check`, which tests verl with a tiny model for five minutes
   section.key=value  any setting, for example trainer.steps=50 actor.lr=5e-4
 
 environment: PYTHON (default: python3.11, python3.12 or python3; for GPUs python3.12)
              AGENT_R1_STACK (cpu or gpu: which packages; default: gpu for a GPU preset on a machine with GPUs)
              AGENT_R1_VENV (default: .venv, or .venv-gpu: the two need different versions of PyTorch)
-             AGENT_R1_HOME (default: here; where artifacts/ and runs/ go)
+             AGENT_R1_HOME (folder of artifacts/ and runs/; default: here)
              AGENT_R1_SEARCH_HOST (address of the search service, for agents on other machines; default: 127.0.0.1)
-             WANDB_API_KEY, HF_TOKEN (neither is needed)
+             WANDB_API_KEY, HF_TOKEN (both optional)
 
 examples:
   bash speedrun-nodocker.sh
@@ -107,8 +107,8 @@ case "$preset" in
 esac
 if ! pinned "$requirements"; then
     if [ ${#dry_run[@]} -gt 0 ]; then
-        echo "environment: to do, $requirements into $venv; the plan of the run needs it: call this without --dry-run," \
-            "or make install for a CPU's"
+        echo "environment: to do, install $requirements into $venv. The plan requires it: run this without --dry-run," \
+            "or 'make install' on a CPU"
         exit 0
     fi
     make_environment
@@ -149,7 +149,7 @@ search_service() {
     case "$preset" in gsm8k|dapo-math) return ;; esac         # no tool searches
     local host=${AGENT_R1_SEARCH_HOST:-127.0.0.1} log=${AGENT_R1_HOME:-.}/artifacts/search-server.log
     local url=http://$host:8100
-    ! answers "$url" || die "there is a search service at $url already; stop it, or use it with search.url=$url"
+    ! answers "$url" || die "a search service already runs at $url; stop it, or use it with search.url=$url"
     echo "search: one service for all, at $url (log in $log) ..."
     # In its own session, because Ctrl-C is for the trainer, which may finish its step. The trap ends both. Without
     # GPUs: its encoder would take memory from vLLM and the trainer, and a query is fast on a CPU.

@@ -13,23 +13,23 @@ usage: bash inference.sh [--run NAME] [--step N] [--checkpoint-dir DIR] [--base-
                          [--use-hf-model --hf-model-path PATH|OWNER/NAME] [--backend vllm|transformers] [chat options]
        bash inference.sh --demo [--backend vllm|transformers] [chat options]
 
-  --demo             the trained agent that ships with this repository, in this process: nothing has to be trained
+  --demo             the trained agent that ships with this repository: no training needed
   --run NAME         a run in runs/ (default: the newest)
   --step N           its checkpoint of step N (default: the last)
-  --checkpoint-dir DIR   a checkpoint folder instead, of the local loop or of verl, or the folder that holds the steps
+  --checkpoint-dir DIR   a checkpoint folder instead (local or verl), or the folder of a run's checkpoints
   --base-model PATH|OWNER/NAME
-                     for shards of verl that have no actor/huggingface/: the model that their training started from
-  --target-dir DIR   where the exported model goes (default: runs/NAME/export)
+                     the start model, for verl shards without actor/huggingface/
+  --target-dir DIR   folder of the exported model (default: runs/NAME/export)
   --use-hf-model --hf-model-path PATH|OWNER/NAME
                      a published model instead: a folder, or a name on the Hugging Face hub; nothing is exported
-  --backend NAME     vllm (default, but not of --demo: a server of its own) or transformers (in this process: starts faster)
+  --backend NAME     vllm (a server; default without --demo) or transformers (in this process; starts faster)
   chat options       go to `agent-r1 chat`: --question TEXT, --json, --temperature T, --tools MODULE:FUNCTION, --seed N,
                      --prompt TEXT, --preset NAME, section.key=value (data, index, tools; see `agent-r1 chat --help`)
-  --recipe FOLDER    the recipe of yours that the run was trained with, whose code may be run
+  --recipe FOLDER    your recipe that the run was trained with; its code is trusted
 
 environment: PYTHON (default: python3.11, python3.12 or python3), AGENT_R1_VENV (default: .venv, or .venv-gpu if there
              is one), AGENT_R1_STACK (cpu or gpu: whose packages are in it; default: by that name),
-             AGENT_R1_HOME (default: here; where runs/ is), AGENT_R1_VLLM (a Python that has vLLM already)
+             AGENT_R1_HOME (folder of runs/; default: here), AGENT_R1_VLLM (a Python that has vLLM)
 
 examples:
   bash inference.sh --demo

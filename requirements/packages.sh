@@ -42,11 +42,11 @@ PY
 
 bring_python() {  # rented boxes have older ones: uv, from PyPI, brings a 3.12 with the headers that Triton compiles with
     local own=$venv.uv
-    echo "environment: there is no Python 3.12 here, so uv brings one into $venv ..."
+    echo "environment: there is no Python 3.12 here, so uv installs one into $venv ..."
     { python3 -m pip install --quiet --disable-pip-version-check --target "$own" uv &&
         "$own/bin/uv" venv --quiet --seed --python 3.12 "$venv"; } ||
-        die "no Python 3.12 found, and uv could not bring one (see above); install python3.12-venv and python3.12-dev, or \
-where there is a network: pip install uv && uv venv --seed --python 3.12 $venv; then run this again"
+        die "no Python 3.12 found, and uv could not install one (see above); install python3.12-venv and python3.12-dev, or \
+with a network: pip install uv && uv venv --seed --python 3.12 $venv; then run this again"
     rm -rf "$own"
 }
 
@@ -95,7 +95,7 @@ install() {  # install WHAT PIP-ARGUMENTS...: pip's progress, and what it took; 
     [ "${*: -2:1}" != -r ] || file=${*: -1}
     { { [ -z "$file" ] || "${pip[@]}" --no-deps --require-hashes -r <(verified "$file") | sed '/^Installing/d'; } &&
         "${pip[@]}" "${@:2}"; } | awk "$moving" ||
-        die "the packages could not be installed (see above); mend the network or free space, then run this again"
+        die "the packages could not be installed (see above); fix the network or free space, then run this again"
     echo "  $((SECONDS - begin)) s, $(du -sh "$venv" | cut -f1) in $venv"
 }
 

@@ -24,7 +24,7 @@ die() { echo "slurm: $1" >&2; exit 1; }
 # Absolute, and known on all nodes.
 export AGENT_R1_STACK=gpu AGENT_R1_HOME=${AGENT_R1_HOME:-$PWD} AGENT_R1_VENV=${AGENT_R1_VENV:-$PWD/.venv-gpu}
 bin=$AGENT_R1_VENV/bin
-[ -x "$bin/agent-r1" ] || die "there is no environment in $AGENT_R1_VENV; make it once, as docs/cloud.md says"
+[ -x "$bin/agent-r1" ] || die "there is no environment in $AGENT_R1_VENV; make it once (docs/cloud.md)"
 words=("$@" --resume)  # continues after a requeue; a first job has nothing to resume
 speedrun() {  # 130: trainer.max_hours is over and the step is saved, so the job goes back into the queue
     local code=0

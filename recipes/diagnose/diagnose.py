@@ -21,7 +21,7 @@ CANNOT = (
 
 
 @command(
-    "diagnose", "say why a run does not learn: flat, collapsed, or without tool calls",
+    "diagnose", "explain why a run does not learn: flat, collapsed, or without tool calls",
     ["runs/smoke-grpo", "trl-output          # TRL, with log_completions=True", "rollout_data_dir    # verl",
      "outputs/evals       # verifiers"],
     option("folder", type=Path, metavar="FOLDER", help="a run of Agent-R1, TRL, verl or verifiers"),

@@ -107,7 +107,7 @@ def score(exhibit: Exhibit, seed: int) -> None:
     "museum", "train with a known bug of agent RL, next to the healthy run",
     ["mask-forgotten", "kl-of-the-wrong-sign healthy --seeds 0 1 2"],
     option("names", nargs="+", metavar="NAME", help="exhibits: see recipes/museum/README.md"),
-    option("--seeds", nargs="+", type=int, default=[0], help="a run for each (default: 0)"),
+    option("--seeds", nargs="+", type=int, default=[0], help="train once per seed (default: 0)"),
 )  # fmt: skip
 def museum(a: Namespace) -> None:
     exhibits = read_exhibits()

@@ -134,7 +134,7 @@ def gpu_check(a: Namespace) -> None:
     ["--preset smoke", "--preset laptop --seed 3 data.entities=1000", "--preset smoke --release my-data",
      "--preset smoke --from my-data"],
     *CONFIGURED,
-    option("--release", type=Path, metavar="FOLDER", help="also pack the data for others: files, data card, SHA-256 hashes"),
+    option("--release", type=Path, metavar="FOLDER", help="also pack the data for publication: files, data card, SHA-256 hashes"),
     option("--from", dest="released", metavar="FOLDER|OWNER/NAME", help="verify and copy released data instead of making it"),
 )  # fmt: skip
 def data(a: Namespace) -> None:
@@ -281,13 +281,13 @@ def report(a: Namespace) -> None:
 
 
 @command(
-    "export", "write a checkpoint as a Hugging Face model folder, or in the format of a recipe",
+    "export", "write a checkpoint as a Hugging Face model folder or in a recipe's format",
     ["", "--run laptop-grpo --step 40 --target-dir my-agent", "--checkpoint-dir DIR --push-to-hub OWNER/NAME",
      "--checkpoint-dir global_step_60"],
     *FROM_RUN,
     RECIPE,
     option("--target-dir", type=Path, metavar="DIR", help="default: export/ in the run's folder, or next to the checkpoint"),
-    option("--base-model", metavar="PATH|OWNER/NAME", help="for verl shards that have no config.json or tokenizer next to them"),
+    option("--base-model", metavar="PATH|OWNER/NAME", help="start model, for verl shards without config.json or tokenizer"),
     option("--push-to-hub", metavar="OWNER/NAME", help="also upload it (a new repository is private)"),
 )  # fmt: skip
 def export(a: Namespace) -> None:
@@ -334,7 +334,7 @@ def serve(a: Namespace) -> None:
     BACKEND,
     option("--question", help="ask this question and exit; the exit code is 1 if there is no answer"),
     flag("--json", "print one line of JSON per question"),
-    option("--tools", action="append", metavar="MODULE:FUNCTION", help="add a tool of yours to the run's tools (repeatable)"),
+    option("--tools", action="append", metavar="MODULE:FUNCTION", help="add your own tool to the run's tools (repeatable)"),
     option("--temperature", type=temperature, help="sampling temperature, 0 to 10 (default: as in training)"),
     option("--seed", type=int, default=0, help="sampling seed; the same seed gives the same answers (default: 0)"),
     PROMPT,
@@ -348,7 +348,7 @@ def chat(a: Namespace) -> None:
 
 
 @command(
-    "new", "create a recipe of yours, ready to train",
+    "new", "create your own recipe, ready to train",
     ["my-task"],
     option("folder", type=Path, help="new folder for tool, environment, demonstrator, questions, preset, test and README"),
 )  # fmt: skip
@@ -362,7 +362,7 @@ def new(a: Namespace) -> None:
     "tools", "list the agent's tools, or call one",
     ["--recipe my-task", "--recipe my-task --schema", "--recipe my-task --call calculate left=6 operation=* right=7"],
     *CONFIGURED,
-    flag("--schema", "print their JSON schemas, as the chat template gets them"),
+    flag("--schema", "print the tools' JSON schemas, as the chat template gets them"),
     option("--call", nargs="+", metavar=("NAME", "argument=value"), help="call one tool"),
 )  # fmt: skip
 def tools(a: Namespace) -> int:
@@ -417,7 +417,7 @@ def search_server(a: Namespace) -> None:
     option("rollouts", type=Path, help="a file of runs/NAME/rollouts/"),
     option("-i", "--index", type=int, default=0, help="number of the trajectory (default: 0)"),
     flag("--table", "print one token per line, with id, mask, log-prob and advantage"),
-    option("--compare", metavar="grpo,ppo", help="show the credit that each of these estimators gives to the trajectory's group"),
+    option("--compare", metavar="grpo,ppo", help="compare the credit of these estimators in the trajectory's group"),
 )  # fmt: skip
 def inspect(a: Namespace) -> None:
     from agent_r1.viewer import tokens

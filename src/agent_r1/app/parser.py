@@ -49,12 +49,12 @@ def flag(name: str, text: str) -> tuple:
 # -------------------------------------------------------------------------------------------- shared options
 
 RECIPE = option(
-    "--recipe", metavar="FOLDER", help="your own recipe: uses FOLDER/preset.yaml; or the name of one of ours"
+    "--recipe", metavar="FOLDER", help="your own recipe (uses FOLDER/preset.yaml), or the name of a built-in recipe"
 )
 CONFIGURED = (
     option("--preset", help=f"{', '.join(preset_names())} (default: laptop, or the run's own)"),
     RECIPE,
-    option("--seed", type=int, help="seed of everything random (default: 0)"),
+    option("--seed", type=int, help="random seed of all stages (default: 0)"),
     option("--engine", help=f"training engine: {', '.join(ENGINES)}"),
     option(
         "settings",
@@ -67,26 +67,26 @@ RUN = option("--run", help="name of the run's folder in runs/ (default: PRESET-A
 FROM_RUN = (
     option("--run", help="use a run's last checkpoint (default: the newest run)"),
     option("--step", type=int, help="use the run's checkpoint of this step"),
-    option("--checkpoint-dir", type=Path, metavar="DIR", help="a checkpoint of any run, or the folder that holds them"),
+    option("--checkpoint-dir", type=Path, metavar="DIR", help="a checkpoint folder, or the folder of a run's checkpoints"),
 )
 FROM_ANYWHERE = (
     *FROM_RUN,
     option("--model", metavar="PATH|OWNER/NAME", help="a model folder, or a model on the hub"),
-    flag("--demo", "the trained agent that ships with agent-r1: nothing has to be trained"),
+    flag("--demo", "use the trained agent that ships with agent-r1"),
     option("--preset", help="preset for data, index, tools and limits (default: the model's own run, or the newest)"),
     RECIPE,
     option(
         "settings",
         nargs="*",
         metavar="section.key=value",
-        help="settings that override these, such as data.name=hotpotqa",
+        help="settings, such as data.name=hotpotqa",
     ),
 )
 BACKEND = option(
     "--backend", choices=("transformers", "vllm"), help="run the model in this process (default) or in a vLLM server"
 )
 PROMPT = option(
-    "--prompt", help="system message (default: the one of its training, or one that describes the answer format)"
+    "--prompt", help="system message (default: as in training, or a description of the answer format)"
 )
 
 
