@@ -88,7 +88,7 @@ def test_whole_run_shows_everything(whole):
         assert all(reason in page.text for reason in card["stop_reasons"]) and card["hardware"] in page.text
     assert "learned by imitating a demonstrator. Then " + run.name.upper() in page.text
     assert "On 12 held-out questions about a world that no training question is about" in page.text
-    assert "Not everything is here" not in page.text and "evidence found" not in page.text
+    assert "Parts of this report are missing" not in page.text and "evidence found" not in page.text
     assert sum(tag == "svg" for tag, _ in page.tags) == 6
 
 
@@ -133,7 +133,7 @@ def test_what_is_missing_becomes_a_sentence_and_what_is_damaged_is_refused(run, 
     for name in gone:
         (run / name).rename(run / f"{name}.bak")
     page = report(run)
-    assert "Not everything is here" in page.text and all(f"{name} is missing" in page.text for name in gone)
+    assert "Parts of this report are missing" in page.text and all(f"{name} is missing" in page.text for name in gone)
     for name in ("eval.json", "metrics.jsonl"):
         (run / name).write_text("{not json\n[1]\n{}\n")
         with pytest.raises(AgentR1Error, match=name):

@@ -75,7 +75,7 @@ def new_signs(lines: Sequence[Line]) -> list[Sign]:
 CAUSES = {
     "max_tokens": (
         "were cut off in the middle of a turn",
-        "nothing in a cut-off turn is executed or paid",
+        "nothing in a cut-off turn is executed or rewarded",
         "Raise rollout.max_tokens_per_turn, or teach the format in a longer cold start",
     ),
     "context_overflow": (
@@ -84,7 +84,7 @@ CAUSES = {
         "Raise rollout.max_context, or lower search.top_k and env.tool_max_chars",
     ),
     "no_answer": (
-        "ended without an answer that could be read",
+        "ended without a readable answer",
         "the model does not write the tags that the environment reads",
         "Start from an instruct model, or train a cold start that shows the format",
     ),
@@ -95,7 +95,7 @@ CAUSES = {
     ),
     "max_turns": (
         "used up their turns without an answer",
-        "the agent calls and calls, and never speaks",
+        "the agent calls tools until its turns end, and never answers",
         "Raise env.max_turns, or show answers in the cold start",
     ),
 }
@@ -117,14 +117,14 @@ def _why_zero(lines: Sequence[Line]) -> list[Sign]:
         )
         found.append(Sign("zero: no call", "no tool was called in 100% of the episodes", *words, step))
     elif (share := _mean(lines, "tool_calls/invalid_rate")) >= 0.5:
-        words = "the model knows the tags and not the tool", "Look at a call in rollouts/; check names and arguments"
+        words = "the model writes the tags, but wrong names or arguments", "Look at a call in rollouts/; check names and arguments"
         found.append(Sign("zero: invalid calls", f"{share:.0%} of the calls could not be run", *words, step))
     if (gap := _mean(lines, SAMPLER_GAP)) > 0.2:
         found.append(_gap(gap, step))
     if not found:
         words = (
-            "the answers are read, and all are wrong",
-            "Make the questions easier, or pay a part (env.evidence_reward)",
+            "the answers are well formed, and all are wrong",
+            "Make the questions easier, or reward partial success (env.evidence_reward)",
         )
         found.append(Sign("zero: wrong", "no episode was paid", *words, step))
     return found
@@ -140,7 +140,7 @@ def _agreement(lines: Sequence[Line]) -> list[Sign]:
     return [
         Sign(
             "groups agree",
-            f"{AGREED} steps in a row no group had a better and a worse sample",
+            f"in {AGREED} consecutive steps, all samples of each group had equal scores",
             "nothing was learnt",
             "Look at rollouts/; other questions, a higher rollout.temperature or more samples_per_prompt may help",
             lines[-1][STEP_KEY],
@@ -159,17 +159,17 @@ def _collapse(lines: Sequence[Line]) -> list[Sign]:
     score, best = _mean(now, "critic/score/mean"), _best(lines)
     fall = max(0.1, 0.5 * (best - _mean(start, "critic/score/mean")))
     if best - score > max(fall, NOISE * _deviation(lines) * (2 / SPAN) ** 0.5):
-        means = "updates were too large, or it learnt to please a part of the reward"
-        first = "Lower actor.lr, or hold it to the start with actor.kl_coef"
-        add("reward falls", f"the reward fell from {best:.2f} to {score:.2f} in {SPAN} steps' mean", means, first)
+        means = "updates were too large, or the policy exploits a part of the reward"
+        first = "Lower actor.lr, or keep the policy near the start model with actor.kl_coef"
+        add("reward falls", f"the reward fell from {best:.2f} to {score:.2f} (means of {SPAN} steps)", means, first)
     if all("actor/entropy" in line for line in now) and _mean(now, "actor/entropy") < 1e-3 and score < best - 0.05:
         means, first = (
-            "it tries nothing new and cannot learn from that",
+            "the policy tries nothing new, so it cannot improve",
             "Lower actor.lr, or set actor.entropy_coef=0.001",
         )
         add("entropy", "the entropy fell to zero", means, first)
     for key, name, least, first in (
-        ("tool_calls/mean", "calls per episode", 1.0, "Set env.call_reward to 0, and look at what they find"),
+        ("tool_calls/mean", "calls per episode", 1.0, "Set env.call_reward to 0, and look at the results of the calls"),
         (
             "response_length/mean",
             "tokens per episode",
@@ -179,7 +179,7 @@ def _collapse(lines: Sequence[Line]) -> list[Sign]:
     ):
         before, after = _mean(start, key), _mean(now, key)
         if after > 2 * before + least and score <= best - 0.05:
-            add(name, f"{after:.1f} {name}, {before:.1f} at first", "they grow and are paid nothing for it", first)
+            add(name, f"{after:.1f} {name}, {before:.1f} at first", "they grow without more reward", first)
     if (gap := _mean(now, SAMPLER_GAP)) > max(0.1, 5 * (lines[0].get(SAMPLER_GAP) or 0.0)):
         found.append(_gap(gap, lines[-1][STEP_KEY]))
     return found
@@ -197,14 +197,14 @@ def _leak(lines: Sequence[Line]) -> list[Sign]:
     if a_step < 0.02 or now > 0.9 * means[0] or min(drops) < 0.6 * fmean(drops):
         return []
     seen = f"the machine's free memory falls by {1024 * a_step:.0f} MiB per step, and {now:.1f} GiB are left"
-    meaning = f"a process leaks, and in {now / a_step:.0f} steps there is none (verl#6468 is such a leak)"
-    first = "See which process grows; trainer.max_hours and --resume start all of them anew"
+    meaning = f"a process leaks memory; after {now / a_step:.0f} more steps none is left (verl#6468 is such a leak)"
+    first = "Find the growing process; trainer.max_hours and --resume restart all processes"
     return [Sign("host memory", seen, meaning, first, lines[-1][STEP_KEY])]
 
 
 def _gap(gap: float, step: int) -> Sign:
-    means = "the sampler does not have the trainer's weights, or rounds far otherwise, and the ratio measures that"
-    first = "Check trainer.dtype and how weights reach the sampler; verl.tis_cap=2 truncates what is left"
+    means = "the sampler lacks the trainer's weights or rounds very differently, and the ratios measure that"
+    first = "Check trainer.dtype and how weights reach the sampler; verl.tis_cap=2 bounds the effect"
     return Sign("sampler", f"sampler and trainer differed by {gap:.2f} nats per token", means, first, step, True)
 
 

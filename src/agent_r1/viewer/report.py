@@ -43,7 +43,7 @@ Points = list[tuple[float, float]]
 # ---------------------------------------------------------------------------------------------------- files of a run
 
 
-UNDER = {"closed_book": "no tools", "empty": "a search that finds nothing", "random": "passages by lot"}
+UNDER = {"closed_book": "no tools", "empty": "a search that finds nothing", "random": "random passages"}
 """Suffix of a card's file name -> the agent's tools in that evaluation."""
 
 
@@ -111,14 +111,14 @@ def load_run(run_dir: Path) -> RunFiles:
     run.before = _card(run, "eval_before.json", "the model that RL started from was not evaluated")
     run.after = _card(run, "eval.json", "the trained model was not evaluated; was the run interrupted?")
     rates = {path.stem.partition("_poison_")[2] for path in run_dir.glob("eval*_poison_*.json")}
-    poisoned = {f"poison_{rate}": f"hostile documents in a share of {rate} of the results" for rate in sorted(rates)}
+    poisoned = {f"poison_{rate}": f"hostile documents in a share of {rate} of the searches" for rate in sorted(rates)}
     for name, words in (UNDER | poisoned).items():
         cards = [_card(run, f"{card}_{name}.json") for card in ("eval_before", "eval")]
         run.under |= {words: cards} if any(cards) else {}
     run.rollouts_before = _lines(run, "rollouts/eval_before.jsonl", "there are no transcripts from before RL")
     run.rollouts_after = _lines(run, "rollouts/eval.jsonl", "there are no transcripts from after RL")
     last = max((path.name for path in (run_dir / "rollouts").glob("step_*.jsonl")), default="step_*.jsonl")
-    run.rollouts_train = _lines(run, f"rollouts/{last}", "there is no training batch to look into")
+    run.rollouts_train = _lines(run, f"rollouts/{last}", "there is no training batch to show")
     return run
 
 
