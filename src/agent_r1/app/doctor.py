@@ -191,8 +191,8 @@ def compare_with_pins(files: list[str], needed: str = "") -> Finding:
     ]
     if wrong:
         more = f" and {len(wrong) - 4} more" if len(wrong) > 4 else ""
-        return "warn", f"an untested mix: {', '.join(wrong[:4])}{more}", remedy
-    return "ok", f"the {len(have)} that requirements/{files[0]} pins"
+        return "warn", f"untested versions: {', '.join(wrong[:4])}{more}", remedy
+    return "ok", f"all {len(have)} are as requirements/{files[0]} pins them"
 
 
 def check_torch() -> Finding:
@@ -233,7 +233,7 @@ def check_flash_attn() -> Finding:
 
 def check_memory(need: float, free: int | None) -> Finding:
     if free is None:
-        return "warn", "cannot read how much is free", f"check that {need / GIB:.0f} GiB are free"
+        return "warn", "the free memory is unknown", f"check that {need / GIB:.0f} GiB are free"
     detail = f"{free / GIB:.1f} GiB free, {need / GIB:.0f} may be needed"
     remedy = "close programs, or use a larger machine or a smaller model"
     return ("ok", detail) if free >= need else ("fail", detail, remedy)
@@ -253,7 +253,7 @@ def check_disk(folders: dict[Path, float]) -> Finding:
             with tempfile.TemporaryFile(dir=place):
                 disks.setdefault(place.stat().st_dev, [place, free, 0.0])[2] += need
         except OSError as error:
-            return "fail", f"{place}: {error.strerror}", f"go to a directory of yours, or set {FOLDER_VARIABLES} to one"
+            return "fail", f"{place}: {error.strerror}", f"change to a writable directory, or set {FOLDER_VARIABLES} to one"
     found = disks.values()
     said = "; ".join(
         f"{free / GIB:.1f} GiB free at {place}, {need / GIB:.0f} may be needed" for place, free, need in found

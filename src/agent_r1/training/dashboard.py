@@ -53,7 +53,7 @@ GAUGES = (
 """Keys that both engines write (tests/test_report.py). A gauge without a value yet has no row."""
 
 LEGEND = (
-    "Ctrl-C finishes the step and saves; --resume goes on from there",
+    "Ctrl-C finishes the step and saves; --resume continues",
     "EM: share of exact answers · entropy: how undecided it is, nats per token · KL: how far an update moves it",
 )
 _SECONDS_BETWEEN_PAINTS = 0.25
