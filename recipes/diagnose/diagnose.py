@@ -39,4 +39,4 @@ def diagnose(a: Namespace) -> None:
         print(f"\n{number}. {finding.cause} ({'certain' if finding.proof else 'likely'})")
         print(f"   seen: {finding.evidence}\n   try:  {finding.remedy}")
     if not found:
-        print("\nno known cause shows in these files. They cannot show:\n" + "\n".join(f"  - {one}" for one in CANNOT))
+        print("\nthese files show no known cause. They cannot show:\n" + "\n".join(f"  - {one}" for one in CANNOT))

@@ -129,7 +129,7 @@ def published_passages(corpus: str, publishers: dict[str, str], count: int) -> I
             folder = hub.download(name, [publishers[name]], "dataset", otherwise)
             break
         except AgentR1Error as error:
-            say(f"  {error}; the next publisher of the same is tried")
+            say(f"  {error}; trying the next publisher")
     else:
         folder = hub.download(last, [publishers[last]], "dataset", otherwise)
     seen = 0

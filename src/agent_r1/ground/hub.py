@@ -64,7 +64,7 @@ def with_retries(name: str, download: Callable[..., T], *words: Any, **options: 
         except Exception as error:
             if not is_temporary(error):
                 raise
-            say(f"{name}: {first_line(error)}; again in {pause:g} s")
+            say(f"{name}: {first_line(error)}; retrying in {pause:g} s")
             time.sleep(pause)
     return download(*words, **options)
 

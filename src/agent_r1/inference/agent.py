@@ -179,7 +179,7 @@ def make_tools_of(config: Config) -> dict[str, BaseTool]:
     workspace = Workspace(config)
     there = workspace.data.exists() and (workspace.index.exists() or not needs_index(config))
     if config.data.facts.get("generated") and not there:
-        say("the data of this model is not on this machine; it is generated now, as by the stages data and index")
+        say("the data of this model is not on this machine; it is generated now (stages data and index)")
         make_task(config)
     return load_tools(config)
 

@@ -180,7 +180,7 @@ class Repl:
     def why(self, argument: str) -> None:
         """Show the episode's reward, if the right answer is known."""
         t, say = self.last().trajectory, self.screen.say
-        say(f"it ended with: {t.stop_reason.value}")
+        say(f"the episode ended with: {t.stop_reason.value}")
         if not self.last().known:
             say("no reward: the right answer is not known; /help lists questions with known answers")
             return
@@ -201,7 +201,7 @@ class Repl:
         conversation.temperature = self.conversation.temperature
         theirs = self._runner.run(conversation.ask(mine.question))
         if mine.start:
-            self.screen.note("this was a follow-up; the other model is asked without the conversation before it")
+            self.screen.note("this was a follow-up; the other model answers without the earlier conversation")
         table = Table.grid(padding=(0, 2, 0, 0), expand=True)
         for _ in range(2):
             table.add_column(ratio=1)
