@@ -49,7 +49,4 @@ def test_sub_em_fails_and_the_table_says_by_how_much(table):
 
 @pytest.mark.slow
 def test_the_table_of_the_docs_is_this_one(table):
-    whole, page = red_team.as_markdown(table), (ROOT / "docs/safety.md").read_text()
-    assert whole in (ROOT / "docs/lab/red-team.md").read_text()
-    some = page[page.index("| policy | em |") :].strip().splitlines()
-    assert len(some) == 9 and set(some) <= set(whole.splitlines())
+    assert red_team.as_markdown(table) in (ROOT / "docs/lab/red-team.md").read_text()
