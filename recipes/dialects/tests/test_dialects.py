@@ -407,7 +407,7 @@ def test_an_invented_tool_is_nobodys_name_in_harmony():
 
 # ------------------------------------------------------------------------------------------------ dialects of users
 
-SLASHES = re.search(r"```python\n(.*?)```", (ROOT / "docs/dialects.md").read_text(), re.DOTALL)[1]
+SLASHES = re.search(r"```python\n(.*?)```", (ROOT / "recipes/dialects/README.md").read_text(), re.DOTALL)[1]
 
 
 def test_a_user_defined_dialect_is_played_and_paid_like_ours(tmp_path, chat):

@@ -49,7 +49,7 @@ class Counter:
 
 
 class CounterToThree(Counter):
-    """The example of docs/context.md."""
+    """The example of the README."""
 
     goal = 3
 
@@ -141,7 +141,7 @@ def test_the_page_shows_the_rows(chat, context, results, turns):
         ):
             text = chat.decode([i for _, i in tokens]).replace(prompt, "PROMPT")
             shown.append(f"  {mask}  {text!r}")
-    assert "\n".join(shown) + "\n" in (ROOT / "docs/context.md").read_text()
+    assert "\n".join(shown) + "\n" in (ROOT / "recipes/long_context/README.md").read_text()
 
 
 def quests_played(count: int, demonstrator: str | None = None, **context) -> list:

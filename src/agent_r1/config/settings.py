@@ -123,7 +123,7 @@ class EnvConfig(Section):
     """Configure environment, tools and reward (packages 3, 4 and 6)."""
 
     name: NamesCode[str] = "hermes"
-    """hermes (or nous) | retool | mathtir | react | harmony (docs/dialects.md) | openenv; stored in each row as `agent_name`."""
+    """hermes (or nous) | retool | mathtir | react | harmony (recipes/dialects) | openenv; stored in each row as `agent_name`."""
     tools: NamesCode[list[str]] = ["search"]
     """Names of tools; for an MCP server `SERVER` (all of its tools) or `SERVER.TOOL`."""
     max_turns: AtLeast1 = 5
