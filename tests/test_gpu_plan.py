@@ -249,4 +249,7 @@ def test_the_table_of_the_page_is_what_is_computed():
         for model, said in zip(MODELS, fits, strict=True):
             for algorithm in ("grpo", "ppo"):
                 config, shape = preset(name, f"model.path={model}", algorithm=algorithm)
-                assert (said in (algorithm, "both")) == (not misfits(config, shape, find_gpu(config.verl.gpu))), (name, model)
+                assert (said in (algorithm, "both")) == (not misfits(config, shape, find_gpu(config.verl.gpu))), (
+                    name,
+                    model,
+                )

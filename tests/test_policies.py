@@ -355,4 +355,7 @@ def test_a_template_without_tools_is_refused_with_a_way_on(published, capsys):
     for way, tools in {"env.tools=[]": "none", "env.name=react": "search"}.items():
         assert way in said
         main(*chat, way)
-        assert f"tools: {tools}" in (other := capsys.readouterr().err) and "does not show the tools to the model" not in other
+        assert (
+            f"tools: {tools}" in (other := capsys.readouterr().err)
+            and "does not show the tools to the model" not in other
+        )

@@ -211,5 +211,6 @@ def aliases_of(path: Path) -> dict[str, list[str]]:
         return {v["Q_id"]: [*v["aliases"], *v["demonyms"]] for _, v in json_records(path)}
     except (KeyError, TypeError):
         raise AgentR1Error(
-            f"{path} is not 2WikiMultihopQA's file of aliases; download it again, or move it elsewhere", code="damaged_source"
+            f"{path} is not 2WikiMultihopQA's file of aliases; download it again, or move it elsewhere",
+            code="damaged_source",
         ) from None

@@ -253,7 +253,11 @@ def check_disk(folders: dict[Path, float]) -> Finding:
             with tempfile.TemporaryFile(dir=place):
                 disks.setdefault(place.stat().st_dev, [place, free, 0.0])[2] += need
         except OSError as error:
-            return "fail", f"{place}: {error.strerror}", f"change to a writable directory, or set {FOLDER_VARIABLES} to one"
+            return (
+                "fail",
+                f"{place}: {error.strerror}",
+                f"change to a writable directory, or set {FOLDER_VARIABLES} to one",
+            )
     found = disks.values()
     said = "; ".join(
         f"{free / GIB:.1f} GiB free at {place}, {need / GIB:.0f} may be needed" for place, free, need in found

@@ -67,7 +67,9 @@ RUN = option("--run", help="name of the run's folder in runs/ (default: PRESET-A
 FROM_RUN = (
     option("--run", help="use a run's last checkpoint (default: the newest run)"),
     option("--step", type=int, help="use the run's checkpoint of this step"),
-    option("--checkpoint-dir", type=Path, metavar="DIR", help="a checkpoint folder, or the folder of a run's checkpoints"),
+    option(
+        "--checkpoint-dir", type=Path, metavar="DIR", help="a checkpoint folder, or the folder of a run's checkpoints"
+    ),
 )
 FROM_ANYWHERE = (
     *FROM_RUN,
@@ -85,9 +87,7 @@ FROM_ANYWHERE = (
 BACKEND = option(
     "--backend", choices=("transformers", "vllm"), help="run the model in this process (default) or in a vLLM server"
 )
-PROMPT = option(
-    "--prompt", help="system message (default: as in training, or a description of the answer format)"
-)
+PROMPT = option("--prompt", help="system message (default: as in training, or a description of the answer format)")
 
 
 def share(text: str) -> float:

@@ -36,7 +36,9 @@ def preset_names() -> list[str]:
 def preset_named(recipe: str | None, preset: str | None) -> str | None:
     """Resolve `--recipe` and `--preset` to one preset, and add the names of a user's recipe."""
     if recipe and preset:
-        raise ConfigError("--recipe already names a preset; give only one of --recipe and --preset", code="exclusive_options")
+        raise ConfigError(
+            "--recipe already names a preset; give only one of --recipe and --preset", code="exclusive_options"
+        )
     preset = preset_of(recipe) if recipe else preset
     if preset and preset.endswith((".yaml", ".yml")):
         add(Path(preset).parent / "recipe.toml")

@@ -54,7 +54,8 @@ class ChatFormat:
             )
         if not getattr(tokenizer, "is_fast", False):
             raise ConfigError(
-                "only fast tokenizers (tokenizer.json) are supported; convert this tokenizer first", code="slow_tokenizer"
+                "only fast tokenizers (tokenizer.json) are supported; convert this tokenizer first",
+                code="slow_tokenizer",
             )
         self.tokenizer = tokenizer
         self._backend = tokenizer.backend_tokenizer

@@ -85,9 +85,7 @@ def build_index(
 
     corpus, out = Path(corpus), Path(out)
     if (out / INDEX_MANIFEST).exists():
-        raise AgentR1Error(
-            f"{out} already exists; use it, delete it, or choose another folder", code="already_exists"
-        )
+        raise AgentR1Error(f"{out} already exists; use it, delete it, or choose another folder", code="already_exists")
     passages, digest = _read_corpus(corpus)
     pairs = [(passage.title, passage.text) for passage in passages]
     encoder.fit(pairs)

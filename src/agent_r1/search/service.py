@@ -291,7 +291,8 @@ class RemoteIndex:
                 hits = form.model_validate(self._ask("POST", path, body, self._wait_s)).hits()
             except ValidationError as error:
                 raise AgentR1Error(
-                    f"{self.url} answers in an unknown form ({_first(error)}); is it a search service?", code="bad_answer"
+                    f"{self.url} answers in an unknown form ({_first(error)}); is it a search service?",
+                    code="bad_answer",
                 ) from None
             if len(hits) != len(mine):
                 raise AgentR1Error(

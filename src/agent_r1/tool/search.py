@@ -46,7 +46,8 @@ def make(searcher: Searcher | None = None, top_k: int = SearchConfig().top_k, **
     """Make the tool from a run's resources, for `make_tools`."""
     if searcher is None:
         raise ConfigError(
-            "the tool 'search' needs an index; build one with `agent-r1 index`, or remove the tool", code="missing_index"
+            "the tool 'search' needs an index; build one with `agent-r1 index`, or remove the tool",
+            code="missing_index",
         )
     return SearchTool(searcher, top_k)
 

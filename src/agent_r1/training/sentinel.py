@@ -117,7 +117,10 @@ def _why_zero(lines: Sequence[Line]) -> list[Sign]:
         )
         found.append(Sign("zero: no call", "no tool was called in 100% of the episodes", *words, step))
     elif (share := _mean(lines, "tool_calls/invalid_rate")) >= 0.5:
-        words = "the model writes the tags, but wrong names or arguments", "Look at a call in rollouts/; check names and arguments"
+        words = (
+            "the model writes the tags, but wrong names or arguments",
+            "Look at a call in rollouts/; check names and arguments",
+        )
         found.append(Sign("zero: invalid calls", f"{share:.0%} of the calls could not be run", *words, step))
     if (gap := _mean(lines, SAMPLER_GAP)) > 0.2:
         found.append(_gap(gap, step))

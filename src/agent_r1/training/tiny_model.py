@@ -241,7 +241,8 @@ def chat_with_tools(folder: Path) -> ChatFormat:
             token.content for token in tokenizer.added_tokens_decoder.values()
         }:
             raise ConfigError(
-                f"{error}; our template does not fit either, because it has no token {min(missing)}", code="missing_control_tokens"
+                f"{error}; our template does not fit either, because it has no token {min(missing)}",
+                code="missing_control_tokens",
             ) from None
     tokenizer.chat_template = tools_template()
     return ChatFormat(tokenizer)
