@@ -77,7 +77,7 @@ def test_what_the_outermost_file_says_wins_over_an_inherited_section(tmp_path, m
     ("settings", "said"),
     [
         (["verl.tensor_parallel=8"], "verl.tensor_parallel=8"),
-        (["verl.nodes=3"], "do not divide among verl.nodes=3"),
+        (["verl.nodes=3"], "must be a multiple of verl.nodes=3"),
         (["actor.minibatches=3"], "actor.minibatches=3"),
         (
             ["rollout.max_context=40000", "trainer.max_tokens_per_microbatch=40000"],

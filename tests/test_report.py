@@ -87,7 +87,7 @@ def test_whole_run_shows_everything(whole):
         assert f"Sampled at temperature 1: {card['sampled']['em']:.2f}." in page.text
         assert all(reason in page.text for reason in card["stop_reasons"]) and card["hardware"] in page.text
     assert "learned by imitating a demonstrator. Then " + run.name.upper() in page.text
-    assert "On 12 held-out questions about a world that no training question is about" in page.text
+    assert "On 12 held-out questions about a world without training questions" in page.text
     assert "Parts of this report are missing" not in page.text and "evidence found" not in page.text
     assert sum(tag == "svg" for tag, _ in page.tags) == 6
 
