@@ -12,7 +12,7 @@ import pytest
 from runs import ROOT
 
 sys.path.insert(0, str(ROOT / "docs" / "site"))
-from annotate import segments  # noqa: E402
+from annotate import annotated, segments  # noqa: E402
 
 pytestmark = pytest.mark.slow  # the whole book is built
 PATH = re.findall(r"\((src/agent_r1/[\w/]+\.py)\)", (ROOT / "README.md").read_text().split("## What is special")[0])
@@ -61,3 +61,8 @@ def test_the_annotated_source_is_the_source(site, name):
     page = html.unescape(re.sub(r"<[^>]+>", "", (site / "code" / f"{name}.html").read_text()))
     for line in shown:
         assert line.strip() in page
+
+
+def test_a_list_item_of_a_docstring_stays_whole_and_a_block_keeps_its_lines():
+    page = annotated('"""Count.\n\n* one, that\n  goes on\n\n    a block\n"""\n', "x.py")
+    assert re.search(r"<li>one, that\s+goes on</li>", page) and "<pre class='aside'>a block</pre>" in page
