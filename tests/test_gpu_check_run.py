@@ -41,15 +41,7 @@ pytestmark = [
     pytest.mark.timeout(900),
     pytest.mark.skipif(installed("verl") is None, reason="verl is not installed: see requirements/verl-cpu.txt"),
 ]
-NOT_HERE = {
-    "warm start",
-    "several ranks",
-    "packed rows",
-    "offload",
-    "sleep and wake",
-    "CUDA IPC",
-    "data-parallel vLLM",
-}
+NOT_HERE = {"warm start"}
 """On one CPU rank, with a preset that has no warm start."""
 POPEN = subprocess.Popen
 

@@ -131,7 +131,8 @@ def launch(check: GpuCheck) -> str:
     except AgentR1Error as error:
         check.ended = error
     check.raise_ending(START)
-    return f"up; ranks: {check.config.verl.ranks}, device: {check.verl_config.trainer.device}"
+    used = [name for name, on in FEATURES.items() if on(check.verl_config)]
+    return f"up on {check.verl_config.trainer.device}; used: {', '.join(used) or 'one rank in float32'}"
 
 
 def sampling(check: GpuCheck) -> str:
@@ -151,16 +152,15 @@ def update(check: GpuCheck) -> str:
     return f"gradient of norm {norm:.2g}"
 
 
-def part(on: Callable[[DictConfig], bool], seen: str, otherwise: str) -> Callable[[GpuCheck], str]:
-    """Make a phase that reports `seen` if verl's configuration has the feature on."""
-
-    def look(check: GpuCheck) -> str:
-        check.first_step()
-        if not on(check.verl_config):
-            raise NotRun(otherwise)
-        return seen
-
-    return look
+FEATURES: dict[str, Callable[[DictConfig], bool]] = {
+    "several ranks": lambda verl: verl.trainer.n_gpus_per_node * verl.trainer.nnodes > 1,
+    "bfloat16": lambda verl: verl.actor_rollout_ref.actor.fsdp_config.dtype == "bfloat16",
+    "packed rows": lambda verl: verl.actor_rollout_ref.model.use_remove_padding,
+    "offload": lambda verl: verl.actor_rollout_ref.actor.fsdp_config.param_offload and verl.trainer.device != "cpu",
+    "sleep and wake": lambda verl: verl.actor_rollout_ref.rollout.free_cache_engine,
+    "CUDA IPC": lambda verl: verl.trainer.device != "cpu",
+}
+"""What this machine and preset use, so that the phases below test it too."""
 
 
 def checkpoint(check: GpuCheck) -> str:
@@ -210,13 +210,8 @@ def evaluation(check: GpuCheck) -> str:
     card = stages.run_eval(check.config, check.folder / "export", check.run.path / "eval.json", "evaluation")
     if lost := card["stop_reasons"].get("error", 0):
         raise AgentR1Error(f"{lost} of {card['n']} episodes ended with an error", code="episodes_failed")
-    return f"{card['n']} questions, greedy and sampled, {card['wall_seconds']:.0f} s"
-
-
-def data_parallel(check: GpuCheck) -> str:
-    if (gpus := gpus_for(check.config.trainer)) < 2:
-        raise NotRun("needs two GPUs")
-    return f"{gpus} engines in the evaluation's server"
+    engines = max(1, gpus_for(check.config.trainer))
+    return f"{card['n']} questions, greedy and sampled, {card['wall_seconds']:.0f} s; vLLM's engines: {engines}"
 
 
 @dataclass(frozen=True)
@@ -229,8 +224,8 @@ class Phase:
 
     name: str
     look: Callable[[GpuCheck], str]
-    means: str = "part of the phase above; see its meaning"
-    remedy: str = "see the phase above"
+    means: str
+    remedy: str
 
 
 OOM = "if memory ran out, lower verl.gpu_memory or trainer.max_tokens_per_microbatch, or set verl.offload=true"
@@ -245,28 +240,15 @@ PHASES = (
           f"reinstall 'agent-r1[verl]', or in a checkout requirements/verl-gpu.txt; {OOM}"),
     Phase(UPDATE, update, "FSDP2's pass, flash-attn's packed rows or vLLM's sleep fails",
           f"agent-r1 doctor checks flash-attn; {OOM}"),
-    Phase("several ranks", part(lambda verl: verl.trainer.n_gpus_per_node * verl.trainer.nnodes > 1,
-                                "their gradients were summed", "the preset has one rank")),
-    Phase("bfloat16", part(lambda verl: verl.actor_rollout_ref.actor.fsdp_config.dtype == "bfloat16",
-                           "trainer and vLLM computed in it", "the run computes in float32")),
-    Phase("packed rows", part(lambda verl: verl.actor_rollout_ref.model.use_remove_padding,
-                              "passes without padding", "flash-attn needs a GPU")),
-    Phase("offload", part(lambda verl: verl.actor_rollout_ref.actor.fsdp_config.param_offload and verl.trainer.device != "cpu",
-                          "weights and Adam's averages were kept in host memory", "verl.offload=false, or no GPU")),
     Phase(CHECKPOINT, checkpoint, "a run could not save what it learned: disk, or shards that do not convert to the model",
           "free space at AGENT_R1_HOME; reinstall 'agent-r1[verl]', or in a checkout requirements/verl-gpu.txt"),
     Phase(SYNC, weight_sync, "vLLM does not get the trained weights: waking up, CUDA IPC, or versions that do not match",
           "reinstall 'agent-r1[verl]', or in a checkout requirements/verl-gpu.txt; try outside the container"),
-    Phase("sleep and wake", part(lambda verl: verl.actor_rollout_ref.rollout.free_cache_engine,
-                                 "vLLM gave its memory to the update and sampled again", "vLLM on a CPU cannot sleep")),
-    Phase("CUDA IPC", part(lambda verl: verl.trainer.device != "cpu",
-                           "weights went to vLLM through it", "without a GPU they go through shared memory")),
     Phase("resume", resume, "an interrupted run could not continue",
           "check that AGENT_R1_HOME is a sound disk with space; until then do not use spot machines"),
     Phase("export", exported, "the exported model is not the trained one", "install the pinned transformers again"),
     Phase("evaluation", evaluation, "vLLM's server does not start, or loses requests",
           "read the log; run ulimit -n 65536; try one GPU with CUDA_VISIBLE_DEVICES=0"),
-    Phase("data-parallel vLLM", data_parallel),
 )  # fmt: skip
 
 
