@@ -44,7 +44,7 @@ def run() -> dict[str, float]:
     seconds = round(time.perf_counter() - began)
     status, seen = ({one["phase"]: one[key] for one in sound["phases"]} for key in ("status", "seen"))
     if not sound["passed"] or "several ranks" not in seen["Ray, FSDP2 and vLLM"]:
-        raise AssertionError(f"the sound check: {status}, {seen[START]}")
+        raise AssertionError(f"the sound check: {status}, {seen}")
     for fault, phase in NAMED.items():
         found = checked([sys.executable, "-m", "benchmarks.long._planted", fault, *WORDS])
         failed = [one for one in found["phases"] if one["status"] == "failed"]

@@ -210,8 +210,8 @@ def evaluation(check: GpuCheck) -> str:
     card = stages.run_eval(check.config, check.folder / "export", check.run.path / "eval.json", "evaluation")
     if lost := card["stop_reasons"].get("error", 0):
         raise AgentR1Error(f"{lost} of {card['n']} episodes ended with an error", code="episodes_failed")
-    engines = max(1, gpus_for(check.config.trainer))
-    return f"{card['n']} questions, greedy and sampled, {card['wall_seconds']:.0f} s; vLLM's engines: {engines}"
+    engines = f", {gpus} engines of vLLM" if (gpus := gpus_for(check.config.trainer)) > 1 else ""
+    return f"{card['n']} questions, greedy and sampled, {card['wall_seconds']:.0f} s{engines}"
 
 
 @dataclass(frozen=True)
