@@ -57,7 +57,6 @@ def folder(tmp_path, monkeypatch):
     for kind in ("env", "tool", "estimator", "settings", "command", "export"):
         monkeypatch.setitem(tables._tables(), kind, dict(tables.entries(kind)))
     monkeypatch.setattr(plugins, "_trusted", set())
-    parser._add_recipes([])  # our recipes' commands register at import, which happens once: not in the copy
     monkeypatch.setattr(parser, "COMMANDS", dict(parser.COMMANDS))
     monkeypatch.setattr(cli, "COMMANDS", parser.COMMANDS)
     monkeypatch.chdir(tmp_path)
@@ -119,7 +118,7 @@ def write_card(checkpoint, config, file):
 def test_it_adds_commands_and_export_formats(folder, capsys):
     (folder / "spoken.py").write_text(COMMANDS)
     (folder / "recipe.toml").write_text(
-        TABLE + "[command]\ngreet = 'spoken.py:greet'\n"
+        TABLE + "[command.greet]\ncode = 'spoken.py:greet'\nhelp = 'greet a reader'\n"
         "[export.card]\ncode = 'spoken.py:write_card'\nhelp = 'write a card: one line'\n"
     )
     assert main("greet", "Ada") == 2 and "invalid choice: 'greet'" in capsys.readouterr().err

@@ -134,16 +134,14 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _add_recipes(argv: list[str]) -> None:
-    """Add the names of a user's recipe and the commands of all recipes.
-
-    A recipe's commands are imported only if `argv` does not begin with a known command.
-    """
+    """Add the names of a user's recipe, and import a recipe's command if `argv` names it."""
     early = argparse.ArgumentParser(prog="agent-r1", add_help=False)
     early.add_argument("--recipe", action="append", nargs="?", default=[])
     for recipe in filter(None, early.parse_known_args(argv)[0].recipe):
         preset_named(recipe, None)
-    for name in () if argv and argv[0] in COMMANDS else tables.names("command"):
-        tables.resolve("command", name, f"recipe.toml, [command] {name}")
+    for name in tables.names("command"):
+        if name in argv:
+            tables.resolve("command", name, f"recipe.toml, [command] {name}")
 
 
 def _file_formats() -> tuple[Any, ...]:
@@ -174,6 +172,9 @@ def parse_command_line(argv: list[str] | None) -> Namespace:
         more = _file_formats() if name == "export" else (RECIPE,) if name in tables.names("command") else ()
         for names, settings in (*options, *more):
             one.add_argument(*names, **settings)
+    for name, facts in tables.entries("command").items():
+        if name not in COMMANDS:  # listed, not imported
+            commands.add_parser(name, help=facts.get("help"))
     arguments, rest = parser.parse_known_args(argv)
     unknown = [item for item in rest if item.startswith("-") or not hasattr(arguments, "settings")]
     if unknown:

@@ -86,9 +86,7 @@ class Batch:
     """
 
     ids_BT: Tensor | None = None  # int64
-    logprobs_BT: Tensor | None = (
-        None  # float32, log pi_old: recorded while sampling, or recomputed before the first update
-    )
+    logprobs_BT: Tensor | None = None  # float32, log pi_old: recorded while sampling, or recomputed before an update
     lengths_B: Tensor | None = None  # int64, tokens without padding
     mask_BT: Tensor  # float32, the action mask
     rewards_BT: Tensor  # float32, each reward on the action token that earned it
