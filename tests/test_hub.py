@@ -150,7 +150,7 @@ def test_without_network_or_with_a_wrong_name_one_line_says_what_to_do(fake, cap
     assert "cannot download 'acme/gone' (RepositoryNotFoundError" in said and "give a local folder" in said
     fake.offline = True
     said = refused(capsys, "cold-start", *TINY, "model.path=acme/tiny")
-    assert "cannot reach the hub); check name, network, space, or give a local folder" in said
+    assert "cannot reach the hub); check its name, the network and the disk space, or give a local folder" in said
 
 
 # ---------------------------------------------------------------------------------------------------------- indexes

@@ -79,7 +79,7 @@ def test_files_of_one_folder_import_one_another_once(folder):
 @pytest.mark.parametrize(
     ("load", "attribute", "found"),
     [(lambda n: make_tools([n]), "plain", "line 13: @tool plain: "), (lambda n: make_tools([n]), "NUMBER", "not a tool"),
-     (lambda n: make_tools([n]), "duoble", "did you mean 'double'"), (lambda n: make_tools([n, n]), "double", "both bring"),
+     (lambda n: make_tools([n]), "duoble", "did you mean 'double'"), (lambda n: make_tools([n, n]), "double", "both have"),
      (environment, "plain", "name a class"), (load_flow, "double", "AgentFlowBase"),
      (demonstrator_of, "plain", "def demonstrate"), (lambda n: paid(n, "x"), "NUMBER", "def reward")],
 )  # fmt: skip
@@ -116,7 +116,7 @@ def test_only_what_the_user_named_is_imported(folder):
 
     plugins._trusted.clear()
     theirs = from_yaml(folder / "config.yaml")
-    with pytest.raises(ConfigError, match="named by a run or a model, not by you"):
+    with pytest.raises(ConfigError, match="that a run or a model named, not you"):
         check_own(theirs)
     assert not mark.exists()
     load_config(str(folder / "mine.yaml"))
@@ -264,6 +264,6 @@ def test_a_command_that_somebody_else_named_is_not_started(folder):
     config = load_config("smoke", ["env.tools=[files]", f"env.mcp.files=touch {mark}"])
     plugins._trusted.clear()
     (folder / "config.yaml").write_text(to_yaml(config))
-    with pytest.raises(ConfigError, match="env.mcp.files=touch .* named by a run or a model, not by you"):
+    with pytest.raises(ConfigError, match="env.mcp.files=touch .* is code that a run or a model named, not you"):
         load_tools(from_yaml(folder / "config.yaml"))
     assert not mark.exists()

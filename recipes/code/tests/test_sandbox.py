@@ -414,7 +414,7 @@ def test_a_remote_sandbox_is_a_setting():
 def test_a_remote_sandbox_that_the_user_has_not_named_is_not_used():
     config = load_config("smoke", ["env.tools=[python]"])
     config.env.sandbox = "http://127.0.0.1:9/stranger"
-    with pytest.raises(ConfigError, match="named by a run or a model, not by you"):
+    with pytest.raises(ConfigError, match="that a run or a model named, not you"):
         load_tools(config)
 
 
@@ -463,7 +463,7 @@ def test_a_remote_sandbox_says_the_same(fusion):
 
 
 @pytest.mark.parametrize(
-    "code, says", [("# broken", "refused: no room"), ("# strange", "another form"), ("# halved", "another form")]
+    "code, says", [("# broken", "refused: no room"), ("# strange", "unknown form"), ("# halved", "unknown form")]
 )
 def test_a_remote_sandbox_that_fails_says_so(fusion, code, says):
     with pytest.raises(AgentR1Error, match=says):

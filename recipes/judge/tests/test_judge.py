@@ -62,5 +62,5 @@ def test_a_judge_that_the_user_has_not_named_is_not_asked():
         result = await env.step(Action(answer("x"), "stop"))
         return await env.outcome(result.stop_reason)
 
-    with pytest.raises(ConfigError, match="named by a run or a model, not by you"):
+    with pytest.raises(ConfigError, match="that a run or a model named, not you"):
         asyncio.run(paid())

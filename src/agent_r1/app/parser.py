@@ -134,7 +134,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _add_recipes(argv: list[str]) -> None:
-    """Add the names of a user's recipe, and import a recipe's command if `argv` names it."""
+    """Add the names of a user's recipe, and import the command of `argv`."""
     early = argparse.ArgumentParser(prog="agent-r1", add_help=False)
     early.add_argument("--recipe", action="append", nargs="?", default=[])
     for recipe in filter(None, early.parse_known_args(argv)[0].recipe):
