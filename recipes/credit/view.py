@@ -25,21 +25,20 @@ from agent_r1 import (
     Trajectory,
     collate,
     make_estimator,
-    read_trajectories,
-    token_cells,
     trajectory_rows,
 )
 
-LISTS = ("input_ids", "action_mask", "logprobs", "rewards", "step_ids")
+LISTS = ("input_ids", "tokens", "action_mask", "logprobs", "rewards", "step_ids")
 
 
-def print_credit(file: Path, index: int, names: list[str], by_token: bool) -> None:
+def print_credit(records: list[dict[str, Any]], file: Path, index: int, names: list[str], by_token: bool) -> None:
     """Print the group of trajectory `index` by turn, or that trajectory by sampled token.
+
+    `records` are those of `file`.
 
     Settings are those of the run. A run without a critic has recorded no values: there V is 0. Raises AgentR1Error
     for a file that is not a training step's, and for an unknown name.
     """
-    records = read_trajectories(file, index)
     run = file.parent.parent / "config.yaml"
     config = Config(advantage=yaml.safe_load(run.read_text())["advantage"] if run.is_file() else {})
     credit = {}
@@ -103,18 +102,18 @@ def _lines(
     by_token: bool,
 ) -> list[list[str]]:
     """List what was sampled, its rewards, and each estimator's advantage, for one sequence."""
-    cells = [cell for cell in token_cells(recorded) if cell.sampled]
-    spans = [[cell] for cell in cells] if by_token else [
-        [cell for cell in cells if cell.step == step] for step in dict.fromkeys(cell.step for cell in cells)
-    ]  # fmt: skip
+    spans: dict[int, list[int]] = {}
+    for place, step in enumerate(recorded["step_ids"]):
+        if step >= 0:
+            spans.setdefault(place if by_token else step, []).append(place)
     lines = []
-    for span in spans:
-        said = "".join(cell.text for cell in span if not cell.text.startswith("<|"))
-        places = [cell.position for cell in span]
+    for places in spans.values():
+        step = recorded["step_ids"][places[0]]
+        said = recorded["tokens"][places[0]] if by_token else record["steps"][step]["text"]
         paid = float(batch.rewards_BT[row, places].sum())
         means = [float(x_BT[row, places].mean()) for x_BT in credit.values()]
-        shown = Text(" ".join(said.split())[:60] or "↵")
-        lines.append(
-            [str(span[0].step + 1), shown, f"{paid:+.2f}" if paid else "", *(f"{mean:+.3f}" for mean in means)]
-        )
+        shown = Text(
+            "".join(c for c in " ".join(said.split())[:60] if c.isprintable()) or "↵"
+        )  # a model may write any character
+        lines.append([str(step + 1), shown, f"{paid:+.2f}" if paid else "", *(f"{mean:+.3f}" for mean in means)])
     return lines

@@ -48,7 +48,6 @@ PUBLIC = {
     "training.sentinel": ("signs",),
     "training.settings": ("ColdStartConfig",),
     "training.tiny_model": ("load_chat", "save_tokenizer", "tools_template", "train_tokenizer"),
-    "viewer.tokens": ("read_trajectories", "token_cells"),
     "workspace": ("Workspace", "load_passages", "load_rows", "load_tools", "make_task"),
 }  # fmt: skip
 """Module -> the names that it makes public."""

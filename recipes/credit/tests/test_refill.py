@@ -80,5 +80,5 @@ def test_where_it_means_nothing_it_is_refused():
         ConfigError, match="^rollout.dynamic_sampling_rounds replaces groups that agree, and ppo has none"
     ):
         load_config("smoke", ["rollout.dynamic_sampling_rounds=1"], algorithm="ppo")
-    with pytest.raises(ConfigError, match="^rollout.dynamic_sampling_rounds works with --engine local"):
+    with pytest.raises(ConfigError, match="^rollout.dynamic_sampling_rounds requires --engine local"):
         load_config("smoke", ["rollout.dynamic_sampling_rounds=1", "engine=verl"], algorithm="grpo")

@@ -423,7 +423,8 @@ def inspect(a: Namespace) -> None:
     from agent_r1.viewer import tokens
 
     if a.compare:
-        tables.resolve("view", "credit", "--compare")(a.rollouts, a.index, a.compare.split(","), a.table)
+        records = tokens.read_trajectories(a.rollouts, a.index)
+        tables.resolve("view", "credit", "--compare")(records, a.rollouts, a.index, a.compare.split(","), a.table)
     else:
         tokens.print_trajectory(a.rollouts, a.index, a.table)
 
