@@ -1,6 +1,6 @@
 """Record a real chat as a picture for the docs, without retouching.
 
-python benchmarks/chat_picture.py docs/images/chat.svg --run smoke-grpo 1 /why
+python benchmarks/chat_picture.py docs/images/chat_compare.svg --demo 3 /compare
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("out", type=Path)
 parser.add_argument("lines", nargs="+", help="what to type")
 parser.add_argument("--run")
+parser.add_argument("--demo", action="store_true", help="the agent that ships with the repository")
 parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--width", type=int, default=92)
 arguments = parser.parse_args()
@@ -40,7 +41,7 @@ console = Console(
     highlight=False,
 )
 with ExitStack() as resources:
-    agent = resources.enter_context(open_agent(*find_model(arguments.run)))
+    agent = resources.enter_context(open_agent(*find_model(arguments.run, demo=arguments.demo)))
     repl = Repl(agent, Screen(console), resources, arguments.seed)
     repl.suggest()
     for line in arguments.lines:
