@@ -1,6 +1,7 @@
 """Record a real chat as a picture for the docs, without retouching.
 
-python benchmarks/chat_picture.py docs/images/chat_compare.svg --demo 3 /compare
+python benchmarks/chat_picture.py docs/images/chat.svg --demo --temperature 0 --width 106 3 /why
+agent-r1 cold-start --preset laptop && python benchmarks/chat_picture.py docs/images/chat_compare.svg --demo --temperature 0 3 /compare
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ parser.add_argument("lines", nargs="+", help="what to type")
 parser.add_argument("--run")
 parser.add_argument("--demo", action="store_true", help="the agent that ships with the repository")
 parser.add_argument("--seed", type=int, default=0)
+parser.add_argument("--temperature", type=float, default=1.0)
 parser.add_argument("--width", type=int, default=92)
 arguments = parser.parse_args()
 
@@ -42,7 +44,8 @@ console = Console(
 )
 with ExitStack() as resources:
     agent = resources.enter_context(open_agent(*find_model(arguments.run, demo=arguments.demo)))
-    repl = Repl(agent, Screen(console), resources, arguments.seed)
+    repl = Repl(agent, Screen(console, agent.config.env), resources, arguments.seed)
+    repl.conversation.temperature = arguments.temperature
     repl.suggest()
     for line in arguments.lines:
         console.print(Text.assemble(("> ", "bold cyan"), line))
