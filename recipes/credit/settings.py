@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 class CreditRollout(RolloutConfig):
     dynamic_sampling_rounds: NonNegativeInt = 0
-    """Dynamic sampling: so many times a step, groups that agree are replaced by those of new prompts (dynamic_sampling.py)."""
+    """Dynamic sampling: rounds per step, at most, in which new prompts replace groups that agree (dynamic_sampling.py)."""
 
     @staticmethod
     def conflicts(config: Config, trains: bool) -> Iterator[ConfigError]:
@@ -35,10 +35,10 @@ class CreditRollout(RolloutConfig):
 
 class CreditAdvantage(AdvantageConfig):
     process_weight: NonNegativeFloat | None = None
-    """Weight of process rewards relative to the outcome, after PRIME's normalisation: 1 pays 1 to the row of the batch that
-    earned most by them. Unset: they are paid as the environment computes them."""
+    """Weight of process rewards relative to the outcome, after PRIME's normalisation: with 1, the row with
+    the largest sum gets 1. Unset: process rewards are not scaled."""
     step_weight: NonNegativeFloat = 1.0
-    """gigpo: weight of the comparison of steps next to that of episodes."""
+    """gigpo: weight of the comparison of steps, relative to the comparison of episodes."""
 
     @staticmethod
     def conflicts(config: Config, trains: bool) -> Iterator[ConfigError]:

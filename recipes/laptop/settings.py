@@ -34,4 +34,4 @@ class TinyHopSettings(DataConfig):
 
 class DemonstratorSettings(ColdStartConfig):
     behaviours: Shares = {"good": 0.24, "stop_early": 0.38, "guess": 0.12, "bad_query": 0.18, "wrong_entity": 0.08}
-    """How often the demonstrator of phase (b) does what; demonstrator.py explains the names."""
+    """Probabilities of the behaviours of phase (b)'s demonstrator; demonstrator.py explains the names."""

@@ -9,7 +9,7 @@ from agent_r1 import EnvConfig
 
 class ContextSettings(EnvConfig):
     context: Literal["append", "window", "summary"] = "append"
-    """append (the agent sees all of its episode) | window (the last `window_results` results) | summary (it sums up after so many
-    and goes on from that)."""
+    """append (the whole episode) | window (the last `window_results` results) | summary (notes that the agent writes after every
+    `window_results` results)."""
     window_results: PositiveInt = 4
-    """How many results `window` keeps, and `summary` waits for."""
+    """Results that `window` keeps, and after which `summary` asks for notes."""

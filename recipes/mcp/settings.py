@@ -29,7 +29,7 @@ class McpSettings(EnvConfig):
     mcp: Trusted[dict[Name, CommandOrUrl]] = {}
     """MCP servers: NAME=COMMAND, which is started (no shell reads it), or NAME=http://HOST:PORT/mcp."""
     mcp_per_episode: list[str] = []
-    """Those of them with which each episode opens a session of its own, because they remember."""
+    """Servers that keep state: each episode opens its own session with them."""
 
     def without_commands(self) -> Self:
         return super().without_commands().model_copy(update={"mcp": {}, "mcp_per_episode": []})

@@ -5,4 +5,4 @@ from agent_r1 import EnvConfig
 
 class OpenEnvSettings(EnvConfig):
     url: str | None = None
-    """Where the server of env.name=openenv answers, such as http://127.0.0.1:8000."""
+    """Address of the server of env.name=openenv, such as http://127.0.0.1:8000."""

@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
 
 class Mismatch(BaseModel, extra="forbid"):
-    """How the sampler differs from the trainer (recipes/robustness/off_policy.py)."""
+    """Describe how the sampler differs from the trainer (recipes/robustness/off_policy.py)."""
 
     bf16: bool = False
-    """It has its weights in bfloat16, and computes in it."""
+    """The sampler's weights and computation are in bfloat16."""
     top_p: float = Field(1.0, gt=0, le=1)
-    """It draws from the likeliest tokens that together have this probability."""
+    """The sampler draws from the likeliest tokens that together have this probability."""
     steps_old: NonNegativeInt = 0
-    """Its weights are of so many steps ago."""
+    """Age of the sampler's weights, in steps."""
     tis_cap: PositiveFloat | None = None
-    """What corrects it: a token's loss is weighted by min(trainer's probability / sampler's, this). Unset: nothing does."""
+    """Correction: a token's loss is weighted by min(trainer's probability / sampler's, tis_cap). Unset: no correction."""
 
 
 class MismatchSettings(RolloutConfig):

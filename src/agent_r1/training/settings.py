@@ -52,9 +52,9 @@ class ColdStartConfig(Section):
     lr: LearningRate = 1.5e-3
     """Peak learning rate of both phases."""
     warm_steps: NonNegativeInt = 0
-    """With a pretrained `model.path`: optimiser steps of cloning before RL, `mix_tokens` each. 0: it knows the format."""
+    """With a pretrained `model.path`: optimiser steps of cloning before RL, `mix_tokens` each. 0: the model knows the format."""
     demonstrator: NamesCode[UserCode | None] = None
-    """FILE.py:FUNCTION that plays a task of your own: see training/demonstrate.py."""
+    """FILE.py:FUNCTION that plays your own task: see training/demonstrate.py."""
     episodes: NamesFile[str | None] = None
     """Or a JSONL file of recorded conversations."""
     closed_book: Share = 0.0

@@ -17,7 +17,7 @@ class VerlConfig(Section):
     """Configure `--engine verl`; the local loop ignores this section."""
 
     ranks: AtLeast1 = 1
-    """Training processes that share the model (FSDP2): on GPUs one each, on a CPU processes only."""
+    """Training processes that share the model (FSDP2): one per GPU; on a CPU, any number."""
     tensor_parallel: OutsideFingerprint[AtLeast1] = 1
     """GPUs that one vLLM server spans."""
     agent_workers: OutsideFingerprint[AtLeast1] = 1
@@ -25,16 +25,16 @@ class VerlConfig(Section):
     gpu_memory: OutsideFingerprint[float] = Field(0.5, gt=0, lt=1)
     """Share of a GPU's memory for vLLM, next to the trainer."""
     stall_timeout_s: OutsideFingerprint[AtLeast1] = 600
-    """Seconds without any change, also while starting, after which a run is ended."""
+    """Seconds without progress, also during start-up, after which the run ends."""
     nodes: OutsideFingerprint[AtLeast1] = 1
-    """Machines for the ranks; with several, RAY_ADDRESS names the head of a Ray that runs on all."""
+    """Machines for the ranks; with several, RAY_ADDRESS names the head of a Ray cluster on all of them."""
     offload: OutsideFingerprint[bool] = False
     """Keep weights and optimizer in host memory while their network is idle: slower, for small GPUs."""
     tis_cap: float | None = None
     """Truncated importance sampling (TIS): vLLM and the trainer round differently, so a token's loss is weighted by
-    min(trainer's probability / vLLM's, this). Unset: 2 in bfloat16, off in float32. 0: off."""
+    min(trainer's probability / vLLM's, tis_cap). Unset: 2 in bfloat16, off in float32. 0: off."""
     gpu: OutsideFingerprint[str | None] = None
-    """The GPU that the preset is sized for, such as H100; used by the plan. `doctor` looks at the real ones."""
+    """The GPU that the preset is sized for, such as H100; used by the plan. `doctor` checks the actual GPUs."""
 
     @staticmethod
     def conflicts(config: Any, trains: bool) -> Iterator[ConfigError]:
