@@ -36,7 +36,8 @@ def scale_process_rewards(rewards_BT: Tensor, process_BT: Tensor, weight: float)
         scale = weight / (max |P| over the batch + 1e-6)
         r = outcome + scale * p
 
-    An outcome is about 1, and process rewards may have any size. After scaling, they add at most `weight` to a row. `process_BT` is the part p of `rewards_BT`. Returns the new rewards and the scale.
+    An outcome is about 1, and process rewards may have any size. After scaling, they add at most `weight` to a row.
+    `process_BT` is the part p of `rewards_BT`. Returns the new rewards and the scale.
     """
     most = process_BT.flip(1).cumsum(1).abs().max().item()
     scale = weight / (most + 1e-6) if most else 0.0
