@@ -91,7 +91,7 @@ def test_a_model_whose_template_shows_no_tools_gets_ours_and_one_without_chatml_
     assert '"calculator"' in shown.decode(shown.prompt_ids([ASKED], TOOLS))
     text = (tmp_path / "tokenizer.json").read_text().replace("<|im_start|>", "<|other|>")
     (tmp_path / "tokenizer.json").write_text(text)
-    with pytest.raises(ConfigError, match="nor can it be given ours, for it has no token <|im_start|>"):
+    with pytest.raises(ConfigError, match="our template does not fit either, because it has no token <|im_start|>"):
         chat_with_tools(tmp_path)
 
 

@@ -195,7 +195,7 @@ def test_verifiers(tmp_path):
 def test_wrong_folders(tmp_path, capsys):
     with pytest.raises(AgentR1Error, match="is not a folder; name a run of Agent-R1"):
         read_evidence(tmp_path / "none")
-    with pytest.raises(AgentR1Error, match="none of the files known here"):
+    with pytest.raises(AgentR1Error, match="no file of a known form"):
         read_evidence(tmp_path)
     (tmp_path / "1.jsonl").write_text("")
     with pytest.raises(AgentR1Error, match="holds no episode"):

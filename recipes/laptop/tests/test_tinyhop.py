@@ -243,7 +243,7 @@ def test_names_grow_to_three_syllables_and_then_end(monkeypatch):
     assert {len(name) for name in taken} == {6}
     make_world(random.Random(1), 70, taken)
     assert Counter(map(len, taken)) == {6: 20, 9: 70}
-    with pytest.raises(ConfigError, match="no names left for 20 more entities, only 10; ask for smaller worlds"):
+    with pytest.raises(ConfigError, match="10 names left, and 20 more entities need one each"):
         make_world(random.Random(2), 20, taken)
 
 

@@ -247,7 +247,7 @@ def test_two_hundred_calls_of_which_ten_hang(opened):
         ("no-schema", "breaks the protocol: tools.0.inputSchema: "),
         ("array-schema", "breaks the protocol: tools.0.inputSchema.type: Input should be 'object'"),
         ("no-type", "tool a: parameters is not a JSON schema"),
-        ("twins", "both bring a tool called 'a'"),
+        ("twins", "both have a tool called 'a'"),
         ("novel", "its description and schema have 2"),
         ("empty", "has no tools"),
         ("endless", "it lists more than 1000 tools"),
@@ -291,7 +291,7 @@ def test_a_server_that_does_not_come_up(opened, monkeypatch):
         (['env.mcp.f="python \'x"'], "No closing quotation"),
         (["env.mcp.f=''"], "give the command that starts the server, or its URL"),
         (["env.mcp.two words=python"], "env.mcp"),
-        (["env.mcp_per_episode=[f]"], "names 'f', and env.mcp has no servers"),
+        (["env.mcp_per_episode=[f]"], "names 'f', which env.mcp lacks; it has no servers"),
     ],
 )
 def test_settings_that_make_no_sense(overrides, says):

@@ -281,9 +281,9 @@ def test_a_broken_line_is_named_by_its_number(tmp_path):
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b"[" + b'{"_id": "1"}, ' * 10, "cut off, damaged or no JSON.*get the file again"),
-        (b'[{"_id": "\xff"}]', "cut off, damaged or no JSON.*get the file again"),
-        (b"\x1f\x8b half a gzip", "cut off, damaged or no JSON.*get the file again"),
+        (b"[" + b'{"_id": "1"}, ' * 10, "truncated, damaged or not JSON.*get the file again"),
+        (b'[{"_id": "\xff"}]', "truncated, damaged or not JSON.*get the file again"),
+        (b"\x1f\x8b half a gzip", "truncated, damaged or not JSON.*get the file again"),
         (b"[]", "no usable record; is it the right file"),
         (b"hello\n", "no usable record; is it the right file"),
     ],
@@ -420,7 +420,7 @@ def test_mathematics_from_the_hub_and_from_files(hub, name, monkeypatch):
 
 def test_half_a_download_no_network_and_no_package_are_one_line_with_the_way_around(tmp_path, hub, monkeypatch):
     monkeypatch.setitem(HOTPOTQA.counts, "train", 57)
-    with pytest.raises(AgentR1Error, match="56 records in train and 57 are published.*data.source=DIR"):
+    with pytest.raises(AgentR1Error, match="56 of 57 published records in train.*data.source=DIR"):
         made(tmp_path, None)
     shutil.rmtree(tmp_path / "hotpotqa")
     with pytest.raises(AgentR1Error, match=r"cannot fetch hotpotqa/hotpot_qa \(\w+: .*; fix.*hotpot_train_v1.1.json"):
@@ -466,7 +466,7 @@ def test_beirs_corpus_comes_from_the_hub(tmp_path, beir, one_file, monkeypatch):
 
 
 def test_a_copy_on_the_hub_that_is_not_whole(beir, monkeypatch):
-    with monkeypatch.context() as more, pytest.raises(AgentR1Error, match="has 50 passages and 51 are published"):
+    with monkeypatch.context() as more, pytest.raises(AgentR1Error, match="has 50 of 51 published passages"):
         more.setitem(beir.facts, "passages", 51)
         passages()
     second = beir.place / "0001.parquet"

@@ -261,9 +261,7 @@ def test_what_a_server_does_wrong_breaks_off_its_episode_in_one_line_and_the_oth
     short, wanted = {"tool_timeout_s": 0.3 if kind in ("hang", "slow-reset") else 20}, (SAID | LISTED)[kind]
     [error] = failures(chat, f"{server}/bad-{kind}", count=3, **short)
     assert re.search(wanted, str(error)) and "\n" not in str(error) and len(str(error)) < 600, error
-    assert str(error).startswith("3 of 3 episodes were broken off, the first: ") and f"{server}/bad-{kind}" in str(
-        error
-    )
+    assert str(error).startswith("3 of 3 episodes failed, the first: ") and f"{server}/bad-{kind}" in str(error)
 
     def env(r):
         url = f"{server}/{r['extra_info']['kind']}"

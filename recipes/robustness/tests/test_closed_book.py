@@ -106,7 +106,8 @@ def test_each_has_a_card_of_its_own_and_the_report_shows_them_side_by_side(home,
     page = (run / "report.html").read_text()
     assert len(re.findall(r"\d tried\s*</td>", page)) == 1
     assert all(
-        words in page for words in ("Without its tools", "no tools", "finds nothing", "by lot", "commonest answer")
+        words in page
+        for words in ("Without its tools", "no tools", "finds nothing", "random passages", "commonest answer")
     )
 
 
@@ -137,7 +138,7 @@ def test_no_hostile_document_brings_a_control_token_into_an_episode(home):
     assert (
         "hostile documents in a share of 1 of" in page
         and "in a share of 0.5 of" in page
-        and "after by what was read" in page
+        and "after, by the document that was read" in page
     )
 
 
