@@ -215,7 +215,9 @@ def load_tools(config: Config, tell: Callable[[str], None] = say) -> dict[str, B
 
     Raises AgentR1Error if there is no index.
     """
-    searcher = Searcher(any_index(config, tell)) if config.env.searches else None
+    searcher = None
+    if config.env.searches:
+        searcher = Searcher(any_index(config, tell))
     env = config.env
     paid_later = {f"env.{facts['address']}" for facts in tables.entries("reward").values() if "address" in facts}
     for setting, place in trusted(config).items():
