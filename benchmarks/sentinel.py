@@ -24,7 +24,8 @@ from agent_r1.training import loop
 from agent_r1.training import sentinel as rule
 from agent_r1.training.log import STEP_KEY
 from agent_r1.training.metrics import SAMPLER_GAP
-from agent_r1.training.run import RunDir, run_training, start_model
+from agent_r1.training.run import run_training, start_model
+from agent_r1.training.run_dir import RunDir
 from agent_r1.training.sentinel import Line
 from agent_r1.workspace import Workspace
 

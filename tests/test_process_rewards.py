@@ -7,7 +7,7 @@ from runs import main
 
 from agent_r1.config import load_config, to_yaml
 from agent_r1.training.log import STEP_KEY
-from agent_r1.training.run import RunDir
+from agent_r1.training.run_dir import RunDir
 from agent_r1.viewer.report import write_report
 
 

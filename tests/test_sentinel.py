@@ -18,7 +18,8 @@ from agent_r1.ground.errors import AgentR1Error
 from agent_r1.rollout.sampler import LocalPolicy, SamplerStats
 from agent_r1.training.log import HOST_FREE, STEP_KEY
 from agent_r1.training.metrics import SAMPLER_GAP
-from agent_r1.training.run import RunDir, refuse_collapse
+from agent_r1.training.run import refuse_collapse
+from agent_r1.training.run_dir import RunDir
 from agent_r1.training.sentinel import Sign, new_signs, signs
 
 

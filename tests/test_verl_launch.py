@@ -29,7 +29,8 @@ from agent_r1.ground.machine import installed
 from agent_r1.rollout import decoder, model_files
 from agent_r1.training.batches import prompts_of_step
 from agent_r1.training.checkpoint import read_checkpoint
-from agent_r1.training.run import RunDir, check_start_model
+from agent_r1.training.run import check_start_model
+from agent_r1.training.run_dir import RunDir
 from agent_r1.training.tiny_model import save_tokenizer
 from agent_r1.verl_engine import launch
 from agent_r1.verl_engine.checkpoints import finish, keep_shards, unverified

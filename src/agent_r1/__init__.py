@@ -44,10 +44,11 @@ PUBLIC = {
     "tool.batch": ("BatchTool",),
     "tool.search": ("SearchTool",),
     "training.advantages": ("Estimator", "estimator", "gae", "grpo", "members_of", "ppo", "standardize", "whiten"),
+    "training.chat_tools": ("tools_template",),
     "training.parts": ("make_estimator",),
     "training.sentinel": ("signs",),
     "training.settings": ("ColdStartConfig",),
-    "training.tiny_model": ("load_chat", "save_tokenizer", "tools_template", "train_tokenizer"),
+    "training.tiny_model": ("load_chat", "save_tokenizer", "train_tokenizer"),
     "workspace": ("Workspace", "load_passages", "load_rows", "load_tools", "make_task"),
 }  # fmt: skip
 """Module -> the names that it makes public."""

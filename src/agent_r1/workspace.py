@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 from agent_r1.config import Config, fingerprint, plugins, tables, trusted, user_code
 from agent_r1.config.recipes import added
 from agent_r1.core import Row
-from agent_r1.data.build import build
 from agent_r1.data.source import SPLITS, source_of
 from agent_r1.data.storage import Passage, copy_data, read_corpus, read_manifest, read_rows, verify
 from agent_r1.env import dialect_of, wants_answers
@@ -29,12 +28,10 @@ from agent_r1.ground.errors import AgentR1Error, extra
 from agent_r1.ground.files import home, make_once, write_whole, writing
 from agent_r1.ground.machine import available_memory
 from agent_r1.ground.ui import say
-from agent_r1.search.encoders import make_encoder
-from agent_r1.search.index import PassageIndex, build_index, recall_at_k, title_recall
-from agent_r1.search.searcher import Searcher
 from agent_r1.tool import BaseTool, make_tools
 
 if TYPE_CHECKING:
+    from agent_r1.search.index import PassageIndex
     from agent_r1.search.service import RemoteIndex
 
 
@@ -157,6 +154,8 @@ def make_data(config: Config, released: str | None = None) -> None:
     def make(part: Path) -> str:
         if folder:
             return source.summary(config.data, copy_data(folder, part))
+        from agent_r1.data.build import build
+
         manifest = build(config.data, config.seed, part, config.env.name, dialect_of(config.env).describes_format)
         return source.summary(config.data, manifest)
 
@@ -175,6 +174,9 @@ def make_index(config: Config) -> None:
     corpus = data_folder(config) / "corpus.jsonl"
 
     def make(part: Path) -> str:
+        from agent_r1.search.encoders import make_encoder
+        from agent_r1.search.index import PassageIndex, build_index
+
         encoder = make_encoder(config.search.encoder, config.search.dim)
         build_index(corpus, part, encoder, config.search.index, available_memory() or math.inf)
         return _quality(config, PassageIndex.load(part, corpus, encoder))
@@ -187,6 +189,8 @@ def make_index(config: Config) -> None:
 
 def _quality(config: Config, index: PassageIndex) -> str:
     """Describe how many of the passages that the test questions need the index finds."""
+    from agent_r1.search.index import recall_at_k, title_recall
+
     rows, top_k, made_of = load_rows(config, "test"), config.search.top_k, index.made_of
     recall = f"; of the exact 10 nearest it finds {made_of['recall_at_10']:.3f}" if "recall_at_10" in made_of else ""
     if "lookups" in rows[0]["extra_info"]:  # the queries of an ideal agent are known
@@ -217,6 +221,8 @@ def load_tools(config: Config, tell: Callable[[str], None] = say) -> dict[str, B
     """
     searcher = None
     if config.env.searches:
+        from agent_r1.search.searcher import Searcher
+
         searcher = Searcher(any_index(config, tell))
     env = config.env
     paid_later = {f"env.{facts['address']}" for facts in tables.entries("reward").values() if "address" in facts}
@@ -254,6 +260,9 @@ def any_index(config: Config, tell: Callable[[str], None] = say) -> PassageIndex
 
 def load_index(config: Config) -> PassageIndex:
     """Open this configuration's index. Raises AgentR1Error if there is none."""
+    from agent_r1.search.encoders import make_encoder
+    from agent_r1.search.index import PassageIndex
+
     corpus, s = data_folder(config) / "corpus.jsonl", config.search
     folder = require_path(Workspace(config).index, "agent-r1 index", config)
     return PassageIndex.load(folder, corpus, make_encoder(s.encoder, s.dim))

@@ -108,7 +108,7 @@ def test_a_conversion_that_breaks_off_leaves_nothing_and_one_that_is_whole_is_ke
         (part / "config.json").write_text("{}")
         raise AgentR1Error("a converted log-probability differs")
 
-    monkeypatch.setattr("agent_r1_recipes.pocket.pretrained.Packages.convert", staticmethod(half))
+    monkeypatch.setattr("agent_r1_recipes.pocket.packages.Packages.convert", staticmethod(half))
     assert main(*command) == 1 and "differs" in capsys.readouterr().err
     target = tmp_path / "artifacts" / smollm2.name
     assert not target.exists()

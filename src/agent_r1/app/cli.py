@@ -38,8 +38,8 @@ from agent_r1.ground.errors import AgentR1Error, ConfigError, extra
 from agent_r1.ground.files import home
 from agent_r1.ground.machine import cores, raise_file_limit
 
-# Commands import their modules after they have read the configuration. So `agent-r1 --help` and the error for a
-# misspelt setting do not wait for PyTorch.
+# Commands import their modules after they have read the configuration. So `agent-r1 --help`, the error for a
+# misspelt setting and `train --dry-run` do not wait for PyTorch.
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -187,13 +187,14 @@ def cold_start(a: Namespace) -> None:
 def train(a: Namespace) -> None:
     config = _config(a)
     name = _run_name(a, config)
-    from agent_r1.app import stages
-
     if a.dry_run:
+        from agent_r1.app.own_code import check_own
         from agent_r1.app.plan import print_plan
 
-        stages.check_own(config)
+        check_own(config)
         return print_plan(config, name, a.gpu_hour)
+    from agent_r1.app import stages
+
     stages.run_train(config, name, a.resume, a.plain)
 
 
@@ -224,7 +225,8 @@ def evaluate(a: Namespace) -> None:
     from agent_r1.app import stages
     from agent_r1.inference.agent import model_folder
     from agent_r1.training.checkpoint import verify_checkpoint
-    from agent_r1.training.run import RunDir, check_same_settings, open_run, start_model
+    from agent_r1.training.run import start_model
+    from agent_r1.training.run_dir import RunDir, check_same_settings, open_run
     from agent_r1.workspace import Workspace, make_task
 
     run = RunDir(Workspace(config).run(_run_name(a, config)))

@@ -36,7 +36,7 @@ from agent_r1.inference.export import RECORD, export
 from agent_r1.inference.provenance import code_version
 from agent_r1.inference.serve import gpus_for
 from agent_r1.training.checkpoint import verify_checkpoint
-from agent_r1.training.run import RunDir
+from agent_r1.training.run_dir import RunDir
 from agent_r1.verl_engine.checkpoints import compare_logprobs
 from agent_r1.verl_engine.launch import read_phase
 from agent_r1.workspace import Workspace

@@ -266,7 +266,7 @@ def print_plan(config: Config, run_name: str, gpu_hour: float | None = None) -> 
         gpu_hour: Price of one GPU for one hour.
     """
     from agent_r1.ground.ui import say
-    from agent_r1.training.run import RunDir, check_same_settings
+    from agent_r1.training.run_dir import RunDir, check_same_settings
     from agent_r1.workspace import Workspace, needs_index
 
     workspace = Workspace(config)

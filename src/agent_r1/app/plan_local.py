@@ -20,6 +20,7 @@ EFFICIENCY = 0.35
 there: 0.88 s in steps 4 to 23, and 0.69 s over the whole run, because later batches have more rows without advantage."""
 PROCESS_BYTES = GIB
 """Bytes of Python, PyTorch, packages, a small encoder, and memory that the allocator cannot reuse."""
+ITEMSIZE = {"float32": 4, "bfloat16": 2}
 LOGIT_COPIES = 6
 """Copies of a chunk's logits during backward: logits, log-probabilities, and their gradients."""
 
@@ -77,17 +78,19 @@ def local_memory(config: Config, shape: Shape, itemsize: int = 4) -> dict[str, f
 
 def check_free_memory(config: Config) -> None:
     """Raise AgentR1Error if a pretrained model's local run does not fit into free memory."""
-    import torch
+    from agent_r1.ground.machine import available_memory, device_names
 
-    from agent_r1.ground.device import resolve_device
-    from agent_r1.ground.machine import available_memory
-
-    device, dtype = resolve_device(config.trainer)
+    device, dtype = device_names(config.trainer)
     if config.engine != "local" or config.model.path is None:
         return
+    free = available_memory()
+    if device == "cuda":
+        import torch
+
+        free = torch.cuda.mem_get_info()[0]
     with suppress(ConfigError):  # the model is not downloaded yet
-        parts = local_memory(config, local_shape(config), dtype.itemsize)
-        need, free = sum(parts.values()), torch.cuda.mem_get_info()[0] if device == "cuda" else available_memory()
+        parts = local_memory(config, local_shape(config), ITEMSIZE[dtype])
+        need = sum(parts.values())
         if free is not None and free < need:
             raise AgentR1Error(
                 f"this run needs about {need / GIB:.1f} GiB of memory ({memory_summary(parts)}), and {free / GIB:.1f} are free; "
@@ -111,28 +114,25 @@ def local_disk(config: Config, shape: Shape) -> float:
 
 def local_plan(config: Config) -> str:
     """Describe memory, disk and time of a local run, each with its assumptions."""
-    from agent_r1.ground.device import resolve_device
-    from agent_r1.ground.machine import matmul_rate, set_threads
-    from agent_r1.rollout import model_files
+    from agent_r1.ground.machine import device_names, gpu_matmul_rate, matmul_rate
     from agent_r1.workspace import Workspace
 
-    set_threads(config.trainer.threads)
-    device, dtype = resolve_device(config.trainer)
+    device, dtype = device_names(config.trainer)
     r, t, networks = config.rollout, config.trainer, 2 if config.algorithm_has("critic") else 1
     shape = local_shape(config)
-    parts = local_memory(config, shape, dtype.itemsize)
+    parts = local_memory(config, shape, ITEMSIZE[dtype])
     if config.model.path and config.engine == "local" and Workspace(config).pretrained.is_dir():
-        model_files.read_shape(
-            Workspace(config).pretrained
-        )  # raises for architectures that only verl can train
+        from agent_r1.rollout.model_files import read_shape
+
+        read_shape(Workspace(config).pretrained)  # raises for architectures that only verl can train
     P = shape.parameters
     # Operations per weight and token: 2 to sample, 6 to train (forward and backward), 2 more to predict values.
     per_token = P * (2 + 6 * config.actor.epochs + (networks - 1) * (2 + 6 * config.critic.epochs))
-    rate = matmul_rate(device, dtype)
+    rate = gpu_matmul_rate(dtype) if device == "cuda" else matmul_rate(t.threads)
     episodes, greedy = r.prompts_per_step * r.samples_per_prompt, r.greedy_episodes(config.algorithm)
     seconds = TOKENS_PER_EPISODE * (episodes * per_token + greedy * 2 * P) / (rate * EFFICIENCY)
     return (
-        f"\nmodel              {P / 1e6:.2f} M parameters on {device}, {str(dtype)[6:]}\n"
+        f"\nmodel              {P / 1e6:.2f} M parameters on {device}, {dtype}\n"
         f"memory             {sum(parts.values()) / 2**20:.0f} MiB: {memory_summary(parts)} GiB\n"
         f"disk               {local_disk(config, shape) / 2**20:.0f} MiB of models and checkpoints ({t.keep_checkpoints} kept)\n"
         f"episodes           {episodes} per step{f', and {greedy} greedy ones for comparison' * (greedy > 0)}\n"

@@ -20,21 +20,19 @@ import time
 from pathlib import Path
 
 from agent_r1.app.cold_start import make_cold_start
+from agent_r1.app.own_code import check_own
 from agent_r1.app.plan_local import check_free_memory
-from agent_r1.config import Config, tables, user_code_names
-from agent_r1.config.plugins import is_user_code
-from agent_r1.env import brings_tools, environment, make_env, offered_tools
+from agent_r1.config import Config, tables
+from agent_r1.env import make_env, offered_tools
 from agent_r1.ground import hub
 from agent_r1.ground.device import resolve_device
 from agent_r1.ground.errors import ConfigError, extra
 from agent_r1.ground.files import home, write_whole
 from agent_r1.ground.machine import set_threads
 from agent_r1.ground.ui import progress, say
-from agent_r1.reward.named import reward_of
-from agent_r1.rollout.rollouts import load_flow
-from agent_r1.tool import make_tools
 from agent_r1.training.log import time_to
-from agent_r1.training.run import RunDir, check_network, open_run, run_training, start_model
+from agent_r1.training.run import check_network, run_training, start_model
+from agent_r1.training.run_dir import RunDir, open_run
 from agent_r1.training.tiny_model import byte_chat
 from agent_r1.workspace import Workspace, check_local_model, load_rows, load_tools, make_task, seconds_file
 
@@ -42,28 +40,6 @@ AGENT_SCORE = 0.9
 """Validation score from which a run counts as an agent, for `time_to_agent`."""
 SAMPLED_QUESTIONS = 1000
 """Questions of an evaluation that are also sampled at temperature 1: gives +-.03, at a seventh of HotpotQA's cost."""
-
-
-def check_own(config: Config) -> None:
-    """Load all user-defined code of the configuration before any stage starts.
-
-    Raises ConfigError, with the remedy, for code that breaks its contract.
-    """
-    from agent_r1.training.demonstrate import demonstrator_of
-
-    loads = {
-        "env.name": environment, "env.reward": reward_of, "rollout.flow": load_flow, "cold_start.demonstrator": demonstrator_of,
-    }  # fmt: skip
-    for name, setting in user_code_names(config).items():
-        loads.get(setting, lambda name: None)(name)  # the data stage loads what makes the questions
-    if config.env.reward and brings_tools(config.env.name):
-        raise ConfigError(
-            f"env.name={config.env.name} computes its own reward and never uses env.reward={config.env.reward}; unset one",
-            code="unused_setting",
-        )
-    named = make_tools([name for name in config.env.tools if is_user_code(name)])
-    others = (name.rpartition(".")[2] for name in config.env.tools if not is_user_code(name))
-    offered_tools(named | dict.fromkeys(others), config.env)
 
 
 def make_missing(paths: Workspace) -> None:

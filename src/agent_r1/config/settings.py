@@ -45,7 +45,7 @@ Trusted = Annotated[T, "trusted by naming"]
 class Section(BaseModel):
     """Hold one section of the settings. A recipe's class in its recipe.toml may extend it."""
 
-    model_config = ConfigDict(extra="forbid", coerce_numbers_to_str=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", coerce_numbers_to_str=True, allow_inf_nan=False, defer_build=True)
 
     @staticmethod
     def conflicts(config: Any, trains: bool) -> Iterable[ConfigError | str]:
@@ -291,15 +291,15 @@ class Config(Section):
     """Estimator; selects the critic and the preset's section of that name (else `ppo:` with a critic, `grpo:` without)."""
     engine: Engine = "local"
     seed: int = 0
-    data: DataConfig = DataConfig()
-    search: SearchConfig = SearchConfig()
-    env: EnvConfig = EnvConfig()
-    model: ModelConfig = ModelConfig()
-    rollout: RolloutConfig = RolloutConfig()
-    advantage: AdvantageConfig = AdvantageConfig()
-    actor: ActorConfig = ActorConfig()
-    critic: CriticConfig = CriticConfig()
-    trainer: TrainerConfig = TrainerConfig()
+    data: DataConfig = Field(default_factory=DataConfig)
+    search: SearchConfig = Field(default_factory=SearchConfig)
+    env: EnvConfig = Field(default_factory=EnvConfig)
+    model: ModelConfig = Field(default_factory=ModelConfig)
+    rollout: RolloutConfig = Field(default_factory=RolloutConfig)
+    advantage: AdvantageConfig = Field(default_factory=AdvantageConfig)
+    actor: ActorConfig = Field(default_factory=ActorConfig)
+    critic: CriticConfig = Field(default_factory=CriticConfig)
+    trainer: TrainerConfig = Field(default_factory=TrainerConfig)
 
     def algorithm_has(self, fact: Literal["critic", "groups", "greedy"]) -> bool:
         """Return whether the estimator has a critic, compares a prompt's samples, or plays greedy ones."""

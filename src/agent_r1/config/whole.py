@@ -12,7 +12,7 @@ from functools import cache
 from inspect import get_annotations
 from typing import TYPE_CHECKING, Any, get_args, get_origin
 
-from pydantic import create_model
+from pydantic import Field, create_model
 from pydantic.fields import FieldInfo
 
 from agent_r1.config import plugins, settings, tables
@@ -47,7 +47,8 @@ def join_sections() -> type[settings.Config]:
                 taken[key] = part.__module__
         parts = [part for part in parts if not any(part in other.__mro__[1:] for other in parts)]
         whole = create_model((core or parts[0]).__name__, __base__=tuple(parts), __module__=__name__)
-        sections[section] = (whole, whole())
+        # Validators are built when first used (`defer_build`): most classes only serve as bases.
+        sections[section] = (whole, Field(default_factory=whole))
     return create_model("Config", __base__=settings.Config, __module__=__name__, **sections)
 
 

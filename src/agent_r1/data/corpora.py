@@ -16,8 +16,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 from pydantic import AliasChoices, BaseModel, Field
 
 from agent_r1.config import tables
@@ -144,6 +142,8 @@ def published_passages(corpus: str, publishers: dict[str, str], count: int) -> I
 
 def read_folder(folder: Path) -> Iterator[Passage]:
     """Yield the passages of a publisher's folder: parquet with _id, title and text, or corpus.jsonl."""
+    import pyarrow as pa
+
     found = [path for files in CORPUS_FILES for path in sorted(folder.glob(files))]
     if not found:
         raise ConfigError(
@@ -161,6 +161,8 @@ def read_folder(folder: Path) -> Iterator[Passage]:
 
 
 def _parquet_records(path: Path) -> Iterator[tuple[str, Any]]:
+    import pyarrow.parquet as pq
+
     seen = 0
     for batch in pq.ParquetFile(path).iter_batches(columns=["_id", "title", "text"]):
         yield from ((f"record {seen + n}", value) for n, value in enumerate(batch.to_pylist(), 1))

@@ -18,8 +18,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 
 from agent_r1.config import plugins
@@ -171,6 +169,9 @@ def _apart(made: dict[str, list[OwnQuestion]], skipped: list[str]) -> dict[str, 
 
 
 def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     try:
         values = pq.read_table(path).to_pylist()
     except (pa.ArrowException, OSError) as error:

@@ -14,9 +14,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from agent_r1.core import Row
 from agent_r1.ground.errors import AgentR1Error, first_line
 from agent_r1.ground.files import sha256, whole
@@ -44,11 +41,17 @@ class Passage:
 
 def write_rows(path: Path, rows: list[Row]) -> None:
     """Write `rows` as parquet, the same bytes for the same rows. At least one is needed to infer column types."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     pq.write_table(pa.Table.from_pylist(rows), path)
 
 
 def read_rows(path: Path) -> list[Row]:
     """Read all rows of a parquet file. Raise AgentR1Error if it is missing, damaged or lacks columns."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     try:
         table = pq.read_table(path)
     except FileNotFoundError:

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 
 from agent_r1.ground.errors import AgentR1Error, first_line
@@ -82,6 +81,8 @@ def locked(path: Path, busy: str | None = None) -> Iterator[None]:
 
     Others wait, or get AgentR1Error with `busy`. The lock ends with its process, so a crash leaves none.
     """
+    from filelock import FileLock, Timeout
+
     try:
         lock = FileLock(path).acquire(timeout=-1 if busy is None else 0)
     except Timeout:

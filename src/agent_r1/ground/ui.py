@@ -8,20 +8,24 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.text import Text
+if TYPE_CHECKING:
+    from rich.console import Console  # it takes longer to import than most lines take to print
 
-console = Console(highlight=False, soft_wrap=True)
+
+@cache
+def console() -> Console:
+    """Return the console of this process's standard output."""
+    from rich.console import Console
+
+    return Console(highlight=False, soft_wrap=True)
 
 
 def say(text: str) -> None:
-    """Print one line on standard output.
-
-    No markup is parsed, because paths or a model's words may contain it.
-    """
-    console.print(text, markup=False)
+    """Print one line on standard output."""
+    print(text, flush=True)
 
 
 @contextmanager
@@ -30,8 +34,10 @@ def status() -> Iterator[Callable[[str], None]]:
 
     Without a terminal it prints a line now and then.
     """
-    if console.is_terminal:
-        with console.status("") as line:
+    if sys.stdout.isatty():
+        from rich.text import Text
+
+        with console().status("") as line:
             yield lambda text: line.update(Text(text))
         return
     last = -math.inf
@@ -48,9 +54,11 @@ def status() -> Iterator[Callable[[str], None]]:
 @contextmanager
 def progress(title: str, total: int) -> Iterator[Callable[..., None]]:
     """Yield `advance(note="")` of a progress bar; without a terminal it prints some lines."""
-    if console.is_terminal:
+    if sys.stdout.isatty():
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
         columns = (TextColumn("  {task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*columns, TextColumn("{task.fields[note]}"), console=console, transient=True) as bar:
+        with Progress(*columns, TextColumn("{task.fields[note]}"), console=console(), transient=True) as bar:
             task = bar.add_task(title, total=total, note="")
             yield lambda note="": bar.update(task, advance=1, note=note)
         return

@@ -50,8 +50,8 @@ class _ByHand(AgentEnvLoop, Policy):
         ids = super().observe(steps, observation)
         seen = len(steps[-1].observation_ids) + len(steps[-1].action_ids) if steps else 0
         new = ids if observation.rewrite else ids[seen:]
-        console.print(f"\n[bold]The agent reads[/] {len(new)} tokens (mask 0), {len(ids)} in all:")
-        console.print(Text(clean(self.chat.decode(new)), style="bright_black"))
+        console().print(f"\n[bold]The agent reads[/] {len(new)} tokens (mask 0), {len(ids)} in all:")
+        console().print(Text(clean(self.chat.decode(new)), style="bright_black"))
         return ids
 
     async def generate(self, prompt_ids: list[int], sampling: Sampling, session: str | None = None) -> Generation:
@@ -60,16 +60,16 @@ class _ByHand(AgentEnvLoop, Policy):
             raise EOFError
         ids = self.chat.turn_ids(text, self.spoken.end_token(text))
         cut = ids[: sampling.max_tokens]
-        console.print(f"[bold]You wrote[/] {len(ids)} tokens (mask 1) of at most {sampling.max_tokens}:")
-        console.print(Text(clean(self.chat.decode(cut)), style="black on bright_cyan"))
+        console().print(f"[bold]You wrote[/] {len(ids)} tokens (mask 1) of at most {sampling.max_tokens}:")
+        console().print(Text(clean(self.chat.decode(cut)), style="black on bright_cyan"))
         return Generation(cut, [0.0] * len(cut), "stop" if len(cut) == len(ids) else "length")
 
     def on_result(self, result: StepResult) -> None:
         for made in result.info.get("tool_calls", ()):
             said = "ok" if made["ok"] else made["error"]
-            console.print(f"{made['name']}: {said}, {1000 * made['seconds']:.1f} ms", markup=False)
+            console().print(f"{made['name']}: {said}, {1000 * made['seconds']:.1f} ms", markup=False)
         if result.reward:
-            console.print(f"reward of this step: {result.reward:+.3f}")
+            console().print(f"reward of this step: {result.reward:+.3f}")
 
 
 def expand(line: str, tools: dict[str, BaseTool], spoken: Dialect) -> str:
@@ -107,10 +107,10 @@ def play_by_hand(
 ) -> None:
     """Play one episode. Raises AgentR1Error if the person gives up."""
     spoken = dialect_of(env)
-    console.print(how_to(spoken, tools), markup=False)
+    console().print(how_to(spoken, tools), markup=False)
 
     def read() -> str:
-        console.print("\n[bold]your turn>[/] ", end="")
+        console().print("\n[bold]your turn>[/] ", end="")
         return expand(sys.stdin.readline(), tools, spoken)
 
     loop = _ByHand(chat, Limits.from_settings(rollout, env), make_env, spoken, read)
@@ -121,12 +121,12 @@ def play_by_hand(
     parts = ", ".join(f"{name} {value:+.3f}" for name, value in trajectory.reward_parts.items())
     expected = ", ".join(map(str, row["reward_model"]["ground_truth"])) or "nothing"
     said = trajectory.error or f"expected {expected}"
-    console.print(f"\nThe episode is over: {trajectory.stop_reason}, {said}.", markup=False)
-    console.print(f"reward {trajectory.reward:+.3f}{f' ({parts})' if parts else ''}", markup=False)
+    console().print(f"\nThe episode is over: {trajectory.stop_reason}, {said}.", markup=False)
+    console().print(f"reward {trajectory.reward:+.3f}{f' ({parts})' if parts else ''}", markup=False)
     for one in trajectory_rows(trajectory, 0):
         shown = vars(one) | {"tokens": [chat.decode([i]) for i in one.input_ids]}
-        console.print(f"\nTraining rows: {sum(one.action_mask)} of {len(one.input_ids)} tokens are trained on")
-        console.print(token_table(shown) if table else token_text(shown))
+        console().print(f"\nTraining rows: {sum(one.action_mask)} of {len(one.input_ids)} tokens are trained on")
+        console().print(token_table(shown) if table else token_text(shown))
 
 
 # -------------------------------------------------------------------------------------------------------------- tools
@@ -141,7 +141,7 @@ def show_tools(tools: dict[str, BaseTool], schema: bool = False) -> None:
         table.add_column(column)
     for tool in tools.values():
         table.add_row(tool.name, ", ".join(tool.parameters.get("properties", {})), Text(clean(tool.description)))
-    console.print(table)
+    console().print(table)
 
 
 def call_by_hand(tools: dict[str, BaseTool], words: list[str], env: EnvConfig) -> bool:
@@ -160,6 +160,6 @@ def call_by_hand(tools: dict[str, BaseTool], words: list[str], env: EnvConfig) -
     if bad:
         raise ConfigError(f"--call {name}: {bad[0]!r} is not of the form argument=value", code="bad_argument")
     result = asyncio.run(call_tool(tools, ToolCall(name, _arguments(rest)), env.tool_timeout_s, env.tool_max_chars))
-    console.print(clean(result.content), markup=False)
-    console.print(f"{'ok' if result.ok else result.error}, {1000 * result.seconds:.1f} ms", style="bright_black")
+    console().print(clean(result.content), markup=False)
+    console().print(f"{'ok' if result.ok else result.error}, {1000 * result.seconds:.1f} ms", style="bright_black")
     return result.ok

@@ -18,12 +18,13 @@ import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.ground.files import RESUME, remove, sha256, whole, writing
+
+if TYPE_CHECKING:
+    import torch
 
 CHECKPOINT_FORMAT = 1
 _NAME = re.compile(r"step_(\d{6})")
@@ -72,6 +73,8 @@ def read_checkpoint(path: Path, fingerprint: str) -> tuple[int, dict[str, Any]]:
 
     Raises AgentR1Error for a missing, damaged or foreign checkpoint, and for one of another configuration.
     """
+    import torch
+
     manifest = verify_checkpoint(path)
     if manifest["config"] != fingerprint:
         raise AgentR1Error(
@@ -108,6 +111,8 @@ def verify_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def _write_state(state: dict[str, Any], path: Path) -> None:
+    import torch
+
     try:
         torch.save(state, path)
     except RuntimeError as error:  # torch raises it for a full disk

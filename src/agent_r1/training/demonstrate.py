@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agent_r1.config import plugins
 from agent_r1.config.settings import EnvConfig, RolloutConfig
@@ -35,10 +35,10 @@ from agent_r1.env import AgentEnv, Dialect, dialect_of, make_env
 from agent_r1.ground.errors import AgentR1Error, ConfigError
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.episode import AgentEnvLoop, AgentFlowBase, Limits, Task, derive_seed
-from agent_r1.rollout.rollouts import run_episodes
-from agent_r1.rollout.training_rows import TrainingRow, trajectory_rows
 from agent_r1.tool import BaseTool
-from agent_r1.training.tiny_model import byte_chat
+
+if TYPE_CHECKING:
+    from agent_r1.rollout.training_rows import TrainingRow  # PyTorch comes with it
 
 Demonstrate = Callable[..., str]
 """Maps (row, history) or (row, history, rng) to the agent's next turn as text, tags included."""
@@ -146,6 +146,9 @@ def play_demonstrations(
     """
     demonstrate = demonstrator_of(name)
     # No tokenizer has been trained yet: a byte is a token, and context limits do not apply.
+    from agent_r1.rollout.rollouts import run_episodes
+    from agent_r1.training.tiny_model import byte_chat
+
     chat = byte_chat()
     limits = replace(Limits.from_settings(rollout, env), max_tokens_per_turn=10**6, max_context=10**7)
     requests: set[str | None] = set()
@@ -258,6 +261,8 @@ def sequences(
 
     `spoken`: the dialect, which defines the end of a turn. Raises ConfigError if most exceed `max_context`.
     """
+    from agent_r1.rollout.training_rows import trajectory_rows
+
     found = [
         row for i, e in enumerate(episodes) for row in trajectory_rows(_trajectory(e, chat, spoken or Dialect()), i)
     ]

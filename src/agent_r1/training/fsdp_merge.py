@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.rollout import model_files
 from agent_r1.training.checkpoint import refuse_weights
+from agent_r1.training.settings import LORA_ALPHA
 
 SHARDS = "model_world_size_*_rank_*.pt"
 
@@ -23,10 +24,6 @@ SHARDS = "model_world_size_*_rank_*.pt"
 def find_shards(folder: Path) -> Path | None:
     """Return the folder with the policy's shards: `folder` or its `actor/`. None without shards."""
     return next((place for place in (folder / "actor", folder) if any(place.glob(SHARDS))), None)
-
-
-ALPHA = 2
-"""LoRA's alpha / r, constant, so that doubling the rank does not halve the step (lora.py)."""
 
 
 def write_merged(actor: Path, base: Path, out: Path) -> None:
@@ -52,7 +49,7 @@ def write_weights(weights: dict[str, torch.Tensor], base: Path, out: Path) -> No
 
 
 def merge_adapters(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Merge LoRA adapters into their weights, float32: W + ALPHA B A.
+    """Merge LoRA adapters into their weights, float32: W + LORA_ALPHA B A.
 
     `weights` has the names of `peft`, or Hugging Face's for weights without an adapter, which stay unchanged.
     """
@@ -63,7 +60,7 @@ def merge_adapters(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     for name in [name for name in plain if name.endswith(".lora_A.weight")]:
         A, B = plain.pop(name), plain.pop(name.replace(".lora_A.", ".lora_B."))
         target = name.replace(".lora_A.weight", ".weight")
-        plain[target] = plain[target] + ALPHA * B @ A  # not in place: the tensor may be mapped from a file
+        plain[target] = plain[target] + LORA_ALPHA * B @ A  # not in place: the tensor may be mapped from a file
     return {name: tensor.contiguous() for name, tensor in plain.items()}
 
 

@@ -26,7 +26,8 @@ from agent_r1.ground.files import whole, writing
 from agent_r1.rollout import model_files
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.decoder import Decoder
-from agent_r1.training.fsdp_merge import ALPHA, merge_adapters, write_weights
+from agent_r1.training.fsdp_merge import merge_adapters, write_weights
+from agent_r1.training.settings import LORA_ALPHA
 from agent_r1.training.tiny_model import save_tokenizer
 
 TARGETS = ("qkv", "o", "gate_up", "down")
@@ -42,7 +43,7 @@ def add_adapters(model: Decoder, rank: int) -> None:
         from peft import LoraConfig, inject_adapter_in_model
     with torch.random.fork_rng():  # every run starts with the same A, also a resumed one
         torch.manual_seed(0)
-        inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=ALPHA * rank, target_modules=list(TARGETS)), model)
+        inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=LORA_ALPHA * rank, target_modules=list(TARGETS)), model)
 
 
 def load_adapters(folder: Path, base: Path, device: str, rank: int) -> Decoder:
@@ -68,7 +69,7 @@ def save_adapters(model: Decoder, chat: ChatFormat, base: Path, folder: Path) ->
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": str(base.resolve()),
         "r": rank,
-        "lora_alpha": ALPHA * rank,
+        "lora_alpha": LORA_ALPHA * rank,
         "lora_dropout": 0.0,
         "bias": "none",
         "target_modules": sorted({name.split(".")[-3] for name in tensors}),
@@ -91,7 +92,7 @@ def merged_model(checkpoint: Path) -> Path:
     if target.is_dir():
         return target
     config = json.loads((adapter / ADAPTER_CONFIG).read_text())
-    if config["lora_alpha"] != ALPHA * config["r"]:  # another program's adapter: our scale would give another model
+    if config["lora_alpha"] != LORA_ALPHA * config["r"]:  # another program's adapter: our scale would give another model
         raise AgentR1Error(
             f"{adapter} has another scale than this program's adapters; merge it with `agent-r1 export`",
             code="other_adapter",

@@ -1,12 +1,4 @@
-"""Run training on disk: record it, and resume it after an interruption.
-
-    runs/<name>/config.yaml            the resolved configuration
-                metrics.jsonl          one line per step
-                rollouts/*.jsonl       whole trajectories: ids, masks, log-probs, rewards, advantages
-                checkpoints/step_*/    see checkpoint.py
-                eval_before.json       the model that RL started from, on the test split
-                eval.json              the trained one
-                report.html
+"""Run training on disk (run_dir.py): record it, and resume it after an interruption.
 
 A run is exactly repeatable: all randomness depends on (seed, step). Resuming from the newest checkpoint gives the same
 weights and metrics as an uninterrupted run.
@@ -15,25 +7,23 @@ weights and metrics as an uninterrupted run.
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agent_r1.config import Config, fingerprint, fingerprint_values, from_yaml, plugins, tables, to_yaml, user_code
+from agent_r1.config import Config, fingerprint, tables
 from agent_r1.config.settings import ActorConfig, CriticConfig, RolloutConfig, TrainerConfig
 from agent_r1.core import Row, Trajectory
 from agent_r1.env import dialect_of, make_env
 from agent_r1.ground import hub
 from agent_r1.ground.device import resolve_device
 from agent_r1.ground.errors import AgentR1Error, ConfigError
-from agent_r1.ground.files import locked, remove, write_whole, writing
-from agent_r1.ground.ui import say
+from agent_r1.ground.files import remove
 from agent_r1.rollout import decoder, model_files
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.episode import AgentEnvLoop
@@ -47,98 +37,12 @@ from agent_r1.training import lora
 from agent_r1.training.checkpoint import list_checkpoints, read_checkpoint, refuse_weights, save_checkpoint
 from agent_r1.training.dashboard import Dashboard
 from agent_r1.training.learner import Learner, make_learner
-from agent_r1.training.log import STEP_KEY, MetricsFile, Track, free_host_memory, process_memory, trackers
+from agent_r1.training.log import STEP_KEY, Track, free_host_memory, process_memory, trackers
 from agent_r1.training.loop import train
+from agent_r1.training.run_dir import RunDir, only_trainer, open_run
 from agent_r1.training.sentinel import SPAN, new_signs
 from agent_r1.training.tiny_model import load_chat, load_tokenizer, save_tokenizer
 from agent_r1.workspace import Workspace, check_local_model, data_folder, needs_index, require_path
-
-
-@dataclasses.dataclass(frozen=True)
-class RunDir:
-    """Paths of a run."""
-
-    path: Path
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def config(self) -> Path:
-        return self.path / "config.yaml"
-
-    @property
-    def code(self) -> Path:
-        """The file with hashes of user-defined code at the start of the run, if any."""
-        return self.path / "code.json"
-
-    @property
-    def metrics(self) -> MetricsFile:
-        return MetricsFile(self.path / "metrics.jsonl")
-
-    def latest_checkpoint(self) -> Path | None:
-        """Return the newest checkpoint, or None."""
-        return (list_checkpoints(self.checkpoints) or [None])[-1]
-
-    def begun(self) -> bool:
-        """Return whether anything has run here. A refused run may leave an empty folder."""
-        return any((self.path / name).exists() for name in ("metrics.jsonl", "checkpoints", "eval_before.json"))
-
-    def finished(self, steps: int) -> bool:
-        """Return whether the last step has a checkpoint."""
-        latest = self.latest_checkpoint()
-        return latest is not None and latest.name == f"step_{steps:06d}"
-
-
-def open_run(run: RunDir, config: Config, resume: bool) -> None:
-    """Make the run's folder, or check that it can be resumed. Raise AgentR1Error with the remedy."""
-    check_same_settings(run, config)
-    latest = run.latest_checkpoint()
-    unfinished = latest is not None and not run.finished(config.trainer.steps)
-    if latest and unfinished and not resume:
-        with only_trainer(run):
-            pass  # raises if another process is training the run: --resume would be the wrong advice
-        raise AgentR1Error(
-            f"{run.path} has an unfinished run ({latest.name}); add --resume to continue it, or "
-            "choose another name with --run NAME",
-            code="run_exists",
-        )
-    if unfinished and (threads := from_yaml(run.config).trainer.threads) != config.trainer.threads:
-        say(
-            f"trainer.threads: {threads} there, {config.trainer.threads} now. Sums are rounded in another order, so the last bits "
-            "of weights and metrics may differ from those of an uninterrupted run"
-        )
-    with writing(run.path):
-        (run.path / "rollouts").mkdir(parents=True, exist_ok=True)
-        write_whole(run.config, to_yaml(config))
-        if code := plugins.code_hashes(user_code(config)):
-            write_whole(run.code, json.dumps(code, indent=2) + "\n")
-
-
-def check_same_settings(run: RunDir, config: Config) -> None:
-    """Raise AgentR1Error if an existing run was started with settings that give other weights."""
-    if not (run.config.exists() and run.begun()):
-        return
-    saved = from_yaml(run.config)
-    if fingerprint(saved) != fingerprint(config):
-        raise AgentR1Error(
-            f"{run.path} was started with other settings ({_first_difference(saved, config)}); choose another name with "
-            "--run NAME, or delete the folder",
-            code="other_settings",
-        )
-    then, now = json.loads(run.code.read_text()) if run.code.exists() else {}, plugins.code_hashes(user_code(config))
-    if changed := sorted(name for name in {*then, *now} if then.get(name) != now.get(name)):
-        raise AgentR1Error(
-            f"{', '.join(changed)} changed since {run.path} was started; undo the change, choose another name with "
-            "--run NAME, or delete the folder",
-            code="other_code",
-        )
-
-
-def only_trainer(run: RunDir) -> AbstractContextManager[None]:
-    """Lock the run against training by another process."""
-    return locked(run.path / ".lock", f"another process is training {run.path}; wait for it, or choose --run NAME")
 
 
 def run_training(
@@ -340,19 +244,6 @@ class TimeLimit:
         now = time.time()
         self.last, self.longest = now, max(self.longest, now - self.last)
         return now + self.longest > self.end
-
-
-def _first_difference(old: Config, new: Config) -> str:
-    """Describe the first setting that differs and matters: `actor.lr: 0.0003 there, 0.001 now`."""
-
-    def flat(value: Any, prefix: str = "") -> dict[str, Any]:
-        if not isinstance(value, dict):
-            return {prefix[:-1]: value}
-        return {k: v for key, inner in value.items() for k, v in flat(inner, f"{prefix}{key}.").items()}
-
-    a, b = flat(fingerprint_values(old)), flat(fingerprint_values(new))
-    key = next(k for k in sorted(a.keys() | b.keys()) if a.get(k) != b.get(k))
-    return f"{key}: {a.get(key)} there, {b.get(key)} now"
 
 
 def start_model(paths: Workspace) -> Path:

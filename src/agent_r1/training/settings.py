@@ -11,6 +11,9 @@ from agent_r1.config.setting_types import AtLeast1, LearningRate, Share, UserCod
 from agent_r1.config.settings import ModelConfig, NamesCode, NamesFile, Section
 from agent_r1.ground.errors import ConfigError
 
+LORA_ALPHA = 2
+"""LoRA's alpha / r, constant, so that doubling the rank does not halve the step (lora.py)."""
+
 
 class TinyModelConfig(ModelConfig):
     vocab_size: int = 1024

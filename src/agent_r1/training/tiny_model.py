@@ -21,7 +21,6 @@ import errno
 import json
 import math
 from collections.abc import Iterable
-from importlib import resources
 from pathlib import Path
 
 import torch
@@ -244,10 +243,7 @@ def chat_with_tools(folder: Path) -> ChatFormat:
                 f"{error}; our template does not fit either, because it has no token {min(missing)}",
                 code="missing_control_tokens",
             ) from None
+    from agent_r1.training.chat_tools import tools_template
+
     tokenizer.chat_template = tools_template()
     return ChatFormat(tokenizer)
-
-
-def tools_template() -> str:
-    """Read chat_tools.j2, a chat template that shows tools."""
-    return resources.files("agent_r1.training").joinpath("chat_tools.j2").read_text(encoding="utf-8")

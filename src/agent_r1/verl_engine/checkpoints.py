@@ -23,7 +23,7 @@ from agent_r1.ground.errors import AgentR1Error
 from agent_r1.rollout.policies import load_transformers, token_logprobs
 from agent_r1.training.checkpoint import save_checkpoint
 from agent_r1.training.fsdp_merge import write_merged
-from agent_r1.training.run import RunDir
+from agent_r1.training.run_dir import RunDir
 
 PARITY = "logprobs.json"
 """Next to verl's shards: rows of tokens, and the trainer's log-probabilities when it saved."""

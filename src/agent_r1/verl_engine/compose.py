@@ -22,10 +22,9 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from agent_r1.config import Config
-from agent_r1.ground.device import resolve_device
 from agent_r1.ground.errors import AgentR1Error
-from agent_r1.ground.machine import installed
-from agent_r1.training.fsdp_merge import ALPHA
+from agent_r1.ground.machine import device_names, installed
+from agent_r1.training.settings import LORA_ALPHA
 from agent_r1.verl_engine import VERL
 
 KL_NAMES = {"k1": "k1", "k2": "k2", "k3": "low_var_kl"}
@@ -50,7 +49,7 @@ class Sources:
 
 def page(config: Config, model: Path, data: Path, run: Path) -> str:
     """Format verl's configuration for `--dry-run`: complete if verl is installed, else our changes."""
-    device = "cuda" if config.verl.gpu else resolve_device(config.trainer)[0]
+    device = "cuda" if config.verl.gpu else device_names(config.trainer)[0]
     ours = overrides(config, Sources(model, run / "verl" / "train.parquet", data / "val.parquet", run), device)
     if installed("verl") is None:
         return (
@@ -98,7 +97,7 @@ def computed_settings(config: Config, sources: Sources, device: str) -> dict[str
         "ranks_per_node": v.ranks // v.nodes,
         "prompt_tokens": r.max_context - r.max_tokens_per_turn,
         "loss_scale": r.max_context if a.loss_aggregation == "seq-mean-token-sum-norm" else None,
-        "lora_alpha": ALPHA * a.lora_rank,
+        "lora_alpha": LORA_ALPHA * a.lora_rank,
         "clip_low": a.clip[0],
         "clip_high": a.clip[1],
         "kl_in_loss": kl and a.kl_in == "loss",

@@ -42,7 +42,8 @@ from agent_r1.training.batches import prompts_of_step
 from agent_r1.training.checkpoint import read_checkpoint
 from agent_r1.training.dashboard import Dashboard
 from agent_r1.training.log import trackers
-from agent_r1.training.run import RunDir, graceful_interrupt, only_trainer, open_run
+from agent_r1.training.run import graceful_interrupt
+from agent_r1.training.run_dir import RunDir, only_trainer, open_run
 from agent_r1.training.tiny_model import load_chat
 from agent_r1.verl_engine.checkpoints import finish, unverified
 from agent_r1.verl_engine.compose import Sources, compose, overrides, ray_environment

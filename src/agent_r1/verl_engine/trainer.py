@@ -42,7 +42,8 @@ from agent_r1.training.learner import refuse_gradient
 from agent_r1.training.log import free_host_memory
 from agent_r1.training.metrics import EpisodeNumbers, episode_metrics
 from agent_r1.training.parts import make_estimator
-from agent_r1.training.run import RunDir, TimeLimit, refuse_collapse
+from agent_r1.training.run import TimeLimit, refuse_collapse
+from agent_r1.training.run_dir import RunDir
 from agent_r1.verl_engine.algorithms import (
     RowKey,
     SamplerWatch,
