@@ -27,7 +27,7 @@ check_gpus
 # Room 2, search: encode every passage as a vector, and build a FAISS index that finds the nearest passages of a query.
 "$agent" index "${config[@]}"
 
-# Room 7, training: RL needs a model that sometimes succeeds. A tiny one learns the format, and to play badly.
+# Room 7, training: RL needs a model that sometimes succeeds. A tiny model learns the format and a weak policy.
 "$agent" cold-start "${config[@]}"
 
 # With GPUs, or with --search-server: one process holds the index for all processes that run episodes.

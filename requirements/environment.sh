@@ -45,7 +45,7 @@ TEXT
 me=speedrun
 source requirements/packages.sh
 
-preset_of() {  # preset_of RECIPE: what --preset takes for it, as src/agent_r1/config/recipes.py finds it
+preset_of() {  # preset_of RECIPE: print its preset, as src/agent_r1/config/recipes.py finds it
     local name=${1%/} ours
     ours=$(basename "$name" | tr - _)
     if [ -f "$name/preset.yaml" ] && [ ! "$name" -ef "recipes/$ours" ]; then echo "$name/preset.yaml"
@@ -75,7 +75,7 @@ while [ $# -gt 0 ]; do
         --no-check) check=""; shift ;;
         search.url=?*) search=theirs; config+=("$1"); shift ;;
         [!-]*=*) config+=("$1"); shift ;;
-        *)  # the name of an algorithm: tables of names have a heading for each
+        *)  # the name of an algorithm, each of which has a heading in a table of names
             known=$(sed -n 's/^\[estimator\.\(.*\)\].*/\1/p' src/agent_r1/config/names.toml recipes/*/recipe.toml | tr -d '"')
             # shellcheck disable=SC2086  # one word each
             grep -qxF -- "$1" <<<"$known" || die "unknown argument '$1'$(nearest "${1%%=*}" $known \

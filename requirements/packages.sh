@@ -7,7 +7,7 @@
 
 die() { echo "$me: $1" >&2; exit "${2:-1}"; }
 
-nearest() {  # nearest WORD KNOWN...: " (did you mean 'preset'?)", where a Python is there and a known word is close
+nearest() {  # nearest WORD KNOWN...: print " (did you mean 'preset'?)" if there is a Python and a known word is close
     "${PYTHON:-python3}" - "$@" 2>/dev/null <<'PY' || true
 import sys
 from difflib import get_close_matches
@@ -26,7 +26,7 @@ choose_packages() {
     agent="$venv/bin/agent-r1"
 }
 
-pinned() {  # this very checkout, and every package of a requirements file at its pinned version
+pinned() {  # succeed if this checkout is installed, and every package of a requirements file at its pinned version
     [ -x "$agent" ] && "$venv/bin/python" - "$1" 2>/dev/null <<'PY'
 import sys
 from pathlib import Path
@@ -40,7 +40,7 @@ sys.exit(not (here and all(same_version(installed(name), pin) for name, pin in p
 PY
 }
 
-bring_python() {  # rented boxes have older ones: uv, from PyPI, brings a 3.12 with the headers that Triton compiles with
+bring_python() {  # rented machines have an older Python: uv, from PyPI, installs a 3.12 with the headers that Triton needs
     local own=$venv.uv
     echo "environment: there is no Python 3.12 here, so uv installs one into $venv ..."
     { python3 -m pip install --quiet --disable-pip-version-check --target "$own" uv &&
@@ -50,7 +50,7 @@ with a network: pip install uv && uv venv --seed --python 3.12 $venv; then run t
     rm -rf "$own"
 }
 
-pythons() {  # those of these names, and for GPUs the 3.12s that pyenv, conda and uv keep
+pythons() {  # list Pythons of these names, and for GPUs the 3.12s of pyenv, conda and uv
     local found
     command -v "${names[@]}" || true
     [ "$stack" = cpu ] || for found in "$HOME"/.pyenv/versions/3.12.*/bin/python "$HOME"/*conda3/bin/python3.12 \
@@ -63,7 +63,7 @@ find_python() {  # for a CPU 3.11 or 3.12; for GPUs 3.12, because flash-attn's w
     local names=(python3.11 python3.12 python3) wanted="3.11 or 3.12" least=11
     [ "$stack" = cpu ] || names=(python3.12) wanted="3.12" least=12
     python=$venv/bin/python
-    if [ ! -x "$venv/bin/pip" ]; then  # none yet, or one that was interrupted in the making
+    if [ ! -x "$venv/bin/pip" ]; then  # missing or incomplete
         python=${PYTHON:-$(pythons | head -n 1)}
     fi
     if [ -z "$python" ] && [ "$stack" = gpu ]; then bring_python; python=$venv/bin/python; fi
@@ -72,7 +72,7 @@ find_python() {  # for a CPU 3.11 or 3.12; for GPUs 3.12, because flash-attn's w
         die "$("$python" --version 2>&1) is not supported; install Python $wanted, or set PYTHON"
 }
 
-verified() {  # verified FILE: the lines of hashes.txt for what a requirements file pins, and the files that it names with -r
+verified() {  # verified FILE: print the hashes of the packages that a requirements file pins, with the files that it includes
     awk -v folder="$(dirname "$1")" -v hashes="$(dirname "$1")/hashes.txt" '
         function read(file,  line) {
             while ((getline line < file) > 0) {
@@ -87,7 +87,7 @@ verified() {  # verified FILE: the lines of hashes.txt for what a requirements f
         }' "$1"
 }
 
-install() {  # install WHAT PIP-ARGUMENTS...: pip's progress, and what it took; what hashes.txt knows comes first
+install() {  # install WHAT PIP-ARGUMENTS...: hashed packages first; print pip's progress, seconds and size
     local begin=$SECONDS file="" pip=("$venv/bin/pip" install --disable-pip-version-check)
     local moving='/^ *(Downloading|Using cached) / {sub(/^ */, "  "); print; fflush()}
             /^Installing/ {print "  unpacking all of them ..."; fflush()}'
