@@ -139,7 +139,7 @@ def test_the_first_dialect_is_imported_without_what_other_environments_need():
 def test_a_model_that_cannot_speak_harmony_is_refused(harmony_chat, qwen_chat):
     env = EnvConfig(name="harmony")
     check_dialect(harmony_chat, env, tools=True)
-    with pytest.raises(ConfigError, match="this model has no <.start.>; set model.path to a model that"):
+    with pytest.raises(ConfigError, match="requires the control token <.start.>, which this model lacks"):
         check_dialect(qwen_chat, env, tools=True)
     other = copy.deepcopy(harmony_chat.tokenizer)
     other.chat_template = QWEN25  # which takes results of role `tool` alone

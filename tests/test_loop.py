@@ -589,7 +589,7 @@ def test_rewards_on_the_way_are_brought_to_the_outcomes_size(chat, monkeypatch):
         process = sum(t.steps[0].reward for t in trajectories) / len(trajectories)
         assert metrics.get("reward/process", 0) == pytest.approx(process)
     assert max(scales) == pytest.approx(2 / 0.5, rel=1e-5) and {round(scale, 3) for scale in scales} <= {0.0, 4.0}
-    with pytest.raises(ConfigError, match="remax compares with a greedy episode's rewards as they were paid"):
+    with pytest.raises(ConfigError, match="remax compares with a greedy episode, whose rewards are not scaled"):
         micro_config("remax", "advantage.process_weight=1")
 
 
