@@ -15,8 +15,8 @@ from agent_r1 import (
     ConfigError,
     InvalidArgumentsError,
     TooLongError,
-    fetch,
     first_line,
+    send,
 )
 from agent_r1_recipes.code import sandbox
 from agent_r1_recipes.code.sandbox import MAX_OUTPUT, MAX_SOURCE, Ran
@@ -110,9 +110,9 @@ class SandboxFusion:
         }
         try:
             # The server's text is cut off, because a program may have written it.
-            answer = fetch(
+            answer = send(
                 "POST", f"{self.url}/run_code", body=wanted, within_s=within_s + 1, max_bytes=16 * MAX_OUTPUT
-            )
+            ).result()
             said = answer.json() if answer.status == 200 else {"message": f"status {answer.status}"}
             result = said.get("run_result") if said.get("status") in ("Success", "Failed") else None
             if result is None:

@@ -12,15 +12,14 @@ import functools
 import os
 import re
 import secrets
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from typing import Any
 
 import httpx
 
-from agent_r1 import AgentR1Error, Row, fetch, first_line
+from agent_r1 import AgentR1Error, Row, first_line, send
 from agent_r1_recipes.judge.settings import JudgeSettings
 
-MAX_REQUESTS = 16
-"""Requests to the server at the same time."""
 REMEMBERED = 100_000
 """Verdicts. Samples of one question often say the same, and epochs repeat it."""
 VERDICT_TIMEOUT_S = 60.0
@@ -41,14 +40,13 @@ same as a right answer, and nothing else), and with nothing else."""
 
 
 class Judge:
-    """Ask for each case once, in threads: at most `MAX_REQUESTS` at a time. A failed request is repeated when it recurs."""
+    """Ask for each case once. A request that failed is repeated when its case recurs."""
 
     def __init__(self, url: str, model: str):
         self.url, self.model = url.rstrip("/"), model
-        self._verdicts: dict[Case, Future[float]] = {}
+        self._asked: dict[Case, Future[Any]] = {}
         key = os.environ.get(KEY)
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._threads = ThreadPoolExecutor(MAX_REQUESTS, "judge")
 
     async def score(self, question: str, targets: list[str], answer: str) -> float:
         """Return a score in [0, 1]. Raises AgentR1Error without a verdict.
@@ -56,35 +54,32 @@ class Judge:
         That costs the episode, which is neither rewarded nor penalised.
         """
         case = question, tuple(targets), answer[:MAX_JUDGED_CHARS]
-        known = self._verdicts.get(case)
-        if known is None or (known.done() and known.exception()):
-            self._verdicts[case] = self._threads.submit(self._verdict, case)
-            if len(self._verdicts) > REMEMBERED:
-                del self._verdicts[next(iter(self._verdicts))]
-        return await asyncio.shield(asyncio.wrap_future(self._verdicts[case]))  # others may wait for it, too
+        if case not in self._asked:
+            self._asked[case] = self._ask(case)
+            if len(self._asked) > REMEMBERED:
+                del self._asked[next(iter(self._asked))]
+        try:
+            found = await asyncio.shield(asyncio.wrap_future(self._asked[case]))  # others may wait for it, too
+            if found.status != 200:
+                raise ValueError(f"HTTP {found.status}")
+            said = found.json()["choices"][0]["message"]["content"]
+            if (grade := re.fullmatch(r"\s*(10|\d)\s*\.?\s*", said)) is None:
+                raise ValueError(f"no number: {said[:60]!r}")
+        except (httpx.HTTPError, httpx.InvalidURL, TimeoutError, ValueError, LookupError, TypeError) as error:
+            self._asked.pop(case, None)
+            raise AgentR1Error(
+                f"the judge at {self.url} gives no verdict: {first_line(error)}", code="no_verdict"
+            ) from None
+        return int(grade[1]) / 10
 
-    def _verdict(self, case: Case) -> float:
+    def _ask(self, case: Case) -> Future[Any]:
         question, targets, answer = case
         mark = secrets.token_hex(8)
         shown = f"Question: {question}\n\nRight answers: {'; '.join(targets)}\n\n{mark}\n{answer}\n{mark}"
         messages = [{"role": "system", "content": TASK.format(mark=mark)}, {"role": "user", "content": shown}]
         wanted = {"model": self.model, "messages": messages, "temperature": 0, "max_tokens": 8}
-        try:
-            answer = fetch(
-                "POST", f"{self.url}/chat/completions", body=wanted, headers=self._headers, within_s=VERDICT_TIMEOUT_S,
-                max_bytes=MAX_VERDICT_BYTES,
-            )  # fmt: skip
-            if answer.status != 200:
-                raise ValueError(f"HTTP {answer.status}")
-            said = answer.json()["choices"][0]["message"]["content"]
-            grade = re.fullmatch(r"\s*(10|\d)\s*\.?\s*", said)
-        except (httpx.HTTPError, httpx.InvalidURL, TimeoutError, ValueError, LookupError, TypeError) as error:
-            raise AgentR1Error(
-                f"the judge at {self.url} gives no verdict: {first_line(error)}", code="no_verdict"
-            ) from None
-        if grade is None:
-            raise AgentR1Error(f"the judge at {self.url} gave no number: {said[:60]!r}", code="no_verdict")
-        return int(grade[1]) / 10
+        bounds = {"within_s": VERDICT_TIMEOUT_S, "max_bytes": MAX_VERDICT_BYTES}
+        return send("POST", f"{self.url}/chat/completions", body=wanted, headers=self._headers, **bounds)
 
 
 async def reward(answer: str, targets: list[str], row: Row, config: JudgeSettings) -> float:

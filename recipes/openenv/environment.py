@@ -31,8 +31,8 @@ from agent_r1 import (
     ToolResult,
     WorldEnv,
     extra,
-    fetch,
     first_line,
+    send,
 )
 from agent_r1_recipes.openenv.settings import OpenEnvSettings
 
@@ -140,7 +140,7 @@ def action_schema(url: str, timeout_s: float) -> dict[str, Any]:
 
     where = f"{url.rstrip('/')}/schema"
     try:
-        answer = fetch("GET", where, within_s=timeout_s, max_bytes=MAX_MESSAGE)
+        answer = send("GET", where, within_s=timeout_s, max_bytes=MAX_MESSAGE).result()
         found = answer.json()["action"]
         if answer.status != 200 or not isinstance(found.get("properties"), dict):
             raise ValueError(f"HTTP {answer.status}, {answer.body[:100]!r}")

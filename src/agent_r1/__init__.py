@@ -25,7 +25,7 @@ PUBLIC = {
     "env.dialect": ("Dialect", "Part"),
     "env.hermes": ("Hermes", "HermesToolEnv", "answer", "call"),
     "env.stateful_env": ("WorldEnv",),
-    "ground.bounds": ("TooLongError", "fetch"),
+    "ground.bounds": ("TooLongError", "send"),
     "ground.errors": ("AgentR1Error", "ConfigError", "extra", "first_line"),
     "ground.files": ("make_once", "write_whole", "writing"),
     "ground.ui": ("say",),

@@ -45,11 +45,6 @@ class Workspace:
     config: Config
     root: Path = field(default_factory=home)
 
-    @classmethod
-    def from_config(cls, config: Config) -> Workspace:
-        """Make the workspace of recipes/page, which this name is for."""
-        return cls(config)
-
     @cached_property
     def data(self) -> Path:
         c = self.config

@@ -39,7 +39,7 @@ def test_a_judge_is_asked_once_for_each_case(judge, monkeypatch):
 
 def test_a_judge_without_a_verdict_pays_and_fines_nobody(judge):
     url, asked = judge
-    for said, says in (("it cannot say", "gave no number: 'Difficult.'"), ("HTTP 500", "gives no verdict")):
+    for said, says in (("it cannot say", "no number: 'Difficult.'"), ("HTTP 500", "gives no verdict")):
         with pytest.raises(AgentR1Error, match=says):
             asyncio.run(Judge(url, "wise").score("Where?", ["Bumvel"], said))
     with pytest.raises(AgentR1Error, match="gives no verdict"):

@@ -13,6 +13,7 @@ import asyncio
 import functools
 import json
 import threading
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -97,20 +98,25 @@ class Response:
         return parse_json(self.body)
 
 
-def fetch(
+def fetch(method: str, url: str, **request: Any) -> Response:
+    """Make a request as `send` does, and wait for its answer."""
+    return send(method, url, **request).result()
+
+
+def send(
     method: str, url: str, *, within_s: float, max_bytes: int, body: Any = None, headers: dict[str, str] | None = None,
     retries: int = 0,
-) -> Response:  # fmt: skip
-    """Make one request and read its answer to the end.
+) -> Future[Response]:  # fmt: skip
+    """Make one request in the thread of all requests; the future gets the whole answer.
 
     A connection that fails is tried `retries` times more. Raises TimeoutError after `within_s` seconds in all, TooLongError
     beyond `max_bytes`, ValueError for a compressed body or an impossible address, and what httpx raises.
     """
-    request = _fetch(method, url, within_s, max_bytes, body, headers or {}, retries)
-    return asyncio.run_coroutine_threadsafe(request, _loop()).result()
+    request = _answer(method, url, within_s, max_bytes, body, headers or {}, retries)
+    return asyncio.run_coroutine_threadsafe(request, _loop())
 
 
-async def _fetch(
+async def _answer(
     method: str, url: str, within_s: float, max_bytes: int, body: Any, headers: dict[str, str], retries: int
 ) -> Response:
     got, plain = b"", {"Accept-Encoding": "identity", **headers}
