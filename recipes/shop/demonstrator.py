@@ -1,17 +1,21 @@
 """The shop's questions, and a demonstrator that often makes a mistake."""
 
-from agent_r1 import call
+import random
+from collections.abc import Iterator
+from typing import Any
+
+from agent_r1 import Message, Row, call
 
 ITEMS = ["lamp", "chair", "table", "clock", "vase", "spoon", "plate", "towel", "candle", "basket", "mirror", "pillow"]
 
 
-def questions(split, count, rng):
+def questions(split: str, count: int, rng: random.Random) -> Iterator[dict[str, Any]]:
     for _ in range(count):
         known = {"item": rng.choice(ITEMS), "want": rng.randrange(20, 100), "stock": rng.randrange(2, 20)}
         yield {"question": f"We need {known['want']} of the {known['item']}.", "metadata": known}
 
 
-def play(row, history, rng):
+def play(row: Row, history: list[Message], rng: random.Random) -> str:
     """Return the next turn. It often omits the count or the subtraction."""
     known = row["extra_info"]["metadata"]
     heard = [message["content"] for message in history if message["role"] == "tool"]

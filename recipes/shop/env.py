@@ -6,7 +6,7 @@ class Shop:
 
     score_name = "stocked"
 
-    def reset(self, item, want, stock, **row):
+    def reset(self, item: str, want: int, stock: int, **row: object) -> None:
         self.item, self.want, self.stock, self.done = item, want, {item: stock}, False
 
     def count(self, item: str) -> int:
@@ -28,8 +28,8 @@ class Shop:
         return "ordered"
 
     @property
-    def score(self):
+    def score(self) -> bool:
         return self.done and self.count(self.item) == self.want
 
-    def get_reward(self):
+    def get_reward(self) -> float:
         return float(self.score)
