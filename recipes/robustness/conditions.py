@@ -84,7 +84,7 @@ class Empty(OtherSearch):
 
 
 class Random(OtherSearch):
-    """A search that finds passages by lot."""
+    """A search that finds random passages."""
 
     def searcher(self, config: Config, index: Any) -> Searcher:
         return Searcher(Placebo(list(load_passages(config)), config.seed))

@@ -119,7 +119,7 @@ class AgentR1Loop(AgentLoopBase):
             raise
         seconds = time.perf_counter() - start
         if trajectory.stop_reason.failed:
-            self._note_failure(f"episodes are broken off: {trajectory.error}")
+            self._note_failure(f"episodes fail: {trajectory.error}")
             if training or trajectory.stop_reason is StopReason.ERROR:
                 return []
         columns = list(
