@@ -21,12 +21,12 @@ from torch import Tensor
 from agent_r1.config import load_config
 from agent_r1.core import Sampling
 from agent_r1.rollout import decoder, model_files
-from agent_r1.rollout.rollouts import run_episodes
+from agent_r1.rollout.rollouts import run_episodes, tasks_of_step
 from agent_r1.rollout.sampler import LocalPolicy
 from agent_r1.rollout.setup import make_loop
 from agent_r1.rollout.training_rows import Batch
 from agent_r1.training.advantages import ppo
-from agent_r1.training.batches import make_batch, tasks_of_step
+from agent_r1.training.batches import make_batch
 from agent_r1.training.forward import _before_actions, action_values, in_micro_batches
 from agent_r1.training.learner import make_learner
 from agent_r1.training.loop import update_critic
@@ -45,7 +45,8 @@ def known(batches: list[Batch], model: decoder.Decoder) -> tuple[Tensor, Tensor,
     states, returns, places = [], [], []
     for batch in batches:
         with torch.no_grad():
-            state_AD, where_BT = _before_actions(model, batch)
+            state_AD, _, _ = _before_actions(model, batch)  # a whole batch has no tree: the actions in order
+        where_BT = batch.mask_BT.bool()
         kinds = [t.row["extra_info"]["kind"] for t in batch.trajectories]
         states.append(state_AD)
         returns.append(batch.returns_BT[where_BT])

@@ -106,6 +106,35 @@ def test_decoding_over_several_turns_equals_a_full_forward_pass(model, slots):
     assert not policy._slot_of and not policy._running and not policy._waiting
 
 
+def test_equal_conversations_are_computed_once_until_they_part(model, monkeypatch):
+    """Eight samples of a prompt, two turns each: every log-probability is that of a full pass, from far fewer tokens."""
+    computed, forward = [], type(model).forward
+
+    def counted(self, ids_BT, *rest):
+        computed.append(ids_BT.numel())
+        return forward(self, ids_BT, *rest)
+
+    async def episode(number):
+        # A low temperature, so that samples agree for a while and then part.
+        sampling = Sampling(max_tokens=8, temperature=0.15, seed=number)
+        first = await policy.generate(prompt(1), sampling, f"s{number}")
+        ids = prompt(1) + first.token_ids + prompt(2, 5)
+        return first, ids, await policy.generate(ids, sampling, f"s{number}")
+
+    async def main():
+        return await asyncio.gather(*(episode(number) for number in range(8)))
+
+    policy = make_policy(model)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(model), "forward", counted)
+        episodes = asyncio.run(main())
+    assert 1 < len({tuple(second.token_ids) for _, _, second in episodes}) < 8
+    for first, ids, second in episodes:
+        assert_logprobs(model, prompt(1), first, 0.15)
+        assert_logprobs(model, ids, second, 0.15)
+    assert sum(computed) < 0.7 * sum(len(ids) + len(second.token_ids) for _, ids, second in episodes)
+
+
 def test_only_new_tokens_are_read(model):
     """Turn two reads the tool's tokens and the last sampled one, which was never fed to the model."""
 

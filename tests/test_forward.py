@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from agent_r1.rollout.decoder import causal_attention
 from agent_r1.rollout.training_rows import Batch, collate, trajectory_rows
-from agent_r1.training.forward import Critic, action_logprobs, action_values, micro_batches
+from agent_r1.training.batches import micro_batches, micro_batches_of
+from agent_r1.training.forward import Critic, action_logprobs, action_values
 
 VOCAB = 40
 
@@ -102,6 +103,67 @@ def test_one_row_says_the_same_alone_and_in_company(model, batch):
         for b in range(len(batch)):
             alone = action_logprobs(model, batch[torch.tensor([b])])[0]
             torch.testing.assert_close(alone[0], together[b, : alone.shape[1]], atol=1e-5, rtol=0)
+
+
+# ------------------------------------------------------------------------------------------------------------- trees
+
+
+def rows_that_begin_alike(seed: int) -> Batch:
+    """Two prompts' rows over three tokens: common beginnings, equal rows, a row that begins another, another first token."""
+    g = torch.Generator().manual_seed(seed)
+
+    def ids(low, high):
+        return torch.randint(1, 4, (int(torch.randint(low, high, (), generator=g)),), generator=g).tolist()
+
+    episodes = []
+    for group in "ab":
+        prompt = ids(6, 12)
+        turns = [ids(1, 4) for _ in range(5)]
+        episodes += [
+            trajectory_of((prompt, turn, 0.0), (prompt + turn + [7], ids(1, 4), 1.0), group=group) for turn in turns
+        ]
+        episodes += [episodes[-1], trajectory_of((prompt, turns[-1], 0.0), group=group)]
+        episodes += [trajectory_of(([9] + prompt, turns[0], 0.0), group=group)]
+    return collate([row for i, t in enumerate(episodes) for row in trajectory_rows(t, i)])
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("max_tokens", [1, 60, 10_000])
+def test_a_tree_has_the_rows_logprobs_values_and_gradient(model, seed, max_tokens):
+    batch, critic = rows_that_begin_alike(seed), Critic(model)
+    torch.nn.init.normal_(critic.value.weight)
+    weights_BT = torch.randn(batch.mask_BT.shape, generator=torch.Generator().manual_seed(seed))
+    plain = *action_logprobs(model, batch, 0.7, entropy=True), action_values(critic, batch)
+    (sum(plain) * weights_BT).sum().backward()
+    expected = [p.grad.clone() for p in critic.parameters()]
+    critic.zero_grad()
+
+    seen = []
+    for index_B, part in micro_batches_of(batch, max_tokens):
+        assert part.tree is not None
+        ours = *action_logprobs(model, part, 0.7, entropy=True), action_values(critic, part)
+        T = part.ids_BT.shape[1]
+        for mine, its in zip(ours, plain, strict=True):
+            torch.testing.assert_close(mine, its[index_B, :T].detach(), atol=1e-5, rtol=0)
+        (sum(ours) * weights_BT[index_B, :T]).sum().backward()
+        seen += index_B.tolist()
+    assert sorted(seen) == list(range(len(batch)))
+    for mine, gradient in zip([p.grad for p in critic.parameters()], expected, strict=True):
+        torch.testing.assert_close(mine, gradient, atol=1e-5 * float(gradient.abs().max()) + 1e-6, rtol=1e-4)
+    critic.zero_grad()
+
+
+def test_a_tree_computes_equal_beginnings_once():
+    prompt, answers = [1, 2, 3, 4, 5], [[6, 7], [6, 7], [6, 8], [9]]
+    episodes = [trajectory_of((prompt, answer, 0.0), group="g") for answer in answers]
+    batch = collate([row for i, t in enumerate(episodes) for row in trajectory_rows(t, i)])
+    [(_, part)] = micro_batches_of(batch, 10_000)
+    assert part.tree.ids_PN.tolist() == [[1, 2, 3, 4, 5, 6, 7, 8, 9]]
+    assert part.tree.depths_PN.tolist() == [[0, 1, 2, 3, 4, 5, 6, 6, 5]]
+
+
+def test_rows_without_common_beginnings_stay_rows(batch):
+    assert all(part.tree is None for _, part in micro_batches_of(batch, 10_000))
 
 
 # ----------------------------------------------------------------------------------------------------- micro-batches

@@ -31,12 +31,13 @@ from agent_r1.core import Observation, StepResult, StopReason, Trajectory
 from agent_r1.env import make_env
 from agent_r1.ground.errors import ConfigError
 from agent_r1.rollout import rollouts
+from agent_r1.rollout.rollouts import prompts_of_step
 from agent_r1.rollout.setup import make_loop
 from agent_r1.rollout.training_rows import Batch, collate, trajectory_rows
 from agent_r1.search.searcher import Searcher
 from agent_r1.training import loop
 from agent_r1.training import run as training_run
-from agent_r1.training.batches import minibatches, prompts_of_step
+from agent_r1.training.batches import minibatches
 from agent_r1.training.clone import clone
 from agent_r1.training.forward import Critic, action_logprobs, action_values
 from agent_r1.training.learner import Learner, linear_decay

@@ -12,10 +12,9 @@ from letters import letters_run
 
 from agent_r1.config.settings import RolloutConfig
 from agent_r1.core import Step, StopReason, Trajectory
-from agent_r1.rollout.rollouts import GREEDY, Greedy, Rollouts
+from agent_r1.rollout.rollouts import GREEDY, Greedy, Rollouts, tasks_of_step
 from agent_r1.rollout.sampler import SamplerStats
 from agent_r1.rollout.training_rows import collate, trajectory_rows
-from agent_r1.training.batches import tasks_of_step
 from agent_r1_recipes.credit.estimators import BASELINE
 
 

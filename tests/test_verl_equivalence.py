@@ -33,7 +33,8 @@ from agent_r1.rollout import decoder, model_files
 from agent_r1.rollout.columns import PROCESS, Column
 from agent_r1.rollout.training_rows import TrainingRow, collate
 from agent_r1.training import loop
-from agent_r1.training.forward import action_logprobs, micro_batches
+from agent_r1.training.batches import micro_batches
+from agent_r1.training.forward import action_logprobs
 from agent_r1.training.learner import linear_decay
 from agent_r1.training.losses import aggregate_loss, episode_tokens, loss_normalizer, value_loss
 from agent_r1.training.metrics import Means

@@ -27,7 +27,7 @@ from agent_r1.data.storage import read_rows
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.ground.machine import installed
 from agent_r1.rollout import decoder, model_files
-from agent_r1.training.batches import prompts_of_step
+from agent_r1.rollout.rollouts import prompts_of_step
 from agent_r1.training.checkpoint import read_checkpoint
 from agent_r1.training.run import check_start_model
 from agent_r1.training.run_dir import RunDir

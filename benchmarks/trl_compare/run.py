@@ -42,7 +42,7 @@ from agent_r1.env.hermes import answer_of, is_well_formed
 from agent_r1.ground.errors import ConfigError
 from agent_r1.reward.qa import qa_outcome
 from agent_r1.rollout import model_files
-from agent_r1.training.batches import prompts_of_step
+from agent_r1.rollout.rollouts import prompts_of_step
 
 
 class TimedTrainer(GRPOTrainer):

@@ -17,7 +17,7 @@ import json
 import math
 import re
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 from agent_r1.env.dialect import Dialect, Part
@@ -34,7 +34,8 @@ def _pattern(tags: Tags) -> re.Pattern[str]:
     return re.compile(f"<(/?)(think|answer|{'|'.join(tags)})>")
 
 
-def split_turn(text: str, tags: Tags = TAGS) -> list[Part]:
+@lru_cache(maxsize=1024)  # execution, the end of an episode, reward and records ask for the same turn
+def split_turn(text: str, tags: Tags = TAGS) -> tuple[Part, ...]:
     """Split a turn into its parts, in order and without their tags.
 
     An opening tag extends to its own closing tag, or to the end of the turn. A call inside a thought is part of the
@@ -53,7 +54,7 @@ def split_turn(text: str, tags: Tags = TAGS) -> list[Part]:
         parts.append(Part(kind, text[start : tag.start()], kind == "text" or not opens, end))
         kind, start = name if opens else "text", tag.end()
     parts.append(Part(kind, text[start:], kind == "text", len(text)))
-    return [part for part in parts if part.text or part.kind != "text"]
+    return tuple(part for part in parts if part.text or part.kind != "text")
 
 
 def answer_of(text: str, tags: Tags = TAGS) -> str | None:
@@ -94,7 +95,7 @@ class Hermes(Dialect):
         return answer_of(text, self.tags), is_well_formed(text, self.tags)
 
     def parts(self, text: str) -> list[Part]:
-        return split_turn(text, self.tags)
+        return list(split_turn(text, self.tags))
 
     def write_turn(self, said: ToolCall | str, thought: str = "") -> str | None:
         thought = f"<think>{thought or 'go on'}</think>"

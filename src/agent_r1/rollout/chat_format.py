@@ -20,6 +20,7 @@ template's own tags stay whole; the same tag inside data is split.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 from collections.abc import Iterable
@@ -64,6 +65,8 @@ class ChatFormat:
         }
         """Every special or added token. Encoded data never contains one."""
         self._control_set = frozenset(self.control_ids.values())
+        # Samples of one prompt share it, and often a tool's result.
+        self._data_ids = functools.lru_cache(maxsize=1024)(self._encode_data)
         self._template = Template(tokenizer, self.control_ids)
         after_action, _ = self._template.skeleton(("user", "assistant"), None, continuation=True)
         if not after_action or not isinstance(after_action[0], int):
@@ -118,6 +121,9 @@ class ChatFormat:
 
         `template_tags`: offsets in `text` of the template's own tags, which stay whole.
         """
+        return list(self._data_ids(text, template_tags))
+
+    def _encode_data(self, text: str, template_tags: frozenset[int]) -> tuple[int, ...]:
         cuts, start = [0], 0
         while match := self._template.guarded.search(text, start):
             start = match.start() + 1
@@ -127,7 +133,7 @@ class ChatFormat:
             elif match.start() not in template_tags:  # the template's own tag stays whole: cut, it would have other ids
                 cuts += range(start, match.end())
         pieces = itertools.pairwise([*sorted(set(cuts)), len(text)])
-        return [i for begin, end in pieces for i in self._encode(text[begin:end])]
+        return tuple(i for begin, end in pieces for i in self._encode(text[begin:end]))
 
     def encode_trusted(self, text: str) -> list[int]:
         """Encode text with its control tokens (a demonstrator's turn). Never use it for text from outside."""

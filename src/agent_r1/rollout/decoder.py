@@ -7,6 +7,9 @@ lives across turns, and a plain causal pass. At half a million parameters the pe
 exceeds the arithmetic. `model_files.py` reads and writes Hugging Face's format; a test compares the logits with
 `transformers`.
 
+Two methods save time and change no result beyond the last bits: the last block runs only at positions whose output is
+asked for (`at`), and float32 products on a CPU use oneDNN (`product`).
+
 The block (pre-norm; RMSNorm 1910.07467, rotary positions 2104.09864, SwiGLU 2002.05202, grouped queries 2305.13245):
 
     x = x + W_o . attention(rope(q), rope(k), v)    with q, k, v = W_qkv . norm(x) + b_qkv
@@ -26,7 +29,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""attention(layer, q [B, H, T, head_dim], k and v [B, K, T, head_dim]) -> shape of q. The caller decides what is visible."""
+"""attention(layer, q [B, H, T, head_dim], k and v [B, K, T, head_dim]) -> shape of q. The caller decides what is visible.
+
+In the last layer, q has only the positions `at`: [B, H, A, head_dim]."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,61 @@ class DecoderShape:
         return self.head_width or self.hidden_size // self.heads
 
 
+class Linear(nn.Linear):
+    """`nn.Linear` through `product`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return product(x, self.weight, self.bias)
+
+
+ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+FEWEST_ROWS = 16
+"""Smallest product for oneDNN. With fewer rows, reading the weights takes longer than multiplying."""
+
+
+def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Compute `F.linear(x, weight, bias)`; on a CPU, in float32, with oneDNN's kernels.
+
+    PyTorch calls MKL here, which does not use AVX-512 on AMD: 85 instead of 180 GFLOP/s on one core of an EPYC
+    (benchmarks/floor.py). PyTorch's compiler calls the same operator of oneDNN.
+    """
+    plain = x.device.type != "cpu" or x.dtype is not torch.float32 or torch.is_autocast_enabled("cpu")
+    if plain or not ONEDNN or x.numel() < FEWEST_ROWS * x.shape[-1]:
+        return F.linear(x, weight, bias)
+    return _OneDNNProduct.apply(x.flatten(0, -2), weight, bias).view(*x.shape[:-1], -1)
+
+
+class _OneDNNProduct(torch.autograd.Function):
+    """y = x W^T + b, and its gradients, for x [N, in]."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias):
+        padded = _whole_blocks(x)
+        ctx.save_for_backward(padded, weight)
+        ctx.has_bias = bias is not None
+        return _onednn(padded, weight, bias)[: len(x)]
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, weight = ctx.saved_tensors
+        rows, grad = len(grad), _whole_blocks(grad)
+        grad_x = _onednn(grad, weight.t())[:rows] if ctx.needs_input_grad[0] else None
+        # oneDNN copies its first factor if it is transposed: let that be the smaller one.
+        narrow = x.shape[1] < grad.shape[1]
+        grad_weight = _onednn(x.t(), grad.t()).t() if narrow else _onednn(grad.t(), x.t())
+        return grad_x, grad_weight, grad.sum(0) if ctx.has_bias else None
+
+
+def _whole_blocks(x: Tensor) -> Tensor:
+    """Pad rows with zeros to a multiple of 16 or 64: oneDNN compiles a kernel for each shape, in milliseconds."""
+    missing = -len(x) % (16 if len(x) <= 256 else 64)
+    return F.pad(x, (0, 0, 0, missing)) if missing else x  # F.pad copies even if nothing is missing
+
+
+def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+
+
 class Block(nn.Module):
     """One transformer layer.
 
@@ -62,15 +122,17 @@ class Block(nn.Module):
         d, head_dim = shape.hidden_size, shape.head_dim
         self.shape = shape
         self.input_norm = nn.RMSNorm(d, eps=shape.rms_norm_eps)
-        self.qkv = nn.Linear(d, (shape.heads + 2 * shape.kv_heads) * head_dim, bias=shape.family == "qwen2")
+        self.qkv = Linear(d, (shape.heads + 2 * shape.kv_heads) * head_dim, bias=shape.family == "qwen2")
         if shape.family == "qwen3":
             self.q_norm, self.k_norm = (nn.RMSNorm(head_dim, eps=shape.rms_norm_eps) for _ in range(2))
-        self.o = nn.Linear(shape.heads * head_dim, d, bias=False)
+        self.o = Linear(shape.heads * head_dim, d, bias=False)
         self.post_norm = nn.RMSNorm(d, eps=shape.rms_norm_eps)
-        self.gate_up = nn.Linear(d, 2 * shape.intermediate_size, bias=False)
-        self.down = nn.Linear(shape.intermediate_size, d, bias=False)
+        self.gate_up = Linear(d, 2 * shape.intermediate_size, bias=False)
+        self.down = Linear(shape.intermediate_size, d, bias=False)
 
-    def forward(self, x_BTD: Tensor, rope: tuple[Tensor, Tensor], layer: int, attention: Attention) -> Tensor:
+    def forward(
+        self, x_BTD: Tensor, rope: tuple[Tensor, Tensor], layer: int, attention: Attention, at_BA: Tensor | None
+    ) -> Tensor:
         B, T, _ = x_BTD.shape
         H, K, head_dim = self.shape.heads, self.shape.kv_heads, self.shape.head_dim
         qkv = self.qkv(self.input_norm(x_BTD)).view(B, T, H + 2 * K, head_dim).transpose(1, 2)
@@ -81,8 +143,11 @@ class Block(nn.Module):
             q, k = qk.split([H, K], dim=1)
             qk = torch.cat((self.q_norm(q), self.k_norm(k)), dim=1)
         q, k = rotate(qk, *rope).split([H, K], dim=1)
+        if at_BA is not None:  # other positions are read as keys and values only
+            q = q.gather(2, at_BA[:, None, :, None].expand(-1, H, -1, head_dim))
+            x_BTD = x_BTD.gather(1, at_BA[:, :, None].expand(-1, -1, x_BTD.shape[2]))
         out = attention(layer, q, k, v)
-        x_BTD = x_BTD + self.o(out.transpose(1, 2).reshape(B, T, H * head_dim))
+        x_BTD = x_BTD + self.o(out.transpose(1, 2).flatten(2))
         gate, up = self.gate_up(self.post_norm(x_BTD)).chunk(2, dim=-1)
         return x_BTD + self.down(F.silu(gate) * up)
 
@@ -102,19 +167,24 @@ class Decoder(nn.Module):
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
 
-    def forward(self, ids_BT: Tensor, positions_BT: Tensor, attention: Attention) -> Tensor:
-        """Return hidden states [B, T, D] after the last norm. `positions_BT` start at 0 in each sequence."""
+    def forward(
+        self, ids_BT: Tensor, positions_BT: Tensor, attention: Attention, at_BA: Tensor | None = None
+    ) -> Tensor:
+        """Return hidden states [B, T, D] after the last norm. `positions_BT` start at 0 in each sequence.
+
+        With `at_BA` (int64, indices into T), return only the states at these positions: [B, A, D].
+        """
         x = self.embed(ids_BT)
         rope = self.cos[positions_BT].unsqueeze(1), self.sin[positions_BT].unsqueeze(1)
         again = self.recompute and torch.is_grad_enabled()
         for layer, block in enumerate(self.blocks):
-            read = x, rope, layer, attention
+            read = x, rope, layer, attention, at_BA if layer == len(self.blocks) - 1 else None
             x = checkpoint(block, *read, use_reentrant=False) if again else block(*read)
         return self.norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Project [..., D] to [..., V]. Separate from `forward`, because most positions need no logits."""
-        return F.linear(hidden, self.embed.weight if self.head is None else self.head.weight)
+        return product(hidden, self.embed.weight if self.head is None else self.head.weight)
 
     @property
     def parameter_count(self) -> int:
@@ -127,6 +197,18 @@ def causal_attention(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     Rows are padded on the *right*, so no real token sees padding, and no mask tensor is needed.
     """
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+
+
+def causal_attention_at(at_BA: Tensor) -> Attention:
+    """Attend as `causal_attention`; in the last layer, only from the positions `at_BA`, which are fewer than T."""
+
+    def attention(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if q.shape[2] == k.shape[2]:
+            return causal_attention(layer, q, k, v)
+        visible = torch.arange(k.shape[2], device=k.device) <= at_BA[:, None, :, None]  # [B, 1, A, T]
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=visible, enable_gqa=q.shape[1] != k.shape[1])
+
+    return attention
 
 
 def rope_tables(shape: DecoderShape) -> tuple[Tensor, Tensor]:

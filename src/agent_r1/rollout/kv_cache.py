@@ -2,6 +2,10 @@
 
 In: the ids of conversations, each in its slot. Out: the hidden states that predict their next tokens. `sampler.py`
 decides what is read when.
+
+Samples of one prompt are often equal for many tokens, the more so the better the agent is trained. Equal conversations
+have equal keys, values and hidden states, so one of them, the *leader*, is computed, and the others copy its new keys
+and values. Which token each samples next is its own.
 """
 
 from __future__ import annotations
@@ -29,16 +33,18 @@ class KVCache:
         self.values = torch.zeros_like(self.keys)
         self.lengths = torch.zeros(slots, dtype=torch.long, device=weight.device)  # cached tokens of each slot
         self.ids: list[list[int]] = [[] for _ in range(slots)]  # these tokens
+        self.hashes = [0] * slots  # of these tokens: equal for equal conversations
 
-    def copy(self, sources: list[int], targets: list[int]) -> None:
-        """Copy the conversations of `sources` to `targets`."""
+    def copy(self, sources: list[int], targets: list[int], begin: int = 0) -> None:
+        """Copy the conversations of `sources` to `targets`, which are equal before position `begin`."""
         source, target = torch.tensor([sources, targets], device=self.lengths.device)
         end = int(self.lengths[source].max())
-        self.keys[:, target, :, :end] = self.keys[:, source, :, :end]
-        self.values[:, target, :, :end] = self.values[:, source, :, :end]
+        self.keys[:, target, :, begin:end] = self.keys[:, source, :, begin:end]
+        self.values[:, target, :, begin:end] = self.values[:, source, :, begin:end]
         self.lengths[target] = self.lengths[source]
-        for slot, ids in zip(targets, [list(self.ids[slot]) for slot in sources], strict=True):
-            self.ids[slot] = ids
+        moved = [(list(self.ids[slot]), self.hashes[slot]) for slot in sources]
+        for slot, (ids, known) in zip(targets, moved, strict=True):
+            self.ids[slot], self.hashes[slot] = ids, known
 
     @torch.inference_mode()
     def read(self, slots: list[int], prompts: list[list[int]]) -> tuple[Tensor, int]:
@@ -47,22 +53,20 @@ class KVCache:
         Returns the last hidden state of each prompt [B, D], and the number of tokens that were read.
         """
         keeps = [_common_prefix(self.ids[slot], prompt) for slot, prompt in zip(slots, prompts, strict=True)]
-        # Samples of one prompt arrive together (GRPO's group): read it once and copy the cache.
-        first_with: dict[tuple[int, ...], int] = {}
-        leaders = [
-            i if keep else first_with.setdefault(tuple(prompt), i)
-            for i, (keep, prompt) in enumerate(zip(keeps, prompts, strict=True))
-        ]
+        first_with: dict[tuple[int, tuple[int, ...]], int] = {}
+        asked = [(keep, tuple(prompt)) for keep, prompt in zip(keeps, prompts, strict=True)]
+        leaders = [first_with.setdefault(key, i) for i, key in enumerate(asked)]
         # At least one token must be read, because the cache has no hidden states.
         new = {i: prompts[i][min(keeps[i], len(prompts[i]) - 1) :] for i, leader in enumerate(leaders) if i == leader}
         hidden: dict[int, Tensor] = {}
         for rows in _chunks(new):
             starts = [len(prompts[i]) - len(new[i]) for i in rows]
             hidden |= zip(rows, self._extend([slots[i] for i in rows], starts, [new[i] for i in rows]), strict=True)
-        for slot, prompt in zip(slots, prompts, strict=True):
-            self.ids[slot] = list(prompt)
+        for slot, (_, prompt) in zip(slots, asked, strict=True):
+            self.ids[slot], self.hashes[slot] = list(prompt), hash(prompt)
         if twins := [i for i, leader in enumerate(leaders) if i != leader]:
-            self.copy([slots[leaders[i]] for i in twins], [slots[i] for i in twins])
+            begin = min(keeps[i] for i in twins)
+            self.copy([slots[leaders[i]] for i in twins], [slots[i] for i in twins], begin)
         return torch.stack([hidden[leader] for leader in leaders]), sum(map(len, new.values()))
 
     def _extend(self, slots: list[int], starts: list[int], new: list[list[int]]) -> Tensor:
@@ -74,51 +78,67 @@ class KVCache:
         ids_BT = torch.tensor([ids + [0] * (T - len(ids)) for ids in new], device=device)
         # Padding writes after the row's end, where the next tokens overwrite it; it only has to stay in bounds.
         positions_BT = (starts_B[:, None] + torch.arange(T, device=device)).clamp(max=self.length - 1)
-        visible = torch.arange(end, device=device) <= positions_BT[:, :, None]  # [B, T, end]: causal, own slot only
+        last_B = torch.tensor(counts, device=device) - 1
+        bias = self._bias(positions_BT, end)
+        bias_of_last = self._bias((starts_B + last_B)[:, None], end)
         rows = slots_B[:, None]
 
         def attention(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             keys, values = self.keys[layer], self.values[layer]
             keys[rows, :, positions_BT] = k.transpose(1, 2)
             values[rows, :, positions_BT] = v.transpose(1, 2)
-            return _attend(q, keys[slots_B, :, :end], values[slots_B, :, :end], visible[:, None])
+            seen = bias if q.shape[2] == T else bias_of_last  # the last layer has only the last token's query
+            return _attend(q, keys[slots_B, :, :end], values[slots_B, :, :end], seen)
 
-        hidden = self.model(ids_BT, positions_BT, attention)
-        last_B = torch.tensor(counts, device=device) - 1
         self.lengths[slots_B] = starts_B + last_B + 1
-        return hidden[torch.arange(len(new), device=device), last_B]
+        return self.model(ids_BT, positions_BT, attention, last_B[:, None])[:, 0]
 
     @torch.inference_mode()
     def decode(self, next_ids: dict[int, int]) -> Tensor:
-        """Read one token of each given slot, in one pass over slots 0..n-1. Return hidden states [B, D] by slot.
-
-        Slots between them, whose episodes wait for a tool, get a dummy token. Its keys are one position after the
-        conversation, where the next real token overwrites them.
-        """
-        slots = sorted(next_ids)
-        n, device = slots[-1] + 1, self.lengths.device
-        ids = torch.tensor([[next_ids.get(slot, 0)] for slot in range(n)], device=device)
-        positions = self.lengths[:n].clamp(max=self.length - 1)
-        end = int(positions.max()) + 1
-        visible = torch.arange(end, device=device) <= positions[:, None]
-        bias = torch.zeros(visible.shape, device=device, dtype=self.keys.dtype).masked_fill_(~visible, -torch.inf)
-        every = torch.arange(n, device=device)
+        """Read one token of each given slot, in one pass. Return hidden states [B, D] by slot."""
+        slots, device = sorted(next_ids), self.lengths.device
+        first_with: dict[tuple[int, int], int] = {}
+        leaders = [first_with.setdefault((self.hashes[slot], next_ids[slot]), slot) for slot in slots]
+        rows = sorted(first_with.values())
+        # A slice of all slots, also of those that wait for a tool, is faster than a copy of most.
+        gathered = 2 * len(rows) <= slots[-1] + 1
+        if not gathered:
+            rows, leaders = range(slots[-1] + 1), slots
+        place = {slot: i for i, slot in enumerate(rows)}
+        slots_B, from_B = torch.tensor([slots, [place[leader] for leader in leaders]], device=device)
+        rows_R = torch.tensor(rows, device=device)
+        ids_R = torch.tensor([next_ids.get(slot, 0) for slot in rows], device=device)
+        positions_R, positions_B = self.lengths[rows_R].clamp(max=self.length - 1), self.lengths[slots_B]
+        end = int(positions_R.max()) + 1
+        bias = self._bias(positions_R[:, None], end)
 
         def attention(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             keys, values = self.keys[layer], self.values[layer]
-            keys[every, :, positions] = k[:, :, 0]
-            values[every, :, positions] = v[:, :, 0]
-            return _attend(q, keys[:n, :, :end], values[:n, :, :end], bias[:, None, None])
+            keys[slots_B, :, positions_B] = k[from_B, :, 0]
+            values[slots_B, :, positions_B] = v[from_B, :, 0]
+            read = rows_R if gathered else slice(len(rows))
+            return _attend(q, keys[read, :, :end], values[read, :, :end], bias)
 
-        hidden = self.model(ids, positions[:, None], attention)[:, 0]
-        self.lengths[slots] += 1
+        hidden = self.model(ids_R[:, None], positions_R[:, None], attention)[:, 0]
+        self.lengths[slots_B] += 1
         for slot in slots:
             self.ids[slot].append(next_ids[slot])
-        return hidden[slots]
+            self.hashes[slot] = hash((self.hashes[slot], next_ids[slot]))
+        return hidden[from_B]
+
+    def _bias(self, positions_BT: Tensor, end: int) -> Tensor:
+        """Return what is added to the scores of the first `end` positions: [B, 1, T, end], -inf after a token's own."""
+        later = torch.arange(end, device=positions_BT.device) > positions_BT[:, :, None]
+        bias = torch.zeros(later.shape, device=later.device, dtype=self.keys.dtype)
+        return bias.masked_fill_(later, -torch.inf)[:, None]
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
+def _attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    if q.shape[2] > 1 or q.dtype is not torch.float32:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, enable_gqa=q.shape[1] != k.shape[1])
+    # For one query, plain products are faster. The heads that share a key head are the rows of one matrix.
+    grouped = q.view(len(q), k.shape[1], -1, q.shape[3]) * q.shape[3] ** -0.5
+    return ((grouped @ k.transpose(2, 3) + bias).softmax(dim=-1) @ v).view(q.shape)
 
 
 def _common_prefix(a: list[int], b: list[int]) -> int:

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+
+import torch
 
 from agent_r1.config import plugins
 from agent_r1.config.settings import EnvConfig, RolloutConfig
 from agent_r1.core import INVALID, AgentEnv, Policy, Row, Sampling, StopReason, Trajectory
 from agent_r1.ground.errors import AgentR1Error, ConfigError, LostConnection
 from agent_r1.rollout.chat_format import ChatFormat
-from agent_r1.rollout.episode import AgentEnvLoop, AgentFlowBase, Limits, Task
+from agent_r1.rollout.episode import AgentEnvLoop, AgentFlowBase, Limits, Task, derive_seed
 from agent_r1.rollout.sampler import LocalPolicy
 
 MAX_LOST_SHARE = 0.05
@@ -119,6 +122,42 @@ class Rollouts:
         tasks = [t for i, t in enumerate(tasks) if i // G < (prompts or len(tasks)) and i % G < (samples or G)]
         sampling = Sampling(r.max_tokens_per_turn, 0.0 if greedy else r.temperature)
         return asyncio.run(run_episodes(self.flow, tasks, sampling, at_once=r.max_concurrent_episodes))
+
+
+def tasks_of_step(questions: list[Row], step: int, rollout: RolloutConfig, seed: int, again: int = 0) -> list[Task]:
+    """List the episodes of a step, prompt by prompt.
+
+    `again` counts the rounds that replace groups (recipes/credit/refill.py). An episode's randomness depends only on
+    (seed, step, prompt, sample), so a resumed run repeats it.
+    """
+    n, per_step = len(questions), rollout.prompts_per_step
+    chosen = _places(n, step, per_step, seed)
+    if again:  # asking a question twice in a step would make two groups with two baselines
+        asked = set(chosen)
+        others = [place for place in epoch_order(n, step, derive_seed(seed, "again")) if place not in asked]
+        chosen = others[(again - 1) * per_step : again * per_step]
+    return [
+        Task(questions[place], f"{step}-{p}", f"{step}-{p}-{g}", derive_seed(seed, "rollout", step, p, g))
+        for p, place in enumerate(chosen, start=again * per_step)
+        for g in range(rollout.samples_per_prompt)
+    ]
+
+
+def prompts_of_step(questions: list[Row], step: int, per_step: int, seed: int) -> list[Row]:
+    """Return the questions of one step. Each epoch is shuffled anew; a step may span two epochs."""
+    return [questions[place] for place in _places(len(questions), step, per_step, seed)]
+
+
+def _places(n: int, step: int, per_step: int, seed: int) -> list[int]:
+    positions = (divmod(position, n) for position in range((step - 1) * per_step, step * per_step))
+    return [epoch_order(n, epoch, seed)[place] for epoch, place in positions]
+
+
+@functools.lru_cache(maxsize=4)
+def epoch_order(n: int, epoch: int, seed: int) -> list[int]:
+    return torch.randperm(
+        n, generator=torch.Generator().manual_seed(derive_seed(seed, "epoch", epoch) % 2**63)
+    ).tolist()
 
 
 GREEDY = "greedy_score"

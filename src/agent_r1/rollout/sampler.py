@@ -22,7 +22,6 @@ import itertools
 import time
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -41,7 +40,7 @@ class _Request:
     session: str
     prompt_ids: list[int]
     sampling: Sampling
-    noise: np.ndarray  # one uniform number per token that may be sampled
+    noise: list[float]  # one uniform number per token that may be sampled
     future: asyncio.Future
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -133,7 +132,7 @@ class LocalPolicy(Policy):
                 # A pass over few tokens costs nearly as much as one over many. So new requests wait for some more
                 # while others are being decoded.
                 start = time.perf_counter()
-                if len(self._waiting) >= max(1, len(self._running) // 4):
+                if len(self._waiting) >= max(1, len(self._running) // 2):
                     reading = self._admit()
                     self._prefill(reading)
                 idle = 0 if self._running else idle + 1

@@ -14,14 +14,14 @@ from torch import Tensor
 from agent_r1.core import Sampling
 
 
-def draw_noise(sampling: Sampling) -> np.ndarray:
+def draw_noise(sampling: Sampling) -> list[float]:
     """Draw one uniform number for each token of a turn.
 
     Noise belongs to the request, not to the batch. So an episode's samples do not depend on other episodes or on the
     order of tool results, and a resumed run repeats an uninterrupted one.
     """
     seed = sampling.seed if sampling.seed is not None else int.from_bytes(np.random.bytes(8), "little")
-    return np.random.Generator(np.random.Philox(key=seed)).random(sampling.max_tokens, dtype=np.float32)
+    return np.random.Generator(np.random.Philox(key=seed)).random(sampling.max_tokens, dtype=np.float32).tolist()
 
 
 def sample_tokens(logits_BV: Tensor, temperature_B1: Tensor, uniform_B: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -39,5 +39,6 @@ def sample_tokens(logits_BV: Tensor, temperature_B1: Tensor, uniform_B: Tensor) 
     tokens = torch.searchsorted(cdf, (uniform_B * cdf[:, -1])[:, None], right=True)[:, 0].clamp(
         max=logits_BV.shape[-1] - 1
     )
-    tokens = torch.where(greedy, logits_BV.argmax(dim=-1), tokens)
+    if greedy.any():
+        tokens = torch.where(greedy, logits_BV.argmax(dim=-1), tokens)
     return tokens, logprobs.gather(1, tokens[:, None])[:, 0], entropies

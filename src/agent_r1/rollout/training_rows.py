@@ -109,6 +109,9 @@ class Batch:
     episode_tokens_B: Tensor | None = None
     """int64. Action tokens in all rows of the row's trajectory, for `losses.aggregate_loss`."""
 
+    tree: Any = None
+    """A micro-batch's `PrefixTree` (training/batches.py), if its rows share beginnings."""
+
     def __post_init__(self):
         self.columns = Columns(self.columns)
 
@@ -123,7 +126,7 @@ class Batch:
         """Return the rows at `index` (int64), cut to the longest of them."""
         T = int(self.lengths_B[index].max())
         part = self._with(lambda name, tensor: tensor[index, :T] if name.endswith("_BT") else tensor[index])
-        return replace(part, groups=[self.groups[i] for i in index.tolist()])
+        return replace(part, groups=[self.groups[i] for i in index.tolist()], tree=None)
 
     # ------------------------------------------------------------------------------------------- for estimators
 

@@ -46,6 +46,7 @@ class Encoder(ABC):
     name: str  # as in `search.encoder`
     chunk: int  # passages per call of `encode_passages`
     dim: int  # width of the vectors
+    sparse = False  # whether a query's vector is zero in nearly all columns
     settings: dict[str, Any]
     """Plain values that determine the vectors. An index with other settings is refused."""
 
@@ -104,6 +105,7 @@ class NgramEncoder(Encoder):
     """
 
     name = "ngram"
+    sparse = True
     chunk = 256
     file_name = "encoder.npz"
 

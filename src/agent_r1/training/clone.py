@@ -13,7 +13,8 @@ from torch import Tensor
 
 from agent_r1.rollout.decoder import Decoder
 from agent_r1.rollout.training_rows import Batch, TrainingRow, collate
-from agent_r1.training.forward import action_logprobs, autocast, micro_batches
+from agent_r1.training.batches import micro_batches
+from agent_r1.training.forward import action_logprobs, autocast
 from agent_r1.training.learner import optimize
 
 

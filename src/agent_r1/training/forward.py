@@ -6,7 +6,7 @@ at action positions, in chunks for a large vocabulary, and rows of similar lengt
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from agent_r1.ground.device import LOGITS
-from agent_r1.rollout.decoder import Decoder, causal_attention
+from agent_r1.rollout.decoder import Decoder, causal_attention_at
 from agent_r1.rollout.training_rows import Batch, scatter
+from agent_r1.training.batches import micro_batches_of, places_of
 
 
 class Critic(nn.Module):
@@ -37,8 +38,7 @@ def action_logprobs(
     Both are float32 [B, T], 0 outside action tokens. At the sampling temperature, the first recomputes what the sampler
     recorded. The entropy is None unless requested: it needs as much memory as the logits, and the sampler records it.
     """
-    hidden_AD, where = _before_actions(model, batch)
-    chosen_A = batch.ids_BT[where]
+    hidden_AD, chosen_A, action_A = _before_actions(model, batch)
 
     def chunk_logprobs(hidden_CD: Tensor, chosen_C: Tensor) -> tuple[Tensor, Tensor | None]:
         logprobs_CV = F.log_softmax(model.logits(hidden_CD).float() / temperature, dim=-1)
@@ -54,36 +54,33 @@ def action_logprobs(
     logprobs_A, entropy_A = (
         torch.cat(column) if column[0] is not None else None for column in zip(*parts, strict=True)
     )
-    return scatter(logprobs_A, where), None if entropy_A is None else scatter(entropy_A, where)
+    where_BT = batch.mask_BT.bool()
+    return scatter(logprobs_A[action_A], where_BT), None if entropy_A is None else scatter(
+        entropy_A[action_A], where_BT
+    )
 
 
 def action_values(critic: Critic, batch: Batch) -> Tensor:
     """Compute V(s_t), the value *before* token t is chosen: [B, T], 0 outside action tokens."""
-    hidden_AD, where = _before_actions(critic.trunk, batch)
-    return scatter(critic.value(hidden_AD)[:, 0].float(), where)
+    hidden_AD, _, action_A = _before_actions(critic.trunk, batch)
+    return scatter(critic.value(hidden_AD)[action_A, 0].float(), batch.mask_BT.bool())
 
 
-def _before_actions(model: Decoder, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Return hidden states [A, D] that predict the A action tokens, and the action mask.
+def _before_actions(model: Decoder, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the hidden states [A, D] that predict A action tokens, these tokens [A], and the place of each action in A.
 
-    The mask is bool [B, T]. The state at position t - 1 predicts token t. Position 0 is never an action.
+    The state at position t - 1 predicts token t. Position 0 is never an action. Rows of a `PrefixTree` share actions;
+    otherwise A are the batch's actions, row by row.
     """
+    if batch.tree is not None:
+        return batch.tree.before_actions(model, batch.mask_BT.bool())
     B, T = batch.ids_BT.shape
-    positions = torch.arange(T, device=batch.ids_BT.device).expand(B, T)
-    hidden = model(batch.ids_BT, positions, causal_attention)
-    where = batch.mask_BT.bool()
-    return hidden[:, :-1][where[:, 1:]], where
-
-
-def micro_batches(lengths_B: Tensor, max_tokens: int, rows: Tensor | None = None) -> Iterator[Tensor]:
-    """Group (some) rows by length into micro-batches of at most `max_tokens`, padding included."""
-    rows = torch.arange(len(lengths_B), device=lengths_B.device) if rows is None else rows
-    order = rows[lengths_B[rows].argsort(descending=True, stable=True)]
-    start = 0
-    while start < len(order):
-        count = max(1, max_tokens // int(lengths_B[order[start]]))
-        yield order[start : start + count]
-        start += count
+    positions_BT = torch.arange(T, device=batch.ids_BT.device).expand(B, T)
+    where_BT = batch.mask_BT.bool()
+    before_BA, used_BA = places_of(where_BT[:, 1:])
+    hidden_BAD = model(batch.ids_BT, positions_BT, causal_attention_at(before_BA), before_BA)
+    chosen_A = batch.ids_BT[where_BT]
+    return hidden_BAD[used_BA], chosen_A, torch.arange(len(chosen_A), device=chosen_A.device)
 
 
 def batch_logprobs(model: Decoder, batch: Batch, temperature: float, max_tokens: int, dtype: torch.dtype) -> Tensor:
@@ -95,8 +92,7 @@ def batch_logprobs(model: Decoder, batch: Batch, temperature: float, max_tokens:
 def in_micro_batches(forward: Callable[[Batch], Tensor], batch: Batch, max_tokens: int, dtype: torch.dtype) -> Tensor:
     """Apply `forward` to the whole batch in micro-batches, without gradients; returns [B, T]."""
     out = torch.zeros_like(batch.rewards_BT)
-    for index in micro_batches(batch.lengths_B, max_tokens):
-        part = batch[index]
+    for index, part in micro_batches_of(batch, max_tokens):
         with autocast(dtype, out.device):
             out[index, : part.ids_BT.shape[1]] = forward(part)
     return out

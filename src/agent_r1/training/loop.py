@@ -21,6 +21,7 @@ Skipped when not needed:
 * *Recomputing old log-probabilities*, in float32. There, log-probabilities of sampler and trainer agree to 2e-5, so log
   pi_old is the sampler's. In bfloat16, the kernels differ, and log pi_old is recomputed.
 * *Removing padding.* Rows of similar length are batched instead.
+* *Computing again* a beginning that samples of a prompt have in common (`batches.py`).
 * *The reference model*, if the KL weight is 0.
 * *Rows whose advantages are all zero* (a group with equal scores), if the loss has no KL or entropy term. Their gradient
   is then exactly zero. They still count in the loss's denominator.
@@ -29,6 +30,7 @@ Skipped when not needed:
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -43,14 +45,13 @@ from agent_r1.rollout.decoder import Decoder
 from agent_r1.rollout.episode import derive_seed
 from agent_r1.rollout.sampler import LocalPolicy
 from agent_r1.rollout.training_rows import Batch
-from agent_r1.training.batches import make_batch, minibatches
+from agent_r1.training.batches import make_batch, micro_batches_of, minibatches
 from agent_r1.training.forward import (
     action_logprobs,
     action_values,
     autocast,
     batch_logprobs,
     in_micro_batches,
-    micro_batches,
 )
 from agent_r1.training.learner import Learner, linear_decay, optimize
 from agent_r1.training.losses import (
@@ -102,6 +103,8 @@ def train(
     def due(every: int) -> bool:
         return learner.step % every == 0 or learner.step == trainer.steps
 
+    gc.collect()
+    gc.freeze()  # questions and passages stay: let the collector not look at them again and again
     # fmt: off
     while learner.step < trainer.steps:
         step, clock = learner.step + 1, Clock()
@@ -164,8 +167,7 @@ def update_critic(learner: Learner, batch: Batch, config: Config, step: int, dty
     explained = explained_variance(batch.values_BT, batch.returns_BT, batch.mask_BT)
     for minibatch_B in minibatches(batch, critic.minibatches, critic.epochs, derive_seed(config.seed, "critic", step)):
         normalizer = loss_normalizer(batch.mask_BT[minibatch_B], "token-mean")
-        for index in micro_batches(batch.lengths_B, config.trainer.max_tokens_per_microbatch, minibatch_B):
-            part = batch[index]
+        for _, part in micro_batches_of(batch, config.trainer.max_tokens_per_microbatch, minibatch_B):
             with autocast(dtype, part.ids_BT.device):
                 values_BT = action_values(learner.critic, part)
             loss_BT, stats = value_loss(values_BT, part.values_BT, part.returns_BT, part.mask_BT, critic.value_clip)
@@ -198,9 +200,9 @@ def update_actor(learner: Learner, batch: Batch, config: Config, step: int, dtyp
             learns_B = (batch.advantages_BT[minibatch_B] != 0).any(dim=1)
             add_skipped(means, learner.actor, batch, minibatch_B[~learns_B], config, dtype)
             minibatch_B = minibatch_B[learns_B]
-        for index in micro_batches(batch.lengths_B, config.trainer.max_tokens_per_microbatch, minibatch_B):
+        for _, part in micro_batches_of(batch, config.trainer.max_tokens_per_microbatch, minibatch_B):
             with autocast(dtype, batch.ids_BT.device):
-                loss = actor_loss(learner.actor, batch[index], normalizer, config, means)
+                loss = actor_loss(learner.actor, part, normalizer, config, means)
             loss.backward()
         # If every row was skipped, gradients are None, so AdamW leaves the weights as they are. Zero gradients would not:
         # momentum would still move the weights.

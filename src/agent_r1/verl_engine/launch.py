@@ -38,7 +38,7 @@ from agent_r1.ground.errors import AgentR1Error, ConfigError
 from agent_r1.ground.files import home, locked, write_whole
 from agent_r1.ground.machine import ALLOCATOR, cores
 from agent_r1.rollout import model_files
-from agent_r1.training.batches import prompts_of_step
+from agent_r1.rollout.rollouts import prompts_of_step
 from agent_r1.training.checkpoint import read_checkpoint
 from agent_r1.training.dashboard import Dashboard
 from agent_r1.training.log import trackers
