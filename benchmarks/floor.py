@@ -1,11 +1,11 @@
-"""Measure how fast a step could be: its products, attention, softmax and optimiser alone, against the real step.
+"""Compare a step with its products, attention, softmax and optimiser alone.
 
     PYTHONPATH=src .venv/bin/python benchmarks/floor.py --preset laptop --steps 4 --warmup 3
     .venv/bin/python benchmarks/floor.py --draw        # docs/images/floor.svg from benchmarks/floor.jsonl
 
-It needs data, index and cold start of the preset. The last step of a real run records every operation with its shapes,
-and each distinct one is then repeated alone, on inputs that are ready in memory. The sum is the floor. What a step takes
-beyond it goes to elementwise operations, copies, padding, Python, and waiting. Adds a JSON line to benchmarks/floor.jsonl.
+It needs data, index and cold start of the preset. The last step of a real run records every operation with its shapes.
+Each distinct operation is then repeated alone, on inputs that are ready in memory. The sum is the floor. The rest of a
+step goes to elementwise operations, copies, padding, Python, and waiting. Adds a JSON line to benchmarks/floor.jsonl.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def alone(phase: str, kind: str, sizes: tuple, dtype: torch.dtype) -> float:
 
 
 def last_step(setting: Setting) -> tuple[Counter[Operation], list[dict], list[list[str]], torch.nn.Module]:
-    """Run real steps; return the last one's operations, the metrics of all, its searches, and the model."""
+    """Run real steps. Return the last step's operations and searches, all metrics, and the model."""
     learner = make_learner(model_files.load_model(setting.model), setting.config.actor, None)
     calls: Counter[Operation] = Counter()
     metrics: list[dict] = []
@@ -151,7 +151,7 @@ def floor(calls: Counter[Operation], actor: torch.nn.Module, dtype: torch.dtype)
 
 
 def segments(line: dict) -> Iterator[tuple[str, float, str]]:
-    """Yield the parts of a step in seconds, with the drawing's class: `sampled` for the floor, `read` for the rest."""
+    """Yield the parts of a step in seconds, with their class in the drawing."""
     step, parts = line["step"], line["floor"]["float32"]
     for phase in (UPDATE, ROLLOUT):
         own = {name.partition(": ")[2]: value for name, value in parts.items() if name.startswith(phase)}

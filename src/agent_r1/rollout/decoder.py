@@ -7,8 +7,8 @@ lives across turns, and a plain causal pass. At half a million parameters the pe
 exceeds the arithmetic. `model_files.py` reads and writes Hugging Face's format; a test compares the logits with
 `transformers`.
 
-Two methods save time and change no result beyond the last bits: the last block runs only at positions whose output is
-asked for (`at`), and float32 products on a CPU use oneDNN (`product`).
+Two methods save time, and change only the last bits of results. The last block runs only at positions whose output is
+requested (`at_BA`). Products in float32 on a CPU use oneDNN (`product`).
 
 The block (pre-norm; RMSNorm 1910.07467, rotary positions 2104.09864, SwiGLU 2002.05202, grouped queries 2305.13245):
 
@@ -102,7 +102,7 @@ class _OneDNNProduct(torch.autograd.Function):
 
 
 def _whole_blocks(x: Tensor) -> Tensor:
-    """Pad rows with zeros to a multiple of 16 or 64: oneDNN compiles a kernel for each shape, in milliseconds."""
+    """Pad with rows of zeros, because oneDNN compiles a kernel for each shape, in milliseconds."""
     missing = -len(x) % (16 if len(x) <= 256 else 64)
     return F.pad(x, (0, 0, 0, missing)) if missing else x  # F.pad copies even if nothing is missing
 
@@ -200,7 +200,7 @@ def causal_attention(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def causal_attention_at(at_BA: Tensor) -> Attention:
-    """Attend as `causal_attention`; in the last layer, only from the positions `at_BA`, which are fewer than T."""
+    """Attend as `causal_attention`; in the last layer, only from `at_BA`, fewer than T positions."""
 
     def attention(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if q.shape[2] == k.shape[2]:

@@ -4,8 +4,8 @@ In: the ids of conversations, each in its slot. Out: the hidden states that pred
 decides what is read when.
 
 Samples of one prompt are often equal for many tokens, the more so the better the agent is trained. Equal conversations
-have equal keys, values and hidden states, so one of them, the *leader*, is computed, and the others copy its new keys
-and values. Which token each samples next is its own.
+have equal keys, values and hidden states. So only one of them, the *leader*, is computed, and the others copy its new
+keys and values. Each samples its next token with its own noise.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class KVCache:
         return hidden[from_B]
 
     def _bias(self, positions_BT: Tensor, end: int) -> Tensor:
-        """Return what is added to the scores of the first `end` positions: [B, 1, T, end], -inf after a token's own."""
+        """Return [B, 1, T, end], added to attention scores: -inf after a token's position."""
         later = torch.arange(end, device=positions_BT.device) > positions_BT[:, :, None]
         bias = torch.zeros(later.shape, device=later.device, dtype=self.keys.dtype)
         return bias.masked_fill_(later, -torch.inf)[:, None]

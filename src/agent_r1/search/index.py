@@ -286,7 +286,7 @@ class PassageIndex:
         return np.take_along_axis(candidates, order, axis=1), np.take_along_axis(scores, order, axis=1)
 
     def _nearest_by_columns(self, query: np.ndarray, k: int) -> np.ndarray:
-        """Return `k` candidates, unordered, from the columns in which the query is not zero: some 60 of 2,048."""
+        """Return `k` candidates, unordered. A query has some 60 columns of 2,048 that are not zero."""
         (columns,) = query.nonzero()
         scores = query[columns] @ self._columns[columns]
         return scores.argpartition(-k)[-k:]

@@ -10,9 +10,9 @@ state at a token depends on the tokens before it only, so equal beginnings have 
     row 1   question  search(A)  result  answer(y)                         question - search(A) - result -+- search(B) ...
     row 2   question  search(A)  result  search(B)  result  answer(x)                                     +- answer(y)
 
-A node is a distinct beginning. It attends to its ancestors, and its position is its depth. So every row's log-probabilities
-are those of the row alone, up to rounding, and so is the gradient: the rows' losses add up at the nodes. SGLang shares
-prefixes in inference in the same way (RadixAttention, 2312.07104).
+A node is a distinct beginning. It attends to its ancestors, and its position is its depth. So log-probabilities and
+gradient are those of the rows alone, up to rounding: the rows' losses add up at the nodes. SGLang shares prefixes in
+inference in the same way (RadixAttention, 2312.07104).
 """
 
 from __future__ import annotations
@@ -93,9 +93,12 @@ def micro_batches_of(batch: Batch, max_tokens: int, rows_B: Tensor | None = None
     Yields the rows' indices and the rows. With trees, all rows of a prompt are in one micro-batch.
     """
     rows_B = torch.arange(len(batch), device=batch.lengths_B.device) if rows_B is None else rows_B
+    if not len(rows_B):
+        return
     rows_of, new_of = _distinct(batch, rows_B)
     sizes_P = torch.tensor([int(new_GT.sum()) for new_GT in new_of.values()])
-    if int(sizes_P.sum()) <= WORTH_IT * int(batch.lengths_B[rows_B].sum()):
+    shares = int(sizes_P.sum()) <= WORTH_IT * int(batch.lengths_B[rows_B].sum())
+    if shares and int(sizes_P.max()) <= max_tokens:  # a larger tree would need too much memory: nodes x nodes
         groups = list(rows_of.values())
         for trees in micro_batches(sizes_P, max_tokens):
             index_B = torch.cat([groups[i] for i in trees.tolist()])
@@ -129,16 +132,20 @@ class PrefixTree:
 
 
 def places_of(where_BT: Tensor) -> tuple[Tensor, Tensor]:
-    """Return where each row is true, in order: [B, A]; and bool [B, A]: rows with fewer places have unused ones at the end."""
+    """Return [B, A], the places where each row is true; and bool [B, A].
+
+    The second is false for the unused places at the end of rows with fewer places.
+    """
     counts_B = where_BT.sum(dim=1)
     place_BA = where_BT.byte().argsort(dim=1, descending=True, stable=True)[:, : int(counts_B.max())]
     return place_BA, torch.arange(place_BA.shape[1], device=place_BA.device) < counts_B[:, None]
 
 
 def _distinct(batch: Batch, rows_B: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return each prompt's rows in lexical order, and bool [rows, T]: whether a token begins something new.
+    """Return each prompt's rows in lexical order, and whether a token is new: bool [rows, T].
 
-    In that order, a row has its longest beginning in common with the row before it.
+    It is new if no row above begins with the same tokens up to it. In that order, a row shares its longest beginning with
+    the row above.
     """
     members: dict[str, list[int]] = {}
     for row in rows_B.tolist():
@@ -183,7 +190,7 @@ def grow_trees(batch: Batch) -> PrefixTree:
 
 
 def tree_attention(visible_PNN: Tensor, at_PA: Tensor) -> Attention:
-    """Attend to ancestors; in the last layer, only from the nodes `at_PA`, which are fewer than N."""
+    """Attend to ancestors; in the last layer, only from `at_PA`, fewer than N nodes."""
     at_PAN = visible_PNN.gather(1, at_PA[:, :, None].expand(-1, -1, visible_PNN.shape[2]))
 
     def attention(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

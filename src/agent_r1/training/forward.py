@@ -67,7 +67,7 @@ def action_values(critic: Critic, batch: Batch) -> Tensor:
 
 
 def _before_actions(model: Decoder, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the hidden states [A, D] that predict A action tokens, these tokens [A], and the place of each action in A.
+    """Return hidden states [A, D], the action tokens after them [A], and each action's place.
 
     The state at position t - 1 predicts token t. Position 0 is never an action. Rows of a `PrefixTree` share actions;
     otherwise A are the batch's actions, row by row.

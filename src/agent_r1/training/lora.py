@@ -92,7 +92,9 @@ def merged_model(checkpoint: Path) -> Path:
     if target.is_dir():
         return target
     config = json.loads((adapter / ADAPTER_CONFIG).read_text())
-    if config["lora_alpha"] != LORA_ALPHA * config["r"]:  # another program's adapter: our scale would give another model
+    if (
+        config["lora_alpha"] != LORA_ALPHA * config["r"]
+    ):  # another program's adapter: our scale would give another model
         raise AgentR1Error(
             f"{adapter} has another scale than this program's adapters; merge it with `agent-r1 export`",
             code="other_adapter",
