@@ -65,7 +65,7 @@ def train(name: str, settings: list[str], cold: int, seed: int, kl_sign: int = 1
         config = config.model_copy(update={"seed": seed})
         right = loop.kl_penalty
         with patch.object(loop, "kl_penalty", lambda *inputs: kl_sign * right(*inputs)):
-            run_training(run, config, model, tools, rows, [], resume=True, plain=True)
+            run_training(run, config, model, tools, rows, [], plain=True)
     return run.metrics.read()
 
 

@@ -246,7 +246,7 @@ def evaluate(a: Namespace) -> None:
     make_task(config)
     stages.run_eval(config, model, run.path / card, title, eval_condition(a))
     if a.before:
-        open_run(run, config, resume=True)
+        open_run(run, config)
 
 
 def _evaluate_models(a: Namespace, model: Path | None = None, config: Config | None = None) -> None:

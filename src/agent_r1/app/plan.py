@@ -303,7 +303,7 @@ def gpu_plan(config: Config, gpu_hour: float | None = None) -> str:
 
     Raises ConfigError for a model of unknown size.
     """
-    from jinja2 import Environment, PackageLoader
+    from jinja2 import Environment, PackageLoader, StrictUndefined
 
     from agent_r1.workspace import Workspace
 
@@ -319,7 +319,9 @@ def gpu_plan(config: Config, gpu_hour: float | None = None) -> str:
     if gpu_hour is not None:
         low_cost, high_cost = (hours * v.ranks * gpu_hour for hours in (low, high))
         price = f"{low_cost:.0f} to {high_cost:.0f} at {gpu_hour:g} per GPU-hour"
-    page = Environment(loader=PackageLoader("agent_r1.app", ""), trim_blocks=True, lstrip_blocks=True)
+    page = Environment(
+        loader=PackageLoader("agent_r1.app", ""), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
     page.filters |= {
         "gib": lambda amount: f"{amount / GIB:.0f}",
         "parts": lambda amounts: ", ".join(f"{name} {amount / GIB:.1f}" for name, amount in amounts.items() if amount),

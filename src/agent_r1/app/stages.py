@@ -32,7 +32,7 @@ from agent_r1.ground.machine import set_threads
 from agent_r1.ground.ui import progress, say
 from agent_r1.training.log import time_to
 from agent_r1.training.run import check_network, run_training, start_model
-from agent_r1.training.run_dir import RunDir, open_run
+from agent_r1.training.run_dir import RunDir, check_run
 from agent_r1.training.tiny_model import byte_chat
 from agent_r1.workspace import Workspace, check_local_model, load_rows, load_tools, make_task, seconds_file
 
@@ -64,10 +64,9 @@ def preflight(paths: Workspace, run: RunDir, resume: bool) -> None:
     AgentR1Error with the remedy.
     """
     config = paths.config
-    if run.config.exists():
-        open_run(run, config, resume)
-        if run.finished(config.trainer.steps):
-            return
+    check_run(run, config, resume)
+    if run.finished(config.trainer.steps):
+        return
     if config.engine == "verl":
         with extra("verl", "--engine verl"):
             from agent_r1.verl_engine.compose import require_verl
@@ -77,9 +76,8 @@ def preflight(paths: Workspace, run: RunDir, resume: bool) -> None:
     check_free_memory(config)
     if path := config.model.path:
         check_local_model(path)
-        fetched = hub.is_repo_name(path) or tables.scheme_of(
-            path
-        )  # a stage fetches these models, and repairs damaged ones
+        # A stage fetches these models, and repairs damaged ones.
+        fetched = hub.is_repo_name(path) or tables.scheme_of(path)
         if not fetched and not paths.cold_start.exists():
             check_network(config, paths.pretrained)
 
@@ -103,7 +101,7 @@ def run_train(config: Config, name: str, resume: bool, plain: bool) -> None:
         checkpoint = launch.train_with_verl(run, config, model, resume, plain)
     else:
         rows = load_rows(config, "train"), load_rows(config, "val")
-        checkpoint = run_training(run, config, model, load_tools(config), *rows, resume, plain)
+        checkpoint = run_training(run, config, model, load_tools(config), *rows, plain)
     say(f"  {time.perf_counter() - start:.1f} s, in {checkpoint}")
 
 

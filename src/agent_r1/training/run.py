@@ -52,13 +52,12 @@ def run_training(
     tools: dict[str, BaseTool],
     questions: list[Row],
     val: list[Row],
-    resume: bool,
     plain: bool,
 ) -> Path:
     """Train `start_model`, or continue from the newest checkpoint. Return the last checkpoint's folder."""
     limit = TimeLimit(config.trainer.max_hours, time.time())
-    open_run(run, config, resume)
     with only_trainer(run):
+        open_run(run, config)
         device, dtype = resolve_device(config.trainer)
         critic = config.critic if config.algorithm_has("critic") else None
         learner = start_learner(run, fingerprint(config), start_model, config.actor, critic, device)

@@ -64,8 +64,8 @@ class RunDir:
         return latest is not None and latest.name == f"step_{steps:06d}"
 
 
-def open_run(run: RunDir, config: Config, resume: bool) -> None:
-    """Make the run's folder, or check that it can be resumed. Raise AgentR1Error with the remedy."""
+def check_run(run: RunDir, config: Config, resume: bool) -> None:
+    """Raise AgentR1Error with the remedy for an existing run that this configuration cannot continue."""
     check_same_settings(run, config)
     latest = run.latest_checkpoint()
     unfinished = latest is not None and not run.finished(config.trainer.steps)
@@ -82,6 +82,14 @@ def open_run(run: RunDir, config: Config, resume: bool) -> None:
             f"trainer.threads: {threads} there, {config.trainer.threads} now. Sums are rounded in another order, so the last bits "
             "of weights and metrics may differ from those of an uninterrupted run"
         )
+
+
+def open_run(run: RunDir, config: Config) -> None:
+    """Make the run's folder with its configuration, and the hashes of user-defined code.
+
+    Call it with `only_trainer`. Raises AgentR1Error if another process has trained here meanwhile, with other settings.
+    """
+    check_same_settings(run, config)
     with writing(run.path):
         (run.path / "rollouts").mkdir(parents=True, exist_ok=True)
         write_whole(run.config, to_yaml(config))

@@ -64,8 +64,8 @@ def train_with_verl(run: RunDir, config: Config, start_model: Path, resume: bool
     """Train to the end, with `resume` from the newest checkpoint; return the last checkpoint's folder."""
     device, _ = resolve_device(config.trainer)
     check_runnable(config, device, start_model)
-    open_run(run, config, resume)
     with only_trainer(run), only_one_here():
+        open_run(run, config)
         if kept := unverified(run):
             if not resume:
                 raise AgentR1Error(
