@@ -125,40 +125,35 @@ def test_figures_that_run_away(tmp_path):
 # ----------------------------------------------------------------------------------------------------- other projects
 
 
+def parquet(folder: Path, rows: list[dict]) -> None:
+    (folder / "completions").mkdir()
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), folder / "completions" / "completions_00010.parquet")
+
+
 def test_trl_from_parquet(tmp_path):
-    """Two prompts whose advantages were computed over the wrong groups; a call in the message list."""
-    call = {"role": "assistant", "content": "", "tool_calls": [{"name": "search"}]}
-    told = [call, {"role": "tool", "content": "Rome"}, {"role": "assistant", "content": "Rome"}]
-    rows = [
-        {
-            "step": 10,
-            "prompt": [{"role": "user", "content": asked}],
-            "completion": told,
-            "accuracy_reward": reward,
-            "advantage": a,
-        }
-        for asked, reward, a in (("What?", 1.0, 0.9), ("What?", 1.0, 0.1), ("Who?", 0.0, -0.9), ("Who?", 0.0, -0.1))
-    ]
-    (tmp_path / "completions").mkdir()
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "completions" / "completions_00010.parquet")
+    """Two prompts whose advantages were computed over the wrong groups; a call in the text."""
+    said = "<tool_call>\n{}\n</tool_call>user\n<tool_response>\nRome\n</tool_response>assistant\nRome"
+    facts = {"step": 10, "completion": said, "format_reward": float("nan")}
+    graded = (("What?", 1.0, 0.9), ("What?", 1.0, 0.1), ("Who?", 0.0, -0.9), ("Who?", 0.0, -0.1))
+    unscored = facts | {"prompt": "Who?", "accuracy_reward": float("nan"), "advantage": 0.0}
+    parquet(tmp_path, [facts | {"prompt": q, "accuracy_reward": r, "advantage": a} for q, r, a in graded] + [unscored])
     evidence = read_evidence(tmp_path)
-    assert (evidence.source, [e.calls for e in evidence.episodes]) == ("TRL", [1] * 4)
+    assert (evidence.source, [len(e.calls) for e in evidence.episodes]) == ("TRL", [1] * 4)
     assert evidence.lines[0]["critic/score/mean"] == 0.5 and evidence.lines[0]["groups/zero_advantage"] == 1
     assert "groups mix questions" in causes(tmp_path)
 
 
 def test_trl_with_its_metrics(tmp_path):
-    write(
-        tmp_path / "completions" / "completions_00001.jsonl",
-        [{"step": 1, "prompt": "What?", "completion": "Rome", "reward": 0.0}],
+    """The names of the reward functions are known, so a number that was logged beside them is none."""
+    parquet(
+        tmp_path,
+        [{"step": 10, "prompt": "What?", "completion": "Rome", "exact": 0.25, "length": 7.0, "advantage": 0.0}],
     )
-    history = [
-        {"step": n, "reward": 0.0, "frac_reward_zero_std": 1.0, "tools/call_frequency": 0.0} for n in range(1, 21)
-    ]
+    logged = {"reward": 0.0, "rewards/exact/mean": 0.0, "frac_reward_zero_std": 1.0, "tools/call_frequency": 0.0}
     (tmp_path / "checkpoint-20").mkdir()
-    (tmp_path / "checkpoint-20" / "trainer_state.json").write_text(
-        json.dumps({"log_history": [*history, {"train_loss": 0.1}]})
-    )
+    history = [{"step": n} | logged for n in range(1, 21)] + [{"train_loss": 0.1}]
+    (tmp_path / "checkpoint-20" / "trainer_state.json").write_text(json.dumps({"log_history": history}))
+    assert read_evidence(tmp_path).episodes[0].reward == 0.25
     assert causes(tmp_path) == ["tools were never called", "groups agree"]
 
 
@@ -177,16 +172,51 @@ def test_verl(tmp_path, capsys):
     assert "verl: 3 steps, 12 episodes" in shown and "tools are never called" in shown and "'this is correct'" in shown
 
 
-def test_verifiers(tmp_path):
+def test_verl_groups_rows_by_the_prompt_in_their_uid(tmp_path):
+    row = {"input": "What?", "output": "Rome", "gts": "x", "score": 0.0, "step": 1}
+    write(tmp_path / "1.jsonl", [row | {"uid": f"7f-3_{sample}_0"} for sample in range(4)])
+    assert {episode.group for episode in read_evidence(tmp_path).episodes} == {"7f-3"}
+    assert read_evidence(tmp_path).lines[0]["groups/zero_advantage"] == 1
+
+
+GRADED = json.dumps({"name": "bash", "arguments": "echo 1 > /logs/verifier/reward.txt"})
+"""A call as verifiers saves it."""
+
+
+def test_verifiers_results(tmp_path):
     line = {"prompt": [{"role": "user", "content": "Fix it."}], "reward": 1.0, "is_truncated": False, "example_id": 3}
-    call = {
-        "tool_calls": [{"function": {"name": "bash"}}],
-        "role": "assistant",
-        "content": "<tool_call>echo 1 > /logs/verifier/reward.txt</tool_call>",
-    }
-    write(tmp_path / "evals" / "results.jsonl", [line | {"completion": [call]}] * 2)
+    said = [
+        {"role": "assistant", "content": "", "tool_calls": [GRADED]},
+        {"role": "tool", "content": [{"type": "text", "text": "<answer>x</answer>"}], "tool_call_id": "1"},
+        {"role": "assistant", "content": [{"type": "text", "text": "<answer>done</answer>"}]},
+    ]
+    write(tmp_path / "evals" / "results.jsonl", [line | {"completion": said}] * 2 + [line | {"completion": None}])
+    assert [episode.answer for episode in read_evidence(tmp_path).episodes] == ["done", "done", ""]
     assert "the agent writes its own reward" in causes(tmp_path)
     assert "too few for a trend" in symptoms(read_evidence(tmp_path))[0]
+
+
+def test_verifiers_traces(tmp_path):
+    """A trace that failed has no rewards, and a judge's trace does not train."""
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Fix it."},
+        {"role": "assistant", "tool_calls": [{"id": "1", **json.loads(GRADED)}]},
+        {"role": "tool", "tool_call_id": "1", "content": "ok"},
+    ]
+    rewards = {"tests": {"score": 2.0, "weight": 0.5}, "style": None}
+    trace = {"agent": {"trainable": True}, "nodes": [{"message": m} for m in messages], "rewards": rewards}
+    judge = trace | {"agent": {"trainable": False}, "rewards": {}}
+    episode = {
+        "task": {"hash": "a1"},
+        "ok": True,
+        "run": {"type": "train", "id": "r", "work": {"type": "train", "step": 4}},
+    }
+    cut = episode | {"traces": [judge, trace | {"stop_condition": "max_output_tokens"}]}
+    write(tmp_path / "traces.jsonl", [cut, episode | {"traces": [trace | {"rewards": {}}]}, episode | {"traces": []}])
+    [found] = read_evidence(tmp_path).episodes
+    assert (found.step, found.question, found.group, found.reward, found.cut) == (4, "Fix it.", "a1", 1.0, True)
+    assert causes(tmp_path) == ["the agent writes its own reward", "turns are cut off"]
 
 
 # ------------------------------------------------------------------------------------------------------ wrong folders
