@@ -1,12 +1,12 @@
-"""Measure how a step's time and memory grow, one factor at a time around the laptop's step.
+"""Measure how a step's time and memory grow with one factor at a time.
 
     PYTHONPATH=src OMP_NUM_THREADS=1 .venv/bin/python -m benchmarks.growth run benchmarks/growth.jsonl
     PYTHONPATH=src .venv/bin/python -m benchmarks.growth table benchmarks/growth.jsonl
 
-Each cell is a process that runs a few steps of `training.loop.train`, on one thread, from random weights. The episodes
-have fixed sizes, because a random model does not decide to search: the environment searches a generated corpus with the
-question, and repeats or cuts the result to the cell's length. Rewards are random, so no row is skipped. A cell that
-would take longer than LIMIT_S is marked.
+Each cell is a process that runs a few steps of `training.loop.train`, on one thread, from random weights. The base cell
+is a quarter of the laptop's step. A random model does not decide to search, so the environment searches in each turn,
+and repeats or cuts the result to a fixed length. Rewards are random, so no row is skipped. A cell that would take
+longer than LIMIT_S is marked.
 """
 
 from __future__ import annotations

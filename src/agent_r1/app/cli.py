@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from argparse import Namespace
 from pathlib import Path
 
@@ -274,9 +275,14 @@ def _evaluate_models(a: Namespace, model: Path | None = None, config: Config | N
 
 @command("report", "write a run's report.html", ["--preset laptop", "--run mine"], *CONFIGURED, RUN)
 def report(a: Namespace) -> None:
-    from agent_r1.app import stages
+    from agent_r1.ground.ui import say
 
-    stages.run_report(_run_name(a, _config(a)))
+    with extra("report", "report.html"):
+        from agent_r1.viewer.report import write_report
+
+    start = time.perf_counter()
+    path = write_report(home() / "runs" / _run_name(a, _config(a)))
+    say(f"report: {path} ({time.perf_counter() - start:.1f} s); open it in a browser")
 
 
 # --------------------------------------------------------------------------------------------- after training

@@ -27,7 +27,7 @@ from agent_r1.env import make_env, offered_tools
 from agent_r1.ground import hub
 from agent_r1.ground.device import resolve_device
 from agent_r1.ground.errors import ConfigError, extra
-from agent_r1.ground.files import home, write_whole
+from agent_r1.ground.files import write_whole
 from agent_r1.ground.machine import set_threads
 from agent_r1.ground.ui import progress, say
 from agent_r1.training.log import time_to
@@ -186,13 +186,3 @@ def run_by_hand(config: Config, split: str, index: int, table: bool) -> None:
         rollout = rollout.model_copy(update=wide)
     shown = offered_tools(tools, config.env)
     play_by_hand(rows[index], chat, shown, rollout, config.env, lambda row: make_env(row, tools, config.env), table)
-
-
-def run_report(name: str) -> None:
-    """Write one HTML page about a run (stage)."""
-    with extra("report", "report.html"):
-        from agent_r1.viewer.report import write_report
-
-    start = time.perf_counter()
-    path = write_report(home() / "runs" / name)
-    say(f"report: {path} ({time.perf_counter() - start:.1f} s); open it in a browser")
