@@ -143,7 +143,11 @@ def run(out: Path) -> None:
                     line["not_run"] = f"{expected:.0f} s or more"
                 else:
                     command = [sys.executable, "-m", "benchmarks.growth", "cell", json.dumps(BASE | {factor: value})]
-                    line |= json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+                    try:
+                        done = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=2 * LIMIT_S)
+                        line |= json.loads(done.stdout)
+                    except subprocess.TimeoutExpired:
+                        line["not_run"] = f"stopped after {2 * LIMIT_S} s"
                     expected = time.perf_counter() - began
                 print(json.dumps(line), file=file, flush=True)
 
