@@ -176,7 +176,7 @@ def test_ppo_on_two_ranks_learns_what_we_compute_until_its_servers_die(home):
     run = home / "runs" / "ppo"
     settings = ["rollout.prompts_per_step=16", "rollout.samples_per_prompt=1", "trainer.steps=200", "trainer.save_every=2",
                 "trainer.eval_every=2", "critic.warmup_steps=1", "actor.kl_in=reward", "actor.kl_estimator=k1",
-                "actor.minibatches=1", "verl.ranks=2", "env.episode_timeout_s=50", "verl.stall_timeout_s=60"]  # fmt: skip
+                "actor.minibatches=1", "verl.ranks=2"]  # fmt: skip
     process = start(home, "ppo", "ppo", *settings)
     until(lambda: len(lines(run)) >= 2, process)
     servers = named(processes_of(run.parents[1]), "EngineCore")
@@ -185,7 +185,7 @@ def test_ppo_on_two_ranks_learns_what_we_compute_until_its_servers_die(home):
         os.kill(pid, signal.SIGKILL)
     code, said = end(process)
     # Whoever notices first: the episodes, or in verl's weight sync, which waits for ever, the launcher.
-    assert code == 1 and re.search("rollout server failed|nothing has moved for 60 s", said), said
+    assert code == 1 and re.search("rollout server failed|nothing has moved for 300 s", said), said
     assert "logs/verl-" in said and re.search(r"continue from step_\d{6} with --resume", said), said
     assert left_behind(run) == []
 
