@@ -142,9 +142,9 @@ def places_of(where_BT: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _distinct(batch: Batch, rows_B: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return each prompt's rows in lexical order, and whether a token is new: bool [rows, T].
+    """Return each prompt's rows in lexical order, and where they are new: bool [rows, T].
 
-    It is new if no row above begins with the same tokens up to it. In that order, a row shares its longest beginning with
+    A token is new if no row above begins with the same tokens up to it. In that order, a row shares its longest beginning with
     the row above.
     """
     members: dict[str, list[int]] = {}

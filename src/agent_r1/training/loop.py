@@ -46,13 +46,7 @@ from agent_r1.rollout.episode import derive_seed
 from agent_r1.rollout.sampler import LocalPolicy
 from agent_r1.rollout.training_rows import Batch
 from agent_r1.training.batches import make_batch, micro_batches_of, minibatches
-from agent_r1.training.forward import (
-    action_logprobs,
-    action_values,
-    autocast,
-    batch_logprobs,
-    in_micro_batches,
-)
+from agent_r1.training.forward import action_logprobs, action_values, autocast, batch_logprobs, in_micro_batches
 from agent_r1.training.learner import Learner, linear_decay, optimize
 from agent_r1.training.losses import (
     aggregate_loss,
