@@ -40,7 +40,7 @@ def test_a_release_becomes_the_same_data(made, other, monkeypatch, capsys):
     def build(*words):
         raise AssertionError("it was made again")
 
-    monkeypatch.setattr("agent_r1.workspace.build", build)
+    monkeypatch.setattr("agent_r1.data.build.build", build)
     assert main(*DATA, "--from", str(other)) == 0
     assert f"data: from {other}" in capsys.readouterr().out
     mine, theirs = data_of(other.parent / "home"), data_of(made)

@@ -192,5 +192,6 @@ def test_what_the_page_cannot_play_is_refused(run, tmp_path):
         with pytest.raises(AgentR1Error) as error:
             export.pack_page(checkpoint, load_config("laptop", SMALL + settings, algorithm="grpo"))
         assert error.value.code == code
-    with pytest.raises(AgentR1Error, match="no settings of its training"):
+    with pytest.raises(AgentR1Error) as error:
         export.write_page(checkpoint, None, tmp_path / "page.html")
+    assert error.value.code == "page_without_run"

@@ -81,5 +81,6 @@ def test_a_resumed_run_says_that_its_old_weights_are_gone(tmp_path, monkeypatch,
 
 
 def test_verl_has_a_real_sampler():
-    with pytest.raises(ConfigError, match="rollout.mismatch is an experiment with the local loop"):
+    with pytest.raises(ConfigError) as refused:
         micro_config("grpo", "engine=verl", "rollout.mismatch={top_p: 0.9}")
+    assert refused.value.code == "local_engine_only"
