@@ -100,6 +100,7 @@ def test_the_package_runs_as_a_program():
         ["data", "x=1"],
         ["train", "--preset", "laptop", "--dry-run"],
         ["train", "--preset", "pocket", "--dry-run"],
+        ["train", "--preset", "tinyquest", "--dry-run"],
         ["train", "--preset", "hotpotqa-4xh100", "--dry-run"],
     ],
 )

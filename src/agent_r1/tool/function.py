@@ -10,22 +10,28 @@
         \"\"\"
 
 The summary becomes the description, the annotations become the JSON schema, and the lines under `Args:` describe the
-arguments. A parameter without a default is required. `transformers` parses both. A missing part raises when the module
-is imported, instead of confusing an agent later.
+arguments. A parameter without a default is required. A missing part raises when the module is imported, instead of
+confusing an agent later.
 """
 
 from __future__ import annotations
 
 import inspect
+import re
 import types
 import typing
 from collections.abc import Callable
 from typing import Any, Literal, Union
 
-from agent_r1.ground.errors import ConfigError, first_line
+from pydantic import TypeAdapter
+
+from agent_r1.ground.errors import ConfigError
 from agent_r1.tool.base import BaseTool
 
 SCALARS = (str, int, float, bool, type(None), Any, dict)
+HEADING = re.compile(r"^(Args|Returns|Raises):", re.MULTILINE)
+ARGUMENT = re.compile(r"^\s*(\w+):\s*(.*?)\s*(?=^\s*\w+:|\Z)", re.MULTILINE | re.DOTALL)
+"""Name and description of an argument, up to the next one."""
 SUPPORTED = "str, int, float, bool, None, Any, Literal[...], list[...], dict[str, ...], unions of these"
 
 
@@ -63,45 +69,43 @@ def tool(function: Callable[..., Any]) -> FunctionTool:
 
 def _schema(function: Callable[..., Any], owner: str) -> tuple[str, dict[str, Any]]:
     """Return the description and the JSON schema of the parameters."""
-    from transformers.utils.chat_template_utils import (
-        DocstringParsingException,
-        TypeHintParsingException,
-        get_json_schema,
-        parse_google_format_docstring,
-    )
-
     try:
         hints = typing.get_type_hints(function)
-        _check(inspect.signature(function), hints, owner)
-        found = get_json_schema(function)["function"]
-        described = parse_google_format_docstring(inspect.getdoc(function))[1]
     except NameError as error:
         raise ConfigError(
             f"{owner}: an annotation cannot be resolved ({error}); import that name", code="bad_annotation"
         ) from None
-    except (DocstringParsingException, TypeHintParsingException, ValueError) as error:
+    signature = inspect.signature(function)
+    _check(signature, hints, owner)
+    summary, *sections = HEADING.split(inspect.getdoc(function) or "")
+    described = dict(ARGUMENT.findall(dict(zip(sections[::2], sections[1::2], strict=True)).get("Args", "")))
+    undescribed = [name for name in signature.parameters if name not in described]
+    if undescribed or not summary.strip():
+        lack = (
+            f"the docstring does not describe {', '.join(undescribed)}" if summary.strip() else "there is no docstring"
+        )
         raise ConfigError(
-            f"{owner}: {first_line(error)}; write a docstring that says what it does and, under 'Args:', a line "
+            f"{owner}: {lack}; write a docstring that says what it does and, under 'Args:', a line "
             "'name: ...' for each parameter",
             code="bad_docstring",
-        ) from None
-    parameters = found["parameters"]
-    if strangers := described.keys() - parameters["properties"].keys():
+        )
+    if strangers := described.keys() - signature.parameters.keys():
         raise ConfigError(
             f"{owner}: the docstring describes {', '.join(sorted(strangers))}, but it has no such parameter; fix the "
             "name, or do not begin a continued line with 'word:'",
             code="bad_docstring",
         )
-    for name, schema in parameters["properties"].items():
-        schema["description"] = " ".join(schema["description"].split())
-        parameters["properties"][name] = _with_null(schema)
-    # An undeclared argument is a mistake, but the schema of `transformers` would accept it.
-    closed = {"required": parameters.get("required", []), "additionalProperties": False}
-    return " ".join(found["description"].split()), {**parameters, **closed}
+    properties = {
+        name: TypeAdapter(hints[name]).json_schema() | {"description": " ".join(described[name].split())}
+        for name in signature.parameters
+    }
+    required = [name for name, parameter in signature.parameters.items() if parameter.default is parameter.empty]
+    closed = {"required": required, "additionalProperties": False}
+    return " ".join(summary.split()), {"type": "object", "properties": properties, **closed}
 
 
 def _check(signature: inspect.Signature, hints: dict[str, Any], owner: str) -> None:
-    """Refuse types that `transformers` would treat as an object or report unclearly."""
+    """Refuse parameters that have no name or no form in JSON."""
     for name, parameter in signature.parameters.items():
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise ConfigError(
@@ -128,16 +132,3 @@ def _has_json_form(hint: Any) -> bool:
     if origin in (list, Union, types.UnionType):
         return all(map(_has_json_form, inner))
     return hint in SCALARS
-
-
-def _with_null(schema: Any) -> Any:
-    """Replace OpenAPI's `nullable` ("or None"), which JSON schema does not have."""
-    if isinstance(schema, list):
-        return [_with_null(item) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    schema = {key: _with_null(value) for key, value in schema.items()}
-    if schema.pop("nullable", None) is None:
-        return schema
-    described = {key: schema.pop(key) for key in ("description",) if key in schema}
-    return {"anyOf": [schema, {"type": "null"}], **described}
