@@ -15,9 +15,10 @@ from agent_r1.ground.hardware import GIB, Shape, find_shape
 
 TOKENS_PER_EPISODE = 115
 """Mean length of a laptop episode in training (metrics: sequence_length/mean)."""
-EFFICIENCY = 0.35
-"""Share of the matmul rate that a whole step reaches. At 194 GFLOP/s it predicts 0.80 s for a GRPO step of 16 x 8. Measured
-there: 0.88 s in steps 4 to 23, and 0.69 s over the whole run, because later batches have more rows without advantage."""
+EFFICIENCY = 0.55
+"""Share of the matmul rate that a whole step reaches, with a computation shared by several episodes counted for each. At
+266 GFLOP/s it predicts 0.36 s for GRPO's step of 16 x 8 and 0.73 s for PPO's of 128 x 1. Measured there, on two cores of
+an AMD EPYC in steps 4 to 23: 0.33 s and 0.77 s."""
 PROCESS_BYTES = GIB
 """Bytes of Python, PyTorch, packages, a small encoder, and memory that the allocator cannot reuse."""
 ITEMSIZE = {"float32": 4, "bfloat16": 2}
