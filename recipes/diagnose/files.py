@@ -229,7 +229,7 @@ def _traces(record: Record) -> Episode | None:
 
 
 def _spoken(messages: str | list[Record] | None) -> tuple[str, list[str]]:
-    """Return the text without results of tools, and the calls, of messages or of plain text."""
+    """Return the calls and the text without results of tools."""
     if isinstance(messages, str):
         text = RESULT.sub("", messages)
         return text, CALL.findall(text)
