@@ -5,7 +5,7 @@ In: a folder. Out: `Evidence`. Next: `causes.py`. The forms, as their projects w
     Agent-R1   metrics.jsonl; rollouts/step_*.jsonl (training) with tokens, masks, rewards and advantages
     TRL        completions/completions_*.parquet (log_completions=True); trainer_state.json
     verl       STEP.jsonl (trainer.rollout_data_dir): input, output, score, step, uid
-    verifiers  results.jsonl (0.1: an evaluation without steps) or traces.jsonl (1.0: an evaluation or a training)
+    verifiers  traces.jsonl (0.4), or results.jsonl (releases before it; one evaluation, no steps)
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Record = Mapping[str, Any]
 STEP = "training/global_step"
 SPAN = 5
 """Steps of a mean."""
-FORMS = "a run of Agent-R1 (metrics.jsonl, rollouts/), TRL (completions/), verl (1.jsonl) or verifiers (results.jsonl)"
+FORMS = "a run of Agent-R1 (metrics.jsonl, rollouts/), TRL (completions/), verl (1.jsonl) or verifiers (traces.jsonl)"
 ANSWER = re.compile(r"<answer>(.*?)</answer>|\\boxed\{([^{}]*)\}", re.DOTALL)
 CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 RESULT = re.compile(r"<tool_response>.*?</tool_response>", re.DOTALL)
@@ -213,7 +213,7 @@ def _results(record: Record) -> Episode:
 
 
 def _traces(record: Record) -> Episode | None:
-    """Read an episode of verifiers 1: the first trace that trains the policy."""
+    """Read an episode: its first trace that trains the policy."""
     trace = next((one for one in record["traces"] if one["agent"].get("trainable", True)), None)
     rewards = [one for one in trace["rewards"].values() if one] if trace else []
     if not trace or not rewards:  # it failed before it was scored
@@ -229,7 +229,7 @@ def _traces(record: Record) -> Episode | None:
 
 
 def _spoken(messages: str | list[Record] | None) -> tuple[str, list[str]]:
-    """Return the calls and the text without results of tools."""
+    """Return what the agent said, and its calls, from messages or plain text."""
     if isinstance(messages, str):
         text = RESULT.sub("", messages)
         return text, CALL.findall(text)

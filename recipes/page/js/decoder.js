@@ -37,12 +37,13 @@ class Decoder {
     const { hidden_size: d, intermediate_size: inner, rms_norm_eps: eps } = this.shape;
     const position = cache.length++;
     const angles = this.frequencies.map((frequency) => Math.fround(position * frequency));
+    const turns = angles.map((angle) => [Math.cos(angle), Math.sin(angle)].map(Math.fround));
     const x = this.weights["embed.weight"].slice(id * d, (id + 1) * d);
     cache.layers.forEach((kept, layer) => {
       const own = (name) => this.weights[`blocks.${layer}.${name}`];
       const normed = norm(x, own("input_norm.weight"), eps);
       const qkv = product(own("qkv.weight"), normed, own("qkv.bias"));
-      add(x, product(own("o.weight"), this.attend(kept, qkv, position, angles)));
+      add(x, product(own("o.weight"), this.attend(kept, qkv, position, turns)));
       const gateUp = product(own("gate_up.weight"), norm(x, own("post_norm.weight"), eps));
       const gated = new Float32Array(inner);
       for (let i = 0; i < inner; i++) {
@@ -54,10 +55,10 @@ class Decoder {
   }
 
   /** Keep the token's key and value, and attend to all tokens so far. */
-  attend({ keys, values }, qkv, position, angles) {
+  attend({ keys, values }, qkv, position, turns) {
     const { heads, kv_heads: kvHeads, head_dim: width } = this.shape;
     const row = kvHeads * width;
-    for (let head = 0; head < heads + kvHeads; head++) rotate(qkv, head * width, angles);
+    for (let head = 0; head < heads + kvHeads; head++) rotate(qkv, head * width, turns);
     keys.set(qkv.subarray(heads * width, heads * width + row), position * row);
     values.set(qkv.subarray(heads * width + row), position * row);
     const out = new Float32Array(heads * width);
@@ -82,11 +83,10 @@ class Decoder {
   }
 }
 
-/** Rotate each pair (x_i, x_{i + width/2}) of a head by its angle. */
-function rotate(x, start, angles) {
-  angles.forEach((angle, i) => {
-    const [cos, sin] = [Math.fround(Math.cos(angle)), Math.fround(Math.sin(angle))];
-    const [first, second] = [start + i, start + angles.length + i];
+/** Rotate each pair (x_i, x_{i + width/2}) of a head by its angle, given as [cos, sin]. */
+function rotate(x, start, turns) {
+  turns.forEach(([cos, sin], i) => {
+    const [first, second] = [start + i, start + turns.length + i];
     const [a, b] = [x[first], x[second]];
     x[first] = a * cos - b * sin;
     x[second] = b * cos + a * sin;

@@ -12,7 +12,8 @@ const page = { turn: 0, records: [] };
 
 const pause = (milliseconds) => new Promise((resolve) => setTimeout(resolve, milliseconds));
 const percent = (logprob) => `${(100 * Math.exp(logprob)).toPrecision(3)} %`;
-const said = ({ answer, stop_reason: stop }) => visible(answer ?? `no answer (${stop})`);
+const said = ({ answer, stop_reason: stop }) =>
+  visible(answer ?? `no answer (${stop.replace("_", " ")})`);
 const searchesOf = ({ steps }) => total(steps.map(({ results }) => results?.length ?? 0));
 /** Judge a record, if a right answer is known. */
 const judge = ({ ground_truth: known, em }) => (known.length ? (em ? "right" : "wrong") : "open");
@@ -85,7 +86,8 @@ function verdict(record) {
   const expected = look === "wrong" ? ` Expected: ${record.ground_truth.join(" or ")}.` : "";
   const paid =
     look === "open" ? " No right answer is known." : ` Reward ${record.reward.toFixed(1)}.`;
-  const counts = ` ${searchesOf(record)} searches, ${written} tokens.`;
+  const searches = searchesOf(record);
+  const counts = ` ${searches} search${searches === 1 ? "" : "es"}, ${written} tokens.`;
   const answer = make("b", look, `${MARKS[look]} ${said(record)}`);
   return make("p", "verdict", answer, make("span", "small", expected + paid + counts));
 }
@@ -144,19 +146,20 @@ async function sampleGroup() {
     byId("group-says").textContent = `Sampling attempt ${records.length + 1} of ${GROUP} …`;
     records.push(await play(byId("checkpoint").valueAsNumber, temperature, turn));
   }
-  const credit = standardize(
-    records.map(({ reward }) => reward),
-    true,
-  );
+  const rewards = records.map(({ reward }) => reward);
+  const credit = standardize(rewards, true);
   records.forEach((record, i) => (record.advantage = credit[i]));
-  const lesson = credit.some((advantage) => advantage)
-    ? "RL makes an attempt above the group's mean likelier, and an attempt below it less likely."
-    : "All rewards are equal, so every advantage is 0, and this group would teach nothing.";
-  const right = page.asked.answers.length
-    ? `, ${total(records.map(({ em }) => em))} of them right`
-    : "";
+  const lessons = {
+    open: "No right answer is known: drag the rewards under the microscope.",
+    apart:
+      "RL makes an attempt above the group's mean likelier, and an attempt below it less likely.",
+    equal: "All rewards are equal, so every advantage is 0, and this group would teach nothing.",
+  };
+  const known = page.asked.answers.length > 0;
+  const right = known ? `, ${total(records.map(({ em }) => em))} of them right` : "";
+  const lesson = lessons[!known ? "open" : credit.some(Boolean) ? "apart" : "equal"];
   byId("group-says").textContent =
-    `Eight attempts at temperature ${temperature.toFixed(1)}${right}. ${right && lesson} ` +
+    `Eight attempts at temperature ${temperature.toFixed(1)}${right}. ${lesson} ` +
     "A red frame marks the first token in which attempts part.";
   byId("tree").append(drawBranch(records, records[0].rows[0].action_mask.indexOf(1)));
   selectable(byId("tree"), byId("facts-of-tree"));
