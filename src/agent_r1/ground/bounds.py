@@ -119,7 +119,7 @@ def send(
 async def _answer(
     method: str, url: str, within_s: float, max_bytes: int, body: Any, headers: dict[str, str], retries: int
 ) -> Response:
-    got, plain = b"", {"Accept-Encoding": "identity", **headers}
+    got, plain = bytearray(), {"Accept-Encoding": "identity", **headers}
     try:
         async with (
             asyncio.timeout(within_s) as deadline,
@@ -131,7 +131,7 @@ async def _answer(
                 got += piece
                 if len(got) > max_bytes:
                     raise TooLongError(f"the answer has more than {max_bytes} bytes")
-            return Response(response.status_code, got)
+            return Response(response.status_code, bytes(got))
     except TimeoutError:
         if not deadline.expired():
             raise
