@@ -48,7 +48,8 @@ def test_one_helper_bounds_seconds_bytes_and_nesting(kind):
 @pytest.mark.parametrize("kind", ["drip", "flood", "gzip", "deep"])
 def test_a_hostile_retriever_costs_one_search_its_deadline(kind):
     with hostile(kind) as url:
-        remote = service.RemoteIndex(f"{url}/retrieve", timeout_s=0.3)
+        # Only the drip is stopped by its deadline: a busy machine may need more than 0.3 s to read the others' bytes.
+        remote = service.RemoteIndex(f"{url}/retrieve", timeout_s=0.3 if kind == "drip" else 10)
         said = refusal(remote.search, ["a"], 3)
     says = {"drip": "does not answer (no whole answer within 0.3 s)", "deep": "refused /retrieve (200: [[[["}
     assert says.get(kind, "is it a search service?") in said
