@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -59,8 +60,8 @@ class DecoderShape:
 class Linear(nn.Linear):
     """`nn.Linear` through `product`."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return product(x, self.weight, self.bias)
+    def forward(self, input: Tensor) -> Tensor:
+        return product(input, self.weight, self.bias)
 
 
 ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
@@ -84,16 +85,16 @@ class _OneDNNProduct(torch.autograd.Function):
     """y = x W^T + b, and its gradients, for x [N, in]."""
 
     @staticmethod
-    def forward(ctx, x, weight, bias):
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         padded = _whole_blocks(x)
         ctx.save_for_backward(padded, weight)
         ctx.has_bias = bias is not None
         return _onednn(padded, weight, bias)[: len(x)]
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        rows, grad = len(grad), _whole_blocks(grad)
+        rows, grad = len(grad_outputs[0]), _whole_blocks(grad_outputs[0])
         grad_x = _onednn(grad, weight.t())[:rows] if ctx.needs_input_grad[0] else None
         # oneDNN copies its first factor if it is transposed: let that be the smaller one.
         narrow = x.shape[1] < grad.shape[1]

@@ -275,7 +275,7 @@ class PassageIndex:
 
         k = min(top_k + self._spare, len(self.passages))
         if self._columns is not None:
-            candidates = np.stack([self._nearest_by_columns(query, k) for query in queries])
+            candidates = np.stack([_nearest_by_columns(self._columns, query, k) for query in queries])
         else:
             if self.vectors.size <= ONE_THREAD_NUMBERS:
                 faiss.omp_set_num_threads(1)  # FAISS's own OpenMP library; PyTorch's threads are not affected
@@ -285,15 +285,16 @@ class PassageIndex:
         order = np.lexsort((candidates, -np.round(scores, 5)))[:, :top_k]
         return np.take_along_axis(candidates, order, axis=1), np.take_along_axis(scores, order, axis=1)
 
-    def _nearest_by_columns(self, query: np.ndarray, k: int) -> np.ndarray:
-        """Return `k` candidates, unordered. A query has some 60 columns of 2,048 that are not zero."""
-        (columns,) = query.nonzero()
-        scores = query[columns] @ self._columns[columns]
-        return scores.argpartition(-k)[-k:]
-
     def _hits(self, positions: list[int], scores: list[float]) -> list[Hit]:
         found = ((self.passages[p], score) for p, score in zip(positions, scores, strict=True) if p >= 0)
         return [Hit(passage.id, passage.title, passage.text, score) for passage, score in found]
+
+
+def _nearest_by_columns(vectors_DN: np.ndarray, query_D: np.ndarray, k: int) -> np.ndarray:
+    """Return `k` candidates, unordered. A query has some 60 columns of 2,048 that are not zero."""
+    (columns,) = query_D.nonzero()
+    scores_N = query_D[columns] @ vectors_DN[columns]
+    return scores_N.argpartition(-k)[-k:]
 
 
 def _read_corpus(path: Path) -> tuple[list[Passage], str]:

@@ -74,7 +74,7 @@ class Dashboard:
         steps: int,
         *,
         history: Iterable[Mapping[str, Any]] = (),
-        parts: Callable[[str], list[Part]] = split_turn,
+        parts: Callable[[str], Sequence[Part]] = split_turn,
         plain: bool = False,
         console: Console | None = None,
     ):
@@ -259,7 +259,7 @@ def _set_terminal(screen: IO[str], settings: list) -> None:
 _STYLES = {"think": "dim italic", "tool_call": "cyan", "answer": "bold green", "text": ""}
 
 
-def style_turn(parts: list[Part]) -> Text:
+def style_turn(parts: Sequence[Part]) -> Text:
     """Format a turn on one line, with styles instead of tags."""
     styled = [(_one_line(part.text), _STYLES[part.kind]) for part in parts]
     return Text(" ").join(Text(words, style) for words, style in styled if words)
