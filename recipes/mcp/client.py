@@ -257,7 +257,7 @@ class McpSession:
         from mcp.client.streamable_http import streamable_http_client
 
         async def bound(response: httpx2.Response) -> None:
-            body = response.stream
+            body: Any = response.stream
 
             class Bounded(httpx2.AsyncByteStream):
                 async def __aiter__(self) -> AsyncIterator[bytes]:

@@ -6,6 +6,8 @@ stage, and `plan.py` prints the plan. PyTorch is not needed, unless the user's c
 
 from __future__ import annotations
 
+from typing import Any
+
 from agent_r1.config import Config, user_code_names
 from agent_r1.config.plugins import import_object, is_user_code
 from agent_r1.env import brings_tools, offered_tools
@@ -34,6 +36,6 @@ def check_own(config: Config) -> None:
             f"env.name={config.env.name} computes its own reward and never uses env.reward={config.env.reward}; unset one",
             code="unused_setting",
         )
-    named = make_tools([name for name in config.env.tools if is_user_code(name)])
+    named: dict[str, Any] = make_tools([name for name in config.env.tools if is_user_code(name)])
     others = (name.rpartition(".")[2] for name in config.env.tools if not is_user_code(name))
     offered_tools(named | dict.fromkeys(others), config.env)
