@@ -211,8 +211,8 @@ def test_grpo_where_one_of_eight_differs():
         squares.append(sum(a * a for a in group(scores, normalize_std=False)))
         sums.append(sum(map(abs, group(scores))))
     text = (LESSONS / "05-advantages.md").read_text()
-    assert f"sum to {sums[0]:.2f} here and to {sums[1]:.2f} in" in text
-    assert f"squares would sum to {squares[0]:.3f} and {squares[1]:.0f}." in text
+    assert f"sum to {sums[0]:.2f} in the uneven group and to {sums[1]:.2f} in" in text
+    assert f"sum to {squares[0]:.3f} in the uneven group and to {squares[1]:.0f} in" in text
 
 
 # ------------------------------------------------------------------------------------------------------- lesson 6
