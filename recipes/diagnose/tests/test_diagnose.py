@@ -144,7 +144,7 @@ def test_trl_from_parquet(tmp_path):
 
 
 def test_trl_with_its_metrics(tmp_path):
-    """The names of the reward functions are known, so a number that was logged beside them is none."""
+    """The names of the reward functions are known, so a number that was logged next to them is not a reward."""
     parquet(
         tmp_path,
         [{"step": 10, "prompt": "What?", "completion": "Rome", "exact": 0.25, "length": 7.0, "advantage": 0.0}],

@@ -72,8 +72,8 @@ FEWEST_ROWS = 16
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Compute `F.linear(x, weight, bias)`; on a CPU, in float32, with oneDNN's kernels.
 
-    PyTorch calls MKL here, which does not use AVX-512 on AMD: 85 instead of 180 GFLOP/s on one core of an EPYC
-    (benchmarks/floor.py). PyTorch's compiler calls the same operator of oneDNN.
+    PyTorch's own product calls MKL, which does not use AVX-512 on AMD. On one core of an EPYC, [1500, 128] x [128, 384]
+    ran at 85 GFLOP/s with MKL, and at 176 to 222 with oneDNN. PyTorch's compiler calls the same operator of oneDNN.
     """
     plain = x.device.type != "cpu" or x.dtype is not torch.float32 or torch.is_autocast_enabled("cpu")
     if plain or not ONEDNN or x.numel() < FEWEST_ROWS * x.shape[-1]:

@@ -165,7 +165,7 @@ def _distinct(batch: Batch, rows_B: Tensor) -> tuple[dict[str, Tensor], dict[str
 
 
 def grow_trees(batch: Batch) -> PrefixTree:
-    """Make the trees of rows that are in the order of `_distinct`."""
+    """Make the trees of a micro-batch: one for each prompt."""
     device, (B, T) = batch.ids_BT.device, batch.ids_BT.shape
     rows_of, new_of = _distinct(batch, torch.arange(B, device=device))
     order_B, new_BT = torch.cat(list(rows_of.values())), torch.cat(list(new_of.values()))
