@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Agent-R1 on this machine, from nothing to a trained agent. Read it as the table of contents of the project: each stage is
-# one `agent-r1` command. The comment above it names the part of src/agent_r1 with its code.
+# Agent-R1 on this machine, from nothing to a trained agent. Read it as the table of contents of the project: `stage X`
+# is the command `agent-r1 X`. The comment above it names the part of src/agent_r1 with its code.
 #
 #   bash speedrun-nodocker.sh                        PPO, with the preset that fits this machine (no GPU: laptop)
 #   bash speedrun-nodocker.sh grpo --preset smoke    GRPO; the laptop run in about a minute
@@ -12,37 +12,38 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 begin=$SECONDS
 
-# Parse the options, make .venv with the pinned packages, choose the preset. Sets $agent, and the arguments to pass on.
+# Parse the options, make .venv with the pinned packages, choose the preset. Defines `stage`, and the arguments to pass on.
 source requirements/environment.sh
 
 # Can this machine do it? Versions, memory, disk, GPUs, each with a remedy, before anything is made.
-"$agent" doctor "${config[@]}"
+stage doctor "${config[@]}"
 
 # With GPUs: do Ray, FSDP2, NCCL and vLLM work here? A five-minute rehearsal with a tiny model (--no-check skips it).
 check_gpus
 
 # Room 1, data: questions with known answers, and the passages that contain them: a generated world, or HotpotQA.
-"$agent" data "${config[@]}"
+stage data "${config[@]}"
 
 # Room 2, search: encode every passage as a vector, and build a FAISS index that finds the nearest passages of a query.
-"$agent" index "${config[@]}"
+stage index "${config[@]}"
 
 # Room 7, training: RL needs a model that sometimes succeeds. A tiny model learns the format and a weak policy.
-"$agent" cold-start "${config[@]}"
+stage cold-start "${config[@]}"
 
 # With GPUs, or with --search-server: one process holds the index for all processes that run episodes.
 start_search
 
 # Room 9, inference: how good is it before RL? Held-out questions, exact match, with an interval.
-"$agent" eval --before "${run[@]}"
+stage eval --before "${run[@]}"
 
 # Rooms 3 to 7, the core: episodes with tools, rewards on the agent's own tokens, advantages, updates, repeated.
-"$agent" train "${run[@]}" ${resume:+"$resume"}
+stage train "${run[@]}" ${resume:+"$resume"}
 
 # How good is it now? The same questions, the same episode loop.
-"$agent" eval "${run[@]}"
+stage eval "${run[@]}"
 
 # One page: learning curves, and the same questions before and after, every token coloured by its author.
-"$agent" report "${run[@]}"
+stage report "${run[@]}"
 
+run_stages
 echo "done in $((SECONDS - begin)) s; talk to it: bash inference.sh"

@@ -3,7 +3,7 @@
 # Prepare speedrun-nodocker.sh, which sources this file: options, an environment with the pinned packages, and with GPUs a
 # search service.
 #
-# In: the command line. Out: `agent`, the command; `config`, the arguments of every stage; `check_gpus`; `start_search`,
+# In: the command line. Out: `stage` and `run_stages`; `config`, the arguments of every stage; `check_gpus`; `start_search`,
 # which sets `run`, the arguments of the stages of a run; `preset`, `resume`.
 #
 # shellcheck disable=SC2034  # the script uses them
@@ -131,6 +131,18 @@ if [ ${#dry_run[@]} -gt 0 ]; then
     exec "$agent" train "${config[@]}" ${run[@]+"${run[@]}"} --dry-run
 fi
 
+# ---------------------------------------------------------------------------------------------------------- stages
+# Starting Python and PyTorch takes up to two seconds. On a CPU, the stages are collected, and run in one process.
+stages=()
+stage() {
+    stages+=(${stages[@]+then} "$@")
+    [ "$stack" != gpu ] || run_stages  # a process that has ended holds no GPU memory
+}
+run_stages() {
+    [ ${#stages[@]} = 0 ] || "$agent" "${stages[@]}"
+    stages=()
+}
+
 # ------------------------------------------------------------------------------------------------------- GPU check
 check_gpus() { [ "$stack" != gpu ] || [ -z "$check" ] || "$agent" gpu-check "${config[@]}"; }
 
@@ -149,6 +161,7 @@ search_service() {
     case "$preset" in gsm8k|dapo-math) return ;; esac         # no tool searches
     local host=${AGENT_R1_SEARCH_HOST:-127.0.0.1} log=${AGENT_R1_HOME:-.}/artifacts/search-server.log
     local url=http://$host:8100
+    run_stages  # the service needs the index
     ! answers "$url" || die "a search service already runs at $url; stop it, or use it with search.url=$url"
     echo "search: one service for all, at $url (log in $log) ..."
     # In its own session, because Ctrl-C is for the trainer, which may finish its step. The trap ends both. Without

@@ -58,6 +58,14 @@ def empty(tmp_path, monkeypatch):
     return tmp_path
 
 
+def test_commands_joined_by_then_run_in_order_until_one_fails(empty, capsys):
+    good, bad = ["data", *TINY], ["train", "--run=a/b", *TINY]
+    assert main(*good, "then", *good) == 0
+    assert capsys.readouterr().out.count("data:") == 2
+    assert main(*bad, "then", *good) == 2
+    assert "data:" not in capsys.readouterr().out
+
+
 def refused(capsys, code: int, *argv: str) -> str:
     """`agent-r1 ARGV` ends with `code`; its last words."""
     assert main(*argv) == code

@@ -141,7 +141,7 @@ class Box:
                           "FAIL": "nothing", "HANG": "nothing"}  # fmt: skip
 
     def calls(self) -> list[str]:
-        return self.log.read_text().splitlines()
+        return [stage for line in self.log.read_text().splitlines() for stage in line.split(" then ")]
 
 
 @pytest.fixture
@@ -182,6 +182,8 @@ def test_a_preset_that_is_named_is_taken(box, words, service):
     assert any(call.startswith("search-server") for call in box.calls()) == service
     assert any(call.startswith("gpu-check") for call in box.calls()) == ("laptop" not in words)
     assert any(call.startswith(f"train {' '.join(words)}") for call in box.calls())
+    processes = len(box.log.read_text().splitlines())
+    assert processes == (1 if "laptop" in words else len(box.calls()))
 
 
 @pytest.mark.parametrize(("words", "code", "last"), [([], 7, "gpu-check"), (["--no-check"], 7, "train")])

@@ -10,6 +10,7 @@ The decorator above a function holds its help text, examples and options. Exit c
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import time
@@ -44,9 +45,15 @@ from agent_r1.ground.machine import cores, raise_file_limit
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command and return its exit code. Print a failure as one line on standard error."""
+    """Run one command and return its exit code. Print a failure as one line on standard error.
+
+    `agent-r1 A ... then B ...` runs B after A in the same process, unless A fails.
+    """
     try:
-        return run_command(argv)
+        for words in _split(sys.argv[1:] if argv is None else argv, "then"):
+            if code := run_command(words):
+                return code
+        return 0
     except AgentR1Error as error:
         return _fail(str(error), error.exit_code)
     except KeyboardInterrupt as interrupt:
@@ -64,7 +71,17 @@ def run_command(argv: list[str] | None = None) -> int:
     """
     arguments = parse_command_line(argv)
     raise_file_limit()
+    # Stages make millions of objects that stay. By default, Python looks for garbage among them every 700 objects.
+    gc.set_threshold(50_000, 10, 10)
     return COMMANDS[arguments.command][0](arguments) or 0
+
+
+def _split(argv: list[str], word: str) -> list[list[str]]:
+    """Split a command line at each `word`."""
+    parts: list[list[str]] = [[]]
+    for item in argv:
+        parts.append([]) if item == word else parts[-1].append(item)
+    return parts
 
 
 def _fail(message: str, code: int) -> int:

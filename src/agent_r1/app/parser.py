@@ -160,7 +160,8 @@ def parse_command_line(argv: list[str] | None) -> Namespace:
     parser = _Parser(
         prog="agent-r1",
         description="Train LLM agents end to end with multi-turn reinforcement learning.",
-        epilog="The stages of a run, in order: data, index, cold-start, eval --before, train, eval, report.",
+        epilog="The stages of a run, in order: data, index, cold-start, eval --before, train, eval, report. "
+        "`agent-r1 data --preset smoke then index --preset smoke` runs two in one process.",
     )
     parser.add_argument("--version", action="version", version=f"agent-r1 {__version__}")
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)

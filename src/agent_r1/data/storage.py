@@ -53,7 +53,7 @@ def read_rows(path: Path) -> list[Row]:
     import pyarrow.parquet as pq
 
     try:
-        table = pq.read_table(path)
+        table = pq.ParquetFile(path).read()  # `pq.read_table` would import pandas
     except FileNotFoundError:
         raise AgentR1Error(
             f"{path} does not exist; make the data first (`agent-r1 data`)", code="missing_data"
