@@ -145,27 +145,18 @@ class Strict(Echo):
 
 
 ANSWERS = {
-    "wrong-type": '{"type": "state", "data": {}}', "no-json": "Bad Gateway", "number": "7", "list": "[]",
-    "no-observation": '{"type": "observation", "data": {"reward": 1}}', "deep": "[" * 100_000,
+    "no-json": "Bad Gateway", "deep": "[" * 100_000,
     "nan": '{"type": "observation", "data": {"observation": {}, "reward": NaN}}',
-    "words": '{"type": "observation", "data": {"observation": {}, "reward": "much"}}',
-    "perhaps": '{"type": "observation", "data": {"observation": {}, "done": "perhaps"}}',
     "lost": '{"type": "error", "data": {"code": "SESSION_ERROR", "message": "no longer"}}',
-    "no-error": '{"type": "error", "data": "oh"}',
 }  # fmt: skip
 """Answers to a step that are none."""
 SCHEMAS = {
-    "schema-html": "<html>a wiki</html>", "schema-empty": "{}", "schema-list": '{"action": []}',
+    "schema-html": "<html>a wiki</html>", "schema-empty": "{}", "schema-deep": '{"action":' * 100_000,
     "schema-none": '{"action": {"type": "object", "properties": {"x": {"type": "colour"}}}}',
-    "schema-huge": json.dumps({"action": {"type": "object", "properties": {"x": {"enum": list(range(5000))}}}}),
-    "schema-deep": '{"action":' * 100_000,
-    "schema-union": '{"action": {"anyOf": [{}], "properties": {"x": {"type": "string"}}}}',
 }  # fmt: skip
 LISTS = {
-    "tools-none": [], "tools-words": ["echo"], "tools-nameless": [{"input_schema": TOOLS[1]["input_schema"]}],
-    "tools-schemaless": [{"name": "echo"}], "tools-twice": [TOOLS[0], TOOLS[0]],
+    "tools-none": [], "tools-words": ["echo"], "tools-twice": [TOOLS[0], TOOLS[0]],
     "tools-many": [{**TOOLS[0], "name": f"echo{n}"} for n in range(1000)],
-    "tools-odd": [{"name": "echo it", "input_schema": TOOLS[1]["input_schema"]}],
 }  # fmt: skip
 
 

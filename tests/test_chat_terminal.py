@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 
 import pytest
-from runs import AGENT, ROOT, environment, main
+from runs import ROOT, environment, main
 
 from agent_r1.inference.agent import find_model, open_agent
 from agent_r1.inference.compare import play_rows
@@ -176,22 +176,6 @@ def test_a_session_in_a_terminal(home):
     assert "Traceback" not in terminal.shown
 
 
-@pytest.mark.slow
-def test_a_terminal_without_colours_and_the_tool_of_the_docs(home):
-    """No escape sequence of ours; and the example in docs/inference/inference.md, as it stands there."""
-    page = (ROOT / "docs" / "inference" / "inference.md").read_text()
-    code = re.search(r"```python\n(# my_tools\.py\n.*?)```", page, re.DOTALL)[1]
-    command = re.search(r"^agent-r1 chat (--tools my_tools:\w+)$", page, re.MULTILINE)[1].split()
-    (home / "my_tools.py").write_text(code)
-    terminal = Terminal([AGENT, "chat", *command], environment(home) | {"TERM": "dumb", "NO_COLOR": "1"}, home)
-    assert "trained with its own tools only" in terminal.expect("> ")
-    terminal.send(f"1{ENTER}/tools{ENTER}/quit{ENTER}")
-    assert terminal.close() == 0
-    assert "sampled token" in terminal.shown and "─" not in terminal.shown
-    assert "search(query)" in terminal.shown and f"  {command[1].partition(':')[2]}(" in terminal.shown
-    assert "\x1b" not in terminal.shown.replace("\x1b[?2004h", "").replace("\x1b[?2004l", "")
-
-
 # ------------------------------------------------------------------------------------------------------------- pipes
 
 
@@ -209,6 +193,16 @@ def test_json_gives_what_evaluation_gets(home, chat_command):
         assert record["turns"] == [agent.chat.turn_text(step.action_ids) for step in trajectory.steps]
         assert (record["reward"], record["stop_reason"]) == (trajectory.reward, trajectory.stop_reason.value)
     assert code == int(any(record["answer"] is None for record in records))
+
+
+def test_the_tool_of_the_docs(home, chat_command):
+    """The example in docs/inference/inference.md, as it stands there."""
+    page = (ROOT / "docs" / "inference" / "inference.md").read_text()
+    code = re.search(r"```python\n(# my_tools\.py\n.*?)```", page, re.DOTALL)[1]
+    command = re.search(r"^agent-r1 chat (--tools my_tools:\w+)$", page, re.MULTILINE)[1].split()
+    (home / "my_tools.py").write_text(code)
+    _, out, _ = chat_command(*command, stdin="/tools\n/quit\n")
+    assert "search(query)" in out and f"  {command[1].partition(':')[2]}(" in out
 
 
 def test_one_question(chat_command):
@@ -238,20 +232,3 @@ def test_a_server_that_fails_in_mid_answer_and_the_conversation_that_survives_it
     notes = [line for line in out.splitlines() if line.startswith("* ") and "one small world" not in line]
     assert code == 1 and len(notes) == 2 and "RuntimeError: the engine core has died" in notes[0]
     assert "search(query)" in out.splitlines()[-1]
-
-
-# -------------------------------------------------------------------------------------------------------- wrong usage
-
-
-@pytest.mark.parametrize(
-    ("argv", "code", "words"),
-    [
-        (["--question", "  "], 2, "the question is empty; write"),
-        (["--temperature", "hot"], 2, "invalid temperature value: 'hot'"),
-        (["--run", "other"], 1, "there are: laptop-grpo"),
-        (["--step", "9"], 1, "no checkpoint of step 9"),
-    ],
-)
-def test_wrong_usage_is_said_in_one_line(chat_command, argv, code, words):
-    ended, _, errors = chat_command(*argv)
-    assert ended == code and words in errors.splitlines()[-1]

@@ -95,33 +95,24 @@ def test_help_shows_examples_that_work(name, capsys, tmp_path, monkeypatch):
             assert preset in example or {"--run", "--model"} & set(example) or Path(preset).is_file()
 
 
-def test_the_package_runs_as_a_program():
-    done = subprocess.run([sys.executable, "-m", "agent_r1", "--version"], capture_output=True, text=True)
-    assert done.returncode == 0 and done.stdout.startswith("agent-r1 ")
+WITHOUT_TORCH = [
+    ["--help"], ["train", "--preset", "nope"], ["data", "x=1"], ["doctor", "--suggest-preset"],
+    *(["train", "--preset", preset, "--dry-run"] for preset in ("laptop", "pocket", "tinyquest", "hotpotqa-4xh100")),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "argv",
-    [
-        ["--help"],
-        ["train", "--preset", "nope"],
-        ["data", "x=1"],
-        ["train", "--preset", "laptop", "--dry-run"],
-        ["train", "--preset", "pocket", "--dry-run"],
-        ["train", "--preset", "tinyquest", "--dry-run"],
-        ["train", "--preset", "hotpotqa-4xh100", "--dry-run"],
-    ],
-)
-def test_help_refusals_and_plans_do_not_wait_for_torch(argv, tmp_path):
+def test_help_refusals_and_plans_do_not_wait_for_torch(tmp_path):
     """Without verl, which needs PyTorch to validate its configuration."""
     code = (
         "import contextlib, sys; from agent_r1.app.cli import main; from agent_r1.ground import machine\n"
         "machine.installed = lambda package: None\n"
-        f"with contextlib.suppress(SystemExit): main({argv})\n"
-        "print(*{'torch', 'transformers', 'pyarrow', 'faiss', 'matplotlib'} & set(sys.modules))"
+        f"for argv in {WITHOUT_TORCH}:\n"
+        "    with contextlib.suppress(SystemExit): main(argv)\n"
+        "    loaded = {'torch', 'transformers', 'pyarrow', 'faiss', 'matplotlib'} & set(sys.modules)\n"
+        "    assert not loaded, (argv, loaded)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
-    assert done.stdout.splitlines()[-1] == ""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.fixture
@@ -151,15 +142,10 @@ def test_what_is_trained_where_nothing_or_only_a_run_is_named(home, planned):
 # ----------------------------------------------------------------------------------------------- what is refused
 
 BAD_USAGE = {  # of settings there is more in test_config.py
-    "no command": ([], "COMMAND"),
-    "unknown command": (["trian"], "invalid choice: 'trian' (did you mean 'train'?) (choose from "),
-    "unknown option": (["data", "--foo"], "agent-r1 data: error: unrecognized arguments: --foo"),
-    "unknown value": (["eval", "--split", "tset"], "invalid choice: 'tset' (did you mean 'test'?)"),
-    "seed that is no number": (["data", "--seed", "one"], "invalid int value: 'one'"),
-    "unknown preset": (["data", "--preset", "smok"], "unknown preset 'smok' (did you mean 'smoke'?); choose from"),
-    "unknown key": (["data", "data.trian=3"], "unknown configuration key 'data.trian' (did you mean 'data.train'?)"),
-    "unknown algorithm": (["train", "grop"], "algorithm='grop' is unknown (did you mean 'grpo'?)"),
-    "unknown engine": (["train", "--engine", "locla"], "engine='locla' is unknown (did you mean 'local'?)"),
+    "unknown command": (["trian"], "did you mean 'train'?"),
+    "unknown value": (["eval", "--split", "tset"], "did you mean 'test'?"),
+    "unknown key": (["data", "data.trian=3"], "did you mean 'data.train'?"),
+    "unknown algorithm": (["train", "grop"], "did you mean 'grpo'?"),
     "a run that is a path": (["train", "--run", "a/b"], "give a plain folder name"),
     "demonstrations without search": (["cold-start", "env.tools=[]"], "this task has no demonstrator"),
 }  # fmt: skip

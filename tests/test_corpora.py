@@ -10,7 +10,6 @@ import pytest
 from building import build_data, manifest_of, passages_in
 from qa_files import hotpotqa, write_json, write_jsonl
 
-from agent_r1.config import fingerprint, load_config
 from agent_r1.config.settings import DataConfig, EnvConfig
 from agent_r1.data import corpora
 from agent_r1.data.spellings import title_key
@@ -142,23 +141,3 @@ def test_the_recall_of_an_index_counts_titles_in_any_spelling(tmp_path):
     build_index(corpus, tmp_path / "index", make_encoder("ngram", 512))
     rows = [{"prompt": [{"content": ours}], "extra_info": {"supporting": [ours]}} for ours, _ in SPELLINGS]
     assert title_recall(PassageIndex.load(tmp_path / "index"), rows, len(SPELLINGS)) == 1.0
-
-
-def test_an_index_of_another_kind_is_another_run_and_an_address_is_not():
-    base = load_config("laptop")
-    assert len({fingerprint(load_config("laptop", [o])) for o in ("seed=0", "search.index=Flat", "seed=1")}) == 3
-    assert fingerprint(load_config("laptop", ["search.url=http://127.0.0.1:8100"])) == fingerprint(base)
-
-
-@pytest.mark.parametrize(
-    ("override", "says"),
-    [
-        ("data.name=hotpot", "data.name='hotpot': unknown .did you mean 'hotpotqa'"),
-        ("data.source=x.json", "tinyhop is generated and takes no data.source"),
-        ("search.index=flat", "search.index='flat' is unknown; choose auto, Flat"),
-        ("search.url=localhost", "search.url='localhost' is not an address"),
-    ],
-)
-def test_settings_that_make_no_sense_together(override, says):
-    with pytest.raises(ConfigError, match=says):
-        load_config("laptop", [override])

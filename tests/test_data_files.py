@@ -23,18 +23,6 @@ def folder(tmp_path_factory) -> Path:
     return out
 
 
-def test_rows_have_verls_shape(folder):
-    row = read_rows(folder / "test.parquet")[7]
-    assert list(row) == [
-        "data_source", "prompt", "ability", "reward_model", "extra_info", "agent_name", "env_kwargs"
-    ]  # fmt: skip
-    assert row["data_source"] == "tinyhop" and row["agent_name"] == "hermes"
-    assert row["env_kwargs"] == {"tools": None}  # those of env.tools
-    assert [message["role"] for message in row["prompt"]] == ["user"]
-    assert row["extra_info"]["index"] == 7 and row["extra_info"]["split"] == "test"
-    assert set(row["extra_info"]["lookups"][0]) == {"entity", "relation", "value", "passage_id"}
-
-
 def test_an_existing_folder_is_refused_and_kept(folder):
     with pytest.raises(AgentR1Error, match="already exists"):
         build(SMALL, seed=4, out=folder)

@@ -18,7 +18,6 @@ from safetensors.torch import load_file, save_file
 
 from agent_r1.config.settings import EnvConfig
 from agent_r1.core import StopReason, Trajectory
-from agent_r1.data.storage import write_rows
 from agent_r1.env import HermesToolEnv
 from agent_r1.rollout.evaluate import (
     compare,
@@ -248,14 +247,6 @@ def test_an_evaluation_goes_on_where_it_was_killed(whole, tmp_path, kept):
     assert len((torn / "1.jsonl").read_text().splitlines()) == 12
 
 
-@pytest.mark.parametrize("change", [["--temperature", "0"], ["--split", "val"], ["--model"]])
-def test_another_evaluation_does_not_go_on_there(models, whole, capsys, change):
-    out, command = whole
-    change = ["--model", str(models[1])] if change == ["--model"] else change
-    assert main(*command, str(out), *change) == 1
-    assert "has another evaluation; choose another --out" in capsys.readouterr().err
-
-
 def test_two_models_on_the_same_questions(models, tmp_path, capsys):
     out = tmp_path / "out"
     assert main("eval", "--model", str(models[0]), "--model", str(models[1]), "--out", str(out)) == 0
@@ -265,17 +256,6 @@ def test_two_models_on_the_same_questions(models, tmp_path, capsys):
     assert comparison["difference"] == pytest.approx(second["em"] - first["em"])
     assert "McNemar p =" in capsys.readouterr().out
     assert main("eval", *["--model", str(models[0])] * 3) == 2
-
-
-def test_rows_of_somebody_else(models, tmp_path, capsys):
-    tools = {"env_kwargs": {"tools": ["search"]}}  # parquet knows no empty table
-    rows = [question_row(f"Who founded {name}?", **tools) for name in ("Vexlor", "Marn")]
-    write_rows(tmp_path / "mine.parquet", rows)
-    assert main("eval", "--model", str(models[0]), "--dataset", str(tmp_path / "mine.parquet")) == 0
-    assert "2 mine questions" in capsys.readouterr().out
-    assert main("eval", "--model", str(models[0]), "--dataset", str(tmp_path / "no.parquet")) == 1
-    assert main("eval", "--model", str(models[0]), "--limit", "0") == 1
-    assert "there are no questions" in capsys.readouterr().err
 
 
 def test_a_comparison_by_hand():

@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 
-from agent_r1.app import plan, stages
+from agent_r1.app import plan
 from agent_r1.app.plan import (  # fmt: skip
     GIB,
     SLOWER,
@@ -91,15 +91,6 @@ def test_what_the_outermost_file_says_wins_over_an_inherited_section(tmp_path, m
 def test_what_cannot_be_is_refused_before_anything_starts(settings, said):
     with pytest.raises(ConfigError, match=said):
         load_config("hotpotqa-4xh100", settings, algorithm="grpo")
-
-
-def test_the_whole_validation_set_is_evaluated_by_vllm_on_a_gpu(monkeypatch):
-    config = load_config("hotpotqa-4xh100")
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    assert stages._backend(config) == "vllm"
-    assert stages._backend(load_config("laptop")) == "transformers"  # the local loop's own sampler, GPU or not
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert stages._backend(load_config("smoke", ["engine=verl"])) == "transformers"
 
 
 def test_several_machines_share_a_ray_of_the_users(monkeypatch, tmp_path):
@@ -222,15 +213,6 @@ def test_memory_by_hand():
     assert conversations(config, shape, GPUS["A100-80GB"]) == pytest.approx(
         19.12 * 2**30 / (28 * 2**10 * 8192), rel=1e-3
     )
-
-
-def test_remedies_are_named():
-    config, shape = preset("hotpotqa-4xh100", "model.path=Qwen/Qwen2.5-7B-Instruct", algorithm="ppo")
-    sampling, warm, training = misfits(config, shape, GPUS["H100"])
-    assert "verl.offload=true" in sampling and "verl.gpu_memory" in sampling
-    assert "trainer.max_tokens_per_microbatch=8192" in training and "cold_start.warm_steps=0" in warm
-    (one,) = misfits(*preset("hotpotqa-1x24gb", "verl.gpu_memory=0.05"), GPUS["RTX-4090"])
-    assert "raise verl.gpu_memory" in one
 
 
 # -------------------------------------------------------------------------------------------------------------- the page

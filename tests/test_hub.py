@@ -220,16 +220,6 @@ def fetched_plain() -> Path:
     return Workspace(load_config("smoke", TINY[1:])).index
 
 
-def test_released_data_is_fetched_from_the_hub(fake, tmp_path, capsys):
-    assert main("data", *TINY, "--release", str(tmp_path / "release")) == 0
-    commit = fake.publish("acme/data", tmp_path / "release", "dataset")
-    shutil.rmtree(tmp_path / "home")
-    assert main("data", *TINY, "--from", f"acme/data@{commit}") == 0
-    assert "data: from acme/data" in capsys.readouterr().out and "SHA256SUMS" in fake.asked
-    fake.offline = True
-    assert "cannot download 'acme/other'" in refused(capsys, "data", *TINY, "--from", "acme/other")
-
-
 def test_only_what_may_pass_is_tried_again(monkeypatch):
     monkeypatch.setattr(hub, "PAUSES_S", (0, 0))
 

@@ -149,13 +149,6 @@ def test_auto_looks_at_the_corpus_and_the_memory(count, dim, gigabytes, kind):
     assert choose_kind(count, dim, gigabytes * 1e9) == kind
 
 
-@pytest.mark.parametrize("kind", ["IVF32,PQ7", "IVF32,nonsense"])
-def test_a_kind_that_does_not_fit_is_refused(corpus, tmp_path, kind):
-    with fails_with("unfit_index"):
-        build_index(corpus, tmp_path / "index", counting(), kind)
-    assert not any(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize(
     "damage",
     [

@@ -11,8 +11,6 @@ from typing import Literal
 
 import pytest
 from conftest import ScriptedPolicy, call, fails_with, make_env_loop, question_row
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from agent_r1.config.settings import EnvConfig
 from agent_r1.core import Sampling, StopReason, Trajectory
@@ -393,24 +391,3 @@ def test_what_is_no_tool_is_not_offered():
             return x
 
     assert list(as_environment(Helper, "x")({}, EnvConfig()).tools) == ["add"]
-
-
-WRITTEN = st.dictionaries(
-    st.sampled_from(["step", "sign", "other"]), st.none() | st.integers() | st.text() | st.floats()
-)
-
-
-@settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])  # on a busy machine
-@given(st.lists(WRITTEN, max_size=3))
-def test_whatever_an_agent_writes_is_answered(calls):
-    from agent_r1.core import Action
-
-    async def episode():
-        env = as_environment(Counter, "x")({}, EnvConfig(max_invalid_calls=99))
-        await env.reset(question_row("Go.", ("7",)))
-        result = await env.step(Action("".join(call("add", **arguments) for arguments in calls)))
-        env.close()
-        return result
-
-    result = asyncio.run(episode())
-    assert result.done == (not calls) and len(result.info.get("tool_calls", ())) == len(calls)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -89,16 +88,6 @@ def test_a_line_that_is_no_question_is_named_and_the_form_shown(tmp_path, line, 
     assert sum(map(len, made(tmp_path, (tmp_path / "q.jsonl").read_bytes(), skip_bad=True).values())) == 10
 
 
-@pytest.mark.parametrize(
-    ("records", "code"),
-    [(GOOD[:9], "too_few_questions"), ([], "no_records"),
-     ([r | {"metadata": {"level": i if i else "none"}} for i, r in enumerate(GOOD)], "mixed_metadata")],
-)  # fmt: skip
-def test_too_few_none_and_unlike(tmp_path, records, code):
-    with fails_with(code):
-        made(tmp_path, records)
-
-
 def test_a_function_makes_them_the_same_for_the_same_seed(tmp_path, monkeypatch):
     code = "def questions(split, count, rng):\n    for i in range(count):\n"
     code += "        yield {'question': f'{split} {i} {rng.random()}', 'answer': i}\n"
@@ -138,16 +127,3 @@ def test_questions_without_answers_are_refused_where_answers_are_paid_for(tmp_pa
     said = capsys.readouterr().err
     assert "q.jsonl: the question 'What is " in said and "env.reward" in said
     assert main(*run, f"env.reward={tmp_path}/score.py:score") == 0
-
-
-def test_by_the_command_line(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path))
-    (tmp_path / "q.jsonl").write_text("".join(json.dumps(record) + "\n" for record in GOOD))
-    sizes = [f"data.{split}={count}" for split, count in SIZES.items()]
-    run = ["data", "data.name=rows", *sizes, "rollout.prompts_per_step=4"]
-    assert main(*run) == 2
-    assert main(*run, "data.source=gone.jsonl") == 1
-    assert f"data.source={Path.cwd() / 'gone.jsonl'} does not exist" in capsys.readouterr().err
-    assert main(*run, f"data.source={tmp_path}/q.jsonl") == 0 and "train 4, val 3, test 3" in capsys.readouterr().out
-    (tmp_path / "q.jsonl").write_text("{}")
-    assert main(*run, f"data.source={tmp_path}/q.jsonl") == 1 and "has changed since" in capsys.readouterr().err

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 from runs import main
@@ -139,14 +137,6 @@ def test_a_command_of_ours_cannot_be_replaced(folder, capsys):
     (folder / "recipe.toml").write_text("[command]\ngreet = 'replacing.py:greet'\n")
     assert main("greet", "Ada", "--recipe=mine") == 2
     assert "the command 'train' already exists; rename it" in capsys.readouterr().err
-
-
-def test_help_imports_no_pytorch():
-    code = (
-        "import sys\nfrom agent_r1.app.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass\n"
-        "assert 'torch' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
 def test_nothing_of_it_is_imported_before_it_is_named(folder):

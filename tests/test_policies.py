@@ -200,16 +200,6 @@ def test_weights_that_are_not_there_or_not_safe(foreign, tmp_path):
 # ------------------------------------------------------------------------------------------------------------ an agent
 
 
-def test_any_architecture_plays_an_episode(foreign, micro):
-    with open_agent(foreign, micro.config, tools=micro.tools) as agent:
-        assert isinstance(agent.policy, TransformersPolicy)
-        assert agent.config.rollout.max_context == 300  # what this model has; the configuration asks for more
-        loop = make_loop(agent.policy, agent.chat, agent.tools, agent.config.rollout, agent.config.env)
-        task = Task(micro.rows("test")[0], "g", "s", seed=1)
-        trajectory = asyncio.run(loop.run(task, Sampling(agent.config.rollout.max_tokens_per_turn)))
-    assert trajectory.steps and trajectory.error is None
-
-
 def test_our_own_models_run_on_the_training_sampler(micro_model, micro):
     with open_agent(micro_model, micro.config, tools={}) as agent:
         assert isinstance(agent.policy, LocalPolicy) and agent.tools == {}
@@ -282,21 +272,6 @@ def test_a_folder_of_verl_is_told_from_a_model(home):
         find_model(checkpoint_dir=folder)
 
 
-def test_a_model_on_the_hub_is_fetched_without_code_and_pickles(home, monkeypatch, micro_model):
-    import huggingface_hub
-
-    asked = {}
-
-    def download(name, allow_patterns, repo_type, revision):
-        assert repo_type == "model" and revision is None
-        asked[name] = allow_patterns
-        return str(micro_model)
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    assert find_model(hf_path="some/model")[0] == micro_model
-    assert not any(pattern.endswith((".py", ".bin", ".pt", "*")) for pattern in asked["some/model"])
-
-
 # ------------------------------------------------------------------------------------- a published model, a fresh clone
 
 WORLD = ["data.train=128", "data.val=8", "data.test=12", "data.cold=200", "data.entities=400", "search.dim=256"]
@@ -336,14 +311,6 @@ def test_a_published_model_in_a_fresh_clone_searches_and_is_told_how_to_answer(p
     (line,) = [line for line in said.err.splitlines() if "tools:" in line]
     assert (
         f"{published}, transformers; tools: search over tinyhop-" in line and "temperature 1, 6 tokens a turn" in line
-    )
-
-
-def test_tools_and_prompt_go_by_name(published):
-    text = first_prompt(published, "env.tools=[]", prompt="One word.")
-    assert "One word." in text and "<answer>" not in text and "search" not in text
-    assert (
-        "between <answer> and </answer>" in (text := first_prompt(published, "env.tools=[]")) and "search" not in text
     )
 
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from agent_r1.data.build import build
 from agent_r1.data.storage import read_rows
 from agent_r1.ground.errors import AgentR1Error
-from agent_r1.search.encoders import NgramEncoder, SentenceTransformerEncoder, make_encoder, prefixes
+from agent_r1.search.encoders import NgramEncoder, SentenceTransformerEncoder
 from agent_r1.search.index import Hit, PassageIndex, build_index, recall_at_k
 from agent_r1.search.searcher import MAX_QUERY_CHARS, Searcher
 from agent_r1.tool import ToolCall, ToolErrorKind, call_tool
@@ -97,31 +97,6 @@ def test_any_text_encodes_alone_as_in_company(texts):
         np.testing.assert_array_equal(ENCODER.encode_queries([text])[0], vector)
 
 
-def test_encoders_by_name():
-    assert make_encoder("ngram", 512).dim == 512
-    assert isinstance(make_encoder("BAAI/bge-small-en-v1.5", 512), SentenceTransformerEncoder)
-    for name, dim, code in (("ngrams", 512, "unknown_encoder"), ("ngram", 3, "out_of_range")):
-        with fails_with(code):
-            make_encoder(name, dim)
-
-
-INSTRUCT = "Instruct: Given a web search query, retrieve relevant passages that answer the query\nQuery: "
-
-
-@pytest.mark.parametrize(
-    ("model", "query", "passage"),
-    [
-        ("BAAI/bge-small-en-v1.5", "Represent this sentence for searching relevant passages: ", ""),
-        ("BAAI/bge-m3", "", ""),
-        ("intfloat/e5-base-v2", "query: ", "passage: "),
-        ("intfloat/multilingual-e5-large-instruct", INSTRUCT, ""),
-        ("sentence-transformers/all-MiniLM-L6-v2", "", ""),
-    ],
-)
-def test_models_get_the_prefixes_they_were_trained_with(model, query, passage):
-    assert prefixes(model) == (query, passage)
-
-
 # -------------------------------------------------------------------------------------------------------- index
 
 
@@ -176,15 +151,6 @@ def test_recall_by_hand(built):
     assert recall_at_k(index, [{"extra_info": {"lookups": [right, wrong]}}], 1) == 0.5
 
 
-def test_the_manifest_tells_what_the_index_was_made_of_and_it_moves_with_its_folder(built, tmp_path_factory):
-    moved = tmp_path_factory.mktemp("elsewhere") / "run"
-    shutil.move(built, moved)
-    manifest = json.loads((moved / "index" / "manifest.json").read_text())
-    assert manifest["count"] == 5 and manifest["encoder"] == {"name": "ngram", "dim": 256, "revision": 1}
-    assert manifest["corpus"] == "../corpus.jsonl" and len(manifest["corpus_sha256"]) == 64
-    assert PassageIndex.load(moved / "index").search(["Tulo"], 1)[0][0].id == "p2"
-
-
 def test_an_index_that_is_there_is_left_alone_and_half_a_build_is_not_in_the_way(built):
     with fails_with("already_exists"):
         build_index(built / "corpus.jsonl", built / "index", NgramEncoder(128))
@@ -222,17 +188,6 @@ def test_another_encoder_is_refused(built):
         with fails_with("index_of_other_encoder"):
             PassageIndex.load(built / "index", encoder=encoder)
     assert PassageIndex.load(built / "index", built / "corpus.jsonl", NgramEncoder(256)).search(["Tulo"], 1)
-
-
-@pytest.mark.parametrize(
-    ("content", "code"),
-    [("", "no_records"), ('{"id": "a", "title": "A", "text": "x"}\n' * 2, "duplicate_ids")],
-)
-def test_a_wrong_corpus_is_refused_before_anything_is_written(tmp_path, content, code):
-    (tmp_path / "corpus.jsonl").write_text(content)
-    with fails_with(code):
-        build_index(tmp_path / "corpus.jsonl", tmp_path / "index", NgramEncoder(128))
-    assert not (tmp_path / "index").exists()
 
 
 # ------------------------------------------------------------------------------------------------------ searcher

@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import signal
 import socket
 import subprocess
 import threading
 import time
-from argparse import Namespace
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 
 import httpx
 import pytest
 import uvicorn
-from benchmarks import search_load
-from conftest import fails_with, question_row
+from conftest import fails_with
 from fastapi import FastAPI, Request
 from qa_files import hotpotqa, write_json
 from runs import AGENT, environment, main
 from serving import serving
 
 from agent_r1.config import load_config
-from agent_r1.data.storage import write_rows
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.search import service
 from agent_r1.search.index import Hit
@@ -91,15 +87,6 @@ def get(url: str, path: str, **params) -> httpx.Response:
 def quick():
     with running(SlowIndex()) as url:
         yield url
-
-
-def test_the_benchmark_of_the_service_runs_as_its_page_says(quick, tmp_path, capsys):
-    rows = [question_row(f"query {i % 40}", env_kwargs={"tools": None}) for i in range(50)]
-    write_rows(tmp_path / "rows.parquet", rows)
-    asyncio.run(search_load.measure(Namespace(url=quick, rows=tmp_path / "rows.parquet", clients=4, batch=2, top_k=2)))
-    said = capsys.readouterr().out
-    assert said.startswith("3 passages, Flat, slow (dim 2): 4 clients x 2 queries a request: ")
-    assert re.search(r": \d+ queries/s, p50 \d+ ms, p99 \d+ ms, 40 queries \(this side", said)  # equal ones once
 
 
 def test_post_get_and_health(quick):
@@ -232,29 +219,6 @@ def test_a_service_that_comes_back_with_another_index_is_refused():
             found.result(timeout=100)
 
 
-@contextmanager
-def answering(answer: bytes):
-    """Something that gives one answer; its address. Or, without an answer, accepts and never gives one."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def speak():
-            connection, _ = listener.accept()
-            connection.recv(65536)
-            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(answer) + answer)
-            connection.close()
-
-        if answer:
-            threading.Thread(target=speak, daemon=True).start()
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-
-
-@pytest.mark.parametrize("answer", [b"<html>", b'{"results": [[{"id": 1}], []]}', b'{"results": [[]]}'])
-def test_something_else_at_that_address(answer):
-    with answering(answer) as url, pytest.raises(AgentR1Error) as refusal:
-        RemoteIndex(url).search(["a", "b"], 1)
-    assert refusal.value.code in ("bad_answer", "server_refused")
-
-
 # ------------------------------------------------------------------------------------------------ Search-R1's protocol
 
 
@@ -385,11 +349,3 @@ def test_the_command_answers_as_the_index_does_and_is_waited_for_when_killed(hom
             process.send_signal(signal.SIGINT)
             assert process.wait(timeout=100) == 130
     assert len(said) == 2 and said[1] == f"the search service at {url} answers again"
-
-
-def test_the_command_says_what_is_missing(home, tmp_path, monkeypatch):
-    _, settings = home
-    monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path))
-    assert main("search-server", "--port=0", *settings) == 1
-    assert main("search-server", *settings, "search.url=http://127.0.0.1:1") == 2
-    assert main("search-server", "--port=99999", *settings) == 2

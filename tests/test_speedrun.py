@@ -17,17 +17,7 @@ from pathlib import Path
 import pytest
 from runs import CARD_KEYS, ROOT, curve, environment, leftovers, speedrun, steps
 
-from agent_r1.config import ALGORITHMS
-
 # ------------------------------------------------------------------------------------------------- nothing is started
-
-
-def test_help(tmp_path):
-    done = speedrun(tmp_path, "--help", AGENT_R1_VENV=str(tmp_path / "none"))
-    assert done.returncode == 0
-    for word in (*ALGORITHMS, "--preset", "--run", "--seed", "--resume", "--dry-run", "section.key=value", "examples:"):
-        assert word in done.stdout
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -68,13 +68,6 @@ def test_a_stage_that_fails_leaves_nothing_and_its_error_as_it_was(tmp_path, err
     assert (tmp_path / "thing" / "file").read_text() == "whole"
 
 
-def test_what_a_killed_process_left_is_cleared_and_neighbours_stay(tmp_path):
-    for name in (".part-thing", ".part-other"):
-        fill(tmp_path / name, "half")
-    stage("thing", tmp_path / "thing", fill)
-    assert tree(tmp_path).keys() == {"thing/file", ".part-other/file"}
-
-
 def test_two_processes_make_it_once(tmp_path, capsys):
     made = []
 
@@ -158,13 +151,6 @@ def test_a_model_of_ones_own_needs_no_cold_start(config, tmp_path, monkeypatch, 
 
 
 # ---------------------------------------------------------------------------------------------------- the real ones
-
-
-def test_the_second_time_everything_is_there(prepared, capsys):
-    before = tree(prepared)
-    prepare(prepared, "cold_start.copy_steps=3", "cold_start.mix_steps=3")
-    assert capsys.readouterr().out.count("already done") == 3
-    assert tree(prepared) == before and leftovers(prepared) == []
 
 
 def test_data_that_somebody_changed_is_refused(prepared, config, tmp_path, monkeypatch):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
@@ -22,14 +21,6 @@ def test_every_name_of_a_table_is_code_that_exists(kind):
 def test_an_unknown_name_is_refused_with_the_nearest_one():
     with pytest.raises(ConfigError, match=r"env.name='hermess' is unknown \(did you mean 'hermes'\?\)"):
         tables.resolve("env", "hermess", "env.name")
-
-
-def test_facts_are_known_without_importing_torch():
-    code = (
-        "import sys; from agent_r1.config import tables; assert tables.entry_of('estimator', 'ppo', 'algorithm')['critic']; "
-        "assert 'torch' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_our_own_names_are_never_looked_for_in_the_working_directory(tmp_path, monkeypatch):

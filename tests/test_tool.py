@@ -23,7 +23,6 @@ from agent_r1.tool import (
     ToolErrorKind,
     ToolOutput,
     call_tool,
-    make_tools,
     tool,
 )
 from agent_r1.tool.search import SearchTool
@@ -410,12 +409,3 @@ def test_search_without_hits_or_query():
     assert call(SearchTool(FakeSearcher([]), 3), {"query": "x"}).content == "no results"
     result = call(SearchTool(FakeSearcher(HITS), 3), {"query": " \n"})
     assert result.error is ToolErrorKind.INVALID_ARGUMENTS and "query is empty" in result.content
-
-
-def test_make_tools():
-    tools = make_tools(["search"], searcher=FakeSearcher(HITS), top_k=1)
-    assert list(tools) == ["search"] and tools["search"].top_k == 1
-    assert make_tools([]) == {}
-    for name, code in (("serch", "unknown_tool"), ("search", "missing_index")):
-        with fails_with(code):
-            make_tools([name])

@@ -66,10 +66,3 @@ def test_what_an_agent_would_see(files, monkeypatch, capsys):
     said = capsys.readouterr().out
     assert "tools: step(number)" in said and "a number below 100" in said
     assert "step: ok" in said
-
-
-def test_the_page_names_all_that_is_read():
-    from agent_r1.env.class_env import ENV_ATTRIBUTES, RESERVED
-
-    page = (ROOT / "docs/tutorial" / PAGE).read_text()
-    assert all(f"`{name}" in page or f"`self.{name}" in page for name in (*ENV_ATTRIBUTES, *RESERVED))

@@ -404,13 +404,6 @@ def test_a_programs_time_begins_when_it_starts(monkeypatch):
     tool.runner.close()
 
 
-def test_a_remote_sandbox_is_a_setting():
-    with pytest.raises(ConfigError, match="env.sandbox.*choose auto or unconfined"):
-        load_config("smoke", ["env.sandbox=none"])
-    config = load_config("smoke", ["env.sandbox=http://127.0.0.1:9", "env.tools=[python]"])
-    assert isinstance(load_tools(config)["python"].runner, SandboxFusion)
-
-
 def test_a_remote_sandbox_that_the_user_has_not_named_is_not_used():
     config = load_config("smoke", ["env.tools=[python]"])
     config.env.sandbox = "http://127.0.0.1:9/stranger"

@@ -224,13 +224,6 @@ def test_a_dialect_tells_of_its_own_form_and_the_template_of_none(dialect, qwen_
     assert qwen_chat.decode(said) == "".join(f"{turn}<|im_end|>" for turn in turns)
 
 
-@pytest.mark.parametrize("dialect", ["hermes", "harmony"])
-def test_of_the_other_dialects_the_template_speaks(dialect, qwen_chat):
-    observation = env_of(dialect).reset(question_row("17 * 23 + 4?", ("395",)))
-    assert observation.tools == [tool.schema() for tool in TOOLS.values()] and len(observation.messages) == 1
-    assert "<tool_call>" in qwen_chat.decode(qwen_chat.prompt_ids(observation.messages, observation.tools))
-
-
 @pytest.mark.parametrize("dialect", TOLD)
 def test_a_row_keeps_its_system_message_and_without_tools_nobody_speaks_of_them(dialect):
     asked = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "17 * 23 + 4?"}]

@@ -7,19 +7,16 @@ import asyncio
 import json
 import random
 import re
-import subprocess
-import sys
 
 import pytest
 import torch
 from building import build_data, chat_of, model_of, passages_in, rows_in, search_over, start_model_of, write_model
 from conftest import random_model
 from hotpotqa_tiny import make
-from runs import ROOT, TINY, curve, killed_at, leftovers, main, rollouts, speedrun, steps, tree, weights
+from runs import TINY, curve, killed_at, leftovers, main, rollouts, speedrun, steps, tree, weights
 
 from agent_r1 import (
     ChatFormat,
-    ConfigError,
     Sampling,
     Task,
     load_config,
@@ -77,26 +74,6 @@ def test_an_answer_by_hand(files):
     record = records["In which city was the writer of Ulysses born?"]
     assert record["answer"] == "Dublin"
     assert supporting(record) == ["Ulysses is a novel by James Joyce.", "James Joyce was a writer born in Dublin."]
-
-
-def test_comparisons_give_nothing_away(files):
-    records = [r for r in json.loads((files / make.FILES["train"]).read_text()) if r["type"] == "comparison"]
-    yes_no = [r["answer"] for r in records if r["answer"] in ("yes", "no")]
-    last = [r["question"].endswith(f"or {r['answer']}?") for r in records if r["answer"] not in ("yes", "no")]
-    assert 0.25 < yes_no.count("yes") / len(yes_no) < 0.75 and 0.4 < sum(last) / len(last) < 0.6
-
-
-def test_the_validation_file_is_about_another_part_of_the_world(files):
-    titles = [
-        {title for record in json.loads((files / name).read_text()) for title, _ in record["context"]}
-        for name in make.FILES.values()
-    ]
-    assert not titles[0] & titles[1] and min(map(len, titles)) > 100
-
-
-def test_the_same_bytes_from_the_command_line(files, tmp_path):
-    subprocess.run([sys.executable, ROOT / "tests/hotpotqa_tiny/make.py", tmp_path], check=True)
-    assert tree(tmp_path) == tree(files)
 
 
 # ------------------------------------------------------------------------------------------------------ demonstrations
@@ -263,13 +240,6 @@ def test_no_demonstration_shows_a_fact(world):
         for place in (f'{{"query": "{name}"}}', f"\n{name} is a city in", f"Were {name} and", f"born in {name}."):
             text = chat.encode_data(place)
             assert any(text[i : i + len(ids)] == ids for i in range(len(text))), place
-
-
-def test_passages_that_are_too_long_are_refused_with_the_remedy(world):
-    config, rows, passages, tools = world
-    config = load_config("hotpotqa-tiny", ["data.cold=100", "rollout.max_context=100"])
-    with pytest.raises(ConfigError, match="context_overflow.*too long.*set model.path to a pretrained model"):
-        demonstrations(config, rows, passages, tools)
 
 
 # ---------------------------------------------------------------------------------------------------- the whole of it

@@ -17,9 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from building import (
     build_data,
-    called,
     corpus_passages,
-    exact_match,
     manifest_of,
     passages_in,
     rows_in,
@@ -38,7 +36,7 @@ from qa_files import (
     write_json,
     write_jsonl,
 )
-from runs import main, tree
+from runs import tree
 
 from agent_r1 import (
     AgentR1Error,
@@ -49,7 +47,6 @@ from agent_r1 import (
     Sampling,
     Task,
     load_config,
-    load_tools,
     make_loop,
     run_episodes,
 )
@@ -108,13 +105,6 @@ def test_records_by_hand():
     record = Gsm8kProblem(**gsm8k()[3]).record()
     assert (record.answers, record.kind, record.hops) == (["1582"], "2-step", 2)  # 1000 + 97 * 6, published as 1,582
     assert Gsm8kProblem(**gsm8k()[4]).record().kind == "1-step"
-
-
-def test_an_alias_is_an_answer(tmp_path):
-    source = write_jsonl(tmp_path / "musique.jsonl.gz", musique())
-    rows = rows_in(made(tmp_path, source, name="musique", train=12, val=4, test=8))
-    (row,) = (r for found in rows.values() for r in found if "Frankenstein" in r["prompt"][-1]["content"])
-    assert exact_match("london, earth", list(row["reward_model"]["ground_truth"])) == 1
 
 
 def test_the_aliases_of_2wiki_lie_in_a_file_of_their_own(tmp_path):
@@ -262,22 +252,6 @@ def test_the_first_release_of_dapo_math_gives_each_problem_once(tmp_path):
         made(tmp_path, write_json(tmp_path / "mixed.json", first[:4] + dapo_math() + first[4:]), "mixed", **sizes)
 
 
-def test_a_row_says_what_ability_it_takes(tmp_path):
-    for name, wanted in (("gsm8k", "math"), ("musique", "multi-hop-qa")):
-        folder = made(tmp_path, written(tmp_path / f"{name}.json", name), f"of-{name}", name=name, **SMALL)
-        assert {row["ability"] for found in rows_in(folder).values() for row in found} == {wanted}
-
-
-def test_a_broken_line_is_named_by_its_number(tmp_path):
-    source = write_jsonl(tmp_path / "musique.jsonl", musique())
-    lines = source.read_text().splitlines()
-    source.write_text("\n".join([*lines[:4], lines[4][:-30], *lines[5:]]) + "\n")
-    with pytest.raises(AgentR1Error, match=r"1 of 24 records are corrupt: line 5 \(no JSON\)"):
-        made(tmp_path, source, name="musique", **SMALL)
-    skipped = manifest_of(made(tmp_path, source, skip_bad=True, name="musique", **SMALL))["skipped"]
-    assert skipped == [f"{source}: line 5 (no JSON)"]
-
-
 @pytest.mark.parametrize(
     ("content", "says"),
     [
@@ -292,17 +266,6 @@ def test_half_a_download_and_a_file_of_something_else_are_refused(tmp_path, cont
     (tmp_path / "mine.json").write_bytes(content)
     with pytest.raises(AgentR1Error, match=says):
         made(tmp_path, tmp_path / "mine.json", skip_bad=True)
-
-
-def test_sizes_that_the_source_does_not_have(tmp_path, one_file, published):
-    with pytest.raises(ConfigError, match="72 questions and train, val and test take 80"):
-        made(tmp_path, one_file, train=60)
-    with pytest.raises(ConfigError, match="56 questions and train and val take 68"):
-        made(tmp_path, published, train=60)
-    with pytest.raises(ConfigError, match="16 questions and test take 17"):
-        made(tmp_path, published, test=17)
-    with pytest.raises(ConfigError, match="data.test=0 .*a single file"):
-        made(tmp_path, one_file, test=0)
 
 
 def test_a_source_that_is_not_there(tmp_path, published):
@@ -352,40 +315,6 @@ def test_the_hub_gives_the_same_rows_as_the_files_and_as_a_copy_of_it(tmp_path, 
     copied = made(tmp_path, tmp_path / HOTPOTQA.hub, "of a copy", test=0)
     assert rows_in(folder) == rows_in(copied)
     assert [Path(name).parent.name for name in manifest_of(copied)["sources"]] == ["distractor"] * 2
-
-
-def test_fullwiki_is_another_configuration_of_the_same(hub):
-    records = [hub_form(record) for record in hotpotqa()]
-    publish(hub / HOTPOTQA.hub, "fullwiki", train=records[:56], validation=records[56:])
-    held_out = rows_in(made(hub, None, name="hotpotqa-fullwiki"))["test"]
-    assert {row["prompt"][-1]["content"] for row in held_out} <= {record["question"] for record in records[56:]}
-
-
-@pytest.mark.parametrize("name", ["twowiki", "musique"])
-def test_the_other_two_come_from_the_hub_as_from_files(hub, name):
-    dataset, records = DATASETS[name], RECORDS[name]()
-    there = [hub_form(r) for r in records] if name == "twowiki" else records
-    publish(hub / dataset.hub, dataset.config, train=there[:16], validation=there[16:])
-    for split, part in (("train", records[:16]), ("validation", records[16:])):
-        (write_json if name == "twowiki" else write_jsonl)(hub / "files" / dataset.files[split], part)
-    here = made(hub, hub / "files", "from-files", name=name, **SMALL)
-    assert rows_in(made(hub, None, name=name, **SMALL)) == rows_in(here)
-    assert {row["data_source"] for row in rows_in(here)["test"]} == {name}
-
-
-@pytest.mark.parametrize("name", ["hotpotqa", "dapo-math"])
-def test_one_parquet_file_gives_the_rows_of_the_same_records_in_json(hub, name):
-    records = RECORDS[name]()
-    pq.write_table(
-        pa.Table.from_pylist([hub_form(r) if name == "hotpotqa" else r for r in records]), hub / "mine.parquet"
-    )
-    of_json = rows_in(made(hub, write_json(hub / "mine.json", records), "of-json", name=name, **SMALL))
-    assert rows_in(made(hub, hub / "mine.parquet", name=name, **SMALL)) == of_json
-    (hub / "mine.parquet").write_bytes(b"PAR1 half a download")
-    with pytest.raises(
-        AgentR1Error, match=r"^cannot read \S+/mine.parquet \(.*; get it again, or download .*data.source=DIR"
-    ):
-        made(hub, hub / "mine.parquet", "broken", name=name, **SMALL)
 
 
 MATHS = {
@@ -480,40 +409,6 @@ def test_a_copy_on_the_hub_that_is_not_whole(beir, monkeypatch):
     monkeypatch.setattr("huggingface_hub.snapshot_download", offline)
     with pytest.raises(AgentR1Error, match=r"ConnectionError: no route.*or the folder, with data.corpus=PATH"):
         passages()
-
-
-def test_a_second_publisher_stands_in_for_the_first(tmp_path, beir, monkeypatch):
-    """BeIR's parquet branch is made by the hub, and may go. mteb has the same passages as JSON lines."""
-    (tmp_path / "second").mkdir()
-    lines = [json.dumps({"_id": str(i), "title": f"T{i}", "text": "x"}) for i in range(50)]
-    (tmp_path / "second" / "corpus.jsonl").write_text("\n".join(lines))
-    asked = []
-
-    def snapshot_download(repo_id, *, repo_type, revision, allow_patterns) -> str:
-        asked.append(repo_id)
-        if repo_id == "BeIR/hotpotqa":
-            raise ValueError("404: no branch refs/convert/parquet")
-        assert (repo_type, len(revision), allow_patterns) == ("dataset", 40, ["corpus.jsonl"])
-        return str(tmp_path / "second")
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
-    assert [p.id for p in passages()] == [str(i) for i in range(50)]
-    assert asked == ["BeIR/hotpotqa", "mteb/hotpotqa"]
-
-
-# ------------------------------------------------------------------------------------------------------ on the command line
-
-
-def test_from_the_file_to_an_index_that_finds_it(tmp_path, one_file, monkeypatch, capsys):
-    monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path))
-    settings = ["--preset=smoke", "data.name=hotpotqa", f"data.source={one_file}", "data.train=40", "data.val=8",
-                "data.test=12", "rollout.prompts_per_step=8", "search.dim=512"]  # fmt: skip
-    assert main("data", *settings) == 0 and main("index", *settings) == 0
-    said = capsys.readouterr().out
-    assert "questions: train 40, val 8, test 12; corpus: contexts" in said and "Flat over 48 passages" in said
-    assert main("data", *settings) == 0 and "already done" in capsys.readouterr().out
-    tools = load_tools(load_config("smoke", settings[1:]))
-    assert "Franz Kafka" in asyncio.run(called(tools, "search", query="Kafka")).content
 
 
 # ------------------------------------------------------------------------------------------------------- evidence found

