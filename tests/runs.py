@@ -70,11 +70,6 @@ def environment(home: Path) -> dict[str, str]:
     return here | {"AGENT_R1_HOME": str(home), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
 
 
-def agent(home: Path, *argv: str, **options) -> subprocess.CompletedProcess:
-    """`agent-r1 ARGV`, the installed command in a process of its own."""
-    return subprocess.run([AGENT, *argv], env=environment(home), capture_output=True, text=True, timeout=300, **options)
-
-
 def speedrun(home, *argv: str, cwd=None, timeout: float = 300, **variables: str) -> subprocess.CompletedProcess:
     """`bash speedrun-nodocker.sh ARGV` in this environment."""
     variables = {"AGENT_R1_VENV": sys.prefix} | variables

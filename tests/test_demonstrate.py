@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 
-import pytest
 from conftest import fails_with, question_row
 
 from agent_r1.config import load_config
 from agent_r1.config.settings import EnvConfig
 from agent_r1.env import hermes
-from agent_r1.ground.errors import AgentR1Error
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.tool import tool
 from agent_r1.training import demonstrate as d
@@ -82,21 +80,6 @@ def test_recorded_conversations_give_the_same_sequences(monkeypatch, tmp_path):
     (tmp_path / "b.jsonl").write_text(json.dumps({"messages": messages, "tools": [double.schema()]}))
     turn = d.read_episodes(tmp_path / "b.jsonl", {}, EnvConfig())[0].messages[-3]
     assert turn == {"role": "assistant", "content": hermes.call("double", x=7).partition("</think>")[2]}
-
-
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [("", "has no demonstrations"), ("{", "line 1: JSONDecodeError"), ('{"messages": 3}', "line 1: TypeError"),
-     ('{"messages": [{"role": "user", "content": "q"}]}', "line 1: no turn of the agent"),
-     ('{"messages": [{"role": "human", "content": "q"}]}', "line 1: ValueError a message of role 'human'")],
-)  # fmt: skip
-def test_a_recording_that_is_none(tmp_path, text, found):
-    (tmp_path / "a.jsonl").write_text(text)
-    with pytest.raises(AgentR1Error) as refusal:
-        d.read_episodes(tmp_path / "a.jsonl", {}, EnvConfig())
-    assert found in str(refusal.value)
-    with fails_with("unreadable_file"):
-        d.read_episodes(tmp_path / "gone.jsonl", {}, EnvConfig())
 
 
 def test_what_does_not_fit_is_left_out_and_most_of_it_refused(monkeypatch):

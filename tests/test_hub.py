@@ -145,14 +145,6 @@ def test_weights_that_are_cut_short_are_refused_before_anything_starts(fake, mic
     assert main("cold-start", *settings) == 0 and file.stat().st_size == whole
 
 
-def test_without_network_or_with_a_wrong_name_one_line_says_what_to_do(fake, capsys):
-    said = refused(capsys, "cold-start", *TINY, "model.path=acme/gone")
-    assert "cannot download 'acme/gone' (RepositoryNotFoundError" in said and "give a local folder" in said
-    fake.offline = True
-    said = refused(capsys, "cold-start", *TINY, "model.path=acme/tiny")
-    assert "cannot reach the hub); check its name, the network and the disk space, or give a local folder" in said
-
-
 # ---------------------------------------------------------------------------------------------------------- indexes
 
 

@@ -21,17 +21,6 @@ def inference(home, *argv: str, timeout: float = 120, **variables: str) -> subpr
     )
 
 
-@pytest.mark.parametrize(
-    ("argv", "said"),
-    [(["--run"], "--run needs a value"), (["--backend", "vlm"], "unknown backend 'vlm' (did you mean 'vllm'?)"),
-     (["--questoin=x"], "unknown argument '--questoin' (did you mean '--question'?)"),
-     (["--use-hf-model"], "needs --hf-model-path"), (["--demo", "--run", "mine"], "--demo is a model")],
-)  # fmt: skip
-def test_wrong_usage(tmp_path, argv, said):
-    done = inference(tmp_path, *argv, AGENT_R1_VENV=str(tmp_path / "none"))
-    assert done.returncode == 2 and said in done.stderr.splitlines()[-1] and list(tmp_path.iterdir()) == []
-
-
 @pytest.fixture
 def venv(tmp_path):
     """An environment in which everything is installed, and `agent-r1` only writes down how it was called."""

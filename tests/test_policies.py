@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import VOCAB, clone_steps, fails_with, question_row, random_model, tiny_model, trajectory_of
-from runs import CHATML, main
+from runs import main
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from agent_r1.config import changed, from_yaml, load_config, to_yaml
@@ -233,16 +233,6 @@ def test_the_newest_run_and_its_last_step_unless_named(home):
     assert find_model("old", 2)[0].parent.name == "step_000002"
 
 
-@pytest.mark.parametrize(
-    ("asked", "code"),
-    [({"run": "older"}, "missing_run"), ({"run": "old", "step": 3}, "missing_checkpoint"),
-     ({"checkpoint_dir": Path("nowhere")}, "missing_checkpoint"), ({"hf_path": "x/y", "step": 3}, "exclusive_options")],
-)  # fmt: skip
-def test_what_is_not_there_is_refused(home, asked, code):
-    with fails_with(code):
-        find_model(**asked)
-
-
 def test_settings_come_from_beside_the_model_or_from_the_newest_run(home, micro_model, foreign):
     checkpoint = home / "runs/old/checkpoints/step_000002"
     for path in (checkpoint, checkpoint / "model"):
@@ -312,17 +302,3 @@ def test_a_published_model_in_a_fresh_clone_searches_and_is_told_how_to_answer(p
     assert (
         f"{published}, transformers; tools: search over tinyhop-" in line and "temperature 1, 6 tokens a turn" in line
     )
-
-
-def test_a_template_without_tools_is_refused_with_a_way_on(published, capsys):
-    (published / "chat_template.jinja").write_text(CHATML)
-    chat = ["chat", "--model", str(published), *WORLD, *SHORT, "--question", "Who is it?"]
-    assert main(*chat) == 2
-    assert "does not show the tools to the model" in (said := capsys.readouterr().err) and "env.tools=[]" in said
-    for way, tools in {"env.tools=[]": "none", "env.name=react": "search"}.items():
-        assert way in said
-        main(*chat, way)
-        assert (
-            f"tools: {tools}" in (other := capsys.readouterr().err)
-            and "does not show the tools to the model" not in other
-        )

@@ -109,17 +109,3 @@ def test_a_file_outside_of_the_release_is_neither_read_nor_written(other, capsys
 )  # fmt: skip
 def test_data_of_other_settings_are_refused(other, capsys, argv, words):
     assert words in refused(capsys, 2, *DATA, *argv, "--from", str(other))
-
-
-def test_a_release_of_another_version(other, capsys):
-    """A setting that is newer than the release has its default; one that is gone is named."""
-    manifest = json.loads((other / "manifest.json").read_text())
-    del manifest["config"]["skip_bad"]
-    (other / "manifest.json").write_text(json.dumps(manifest))
-    write_sums(other)
-    assert main(*DATA, "--from", str(other)) == 0
-    shutil.rmtree(other.parent / "home")
-    manifest["config"]["gone"] = 1
-    (other / "manifest.json").write_text(json.dumps(manifest))
-    write_sums(other)
-    assert "settings that this version does not read" in refused(capsys, 1, *DATA, "--from", str(other))

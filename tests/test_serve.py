@@ -302,7 +302,13 @@ def trained(agent_home, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def served(trained):
+def begun() -> float:
+    """When `served` was started."""
+    return time.time()
+
+
+@pytest.fixture(scope="module")
+def served(trained, begun):
     """The trained agent behind the real vLLM."""
     model, config = find_model("laptop-grpo")
     with vllm_server(model, config.rollout, config.trainer) as server:
@@ -383,31 +389,33 @@ def test_the_example_of_the_documentation(served, trained):
 
 @pytest.mark.slow
 @real
-@pytest.mark.parametrize("victim", ["engine", "parent"])
-def test_real_processes_that_are_killed(trained, victim):
+def test_real_processes_go_when_their_parent_is_killed(trained):
     begun = time.time()
-    model, config = find_model("laptop-grpo")
-    if victim == "parent":
-        parent = subprocess.Popen(
-            [sys.executable, "-c", PARENT, str(model)], env=environment(trained), stdout=subprocess.PIPE, text=True
-        )
-        pid, port = where_it_is(parent)
-        family = [pid, *children(pid)]
-        assert len(family) > 1
-        parent.kill()
-        parent.wait()
-    else:
-        with vllm_server(model, config.rollout, config.trainer) as server, open_agent(model, config) as agent:
-            policy, port, pid = policy_of(server, stop_ids=()), server.port, server.process.pid
-            family = [pid, *children(pid)]
-            assert len(family) > 1
-            # Held before it is asked, it cannot have finished when it dies, however late this process reads its tokens.
-            os.kill(family[-1], signal.SIGSTOP)
-            threading.Timer(1.0, os.kill, (family[-1], signal.SIGKILL)).start()
-            prompt = agent.chat.prompt_ids(load_rows(config, "test")[0]["prompt"])
-            with pytest.raises(AgentR1Error, match="model server"):
-                asyncio.run(policy.generate(prompt, Sampling(200, 1.0)))
+    model, _ = find_model("laptop-grpo")
+    command = [sys.executable, "-c", PARENT, str(model)]
+    parent = subprocess.Popen(command, env=environment(trained), stdout=subprocess.PIPE, text=True)
+    pid, port = where_it_is(parent)
+    family = [pid, *children(pid)]
+    assert len(family) > 1
+    parent.kill()
+    parent.wait()
     assert all(gone(p, 20) for p in family) and not answers(port)
+    assert orphans(begun) == []
+
+
+@pytest.mark.slow
+@real
+def test_a_real_engine_that_is_killed(served, begun):
+    """The last test of `served`: nobody can ask it anything more."""
+    pid = served.process.pid
+    family = [pid, *children(pid)]
+    assert len(family) > 1
+    # Held before it is asked, it cannot have finished when it dies, however late this process reads its tokens.
+    os.kill(family[-1], signal.SIGSTOP)
+    threading.Timer(1.0, os.kill, (family[-1], signal.SIGKILL)).start()
+    with pytest.raises(AgentR1Error, match="model server"):
+        asyncio.run(policy_of(served, stop_ids=()).generate([5, 6, 7], Sampling(200, 1.0)))
+    assert all(gone(p, 20) for p in family) and not answers(served.port)
     assert orphans(begun) == []
 
 

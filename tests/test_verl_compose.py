@@ -41,8 +41,16 @@ def composed(config: Config, folder: Path, device: str = "cpu"):
 
 @pytest.mark.slow
 @needs_verl
-@pytest.mark.parametrize(("algorithm", "device"), [("grpo", "cpu"), ("ppo", "cuda")])
-@pytest.mark.parametrize("preset", preset_names())
+@pytest.mark.parametrize(
+    ("preset", "algorithm", "device"),
+    [
+        (preset, algorithm, device)
+        for preset in preset_names()
+        for algorithm, device in (
+            [("grpo", "cuda"), ("ppo", "cuda")] if load_config(preset).verl.gpu else [("grpo", "cpu")]
+        )
+    ],
+)
 def test_verl_accepts_every_preset(preset, algorithm, device, tmp_path):
     config = load_config(preset, ["engine=verl"], algorithm=algorithm)
     whole = composed(config, tmp_path, device)

@@ -29,12 +29,10 @@ from agent_r1.ground.machine import installed
 from agent_r1.rollout import decoder, model_files
 from agent_r1.rollout.rollouts import prompts_of_step
 from agent_r1.training.checkpoint import read_checkpoint
-from agent_r1.training.run import check_start_model
 from agent_r1.training.run_dir import RunDir
 from agent_r1.training.tiny_model import save_tokenizer
 from agent_r1.verl_engine import launch
 from agent_r1.verl_engine.checkpoints import finish, keep_shards, unverified
-from agent_r1.workspace import Workspace
 
 POPEN = subprocess.Popen
 HOLDER = """
@@ -185,15 +183,6 @@ def test_models_that_verl_cannot_run_here_are_refused(tokenizer, tmp_path, setti
     (tmp_path / "config.json").write_text(json.dumps(shape | change))
     with fails_with(code):
         launch.check_runnable(config, "cpu", tmp_path)
-
-
-def test_a_context_that_the_model_does_not_have_is_refused(tokenizer, tmp_path):
-    model_files.save_model(random_model(hidden_size=128, heads=4, max_position=300), tmp_path, 0, 0)
-    save_tokenizer(tokenizer, tmp_path)
-    settings = ["engine=verl", "trainer.max_tokens_per_microbatch=1500", f"model.path={tmp_path}"]
-    check_start_model(Workspace(load_config("smoke", [*settings, "rollout.max_context=300"], algorithm="grpo")))
-    with fails_with("context_exceeds_model"):
-        check_start_model(Workspace(load_config("smoke", [*settings, "rollout.max_context=512"], algorithm="grpo")))
 
 
 # ------------------------------------------------------------------------------------------------------- checkpoints

