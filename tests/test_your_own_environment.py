@@ -38,8 +38,9 @@ def test_every_command_of_the_page_trains(files, server, micro_model, number, sc
     """The class has a demonstrator, so its model is one that was cloned from it."""
     words = [*commands(PAGE), commands(OPENENV)[1]][number]
     words = [word.replace("http://127.0.0.1:8000", f"{server}/guess") for word in words]
-    model = [f"model.path={micro_model}"] if number else []
-    settings = [s for s in SMALL if not (number and s.startswith("model"))] + [*ROWS, *TURNS, *model, "--run=mine"]
+    settings = [*SMALL, *ROWS, "--run=mine"]
+    if number:
+        settings = [s for s in settings if not s.startswith("model")] + [*TURNS, f"model.path={micro_model}"]
     assert follow(words, *settings, "--plain") == 0
     assert follow(["eval", *words[1:]], *settings) == 0
     assert main("report", "--run=mine") == 0
