@@ -12,9 +12,10 @@ import pytest
 import torch
 from conftest import fails_with, random_model
 from safetensors.torch import load_file, save_file
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoModelForCausalLM
 
-from agent_r1.rollout.decoder import Decoder, causal_attention
+from agent_r1.rollout.decoder import Decoder, attend, causal_attention
 from agent_r1.rollout.model_files import FAMILIES, load_model, save_model
 from agent_r1.rollout.policies import load_any
 
@@ -103,6 +104,23 @@ def test_the_future_and_the_padding_change_nothing():
     ids = torch.randint(0, 50, (1, 20), generator=torch.Generator().manual_seed(0))
     padded = torch.cat((ids[:, :12], torch.zeros(1, 8, dtype=torch.long)), dim=1)
     torch.testing.assert_close(logits_of(model, ids)[:, :12], logits_of(model, padded)[:, :12], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("queries", [1, 4, 16])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(6, 2), (3, 3)])
+def test_bfloat16_attends_as_float32(queries, heads, kv_heads):
+    """Our products against PyTorch's attention: with a mask of bools, with the same mask as numbers, and causal."""
+    g = torch.Generator().manual_seed(0)
+    q = torch.randn(2, heads, queries, 8, generator=g)
+    k, v = (torch.randn(2, kv_heads, 16, 8, generator=g) for _ in range(2))
+    visible = torch.rand(2, 1, queries, 16, generator=g) < 0.5
+    visible[..., 0] = True  # no empty row
+    numbers = torch.zeros(visible.shape).masked_fill(~visible, -torch.inf)
+    for mask in (visible, numbers, None) if queries == 16 else (visible, numbers):
+        theirs = scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, enable_gqa=heads != kv_heads)
+        ours = attend(q.bfloat16(), k.bfloat16(), v.bfloat16(), mask.bfloat16() if mask is numbers else mask)
+        assert ours.dtype is torch.bfloat16
+        torch.testing.assert_close(ours.float(), theirs, rtol=0, atol=0.03)
 
 
 # -------------------------------------------------------------------------------------------------------- refusals

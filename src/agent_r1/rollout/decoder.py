@@ -192,12 +192,27 @@ class Decoder(nn.Module):
         return sum(p.numel() for p in self.parameters())
 
 
-def causal_attention(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Attend to a token itself and all tokens before it, in a training pass.
+def attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None = None) -> Tensor:
+    """Attend from q [B, H, A, head_dim] to k and v [B, K, T, head_dim].
 
-    Rows are padded on the *right*, so no real token sees padding, and no mask tensor is needed.
+    `visible` [B or 1, 1, A, T] is bool, or added to the scores. Without it, each token sees itself and all before it.
     """
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+    H, K, A, T = q.shape[1], k.shape[1], q.shape[2], k.shape[2]
+    if A > 1 and (q.dtype is not torch.bfloat16 or q.device.type != "cpu"):
+        return F.scaled_dot_product_attention(q, k, v, visible, is_causal=visible is None, enable_gqa=H != K)
+    # Plain products are faster for one query, and three times as fast in bfloat16 on a CPU. The heads that share a key head
+    # are the rows of one matrix.
+    visible = torch.ones(A, T, dtype=torch.bool, device=q.device).tril() if visible is None else visible
+    if visible.dtype is torch.bool:
+        visible = torch.zeros_like(visible, dtype=q.dtype).masked_fill_(~visible, -torch.inf)
+    scores = (q * q.shape[3] ** -0.5).reshape(len(q), K, -1, q.shape[3]) @ k.transpose(2, 3)
+    weights = (scores.unflatten(2, (H // K, A)) + visible[..., None, :, :]).softmax(dim=-1)
+    return (weights.flatten(2, 3).to(v.dtype) @ v).view(q.shape)
+
+
+def causal_attention(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attend to a token itself and all before it. Rows are padded on the *right*, so no real token sees padding."""
+    return attend(q, k, v)
 
 
 def causal_attention_at(at_BA: Tensor) -> Attention:
@@ -205,9 +220,8 @@ def causal_attention_at(at_BA: Tensor) -> Attention:
 
     def attention(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if q.shape[2] == k.shape[2]:
-            return causal_attention(layer, q, k, v)
-        visible = torch.arange(k.shape[2], device=k.device) <= at_BA[:, None, :, None]  # [B, 1, A, T]
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=visible, enable_gqa=q.shape[1] != k.shape[1])
+            return attend(q, k, v)
+        return attend(q, k, v, torch.arange(k.shape[2], device=k.device) <= at_BA[:, None, :, None])
 
     return attention
 

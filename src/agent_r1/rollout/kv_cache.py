@@ -13,10 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from agent_r1.rollout.decoder import Decoder
+from agent_r1.rollout.decoder import Decoder, attend
 
 READ_TOKENS = 4096
 """Limit for one pass over prompts, padding included."""
@@ -88,7 +87,7 @@ class KVCache:
             keys[rows, :, positions_BT] = k.transpose(1, 2)
             values[rows, :, positions_BT] = v.transpose(1, 2)
             seen = bias if q.shape[2] == T else bias_of_last  # the last layer has only the last token's query
-            return _attend(q, keys[slots_B, :, :end], values[slots_B, :, :end], seen)
+            return attend(q, keys[slots_B, :, :end], values[slots_B, :, :end], seen)
 
         self.lengths[slots_B] = starts_B + last_B + 1
         return self.model(ids_BT, positions_BT, attention, last_B[:, None])[:, 0]
@@ -117,7 +116,7 @@ class KVCache:
             keys[slots_B, :, positions_B] = k[from_B, :, 0]
             values[slots_B, :, positions_B] = v[from_B, :, 0]
             read = rows_R if gathered else slice(len(rows))
-            return _attend(q, keys[read, :, :end], values[read, :, :end], bias)
+            return attend(q, keys[read, :, :end], values[read, :, :end], bias)
 
         hidden = self.model(ids_R[:, None], positions_R[:, None], attention)[:, 0]
         self.lengths[slots_B] += 1
@@ -131,14 +130,6 @@ class KVCache:
         later = torch.arange(end, device=positions_BT.device) > positions_BT[:, :, None]
         bias = torch.zeros(later.shape, device=later.device, dtype=self.keys.dtype)
         return bias.masked_fill_(later, -torch.inf)[:, None]
-
-
-def _attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
-    if q.shape[2] > 1 or q.dtype is not torch.float32:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, enable_gqa=q.shape[1] != k.shape[1])
-    # For one query, plain products are faster. The heads that share a key head are the rows of one matrix.
-    grouped = q.view(len(q), k.shape[1], -1, q.shape[3]) * q.shape[3] ** -0.5
-    return ((grouped @ k.transpose(2, 3) + bias).softmax(dim=-1) @ v).view(q.shape)
 
 
 def _common_prefix(a: list[int], b: list[int]) -> int:

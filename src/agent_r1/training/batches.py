@@ -22,14 +22,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from agent_r1.config.setting_types import algorithm_has
 from agent_r1.core import Trajectory
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.rollout.columns import Column
-from agent_r1.rollout.decoder import Attention, Decoder
+from agent_r1.rollout.decoder import Attention, Decoder, attend
 from agent_r1.rollout.training_rows import Batch, collate, trajectory_rows
 
 
@@ -195,7 +194,6 @@ def tree_attention(visible_PNN: Tensor, at_PA: Tensor) -> Attention:
 
     def attention(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         visible = visible_PNN if q.shape[2] == k.shape[2] else at_PAN
-        grouped = q.shape[1] != k.shape[1]
-        return F.scaled_dot_product_attention(q, k, v, visible[:, None], enable_gqa=grouped)
+        return attend(q, k, v, visible[:, None])
 
     return attention

@@ -18,8 +18,8 @@ here: `rollout/sampler.py` makes phase 1 fast, and `run.py` wraps the loop into 
 
 Skipped when not needed:
 
-* *Recomputing old log-probabilities*, in float32. There, log-probabilities of sampler and trainer agree to 2e-5, so log
-  pi_old is the sampler's. In bfloat16, the kernels differ, and log pi_old is recomputed.
+* *Recomputing old log-probabilities.* log pi_old is the sampler's. In float32 the two agree to 2e-5. In bfloat16 they round
+  differently, and the ratio then is also the importance weight that corrects for this; the clip bounds it.
 * *Removing padding.* Rows of similar length are batched instead.
 * *Computing again* a beginning that samples of a prompt have in common (`batches.py`).
 * *The reference model*, if the KL weight is 0.
@@ -135,11 +135,10 @@ def predict(
 ) -> dict[str, float]:
     """Phase 3: predict log-probabilities and values before any update. The clipped ratio is relative to these values.
 
-    `exact`: the sampler has the trainer's weights. In float32, one row in GAP_ROW_STRIDE is then recomputed to check
-    that the two agree. Otherwise the trainer's log-probabilities replace `logprobs_BT`.
+    `exact`: the sampler has the trainer's weights. Then one row in GAP_ROW_STRIDE is recomputed to check that the two
+    agree. Otherwise the trainer's log-probabilities replace `logprobs_BT`.
     """
     micro_tokens, temperature = config.trainer.max_tokens_per_microbatch, config.rollout.temperature
-    exact = exact and dtype is torch.float32
     seen = batch[torch.arange(0, len(batch), GAP_ROW_STRIDE, device=batch.ids_BT.device)] if exact else batch
     now_BT = batch_logprobs(learner.actor, seen, temperature, micro_tokens, dtype)
     gap = sampler_gap(seen, now_BT)
