@@ -478,7 +478,7 @@ def agent_home(tmp_path_factory) -> Path:
     from agent_r1.training.run import write_model
     from agent_r1.training.run_dir import RunDir
     from agent_r1.training.tiny_model import load_chat
-    from agent_r1.workspace import load_rows, make_task
+    from agent_r1.workspace import Workspace
 
     def make(home: Path) -> None:
         config, run = own_settings(DEMO_AGENT), RunDir(home / "runs" / "laptop-grpo")
@@ -488,8 +488,9 @@ def agent_home(tmp_path_factory) -> Path:
         saved = save_checkpoint(run.checkpoints, config.trainer.steps, write, {}, fingerprint(config), keep=1)
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("AGENT_R1_HOME", str(home))
-            patch.setattr(stages, "load_rows", lambda config, split: load_rows(config, split)[:12])
-            make_task(config)
+            Workspace(config).make_task()
+            every = Workspace.load_rows
+            patch.setattr(Workspace, "load_rows", lambda paths, split: every(paths, split)[:12])
             stages.run_eval(config, saved / "model", run.path / "eval.json", "evaluate")
 
     return made_once(tmp_path_factory, "agent-home", make)

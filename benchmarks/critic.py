@@ -31,7 +31,7 @@ from agent_r1.training.forward import _before_actions, action_values, in_micro_b
 from agent_r1.training.learner import make_learner
 from agent_r1.training.loop import update_critic
 from agent_r1.training.tiny_model import load_chat
-from agent_r1.workspace import Workspace, load_rows, load_tools
+from agent_r1.workspace import Workspace
 
 SETTINGS = ([], ["critic.lr=3e-3"], ["critic.epochs=4"], ["critic.lr=3e-3", "critic.epochs=4"])
 
@@ -59,9 +59,9 @@ def main(preset: str = "smoke", count: str = "16") -> None:
     torch.set_num_threads(1)
     config = load_config(preset, ["trainer.device=cpu"], algorithm="ppo")
     start, r = Workspace(config).start_model, config.rollout
-    model, chat, rows = model_files.load_model(start), load_chat(start), load_rows(config, "train")
+    model, chat, rows = model_files.load_model(start), load_chat(start), Workspace(config).load_rows("train")
     policy = LocalPolicy(model, chat.stop_ids, slots=r.max_concurrent_episodes, max_context=r.max_context)
-    loop, batches = make_loop(policy, chat, load_tools(config), r, config.env), []
+    loop, batches = make_loop(policy, chat, Workspace(config).load_tools(), r, config.env), []
     for step in range(1, int(count) + 1):
         tasks = tasks_of_step(rows, step, r, config.seed)
         played = asyncio.run(

@@ -14,7 +14,7 @@ from collections import Counter
 
 from agent_r1.config import Config, load_config
 from agent_r1.data.storage import read_corpus
-from agent_r1.workspace import Workspace, load_index, load_rows
+from agent_r1.workspace import Workspace
 from agent_r1_recipes.laptop.demonstrator import lookups_of, teach
 from agent_r1_recipes.laptop.tinyhop_source import TINYHOP
 
@@ -30,14 +30,14 @@ def world_of(config: Config) -> dict[str, str]:
 def main(preset: str) -> None:
     config = load_config(preset)
     world = world_of(config)
-    queries = [lookup["entity"] for row in load_rows(config, "train") for lookup in lookups_of(row)]
-    shown = [hit.title for hits in load_index(config).search(queries, config.search.top_k) for hit in hits]
+    queries = [lookup["entity"] for row in Workspace(config).load_rows("train") for lookup in lookups_of(row)]
+    shown = [hit.title for hits in Workspace(config).load_index().search(queries, config.search.top_k) for hit in hits]
     shares = Counter(world[title] for title in shown)
     print("RL, the right queries of all training questions: passages shown by world: ", end="")
     print(", ".join(f"{split} {shares[split] / len(shown):.1%}" for split in TINYHOP.splits))
 
     held_out = {name for name, split in world.items() if split == "test"}
-    chat, *phases = teach(config)
+    chat, *phases = teach(Workspace(config))
     for name, rows in zip(("copying", "mixture"), phases, strict=True):
         read = target = 0
         for row in rows:

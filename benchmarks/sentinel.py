@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from unittest.mock import patch
 
-from agent_r1.app.stages import load_rows, load_tools, make_missing
+from agent_r1.app.stages import make_missing
 from agent_r1.config import load_config
 from agent_r1.ground.files import read_jsonl
 from agent_r1.ground.machine import set_threads
@@ -61,7 +61,11 @@ def train(name: str, settings: list[str], cold: int, seed: int, kl_sign: int = 1
     if not run.finished(config.trainer.steps):
         set_threads(1)
         make_missing(Workspace(config))
-        model, tools, rows = start_model(Workspace(config)), load_tools(config), load_rows(config, "train")
+        model, tools, rows = (
+            start_model(Workspace(config)),
+            Workspace(config).load_tools(),
+            Workspace(config).load_rows("train"),
+        )
         config = config.model_copy(update={"seed": seed})
         right = loop.kl_penalty
         with patch.object(loop, "kl_penalty", lambda *inputs: kl_sign * right(*inputs)):

@@ -35,7 +35,7 @@ from agent_r1.inference.screen import Screen
 from agent_r1.rollout.evaluate import evaluate
 from agent_r1.rollout.setup import make_loop
 from agent_r1.tool import tool
-from agent_r1.workspace import load_rows
+from agent_r1.workspace import Workspace
 
 ANSWER = "<think>read it</think><answer>Marn</answer>"
 
@@ -134,7 +134,7 @@ def shipped(agent_home, monkeypatch):
 def test_without_memory_every_question_has_the_ids_of_training(shipped):
     """Chat and evaluation, which is training's loop, see and sample the same tokens. What streams is what was sampled."""
     agent, tape = shipped(), Tape()
-    rows, chat = load_rows(agent.config, "test")[:4], agent.chat
+    rows, chat = Workspace(agent.config).load_rows("test")[:4], agent.chat
     conversation = Conversation(agent, rows, watcher=tape)
     conversation.temperature = 0.0
     assert not conversation.memory  # the tiny model has seen single questions only
@@ -361,7 +361,7 @@ def test_ctrl_c_in_the_middle_of_the_real_sampler(shipped):
                 press_ctrl_c()
 
     agent, untouched = shipped(), shipped()
-    first, second = (row["prompt"][-1]["content"] for row in load_rows(agent.config, "test")[:2])
+    first, second = (row["prompt"][-1]["content"] for row in Workspace(agent.config).load_rows("test")[:2])
     conversation = Conversation(agent, [], watcher=Press())
     conversation.temperature = 0.0
     with asyncio.Runner() as runner:

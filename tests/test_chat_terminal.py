@@ -25,7 +25,7 @@ from runs import ROOT, environment, main
 
 from agent_r1.inference.agent import find_model, open_agent
 from agent_r1.inference.compare import play_rows
-from agent_r1.workspace import load_rows
+from agent_r1.workspace import Workspace
 
 
 @pytest.fixture(scope="module")
@@ -182,7 +182,7 @@ def test_a_session_in_a_terminal(home):
 def test_json_gives_what_evaluation_gets(home, chat_command):
     """Three questions through a pipe: the same turns as the loop of training and evaluation."""
     model, config = find_model("laptop-grpo")
-    rows = load_rows(config, "test")[:3]
+    rows = Workspace(config).load_rows("test")[:3]
     questions = [row["prompt"][-1]["content"] for row in rows]
     code, out, _ = chat_command("--json", "--temperature", "0", stdin="\n\n".join(questions) + "\n/clear\n")
     records = [json.loads(line) for line in out.splitlines()]

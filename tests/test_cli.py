@@ -285,12 +285,12 @@ def test_what_nobody_thought_of(empty, monkeypatch, capsys, error, code, said):
     def raises(*words):
         raise error
 
-    monkeypatch.setattr(workspace, "make_data", raises)
+    monkeypatch.setattr(workspace.Workspace, "make_data", raises)
     assert refused(capsys, code, "data") == f"agent-r1: {said}"
 
 
 def test_a_bug_of_ours_keeps_its_traceback(empty, monkeypatch):
-    monkeypatch.setattr(workspace, "make_data", lambda *words: 1 / 0)
+    monkeypatch.setattr(workspace.Workspace, "make_data", lambda *words: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         cli.main(["data"])
 

@@ -24,7 +24,7 @@ SETTINGS = ["median", "--recipe=frugal", "trainer.threads=1", "trainer.device=cp
 TRAINING = """
 import asyncio, sys
 from conftest import ScriptedPolicy, call
-from agent_r1 import Sampling, Task, load_config, load_rows, load_tools, make_loop
+from agent_r1 import Sampling, Task, Workspace, load_config, make_loop
 from agent_r1.app.cli import main
 from agent_r1.training.tiny_model import load_chat
 from agent_r1.workspace import Workspace
@@ -34,8 +34,8 @@ for stage in ("data", "index", "cold-start", "train"):
 config = load_config("frugal", sys.argv[3:], algorithm="median")
 chat = load_chat(Workspace(config).cold_start)
 policy = ScriptedPolicy(chat, [call("add", a=1.5, b=2), "<answer>3.5</answer>"])
-loop = make_loop(policy, chat, load_tools(config), config.rollout, config.env)
-first, second = asyncio.run(loop.run(Task(load_rows(config, "train")[0], "g", "s"), Sampling(64))).steps
+loop = make_loop(policy, chat, Workspace(config).load_tools(), config.rollout, config.env)
+first, second = asyncio.run(loop.run(Task(Workspace(config).load_rows("train")[0], "g", "s"), Sampling(64))).steps
 print(chat.decode(first.observation_ids))
 print(first.info["tool_calls"][0]["content"], first.reward)
 """

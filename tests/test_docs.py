@@ -13,7 +13,7 @@ from runs import ROOT, TINY
 from agent_r1.config import load_config
 from agent_r1.data.build import build
 from agent_r1.data.storage import read_corpus, read_rows
-from agent_r1.workspace import load_rows
+from agent_r1.workspace import Workspace
 from agent_r1_recipes.laptop.demonstrator import lookups_of
 from agent_r1_recipes.laptop.tinyhop import HEADS, TAILS
 
@@ -41,7 +41,7 @@ def test_no_training_question_is_about_the_test_world(produced, monkeypatch):
     config = load_config("smoke", TINY[1:])
     worlds = tool["world_of"](config)
     for split in ("train", "val", "test", "cold"):
-        asked = {lookup["entity"] for row in load_rows(config, split) for lookup in lookups_of(row)}
+        asked = {lookup["entity"] for row in Workspace(config).load_rows(split) for lookup in lookups_of(row)}
         assert asked and {worlds[name] for name in asked} == {split}
 
 

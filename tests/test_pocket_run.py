@@ -22,7 +22,7 @@ from agent_r1.rollout import model_files
 from agent_r1.rollout.evaluate import evaluate
 from agent_r1.rollout.policies import ServerPolicy, load_transformers, token_logprobs
 from agent_r1.rollout.setup import make_loop
-from agent_r1.workspace import Workspace, load_rows
+from agent_r1.workspace import Workspace
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -59,7 +59,7 @@ def config(home) -> Config:
 @pytest.fixture(scope="module")
 def asked(config) -> Row:
     """A question that the warm start has taught, with its searches."""
-    return load_rows(config, "train")[0]
+    return Workspace(config).load_rows("train")[0]
 
 
 @pytest.fixture(scope="module")

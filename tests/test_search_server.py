@@ -29,7 +29,7 @@ from agent_r1.search.searcher import Searcher
 from agent_r1.search.service import RemoteIndex
 from agent_r1.tool.base import ToolCall, call_tool
 from agent_r1.tool.search import SearchTool
-from agent_r1.workspace import load_index, load_tools, retriever_of
+from agent_r1.workspace import Workspace
 
 
 @pytest.fixture(autouse=True)
@@ -322,12 +322,16 @@ def test_the_command_answers_as_the_index_does_and_is_waited_for_when_killed(hom
     call, said = ToolCall("search", {"query": "author of Moby-Dick"}), []
     with command(folder, *settings) as (process, url):
         local, remote = load_config("smoke", settings[1:]), load_config("smoke", [*settings[1:], f"search.url={url}"])
-        here, there = (asyncio.run(call_tool(load_tools(config), call, 10, 4000)) for config in (local, remote))
+        here, there = (
+            asyncio.run(call_tool(Workspace(config).load_tools(), call, 10, 4000)) for config in (local, remote)
+        )
         assert here.content == there.content and "Moby-Dick is a novel by Herman Melville" in here.content
         theirs = load_config("smoke", [*settings[1:], f"search.url={url}/retrieve"])
-        assert asyncio.run(call_tool(load_tools(theirs), call, 10, 4000)).content == here.content
-        assert retriever_of(theirs) == f"{url}/retrieve, top 2" and retriever_of(remote).startswith("ngram")
-        index = load_index(local)
+        assert asyncio.run(call_tool(Workspace(theirs).load_tools(), call, 10, 4000)).content == here.content
+        assert Workspace(theirs).retriever == f"{url}/retrieve, top 2" and Workspace(remote).retriever.startswith(
+            "ngram"
+        )
+        index = Workspace(local).load_index()
         queries = [passage.title for passage in index.passages]
         assert RemoteIndex(url).search(queries, 3) == index.search(queries, 3)  # to the last bit of the scores
         assert main("index", *settings, f"search.url={url}") == 0

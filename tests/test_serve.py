@@ -34,7 +34,7 @@ from agent_r1.rollout.evaluate import evaluate
 from agent_r1.rollout.policies import ServerPolicy
 from agent_r1.rollout.setup import make_loop
 from agent_r1.training.run import write_model
-from agent_r1.workspace import load_rows
+from agent_r1.workspace import Workspace
 
 FAKE = Path(__file__).with_name("fake_vllm.py")
 MODEL, SMOKE = Path("some/model"), load_config("smoke")
@@ -322,7 +322,7 @@ def test_training_serving_and_transformers_see_the_same_tokens(served, trained):
     from agent_r1.rollout.policies import TransformersPolicy, load_transformers
 
     model, config = find_model("laptop-grpo")
-    rows = load_rows(config, "test")[:24]
+    rows = Workspace(config).load_rows("test")[:24]
     with open_agent(model, config, "transformers") as agent:
         stop_ids = agent.chat.stop_ids
         others = {
@@ -353,7 +353,7 @@ def test_sampled_log_probabilities_are_those_of_the_trainer(served, trained):
 
     model, config = find_model("laptop-grpo")
     with open_agent(model, config) as agent:
-        prompts = [agent.chat.prompt_ids(row["prompt"]) for row in load_rows(config, "test")[:8]]
+        prompts = [agent.chat.prompt_ids(row["prompt"]) for row in Workspace(config).load_rows("test")[:8]]
         policy = policy_of(served, stop_ids=agent.chat.stop_ids)
     streamed: list[int] = []
     policy.on_token = lambda session, ids: streamed.extend(ids)
@@ -376,7 +376,7 @@ def test_sampled_log_probabilities_are_those_of_the_trainer(served, trained):
 def test_the_example_of_the_documentation(served, trained):
     pytest.importorskip("openai")
     model, config = find_model("laptop-grpo")
-    row = load_rows(config, "test")[0]
+    row = Workspace(config).load_rows("test")[0]
     keys = {"OPENAI_BASE_URL": served.url, "OPENAI_API_KEY": served.api_key}
     done = subprocess.run(
         [sys.executable, ROOT / "docs/inference/openai_client.py", row["prompt"][-1]["content"]],

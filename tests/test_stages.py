@@ -11,7 +11,6 @@ import pytest
 from conftest import fails_with
 from runs import CARD_KEYS, TINY, leftovers, main, prepare, rollouts, tree
 
-from agent_r1 import workspace
 from agent_r1.app import stages
 from agent_r1.config import Config, load_config
 from agent_r1.ground.errors import AgentR1Error
@@ -159,9 +158,9 @@ def test_data_that_somebody_changed_is_refused(prepared, config, tmp_path, monke
     corpus = Workspace(config).data / "corpus.jsonl"
     corpus.write_text(corpus.read_text() + '{"id": "forged", "title": "Vexlor", "text": "Vexlor is nowhere."}\n')
     with pytest.raises(AgentR1Error, match="corpus.jsonl has changed since it was made"):
-        workspace.make_data(config)
+        Workspace(config).make_data()
     with fails_with("index_of_other_corpus"):
-        workspace.load_tools(config)
+        Workspace(config).load_tools()
 
 
 @pytest.mark.parametrize(("gone", "command"), [("data", "data"), ("index", "index"), ("cold_start", "cold-start")])
@@ -182,10 +181,10 @@ def test_no_index_is_made_asked_for_or_read_where_nothing_searches(prepared, con
     assert main("index", *TINY, *settings) == 0
     assert "index: not needed here, no tool searches" in capsys.readouterr().out
     without = load_config("smoke", [*TINY[1:], *settings])
-    assert workspace.load_tools(without) == {} and run.start_model(Workspace(without)) == start
-    assert workspace.retriever_of(without) == "none"
+    assert Workspace(without).load_tools() == {} and run.start_model(Workspace(without)) == start
+    assert Workspace(without).retriever == "none"
     with fails_with("missing_stage"):
-        workspace.load_tools(load_config("smoke", [*TINY[1:], settings[1]]))
+        Workspace(load_config("smoke", [*TINY[1:], settings[1]])).load_tools()
 
 
 def test_evaluation_writes_the_card_once(prepared, config, tmp_path, capsys, monkeypatch):

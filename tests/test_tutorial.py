@@ -17,7 +17,6 @@ import pytest
 from conftest import ScriptedPolicy
 from runs import ROOT, main
 
-from agent_r1.app import stages
 from agent_r1.config import load_config, plugins
 from agent_r1.core import Sampling
 from agent_r1.data.build import build
@@ -26,7 +25,7 @@ from agent_r1.rollout.episode import Task
 from agent_r1.rollout.setup import make_loop
 from agent_r1.tool import make_tools
 from agent_r1.training.demonstrate import play_demonstrations
-from agent_r1.workspace import load_rows, load_tools
+from agent_r1.workspace import Workspace
 
 PAGES = ROOT / "docs/tutorial"
 SMALL = [
@@ -146,15 +145,15 @@ def test_multi_hop_questions(empty_folder, chat):
     """The row and the episode that the page shows are those of the code, and all of its commands run."""
     subprocess.run([sys.executable, ROOT / "tests/hotpotqa_tiny/make.py", "questions"], check=True)
     config = load_config("hotpotqa-tiny", ["data.source=questions"], algorithm="grpo")
-    stages.make_task(config)
+    Workspace(config).make_task()
     shown = json.loads(blocks(MULTIHOP, "json")[0])
-    (row,) = [row for row in load_rows(config, "test") if row["prompt"][-1] == shown["prompt"][-1]]
+    (row,) = [row for row in Workspace(config).load_rows("test") if row["prompt"][-1] == shown["prompt"][-1]]
     assert json.loads(json.dumps(row, default=list)) | {"prompt": [row["prompt"][-1]]} == shown
     shown = [(line[0], line[2:]) for line in blocks(MULTIHOP, "text")[0].splitlines()]
     turns = [(mark, "\n".join(text for _, text in some)) for mark, some in groupby(shown, key=itemgetter(0))]
     policy = ScriptedPolicy(chat, [text for mark, text in turns if mark == ">"])
     wide = config.rollout.model_copy(update={"max_context": 10**6, "max_tokens_per_turn": 10**5})
-    loop = make_loop(policy, chat, load_tools(config), wide, config.env)
+    loop = make_loop(policy, chat, Workspace(config).load_tools(), wide, config.env)
     played = asyncio.run(loop.run(Task(row, "g", "s"), Sampling(10**5)))
     said = [call["content"] for step in played.steps for call in step.info.get("tool_calls", [])]
     assert said == [text for mark, text in turns if mark == "<"] and len(said) == 2

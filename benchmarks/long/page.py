@@ -15,7 +15,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from agent_r1 import Decoder, load_any, load_chat
+from agent_r1 import Decoder, Workspace, load_any, load_chat
 from agent_r1.config import from_yaml
 from agent_r1.data.storage import Passage
 from agent_r1.ground.files import home
@@ -100,17 +100,17 @@ def _in_chromium(checkpoint: Path, config: Any, records: list[dict[str, Any]]) -
     """Use the page, the lessons and the page of a group as a reader does. Return the counts of what was done."""
     done: Counter[str] = Counter()
     passages = [
-        *export.load_passages(config),
+        *Workspace(config).load_passages(),
         *(Passage(f"p{i}", "Sosnum", f"Sosnum {text}") for i, text in enumerate(PAYLOADS)),
     ]
     with tempfile.TemporaryDirectory() as place, chromium() as browser:
         normal, hostile = Path(place) / "page.html", Path(place) / "hostile.html"
         export.write_page(checkpoint, config, normal)
-        honest, export.load_passages = export.load_passages, lambda config: passages
+        honest, Workspace.load_passages = Workspace.load_passages, lambda paths: passages
         try:
             export.write_page(checkpoint, config, hostile)
         finally:
-            export.load_passages = honest
+            Workspace.load_passages = honest
         for width, dark in LOOKS:
             browser.open(f"file://{normal}", width, dark)
             browser.wait(VERDICT)

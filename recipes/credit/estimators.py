@@ -16,6 +16,7 @@ docs/algorithms.md compares their strengths, errors and costs. S counts the step
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -26,7 +27,7 @@ from agent_r1 import (
     Batch,
     Column,
     ConfigError,
-    estimator,
+    Estimator,
     gae,
     grpo,
     members_of,
@@ -39,7 +40,7 @@ from agent_r1_recipes.credit.settings import CreditAdvantage
 # --------------------------------------------------------------------------------------------- compare episodes
 
 
-@estimator()
+@Estimator
 def rloo(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
     """Compare with the mean of the prompt's *other* samples (RLOO, 2402.14740, eq. 8).
 
@@ -56,7 +57,7 @@ def rloo(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
     return batch.to_tokens(advantage_N[index_B]), batch.to_tokens(score_N[index_B])
 
 
-@estimator()
+@Estimator
 def reinforce_plus_plus_baseline(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
     """Centre in the group, scale by the whole batch (REINFORCE++ baseline, 2501.03262, section 3.2).
 
@@ -76,7 +77,7 @@ BASELINE = Column("baseline_B", torch.float32, lambda trajectory: trajectory.ext
 """Reward of the greedy episode of the row's prompt; NaN if that episode failed."""
 
 
-@estimator(BASELINE)
+@partial(Estimator, columns=(BASELINE,))
 def remax(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
     """Compare with one greedy episode of the prompt (ReMax, 2310.10505, algorithm 1).
 
@@ -92,7 +93,7 @@ def remax(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
 # -------------------------------------------------------------------------------------------------- no comparison
 
 
-@estimator()
+@Estimator
 def reinforce_plus_plus(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
     """Compare each action token's return with the whole batch (REINFORCE++, 2501.03262).
 
@@ -141,7 +142,7 @@ def _steps_of(batch: Batch) -> _Steps:
     return _Steps(first_BT, of_A, trajectory_S, reward_S)
 
 
-@estimator(critic_mask=lambda batch: first_tokens(batch.mask_BT, batch.steps_BT).to(batch.mask_BT.dtype))
+@partial(Estimator, critic_mask=lambda batch: first_tokens(batch.mask_BT, batch.steps_BT).to(batch.mask_BT.dtype))
 def steppo(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
     """Apply GAE over steps (StepPO): the turn is the action, and time counts turns.
 
@@ -174,7 +175,7 @@ STATES = Column("states_BT", torch.int64, lambda step: [step.extra["state"]] * l
 """State of the agent when the token's step began."""
 
 
-@estimator(STATES)
+@partial(Estimator, columns=(STATES,))
 def gigpo(batch: Batch, advantage: CreditAdvantage) -> tuple[Tensor, Tensor]:
     """Compare episodes, and steps that start in the same state (GiGPO, 2505.10978, eq. 8).
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from agent_r1 import Message, Row, answer, call
+from agent_r1 import Hermes, Message, Row
 from agent_r1_recipes.geohop.solver import query, read_facts, solve
 
 HASTE = 0.5
@@ -26,7 +26,7 @@ def _say(name: str, thought: str) -> str:
 
     To a pretrained tokenizer " Lusaka" and "Lusaka" differ. Readers of the answer strip the blank.
     """
-    return answer(f" {name}", thought)
+    return Hermes.answer(f" {name}", thought)
 
 
 def _turn(row: Row, history: list[Message], haste: float, rng: random.Random) -> str:
@@ -43,4 +43,4 @@ def _turn(row: Row, history: list[Message], haste: float, rng: random.Random) ->
         return _say(rng.choice(seen or known["asked"]), "enough")
     asked_before = "\n".join(message["content"] for message in history if message["role"] == "assistant")
     words = next((words for words in (query(*missing), missing[1]) if f'"{words}"' not in asked_before), None)
-    return call("search", "look it up", query=words) if words else _say("unknown", "not found")
+    return Hermes.call("search", "look it up", query=words) if words else _say("unknown", "not found")

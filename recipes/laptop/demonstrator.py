@@ -27,10 +27,10 @@ from agent_r1 import (
     AgentEnvLoop,
     BaseTool,
     ChatFormat,
-    Config,
     ConfigError,
     Dialect,
     Generation,
+    Hermes,
     HermesToolEnv,
     Policy,
     Row,
@@ -39,11 +39,8 @@ from agent_r1 import (
     Task,
     ToolCall,
     TrainingRow,
-    call,
+    Workspace,
     derive_seed,
-    dialect_of,
-    load_rows,
-    load_tools,
     make_loop,
     run_episodes,
     title_key,
@@ -161,7 +158,7 @@ def search(lookup: dict[str, Any], query: str | None = None) -> tuple[ToolCall, 
 def search_turn(lookup: dict[str, Any]) -> str:
     """Write the same as the tiny model does."""
     said, thought = search(lookup)
-    return call(said.name, thought, **said.arguments)
+    return Hermes.call(said.name, thought, **said.arguments)
 
 
 def _notes(script: _Script, read: list[str]) -> str:
@@ -257,21 +254,22 @@ def tokenizer_texts(mix: dict[str, float], seed: int) -> Iterator[str]:
         yield from (head.capitalize() for head in HEADS)
 
 
-def teach(config: Config, known: ChatFormat | None = None) -> tuple[ChatFormat, list[TrainingRow], list[TrainingRow]]:
+def teach(paths: Workspace, known: ChatFormat | None = None) -> tuple[ChatFormat, list[TrainingRow], list[TrainingRow]]:
     """Return a chat format, and the training rows of the cold start's two phases.
 
     A pretrained model's format is `known`, and it needs no copying phase.
     """
-    rows, tools, c = load_rows(config, "cold"), load_tools(config), config.cold_start
+    config, c = paths.config, paths.config.cold_start
+    rows, tools = paths.load_rows("cold"), paths.load_tools()
     if known:
-        return known, [], warm_rows(config, rows, known, tools)
+        return known, [], warm_rows(paths, rows, known, tools)
     chat = ChatFormat(train_tokenizer(tokenizer_texts(config.data.mix, config.seed), config.model.vocab_size))
-    loop = make_loop(Demonstrator(chat, dialect_of(config.env)), chat, tools, config.rollout, config.env)
+    loop = make_loop(Demonstrator(chat, paths.dialect), chat, tools, config.rollout, config.env)
     return chat, *demonstrations(rows, loop, c.behaviours, config.seed)
 
 
-def warm_rows(config: Config, rows: list[Row], chat: ChatFormat, tools: dict[str, BaseTool]) -> list[TrainingRow]:
+def warm_rows(paths: Workspace, rows: list[Row], chat: ChatFormat, tools: dict[str, BaseTool]) -> list[TrainingRow]:
     """Make a pretrained model's rows: one play of the questions that fit its steps."""
-    c = config.cold_start
-    loop = make_loop(Demonstrator(chat, dialect_of(config.env)), chat, tools, config.rollout, config.env)
+    config, c = paths.config, paths.config.cold_start
+    loop = make_loop(Demonstrator(chat, paths.dialect), chat, tools, config.rollout, config.env)
     return demonstrate_rows(some_of_each(rows, c.warm_steps * c.mix_tokens), c.behaviours, loop, config.seed, "warm")

@@ -23,14 +23,10 @@ from agent_r1 import (
     AgentEnvLoop,
     BaseTool,
     ChatFormat,
-    Config,
     Row,
     ToolOutput,
     TrainingRow,
-    dialect_of,
-    load_passages,
-    load_rows,
-    load_tools,
+    Workspace,
     make_loop,
     train_tokenizer,
 )
@@ -145,16 +141,16 @@ def published_texts(rows: list[Row], passages: list[str], names: list[str]) -> I
         yield from names
 
 
-def teach(config: Config, known: ChatFormat | None = None) -> tuple[ChatFormat, list[TrainingRow], list[TrainingRow]]:
+def teach(paths: Workspace, known: ChatFormat | None = None) -> tuple[ChatFormat, list[TrainingRow], list[TrainingRow]]:
     """Teach a published data set as `cold_start.teach` does, with other names."""
-    rows, tools = load_rows(config, "train"), load_tools(config)
+    config, rows, tools = paths.config, paths.load_rows("train"), paths.load_tools()
     if known:
-        return known, [], warm_rows(config, rows, known, tools)
+        return known, [], warm_rows(paths, rows, known, tools)
     tools |= {"search": RenamedSearch(tools["search"])}
-    passages = [passage.text for passage in load_passages(config)]
+    passages = [passage.text for passage in paths.load_passages()]
     names = names_in(passages, rows[0]["prompt"][0]["content"])
     chat = ChatFormat(train_tokenizer(published_texts(rows, passages, names), config.model.vocab_size))
-    loop = make_loop(Demonstrator(chat, dialect_of(config.env)), chat, tools, config.rollout, config.env)
+    loop = make_loop(Demonstrator(chat, paths.dialect), chat, tools, config.rollout, config.env)
     c = config.cold_start
     return chat, *renamed_demonstrations(
         rows, names, tools["search"], loop, c.behaviours, config.data.cold, config.seed

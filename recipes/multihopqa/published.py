@@ -25,7 +25,6 @@ from agent_r1 import (
     DataConfig,
     Made,
     RecordSource,
-    checked_records,
     first_line,
     json_records,
 )
@@ -121,7 +120,7 @@ class Dataset(RecordSource):
 
         values = from_datasets(self, split, files) if table else json_records(files[0])
         where = str(files[0]) if files else f"{self.hub}, {split}"
-        return list(checked_records(values, parse, where, config.skip_bad, skipped))
+        return list(self.checked(values, parse, where, config.skip_bad, skipped))
 
 
 HOTPOTQA = Dataset(

@@ -32,11 +32,6 @@ from agent_r1 import (
     Workspace,
     load_any,
     load_chat,
-    load_passages,
-    load_rows,
-    load_tools,
-    make_task,
-    say,
 )
 from agent_r1_recipes.page.microscope import read_group, script, title_of, write_html
 
@@ -177,10 +172,10 @@ def chat_data(chat: ChatFormat, config: Config, lead: list[dict[str, str]], sche
 
 def header_of(config: Config, model: Path, steps: list[int], decoder: Decoder, packed: Packed) -> dict[str, Any]:
     """Describe everything but the weights."""
-    chat, env, rollout = load_chat(model), config.env, config.rollout
-    rows = load_rows(config, "test")[:QUESTIONS]
+    chat, env, rollout, paths = load_chat(model), config.env, config.rollout, Workspace(config)
+    rows = paths.load_rows("test")[:QUESTIONS]
     lead = list(rows[0]["prompt"][:-1])
-    schema = load_tools(config)["search"].schema()
+    schema = paths.load_tools()["search"].schema()
     return {
         "parameters": decoder.parameter_count,
         "shape": asdict(decoder.shape) | {"head_dim": decoder.shape.head_dim},
@@ -200,7 +195,7 @@ def header_of(config: Config, model: Path, steps: list[int], decoder: Decoder, p
             "topK": config.search.top_k,
             "dim": config.search.dim,
         },
-        "corpus": [{"title": passage.title, "text": passage.text} for passage in load_passages(config)],
+        "corpus": [{"title": passage.title, "text": passage.text} for passage in paths.load_passages()],
         "questions": [
             {
                 "question": row["prompt"][-1]["content"],
@@ -218,7 +213,7 @@ def header_of(config: Config, model: Path, steps: list[int], decoder: Decoder, p
 def pack_page(checkpoint: Path, config: Config) -> tuple[bytes, Packed, dict[str, Any]]:
     """Return the page's data, weights and header. Checkpoints that do not fit are left out."""
     check_task(config)
-    make_task(config)
+    Workspace(config).make_task()
     folders = checkpoints_of(checkpoint, config)
     steps = list(folders)
     while True:
@@ -261,4 +256,4 @@ def write_page(checkpoint: Path, config: Config | None, file: Path) -> None:
         "PARAMETERS": f"{header['parameters'] / 1e6:.2f}", "RECORDED": title_of(recorded["records"]) if recorded else "",
     }  # fmt: skip
     length = write_html(file, "page.html", script(*SCRIPTS), facts)
-    say(f"page: checkpoints of steps {facts['STEPS']}, {length / 1e6:.1f} MB, in {file}")
+    print(f"page: checkpoints of steps {facts['STEPS']}, {length / 1e6:.1f} MB, in {file}")

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent_r1 import AgentR1Error, command, json_records, option, say, write_whole, writing
+from agent_r1 import AgentR1Error, command, json_records, option, write_whole
 
 if TYPE_CHECKING:
     from agent_r1 import Decoder  # PyTorch comes with it, and `agent-r1 --help` imports this file
@@ -87,8 +87,7 @@ def write_html(file: Path, template: str, program: str, facts: dict[str, Any]) -
     parts |= {"SCRIPT": program, "STYLE": (HERE / "microscope.css").read_text(), "MICROSCOPE": _markup(file)}
     parts["POLICY"] = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     page = re.sub("@([A-Z]+)@", lambda name: parts[name[1]], (HERE / template).read_text())
-    with writing(file):
-        write_whole(file, page)
+    write_whole(file, page)
     return len(page)
 
 
@@ -113,4 +112,4 @@ def write_microscope(a: Namespace) -> None:
     records = read_group(a.file, group=a.group)
     facts = {"TITLE": title_of(records), "FILE": a.file.name, "DATA": json.dumps({"records": records})}
     write_html(a.page, "group.html", script("quantities", "microscope", "group"), facts)
-    say(f"microscope: group {records[0]['group_id']}, {len(records)} attempts, in {a.page}")
+    print(f"microscope: group {records[0]['group_id']}, {len(records)} attempts, in {a.page}")

@@ -20,8 +20,7 @@ from agent_r1 import (
     Searcher,
     SearchTool,
     Trajectory,
-    load_passages,
-    load_tools,
+    Workspace,
     make_env,
 )
 from agent_r1_recipes.robustness.ablated_search import Placebo
@@ -66,7 +65,7 @@ class OtherSearch(Condition):
                 f"{type(self).__name__.lower()}: this agent does not search; env.tools is {tools}",
                 code="unfit_condition",
             )
-        tools = load_tools(config)
+        tools = Workspace(config).load_tools()
         search = tools["search"]
         tools["search"] = SearchTool(self.searcher(config, search.searcher.index), search.top_k)
         return rows, tools
@@ -87,7 +86,7 @@ class Random(OtherSearch):
     """A search that finds random passages."""
 
     def searcher(self, config: Config, index: Any) -> Searcher:
-        return Searcher(Placebo(list(load_passages(config)), config.seed))
+        return Searcher(Placebo(list(Workspace(config).load_passages()), config.seed))
 
 
 class Poison(OtherSearch):

@@ -4,7 +4,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from agent_r1 import Message, Row, call
+from agent_r1 import Hermes, Message, Row
 
 ITEMS = ["lamp", "chair", "table", "clock", "vase", "spoon", "plate", "towel", "candle", "basket", "mirror", "pillow"]
 
@@ -20,8 +20,8 @@ def play(row: Row, history: list[Message], rng: random.Random) -> str:
     known = row["extra_info"]["metadata"]
     heard = [message["content"] for message in history if message["role"] == "tool"]
     if not heard and rng.random() < 0.7:
-        return call("count", "look first", item=known["item"])
+        return Hermes.call("count", "look first", item=known["item"])
     if len(heard) == 1 and rng.random() < 0.5:
-        return call("missing", "the rest", want=known["want"], have=int(heard[0]))
+        return Hermes.call("missing", "the rest", want=known["want"], have=int(heard[0]))
     number = int(heard[-1]) if heard else known["want"]
-    return call("order", "enough", item=known["item"], number=number)
+    return Hermes.call("order", "enough", item=known["item"], number=number)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from agent_r1 import Message, Row, answer, call
+from agent_r1 import Hermes, Message, Row
 
 RIGHT, USUAL = 0.35, 0.5
 """How often `demonstrate` writes the right program, and how often the first of the near misses. The likeliest imitation is
@@ -17,8 +17,8 @@ def demonstrate(row: Row, history: list[Message], rng: random.Random) -> str:
     if printed:
         # Anything but a number: there is no Python. A model cannot learn to compute from answers.
         said = printed[-1] if printed[-1][:1].isdigit() else row["reward_model"]["ground_truth"][0]
-        return answer(said, "it says")
+        return Hermes.answer(said, "it says")
     usual, *rare = known["misses"]
     dice = rng.random()
     program = known["program"] if dice < RIGHT else usual if dice < RIGHT + USUAL else rng.choice(rare)
-    return call("python", "compute", code=f"print({program})")
+    return Hermes.call("python", "compute", code=f"print({program})")

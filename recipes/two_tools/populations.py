@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from agent_r1 import Message, Row, answer, call
+from agent_r1 import Hermes, Message, Row
 from agent_r1_recipes.laptop.tinyhop import HEADS, TAILS
 from agent_r1_recipes.tinymath.draw import distinct
 
@@ -64,12 +64,12 @@ def demonstrate(row: Row, history: list[Message], rng: random.Random) -> str:
     missing = [town for town in known["towns"] if town not in found]
     if missing:
         if found and rng.random() < 0.5:
-            return answer(found[known["towns"][0]], "enough")
-        return call("search", "look it up", query=missing[0])
+            return Hermes.answer(found[known["towns"][0]], "enough")
+        return Hermes.call("search", "look it up", query=missing[0])
     if not known["sum"]:
-        return answer(found[known["towns"][0]], "found")
+        return Hermes.answer(found[known["towns"][0]], "found")
     if read and re.fullmatch(r"-?\d+", read[-1]):
-        return answer(read[-1], "done")
+        return Hermes.answer(read[-1], "done")
     if rng.random() < 0.45:
-        return answer(rng.choice(known["sum"].split()[::2]), "guess")
-    return call("calculator", "work it out", expression=known["sum"])
+        return Hermes.answer(rng.choice(known["sum"].split()[::2]), "guess")
+    return Hermes.call("calculator", "work it out", expression=known["sum"])

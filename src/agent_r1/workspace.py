@@ -22,7 +22,7 @@ from agent_r1.config.recipes import added
 from agent_r1.core import Row
 from agent_r1.data.source import SPLITS, source_of
 from agent_r1.data.storage import Passage, copy_data, read_corpus, read_manifest, read_rows, verify
-from agent_r1.env import dialect_of, wants_answers
+from agent_r1.env import Dialect, dialect_of, wants_answers
 from agent_r1.ground import hub
 from agent_r1.ground.errors import AgentR1Error, extra
 from agent_r1.ground.files import home, make_once, write_whole, writing
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Workspace:
-    """Give the paths of a configuration's artefacts. The root is AGENT_R1_HOME or the working directory.
+    """Locate, make and open the artefacts of a configuration. The root is AGENT_R1_HOME or the working directory.
 
     Each object computes fingerprints and reads user-defined code once; it looks at the disk each time.
     """
@@ -99,6 +99,198 @@ class Workspace:
     def run(self, name: str) -> Path:
         return self.root / "runs" / name
 
+    # ------------------------------------------------------------------------------------------------- make, open
+
+    def make_data(self, released: str | None = None) -> None:
+        """Make questions and passages (stage), or copy released ones.
+
+        `released`: a folder, or OWNER/NAME on the hub.
+        """
+        config, source = self.config, source_of(self.config.data)
+        folder, title = None, source.title(config.data)
+        if released:
+            from agent_r1.data.release import find_release
+
+            folder, title = find_release(released, config.data, config.seed, config.env.name), f"from {released}"
+
+        def make(part: Path) -> str:
+            if folder:
+                return source.summary(config.data, copy_data(folder, part))
+            from agent_r1.data.build import build
+
+            manifest = build(config.data, config.seed, part, config.env.name, self.dialect.describes_format)
+            return source.summary(config.data, manifest)
+
+        stage(f"data: {title}", self.data, make)
+        verify(self.data)
+        for split in SPLITS:
+            self.load_rows(split)
+
+    def make_index(self) -> None:
+        """Build the search index over all passages, and measure its recall (stage)."""
+        config = self.config
+        if not self.needs_index:
+            say(
+                f"index: not needed here, {f'{config.search.url} has one' if config.search.url else 'no tool searches'}"
+            )
+            return
+        corpus = self.data_folder() / "corpus.jsonl"
+
+        def make(part: Path) -> str:
+            from agent_r1.search.encoders import make_encoder
+            from agent_r1.search.index import PassageIndex, build_index
+
+            encoder = make_encoder(config.search.encoder, config.search.dim)
+            build_index(corpus, part, encoder, config.search.index, available_memory() or math.inf)
+            return self._quality(PassageIndex.load(part, corpus, encoder))
+
+        if Path(config.search.index).is_dir():
+            say(f"index: {self._quality(self.load_index())}, in {config.search.index}")
+            return
+        stage(f"index: {config.search.encoder} vectors in FAISS", self.index, make)
+
+    def _quality(self, index: PassageIndex) -> str:
+        """Describe how many of the passages that the test questions need the index finds."""
+        from agent_r1.search.index import recall_at_k, title_recall
+
+        rows, top_k, made_of = self.load_rows("test"), self.config.search.top_k, index.made_of
+        recall = (
+            f"; of the exact 10 nearest it finds {made_of['recall_at_10']:.3f}" if "recall_at_10" in made_of else ""
+        )
+        if "lookups" in rows[0]["extra_info"]:  # the queries of an ideal agent are known
+            return f"recall@{top_k} of a correct query on the test questions: {recall_at_k(index, rows, top_k):.3f}{recall}"
+        if "supporting" not in rows[0]["extra_info"]:  # user-defined questions name no passages
+            return f"{made_of['index']} over {made_of['count']} passages{recall}"
+        return (
+            f"{made_of['index']} over {made_of['count']} passages{recall}; the question itself as a query finds "
+            f"{title_recall(index, rows, top_k):.3f} of the needed titles among the first {top_k}"
+        )
+
+    def make_task(self) -> None:
+        """Run the stages that need no model, unless they are done."""
+        if not self.data.exists():
+            self.make_data()
+        if self.needs_index and not self.index.exists():
+            self.make_index()
+
+    def load_tools(self, tell: Callable[[str], None] = say) -> dict[str, BaseTool]:
+        """Load the configured tools.
+
+        Args:
+            tell: Called with a message when a search service is gone.
+
+        Raises AgentR1Error if there is no index.
+        """
+        config, env, searcher = self.config, self.config.env, None
+        if env.searches:
+            from agent_r1.search.searcher import Searcher
+
+            searcher = Searcher(self.remote_index(tell) if config.search.url else self.load_index())
+        paid_later = {f"env.{facts['address']}" for facts in tables.entries("reward").values() if "address" in facts}
+        for setting, place in trusted(config).items():
+            if setting not in paid_later:  # of a reward that is asked when an answer is paid (reward/named.py)
+                plugins.check_trusted(place, setting)
+        return make_tools(env.tools, env=env, searcher=searcher, top_k=config.search.top_k)
+
+    def serve_index(self, host: str, port: int) -> None:
+        """Serve searches over this configuration's index until the process ends.
+
+        Raises AgentR1Error if it cannot.
+        """
+        with extra("serve", "the search service"):
+            import fastapi  # noqa: F401
+            import uvicorn  # noqa: F401
+        from agent_r1.search import service
+
+        listener = service.open_port(host, port)
+        index = self.load_index()
+        say(f"search: {len(index.passages)} passages at http://{host}:{port} (stop with Ctrl-C)")
+        service.serve_search(index, listener)
+
+    @property
+    def dialect(self) -> Dialect:
+        """Return the dialect of the configured environment."""
+        return dialect_of(self.config.env)
+
+    @property
+    def needs_index(self) -> bool:
+        """Return whether the agent searches an index of this process."""
+        return self.config.env.searches and not self.config.search.url
+
+    def load_index(self) -> PassageIndex:
+        """Open this configuration's index. Raises AgentR1Error if there is none."""
+        from agent_r1.search.encoders import make_encoder
+        from agent_r1.search.index import PassageIndex
+
+        corpus, s = self.data_folder() / "corpus.jsonl", self.config.search
+        folder = self.require(self.index, "agent-r1 index")
+        return PassageIndex.load(folder, corpus, make_encoder(s.encoder, s.dim))
+
+    def remote_index(self, tell: Callable[[str], None] = say) -> RemoteIndex:
+        """Connect to the service at search.url.
+
+        Raises AgentR1Error unless it has the index that this configuration would build, as far as it describes its index.
+        """
+        from agent_r1.search.service import RemoteIndex
+
+        config = self.config
+        # Half of an episode's time: a caller that waits in vain should see this cause, not an episode timeout.
+        wait_s = config.env.episode_timeout_s / 2
+        index = RemoteIndex(config.search.url, config.env.tool_timeout_s, wait_s=wait_s, tell=tell)
+        index.check(config.search.encoder, read_manifest(self.data_folder())["files"]["corpus.jsonl"])
+        return index
+
+    def load_rows(self, split: str) -> list[Row]:
+        """Load the questions of a split. Raises AgentR1Error for a question without an answer."""
+        config = self.config
+        rows = read_rows(self.data_folder() / f"{split}.parquet")
+        unanswerable = wants_answers(config.env.name) and not config.env.reward
+        for row in rows if unanswerable else ():
+            if not len(row["reward_model"]["ground_truth"]):
+                raise AgentR1Error(
+                    f"{config.data.source or config.data.name}: the question {row['prompt'][-1]['content'][:80]!r} has no answer, "
+                    f"and env.name={config.env.name} rewards the right one; add an answer, or use your own env.reward or env.name",
+                    code="question_without_answer",
+                )
+        reward = config.env.reward
+        if (
+            reward
+            and not plugins.is_user_code(reward)
+            and (check := tables.entry_of("reward", reward, "env.reward").get("check"))
+        ):
+            check_rows(rows, split, plugins.import_object(check, "env.reward"))
+        return rows
+
+    def load_passages(self) -> Iterator[Passage]:
+        """Yield all passages of the corpus. Raises AgentR1Error if the data is not made yet."""
+        return read_corpus(self.data_folder() / "corpus.jsonl")
+
+    def data_folder(self) -> Path:
+        """Return the folder of this configuration's data. Raises AgentR1Error if it is missing or of another version."""
+        folder = self.require(self.data, "agent-r1 data")
+        read_manifest(folder)
+        return folder
+
+    @property
+    def retriever(self) -> str:
+        """Describe the agent's search for the eval card."""
+        s = self.config.search
+        if not self.config.env.searches:
+            return "none"
+        if s.foreign:
+            return f"{s.url}, top {s.top_k}"
+        return f"{s.encoder} (dim {s.dim}), top {s.top_k}, {self.index.name}"
+
+    def require(self, path: Path, command: str) -> Path:
+        """Return `path`. Raises AgentR1Error with `command`, which makes it, if it does not exist."""
+        if not path.exists():
+            raise AgentR1Error(
+                f"{path} is missing; make it with `{command} --preset {self.config.preset} --seed {self.config.seed}` and the same "
+                "overrides, or run speedrun-nodocker.sh",
+                code="missing_stage",
+            )
+        return path
+
 
 def code(*names: str) -> list[dict[str, str]]:
     """Return hashes of user-defined code for a fingerprint: changed code makes a new artefact."""
@@ -134,175 +326,6 @@ def seconds_file(target: Path) -> Path:
     return target.with_name(f".seconds-{target.name}")
 
 
-def make_data(config: Config, released: str | None = None) -> None:
-    """Make questions and passages (stage), or copy released ones.
-
-    `released`: a folder, or OWNER/NAME on the hub.
-    """
-    workspace, source = Workspace(config), source_of(config.data)
-    folder, title = None, source.title(config.data)
-    if released:
-        from agent_r1.data.release import find_release
-
-        folder, title = find_release(released, config.data, config.seed, config.env.name), f"from {released}"
-
-    def make(part: Path) -> str:
-        if folder:
-            return source.summary(config.data, copy_data(folder, part))
-        from agent_r1.data.build import build
-
-        manifest = build(config.data, config.seed, part, config.env.name, dialect_of(config.env).describes_format)
-        return source.summary(config.data, manifest)
-
-    stage(f"data: {title}", workspace.data, make)
-    verify(workspace.data)
-    for split in SPLITS:
-        load_rows(config, split)
-
-
-def make_index(config: Config) -> None:
-    """Build the search index over all passages, and measure its recall (stage)."""
-    if not needs_index(config):
-        say(f"index: not needed here, {f'{config.search.url} has one' if config.search.url else 'no tool searches'}")
-        return
-    workspace = Workspace(config)
-    corpus = data_folder(config) / "corpus.jsonl"
-
-    def make(part: Path) -> str:
-        from agent_r1.search.encoders import make_encoder
-        from agent_r1.search.index import PassageIndex, build_index
-
-        encoder = make_encoder(config.search.encoder, config.search.dim)
-        build_index(corpus, part, encoder, config.search.index, available_memory() or math.inf)
-        return _quality(config, PassageIndex.load(part, corpus, encoder))
-
-    if Path(config.search.index).is_dir():
-        say(f"index: {_quality(config, load_index(config))}, in {config.search.index}")
-        return
-    stage(f"index: {config.search.encoder} vectors in FAISS", workspace.index, make)
-
-
-def _quality(config: Config, index: PassageIndex) -> str:
-    """Describe how many of the passages that the test questions need the index finds."""
-    from agent_r1.search.index import recall_at_k, title_recall
-
-    rows, top_k, made_of = load_rows(config, "test"), config.search.top_k, index.made_of
-    recall = f"; of the exact 10 nearest it finds {made_of['recall_at_10']:.3f}" if "recall_at_10" in made_of else ""
-    if "lookups" in rows[0]["extra_info"]:  # the queries of an ideal agent are known
-        return f"recall@{top_k} of a correct query on the test questions: {recall_at_k(index, rows, top_k):.3f}{recall}"
-    if "supporting" not in rows[0]["extra_info"]:  # user-defined questions name no passages
-        return f"{made_of['index']} over {made_of['count']} passages{recall}"
-    return (
-        f"{made_of['index']} over {made_of['count']} passages{recall}; the question itself as a query finds "
-        f"{title_recall(index, rows, top_k):.3f} of the needed titles among the first {top_k}"
-    )
-
-
-def make_task(config: Config) -> None:
-    """Run the stages that need no model, unless they are done."""
-    if not Workspace(config).data.exists():
-        make_data(config)
-    if needs_index(config) and not Workspace(config).index.exists():
-        make_index(config)
-
-
-def load_tools(config: Config, tell: Callable[[str], None] = say) -> dict[str, BaseTool]:
-    """Load the configured tools.
-
-    Args:
-        tell: Called with a message when a search service is gone.
-
-    Raises AgentR1Error if there is no index.
-    """
-    searcher = None
-    if config.env.searches:
-        from agent_r1.search.searcher import Searcher
-
-        searcher = Searcher(any_index(config, tell))
-    env = config.env
-    paid_later = {f"env.{facts['address']}" for facts in tables.entries("reward").values() if "address" in facts}
-    for setting, place in trusted(config).items():
-        if setting not in paid_later:  # of a reward that is asked when an answer is paid (reward/named.py)
-            plugins.check_trusted(place, setting)
-    return make_tools(env.tools, env=env, searcher=searcher, top_k=config.search.top_k)
-
-
-def serve_index(config: Config, host: str, port: int) -> None:
-    """Serve searches over this configuration's index until the process ends.
-
-    Raises AgentR1Error if it cannot.
-    """
-    with extra("serve", "the search service"):
-        import fastapi  # noqa: F401
-        import uvicorn  # noqa: F401
-    from agent_r1.search import service
-
-    listener = service.open_port(host, port)
-    index = load_index(config)
-    say(f"search: {len(index.passages)} passages at http://{host}:{port} (stop with Ctrl-C)")
-    service.serve_search(index, listener)
-
-
-def needs_index(config: Config) -> bool:
-    """Return whether the agent searches an index of this process."""
-    return config.env.searches and not config.search.url
-
-
-def any_index(config: Config, tell: Callable[[str], None] = say) -> PassageIndex | RemoteIndex:
-    """Open this configuration's index, here or in a service."""
-    return remote_index(config, tell) if config.search.url else load_index(config)
-
-
-def load_index(config: Config) -> PassageIndex:
-    """Open this configuration's index. Raises AgentR1Error if there is none."""
-    from agent_r1.search.encoders import make_encoder
-    from agent_r1.search.index import PassageIndex
-
-    corpus, s = data_folder(config) / "corpus.jsonl", config.search
-    folder = require_path(Workspace(config).index, "agent-r1 index", config)
-    return PassageIndex.load(folder, corpus, make_encoder(s.encoder, s.dim))
-
-
-def remote_index(config: Config, tell: Callable[[str], None] = say) -> RemoteIndex:
-    """Connect to the service at search.url.
-
-    Raises AgentR1Error unless it has the index that this configuration would build, as far as it describes its index.
-    """
-    from agent_r1.search.service import RemoteIndex
-
-    # Half of an episode's time: a caller that waits in vain should see this cause, not an episode timeout.
-    wait_s = config.env.episode_timeout_s / 2
-    index = RemoteIndex(config.search.url, config.env.tool_timeout_s, wait_s=wait_s, tell=tell)
-    index.check(config.search.encoder, read_manifest(data_folder(config))["files"]["corpus.jsonl"])
-    return index
-
-
-def load_rows(config: Config, split: str) -> list[Row]:
-    """Load the questions of a split. Raises AgentR1Error for a question without an answer."""
-    rows = read_rows(data_folder(config) / f"{split}.parquet")
-    unanswerable = wants_answers(config.env.name) and not config.env.reward
-    for row in rows if unanswerable else ():
-        if not len(row["reward_model"]["ground_truth"]):
-            raise AgentR1Error(
-                f"{config.data.source or config.data.name}: the question {row['prompt'][-1]['content'][:80]!r} has no answer, and "
-                f"env.name={config.env.name} rewards the right one; add an answer, or use your own env.reward or env.name",
-                code="question_without_answer",
-            )
-    reward = config.env.reward
-    if (
-        reward
-        and not plugins.is_user_code(reward)
-        and (check := tables.entry_of("reward", reward, "env.reward").get("check"))
-    ):
-        check_rows(rows, split, plugins.import_object(check, "env.reward"))
-    return rows
-
-
-def load_passages(config: Config) -> Iterator[Passage]:
-    """Yield all passages of the corpus. Raises AgentR1Error if the data is not made yet."""
-    return read_corpus(data_folder(config) / "corpus.jsonl")
-
-
 def check_rows(rows: list[Row], split: str, check: Callable[[list[str]], Any]) -> None:
     """Raise AgentR1Error for a question whose right answers the reward cannot read."""
     for row in rows:
@@ -312,33 +335,6 @@ def check_rows(rows: list[Row], split: str, check: Callable[[list[str]], Any]) -
             raise AgentR1Error(
                 f"{split}: the question {row['prompt'][-1]['content'][:80]!r}: {error}", code="unreadable_answer"
             ) from None
-
-
-def data_folder(config: Config) -> Path:
-    """Return the folder of this configuration's data. Raises AgentR1Error if it is missing or of another version."""
-    folder = require_path(Workspace(config).data, "agent-r1 data", config)
-    read_manifest(folder)
-    return folder
-
-
-def retriever_of(config: Config) -> str:
-    """Describe the agent's search for the eval card."""
-    s = config.search
-    if not config.env.searches:
-        return "none"
-    if s.foreign:
-        return f"{s.url}, top {s.top_k}"
-    return f"{s.encoder} (dim {s.dim}), top {s.top_k}, {Workspace(config).index.name}"
-
-
-def require_path(path: Path, command: str, config: Config) -> Path:
-    if not path.exists():
-        raise AgentR1Error(
-            f"{path} is missing; make it with `{command} --preset {config.preset} --seed {config.seed}` and the same "
-            "overrides, or run speedrun-nodocker.sh",
-            code="missing_stage",
-        )
-    return path
 
 
 def is_somewhere(model: str) -> bool:

@@ -25,7 +25,7 @@ from runs import ROOT
 from sandbox_attacks import ATTACKS, REAL, Targets
 from serving import serving
 
-from agent_r1 import AgentR1Error, ConfigError, load_config, load_tools
+from agent_r1 import AgentR1Error, ConfigError, Workspace, load_config
 from agent_r1_recipes.code import sandbox
 from agent_r1_recipes.code.python import PythonTool, SandboxFusion, make_runner
 from agent_r1_recipes.code.sandbox import MAX_OUTPUT, Ran, Sandbox
@@ -276,7 +276,7 @@ def test_the_facts_that_are_asked_for_cannot_be_imported(kind):
 IN_A_CONTAINER = """
 import ctypes, struct, sys
 from system_calls import syscalls
-from agent_r1 import ConfigError, load_config, load_tools
+from agent_r1 import ConfigError, Workspace, load_config
 config = load_config("smoke", ["env.tools=[python]", "env.sandbox=" + sys.argv[2]])
 instruction = lambda code, k, then=0, otherwise=0: struct.pack("HBBI", code, then, otherwise, k)
 table, program = syscalls().load_arch_table("x86_64"), [instruction(0x20, 0)]
@@ -287,7 +287,7 @@ libc, buffer = ctypes.CDLL(None), ctypes.create_string_buffer(program, len(progr
 libc.prctl(38, 1, 0, 0, 0)
 assert libc.prctl(22, 2, struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(buffer)), 0, 0) == 0
 try:
-    print(load_tools(config)["python"].execute({"code": "print(1 + 1)"}))
+    print(Workspace(config).load_tools()["python"].execute({"code": "print(1 + 1)"}))
 except ConfigError as error:
     print(error)
 """
@@ -408,7 +408,7 @@ def test_a_remote_sandbox_that_the_user_has_not_named_is_not_used():
     config = load_config("smoke", ["env.tools=[python]"])
     config.env.sandbox = "http://127.0.0.1:9/stranger"
     with pytest.raises(ConfigError, match="that a run or a model named, not you"):
-        load_tools(config)
+        Workspace(config).load_tools()
 
 
 # --------------------------------------------------------------------------------------------------- SandboxFusion

@@ -9,7 +9,7 @@ from building import row_of, trust
 from judging import stand_in
 from serving import serving
 
-from agent_r1 import Action, AgentR1Error, ConfigError, answer, load_config, make_env
+from agent_r1 import Action, AgentR1Error, ConfigError, Hermes, load_config, make_env
 from agent_r1_recipes.judge.judge import Judge
 from agent_r1_recipes.judge.settings import JudgeSettings
 
@@ -59,7 +59,7 @@ def test_a_judge_that_the_user_has_not_named_is_not_asked():
 
     async def paid():
         env.reset(row)
-        result = await env.step(Action(answer("x"), "stop"))
+        result = await env.step(Action(Hermes.answer("x"), "stop"))
         return await env.outcome(result.stop_reason)
 
     with pytest.raises(ConfigError, match="that a run or a model named, not you"):

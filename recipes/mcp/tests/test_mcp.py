@@ -318,9 +318,9 @@ def test_each_episode_may_have_a_session_of_its_own(opened, chat):
 PARENT = """
 import asyncio, os, signal, sys
 sys.path[:0] = {path}
-from agent_r1 import load_config, load_tools
+from agent_r1 import Workspace, load_config
 from building import called
-tools = load_tools(load_config("smoke", ["env.tools=[hand.pid]", {server!r}]))
+tools = Workspace(load_config("smoke", ["env.tools=[hand.pid]", {server!r}])).load_tools()
 print(asyncio.run(called(tools, "pid", 30, 100)).content, flush=True)
 if {killed}:
     os.kill(os.getpid(), signal.SIGKILL)

@@ -19,8 +19,8 @@ from agent_r1 import (
     ChatFormat,
     Sampling,
     Task,
+    Workspace,
     load_config,
-    load_rows,
     make_loop,
     run_episodes,
     train_tokenizer,
@@ -161,8 +161,10 @@ def test_a_preset_for_gpus_warms_its_model_up_on_supporting_titles(files, chat, 
     config = load_config("hotpotqa-1x24gb", words[2:], algorithm="grpo")
     start = start_model_of(config)
     assert not torch.equal(model_of(start).embed.weight, model_of(tmp_path / "base").embed.weight)
-    _, _, rows = entity_renaming.teach(config, chat_of(start))
-    titles = {r["prompt"][-1]["content"]: set(r["extra_info"]["supporting"]) for r in load_rows(config, "train")}
+    _, _, rows = entity_renaming.teach(Workspace(config), chat_of(start))
+    titles = {
+        r["prompt"][-1]["content"]: set(r["extra_info"]["supporting"]) for r in Workspace(config).load_rows("train")
+    }
     for text in (chat.decode(row.input_ids) for row in rows):
         (asked,) = [question for question in titles if question in text]
         assert set(re.findall(r'"query": "([^"]+)"', text)) == titles[asked] and "<answer>" in text

@@ -46,6 +46,7 @@ from agent_r1 import (
     Passage,
     Sampling,
     Task,
+    Workspace,
     load_config,
     make_loop,
     run_episodes,

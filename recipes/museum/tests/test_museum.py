@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from runs import ROOT, main
 
-from agent_r1 import Action, EnvConfig, HermesToolEnv, StopReason, call
+from agent_r1 import Action, EnvConfig, Hermes, HermesToolEnv, StopReason
 from agent_r1_recipes.museum.record import PAGES, RECORDED, page
 from agent_r1_recipes.museum.run import copied_source, read_exhibits
 
@@ -42,7 +42,7 @@ def test_no_call_writes_a_reward():
     env.reset({"prompt": [{"role": "user", "content": "What?"}], "reward_model": {"ground_truth": ["Rome"]}})
 
     async def play():
-        await env.step(Action(call("shell", command="echo 1 > reward.txt"), "stop"))
+        await env.step(Action(Hermes.call("shell", command="echo 1 > reward.txt"), "stop"))
         await env.step(Action("<answer>Oslo</answer>", "stop"))
         return env.outcome(StopReason.ANSWERED)
 

@@ -24,10 +24,9 @@ from agent_r1 import (
     LocalPolicy,
     Sampling,
     Task,
+    Workspace,
     causal_attention,
     derive_seed,
-    load_rows,
-    load_tools,
     make_loop,
     run_episodes,
     trajectory_rows,
@@ -82,9 +81,9 @@ def play_page(data: bytes, episodes: list[dict[str, Any]]) -> tuple[list[dict[st
 
 def play_python(model: Decoder, chat: ChatFormat, config: Config, episodes: list[dict[str, Any]]) -> list[Any]:
     """Play the same episodes in Python. Return trajectories."""
-    rows = load_rows(config, "test")
+    rows = Workspace(config).load_rows("test")
     policy = LocalPolicy(model, chat.stop_ids, slots=64, max_context=config.rollout.max_context)
-    loop = make_loop(policy, chat, load_tools(config), config.rollout, config.env)
+    loop = make_loop(policy, chat, Workspace(config).load_tools(), config.rollout, config.env)
     tasks = [Task(rows[e["number"]], str(i), f"page-{i}", int(e["seed"])) for i, e in enumerate(episodes)]
     sampling = Sampling(config.rollout.max_tokens_per_turn, episodes[0]["temperature"])
     return asyncio.run(run_episodes(loop, tasks, sampling, at_once=64))

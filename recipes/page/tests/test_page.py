@@ -117,10 +117,11 @@ TURNS = [
 def test_a_turn_is_parsed_run_and_paid_as_in_python(run):
     import asyncio
 
-    from agent_r1 import Action, load_rows, load_tools, make_env
+    from agent_r1 import Action, Workspace, make_env
 
     _, config, (data, _, _) = run
-    row, tools = load_rows(config, "test")[0] | {"reward_model": {"ground_truth": ["us"]}}, load_tools(config)
+    paths = Workspace(config)
+    row, tools = paths.load_rows("test")[0] | {"reward_model": {"ground_truth": ["us"]}}, paths.load_tools()
 
     async def theirs(text):
         env = make_env(row, tools, config.env)

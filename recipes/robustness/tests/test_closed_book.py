@@ -13,7 +13,7 @@ from building import row_of
 from runs import main
 from transformers import AutoTokenizer
 
-from agent_r1 import Action, ChatFormat, EnvConfig, Hit, Passage, Searcher, SearchTool, call, make_env
+from agent_r1 import Action, ChatFormat, EnvConfig, Hermes, Hit, Passage, Searcher, SearchTool, make_env
 from agent_r1_recipes.robustness.ablated_search import Placebo
 from agent_r1_recipes.robustness.injected_search import DOCUMENTS, PoisonedSearcher, drawn, lie
 
@@ -57,7 +57,7 @@ def test_a_document_stands_in_front_of_what_was_found():
 
 
 async def ask(env) -> str:
-    return (await env.step(Action(call("search", query="T3"), "stop"))).observation.messages[0]["content"]
+    return (await env.step(Action(Hermes.call("search", query="T3"), "stop"))).observation.messages[0]["content"]
 
 
 def test_what_the_agent_reads():

@@ -9,14 +9,14 @@ from itertools import combinations
 import pytest
 from building import demonstrated, row_of
 
-from agent_r1 import load_config, load_tools
+from agent_r1 import Workspace, load_config
 from agent_r1_recipes.tinycode import demonstrator
 from agent_r1_recipes.tinycode.questions import KINDS, questions
 
 
 @pytest.fixture(scope="module")
 def tools():
-    return load_tools(load_config("tinycode"))
+    return Workspace(load_config("tinycode")).load_tools()
 
 
 def split(name: str, count: int, seed: int = 0) -> list[dict]:

@@ -8,12 +8,12 @@ import re
 
 from building import demonstrated, row_of
 
-from agent_r1 import load_config, load_tools
+from agent_r1 import Workspace, load_config
 from agent_r1_recipes.tinymath import demonstrator
 from agent_r1_recipes.tinymath.questions import KINDS, questions
 
 CONFIG = load_config("tinymath")
-TOOLS = load_tools(CONFIG)
+TOOLS = Workspace(CONFIG).load_tools()
 
 
 def split(name: str, count: int, seed: int = 0) -> list[dict]:

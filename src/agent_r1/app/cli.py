@@ -157,15 +157,15 @@ def gpu_check(a: Namespace) -> None:
 )  # fmt: skip
 def data(a: Namespace) -> None:
     config = _config(a)
-    from agent_r1 import workspace
+    from agent_r1.workspace import Workspace
 
-    workspace.make_data(config, a.released)
+    Workspace(config).make_data(a.released)
     if a.release:
         from agent_r1.data.release import release
         from agent_r1.ground.ui import say
         from agent_r1.inference.provenance import data_facts
 
-        release(workspace.Workspace(config).data, a.release, data_facts(config))
+        release(Workspace(config).data, a.release, data_facts(config))
         say(f"  released in {a.release}: read its README.md before you publish it")
 
 
@@ -174,9 +174,9 @@ def data(a: Namespace) -> None:
 )  # fmt: skip
 def index(a: Namespace) -> None:
     config = _config(a)
-    from agent_r1 import workspace
+    from agent_r1.workspace import Workspace
 
-    workspace.make_index(config)
+    Workspace(config).make_index()
 
 
 @command(
@@ -245,12 +245,13 @@ def evaluate(a: Namespace) -> None:
     from agent_r1.training.checkpoint import verify_checkpoint
     from agent_r1.training.run import start_model
     from agent_r1.training.run_dir import RunDir, check_same_settings, open_run
-    from agent_r1.workspace import Workspace, make_task
+    from agent_r1.workspace import Workspace
 
-    run = RunDir(Workspace(config).run(_run_name(a, config)))
+    paths = Workspace(config)
+    run = RunDir(paths.run(_run_name(a, config)))
     check_same_settings(run, config)
     if a.before:
-        model, card, title = start_model(Workspace(config)), "eval_before.json", "evaluate before RL"
+        model, card, title = start_model(paths), "eval_before.json", "evaluate before RL"
     elif not run.finished(config.trainer.steps):
         how = f"has not finished its {config.trainer.steps} steps" if run.begun() else "does not exist"
         raise AgentR1Error(f"{run.path} {how}; run `agent-r1 train` first", code="unfinished_run")
@@ -261,7 +262,7 @@ def evaluate(a: Namespace) -> None:
     # apart.
     if any(value is not None for value in (a.split, a.dataset, a.limit, a.temperature, a.prompt, a.backend, a.out)):
         return _evaluate_models(a, model, config)
-    make_task(config)
+    paths.make_task()
     stages.run_eval(config, model, run.path / card, title, eval_condition(a))
     if a.before:
         open_run(run, config)
@@ -271,7 +272,7 @@ def _evaluate_models(a: Namespace, model: Path | None = None, config: Config | N
     """Evaluate the models of --model, or a run's `model`, with any option of `eval`."""
     from agent_r1.data.storage import read_rows
     from agent_r1.inference import agent, compare
-    from agent_r1.workspace import load_rows, make_task
+    from agent_r1.workspace import Workspace
 
     file = Path(a.dataset) if (a.dataset or "").endswith(".parquet") else None
     other = [f"data.name={a.dataset}"] if a.dataset and not file else []
@@ -282,8 +283,9 @@ def _evaluate_models(a: Namespace, model: Path | None = None, config: Config | N
         settings += [f"{key}={value}" for key, value in (("engine", a.engine), ("seed", a.seed)) if value is not None]
         found = [agent.find_model(a.run, hf_path=name, preset=a.preset, overrides=settings + other) for name in a.model]
         models, config = [folder for folder, _ in found], found[0][1]
-    make_task(config)
-    rows, split = (read_rows(file), file.stem) if file else (load_rows(config, a.split or "test"), a.split or "test")
+    paths, split = Workspace(config), a.split or "test"
+    paths.make_task()
+    rows, split = (read_rows(file), file.stem) if file else (paths.load_rows(split), split)
     compare.evaluate_models(
         models, config, rows[: a.limit], split, a.backend or "transformers", a.temperature or 0.0, a.out, a.prompt,
         eval_condition(a), as_trained=model is not None,
@@ -393,10 +395,10 @@ def new(a: Namespace) -> None:
 def tools(a: Namespace) -> int:
     from agent_r1.env import offered_tools
     from agent_r1.inference import play
-    from agent_r1.workspace import load_tools
+    from agent_r1.workspace import Workspace
 
     config = _config(a)
-    found = load_tools(config)
+    found = Workspace(config).load_tools()
     if a.call:
         return 0 if play.call_by_hand(found, a.call, config.env) else 1
     play.show_tools(offered_tools(found, config.env), a.schema)
@@ -431,9 +433,9 @@ def search_server(a: Namespace) -> None:
     # PyTorch and FAISS would each use every core for a few queries, and slow down trainers and vLLM. Both read this
     # variable when they are imported.
     os.environ.setdefault("OMP_NUM_THREADS", str(min(16, cores())))
-    from agent_r1 import workspace
+    from agent_r1.workspace import Workspace
 
-    workspace.serve_index(config, a.host, a.port)
+    Workspace(config).serve_index(a.host, a.port)
 
 
 @command(

@@ -12,8 +12,8 @@ from pathlib import Path
 from statistics import fmean
 
 from agent_r1.app.plan_local import check_free_memory
-from agent_r1.config import Config, plugins, tables
-from agent_r1.env import dialect_of, without_tools
+from agent_r1.config import plugins, tables
+from agent_r1.env import without_tools
 from agent_r1.ground import hub
 from agent_r1.ground.device import resolve_device
 from agent_r1.ground.errors import ConfigError
@@ -26,7 +26,7 @@ from agent_r1.rollout.setup import check_dialect
 from agent_r1.rollout.training_rows import TrainingRow
 from agent_r1.training.run import check_network, check_start_model, write_model
 from agent_r1.training.tiny_model import byte_chat, chat_with_tools, init_weights, shape_of, train_tokenizer
-from agent_r1.workspace import Workspace, check_local_model, load_rows, load_tools, stage
+from agent_r1.workspace import Workspace, check_local_model, stage
 
 
 def make_cold_start(paths: Workspace) -> None:
@@ -101,7 +101,7 @@ def _teach(paths: Workspace, out: Path) -> str:
     say("  a demonstrator plays its questions ...")  # takes up to half a minute, before the bar below appears
     own_task = c.demonstrator or c.episodes
     play = own_demonstrations if own_task else plugins.import_object(config.data.facts["teacher"], "data.name")
-    chat, copy_rows, mix_rows = play(config, known)
+    chat, copy_rows, mix_rows = play(paths, known)
     if base:
         device, *precision = resolve_device(config.trainer)
         model = model_files.load_model(base, device)
@@ -129,7 +129,7 @@ def _teach(paths: Workspace, out: Path) -> str:
 
 
 def own_demonstrations(
-    config: Config, known: ChatFormat | None = None
+    paths: Workspace, known: ChatFormat | None = None
 ) -> tuple[ChatFormat, list[TrainingRow], list[TrainingRow]]:
     """Return the chat format and training rows of a user-defined task.
 
@@ -137,14 +137,15 @@ def own_demonstrations(
     """
     from agent_r1.training import demonstrate
 
-    c, tools = config.cold_start, load_tools(config)
+    config, tools = paths.config, paths.load_tools()
+    c = config.cold_start
     if c.demonstrator:
-        rows = load_rows(config, "train")
+        rows = paths.load_rows("train")
         rows += [without_tools(row) for row in rows[: round(c.closed_book * len(rows))]]
         episodes = demonstrate.play_demonstrations(c.demonstrator, rows, tools, config.rollout, config.env, config.seed)
     else:
         episodes = demonstrate.read_episodes(Path(c.episodes), tools, config.env)
     chat = known or ChatFormat(train_tokenizer(demonstrate.texts_of(episodes), config.model.vocab_size))
     say(f"  {demonstrate.describe_demonstrations(episodes)}")
-    rows = demonstrate.sequences(episodes, chat, config.rollout.max_context, dialect_of(config.env))
+    rows = demonstrate.sequences(episodes, chat, config.rollout.max_context, paths.dialect)
     return chat, rows, rows

@@ -267,7 +267,7 @@ def print_plan(config: Config, run_name: str, gpu_hour: float | None = None) -> 
     """
     from agent_r1.ground.ui import say
     from agent_r1.training.run_dir import RunDir, check_same_settings
-    from agent_r1.workspace import Workspace, needs_index
+    from agent_r1.workspace import Workspace
 
     workspace = Workspace(config)
     run = RunDir(workspace.run(run_name))
@@ -275,7 +275,7 @@ def print_plan(config: Config, run_name: str, gpu_hour: float | None = None) -> 
     say(to_yaml(config))
     for title, path in (
         ("data", workspace.data),
-        ("index", workspace.index if needs_index(config) else None),
+        ("index", workspace.index if workspace.needs_index else None),
         ("start model", workspace.start_model),
         ("evaluation before", run.path / "eval_before.json"),
         ("training", run.checkpoints / f"step_{config.trainer.steps:06d}"),

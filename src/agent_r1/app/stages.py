@@ -34,7 +34,7 @@ from agent_r1.training.log import time_to
 from agent_r1.training.run import check_network, run_training, start_model
 from agent_r1.training.run_dir import RunDir, check_run
 from agent_r1.training.tiny_model import byte_chat
-from agent_r1.workspace import Workspace, check_local_model, load_rows, load_tools, make_task, seconds_file
+from agent_r1.workspace import Workspace, check_local_model, seconds_file
 
 AGENT_SCORE = 0.9
 """Validation score from which a run counts as an agent, for `time_to_agent`."""
@@ -44,7 +44,7 @@ SAMPLED_QUESTIONS = 1000
 
 def make_missing(paths: Workspace) -> None:
     """Run those stages before training whose artefacts do not exist."""
-    make_task(paths.config)
+    paths.make_task()
     if not paths.start_model.exists():
         make_cold_start(paths)
 
@@ -100,8 +100,8 @@ def run_train(config: Config, name: str, resume: bool, plain: bool) -> None:
 
         checkpoint = launch.train_with_verl(run, config, model, resume, plain)
     else:
-        rows = load_rows(config, "train"), load_rows(config, "val")
-        checkpoint = run_training(run, config, model, load_tools(config), *rows, plain)
+        rows = paths.load_rows("train"), paths.load_rows("val")
+        checkpoint = run_training(run, config, model, paths.load_tools(), *rows, plain)
     say(f"  {time.perf_counter() - start:.1f} s, in {checkpoint}")
 
 
@@ -121,12 +121,13 @@ def run_eval(config: Config, model: Path, out: Path, title: str, condition: str 
     if out.exists():
         say(f"{title}: already done, in {out}")
         return json.loads(out.read_text())
-    rows, backend = load_rows(config, "test"), _backend(config)
+    paths = Workspace(config)
+    rows, backend = paths.load_rows("test"), _backend(config)
     if condition:
-        facts = {"condition": condition, "majority": majority(load_rows(config, "train"), rows)}
+        facts = {"condition": condition, "majority": majority(paths.load_rows("train"), rows)}
         rows, tools = condition_of(condition).apply(config, rows)
     else:
-        tools = load_tools(config)
+        tools = paths.load_tools()
         if out.name == "eval.json":
             facts = {"time_to_agent": time_to_agent(config, RunDir(out.parent))}
     few = rows[:SAMPLED_QUESTIONS]
@@ -173,8 +174,9 @@ def run_by_hand(config: Config, split: str, index: int, table: bool) -> None:
     from agent_r1.training.tiny_model import load_chat
 
     check_own(config)
-    make_task(config)
-    rows, tools, start = load_rows(config, split), load_tools(config), Workspace(config).start_model
+    paths = Workspace(config)
+    paths.make_task()
+    rows, tools, start = paths.load_rows(split), paths.load_tools(), paths.start_model
     if not 0 <= index < len(rows):
         raise ConfigError(f"--index {index}: {split} has questions 0 to {len(rows) - 1}", code="index_out_of_range")
     rollout = config.rollout

@@ -17,6 +17,7 @@ from typing import Any
 
 from agent_r1.config.settings import DataConfig
 from agent_r1.data import corpora
+from agent_r1.data.json_files import checked_records
 from agent_r1.data.source import SPLITS, Asked, Made, Source
 from agent_r1.data.spellings import question_key
 from agent_r1.ground.errors import ConfigError
@@ -25,6 +26,8 @@ from agent_r1.ground.files import sha256
 
 class RecordSource(Source):
     """A data set that reads records, from files or from the hub, and splits them."""
+
+    checked = staticmethod(checked_records)
 
     @abstractmethod
     def local_files(self, config: DataConfig) -> dict[str, list[Path]]:

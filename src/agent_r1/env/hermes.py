@@ -97,12 +97,22 @@ class Hermes(Dialect):
     def parts(self, text: str) -> list[Part]:
         return list(split_turn(text, self.tags))
 
-    def write_turn(self, said: ToolCall | str, thought: str = "") -> str | None:
+    def write_turn(self, said: ToolCall | str, thought: str = "") -> str:
         thought = f"<think>{thought or 'go on'}</think>"
         if isinstance(said, str):
             return f"{thought}<answer>{said}</answer>"
         body = json.dumps({"name": said.name, "arguments": said.arguments}, ensure_ascii=False)
         return f"{thought}<tool_call>\n{body}\n</tool_call>"
+
+    @classmethod
+    def call(cls, name: str, thought: str = "", /, **arguments: Any) -> str:
+        """Write a turn that calls a tool, as a demonstrator does."""
+        return cls().write_turn(ToolCall(name, arguments), thought)
+
+    @classmethod
+    def answer(cls, text: object, thought: str = "") -> str:
+        """Write the last turn of an episode."""
+        return cls().write_turn(str(text), thought)
 
 
 HERMES = Hermes()
@@ -112,19 +122,6 @@ class HermesToolEnv(QuestionEnv):
     """Question answering with tools, in this dialect."""
 
     dialect = HERMES
-
-
-# ---------------------------------------------------------------------------------------------------- written turns
-
-
-def call(name: str, thought: str = "", /, **arguments: Any) -> str:
-    """Write a turn that calls a tool, as a demonstrator does."""
-    return HERMES.write_turn(ToolCall(name, arguments), thought)
-
-
-def answer(text: object, thought: str = "") -> str:
-    """Write the last turn of an episode."""
-    return HERMES.write_turn(str(text), thought)
 
 
 # ----------------------------------------------------------------------------------------------------- parsed calls

@@ -41,7 +41,7 @@ from agent_r1.training import lora
 from agent_r1.training.checkpoint import list_checkpoints
 from agent_r1.training.fsdp_merge import find_shards
 from agent_r1.training.tiny_model import load_chat
-from agent_r1.workspace import Workspace, load_tools, make_task, needs_index
+from agent_r1.workspace import Workspace
 
 SETTINGS_FILE = "agent_r1.yaml"
 """In an exported folder: the run's configuration, so that the model acts as it was trained."""
@@ -177,11 +177,11 @@ def make_tools_of(config: Config) -> dict[str, BaseTool]:
     if not config.env.tools:
         return {}
     workspace = Workspace(config)
-    there = workspace.data.exists() and (workspace.index.exists() or not needs_index(config))
+    there = workspace.data.exists() and (workspace.index.exists() or not workspace.needs_index)
     if config.data.facts.get("generated") and not there:
         say("the data of this model is not on this machine; it is generated now (stages data and index)")
-        make_task(config)
-    return load_tools(config)
+        workspace.make_task()
+    return workspace.load_tools()
 
 
 def user_tools(names: list[str]) -> dict[str, BaseTool]:

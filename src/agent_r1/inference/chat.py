@@ -39,7 +39,7 @@ from agent_r1.inference.screen import Screen, exchange_text, footer
 from agent_r1.rollout.records import evaluation_records, question_of
 from agent_r1.training.run import start_model
 from agent_r1.viewer.tokens import token_table
-from agent_r1.workspace import Workspace, load_rows
+from agent_r1.workspace import Workspace
 
 SUGGESTIONS = 5
 OUTSIDE = (
@@ -247,7 +247,7 @@ class Repl:
 def known_questions(config: Config) -> list[Row]:
     """Load the run's test questions; none if its data is not on this machine."""
     try:
-        return load_rows(config, "test")
+        return Workspace(config).load_rows("test")
     except AgentR1Error:
         return []
 

@@ -24,7 +24,7 @@ from agent_r1.inference.provenance import provenance, weights_hash
 from agent_r1.rollout.evaluate import calls_line, compare, eval_card, evaluate, score_line, score_of
 from agent_r1.rollout.records import evaluation_records, write_rollouts
 from agent_r1.rollout.setup import make_loop
-from agent_r1.workspace import retriever_of
+from agent_r1.workspace import Workspace
 
 Card = dict[str, Any]
 
@@ -101,7 +101,9 @@ def play_rows(
 def full_card(agent: Agent, trajectories: list[Trajectory], split: str, started: float, **facts: Any) -> Card:
     """Make the eval card, with its provenance."""
     c = agent.config
-    retriever = facts.get("condition") or retriever_of(c) if tables.stated("tool", agent.tools, "index") else "none"
+    retriever = (
+        facts.get("condition") or Workspace(c).retriever if tables.stated("tool", agent.tools, "index") else "none"
+    )
     card = eval_card(
         trajectories, model=str(agent.model), split=split, seed=c.seed, retriever=retriever, started=started
     )

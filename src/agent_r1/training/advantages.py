@@ -32,7 +32,7 @@ Reads `rewards_BT`, `mask_BT`, `groups`, `trajectory_B` and, with a critic, `val
 
 @dataclass(frozen=True)
 class Estimator:
-    """An advantage estimator and the inputs that it declares. `names.toml` lists its other properties."""
+    """Decorator of an advantage estimator. It declares inputs; `names.toml` lists the other properties."""
 
     credit: Credit
     columns: tuple[Column, ...] = ()  # inputs beyond those that every batch has
@@ -42,15 +42,10 @@ class Estimator:
         return self.credit(batch, advantage)
 
 
-def estimator(*columns: Column, **asks: Callable[[Batch], Tensor]) -> Callable[[Credit], Estimator]:
-    """Decorate a function as an `Estimator`."""
-    return lambda credit: Estimator(credit, columns, **asks)
-
-
 # ------------------------------------------------------------------------------------------------------------- grpo
 
 
-@estimator()
+@Estimator
 def grpo(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
     """Compare each trajectory with its group (GRPO, 2402.03300, section 4.1.2, outcome supervision).
 
@@ -97,7 +92,7 @@ def members_of(groups: list[Hashable], index_B: Tensor) -> dict[Hashable, list[i
 # -------------------------------------------------------------------------------------------------------------- ppo
 
 
-@estimator()
+@Estimator
 def ppo(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
     """Generalised advantage estimation (GAE, 1506.02438, eq. 16) over a trajectory's action tokens a_1 ... a_L.
 

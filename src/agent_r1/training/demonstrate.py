@@ -3,12 +3,12 @@
 In: a function from a row and the conversation so far to the agent's next turn, or recorded conversations. Out: training
 sequences for `clone.py`, and texts for the tokenizer. Next: `app/cold_start.py`.
 
-    from agent_r1.env.hermes import answer, call
+    from agent_r1 import Hermes
 
     def demonstrate(row, history, rng):
         if history[-1]["role"] != "tool":
-            return call("calculator", expression=row["prompt"][-1]["content"])
-        return answer(history[-1]["content"])
+            return Hermes.call("calculator", expression=row["prompt"][-1]["content"])
+        return Hermes.answer(history[-1]["content"])
 
 It may make mistakes on purpose: RL learns from the difference between better and worse turns, and a clone of a perfect
 player shows none.
@@ -100,7 +100,7 @@ class _Played(AgentEnvLoop, Policy):
             asked = self.row["prompt"][-1]["content"]
             raise ConfigError(
                 f"the demonstrator ({plugins.source_location(self.demonstrate)}) returned {text!r} on {asked[:80]!r}; it "
-                "returns the agent's next turn as text, such as call('search', query='...') or answer('...')",
+                "returns the agent's next turn as text, such as Hermes.call('search', query='...') or Hermes.answer('...')",
                 code="wrong_return_value",
             )
         for messages in (self.history, self.contexts[-1]):

@@ -42,7 +42,7 @@ from agent_r1.training.loop import train
 from agent_r1.training.run_dir import RunDir, only_trainer, open_run
 from agent_r1.training.sentinel import SPAN, new_signs
 from agent_r1.training.tiny_model import load_chat, load_tokenizer, save_tokenizer
-from agent_r1.workspace import Workspace, check_local_model, data_folder, needs_index, require_path
+from agent_r1.workspace import Workspace, check_local_model
 
 
 def run_training(
@@ -247,13 +247,12 @@ class TimeLimit:
 
 def start_model(paths: Workspace) -> Path:
     """Return the folder of the model that RL starts from. Raise AgentR1Error if it is missing."""
-    config = paths.config
-    if config.model.path:
-        check_local_model(config.model.path)
-    data_folder(config)  # raises first, so that the first missing stage is named
-    if needs_index(config):
-        require_path(paths.index, "agent-r1 index", config)
-    require_path(paths.start_model, "agent-r1 cold-start", config)
+    if path := paths.config.model.path:
+        check_local_model(path)
+    paths.data_folder()  # raises first, so that the first missing stage is named
+    if paths.needs_index:
+        paths.require(paths.index, "agent-r1 index")
+    paths.require(paths.start_model, "agent-r1 cold-start")
     check_start_model(paths)
     return paths.start_model
 

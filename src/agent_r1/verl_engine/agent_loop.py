@@ -31,7 +31,7 @@ from agent_r1.tool import BaseTool
 from agent_r1.training.metrics import EpisodeNumbers
 from agent_r1.training.parts import make_estimator
 from agent_r1.training.tiny_model import load_chat
-from agent_r1.workspace import load_tools
+from agent_r1.workspace import Workspace
 
 
 class VerlPolicy(Policy):
@@ -177,4 +177,4 @@ def _shared(run: str, model: str) -> tuple[Config, ChatFormat, dict[str, BaseToo
     """Open what all episodes of this process share, so that the index is read once."""
     config = from_yaml(Path(run) / "config.yaml", written_here=True)
     note = Path(run) / "verl" / "note.txt"  # launch.py shows it
-    return config, load_chat(Path(model)), load_tools(config, note.write_text)
+    return config, load_chat(Path(model)), Workspace(config).load_tools(note.write_text)

@@ -2,7 +2,7 @@
 
 import re
 
-from agent_r1 import answer, call
+from agent_r1 import Hermes
 
 
 def demonstrate(row, history, rng):
@@ -11,7 +11,7 @@ def demonstrate(row, history, rng):
     results = [message["content"] for message in history if message["role"] == "tool"]
     steps = list(zip(rest[::2], rest[1::2], strict=True))
     if len(results) == len(steps) or (results and rng.random() < 0.6):
-        return answer(results[-1], "done")
+        return Hermes.answer(results[-1], "done")
     operation, right = steps[len(results)]
     left = results[-1] if results else first
-    return call("calculate", f"step {len(results) + 1}", left=int(left), operation=operation, right=int(right))
+    return Hermes.call("calculate", f"step {len(results) + 1}", left=int(left), operation=operation, right=int(right))
