@@ -8,7 +8,7 @@ from conftest import fails_with, question_row
 
 from agent_r1.config import load_config
 from agent_r1.config.settings import EnvConfig
-from agent_r1.env import hermes
+from agent_r1.env.hermes import Hermes
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.tool import tool
 from agent_r1.training import demonstrate as d
@@ -34,8 +34,8 @@ def played(monkeypatch, function, rows):
 
 def good(row, history, rng):
     if history[-1]["role"] == "tool":
-        return hermes.answer(history[-1]["content"])
-    return hermes.call("double", "double it", x=int(row["prompt"][-1]["content"]))
+        return Hermes.answer(history[-1]["content"])
+    return Hermes.call("double", "double it", x=int(row["prompt"][-1]["content"]))
 
 
 ROWS = [question_row(str(i), (str(2 * i),)) for i in range(40)]
@@ -79,7 +79,7 @@ def test_recorded_conversations_give_the_same_sequences(monkeypatch, tmp_path):
     messages += [{"role": "assistant", "content": "<answer>14</answer>"}]
     (tmp_path / "b.jsonl").write_text(json.dumps({"messages": messages, "tools": [double.schema()]}))
     turn = d.read_episodes(tmp_path / "b.jsonl", {}, EnvConfig())[0].messages[-3]
-    assert turn == {"role": "assistant", "content": hermes.call("double", x=7).partition("</think>")[2]}
+    assert turn == {"role": "assistant", "content": Hermes.call("double", x=7).partition("</think>")[2]}
 
 
 def test_what_does_not_fit_is_left_out_and_most_of_it_refused(monkeypatch):

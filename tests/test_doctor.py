@@ -46,7 +46,7 @@ def found(preset: str, *settings: str) -> dict[str, Check]:
 @pytest.mark.parametrize("preset", ["laptop", "hotpotqa-4xh100"])
 def test_every_check_answers_with_a_remedy_for_each_trouble(preset, nvidia_smi):
     checks = found(preset)
-    names = ["python", "packages", "verl", "torch works", "memory", "disk", "ports", "open files", "GPUs"]
+    names = ["packages", "verl", "torch works", "memory", "disk", "open files", "GPUs"]
     assert [*checks] == [
         *names,
         *(["flash-attn", "shared memory", "C compiler"] if preset != "laptop" else []),
@@ -109,7 +109,7 @@ def test_packages_are_held_against_the_pins_of_their_own_set(monkeypatch, have, 
     assert status == "ok" or "-r requirements/" in answer[2]
 
 
-# ------------------------------------------------------------------------------------------------ memory, disk, ports
+# ------------------------------------------------------------------------------------------------ memory, disk
 
 
 def test_a_real_model_takes_more_and_settings_count(nvidia_smi, monkeypatch):

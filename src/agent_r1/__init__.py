@@ -29,7 +29,7 @@ PUBLIC = {
     "ground.errors": ("AgentR1Error", "ConfigError", "extra", "first_line"),
     "ground.files": ("make_once", "write_whole"),
     "rollout.chat_format": ("ChatFormat",),
-    "rollout.decoder": ("Decoder", "causal_attention"),
+    "rollout.decoder": ("Decoder",),
     "rollout.columns": ("Column",),
     "rollout.episode": ("AgentEnvLoop", "AgentFlowBase", "Task", "derive_seed"),
     "rollout.policies": ("load_any", "token_logprobs"),

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from agent_r1 import (
     ChatFormat,
@@ -25,17 +24,17 @@ from agent_r1 import (
     Sampling,
     Task,
     Workspace,
-    causal_attention,
     derive_seed,
     make_loop,
     run_episodes,
+    token_logprobs,
     trajectory_rows,
 )
 from agent_r1_recipes.page.export import SCRIPTS
 from agent_r1_recipes.page.microscope import script
 
 TIE = 1e-4
-"""Gap of the two largest logits below which rounding may choose the other token."""
+"""Gap of two logits below which rounding may choose the other token."""
 
 
 TURNS, LONGEST = 8, 64
@@ -97,13 +96,9 @@ def episode(checkpoint: int, number: int, temperature: float = 0.0) -> dict[str,
     return {"checkpoint": checkpoint, "number": number, "temperature": temperature, "seed": str(seed), "noise": noise}
 
 
-@torch.inference_mode()
-def gap_at(model: Decoder, ids: list[int], place: int) -> float:
-    """Return the difference of the two largest logits for the token at `place`."""
-    ids_BT = torch.tensor([ids[:place]])
-    hidden = model(ids_BT, torch.arange(place)[None], causal_attention)
-    best = model.logits(hidden[0, -1]).topk(2).values
-    return float(best[0] - best[1])
+def gap_at(model: Decoder, ours: list[int], theirs: list[int], place: int) -> float:
+    """Return the difference of the log-probabilities of the two tokens at `place`, the first that differs."""
+    return abs(float(token_logprobs(model, ours)[place] - token_logprobs(model, [*ours[:place], theirs[place]])[place]))
 
 
 def compare(model: Decoder, trajectories: list[Any], records: list[dict[str, Any]], greedy: bool = True) -> Compared:
@@ -122,7 +117,7 @@ def compare(model: Decoder, trajectories: list[Any], records: list[dict[str, Any
         if same:
             assert theirs.action_mask == row["action_mask"] and abs(trajectory.reward - record["reward"]) < 1e-9
             found.equal += 1
-        elif greedy and place is not None and gap_at(model, theirs.input_ids, place) < TIE:
+        elif greedy and place is not None and gap_at(model, theirs.input_ids, ids, place) < TIE:
             found.ties += 1
         else:
             found.different += 1

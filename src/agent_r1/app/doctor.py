@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
-import socket
 import sys
 import tempfile
 from contextlib import suppress
@@ -36,7 +35,6 @@ REQUIREMENTS = Path(__file__).parents[3] / "requirements"
 NEEDED = "torch transformers tokenizers safetensors numpy faiss-cpu pyarrow pydantic pyyaml rich jinja2"
 NEEDED_ON_GPUS = "verl vllm ray fastapi uvicorn datasets sentence-transformers huggingface-hub"
 """A run needs each of these. Any other pin of requirements/ that is missing or differs is only a warning."""
-PORTS = {8000: "the model server", 8100: "the search service"}
 CACHES = {
     "PIP_CACHE_DIR": "~/.cache/pip", "HF_HOME": "~/.cache/huggingface", "VLLM_CACHE_ROOT": "~/.cache/vllm",
     "TRITON_CACHE_DIR": "~/.triton/cache",
@@ -75,13 +73,11 @@ def run_checks(config: Config) -> list[Check]:
             trouble = trouble or ("fail", str(error), "set model.path to a model that the plan knows")
     memory, folders = needs_of_gpus(config, shape) if shape else local_needs(config)
     found = {
-        "python": check_python(sys.version_info[:2]),
         "packages": check_packages(gpu_preset=shape is not None),
         "verl": check_verl(),
         "torch works": check_torch(),
         "memory": check_memory(memory, available_memory()),
         "disk": check_disk(folders),
-        "ports": check_ports(PORTS),
         "open files": check_files(2 * config.rollout.max_concurrent_episodes * max(1, len(gpus)), raise_file_limit()),
         "GPUs": check_gpus(config, shape, gpus),
     }
@@ -146,15 +142,6 @@ def suggest_preset(gpus: list[GpuHere]) -> str:
 
 
 # ---------------------------------------------------------------------------------------------- packages
-
-
-def check_python(version: tuple[int, int]) -> Finding:
-    text = "{}.{}".format(*version)
-    if version < (3, 11):
-        return "fail", text, "install Python 3.11 or 3.12 and make the virtual environment again"
-    if version > (3, 12):
-        return "warn", f"{text} is newer than tested", "use Python 3.11 or 3.12 if something breaks"
-    return "ok", text
 
 
 def check_packages(gpu_preset: bool) -> Finding:
@@ -228,7 +215,7 @@ def check_flash_attn() -> Finding:
     return "ok", "loads"
 
 
-# ---------------------------------------------------------------------------------------------- memory, disk, ports
+# ---------------------------------------------------------------------------------------------- memory, disk
 
 
 def check_memory(need: float, free: int | None) -> Finding:
@@ -294,21 +281,6 @@ def check_compiler() -> Finding:
         headers = "python{}.{}-dev".format(*sys.version_info[:2])
         return "fail", missing, f"install a C compiler and Python's headers (Ubuntu: build-essential {headers})"
     return "ok", "compiles Triton's launchers"
-
-
-def check_ports(ports: dict[int, str]) -> Finding:
-    taken = []
-    for port, use in ports.items():
-        with socket.socket() as server:
-            # As servers do: otherwise a port counts as taken for a minute after its last user exits.
-            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                server.bind(("127.0.0.1", port))
-            except OSError:
-                taken.append(f"{port} ({use})")
-    if taken:
-        return "warn", f"{', '.join(taken)} taken", "choose other ports with --port, or stop those programs"
-    return "ok", f"{', '.join(map(str, ports))} are free"
 
 
 # ---------------------------------------------------------------------------------------------- model and GPUs
