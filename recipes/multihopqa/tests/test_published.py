@@ -46,7 +46,6 @@ from agent_r1 import (
     Passage,
     Sampling,
     Task,
-    Workspace,
     load_config,
     make_loop,
     run_episodes,
