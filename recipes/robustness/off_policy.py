@@ -14,7 +14,7 @@ from collections import deque
 import torch
 from torch import Tensor
 
-from agent_r1 import Config, Decoder, LocalPolicy
+from agent_r1 import Decoder, LocalPolicy
 from agent_r1_recipes.robustness.settings import MismatchSettings
 
 
@@ -49,16 +49,6 @@ def nucleus(logits_BV: Tensor, top_p: float) -> Tensor:
     sorted_BV, order_BV = logits_BV.float().softmax(-1).sort(dim=-1, descending=True)
     beyond_BV = sorted_BV.cumsum(-1) - sorted_BV >= top_p  # the token that reaches the limit stays
     return logits_BV.masked_fill(beyond_BV.scatter(1, order_BV, beyond_BV), -torch.inf)
-
-
-def resumed(config: Config) -> str | None:
-    """Describe what a resumed run with `rollout.mismatch` has lost."""
-    if not config.rollout.mismatch.steps_old:
-        return None
-    return (
-        "rollout.mismatch: old weights are not saved, so the sampler begins with the newest; this run no longer repeats one "
-        "without the interruption"
-    )
 
 
 def truncated_weights(

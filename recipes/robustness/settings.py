@@ -21,7 +21,7 @@ class Mismatch(BaseModel, extra="forbid"):
     top_p: float = Field(1.0, gt=0, le=1)
     """The sampler draws from the likeliest tokens that together have this probability."""
     steps_old: NonNegativeInt = 0
-    """Age of the sampler's weights, in steps."""
+    """Age of the sampler's weights, in steps. A resumed run has saved none and begins with the newest."""
     tis_cap: PositiveFloat | None = None
     """Correction: a token's loss is weighted by min(trainer's probability / sampler's, tis_cap). Unset: no correction."""
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
-
 import pytest
 import torch
 from batches import inputs_of
 from conftest import micro_config
 from letters import letters_run
-from qa_files import a_step_of_maths
-from runs import main
 
 from agent_r1 import ConfigError, LocalPolicy, make_estimator
 from agent_r1_recipes.robustness.off_policy import nucleus, truncated_weights
@@ -69,15 +65,6 @@ def test_each_dial_parts_the_sampler_from_the_trainer_and_validation_from_neithe
             learns += 1
             assert (weights < 1).all() and weights.mean() == pytest.approx(m["actor/rollout_is_weight"], abs=1e-3)
     assert learns
-
-
-def test_a_resumed_run_says_that_its_old_weights_are_gone(tmp_path, monkeypatch, micro_model, capsys):
-    monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path))
-    longer = ["trainer.steps=2", "trainer.save_every=1", "rollout.mismatch={steps_old: 1}"]
-    words = ["train", *a_step_of_maths(tmp_path, micro_model, "gsm8k", *longer), "--plain", "--resume"]
-    assert main(*words) == 0 and "old weights are not saved" not in capsys.readouterr().out
-    shutil.rmtree(tmp_path / "runs/maths/checkpoints/step_000002")
-    assert main(*words) == 0 and "rollout.mismatch: old weights are not saved, so" in capsys.readouterr().out
 
 
 def test_verl_has_a_real_sampler():

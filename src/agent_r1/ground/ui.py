@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import sys
 import time
@@ -26,29 +25,6 @@ def console() -> Console:
 def say(text: str) -> None:
     """Print one line on standard output."""
     print(text, flush=True)
-
-
-@contextmanager
-def status() -> Iterator[Callable[[str], None]]:
-    """Yield a function that shows a line in place of the last.
-
-    Without a terminal it prints a line now and then.
-    """
-    if sys.stdout.isatty():
-        from rich.text import Text
-
-        with console().status("") as line:
-            yield lambda text: line.update(Text(text))
-        return
-    last = -math.inf
-
-    def update(text: str) -> None:
-        nonlocal last
-        if time.monotonic() - last > 10:
-            last = time.monotonic()
-            print(text, flush=True)
-
-    yield update
 
 
 @contextmanager

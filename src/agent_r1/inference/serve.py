@@ -19,7 +19,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +32,7 @@ from agent_r1.ground.device import resolve_device
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.ground.files import home
 from agent_r1.ground.machine import ALLOCATOR
-from agent_r1.ground.ui import say, status
+from agent_r1.ground.ui import say
 from agent_r1.search.service import open_port
 
 INSTALL = (
@@ -101,8 +101,8 @@ def vllm_server(
     server = VllmServer(process, port, api_key, log)
     with ExitStack() as stack:
         stack.callback(stop, process)
-        with status() as on_status:
-            _wait(server, lambda seconds: on_status(f"vLLM loads {model} ... {seconds:.0f} s"))
+        say(f"vLLM loads {model}, for up to {SERVER_START_S / 60:.0f} minutes ...")
+        _wait(server)
         stack.callback(lambda: process.poll() is None and log.unlink())
         yield server
 
@@ -137,12 +137,12 @@ def _environment(api_key: str, gpus: int) -> dict[str, str]:
     return defaults | {name: value for name, value in os.environ.items() if name not in ALLOCATOR} | ours
 
 
-def _wait(server: VllmServer, tell: Callable[[float], None]) -> None:
+def _wait(server: VllmServer) -> None:
     """Wait until /health succeeds."""
     begin = time.monotonic()
     with httpx.Client(trust_env=False, timeout=2.0) as client:
         while True:
-            tell(seconds := time.monotonic() - begin)
+            seconds = time.monotonic() - begin
             if (trouble := server.diagnose()) is not None:
                 raise AgentR1Error(f"vLLM did not start: {trouble}", code="process_did_not_start")
             if seconds > SERVER_START_S:

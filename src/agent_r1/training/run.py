@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agent_r1.config import Config, fingerprint, tables
+from agent_r1.config import Config, fingerprint
 from agent_r1.config.settings import ActorConfig, CriticConfig, RolloutConfig, TrainerConfig
 from agent_r1.core import Row, Trajectory
 from agent_r1.env import dialect_of, make_env
@@ -78,9 +78,6 @@ def run_training(
             ) as dashboard,
             graceful_interrupt(dashboard.finishing) as interrupted,
         ):
-            for says in tables.asked_for("resumed", **dict(config)) if learner.step else ():
-                if note := says(config):
-                    dashboard.note(note)
 
             def validate(policy: LocalPolicy) -> dict[str, float]:
                 loop = make_loop(policy, chat, tools, config.rollout, config.env)
