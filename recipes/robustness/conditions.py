@@ -17,14 +17,13 @@ from agent_r1 import (
     Config,
     ConfigError,
     Row,
-    Searcher,
     SearchTool,
     Trajectory,
     Workspace,
     make_env,
 )
 from agent_r1_recipes.robustness.ablated_search import Placebo
-from agent_r1_recipes.robustness.injected_search import PoisonedSearcher, drawn
+from agent_r1_recipes.robustness.injected_search import PoisonedIndex, drawn
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,10 @@ class ClosedBook(Condition):
 
 
 class OtherSearch(Condition):
-    """The agent's own tools, over another search than it was trained with."""
+    """The agent's own tools, over another index than it was trained with."""
+
+    more = 0
+    """Results in addition to `search.top_k`."""
 
     def apply(self, config: Config, rows: list[Row]) -> tuple[list[Row], dict[str, BaseTool]]:
         if not config.env.searches:
@@ -67,33 +69,35 @@ class OtherSearch(Condition):
             )
         tools = Workspace(config).load_tools()
         search = tools["search"]
-        tools["search"] = SearchTool(self.searcher(config, search.searcher.index), search.top_k)
+        tools["search"] = SearchTool.over(self.index(config, search.searcher.index), search.top_k + self.more)
         return rows, tools
 
     @abstractmethod
-    def searcher(self, config: Config, index: Any) -> Searcher:
+    def index(self, config: Config, index: Any) -> Any:
         """Make what the search tool asks instead of `index`."""
 
 
 class Empty(OtherSearch):
     """A search that finds nothing."""
 
-    def searcher(self, config: Config, index: Any) -> Searcher:
-        return Searcher(Placebo((), config.seed))
+    def index(self, config: Config, index: Any) -> Any:
+        return Placebo((), config.seed)
 
 
 class Random(OtherSearch):
     """A search that finds random passages."""
 
-    def searcher(self, config: Config, index: Any) -> Searcher:
-        return Searcher(Placebo(list(Workspace(config).load_passages()), config.seed))
+    def index(self, config: Config, index: Any) -> Any:
+        return Placebo(list(Workspace(config).load_passages()), config.seed)
 
 
 class Poison(OtherSearch):
     """Hostile documents in a share of the results."""
 
-    def searcher(self, config: Config, index: Any) -> Searcher:
-        return PoisonedSearcher(index, float(self.argument), config.seed)
+    more = 1
+
+    def index(self, config: Config, index: Any) -> Any:
+        return PoisonedIndex(index, float(self.argument), config.seed)
 
     def report(self, trajectories: list[Trajectory], seed: int) -> dict[str, Any]:
         """Count the episodes that read each kind of hostile document, with their mean score.

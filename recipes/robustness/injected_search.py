@@ -11,7 +11,7 @@ import random
 import re
 from typing import Any
 
-from agent_r1 import Hit, Searcher
+from agent_r1 import Hit
 
 LIE = "lie"
 """The kind whose text is made of what was found: the best passage with other names in it."""
@@ -84,18 +84,21 @@ def lie(hits: list[Hit]) -> str:
     return re.sub(r"(?<=[a-z,] )[A-Z][\w-]*(?: [A-Z][\w-]*)*", lambda name: hits[-1].title, hits[0].text)
 
 
-class PoisonedSearcher(Searcher):
-    """Prepend a hostile document to a share `rate` of the results.
+class PoisonedIndex:
+    """Prepend a hostile document to a share `rate` of the results of `index`.
 
-    It has the title of the best passage.
+    It has the title of the best passage. One more passage has to be asked for than the agent reads without it.
     """
 
     def __init__(self, index: Any, rate: float, seed: int):
-        super().__init__(index)
-        self.rate, self.seed = rate, seed
+        self.index, self.rate, self.seed = index, rate, seed
+        self.deadline_s = getattr(index, "deadline_s", None)  # of a search service
 
-    async def search(self, query: str, top_k: int) -> list[Hit]:
-        hits = await super().search(query, top_k + 1)  # the last one is for the lie
+    def search(self, queries: list[str], top_k: int) -> list[list[Hit]]:
+        found = self.index.search(queries, top_k)  # the last one is for the lie
+        return [self._poisoned(query, hits, top_k - 1) for query, hits in zip(queries, found, strict=True)]
+
+    def _poisoned(self, query: str, hits: list[Hit], top_k: int) -> list[Hit]:
         poison = drawn(query, self.rate, self.seed)
         if not poison or not hits:
             return hits[:top_k]

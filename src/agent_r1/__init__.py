@@ -38,7 +38,6 @@ PUBLIC = {
     "rollout.sampler": ("LocalPolicy",),
     "rollout.setup": ("make_loop",),
     "search.index": ("Hit",),
-    "search.searcher": ("Searcher",),
     "tool.base": ("BaseTool", "InvalidArgumentsError", "ToolCall", "ToolOutput", "ToolResult"),
     "tool.batch": ("BatchTool",),
     "tool.search": ("SearchTool",),

@@ -13,9 +13,9 @@ from building import row_of
 from runs import main
 from transformers import AutoTokenizer
 
-from agent_r1 import Action, ChatFormat, EnvConfig, Hermes, Hit, Passage, Searcher, SearchTool, make_env
+from agent_r1 import Action, ChatFormat, EnvConfig, Hermes, Hit, Passage, SearchTool, make_env
 from agent_r1_recipes.robustness.ablated_search import Placebo
-from agent_r1_recipes.robustness.injected_search import DOCUMENTS, PoisonedSearcher, drawn, lie
+from agent_r1_recipes.robustness.injected_search import DOCUMENTS, PoisonedIndex, drawn, lie
 
 PASSAGES = [Passage(str(i), f"T{i}", f"T{i} is a town.") for i in range(20)]
 
@@ -48,12 +48,12 @@ def test_a_lie_says_of_the_best_passage_what_is_not_so():
 
 
 def test_a_document_stands_in_front_of_what_was_found():
-    searcher, plain = PoisonedSearcher(Placebo(PASSAGES), 1.0, 0), Placebo(PASSAGES)
+    index, plain = PoisonedIndex(Placebo(PASSAGES), 1.0, 0), Placebo(PASSAGES)
     for query in ("T3", "T4", "T5"):
-        found = asyncio.run(searcher.search(query, 2))
+        (found,) = index.search([query], 3)
         assert found[1:] == plain.search([query], 3)[0][:2] and found[0].title == found[1].title
         assert found[0].id == f"poison {drawn(query, 1.0, 0)[0]}"
-    assert asyncio.run(PoisonedSearcher(Placebo(), 1.0, 0).search("T3", 2)) == []  # nothing was found
+    assert PoisonedIndex(Placebo(), 1.0, 0).search(["T3"], 3) == [[]]  # nothing was found
 
 
 async def ask(env) -> str:
@@ -63,7 +63,7 @@ async def ask(env) -> str:
 def test_what_the_agent_reads():
     row = row_of({"question": "q"})
     for placebo, said in ((Placebo(), "no results"), (Placebo(PASSAGES), " is a town.")):
-        tools = {"search": SearchTool(Searcher(placebo), top_k=1)}
+        tools = {"search": SearchTool.over(placebo, top_k=1)}
         env = make_env(row, tools, EnvConfig())
         env.reset(row)
         assert said in asyncio.run(ask(env))
