@@ -173,7 +173,7 @@ class Workspace:
         if self.needs_index and not self.index.exists():
             self.make_index()
 
-    def load_tools(self, tell: Callable[[str], None] = say) -> dict[str, BaseTool]:
+    def load_tools(self, tell: Callable[[str], object] = say) -> dict[str, BaseTool]:
         """Load the configured tools.
 
         Args:
@@ -226,7 +226,7 @@ class Workspace:
         folder = self.require(self.index, "agent-r1 index")
         return PassageIndex.load(folder, corpus, make_encoder(s.encoder, s.dim))
 
-    def remote_index(self, tell: Callable[[str], None] = say) -> RemoteIndex:
+    def remote_index(self, tell: Callable[[str], object] = say) -> RemoteIndex:
         """Connect to the service at search.url.
 
         Raises AgentR1Error unless it has the index that this configuration would build, as far as it describes its index.

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from typing import Protocol
 
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.search.coalescer import Coalescer, Latest
-from agent_r1.search.index import Hit, PassageIndex
+from agent_r1.search.index import Hit
 
 MAX_QUERY_CHARS = 2000
 """More than any encoder reads; limits the cost of a query."""
@@ -22,6 +23,12 @@ MAX_QUERY_CHARS = 2000
 Query = tuple[str, int]
 """Text and top_k."""
 Hits = tuple[Hit, ...]
+
+
+class Index(Protocol):
+    """The source of a searcher: an index here, a service, or their replacement in an evaluation."""
+
+    def search(self, queries: list[str], top_k: int) -> list[list[Hit]]: ...
 
 
 @dataclass
@@ -41,7 +48,7 @@ class Searcher:
     `cache_size` is the number of cached queries (0: none).
     """
 
-    def __init__(self, index: PassageIndex, cache_size: int = 10_000):
+    def __init__(self, index: Index, cache_size: int = 10_000):
         self.index = index
         self.stats = SearchStats()
         self._latest: Latest[Query, Hits] = Latest(cache_size)

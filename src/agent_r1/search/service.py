@@ -246,7 +246,7 @@ class RemoteIndex:
 
     def __init__(
         self, url: str, timeout_s: float = 30.0, pause: float = 2.0, wait_s: float = 0.0,
-        tell: Callable[[str], None] = say,
+        tell: Callable[[str], object] = say,
     ):  # fmt: skip
         self.url, self._pause, self._wait_s, self._tell = url.rstrip("/"), pause, wait_s, tell
         self._foreign = SearchConfig(url=url).foreign
@@ -263,7 +263,8 @@ class RemoteIndex:
         """
         if self._foreign:
             self.search(["a"], 1)
-            return self._tell(f"search: {self.url} does not say what it searches; what it finds is taken as it comes")
+            self._tell(f"search: {self.url} does not say what it searches; what it finds is taken as it comes")
+            return
         health = self._ask("GET", "/health")
         made_with = health.get("encoder")
         theirs = made_with.get("name") if isinstance(made_with, dict) else None, health.get("corpus_sha256")

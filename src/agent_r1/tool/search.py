@@ -6,8 +6,8 @@ from typing import Any
 
 from agent_r1.config.settings import SearchConfig
 from agent_r1.ground.errors import ConfigError
-from agent_r1.search.index import Hit, PassageIndex
-from agent_r1.search.searcher import MAX_QUERY_CHARS, Searcher
+from agent_r1.search.index import Hit
+from agent_r1.search.searcher import MAX_QUERY_CHARS, Index, Searcher
 from agent_r1.tool.base import BaseTool, InvalidArgumentsError, ToolOutput, valid_unicode
 
 
@@ -30,8 +30,8 @@ class SearchTool(BaseTool):
         self.timeout_s = getattr(searcher.index, "deadline_s", None)  # the index may wait for a service
 
     @classmethod
-    def over(cls, index: PassageIndex, top_k: int) -> SearchTool:
-        """Make the tool over an index, or over another object with its method `search`."""
+    def over(cls, index: Index, top_k: int) -> SearchTool:
+        """Make the tool over an index."""
         return cls(Searcher(index), top_k)
 
     async def execute(self, args: dict[str, Any]) -> ToolOutput:
