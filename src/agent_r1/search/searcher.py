@@ -26,7 +26,7 @@ Hits = tuple[Hit, ...]
 
 
 class Index(Protocol):
-    """The source of a searcher: an index here, a service, or their replacement in an evaluation."""
+    """Answer queries: an index in this process, a service, or their replacement."""
 
     def search(self, queries: list[str], top_k: int) -> list[list[Hit]]: ...
 
