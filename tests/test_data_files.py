@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agent_r1.data.build import build
-from agent_r1.data.storage import Passage, read_corpus, read_rows, verify, write_corpus, write_rows
+from agent_r1.data.storage import verify
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1_recipes.laptop.settings import TinyHopSettings
 
@@ -77,27 +77,3 @@ def test_verify_sees_a_damaged_manifest(tmp_path, manifest, says):
         (tmp_path / "manifest.json").write_bytes(manifest)
     with pytest.raises(AgentR1Error, match=says):
         verify(tmp_path)
-
-
-def test_damaged_rows_are_reported(copy):
-    path = copy / "train.parquet"
-    path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(AgentR1Error, match=r"train.parquet cannot be read as parquet .*make the data again"):
-        read_rows(path)
-    with pytest.raises(AgentR1Error, match="does not exist"):
-        read_rows(copy / "no.parquet")
-    write_rows(path, [{"prompt": "hello"}])
-    with pytest.raises(AgentR1Error, match="lacks the columns data_source"):
-        read_rows(path)
-
-
-def test_a_damaged_corpus_line_is_named(tmp_path):
-    path, passages = tmp_path / "corpus.jsonl", [Passage("a", "A", "caf\u00e9"), Passage("b", "B", "two\nlines")]
-    for line in (b"{", b"\xff\xfe", b"[]", b'{"id": "a", "title": "b"}'):
-        write_corpus(path, passages)
-        assert list(read_corpus(path)) == passages
-        path.write_bytes(path.read_bytes() + line + b"\n")
-        with pytest.raises(AgentR1Error, match="corpus.jsonl, line 3: "):
-            list(read_corpus(path))
-    with pytest.raises(AgentR1Error, match="make the data first"):
-        list(read_corpus(tmp_path / "none.jsonl"))

@@ -11,11 +11,10 @@ from rich.console import Console
 from runs import main
 
 from agent_r1.app import doctor
-from agent_r1.app.doctor import Check, print_checks, run_checks, suggest_preset
+from agent_r1.app.doctor import Check, print_checks, run_checks
 from agent_r1.config import load_config
 from agent_r1.ground import machine
 from agent_r1.ground.hardware import GIB
-from agent_r1.ground.machine import GpuHere
 
 Usage = namedtuple("Usage", "total used free")
 H100 = "NVIDIA H100 80GB HBM3, 81559 MiB, 580.65.06"
@@ -159,18 +158,6 @@ def test_gpus_for_a_preset(nvidia_smi, monkeypatch, gpus, works, status, said):
     assert bool(answer.remedy) == (status != "ok")
     if gpus == [RTX] * 2:
         assert answer.remedy == "use --preset first-agent-1x24gb here, or a machine with 4 GPUs"
-
-
-@pytest.mark.parametrize(
-    ("count", "gib", "preset"),
-    [
-        (0, 0, "laptop"), (2, 12, "laptop"), (4, 24, "first-agent-1x24gb"), (3, 80, "hotpotqa-2x80gb"),
-        (8, 80, "hotpotqa-8xh100"),
-    ],
-)  # fmt: skip
-def test_the_preset_for_some_gpus(count, gib, preset):
-    assert suggest_preset([GpuHere("any", gib * 1024, "580.1")] * count) == preset
-    assert suggest_preset([GpuHere("Tesla V100", gib * 1024, "580.1", 7.0)] * count) == "laptop"  # no bfloat16
 
 
 def test_the_suggestion_is_all_that_is_printed(nvidia_smi, capsys):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import huggingface_hub
 import pytest
-from runs import TINY, leftovers, main
+from runs import TINY, main
 
 from agent_r1.config import load_config
 from agent_r1.ground import hub
@@ -104,29 +104,6 @@ def test_neither_code_nor_pickles_are_fetched(fake, micro_model, tmp_path):
     fake.publish("acme/evil", folder)
     assert main("cold-start", *TINY, "model.path=acme/evil") == 0
     assert not [name for name in fake.asked if name.endswith((".bin", ".py", ".pt", ".pkl"))]
-
-
-def shards(folder: Path) -> None:
-    """A model in two shards, of which the second is missing."""
-    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
-    weights = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weights}))
-
-
-@pytest.mark.parametrize(
-    ("damage", "missing"),
-    [
-        (shards, "model-00002-of-00002.safetensors"),
-        (lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"), "model.safetensors"),
-    ],
-)
-def test_half_a_model_is_refused(fake, micro_model, tmp_path, capsys, damage, missing):
-    folder = shutil.copytree(micro_model, tmp_path / "model")
-    damage(folder)
-    fake.publish("acme/half", folder)
-    said = refused(capsys, "cold-start", *TINY, "model.path=acme/half")
-    assert f"acme/half: there is no {missing} in" in said and "as safetensors" in said
-    assert not list((tmp_path / "home").rglob("model-*")) and leftovers(tmp_path / "home") == []
 
 
 def test_weights_that_are_cut_short_are_refused_before_anything_starts(fake, micro_model, tmp_path, capsys):

@@ -9,7 +9,6 @@ import subprocess
 import sys
 
 import pytest
-from conftest import fails_with
 from runs import main
 
 from agent_r1 import env
@@ -137,17 +136,6 @@ def test_an_override_is_seen_from_the_working_directory_and_a_preset_from_its_ow
     assert config.env.tools == ["search", f"{folder.resolve()}/t.py:t", "package.module:t"]
     assert config.trainer == load_config("laptop").trainer
     assert preset_title(config.preset) == "p" and preset_title("/x/my-task/preset.yaml") == "my-task"
-
-
-@pytest.mark.parametrize(
-    ("text", "code"),
-    [("extends: b.yaml", "preset_circle"), ("- 1", "bad_preset"), ("a: [", "bad_preset"), ("extends: lapotp", "unknown_preset")],
-)  # fmt: skip
-def test_a_preset_that_is_none(folder, text, code):
-    (folder / "a.yaml").write_text(text)
-    (folder / "b.yaml").write_text("extends: a.yaml")
-    with fails_with(code):
-        load_config(str(folder / "a.yaml"))
 
 
 def test_a_changed_file_makes_new_things_and_an_unchanged_configuration_keeps_its_names(folder):

@@ -183,19 +183,6 @@ def test_a_table_that_says_nonsense_is_refused_in_one_line(folder, capsys, table
     assert said in line and "recipe.toml" in line
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--recipe=mien"], "there is no such folder"),
-        (["--recipe=gpu"], "--preset first-agent-1x24gb"),
-        (["--recipe=mine", "--preset=smoke"], "give only one of --recipe and --preset"),
-    ],
-)
-def test_a_recipe_that_is_none_is_refused(folder, capsys, words, said):
-    assert main("train", "grpo", "--dry-run", *words) == 2
-    assert said in capsys.readouterr().err
-
-
 def test_ours_go_by_name_and_by_folder():
     from runs import ROOT
 

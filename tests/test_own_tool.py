@@ -107,16 +107,6 @@ def test_calls_of_one_moment_share_a_batch_and_each_has_its_own_result():
     assert [result.content for result in asyncio.run(main())][:2] == ["1.0", "0.5"]  # in another event loop
 
 
-@pytest.mark.parametrize("returned", [["a"], None])
-def test_a_batch_of_the_wrong_length_is_everybodys_failure(returned):
-    it = make(lambda many_args: returned, BatchTool)
-
-    async def main():
-        return await asyncio.gather(ask(it), ask(it))
-
-    assert {result.error for result in asyncio.run(main())} == {ToolErrorKind.TOOL_ERROR}
-
-
 def test_a_batch_that_hangs_keeps_the_deadlines_of_its_calls():
     let_go = threading.Event()
     it = make(lambda many_args: [let_go.wait(60)] * len(many_args), BatchTool)

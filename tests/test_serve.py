@@ -137,16 +137,6 @@ def test_a_port_that_is_taken(fake):
         assert server.port == port
 
 
-def test_vllm_that_is_not_installed(fake, monkeypatch, tmp_path):
-    monkeypatch.setenv("AGENT_R1_VLLM", str(tmp_path / "nothing"))
-    with fails_with("missing_vllm"), fake():
-        pass
-    monkeypatch.delenv("AGENT_R1_VLLM")
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with fails_with("missing_vllm"), fake():
-        pass
-
-
 PARENT = """
 import sys, time
 from pathlib import Path

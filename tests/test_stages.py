@@ -163,15 +163,6 @@ def test_data_that_somebody_changed_is_refused(prepared, config, tmp_path, monke
         Workspace(config).load_tools()
 
 
-@pytest.mark.parametrize(("gone", "command"), [("data", "data"), ("index", "index"), ("cold_start", "cold-start")])
-def test_the_first_missing_stage_is_named(prepared, config, tmp_path, monkeypatch, gone, command):
-    shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
-    monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path))
-    shutil.rmtree(getattr(Workspace(config), gone))
-    with pytest.raises(AgentR1Error, match=f"make it with `agent-r1 {command} --preset smoke --seed 0`"):
-        run.start_model(Workspace(config))
-
-
 def test_no_index_is_made_asked_for_or_read_where_nothing_searches(prepared, config, tmp_path, monkeypatch, capsys):
     shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
     monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-from runs import main
 
 from agent_r1_recipes.code.programs import passes_tests
 from agent_r1_recipes.code.sandbox import Sandbox
@@ -79,22 +78,3 @@ def test_what_is_no_test_is_said(wall, test):
         passes_tests("x = 1", [test], wall)
     with pytest.raises(ValueError, match="some of one kind"):
         passes_tests("x = 1", [*MEAN, *SUM], wall)
-
-
-def test_tests_that_are_none_are_refused_before_training(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path))
-    lines = [{"question": f"Write f{n}.", "answer": MEAN if n < 8 else ["assert f(1) == g(1)"]} for n in range(9)]
-    source = tmp_path / "mine.jsonl"
-    source.write_text("\n".join(map(json.dumps, lines)))
-    words = [
-        "data.name=rows",
-        f"data.source={source}",
-        "data.train=4",
-        "data.val=2",
-        "data.test=3",
-        "rollout.prompts_per_step=4",
-    ]
-    assert main("data", "--preset=smoke", *words, "env.reward=code") == 1
-    said = capsys.readouterr().err
-    assert "the question 'Write f8.': 'assert f(1) == g(1)' is not a test; write assert CALL == LITERAL" in said
-    assert main("data", "--preset=smoke", *words) == 0

@@ -30,12 +30,3 @@ def test_each_estimator_beside_the_others(file, capsys, monkeypatch):
     assert main("inspect", str(path), "--compare", "ppo", "--table", "-i", "1") == 0
     tokens = [line for line in capsys.readouterr().out.splitlines()[2:] if line.strip()]
     assert len(tokens) == int(batch.mask_BT[1].sum()) and all(line.split()[0] == "1" for line in tokens)
-
-
-def test_what_cannot_be_compared(file, capsys):
-    path, _ = file
-    assert main("inspect", str(path), "--compare", "gpro") == 2
-    assert "algorithm='gpro' is unknown (did you mean 'grpo'?)" in capsys.readouterr().err
-    path.write_text(path.read_text().replace('"state"', '"other"'))
-    assert main("inspect", str(path), "--compare", "ppo") == 1
-    assert "lacks what estimators need" in capsys.readouterr().err

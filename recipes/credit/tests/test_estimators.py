@@ -10,7 +10,6 @@ import torch
 from batches import SEEDS, inputs_of, random_inputs
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from runs import main
 
 from agent_r1 import (
     Column,
@@ -247,8 +246,3 @@ def test_a_critic_or_a_group_decides_which_section_of_the_preset_counts():
     for name in ("rloo", "gigpo", "reinforce++-baseline"):
         with pytest.raises(ConfigError, match=rf"^{name.replace('+', '.')} compares samples of one prompt"):
             load_config("laptop", ["rollout.samples_per_prompt=1"], algorithm=name)
-
-
-def test_the_plan_names_the_greedy_episodes(capsys):
-    assert main("train", "remax", "--preset=laptop", "--dry-run") == 0
-    assert "128 per step, and 16 greedy ones for comparison" in capsys.readouterr().out

@@ -54,11 +54,6 @@ def test_the_demo_needs_nothing_but_the_package(home, capsys):
     assert "it is generated now" in said.err and {path.name for path in home.iterdir()} == {"artifacts"}
 
 
-@pytest.mark.parametrize("other", [["--run", "mine"], ["--step", "3"], ["--model", "o/n"]])
-def test_the_demo_is_one_model(home, capsys, other):
-    assert main("chat", "--demo", *other) == 2 and "name one model" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("name", ["model.safetensors", "agent_r1.yaml", "tokenizer.json"])
 def test_a_tampered_or_missing_file_is_refused(home, capsys, name):
     copy = shutil.copytree(DEMO_AGENT, home / "copy")

@@ -365,10 +365,6 @@ def test_same_seed_same_bytes(folder, tmp_path):
     assert not set(other["files"].values()) & set(manifest_of(folder)["files"].values())
 
 
-def test_relations_are_named_by_the_words_of_the_questions():
-    assert list(RELATIONS) == NOUNS
-
-
 @pytest.mark.parametrize(
     "config, message",
     [

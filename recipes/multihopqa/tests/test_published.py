@@ -268,16 +268,6 @@ def test_half_a_download_and_a_file_of_something_else_are_refused(tmp_path, cont
         made(tmp_path, tmp_path / "mine.json", skip_bad=True)
 
 
-def test_a_source_that_is_not_there(tmp_path, published):
-    with pytest.raises(AgentR1Error, match="nowhere does not exist; give a published file"):
-        made(tmp_path, tmp_path / "nowhere")
-    (published / "hotpot_train_v1.1.json").unlink()
-    with pytest.raises(AgentR1Error, match=r"has no hotpot_train_v1.1.json \(or hotpot_train_v1.1.json.gz\)"):
-        made(tmp_path, published)
-    with pytest.raises(ConfigError, match="neither a file nor one of contexts, beir-hotpotqa .did you mean 'contexts'"):
-        made(tmp_path, write_json(tmp_path / "x.json", hotpotqa()), corpus="context")
-
-
 # ------------------------------------------------------------------------------------------------------------- the hub
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from agent_r1 import AgentR1Error, load_any, load_chat, load_config
+from agent_r1 import load_any, load_chat, load_config
 from agent_r1_recipes.laptop.settings import DEMO_AGENT
 from agent_r1_recipes.page import export
 from agent_r1_recipes.page.tests import parity
@@ -182,17 +182,3 @@ def test_checkpoints_are_left_out_until_the_page_is_small_enough(run, monkeypatc
     assert export.without_one([0, 10, 20, 80, 140]) == [0, 20, 80, 140]
     monkeypatch.setattr(export, "LARGEST", 200_000 + len(data) * 1.3)
     assert export.pack_page(checkpoint, config)[2]["checkpoints"] == [10, 140]
-
-
-def test_what_the_page_cannot_play_is_refused(run, tmp_path):
-    checkpoint, config, _ = run
-    for settings, code in (
-        (["env.tools=[calculator]"], "task_unfit_for_a_page"),
-        (["env.name=react"], "task_unfit_for_a_page"),
-    ):
-        with pytest.raises(AgentR1Error) as error:
-            export.pack_page(checkpoint, load_config("laptop", SMALL + settings, algorithm="grpo"))
-        assert error.value.code == code
-    with pytest.raises(AgentR1Error) as error:
-        export.write_page(checkpoint, None, tmp_path / "page.html")
-    assert error.value.code == "page_without_run"

@@ -8,7 +8,7 @@ from batches import inputs_of
 from conftest import micro_config
 from letters import letters_run
 
-from agent_r1 import ConfigError, LocalPolicy, make_estimator
+from agent_r1 import LocalPolicy, make_estimator
 from agent_r1_recipes.robustness.off_policy import nucleus, truncated_weights
 
 GAP = "training/rollout_logprobs_diff_mean"
@@ -65,9 +65,3 @@ def test_each_dial_parts_the_sampler_from_the_trainer_and_validation_from_neithe
             learns += 1
             assert (weights < 1).all() and weights.mean() == pytest.approx(m["actor/rollout_is_weight"], abs=1e-3)
     assert learns
-
-
-def test_verl_has_a_real_sampler():
-    with pytest.raises(ConfigError) as refused:
-        micro_config("grpo", "engine=verl", "rollout.mismatch={top_p: 0.9}")
-    assert refused.value.code == "local_engine_only"
