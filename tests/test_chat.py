@@ -18,8 +18,6 @@ from pathlib import Path
 
 import pytest
 from conftest import ScriptedPolicy, call, cut, question_row
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from rich.console import Console
 from runs import main
 
@@ -216,19 +214,6 @@ def test_control_tokens_that_a_person_types_are_text(chat, evil):
 )  # fmt: skip
 def test_the_parts_of_a_turn(text, parts):
     assert read_turn(EnvConfig(), text, whole=True) == parts
-
-
-PIECES = st.lists(
-    st.sampled_from(["<think>", "</think>", "<answer>", "</answer>", "<tool_call>", " ", "\n", "a", "<b", "é"])
-)
-
-
-@given(PIECES)
-@settings(max_examples=80, deadline=None)
-def test_what_streams_in_plain_text_is_what_a_whole_turn_gives(pieces):
-    """Streaming shows each part once, as it grows, and ends with the same text as a turn that came in one piece."""
-    streamed, whole = streamed_and_whole("".join(pieces), EnvConfig())
-    assert streamed == whole
 
 
 def streamed_and_whole(text: str, env: EnvConfig) -> list[str]:

@@ -315,17 +315,6 @@ def test_the_stages_after_training(home, capsys):
     assert "has not finished its 3 steps" in refused(capsys, 1, "eval", "grpo", *SMALL, "--run=half")
 
 
-def test_inspect_shows_a_trajectory(made, capsys):
-    path = next((made / "runs" / "done" / "rollouts").glob("step_*.jsonl"))
-    record = json.loads(path.read_text().splitlines()[2])
-    assert main("inspect", str(path), "-i", "2") == 0
-    assert record["question"].split()[0] in capsys.readouterr().out
-    assert main("inspect", str(path), "--index=2", "--table") == 0
-    assert capsys.readouterr().out.count("\n") >= len(record["rows"][0]["input_ids"])
-    assert "has trajectories 0 to 15; there is no 99" in refused(capsys, 1, "inspect", str(path), "-i", "99")
-    assert "there is no -1" in refused(capsys, 1, "inspect", str(path), "-i", "-1")
-
-
 # --------------------------------------------------------------------------------------------- models of other kinds
 
 

@@ -56,9 +56,10 @@ def test_recorded_demonstrations_begin_as_episodes_do(dialect, qwen_chat, tmp_pa
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.sampled_from([*PIECES, "Thought:", " ", "`"]), max_size=12).map("".join))
+@given(st.lists(st.sampled_from([*PIECES, "<tool_call>", "Thought:", " ", "`", "<b", "é"]), max_size=12).map("".join))
 def test_what_streams_is_what_a_whole_turn_gives(text):
-    for dialect in [*GOLDEN, "harmony"]:
+    """Streaming shows each part once, as it grows, and ends with the same text as a turn that came in one piece."""
+    for dialect in [*GOLDEN, "hermes", "harmony"]:
         streamed, whole = streamed_and_whole(text, EnvConfig(name=dialect))
         assert streamed == whole, dialect
 

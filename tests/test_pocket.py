@@ -19,7 +19,6 @@ from agent_r1.rollout.sampler import LocalPolicy
 from agent_r1.rollout.training_rows import collate, trajectory_rows
 from agent_r1.tool import make_tools
 from agent_r1.training import forward
-from agent_r1.training.clone import clone
 from agent_r1.training.demonstrate import Demonstration, sequences
 from agent_r1.training.tiny_model import chat_with_tools, load_chat, save_tokenizer
 
@@ -105,15 +104,6 @@ def test_the_decoder_says_what_transformers_says_and_knows_the_capital_of_france
     ids = prompt + said.token_ids
     gaps = token_logprobs(ours, ids) - token_logprobs(load_transformers(smollm2), ids)
     assert gaps.abs().max() < 1e-3
-
-
-@pytest.mark.slow
-def test_a_step_of_the_warm_start_lowers_the_loss(smollm2, smol_chat):
-    rows = sequences([Demonstration(PLAYED, TOOLS)], smol_chat, 1024)
-    model, losses = model_files.load_model(smollm2), []
-    model.recompute = True
-    clone(model, rows, 3, 256, 3e-4, 0, lambda step, loss: losses.append(loss))
-    assert losses[0] > losses[1] > losses[2]
 
 
 @pytest.mark.parametrize("shape", [{}, {"family": "qwen3"}], ids=str)

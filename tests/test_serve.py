@@ -156,35 +156,7 @@ def where_it_is(parent: subprocess.Popen) -> tuple[int, int]:
     )
 
 
-def test_it_goes_when_we_are_killed(fake, tmp_path):
-    fake()
-    command = [sys.executable, "-c", PARENT, str(MODEL)]
-    parent = subprocess.Popen(command, env=environment(tmp_path), stdout=subprocess.PIPE, text=True)
-    pid, port = where_it_is(parent)
-    assert alive(pid) and answers(port)
-    parent.kill()
-    parent.wait(timeout=100)
-    assert gone(pid) and not answers(port)
-
-
 # ------------------------------------------------------------------------------------------------------- faulty answers
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_an_answer(fake, stream):
-    seen: list[tuple[str, list[int]]] = []
-    with fake() as server:
-        policy = policy_of(server)
-        policy.on_token = (lambda session, ids: seen.append((session, ids))) if stream else None
-
-        async def many():
-            return await asyncio.gather(*(policy.generate([1, 2], GREEDY, f"s{i}") for i in range(20)))
-
-        for generation in asyncio.run(many()):
-            assert generation.token_ids == [11, 12, 13, 14] and generation.logprobs == [-5.5, -6.0, -6.5, -7.0]
-            assert generation.finish_reason == "stop"
-        assert asyncio.run(policy.generate([1], GREEDY)).token_ids == [11, 12, 13, 14]  # in another event loop
-    assert [i for s, ids in seen for i in ids if s == "s3"] == ([11, 12, 13, 14] if stream else [])
 
 
 @pytest.mark.parametrize(

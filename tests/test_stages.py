@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import threading
 import time
 
 import pytest
 from conftest import fails_with
-from runs import CARD_KEYS, TINY, leftovers, main, prepare, rollouts, tree
+from runs import TINY, leftovers, main, prepare, tree
 
 from agent_r1.app import stages
 from agent_r1.config import Config, load_config
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.ground.files import whole
-from agent_r1.rollout.evaluate import wilson_interval
 from agent_r1.training import run
 from agent_r1.workspace import Workspace, stage
 
@@ -176,28 +174,6 @@ def test_no_index_is_made_asked_for_or_read_where_nothing_searches(prepared, con
     assert Workspace(without).retriever == "none"
     with fails_with("missing_stage"):
         Workspace(load_config("smoke", [*TINY[1:], settings[1]])).load_tools()
-
-
-def test_evaluation_writes_the_card_once(prepared, config, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(stages, "SAMPLED_QUESTIONS", 5)
-    out = tmp_path / "runs" / "x" / "eval_before.json"
-    start = Workspace(config).start_model
-    card = stages.run_eval(config, start, out, "evaluate before RL")
-    assert card == json.loads(out.read_text())
-    assert set(CARD_KEYS) <= card.keys()
-    assert card["n"] == 12 and card["split"] == "test" and card["dataset"] == "tinyhop" and card["model"] == str(start)
-    assert card["em_ci95"][0] <= card["em"] <= card["em_ci95"][1]
-    assert sum(card["stop_reasons"].values()) == 12 and card["sampled"]["n"] == 5
-    assert card["sampled"]["em_ci95"] == wilson_interval(card["sampled"]["em"], 5)
-    (records,) = rollouts(out.parent).values()
-    assert len(records) == 12
-    assert tree(tmp_path).keys() == {"runs/x/eval_before.json", "runs/x/rollouts/eval_before.jsonl"}
-    capsys.readouterr()
-    assert stages.run_eval(config, start, out, "evaluate before RL") == card
-    assert "already done" in capsys.readouterr().out
-    out.unlink()  # done again, it comes out the same
-    again = stages.run_eval(config, start, out, "evaluate before RL")
-    assert again | {"wall_seconds": 0} == card | {"wall_seconds": 0}
 
 
 def test_eval_before_claims_the_run_for_its_settings(prepared, capsys):
