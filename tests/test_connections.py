@@ -17,7 +17,6 @@ from runs import ROOT
 from agent_r1.config.settings import EnvConfig
 from agent_r1.core import Sampling, StopReason
 from agent_r1.env import HermesToolEnv
-from agent_r1.ground.errors import AgentR1Error
 from agent_r1.rollout.evaluate import eval_card, score_line
 from agent_r1.rollout.policies import ServerPolicy
 from agent_r1.rollout.rollouts import run_episodes
@@ -108,11 +107,3 @@ def test_a_connection_that_breaks_costs_one_episode_and_is_counted(chat, answer_
     card = eval_card(episodes, model="m", split="test", seed=0, retriever="none", started=0.0)
     assert card["stop_reasons"] == {"answered": 39, "error": 1} and card["n"] == 40
     assert "episodes that failed, and counted as wrong: 1" in score_line(card)
-
-
-def test_a_server_that_has_died_ends_everything_at_once(chat, answer_ids):
-    with (
-        model_server(4, answer_ids, frozenset({2})) as url,
-        pytest.raises(AgentR1Error, match="broke off.*it ran out of memory"),
-    ):
-        play(chat, url, 4, lambda: "it ran out of memory")

@@ -1,8 +1,4 @@
-"""Room 4, env: what the agent may write, what becomes of it, why episodes stop, and two worked examples.
-
-Looking for how to add an environment of your own? See `GuessTheNumber` and `CapitalEnv` below, and the tests that run
-them: these are all the steps there are.
-"""
+"""Room 4, env: what the agent may write, what becomes of it, and why episodes stop."""
 
 from __future__ import annotations
 
@@ -14,14 +10,13 @@ from conftest import ScriptedPolicy, call, cut, make_env_loop, question_row, tas
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_r1.config import tables
 from agent_r1.config.settings import EnvConfig
-from agent_r1.core import Action, Observation, Sampling, StepResult, StopReason, Trajectory
-from agent_r1.env import AgentEnv, BaseToolEnv, HermesToolEnv, Outcome, make_env
+from agent_r1.core import Action, Sampling, StepResult, StopReason, Trajectory
+from agent_r1.env import AgentEnv, HermesToolEnv, make_env
 from agent_r1.env.hermes import parse_call
 from agent_r1.rollout.columns import PROCESS
 from agent_r1.rollout.training_rows import trajectory_rows
-from agent_r1.tool import BaseTool, ToolCall, ToolErrorKind, tool
+from agent_r1.tool import BaseTool, ToolErrorKind
 
 
 class Counting(BaseTool):
@@ -341,107 +336,3 @@ def test_a_row_chooses_its_environment_and_its_tools(search):
         assert list(make_env(question_row(env_kwargs=silent), tools, EnvConfig()).tools) == ["search", "other"]
     only = make_env(question_row(env_kwargs={"tools": ["other"]}), tools, EnvConfig())
     assert isinstance(only, HermesToolEnv) and list(only.tools) == ["other"]
-
-
-# ------------------------------------------------------------------- worked example 1: a world without tools or tags
-
-
-class GuessTheNumber(AgentEnv):
-    """The agent guesses a number below 100 and hears `higher` or `lower`. Each guess costs 0.1, finding it pays 1.
-
-    Everything an `AgentEnv` needs: `reset`, `step`, and (if there is more to pay at the end) `outcome`.
-    """
-
-    def __init__(self, tools, config: EnvConfig):  # `make_env` calls every environment with these two
-        self.guesses_left = config.max_turns
-
-    def reset(self, row) -> Observation:
-        self.number = int(row["reward_model"]["ground_truth"][0])
-        return Observation(list(row["prompt"]))
-
-    async def step(self, action: Action) -> StepResult:
-        self.guesses_left -= 1
-        text = action.text.strip()
-        if not text.isdecimal() or len(text) > 2:  # model output: anything may stand here, and nothing may raise
-            return self._reply("a number below 100, please")
-        if int(text) == self.number:
-            return StepResult(None, reward=1.0 - 0.1, done=True, stop_reason=StopReason.ANSWERED)
-        return self._reply("higher" if int(text) < self.number else "lower")
-
-    def _reply(self, text: str) -> StepResult:
-        if self.guesses_left == 0:
-            return StepResult(None, reward=-0.1, done=True, stop_reason=StopReason.MAX_TURNS)
-        return StepResult(Observation([{"role": "user", "content": text}]), reward=-0.1)
-
-
-def test_worked_example_an_environment_of_your_own(chat, monkeypatch):
-    monkeypatch.setitem(tables.entries("env"), "guess", {"code": GuessTheNumber})  # in a pull request: one line of TOML
-    row = question_row("Guess my number.", ("42",), agent_name="guess")
-    low, high = 0, 99
-
-    def bisect(session, turn, prompt_ids):
-        nonlocal low, high
-        heard = chat.decode(prompt_ids).rpartition("<|im_start|>user\n")[2]
-        low, high = (guess[-1] + 1, high) if heard.startswith("higher") else (low, high)
-        low, high = (low, guess[-1] - 1) if heard.startswith("lower") else (low, high)
-        guess.append((low + high) // 2)
-        return str(guess[-1])
-
-    guess: list[int] = []
-    policy = ScriptedPolicy(chat, bisect)
-    loop = make_env_loop(policy, lambda row: make_env(row, {}, EnvConfig(max_turns=7)))
-    trajectory = asyncio.run(loop.run(task(row), Sampling(8)))
-    assert trajectory.stop_reason is StopReason.ANSWERED
-    assert guess[-1] == 42 and trajectory.reward == pytest.approx(1.0 - 0.1 * len(guess))
-    assert trajectory.process == pytest.approx(-0.1 * len(guess[:-1]))  # what the last step pays is an outcome
-    [training_row] = trajectory_rows(trajectory, 0)
-    assert sum(training_row.action_mask) == sum(len(s.action_ids) for s in trajectory.steps)
-
-
-# ------------------------------------------------------------- worked example 2: a tool-calling agent with other tags
-
-
-@tool
-def capital(country: str) -> str:
-    """Looks up a capital.
-
-    Args:
-        country: Name of the country.
-    """
-    return {"France": "Paris", "Peru": "Lima"}[country]
-
-
-class CapitalEnv(BaseToolEnv):
-    """Calls are lines such as `capital: France`, answers are everything else. Answers in few turns are worth more.
-
-    `BaseToolEnv` brings the limits, the execution of calls and the counting; a subclass says how calls are written,
-    how results are shown, and what an episode is worth. See env/hermes.py for the real thing.
-    """
-
-    def extract_tool_calls(self, text: str) -> list[ToolCall]:
-        pairs = [line.partition(": ") for line in text.splitlines()]
-        return [ToolCall(name, {"country": rest}) for name, colon, rest in pairs if colon]
-
-    def format_tool_response(self, calls, results):
-        lines = [f"{c.arguments['country']}: {r.content}" for c, r in zip(calls, results, strict=True)]
-        return [{"role": "user", "content": "\n".join(lines)}]
-
-    def process_reward(self, call, result) -> float:
-        return 0.1 if result.ok else -0.1
-
-    def outcome(self, stop_reason: StopReason) -> Outcome:
-        right = self.final_turn in self.row["reward_model"]["ground_truth"]
-        return Outcome(float(right) / max(self.turns, 1), {"right": float(right)})
-
-
-def test_worked_example_a_tool_environment_of_your_own(chat):
-    script = ["capital: France\ncapital: Atlantis\ncity: Peru", "Paris"]
-    policy = ScriptedPolicy(chat, script)
-    loop = make_env_loop(policy, lambda row: CapitalEnv({"capital": capital}, EnvConfig()))
-    trajectory = asyncio.run(loop.run(task(question_row("Capital of France?", ("Paris",))), Sampling(64)))
-    shown = chat.decode(trajectory.steps[1].observation_ids).rpartition("<|im_start|>user\n")[2]
-    assert shown.startswith("France: Paris\nAtlantis: error: capital failed")
-    assert "Peru: error: unknown tool 'city'; available: capital" in shown
-    assert [s.reward for s in trajectory.steps] == pytest.approx([0.1 - 0.1 - 0.1, 0.5])
-    assert trajectory.metrics == {"tool_calls": 3, "invalid_calls": 1, "failed_calls": 1}  # counted by the loop
-    assert trajectory.reward_parts == {"right": 1.0}
