@@ -193,52 +193,36 @@ def test_the_demonstrator_that_searches_speaks_harmony_and_ends_its_turns(harmon
 
 # ------------------------------------------------------------------------------------------- what the agent is told
 
-TOLD = {
-    "retool": "To compute, write Python between <code> and </code>, print what you want to know, and end your turn there; the "
-    "output comes back between <interpreter> and </interpreter>. Write the answer between <answer> and </answer>.",
-    "mathtir": "To compute, write Python in a block between ```python and ```, print what you want to know, and end your turn "
-    "there; the output comes back in a block between ```output and ```. Write the answer in \\boxed{}.",
-    "react": f"""\
-Your tools:
-- python: Run a Python program and read what it prints.
-  arguments: {json.dumps(TOOLS["python"].schema()["function"]["parameters"])}
-- search: Search.
-  arguments: {{"properties": {{"query": {{"type": "string"}}}}, "type": "object", "required": ["query"]}}
-
-To call one, end your turn with
-Thought: what you want to know
-Action: its name
-Action Input: its arguments in JSON
-and the result comes back behind "Observation:".
-When you know the answer, write
-Thought: how you know it
-Final Answer: the answer""",
-}
+FORM = {"retool": "<code>", "mathtir": "```python", "react": "Action Input:"}
+"""What a call begins with: only an agent with tools is told of it."""
 
 
-@pytest.mark.parametrize("dialect", TOLD)
+def told(dialect: str, tools: dict) -> str:
+    return dialect_of(EnvConfig(name=dialect)).system_prompt(tools)
+
+
+@pytest.mark.parametrize("dialect", FORM)
 def test_a_dialect_tells_of_its_own_form_and_the_template_of_none(dialect, qwen_chat):
     turns, asked = GOLDEN[dialect][0], "<|im_start|>user\n17 * 23 + 4?<|im_end|>\n<|im_start|>assistant\n"
     trajectory = played(dialect, qwen_chat, turns)
     (row,) = trajectory_rows(trajectory, 0)
     start = row.action_mask.index(1)
-    assert qwen_chat.decode(row.input_ids[:start]) == f"<|im_start|>system\n{TOLD[dialect]}<|im_end|>\n{asked}"
+    assert qwen_chat.decode(row.input_ids[:start]) == f"<|im_start|>system\n{told(dialect, TOOLS)}<|im_end|>\n{asked}"
     said = [i for i, mine in zip(row.input_ids, row.action_mask, strict=True) if mine]
     assert qwen_chat.decode(said) == "".join(f"{turn}<|im_end|>" for turn in turns)
 
 
-@pytest.mark.parametrize("dialect", TOLD)
+@pytest.mark.parametrize("dialect", FORM)
 def test_a_row_keeps_its_system_message_and_without_tools_nobody_speaks_of_them(dialect):
     asked = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "17 * 23 + 4?"}]
     row = question_row("17 * 23 + 4?", ("395",), agent_name=dialect, prompt=asked)
     config = EnvConfig(name=dialect)
     seen = make_env(row, TOOLS, config).reset(row)
-    assert (
-        seen.messages == [{"role": "system", "content": f"Be brief.\n\n{TOLD[dialect]}"}, asked[1]] and not seen.tools
-    )
-    system, user = make_env(row | {"env_kwargs": {"tools": []}}, TOOLS, config).reset(row).messages
-    end = TOLD[dialect][TOLD[dialect].rindex("Wh" if dialect == "react" else "Wr") :]
-    assert user == asked[1] and system["content"] == f"Be brief.\n\n{end}"
+    whole, bare = (f"Be brief.\n\n{told(dialect, tools)}" for tools in (TOOLS, {}))
+    assert seen.messages == [{"role": "system", "content": whole}, asked[1]] and not seen.tools
+    without = make_env(row | {"env_kwargs": {"tools": []}}, TOOLS, config).reset(row).messages
+    assert without == [{"role": "system", "content": bare}, asked[1]]
+    assert FORM[dialect] in whole and FORM[dialect] not in bare and whole.endswith(bare.rpartition("\n")[2])
     assert row["prompt"] == asked and asked[0]["content"] == "Be brief."
 
 
