@@ -7,6 +7,7 @@ A package that is missing fails here with its name.
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
@@ -78,7 +79,8 @@ def test_a_step_of_rl_begins_at_the_sampler_s_probabilities_and_moves_the_weight
     assert not torch.equal(before.blocks[0].qkv.weight, after.blocks[0].qkv.weight)
 
 
-def test_a_chat_searches_and_answers(exported, asked, capsys):
+def test_a_chat_searches_and_answers(exported, asked, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO()))
     question = asked["prompt"][-1]["content"]
     assert main("chat", "--run=local", f"--question={question}", "--temperature=0", "--json") == 0
     said = json.loads(capsys.readouterr().out)
