@@ -17,7 +17,10 @@ ERRORS = ("AgentR1Error", "ConfigError", "LostConnection")
 def raised() -> list[tuple[str, str | None, str]]:
     """List (place, code, message) of every error of ours in the source; the code is None if there is none."""
     found = []
-    files = [*(ROOT / "src").rglob("*.py"), *(p for p in (ROOT / "recipes").rglob("*.py") if "tests" not in p.parts)]
+    files = [
+        *(ROOT / "src").rglob("*.py"),
+        *(p for p in (ROOT / "recipes").rglob("*.py") if "tests" not in p.relative_to(ROOT).parts),
+    ]
     for path in sorted(files):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ERRORS and node.args:

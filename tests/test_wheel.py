@@ -79,7 +79,7 @@ def test_the_archives_hold_what_belongs_to_the_package(made):
         f"{package}/{file.relative_to(ROOT / folder)}"
         for package, folder in (("agent_r1", "src/agent_r1"), ("agent_r1_recipes", "recipes"))
         for file in (ROOT / folder).rglob("*")
-        if file.is_file() and file.suffix in kinds and "tests" not in file.parts
+        if file.is_file() and file.suffix in kinds and "tests" not in file.relative_to(ROOT).parts
     }
     assert {"agent_r1_recipes/laptop/smoke.yaml", "agent_r1_recipes/credit/recipe.toml"} < own
     assert {"agent_r1_recipes/tinymath/README.md", "agent_r1/config/names.toml"} < own
