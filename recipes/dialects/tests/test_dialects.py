@@ -198,7 +198,7 @@ FORM = {"retool": "<code>", "mathtir": "```python", "react": "Action Input:"}
 
 
 def told(dialect: str, tools: dict) -> str:
-    return dialect_of(EnvConfig(name=dialect)).system_prompt(tools)
+    return dialect_of(dialect).system_prompt(tools)
 
 
 @pytest.mark.parametrize("dialect", FORM)
