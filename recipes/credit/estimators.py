@@ -30,7 +30,6 @@ from agent_r1 import (
     Estimator,
     gae,
     grpo,
-    members_of,
     ppo,
     standardize,
     whiten,
@@ -51,7 +50,7 @@ def rloo(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
     """
     index_B, score_N = batch.scores()
     advantage_N = torch.zeros_like(score_N)
-    for members in members_of(batch.groups, index_B).values():
+    for members in batch.members().values():
         if (G := len(members)) > 1:
             advantage_N[members] = G / (G - 1) * standardize(score_N[members], normalize_std=False)
     return batch.to_tokens(advantage_N[index_B]), batch.to_tokens(score_N[index_B])
@@ -192,7 +191,10 @@ def gigpo(batch: Batch, advantage: CreditAdvantage) -> tuple[Tensor, Tensor]:
     row_S, state_S = steps.first_BT.nonzero()[:, 0].tolist(), batch.columns[STATES.name][steps.first_BT].tolist()
     places = [(batch.groups[row], state) for row, state in zip(row_S, state_S, strict=True)]
     advantage_S = torch.zeros_like(return_S)
-    for met in members_of(places, torch.arange(len(places))).values():
+    meetings: dict[tuple[str, int], list[int]] = {}
+    for step, place in enumerate(places):
+        meetings.setdefault(place, []).append(step)
+    for met in meetings.values():
         if len(met) > 1:
             advantage_S[met] = standardize(return_S[met], advantage.normalize_std)
     return episode_BT + advantage.step_weight * steps.to_tokens(advantage_S, batch), returns_BT

@@ -41,7 +41,7 @@ PUBLIC = {
     "tool.base": ("BaseTool", "InvalidArgumentsError", "ToolCall", "ToolOutput", "ToolResult"),
     "tool.batch": ("BatchTool",),
     "tool.search": ("SearchTool",),
-    "training.advantages": ("Estimator", "gae", "grpo", "members_of", "ppo", "standardize", "whiten"),
+    "training.advantages": ("Estimator", "gae", "grpo", "ppo", "standardize", "whiten"),
     "training.chat_tools": ("tools_template",),
     "training.parts": ("make_estimator",),
     "training.sentinel": ("signs",),

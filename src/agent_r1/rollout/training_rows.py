@@ -140,6 +140,13 @@ class Batch:
             raise ValueError("the rows of a trajectory must be consecutive and in time order")
         return index_B, len(numbers)
 
+    def members(self) -> dict[str, list[int]]:
+        """Map each group to the numbers of its trajectories."""
+        members: dict[str, list[int]] = {}
+        for group, trajectory in dict.fromkeys(zip(self.groups, self.numbered()[0].tolist(), strict=True)):
+            members.setdefault(group, []).append(trajectory)  # each once, even with several rows
+        return members
+
     def scores(self) -> tuple[Tensor, Tensor]:
         """Return [B]: the number of each row's trajectory; and [N]: the sum of its rewards.
 

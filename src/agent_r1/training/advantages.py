@@ -10,8 +10,7 @@ and returns 0 elsewhere.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -60,7 +59,7 @@ def grpo(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
     """
     index_B, score_N = batch.scores()
     advantage_N = torch.zeros_like(score_N)
-    for group, members in members_of(batch.groups, index_B).items():
+    for group, members in batch.members().items():
         if len(members) == 1:
             raise ConfigError(
                 f"grpo: group {group!r} has a single trajectory and nothing to compare it with; set "
@@ -79,14 +78,6 @@ def standardize(score_G: Tensor, normalize_std: bool) -> Tensor:
         return torch.zeros_like(score_G)
     centered_G = score_G - score_G.mean()
     return centered_G / (score_G.std() + 1e-6) if normalize_std else centered_G
-
-
-def members_of(groups: list[Hashable], index_B: Tensor) -> dict[Hashable, list[int]]:
-    """Map each group to the numbers of its trajectories. For gigpo, a group is a state and its members are steps."""
-    members: dict[Hashable, list[int]] = defaultdict(list)
-    for group, trajectory in dict.fromkeys(zip(groups, index_B.tolist(), strict=True)):
-        members[group].append(trajectory)  # each once, even with several rows
-    return members
 
 
 # -------------------------------------------------------------------------------------------------------------- ppo
