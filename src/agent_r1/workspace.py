@@ -202,10 +202,10 @@ class Workspace:
             import uvicorn  # noqa: F401
         from agent_r1.search import service
 
-        listener = service.open_port(host, port)
-        index = self.load_index()
-        say(f"search: {len(index.passages)} passages at http://{host}:{port} (stop with Ctrl-C)")
-        service.serve_search(index, listener)
+        with service.open_port(host, port) as listener:
+            index = self.load_index()
+            say(f"search: {len(index.passages)} passages at http://{host}:{port} (stop with Ctrl-C)")
+            service.serve_search(index, listener)
 
     @property
     def dialect(self) -> Dialect:
