@@ -25,6 +25,7 @@ from agent_r1.config import settings as core
 from agent_r1.config.renamed import RENAMED, renamed_card
 from agent_r1.ground.device import resolve_device
 from agent_r1.ground.errors import ConfigError
+from agent_r1.ground.machine import device_names
 
 # ---------------------------------------------------------------------------------------------------------- layers
 
@@ -222,8 +223,22 @@ def test_a_preset_for_a_cpu_stays_there_on_a_machine_with_a_gpu(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     here = [name for name in preset_names() if not load_config(name).verl.gpu]
     assert {"laptop", "smoke", "pocket", "tinyquest", "hotpotqa-tiny"} < set(here)
-    assert {resolve_device(load_config(name).trainer) for name in here} == {("cpu", torch.float32)}
+    monkeypatch.setattr("torch.cpu.get_capabilities", lambda: {"avx512_bf16": True})
+    assert {resolve_device(load_config(name).trainer) for name in here if name != "pocket"} == {("cpu", torch.float32)}
+    assert resolve_device(load_config("pocket").trainer) == ("cpu", torch.bfloat16)
     assert resolve_device(load_config("laptop", ["trainer.device=cuda"]).trainer) == ("cuda", torch.bfloat16)
+
+
+@pytest.mark.parametrize("has", [True, False])
+def test_fast_is_bfloat16_only_where_the_processor_multiplies_it(monkeypatch, has):
+    """The plan and the run agree, although only one of them asks PyTorch."""
+    monkeypatch.setattr("torch.cpu.get_capabilities", lambda: {"avx512_bf16": has})
+    monkeypatch.setattr(
+        "agent_r1.ground.machine._read", lambda path: "flags : avx512f avx512_bf16\n" if has else "flags : avx2"
+    )
+    name = "bfloat16" if has else "float32"
+    trainer = load_config("pocket").trainer
+    assert resolve_device(trainer) == ("cpu", getattr(torch, name)) and device_names(trainer) == ("cpu", name)
 
 
 # ------------------------------------------------------------------------------------------------- owners of settings

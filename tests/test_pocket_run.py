@@ -32,7 +32,7 @@ SMALL = [
     "cold_start.demonstrator=agent_r1_recipes.geohop.demonstrator:expert", "cold_start.warm_steps=12", "cold_start.lr=1.5e-3",
     "rollout.prompts_per_step=2", "rollout.samples_per_prompt=2", "rollout.max_concurrent_episodes=4",
     "trainer.steps=1", "trainer.eval_every=0",
-    "trainer.threads=1", "trainer.device=cpu", "actor.lr=1e-6",
+    "trainer.threads=1", "trainer.device=cpu", "trainer.dtype=float32", "actor.lr=1e-6",
     "actor.entropy_coef=0.01",  # it moves weights also where all answers are alike
 ]  # fmt: skip
 POCKET = ["grpo", "--preset=pocket", *SMALL]

@@ -272,8 +272,8 @@ class TrainerConfig(Section):
     """Any of wandb, tensorboard, in addition to metrics.jsonl and the dashboard."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto | cpu | cuda. A preset names the device that it was measured on."""
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """auto (float32 on a CPU, bfloat16 on CUDA) | float32 | bfloat16."""
+    dtype: Literal["auto", "float32", "bfloat16", "fast"] = "auto"
+    """auto (float32 on a CPU, bfloat16 on CUDA) | float32 | bfloat16 | fast (bfloat16 also on a CPU with AVX512-bf16)."""
     threads: OutsideFingerprint[NonNegativeInt] = 0
     """CPU threads of PyTorch; 0 uses every core. Another number changes the last bits of results."""
     max_tokens_per_microbatch: AtLeast1 = 8192

@@ -19,7 +19,7 @@ SAMPLING_HERE: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
 
 
 def resolve_device(trainer: TrainerConfig) -> tuple[str, torch.dtype]:
-    """Resolve `auto` for this machine. Raises ConfigError if CUDA is requested and missing."""
+    """Resolve `auto` and `fast` for this machine. Raises ConfigError if CUDA is requested and missing."""
     import torch
 
     if trainer.device == "cuda" and not torch.cuda.is_available():
@@ -28,5 +28,6 @@ def resolve_device(trainer: TrainerConfig) -> tuple[str, torch.dtype]:
             code="no_cuda",
         )
     device = ("cuda" if torch.cuda.is_available() else "cpu") if trainer.device == "auto" else trainer.device
-    dtype = ("bfloat16" if device == "cuda" else "float32") if trainer.dtype == "auto" else trainer.dtype
+    native = device == "cuda" or (trainer.dtype == "fast" and torch.cpu.get_capabilities().get("avx512_bf16", False))
+    dtype = trainer.dtype if trainer.dtype in ("float32", "bfloat16") else "bfloat16" if native else "float32"
     return device, getattr(torch, dtype)

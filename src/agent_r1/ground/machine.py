@@ -155,7 +155,8 @@ def torch_sees_gpu() -> bool:
 def device_names(trainer: TrainerConfig) -> tuple[str, str]:
     """Name the device and the dtype of `resolve_device`. A machine without a GPU's driver need not import PyTorch."""
     if trainer.device == "cpu" or (trainer.device == "auto" and not any(map(os.path.exists, GPU_DRIVERS))):
-        return "cpu", "float32" if trainer.dtype == "auto" else trainer.dtype
+        fast = "bfloat16" if _found(r"\b(avx512_bf16)\b", "/proc/cpuinfo") else "float32"
+        return "cpu", {"auto": "float32", "fast": fast}.get(trainer.dtype, trainer.dtype)
     device, dtype = resolve_device(trainer)
     return device, str(dtype).removeprefix("torch.")
 

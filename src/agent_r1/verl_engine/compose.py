@@ -71,7 +71,7 @@ def computed_settings(config: Config, sources: Sources, device: str) -> dict[str
     """Compute the values that settings.yaml calls `run`: those that are no setting of ours."""
     r, a, v, dtype = config.rollout, config.actor, config.verl, config.trainer.dtype
     cpu, critic, kl = device == "cpu", config.algorithm_has("critic"), a.kl_coef > 0
-    if dtype == "auto":
+    if dtype in ("auto", "fast"):
         dtype = "float32" if cpu else "bfloat16"
     cap = v.tis_cap
     if cap is None:  # in float32 sampler and trainer agree
