@@ -44,11 +44,11 @@ PAYLOADS = [
 
 def run() -> dict[str, Any]:
     folder = home() / "runs" / "laptop-grpo"
-    if not (folder / "checkpoints" / "step_000140").is_dir():
+    if not (folder / "checkpoints" / "step_000220").is_dir():
         for words in (["data"], ["index"], ["cold-start"], ["train", "grpo", "--plain"]):
             command = [sys.executable, "-m", "agent_r1", *words, "--preset", "laptop"]
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    config, checkpoint = from_yaml(folder / "config.yaml"), folder / "checkpoints" / "step_000140"
+    config, checkpoint = from_yaml(folder / "config.yaml"), folder / "checkpoints" / "step_000220"
     data, packed, header = export.pack_page(checkpoint, config)
     steps = header["checkpoints"]
     chat = load_chat(checkpoint / "model")

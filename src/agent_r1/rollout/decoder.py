@@ -160,7 +160,8 @@ class Decoder(nn.Module):
         super().__init__()
         self.shape = shape
         self.recompute = False  # gradient checkpointing: see `trainer.recompute`
-        self.embed = nn.Embedding(shape.vocab_size, shape.hidden_size)
+        # `nn.Embedding(V, D)` would import PyTorch's compiler on the device "meta" (`model_files.py`): one second.
+        self.embed = nn.Embedding.from_pretrained(torch.randn(shape.vocab_size, shape.hidden_size), freeze=False)
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
         self.norm = nn.RMSNorm(shape.hidden_size, eps=shape.rms_norm_eps)
         self.head = None if shape.tied else nn.Linear(shape.hidden_size, shape.vocab_size, bias=False)
