@@ -132,11 +132,12 @@ if [ ${#dry_run[@]} -gt 0 ]; then
 fi
 
 # ---------------------------------------------------------------------------------------------------------- stages
-# Starting Python and PyTorch takes up to two seconds. On a CPU, the stages are collected, and run in one process.
+# Starting Python and PyTorch takes up to two seconds. So the stages of a tiny model are collected, and run in one process.
+# Those of others run one by one, because a process that has ended holds no memory.
 stages=()
 stage() {
     stages+=(${stages[@]+then} "$@")
-    [ "$stack" != gpu ] || run_stages  # a process that has ended holds no GPU memory
+    case "$stack-$preset" in cpu-smoke|cpu-laptop|cpu-*tiny*) ;; *) run_stages ;; esac
 }
 run_stages() {
     [ ${#stages[@]} = 0 ] || "$agent" "${stages[@]}"
