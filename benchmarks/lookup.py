@@ -1,4 +1,4 @@
-"""Count the tokens that prompt lookup would accept in recorded episodes: is speculative decoding worth its passes?
+"""Count the tokens that speculative decoding by prompt lookup would accept in recorded episodes.
 
     python benchmarks/lookup.py runs/pocket-grpo/rollouts/step_*.jsonl
 
