@@ -86,12 +86,11 @@ done
 
 # ----------------------------------------------------------------------------------------------------- environment
 # Pinned packages in a virtual environment. A CPU's are about 1.7 GB, of which PyTorch is 0.75; a GPU's several times that.
+is_tiny() { case "$preset" in smoke|laptop|*tiny*) ;; *) false ;; esac; }
 stack=${AGENT_R1_STACK:-}
 if [ -z "$stack" ]; then
-    case "$preset" in
-        smoke|laptop|pocket|*tiny*) stack=cpu ;;  # also with a GPU, for which they are too small
-        *) if nvidia-smi -L >/dev/null 2>&1; then stack=gpu; else stack=cpu; fi ;;
-    esac
+    # Tiny models and pocket use the CPU also with a GPU, for which they are too small.
+    if is_tiny || [ "$preset" = pocket ] || ! nvidia-smi -L >/dev/null 2>&1; then stack=cpu; else stack=gpu; fi
 fi
 choose_packages
 
@@ -137,7 +136,7 @@ fi
 stages=()
 stage() {
     stages+=(${stages[@]+then} "$@")
-    case "$stack-$preset" in cpu-smoke|cpu-laptop|cpu-*tiny*) ;; *) run_stages ;; esac
+    if [ "$stack" = gpu ] || ! is_tiny; then run_stages; fi
 }
 run_stages() {
     [ ${#stages[@]} = 0 ] || "$agent" "${stages[@]}"

@@ -218,24 +218,25 @@ def test_a_fingerprint_changes_with_all_that_weights_depend_on_and_with_nothing_
     assert fingerprint(base.data, 1) != fingerprint(base.data, 2)
 
 
-def test_a_preset_for_a_cpu_stays_there_on_a_machine_with_a_gpu(monkeypatch):
+def test_a_preset_for_a_cpu_stays_there_on_a_machine_with_a_gpu(monkeypatch, tmp_path):
     """`auto` is bfloat16 on CUDA wherever there is a GPU, and none of their figures was measured so."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     here = [name for name in preset_names() if not load_config(name).verl.gpu]
     assert {"laptop", "smoke", "pocket", "tinyquest", "hotpotqa-tiny"} < set(here)
-    monkeypatch.setattr("torch.cpu.get_capabilities", lambda: {"avx512_bf16": True})
+    pretend_processor(monkeypatch, tmp_path, True)
     assert {resolve_device(load_config(name).trainer) for name in here if name != "pocket"} == {("cpu", torch.float32)}
     assert resolve_device(load_config("pocket").trainer) == ("cpu", torch.bfloat16)
     assert resolve_device(load_config("laptop", ["trainer.device=cuda"]).trainer) == ("cuda", torch.bfloat16)
 
 
+def pretend_processor(monkeypatch, tmp_path, has_bfloat16: bool) -> None:
+    (tmp_path / "cpuinfo").write_text(f"flags : avx512f {'avx512_bf16' if has_bfloat16 else ''}\n")
+    monkeypatch.setattr("agent_r1.ground.device.CPU", tmp_path / "cpuinfo")
+
+
 @pytest.mark.parametrize("has", [True, False])
-def test_fast_is_bfloat16_only_where_the_processor_multiplies_it(monkeypatch, has):
-    """The plan and the run agree, although only one of them asks PyTorch."""
-    monkeypatch.setattr("torch.cpu.get_capabilities", lambda: {"avx512_bf16": has})
-    monkeypatch.setattr(
-        "agent_r1.ground.machine._read", lambda path: "flags : avx512f avx512_bf16\n" if has else "flags : avx2"
-    )
+def test_fast_is_bfloat16_only_where_the_processor_multiplies_it(monkeypatch, tmp_path, has):
+    pretend_processor(monkeypatch, tmp_path, has)
     name = "bfloat16" if has else "float32"
     trainer = load_config("pocket").trainer
     assert resolve_device(trainer) == ("cpu", getattr(torch, name)) and device_names(trainer) == ("cpu", name)

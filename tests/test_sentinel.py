@@ -178,9 +178,9 @@ def test_a_sampler_that_keeps_its_old_weights(chat, monkeypatch):
         policy.stats = SamplerStats()
 
     monkeypatch.setattr(LocalPolicy, "sync", forgets)
-    overrides = ["trainer.dtype=bfloat16", "trainer.steps=10", "actor.lr=0.05"]
+    overrides = ["trainer.dtype=bfloat16", "trainer.steps=10", "actor.lr=0.05", "rollout.samples_per_prompt=128"]
     lines = lines_of(letters_run(chat, monkeypatch, "grpo", *overrides))
-    assert lines[0][SAMPLER_GAP] < 0.1  # rounding, in one row
+    assert lines[0][SAMPLER_GAP] < 0.05  # rounding, in the eight rows that are recomputed
     assert [sign.name for sign in signs(lines) if sign.name == "sampler"]
 
 

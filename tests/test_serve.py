@@ -368,7 +368,7 @@ def test_real_processes_go_when_their_parent_is_killed(trained):
 @pytest.mark.slow
 @real
 def test_a_real_engine_that_is_killed(served, begun):
-    """The last test of `served`: nobody can ask it anything more."""
+    """The last test of `served`: it does not answer any more."""
     pid = served.process.pid
     family = [pid, *children(pid)]
     assert len(family) > 1

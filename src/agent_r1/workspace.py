@@ -1,7 +1,9 @@
 """Locate, make and open the task's artefacts: rows, corpus, index, tools.
 
-This module uses the packages of the task (data, search, tool, env), and knows nothing of models or learning. An
-artefact is named after a fingerprint of everything that it depends on. A stage writes it to a temporary name and
+In: a configuration. Out: a `Workspace`, with the folders of all artefacts. It makes and opens those of the task, with the
+packages data, search, tool and env. It only names those of learning. Next: `app/stages.py` makes them.
+
+An artefact is named after a fingerprint of everything that it depends on. A stage writes it to a temporary name and
 renames it at the end.
 """
 

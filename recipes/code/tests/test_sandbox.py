@@ -404,6 +404,13 @@ def test_a_programs_time_begins_when_it_starts(monkeypatch):
     tool.runner.close()
 
 
+def test_a_remote_sandbox_is_a_setting():
+    with pytest.raises(ConfigError, match="env.sandbox.*choose auto or unconfined"):
+        load_config("smoke", ["env.sandbox=none"])
+    config = load_config("smoke", ["env.sandbox=http://127.0.0.1:9", "env.tools=[python]"])
+    assert isinstance(Workspace(config).load_tools()["python"].runner, SandboxFusion)
+
+
 def test_a_remote_sandbox_that_the_user_has_not_named_is_not_used():
     config = load_config("smoke", ["env.tools=[python]"])
     config.env.sandbox = "http://127.0.0.1:9/stranger"

@@ -9,7 +9,7 @@ from building import row_of, trust
 from judging import stand_in
 from serving import serving
 
-from agent_r1 import Action, AgentR1Error, ConfigError, Hermes, make_env
+from agent_r1 import Action, AgentR1Error, ConfigError, Hermes, load_config, make_env
 from agent_r1_recipes.judge.judge import Judge
 from agent_r1_recipes.judge.settings import JudgeSettings
 
@@ -44,6 +44,12 @@ def test_a_judge_without_a_verdict_pays_and_fines_nobody(judge):
             asyncio.run(Judge(url, "wise").score("Where?", ["Bumvel"], said))
     with pytest.raises(AgentR1Error, match="gives no verdict"):
         asyncio.run(Judge("http://127.0.0.1:9/v1", "wise").score("Where?", ["Bumvel"], "x"))
+
+
+def test_the_reward_and_its_address_go_together():
+    for words in (["env.reward=judge"], ["env.judge_url=http://127.0.0.1:8000/v1"]):
+        with pytest.raises(ConfigError, match="env.reward=judge and env.judge_url=http.* require each other"):
+            load_config("smoke", words)
 
 
 def test_a_judge_that_the_user_has_not_named_is_not_asked():

@@ -10,6 +10,7 @@ import pytest
 from conftest import micro_config
 
 from agent_r1 import (
+    ConfigError,
     Row,
     Sampling,
     StopReason,
@@ -155,6 +156,13 @@ def test_behaviours_come_in_the_proportions_that_were_asked_for(micro, chat):
     loop = make_loop(Watching(chat), chat, micro.tools, micro.config.rollout, micro.config.env)
     demonstrate_rows(micro.rows("cold") * 2, {"good": 3.0, "guess": 1.0, "bad_query": 0.0}, loop, 0, "test")
     assert seen["bad_query"] == 0 and seen["good"] / 240 == pytest.approx(0.75, abs=0.08)
+
+
+def test_an_unknown_behaviour_is_refused(micro, chat):
+    with pytest.raises(
+        ConfigError, match=r"cold_start.behaviours='goood' is unknown \(did you mean 'good'\?\); choose from good"
+    ):
+        make(micro, chat, {"goood": 1.0})
 
 
 def test_the_tokenizer_sees_syllables_and_never_a_name():

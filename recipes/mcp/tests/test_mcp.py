@@ -282,6 +282,21 @@ def test_a_server_that_does_not_come_up(opened, monkeypatch):
         opened("mute")
 
 
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (['env.mcp.f="python \'x"'], "No closing quotation"),
+        (["env.mcp.f=''"], "give the command that starts the server, or its URL"),
+        (["env.mcp.two words=python"], "env.mcp"),
+        (["env.mcp_per_episode=[f]"], "names 'f', which env.mcp lacks; it has no servers"),
+    ],
+)
+def test_settings_that_make_no_sense(overrides, says):
+    with pytest.raises(ConfigError) as refused:
+        load_config("smoke", overrides)
+    assert says in str(refused.value) and "\n" not in str(refused.value)
+
+
 def test_servers_are_named_in_the_settings():
     config = load_config("smoke", ['env.mcp.f="python server.py"', "env.mcp.web=http://127.0.0.1:9/mcp"])
     assert config.env.mcp == {"f": "python server.py", "web": "http://127.0.0.1:9/mcp"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import weakref
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent_r1.config.settings import TrainerConfig
@@ -12,6 +13,7 @@ from agent_r1.ground.errors import ConfigError
 if TYPE_CHECKING:
     import torch  # it takes seconds to import
 
+CPU = Path("/proc/cpuinfo")  # of Linux; elsewhere `fast` is float32 on a CPU
 LOGITS = 1 << 24
 """Logits at a time in a training pass (training/forward.py): all of a tiny model's, or 111 tokens of 150,000 words."""
 SAMPLING_HERE: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
@@ -28,6 +30,10 @@ def resolve_device(trainer: TrainerConfig) -> tuple[str, torch.dtype]:
             code="no_cuda",
         )
     device = ("cuda" if torch.cuda.is_available() else "cpu") if trainer.device == "auto" else trainer.device
-    native = device == "cuda" or (trainer.dtype == "fast" and torch.cpu.get_capabilities().get("avx512_bf16", False))
-    dtype = trainer.dtype if trainer.dtype in ("float32", "bfloat16") else "bfloat16" if native else "float32"
-    return device, getattr(torch, dtype)
+    return device, getattr(torch, dtype_on(device, trainer.dtype))
+
+
+def dtype_on(device: str, dtype: str) -> str:
+    """Resolve `auto` and `fast` to the name of a dtype, without importing PyTorch."""
+    native = device == "cuda" or (dtype == "fast" and CPU.exists() and "avx512_bf16" in CPU.read_text())
+    return dtype if dtype not in ("auto", "fast") else "bfloat16" if native else "float32"

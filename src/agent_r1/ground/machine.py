@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agent_r1.config.settings import TrainerConfig
-from agent_r1.ground.device import resolve_device
+from agent_r1.ground.device import dtype_on, resolve_device
 from agent_r1.ground.errors import first_line
 from agent_r1.ground.hardware import GIB
 
@@ -155,8 +155,7 @@ def torch_sees_gpu() -> bool:
 def device_names(trainer: TrainerConfig) -> tuple[str, str]:
     """Name the device and the dtype of `resolve_device`. A machine without a GPU's driver need not import PyTorch."""
     if trainer.device == "cpu" or (trainer.device == "auto" and not any(map(os.path.exists, GPU_DRIVERS))):
-        fast = "bfloat16" if _found(r"\b(avx512_bf16)\b", "/proc/cpuinfo") else "float32"
-        return "cpu", {"auto": "float32", "fast": fast}.get(trainer.dtype, trainer.dtype)
+        return "cpu", dtype_on("cpu", trainer.dtype)
     device, dtype = resolve_device(trainer)
     return device, str(dtype).removeprefix("torch.")
 

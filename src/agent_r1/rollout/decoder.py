@@ -7,8 +7,8 @@ lives across turns, and a plain causal pass. At half a million parameters the pe
 exceeds the arithmetic. `model_files.py` reads and writes Hugging Face's format; a test compares the logits with
 `transformers`.
 
-Two methods save time, and change only the last bits of results. The last block runs only at positions whose output is
-requested (`at_BA`). Products in float32 on a CPU use oneDNN (`product`).
+Three methods save time, and change only the last bits of results. The last block runs only at positions whose output is
+requested (`at_BA`). On a CPU, products in float32 use oneDNN (`product`), and attention may use plain products (`attend`).
 
 The block (pre-norm; RMSNorm 1910.07467, rotary positions 2104.09864, SwiGLU 2002.05202, grouped queries 2305.13245):
 
@@ -199,10 +199,10 @@ def attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None = None) -> Te
     `visible` [B or 1, 1, A, T] is bool, or added to the scores. Without it, each token sees itself and all before it.
     """
     H, K, A, T = q.shape[1], k.shape[1], q.shape[2], k.shape[2]
-    if A > 1 and (q.dtype is not torch.bfloat16 or q.device.type != "cpu"):
+    if q.device.type != "cpu" or (A > 1 and q.dtype is not torch.bfloat16):
         return F.scaled_dot_product_attention(q, k, v, visible, is_causal=visible is None, enable_gqa=H != K)
-    # Plain products are faster for one query, and three times as fast in bfloat16 on a CPU. The heads that share a key head
-    # are the rows of one matrix.
+    # On a CPU, plain products are faster for one query, and three times as fast in bfloat16. The heads that share a key
+    # head are the rows of one matrix.
     visible = torch.ones(A, T, dtype=torch.bool, device=q.device).tril() if visible is None else visible
     if visible.dtype is torch.bool:
         visible = torch.zeros_like(visible, dtype=q.dtype).masked_fill_(~visible, -torch.inf)

@@ -20,7 +20,7 @@ SAMPLER_GAP = "training/rollout_logprobs_diff_mean"
 """Mean absolute difference of trainer and sampler in a sampled token's log-probability, before any update. Rounding in
 bfloat16 gives .01 to .02."""
 GAP_ROW_STRIDE = 32
-"""In float32, one row in this many is recomputed, to check that sampler and trainer agree."""
+"""One row in this many is recomputed, to check that sampler and trainer agree."""
 
 
 def sampler_gap(batch: Batch, now_BT: Tensor) -> float:
