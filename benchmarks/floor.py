@@ -16,7 +16,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -30,8 +30,10 @@ from book_pictures import ROOT, Drawing
 from common import Setting, load_setting, make_parser, run
 
 from agent_r1.env import make_env
+from agent_r1.ground.device import resolve_device
 from agent_r1.rollout import decoder, kv_cache, model_files, sampler
 from agent_r1.search.index import PassageIndex
+from agent_r1.training import batches
 from agent_r1.training.learner import make_learner
 from agent_r1.training.loop import train
 
@@ -44,7 +46,7 @@ Operation = tuple
 @contextmanager
 def recorded(calls: Counter[Operation]) -> Iterator[None]:
     """Count the operations of the model."""
-    real_product, real_attention = decoder.product, F.scaled_dot_product_attention
+    real_product, real_attention = decoder.product, decoder.attend
     real_decode, real_sample = kv_cache.KVCache.decode, sampler.sample_tokens
 
     def phase() -> str:
@@ -54,9 +56,10 @@ def recorded(calls: Counter[Operation]) -> Iterator[None]:
         calls[phase(), "product", (x.numel() // x.shape[-1], *reversed(weight.shape))] += 1
         return real_product(x, weight, bias)
 
-    def attention(q, k, v, attn_mask=None, **options):
-        calls[phase(), "attention", (*q.shape, *k.shape[1:3], attn_mask is not None)] += 1
-        return real_attention(q, k, v, attn_mask=attn_mask, **options)
+    def attention(q, k, v, visible=None):
+        if q.shape[2] > 1:  # `decode` counts single queries
+            calls[phase(), "attention", (*q.shape, *k.shape[1:3], visible is not None)] += 1
+        return real_attention(q, k, v, visible)
 
     def decode(cache, next_ids):
         s, end = cache.model.shape, int(cache.lengths[: max(next_ids) + 1].max()) + 1
@@ -68,9 +71,11 @@ def recorded(calls: Counter[Operation]) -> Iterator[None]:
         calls[ROLLOUT, "softmax", tuple(logits.shape)] += 1
         return real_sample(logits, *rest)
 
-    places = [(decoder, "product", product), (F, "scaled_dot_product_attention", attention)]
-    places += [(kv_cache.KVCache, "decode", decode), (sampler, "sample_tokens", sample)]
-    with patch.object(*places[0]), patch.object(*places[1]), patch.object(*places[2]), patch.object(*places[3]):
+    places = [(module, "attend", attention) for module in (decoder, kv_cache, batches)]
+    places += [(decoder, "product", product), (sampler, "sample_tokens", sample), (kv_cache.KVCache, "decode", decode)]
+    with ExitStack() as patches:
+        for place in places:
+            patches.enter_context(patch.object(*place))
         yield
 
 
@@ -98,7 +103,7 @@ def alone(phase: str, kind: str, sizes: tuple, dtype: torch.dtype) -> float:
         B, H, A, width, K, T, masked = sizes
         q, k, v = new(B, H, A, width), new(B, K, T, width), new(B, K, T, width)
         mask = torch.ones(A, T, dtype=torch.bool).tril(T - A) if masked else None
-        work = partial(F.scaled_dot_product_attention, q, k, v, mask, is_causal=mask is None, enable_gqa=H != K)
+        work = partial(decoder.attend, q, k, v, mask)
     elif kind == "softmax":
         work = partial(F.log_softmax, torch.randn(sizes, dtype=dtype), dim=-1)
     else:
@@ -138,21 +143,21 @@ def last_step(setting: Setting) -> tuple[Counter[Operation], list[dict], list[li
     return calls, metrics, searches, learner.actor
 
 
-def floor(calls: Counter[Operation], actor: torch.nn.Module, dtype: torch.dtype) -> dict[str, float]:
-    """Add up the times of all operations, by phase and kind, in seconds."""
+def floor(calls: Counter[Operation], actor: torch.nn.Module, updates: int, dtype: torch.dtype) -> dict[str, float]:
+    """Add up the seconds of all operations and of `updates` optimiser steps, by kind."""
     parts: Counter[str] = Counter()
     for (phase, kind, sizes), times in calls.items():
         parts[f"{phase}: {kind}"] += times * alone(phase, kind, sizes, dtype)
     copy = [torch.nn.Parameter(p.detach().clone()) for p in actor.parameters()]
     for p in copy:
         p.grad = torch.zeros_like(p)
-    parts["update: optimiser"] = 2 * seconds(torch.optim.AdamW(copy, fused=True).step)
+    parts["update: optimiser"] = updates * seconds(torch.optim.AdamW(copy, fused=True).step)
     return {name: round(value, 5) for name, value in parts.items()}
 
 
 def segments(line: dict) -> Iterator[tuple[str, float, str]]:
     """Yield the parts of a step in seconds, with their class in the drawing."""
-    step, parts = line["step"], line["floor"]["float32"]
+    step, parts = line["step"], line["floor"][line.get("dtype", "float32")]
     for phase in (UPDATE, ROLLOUT):
         own = {name.partition(": ")[2]: value for name, value in parts.items() if name.startswith(phase)}
         products, attention = own.pop("product"), sum(value for name, value in own.items() if "attention" in name)
@@ -173,7 +178,7 @@ def waterfall(lines: list[str]) -> str:
     d.text(14, 26, "A GRPO step on two cores: operations alone (green), and the time between them (grey)", 16)
     for number, (preset, line) in enumerate(latest.items()):
         top, whole, x = 50 + 290 * number, sum(line["step"].values()), 300.0
-        d.text(14, top + 14, f"{preset}: share of a step", 14)
+        d.text(14, top + 14, f"{preset}, {line.get('dtype', 'float32')}: share of a step", 14)
         for row, (name, value, kind) in enumerate(segments(line)):
             y, width = top + 24 + 22 * row, 520 * value / whole
             d.text(286, y + 13, name, 12, anchor="end")
@@ -198,6 +203,7 @@ def main() -> None:
     line = {
         "preset": arguments.preset,
         "threads": arguments.threads,
+        "dtype": str(resolve_device(setting.config.trainer.device, setting.config.trainer.dtype)[1]).removeprefix("torch."),
         "step": {
             "rollout": mean["gen"] - mean["env"],
             "environment": mean["env"],
@@ -208,7 +214,8 @@ def main() -> None:
             lambda: [index.search(queries, setting.config.search.top_k) for queries in searches]
         ),
         "floor": {
-            str(dtype).removeprefix("torch."): floor(calls, actor, dtype) for dtype in (torch.float32, torch.bfloat16)
+            str(dtype).removeprefix("torch."): floor(calls, actor, setting.config.actor.minibatches, dtype)
+            for dtype in (torch.float32, torch.bfloat16)
         },
     }
     with OUT.open("a") as file:

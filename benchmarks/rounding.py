@@ -26,7 +26,7 @@ def main() -> None:
     real_predict = loop.predict
 
     def predict(learner, reference, batch, *rest):
-        dtype = resolve_device(c.trainer)[1]
+        dtype = resolve_device(c.trainer.device, c.trainer.dtype)[1]
         now_BT = batch_logprobs(learner.actor, batch, c.rollout.temperature, c.trainer.max_tokens_per_microbatch, dtype)
         apart = (now_BT - batch.logprobs_BT)[batch.mask_BT.bool()]
         weights = apart.exp()

@@ -28,7 +28,8 @@ PACKAGE = Path(__file__).parents[1] / "src" / "agent_r1"
 
 RECIPES = PACKAGE.parents[1] / "recipes"
 STOREYS = {
-    "ground": ("core", "ground", "config"),
+    "ground": ("core", "ground"),
+    "settings": ("config",),
     "task": ("data", "search", "tool", "env", "reward", "workspace"),
     "learner": ("rollout", "training"),
     "around": ("verl_engine", "inference", "viewer"),

@@ -224,9 +224,14 @@ def test_a_preset_for_a_cpu_stays_there_on_a_machine_with_a_gpu(monkeypatch, tmp
     here = [name for name in preset_names() if not load_config(name).verl.gpu]
     assert {"laptop", "smoke", "pocket", "tinyquest", "hotpotqa-tiny"} < set(here)
     pretend_processor(monkeypatch, tmp_path, True)
-    assert {resolve_device(load_config(name).trainer) for name in here if name != "pocket"} == {("cpu", torch.float32)}
-    assert resolve_device(load_config("pocket").trainer) == ("cpu", torch.bfloat16)
-    assert resolve_device(load_config("laptop", ["trainer.device=cuda"]).trainer) == ("cuda", torch.bfloat16)
+    assert {resolved(name) for name in here if name != "pocket"} == {("cpu", torch.float32)}
+    assert resolved("pocket") == ("cpu", torch.bfloat16)
+    assert resolved("laptop", "trainer.device=cuda") == ("cuda", torch.bfloat16)
+
+
+def resolved(preset: str, *settings: str) -> tuple[str, torch.dtype]:
+    trainer = load_config(preset, list(settings)).trainer
+    return resolve_device(trainer.device, trainer.dtype)
 
 
 def pretend_processor(monkeypatch, tmp_path, has_bfloat16: bool) -> None:
@@ -239,7 +244,8 @@ def test_fast_is_bfloat16_only_where_the_processor_multiplies_it(monkeypatch, tm
     pretend_processor(monkeypatch, tmp_path, has)
     name = "bfloat16" if has else "float32"
     trainer = load_config("pocket").trainer
-    assert resolve_device(trainer) == ("cpu", getattr(torch, name)) and device_names(trainer) == ("cpu", name)
+    assert resolved("pocket") == ("cpu", getattr(torch, name))
+    assert device_names(trainer.device, trainer.dtype) == ("cpu", name)
 
 
 # ------------------------------------------------------------------------------------------------- owners of settings

@@ -77,7 +77,7 @@ def a_large_machine() -> None:
 
 def main(argv: list[str]) -> int:
     """Run the command line, with the CPU's necessary differences patched in."""
-    device.resolve_device = lambda trainer: (
+    device.resolve_device = lambda device, dtype: (
         "cpu",
         torch.bfloat16,
     )  # where tensors lie; the others import it from there

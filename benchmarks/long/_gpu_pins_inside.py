@@ -116,7 +116,7 @@ def rollout_server(config: Config, model: Path, root: Path) -> dict:
 
 def evaluation_server(config: Config, model: Path) -> dict:
     """Configure the server of `agent-r1 eval` and `chat` with a GPU."""
-    serve.resolve_device = lambda config: ("cuda", torch.bfloat16)
+    serve.resolve_device = lambda device, dtype: ("cuda", torch.bfloat16)
     facts = {}
     for name, gpus in (("chat", 0), ("evaluation", config.verl.ranks)):
         told = serve.options(model, config.rollout, config.trainer, 8000, gpus)

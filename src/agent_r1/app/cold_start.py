@@ -103,7 +103,7 @@ def _teach(paths: Workspace, out: Path) -> str:
     play = own_demonstrations if own_task else plugins.import_object(config.data.facts["teacher"], "data.name")
     chat, copy_rows, mix_rows = play(paths, known)
     if base:
-        device, *precision = resolve_device(config.trainer)
+        device, *precision = resolve_device(config.trainer.device, config.trainer.dtype)
         model = model_files.load_model(base, device)
         model.recompute = config.trainer.recompute
         phases = [("warm", mix_rows, c.warm_steps, c.mix_tokens)]

@@ -120,7 +120,7 @@ def warm_start(check: GpuCheck) -> str:
         raise NotRun("the preset has none (cold_start.warm_steps=0)")
     check.config = changed(check.config, [f"model.path={Workspace(check.config).start_model}"])
     stages.make_cold_start(Workspace(check.config))
-    device, dtype = resolve_device(check.config.trainer)
+    device, dtype = resolve_device(check.config.trainer.device, check.config.trainer.dtype)
     return f"two updates by the local trainer, {str(dtype)[6:]} on {device}"
 
 

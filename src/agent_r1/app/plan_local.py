@@ -81,7 +81,7 @@ def check_free_memory(config: Config) -> None:
     """Raise AgentR1Error if a pretrained model's local run does not fit into free memory."""
     from agent_r1.ground.machine import available_memory, device_names
 
-    device, dtype = device_names(config.trainer)
+    device, dtype = device_names(config.trainer.device, config.trainer.dtype)
     if config.engine != "local" or config.model.path is None:
         return
     free = available_memory()
@@ -118,7 +118,7 @@ def local_plan(config: Config) -> str:
     from agent_r1.ground.machine import device_names, gpu_matmul_rate, matmul_rate
     from agent_r1.workspace import Workspace
 
-    device, dtype = device_names(config.trainer)
+    device, dtype = device_names(config.trainer.device, config.trainer.dtype)
     r, t, networks = config.rollout, config.trainer, 2 if config.algorithm_has("critic") else 1
     shape = local_shape(config)
     parts = local_memory(config, shape, ITEMSIZE[dtype])

@@ -7,7 +7,6 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent_r1.config.settings import TrainerConfig
 from agent_r1.ground.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -20,17 +19,18 @@ SAMPLING_HERE: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
 """Event loops of this process's samplers. `rollout/sampler.py` adds them; `search/coalescer.py` waits in them."""
 
 
-def resolve_device(trainer: TrainerConfig) -> tuple[str, torch.dtype]:
-    """Resolve `auto` and `fast` for this machine. Raises ConfigError if CUDA is requested and missing."""
+def resolve_device(device: str, dtype: str) -> tuple[str, torch.dtype]:
+    """Resolve `auto` and `fast` of the `trainer` settings here. Raises ConfigError if CUDA is requested and missing."""
     import torch
 
-    if trainer.device == "cuda" and not torch.cuda.is_available():
+    if device == "cuda" and not torch.cuda.is_available():
         raise ConfigError(
             "trainer.device=cuda, but PyTorch sees no CUDA GPU; use trainer.device=auto, or run agent-r1 doctor",
             code="no_cuda",
         )
-    device = ("cuda" if torch.cuda.is_available() else "cpu") if trainer.device == "auto" else trainer.device
-    return device, getattr(torch, dtype_on(device, trainer.dtype))
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    return device, getattr(torch, dtype_on(device, dtype))
 
 
 def dtype_on(device: str, dtype: str) -> str:

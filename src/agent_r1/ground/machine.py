@@ -20,7 +20,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent_r1.config.settings import TrainerConfig
 from agent_r1.ground.device import dtype_on, resolve_device
 from agent_r1.ground.errors import first_line
 from agent_r1.ground.hardware import GIB
@@ -152,12 +151,12 @@ def torch_sees_gpu() -> bool:
     return torch.cuda.is_available()
 
 
-def device_names(trainer: TrainerConfig) -> tuple[str, str]:
+def device_names(device: str, dtype: str) -> tuple[str, str]:
     """Name the device and the dtype of `resolve_device`. A machine without a GPU's driver need not import PyTorch."""
-    if trainer.device == "cpu" or (trainer.device == "auto" and not any(map(os.path.exists, GPU_DRIVERS))):
-        return "cpu", dtype_on("cpu", trainer.dtype)
-    device, dtype = resolve_device(trainer)
-    return device, str(dtype).removeprefix("torch.")
+    if device == "cpu" or (device == "auto" and not any(map(os.path.exists, GPU_DRIVERS))):
+        return "cpu", dtype_on("cpu", dtype)
+    device, resolved = resolve_device(device, dtype)
+    return device, str(resolved).removeprefix("torch.")
 
 
 def _found(pattern: str, path: str) -> str | None:

@@ -110,7 +110,7 @@ def open_agent(
 
 
 def _in_process(model: Path, chat: ChatFormat, rollout: RolloutConfig, trainer: TrainerConfig) -> Policy:
-    device, dtype = resolve_device(trainer)
+    device, dtype = resolve_device(trainer.device, trainer.dtype)
     network = load_any(model, device, dtype)
     if not isinstance(network, decoder.Decoder):
         return TransformersPolicy(network, chat.stop_ids)

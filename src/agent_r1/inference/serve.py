@@ -109,7 +109,7 @@ def vllm_server(
 
 def options(model: Path, rollout: RolloutConfig, trainer: TrainerConfig, port: int, gpus: int) -> list[str]:
     """Return vLLM's command-line options."""
-    device, dtype = resolve_device(trainer)
+    device, dtype = resolve_device(trainer.device, trainer.dtype)
     return [
         *("--model", str(model), "--served-model-name", VllmServer.name),
         *("--host", "127.0.0.1", "--port", str(port), "--uvicorn-log-level", "warning"),
@@ -191,7 +191,7 @@ def serve_forever(model: Path, rollout: RolloutConfig, trainer: TrainerConfig, p
 
 def gpus_for(trainer: TrainerConfig) -> int:
     """Count the GPUs for an evaluation: all visible ones, or 0 on a CPU."""
-    return torch.cuda.device_count() if resolve_device(trainer)[0] == "cuda" else 0
+    return torch.cuda.device_count() if resolve_device(trainer.device, trainer.dtype)[0] == "cuda" else 0
 
 
 def vllm_python() -> str:

@@ -85,7 +85,7 @@ def train(
     held-out questions, `save` writes a checkpoint.
     """
     trainer, critic, estimate = config.trainer, config.critic, make_estimator(config)
-    device, dtype = resolve_device(trainer)
+    device, dtype = resolve_device(trainer.device, trainer.dtype)
     sampler_model = learner.actor if dtype is torch.float32 else copy.deepcopy(learner.actor).to(dtype)
     capacity = {"slots": config.rollout.max_concurrent_episodes, "max_context": config.rollout.max_context}
     # `exact` has the trainer's weights, and is evaluated. `policy` samples training episodes: `exact`, unless a setting

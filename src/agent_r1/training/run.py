@@ -58,7 +58,7 @@ def run_training(
     limit = TimeLimit(config.trainer.max_hours, time.time())
     with only_trainer(run):
         open_run(run, config)
-        device, dtype = resolve_device(config.trainer)
+        device, dtype = resolve_device(config.trainer.device, config.trainer.dtype)
         critic = config.critic if config.algorithm_has("critic") else None
         learner = start_learner(run, fingerprint(config), start_model, config.actor, critic, device)
         for network in filter(None, (learner.actor, learner.critic and learner.critic.trunk)):

@@ -49,7 +49,7 @@ class Sources:
 
 def page(config: Config, model: Path, data: Path, run: Path) -> str:
     """Format verl's configuration for `--dry-run`: complete if verl is installed, else our changes."""
-    device = "cuda" if config.verl.gpu else device_names(config.trainer)[0]
+    device = "cuda" if config.verl.gpu else device_names(config.trainer.device, config.trainer.dtype)[0]
     ours = overrides(config, Sources(model, run / "verl" / "train.parquet", data / "val.parquet", run), device)
     if installed("verl") is None:
         return (

@@ -62,7 +62,7 @@ UNVERIFIED = (
 
 def train_with_verl(run: RunDir, config: Config, start_model: Path, resume: bool, plain: bool) -> Path:
     """Train to the end, with `resume` from the newest checkpoint; return the last checkpoint's folder."""
-    device, _ = resolve_device(config.trainer)
+    device, _ = resolve_device(config.trainer.device, config.trainer.dtype)
     check_runnable(config, device, start_model)
     with only_trainer(run), only_one_here():
         open_run(run, config)
